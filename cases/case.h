@@ -52,9 +52,9 @@ typedef struct assay_case {
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
-    int64_t sketch_above; /* gradients of larger weights are held as sketches (docs/sketches.md); 0: none is */
-    int64_t drawn_above;  /* weights of more elements are in no golden: the seed draws them; 0: all are in it */
-    int64_t only_layer;   /* of a stack the one layer that is evaluated, from 0; -1: all of them */
+    int64_t sketch_above;        /* gradients of larger weights are held as sketches (docs/sketches.md); 0: none is */
+    int64_t drawn_above;         /* weights of more elements are in no golden: the seed draws them; 0: all are in it */
+    int64_t only_layer;          /* of a stack the one layer that is evaluated, from 0; -1: all of them */
     assay_text_list gradients;   /* default: all */
     assay_text_list checkpoints; /* default: none */
     assay_text_list profiles;    /* default: f64, f32, bf16, f16 */

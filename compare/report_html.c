@@ -237,8 +237,8 @@ static bool write_tensor(FILE *out, int number, int i, bool open, const assay_te
     write_text(out, r->spec.path);
     fprintf(out, "</code> <span class=\"soft\">%s", shape);
     if (r->compared && r->spec.type != ASSAY_INT32 && !r->exact) {
-        fprintf(out, ", RMS %.3g, element %.3g beyond its rounding, row %.3g of its threshold", r->rms_ratio, r->worst_beyond,
-                r->worst_row);
+        fprintf(out, ", RMS %.3g, element %.3g beyond its rounding, row %.3g of its threshold", r->rms_ratio,
+                r->worst_beyond, r->worst_row);
     }
     fprintf(out, "</span></summary>");
     if (r->message[0] != '\0') {

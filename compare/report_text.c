@@ -99,8 +99,9 @@ static void write_table(FILE *out, const assay_report *report, const assay_repor
     fprintf(out, "\n  %-*s  %-*s  %-13s  %-14s  %9s  %9s  %9s  %9s\n", c.name, "tensor", c.shape, "shape", "type",
             "verdict", "RMS/scale", "element", "row", "statistic");
     for (int i = 0; i < report->count; i++) write_tensor(out, &report->tensors[i], style, c);
-    fprintf(out, "  element: the worst error beyond the rounding of the result, as a multiple of what is allowed beyond it\n"
-                 "  row, statistic: the worst as a multiple of its threshold; in each column above 1 fails\n");
+    fprintf(out,
+            "  element: the worst error beyond the rounding of the result, as a multiple of what is allowed beyond it\n"
+            "  row, statistic: the worst as a multiple of its threshold; in each column above 1 fails\n");
 }
 
 static void write_excess(FILE *out, double excess)

@@ -198,7 +198,8 @@ static assay_status write_all_given(assay_context *ctx, file_sink *sink, const a
     const assay_sink file = {.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     const assay_sink out = assay_ranks_sink(ctx, &file);
     given_chunks g = {.source = source, .out = &out};
-    const assay_pieces pieces = {.self = &g, .count = list_chunks(sink->plan, source, golden, NULL), .work = write_chunk};
+    const assay_pieces pieces = {
+        .self = &g, .count = list_chunks(sink->plan, source, golden, NULL), .work = write_chunk};
     void *chunks = NULL;
     TRY(assay_alloc(ctx, "list of what is given", pieces.count, sizeof *g.chunks, &chunks));
     TRY(assay_alloc_f64(ctx, "a chunk of what is given", CHUNK, &g.values));

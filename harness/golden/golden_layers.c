@@ -182,8 +182,7 @@ cleanup:
 static bool wants_backward(const assay_plan *plan)
 {
     bool wants = false;
-    for (int i = 0; i < plan->spec_count; i++)
-        wants |= plan->specs[i].role == ASSAY_ROLE_GRADIENT;
+    for (int i = 0; i < plan->spec_count; i++) wants |= plan->specs[i].role == ASSAY_ROLE_GRADIENT;
     return wants;
 }
 

@@ -91,7 +91,7 @@ assay_status assay_require_all_values(assay_context *ctx, const assay_case *c, c
 /* For operations without error scales of their own. */
 bool assay_every_case(const assay_case *c);
 
-/* Large gradients of the list become sketches, where the case asks for them (sketched_run.c). */
+/* Large gradients of the list become sketches, where the case asks for them (sketched_run.h). */
 assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
 
 bool assay_wants(const assay_sink *out, const char *path);
