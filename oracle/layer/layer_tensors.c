@@ -169,7 +169,7 @@ assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, in
 static bool wants_boundary(const stack_run *run, int64_t layer, char path[ASSAY_PATH_SIZE])
 {
     path_of(run, layer, BOUNDARY, assay_remat_names[ASSAY_REMAT_DECODER_LAYER_INPUT], path);
-    return !run->config->single && run->out->wants(run->out->self, path);
+    return !run->config->single && run->config->batch_split_factor == 0 && run->out->wants(run->out->self, path);
 }
 
 assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, const double *dx)
