@@ -1,6 +1,7 @@
 /* Plans: every case of the catalogue has one, and what is no case is refused before anything is computed. */
 #include <math.h>
 
+#include "harness/sketch/sketch.h"
 #include "harness/tests/harness_test.h"
 
 static void check_entry(const assay_tensor_entry *entry)
@@ -29,6 +30,13 @@ static void check_partner(const assay_tensor_list *list, const assay_tensor_spec
     } else if (spec->role == ASSAY_ROLE_GRADIENT) {
         snprintf(partner, sizeof partner, "%s", strchr(spec->path, '/') + 1);
     } else {
+        return;
+    }
+    char whole[ASSAY_PATH_SIZE];
+    assay_sketch_whole_path(spec->path, whole, NULL);
+    for (int i = 0; i < list->sketched_count && whole[0] != '\0'; i++) {
+        if (strcmp(list->sketched[i].path, whole) != 0) continue;
+        check_partner(list, &list->sketched[i]);
         return;
     }
     const assay_tensor_entry *other = assay_tensor_list_find(list, partner);
