@@ -64,8 +64,8 @@ static assay_status do_case(assay_context *ctx, const assay_each *each, int i, o
 
 static assay_status take_outcome(assay_context *ctx, const assay_each *each, int i, const outcome *o)
 {
-    fwrite(o->error, 1, o->error_size, stderr);
-    fwrite(o->text, 1, o->text_size, stdout);
+    if (o->error != NULL) fwrite(o->error, 1, o->error_size, stderr);
+    if (o->text != NULL) fwrite(o->text, 1, o->text_size, stdout);
     fflush(stdout);
     if (o->status != ASSAY_OK) return assay_fail(ctx, o->status, "%s", o->message);
     return each->take == NULL ? ASSAY_OK : each->take(ctx, each->self, i, o->result, o->result_size);

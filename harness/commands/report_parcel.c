@@ -6,7 +6,7 @@
 void assay_report_pack(const assay_report *report, FILE *out)
 {
     fwrite(report, sizeof *report, 1, out);
-    fwrite(report->tensors, sizeof *report->tensors, (size_t)report->count, out);
+    if (report->count > 0) fwrite(report->tensors, sizeof *report->tensors, (size_t)report->count, out);
     for (int i = 0; i < report->unknown_count; i++) fwrite(report->unknown[i], strlen(report->unknown[i]) + 1, 1, out);
     for (int i = 0; report->pictures != NULL && i < report->count; i++) {
         fputc(report->pictures[i] != NULL, out);
