@@ -23,7 +23,7 @@ LEFT_OUT = [
     (r"\bctest\b|explain_sweep|assay-bench", "tests and measurements"),
     (r"[A-Z]{4,}[./ ]|[A-Z]{4,}$|\[--|\.\.\.|CASE\b", "a synopsis"),
     (r"\bpip\b|--prefix|apt|\bdocker\b|\bpodman\b|find_package|dpkg|git clone", "installs something"),
-    (r"6[57]1b|true.size|h5py.org", "of true size"),
+    (r"6[57]1b|true.size|model\.h5 --layer|layer40|h5py.org", "of true size"),
     (r"Mixtral-8x7B", "a checkpoint that the reader has"),
     (r"/tmp/examples|\$PREFIX", "of an installed assay: tests/install.sh"),
 ]
