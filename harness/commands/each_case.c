@@ -53,8 +53,9 @@ static assay_status do_case(assay_context *ctx, const assay_each *each, int i, o
         stdout = out;
         stderr = err;
     }
-    const bool kept = (text == NULL || fclose(text) == 0) & (error == NULL || fclose(error) == 0) &
-                      (result == NULL || fclose(result) == 0);
+    bool kept = text == NULL || fclose(text) == 0;
+    kept &= error == NULL || fclose(error) == 0;
+    kept &= result == NULL || fclose(result) == 0;
     return status == ASSAY_OK && !kept ? no_memory(ctx) : status;
 }
 

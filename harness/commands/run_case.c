@@ -157,7 +157,10 @@ static assay_status judge(assay_context *ctx, const assay_options *options, cons
         const assay_status status = assay_golden_write(ctx, &p->plan, r->golden, NULL, options->quiet);
         RETURN_IF(status != ASSAY_OK, status);
     }
+    assay_ranks *const ranks = ctx->ranks;
+    ctx->ranks = NULL; /* the verdict, and what it evaluates, is the first rank's */
     const assay_status status = compare_files(ctx, options, &p->profile, r);
+    ctx->ranks = ranks;
     if (status != ASSAY_BAD_INPUT) return status;
     /* of the two files the candidate is the one that others wrote */
     r->end.outcome = ASSAY_OUTCOME_FAILED;
