@@ -153,11 +153,14 @@ cleanup:
     return status;
 }
 
-/* The golden is made when the backend is done. */
-static assay_status judge(assay_context *ctx, const assay_options *options, const case_plan *p, assay_case_run *r)
+/* The golden is made when the backend is done, by all ranks. */
+static assay_status judge(assay_context *ctx, const assay_options *options, const case_plan *p, assay_ranks *ranks,
+                          assay_case_run *r)
 {
     if (r->stored == NULL) {
+        ctx->ranks = ranks;
         const assay_status status = assay_golden_write(ctx, &p->plan, r->golden, NULL, options->quiet);
+        ctx->ranks = NULL;
         RETURN_IF(status != ASSAY_OK, status);
     }
     const assay_status status = compare_files(ctx, options, &p->profile, r);
@@ -182,7 +185,9 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
 {
     assay_status status;
     case_plan p = {0};
+    assay_ranks *const ranks = ctx->ranks;
     if (!assay_ranks_is_first(ctx)) return help_with_golden(ctx, options, r);
+    ctx->ranks = NULL; /* request, backend and verdict are the first rank's */
     TRY(name_files(ctx, options, r));
     TRY(plan_case(ctx, options, r->c, r->stored, &p));
     TRY(write_request(ctx, options, &p, r->request));
@@ -195,7 +200,7 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
                                      .folder = r->folder,
                                      .timeout = options->timeout};
     TRY(assay_backend_execute(ctx, &call, &r->end));
-    if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, r));
+    if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, ranks, r));
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", r->c->name);
     snprintf(r->report.op, sizeof r->report.op, "%s", r->c->op);
     if (r->end.outcome != ASSAY_OUTCOME_DONE) {
@@ -211,6 +216,7 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
                                 sizeof r->report.reproduce);
     }
 cleanup:
+    ctx->ranks = ranks;
     case_plan_free(&p);
     if (options->keep == NULL && r->folder[0] != '\0') assay_backend_remove_folder(r->folder);
     return status;
