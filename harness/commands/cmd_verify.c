@@ -193,8 +193,9 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
             printf(", recomputed bit for bit");
         }
         if (found->error_model[0] != '\0') {
-            printf(" but for error scales (of error model %s, here they are of %s)", found->error_model,
-                   ASSAY_ERROR_MODEL);
+            printf(
+                " but for error scales (of error model %s, here they are of %s) and 2^-44 of a tensor's largest number",
+                found->error_model, ASSAY_ERROR_MODEL);
         }
         if (found->golden && found->layers == 0) print_certified(found);
         printf("\n");

@@ -219,14 +219,10 @@ static double sum_error(const assay_context *ctx, int64_t count, const double *a
 static double mean_error(const assay_context *ctx, int64_t experts, const double *p, const double *d, int64_t count,
                          const int32_t *places)
 {
-    int64_t top = 0;
     double beyond = -1.0;
     if (ctx->arithmetic->round == NULL) return 0.0;
-    for (int64_t e = 0; e < experts; e++) {
-        beyond += p[e];
-        if (p[e] > p[top]) top = e;
-    }
-    return sum_error(ctx, count, p, d, places) + beyond * d[top];
+    for (int64_t e = 0; e < experts; e++) beyond += p[e];
+    return sum_error(ctx, count, p, d, places) + beyond * assay_center_reference(d, p, 1.0, experts);
 }
 
 /* The load-balance part: the gradient of what selects, or, for gemma4, of the scores (which its probabilities are). */

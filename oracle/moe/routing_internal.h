@@ -29,6 +29,9 @@ void assay_routing_scores(const assay_context *ctx, double *scores, double *sele
                           const double *bias, int64_t experts, const assay_routing_rule *rule);
 /* y = softmax(x); y may be x. */
 void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int64_t count);
+/* What assay_center takes off every d[i] first: the d of the largest p, since d - mean cancels where that has nearly all the
+ * weight; 0 where it has little, since the differences cancel there. */
+double assay_center_reference(const double *d, const double *p, double divisor, int64_t count);
 /* d[i] -= sum over j of p[j] / divisor * d[j]; the p[j] / divisor add up to 1 - missing. */
 void assay_center(double *d, const double *p, double divisor, double missing, int64_t count);
 

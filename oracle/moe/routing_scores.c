@@ -37,15 +37,20 @@ void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int
     for (int64_t i = 0; i < count; i++) y[i] /= sum;
 }
 
-void assay_center(double *d, const double *p, double divisor, double missing, int64_t count)
+double assay_center_reference(const double *d, const double *p, double divisor, int64_t count)
 {
+    enum { MOST = 8 }; /* where the largest has a share of 1 / MOST, either way loses up to three bits */
     int64_t top = 0;
-    double mean = 0.0;
     for (int64_t i = 1; i < count; i++) {
         if (p[i] > p[top]) top = i;
     }
-    /* Differences to the gradient of the largest first: where it has nearly all the weight, d - mean would cancel. */
-    const double reference = d[top];
+    return p[top] / divisor * MOST < 1.0 ? 0.0 : d[top];
+}
+
+void assay_center(double *d, const double *p, double divisor, double missing, int64_t count)
+{
+    const double reference = assay_center_reference(d, p, divisor, count);
+    double mean = 0.0;
     for (int64_t i = 0; i < count; i++) d[i] -= reference;
     for (int64_t i = 0; i < count; i++) mean = fma(p[i] / divisor, d[i], mean);
     for (int64_t i = 0; i < count; i++) d[i] = d[i] - mean + reference * missing;
@@ -56,6 +61,7 @@ static void apply_score_func(const assay_context *ctx, double *scores, const dou
 {
     if (score_func == ASSAY_SCORE_SOFTMAX) {
         assay_softmax_row(ctx, scores, x, experts);
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, experts, scores);
     } else if (score_func == ASSAY_SCORE_NONE) {
         for (int64_t e = 0; e < experts; e++) scores[e] = x[e];
     } else {

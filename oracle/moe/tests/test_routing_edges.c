@@ -107,6 +107,40 @@ TEST(test_one_expert_divided)
     }
 }
 
+/* Softmax over 38 experts of which one is chosen: each gradient is accurate, whether its probability is near 1 or small. */
+TEST(test_gradient_of_one_probability_of_many)
+{
+    enum { EXPERTS = 38 };
+    static const double ADVANTAGE[] = {0.2, 0.5, 1.5, 3.0, 20.0};
+    for (size_t i = 0; i < sizeof ADVANTAGE / sizeof *ADVANTAGE; i++) {
+        assay_routing_config config = plain_config();
+        config.num_experts = EXPERTS;
+        config.num_experts_per_tok = 1;
+        config.family = ASSAY_ROUTER_DEEPSEEK2;
+        config.score_func = ASSAY_SCORE_SOFTMAX;
+        config.routed_scaling_factor = 1.0;
+        double logits[EXPERTS], d_logits[EXPERTS];
+        long double shares[EXPERTS], others = 0;
+        for (int e = 0; e < EXPERTS; e++) logits[e] = e == 24 ? ADVANTAGE[i] : 0.01 * e - 0.2;
+        for (int e = 0; e < EXPERTS; e++) shares[e] = expl((long double)logits[e]);
+        for (int e = 0; e < EXPERTS; e++) others += e == 24 ? 0 : shares[e];
+        const long double sum = others + shares[24];
+        const double d_weight = 0.3;
+        const assay_routing_inputs in = {.logits = logits};
+        assay_context ctx = assay_context_default(1);
+        assay_routing r;
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+        assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, &r, &in, &config));
+        for (int e = 0; e < EXPERTS; e++) {
+            const long double p = shares[e] / sum;
+            const double expected = (double)(d_weight * p * (e == 24 ? others : -shares[24]) / sum);
+            assert_close(&d_logits[e], &expected, 1, 3e-15, 0.0);
+        }
+        assay_routing_free(&r);
+    }
+}
+
 static void assert_refused(assay_context *ctx, assay_status status, const char *const *parts)
 {
     assert_int_equal(status, ASSAY_BAD_INPUT);

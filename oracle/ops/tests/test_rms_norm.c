@@ -265,3 +265,21 @@ TEST(test_normalised_rows_are_rounded_before_the_gradient_of_the_scale)
     assay_rms_norm_backward(&ctx, NULL, dscale, dy, x, NULL, &rstd, 1, 4);
     for (int i = 0; i < 4; i++) assert_true(dscale[i] == x[i]);
 }
+
+/* One column: x rstd is 1 but for epsilon, so that a kernel which keeps it rounded has a gradient of 0. */
+TEST(test_normalised_rows_are_rounded_before_the_gradient_of_x)
+{
+    const double x[] = {1.5}, dy[] = {1.25}, scale[] = {1}, rstd = 0.999 / 1.5;
+    assay_emulation emulation = {.storage = ASSAY_BFLOAT16, .multiply = ASSAY_BFLOAT16, .nearest = true};
+    assay_context ctx = assay_context_default(1);
+    double dx;
+    assay_rms_norm_backward(&ctx, &dx, NULL, dy, x, scale, &rstd, 1, 1);
+    assert_close(&dx, &(double){rstd * dy[0] * (1 - 0.999 * 0.999)}, 1, 1e-12, 0.0);
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &emulation;
+    assay_rms_norm_backward(&ctx, &dx, NULL, dy, x, scale, &rstd, 1, 1);
+    assert_true(dx == 0);
+    emulation.nearest = false;
+    assay_rms_norm_backward(&ctx, &dx, NULL, dy, x, scale, &rstd, 1, 1);
+    assert_true(dx != 0); /* the first of the two forms does not keep it */
+}
