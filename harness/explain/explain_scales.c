@@ -50,7 +50,7 @@ static void grow(const assay_trial *t, const assay_tensor *golden, const assay_t
     const int64_t width = assay_tensor_width(golden);
     const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
     const double unit = assay_dtype_unit_roundoff(t->profile->storage);
-    const double relative = size > 0.0 ? error / size : assay_case_is_exact(t->plan->c) ? 0.0 : unit;
+    const double relative = size > 0.0 ? error / size : assay_plan_is_exact(t->plan) ? 0.0 : unit;
     for (int64_t row = 0; row + width <= golden->count; row += width) {
         const double before = rms_of(golden->values + row, width), after = rms_of(mutated->values + row, width);
         const double factor = before > 0.0 && after > before ? after / before : 1.0;

@@ -145,7 +145,14 @@ const assay_tensor_spec *assay_plan_asked(const assay_plan *plan, int index)
     return spec;
 }
 
+bool assay_plan_is_exact(const assay_plan *plan)
+{
+    bool scaled = false;
+    for (int p = 0; p < plan->precision_count; p++) scaled |= plan->precisions[p].scaled.block > 0;
+    return assay_case_is_exact(plan->c) && !scaled;
+}
+
 bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *spec)
 {
-    return spec->role == ASSAY_ROLE_ERROR_SCALE && assay_case_is_exact(plan->c);
+    return spec->role == ASSAY_ROLE_ERROR_SCALE && assay_plan_is_exact(plan);
 }

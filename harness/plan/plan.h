@@ -55,6 +55,9 @@ assay_order assay_plan_order(const assay_plan *plan);
 int assay_plan_find(const assay_plan *plan, const char *path);
 /* What a backend is asked for in the place of specs[index]: itself, the whole gradient for one tensor of its sketch, NULL for the others and for what no backend gives. */
 const assay_tensor_spec *assay_plan_asked(const assay_plan *plan, int index);
+/* Whether every correct implementation has the golden's numbers before they are stored: the case is an exact one, and none of its
+ * profiles scales operands by blocks, which does not keep whole numbers. */
+bool assay_plan_is_exact(const assay_plan *plan);
 /* Whether it is an error scale of an exact case. */
 bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *spec);
 

@@ -10,7 +10,7 @@
 
 int assay_ensemble_members(const assay_plan *plan)
 {
-    if (assay_case_is_exact(plan->c)) return 0;
+    if (assay_plan_is_exact(plan)) return 0;
     return plan->operation->flops(plan->c, true) < SMALL_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
 }
 

@@ -13,7 +13,7 @@
 /* As a reader of the file will find them. */
 static void store(const assay_plan *plan, const assay_tensor_set *results)
 {
-    const bool exact = assay_case_is_exact(plan->c);
+    const bool exact = assay_plan_is_exact(plan);
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         if (tensor->values == NULL || !assay_tensor_is_complete(tensor)) continue;

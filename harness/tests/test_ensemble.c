@@ -360,6 +360,13 @@ TEST_WITH(test_nothing_more_is_run_than_is_wanted, trial_setup, trial_teardown)
     assay_tensor_set_free(&t->results.set);
 
     memset(&told, 0, sizeof told);
+    t->plan.precisions[0].scaled.block = 128; /* blocks have scales that are no powers of two */
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_true(told.runs > 1);
+    assay_tensor_set_free(&t->results.set);
+    t->plan.precisions[0].scaled.block = 0;
+
+    memset(&told, 0, sizeof told);
     t->c.tags.count = 0;
     told.flops = 1e9;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
