@@ -114,6 +114,20 @@ static void gate(const assay_context *ctx, const pass *p)
     }
 }
 
+/* Columns of equal weights next to each other have equal values, which err alike: in a sum over n such each counts n times. */
+static void weigh_alike(const pass *p, const double *value, int64_t ld, double *variance)
+{
+    for (int64_t row = 0; row < p->rows; row++) {
+        const double *v = value + row * ld;
+        double *errors = variance + row * p->hidden;
+        for (int64_t first = 0, end = 0; first < p->hidden; first = end) {
+            while (end < p->hidden && v[end] == v[first] && errors[end] == errors[first]) end++;
+            if (end == first) end++; /* NaN */
+            for (int64_t i = first; end > first + 1 && i < end; i++) errors[i] *= (double)(end - first);
+        }
+    }
+}
+
 static assay_status forward(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
@@ -127,6 +141,9 @@ static assay_status forward(assay_context *ctx, const pass *p)
     gate(ctx, p);
     copy_out(p, p->v->h, p->hidden, p->vh);
     store(p, p->size, p->r->h, p->vh);
+    weigh_alike(p, p->r->h, p->hidden, p->vh);
+    weigh_alike(p, p->r->a, p->r->ld, p->va); /* for the gradients */
+    weigh_alike(p, p->r->b, p->r->ld, p->vb);
     if (p->v->y != NULL) {
         const assay_matmul_args args =
             assay_product_ab(p->v->y, p->r->h, w->w[ASSAY_MLP_WO], p->rows, p->dim, p->hidden);
@@ -146,6 +163,7 @@ static assay_status hidden_gradient(assay_context *ctx, const pass *p)
     TRY(assay_propagate_product(ctx, p->precision, false, &args, p->run->variance_dy, NULL));
     copy_out(p, p->v->gradients.dh, p->hidden, p->vdh);
     store(p, p->size, p->dh, p->vdh);
+    weigh_alike(p, p->dh, p->hidden, p->vdh);
 cleanup:
     return status;
 }

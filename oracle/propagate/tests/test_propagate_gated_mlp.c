@@ -251,6 +251,38 @@ TEST(test_every_term_where_the_gate_is_a_product)
     mlp_problem_free(&p);
 }
 
+/* Hidden values of equal weights have one error, whose share of y is (sum wo)^2 at most: five such count five times each. */
+TEST(test_columns_that_are_alike_err_alike)
+{
+    const assay_precision stores = {.storage = 0.01};
+    const assay_gated_mlp_config config = {
+        .rows = 1, .emb_dim = 3, .mlp_dim = 5, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}};
+    assay_context ctx = assay_context_default(1);
+    mlp_problem p;
+    mlp_results variance;
+    mlp_problem_make(&ctx, &p, &config, false, ASSAY_FLOAT64, 4);
+    for (int i = 0; i < 15; i++) {
+        p.part[MLP_WI_0][i] = p.part[MLP_WI_0][i / 5 * 5];
+        p.part[MLP_WI_1][i] = p.part[MLP_WI_1][i / 5 * 5];
+    }
+    mlp_problem_run(&ctx, &p);
+    mlp_results_make(&variance, &p);
+    propagate(&ctx, &stores, &p, false, &variance);
+    const double of_h = square(0.01 * p.r.h[0]) * 3; /* a, b and h are stored */
+    for (int d = 0; d < 3; d++) {
+        double expected = 0, sum = 0;
+        for (int j = 0; j < 5; j++) {
+            const double w = p.w.w[ASSAY_MLP_WO][j * 3 + d];
+            expected += 5 * square(w) * of_h;
+            sum += w;
+        }
+        assert_close(&variance.y[d], &expected, 1, 1e-12, 0);
+        assert_true(variance.y[d] >= square(sum) * of_h);
+    }
+    mlp_results_free(&variance);
+    mlp_problem_free(&p);
+}
+
 /* Values of a kink and of exact zeros: finite, not negative, 0 where nothing can go wrong. */
 TEST(test_exact_zeros_have_no_error)
 {
