@@ -59,7 +59,9 @@ static assay_status read_all(assay_context *ctx, const char *path)
     TRY(assay_fixture_open(ctx, path, &reader));
     TRY(assay_alloc_f64(ctx, "values of the file", CHUNK, &values));
     for (int i = 0; i < assay_fixture_count(reader); i++) {
-        status = read_dataset(ctx, reader, assay_fixture_spec(reader, i), values);
+        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
+        if (assay_fixture_recipe(reader, spec->path) != NULL) continue; /* nothing of it is in the file */
+        status = read_dataset(ctx, reader, spec, values);
         if (status == ASSAY_NO_MEMORY) goto cleanup;
     }
     status = ASSAY_OK; /* a dataset that cannot be read is that dataset's finding */

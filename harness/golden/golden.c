@@ -145,12 +145,13 @@ static int64_t stored_bytes(const assay_plan *plan, const assay_source *source, 
 
 /* Opens the file and declares what is given, and the results where they are wanted. */
 static assay_status begin(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
-                          const char *kind, bool results)
+                          const char *partial, const char *kind, bool results)
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
     assay_recipe recipe;
-    TRY(assay_fixture_create(ctx, path, &sink->writer));
+    TRY(partial == NULL ? assay_fixture_create(ctx, path, &sink->writer)
+                        : assay_fixture_create_kept(ctx, path, partial, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
@@ -257,12 +258,13 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
     return status;
 }
 
-static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path)
+static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
+                                 const char *partial)
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
-    TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
-    TRY(begin(ctx, sink, source, path, "golden", true));
+    if (partial == NULL) TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
+    TRY(begin(ctx, sink, source, path, partial, "golden", true));
     TRY(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
     TRY(set_profiles(ctx, sink->writer, plan));
     if (plan->null_left_out[0] != '\0') {
@@ -274,7 +276,7 @@ cleanup:
 }
 
 assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan, const char *path,
-                                     const assay_source *source, const assay_golden_evaluator *evaluator, bool quiet)
+                                     const assay_source *source, assay_golden_evaluator *evaluator, bool quiet)
 {
     assay_status status;
     file_sink sink = {.plan = plan};
@@ -283,7 +285,8 @@ assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan,
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
     TRY(alloc_written(ctx, &sink));
-    if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path));
+    if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path, evaluator->partial));
+    evaluator->writer = sink.writer;
     TRY(write_all_given(ctx, &sink, source, true));
     TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
 cleanup:
@@ -303,7 +306,7 @@ static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *p
 assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                      const assay_source *source, bool quiet)
 {
-    const assay_golden_evaluator evaluator = {.evaluate = evaluate};
+    assay_golden_evaluator evaluator = {.evaluate = evaluate};
     return assay_golden_write_with(ctx, plan, path, source, &evaluator, quiet);
 }
 
@@ -338,7 +341,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
     }
     TRY(alloc_written(ctx, &sink));
     TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, false)));
-    TRY(begin(ctx, &sink, source, path, "request", false));
+    TRY(begin(ctx, &sink, source, path, NULL, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source, false));
 cleanup:

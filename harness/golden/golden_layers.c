@@ -3,12 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fixtures/files.h"
 #include "harness/golden/golden_finite.h"
 #include "harness/golden/golden_internal.h"
 #include "harness/golden/journal.h"
 #include "harness/golden/layer_run.h"
+#include "harness/golden/moved_part.h"
 #include "harness/operations/op_support.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
@@ -225,18 +227,28 @@ cleanup:
     return status;
 }
 
+/* Parts on their way into the golden. */
+typedef struct mover {
+    const maker *m;
+    assay_moving moving;
+    assay_golden_evaluator evaluator;
+} mover;
+
 /* A part into the golden; `last`: what it passed on is a result of the stack. */
-static assay_status copy_part(assay_context *ctx, const maker *m, int64_t layer, bool backward, const assay_sink *out)
+static assay_status move_part(assay_context *ctx, const mover *v, int64_t layer, bool backward, const assay_sink *out)
 {
     assay_status status;
     assay_fixture_reader *part = NULL;
-    const bool last = layer == (backward ? 0 : m->layers - 1);
-    TRY(assay_journal_read(ctx, &m->journal, layer, backward, &part));
+    const bool last = layer == (backward ? 0 : v->m->layers - 1);
+    const char *stays = last && out->wants(out->self, passed_on(backward)) ? NULL : passed_on(backward);
+    TRY(assay_journal_read(ctx, &v->m->journal, layer, backward, &part));
     for (int i = 0; i < assay_fixture_count(part); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(part, i);
-        if (strcmp(spec->path, passed_on(backward)) == 0 && !(last && out->wants(out->self, spec->path))) continue;
+        if (assay_is_moved_table(spec->path) || (stays != NULL && strcmp(spec->path, stays) == 0)) continue;
         TRY(copy_dataset(ctx, part, spec, out));
     }
+    TRY(assay_moving_copy(ctx, &v->moving, part, out));
+    TRY(assay_moving_note(ctx, &v->moving, part, layer, backward, stays, v->evaluator.writer));
 cleanup:
     assay_fixture_close(part);
     return status;
@@ -257,25 +269,68 @@ cleanup:
     return status;
 }
 
-static assay_status copy_parts(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
+static assay_status move_parts(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
                                const assay_sink *out, bool quiet)
 {
     assay_status status = ASSAY_OK;
-    const maker *m = self;
+    const mover *v = self;
+    const int64_t layers = v->m->layers;
     const bool backward = wants_backward(plan);
     (void)source;
     (void)quiet;
-    for (int64_t layer = 0; layer < m->layers; layer++) TRY(copy_part(ctx, m, layer, false, out));
-    for (int64_t layer = m->layers - 1; backward && layer >= 0; layer--) TRY(copy_part(ctx, m, layer, true, out));
+    for (int64_t layer = 0; layer < layers; layer++) TRY(move_part(ctx, v, layer, false, out));
+    for (int64_t layer = layers - 1; backward && layer >= 0; layer--) TRY(move_part(ctx, v, layer, true, out));
     TRY(write_report(ctx, plan, out));
 cleanup:
     return status;
+}
+
+static assay_status join_parts(assay_context *ctx, const maker *m, const char *path)
+{
+    assay_status status;
+    char partial[ASSAY_JOURNAL_PATH];
+    mover v = {.m = m};
+    TRY(assay_moving_begin(ctx, &v.moving, &m->journal, m->plan, m->layers));
+    assay_moving_path(&v.moving, partial);
+    v.evaluator = (assay_golden_evaluator){.self = &v, .evaluate = move_parts, .partial = partial};
+    TRY(assay_golden_write_with(ctx, m->plan, path, m->given, &v.evaluator, true));
+cleanup:
+    return status;
+}
+
+/* Beside the numbers once, and what the journal has of them already: a part that is moved is there twice. */
+static assay_status require_disk(assay_context *ctx, maker *m, const char *path)
+{
+    const int64_t there = assay_journal_bytes(&m->journal, m->layers);
+    int64_t largest = 0;
+    for (int64_t part = 0; part < 2 * m->layers; part++) {
+        int64_t bytes = 0;
+        for (int i = 0; i < m->plan->spec_count; i++) {
+            const assay_tensor_spec *spec = &m->plan->specs[i];
+            if (!assay_is_of_layer(spec, part / 2, part % 2 == 1)) continue;
+            bytes += assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
+        }
+        if (bytes > largest) largest = bytes;
+    }
+    const assay_status status = assay_require_disk(ctx, path, m->plan->file_bytes + largest - there);
+    if (status != ASSAY_OK && there == 0) assay_journal_remove(ctx, &m->journal, m->layers);
+    return status;
+}
+
+/* Stopped when the golden was in its place, and the journal not gone. */
+static assay_status is_finished(assay_context *ctx, const maker *m, const char *path, bool *finished)
+{
+    const assay_status status = assay_moving_is_over(ctx, &m->journal, m->layers, finished);
+    if (status != ASSAY_OK || !*finished || access(path, F_OK) == 0) return status;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: what was done is in %s, which is gone: remove the journal",
+                      m->journal.folder, path);
 }
 
 assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *plan, const char *path, bool quiet)
 {
     assay_status status;
     assay_inputs inputs = {0};
+    bool finished = false;
     maker m = {.plan = plan, .journal = {.lock = -1}};
     TRY(assay_layers_check(ctx, plan, "--resume", &m.layers));
     if (plan->certify || plan->mutants) {
@@ -283,15 +338,17 @@ assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *pla
         goto cleanup;
     }
     TRY(assay_require_memory(ctx, plan->c->name, assay_layers_memory(plan, m.layers)));
-    TRY(assay_require_disk(ctx, path, 2 * plan->file_bytes));
     TRY(assay_inputs_open_plan(ctx, &inputs, plan, NULL));
     const assay_source source = assay_inputs_source(&inputs);
     m.given = &source;
     TRY(assay_journal_open(ctx, &m.journal, path, plan));
-    TRY(alloc(ctx, &m));
-    TRY(make_parts(ctx, &m, quiet));
-    const assay_golden_evaluator evaluator = {.self = &m, .evaluate = copy_parts};
-    TRY(assay_golden_write_with(ctx, plan, path, &source, &evaluator, true));
+    TRY(is_finished(ctx, &m, path, &finished));
+    if (!finished) {
+        TRY(require_disk(ctx, &m, path));
+        TRY(alloc(ctx, &m));
+        TRY(make_parts(ctx, &m, quiet));
+        TRY(join_parts(ctx, &m, path));
+    }
     TRY(assay_journal_remove(ctx, &m.journal, m.layers));
 cleanup:
     assay_journal_close(&m.journal);

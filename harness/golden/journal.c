@@ -25,6 +25,11 @@ void assay_journal_part(const assay_journal *journal, int64_t layer, bool backwa
              layer);
 }
 
+void assay_journal_results(const assay_journal *journal, int number, char path[ASSAY_JOURNAL_PATH])
+{
+    snprintf(path, ASSAY_JOURNAL_PATH, "%s/results-%d", journal->folder, number);
+}
+
 /* What parts that go together have in common. */
 static assay_status identity_of(assay_context *ctx, const assay_plan *plan, char **text)
 {
@@ -116,9 +121,30 @@ void assay_journal_close(assay_journal *journal)
     journal->lock = -1;
 }
 
+int64_t assay_journal_bytes(const assay_journal *journal, int64_t layers)
+{
+    enum { BLOCK = 512 };
+    int64_t bytes = 0;
+    char path[ASSAY_JOURNAL_PATH];
+    struct stat info;
+    for (int64_t part = 0; part < 2 * layers; part++) {
+        assay_journal_part(journal, part / 2, part % 2 == 1, path);
+        if (stat(path, &info) == 0) bytes += (int64_t)info.st_blocks * BLOCK;
+    }
+    for (int number = 0; number < ASSAY_MOST_RESULTS; number++) {
+        assay_journal_results(journal, number, path);
+        if (stat(path, &info) == 0) bytes += (int64_t)info.st_blocks * BLOCK;
+    }
+    return bytes;
+}
+
 assay_status assay_journal_remove(assay_context *ctx, assay_journal *journal, int64_t layers)
 {
     char path[ASSAY_JOURNAL_PATH];
+    for (int number = 0; number < ASSAY_MOST_RESULTS; number++) {
+        assay_journal_results(journal, number, path);
+        if (unlink(path) != 0 && errno != ENOENT) return io_error(ctx, path);
+    }
     for (int64_t part = 0; part < 2 * layers; part++) {
         assay_journal_part(journal, part / 2, part % 2 == 1, path);
         if (unlink(path) != 0 && errno != ENOENT) return io_error(ctx, path);

@@ -104,8 +104,11 @@ prints 'FAIL  other.h5: .*the file has .*, recomputing gives'
 for name in seed digest scale; do
   expect 1 verify $name.h5 --quiet
   prints "FAIL  $name.h5: .*weights/wi_0 was changed: its digest is"
-  refuses 'weights/wi_0 was changed' compare $name.h5 full.h5
 done
+# who judges by a golden draws what is not as its case says; the rest only verify draws
+for name in seed scale; do refuses 'weights/wi_0 was changed' compare $name.h5 full.h5; done
+expect 0 compare digest.h5 full.h5 --precision bf16
+expect 0 compare redrawn.h5 full.h5 --precision bf16
 expect 1 verify missing.h5 --quiet
 prints 'FAIL  missing.h5: weights/wi_0 is missing'
 

@@ -1,6 +1,9 @@
 /* A stack's golden made a layer at a time is the golden of the stack, however often the work was stopped; what its layers
  * are checked against; gradients that are held as digests. */
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "harness/golden/journal.h"
 #include "harness/golden/layer_golden.h"
@@ -119,6 +122,144 @@ TEST_IN_FOLDER(what_is_stopped_goes_on)
     assay_cases_free(c, 1);
 }
 
+static void remove_journal(const char *path)
+{
+    char journal[JOURNAL_SIZE];
+    journal_of(path, journal);
+    folder_count(journal, true);
+    rmdir(journal);
+}
+
+/* Bytes on the disk of all in a folder. */
+static int64_t disk_of(const char *path)
+{
+    int64_t bytes = 0;
+    DIR *folder = opendir(path);
+    if (folder == NULL) return 0;
+    for (const struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        char name[2 * TEST_PATH_SIZE];
+        struct stat info;
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        if (stat(name, &info) == 0 && S_ISREG(info.st_mode)) bytes += (int64_t)info.st_blocks * 512;
+    }
+    closedir(folder);
+    return bytes;
+}
+
+/* In a process that the system kills as soon as a file has more than `limit` bytes: whether it went to the end. */
+static bool write_layers_within(const assay_case *c, const char *path, int64_t limit)
+{
+    int status = 0;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        assay_context ctx = assay_context_default(1);
+        const struct rlimit most = {(rlim_t)limit, (rlim_t)limit}, no_core = {0, 0};
+        setrlimit(RLIMIT_CORE, &no_core);
+        setrlimit(RLIMIT_FSIZE, &most);
+        signal(SIGXFSZ, SIG_DFL);
+        _exit(write_layers(&ctx, c, path) == ASSAY_OK ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status)) assert_int_equal(WEXITSTATUS(status), 0);
+    if (WIFSIGNALED(status)) assert_int_equal(WTERMSIG(status), SIGXFSZ);
+    return WIFEXITED(status);
+}
+
+#define LARGER BOUNDARIES ";base_emb_dim=256;base_moe_mlp_dim=64;drawn_above=100"
+
+/* The largest file is the golden, which grows while parts are moved into it. */
+TEST_IN_FOLDER(killed_while_parts_are_moved)
+{
+    static const struct {
+        const char *ending;
+        int steps, moving; /* of how many at least are while parts are moved */
+    } forms[] = {{"h5", 12, 4}, {"npz", 4, 1}, {"safetensors", 4, 1}};
+    assay_context ctx = assay_context_default(1);
+    struct stat whole;
+    assay_case *c = case_named("deepseek_stack/tiny-4-layers", LARGER);
+    assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
+    assert_int_equal(stat(folder->other, &whole), 0);
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        char path[TEST_PATH_SIZE], journal[JOURNAL_SIZE], results[2 * JOURNAL_SIZE];
+        int moving = 0;
+        int64_t most = 0;
+        snprintf(path, sizeof path, "%s/killed.%s", folder->path, forms[i].ending);
+        journal_of(path, journal);
+        snprintf(results, sizeof results, "%s/results-0", journal);
+        for (int64_t limit = whole.st_size / 3;; limit += whole.st_size / forms[i].steps) {
+            if (write_layers_within(c, path, limit)) break;
+            assert_int_equal(access(path, F_OK), -1);
+            moving += access(results, F_OK) == 0;
+            const int64_t bytes = disk_of(journal);
+            most = bytes > most ? bytes : most;
+        }
+        assert_true(moving > forms[i].moving);
+        assert_true(most > whole.st_size / 2 && most < whole.st_size * 5 / 3); /* with every part twice it is 2 */
+        assert_same_golden(path, folder->other, "after many kills");
+        assert_int_equal(access(journal, F_OK), -1);
+    }
+    assay_cases_free(c, 1);
+}
+
+static void kill_while_moving(const assay_case *c, const char *path, char results[2 * JOURNAL_SIZE])
+{
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    char journal[JOURNAL_SIZE];
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_false(write_layers_within(c, path, plan.file_bytes * 2 / 3));
+    journal_of(path, journal);
+    snprintf(results, 2 * JOURNAL_SIZE, "%s/results-0", journal);
+    assert_int_equal(access(results, F_OK), 0);
+    assay_plan_free(&plan);
+}
+
+TEST_IN_FOLDER(damage_where_parts_were_moved_is_refused)
+{
+    assay_context ctx = assay_context_default(1);
+    char results[2 * JOURNAL_SIZE];
+    assay_case *c = case_named("deepseek_stack/tiny-4-layers", LARGER);
+    kill_while_moving(c, folder->file, results);
+    size_t size = 0;
+    unsigned char *bytes = bytes_of(results, &size);
+    for (size_t i = size / 8; i < size; i += 64) bytes[i] ^= 1;
+    FILE *file = fopen(results, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+    free(bytes);
+    assert_int_equal(write_layers(&ctx, c, folder->file), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "is damaged: its digest is another");
+    assert_int_equal(truncate(results, 4096), 0);
+    assert_int_equal(write_layers(&ctx, c, folder->file), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "what the journal has of it is cut short");
+    assert_int_equal(access(folder->file, F_OK), -1);
+    remove_journal(folder->file);
+    assay_cases_free(c, 1);
+}
+
+/* Killed when the golden had its name, and the journal was there still. */
+TEST_IN_FOLDER(what_is_finished_is_not_made_again)
+{
+    assay_context ctx = assay_context_default(1);
+    char results[2 * JOURNAL_SIZE], journal[JOURNAL_SIZE];
+    struct stat before, after;
+    assay_case *c = case_named("deepseek_stack/tiny-4-layers", LARGER);
+    kill_while_moving(c, folder->file, results);
+    assert_int_equal(rename(results, folder->other), 0);
+    assert_int_equal(write_layers(&ctx, c, folder->file), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "which is gone: remove the journal");
+    assert_int_equal(rename(folder->other, folder->file), 0);
+    assert_int_equal(stat(folder->file, &before), 0);
+    assert_ok(&ctx, write_layers(&ctx, c, folder->file));
+    assert_int_equal(stat(folder->file, &after), 0);
+    assert_true(before.st_ino == after.st_ino && before.st_size == after.st_size);
+    journal_of(folder->file, journal);
+    assert_int_equal(access(journal, F_OK), -1);
+    assay_cases_free(c, 1);
+}
+
 /* Leaves the journal of a run that memory ran out for. */
 static void stop_in_the_middle(const assay_case *c, const char *path)
 {
@@ -131,14 +272,6 @@ static void stop_in_the_middle(const assay_case *c, const char *path)
         if (access(part, F_OK) == 0) break;
     }
     assay_fail_allocation(-1);
-}
-
-static void remove_journal(const char *path)
-{
-    char journal[JOURNAL_SIZE];
-    journal_of(path, journal);
-    folder_count(journal, true);
-    rmdir(journal);
 }
 
 TEST_IN_FOLDER(another_journal_is_refused)

@@ -1,10 +1,11 @@
 #include "oracle/base/dtype_loops.inc"
 
-const assay_dtype_kernels assay_dtype_scalar = {round_loop, encode_loop, decode_loop};
+const assay_dtype_kernels assay_dtype_scalar = {round_loop, encode_loop, decode_loop, decode_past_loop};
 
 /* Chosen here, not by ctx->isa: there is no context, and the bits are the same. */
 static const assay_dtype_kernels *kernels(void)
 {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return &assay_dtype_avx512;
     return __builtin_cpu_supports("avx2") ? &assay_dtype_avx2 : &assay_dtype_scalar;
 }
 
@@ -159,5 +160,15 @@ void assay_dtype_decode(assay_dtype type, int64_t count, const void *bytes, doub
     } else {
         const assay_dtype_grid grid = assay_dtype_grid_of(type == ASSAY_TFLOAT32 ? ASSAY_FLOAT32 : type);
         kernels()->decode(&grid, count, bytes, x);
+    }
+}
+
+void assay_dtype_decode_past(assay_dtype type, int64_t count, const void *bytes, double *x)
+{
+    if (type == ASSAY_FLOAT64 || type == ASSAY_INT32) {
+        assay_dtype_decode(type, count, bytes, x);
+    } else {
+        const assay_dtype_grid grid = assay_dtype_grid_of(type == ASSAY_TFLOAT32 ? ASSAY_FLOAT32 : type);
+        kernels()->decode_past(&grid, count, bytes, x);
     }
 }

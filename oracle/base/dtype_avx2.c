@@ -1,3 +1,3 @@
 #include "oracle/base/dtype_loops.inc"
 
-const assay_dtype_kernels assay_dtype_avx2 = {round_loop, encode_loop, decode_loop};
+const assay_dtype_kernels assay_dtype_avx2 = {round_loop, encode_loop, decode_loop, decode_past_loop};

@@ -22,9 +22,10 @@ typedef struct assay_dtype_kernels {
     void (*round)(const assay_dtype_grid *grid, int64_t count, const double *x, double *y); /* y may be x */
     void (*encode)(const assay_dtype_grid *grid, int64_t count, const double *x, void *bytes);
     void (*decode)(const assay_dtype_grid *grid, int64_t count, const void *bytes, double *x);
+    void (*decode_past)(const assay_dtype_grid *grid, int64_t count, const void *bytes, double *x); /* the caches */
 } assay_dtype_kernels;
 
 extern const assay_dtype_kernels assay_dtype_scalar; /* for every machine */
-extern const assay_dtype_kernels assay_dtype_avx2;
+extern const assay_dtype_kernels assay_dtype_avx2, assay_dtype_avx512;
 
 #endif

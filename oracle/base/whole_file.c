@@ -104,6 +104,23 @@ cleanup:
     return status;
 }
 
+assay_status assay_whole_file_create_kept(assay_context *ctx, const char *path, const char *partial,
+                                          assay_whole_file *file)
+{
+    assay_status status;
+    *file = (assay_whole_file){.descriptor = -1, .kept = true};
+    TRY(check_target(ctx, path));
+    file->path = strdup(path);
+    file->partial = strdup(partial);
+    if (file->path == NULL || file->partial == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory", path));
+    file->descriptor = open(partial, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file->descriptor < 0) TRY(assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", partial, strerror(errno)));
+    file->named = true;
+cleanup:
+    if (status != ASSAY_OK) assay_whole_file_abandon(file);
+    return status;
+}
+
 static assay_status fail_to_write(assay_context *ctx, const assay_whole_file *file)
 {
     return assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", file->path, strerror(errno));
@@ -139,7 +156,7 @@ cleanup:
 
 void assay_whole_file_abandon(assay_whole_file *file)
 {
-    if (file->named) unlink(file->partial);
+    if (file->named && !file->kept) unlink(file->partial);
     if (file->path != NULL && file->descriptor >= 0) close(file->descriptor);
     free(file->partial);
     free(file->path);

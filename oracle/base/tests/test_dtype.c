@@ -511,6 +511,37 @@ TEST(flush_to_zero_changes_nothing)
 }
 #endif
 
+static void decode_past(assay_dtype type, int64_t count, const void *bytes, double *x)
+{
+    if (by_public_functions(type)) {
+        assay_dtype_decode_past(type, count, bytes, x);
+    } else {
+        const assay_dtype_grid grid = assay_dtype_grid_of(type == ASSAY_TFLOAT32 ? ASSAY_FLOAT32 : type);
+        body->decode_past(&grid, count, bytes, x);
+    }
+}
+
+TEST(past_the_caches_come_the_same_numbers)
+{
+    enum { MOST = 3000, ROOM = MOST + 16 };
+    static unsigned char bytes[ROOM * sizeof(double)];
+    static double plain[ROOM], past[ROOM];
+    uint64_t seed = 3;
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)test_bits(&seed);
+    for (int type = 0; type < ASSAY_DTYPE_COUNT; type++) {
+        for (int shift = 0; shift < 9; shift++) {
+            const int64_t counts[] = {0, 1, 7, 513, 1024, MOST};
+            for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+                assay_fill_nan(plain, ROOM);
+                assay_fill_nan(past, ROOM);
+                decode((assay_dtype)type, counts[i], bytes, plain + shift);
+                decode_past((assay_dtype)type, counts[i], bytes, past + shift);
+                assert_same_bits(past, plain, ROOM);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     int failed = assay_run_tests("public functions");
@@ -519,6 +550,10 @@ int main(void)
     if (__builtin_cpu_supports("avx2")) {
         body = &assay_dtype_avx2;
         failed += assay_run_tests("AVX2");
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+        body = &assay_dtype_avx512;
+        failed += assay_run_tests("AVX-512");
     }
     return failed;
 }
