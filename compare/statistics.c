@@ -185,7 +185,7 @@ static inline __attribute__((always_inline)) void add_to_row(assay_statistics_pa
     piece p;
     const int64_t to_lane_0 = -pass->column & (ASSAY_LANES - 1), head = to_lane_0 < count ? to_lane_0 : count;
     const int64_t whole = head + (count - head) / ASSAY_LANES * ASSAY_LANES;
-    assay_statistics_sums sums = pass->sums;
+    assay_statistics_sums *sums = &pass->sums;
     measure(count, golden, candidate, inverse, &p);
     if (pass->shape.rank > 0 && pass->squares[pass->shape.rank - 1] != NULL) {
         double *squares = pass->squares[pass->shape.rank - 1] + pass->column;
@@ -193,11 +193,10 @@ static inline __attribute__((always_inline)) void add_to_row(assay_statistics_pa
         for (int64_t i = 0; i < count; i++) squares[i] += p.r[i] * p.r[i];
         for (int64_t i = 0; i < count; i++) counts[i] += p.counts[i];
     }
-    for (int64_t i = 0; i < head; i++) add_element(&sums, &p, i, (pass->column + i) & (ASSAY_LANES - 1));
-    add_whole(&sums, &p, head, whole, 0);
-    add_whole(&sums, &p, head, whole, HALF);
-    for (int64_t i = whole; i < count; i++) add_element(&sums, &p, i, i - whole);
-    pass->sums = sums;
+    for (int64_t i = 0; i < head; i++) add_element(sums, &p, i, (pass->column + i) & (ASSAY_LANES - 1));
+    add_whole(sums, &p, head, whole, 0);
+    add_whole(sums, &p, head, whole, HALF);
+    for (int64_t i = whole; i < count; i++) add_element(sums, &p, i, i - whole);
     pass->column += count;
 }
 

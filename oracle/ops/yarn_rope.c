@@ -69,24 +69,26 @@ static quad correction(const assay_rope_config *config, double rotations)
 }
 
 /* Where the ramp from high frequencies (kept) to low ones (interpolated) begins and ends. */
-static void ramp_range(const assay_rope_config *config, quad *low, quad *high)
+typedef struct ramp_range {
+    quad low, high;
+} ramp_range;
+
+static ramp_range ramp_range_of(const assay_rope_config *config)
 {
-    *low = correction(config, config->beta_fast);
-    *high = correction(config, config->beta_slow);
+    if (!config->yarn) return (ramp_range){0};
+    quad low = correction(config, config->beta_fast), high = correction(config, config->beta_slow);
     if (config->truncate) {
-        *low = floorq(*low);
-        *high = ceilq(*high);
+        low = floorq(low);
+        high = ceilq(high);
     }
-    *low = fmaxq(*low, 0);
-    *high = fminq(*high, config->dim - 1);
+    return (ramp_range){.low = fmaxq(low, 0), .high = fminq(high, config->dim - 1)};
 }
 
-static quad frequency(const assay_rope_config *config, int64_t i)
+static quad frequency(const assay_rope_config *config, const ramp_range *range, int64_t i)
 {
     const quad exponent = -2 * (quad)i / config->dim, base = powq(config->rope_max_timescale, exponent);
-    quad low, high;
+    const quad low = range->low, high = range->high;
     if (!config->yarn) return base;
-    ramp_range(config, &low, &high);
     const bool empty = low == high || (config->pairwise && low > high); /* pairwise is the batch-split model */
     const quad width = empty ? (quad)1 / 1000 : high - low;
     const quad ramp = fminq(fmaxq((i - low) / width, 0), 1);
@@ -95,7 +97,8 @@ static quad frequency(const assay_rope_config *config, int64_t i)
 
 void assay_rope_frequencies(double *frequencies, const assay_rope_config *config)
 {
-    for (int64_t i = 0; i < config->dim / 2; i++) frequencies[i] = (double)frequency(config, i);
+    const ramp_range range = ramp_range_of(config);
+    for (int64_t i = 0; i < config->dim / 2; i++) frequencies[i] = (double)frequency(config, &range, i);
 }
 
 static double attention_factor(const assay_rope_config *config)
@@ -125,9 +128,10 @@ void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *
                        const assay_rope_config *config)
 {
     const int64_t half = config->dim / 2;
+    const ramp_range range = ramp_range_of(config);
     quad frequencies[ASSAY_ROPE_DIM_MAX / 2];
     for (int64_t i = 0; i < half; i++) {
-        frequencies[i] = frequency(config, i);
+        frequencies[i] = frequency(config, &range, i);
         frequencies[i] += rounding_of(ctx, (double)frequencies[i]);
     }
 #pragma omp parallel for num_threads(ctx->threads)
