@@ -45,6 +45,7 @@ assay_status bench_matmul(assay_context *ctx, bench_report *report);
 assay_status bench_streams(assay_context *ctx, bench_report *report);
 assay_status bench_draws(assay_context *ctx, bench_report *report);
 assay_status bench_moe(assay_context *ctx, bench_report *report);
+assay_status bench_torch(assay_context *ctx, bench_report *report);
 assay_status bench_attention(assay_context *ctx, bench_report *report);
 assay_status bench_ensemble(assay_context *ctx, bench_report *report);
 assay_status bench_fixtures(assay_context *ctx, bench_report *report);

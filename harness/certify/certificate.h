@@ -41,6 +41,7 @@ typedef struct assay_certificate_scope {
     bool outputs, gradients; /* gradients: false too where the golden has none, or the budget is 0 */
     spec_budget budget;      /* its seed is the case's */
     int64_t probes;
+    double seconds;     /* about what it takes on one core, all of it */
     char left_out[128]; /* why not all: "needs about 12 min; ask with --budget N"; else empty */
 } assay_certificate_scope;
 

@@ -169,7 +169,7 @@ static spec_quad error_scale_along(const gradient *g, const probe *p)
 typedef struct measurement {
     probe *p;
     moved_inputs above, below;
-    spec_quad step, noise, wider;
+    spec_quad step, wider;
     bool first, done;
 } measurement;
 
@@ -181,7 +181,6 @@ static assay_status start(assay_context *ctx, const probing *all, probe *p, meas
     *m = (measurement){.p = p, .first = true};
     if (p->index >= 0 && !g->directions && finiteq(g->origin[p->index])) size = fmaxq(size, fabsq(g->origin[p->index]));
     m->step = ldexpq(size, -32);
-    m->noise = ldexpq(all->base.size, -100) / m->step; /* some thousand roundings of L */
     TRY(alloc_moved(ctx, all, p, &m->above));
     TRY(alloc_moved(ctx, all, p, &m->below));
     move(g, p, m->step, &m->above);
@@ -204,23 +203,23 @@ static void judge(const probing *all, measurement *m, spec_quad above, spec_quad
     probe *p = m->p;
     const gradient *g = &all->gradients[p->gradient];
     const spec_quad derivative = (above - below) / (2 * m->step);
+    const spec_quad noise = ldexpq(all->base.size, -100) / m->step; /* some thousand roundings of L */
     const spec_quad jump = fabsq(above - 2 * all->base.value + below) / m->step;
     p->scale = fmaxq(p->index >= 0 ? g->magnitude : g->norm, fabsq(derivative));
-    m->done = !(jump > small * p->scale + m->noise);
+    m->done = !(jump > small * p->scale + noise);
     if (m->done) {
         p->computed = along(g, p);
         p->derivative = derivative;
         p->error = fabsq(p->computed - derivative);
-        if (p->error <= m->noise) p->error = 0;
+        if (p->error <= noise) p->error = 0;
         p->allowed = fmaxq(SPEC_ALLOWED_RELATIVE * p->scale, SPEC_ALLOWED_SCALES * error_scale_along(g, p));
         return;
     }
-    p->kink = (!m->first && jump > m->wider / 4 + m->noise) || 16 * m->noise > SPEC_ALLOWED_RELATIVE * p->scale;
+    p->kink = (!m->first && jump > m->wider / 4 + noise) || 16 * noise > SPEC_ALLOWED_RELATIVE * p->scale;
     m->done = p->kink;
     m->first = false;
     m->wider = jump;
     m->step /= 16;
-    m->noise *= 16;
     move(g, p, m->step, &m->above);
     move(g, p, -m->step, &m->below);
 }
@@ -272,7 +271,7 @@ static assay_status run_probes(assay_context *ctx, const probing *all)
 
 /* One step of the measurements that are not done: their inputs above and below, after those that nothing is moved of,
  * whose rows the others mostly share. */
-static assay_status step_together(assay_context *ctx, const probing *all, measurement *measurements, int64_t count)
+static assay_status step_together(assay_context *ctx, probing *all, measurement *measurements, int64_t count)
 {
     assay_status status;
     const int64_t most = 2 * count + 1;
@@ -286,6 +285,7 @@ static assay_status step_together(assay_context *ctx, const probing *all, measur
         in[evaluated++] = measurements[i].below.tensors;
     }
     TRY(all->operation->evaluate_many(ctx, all->config, evaluated, in, out));
+    TRY(sum_up(ctx, &in[0], &out[0], &all->base));
     for (int64_t i = 0, at = 1; i < count; i++) {
         weighted_sum above, below;
         if (measurements[i].done) continue;
@@ -302,7 +302,7 @@ cleanup:
     return status;
 }
 
-static assay_status run_together(assay_context *ctx, const probing *all, probe *probes, int64_t count)
+static assay_status run_together(assay_context *ctx, probing *all, probe *probes, int64_t count)
 {
     assay_status status = ASSAY_OK;
     int64_t done = 0, started = 0;
@@ -326,7 +326,7 @@ static int64_t bytes_of(const probing *all, const probe *p)
     return 2 * (int64_t)sizeof(spec_quad) * (all->gradients[p->gradient].count + all->results);
 }
 
-static assay_status run_probes_together(assay_context *ctx, const probing *all)
+static assay_status run_probes_together(assay_context *ctx, probing *all)
 {
     for (int64_t first = 0, count; first < all->probe_count; first += count) {
         int64_t bytes = bytes_of(all, &all->probes[first]);
@@ -468,12 +468,12 @@ assay_status spec_certify_gradients(assay_context *ctx, const spec_operation *op
 {
     assay_status status;
     probing all = {.operation = operation, .config = config, .in = in, .budget = budget};
+    const bool together = operation->evaluate_many != NULL && are_large(in);
     for (int i = 0; i < in->count; i++) {
         if (spec_has_prefix(in->items[i].path, "cotangents/")) all.results += assay_shape_count(&in->items[i].shape);
     }
-    TRY(evaluate_loss(ctx, operation, config, in, &all.base));
+    if (!together) TRY(evaluate_loss(ctx, operation, config, in, &all.base)); /* else the first of each pass */
     TRY(collect(ctx, &all, computed));
-    const bool together = operation->evaluate_many != NULL && are_large(in);
     TRY(together ? run_probes_together(ctx, &all) : run_probes(ctx, &all));
     for (int i = 0; i < all.gradient_count; i++) TRY(conclude(ctx, &all, i, certificates));
 cleanup:

@@ -9,7 +9,6 @@
 enum {
     ROWS = 1024, /* that are made at a time */
     COLUMNS = 256,
-    LEAST_ROWS = 4, /* fewer are not worth slicing w for */
     LEAST_COLUMNS = 4,
     LOW_LEVELS = 3 /* that are added in one integer */
 };
@@ -256,7 +255,7 @@ assay_status spec_multiply_sliced(assay_context *ctx, const spec_product *produc
 assay_status spec_multiply(assay_context *ctx, const spec_product *p)
 {
     const double work = (double)p->m * (double)p->n * (double)p->k;
-    if (p->m >= LEAST_ROWS && p->n >= LEAST_COLUMNS && work >= LEAST_WORK) {
+    if (p->n >= LEAST_COLUMNS && work >= LEAST_WORK) {
         return spec_multiply_sliced(ctx, p, &assay_arithmetic_reference);
     }
     spec_multiply_scalar(ctx, p);
