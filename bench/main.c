@@ -1,5 +1,6 @@
 /* assay-bench [SECTION...]: how fast the oracle is, against what the same machine does otherwise at the same time. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "bench/bench.h"
@@ -35,6 +36,16 @@ static int usage(const char *unknown)
     return 2;
 }
 
+/* The instruction set of $ASSAY_ISA, for OpenBLAS as well, unless its own variable says otherwise: it is loaded later. */
+static assay_status choose_isa(assay_context *ctx)
+{
+    const assay_status status = assay_isa_from_environment(ctx);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (ctx->isa == ASSAY_ISA_AVX2 && setenv("OPENBLAS_CORETYPE", "Haswell", 0) != 0)
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for OPENBLAS_CORETYPE");
+    return ASSAY_OK;
+}
+
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
@@ -42,6 +53,10 @@ int main(int argc, char **argv)
     assay_keep_freed_memory(); /* as the program does */
     for (int i = 1; i < argc; i++) {
         if (section_named(argv[i]) == NULL) return usage(argv[i]);
+    }
+    if (choose_isa(&ctx) != ASSAY_OK) {
+        fprintf(stderr, "assay-bench: %s\n", ctx.message);
+        return 2;
     }
     printf("assay-bench: instruction set %s; two kinds of work in turn, medians, ratio of each pair\n",
            assay_isa_name(ctx.isa));
