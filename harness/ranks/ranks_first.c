@@ -144,21 +144,6 @@ assay_status first_rank_start(assay_context *ctx, assay_rank_group *group)
     return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory, or no thread, for %zu ranks", size);
 }
 
-void first_rank_stop(assay_rank_group *group)
-{
-    first_rank *f = &group->first;
-    pthread_mutex_lock(&f->lock);
-    f->stopping = true;
-    pthread_mutex_unlock(&f->lock);
-    if (f->started) pthread_join(f->thread, NULL);
-    pthread_mutex_destroy(&f->lock);
-    pthread_cond_destroy(&f->arrived);
-    free(f->wishes);
-    free(f->over);
-    free(f->queues);
-    free(f->owners);
-}
-
 static void drop_queues(assay_rank_group *group)
 {
     first_rank *f = &group->first;
@@ -171,6 +156,22 @@ static void drop_queues(assay_rank_group *group)
         f->queues[rank] = (put_queue){0};
     }
     f->queued = 0;
+}
+
+void first_rank_stop(assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    pthread_mutex_lock(&f->lock);
+    f->stopping = true;
+    pthread_mutex_unlock(&f->lock);
+    if (f->started) pthread_join(f->thread, NULL);
+    if (f->queues != NULL) drop_queues(group);
+    pthread_mutex_destroy(&f->lock);
+    pthread_cond_destroy(&f->arrived);
+    free(f->wishes);
+    free(f->over);
+    free(f->queues);
+    free(f->owners);
 }
 
 static bool all_are_through(const assay_rank_group *group, int64_t session)
