@@ -16,24 +16,35 @@ assay_status rank_lost(assay_context *ctx)
     return assay_fail(ctx, ASSAY_IO, "a message to or from another rank was lost");
 }
 
+static int64_t part_of(int64_t bytes, int64_t first)
+{
+    return bytes - first < LONGEST_MESSAGE ? bytes - first : LONGEST_MESSAGE;
+}
+
+static bool all_is_well(assay_rank_group *group, bool well)
+{
+    if (!well) group->lost = true;
+    return well;
+}
+
 bool rank_send(assay_rank_group *group, int to, int tag, const void *data, int64_t bytes)
 {
     bool sent = true;
     for (int64_t first = 0; sent && first < bytes; first += LONGEST_MESSAGE) {
-        const int64_t part = bytes - first < LONGEST_MESSAGE ? bytes - first : LONGEST_MESSAGE;
-        sent = group->transport.send(group->transport.self, to, tag, (const char *)data + first, (size_t)part);
+        const size_t part = (size_t)part_of(bytes, first);
+        sent = group->transport.send(group->transport.self, to, tag, (const char *)data + first, part);
     }
-    return sent;
+    return all_is_well(group, sent);
 }
 
 bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_t bytes)
 {
     bool came = true;
     for (int64_t first = 0; came && first < bytes; first += LONGEST_MESSAGE) {
-        const int64_t part = bytes - first < LONGEST_MESSAGE ? bytes - first : LONGEST_MESSAGE;
-        came = group->transport.receive(group->transport.self, from, tag, (char *)data + first, (size_t)part);
+        char *to = data == NULL ? group->spare : (char *)data + first;
+        came = group->transport.receive(group->transport.self, from, tag, to, (size_t)part_of(bytes, first));
     }
-    return came;
+    return all_is_well(group, came);
 }
 
 int rank_lowest_bit(const assay_rank_group *group)
@@ -44,15 +55,43 @@ int rank_lowest_bit(const assay_rank_group *group)
     return bit;
 }
 
-bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes)
+/* To the `index`-th of the ranks that this one passes broadcasts on to; -1: there are no more. */
+static int child_of(const assay_rank_group *group, int index)
+{
+    for (int bit = rank_lowest_bit(group) / 2; bit > 0; bit /= 2) {
+        const int child = group->transport.rank + bit;
+        if (child < group->transport.size && index-- == 0) return child;
+    }
+    return -1;
+}
+
+static bool pass_on_size(assay_rank_group *group, int64_t bytes)
 {
     bool sent = true;
     group->broadcasts++;
-    for (int bit = rank_lowest_bit(group) / 2; sent && bit > 0; bit /= 2) {
-        const int to = group->transport.rank + bit;
-        if (to >= group->transport.size) continue;
-        sent = rank_send(group, to, TAG_DATA, &bytes, sizeof bytes) && rank_send(group, to, TAG_DATA_BODY, data, bytes);
+    for (int i = 0; sent && child_of(group, i) >= 0; i++) {
+        sent = rank_send(group, child_of(group, i), TAG_DATA, &bytes, sizeof bytes);
         group->ranks.counted.broadcast += bytes;
     }
     return sent;
+}
+
+bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes)
+{
+    bool sent = pass_on_size(group, bytes);
+    for (int i = 0; sent && child_of(group, i) >= 0; i++)
+        sent = rank_send(group, child_of(group, i), TAG_DATA_BODY, data, bytes);
+    return sent;
+}
+
+bool rank_relay(assay_rank_group *group, int parent, int64_t bytes)
+{
+    bool well = pass_on_size(group, bytes);
+    for (int64_t first = 0; well && first < bytes; first += LONGEST_MESSAGE) {
+        const int64_t part = part_of(bytes, first);
+        well = rank_receive(group, parent, TAG_DATA_BODY, NULL, part);
+        for (int i = 0; well && child_of(group, i) >= 0; i++)
+            well = rank_send(group, child_of(group, i), TAG_DATA_BODY, group->spare, part);
+    }
+    return well;
 }

@@ -24,6 +24,10 @@ static bool see_end(assay_rank_group *group)
         group->last = end.last;
         group->ended = true;
     }
+    if (group->lost) {
+        group->expected = 0;
+        group->last = group->ended = true;
+    }
     return group->ended || group->last;
 }
 
@@ -33,9 +37,9 @@ static bool is_finished(assay_rank_group *group)
     return see_end(group) && group->broadcasts >= group->expected;
 }
 
-static assay_status stopped(assay_context *ctx)
+static assay_status stopped(assay_context *ctx, const assay_rank_group *group)
 {
-    return assay_fail(ctx, ASSAY_INTERNAL, "the first rank has ended the work");
+    return group->lost ? rank_lost(ctx) : assay_fail(ctx, ASSAY_INTERNAL, "the first rank has ended the work");
 }
 
 /* The next broadcast, into `data` of so many bytes; NULL: it is passed on alone. False: there is none yet. */
@@ -45,11 +49,12 @@ static bool take_data(assay_rank_group *group, void *data, int64_t bytes, bool *
     int64_t found = 0;
     if (!is_there(group, TAG_DATA, parent)) return false;
     *well = rank_receive(group, parent, TAG_DATA, &found, sizeof found);
-    void *memory = *well && data == NULL ? malloc((size_t)found) : NULL;
-    void *to = data != NULL ? data : memory;
-    *well = *well && to != NULL && (data == NULL || found == bytes);
-    *well = *well && rank_receive(group, parent, TAG_DATA_BODY, to, found) && rank_pass_on(group, to, found);
-    free(memory);
+    if (data == NULL) {
+        *well = *well && rank_relay(group, parent, found);
+    } else {
+        *well = *well && found == bytes && rank_receive(group, parent, TAG_DATA_BODY, data, found) &&
+                rank_pass_on(group, data, found);
+    }
     return true;
 }
 
@@ -59,7 +64,7 @@ static assay_status other_broadcast(assay_context *ctx, assay_ranks *ranks, void
     rank_wait wait = {0};
     bool well = true;
     while (!take_data(group, data, bytes, &well)) {
-        if (is_finished(group)) return stopped(ctx);
+        if (is_finished(group)) return stopped(ctx, group);
         rank_wait_pause(&wait);
     }
     return well ? ASSAY_OK : rank_lost(ctx);
@@ -73,8 +78,7 @@ static int64_t ask(assay_rank_group *group)
     rank_wait wait = {0};
     if (see_end(group) || !rank_send(group, 0, TAG_NEXT, &next, sizeof next)) return NO_PIECE;
     while (!is_there(group, TAG_REPLY, 0)) rank_wait_pause(&wait);
-    rank_receive(group, 0, TAG_REPLY, &piece, sizeof piece);
-    return piece;
+    return rank_receive(group, 0, TAG_REPLY, &piece, sizeof piece) ? piece : NO_PIECE;
 }
 
 static assay_status send_put(assay_context *ctx, assay_rank_group *group, const put_header *header, const void *data)
@@ -93,7 +97,7 @@ static assay_status other_put(assay_context *ctx, assay_ranks *ranks, const char
                          .kind = path != NULL ? PUT_SINK : PUT_DATA,
                          .what = what,
                          .status = ASSAY_OK};
-    if (see_end(ranks->self)) return stopped(ctx);
+    if (see_end(ranks->self)) return stopped(ctx, ranks->self);
     snprintf(header.path, sizeof header.path, "%s", path != NULL ? path : "");
     return send_put(ctx, ranks->self, &header, data);
 }
@@ -125,7 +129,7 @@ static assay_status other_run(assay_context *ctx, assay_ranks *ranks, const assa
         RETURN_IF(status != ASSAY_OK, status);
         RETURN_IF(sent != ASSAY_OK, sent);
     }
-    return see_end(group) ? stopped(ctx) : ASSAY_OK;
+    return see_end(group) ? stopped(ctx, group) : ASSAY_OK;
 }
 
 /* What is on its way is passed on until the first rank says that there is no more. */
@@ -158,10 +162,7 @@ assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *tr
     assay_status status = ASSAY_OK;
     const bool first = transport->rank == 0;
     *out = NULL;
-    if (group == NULL) {
-        transport->abort(transport->self, 2);
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the ranks");
-    }
+    if (group == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the ranks");
     group->transport = *transport;
     group->session = 1;
     group->ranks = (assay_ranks){.self = group,
@@ -170,9 +171,11 @@ assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *tr
                                  .run = first ? first_rank_run : other_run,
                                  .put = first ? first_rank_put : other_put,
                                  .broadcast = first ? first_broadcast : other_broadcast};
-    if (first) status = first_rank_start(ctx, group);
+    group->spare = malloc(LONGEST_MESSAGE);
+    if (group->spare == NULL) status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the messages of ranks");
+    if (status == ASSAY_OK && first) status = first_rank_start(ctx, group);
     if (status != ASSAY_OK) {
-        transport->abort(transport->self, 2);
+        free(group->spare);
         free(group);
         return status;
     }
@@ -202,6 +205,7 @@ void assay_rank_group_close(assay_rank_group *group, assay_status status, const 
         } while (!group->last);
     }
     group->transport.close(group->transport.self);
+    free(group->spare);
     free(group);
 }
 

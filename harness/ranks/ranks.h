@@ -11,7 +11,7 @@
 
 typedef struct assay_rank_group assay_rank_group;
 
-/* The transport is the group's from here on, also where it fails. */
+/* The transport is the group's from here on; where it fails, the caller is to abort. */
 assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *transport, assay_rank_group **group);
 /* After all sessions, on every rank, whatever became of the command there. NULL is nothing. */
 void assay_rank_group_close(assay_rank_group *group, assay_status status, const char *message);

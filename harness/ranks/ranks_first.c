@@ -41,13 +41,13 @@ static bool hear_words(assay_rank_group *group)
     over_message over = {0};
     bool any = false;
     for (; group->transport.probe(group->transport.self, TAG_NEXT, &from, &bytes); from = -1, any = true) {
-        rank_receive(group, from, TAG_NEXT, &wanted, sizeof wanted);
+        if (!rank_receive(group, from, TAG_NEXT, &wanted, sizeof wanted)) return any;
         pthread_mutex_lock(&f->lock);
         f->wishes[from] = wanted;
         pthread_mutex_unlock(&f->lock);
     }
     for (from = -1; group->transport.probe(group->transport.self, TAG_OVER, &from, &bytes); from = -1, any = true) {
-        rank_receive(group, from, TAG_OVER, &over, sizeof over);
+        if (!rank_receive(group, from, TAG_OVER, &over, sizeof over)) return any;
         pthread_mutex_lock(&f->lock);
         f->over[from] = over;
         pthread_cond_signal(&f->arrived);
@@ -78,27 +78,28 @@ static bool hear_put(assay_rank_group *group, int rank)
 {
     first_rank *f = &group->first;
     size_t bytes = 0;
-    put_header header;
+    put_header header = {0};
     pthread_mutex_lock(&f->lock);
     const bool room = has_room(f, rank);
     pthread_mutex_unlock(&f->lock);
     if (!room || !group->transport.probe(group->transport.self, TAG_PUT, &rank, &bytes)) return false;
-    bool well = rank_receive(group, rank, TAG_PUT, &header, sizeof header);
+    if (!rank_receive(group, rank, TAG_PUT, &header, sizeof header)) return false;
     queued_put *put = malloc(sizeof *put + (size_t)header.bytes);
     if (put != NULL) put->header = header;
-    well = well && put != NULL && rank_receive(group, rank, TAG_BODY, put->data, header.bytes);
+    const bool came = rank_receive(group, rank, TAG_BODY, put == NULL ? NULL : put->data, header.bytes);
     pthread_mutex_lock(&f->lock);
-    if (!well) {
+    if (put == NULL) {
+        f->dropping = true; /* nor is anything taken that comes after it */
         f->over[0] = (over_message){f->session, ASSAY_NO_MEMORY, "no memory for what another rank has computed"};
     }
-    if (!well || f->dropping || f->ended) {
+    if (!came || f->dropping || f->ended) {
         free(put);
-    } else {
+    } else if (put != NULL) {
         enqueue(f, rank, put);
     }
     pthread_cond_signal(&f->arrived);
     pthread_mutex_unlock(&f->lock);
-    return well;
+    return came;
 }
 
 static void *serve(void *data)
@@ -114,7 +115,13 @@ static void *serve(void *data)
         if (stop) return NULL;
         any |= hear_words(group);
         answer(group);
-        for (int rank = 1; rank < group->transport.size; rank++) any |= hear_put(group, rank);
+        for (int rank = 1; rank < group->transport.size && !group->lost; rank++) any |= hear_put(group, rank);
+        if (group->lost) {
+            pthread_mutex_lock(&f->lock);
+            pthread_cond_signal(&f->arrived); /* to whom waits for what cannot come */
+            pthread_mutex_unlock(&f->lock);
+            return NULL;
+        }
         if (any) wait.looks = 0;
         if (!any) rank_wait_pause(&wait);
     }
@@ -137,21 +144,6 @@ assay_status first_rank_start(assay_context *ctx, assay_rank_group *group)
     return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory, or no thread, for %zu ranks", size);
 }
 
-void first_rank_stop(assay_rank_group *group)
-{
-    first_rank *f = &group->first;
-    pthread_mutex_lock(&f->lock);
-    f->stopping = true;
-    pthread_mutex_unlock(&f->lock);
-    if (f->started) pthread_join(f->thread, NULL);
-    pthread_mutex_destroy(&f->lock);
-    pthread_cond_destroy(&f->arrived);
-    free(f->wishes);
-    free(f->over);
-    free(f->queues);
-    free(f->owners);
-}
-
 static void drop_queues(assay_rank_group *group)
 {
     first_rank *f = &group->first;
@@ -166,10 +158,27 @@ static void drop_queues(assay_rank_group *group)
     f->queued = 0;
 }
 
+void first_rank_stop(assay_rank_group *group)
+{
+    first_rank *f = &group->first;
+    pthread_mutex_lock(&f->lock);
+    f->stopping = true;
+    pthread_mutex_unlock(&f->lock);
+    if (f->started) pthread_join(f->thread, NULL);
+    if (f->queues != NULL) drop_queues(group);
+    pthread_mutex_destroy(&f->lock);
+    pthread_cond_destroy(&f->arrived);
+    free(f->wishes);
+    free(f->over);
+    free(f->queues);
+    free(f->owners);
+}
+
 static bool all_are_through(const assay_rank_group *group, int64_t session)
 {
     bool all = true;
-    for (int rank = 1; rank < group->transport.size; rank++) all &= group->first.over[rank].session >= session;
+    for (int rank = 1; rank < group->transport.size && !group->lost; rank++)
+        all &= group->first.over[rank].session >= session;
     return all;
 }
 
@@ -317,6 +326,7 @@ static int64_t next_own(first_rank *f)
 static assay_status other_failure(assay_context *ctx, const assay_rank_group *group)
 {
     const first_rank *f = &group->first;
+    if (group->lost) return rank_lost(ctx);
     for (int rank = 0; rank < group->transport.size; rank++) {
         const over_message *over = &f->over[rank];
         if (over->session >= f->session && over->status != ASSAY_OK)

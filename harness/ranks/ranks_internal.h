@@ -3,6 +3,7 @@
 #define ASSAY_HARNESS_RANKS_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "harness/ranks/ranks.h"
 
@@ -11,7 +12,7 @@ enum { TAG_NEXT = 1, TAG_PUT, TAG_BODY, TAG_OVER, TAG_REPLY, TAG_DATA, TAG_DATA_
 
 enum {
     NO_PIECE = -1,
-    LONGEST_MESSAGE = 1 << 24, /* bytes; what is longer goes in parts */
+    LONGEST_MESSAGE = 1 << 22, /* bytes; what is longer goes in parts */
 };
 
 typedef enum put_kind { PUT_DATA, PUT_SINK, PUT_DONE } put_kind;
@@ -82,6 +83,8 @@ struct assay_rank_group {
     int64_t expected;     /* so many broadcasts */
     bool last;            /* it was the last */
     bool reported;        /* of another rank: its failure was that of a piece */
+    atomic_bool lost;     /* a message was: the ranks have nothing to say to each other any more */
+    char *spare;          /* [LONGEST_MESSAGE], of whom receives: for what nobody here keeps */
     first_rank first;
 };
 
@@ -91,7 +94,7 @@ typedef struct rank_wait {
 } rank_wait;
 void rank_wait_pause(rank_wait *wait);
 
-/* In parts; false where the transport fails. */
+/* In parts; false where the transport fails, and the group is lost then. Receiving without `data`: nobody keeps it. */
 bool rank_send(assay_rank_group *group, int to, int tag, const void *data, int64_t bytes);
 bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_t bytes);
 assay_status rank_lost(assay_context *ctx);
@@ -100,6 +103,8 @@ assay_status rank_lost(assay_context *ctx);
 int rank_lowest_bit(const assay_rank_group *group);
 /* The data of a broadcast to the ranks that this one passes it on to. */
 bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes);
+/* From `parent`, past this rank. */
+bool rank_relay(assay_rank_group *group, int parent, int64_t bytes);
 
 assay_status first_rank_start(assay_context *ctx, assay_rank_group *group);
 void first_rank_stop(assay_rank_group *group);

@@ -7,7 +7,8 @@
 #include <stddef.h>
 
 /* Messages from one rank to another with one tag arrive in the order in which they were sent. Two threads of the first
- * rank call it at the same time, one thread of the others. False: the message did not go or come. */
+ * rank call it at the same time, one thread of the others. False: the message did not go or come, and none will any more:
+ * probe then says that there is one, and its sender is a rank, so that nobody waits for it. */
 typedef struct assay_transport {
     void *self;
     int rank, size;
