@@ -209,7 +209,8 @@ static void try_others(void)
 static const struct {
     const char *op, *mutants;
 } without_case[] = {
-    {"mla", "mask_off_by_one lse_in_base_2 transposed"},
+    {"mla",
+     "mask_off_by_one lse_in_base_2 transposed contraction_cut_to_32 contraction_cut_to_64 contraction_cut_to_128"},
     {"gqa", "query_scale_missing mask_off_by_one lse_in_base_2 sinks_in_lse windows_elsewhere"},
     {"deepseek_stack", "group_score_other capacity_half shared_slot_scaled next_key_seen"},
     {"decoder_stack", "no_expert_last slot_order_lost hidden_part_alone hidden_sum_twice hidden_shards_mismatched "
