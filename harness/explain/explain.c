@@ -127,7 +127,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     assay_trial own = s->trial;
     own.scales = true;
     TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
-    const bool evaluated = assay_mutant_is_evaluated(mutant) && mutant->lost_weight == NULL && !mutant->each_shard;
+    const bool evaluated = assay_mutant_is_evaluated(mutant) && !assay_mutant_is_lossy(mutant) && !mutant->each_shard;
     const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
     if (!evaluated || s->held_count > held || !near) return ASSAY_OK;
     TRY(try_mutant(ctx, s, &own, mutant, &residual));

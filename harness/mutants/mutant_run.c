@@ -59,9 +59,12 @@ static bool has_choice_too(void *self, const char *path)
     return tensor != NULL && (assay_role_is_given(tensor->spec.role) || assay_path_is_choice(path));
 }
 
-/* The reference arithmetic without the products that take a gradient back through the kernels of a name. */
+/* The reference arithmetic without the products that take a gradient back through the kernels of a name, or with those of
+ * linear layers over whole blocks alone. */
 typedef struct lossy {
     assay_emulation emulation; /* first: the context points to it */
+    int64_t whole_blocks;
+    bool rows_too; /* sums over rows as well: gradients of weights */
     const assay_tensor_set *given;
     const char *weight;
     int64_t w13_shards; /* whose gate and up lie side by side in wi */
@@ -121,6 +124,13 @@ static bool is_lost(const lossy *l, const assay_matmul_args *args)
 static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
     const lossy *l = (const lossy *)(const void *)ctx->emulation;
+    const bool is_cut =
+        args->kind == ASSAY_PRODUCT_LINEAR || (args->kind == ASSAY_PRODUCT_LINEAR_GRADIENT && l->rows_too);
+    if (l->whole_blocks > 0) {
+        assay_matmul_args cut = *args;
+        cut.k -= is_cut ? cut.k % l->whole_blocks : 0;
+        return assay_arithmetic_reference.matmul(ctx, &cut);
+    }
     if (!is_lost(l, args)) return assay_arithmetic_reference.matmul(ctx, args);
     for (int64_t i = 0; !args->accumulate && i < args->m; i++) {
         for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = 0.0;
@@ -132,7 +142,7 @@ static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = los
 
 static bool has_own_arithmetic(const assay_mutant *mutant)
 {
-    return mutant->degrade != NULL || mutant->lost_weight != NULL;
+    return mutant->degrade != NULL || assay_mutant_is_lossy(mutant);
 }
 
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
@@ -154,8 +164,13 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         own.arithmetic = &assay_arithmetic_emulated;
         own.emulation = &emulation;
     }
-    const lossy loss = {.given = given, .weight = mutant->lost_weight, .w13_shards = plan->c->config.w13_reorder_size};
-    if (mutant->lost_weight != NULL) {
+    /* a kernel masks the rows of experts where one expert's end, on whatever row that is */
+    const lossy loss = {.whole_blocks = mutant->whole_blocks,
+                        .rows_too = (plan->operation->parts & ASSAY_PART_EXPERTS) == 0,
+                        .given = given,
+                        .weight = mutant->lost_weight,
+                        .w13_shards = plan->c->config.w13_reorder_size};
+    if (assay_mutant_is_lossy(mutant)) {
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;
     }
@@ -198,6 +213,19 @@ cleanup:
     return status;
 }
 
+/* Of what is required. */
+static bool is_zero(const assay_tensor_set *results)
+{
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (!assay_role_is_required(tensor->spec.role) || tensor->values == NULL) continue;
+        for (int64_t k = 0; k < tensor->count; k++) {
+            if (tensor->values[k] != 0.0) return false;
+        }
+    }
+    return true;
+}
+
 /* As a shard sees the mutant, or a part of the tokens. `plan`: of the mutated case. */
 static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, int64_t part, assay_tensor_set *candidate, bool *applies)
@@ -216,7 +244,8 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
         const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = &given, .part = part};
         assay_take_exchanged(&m, &results, candidate);
     } else {
-        *applies = take_results(mutant, &results, candidate);
+        /* where no axis has a whole block nothing is left, which is zero_results */
+        *applies = !(mutant->whole_blocks > 0 && is_zero(&results)) && take_results(mutant, &results, candidate);
     }
 cleanup:
     assay_tensor_set_free(&results);

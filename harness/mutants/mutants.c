@@ -6,7 +6,7 @@
  *   INPUTS(paths, edit, .by = n) inputs, weights and chosen experts whose paths end in one of these
  *   RESULTS(folders, edit, ...)  the golden's results in these folders; with `.named = paths` those of them alone
  *   INTEGERS(folders, edit, ...) the same of indices and counts
- *   .degrade, .lost_weight        the arithmetic
+ *   .degrade, .lost_weight, .whole_blocks: the arithmetic
  *   .configure, .change_inputs, .change_results: a function, for what one key or tensor alone cannot say
  * and, where it needs to, how it is evaluated (`.golden_choice` ...) and to which cases alone it applies (`.where`).
  * mutants.h says what each member means; mutants_tensors.h lists the functions to choose from. A new one is declared
@@ -33,6 +33,7 @@
 #define SORT ASSAY_PART_SORT
 #define COMBINE ASSAY_PART_COMBINE
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
+#define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
 #define WITH_FUNCTIONS (ASSAY_PART_NORM | ROPE | ATTENTION)
 
@@ -70,6 +71,8 @@ const assay_mutant assay_mutants[] = {
      ASSAY_IN_BLOCKS, .configure = assay_edit_other_group_score},
     {"groups_ignored", "experts are chosen without groups", "3", ROUTER, ASSAY_IN_BLOCKS,
      .configure = assay_edit_no_groups},
+    {"masked_groups_at_zero", "experts of groups that go are chosen by 0, not by minus infinity", "3", ROUTER,
+     ASSAY_IN_BLOCKS, .configure = assay_edit_masked_at_zero},
     {"group_count_off_by_one", "one group more is kept, or one less", "3", ROUTER, ASSAY_NOWHERE,
      .configure = assay_edit_other_group_count},
     {"score_function_other", "softmax instead of sigmoid, or the reverse", "5", ROUTER, ASSAY_IN_BLOCKS,
@@ -154,6 +157,16 @@ const assay_mutant assay_mutants[] = {
      .where = assay_drops_tokens, KEY(capacity_factor, TIMES, 0.5)},
     {"contraction_tail", "the last tile of the contracted axis is left out", "28", GATED | LATENT | GROUPS,
      ASSAY_NOWHERE, INPUTS("wo wo/kernel rhs wkv_a/kernel", assay_edit_zero_tail_of_rows)},
+    {"contraction_cut_to_8", "contracted axes are cut to whole blocks of 8", "28", WITH_LINEAR, ASSAY_NOWHERE,
+     .each = true, .golden_choice = true, .whole_blocks = 8},
+    {"contraction_cut_to_16", "contracted axes are cut to whole blocks of 16", "28", WITH_LINEAR, ASSAY_NOWHERE,
+     .each = true, .golden_choice = true, .whole_blocks = 16},
+    {"contraction_cut_to_32", "contracted axes are cut to whole blocks of 32", "28", WITH_LINEAR, ASSAY_NOWHERE,
+     .each = true, .golden_choice = true, .whole_blocks = 32},
+    {"contraction_cut_to_64", "contracted axes are cut to whole blocks of 64", "28", WITH_LINEAR, ASSAY_NOWHERE,
+     .each = true, .golden_choice = true, .whole_blocks = 64},
+    {"contraction_cut_to_128", "contracted axes are cut to whole blocks of 128", "28", WITH_LINEAR, ASSAY_NOWHERE,
+     .each = true, .golden_choice = true, .whole_blocks = 128},
 
     {"local_ids_global", "global expert ids index the experts that a rank has", "20", EXPERTS, ASSAY_IN_BLOCKS,
      KEY(local_expert_offset, TO, 0)},
@@ -497,8 +510,13 @@ const assay_mutant *assay_mutant_by_name(const char *name)
 const char *assay_mutant_way(const assay_mutant *mutant)
 {
     if (mutant->key.how != ASSAY_KEY_STAYS || mutant->configure != NULL) return "configuration";
-    if (mutant->degrade != NULL || mutant->lost_weight != NULL) return "arithmetic";
+    if (mutant->degrade != NULL || assay_mutant_is_lossy(mutant)) return "arithmetic";
     return assay_mutant_changes_inputs(mutant) || mutant->other_seed ? "inputs" : "results";
+}
+
+bool assay_mutant_is_lossy(const assay_mutant *mutant)
+{
+    return mutant->lost_weight != NULL || mutant->whole_blocks > 0;
 }
 
 bool assay_mutant_is_evaluated(const assay_mutant *mutant)

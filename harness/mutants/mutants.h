@@ -63,8 +63,9 @@ typedef struct assay_mutant {
     assay_tensors_change inputs; /* as the operation reads them */
     assay_mutation_edit *change_inputs;
     assay_arithmetic_edit *degrade;
-    const char *makes, *asks;      /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
-    const char *lost_weight;       /* what flows back through a kernel of this name is lost; NULL */
+    const char *makes, *asks; /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
+    const char *lost_weight;  /* what flows back through a kernel of this name is lost; NULL */
+    int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
     assay_tensors_change integers; /* of the results */
     assay_mutation_edit *change_results;
@@ -84,6 +85,7 @@ const assay_mutant *assay_mutant_by_name(const char *name); /* NULL when there i
 /* "configuration", "inputs", "arithmetic" or "results": the first of its parts. */
 const char *assay_mutant_way(const assay_mutant *mutant);
 bool assay_mutant_is_evaluated(const assay_mutant *mutant);   /* its case is; else results are changed and no more */
+bool assay_mutant_is_lossy(const assay_mutant *mutant);       /* the reference arithmetic without some products */
 bool assay_mutant_changes_inputs(const assay_mutant *mutant); /* by more than another seed */
 bool assay_mutant_is_for(const assay_mutant *mutant, const assay_plan *plan); /* its operation has such a trait */
 bool assay_mutant_is_required(const assay_mutant *mutant, const assay_plan *plan);

@@ -160,6 +160,12 @@ bool assay_edit_no_groups(assay_case *c)
     return applies;
 }
 
+bool assay_edit_masked_at_zero(assay_case *c)
+{
+    c->config.masked_at_zero = true;
+    return c->config.n_routing_groups > 0;
+}
+
 bool assay_edit_no_shared_gate(assay_case *c)
 {
     const bool applies =

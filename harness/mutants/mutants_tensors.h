@@ -30,7 +30,7 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
     assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_longer_window, assay_edit_no_window,
     assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities, assay_edit_other_windows,
-    assay_edit_other_method;
+    assay_edit_other_method, assay_edit_masked_at_zero;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */

@@ -113,6 +113,51 @@ TEST_IN_FOLDER(one_tensor_is_enough_where_each_counts)
     trial_close(&f.t);
 }
 
+/* c [m,n] = a b over `k` terms. */
+static void multiply(double *c, int64_t m, int64_t n, int64_t k, const double *a, int64_t a_row, int64_t a_term,
+                     const double *b, int64_t b_term, int64_t b_column)
+{
+    for (int64_t i = 0; i < m * n; i++) {
+        c[i] = 0.0;
+        for (int64_t p = 0; p < k; p++) c[i] += a[i / n * a_row + p * a_term] * b[p * b_term + i % n * b_column];
+    }
+}
+
+static double *values_of(const assay_tensor_set *results, const char *path)
+{
+    return assay_tensor_set_find(results, path)->values;
+}
+
+/* A grouped product that walks what it contracts in whole vectors of 8: forward alone, in one gradient, in both or in all
+ * (the bits of `cut`). */
+TEST_IN_FOLDER(tails_of_contracted_axes_are_named)
+{
+    enum { Y = 1, D_LHS = 2, D_RHS = 4, ALL = 7, VECTOR = 8 };
+    fixture f;
+    start(&f, folder, "gmm/k124-n60", "profiles=[bf16]", "bf16");
+    const int64_t k = f.t.c->config.base_emb_dim, n = f.t.c->config.base_moe_mlp_dim;
+    for (unsigned cut = 1; cut <= ALL; cut++) {
+        assay_tensor_set results = make(&f, NULL);
+        const double *lhs = values_of(&results, "inputs/lhs"), *rhs = values_of(&results, "weights/rhs");
+        const double *dy = values_of(&results, "cotangents/y");
+        double *y = values_of(&results, "outputs/y"), *d_lhs = values_of(&results, "gradients/inputs/lhs");
+        double *d_rhs = values_of(&results, "gradients/weights/rhs");
+        const assay_tensor *sizes = assay_tensor_set_find(&results, "inputs/group_sizes");
+        for (int64_t g = 0; g < sizes->count; g++) {
+            const int64_t m = sizes->indices[g];
+            multiply(y, m, n, cut & Y ? k / VECTOR * VECTOR : k, lhs, k, 1, rhs, n, 1);
+            multiply(d_lhs, m, k, cut & D_LHS ? n / VECTOR * VECTOR : n, dy, n, 1, rhs, 1, n);
+            multiply(d_rhs, k, n, cut & D_RHS ? m / VECTOR * VECTOR : m, lhs, 1, k, dy, n, 1);
+            y += m * n, d_lhs += m * k, lhs += m * k, dy += m * n, rhs += k * n, d_rhs += k * n;
+        }
+        assay_report report = explain(&f, &results);
+        if (!is_named(&report, "contraction_cut_to_8") || report.explained_count != 1)
+            fail_msg("cut in %u: %s", cut, report.explanation);
+        assay_report_free(&report);
+    }
+    trial_close(&f.t);
+}
+
 /* Gradients by the weights that were given, not by those that the operation read in their place. */
 TEST_IN_FOLDER(gradients_may_be_pulled_back)
 {

@@ -209,7 +209,8 @@ static void try_others(void)
 static const struct {
     const char *op, *mutants;
 } without_case[] = {
-    {"mla", "mask_off_by_one lse_in_base_2 transposed"},
+    {"mla",
+     "mask_off_by_one lse_in_base_2 transposed contraction_cut_to_32 contraction_cut_to_64 contraction_cut_to_128"},
     {"gqa", "query_scale_missing mask_off_by_one lse_in_base_2 sinks_in_lse windows_elsewhere"},
     {"deepseek_stack", "group_score_other capacity_half shared_slot_scaled next_key_seen"},
     {"decoder_stack", "no_expert_last slot_order_lost hidden_part_alone hidden_sum_twice hidden_shards_mismatched "
@@ -222,8 +223,8 @@ static const struct {
      "latent_gradients_local mask_off_by_one blind_rows_nan lse_in_base_2"},
     {"deepseek_layer deepseek_stack", "clamp_missing biases_missing down_bias_twice positions_in_bf16"},
     {"decoder_layer decoder_stack",
-     "group_score_other groups_ignored group_count_off_by_one routing_method_other capacity_half ring_step_missing "
-     "hidden_shared_part_alone fsdp_gathered_rolled fsdp_scattered_rolled expert_axes_exchanged "
+     "group_score_other groups_ignored masked_groups_at_zero group_count_off_by_one routing_method_other capacity_half "
+     "ring_step_missing hidden_shared_part_alone fsdp_gathered_rolled fsdp_scattered_rolled expert_axes_exchanged "
      "gathered_halves_concatenated microbatch_choices_first microbatch_gradients_missing shared_slot_scaled "
      "sinks_in_lse bias_updates_negated router_bias_in_bf16"},
     /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */

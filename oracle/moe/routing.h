@@ -78,6 +78,7 @@ typedef struct assay_routing_config {
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
     bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
+    bool masked_at_zero;          /* experts of groups that go are chosen by 0, as no model has it; the same */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
     assay_balance_scope balance_scope;
     double z_loss_weight;           /* > 0 turns z_loss on */

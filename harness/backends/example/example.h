@@ -25,6 +25,7 @@
     X(EMPTY_EXPERT_UNWRITTEN, "empty_expert_unwritten", 25, "weight gradients of experts without tokens left alone")   \
     X(PADDING_IN_LAST_GROUP, "padding_in_last_group", 26, "rows behind the last group taken for rows of it")           \
     X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "the down product lacks what is beyond the last whole tile of 16")   \
+    X(VECTOR_TAIL_DROPPED, "vector_tail_dropped", 28, "the grouped product lacks what is beyond its last vector of 8") \
     X(UNSTABLE_SORT, "unstable_sort", 29, "of copies for the same expert the last token's first, and not told")        \
     X(SINGLE_WEIGHT_SKIPPED, "single_weight_skipped", 32, "a token's only expert taken to have weight 1")              \
     X(GATE_UP_SWAPPED, "gate_up_swapped", 34, "the activation applied to the other branch")                            \
