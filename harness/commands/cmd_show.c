@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/commands/rank_costs.h"
 #include "harness/operations/op_support.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -114,6 +115,43 @@ cleanup:
     return status;
 }
 
+static void amount_text(int quantity, double amount, char *text, size_t size)
+{
+    if (quantity == ASSAY_RANK_OPERATIONS) {
+        snprintf(text, size, "%.4g", amount);
+    } else {
+        size_text(amount, text, size);
+    }
+}
+
+/* Of ranks that do the case together. */
+static void print_ranks(const assay_plan *plan, const assay_options *options)
+{
+    const assay_shared_work work = assay_shared_work_of(plan);
+    if (options->rank_count == 0) return;
+    printf("\nshared    ");
+    for (int i = 0; i < ASSAY_LOOPS; i++)
+        printf("%s%" PRId64 " %s", i > 0 ? ", " : "", work.loops[i].pieces, assay_loop_names[i]);
+    printf("\n");
+    for (int i = 0; i < options->rank_count; i++) {
+        assay_rank_cost costs[ASSAY_RANK_QUANTITIES];
+        assay_rank_costs(&work, options->ranks[i], costs);
+        printf("\n%-20s %14s %14s %14s  %s\n", options->ranks[i] == 1 ? "1 rank" : "ranks", "one process",
+               "a rank at most", "all ranks", "efficiency at most");
+        for (int q = 0; q < ASSAY_RANK_QUANTITIES; q++) {
+            char one[32], most[32], sum[32];
+            amount_text(q, costs[q].one, one, sizeof one);
+            amount_text(q, costs[q].most, most, sizeof most);
+            amount_text(q, costs[q].sum, sum, sizeof sum);
+            printf("%6" PRId64 " %-13s %14s %14s %14s", options->ranks[i], assay_rank_quantity_names[q], one, most,
+                   sum);
+            if (q == ASSAY_RANK_OPERATIONS || q == ASSAY_RANK_DRAWN || q == ASSAY_RANK_WRITTEN)
+                printf("  %.3f", costs[q].most > 0 ? costs[q].one / costs[q].most / (double)options->ranks[i] : 1);
+            printf("\n");
+        }
+    }
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
@@ -129,6 +167,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         print_tensors(&plan);
         print_costs(&plan);
         TRY(print_remat(ctx, &plan));
+        print_ranks(&plan, options);
         if (i + 1 < chosen.count) printf("\n");
         free(yaml);
         yaml = NULL;
@@ -146,7 +185,7 @@ const assay_command assay_command_show = {
     .arguments = "CASE...",
     .summary = "one case in full: configuration, tensors, cost",
     .details = "What it prints above the table is a case file: save it and change it to make your own.\n",
-    .options = ASSAY_OPT_SET,
+    .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS,
     .least = 1,
     .most = -1,
     .run = run,

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +54,8 @@ enum {
     MATERIALISE,
     RESUME,
     LAYER,
-    LAYERS
+    LAYERS,
+    RANKS
 };
 
 static const assay_option_row rows[] = {
@@ -116,6 +118,8 @@ static const assay_option_row rows[] = {
     {"failures", FUZZ_FAILURES, true, ASSAY_OPT_FUZZ, "N", "end when so many different failures were found"},
     {"seed", FUZZ_SEED, true, ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)"},
     {"output", 'o', true, ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder"},
+    {"ranks", RANKS, true, ASSAY_OPT_RANKS, "N[,N]",
+     "what so many ranks of mpirun would each do, send and hold (docs/mpi.md)"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
     {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
     {"quiet", 'q', false, COMMON, NULL, "no progress"},
@@ -182,6 +186,26 @@ static assay_status parse_whole(assay_context *ctx, const char *name, const char
     }
     *out = value;
     return ASSAY_OK;
+}
+
+/* "8,64,512" */
+static assay_status parse_ranks(assay_context *ctx, const char *text, assay_options *o)
+{
+    enum { MOST = sizeof o->ranks / sizeof *o->ranks };
+    const int64_t most = 1 << 20;
+    char *end = NULL;
+    o->rank_count = 0;
+    for (const char *at = text;; at = end + 1) {
+        const long long value = strtoll(at, &end, 10);
+        const bool well = end != at && (*end == ',' || *end == '\0') && value >= 1 && value <= most;
+        if (!well || o->rank_count == MOST) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "--ranks is \"%s\", expected up to %d whole numbers from 1 to %" PRId64 ", as 8,64,512",
+                              text, MOST, most);
+        }
+        o->ranks[o->rank_count++] = value;
+        if (*end == '\0') return ASSAY_OK;
+    }
 }
 
 /* A number of seconds, minutes or hours. */
@@ -361,6 +385,8 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case SHARD:
         return parse_shard(ctx, value, o);
+    case RANKS:
+        return parse_ranks(ctx, value, o);
     case SERVE:
         o->serve = true;
         return ASSAY_OK;

@@ -29,7 +29,8 @@ enum {
         << 17, /* --set, --container, --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
     ASSAY_OPT_RECIPE = 1 << 18,      /* --recipe */
     ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
-    ASSAY_OPT_RESUME = 1 << 20       /* --resume */
+    ASSAY_OPT_RESUME = 1 << 20,      /* --resume */
+    ASSAY_OPT_RANKS = 1 << 21        /* --ranks */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -48,7 +49,9 @@ typedef struct assay_options {
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;
-    int shard, shards;     /* 1 to shards; 0, 0: all of it */
+    int shard, shards; /* 1 to shards; 0, 0: all of it */
+    int64_t ranks[8];  /* of show: how many there might be, each */
+    int rank_count;
     const char *fuzz_op;   /* of fuzz: one operation, or NULL */
     double fuzz_seconds;   /* how long; 0: not said */
     int64_t fuzz_cases;    /* how many; 0: not said */

@@ -192,6 +192,19 @@ static int64_t list_chunks(const assay_plan *plan, const assay_source *source, b
     return count;
 }
 
+int64_t assay_golden_given_pieces(const assay_plan *plan, double *bytes)
+{
+    const assay_source none = {0}; /* it has no recipes */
+    *bytes = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        const size_t size = spec->type == ASSAY_INT32 ? sizeof(int32_t) : sizeof(double);
+        if (assay_role_is_given(spec->role) && is_in_file(plan, &none, spec, true))
+            *bytes += (double)size * (double)assay_shape_count(&spec->shape);
+    }
+    return list_chunks(plan, &none, true, NULL);
+}
+
 /* Once every attribute is set: some containers are planned whole. */
 static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {

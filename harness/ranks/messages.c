@@ -47,22 +47,24 @@ bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_
     return all_is_well(group, came);
 }
 
-int rank_lowest_bit(const assay_rank_group *group)
+int64_t assay_ranks_lowest_bit(int64_t rank, int64_t size)
 {
-    const int rank = group->transport.rank, size = group->transport.size;
-    int bit = 1;
+    int64_t bit = 1;
     while (rank == 0 ? bit < size : (rank & bit) == 0) bit *= 2;
     return bit;
 }
 
-/* To the `index`-th of the ranks that this one passes broadcasts on to; -1: there are no more. */
-static int child_of(const assay_rank_group *group, int index)
+int64_t assay_ranks_child(int64_t rank, int64_t size, int index)
 {
-    for (int bit = rank_lowest_bit(group) / 2; bit > 0; bit /= 2) {
-        const int child = group->transport.rank + bit;
-        if (child < group->transport.size && index-- == 0) return child;
+    for (int64_t bit = assay_ranks_lowest_bit(rank, size) / 2; bit > 0; bit /= 2) {
+        if (rank + bit < size && index-- == 0) return rank + bit;
     }
     return -1;
+}
+
+static int child_of(const assay_rank_group *group, int index)
+{
+    return (int)assay_ranks_child(group->transport.rank, group->transport.size, index);
 }
 
 static bool pass_on_size(assay_rank_group *group, int64_t bytes)

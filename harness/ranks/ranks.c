@@ -45,7 +45,8 @@ static assay_status stopped(assay_context *ctx, const assay_rank_group *group)
 /* The next broadcast, into `data` of so many bytes; NULL: it is passed on alone. False: there is none yet. */
 static bool take_data(assay_rank_group *group, void *data, int64_t bytes, bool *well)
 {
-    const int parent = group->transport.rank - rank_lowest_bit(group);
+    const int rank = group->transport.rank;
+    const int parent = rank - (int)assay_ranks_lowest_bit(rank, group->transport.size);
     int64_t found = 0;
     if (!is_there(group, TAG_DATA, parent)) return false;
     *well = rank_receive(group, parent, TAG_DATA, &found, sizeof found);

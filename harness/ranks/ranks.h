@@ -22,4 +22,9 @@ assay_ranks *assay_rank_group_ranks(assay_rank_group *group);
 /* On every rank: the session is over, with what became of its part. NULL is nothing. */
 void assay_ranks_end_session(assay_ranks *ranks, assay_status status, const char *message);
 
+/* The ranks of a broadcast are a binomial tree: rank r has it from r less its lowest bit (rank 0: the first power of two that is
+ * no rank), and passes it on to its children; -1: there are no more. */
+int64_t assay_ranks_lowest_bit(int64_t rank, int64_t size);
+int64_t assay_ranks_child(int64_t rank, int64_t size, int index);
+
 #endif

@@ -288,6 +288,7 @@ assay_status first_rank_put(assay_context *ctx, assay_ranks *ranks, const char *
                          .kind = path != NULL ? PUT_SINK : PUT_DATA,
                          .what = what,
                          .status = ASSAY_OK};
+    ranks->counted.put += bytes;
     if (path != NULL) memccpy(header.path, path, '\0', sizeof header.path);
     return put_own(ctx, ranks, &header, data);
 }

@@ -99,8 +99,6 @@ bool rank_send(assay_rank_group *group, int to, int tag, const void *data, int64
 bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_t bytes);
 assay_status rank_lost(assay_context *ctx);
 
-/* The ranks of a broadcast are a binomial tree: rank r has it from r less its lowest bit. */
-int rank_lowest_bit(const assay_rank_group *group);
 /* The data of a broadcast to the ranks that this one passes it on to. */
 bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes);
 /* From `parent`, past this rank. */

@@ -39,8 +39,9 @@ bool assay_ranks_is_first(const assay_context *ctx);
 
 /* What a rank has exchanged since the run began. */
 typedef struct assay_ranks_count {
-    int64_t pieces;         /* done here */
-    int64_t put, broadcast; /* bytes that left: to the first rank; on their way from it */
+    int64_t pieces;    /* done here */
+    int64_t put;       /* bytes of them for the first rank, which has its own already */
+    int64_t broadcast; /* bytes that left, on their way from it */
 } assay_ranks_count;
 
 /* Who implements it (harness/ranks). While a piece is at hand ctx->ranks of work() is NULL: pieces have no pieces. */

@@ -161,18 +161,23 @@ static void find_needs(moe_block *block)
         block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }
 
-static assay_status open_block(assay_context *ctx, moe_block *block)
+static void set_sizes(moe_block *block)
 {
     const assay_moe_config *config = block->config;
-    const assay_source *in = block->in;
-    assay_status status = ASSAY_OK;
     block->tokens = config->routing.batch * config->routing.sequence;
     block->per_token = assay_moe_slots(config);
     block->experts = config->routing.num_experts;
     block->local_experts = assay_moe_local_experts(config);
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
-    int64_t count = block->tokens * block->emb_dim;
+}
+
+static assay_status open_block(assay_context *ctx, moe_block *block)
+{
+    const assay_source *in = block->in;
+    assay_status status = ASSAY_OK;
+    set_sizes(block);
+    const int64_t count = block->tokens * block->emb_dim;
     find_needs(block);
     TRY(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
     TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
@@ -240,8 +245,7 @@ cleanup:
     return status;
 }
 
-assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out, const assay_moe_observer *observer)
+static moe_block block_of(const assay_moe_config *config, const assay_source *in, const assay_moe_observer *observer)
 {
     static const moe_path *const paths[] = {
         [ASSAY_MOE_DENSE] = &moe_path_dense,
@@ -251,9 +255,7 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
     };
     const assay_routing_config *routing = &config->routing;
     const bool dense = config->path == ASSAY_MOE_DENSE;
-    assay_status status = assay_moe_check(ctx, config);
-    if (status != ASSAY_OK) return status;
-    moe_block block = {
+    return (moe_block){
         .config = config,
         .in = in,
         .observer = observer,
@@ -269,6 +271,14 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
         .path = paths[config->path],
         .kept_rows = dense ? routing->batch * routing->sequence * routing->num_experts : 0,
     };
+}
+
+assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                           const assay_sink *out, const assay_moe_observer *observer)
+{
+    assay_status status = assay_moe_check(ctx, config);
+    if (status != ASSAY_OK) return status;
+    moe_block block = block_of(config, in, observer);
     if (config->physical_experts == 0) return moe_block_run(ctx, &block, out);
     assay_replicas replicas = {0};
     status = read_replicas(ctx, config, in, &replicas);
@@ -277,4 +287,32 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
     if (status == ASSAY_OK) status = moe_block_run(ctx, &block, out);
     assay_replicas_free(&replicas);
     return status;
+}
+
+/* Who wants error scales has their values computed. */
+typedef struct wide {
+    const assay_sink *out, *scales;
+    int count;
+} wide;
+
+static bool wide_wants(void *self, const char *path)
+{
+    const wide *w = self;
+    bool wants = w->out->wants(w->out->self, path);
+    for (int i = 0; i < w->count && !wants; i++) wants = w->scales[i].wants(w->scales[i].self, path);
+    return wants;
+}
+
+assay_moe_shares assay_moe_shares_of(const assay_moe_config *config, const assay_source *in, const assay_sink *out,
+                                     const assay_sink *scales, int count)
+{
+    static const assay_moe_observer propagation = {0};
+    moe_block block = block_of(config, in, count > 0 ? &propagation : NULL);
+    wide w = {out, scales, count};
+    const assay_sink all = {.self = &w, .wants = wide_wants};
+    if (config->physical_experts > 0) return (assay_moe_shares){0};
+    moe_results_open(&block.results, config, in, &all);
+    set_sizes(&block);
+    find_needs(&block);
+    return moe_experts_shares(&block, out, scales, count);
 }

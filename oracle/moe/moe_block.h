@@ -309,6 +309,8 @@ void moe_shared_gate_free(moe_shared_gate *g);
 enum { MOE_PUT_ROWS, MOE_PUTS };
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
+/* Of a block that is not open: its sizes and needs are set. */
+assay_moe_shares moe_experts_shares(moe_block *block, const assay_sink *out, const assay_sink *scales, int count);
 /* Forward and backward; joins y and dx. */
 assay_status moe_shared_run(assay_context *ctx, moe_block *block);
 

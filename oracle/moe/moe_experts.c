@@ -75,12 +75,18 @@ static void move_rows(moe_block *block, double *buffer, bool in)
     }
 }
 
+/* Numbers of so many rows, of which some are choices. */
+static int64_t put_count(const moe_block *block, int64_t rows, int64_t choices)
+{
+    const int64_t parts = block->need_row_dx ? 2 : 1;
+    return parts * rows * block->emb_dim + (block->need_router_gradient ? choices : 0);
+}
+
 static assay_status put_rows(assay_context *ctx, moe_block *block)
 {
     assay_status status;
     const moe_rows *rows = &block->rows;
-    const int64_t parts = block->need_row_dx ? 2 : 1;
-    const int64_t count = parts * rows->count * block->emb_dim + (block->need_router_gradient ? rows->size : 0);
+    const int64_t count = put_count(block, rows->count, rows->size);
     double *buffer = NULL;
     if (block->piece->ranks == NULL) return join(ctx, block);
     TRY(assay_alloc_f64(ctx, "rows for the first rank", count, &buffer));
@@ -135,15 +141,32 @@ static bool is_everywhere(const moe_block *block)
     return kept || block->split.pieces > 1 || block->placement->place_rows == NULL;
 }
 
+typedef struct shared_sum {
+    double *values;
+    int64_t count;
+} shared_sum;
+
+enum { SUMS = 3 };
+
+/* What every rank is given when all experts are done; a count of 0: nobody needs it. */
+static void list_sums(const moe_block *block, shared_sum sums[SUMS])
+{
+    const int64_t count = block->tokens * block->emb_dim;
+    sums[0] = (shared_sum){block->y, block->need_y ? count : 0};
+    sums[1] = (shared_sum){block->dx, block->need_row_dx ? count : 0};
+    sums[2] = (shared_sum){block->d_weights, block->need_router_gradient ? block->tokens * block->per_token : 0};
+}
+
 /* What the rest of the block needs of the experts; its results are the first rank's to write. */
 static assay_status share_sums(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
-    const int64_t size = sizeof(double), tokens = block->tokens * block->emb_dim * size;
-    if (block->need_y) TRY(assay_ranks_broadcast(ctx, block->y, tokens));
-    if (block->need_row_dx) TRY(assay_ranks_broadcast(ctx, block->dx, tokens));
-    if (block->need_router_gradient)
-        TRY(assay_ranks_broadcast(ctx, block->d_weights, block->tokens * block->per_token * size));
+    shared_sum sums[SUMS];
+    list_sums(block, sums);
+    for (int i = 0; i < SUMS; i++) {
+        if (sums[i].count == 0) continue;
+        TRY(assay_ranks_broadcast(ctx, sums[i].values, sums[i].count * (int64_t)sizeof *sums[i].values));
+    }
 cleanup:
     return status;
 }
@@ -172,4 +195,81 @@ cleanup:
     moe_checkpoints_free(&block->checkpoints);
     moe_mlp_free(&block->expert);
     return status;
+}
+
+/* Numbers of the gradients and checkpoints that the experts write. */
+static double written_of(const moe_block *block, const moe_results *r, double rows)
+{
+    const assay_gated_mlp_config mlp = assay_moe_expert_config(block->config, 1);
+    double count = 0;
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp, ASSAY_MLP_ROUTED, i);
+        if (moe_wants(r, MOE_ROUTED + i)) count += rows * (double)assay_tensor_row_count(&row);
+    }
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
+        const assay_tensor_row row = assay_mlp_weight_row(&mlp, ASSAY_MLP_ROUTED, i);
+        if (!moe_wants(r, MOE_ROUTED + MLP_GRADIENT + i)) continue;
+        count += (double)block->local_experts * (double)assay_tensor_row_count(&row);
+    }
+    return count;
+}
+
+/* Products of a gated MLP: gate and up, down; back from down to both of them, and on to dx; the gradients of its weights. */
+static int products_of(const moe_block *block, int first, bool dx)
+{
+    static const int of_weight[ASSAY_MLP_WEIGHTS] = {
+        [ASSAY_MLP_WI] = 2, [ASSAY_MLP_WI_0] = 1, [ASSAY_MLP_WI_1] = 1, [ASSAY_MLP_WO] = 1};
+    int gradients = 0;
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
+        if (moe_wants(&block->results, first + MLP_GRADIENT + i)) gradients += of_weight[i];
+    const bool back = gradients > 0 || (first == MOE_ROUTED && block->need_backward);
+    return 3 + gradients + (dx ? 3 : back ? 1 : 0);
+}
+
+/* Of the router and the shared expert. */
+static double rest_of(const moe_block *block)
+{
+    const double tokens = 2 * (double)block->tokens * (double)block->emb_dim;
+    const bool dx = block->need_dx, kernel = moe_wants(&block->results, MOE_DKERNEL);
+    const double router = tokens * (double)block->experts * (1 + (dx ? 1 : 0) + (kernel ? 1 : 0));
+    if (block->config->shared_mlp_dim == 0) return router;
+    return router + tokens * (double)block->config->shared_mlp_dim * products_of(block, MOE_SHARED, dx);
+}
+
+assay_moe_shares moe_experts_shares(moe_block *block, const assay_sink *out, const assay_sink *scales, int count)
+{
+    moe_results r;
+    const double size = sizeof(double);
+    const bool dense = block->config->path == ASSAY_MOE_DENSE;
+    const int64_t choices = block->tokens * block->per_token * block->local_experts / assay_moe_experts(block->config);
+    const int64_t rows = dense ? block->tokens * block->experts : choices;
+    assay_moe_shares shares = {.experts = block->local_experts};
+    shared_sum sums[SUMS];
+    block->placement = &moe_one_device;
+    if (!block->need_forward || is_everywhere(block)) return (assay_moe_shares){0};
+    const assay_gated_mlp_config mlp = assay_moe_expert_config(block->config, 1);
+    const assay_tensor_table table = assay_mlp_weight_table(&mlp, ASSAY_MLP_ROUTED);
+    for (int i = 0; i < table.count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        assay_tensor_path("weights/", "", &table.rows[i], path);
+        if (block->in->has(block->in->self, path))
+            shares.drawn += size * (double)block->local_experts * (double)assay_tensor_row_count(&table.rows[i]);
+    }
+    shares.flops = 2 * (double)rows * (double)block->emb_dim * (double)block->config->moe_mlp_dim *
+                   products_of(block, MOE_ROUTED, block->need_row_dx);
+    shares.rest = rest_of(block);
+    moe_results_open(&r, block->config, block->in, out);
+    shares.put = size * (double)put_count(block, rows, choices) + size * written_of(block, &r, (double)choices);
+    for (int i = 0; i < count; i++) {
+        moe_results_open(&r, block->config, block->in, &scales[i]);
+        const bool router = moe_wants_any(&r, MOE_DX, MOE_ROUTED - MOE_DX);
+        const bool dx = moe_wants(&r, MOE_DX) || (router && block->llama4);
+        const double parts = (moe_wants(&r, MOE_Y) ? 1 : 0) + (dx ? 1 : 0);
+        shares.put += size * parts * (double)rows * (double)block->emb_dim;
+        if (router && !block->llama4) shares.put += size * (double)choices;
+        shares.put += size * written_of(block, &r, (double)choices);
+    }
+    list_sums(block, sums);
+    for (int i = 0; i < SUMS; i++) shares.broadcast += size * (double)sums[i].count;
+    return shares;
 }

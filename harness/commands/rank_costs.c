@@ -1,0 +1,249 @@
+#include "harness/commands/rank_costs.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "harness/golden/golden.h"
+#include "harness/operations/op_support.h"
+#include "harness/plan/sections.h"
+#include "harness/ranks/ranks.h"
+#include "harness/sketch/sketch.h"
+
+const char *const assay_loop_names[ASSAY_LOOPS] = {"chunks of what is given", "experts", "members"};
+
+const char *const assay_rank_quantity_names[ASSAY_RANK_QUANTITIES] = {"operations", "drawn",   "sent",
+                                                                      "received",   "written", "memory"};
+
+/* What a run of the operation is asked for: of a gradient that is sketched, all of it. */
+typedef enum wanted_kind { VALUES, SCALED_VALUES, NO_VALUES, SCALES } wanted_kind;
+
+typedef struct wanted {
+    const assay_plan *plan;
+    wanted_kind kind;
+    const char *precision; /* of SCALES */
+} wanted;
+
+static bool has_at(const assay_plan *plan, assay_tensor_role role, const char *precision, const char *path)
+{
+    char at[ASSAY_PATH_SIZE];
+    assay_path_at(role, precision, path, at);
+    return assay_plan_find(plan, at) >= 0;
+}
+
+static bool has_scale(const assay_plan *plan, const char *path)
+{
+    bool any = false;
+    for (int p = 0; p < plan->precision_count; p++)
+        any |= has_at(plan, ASSAY_ROLE_ERROR_SCALE, plan->precisions[p].name, path);
+    return any;
+}
+
+static bool is_in_plan(const wanted *w, const char *path)
+{
+    switch (w->kind) {
+    case VALUES:
+        return assay_plan_find(w->plan, path) >= 0;
+    case SCALED_VALUES:
+        return has_scale(w->plan, path);
+    case SCALES:
+        return has_at(w->plan, ASSAY_ROLE_ERROR_SCALE, w->precision, path);
+    case NO_VALUES:
+        break;
+    }
+    return false;
+}
+
+static bool is_wanted(void *self, const char *path)
+{
+    const wanted *w = self;
+    const assay_tensor_list *list = &w->plan->list;
+    bool any = is_in_plan(w, path);
+    for (int i = 0; i < list->sketched_count && !any; i++) {
+        if (strcmp(list->sketched[i].path, path) != 0) continue;
+        for (int part = 0; part < ASSAY_SKETCH_PARTS && !any; part++) {
+            const assay_tensor_spec spec =
+                assay_sketch_spec(&list->sketched[i], w->plan->c->sketch_above, (assay_sketch_part)part);
+            any = is_in_plan(w, spec.path);
+        }
+    }
+    return any;
+}
+
+static bool has(void *self, const char *path)
+{
+    return assay_tensor_list_find(&((const assay_plan *)self)->list, path) != NULL;
+}
+
+static double bytes_of(const assay_tensor_spec *spec, double size)
+{
+    return size * (double)assay_shape_count(&spec->shape);
+}
+
+/* Of all that is given, read once. */
+static double given_bytes(const assay_plan *plan)
+{
+    double bytes = 0;
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (assay_role_is_given(spec->role) && spec->type != ASSAY_INT32) bytes += bytes_of(spec, sizeof(double));
+    }
+    return bytes;
+}
+
+/* Bytes of errors that a member leaves, of a precision. */
+static double bytes_of_member(const assay_plan *plan, const assay_precision *precision)
+{
+    double bytes = 0;
+    const bool null_only = assay_ensemble_is_propagated(plan, precision);
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (!assay_has_error_scale(spec)) continue;
+        const assay_tensor_role role = null_only ? ASSAY_ROLE_NULL : ASSAY_ROLE_ERROR_SCALE;
+        if (has_at(plan, role, precision->name, spec->path)) bytes += bytes_of(spec, sizeof(float));
+    }
+    return bytes;
+}
+
+/* Each member is a run of the operation, of which ranks share no part. */
+static void add_members(const assay_plan *plan, double run, assay_shared_work *work)
+{
+    const int members = assay_ensemble_members(plan);
+    const bool null = plan->null_left_out[0] == '\0';
+    assay_shared_loop *loop = &work->loops[ASSAY_LOOP_MEMBERS];
+    const double given = given_bytes(plan), again = fmax(given - ASSAY_ENSEMBLE_BYTES, 0);
+    if (assay_ensemble_needs_no_runs(plan) && !null) return;
+    work->drawn += fmin(given, ASSAY_ENSEMBLE_BYTES);
+    for (int p = 0; p < plan->precision_count; p++) {
+        const assay_precision *precision = &plan->precisions[p];
+        if (assay_ensemble_is_propagated(plan, precision) && !null) continue;
+        loop->pieces += members;
+        loop->put += members * bytes_of_member(plan, precision);
+        loop->operations += members * run;
+        loop->drawn += members * again;
+        if (null) work->first += run; /* to nearest */
+    }
+    work->operations += loop->operations + work->first;
+    work->drawn += loop->drawn;
+}
+
+/* A run of the operation in float64, by all ranks. */
+static void add_run(const assay_plan *plan, wanted_kind kind, const assay_sink *scales, int count, double drawn,
+                    assay_shared_work *work)
+{
+    wanted values = {plan, kind, NULL};
+    const assay_source in = {.self = (void *)plan, .has = has};
+    const assay_sink out = {.self = &values, .wants = is_wanted};
+    const assay_moe_shares shares = assay_case_moe_shares(plan->c, &in, &out, scales, count);
+    assay_shared_loop *loop = &work->loops[ASSAY_LOOP_EXPERTS];
+    work->operations += shares.experts > 0 ? shares.rest + shares.flops : plan->operation->flops(plan->c, true);
+    work->drawn += drawn * given_bytes(plan);
+    loop->pieces += shares.experts;
+    loop->operations += shares.flops;
+    loop->drawn += drawn * shares.drawn;
+    loop->put += shares.put;
+    loop->broadcast += shares.broadcast;
+}
+
+/* What an ensemble passes on to all ranks of a golden run that has left it with the first one. */
+static double golden_bytes(const assay_plan *plan)
+{
+    double bytes = 0;
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        const bool choice = assay_path_is_choice(spec->path);
+        if (choice) bytes += bytes_of(spec, sizeof(int32_t)) + sizeof(int64_t);
+        if (!choice && assay_has_error_scale(spec) && has_scale(plan, spec->path))
+            bytes += bytes_of(spec, sizeof(double)) + sizeof(int64_t);
+    }
+    return bytes;
+}
+
+/* The golden one; and where scales are raised one of rounded inputs, and one for their scales. */
+static void add_runs(const assay_plan *plan, assay_shared_work *work)
+{
+    enum { MOST = 16 };
+    wanted of[MOST];
+    assay_sink scales[MOST];
+    int count = 0;
+    const double given = given_bytes(plan), again = given > 0 ? fmax(1 - ASSAY_ENSEMBLE_BYTES / given, 0) : 0;
+    const bool ensemble = !assay_ensemble_needs_no_runs(plan) || plan->null_left_out[0] == '\0';
+    for (int p = 0; p < plan->precision_count && count < MOST; p++) {
+        const assay_precision *precision = &plan->precisions[p];
+        if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
+        of[count] = (wanted){plan, SCALES, precision->name};
+        scales[count] = (assay_sink){.self = &of[count], .wants = is_wanted};
+        count++;
+    }
+    add_run(plan, VALUES, scales, count, 1, work);
+    if (ensemble && work->loops[ASSAY_LOOP_EXPERTS].pieces > 0)
+        work->loops[ASSAY_LOOP_EXPERTS].broadcast += golden_bytes(plan);
+    for (int p = 0; p < plan->precision_count; p++) {
+        wanted own = {plan, SCALES, plan->precisions[p].name};
+        const assay_sink scale = {.self = &own, .wants = is_wanted};
+        if (!assay_ensemble_is_raised(plan, &plan->precisions[p])) continue;
+        add_run(plan, SCALED_VALUES, NULL, 0, again, work);
+        add_run(plan, NO_VALUES, &scale, 1, again, work);
+    }
+}
+
+/* Which types what is given lies beyond the range of: every rank looks, and at most at all of it. */
+static void add_looks(const assay_plan *plan, assay_shared_work *work)
+{
+    for (int p = 0; p < plan->precision_count; p++)
+        if (plan->precisions[p].given_beyond) work->drawn += given_bytes(plan);
+}
+
+assay_shared_work assay_shared_work_of(const assay_plan *plan)
+{
+    assay_shared_work work = {.written = (double)plan->file_bytes, .memory = (double)plan->memory};
+    assay_shared_loop *given = &work.loops[ASSAY_LOOP_GIVEN];
+    given->pieces = assay_golden_given_pieces(plan, &given->drawn);
+    given->put = given->drawn;
+    work.drawn = given->drawn;
+    add_looks(plan, &work);
+    add_runs(plan, &work);
+    add_members(plan, plan->operation->flops(plan->c, true), &work);
+    return work;
+}
+
+/* Pieces of the rank that has most. */
+static double most_of(const assay_shared_loop *loop, int64_t ranks)
+{
+    return loop->pieces == 0 ? 0 : (double)((loop->pieces + ranks - 1) / ranks) / (double)loop->pieces;
+}
+
+void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_cost costs[ASSAY_RANK_QUANTITIES])
+{
+    const double n = (double)ranks;
+    double shared = 0, drawn = 0, put = 0, broadcast = 0;
+    double most_shared = 0, most_drawn = 0, most_put = 0, least_own = 0;
+    for (int i = 0; i < ASSAY_LOOPS; i++) {
+        const assay_shared_loop *loop = &work->loops[i];
+        const double most = most_of(loop, ranks);
+        const double own = loop->pieces == 0 ? 0 : (double)(loop->pieces / ranks) / (double)loop->pieces;
+        shared += loop->operations;
+        drawn += loop->drawn;
+        put += loop->put;
+        broadcast += loop->broadcast;
+        most_shared += most * loop->operations;
+        most_drawn += most * loop->drawn;
+        most_put += most * loop->put;
+        least_own += own * loop->put;
+    }
+    const double everywhere = work->operations - shared - work->first;
+    const double drawn_everywhere = work->drawn - drawn;
+    int children = 0;
+    while (assay_ranks_child(0, ranks, children) >= 0) children++;
+    const double passed_on = broadcast * children;
+    const double left = ranks > 1 ? 1 : 0;
+    costs[ASSAY_RANK_OPERATIONS] = (assay_rank_cost){everywhere + most_shared + work->first,
+                                                     n * everywhere + shared + work->first, work->operations};
+    costs[ASSAY_RANK_DRAWN] =
+        (assay_rank_cost){drawn_everywhere + most_drawn, n * drawn_everywhere + drawn, work->drawn};
+    costs[ASSAY_RANK_SENT] =
+        (assay_rank_cost){left * fmax(most_put, passed_on), left * (put - least_own) + (n - 1) * broadcast, 0};
+    costs[ASSAY_RANK_RECEIVED] =
+        (assay_rank_cost){left * fmax(put - least_own, broadcast), left * (put - least_own) + (n - 1) * broadcast, 0};
+    costs[ASSAY_RANK_WRITTEN] = (assay_rank_cost){work->written, work->written, work->written};
+    costs[ASSAY_RANK_MEMORY] = (assay_rank_cost){work->memory, n * work->memory, work->memory};
+}

@@ -1,0 +1,48 @@
+/* What N ranks would do, send and hold of a case that they do together (docs/mpi.md), on paper. */
+#ifndef ASSAY_HARNESS_RANK_COSTS_H
+#define ASSAY_HARNESS_RANK_COSTS_H
+
+#include "harness/plan/plan.h"
+
+enum { ASSAY_LOOP_GIVEN, ASSAY_LOOP_EXPERTS, ASSAY_LOOP_MEMBERS, ASSAY_LOOPS };
+
+/* A loop whose pieces ranks share; all pieces are of one size here. Operations are those of products (a multiply and an
+ * add are 2), without those of error scales that are propagated; bytes drawn are those of float64. */
+typedef struct assay_shared_loop {
+    int64_t pieces;
+    double operations, drawn, put; /* of all pieces; put: bytes for the first rank */
+    double broadcast;              /* bytes that every rank gets afterwards */
+} assay_shared_loop;
+
+typedef struct assay_shared_work {
+    double operations, drawn; /* of one process: of all loops, and of what every rank does */
+    double first;             /* operations that the first rank does alone */
+    double written;           /* bytes of the file */
+    double memory;            /* of one process */
+    assay_shared_loop loops[ASSAY_LOOPS];
+} assay_shared_work;
+
+extern const char *const assay_loop_names[ASSAY_LOOPS];
+
+assay_shared_work assay_shared_work_of(const assay_plan *plan);
+
+typedef enum assay_rank_quantity {
+    ASSAY_RANK_OPERATIONS,
+    ASSAY_RANK_DRAWN,
+    ASSAY_RANK_SENT,
+    ASSAY_RANK_RECEIVED,
+    ASSAY_RANK_WRITTEN,
+    ASSAY_RANK_MEMORY,
+    ASSAY_RANK_QUANTITIES
+} assay_rank_quantity;
+
+extern const char *const assay_rank_quantity_names[ASSAY_RANK_QUANTITIES];
+
+/* Of the rank that has most of it, where pieces are dealt out evenly, and of all. one: of one process. */
+typedef struct assay_rank_cost {
+    double most, sum, one;
+} assay_rank_cost;
+
+void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_cost costs[ASSAY_RANK_QUANTITIES]);
+
+#endif

@@ -1,0 +1,173 @@
+/* What a case costs ranks on paper, against what real runs of 2 and 4 ranks count. */
+#include "harness/commands/rank_costs.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/golden/golden.h"
+#include "harness/plan/inputs.h"
+#include "harness/plan/plan_make.h"
+#include "harness/tests/thread_ranks.h"
+#include "tests/support/assay_test.h"
+
+/* The reference arithmetic, and a source, that count. */
+static atomic_llong operations, drawn;
+
+static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args *args)
+{
+    atomic_fetch_add(&operations, 2 * args->m * args->n * args->k);
+    return assay_arithmetic_reference.matmul(ctx, args);
+}
+
+typedef struct job {
+    const assay_plan *plan;
+    char path[64];
+    const assay_source *in;
+} job;
+
+static bool has(void *self, const char *path)
+{
+    const assay_source *in = ((const job *)self)->in;
+    return in->has(in->self, path);
+}
+
+static assay_status read_counted(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                 double *out)
+{
+    const assay_source *in = ((const job *)self)->in;
+    atomic_fetch_add(&drawn, count * (int64_t)sizeof *out);
+    return in->read(ctx, in->self, path, first, count, out);
+}
+
+static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                  int32_t *out)
+{
+    const assay_source *in = ((const job *)self)->in;
+    return in->read_i32(ctx, in->self, path, first, count, out);
+}
+
+static assay_status write_golden(assay_context *ctx, void *self)
+{
+    assay_status status;
+    assay_inputs inputs = {0};
+    job j = *(const job *)self;
+    TRY(assay_inputs_open_plan(ctx, &inputs, j.plan, NULL));
+    const assay_source in = assay_inputs_source(&inputs);
+    const assay_source counted = {&j, has, read_counted, read_integers, NULL};
+    j.in = &in;
+    status = assay_golden_write_from(ctx, j.plan, j.path, &counted, true);
+cleanup:
+    assay_inputs_close(&inputs);
+    assay_ranks_end_session(ctx->ranks, status, ctx->message);
+    return status;
+}
+
+/* What of the sizes on paper is only a bound. */
+enum {
+    EXACT = 0,
+    PUT_AT_MOST = 1 << 0,    /* rows beyond a capacity are not sent */
+    DRAWN_AT_LEAST = 1 << 1, /* a layer reads weights again for its backward */
+    UNCOUNTED = 1 << 2,      /* operations: members run in another arithmetic, blocks that are masked are left out */
+};
+
+typedef struct row {
+    const char *name;
+    bool scales, null; /* with error scales; with null distributions */
+    unsigned bounds;
+} row;
+
+static void assert_between(double found, double least, double most)
+{
+    if (!(found >= least && found <= most)) print_error("%.17g, expected %.17g to %.17g\n", found, least, most);
+    assert_true(found >= least && found <= most);
+}
+
+static double without_looks(const assay_plan *plan)
+{
+    assay_precision precisions[16];
+    assay_plan other = *plan;
+    assert_true(plan->precision_count <= 16);
+    memcpy(precisions, plan->precisions, (size_t)plan->precision_count * sizeof *precisions);
+    for (int p = 0; p < plan->precision_count; p++) precisions[p].given_beyond = false;
+    other.precisions = precisions;
+    return assay_shared_work_of(&other).drawn;
+}
+
+/* Everything but which rank has how many pieces follows from the sizes. */
+static void compare(assay_context *ctx, const row *r, assay_case *cases, int count, int size)
+{
+    assay_arithmetic arithmetic = assay_arithmetic_reference;
+    assay_plan plan = {0};
+    job j = {.plan = &plan};
+    thread_ranks ranks = {.size = size, .message = -1, .body = write_golden, .self = &j, .arithmetic = &arithmetic};
+    assay_rank_cost costs[ASSAY_RANK_QUANTITIES];
+    assay_shared_loop expected = {0}, found = {0};
+    int looks = 0;
+    const assay_case *c = NULL;
+    for (int i = 0; i < count; i++)
+        if (strcmp(cases[i].name, r->name) == 0) c = &cases[i];
+    assert_non_null(c);
+    assert_ok(ctx, assay_plan_make(ctx, &plan, c));
+    if (!r->null) {
+        assay_plan_drop(&plan, ASSAY_ROLE_NULL);
+        snprintf(plan.null_left_out, sizeof plan.null_left_out, "left out by the test");
+    }
+    if (!r->scales) assay_plan_drop(&plan, ASSAY_ROLE_ERROR_SCALE);
+    if (!r->scales) plan.precision_count = 0;
+    arithmetic.matmul = counting_matmul;
+    snprintf(j.path, sizeof j.path, "/tmp/rank_costs.%d.h5", (int)getpid());
+    atomic_store(&operations, 0);
+    atomic_store(&drawn, 0);
+    thread_ranks_run(&ranks);
+    unlink(j.path);
+    if (ranks.status[0] != ASSAY_OK) print_error("%s\n", ranks.text[0]);
+    assert_int_equal(ranks.status[0], ASSAY_OK);
+    const assay_shared_work work = assay_shared_work_of(&plan);
+    assay_rank_costs(&work, size, costs);
+    for (int i = 0; i < ASSAY_LOOPS; i++) {
+        expected.pieces += work.loops[i].pieces;
+        expected.put += work.loops[i].put;
+        expected.broadcast += (size - 1) * work.loops[i].broadcast;
+    }
+    for (int i = 0; i < size; i++) {
+        found.pieces += ranks.counted[i].pieces;
+        found.put += (double)ranks.counted[i].put;
+        found.broadcast += (double)ranks.counted[i].broadcast;
+    }
+    assert_int_equal(found.pieces, expected.pieces);
+    assert_between(found.put, (r->bounds & PUT_AT_MOST) != 0 ? 0.9 * expected.put : expected.put, expected.put);
+    assert_between(found.broadcast, expected.broadcast, expected.broadcast);
+    /* a look ends at the first number that the profile's type has not */
+    for (int p = 0; p < plan.precision_count; p++) looks += plan.precisions[p].given_beyond;
+    const double drawn_most = costs[ASSAY_RANK_DRAWN].sum, look = work.drawn - without_looks(&plan);
+    assert_true((looks > 0) == (look > 0));
+    assert_between((double)drawn, drawn_most - size * look,
+                   (r->bounds & DRAWN_AT_LEAST) != 0 ? 2 * drawn_most : drawn_most);
+    if ((r->bounds & UNCOUNTED) == 0)
+        assert_between((double)operations, costs[ASSAY_RANK_OPERATIONS].sum, costs[ASSAY_RANK_OPERATIONS].sum);
+    assay_plan_free(&plan);
+}
+
+TEST(paper_is_what_ranks_count)
+{
+    static const row rows[] = {
+        {"moe/deepseek3-tiny-sparse", false, false, EXACT},
+        {"moe/deepseek3-tiny-sparse", true, false, UNCOUNTED},
+        {"moe/deepseek3-tiny-sparse", true, true, UNCOUNTED},
+        {"moe/mixtral-capacity", true, false, PUT_AT_MOST | UNCOUNTED},
+        {"moe/mixtral-dense", true, false, UNCOUNTED},
+        {"mla/deepseek3-tiny", true, true, UNCOUNTED},
+        {"deepseek_layer/moe", true, true, DRAWN_AT_LEAST | UNCOUNTED},
+        {"rms_norm/small-latents", true, true, UNCOUNTED},
+    };
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int size = 2; size <= 4; size += 2) compare(&ctx, &rows[i], cases, count, size);
+    assay_cases_free(cases, count);
+}
