@@ -96,6 +96,7 @@ TEST(test_shapes_beyond_a_block)
         {.m = 19, .n = 2101, .k = 8},
         {.m = 1, .n = 1, .k = 5003},
         {.m = 17, .n = 49, .k = 797, .padding = 2},
+        {.m = 523, .n = 29, .k = 401, .padding = 1},
     };
     for (size_t i = 0; i < sizeof problems / sizeof *problems; i++) check(&problems[i]);
 }
