@@ -19,9 +19,8 @@ typedef struct assay_matmul_kernels {
     void (*pack_a)(void *panel, const double *from, int64_t ld, bool lines_adjacent, int64_t lines, int64_t k);
     void (*pack_b)(void *panel, const double *from, int64_t ld, bool lines_adjacent, int64_t lines, int64_t k);
 
-    /* A whole tile: c = from (NULL: zeros) followed by k steps of the chain. */
-    void (*tile)(double *c, int64_t ldc, const double *from, int64_t ld_from, const void *a_panel, const void *b_panel,
-                 int64_t k);
+    /* A whole tile: c = (first ? 0 : c) followed by k steps of the chain. */
+    void (*tile)(double *c, int64_t ldc, const void *a_panel, const void *b_panel, int64_t k, bool first);
 
     /* sums [the panel's width]: plus the squares of each line. In float32 only. */
     void (*add_squares_a)(float *sums, const void *panel, int64_t k);

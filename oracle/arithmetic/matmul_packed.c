@@ -1,19 +1,16 @@
 /* A block of A is packed to lie in the second-level cache; each panel of B is packed right before it is used, while the
- * next one is fetched. Chains that go on in a later block wait in tiles that lie one after another: rows of C often lie a
- * multiple of 4 KiB apart, where they and the panels drive each other out of the first-level cache. */
+ * next one is fetched. */
 #include "oracle/arithmetic/matmul_packed.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "oracle/base/memory.h"
 
 enum {
-    BLOCK_ROWS = 512,     /* of A: with BLOCK_STEPS 1.5 MiB of float64 */
-    BLOCK_STEPS = 384,    /* a panel of A: 24 KiB, of B: 72 KiB */
-    BLOCK_COLUMNS = 2304, /* with BLOCK_ROWS 9 MiB of chains that wait */
-    LINE = 8,             /* float64 in a line of cache */
+    BLOCK_ROWS = 512,  /* of A: with BLOCK_STEPS 1.5 MiB of float64 */
+    BLOCK_STEPS = 384, /* a panel of A: 24 KiB, of B: 72 KiB */
+    LINE = 8,          /* float64 in a line of cache */
 };
 /* Multiplications below which a second thread costs more than it gives. */
 static const double WORK_FOR_THREADS = 1 << 18;
@@ -80,7 +77,6 @@ typedef struct packed_work {
     const assay_chains *chains;
     assay_region region;
     char *a_block, *b_panel;
-    double *waiting; /* whole tiles in the order in which they are computed; NULL: all chains end in one block */
     float *of_rows, *of_columns; /* of the region: sums of squares, of whole chains their roots; NULL: nobody asks */
 } packed_work;
 
@@ -147,37 +143,19 @@ static void end_tile(const packed_work *w, int64_t row, int64_t rows, int64_t co
     w->chains->ended(w->chains->self, &where);
 }
 
-static void copy_tile(double *to, int64_t ld_to, const double *from, int64_t ld_from, int64_t rows, int64_t columns)
+/* A tile that C's edge cuts: computed whole aside (what the padding gives is dropped). */
+static void edge_tile(const assay_matmul_kernels *kernels, double *c, int64_t ldc, const void *a_panel,
+                      const void *b_panel, int64_t rows, int64_t columns, int64_t k, bool first)
 {
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < columns; j++) to[i * ld_to + j] = from[i * ld_from + j];
+    double whole[ASSAY_TILE_ROWS_MAX * ASSAY_TILE_COLUMNS_MAX] = {0};
+    const int64_t width = kernels->tile_columns;
+    for (int64_t i = 0; !first && i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) whole[i * width + j] = c[i * ldc + j];
     }
-}
-
-/* A tile's part of the chains. */
-typedef struct tile_part {
-    int64_t row, rows, column, columns; /* of C */
-    const char *a_panel, *b_panel;
-    double *waiting; /* where the chains come from unless they begin, and go to unless they end */
-    int64_t k;
-    bool begins, ends;
-} tile_part;
-
-/* A tile that C's edge cuts is computed whole aside; what the padding gives is dropped. */
-static void multiply_tile(const packed_work *w, const tile_part *t)
-{
-    double aside[ASSAY_TILE_ROWS_MAX * ASSAY_TILE_COLUMNS_MAX];
-    const assay_matmul_kernels *kernels = w->kernels;
-    const int64_t width = kernels->tile_columns, ldc = w->args->ldc;
-    const bool whole = t->rows == kernels->tile_rows && t->columns == width, continues = w->args->accumulate;
-    double *c = w->args->c + t->row * ldc + t->column, *in_c = whole ? c : aside;
-    const int64_t ld_in_c = whole ? ldc : width;
-    if (!whole) memset(aside, 0, sizeof aside);
-    if (!whole && t->begins && continues) copy_tile(aside, width, c, ldc, t->rows, t->columns);
-    const double *from = !t->begins ? t->waiting : continues ? in_c : NULL;
-    kernels->tile(t->ends ? in_c : t->waiting, t->ends ? ld_in_c : width, from, t->begins ? ld_in_c : width, t->a_panel,
-                  t->b_panel, t->k);
-    if (!whole && t->ends) copy_tile(c, ldc, aside, width, t->rows, t->columns);
+    kernels->tile(whole, width, a_panel, b_panel, k, first);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) c[i * ldc + j] = whole[i * width + j];
+    }
 }
 
 /* Fetches share number `share` of `shares` of the B panel at (step, column) into the second-level cache. Its rows lie
@@ -194,75 +172,65 @@ static void prefetch_b(const assay_matmul_args *args, int64_t step, int64_t colu
     }
 }
 
-/* A block of C, and steps [step, step + k). */
-typedef struct block {
-    int64_t row, rows, column, column_end, step, k;
-} block;
-
-static void pack_block_of_a(const packed_work *w, const block *b)
+/* The same for a tile of C that comes next. */
+static void prefetch_c(const double *c, int64_t ldc, const assay_matmul_kernels *kernels)
 {
-    const assay_matmul_kernels *kernels = w->kernels;
-    const steps s = steps_of(w, b->step, b->k);
-    for (int64_t i = 0; i < b->rows; i += kernels->tile_rows) {
-        char *panel = w->a_block + i * b->k * kernels->number;
-        pack_a(w, panel, b->row + i, least(kernels->tile_rows, b->rows - i), &s);
-        if (w->of_rows == NULL || b->column > w->region.column) continue;
-        float *sums = w->of_rows + (b->row + i - w->region.row);
-        take_squares(w, kernels->add_squares_a, panel, b->k, b->step + b->k, sums, kernels->tile_rows);
+    for (int64_t i = 0; i < kernels->tile_rows; i++) {
+        const double *row = c + i * ldc;
+        for (int64_t j = 0; j < kernels->tile_columns; j += LINE) __builtin_prefetch(row + j, 1);
+        __builtin_prefetch(row + kernels->tile_columns - 1, 1);
     }
 }
 
-/* The block of A that is packed in w->a_block times B. */
-static void multiply_block(const packed_work *w, const block *b)
+/* The block of A that is packed in w->a_block, rows [row, row + rows), steps [step, step + k), times B. */
+static void multiply_block(const packed_work *w, int64_t row, int64_t rows, int64_t step, int64_t k)
 {
     const assay_matmul_args *args = w->args;
     const assay_matmul_kernels *kernels = w->kernels;
-    const int64_t tiles = parts_of(b->rows, kernels->tile_rows), width = kernels->tile_columns;
-    const steps s = steps_of(w, b->step, b->k);
-    tile_part tile = {.b_panel = w->b_panel,
-                      .waiting = w->waiting,
-                      .k = b->k,
-                      .begins = b->step == 0,
-                      .ends = b->step + b->k == args->k};
-    for (int64_t j = b->column; j < b->column_end; j += width) {
-        const int64_t next = j + width, next_columns = least(width, w->region.column_end - next);
-        tile.column = j;
-        tile.columns = least(width, b->column_end - j);
-        pack_b(w, j, tile.columns, &s);
-        if (w->of_columns != NULL && b->row == w->region.row) {
+    const int64_t tiles = parts_of(rows, kernels->tile_rows), column_end = w->region.column_end;
+    const bool first = step == 0 && !args->accumulate, last = step + k == args->k;
+    const steps s = steps_of(w, step, k);
+    for (int64_t j = w->region.column; j < column_end; j += kernels->tile_columns) {
+        const int64_t columns = least(kernels->tile_columns, column_end - j);
+        const int64_t next = j + kernels->tile_columns, next_columns = least(kernels->tile_columns, column_end - next);
+        pack_b(w, j, columns, &s);
+        if (w->of_columns != NULL && row == w->region.row) {
             float *sums = w->of_columns + (j - w->region.column);
-            take_squares(w, kernels->add_squares_b, w->b_panel, b->k, b->step + b->k, sums, width);
+            take_squares(w, kernels->add_squares_b, w->b_panel, k, step + k, sums, kernels->tile_columns);
         }
         for (int64_t t = 0; t < tiles; t++) {
-            const int64_t i = t * kernels->tile_rows;
-            tile.row = b->row + i;
-            tile.rows = least(kernels->tile_rows, b->rows - i);
-            tile.a_panel = w->a_block + i * b->k * kernels->number;
+            const int64_t i = t * kernels->tile_rows, tile_rows = least(kernels->tile_rows, rows - i);
+            const char *a_panel = w->a_block + i * k * kernels->number;
+            double *c = args->c + (row + i) * args->ldc + j;
             if (next_columns > 0) prefetch_b(args, s.first, next, next_columns, s.count, t, tiles);
-            multiply_tile(w, &tile);
-            if (tile.ends && w->of_rows != NULL) end_tile(w, tile.row, tile.rows, j, tile.columns);
-            if (tile.waiting != NULL) tile.waiting += kernels->tile_rows * width;
+            if (tile_rows == kernels->tile_rows && columns == kernels->tile_columns) {
+                const bool another = rows - i >= 2 * kernels->tile_rows;
+                if (another && !first) prefetch_c(c + kernels->tile_rows * args->ldc, args->ldc, kernels);
+                kernels->tile(c, args->ldc, a_panel, w->b_panel, k, first);
+            } else {
+                edge_tile(kernels, c, args->ldc, a_panel, w->b_panel, tile_rows, columns, k, first);
+            }
+            if (last && w->of_rows != NULL) end_tile(w, row + i, tile_rows, j, columns);
         }
     }
 }
 
-typedef struct block_sizes {
-    int64_t rows, columns, steps;
-} block_sizes;
-
-static void multiply_region(const packed_work *w, const block_sizes *size)
+static void multiply_region(const packed_work *w, int64_t block_rows, int64_t block_steps)
 {
-    const assay_region *c = &w->region;
-    block b;
-    for (b.column = c->column; b.column < c->column_end; b.column = b.column_end) {
-        b.column_end = least(c->column_end, b.column + size->columns);
-        for (b.row = c->row; b.row < c->row_end; b.row += size->rows) {
-            b.rows = least(size->rows, c->row_end - b.row);
-            for (b.step = 0; b.step < w->args->k; b.step += size->steps) {
-                b.k = least(size->steps, w->args->k - b.step);
-                pack_block_of_a(w, &b);
-                multiply_block(w, &b);
+    for (int64_t p = 0; p < w->args->k; p += block_steps) {
+        const int64_t k = least(block_steps, w->args->k - p);
+        const steps s = steps_of(w, p, k);
+        for (int64_t row = w->region.row; row < w->region.row_end; row += block_rows) {
+            const int64_t rows = least(block_rows, w->region.row_end - row);
+            for (int64_t i = 0; i < rows; i += w->kernels->tile_rows) {
+                char *panel = w->a_block + i * k * w->kernels->number;
+                pack_a(w, panel, row + i, least(w->kernels->tile_rows, rows - i), &s);
+                if (w->of_rows != NULL) {
+                    float *sums = w->of_rows + (row + i - w->region.row);
+                    take_squares(w, w->kernels->add_squares_a, panel, k, p + k, sums, w->kernels->tile_rows);
+                }
             }
+            multiply_block(w, row, rows, p, k);
         }
     }
 }
@@ -273,18 +241,14 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
     const assay_partition cut = assay_partition_of(args, kernels, threads);
     const int parts = cut.rows * cut.columns;
     const int64_t rows = parts_of(cut.row_tiles, cut.rows) * kernels->tile_rows;
+    const int64_t block_rows = even_block(rows, BLOCK_ROWS, kernels->tile_rows);
+    const int64_t block_steps = even_block(args->k, BLOCK_STEPS, LINE);
+    const int64_t a_size = block_rows * block_steps, b_size = kernels->tile_columns * block_steps;
     const int64_t columns = parts_of(cut.column_tiles, cut.columns) * kernels->tile_columns;
-    const block_sizes size = {.rows = even_block(rows, BLOCK_ROWS, kernels->tile_rows),
-                              .columns = even_block(columns, BLOCK_COLUMNS, kernels->tile_columns),
-                              .steps = even_block(args->k, BLOCK_STEPS, LINE)};
-    const int64_t a_size = size.rows * size.steps, b_size = kernels->tile_columns * size.steps;
     void *panels = NULL;
-    double *waiting = NULL;
     float *roots = NULL;
     assay_status status = ASSAY_OK;
     TRY(assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels));
-    if (size.steps < args->k)
-        TRY(assay_alloc_f64(ctx, "chains of a matmul", parts * size.rows * size.columns, &waiting));
     if (chains->ended != NULL) {
         roots = calloc((size_t)(parts * (rows + columns)), sizeof *roots);
         if (roots == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a product's sums of squares"));
@@ -295,14 +259,12 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
         work.region = assay_region_of(args, kernels, &cut, part);
         work.a_block = (char *)panels + part * (a_size + b_size) * kernels->number;
         work.b_panel = work.a_block + a_size * kernels->number;
-        work.waiting = waiting == NULL ? NULL : waiting + part * size.rows * size.columns;
         work.of_rows = roots == NULL ? NULL : roots + part * (rows + columns);
         work.of_columns = roots == NULL ? NULL : work.of_rows + rows;
-        multiply_region(&work, &size);
+        multiply_region(&work, block_rows, block_steps);
     }
 cleanup:
     free(panels);
-    free(waiting);
     free(roots);
     return status;
 }
