@@ -21,7 +21,7 @@ static assay_status take_block(assay_context *ctx, void *self, const char *what,
     void **items = realloc(b->items, ((size_t)b->count + 1) * sizeof *items);
     if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the backend's tensors");
     b->items = items;
-    const assay_status status = assay_alloc(ctx, what, bytes, 1, out);
+    const assay_status status = assay_alloc_aligned(ctx, what, bytes, 1, out);
     if (status == ASSAY_OK) items[b->count++] = *out;
     return status;
 }

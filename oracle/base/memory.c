@@ -29,9 +29,11 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
     return ASSAY_OK;
 }
 
-assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
+/* Blocks of less than `small` bytes as malloc() gives them. */
+static assay_status alloc_block(assay_context *ctx, const char *what, int64_t count, size_t element_size, size_t small,
+                                void **out)
 {
-    enum { LINE = 64, SMALL = 16 << 10, HUGE_PAGE = 2 << 20 };
+    enum { LINE = 64, HUGE_PAGE = 2 << 20 };
     size_t bytes = 0;
     *out = NULL;
     if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) || bytes > SIZE_MAX / 2 - HUGE_PAGE) {
@@ -41,10 +43,20 @@ assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, si
      */
     const size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : LINE;
     bytes = (bytes / alignment + 1) * alignment;
-    *out = bytes < SMALL ? malloc(bytes) : aligned_alloc(alignment, bytes); /* which is several times as slow */
+    *out = bytes < small ? malloc(bytes) : aligned_alloc(alignment, bytes); /* which is several times as slow */
     if (*out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
     if (alignment == HUGE_PAGE) (void)madvise(*out, bytes, MADV_HUGEPAGE);
     return ASSAY_OK;
+}
+
+assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
+{
+    return alloc_block(ctx, what, count, element_size, 16 << 10, out);
+}
+
+assay_status assay_alloc_aligned(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
+{
+    return alloc_block(ctx, what, count, element_size, 0, out);
 }
 
 bool assay_text_close(FILE *out, char **text)

@@ -48,11 +48,14 @@ TEST(memory_is_aligned_and_may_be_empty)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         double *f64 = NULL;
         int32_t *i32 = NULL;
-        void *bytes = NULL;
+        void *bytes = NULL, *line = NULL;
         assert_ok(&ctx, assay_alloc_f64(&ctx, "x", counts[i], &f64));
         assert_ok(&ctx, assay_alloc_i32(&ctx, "x", counts[i], &i32));
         assert_ok(&ctx, assay_alloc(&ctx, "x", counts[i], 3, &bytes));
         assert_non_null(f64);
+        assert_ok(&ctx, assay_alloc_aligned(&ctx, "x", counts[i], 3, &line));
+        assert_int_equal((uintptr_t)line % 64, 0);
+        free(line);
         const size_t alignment = counts[i] == 6000 ? 64 : 16;
         assert_int_equal((uintptr_t)f64 % alignment, 0);
         assert_int_equal((uintptr_t)i32 % alignment, 0);
