@@ -33,7 +33,7 @@ static assay_quantize_config config_of(const assay_case *c)
                                    .ties_down = strcmp(m->quant_ties.text, "down") == 0,
                                    .negative_zero = m->quant_negative_zero,
                                    .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
-                                   .smallest_amax = m->quant_smallest_amax,
+                                   .smallest_amax = (float)m->quant_smallest_amax,
                                    .largest_of_input = assay_dtype_max(c->dtype)};
 }
 
@@ -126,8 +126,7 @@ static assay_status run_quantize(assay_context *ctx, const assay_case *c, const 
 {
     assay_status status;
     (void)precisions, (void)precision_count; /* bits have no error scale */
-    assay_quantize_config q = config_of(c);
-    q.smallest_amax = assay_dtype_round(ASSAY_FLOAT32, q.smallest_amax, false);
+    const assay_quantize_config q = config_of(c);
     const int64_t count = q.rows * assay_quantize_row(&q), scales = assay_quantize_scales(&q);
     double *x = NULL;
     int32_t *codes = NULL, *scale = NULL, tensor_scale = 0;
@@ -142,6 +141,47 @@ cleanup:
     free(x);
     free(codes);
     free(scale);
+    return status;
+}
+
+/* turned [columns,rows] to out [rows,columns]. */
+static void turn(int64_t rows, int64_t columns, const int32_t *turned, int32_t *out)
+{
+    for (int64_t i = 0; i < rows * columns; i++) out[i] = turned[i % columns * rows + i / columns];
+}
+
+assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                           const assay_sink *out)
+{
+    assay_status status;
+    const assay_quantize_config q = config_of(c);
+    const int64_t size = q.rows * q.columns, scales = assay_quantize_scales(&q);
+    const assay_dims blocks = scale_dims(&q);
+    assay_block_format format = *q.format;
+    assay_quantize_config other = q;
+    double *x = NULL, *x_turned = NULL;
+    int32_t *codes = NULL, *scale = NULL, *turned = NULL, tensor_scale = 0;
+    format.rows = q.format->columns, format.columns = q.format->rows;
+    other.rows = q.columns, other.columns = q.rows, other.format = &format, other.pack = false;
+    TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
+    TRY(assay_alloc_f64(ctx, "x, turned", size, &x_turned));
+    TRY(assay_alloc_i32(ctx, "quantize", size, &codes));
+    TRY(assay_alloc_i32(ctx, "quantize", size, &turned));
+    TRY(assay_alloc_i32(ctx, "quantize", scales, &scale));
+    for (int64_t i = 0; i < size; i++) x_turned[i % q.columns * q.rows + i / q.columns] = x[i];
+    TRY(assay_quantize(ctx, turned, scale, &tensor_scale, x_turned, &other));
+    turn(q.rows, q.columns, turned, codes);
+    turn(blocks.dims[0], blocks.dims[1], scale, turned);
+    for (int64_t i = 0; q.pack && i < size / 2; i++) codes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
+    if (format.tensor_scale) TRY(assay_write_result_i32(ctx, out, "outputs/tensor_scale", 1, &tensor_scale));
+    TRY(assay_write_result_i32(ctx, out, "outputs/scale", scales, turned));
+    TRY(assay_write_result_i32(ctx, out, "outputs/codes", q.rows * assay_quantize_row(&q), codes));
+cleanup:
+    free(x);
+    free(x_turned);
+    free(codes);
+    free(scale);
+    free(turned);
     return status;
 }
 
@@ -211,8 +251,7 @@ cleanup:
 
 static assay_status second_quantize(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
-    assay_quantize_config q = config_of(c);
-    q.smallest_amax = (float)q.smallest_amax;
+    const assay_quantize_config q = config_of(c);
     return spec_quantize(ctx, &q, in, out);
 }
 

@@ -136,6 +136,8 @@ def take(path: str, value: Any, expects_integers: bool) -> tuple[np.ndarray[Any,
         value, said = value
     array, name = take_torch(value) if is_torch(value) else (as_numpy(path, value), None)
     name = said or name or array.dtype.name
+    if expects_integers and name in NARROW and name != "bfloat16":  # codes and scales, which are judged as integers
+        array, name = np.asarray(array, order="C").view(np.uint8), "uint8"
     if name in ("bool", "int8", "uint8", "int16", "uint16", "int64", "uint32", "uint64"):
         if name == "uint16" and not expects_integers:
             name = "bfloat16"
