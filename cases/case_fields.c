@@ -65,20 +65,26 @@ static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assa
     return ASSAY_OK;
 }
 
+/* Of no tensor that is drawn: integers, and scales, which have neither 0 nor a sign. */
+static bool is_no_grid(assay_dtype type)
+{
+    return type == ASSAY_INT32 || type == ASSAY_FLOAT8_E8M0FNU;
+}
+
 assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_dtype *type)
 {
     char name[ASSAY_TEXT_SIZE];
     assay_dtype read;
     assay_status status = assay_yaml_text(y, node, what, name, sizeof name);
     RETURN_IF(status != ASSAY_OK, status);
-    if (assay_dtype_from_name(name, &read) && read != ASSAY_INT32) {
+    if (assay_dtype_from_name(name, &read) && !is_no_grid(read)) {
         *type = read;
         return ASSAY_OK;
     }
     char wanted[256] = "";
     size_t used = 0;
     for (int i = 0; i < ASSAY_DTYPE_COUNT; i++) {
-        if (i == ASSAY_INT32) continue;
+        if (is_no_grid((assay_dtype)i)) continue;
         const char *comma = used > 0 ? ", " : "one of ";
         used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", comma, assay_dtype_name((assay_dtype)i));
     }

@@ -43,6 +43,13 @@ static void write_maxtext_key(FILE *out, const char *name, const char *value)
     fprintf(out, "\n");
 }
 
+/* Of a case without a format the rules of quantising say nothing, and its text is as it was before there were any. */
+static bool says_nothing(const assay_case *c, int key)
+{
+    return key >= ASSAY_KEY_AT_quant_format && key <= ASSAY_KEY_AT_pack_codes &&
+           c->config.quant_format.text[0] == '\0' && !assay_case_says_key(c, key);
+}
+
 /* The model under the name it came with, and under config a name that was given over it. */
 static void write_config(FILE *out, const assay_case *c, bool all)
 {
@@ -51,6 +58,7 @@ static void write_config(FILE *out, const assay_case *c, bool all)
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         const assay_model_key *key = &assay_model_keys[i];
         const bool named = strcmp(key->name, "model_name") == 0;
+        if (says_nothing(c, i)) continue;
         if (!all && !assay_case_says_key(c, i) && !(named && c->model[0] != '\0')) continue;
         if (named) {
             write_text(out, "  model_name: ", c->model);

@@ -25,6 +25,8 @@ enum {
     ASSAY_PART_SORT = 1 << 10,     /* copies of tokens by expert */
     ASSAY_PART_COMBINE = 1 << 11,  /* and back */
     ASSAY_PART_SHARING = 1 << 12,  /* attention whose heads may share keys, with windows and sinks */
+    ASSAY_PART_QUANTIZE = 1 << 13,
+    ASSAY_PART_DEQUANTIZE = 1 << 14,
 };
 
 /* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change. */

@@ -7,6 +7,7 @@
 #include "cases/decoder_block.h"
 #include "cases/routing_method.h"
 #include "cases/yaml_text.h"
+#include "oracle/base/block_format.h"
 
 #define DEFAULT_I(value) value
 #define DEFAULT_D(value) value
@@ -60,6 +61,9 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const SCORE_FUNCS[] = {"", "sigmoid", "softmax", "sqrtsoftplus", NULL};
     static const char *const GROUP_SCORES[] = {"", "top2_sum", "max", NULL};
     static const char *const GMM_LAYOUTS[] = {"ragged", "contiguous", "masked", "psum", "k_grouped", NULL};
+    static const char *const QUANT_SCALES[] = {"divide", "multiply", "invert", NULL};
+    static const char *const QUANT_ROUNDINGS[] = {"nearest", "up", "down", NULL};
+    static const char *const QUANT_TIES[] = {"even", "down", NULL};
     static const char *const SCOPES[] = {"sequence", "batch", "global", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
     static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
@@ -70,6 +74,10 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     };
     if (strcmp(key->name, "decoder_block") == 0) return assay_decoder_block_names;
     if (strcmp(key->name, "routing_method") == 0) return assay_routing_method_names;
+    if (strcmp(key->name, "quant_format") == 0) return assay_block_format_names;
+    if (strcmp(key->name, "quant_scale") == 0) return QUANT_SCALES;
+    if (strcmp(key->name, "quant_scale_rounding") == 0) return QUANT_ROUNDINGS;
+    if (strcmp(key->name, "quant_ties") == 0) return QUANT_TIES;
     if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;
     if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
     if (strcmp(key->name, "gmm_layout") == 0) return GMM_LAYOUTS;

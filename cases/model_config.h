@@ -119,6 +119,15 @@
     X(S, function, "")                                                                                                 \
     X(I, top_k_in_group, 2)                                                                                            \
     X(B, merge_gating_gmm, false)                                                                                      \
+    X(S, quant_format, "")                                                                                             \
+    X(S, quant_scale, "divide")                                                                                        \
+    X(S, quant_scale_rounding, "nearest")                                                                              \
+    X(B, quant_subnormal_scale, true)                                                                                  \
+    X(D, quant_smallest_amax, 0.0)                                                                                     \
+    X(B, quant_saturate, true)                                                                                         \
+    X(S, quant_ties, "even")                                                                                           \
+    X(B, quant_negative_zero, true)                                                                                    \
+    X(B, pack_codes, true)                                                                                             \
     X(I, layer_axis, 0)                                                                                                \
     X(S, remat_policy, "full")                                                                                         \
     ASSAY_CHECKPOINT_KEY_TABLE(X)

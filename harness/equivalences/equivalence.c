@@ -357,6 +357,12 @@ static bool other_layout(const assay_case *c, assay_other_form *form)
     return is_op(c, "gmm");
 }
 
+static bool other_blocks(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_quantize_run_transposed;
+    return is_op(c, "quantize");
+}
+
 /* Every expert once. */
 static bool other_replicas(const assay_case *c, assay_other_form *form)
 {
@@ -422,7 +428,8 @@ static bool other_blas(const assay_case *c, assay_other_form *form)
     (void)c;
     const bool reference = form->ctx.arithmetic == &assay_arithmetic_reference;
     form->ctx.arithmetic = reference ? &assay_arithmetic_blas : &assay_arithmetic_reference;
-    return !is_op(c, "permute") && !is_op(c, "unpermute") && !is_op(c, "rms_norm") && !is_op(c, "yarn_rope");
+    return !is_op(c, "permute") && !is_op(c, "unpermute") && !is_op(c, "rms_norm") && !is_op(c, "yarn_rope") &&
+           !is_op(c, "quantize") && !is_op(c, "dequantize");
 }
 
 /* A list of microbatches has its rows in another order on another mesh. */
@@ -468,6 +475,7 @@ const assay_equivalence assay_equivalences[] = {
     {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
     {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, true, other_replicas},
     {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},
+    {"quantized-transposed", "the transposed tensor in transposed blocks, or the tensor itself", ASSAY_HOLDS_BITS, false, other_blocks},
     {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
     {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},

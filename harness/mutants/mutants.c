@@ -32,6 +32,8 @@
 #define GROUPS ASSAY_PART_GROUPS
 #define SORT ASSAY_PART_SORT
 #define COMBINE ASSAY_PART_COMBINE
+#define QUANTIZE ASSAY_PART_QUANTIZE
+#define DEQUANTIZE ASSAY_PART_DEQUANTIZE
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
 #define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
@@ -167,6 +169,43 @@ const assay_mutant assay_mutants[] = {
      .each = true, .golden_choice = true, .whole_blocks = 64},
     {"contraction_cut_to_128", "contracted axes are cut to whole blocks of 128", "28", WITH_LINEAR, ASSAY_NOWHERE,
      .each = true, .golden_choice = true, .whole_blocks = 128},
+
+    /* codes and scales */
+    {"ties_other", "ties of e2m1 go down instead of to even, or the reverse", "87", QUANTIZE, ASSAY_ALONE,
+     .configure = assay_edit_other_ties},
+    {"scale_rounding_other", "scales are rounded down instead of up, or the reverse; or not to powers of two", "44, 87",
+     QUANTIZE, ASSAY_ALONE, .configure = assay_edit_other_scale_rounding},
+    {"scale_division_other", "amax times the reciprocal of the largest instead of over it, or the reverse", "87",
+     QUANTIZE, ASSAY_ALONE, .configure = assay_edit_other_scale_division},
+    {"smallest_amax_missing", "amax has no least value", "87", QUANTIZE, ASSAY_ALONE, KEY(quant_smallest_amax, TO, 0)},
+    {"saturation_missing", "elements beyond the largest become NaN or infinite", "87", QUANTIZE, ASSAY_ALONE,
+     KEY(quant_saturate, FLIP, 0)},
+    {"zero_sign_other", "zeros lose their sign, or keep it", "", QUANTIZE, ASSAY_ALONE,
+     KEY(quant_negative_zero, FLIP, 0)},
+    {"subnormal_scale_other", "2^-127 is no scale, or is one", "87", QUANTIZE, ASSAY_ALONE,
+     KEY(quant_subnormal_scale, FLIP, 0)},
+    {"codes_swapped_in_byte", "of two codes in a byte the first is in the high bits", "85", QUANTIZE, ASSAY_ALONE,
+     INTEGERS("outputs", assay_edit_swap_nibbles, .named = "codes")},
+    {"scale_code_off_by_one", "the code of every scale is one too large", "87", QUANTIZE, ASSAY_ALONE,
+     INTEGERS("outputs", assay_edit_increment, .named = "scale")},
+    {"scale_codes_rolled", "scales belong to the block after", "42, 84", QUANTIZE, ASSAY_ALONE,
+     INTEGERS("outputs", assay_edit_roll_integers, .named = "scale")},
+    {"codes_read_swapped", "of two codes in a byte the high bits are read first", "85", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("inputs/codes", assay_edit_swap_nibbles)},
+    {"scale_of_next_block", "scales of the block after, along the row", "42, 84", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("inputs/scale", assay_edit_roll, .by = -1)},
+    {"scale_of_next_rows", "scales of the block below", "42, 84", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("inputs/scale", assay_edit_roll, .by = 0)},
+    {"scale_transposed", "scales lie along the other axis", "84", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("inputs/scale", assay_edit_transpose)},
+    {"scale_doubled", "the exponent of every scale is one too large", "87", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("inputs/scale", assay_edit_scale, .by = 2)},
+    {"scales_missing", "codes are taken for numbers", "43", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("inputs/scale", assay_edit_replace, .by = 1)},
+    {"tensor_scale_missing", "the scale of the tensor is left out", "86", DEQUANTIZE, ASSAY_ALONE,
+     INPUTS("tensor_scale", assay_edit_replace, .by = 1)},
+    {"tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86", DEQUANTIZE,
+     ASSAY_ALONE, INPUTS("tensor_scale", assay_edit_invert)},
 
     {"local_ids_global", "global expert ids index the experts that a rank has", "20", EXPERTS, ASSAY_IN_BLOCKS,
      KEY(local_expert_offset, TO, 0)},

@@ -31,6 +31,8 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
     assay_edit_other_rope_type, assay_edit_other_epsilon, assay_edit_longer_window, assay_edit_no_window,
     assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities, assay_edit_other_windows,
     assay_edit_other_method, assay_edit_masked_at_zero;
+/* Of the rules of quantising (mutants_quantize.c). */
+assay_case_edit assay_edit_other_ties, assay_edit_other_scale_rounding, assay_edit_other_scale_division;
 
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
@@ -55,6 +57,8 @@ assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_oth
 /* Of the layouts of grouped products (mutants_layouts.c). */
 assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_cut_to_blocks,
     assay_edit_group_of_first_row;
+/* Of codes and scales (mutants_quantize.c). */
+assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert;
 /* Of replicas of experts (mutants_layouts.c). */
 assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
 /* Of a choice that is given (mutants_choice.c). */

@@ -149,6 +149,9 @@ assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, con
 /* A gmm case with the same rows in another layout, and its results where the case has them. */
 assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case *c, const assay_source *in,
                                            const assay_sink *out);
+/* A quantize case by its transposed tensor in transposed blocks, and its results turned back. */
+assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                           const assay_sink *out);
 /* The mesh of a case. */
 assay_mesh assay_mesh_of(const assay_case *c);
 /* Of an operation with its heads over the mesh: refuses what splits no heads. */

@@ -77,7 +77,9 @@ typedef struct assay_operation {
     X(deepseek_stack)                                                                                                  \
     X(decoder_layer)                                                                                                   \
     X(decoder_stack)                                                                                                   \
-    X(batch_split)
+    X(batch_split)                                                                                                     \
+    X(quantize)                                                                                                        \
+    X(dequantize)
 
 #define X(name) extern const assay_operation assay_op_##name;
 ASSAY_OPERATIONS(X)

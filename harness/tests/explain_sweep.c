@@ -282,6 +282,14 @@ static void mix_two(subject *s, assay_tensor_set *results)
     }
 }
 
+/* Without them the two are one. */
+static bool has_gradients(const assay_tensor_set *results)
+{
+    bool found = false;
+    for (int i = 0; i < results->count; i++) found |= results->items[i].spec.role == ASSAY_ROLE_GRADIENT;
+    return found;
+}
+
 /* Weights, or where there are none the first input, of another model. */
 static bool other_weights(const assay_mutation *m)
 {
@@ -312,6 +320,7 @@ static void try_unknown(subject *s, bool verbose, tally *t)
             make(s, &other, &results, &applies);
         } else {
             require(s, assay_tensor_set_copy(&s->t.ctx, &s->noisy, &results));
+            applies = changes[i].change != mix_two || has_gradients(&results);
             changes[i].change(s, &results);
         }
         if (applies)

@@ -8,10 +8,10 @@
 
 static const char *const DISTRIBUTIONS[] = {"normal",       "uniform",    "integers", "constant", "near_ties",
                                             "block_powers", "row_powers", "cancel",   "bell",     "ramp"};
-static const char *const TYPES[] = {"float64", "float32",       "tfloat32",    "bfloat16",
-                                    "float16", "float8_e4m3fn", "float8_e5m2", "int32"};
-static const size_t BYTES[] = {8, 4, 4, 2, 2, 1, 1, 4};
-enum { INT32 = 7 };
+static const char *const TYPES[] = {"float64",       "float32",     "tfloat32",      "bfloat16", "float16",
+                                    "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int32"};
+static const size_t BYTES[] = {8, 4, 4, 2, 2, 1, 1, 1, 4};
+enum { INT32 = 8 };
 
 static int place_of(const char *name, const char *const *names, int count)
 {
@@ -60,7 +60,7 @@ int main(void)
                    &count, &t.row, distribution, &t.mean, &t.scale, &t.low, &t.high, file) != 11) {
             return 2;
         }
-        const int stored = place_of(type, TYPES, 8), kind = place_of(distribution, DISTRIBUTIONS, 10);
+        const int stored = place_of(type, TYPES, INT32 + 1), kind = place_of(distribution, DISTRIBUTIONS, 10);
         unsigned char *out = (unsigned char *)calloc((size_t)count + 1, 8);
         if (stored < 0 || out == NULL) return 2;
         t.key = assay_draw_key(seed, path);

@@ -13,7 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-ALL = ["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
+ALL = ["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
 SEEDS = ["1", "18446744073709551615", "4294967296"]
 # a case with its settings, the types it is asked for in, the distributions that it is here for
 CASES = [
@@ -73,20 +73,21 @@ def fills(shown: str) -> list:
 
 
 def bits(dtype: str, values: np.ndarray) -> np.ndarray:
-    """The code of each number. fp8 has all of its numbers in a table, by value."""
+    """The code of each number. fp8 and fp4 have all of its numbers in a table, by value."""
     if dtype == "bfloat16":
         return values.astype(np.float32).view(np.uint32) >> 16
-    if dtype.startswith("float8"):
-        table = np.array([number_of(dtype, code) for code in range(128)])
+    if dtype.startswith(("float8", "float4")):
+        sign = 8 if dtype == "float4_e2m1fn" else 0x80
+        table = np.array([number_of(dtype, code) for code in range(sign)])
         code = np.argmax(table == np.abs(values)[..., None], axis=-1)
         code[np.isnan(values)] = 0x7F
-        return (code | np.where(np.signbit(values) & ~np.isnan(values), 0x80, 0)).astype(np.uint8)
+        return (code | np.where(np.signbit(values) & ~np.isnan(values), sign, 0)).astype(np.uint8)
     kind = np.int32 if dtype == "int32" else dtype
     return values.astype(kind).view(CODES[dtype])
 
 
 def number_of(dtype: str, code: int) -> float:
-    fraction, bias = (3, 7) if dtype == "float8_e4m3fn" else (2, 15)
+    fraction, bias = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15), "float4_e2m1fn": (1, 1)}[dtype]
     exponent, whole = code >> fraction, code & ((1 << fraction) - 1)
     if dtype == "float8_e4m3fn" and code == 0x7F or dtype == "float8_e5m2" and code > 0x7C:
         return np.nan

@@ -25,7 +25,9 @@ typedef enum assay_backend_type {
     ASSAY_BACKEND_FLOAT16 = 3,
     ASSAY_BACKEND_FLOAT8_E4M3FN = 4,
     ASSAY_BACKEND_FLOAT8_E5M2 = 5,
-    ASSAY_BACKEND_INT32 = 6
+    ASSAY_BACKEND_INT32 = 6,
+    ASSAY_BACKEND_FLOAT4_E2M1FN = 7, /* a code a byte, in the low four bits */
+    ASSAY_BACKEND_FLOAT8_E8M0FNU = 8
 } assay_backend_type;
 
 /* A tensor of the request. */

@@ -272,7 +272,8 @@ typedef enum assay_draw_type {
     ASSAY_DRAW_BFLOAT16,
     ASSAY_DRAW_FLOAT16,
     ASSAY_DRAW_FLOAT8_E4M3FN, /* has no infinity, and one NaN without a sign */
-    ASSAY_DRAW_FLOAT8_E5M2
+    ASSAY_DRAW_FLOAT8_E5M2,
+    ASSAY_DRAW_FLOAT4_E2M1FN /* a code a byte; has no infinity and no NaN: what is larger than 6 is 6 */
 } assay_draw_type;
 
 typedef struct assay_draw_grid {
@@ -315,6 +316,13 @@ ASSAY_DRAW_FUNCTION assay_draw_grid assay_draw_grid_of(assay_draw_type type)
         g.largest = 57344;
         g.beyond = 0x7Cu;
         g.nan = 0x7Eu;
+    } else if (type == ASSAY_DRAW_FLOAT4_E2M1FN) {
+        g.bits = 4;
+        g.fraction = 1;
+        g.least = 0;
+        g.largest = 6;
+        g.beyond = 7u;
+        g.nan = 8u;
     }
     return g;
 }

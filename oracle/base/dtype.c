@@ -45,6 +45,11 @@ assay_dtype_grid assay_dtype_grid_of(assay_dtype type)
         g.beyond = NAN;
         g.first_nan_code = g.nan_code = 0x7f;
     }
+    if (type == ASSAY_FLOAT4_E2M1FN) { /* every code is a number */
+        g.sign_bit = 3;
+        g.limit = g.beyond = g.max;
+        g.first_nan_code = g.nan_code = 8;
+    }
     return g;
 }
 
@@ -112,8 +117,25 @@ static double round_to_int32(double x)
     return nearest;
 }
 
+enum { E8M0_BIAS = 127, E8M0_NAN = 0xff };
+
+static uint8_t encode_e8m0(double x)
+{
+    int exponent = 0;
+    if (!(x >= 0 && x < 0x1.8p127)) return E8M0_NAN;
+    if (x < 0x1p-127) return 0;
+    const bool up = frexp(x, &exponent) >= 0.75;
+    return (uint8_t)(exponent - 1 + up + E8M0_BIAS);
+}
+
+static double decode_e8m0(uint8_t code)
+{
+    return code == E8M0_NAN ? (double)NAN : power_of_two(code - E8M0_BIAS);
+}
+
 double assay_dtype_round(assay_dtype type, double x, bool saturate)
 {
+    if (type == ASSAY_FLOAT8_E8M0FNU) return decode_e8m0(encode_e8m0(x));
     if (type == ASSAY_FLOAT64) return x;
     if (type == ASSAY_INT32) return round_to_int32(x);
     assay_dtype_grid g = assay_dtype_grid_of(type);
@@ -127,6 +149,8 @@ void assay_dtype_round_many(assay_dtype type, int64_t count, const double *x, do
         memmove(y, x, (size_t)count * sizeof *y);
     } else if (type == ASSAY_INT32) {
         for (int64_t i = 0; i < count; i++) y[i] = round_to_int32(x[i]);
+    } else if (type == ASSAY_FLOAT8_E8M0FNU) {
+        for (int64_t i = 0; i < count; i++) y[i] = decode_e8m0(encode_e8m0(x[i]));
     } else {
         const assay_dtype_grid grid = assay_dtype_grid_of(type);
         kernels()->round(&grid, count, x, y);
@@ -145,6 +169,8 @@ void assay_dtype_encode(assay_dtype type, int64_t count, const double *x, void *
         encode_float64(count, x, bytes);
     } else if (type == ASSAY_INT32) {
         for (int64_t i = 0; i < count; i++) ((int32_t *)bytes)[i] = (int32_t)x[i];
+    } else if (type == ASSAY_FLOAT8_E8M0FNU) {
+        for (int64_t i = 0; i < count; i++) ((uint8_t *)bytes)[i] = encode_e8m0(x[i]);
     } else {
         const assay_dtype_grid grid = assay_dtype_grid_of(type);
         kernels()->encode(&grid, count, x, bytes);
@@ -157,6 +183,8 @@ void assay_dtype_decode(assay_dtype type, int64_t count, const void *bytes, doub
         memcpy(x, bytes, (size_t)count * sizeof *x);
     } else if (type == ASSAY_INT32) {
         for (int64_t i = 0; i < count; i++) x[i] = ((const int32_t *)bytes)[i];
+    } else if (type == ASSAY_FLOAT8_E8M0FNU) {
+        for (int64_t i = 0; i < count; i++) x[i] = decode_e8m0(((const uint8_t *)bytes)[i]);
     } else {
         const assay_dtype_grid grid = assay_dtype_grid_of(type == ASSAY_TFLOAT32 ? ASSAY_FLOAT32 : type);
         kernels()->decode(&grid, count, bytes, x);

@@ -2,7 +2,12 @@
  *
  * Rounding is to nearest, ties to even, subnormals kept. Overflow: IEEE types (and e5m2) round to infinity as IEEE 754
  * says; e4m3fn has no infinity and rounds to NaN (as ml_dtypes does). With `saturate` every overflow of the fp8 types
- * and an infinity become the largest finite value instead (as the OCP FP8 specification's saturating mode). */
+ * and an infinity become the largest finite value instead (as the OCP FP8 specification's saturating mode).
+ *
+ * e2m1 (OCP MX specification 1.0, 5.3.3) has neither infinity nor NaN: what is larger than 6 is 6, infinity too; NaN stays
+ * NaN when it is rounded and is stored as -0. One code a byte, in the low four bits. e8m0 (5.4.1) is a scale: powers of
+ * two from 2^-127 to 2^127 without a sign or 0. Less than 2^-127, 0 too, is 2^-127; a tie goes to the larger power; above 1.5
+ * times 2^127, and below 0, is NaN. */
 #ifndef ASSAY_BASE_DTYPE_H
 #define ASSAY_BASE_DTYPE_H
 
@@ -19,6 +24,8 @@
     X(ASSAY_FLOAT16, "float16", 2, 11, -14, 15)                                                                        \
     X(ASSAY_FLOAT8_E4M3FN, "float8_e4m3fn", 1, 4, -6, 8)                                                               \
     X(ASSAY_FLOAT8_E5M2, "float8_e5m2", 1, 3, -14, 15)                                                                 \
+    X(ASSAY_FLOAT4_E2M1FN, "float4_e2m1fn", 1, 2, 0, 2)                                                                \
+    X(ASSAY_FLOAT8_E8M0FNU, "float8_e8m0fnu", 1, 1, -127, 127)                                                         \
     X(ASSAY_INT32, "int32", 4, 0, 0, 0) /* indices, counts and masks; not a float type */
 
 typedef enum assay_dtype {

@@ -15,7 +15,7 @@ typedef struct assay_dtype_grid {
     int64_t first_nan_code, nan_code; /* nan_code: the one that is written */
 } assay_dtype_grid;
 
-/* Not for float64 and int32, which need none. */
+/* Not for float64, int32 and e8m0, which need none. */
 assay_dtype_grid assay_dtype_grid_of(assay_dtype type);
 
 typedef struct assay_dtype_kernels {

@@ -17,6 +17,7 @@
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/gqa.h"
+#include "oracle/ops/quantize.h"
 
 typedef __float128 spec_quad;
 
@@ -109,6 +110,13 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *con
  * or, of up in fused weights, H + h. weight: ASSAY_MLP_WI, WI_0, WI_1 or WO. */
 int64_t spec_kernel_place(const assay_moe_config *config, const assay_sharding *sharding, int weight, int64_t e,
                           int64_t d, int64_t h);
+
+/* inputs/x [T,D] -> outputs/codes, outputs/scale, outputs/tensor_scale [1]?, all bits (oracle/ops/quantize.h) */
+assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *config, const spec_tensors *in,
+                           spec_tensors *out);
+/* inputs/codes, of which two e2m1 are a byte with config->pack, inputs/scale, inputs/tensor_scale [1]? -> outputs/y [T,D] */
+assay_status spec_dequantize(assay_context *ctx, const assay_quantize_config *config, const spec_tensors *in,
+                             spec_tensors *out);
 
 /* inputs/x [B,S,N,Dr], inputs/positions [B,S] -> outputs/y [B,S,N,Dr] */
 assay_status spec_yarn_rope(assay_context *ctx, const assay_rope_config *config, const spec_tensors *in,

@@ -23,6 +23,8 @@ TYPES = {
     "float8_e4m3fn": "u1",
     "float8_e5m2": "u1",
     "int32": "<i4",
+    "float4_e2m1fn": "u1",
+    "float8_e8m0fnu": "u1",
 }
 TYPE_NAMES = tuple(TYPES)
 

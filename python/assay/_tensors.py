@@ -13,7 +13,7 @@ from . import _library as lib
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
 
-NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # numpy has none of them
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float8_e8m0fnu")  # numpy has none of them
 
 
 class Bits(NamedTuple):
@@ -26,7 +26,7 @@ class Bits(NamedTuple):
 def bits(array: Any, type: str) -> Bits:  # noqa: A002
     """Says what the bits in an integer array are: ``assay.bits(y, "float8_e4m3fn")``, for a result of `Case.check`.
 
-    `type` is bfloat16, float8_e4m3fn, float8_e5m2 or float16. uint16 needs no such word: it is taken for bfloat16.
+    `type` is bfloat16, float8_e4m3fn, float8_e5m2, float4_e2m1fn (a code a byte), float8_e8m0fnu or float16. uint16 needs no such word: it is taken for bfloat16.
     """
     width = {**{name: np.dtype(lib.TYPES[name]).itemsize for name in NARROW}, "float16": 2}.get(type)
     if width is None:
@@ -42,7 +42,7 @@ def itemsize(array: Any) -> int:
 
 
 def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # noqa: A002
-    """The numbers that bits stand for, exactly: uint16 (bfloat16) or uint8 (float8_e4m3fn, float8_e5m2) to float32."""
+    """The numbers that bits stand for, exactly: uint16 (bfloat16) or uint8 (fp8 and fp4) to float32."""
     raw = np.asarray(bits(array, type).array)
     raw = raw.view(f"u{raw.dtype.itemsize}")
     if type == "bfloat16":
@@ -50,6 +50,12 @@ def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # n
     if type == "float16":
         return raw.view(np.float16).astype(np.float32)
     codes = np.arange(256, dtype=np.int32)
+    if type == "float8_e8m0fnu":
+        powers: np.ndarray[Any, Any] = np.ldexp(np.float32(1), codes - 127)
+        return np.where(codes == 0xFF, np.float32(np.nan), powers).astype(np.float32)[raw]
+    if type == "float4_e2m1fn":
+        sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+        return np.where(raw & 8, -sizes[raw & 7], sizes[raw & 7]).astype(np.float32)
     mantissa_bits, bias = (3, 7) if type == "float8_e4m3fn" else (2, 15)
     exponent, mantissa = (codes & 0x7F) >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     value = np.ldexp(
@@ -130,6 +136,8 @@ def take(path: str, value: Any, expects_integers: bool) -> tuple[np.ndarray[Any,
         value, said = value
     array, name = take_torch(value) if is_torch(value) else (as_numpy(path, value), None)
     name = said or name or array.dtype.name
+    if expects_integers and name in NARROW and name != "bfloat16":  # codes and scales, which are judged as integers
+        array, name = np.asarray(array, order="C").view(np.uint8), "uint8"
     if name in ("bool", "int8", "uint8", "int16", "uint16", "int64", "uint32", "uint64"):
         if name == "uint16" and not expects_integers:
             name = "bfloat16"

@@ -45,6 +45,13 @@ def test_taken(value: object, name: str, bits: object) -> None:
     np.testing.assert_array_equal(array, np.array(bits, array.dtype))
 
 
+def test_codes_are_taken_as_integers() -> None:
+    codes = assay.bits(np.array([0x38, 0xFE], np.uint8), "float8_e4m3fn")
+    array, found = _tensors.take("outputs/codes", codes, True)
+    assert found == "int32"
+    np.testing.assert_array_equal(array, [0x38, 0xFE])
+
+
 def test_taken_by_protocol() -> None:
     class Array:
         def __array__(self, *_: object) -> np.ndarray:
@@ -105,7 +112,10 @@ def test_to_float32() -> None:
     np.testing.assert_array_equal(assay.to_float32(values.view(torch.int16).numpy()), values.float().numpy())
     e4m3 = {0x38: 1.0, 0x7E: 448.0, 0xFE: -448.0, 0x01: 2.0**-9, 0x08: 2.0**-6, 0x00: 0.0, 0x7F: np.nan}
     e5m2 = {0x3C: 1.0, 0x7B: 57344.0, 0x01: 2.0**-16, 0xFC: -np.inf, 0x7E: np.nan, 0x04: 2.0**-14}
-    for name, table in (("float8_e4m3fn", e4m3), ("float8_e5m2", e5m2)):
+    e2m1 = {0x00: 0.0, 0x01: 0.5, 0x03: 1.5, 0x07: 6.0, 0x08: -0.0, 0x0D: -3.0, 0x0F: -6.0}
+    e8m0 = {0x00: 2.0**-127, 0x01: 2.0**-126, 0x7F: 1.0, 0x80: 2.0, 0xFE: 2.0**127, 0xFF: np.nan}
+    tables = {"float8_e4m3fn": e4m3, "float8_e5m2": e5m2, "float4_e2m1fn": e2m1, "float8_e8m0fnu": e8m0}
+    for name, table in tables.items():
         found = assay.to_float32(np.array(list(table), np.uint8), name)
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, np.array(list(table.values()), np.float32))

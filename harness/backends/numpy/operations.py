@@ -4,6 +4,7 @@ import numpy as np
 from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
 from kernels_moe import Router, moe
+from kernels_quantize import dequantize, quantize
 from request import Unsupported
 
 
@@ -193,7 +194,15 @@ def run_stack(ar, s, t):
     return {"outputs/y": y, "gradients/inputs/x": d, **results}
 
 
-OPERATIONS = {"rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
+def run_quantize(ar, s, t):
+    return {"outputs/" + name: bits.astype(np.int32) for name, bits in quantize(s, t["inputs/x"]).items()}
+
+
+def run_dequantize(ar, s, t):
+    return {"outputs/y": dequantize(s, t["inputs/codes"], t["inputs/scale"], t.get("inputs/tensor_scale"))}
+
+
+OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
               "decoder_layer": run_stack, "decoder_stack": run_stack}
@@ -222,7 +231,8 @@ def run(ar, request):
     s.need("inputs/expert_map" not in request.tensors, "no map of a rank's experts")
     s.need(s["routing_method"] == "", "no routing_method")
     s.need(all((request.tensors[path] >= 0).all() for path in choices), "no slots without an expert")
-    given = {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()}
+    of_bits = request.op in ("quantize", "dequantize")  # of whose inputs none may be rounded
+    given = {path: x if of_bits or path in request.wide else ar.given(path, x) for path, x in request.tensors.items()}
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}

@@ -20,8 +20,8 @@ static const char *const DISTRIBUTIONS[] = {"normal",       "uniform",    "integ
 static const struct {
     const char *name;
     int bytes;
-} TYPES[] = {{"float64", 8}, {"float32", 4},       {"tfloat32", 4},   {"bfloat16", 2},
-             {"float16", 2}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}};
+} TYPES[] = {{"float64", 8}, {"float32", 4},       {"tfloat32", 4},    {"bfloat16", 2},
+             {"float16", 2}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"float4_e2m1fn", 1}};
 
 static void make(device *d, char *line)
 {

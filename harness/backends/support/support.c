@@ -112,6 +112,17 @@ static float from_f8(uint8_t code, bool e4m3)
     return code & 0x80 ? -size : size;
 }
 
+static float from_e2m1(uint8_t code)
+{
+    static const float sizes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+    return code & 8 ? -sizes[code & 7] : sizes[code & 7];
+}
+
+static float from_e8m0(uint8_t code)
+{
+    return code == 0xff ? NAN : ldexpf(1, code - 127);
+}
+
 static float number_at(const assay_backend_tensor *t, int64_t i)
 {
     switch (t->type) {
@@ -127,6 +138,10 @@ static float number_at(const assay_backend_tensor *t, int64_t i)
         return from_f8(((const uint8_t *)t->data)[i], true);
     case ASSAY_BACKEND_FLOAT8_E5M2:
         return from_f8(((const uint8_t *)t->data)[i], false);
+    case ASSAY_BACKEND_FLOAT4_E2M1FN:
+        return from_e2m1(((const uint8_t *)t->data)[i]);
+    case ASSAY_BACKEND_FLOAT8_E8M0FNU:
+        return from_e8m0(((const uint8_t *)t->data)[i]);
     case ASSAY_BACKEND_INT32:
         return (float)((const int32_t *)t->data)[i];
     }

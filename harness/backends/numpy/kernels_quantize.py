@@ -1,0 +1,120 @@
+"""Codes and scales in numpy's own float32, a whole tensor at a time."""
+import numpy as np
+
+ONE, LARGEST = np.float32(1), np.finfo(np.float32).max
+FORMATS = {  # elements, scales, rows and columns of a block
+    "mxfp4": ("e2m1", "e8m0", 1, 32), "mxfp8_e4m3": ("e4m3", "e8m0", 1, 32), "mxfp8_e5m2": ("e5m2", "e8m0", 1, 32),
+    "nvfp4": ("e2m1", "e4m3", 1, 16), "nvfp4_16x16": ("e2m1", "e4m3", 16, 16), "fp4_e4m3_1x16": ("e2m1", "e4m3", 1, 16),
+    "fp4_1x32": ("e2m1", "f32", 1, 32), "fp4_1x128": ("e2m1", "f32", 1, 128),
+    "fp8_e4m3_1x128": ("e4m3", "f32", 1, 128), "fp8_e4m3_128x1": ("e4m3", "f32", 128, 1),
+    "fp8_e4m3_128x128": ("e4m3", "f32", 128, 128), "fp8_e5m2_1x128": ("e5m2", "f32", 1, 128),
+    "fp8_e5m2_128x128": ("e5m2", "f32", 128, 128)}
+INPUT_LARGEST = {"bfloat16": 2.0**127 * (2 - 2.0**-7), "float16": 65504.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0,
+                 "float4_e2m1fn": 6.0}
+
+
+def numbers(kind):
+    """Of each code without a sign, up to the largest."""
+    fraction, bias, codes = {"e2m1": (1, 1, 8), "e4m3": (3, 7, 127), "e5m2": (2, 15, 124)}[kind]
+    exponent, whole = np.divmod(np.arange(codes), 1 << fraction)
+    return ((whole + ((exponent > 0) << fraction)) * 2.0 ** (np.maximum(exponent, 1) - bias - fraction)).astype(np.float32)
+
+
+def codes_of(kind, x, down=False, saturate=True):
+    table = numbers(kind)
+    next_one = 2 * table[-1] - table[-2]
+    steps = np.append(table, next_one)
+    middle = (steps[1:] + steps[:-1]) / 2  # exact
+    below = np.searchsorted(middle, np.abs(x), "left")
+    above = np.searchsorted(middle, np.abs(x), "right")
+    code = below if down else np.where(below % 2 == 0, below, above)
+    sign = np.signbit(x)
+    if kind == "e2m1" or saturate:
+        code = np.minimum(code, len(table) - 1)
+    elif kind == "e4m3":
+        sign = sign & (code < len(table))
+    return np.minimum(code, len(table)) | sign * (8 if kind == "e2m1" else 128)
+
+
+def in_blocks(x, rows, columns):
+    """[I, rows, J, columns], with zeros behind the edges."""
+    high, wide = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
+    padded = np.zeros((high * rows, wide * columns), np.float32)
+    padded[:x.shape[0], :x.shape[1]] = x
+    return padded.reshape(high, rows, wide, columns)
+
+
+def floor_power(x):
+    return np.ldexp(ONE, np.frexp(x)[1] - 1).astype(np.float32)
+
+
+def scales_of(s, kind, scales, amax):
+    """The codes of the scales, and what elements are multiplied by."""
+    q, rounding = numbers(kind)[-1], s["quant_scale_rounding"]
+    if s["quant_scale"] == "invert":
+        e = q / amax
+        e = np.where(np.isinf(e), np.float32(INPUT_LARGEST.get(s["dtype"], LARGEST)), e)
+        e = np.where(amax == 0, ONE, floor_power(e) if rounding == "up" else e)
+        return (ONE / e).view(np.int32), e
+    q = floor_power(q) if rounding == "down" else q
+    scale = amax * (ONE / q) if s["quant_scale"] == "multiply" else amax / q
+    if scales == "e4m3":
+        code = codes_of("e4m3", scale)
+        scale = numbers("e4m3")[code]
+        return code, np.where(scale == 0, 0, ONE / scale)
+    if rounding == "nearest":
+        return scale.view(np.int32), np.where(scale == 0, 0, np.minimum(ONE / scale, LARGEST))
+    subnormal = s.true("quant_subnormal_scale")
+    least = np.float32(2.0**-127 if subnormal else 2.0**-126)
+    power = floor_power(scale)
+    if rounding == "up":
+        power = np.maximum(np.where(power < scale, 2 * power, power), least)
+    power = np.where((scale == 0) | (power < least), 0, power).astype(np.float32)
+    if scales == "f32":
+        return power.view(np.int32), np.where(power == 0, 0, ONE / power)
+    code = np.where(power < np.float32(2.0**-126), 0, power.view(np.int32) >> 23)
+    return code, np.where(power == 0, np.float32(2.0**127 if subnormal else 0), ONE / power)
+
+
+def packed(s, kind):
+    return kind == "e2m1" and s.true("pack_codes")
+
+
+def quantize(s, x):
+    kind, scales, rows, columns = FORMATS[s["quant_format"]]
+    x = x.astype(np.float32)
+    blocks = in_blocks(x, rows, columns)
+    amax = np.maximum(np.abs(blocks).max((1, 3)), np.float32(s.number("quant_smallest_amax")))
+    found = {}
+    if s["quant_format"].startswith("nvfp4"):
+        g = np.minimum(np.float32(448 * 6) / np.abs(x).max(), LARGEST)
+        code = codes_of("e4m3", np.minimum(amax * (g * (ONE / np.float32(6))), np.float32(448)))
+        times = np.minimum(ONE / (numbers("e4m3")[code] * (ONE / g)), LARGEST)
+        found["tensor_scale"] = (ONE / g).reshape(1).view(np.int32)
+    else:
+        code, times = scales_of(s, kind, scales, amax)
+    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(blocks.shape[0] * rows, -1)[:x.shape[0], :x.shape[1]]
+    codes = codes_of(kind, y, s["quant_ties"] == "down", s.true("quant_saturate"))
+    if not s.true("quant_negative_zero"):
+        codes = np.where(codes == (8 if kind == "e2m1" else 128), 0, codes)
+    found["codes"] = codes[:, ::2] | codes[:, 1::2] << 4 if packed(s, kind) else codes
+    return {**found, "scale": code}
+
+
+def signed(kind, codes):
+    table, sign = numbers(kind), 8 if kind == "e2m1" else 128
+    return np.where(codes & sign, -table[codes % sign], table[codes % sign])
+
+
+def dequantize(s, codes, scale, tensor_scale):
+    """codes and e8m0 or e4m3 scales are bytes."""
+    kind, scales, rows, columns = FORMATS[s["quant_format"]]
+    codes = codes.astype(np.int32)
+    if packed(s, kind):
+        codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)
+    if scales != "f32":
+        raw = scale.astype(np.int32)
+        scale = np.ldexp(1.0, raw - 127) if scales == "e8m0" else signed(scales, raw)
+    wide = np.repeat(np.repeat(scale, rows, 0), columns, 1)[:codes.shape[0], :codes.shape[1]]
+    y = (signed(kind, codes) * wide).astype(np.float32)
+    return y if tensor_scale is None else y * np.float32(tensor_scale[0])

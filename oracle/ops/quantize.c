@@ -1,0 +1,178 @@
+#include "oracle/ops/quantize.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+enum { NIBBLE = 4, MOST_COLUMNS = 128 };
+#define LARGEST 0x1.fffffep127 /* of float32 */
+
+/* A product or quotient of two float32 numbers, rounded once: float64 has more than twice the bits. Nothing here depends on
+ * whether the processor flushes float32 subnormals. */
+static double f32(double x)
+{
+    return assay_dtype_round(ASSAY_FLOAT32, x, false);
+}
+
+static int32_t code_of(assay_dtype type, double x)
+{
+    uint32_t code = 0;
+    assay_dtype_encode(type, 1, &x, &code);
+    return (int32_t)code;
+}
+
+int64_t assay_quantize_row(const assay_quantize_config *config)
+{
+    return config->pack ? config->columns / 2 : config->columns;
+}
+
+int64_t assay_quantize_scales(const assay_quantize_config *config)
+{
+    return assay_block_count(config->rows, config->format->rows) *
+           assay_block_count(config->columns, config->format->columns);
+}
+
+static double floor_power(double x)
+{
+    int exponent = 0;
+    frexp(x, &exponent);
+    return ldexp(1, exponent - 1);
+}
+
+/* s > 0 as a power of two; 0: too small to be one. */
+static double power_of(const assay_quantize_config *c, double s)
+{
+    const double least = c->subnormal_scale ? 0x1p-127 : 0x1p-126, below = floor_power(s);
+    if (c->rounding == ASSAY_SCALE_UP) return fmax(below == s ? s : 2 * below, least);
+    return below < least ? 0 : below;
+}
+
+/* What is scaled with: codes back to numbers, and numbers to codes. */
+typedef struct scale_pair {
+    double scale, multiplier;
+} scale_pair;
+
+static double reciprocal(double scale)
+{
+    return scale == 0 ? 0 : fmin(f32(1 / scale), LARGEST);
+}
+
+static scale_pair scale_by_inversion(const assay_quantize_config *c, double amax)
+{
+    double e = f32(assay_dtype_max(c->format->element) / amax);
+    if (amax == 0) return (scale_pair){1, 1};
+    if (e > LARGEST) e = c->largest_of_input;
+    if (c->rounding == ASSAY_SCALE_UP) e = floor_power(e);
+    return (scale_pair){f32(1 / e), e};
+}
+
+static scale_pair scale_of(const assay_quantize_config *c, double amax, const scale_pair *of_tensor)
+{
+    const assay_dtype type = c->format->scale;
+    double q = assay_dtype_max(c->format->element);
+    if (c->format->tensor_scale) {
+        const double s = f32(amax * f32(of_tensor->multiplier * f32(1 / q)));
+        const double scale = assay_dtype_round(type, fmin(s, assay_dtype_max(type)), false);
+        return (scale_pair){scale, fmin(f32(1 / f32(scale * of_tensor->scale)), LARGEST)};
+    }
+    if (c->rule == ASSAY_SCALE_INVERT) return scale_by_inversion(c, amax);
+    if (c->rounding == ASSAY_SCALE_DOWN) q = floor_power(q);
+    double s = c->rule == ASSAY_SCALE_DIVIDE ? f32(amax / q) : f32(amax * f32(1 / q));
+    if (c->rounding != ASSAY_SCALE_NEAREST && s > 0) s = power_of(c, s);
+    if (type == ASSAY_FLOAT8_E4M3FN) s = assay_dtype_round(type, fmin(s, assay_dtype_max(type)), false);
+    if (type == ASSAY_FLOAT8_E8M0FNU && s == 0) return (scale_pair){0x1p-127, c->subnormal_scale ? 0x1p127 : 0};
+    return (scale_pair){s, reciprocal(s)};
+}
+
+static double largest_of(const assay_quantize_config *c, const double *x, int64_t rows, int64_t columns)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) largest = fmax(largest, fabs(x[i * c->columns + j]));
+    }
+    return largest;
+}
+
+static void quantize_row(const assay_quantize_config *c, int64_t count, double multiplier, const double *x,
+                         uint8_t codes[MOST_COLUMNS])
+{
+    const double most = assay_dtype_max(c->format->element);
+    const uint8_t sign = c->format->element == ASSAY_FLOAT4_E2M1FN ? 8 : 0x80;
+    double y[MOST_COLUMNS];
+    for (int64_t j = 0; j < count; j++) {
+        y[j] = f32(x[j] * multiplier);
+        if (c->saturate) y[j] = copysign(fmin(fabs(y[j]), most), y[j]);
+        if (c->ties_down) y[j] = copysign(nextafter(fabs(y[j]), 0), y[j]); /* what is no tie is rounded as before */
+    }
+    assay_dtype_encode(c->format->element, count, y, codes);
+    for (int64_t j = 0; j < count; j++) {
+        if (!c->negative_zero && codes[j] == sign) codes[j] = 0;
+    }
+}
+
+/* All blocks of `format->rows` rows. */
+static void quantize_rows(const assay_quantize_config *c, int64_t band, const scale_pair *of_tensor, const double *x,
+                          int32_t *codes, int32_t *scale)
+{
+    const assay_block_format *f = c->format;
+    const int64_t blocks = assay_block_count(c->columns, f->columns), row = assay_quantize_row(c);
+    const int64_t first = band * f->rows, rows = c->rows - first < f->rows ? c->rows - first : f->rows;
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t column = block * f->columns;
+        const int64_t columns = c->columns - column < f->columns ? c->columns - column : f->columns;
+        const double *values = x + first * c->columns + column;
+        const double amax = fmax(largest_of(c, values, rows, columns), c->smallest_amax);
+        const scale_pair s = scale_of(c, amax, of_tensor);
+        scale[band * blocks + block] = code_of(f->scale, s.scale);
+        for (int64_t i = 0; i < rows; i++) {
+            uint8_t bits[MOST_COLUMNS];
+            quantize_row(c, columns, s.multiplier, values + i * c->columns, bits);
+            int32_t *out = codes + (first + i) * row + (c->pack ? column / 2 : column);
+            for (int64_t j = 0; j < columns; j += c->pack ? 2 : 1)
+                *out++ = c->pack ? bits[j] | bits[j + 1] << NIBBLE : bits[j];
+        }
+    }
+}
+
+assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, int32_t *tensor_scale, const double *x,
+                            const assay_quantize_config *config)
+{
+    const int64_t bands = assay_block_count(config->rows, config->format->rows), size = config->rows * config->columns;
+    scale_pair of_tensor = {1, 1};
+    for (int64_t i = 0; i < size; i++) {
+        if (isfinite(x[i])) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/x[%" PRId64 ",%" PRId64 "] is %g, expected a finite number",
+                          i / config->columns, i % config->columns, x[i]);
+    }
+    if (config->format->tensor_scale) {
+        const double most = assay_dtype_max(config->format->element) * assay_dtype_max(config->format->scale);
+        of_tensor.multiplier = fmin(f32(most / largest_of(config, x, config->rows, config->columns)), LARGEST);
+        of_tensor.scale = f32(1 / of_tensor.multiplier);
+        *tensor_scale = code_of(ASSAY_FLOAT32, of_tensor.scale);
+    }
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t band = 0; band < bands; band++) quantize_rows(config, band, &of_tensor, x, codes, scale);
+    return ASSAY_OK;
+}
+
+void assay_dequantize(const assay_context *ctx, double *y, const double *codes, const double *scale,
+                      const double *tensor_scale, const assay_quantize_config *config)
+{
+    const assay_block_format *f = config->format;
+    const int64_t blocks = assay_block_count(config->columns, f->columns);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < config->rows; i++) {
+        for (int64_t j = 0; j < config->columns; j++) {
+            const double value = codes[i * config->columns + j] * scale[i / f->rows * blocks + j / f->columns];
+            y[i * config->columns + j] = tensor_scale == NULL ? value : value * *tensor_scale;
+        }
+    }
+}
+
+void assay_unpack_e2m1(double *numbers, const int32_t *codes, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t two[] = {(uint8_t)(codes[i] & 15), (uint8_t)(codes[i] >> NIBBLE & 15)};
+        assay_dtype_decode(ASSAY_FLOAT4_E2M1FN, 2, two, numbers + 2 * i);
+    }
+}

@@ -1,0 +1,244 @@
+#include "oracle/ops/quantize.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/ops/tests/ops_test.h"
+
+static assay_quantize_config config_of(const char *format, int64_t rows, int64_t columns)
+{
+    const assay_block_format *f = assay_block_format_by_name(format);
+    assert_non_null(f);
+    return (assay_quantize_config){.rows = rows,
+                                   .columns = columns,
+                                   .format = f,
+                                   .rule = f->tensor_scale ? ASSAY_SCALE_INVERT : ASSAY_SCALE_DIVIDE,
+                                   .rounding = f->scale == ASSAY_FLOAT8_E8M0FNU ? ASSAY_SCALE_UP : ASSAY_SCALE_NEAREST,
+                                   .subnormal_scale = true,
+                                   .saturate = true,
+                                   .negative_zero = true,
+                                   .largest_of_input = 0x1.fep127};
+}
+
+typedef struct result {
+    int32_t *codes, *scale, tensor_scale;
+} result;
+
+enum { UNSET = -7777 };
+
+static result quantize(const assay_quantize_config *c, const double *x, int threads)
+{
+    assay_context ctx = assay_context_default(threads);
+    const int64_t codes = c->rows * assay_quantize_row(c), scales = assay_quantize_scales(c);
+    result r = {malloc((size_t)codes * sizeof *r.codes), malloc((size_t)scales * sizeof *r.scale), UNSET};
+    for (int64_t i = 0; i < codes; i++) r.codes[i] = UNSET;
+    for (int64_t i = 0; i < scales; i++) r.scale[i] = UNSET;
+    assert_ok(&ctx, assay_quantize(&ctx, r.codes, r.scale, &r.tensor_scale, x, c));
+    return r;
+}
+
+static void result_free(result *r)
+{
+    free(r->codes);
+    free(r->scale);
+}
+
+static double scale_number(const assay_quantize_config *c, int32_t code)
+{
+    double x = NAN;
+    assay_dtype_decode(c->format->scale, 1, &code, &x);
+    return x;
+}
+
+/* One block: its scale's code, and the code of its first number. */
+static void expect(const assay_quantize_config *c, const double *x, int32_t scale, int32_t code)
+{
+    result r = quantize(c, x, 1);
+    if (r.scale[0] != scale || r.codes[0] != code)
+        fail_msg("%s of %a: scale %d, code %d; expected %d, %d", c->format->name, x[0], (int)r.scale[0],
+                 (int)r.codes[0], (int)scale, (int)code);
+    result_free(&r);
+}
+
+/* By hand. 127 is 2^0. */
+TEST(scales_by_hand)
+{
+    assay_quantize_config c = config_of("mxfp4", 1, 1);
+    expect(&c, &(double){6}, 127, 7);
+    expect(&c, &(double){nextafterf(6, 7)}, 128, 5); /* over 6, so twice the scale: 3 */
+    expect(&c, &(double){-4}, 127, 14);              /* 4 / 6 rounded up is 1 */
+    expect(&c, &(double){3}, 126, 7);
+    expect(&c, &(double){0}, 0, 0);
+    expect(&c, &(double){-0.0}, 0, 8);
+    expect(&c, &(double){0x1p-149}, 0, 0); /* 2^-149 over 2^-127 */
+    c.rounding = ASSAY_SCALE_DOWN;
+    expect(&c, &(double){6}, 127, 7);
+    expect(&c, &(double){7.5}, 127, 7); /* beyond 6 */
+    expect(&c, &(double){8}, 128, 6);
+    expect(&c, &(double){0x1p-126}, 0, 4); /* 2^-128 is no scale: 2^-126 over 2^-127 is 2 */
+    c.subnormal_scale = false;
+    expect(&c, &(double){0x1p-126}, 0, 0);
+    c.rounding = ASSAY_SCALE_UP;
+    expect(&c, &(double){0x1p-126}, 1, 2); /* the least scale, 2^-126 */
+    c = config_of("mxfp8_e4m3", 1, 1);
+    expect(&c, &(double){448}, 127, 0x7e);
+    expect(&c, &(double){449}, 128, 0x76);
+    c.rounding = ASSAY_SCALE_DOWN;
+    expect(&c, &(double){496}, 127, 0x7e); /* saturates */
+    c.saturate = false;
+    expect(&c, &(double){496}, 127, 0x7f);
+    c = config_of("fp8_e4m3_1x128", 1, 1);
+    expect(&c, &(double){448}, 0x3f800000, 0x7e);
+    expect(&c, &(double){0}, 0, 0);
+    c.rule = ASSAY_SCALE_INVERT;
+    expect(&c, &(double){0}, 0x3f800000, 0);
+    c.smallest_amax = 448;
+    expect(&c, &(double){0}, 0x3f800000, 0);
+    expect(&c, &(double){1}, 0x3f800000, 0x38);
+}
+
+/* a / 448 and a * (1 / 448) are not always the same float32 number; computed here in float. */
+TEST(division_and_reciprocal_differ)
+{
+    assay_quantize_config c = config_of("fp8_e4m3_1x128", 1, 1);
+    int differ = 0;
+    for (int i = 1; i < 2000; i++) {
+        const volatile float a = (float)i / 64, r = 1.0F / 448, quotient = a / 448, product = a * r;
+        int32_t bits[2];
+        const float both[] = {quotient, product};
+        memcpy(bits, both, sizeof bits);
+        for (int rule = ASSAY_SCALE_DIVIDE; rule <= ASSAY_SCALE_MULTIPLY; rule++) {
+            c.rule = (assay_scale_rule)rule;
+            result found = quantize(&c, &(double){a}, 1);
+            assert_int_equal(found.scale[0], bits[rule]);
+            result_free(&found);
+        }
+        differ += bits[0] != bits[1];
+    }
+    assert_true(differ > 100 && differ < 1900);
+}
+
+TEST(ties_and_zeros)
+{
+    /* below each tie the code, and of even and down */
+    static const struct {
+        double tie;
+        int even, down;
+    } rows[] = {{0.25, 0, 0}, {0.75, 2, 1}, {1.25, 2, 2}, {1.75, 4, 3}, {2.5, 4, 4}, {3.5, 6, 5}, {5, 6, 6}};
+    assay_quantize_config c = config_of("mxfp4", 1, 2);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int sign = 0; sign < 2; sign++) {
+            const double x[] = {sign ? -rows[i].tie : rows[i].tie, 6};
+            c.pack = true;
+            c.ties_down = false;
+            expect(&c, x, 127, 7 << 4 | (rows[i].even + 8 * sign));
+            c.ties_down = true;
+            expect(&c, x, 127, 7 << 4 | (rows[i].down + 8 * sign));
+            const double above[] = {nextafterf((float)x[0], sign ? -9 : 9), 6};
+            const int next = rows[i].even > rows[i].down ? rows[i].even : rows[i].down + 1;
+            expect(&c, above, 127, 7 << 4 | (next + 8 * sign));
+            c.pack = false;
+        }
+    }
+    c.negative_zero = false;
+    expect(&c, (double[]){-0.125, 6}, 127, 0);
+    c.negative_zero = true;
+    expect(&c, (double[]){-0.125, 6}, 127, 8);
+}
+
+/* Numbers that have codes come back as they were; others within half a step of the block. */
+TEST(there_and_back)
+{
+    static const struct {
+        const char *format;
+        int64_t rows, columns;
+    } rows[] = {{"mxfp4", 5, 37},           {"mxfp8_e4m3", 3, 64},         {"mxfp8_e5m2", 1, 1},
+                {"nvfp4", 7, 48},           {"nvfp4_16x16", 17, 33},       {"fp4_e4m3_1x16", 2, 31},
+                {"fp4_1x128", 3, 129},      {"fp8_e4m3_1x128", 2, 257},    {"fp8_e4m3_128x1", 131, 3},
+                {"fp8_e5m2_1x128", 4, 127}, {"fp8_e4m3_128x128", 131, 130}};
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        const assay_quantize_config c = config_of(rows[k].format, rows[k].rows, rows[k].columns);
+        const assay_block_format *f = c.format;
+        const int64_t size = c.rows * c.columns, scales = assay_quantize_scales(&c);
+        const int64_t blocks = assay_block_count(c.columns, f->columns);
+        uint64_t seed = 3 + k;
+        double *x = test_normals(&seed, 3, ASSAY_BFLOAT16, size), *codes = test_nans(size), *back = test_nans(size);
+        double *scale = test_nans(scales), tensor_scale = 1;
+        result r = quantize(&c, x, 1);
+        for (int64_t i = 0; i < size; i++) assay_dtype_decode(f->element, 1, &r.codes[i], &codes[i]);
+        for (int64_t i = 0; i < scales; i++) scale[i] = scale_number(&c, r.scale[i]);
+        if (f->tensor_scale) assay_dtype_decode(ASSAY_FLOAT32, 1, &r.tensor_scale, &tensor_scale);
+        if (!f->tensor_scale) assert_int_equal(r.tensor_scale, UNSET);
+        const assay_context ctx = assay_context_default(2);
+        assay_dequantize(&ctx, back, codes, scale, f->tensor_scale ? &tensor_scale : NULL, &c);
+        for (int64_t i = 0; i < size; i++) {
+            const double s = scale[i / c.columns / f->rows * blocks + i % c.columns / f->columns] * tensor_scale;
+            const double code = fabs(codes[i]), power = code > 0 ? ldexp(1, ilogb(code)) : 0;
+            const double least = assay_dtype_least_subnormal(f->element);
+            const double step = fmax(2 * power * assay_dtype_unit_roundoff(f->element), least);
+            const double room = step * (0.5 + 1e-5); /* what NVFP4's scales leave beyond 6 is less */
+            if (!(fabs(back[i] - x[i]) <= room * s))
+                fail_msg("%s: %a comes back as %a, with the scale %a", f->name, x[i], back[i], s);
+        }
+        result again = quantize(&c, x, 7);
+        assert_memory_equal(again.codes, r.codes, (size_t)size * sizeof *r.codes);
+        assert_memory_equal(again.scale, r.scale, (size_t)scales * sizeof *r.scale);
+        result_free(&again);
+        result_free(&r);
+        free(x), free(codes), free(back), free(scale);
+    }
+}
+
+TEST(packing)
+{
+    assay_quantize_config c = config_of("mxfp4", 2, 36);
+    uint64_t seed = 11;
+    double *x = test_normals(&seed, 1, ASSAY_BFLOAT16, 72), numbers[72];
+    result plain = quantize(&c, x, 1);
+    c.pack = true;
+    result packed = quantize(&c, x, 1);
+    assay_unpack_e2m1(numbers, packed.codes, 36);
+    for (int i = 0; i < 72; i++) {
+        double number = NAN;
+        assert_int_equal(packed.codes[i / 2] >> (i % 2 == 0 ? 0 : 4) & 15, plain.codes[i]);
+        assay_dtype_decode(ASSAY_FLOAT4_E2M1FN, 1, &plain.codes[i], &number);
+        assert_same_bits(&numbers[i], &number, 1);
+    }
+    result_free(&plain);
+    result_free(&packed);
+    free(x);
+}
+
+/* A square of blocks that are square: the codes of the transposed are the transposed codes. */
+TEST(square_blocks_transpose)
+{
+    enum { ROWS = 33, COLUMNS = 18 };
+    const assay_quantize_config c = config_of("nvfp4_16x16", ROWS, COLUMNS),
+                                t = config_of("nvfp4_16x16", COLUMNS, ROWS);
+    uint64_t seed = 5;
+    double *x = test_normals(&seed, 1, ASSAY_BFLOAT16, (int64_t)ROWS * COLUMNS), turned[ROWS * COLUMNS];
+    for (int i = 0; i < ROWS * COLUMNS; i++) turned[i % COLUMNS * ROWS + i / COLUMNS] = x[i];
+    result r = quantize(&c, x, 1), s = quantize(&t, turned, 1);
+    for (int i = 0; i < ROWS * COLUMNS; i++) assert_int_equal(r.codes[i], s.codes[i % COLUMNS * ROWS + i / COLUMNS]);
+    for (int i = 0; i < 6; i++) assert_int_equal(r.scale[i], s.scale[i % 2 * 3 + i / 2]);
+    assert_int_equal(r.tensor_scale, s.tensor_scale);
+    result_free(&r);
+    result_free(&s);
+    free(x);
+}
+
+TEST(refusals)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_quantize_config c = config_of("mxfp4", 1, 3);
+    int32_t codes[3], scale, of_tensor;
+    for (int i = 0; i < 3; i++) {
+        const double bad[] = {NAN, INFINITY, -INFINITY};
+        const double x[] = {1, 2, bad[i]};
+        assert_int_equal(assay_quantize(&ctx, codes, &scale, &of_tensor, x, &c), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, "inputs/x[0,2]"));
+    }
+    assert_null(assay_block_format_by_name("mxfp6"));
+    assert_null(assay_block_format_by_name(""));
+}

@@ -1,0 +1,200 @@
+/* Codes are found among all of a type, each made from its bits by the definition of the type; float32 steps are rounded from
+ * binary128. */
+#include <float.h>
+#include <inttypes.h>
+#include <quadmath.h>
+
+#include "oracle/spec/spec_internal.h"
+
+enum { MOST_CODES = 128, FLOAT32_BIAS = 127 };
+
+static spec_quad to_float32(spec_quad x)
+{
+    int exponent = 0;
+    if (x == 0 || !finiteq(x)) return x;
+    frexpq(x, &exponent);
+    const int last = exponent - 24 > -149 ? exponent - 24 : -149;
+    const spec_quad rounded = ldexpq(rintq(ldexpq(x, -last)), last);
+    return fabsq(rounded) > FLT_MAX ? copysignq((spec_quad)HUGE_VALQ, x) : rounded;
+}
+
+/* Of a number that float32 has, at least 0. */
+static int32_t float32_bits(spec_quad x)
+{
+    int exponent = 0;
+    if (x == 0) return 0;
+    frexpq(x, &exponent);
+    const int place = exponent - 1 > -126 ? exponent - 1 : -126; /* of the leading bit, or of the least normal's */
+    const int32_t significand = (int32_t)ldexpq(x, 23 - place);
+    return significand + ((place + FLOAT32_BIAS - 1) << 23);
+}
+
+/* A small type by its definition: the numbers of its codes without the sign, ascending, and what is larger. */
+typedef struct small_type {
+    int codes, sign, beyond; /* beyond: the code */
+    bool beyond_has_sign;
+    spec_quad numbers[MOST_CODES];
+} small_type;
+
+static small_type small_type_of(assay_dtype type)
+{
+    const bool e2m1 = type == ASSAY_FLOAT4_E2M1FN, e4m3 = type == ASSAY_FLOAT8_E4M3FN;
+    const int fraction_bits = e2m1 ? 1 : e4m3 ? 3 : 2, bias = e2m1 ? 1 : e4m3 ? 7 : 15;
+    small_type t = {.codes = e2m1 ? 8 : e4m3 ? 127 : 124, .sign = e2m1 ? 8 : 128, .beyond_has_sign = !e4m3};
+    t.beyond = e2m1 ? 7 : t.codes; /* NaN of e4m3, infinity of e5m2 */
+    for (int code = 0; code < t.codes; code++) {
+        const int exponent = code >> fraction_bits, fraction = code % (1 << fraction_bits);
+        const int whole = fraction + (exponent > 0 ? 1 << fraction_bits : 0);
+        t.numbers[code] = ldexpq(whole, (exponent > 0 ? exponent : 1) - bias - fraction_bits);
+    }
+    return t;
+}
+
+static int32_t nearest_code(const small_type *t, spec_quad x, bool ties_down, bool saturate)
+{
+    const spec_quad size = fabsq(x), step = t->numbers[t->codes - 1] - t->numbers[t->codes - 2];
+    int best = 0;
+    for (int code = 1; code < t->codes; code++) {
+        const spec_quad below = size - t->numbers[code - 1], above = t->numbers[code] - size;
+        if (above < below || (above == below && !ties_down && code % 2 == 0)) best = code;
+    }
+    const spec_quad excess = size - t->numbers[t->codes - 1];
+    const bool stays = excess < step / 2 || (excess == step / 2 && t->codes % 2 == 1);
+    if (stays || saturate) return best + (signbitq(x) ? t->sign : 0);
+    return t->beyond + (signbitq(x) && t->beyond_has_sign ? t->sign : 0);
+}
+
+static spec_quad largest(const assay_quantize_config *c, const spec_quad *x, int64_t row, int64_t column, int64_t rows,
+                         int64_t columns)
+{
+    spec_quad most = 0;
+    for (int64_t i = row; i < row + rows && i < c->rows; i++) {
+        for (int64_t j = column; j < column + columns && j < c->columns; j++)
+            most = fmaxq(most, fabsq(x[i * c->columns + j]));
+    }
+    return most;
+}
+
+typedef struct spec_scale {
+    int32_t code;
+    spec_quad times; /* of an element */
+} spec_scale;
+
+static spec_scale of_inversion(const assay_quantize_config *c, spec_quad amax, spec_quad q)
+{
+    int exponent = 0;
+    spec_quad e = amax == 0 ? 1 : to_float32(q / amax);
+    if (!finiteq(e)) e = c->largest_of_input;
+    frexpq(e, &exponent);
+    if (c->rounding == ASSAY_SCALE_UP) e = ldexpq(1, exponent - 1);
+    return (spec_scale){float32_bits(to_float32(1 / e)), e};
+}
+
+/* Scales that are e4m3; g: what the whole tensor is multiplied by, 0 without it. */
+static spec_scale of_e4m3(spec_quad amax, spec_quad q, spec_quad g)
+{
+    const small_type e4m3 = small_type_of(ASSAY_FLOAT8_E4M3FN);
+    const spec_quad s = g == 0 ? to_float32(amax / q) : to_float32(amax * to_float32(g * to_float32(1 / q)));
+    spec_scale scale = {.code = nearest_code(&e4m3, s, false, true)};
+    const spec_quad stored = e4m3.numbers[scale.code];
+    if (g == 0) {
+        scale.times = stored == 0 ? 0 : to_float32(1 / stored);
+    } else {
+        scale.times = fminq(to_float32(1 / to_float32(stored * to_float32(1 / g))), FLT_MAX);
+    }
+    return scale;
+}
+
+static spec_scale of_block(const assay_quantize_config *c, spec_quad amax, spec_quad g)
+{
+    const small_type element = small_type_of(c->format->element);
+    const bool power = c->rounding != ASSAY_SCALE_NEAREST;
+    spec_quad q = element.numbers[element.codes - 1];
+    int exponent = 0;
+    if (c->format->scale == ASSAY_FLOAT8_E4M3FN) return of_e4m3(amax, q, g);
+    if (c->rule == ASSAY_SCALE_INVERT) return of_inversion(c, amax, q);
+    frexpq(q, &exponent);
+    if (c->rounding == ASSAY_SCALE_DOWN) q = ldexpq(1, exponent - 1);
+    const spec_quad s = c->rule == ASSAY_SCALE_DIVIDE ? to_float32(amax / q) : to_float32(amax * to_float32(1 / q));
+    if (!power) return (spec_scale){float32_bits(s), s == 0 ? 0 : fminq(to_float32(1 / s), FLT_MAX)};
+    const int least = c->subnormal_scale ? -127 : -126;
+    const spec_quad part = frexpq(s, &exponent);
+    int place = exponent - 1 + (c->rounding == ASSAY_SCALE_UP && part > 0.5Q);
+    if (c->rounding == ASSAY_SCALE_UP && s > 0 && place < least) place = least;
+    const bool none = s == 0 || place < least;
+    if (c->format->scale == ASSAY_FLOAT32)
+        return none ? (spec_scale){0, 0} : (spec_scale){float32_bits(ldexpq(1, place)), ldexpq(1, -place)};
+    if (none) return (spec_scale){0, c->subnormal_scale ? ldexpq(1, 127) : 0};
+    return (spec_scale){place + FLOAT32_BIAS, ldexpq(1, -place)};
+}
+
+static assay_shape scales_shape(const assay_quantize_config *c)
+{
+    const assay_block_format *f = c->format;
+    return assay_shape_of(2, (c->rows + f->rows - 1) / f->rows, (c->columns + f->columns - 1) / f->columns);
+}
+
+assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *config, const spec_tensors *in,
+                           spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    const assay_quantize_config *c = config;
+    const assay_block_format *f = c->format;
+    const small_type element = small_type_of(f->element);
+    const int64_t row = c->pack ? c->columns / 2 : c->columns;
+    const assay_shape codes_shape = assay_shape_of(2, c->rows, row), one = assay_shape_of(1, (int64_t)1);
+    const assay_shape shape = scales_shape(c);
+    const spec_quad *x = NULL;
+    int32_t *codes = NULL, *scale = NULL, *of_tensor = NULL;
+    spec_quad g = 0;
+    TRY(spec_read(ctx, in, "inputs/x", c->rows * c->columns, &x));
+    TRY(spec_tensors_add_indices(ctx, out, "outputs/codes", &codes_shape, &codes));
+    TRY(spec_tensors_add_indices(ctx, out, "outputs/scale", &shape, &scale));
+    if (f->tensor_scale) {
+        TRY(spec_tensors_add_indices(ctx, out, "outputs/tensor_scale", &one, &of_tensor));
+        g = fminq(to_float32(448 * 6 / largest(c, x, 0, 0, c->rows, c->columns)), FLT_MAX);
+        *of_tensor = float32_bits(to_float32(1 / g));
+    }
+    for (int64_t i = 0; i < c->rows; i++) {
+        for (int64_t j = 0; j < c->columns; j++) {
+            const int64_t band = i / f->rows, block = j / f->columns, place = i * row + (c->pack ? j / 2 : j);
+            const spec_quad found = largest(c, x, band * f->rows, block * f->columns, f->rows, f->columns);
+            const spec_scale s = of_block(c, fmaxq(found, c->smallest_amax), g);
+            const spec_quad y = to_float32(x[i * c->columns + j] * s.times);
+            const bool saturates = c->saturate || f->element == ASSAY_FLOAT4_E2M1FN;
+            int32_t code = nearest_code(&element, y, c->ties_down, saturates);
+            if (code == element.sign && !c->negative_zero) code = 0;
+            scale[band * shape.dims[1] + block] = s.code;
+            codes[place] = c->pack && j % 2 == 1 ? codes[place] + 16 * code : code;
+        }
+    }
+cleanup:
+    return status;
+}
+
+assay_status spec_dequantize(assay_context *ctx, const assay_quantize_config *config, const spec_tensors *in,
+                             spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    const assay_quantize_config *c = config;
+    const assay_block_format *f = c->format;
+    const small_type e2m1 = small_type_of(ASSAY_FLOAT4_E2M1FN);
+    const assay_shape shape = assay_shape_of(2, c->rows, c->columns), blocks = scales_shape(c);
+    const spec_quad *codes = NULL, *scale = NULL, *of_tensor = NULL;
+    const int32_t *bytes = NULL;
+    spec_quad *y = NULL;
+    if (c->pack) TRY(spec_read_indices(ctx, in, "inputs/codes", c->rows * c->columns / 2, &bytes));
+    if (!c->pack) TRY(spec_read(ctx, in, "inputs/codes", c->rows * c->columns, &codes));
+    TRY(spec_read(ctx, in, "inputs/scale", blocks.dims[0] * blocks.dims[1], &scale));
+    TRY(spec_read_optional(ctx, in, "inputs/tensor_scale", 1, &of_tensor));
+    TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
+    for (int64_t i = 0; i < c->rows * c->columns; i++) {
+        const int64_t block = i / c->columns / f->rows * blocks.dims[1] + i % c->columns / f->columns;
+        const int nibble = bytes == NULL ? 0 : (int)(i % 2 == 0 ? bytes[i / 2] % 16 : bytes[i / 2] / 16);
+        const spec_quad number = e2m1.numbers[nibble % 8];
+        y[i] = bytes == NULL ? codes[i] : nibble >= 8 ? -number : number;
+        y[i] *= scale[block] * (of_tensor == NULL ? 1 : *of_tensor);
+    }
+cleanup:
+    return status;
+}
