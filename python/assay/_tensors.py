@@ -52,7 +52,7 @@ def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # n
     numbers: np.ndarray[Any, Any]
     codes = np.arange(256, dtype=np.int32)
     if type == "float8_e8m0fnu":
-        numbers = np.where(codes == 0xFF, np.float32(np.nan), np.ldexp(np.float32(1), codes - 127))[raw]
+        numbers = np.where(codes == 0xFF, np.float32(np.nan), np.ldexp(np.float32(1), np.minimum(codes, 254) - 127))[raw]
         return numbers
     if type == "float4_e2m1fn":
         sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
