@@ -49,13 +49,15 @@ def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # n
         return (raw.astype(np.uint32) << 16).view(np.float32)
     if type == "float16":
         return raw.view(np.float16).astype(np.float32)
+    numbers: np.ndarray[Any, Any]
     codes = np.arange(256, dtype=np.int32)
     if type == "float8_e8m0fnu":
-        powers: np.ndarray[Any, Any] = np.ldexp(np.float32(1), codes - 127)
-        return np.where(codes == 0xFF, np.float32(np.nan), powers).astype(np.float32)[raw]
+        numbers = np.where(codes == 0xFF, np.float32(np.nan), np.ldexp(np.float32(1), np.minimum(codes, 254) - 127))[raw]
+        return numbers
     if type == "float4_e2m1fn":
         sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-        return np.where(raw & 8, -sizes[raw & 7], sizes[raw & 7]).astype(np.float32)
+        numbers = np.where(raw & 8, -sizes[raw & 7], sizes[raw & 7])
+        return numbers
     mantissa_bits, bias = (3, 7) if type == "float8_e4m3fn" else (2, 15)
     exponent, mantissa = (codes & 0x7F) >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     value = np.ldexp(
@@ -66,7 +68,7 @@ def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # n
         value[(codes & 0x7F) == 0x7F] = np.nan
     else:
         value = np.where(exponent == 31, np.where(mantissa == 0, np.float32(np.inf), np.float32(np.nan)), value)
-    numbers: np.ndarray[Any, Any] = np.where(codes >= 128, -value, value).astype(np.float32)[raw]
+    numbers = np.where(codes >= 128, -value, value).astype(np.float32)[raw]
     return numbers
 
 
