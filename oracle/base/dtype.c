@@ -193,7 +193,7 @@ void assay_dtype_decode(assay_dtype type, int64_t count, const void *bytes, doub
 
 void assay_dtype_decode_past(assay_dtype type, int64_t count, const void *bytes, double *x)
 {
-    if (type == ASSAY_FLOAT64 || type == ASSAY_INT32) {
+    if (type == ASSAY_FLOAT64 || type == ASSAY_INT32 || type == ASSAY_FLOAT8_E8M0FNU) {
         assay_dtype_decode(type, count, bytes, x);
     } else {
         const assay_dtype_grid grid = assay_dtype_grid_of(type == ASSAY_TFLOAT32 ? ASSAY_FLOAT32 : type);
