@@ -347,6 +347,12 @@ assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned
 {
     assay_status status;
     const model_check check = {ctx, c, parts_of(c, parts)};
+    const bool quantised = (parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) != 0;
+    if (!quantised && c->config.quant_format.text[0] != '\0') {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "quant_format is %s, expected \"\": op %s takes its operands as they are",
+                          c->config.quant_format.text, c->op);
+    }
     if (has_the_models_layer(parts)) TRY(check_layer(&check));
     TRY(check_maxtext_keys(&check));
     TRY(check_heads(&check));

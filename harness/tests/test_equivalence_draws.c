@@ -115,6 +115,19 @@ static void draw_heads(drawing *d)
     if (chance(d, 3)) set(d, "rope_type=yarn");
 }
 
+static void draw_quantised(drawing *d)
+{
+    static const char *const formats[] = {"nvfp4_16x16", "fp8_e4m3_1x128", "fp8_e4m3_128x1", "fp8_e5m2_128x128"};
+    char setting[64];
+    const int64_t format = pick(d, 4);
+    snprintf(setting, sizeof setting, "quant_format=%s", formats[format]);
+    set(d, setting);
+    if (format == 0) set(d, "quant_scale=invert");
+    set_number(d, "seed", pick(d, 1000));
+    set_number(d, "sequence", 1 + pick(d, 150));
+    set_number(d, "base_emb_dim", 2 + 2 * pick(d, 90));
+}
+
 /* fused_moe_func on its meshes, with every layout of its weights. */
 static void draw_fused(drawing *d)
 {
@@ -266,9 +279,13 @@ static const struct {
      3,
      {draw_dims}},
     {"{case: gmm, op: gmm, " HEAD ", model: {num_experts: 6}}", 2, {draw_dims}},
+    {"{case: quantize, op: quantize, " HEAD
+     ", model: {quant_format: nvfp4_16x16, quant_scale: invert, base_emb_dim: 2}}",
+     2,
+     {draw_quantised}},
 };
 enum { KINDS = sizeof kinds / sizeof *kinds, DRAWS = sizeof kinds->draws / sizeof *kinds->draws };
-enum { SHARES = 52, EQUIVALENCES = 32 };
+enum { SHARES = 54, EQUIVALENCES = 32 };
 
 static void draw(drawing *d, int kind)
 {
@@ -297,7 +314,7 @@ static void check(drawing *d, int times[EQUIVALENCES])
 TEST(drawn_configurations_agree)
 {
     const char *asked = getenv("ASSAY_DRAWS");
-    const int draws = asked == NULL ? 312 : atoi(asked);
+    const int draws = asked == NULL ? 324 : atoi(asked);
     int times[EQUIVALENCES] = {0};
     drawing d = {.state = 1};
     for (int i = 0; i < draws; i++) {

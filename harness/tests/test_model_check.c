@@ -24,6 +24,8 @@ static const row ROWS[] = {
     {"routing", MOE ", decoder_block: mixtral, routed_score_func: sigmoid",
      "routed_score_func is sigmoid, expected \"\": decoder_block mixtral"},
     {"moe", MOE ", decoder_block: llama4, routed_score_func: sigmoid", "routed_score_func is sigmoid"},
+    {"moe", MOE ", quant_format: mxfp4", "quant_format is mxfp4, expected \"\": op moe takes its operands as they are"},
+    {"quantize", "base_emb_dim: 8, quant_format: mxfp4, quant_scale_rounding: up", NULL},
     {"moe", MOE ", decoder_block: mixtral, routed_score_func: sigmoid, fused_moe_func: true", NULL},
     {"mla", MOE MLA ", routed_score_func: sigmoid", NULL},
     {"moe", MOE ", routing_method: Sigmoid, routed_score_func: sigmoid", NULL},

@@ -251,6 +251,7 @@ assay_moe_shares moe_experts_shares(moe_block *block, const assay_sink *out, con
     const assay_tensor_table table = assay_mlp_weight_table(&mlp, ASSAY_MLP_ROUTED);
     for (int i = 0; i < table.count; i++) {
         char path[ASSAY_PATH_SIZE];
+        if (table.rows[i].name == NULL) continue;
         assay_tensor_path("weights/", "", &table.rows[i], path);
         if (block->in->has(block->in->self, path))
             shares.drawn += size * (double)block->local_experts * (double)assay_tensor_row_count(&table.rows[i]);
