@@ -124,17 +124,17 @@ static void run_free(routing_run *r)
 
 static assay_matmul_args logits_product(const routing_run *r, double *c)
 {
-    return assay_product_ab(c, r->x, r->kernel, r->tokens, r->experts, r->dim);
+    return assay_product_of_router(assay_product_ab(c, r->x, r->kernel, r->tokens, r->experts, r->dim));
 }
 
 static assay_matmul_args dx_product(const routing_run *r, double *c)
 {
-    return assay_product_abt(c, r->d_logits, r->kernel, r->tokens, r->dim, r->experts);
+    return assay_product_of_router(assay_product_abt(c, r->d_logits, r->kernel, r->tokens, r->dim, r->experts));
 }
 
 static assay_matmul_args kernel_product(const routing_run *r, double *c)
 {
-    return assay_product_atb(c, r->x, r->d_logits, r->dim, r->experts, r->tokens);
+    return assay_product_of_router(assay_product_atb(c, r->x, r->d_logits, r->dim, r->experts, r->tokens));
 }
 
 static assay_status load(assay_context *ctx, routing_run *r, const assay_source *in)

@@ -12,7 +12,8 @@
 
 /* What a product is to an arithmetic that treats linear layers in a way of their own (block-scaled fp8). */
 typedef enum assay_product {
-    ASSAY_PRODUCT_OTHER,          /* attention, router */
+    ASSAY_PRODUCT_OTHER, /* attention */
+    ASSAY_PRODUCT_ROUTER,
     ASSAY_PRODUCT_LINEAR,         /* of a linear layer: B is its weight */
     ASSAY_PRODUCT_LINEAR_GRADIENT /* of its weight: neither operand is one */
 } assay_product;
@@ -60,6 +61,12 @@ static inline assay_matmul_args assay_product_abt(double *c, const double *a, co
     assay_matmul_args args = assay_product_ab(c, a, b, m, n, k);
     args.ldb = k;
     args.transpose_b = true;
+    return args;
+}
+
+static inline assay_matmul_args assay_product_of_router(assay_matmul_args args)
+{
+    args.kind = ASSAY_PRODUCT_ROUTER;
     return args;
 }
 

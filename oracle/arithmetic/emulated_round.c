@@ -58,7 +58,8 @@ static emulated_rounder unit_rounder(const assay_emulation *emulation, uint64_t 
 
 bool emulated_is_scaled(const assay_emulation *emulation, assay_product product)
 {
-    return product != ASSAY_PRODUCT_OTHER && emulation->precision.scaled.block > 0;
+    const bool linear = product == ASSAY_PRODUCT_LINEAR || product == ASSAY_PRODUCT_LINEAR_GRADIENT;
+    return linear && emulation->precision.scaled.block > 0;
 }
 
 emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product)

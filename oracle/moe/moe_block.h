@@ -270,20 +270,21 @@ void moe_router_free(moe_router *router);
 /* Its products, for values or variances: x kernel, x^T d_logits, d_logits kernel^T. */
 static inline assay_matmul_args moe_logits_product(const moe_block *b, double *logits)
 {
-    return assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim);
+    return assay_product_of_router(assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim));
 }
 
 /* Of the tokens of one owner. */
 static inline assay_matmul_args moe_d_kernel_product(const moe_block *b, int64_t owner, double *d_kernel)
 {
     const int64_t tokens = b->tokens / b->split.owners, first = owner * tokens;
-    return assay_product_atb(d_kernel, b->x + first * b->emb_dim, b->router.d_logits + first * b->experts, b->emb_dim,
-                             b->experts, tokens);
+    return assay_product_of_router(assay_product_atb(
+        d_kernel, b->x + first * b->emb_dim, b->router.d_logits + first * b->experts, b->emb_dim, b->experts, tokens));
 }
 
 static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)
 {
-    return assay_product_abt(dx, b->router.d_logits, b->router.kernel, b->tokens, b->emb_dim, b->experts);
+    return assay_product_of_router(
+        assay_product_abt(dx, b->router.d_logits, b->router.kernel, b->tokens, b->emb_dim, b->experts));
 }
 
 assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
