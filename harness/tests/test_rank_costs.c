@@ -1,7 +1,6 @@
 /* What a case costs ranks on paper, against what real runs of 2 and 4 ranks count. */
 #include "harness/commands/rank_costs.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +13,11 @@
 #include "tests/support/assay_test.h"
 
 /* The reference arithmetic, and a source, that count. */
-static atomic_llong operations, drawn;
+static _Atomic long long operations, drawn;
 
 static assay_status counting_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    atomic_fetch_add(&operations, 2 * args->m * args->n * args->k);
+    operations += 2 * args->m * args->n * args->k;
     return assay_arithmetic_reference.matmul(ctx, args);
 }
 
@@ -38,7 +37,7 @@ static assay_status read_counted(assay_context *ctx, void *self, const char *pat
                                  double *out)
 {
     const assay_source *in = ((const job *)self)->in;
-    atomic_fetch_add(&drawn, count * (int64_t)sizeof *out);
+    drawn += count * (int64_t)sizeof *out;
     return in->read(ctx, in->self, path, first, count, out);
 }
 
@@ -119,8 +118,8 @@ static void compare(assay_context *ctx, const row *r, assay_case *cases, int cou
     if (!r->scales) plan.precision_count = 0;
     arithmetic.matmul = counting_matmul;
     snprintf(j.path, sizeof j.path, "/tmp/rank_costs.%d.h5", (int)getpid());
-    atomic_store(&operations, 0);
-    atomic_store(&drawn, 0);
+    operations = 0;
+    drawn = 0;
     thread_ranks_run(&ranks);
     unlink(j.path);
     if (ranks.status[0] != ASSAY_OK) print_error("%s\n", ranks.text[0]);

@@ -2,6 +2,7 @@
  * binary128. */
 #include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <quadmath.h>
 
 #include "oracle/spec/spec_internal.h"
@@ -15,7 +16,7 @@ static spec_quad to_float32(spec_quad x)
     frexpq(x, &exponent);
     const int last = exponent - 24 > -149 ? exponent - 24 : -149;
     const spec_quad rounded = ldexpq(rintq(ldexpq(x, -last)), last);
-    return fabsq(rounded) > FLT_MAX ? copysignq((spec_quad)HUGE_VALQ, x) : rounded;
+    return fabsq(rounded) > FLT_MAX ? copysignq((spec_quad)INFINITY, x) : rounded;
 }
 
 /* Of a number that float32 has, at least 0. */
