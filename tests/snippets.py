@@ -74,7 +74,7 @@ def commands(lines):
 
 
 def reason_to_leave_out(command):
-    plain = re.sub(r"'[^']*'|\{\w+\}|ASSAY_\w+|#.*", "", command)
+    plain = re.sub(r"'[^']*'|\{\w+\}|ASSAY_\w+(=\S+ +)?|#.*", "", command)
     return next((why for pattern, why in LEFT_OUT if re.search(pattern, plain)), None)
 
 
