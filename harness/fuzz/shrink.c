@@ -210,10 +210,16 @@ typedef enum companion {
     NO_GROUPS,    /* and no groups of them */
     FEWER_GROUPS, /* or half as many groups */
     FEWER_HEADS,  /* of keys as of queries */
+    LARGE_BIAS,   /* of the router: the usual one seldom decides among few experts */
     COMPANIONS
 } companion;
 
-static bool accompany(assay_case *c, int key, companion which)
+static assay_status enlarge_bias(assay_context *ctx, assay_case *c)
+{
+    return assay_case_set(ctx, c, "inputs.weights/gate/bias={distribution: normal, scale: 1}");
+}
+
+static bool accompany(assay_context *ctx, assay_case *c, int key, companion which)
 {
     assay_model_config *m = &c->config;
     const bool experts = key == ASSAY_KEY_AT_num_experts;
@@ -227,9 +233,12 @@ static bool accompany(assay_case *c, int key, companion which)
     case FEWER_CHOSEN:
     case NO_GROUPS:
     case FEWER_GROUPS:
+    case LARGE_BIAS:
         if (!experts) return false;
         if (m->num_experts_per_tok > m->num_experts) m->num_experts_per_tok = m->num_experts;
         if (which == FEWER_CHOSEN) return true;
+        if (which == LARGE_BIAS && !m->routed_bias) return false;
+        if (which == LARGE_BIAS) return enlarge_bias(ctx, c) == ASSAY_OK;
         if (m->n_routing_groups <= 1) return false;
         m->n_routing_groups = which == NO_GROUPS ? -1 : m->n_routing_groups / 2;
         m->topk_routing_group = which == NO_GROUPS ? -1 : (m->topk_routing_group + 1) / 2;
@@ -261,7 +270,7 @@ static assay_status try_size(assay_context *ctx, assay_shrinking *s, assay_case 
         TRY(assay_case_copy(ctx, c, &changed));
         *number_of(&changed, key) = value;
         changed.seed += (uint64_t)(i / COMPANIONS);
-        if (!accompany(&changed, key, (companion)(i % COMPANIONS))) {
+        if (!accompany(ctx, &changed, key, (companion)(i % COMPANIONS))) {
             assay_case_free(&changed);
             continue;
         }
