@@ -289,7 +289,7 @@ static bool is_beyond(const assay_tensor *tensor, double most)
     const assay_tensor_role role = tensor->spec.role;
     if (role != ASSAY_ROLE_OUTPUT && role != ASSAY_ROLE_CHECKPOINT && role != ASSAY_ROLE_GRADIENT) return false;
     for (int64_t k = 0; tensor->values != NULL && k < tensor->count; k++) {
-        if (fabs(tensor->values[k]) > most) return true;
+        if (isfinite(tensor->values[k]) && fabs(tensor->values[k]) > most) return true; /* the lse of no key is -inf */
     }
     return false;
 }

@@ -382,11 +382,12 @@ static double flops(const assay_case *c, bool backward)
 
 static int64_t memory(const assay_case *c)
 {
+    enum { PRECISIONS = 8 }; /* a case seldom has more profiles */
     assay_context ctx = {0};
     spec_moe_config config;
     if (configs_of(&ctx, c, &config) != ASSAY_OK) return 0;
     return assay_is_sharded(&config.moe, &config.sharding) ? assay_sharded_moe_memory(&config.moe, &config.sharding)
-                                                           : assay_moe_memory(&config.moe);
+                                                           : assay_moe_memory(&config.moe, PRECISIONS);
 }
 
 const assay_operation assay_op_moe = {.name = "moe",

@@ -85,6 +85,10 @@ unset ASSAY_EXAMPLE_BUG
 expect 0 run "$case" --backend "$backend"
 leaves_nothing "$TMPDIR"
 
+## an lse of -inf is no number beyond the profile's range: what is wrong behind it is found
+ASSAY_EXAMPLE_BUG=masked_rows_nan expect 1 fuzz --backend "$backend" --cases 40 --op mla --seed 2 --failures 1
+prints '^FAIL  fuzz/mla-[0-9]+  .* NaN or infinite where the golden is not'
+
 ## a crash, a command
 expect 1 fuzz --backend "$modules/odd_segfaults.so" --cases 3 --op rms_norm --failures 1 --timeout 7
 prints '^FAIL  fuzz/rms_norm-0  the backend crashed: Segmentation fault'

@@ -126,9 +126,9 @@ typedef struct assay_moe_shares {
 assay_moe_shares assay_moe_shares_of(const assay_moe_config *config, const assay_source *in, const assay_sink *out,
                                      const assay_sink *scales, int count);
 
-/* An upper bound of the bytes of memory that a run takes, with every gradient and the error scales of up to eight precisions; the
- * dense path's checkpoints [B,S,E,H], which are kept whole where they are wanted, are not in it. */
-int64_t assay_moe_memory(const assay_moe_config *config);
+/* An upper bound of the bytes of memory that a run takes, with every gradient and the propagated error scales of so many
+ * precisions; the dense path's checkpoints [B,S,E,H], which are kept whole where they are wanted, are not in it. */
+int64_t assay_moe_memory(const assay_moe_config *config, int precisions);
 /* Floating-point operations of its products, of forward or of backward alone; a multiply and an add are 2. */
 double assay_moe_flops(const assay_moe_config *config, bool backward);
 

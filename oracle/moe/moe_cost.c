@@ -35,16 +35,17 @@ int64_t assay_moe_local_experts(const assay_moe_config *config)
     return config->local_num_experts > 0 ? config->local_num_experts : assay_moe_experts(config);
 }
 
-/* Numbers that one gated MLP of `rows` rows takes: its weights with gradients and variances, what forward keeps, and
- * the scratch of backward and of error propagation. */
-static double mlp_numbers(double rows, double dim, double width)
+/* Numbers that one gated MLP of `rows` rows takes: its weights with gradients, what forward keeps and the scratch of
+ * backward; and variances with the scratch of error propagation. */
+static double mlp_numbers(double rows, double dim, double width, bool propagated)
 {
-    return 3 * 3 * dim * width + 3 * 3 * dim * width + 25 * rows * width + 17 * rows * dim;
+    const double run = 9 * dim * width + 12 * rows * width + 5 * rows * dim;
+    return propagated ? run + 9 * dim * width + 13 * rows * width + 12 * rows * dim : run;
 }
 
-int64_t assay_moe_memory(const assay_moe_config *config)
+int64_t assay_moe_memory(const assay_moe_config *config, int precisions)
 {
-    const double precisions = 8, largest = 0x1p62;
+    const double largest = 0x1p62;
     const assay_routing_config *routing = &config->routing;
     double tokens = (double)routing->batch * (double)routing->sequence, experts = (double)routing->num_experts;
     double choices = tokens * (double)assay_moe_slots(config), dim = (double)config->emb_dim;
@@ -53,8 +54,8 @@ int64_t assay_moe_memory(const assay_moe_config *config)
     double most = tokens + 1;                                             /* rows of one expert */
     double block = (14 + 2 * precisions) * tokens * dim + (16 + 2 * precisions) * choices;
     double router = 8 * dim * experts + (8 + precisions) * tokens * experts;
-    double routed = 2 * kept * dim + most * wide + mlp_numbers(most, dim, width);
-    double shared = config->shared_mlp_dim > 0 ? mlp_numbers(tokens, dim, (double)config->shared_mlp_dim) : 0;
+    double routed = 2 * kept * dim + most * wide + mlp_numbers(most, dim, width, precisions > 0);
+    double shared = config->shared_mlp_dim > 0 ? mlp_numbers(tokens, dim, (double)config->shared_mlp_dim, precisions > 0) : 0;
     if (config->path == ASSAY_MOE_DROPPING) {
         double capacity = (double)assay_expert_capacity(routing, config->capacity_factor);
         routed += 2 * tokens * experts * capacity + 2 * (double)routing->batch * capacity * wide;
