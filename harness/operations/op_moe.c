@@ -274,6 +274,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     const assay_moe_config config = both.moe;
     const assay_dims x = {"BSD", {c->batch, c->sequence, config.emb_dim}};
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
+    assay_mark_operand(list, 2, (assay_operand_axes){0, 2, false});
     if (config.routing.hash_rows > 0) {
         assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config.routing.hash_rows - 1));
         TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
@@ -291,6 +292,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
+    assay_mark_operand(list, 1, (assay_operand_axes){0, 2, false});
 cleanup:
     return status;
 }
@@ -397,6 +399,7 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
+                                      .quantised = true,
                                       .second_form = {.evaluate = second_form,
                                                       .checkpoints = second_checkpoints,
                                                       .evaluate_many = second_forms,
