@@ -237,6 +237,10 @@ const assay_mutant assay_mutants[] = {
      INPUTS(TENSOR_SCALES, assay_edit_replace, .by = 1)},
     {"operand_tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86",
      CODES, ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_invert)},
+    {"operand_tensor_scale_of_gate", "up has the gate's scale of the tensor", "95", CODES, ASSAY_IN_BLOCKS,
+     INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_take_from_gate)},
+    {"operand_tensor_scale_of_larger", "gate and up have the larger of their two scales of the tensor", "95", CODES,
+     ASSAY_IN_BLOCKS, INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_larger_of_both)},
     {"operand_tensor_scale_of_first", "every expert has the scale of the first one's tensor", "86", CODES,
      ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_all_to_first)},
 

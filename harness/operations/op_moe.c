@@ -137,6 +137,7 @@ static void place_experts(assay_tensor_table *table, const assay_moe_config *con
         }
         const assay_kernel_layout layout = assay_kernel_layout_of(config, sharding, weight);
         row->shape = assay_shape_of(2, layout.rows, layout.columns);
+        row->inputs = 0; /* parts of a kernel are no operand by themselves */
         *row = assay_tensor_row_below("me", (int64_t[]){layout.shards, layout.experts}, *row);
     }
 }

@@ -96,19 +96,19 @@ static assay_quantize_config config_of(const assay_case *c, const operand *o)
     return config;
 }
 
-static assay_status check_rounding(assay_context *ctx, const assay_case *c, const assay_block_format *format)
+static assay_status check_rounding(assay_context *ctx, const assay_case *c, const assay_case_quant_format *of)
 {
+    const assay_block_format *format = of->format;
     const char *rounding = c->config.quant_scale_rounding.text;
     const bool up = strcmp(rounding, "up") == 0, nearest = strcmp(rounding, "nearest") == 0;
     if (nearest || format->scale == ASSAY_FLOAT8_E8M0FNU || (up && format->scale == ASSAY_FLOAT32)) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_scale_rounding is %s, expected %s: a tensor is of format %s",
-                      rounding, format->scale == ASSAY_FLOAT32 ? "nearest or up" : "nearest", format->name);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_scale_rounding is %s, expected %s: %s is %s", rounding,
+                      format->scale == ASSAY_FLOAT32 ? "nearest or up" : "nearest", of->path, format->name);
 }
 
-static assay_status check_entry(assay_context *ctx, const assay_case *c, const assay_tensor_list *list,
-                                const assay_case_quant_format *given)
+static assay_status check_entry(assay_context *ctx, const assay_case *c, const assay_operation *operation,
+                                const assay_tensor_list *list, const assay_case_quant_format *given)
 {
-    const assay_operation *operation = assay_operation_by_name(c->op);
     if (!operation->quantised) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "quant_formats has %s, expected none: op %s takes its operands as they are", given->path,
@@ -117,7 +117,7 @@ static assay_status check_entry(assay_context *ctx, const assay_case *c, const a
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_entry *entry = &list->entries[i];
         if (!assay_role_is_given(entry->spec.role) || strcmp(given->path, entry->spec.path) != 0) continue;
-        if (entry->operand.rows > 0) return check_rounding(ctx, c, given->format);
+        if (entry->operand.rows > 0) return check_rounding(ctx, c, given);
         return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, which is no operand of a product by itself",
                           entry->spec.path);
     }
@@ -135,12 +135,13 @@ static assay_status check_fill(assay_context *ctx, const assay_case *c, const as
     return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: rows of NaN are not quantised", given->path);
 }
 
-assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, const assay_operation *operation,
+                                 assay_tensor_list *list)
 {
     assay_status status = ASSAY_OK;
     int count = 0;
     if (c->quant_format_count == 0) return ASSAY_OK;
-    for (int i = 0; i < c->quant_format_count; i++) TRY(check_entry(ctx, c, list, &c->quant_formats[i]));
+    for (int i = 0; i < c->quant_format_count; i++) TRY(check_entry(ctx, c, operation, list, &c->quant_formats[i]));
     assay_tensor_entry *entries = calloc((size_t)list->count + 2 * (size_t)c->quant_format_count, sizeof *entries);
     if (entries == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors");
     for (int i = 0; i < list->count; i++) {

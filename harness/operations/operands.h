@@ -13,7 +13,8 @@
 
 /* The tensors that `quant_formats:` names become codes, and their scales stand behind them. Refuses what is no operand, and
  * rules of quantising that a format does not have. */
-assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
+assay_status assay_quantise_list(assay_context *ctx, const assay_case *c, const assay_operation *operation,
+                                 assay_tensor_list *list);
 
 /* The tensor that a scale belongs to: the entry itself, or one before it. */
 const assay_tensor_entry *assay_operand_of(const assay_tensor_list *list, const assay_tensor_entry *entry);
