@@ -69,6 +69,7 @@ void assay_case_free(assay_case *c)
     for (int i = 0; i < c->input_count; i++) free(c->inputs[i].values);
     free(c->inputs);
     free(c->dtypes);
+    free(c->quant_formats);
     assay_text_list_free(&c->tags);
     assay_text_list_free(&c->gradients);
     assay_text_list_free(&c->checkpoints);

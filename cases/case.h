@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "cases/model_config.h"
+#include "oracle/base/block_format.h"
 #include "oracle/base/dtype.h"
 #include "oracle/base/random.h"
 #include "oracle/base/tensor.h"
@@ -28,6 +29,12 @@ typedef struct assay_case_dtype {
     assay_dtype type;
 } assay_case_dtype;
 
+/* An entry of `quant_formats:`: the tensor of that path, with its folder, is codes with scales. */
+typedef struct assay_case_quant_format {
+    char path[ASSAY_PATH_SIZE];
+    const assay_block_format *format;
+} assay_case_quant_format;
+
 /* A list of texts: tags, gradient patterns, checkpoint names, profiles. `all` and `none` as single words are kept as
  * such. */
 typedef struct assay_text_list {
@@ -48,6 +55,8 @@ typedef struct assay_case {
     assay_dtype dtype;        /* the grid of inputs, weights and cotangents; bfloat16 by default */
     assay_case_dtype *dtypes; /* of those that have another */
     int dtype_count;
+    assay_case_quant_format *quant_formats; /* of those that are quantised */
+    int quant_format_count;
     assay_distribution fill; /* of what is filled with normals when `inputs` does not say: normal or bell */
     assay_case_input *inputs;
     int input_count;
@@ -74,7 +83,7 @@ void assay_cases_free(assay_case *cases, int count);
 
 /* `key=value`: a configuration key, or model (a name, or a path from the working directory, in place of all
  * configuration keys), case, batch, sequence, seed, dtype, gradients, checkpoints, profiles, fill,
- * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form), dtypes.PATTERN. A value
+ * mesh.{data,fsdp,fsdp_transpose,expert,tensor,mlp_tensor}, positions.{start,step}, inputs.PATH ({distribution: ...} in YAML's flow form), dtypes.PATTERN, quant_formats.PATH. A value
  * that is refused leaves the case as it was. */
 assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *assignment);
 
@@ -105,6 +114,10 @@ const assay_case_input *assay_case_input_of(const assay_case *c, const char *pat
 /* The entry of `dtypes:` that gives a tensor its type, the last that matches; NULL: it has the case's dtype. */
 const assay_case_dtype *assay_case_dtype_of(const assay_case *c, const char *path);
 bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path);
+
+/* The format of a tensor that is quantised; NULL: it is not. */
+const assay_block_format *assay_case_quant_format_of(const assay_case *c, const char *path);
+bool assay_case_quantises(const assay_case *c, const char *path); /* it, or it is the scale of one that is */
 
 /* A case with the tag `exact` says that every operation of it is exact in its profiles: its error scales are 0, and a
  * candidate is held to equality. */

@@ -50,6 +50,21 @@ static assay_status copy_dtypes(assay_context *ctx, const assay_case *c, assay_c
     return ASSAY_OK;
 }
 
+static assay_status copy_quant_formats(assay_context *ctx, const assay_case *c, assay_case *copy)
+{
+    void *formats = NULL;
+    copy->quant_formats = NULL;
+    copy->quant_format_count = 0;
+    if (c->quant_format_count == 0) return ASSAY_OK;
+    const size_t size = sizeof *c->quant_formats;
+    const assay_status status = assay_alloc(ctx, "quant_formats", c->quant_format_count, size, &formats);
+    RETURN_IF(status != ASSAY_OK, status);
+    memcpy(formats, c->quant_formats, (size_t)c->quant_format_count * size);
+    copy->quant_formats = formats;
+    copy->quant_format_count = c->quant_format_count;
+    return ASSAY_OK;
+}
+
 assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy)
 {
     assay_status status;
@@ -58,8 +73,11 @@ assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case
     copy->tags = copy->gradients = copy->checkpoints = copy->profiles = none;
     copy->dtypes = NULL;
     copy->dtype_count = 0;
+    copy->quant_formats = NULL;
+    copy->quant_format_count = 0;
     TRY(copy_inputs(ctx, c, copy));
     TRY(copy_dtypes(ctx, c, copy));
+    TRY(copy_quant_formats(ctx, c, copy));
     TRY(copy_list(ctx, &c->tags, &copy->tags));
     TRY(copy_list(ctx, &c->gradients, &copy->gradients));
     TRY(copy_list(ctx, &c->checkpoints, &copy->checkpoints));

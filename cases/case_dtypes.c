@@ -1,53 +1,112 @@
-/* dtypes: types of single tensors, by their paths or globs over them; the last that matches a tensor counts. */
+/* dtypes: types of single tensors, by their paths or globs over them; the last that matches a tensor counts.
+ * quant_formats: formats of single tensors, by their paths. */
 #include <fnmatch.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cases/case_internal.h"
 
-static assay_status place_dtype(assay_context *ctx, assay_case *c, const char *pattern, assay_case_dtype **place)
+/* The place of a pattern or a path in a list of entries that begin with one. The newest comes last, and counts. */
+static assay_status place_of(assay_context *ctx, void **list, int *count, size_t size, const char *pattern,
+                             void **place)
 {
+    char *items = *list;
     int at = 0;
-    while (at < c->dtype_count && strcmp(c->dtypes[at].pattern, pattern) != 0) at++;
-    if (at == c->dtype_count) {
-        assay_case_dtype *dtypes = realloc(c->dtypes, ((size_t)at + 1) * sizeof *dtypes);
-        if (dtypes == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d dtypes", at + 1);
-        c->dtypes = dtypes;
-        c->dtype_count++;
+    while (at < *count && strcmp(items + (size_t)at * size, pattern) != 0) at++;
+    if (at == *count) {
+        items = realloc(items, ((size_t)at + 1) * size);
+        if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d patterns", at + 1);
+        *list = items;
+        ++*count;
     }
-    /* the newest comes last, and counts */
-    memmove(&c->dtypes[at], &c->dtypes[at + 1], (size_t)(c->dtype_count - 1 - at) * sizeof *c->dtypes);
-    *place = &c->dtypes[c->dtype_count - 1];
+    char *from = items + (size_t)at * size;
+    memmove(from, from + size, (size_t)(*count - 1 - at) * size);
+    *place = items + (size_t)(*count - 1) * size;
     return ASSAY_OK;
+}
+
+static assay_status check_pattern(const assay_yaml *y, const yaml_node_t *key_node, const char *what,
+                                  const char *pattern)
+{
+    if (pattern[0] != '\0' && pattern[0] != '/' && strlen(pattern) < ASSAY_PATH_SIZE) return ASSAY_OK;
+    return assay_yaml_refuse(y, key_node, "expected a tensor such as %s, in %s, found %.60s",
+                             strcmp(what, "dtypes") == 0 ? "weights/gate/bias, or a glob" : "weights/wi_0", what,
+                             pattern[0] == '\0' ? "\"\"" : pattern);
 }
 
 assay_status assay_case_read_dtype_of(const assay_yaml *y, assay_case *c, const char *pattern,
                                       const yaml_node_t *key_node, const yaml_node_t *value)
 {
-    assay_case_dtype *place = NULL, read = {.type = c->dtype};
-    if (pattern[0] == '\0' || pattern[0] == '/' || strlen(pattern) >= sizeof read.pattern) {
-        return assay_yaml_refuse(y, key_node,
-                                 "expected a tensor such as weights/gate/bias, or a glob, in dtypes, found %.60s",
-                                 pattern[0] == '\0' ? "\"\"" : pattern);
-    }
+    assay_status status;
+    assay_case_dtype read = {.type = c->dtype};
+    void *list = c->dtypes, *place = NULL;
+    TRY(check_pattern(y, key_node, "dtypes", pattern));
     memcpy(read.pattern, pattern, strlen(pattern) + 1);
-    assay_status status = assay_case_read_dtype(y, value, "dtypes", &read.type);
-    if (status == ASSAY_OK) status = place_dtype(y->ctx, c, pattern, &place);
-    if (status == ASSAY_OK) *place = read;
+    TRY(assay_case_read_dtype(y, value, "dtypes", &read.type));
+    TRY(place_of(y->ctx, &list, &c->dtype_count, sizeof read, pattern, &place));
+    c->dtypes = list;
+    memcpy(place, &read, sizeof read);
+cleanup:
+    return status;
+}
+
+static assay_status read_format(const assay_yaml *y, const yaml_node_t *node, const assay_block_format **format)
+{
+    char name[ASSAY_TEXT_SIZE], wanted[ASSAY_MESSAGE_SIZE / 2] = "";
+    size_t used = 0;
+    const assay_status status = assay_yaml_text(y, node, "quant_formats", name, sizeof name);
+    RETURN_IF(status != ASSAY_OK, status);
+    *format = assay_block_format_by_name(name);
+    if (*format != NULL) return ASSAY_OK;
+    for (int i = 1; assay_block_format_names[i] != NULL && used < sizeof wanted; i++) {
+        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", i == 1 ? "one of " : ", ",
+                                 assay_block_format_names[i]);
+    }
+    return assay_yaml_refuse_value(y, node, "quant_formats", wanted);
+}
+
+assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c, const char *pattern,
+                                             const yaml_node_t *key_node, const yaml_node_t *value)
+{
+    assay_status status;
+    assay_case_quant_format read = {{0}, NULL};
+    void *list = c->quant_formats, *place = NULL;
+    TRY(check_pattern(y, key_node, "quant_formats", pattern));
+    memcpy(read.path, pattern, strlen(pattern) + 1);
+    TRY(read_format(y, value, &read.format));
+    TRY(place_of(y->ctx, &list, &c->quant_format_count, sizeof read, pattern, &place));
+    c->quant_formats = list;
+    memcpy(place, &read, sizeof read);
+cleanup:
+    return status;
+}
+
+typedef assay_status (*read_one)(const assay_yaml *y, assay_case *c, const char *pattern, const yaml_node_t *key_node,
+                                 const yaml_node_t *value);
+
+static assay_status read_all(const assay_yaml *y, assay_case *c, const yaml_node_t *node, const char *what,
+                             read_one read)
+{
+    int pairs = 0;
+    assay_status status = assay_yaml_mapping(y, node, what, &pairs);
+    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
+        const char *pattern;
+        const yaml_node_t *key_node, *value;
+        status = assay_yaml_pair(y, node, what, i, &pattern, &key_node, &value);
+        if (status == ASSAY_OK) status = read(y, c, pattern, key_node, value);
+    }
     return status;
 }
 
 assay_status assay_case_read_dtypes(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
 {
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(y, node, "dtypes", &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *pattern;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, node, "dtypes", i, &pattern, &key_node, &value);
-        if (status == ASSAY_OK) status = assay_case_read_dtype_of(y, c, pattern, key_node, value);
-    }
-    return status;
+    return read_all(y, c, node, "dtypes", assay_case_read_dtype_of);
+}
+
+assay_status assay_case_read_quant_formats(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    return read_all(y, c, node, "quant_formats", assay_case_read_quant_format_of);
 }
 
 bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path)
@@ -65,4 +124,25 @@ const assay_case_dtype *assay_case_dtype_of(const assay_case *c, const char *pat
         if (assay_case_dtype_matches(&c->dtypes[i], path)) return &c->dtypes[i];
     }
     return NULL;
+}
+
+const assay_block_format *assay_case_quant_format_of(const assay_case *c, const char *path)
+{
+    for (int i = c->quant_format_count - 1; i >= 0; i--) {
+        if (strcmp(c->quant_formats[i].path, path) == 0) return c->quant_formats[i].format;
+    }
+    return NULL;
+}
+
+bool assay_case_quantises(const assay_case *c, const char *path)
+{
+    static const char *const ends[] = {"", "_scale", "_tensor_scale"};
+    char of[ASSAY_PATH_SIZE];
+    for (size_t i = 0; c->quant_format_count > 0 && i < sizeof ends / sizeof *ends; i++) {
+        const size_t length = strlen(path), end = strlen(ends[i]);
+        if (length < end || strcmp(path + length - end, ends[i]) != 0) continue;
+        snprintf(of, sizeof of, "%.*s", (int)(length - end), path);
+        if (assay_case_quant_format_of(c, of) != NULL) return true;
+    }
+    return false;
 }

@@ -54,6 +54,11 @@ assay_status assay_case_read_dtypes(const assay_yaml *y, assay_case *c, const ya
 assay_status assay_case_read_dtype_of(const assay_yaml *y, assay_case *c, const char *pattern,
                                       const yaml_node_t *key_node, const yaml_node_t *value);
 
+/* quant_formats: the same. */
+assay_status assay_case_read_quant_formats(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c, const char *pattern,
+                                             const yaml_node_t *key_node, const yaml_node_t *value);
+
 /* inputs: all of them, or one (which replaces what was there for that path). */
 assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
 assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,

@@ -12,7 +12,7 @@ typedef struct assignment {
 
 static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg)
 {
-    static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.";
+    static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.", FORMATS[] = "quant_formats.";
     assignment *a = arg;
     char hint[ASSAY_MESSAGE_SIZE / 2];
     bool known = false;
@@ -25,6 +25,9 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     if (strcmp(a->key, "model") == 0) return assay_case_read_model(y, a->c, value);
     if (strncmp(a->key, DTYPES, strlen(DTYPES)) == 0) {
         return assay_case_read_dtype_of(y, a->c, a->key + strlen(DTYPES), value, value);
+    }
+    if (strncmp(a->key, FORMATS, strlen(FORMATS)) == 0) {
+        return assay_case_read_quant_format_of(y, a->c, a->key + strlen(FORMATS), value, value);
     }
     status = assay_case_read_field(y, a->c, a->key, value, &known);
     if (known) return status;

@@ -114,6 +114,10 @@ static void write_case(FILE *out, const assay_case *c, bool all)
         write_text(out, i == 0 ? "dtypes: {" : ", ", c->dtypes[i].pattern);
         fprintf(out, ": %s%s", assay_dtype_name(c->dtypes[i].type), i + 1 == c->dtype_count ? "}\n" : "");
     }
+    for (int i = 0; i < c->quant_format_count; i++) {
+        write_text(out, i == 0 ? "quant_formats: {" : ", ", c->quant_formats[i].path);
+        fprintf(out, ": %s%s", c->quant_formats[i].format->name, i + 1 == c->quant_format_count ? "}\n" : "");
+    }
     if (c->fill != ASSAY_NORMAL) fprintf(out, "fill: %s\n", assay_distribution_name(c->fill));
     fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
     for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);

@@ -30,7 +30,8 @@ static assay_status read_part(const assay_yaml *y, assay_case *c, const char *pa
 
 static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node)
 {
-    static const char *const OTHERS[] = {"op", "model", "config", "inputs", "dtypes", "mesh", "positions"};
+    static const char *const OTHERS[] = {"op",     "model",         "config", "inputs",
+                                         "dtypes", "quant_formats", "mesh",   "positions"};
     char hint[ASSAY_MESSAGE_SIZE / 2];
     if (assay_model_key_by_name(key) != NULL) {
         return assay_yaml_refuse(y, key_node, "unknown key %s: keys of the model belong under config", key);
@@ -50,6 +51,7 @@ static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key
     if (strcmp(key, "model") == 0) return assay_case_read_model(y, c, value);
     if (strcmp(key, "inputs") == 0) return assay_case_read_inputs(y, c, value);
     if (strcmp(key, "dtypes") == 0) return assay_case_read_dtypes(y, c, value);
+    if (strcmp(key, "quant_formats") == 0) return assay_case_read_quant_formats(y, c, value);
     if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_part(y, c, key, value);
     if (strchr(key, '.') != NULL) return refuse_key(y, key, key_node); /* mesh.expert is for --set */
     assay_status status = assay_case_read_field(y, c, key, value, &known);

@@ -65,6 +65,12 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b)
         if (strcmp(a->dtypes[i].pattern, b->dtypes[i].pattern) != 0 || a->dtypes[i].type != b->dtypes[i].type)
             return "dtypes";
     }
+    if (a->quant_format_count != b->quant_format_count) return "quant_formats";
+    for (int i = 0; i < a->quant_format_count; i++) {
+        if (strcmp(a->quant_formats[i].path, b->quant_formats[i].path) != 0 ||
+            a->quant_formats[i].format != b->quant_formats[i].format)
+            return "quant_formats";
+    }
     if (a->position_start != b->position_start || a->position_step != b->position_step) return "positions";
     if (!same_list(&a->gradients, &b->gradients)) return "gradients";
     if (!same_list(&a->checkpoints, &b->checkpoints)) return "checkpoints";

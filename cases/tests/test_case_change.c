@@ -8,7 +8,7 @@
 static const char YAML[] =
     "case: c\nop: moe\ntags: [one, two]\nmodel: {base_emb_dim: 8, num_experts: 4, routed_bias: true}\n"
     "batch: 2\ninputs: {x: {values: [1, 2, 3]}, gate/bias: {scale: 2}}\n"
-    "dtypes: {weights/gate/bias: float32}\ngradients: [inputs/x]\n";
+    "dtypes: {weights/gate/bias: float32}\nquant_formats: {weights/wo: nvfp4}\ngradients: [inputs/x]\n";
 
 static assay_case *parse(assay_context *ctx, const char *yaml)
 {

@@ -45,6 +45,9 @@ TEST(sets_what_a_case_has)
         "dtypes.weights/*=float16",
         "dtypes.gate/bias=float32",
         "dtypes.weights/*=float8_e5m2",
+        "quant_formats.weights/wo=mxfp4",
+        "quant_formats.inputs/x=nvfp4",
+        "quant_formats.weights/wo=fp8_e4m3_128x128",
     };
     assay_context ctx = {.threads = 1};
     assay_case *c = new_case(&ctx);
@@ -80,6 +83,13 @@ TEST(sets_what_a_case_has)
     assert_null(c->inputs[0].values);
     assert_string_equal(c->inputs[1].path, "weights/gate/bias");
     assert_true(c->inputs[1].fill.mean == 3);
+    assert_int_equal(c->quant_format_count, 2);
+    assert_string_equal(assay_case_quant_format_of(c, "weights/wo")->name, "fp8_e4m3_128x128");
+    assert_string_equal(assay_case_quant_format_of(c, "inputs/x")->name, "nvfp4");
+    assert_null(assay_case_quant_format_of(c, "weights/wi_0"));
+    assert_true(assay_case_quantises(c, "weights/wo") && assay_case_quantises(c, "weights/wo_scale"));
+    assert_true(assay_case_quantises(c, "inputs/x_tensor_scale"));
+    assert_false(assay_case_quantises(c, "weights/wo_bias"));
     assert_int_equal(c->dtype_count, 2); /* the newest is last, and counts */
     assert_string_equal(c->dtypes[1].pattern, "weights/*");
     assert_int_equal(assay_case_dtype_of(c, "weights/gate/bias")->type, ASSAY_FLOAT8_E5M2);
@@ -127,6 +137,9 @@ TEST(refuses_and_changes_nothing)
         {"model={model_type: mixtral}", "the key hidden_size is missing, which a configuration of mixtral has"},
         {"dtypes.x=int32", "dtypes: expected one of float64"},
         {"dtypes.=float32", "expected a tensor such as weights/gate/bias, or a glob"},
+        {"quant_formats.weights/wo=fp7", "quant_formats: expected one of mxfp4, mxfp8_e4m3"},
+        {"quant_formats.weights/wo=", "quant_formats: expected one of mxfp4"},
+        {"quant_formats./wo=mxfp4", "expected a tensor such as weights/wi_0, in quant_formats, found /wo"},
         {"mlp_activations=[a, b, c]", "expected one or two texts"},
     };
     assay_context ctx = {.threads = 1};
@@ -146,6 +159,7 @@ TEST(refuses_and_changes_nothing)
     assert_ptr_equal(c->profiles.items, before.profiles.items);
     assert_int_equal(c->input_count, 1);
     assert_int_equal(c->dtype_count, 0);
+    assert_int_equal(c->quant_format_count, 0);
     assert_true(c->inputs[0].values[1] == 2);
     assay_cases_free(c, 1);
 }
@@ -153,7 +167,11 @@ TEST(refuses_and_changes_nothing)
 TEST(reports_every_failed_allocation)
 {
     static const char *const ASSIGNMENTS[] = {
-        "profiles=bf16,f32", "inputs.y={values: [1]}", "mlp_activations=relu", "dtypes.y=float32",
+        "profiles=bf16,f32",
+        "inputs.y={values: [1]}",
+        "mlp_activations=relu",
+        "dtypes.y=float32",
+        "quant_formats.weights/wo=nvfp4",
         "model={model_type: mixtral, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: "
         "2,"
         " num_key_value_heads: 1, num_local_experts: 4, num_experts_per_tok: 2, rms_norm_eps: 1e-5, rope_theta: 1e6,"

@@ -62,6 +62,7 @@ TEST(round_trips_awkward_values)
         "0}\nbatch: "
         "2147483647\n",
         "case: a\nop: b\ndtypes: {weights/*: f32, 'a b*': float8_e4m3fn, '[ab]/c': bf16}\n",
+        "case: a\nop: b\nquant_formats: {weights/wo: mxfp4, inputs/x: fp8_e4m3_1x128}\n",
         "case: a\nop: b\nconfig: {mlp_activations: [gelu, 'a b'], moe_mlpwi: offload, mla_kv: device, rope_type: ''}\n",
     };
     assay_context ctx = {.threads = 1};
@@ -97,6 +98,7 @@ TEST(differences_are_seen)
         "inputs.x={}",
         "inputs.x={values: [1, 3]}",
         "inputs.x={values: [1, 2], tail_nan_rows: 1, unused_nan: true}",
+        "quant_formats.weights/wo=mxfp4",
     };
     static const char TEXT[] = "case: a\nop: b\ninputs: {x: {values: [1, 2]}}\n";
     assay_context ctx = {.threads = 1};

@@ -4,6 +4,7 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
+#include "harness/operations/operands.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/ranks.h"
@@ -33,18 +34,26 @@ bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *
 {
     char gradient[ASSAY_PATH_SIZE];
     const spec_operation *form = &plan->operation->second_form;
-    if (form->streams == NULL || assay_shape_count(&spec->shape) < SPEC_LARGE) return false;
+    if (form->streams == NULL || assay_case_quantises(plan->c, spec->path) ||
+        assay_shape_count(&spec->shape) < SPEC_LARGE)
+        return false;
     assay_gradient_path(spec->path, gradient);
     return form->streams(plan->c, spec->path) && assay_plan_find(plan, gradient) < 0;
 }
 
-/* An input, a weight or a cotangent. */
-static assay_status read_given(assay_context *ctx, const assay_source *source, const assay_tensor_spec *spec,
-                               spec_tensors *tensors)
+/* An input, a weight or a cotangent; of codes and scales the numbers. */
+static assay_status read_given(assay_context *ctx, const assay_source *source, const assay_tensor_list *list,
+                               const assay_tensor_spec *spec, spec_tensors *tensors)
 {
     assay_status status;
     assay_tensor_set given = {0};
-    TRY(assay_tensor_set_read(ctx, &given, spec, source));
+    const assay_tensor_entry *entry = assay_tensor_list_find(list, spec->path);
+    assay_dequantised dequantised = {source, list};
+    const assay_source numbers = assay_dequantised_source(&dequantised);
+    assay_tensor_spec number = *spec;
+    if (entry->part != ASSAY_PART_CODES) return ASSAY_OK;
+    if (entry->format != NULL) number.type = ASSAY_FLOAT64;
+    TRY(assay_tensor_set_read(ctx, &given, &number, &numbers));
     TRY(copy(ctx, &given.items[0], tensors));
 cleanup:
     assay_tensor_set_free(&given);
@@ -122,7 +131,7 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
         if (assay_certificate_streams(plan, spec)) {
             TRY(spec_tensors_stream(ctx, &inputs->in, spec->path, &spec->shape, &inputs->source));
         } else {
-            TRY(read_given(ctx, source, spec, &inputs->in));
+            TRY(read_given(ctx, source, &plan->list, spec, &inputs->in));
         }
     }
     for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], inputs));

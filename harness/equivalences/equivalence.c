@@ -444,6 +444,12 @@ static bool other_mesh(const assay_case *c, assay_other_form *form)
     return is_case(&form->c);
 }
 
+static bool other_numbers(const assay_case *c, assay_other_form *form)
+{
+    (void)form; /* every other form computes on numbers */
+    return c->quant_format_count > 0;
+}
+
 static bool other_threads(const assay_case *c, assay_other_form *form)
 {
     enum { MANY = 7 };
@@ -476,6 +482,7 @@ const assay_equivalence assay_equivalences[] = {
     {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, true, other_replicas},
     {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},
     {"quantized-transposed", "the transposed tensor in transposed blocks, or the tensor itself", ASSAY_HOLDS_BITS, false, other_blocks},
+    {"quantized-dense", "operands as codes with scales, or as their numbers", ASSAY_HOLDS_BITS, false, other_numbers},
     {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
     {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
@@ -489,6 +496,7 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
                          assay_other_form *form)
 {
     *form = (assay_other_form){.c = *c, .ctx = *ctx, .holding = equivalence->holding};
+    form->c.quant_format_count = 0;            /* on the numbers that codes and scales are */
     assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
     return equivalence->other(c, form);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "harness/equivalences/equivalence.h"
+#include "harness/operations/operands.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
@@ -88,6 +89,8 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     char name[ASSAY_PRECISION_NAME_SIZE];
     char *profiles[] = {name};
     assay_status status;
+    assay_tensor_set numbers = {0};
+    const bool dense = one->c.quant_format_count > 0 && other->quant_format_count == 0;
     form->c = *other;
     form->c.sketch_above = 0;
     const bool backward = other->gradients.count > 0 && strcmp(other->gradients.items[0], "none") != 0;
@@ -100,12 +103,14 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     form->c.checkpoints = checkpoints ? everything : nothing;
     TRY(assay_plan_make_with(ctx, &form->plan, &form->c, NULL, profile));
     TRY(assay_plan_tensors(ctx, &form->results, &form->plan, NULL));
+    if (dense) TRY(assay_operands_as_numbers(ctx, &one->plan.list, &one->results, &numbers));
     for (int i = 0; i < form->results.count; i++) {
         assay_tensor *tensor = &form->results.items[i];
         if (!assay_role_is_given(tensor->spec.role)) continue;
-        TRY(assay_counterpart_read(ctx, &one->results, assay_form_layouts(form, one), tensor));
+        TRY(assay_counterpart_read(ctx, dense ? &numbers : &one->results, assay_form_layouts(form, one), tensor));
     }
 cleanup:
+    assay_tensor_set_free(&numbers);
     form->c.profiles = nothing; /* the plan has taken what it needs */
     return status;
 }

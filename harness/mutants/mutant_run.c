@@ -4,6 +4,7 @@
 
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/operands.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
@@ -180,15 +181,22 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
 }
 
 /* Whether all that the mutated case reads is there in its shape. */
-static bool is_fed(const assay_plan *plan, const assay_tensor_set *given)
+static bool is_fed(const assay_plan *plan, const assay_tensor_set *given, bool numbers)
 {
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!assay_role_is_given(spec->role)) continue;
+        if (numbers && plan->list.entries[i].part != ASSAY_PART_CODES) continue;
         const assay_tensor *found = assay_tensor_set_find(given, spec->path);
         if (found == NULL || !assay_shape_equal(&found->spec.shape, &spec->shape)) return false;
     }
     return true;
+}
+
+/* Whether it sees quantised operands as the numbers that they are. */
+static bool sees_numbers(const assay_mutant *mutant, const assay_case *c)
+{
+    return c->quant_format_count > 0 && (mutant->traits & ASSAY_HAS_CODES) == 0;
 }
 
 /* The inputs of the mutant into `given`; false: it changes none and should. */
@@ -198,17 +206,21 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
     assay_status status = ASSAY_OK;
     const assay_plan *plan = t->plan;
     assay_inputs inputs = {0};
+    assay_tensor_set redrawn = {0};
+    const assay_tensor_set *from = t->golden;
     if (mutant->other_seed) {
         TRY(assay_inputs_open(ctx, &inputs, other, &plan->list, NULL));
         const assay_source drawn = assay_inputs_source(&inputs);
-        TRY(assay_plan_tensors(ctx, given, plan, &drawn));
-    } else {
-        TRY(assay_tensor_set_copy(ctx, t->golden, given));
+        TRY(assay_plan_tensors(ctx, &redrawn, plan, &drawn));
+        from = &redrawn;
     }
+    TRY(sees_numbers(mutant, plan->c) ? assay_operands_as_numbers(ctx, &plan->list, from, given)
+                                      : assay_tensor_set_copy(ctx, from, given));
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
     *applies = assay_mutant_change_inputs(mutant, &m);
     if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
 cleanup:
+    assay_tensor_set_free(&redrawn);
     assay_inputs_close(&inputs);
     return status;
 }
@@ -233,7 +245,7 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
     assay_status status = ASSAY_OK;
     assay_tensor_set given = {0}, results = {0};
     TRY(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
-    *applies = *applies && is_fed(plan, &given);
+    *applies = *applies && is_fed(plan, &given, sees_numbers(mutant, plan->c));
     if (!*applies) goto cleanup;
     const assay_source source = assay_given_source(&given);
     TRY(assay_plan_tensors(ctx, &results, plan, &source));

@@ -34,6 +34,7 @@
 #define COMBINE ASSAY_PART_COMBINE
 #define QUANTIZE ASSAY_PART_QUANTIZE
 #define DEQUANTIZE ASSAY_PART_DEQUANTIZE
+#define CODES ASSAY_HAS_CODES
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
 #define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
@@ -43,6 +44,10 @@
 #define UP_WEIGHTS "wi wi_0 wi_1"
 #define KERNELS "wi wi_0 wi_1 wo"
 #define EXPERT_WEIGHTS "wi wi_0 wi_1 wo wi_0_bias wi_1_bias wo_bias rhs"
+#define SCALES "lhs_scale rhs_scale x_scale wi_scale wi_0_scale wi_1_scale wo_scale kernel_scale"
+#define TENSOR_SCALES                                                                                                  \
+    "lhs_tensor_scale rhs_tensor_scale x_tensor_scale wi_tensor_scale wi_0_tensor_scale wi_1_tensor_scale "            \
+    "wo_tensor_scale kernel_tensor_scale"
 #define EVERYTHING "outputs gradients checkpoints"
 
 #define KEY(name, how, by) .key = {ASSAY_KEY_AT_##name, ASSAY_KEY_##how, by}
@@ -206,6 +211,38 @@ const assay_mutant assay_mutants[] = {
      INPUTS("tensor_scale", assay_edit_replace, .by = 1)},
     {"tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86", DEQUANTIZE,
      ASSAY_ALONE, INPUTS("tensor_scale", assay_edit_invert)},
+
+    /* codes and scales of operands */
+    {"operand_scales_missing", "codes of an operand are taken for numbers", "43", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(SCALES, assay_edit_replace, .by = 1)},
+    {"operand_scale_of_next_block", "scales of the block after along the contraction", "42, 84", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(SCALES, assay_edit_roll_blocks)},
+    {"operand_scale_of_neighbour", "scales of the row or column beside", "42, 84", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(SCALES, assay_edit_roll_beside)},
+    {"operand_scale_transposed", "scales are read as if their two axes were exchanged", "84", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(SCALES, assay_edit_read_transposed)},
+    {"operand_scale_of_next_expert", "scales of the expert after", "20", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(SCALES, assay_edit_roll_matrices)},
+    {"operand_last_scale_missing", "the last block along the contraction has a scale of zero", "28, 84", CODES,
+     ASSAY_IN_BLOCKS, INPUTS(SCALES, assay_edit_zero_last_block)},
+    {"operand_scale_off_by_one", "the exponent of every scale is one too large", "87", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(SCALES, assay_edit_scale, .by = 2)},
+    {"operand_scale_inverted", "scales that are to be divided by are multiplied by, or the reverse", "86", CODES,
+     ASSAY_IN_BLOCKS, INPUTS(SCALES, assay_edit_invert)},
+    {"operand_codes_swapped", "of two codes in a byte the high bits are read first", "85", CODES, ASSAY_IN_BLOCKS,
+     .change_inputs = assay_edit_swap_pairs},
+    {"operand_scales_of_up_for_gate", "gate has the scales of up, and up those of gate", "34", CODES, ASSAY_IN_BLOCKS,
+     INPUTS("wi_0_scale wi_0/kernel_scale", assay_edit_swap_gate_up)},
+    {"operand_tensor_scale_missing", "the scale of the tensor is left out", "86", CODES, ASSAY_IN_BLOCKS,
+     INPUTS(TENSOR_SCALES, assay_edit_replace, .by = 1)},
+    {"operand_tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86",
+     CODES, ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_invert)},
+    {"operand_tensor_scale_of_gate", "up has the gate's scale of the tensor", "95", CODES, ASSAY_IN_BLOCKS,
+     INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_take_from_gate)},
+    {"operand_tensor_scale_of_larger", "gate and up have the larger of their two scales of the tensor", "95", CODES,
+     ASSAY_IN_BLOCKS, INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_larger_of_both)},
+    {"operand_tensor_scale_of_first", "every expert has the scale of the first one's tensor", "86", CODES,
+     ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_all_to_first)},
 
     {"local_ids_global", "global expert ids index the experts that a rank has", "20", EXPERTS, ASSAY_IN_BLOCKS,
      KEY(local_expert_offset, TO, 0)},
@@ -570,6 +607,7 @@ static unsigned traits_of(const assay_plan *plan)
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (strcmp(spec->path, "inputs/x") == 0) traits |= ASSAY_HAS_X;
+        if (plan->list.entries[i].format != NULL) traits |= ASSAY_HAS_CODES;
         if (spec->role == ASSAY_ROLE_WEIGHT) traits |= ASSAY_HAS_WEIGHTS;
     }
     return traits;

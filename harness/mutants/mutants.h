@@ -42,7 +42,7 @@ typedef struct assay_tensors_change {
 } assay_tensors_change;
 
 /* Traits of an operation that its tensors show, beside its parts. */
-enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29, ASSAY_IS_FUNCTION = 1 << 28 };
+enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29, ASSAY_IS_FUNCTION = 1 << 28, ASSAY_HAS_CODES = 1 << 27 };
 
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */
 typedef enum assay_extent { ASSAY_NOWHERE, ASSAY_ALONE, ASSAY_IN_BLOCKS, ASSAY_EVERYWHERE } assay_extent;
@@ -53,7 +53,8 @@ typedef struct assay_mutant {
     const char *name;
     const char *models;    /* in a few words */
     const char *bugs;      /* numbers of docs/bugs.md: "8, 9"; "" */
-    unsigned traits;       /* it is for operations with one of these: ASSAY_PART_..., ASSAY_HAS_...; 0: for all */
+    unsigned traits;       /* it is for operations with one of these: ASSAY_PART_..., ASSAY_HAS_...; 0: for all.
+                              ASSAY_HAS_CODES: it changes codes and scales; others see the numbers that these are */
     assay_extent required; /* fixtures of those up to this extent must detect it where it has an effect */
 
     bool (*where)(const assay_case *c); /* it applies to no other cases; NULL: to all */

@@ -1,6 +1,7 @@
 /* Other rules of quantising, and codes and scales in other places. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
@@ -52,4 +53,120 @@ bool assay_edit_invert(const assay_mutation *m, assay_tensor *tensor)
     for (int64_t i = 0; i < tensor->count; i++)
         tensor->values[i] = assay_dtype_round(tensor->spec.type, 1 / tensor->values[i], false);
     return true;
+}
+
+/* The axis of a tensor of matrices that products sum over: of a weight the rows, of anything else the columns. */
+static int contracted(const assay_tensor *tensor)
+{
+    return tensor->spec.shape.rank - (tensor->spec.role == ASSAY_ROLE_WEIGHT ? 2 : 1);
+}
+
+bool assay_edit_roll_blocks(const assay_mutation *m, assay_tensor *scale)
+{
+    (void)m;
+    return assay_roll_axis(scale, contracted(scale));
+}
+
+bool assay_edit_roll_beside(const assay_mutation *m, assay_tensor *scale)
+{
+    (void)m;
+    const int rank = scale->spec.shape.rank;
+    return assay_roll_axis(scale, contracted(scale) == rank - 1 ? rank - 2 : rank - 1);
+}
+
+bool assay_edit_roll_matrices(const assay_mutation *m, assay_tensor *scale)
+{
+    (void)m;
+    return scale->spec.shape.rank > 2 && scale->spec.role == ASSAY_ROLE_WEIGHT && assay_roll_axis(scale, 0);
+}
+
+bool assay_edit_zero_last_block(const assay_mutation *m, assay_tensor *scale)
+{
+    (void)m;
+    const assay_shape *shape = &scale->spec.shape;
+    const int axis = contracted(scale);
+    const int64_t inner = assay_axes_product(shape, axis + 1, shape->rank), blocks = shape->dims[axis];
+    for (int64_t i = 0; i < scale->count; i++) {
+        if (i / inner % blocks == blocks - 1) scale->values[i] = 0;
+    }
+    return true;
+}
+
+/* [J,N] numbers in memory as [N,J] ones would lie there. */
+bool assay_edit_read_transposed(const assay_mutation *m, assay_tensor *scale)
+{
+    const assay_shape *shape = &scale->spec.shape;
+    const int64_t columns = assay_tensor_width(scale), rows = shape->rank > 1 ? shape->dims[shape->rank - 2] : 1;
+    double *copy = malloc((size_t)scale->count * sizeof *copy);
+    (void)m;
+    if (copy == NULL || rows == 1 || columns == 1) {
+        free(copy);
+        return false;
+    }
+    memcpy(copy, scale->values, (size_t)scale->count * sizeof *copy);
+    for (int64_t i = 0; i < scale->count; i++) {
+        const int64_t at = i % (rows * columns);
+        scale->values[i] = copy[i - at + at % columns * rows + at / columns];
+    }
+    free(copy);
+    return true;
+}
+
+bool assay_edit_all_to_first(const assay_mutation *m, assay_tensor *tensor)
+{
+    (void)m;
+    for (int64_t i = 1; i < tensor->count; i++) tensor->values[i] = tensor->values[0];
+    return tensor->count > 1;
+}
+
+/* The tensor of gate beside that of up; NULL: there is none. */
+static assay_tensor *gate_of(const assay_mutation *m, const assay_tensor *up)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", up->spec.path);
+    char *place = strstr(path, "wi_1");
+    if (place == NULL) return NULL;
+    place[3] = '0';
+    assay_tensor *gate = assay_tensor_set_find(m->tensors, path);
+    return gate != NULL && gate->count == up->count ? gate : NULL;
+}
+
+bool assay_edit_take_from_gate(const assay_mutation *m, assay_tensor *up)
+{
+    const assay_tensor *gate = gate_of(m, up);
+    if (gate != NULL) memcpy(up->values, gate->values, (size_t)up->count * sizeof *up->values);
+    return gate != NULL;
+}
+
+bool assay_edit_larger_of_both(const assay_mutation *m, assay_tensor *up)
+{
+    const assay_tensor *gate = gate_of(m, up);
+    for (int64_t i = 0; gate != NULL && i < up->count; i++)
+        up->values[i] = gate->values[i] = fmax(up->values[i], gate->values[i]);
+    return gate != NULL;
+}
+
+/* Two codes along the contraction are a byte. */
+static bool swap_pairs(assay_tensor *codes)
+{
+    const assay_shape *shape = &codes->spec.shape;
+    const int axis = contracted(codes);
+    const int64_t inner = assay_axes_product(shape, axis + 1, shape->rank), length = shape->dims[axis];
+    for (int64_t i = 0; i < codes->count; i++) {
+        const int64_t place = i / inner % length;
+        if (place % 2 == 0 && place + 1 < length) assay_swap_values(&codes->values[i], &codes->values[i + inner], 1);
+    }
+    return length > 1;
+}
+
+bool assay_edit_swap_pairs(const assay_mutation *m)
+{
+    bool swapped = false;
+    for (int i = 0; i < m->tensors->count; i++) {
+        assay_tensor *codes = &m->tensors->items[i];
+        const assay_block_format *format = assay_case_quant_format_of(m->c, codes->spec.path);
+        if (!assay_role_is_given(codes->spec.role) || format == NULL) continue;
+        if (format->element == ASSAY_FLOAT4_E2M1FN) swapped |= swap_pairs(codes);
+    }
+    return swapped;
 }

@@ -343,16 +343,34 @@ static bool routes(const assay_case *c, unsigned parts)
     return (parts & ASSAY_PART_ROUTER) != 0 && !dense;
 }
 
+/* Rules of quantising are those of quantize; operands are quantised by their format's own, but for the rounding of scales. */
+static assay_status check_quantising(const model_check *check)
+{
+    static const int KEYS[] = {ASSAY_KEY_AT_quant_format,          ASSAY_KEY_AT_quant_scale,
+                               ASSAY_KEY_AT_quant_subnormal_scale, ASSAY_KEY_AT_quant_smallest_amax,
+                               ASSAY_KEY_AT_quant_saturate,        ASSAY_KEY_AT_quant_ties,
+                               ASSAY_KEY_AT_quant_negative_zero,   ASSAY_KEY_AT_quant_scale_rounding};
+    enum { COUNT = sizeof KEYS / sizeof *KEYS };
+    const assay_case *c = check->c;
+    const bool operands = c->quant_format_count > 0;
+    for (int i = 0; i < (operands ? COUNT - 1 : COUNT); i++) {
+        char text[ASSAY_KEY_VALUE_SIZE], usual[ASSAY_KEY_VALUE_SIZE];
+        assay_model_key_text(&assay_model_keys[KEYS[i]], &c->config, text, sizeof text);
+        assay_model_key_text(&assay_model_keys[KEYS[i]], &assay_model_defaults, usual, sizeof usual);
+        if (strcmp(text, usual) == 0) continue;
+        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
+                          "%s is %.60s, expected %s: op %s has formats of operands alone, "
+                          "quant_formats",
+                          assay_model_keys[KEYS[i]].name, text, usual, c->op);
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts)
 {
     assay_status status;
     const model_check check = {ctx, c, parts_of(c, parts)};
-    const bool quantised = (parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) != 0;
-    if (!quantised && c->config.quant_format.text[0] != '\0') {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "quant_format is %s, expected \"\": op %s takes its operands as they are",
-                          c->config.quant_format.text, c->op);
-    }
+    if ((parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) == 0) TRY(check_quantising(&check));
     if (has_the_models_layer(parts)) TRY(check_layer(&check));
     TRY(check_maxtext_keys(&check));
     TRY(check_heads(&check));

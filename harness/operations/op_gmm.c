@@ -78,6 +78,7 @@ static assay_status describe_rows(assay_context *ctx, const assay_case *c, const
     assay_status status = assay_describe_variable(ctx, list, c, path, assay_fill_normal(1.0, 0.0), dims);
     RETURN_IF(status != ASSAY_OK, status);
     mark_rows(config, list, 2);
+    assay_mark_operand(list, 2, (assay_operand_axes){0, masked ? 2 : 1, config->layout == ASSAY_GMM_K_GROUPED});
     if (leaves_rows_unwritten(config)) mark_rows(config, list, 1);
     return ASSAY_OK;
 }
@@ -108,8 +109,10 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         goto cleanup;
     }
     TRY(assay_describe_variable(ctx, list, c, "weights/rhs", assay_fill_fan_in(d.k), of_groups));
+    assay_mark_operand(list, 2, (assay_operand_axes){1, 1, true});
     TRY(assay_describe_output(ctx, list, c, "y", &one,
                               masked ? (assay_dims){"GMN", {d.groups, d.m, d.n}} : (assay_dims){"MN", {d.m, d.n}}));
+    assay_mark_operand(list, 1, (assay_operand_axes){0, masked ? 2 : 1, false});
     mark_rows(&config, list, 1);
     if (leaves_rows_unwritten(&config)) mark_rows(&config, list, 2);
 cleanup:
@@ -436,6 +439,7 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .run = run,
                                       .used_rows = used_rows,
                                       .one_product = true,
+                                      .quantised = true,
                                       .second_form = {.evaluate = second_form},
                                       .flops = flops,
                                       .memory = memory};

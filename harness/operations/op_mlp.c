@@ -28,10 +28,12 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_gated_mlp_config config;
     TRY(assay_mlp_config_of(ctx, c, &config));
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
+    assay_mark_operand(list, 2, (assay_operand_axes){0, 2, false});
     const assay_tensor_table weights = assay_mlp_weight_table(&config, ASSAY_MLP_DENSE);
     TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
     TRY(assay_describe_mlp_checkpoints(&d, &config, ASSAY_MLP_DENSE, (assay_dims){"BS", {c->batch, c->sequence}}));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
+    assay_mark_operand(list, 1, (assay_operand_axes){0, 2, false});
 cleanup:
     return status;
 }
@@ -170,6 +172,7 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
+                                      .quantised = true,
                                       .second_form = {.evaluate = second_form},
                                       .flops = flops,
                                       .memory = memory};

@@ -137,6 +137,7 @@ static void place_experts(assay_tensor_table *table, const assay_moe_config *con
         }
         const assay_kernel_layout layout = assay_kernel_layout_of(config, sharding, weight);
         row->shape = assay_shape_of(2, layout.rows, layout.columns);
+        row->inputs = 0; /* parts of a kernel are no operand by themselves */
         *row = assay_tensor_row_below("me", (int64_t[]){layout.shards, layout.experts}, *row);
     }
 }
@@ -274,6 +275,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     const assay_moe_config config = both.moe;
     const assay_dims x = {"BSD", {c->batch, c->sequence, config.emb_dim}};
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
+    assay_mark_operand(list, 2, (assay_operand_axes){0, 2, false});
     if (config.routing.hash_rows > 0) {
         assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config.routing.hash_rows - 1));
         TRY(assay_describe(ctx, list, "inputs/input_ids", ASSAY_INT32, &ids,
@@ -291,6 +293,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     TRY(assay_describe_moe_routing(&d, &config, &both.sharding));
     TRY(assay_describe_moe_checkpoints(&d, &config, &both.sharding));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
+    assay_mark_operand(list, 1, (assay_operand_axes){0, 2, false});
 cleanup:
     return status;
 }
@@ -398,6 +401,7 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .run = run,
                                       .ensemble = ensemble,
                                       .mesh = true,
+                                      .quantised = true,
                                       .second_form = {.evaluate = second_form,
                                                       .checkpoints = second_checkpoints,
                                                       .evaluate_many = second_forms,

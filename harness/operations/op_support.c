@@ -81,6 +81,11 @@ cleanup:
     return status;
 }
 
+void assay_mark_operand(assay_tensor_list *list, int back, assay_operand_axes axes)
+{
+    list->entries[list->count - back].operand = axes;
+}
+
 /* "FOLDER/" + layer + block + name. */
 static assay_status path_of(const assay_describer *d, const char *folder, const char *block, const char *name,
                             char path[ASSAY_PATH_SIZE])
@@ -125,6 +130,7 @@ assay_status assay_describe_weights(const assay_describer *d, const assay_tensor
         const assay_tensor_row row = assay_tensor_row_below(of_each.labels, of_each.dims, table->rows[i]);
         if (row.name == NULL || (row.kind == ASSAY_BIAS && !d->c->config.mlp_bias)) continue;
         TRY(assay_describe_weight(d, row.name, fill_of(&row), dims_of(&row)));
+        if (row.kind == ASSAY_KERNEL) assay_mark_operand(d->list, 2, (assay_operand_axes){row.below, row.inputs, true});
     }
 cleanup:
     return status;

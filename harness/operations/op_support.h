@@ -22,6 +22,9 @@ assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, 
 assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
                                      assay_fill fill, assay_dims dims);
 
+/* The tensor so far from the end of the list is the operand of a product. */
+void assay_mark_operand(assay_tensor_list *list, int back, assay_operand_axes axes);
+
 /* Where a block is in a case: "" and "" when it is the operation itself, "layers/0/" and "moe/" in a stack. */
 typedef struct assay_describer {
     assay_context *ctx;

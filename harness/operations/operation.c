@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
+#include "harness/operations/operands.h"
 #include "oracle/base/memory.h"
 
 const assay_operation *const assay_operations[] = {
@@ -190,6 +191,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     TRY(check_inputs(ctx, c, list));
     TRY(apply_dtypes(ctx, c, list));
     apply_fill(c, list);
+    TRY(assay_quantise_list(ctx, c, *operation, list));
     TRY(assay_sketch_list(ctx, c, list));
 cleanup:
     if (status != ASSAY_OK) {

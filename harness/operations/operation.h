@@ -7,13 +7,26 @@
 #include "oracle/base/tensor.h"
 #include "oracle/spec/spec.h"
 
+/* A tensor as the operand of a product: for each index of its first `batch` axes a matrix, whose rows are the next `rows`
+ * axes. Products sum over its columns, or over its rows. rows is 0: it is none that could be quantised. */
+typedef struct assay_operand_axes {
+    int batch, rows;
+    bool sums_rows;
+} assay_operand_axes;
+
+/* What a tensor with a format is; the codes stand before their scales. */
+typedef enum assay_operand_part { ASSAY_PART_CODES, ASSAY_PART_SCALE, ASSAY_PART_TENSOR_SCALE } assay_operand_part;
+
 typedef struct assay_tensor_entry {
     assay_tensor_spec spec; /* path with its folder: inputs/, weights/, cotangents/, outputs/, gradients/, ... */
     assay_fill fill;        /* inputs/, weights/, cotangents/: how it is made when the case does not say */
     int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
                                number them; 0: every row counts. Such rows of a result are not judged */
     bool derived;           /* it follows from other inputs (assay_operation.derive) */
-    int32_t least, most;    /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
+    assay_operand_axes operand;
+    const assay_block_format *format; /* of quantised operands (operands.h); NULL: it is numbers */
+    assay_operand_part part;
+    int32_t least, most; /* of whole numbers: what is outside is refused when it is read; 0, 0: anything goes */
 } assay_tensor_entry;
 
 /* Every tensor that an operation could read or give for a case, in the order of the data flow: what stands first is
@@ -54,6 +67,7 @@ typedef struct assay_operation {
     assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
+    bool quantised;   /* whether operands may be codes with scales (operands.h) */
     spec_operation second_form; /* its functions take the case */
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);

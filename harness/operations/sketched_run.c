@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/operations/op_support.h"
+#include "harness/operations/operands.h"
 #include "harness/operations/sketched_run.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -243,14 +244,16 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     assay_tensor_list list = {0};
     const assay_operation *same = NULL;
     assay_sketching sketching = {0};
-    if (c->sketch_above == 0) {
+    if (c->sketch_above == 0 && c->quant_format_count == 0) {
         const assay_sink shared = assay_ranks_sink(ctx, out);
         return operation->run(ctx, c, in, &shared, precisions, precision_count);
     }
     TRY(assay_operation_prepare(ctx, c, &same, &list));
+    assay_dequantised numbers = {in, &list};
+    const assay_source dense = assay_dequantised_source(&numbers);
     TRY(assay_sketching_open(ctx, &sketching, c, &list, out, precisions, precision_count));
     const assay_sink sink = assay_sketching_sink(&sketching), shared = assay_ranks_sink(ctx, &sink);
-    TRY(operation->run(ctx, c, in, &shared, precisions, precision_count));
+    TRY(operation->run(ctx, c, c->quant_format_count > 0 ? &dense : in, &shared, precisions, precision_count));
 cleanup:
     assay_sketching_close(&sketching);
     assay_tensor_list_free(&list);

@@ -76,9 +76,9 @@ static void add_number(assay_backend_settings *s, const char *key, int64_t value
 
 assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c, assay_backend_settings *s)
 {
-    enum { MOST = ASSAY_MODEL_KEYS + OTHER_SETTINGS };
-    s->items = calloc(MOST, sizeof *s->items);
-    s->values = calloc(MOST, sizeof *s->values);
+    const size_t most = ASSAY_MODEL_KEYS + OTHER_SETTINGS + (size_t)c->quant_format_count;
+    s->items = calloc(most, sizeof *s->items);
+    s->values = calloc(most, sizeof *s->values);
     if (s->items == NULL || s->values == NULL) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the configuration's keys");
     }
@@ -97,6 +97,10 @@ assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c
     add_number(s, "mesh.fsdp_transpose", c->mesh_fsdp_transpose);
     if (c->only_layer >= 0) add_number(s, "only_layer", c->only_layer);
     add_text(s, "dtype", assay_dtype_name(c->dtype));
+    for (int i = 0; i < c->quant_format_count; i++) {
+        const assay_case_quant_format *of = &c->quant_formats[i];
+        snprintf(add(s, "quant_formats"), ASSAY_KEY_VALUE_SIZE, "%s: %s", of->path, of->format->name);
+    }
     return ASSAY_OK;
 }
 

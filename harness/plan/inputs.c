@@ -6,7 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/operands.h"
 #include "oracle/base/memory.h"
+
+/* Codes without their scales are no numbers. */
+static assay_status check_operands(assay_context *ctx, const assay_inputs *inputs, const char *file)
+{
+    for (int i = 0; i < inputs->list->count; i++) {
+        const assay_tensor_entry *entry = &inputs->list->entries[i];
+        const char *of = assay_operand_of(inputs->list, entry)->spec.path;
+        const bool here = assay_fixture_find(inputs->file, entry->spec.path) != NULL;
+        const bool codes = assay_fixture_find(inputs->file, of) != NULL;
+        if (entry->part == ASSAY_PART_CODES || here == codes) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: has %s without %s, expected both or neither", file,
+                          codes ? of : entry->spec.path, codes ? entry->spec.path : of);
+    }
+    return ASSAY_OK;
+}
 
 static assay_status check_file(assay_context *ctx, const assay_inputs *inputs, const char *file)
 {
@@ -26,7 +42,7 @@ static assay_status check_file(assay_context *ctx, const assay_inputs *inputs, c
                               expected);
         }
     }
-    return ASSAY_OK;
+    return check_operands(ctx, inputs, file);
 }
 
 assay_status assay_inputs_open(assay_context *ctx, assay_inputs *inputs, const assay_case *c,
@@ -50,6 +66,13 @@ static assay_status add_weights(assay_context *ctx, assay_inputs *inputs, const 
         if (spec->role != ASSAY_ROLE_WEIGHT) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is given, and --weights gives all weights", inputs->file_name,
                           spec->path);
+    }
+    for (int i = 0; i < inputs->list->count; i++) {
+        const assay_tensor_entry *entry = &inputs->list->entries[i];
+        if (entry->format == NULL || entry->spec.role != ASSAY_ROLE_WEIGHT) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: --weights gives numbers, and %s is codes: give codes and scales with --inputs",
+                          inputs->c->name, entry->spec.path);
     }
     inputs->weights_name = text;
     return assay_model_weights_open(ctx, text, inputs->c, inputs->list, &inputs->weights);
@@ -81,7 +104,7 @@ static bool recipe_of(void *self, const char *path, assay_recipe *recipe)
         return file.recipe(file.self, path, recipe);
     }
     if (inputs->weights != NULL && assay_model_weights_has(inputs->weights, path)) return false;
-    if (entry->spec.type == ASSAY_INT32 || (given == NULL && entry->derived)) return false;
+    if (entry->spec.type == ASSAY_INT32 || entry->format != NULL || (given == NULL && entry->derived)) return false;
     if (given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) return false;
     *recipe = (assay_recipe){.fill = given != NULL ? given->fill : entry->fill, .seed = inputs->c->seed};
     return true;
@@ -190,6 +213,19 @@ static assay_status read_derived(assay_context *ctx, const assay_inputs *inputs,
     return status;
 }
 
+/* The numbers of a tensor before it is quantised, which are drawn as if it were not. */
+static assay_status read_dense(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                               double *out)
+{
+    const assay_inputs *inputs = self;
+    const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
+    const assay_case_input *given = assay_case_input_of(inputs->c, path);
+    const assay_case_dtype *dtype = assay_case_dtype_of(inputs->c, path);
+    const assay_fill fill = given != NULL ? given->fill : entry->fill;
+    return assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape,
+                             dtype != NULL ? dtype->type : inputs->c->dtype, first, count, out);
+}
+
 static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *out)
 {
@@ -202,6 +238,10 @@ static assay_status read_values(assay_context *ctx, void *self, const char *path
     if (inputs->weights != NULL && assay_model_weights_has(inputs->weights, path)) {
         assay_status status = assay_model_weights_read(ctx, inputs->weights, path, first, count, out);
         return status == ASSAY_OK ? check_values(ctx, inputs->weights_name, entry, first, count, out) : status;
+    }
+    if (entry->format != NULL) {
+        const assay_source dense = {.self = self, .read = read_dense};
+        return assay_operand_quantise(ctx, inputs->c, inputs->list, entry, &dense, first, count, out);
     }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;

@@ -42,7 +42,8 @@ static assay_dtype finest_named(const assay_case *c)
 assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile)
 {
     const bool rounds = profile->precision.multiply > 0 || coarser(c->dtype, profile->storage) != ASSAY_FLOAT64;
-    return rounds ? profile->multiply : finer(profile->multiply, finest_named(c));
+    if (rounds) return profile->multiply;
+    return c->quant_format_count > 0 ? ASSAY_FLOAT64 : finer(profile->multiply, finest_named(c));
 }
 
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile)
@@ -58,7 +59,7 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
 bool assay_is_drawn(const assay_case *c, const assay_tensor_spec *spec)
 {
     return c->drawn_above > 0 && spec->role == ASSAY_ROLE_WEIGHT && spec->type != ASSAY_INT32 &&
-           assay_shape_count(&spec->shape) > c->drawn_above;
+           assay_shape_count(&spec->shape) > c->drawn_above && !assay_case_quantises(c, spec->path);
 }
 
 assay_status assay_plan_add_spec(assay_context *ctx, assay_plan *plan, const assay_tensor_spec *spec)

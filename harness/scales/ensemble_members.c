@@ -63,6 +63,7 @@ assay_dtype assay_type_of_given(const assay_precision *precision, const assay_ca
 {
     if (strcmp(path, "inputs/logits") == 0) return ASSAY_FLOAT64;
     if (assay_path_ends(path, "gate/bias")) return precision->router_bias;
+    if (assay_case_quantises(c, path)) return ASSAY_FLOAT64;
     return assay_case_dtype_of(c, path) != NULL ? ASSAY_FLOAT64 : precision->given;
 }
 

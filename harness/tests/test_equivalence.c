@@ -106,6 +106,9 @@ static const char k_grouped[] =
 static const char nvfp4[] =
     "{case: quantize/x, op: quantize, dtype: bfloat16, sequence: 19, model: {base_emb_dim: 34}, config: "
     "{quant_format: nvfp4, quant_scale: invert}}";
+static const char quantized[] =
+    "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL
+    "}, quant_formats: {inputs/x: mxfp8_e4m3, weights/wi_0: nvfp4, weights/wo: fp8_e4m3_128x128}}";
 static const char gpt_oss[] =
     "{case: decoder_stack/x, op: decoder_stack, " HEAD ", model: {decoder_block: gpt_oss, base_emb_dim: 12, "
     "base_moe_mlp_dim: 7, num_experts: 6, num_experts_per_tok: 2, base_num_query_heads: 4, base_num_kv_heads: 2, "
@@ -239,6 +242,9 @@ static const struct {
     {"gmm-layouts", gmm_psum, "mk_alignment_for_contiguous_layout=2"},
     {"gmm-layouts", k_grouped, NULL},
     {"quantized-transposed", nvfp4, "quant_negative_zero=false"},
+    {"quantized-dense", quantized, "routed_scaling_factor=1.0000000000000002"},
+    {"fused-unfused", quantized, "mlp_activations=gelu"},
+    {"ranks-whole", quantized, "mlp_activations=gelu"},
     {"replayed-chosen", moe, "routed_scaling_factor=1.0000001"},
     {"replayed-chosen", ring, "routed_scaling_factor=1.0000001"},
     {"replayed-chosen", stack, "mscale=1.0000001"},

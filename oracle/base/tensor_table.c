@@ -16,7 +16,7 @@ static char *append(char *to, const char *end, const char *text)
 assay_tensor_row assay_tensor_row_of(const assay_tensor_form *form, const void *config,
                                      int64_t (*axis_size)(const void *config, char axis))
 {
-    assay_tensor_row row = {.name = form->name, .kind = form->kind, .fan_in = 1};
+    assay_tensor_row row = {.name = form->name, .kind = form->kind, .fan_in = 1, .inputs = form->inputs};
     append(row.axes, row.axes + sizeof row.axes, form->axes);
     for (const char *axis = row.axes; *axis != '\0'; axis++) {
         const int64_t size = axis_size(config, *axis);
@@ -31,6 +31,7 @@ assay_tensor_row assay_tensor_row_below(const char *axes, const int64_t *dims, a
     assay_tensor_row below = row;
     const int more = (int)strlen(axes);
     below.shape.rank = more + row.shape.rank;
+    below.below += more;
     for (int axis = 0; axis < below.shape.rank; axis++) {
         below.axes[axis] = axis < more ? axes[axis] : row.axes[axis - more];
         below.shape.dims[axis] = axis < more ? dims[axis] : row.shape.dims[axis - more];

@@ -24,6 +24,7 @@ typedef struct assay_tensor_row {
     assay_shape shape;
     int64_t fan_in;     /* of a kernel: how many terms a sum of its product has */
     const char *folder; /* of its block within a layer: "mlp/"; NULL: none */
+    int inputs, below;  /* of a kernel: axes that are summed over, and how many are in front of these */
 } assay_tensor_row;
 
 /* A row as it is written down, for every configuration alike. */

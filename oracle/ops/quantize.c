@@ -21,6 +21,21 @@ static int32_t code_of(assay_dtype type, double x)
     return (int32_t)code;
 }
 
+assay_quantize_config assay_quantize_default(const assay_block_format *format, int64_t rows, int64_t columns)
+{
+    const bool powers = format->scale == ASSAY_FLOAT8_E8M0FNU, float32 = format->scale == ASSAY_FLOAT32;
+    return (assay_quantize_config){.rows = rows,
+                                   .columns = columns,
+                                   .format = format,
+                                   .rule = format->tensor_scale ? ASSAY_SCALE_INVERT : ASSAY_SCALE_DIVIDE,
+                                   .rounding = powers ? ASSAY_SCALE_DOWN : ASSAY_SCALE_NEAREST,
+                                   .subnormal_scale = true,
+                                   .saturate = true,
+                                   .negative_zero = true,
+                                   .smallest_amax = float32 ? (float)1e-4 : 0,
+                                   .largest_of_input = LARGEST};
+}
+
 int64_t assay_quantize_row(const assay_quantize_config *config)
 {
     return config->pack ? config->columns / 2 : config->columns;

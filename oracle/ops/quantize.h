@@ -41,6 +41,10 @@ typedef struct assay_quantize_config {
     double largest_of_input; /* of x's type */
 } assay_quantize_config;
 
+/* How the format's own source quantises: the MX specification 6.3 (e8m0: scales rounded down), TransformerEngine
+ * (a scale of the tensor: INVERT), DeepGEMM (float32: DIVIDE, an amax of 1e-4 at least). Unpacked; x of float32. */
+assay_quantize_config assay_quantize_default(const assay_block_format *format, int64_t rows, int64_t columns);
+
 /* Codes of a row as they are stored. */
 int64_t assay_quantize_row(const assay_quantize_config *config);
 int64_t assay_quantize_scales(const assay_quantize_config *config);

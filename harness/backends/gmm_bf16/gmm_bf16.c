@@ -70,7 +70,8 @@ int assay_backend_run(const assay_backend_request *r)
     const assay_backend_tensor *lhs = tensor(r, "inputs/lhs"), *rhs = tensor(r, "weights/rhs");
     const assay_backend_tensor *sizes = tensor(r, "inputs/group_sizes"), *dy = tensor(r, "cotangents/y");
     if (lhs == NULL || rhs == NULL || sizes == NULL) return unsupported(r, "only gmm");
-    if (lhs->type != ASSAY_BACKEND_BFLOAT16) return unsupported(r, "only bfloat16");
+    if (lhs->type != ASSAY_BACKEND_BFLOAT16 || rhs->type != ASSAY_BACKEND_BFLOAT16)
+        return unsupported(r, "only bfloat16");
     const int64_t rows = lhs->dims[0], k = lhs->dims[1], groups = rhs->dims[0], n = rhs->dims[2];
     const uint16_t *a = lhs->data, *b = rhs->data, *d = dy != NULL ? dy->data : NULL;
     uint16_t *y = result(r, "outputs/y");

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from kernels_quantize import Operand
+
 LOG2_E = np.float32(1.4426950408889634)
 FP8_BLOCK, FP8_LARGEST = 128, 448.0
 
@@ -137,7 +139,10 @@ class Arithmetic:
 
     def product(self, a, b):
         """[..., m, k] times [..., k, n], operands in the storage type."""
-        return self.contract(self.round(a), self.round(b))
+        return self.contract(self.operand(a), self.operand(b))
+
+    def operand(self, x):
+        return x if isinstance(x, Operand) else self.round(x)
 
     def linear(self, x, w):
         """The product with a weight, which an fp8 profile takes in e4m3: x in tiles of 1 x 128, w of 128 x 128."""
@@ -165,7 +170,8 @@ class Arithmetic:
     def contract(self, a, b):
         """Operands as they are; the router's are float32."""
         if self.exact:
-            return a @ b
+            return np.asarray(a) @ np.asarray(b)
+        a, b = np.asarray(a), np.asarray(b)
         a, b, count = a.astype(np.float64), b.astype(np.float64), a.shape[-1]
         step = self.variant.block or max(count, 1)
         return self.reduce(lambda i: a[..., i : i + step] @ b[..., i : i + step, :], range(0, max(count, 1), step))

@@ -27,7 +27,7 @@ def grouped_product(ar, lhs, rhs, group_sizes):
         y[rows] = ar.linear(lhs[rows], rhs[g])
 
     def back(dy):
-        d_lhs, d_rhs = np.zeros_like(lhs), np.zeros_like(rhs)
+        d_lhs, d_rhs = np.zeros(lhs.shape, ar.float), np.zeros(rhs.shape, ar.float)
         for rows, g in groups:
             d_lhs[rows] = ar.linear(dy[rows], rhs[g].T)
             d_rhs[g] = ar.weight_gradient(lhs[rows], dy[rows])

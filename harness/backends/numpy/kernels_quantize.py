@@ -1,4 +1,6 @@
 """Codes and scales in numpy's own float32, a whole tensor at a time."""
+import re
+
 import numpy as np
 
 ONE, LARGEST = np.float32(1), np.finfo(np.float32).max
@@ -118,3 +120,43 @@ def dequantize(s, codes, scale, tensor_scale):
     wide = np.repeat(np.repeat(scale, rows, 0), columns, 1)[:codes.shape[0], :codes.shape[1]]
     y = (signed(kind, codes) * wide).astype(np.float32)
     return y if tensor_scale is None else y * np.float32(tensor_scale[0])
+
+
+class Operand(np.ndarray):
+    """A quantised operand: its numbers, in float64, where codes times scales are exact. Nothing rounds it before a product, as a kernel
+    multiplies codes; what comes out of any operation is a plain array."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        return getattr(ufunc, method)(*(np.asarray(x) for x in inputs), **options)
+
+
+def scale_numbers(kind, raw):
+    if kind == "f32":
+        return raw.astype(np.float64)
+    codes = raw.astype(np.int32)
+    return np.ldexp(1.0, codes - 127) if kind == "e8m0" else signed(kind, codes).astype(np.float64)
+
+
+def operand(name, codes, scale, tensor_scale, sums_rows):
+    """Of a weight [.., K, N] that is summed over K (sums_rows), or of rows [.., K] that are summed over K."""
+    kind, scales, rows, columns = FORMATS[name]
+    y, wide = signed(kind, codes.astype(np.int32)).astype(np.float64), scale_numbers(scales, scale)
+    if sums_rows:
+        wide = np.repeat(np.repeat(wide, columns, -2), rows, -1)[..., :y.shape[-2], :y.shape[-1]]
+    else:
+        wide = np.repeat(np.repeat(wide, columns, -1).reshape(-1, wide.shape[-1] * columns), rows, 0)
+        wide = wide[:y.size // y.shape[-1], :y.shape[-1]].reshape(y.shape)
+    y = y * wide
+    if tensor_scale is not None:
+        y = y * tensor_scale.astype(np.float64).reshape((-1,) + (1,) * (y.ndim - 1))
+    return y.view(Operand)
+
+
+def operands(s, tensors):
+    """Codes and scales by path to Operands by path, which take the codes' place; the scales go."""
+    found = {}
+    for path, name in re.findall(r"([\w/]+): (\w+)", s.text.get("quant_formats", "")):
+        sums_rows = path.startswith("weights/") or (path.startswith("inputs/") and s["gmm_layout"] == "k_grouped")
+        parts = (tensors.pop(path + end, None) for end in ("", "_scale", "_tensor_scale"))
+        found[path] = operand(name, *parts, sums_rows)
+    return {**tensors, **found}

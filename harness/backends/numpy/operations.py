@@ -4,7 +4,7 @@ import numpy as np
 from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
 from kernels_moe import Router, moe
-from kernels_quantize import dequantize, quantize
+from kernels_quantize import Operand, dequantize, operands, quantize
 from request import Unsupported
 
 
@@ -232,7 +232,9 @@ def run(ar, request):
     s.need(s["routing_method"] == "", "no routing_method")
     s.need(all((request.tensors[path] >= 0).all() for path in choices), "no slots without an expert")
     of_bits = request.op in ("quantize", "dequantize")  # of whose inputs none may be rounded
-    given = {path: x if of_bits or path in request.wide else ar.given(path, x) for path, x in request.tensors.items()}
+    tensors = operands(s, request.tensors)
+    as_is = {path for path, x in tensors.items() if of_bits or path in request.wide or isinstance(x, Operand)}
+    given = {path: x if path in as_is else ar.given(path, x) for path, x in tensors.items()}
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}

@@ -61,12 +61,17 @@ class Request:
             self.settings = Settings(f.attrs["case_yaml"])
             self.op, self.case = f.attrs["op"], f.attrs["case"]
             self.tensors, self.wide, expects = {}, set(), []
+            coded = {p + end for p in re.findall(r"([\w/]+): \w+", self.settings.text.get("quant_formats", ""))
+                     for end in ("", "_scale", "_tensor_scale")}
             narrow = self.settings["dtype"] not in ("float32", "float64")
 
             def read(name, item):
                 if not isinstance(item, h5py.Dataset):
                     return
                 if name.startswith(("inputs/", "weights/", "cotangents/")):
+                    if name in coded:
+                        self.tensors[name] = item[()]
+                        return
                     self.tensors[name] = item[()] if item.dtype.kind == "i" else item[()].astype(float_type)
                     if narrow and item.attrs.get("float_type") == "float32":
                         self.wide.add(name)  # float32 beside a narrower grid: used as it is
