@@ -239,12 +239,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     assay_stack_config config;
     (void)precisions;
     (void)precision_count;
-    struct assay_ranks *const ranks = ctx->ranks;
-    assay_status status = assay_stack_config_of(ctx, c, &config);
-    ctx->ranks = NULL; /* a layer keeps what its experts leave: every rank computes all of them */
-    if (status == ASSAY_OK) status = assay_stack_run(ctx, &config, in, out);
-    ctx->ranks = ranks;
-    return status;
+    const assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? assay_stack_run(ctx, &config, in, out) : status;
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -147,11 +147,6 @@ cleanup:
     return status;
 }
 
-static int64_t runs_of(const assay_context *ctx)
-{
-    return ctx->ranks == NULL ? 0 : ctx->ranks->runs;
-}
-
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
@@ -163,7 +158,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
                         .second = *e->out};
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
-    const int64_t before = runs_of(ctx);
+    const int64_t before = assay_ranks_runs(ctx);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
     assay_precision *propagated = precisions;
     for (int p = 0; p < plan->precision_count; p++) {
@@ -172,8 +167,10 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
         propagated[count++] = *precision;
     }
     TRY(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
-    if (runs_of(ctx) != before) TRY(share_set(ctx, &e->golden));
-    if (runs_of(ctx) != before) TRY(share_set(ctx, &e->given));
+    if (assay_ranks_runs(ctx) != before) {
+        TRY(share_set(ctx, &e->golden));
+        TRY(share_set(ctx, &e->given));
+    }
     TRY(assay_tensor_set_require_complete(ctx, &e->golden));
 cleanup:
     free(precisions);

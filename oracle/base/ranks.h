@@ -21,7 +21,7 @@ typedef struct assay_pieces {
     void *self;
     int64_t count;
     bool everywhere; /* each rank does all of them: they leave something behind that is nowhere put */
-    /* Does a piece. What it writes to a sink of assay_ranks_sink goes to that of the first rank. */
+    /* Does a piece. What it writes to a sink of assay_ranks_sink_open goes to that of the first rank. */
     assay_status (*work)(assay_context *ctx, void *self, const assay_piece *piece);
     /* On the first rank: what was put, in the order of pieces, and of a piece in the order of putting. NULL: nothing is. */
     assay_status (*take)(assay_context *ctx, void *self, int64_t piece, int what, const void *data, int64_t bytes);
@@ -36,6 +36,8 @@ assay_status assay_piece_put(assay_context *ctx, const assay_piece *piece, int w
 assay_status assay_ranks_broadcast(assay_context *ctx, void *data, int64_t bytes);
 /* Whether this process is the first, or the only one. */
 bool assay_ranks_is_first(const assay_context *ctx);
+/* How many loops of pieces were shared so far, the same number on every rank: what came of those is with the first. */
+int64_t assay_ranks_runs(const assay_context *ctx);
 
 /* What a rank has exchanged since the run began. */
 typedef struct assay_ranks_count {
@@ -49,7 +51,7 @@ typedef struct assay_ranks {
     void *self;
     int rank, size;
     const assay_piece *piece; /* at hand; NULL: none */
-    const assay_sink *out;    /* of assay_ranks_sink */
+    const assay_sink *out;    /* of the innermost assay_ranks_sink_open; the first rank writes to it between pieces */
     assay_ranks_count counted;
     int64_t runs; /* calls of run(), the same number on every rank */
     assay_status (*run)(assay_context *ctx, struct assay_ranks *ranks, const assay_pieces *pieces);
@@ -59,10 +61,18 @@ typedef struct assay_ranks {
     assay_status (*broadcast)(assay_context *ctx, struct assay_ranks *ranks, void *data, int64_t bytes);
 } assay_ranks;
 
-enum { ASSAY_PUT_DOUBLES, ASSAY_PUT_INTEGERS }; /* `what` of a write to the sink */
+/* `what` of a write to the sink; of zeros their number is sent. */
+enum { ASSAY_PUT_DOUBLES, ASSAY_PUT_INTEGERS, ASSAY_PUT_ZEROS };
+
+typedef struct assay_ranks_writer {
+    struct assay_ranks *ranks;
+    const assay_sink *out, *outer;
+} assay_ranks_writer;
 
 /* `out` as pieces write to it: on the first rank it gets the writes of all pieces in their order, and on every rank what
- * is written between pieces. It wants the same on every rank. One at a time; `out` itself where there is one process. */
-assay_sink assay_ranks_sink(assay_context *ctx, const assay_sink *out);
+ * is written between pieces. It wants the same on every rank. `out` itself where there is one process. Another one may be
+ * opened inside of it, whose `out` writes on to this one; the outer one is that of the pieces again where it is closed. */
+assay_sink assay_ranks_sink_open(assay_context *ctx, assay_ranks_writer *writer, const assay_sink *out);
+void assay_ranks_sink_close(const assay_ranks_writer *writer);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 #include "oracle/layer/layer_internal.h"
 #include "oracle/layer/sub_block.h"
 #include "oracle/ops/rms_norm.h"
@@ -111,7 +112,7 @@ static const struct {
     {ASSAY_REMAT_MOE_MLPWO, "checkpoints/moe_mlpwo"},
 };
 
-enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints };
+enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints, OF_ROUTED = 3 };
 
 typedef struct moe_view {
     char prefix[LAYER_PREFIX_SIZE], weights[LAYER_PREFIX_SIZE + 4];
@@ -132,12 +133,43 @@ static void close_view(moe_view *view)
     for (int i = 0; i < MOE_CHECKPOINTS; i++) free(view->held[i]);
 }
 
-static assay_status run_moe(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
-                            const assay_sink *out)
+/* Elements of a checkpoint of the block that backward is given; 0: it computes them again. */
+static int64_t kept_count(const stack_run *run, int64_t layer, int checkpoint)
 {
-    return assay_is_sharded(&config->moe, &config->sharding)
-               ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, in, out)
-               : assay_moe_run(ctx, &config->moe, in, out, NULL);
+    const int slot = moe_checkpoints[checkpoint].slot;
+    const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
+    return kept ? layer_checkpoint_count(run->config, layer, slot) : 0;
+}
+
+/* What the experts of all ranks have left with the first one, for backward. */
+static assay_status share_held(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = OF_ROUTED; i < MOE_CHECKPOINTS; i++) {
+        const int64_t count = view->block.backward ? 0 : kept_count(run, layer, i);
+        if (count == 0) continue;
+        if (view->held[i] == NULL) TRY(assay_alloc_f64(ctx, moe_checkpoints[i].path, count, &view->held[i]));
+        TRY(assay_ranks_broadcast(ctx, view->held[i], count * (int64_t)sizeof *view->held[i]));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status run_moe(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
+{
+    assay_status status;
+    const assay_stack_config *config = run->config;
+    assay_ranks_writer writer;
+    const assay_source in = sub_block_source(&view->block);
+    const assay_sink own = sub_block_sink(&view->block), out = assay_ranks_sink_open(ctx, &writer, &own);
+    const int64_t before = assay_ranks_runs(ctx);
+    status = assay_is_sharded(&config->moe, &config->sharding)
+                 ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
+                 : assay_moe_run(ctx, &config->moe, &in, &out, NULL);
+    assay_ranks_sink_close(&writer);
+    if (status == ASSAY_OK && run->store != NULL && assay_ranks_runs(ctx) != before)
+        status = share_held(ctx, run, layer, view);
+    return status;
 }
 
 static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
@@ -149,15 +181,11 @@ static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_
     sub_block_give(&view.block, "inputs/x", h_norm, run->size);
     sub_block_take(&view.block, "outputs/y", y, run->size, false);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        const int slot = moe_checkpoints[i].slot;
-        const int64_t count = layer_checkpoint_count(run->config, layer, slot);
-        const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
-        if (run->store == NULL || !kept || count == 0) continue;
+        const int64_t count = kept_count(run, layer, i);
+        if (run->store == NULL || count == 0) continue;
         sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
     }
-    const assay_source in = sub_block_source(&view.block);
-    const assay_sink out = sub_block_sink(&view.block);
-    TRY(run_moe(ctx, run->config, &in, &out));
+    TRY(run_moe(ctx, run, layer, &view));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
     }
@@ -193,8 +221,7 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
                        layer_checkpoint_count(run->config, layer, slot));
     }
     const assay_source in = sub_block_source(&view.block);
-    const assay_sink out = sub_block_sink(&view.block);
-    TRY(run_moe(ctx, run->config, &in, &out));
+    TRY(run_moe(ctx, run, layer, &view));
     assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept) - gate_left_out(run, &in));
 cleanup:
     close_view(&view);

@@ -57,13 +57,18 @@ static assay_status join(assay_context *ctx, moe_block *block)
     return observer->take(ctx, observer->self, block, &block->rows, ASSAY_MOE_JOINED, NULL);
 }
 
+static bool puts_y(const moe_block *block)
+{
+    return block->need_y || block->observer != NULL;
+}
+
 /* y, dx and d_weights of an expert's rows, between the block and one buffer: the first rank may do an expert of its own
  * between two puts, and dense experts have their rows in one place. */
 static void move_rows(moe_block *block, double *buffer, bool in)
 {
     const moe_rows *rows = &block->rows;
     const int64_t count = rows->count * block->emb_dim;
-    double *const places[] = {rows->y, block->need_row_dx ? rows->dx : NULL};
+    double *const places[] = {puts_y(block) ? rows->y : NULL, block->need_row_dx ? rows->dx : NULL};
     for (int i = 0; i < 2; i++) {
         if (places[i] == NULL) continue;
         memcpy(in ? places[i] : buffer, in ? buffer : places[i], (size_t)count * sizeof *buffer);
@@ -78,7 +83,7 @@ static void move_rows(moe_block *block, double *buffer, bool in)
 /* Numbers of so many rows, of which some are choices. */
 static int64_t put_count(const moe_block *block, int64_t rows, int64_t choices)
 {
-    const int64_t parts = block->need_row_dx ? 2 : 1;
+    const int64_t parts = (puts_y(block) ? 1 : 0) + (block->need_row_dx ? 1 : 0);
     return parts * rows * block->emb_dim + (block->need_router_gradient ? choices : 0);
 }
 
