@@ -39,6 +39,41 @@ bool assay_ranks_is_first(const assay_context *ctx);
 /* How many loops of pieces were shared so far, the same number on every rank: what came of those is with the first. */
 int64_t assay_ranks_runs(const assay_context *ctx);
 
+/* A part of an array: rows of `width` numbers, `ld` apart. */
+typedef struct assay_ranks_part {
+    double *values;
+    int64_t rows, width, ld;
+} assay_ranks_part;
+
+enum { ASSAY_RANKS_ARRAYS = 3 };
+
+/* A loop whose steps fill parts of arrays (heads, rows of a product), and need nothing of each other. Shared, every rank has
+ * the whole arrays afterwards. */
+typedef struct assay_ranks_fill {
+    void *self;
+    int64_t count;
+    assay_status (*work)(assay_context *ctx, void *self, int64_t step);
+    int arrays;
+    assay_ranks_part whole[ASSAY_RANKS_ARRAYS]; /* without gaps */
+    assay_ranks_part (*part)(void *self, int64_t step, int array);
+} assay_ranks_fill;
+assay_status assay_ranks_fill_run(assay_context *ctx, const assay_ranks_fill *fill);
+
+/* Whether sharing such a loop pays: enough operations, of all of it and for each number that goes to the first rank and from
+ * there to all. `least`: of ranks->least, 0: it does in any case. */
+bool assay_ranks_pays(double least, int64_t steps, double operations, double numbers);
+#define ASSAY_RANKS_LEAST 5e8
+
+/* Loops of pieces on paper. Operations are those of products (a multiply and an add are 2), put are bytes for the first
+ * rank, broadcast bytes that every rank gets afterwards. */
+typedef struct assay_ranks_loop {
+    int64_t pieces, times; /* of so many loops all pieces */
+    double operations, drawn, put, broadcast;
+} assay_ranks_loop;
+void assay_ranks_loop_add(assay_ranks_loop *loop, const assay_ranks_loop *other);
+/* Adds assay_ranks_fill_run of so many steps. */
+void assay_ranks_loop_fill(assay_ranks_loop *loop, double least, int64_t steps, double operations, double numbers);
+
 /* What a rank has exchanged since the run began. */
 typedef struct assay_ranks_count {
     int64_t pieces;    /* done here */
@@ -54,6 +89,7 @@ typedef struct assay_ranks {
     const assay_sink *out;    /* of the innermost assay_ranks_sink_open; the first rank writes to it between pieces */
     assay_ranks_count counted;
     int64_t runs; /* calls of run(), the same number on every rank */
+    double least; /* operations of a loop of assay_ranks_fill that they share */
     assay_status (*run)(assay_context *ctx, struct assay_ranks *ranks, const assay_pieces *pieces);
     /* path: NULL for put(), else of a write to the sink, of doubles or of integers */
     assay_status (*put)(assay_context *ctx, struct assay_ranks *ranks, const char *path, int what, const void *data,
