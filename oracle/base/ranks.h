@@ -71,6 +71,14 @@ typedef struct assay_ranks_loop {
     double operations, drawn, put, broadcast;
 } assay_ranks_loop;
 void assay_ranks_loop_add(assay_ranks_loop *loop, const assay_ranks_loop *other);
+/* What ranks share of a run of an operation. */
+enum { ASSAY_SHARE_EXPERTS, ASSAY_SHARE_HEADS, ASSAY_SHARE_ROWS, ASSAY_SHARES };
+typedef struct assay_run_shares {
+    double operations;  /* of all of it; 0: nobody has counted more closely than the operation's flops */
+    bool weights_twice; /* they are drawn again for backward */
+    assay_ranks_loop loops[ASSAY_SHARES];
+} assay_run_shares;
+
 /* Adds assay_ranks_fill_run of so many steps. */
 void assay_ranks_loop_fill(assay_ranks_loop *loop, double least, int64_t steps, double operations, double numbers);
 

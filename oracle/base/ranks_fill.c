@@ -10,7 +10,7 @@ static const double LEAST_OF_NUMBER = 2048;
 
 bool assay_ranks_pays(double least, int64_t steps, double operations, double numbers)
 {
-    return steps > 1 && operations >= least && (least == 0 || operations >= LEAST_OF_NUMBER * numbers);
+    return steps > 1 && numbers > 0 && operations >= least && (least == 0 || operations >= LEAST_OF_NUMBER * numbers);
 }
 
 static void move(const assay_ranks_part *part, double *buffer, bool in)

@@ -172,19 +172,26 @@ static assay_status run_moe(assay_context *ctx, const stack_run *run, int64_t la
     return status;
 }
 
+/* keeps: backward follows. */
+static void open_forward(const stack_run *run, int64_t layer, const double *h_norm, double **y, bool keeps,
+                         moe_view *view)
+{
+    open_view(run, layer, view);
+    sub_block_give(&view->block, "inputs/x", h_norm, run->size);
+    sub_block_take(&view->block, "outputs/y", y, run->size, false);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
+        const int64_t count = kept_count(run, layer, i);
+        if (!keeps || count == 0) continue;
+        sub_block_take(&view->block, moe_checkpoints[i].path, &view->held[i], count, true);
+    }
+}
+
 static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
                                 double **y)
 {
     assay_status status = ASSAY_OK;
     moe_view view;
-    open_view(run, layer, &view);
-    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
-    sub_block_take(&view.block, "outputs/y", y, run->size, false);
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        const int64_t count = kept_count(run, layer, i);
-        if (run->store == NULL || count == 0) continue;
-        sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
-    }
+    open_forward(run, layer, h_norm, y, run->store != NULL, &view);
     TRY(run_moe(ctx, run, layer, &view));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
@@ -192,6 +199,24 @@ static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_
 cleanup:
     close_view(&view);
     return status;
+}
+
+static void open_backward(const stack_run *run, int64_t layer, const double *h_norm, const double *dy, double **dh_norm,
+                          moe_view *view)
+{
+    open_view(run, layer, view);
+    view->block.backward = true;
+    sub_block_give(&view->block, "inputs/x", h_norm, run->size);
+    sub_block_give(&view->block, "cotangents/y", dy, run->size);
+    sub_block_take(&view->block, "gradients/inputs/x", dh_norm, run->size, false);
+}
+
+static void give_held(const stack_run *run, int64_t layer, int checkpoint, const double *held, moe_view *view)
+{
+    const int slot = moe_checkpoints[checkpoint].slot;
+    if (slot == ASSAY_REMAT_MLPWO) return;
+    sub_block_give(&view->block, moe_checkpoints[checkpoint].path, held,
+                   layer_checkpoint_count(run->config, layer, slot));
 }
 
 /* Operations of the gate, where the case gives the routing weights and there is none. */
@@ -207,18 +232,12 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
     assay_status status = ASSAY_OK;
     bool kept[ASSAY_REMAT_SLOTS] = {false};
     moe_view view;
-    open_view(run, layer, &view);
-    view.block.backward = true;
-    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
-    sub_block_give(&view.block, "cotangents/y", dy, run->size);
-    sub_block_take(&view.block, "gradients/inputs/x", dh_norm, run->size, false);
+    open_backward(run, layer, h_norm, dy, dh_norm, &view);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         const int slot = moe_checkpoints[i].slot;
         TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
         kept[slot] = view.held[i] != NULL;
-        if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
-        sub_block_give(&view.block, moe_checkpoints[i].path, view.held[i],
-                       layer_checkpoint_count(run->config, layer, slot));
+        if (kept[slot]) give_held(run, layer, i, view.held[i], &view);
     }
     const assay_source in = sub_block_source(&view.block);
     TRY(run_moe(ctx, run, layer, &view));
@@ -273,6 +292,31 @@ cleanup:
     free(dh_norm);
     free(dh);
     return status;
+}
+
+/* Nothing is computed: what is given is never read. */
+void layer_moe_shares(assay_run_shares *shares, double least, const stack_run *run, int64_t layer, bool backward)
+{
+    static const double nothing = 0;
+    moe_view view;
+    double *taken = NULL;
+    const assay_moe_config *moe = &run->config->moe;
+    assay_ranks_loop *experts = &shares->loops[ASSAY_SHARE_EXPERTS];
+    const int64_t before = experts->times;
+    if (assay_is_sharded(moe, &run->config->sharding)) return;
+    open_forward(run, layer, &nothing, &taken, backward, &view);
+    assay_source in = sub_block_source(&view.block);
+    assay_sink out = sub_block_sink(&view.block);
+    assay_moe_shares_of(shares, least, moe, &in, &out, NULL, 0);
+    if (!backward) return;
+    for (int i = OF_ROUTED; i < MOE_CHECKPOINTS && experts->times > before; i++)
+        experts->broadcast += (double)kept_count(run, layer, i) * (double)sizeof(double);
+    open_backward(run, layer, &nothing, &nothing, &taken, &view);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++)
+        if (kept_count(run, layer, i) > 0) give_held(run, layer, i, &nothing, &view);
+    in = sub_block_source(&view.block);
+    out = sub_block_sink(&view.block);
+    assay_moe_shares_of(shares, least, moe, &in, &out, NULL, 0);
 }
 
 double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])

@@ -248,16 +248,6 @@ cleanup:
     return status;
 }
 
-void assay_attention_shares(assay_ranks_loop *loop, double least, const assay_attention_config *config, bool backward)
-{
-    const double rows = (double)config->batch * (double)config->sequence;
-    const double qk = (double)config->qk_dim, v = (double)config->v_dim;
-    const double heads = rows * (double)config->heads, kv_heads = rows * (double)assay_attention_kv_heads(config);
-    const double numbers = backward ? heads * qk + kv_heads * (qk + v) : heads * (v + 1);
-    assay_ranks_loop_fill(loop, least, config->batch * assay_attention_kv_heads(config),
-                          assay_attention_flops(config, backward), numbers);
-}
-
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k)
 {

@@ -55,9 +55,5 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
 
 /* Products alone; a multiply and an add are 2. Segments are not looked at. */
 double assay_attention_flops(const assay_attention_config *config, bool backward);
-/* What ranks share of it, on paper (oracle/base/ranks.h): heads of keys with those of queries; adds to the loop. */
-struct assay_ranks_loop;
-void assay_attention_shares(struct assay_ranks_loop *loop, double least, const assay_attention_config *config,
-                            bool backward);
 
 #endif
