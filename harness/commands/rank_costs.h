@@ -8,11 +8,10 @@
 enum { ASSAY_LOOP_GIVEN = ASSAY_SHARES, ASSAY_LOOP_MEMBERS, ASSAY_LOOPS };
 
 typedef struct assay_shared_work {
-    double least; /* of the ranks */
-    double operations, drawn; /* of one process: of all loops, and of what every rank does */
-    double first;             /* operations that the first rank does alone */
-    double written;           /* bytes of the file */
-    double memory;            /* of one process */
+    double least;                        /* of the ranks */
+    double operations, drawn;            /* of one process: of all loops, and of what every rank does */
+    double written;                      /* bytes of the file */
+    double memory;                       /* of one process */
     assay_ranks_loop loops[ASSAY_LOOPS]; /* the pieces of a loop are of one size here */
 } assay_shared_work;
 

@@ -207,7 +207,6 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
-    if (!member->exact) emulated.ranks = NULL; /* ranks share members, not a member */
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
