@@ -127,7 +127,7 @@ static void amount_text(int quantity, double amount, char *text, size_t size)
 /* Of ranks that do the case together. */
 static void print_ranks(const assay_plan *plan, const assay_options *options)
 {
-    const assay_shared_work work = assay_shared_work_of(plan);
+    const assay_shared_work work = assay_shared_work_of(plan, ASSAY_RANKS_LEAST);
     if (options->rank_count == 0) return;
     printf("\nshared    ");
     for (int i = 0; i < ASSAY_LOOPS; i++)

@@ -138,6 +138,7 @@ static void choose_together(const assay_context *ctx, sharing *s)
         s->together[i] = cost > LEAST_TOGETHER && cost * ctx->ranks->size > total;
         if (forced != NULL) s->together[i] = strcmp(forced, "all") == 0;
     }
+    if (forced != NULL && strcmp(forced, "all") == 0) ctx->ranks->least = 0;
 }
 
 static void do_together(assay_context *ctx, sharing *s, int i)

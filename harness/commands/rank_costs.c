@@ -9,7 +9,11 @@
 #include "harness/ranks/ranks.h"
 #include "harness/sketch/sketch.h"
 
-const char *const assay_loop_names[ASSAY_LOOPS] = {"chunks of what is given", "experts", "members"};
+const char *const assay_loop_names[ASSAY_LOOPS] = {[ASSAY_LOOP_GIVEN] = "chunks of what is given",
+                                                   [ASSAY_SHARE_EXPERTS] = "experts",
+                                                   [ASSAY_SHARE_HEADS] = "heads",
+                                                   [ASSAY_SHARE_ROWS] = "parts of products",
+                                                   [ASSAY_LOOP_MEMBERS] = "members"};
 
 const char *const assay_rank_quantity_names[ASSAY_RANK_QUANTITIES] = {"operations", "drawn",   "sent",
                                                                       "received",   "written", "memory"};
@@ -71,7 +75,8 @@ static bool is_wanted(void *self, const char *path)
 
 static bool has(void *self, const char *path)
 {
-    return assay_tensor_list_find(&((const assay_plan *)self)->list, path) != NULL;
+    return assay_role_is_given(assay_role_of(path)) &&
+           assay_tensor_list_find(&((const assay_plan *)self)->list, path) != NULL;
 }
 
 static double bytes_of(const assay_tensor_spec *spec, double size)
@@ -79,15 +84,21 @@ static double bytes_of(const assay_tensor_spec *spec, double size)
     return size * (double)assay_shape_count(&spec->shape);
 }
 
-/* Of all that is given, read once. */
-static double given_bytes(const assay_plan *plan)
+/* Of all that is given, or of the weights alone, read once. */
+static double read_bytes(const assay_plan *plan, bool weights)
 {
     double bytes = 0;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (assay_role_is_given(spec->role) && spec->type != ASSAY_INT32) bytes += bytes_of(spec, sizeof(double));
+        const bool read = weights ? spec->role == ASSAY_ROLE_WEIGHT : assay_role_is_given(spec->role);
+        if (read && spec->type != ASSAY_INT32) bytes += bytes_of(spec, sizeof(double));
     }
     return bytes;
+}
+
+static double given_bytes(const assay_plan *plan)
+{
+    return read_bytes(plan, false);
 }
 
 /* Bytes of errors that a member leaves, of a precision. */
@@ -104,44 +115,62 @@ static double bytes_of_member(const assay_plan *plan, const assay_precision *pre
     return bytes;
 }
 
-/* Each member is a run of the operation, of which ranks share no part. */
+/* The part of what is given that is not in memory after the golden run. */
+static double part_again(const assay_plan *plan)
+{
+    const double given = given_bytes(plan);
+    return given > 0 ? fmax(1 - ASSAY_ENSEMBLE_BYTES / given, 0) : 0;
+}
+
+typedef struct run_kind {
+    const assay_sink *scales; /* [count]: that come with it */
+    int count;
+    double drawn; /* the part of what is given that is drawn or read, and not in memory */
+    bool nearest; /* in emulated arithmetic, whose products are whole */
+} run_kind;
+
+/* A run of the operation by all ranks; whether they share any of it. */
+static bool add_run(const assay_plan *plan, wanted_kind kind, const run_kind *run, assay_shared_work *work)
+{
+    wanted values = {plan, kind, NULL};
+    const assay_source in = {.self = (void *)plan, .has = has};
+    const assay_sink out = {.self = &values, .wants = is_wanted};
+    assay_run_shares shares = {0};
+    bool any = false;
+    if (plan->operation->shares != NULL)
+        plan->operation->shares(plan->c, work->least, &in, &out, run->scales, run->count, &shares);
+    if (run->nearest) shares.loops[ASSAY_SHARE_ROWS] = (assay_ranks_loop){0};
+    work->operations += shares.operations > 0 ? shares.operations : plan->operation->flops(plan->c, true);
+    work->drawn += run->drawn * (given_bytes(plan) + (shares.weights_twice ? read_bytes(plan, true) : 0));
+    for (int i = 0; i < ASSAY_SHARES; i++) {
+        any |= shares.loops[i].pieces > 0;
+        shares.loops[i].drawn *= run->drawn;
+        assay_ranks_loop_add(&work->loops[i], &shares.loops[i]);
+    }
+    return any;
+}
+
+/* Each member is a run of the operation, of which ranks share no part; but the one to nearest by all of them. */
 static void add_members(const assay_plan *plan, double run, assay_shared_work *work)
 {
     const int members = assay_ensemble_members(plan);
     const bool null = plan->null_left_out[0] == '\0';
-    assay_shared_loop *loop = &work->loops[ASSAY_LOOP_MEMBERS];
-    const double given = given_bytes(plan), again = fmax(given - ASSAY_ENSEMBLE_BYTES, 0);
+    assay_ranks_loop *loop = &work->loops[ASSAY_LOOP_MEMBERS];
+    const double given = given_bytes(plan), part = part_again(plan);
     if (assay_ensemble_needs_no_runs(plan) && !null) return;
     work->drawn += fmin(given, ASSAY_ENSEMBLE_BYTES);
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
         if (assay_ensemble_is_propagated(plan, precision) && !null) continue;
         loop->pieces += members;
+        loop->times++;
         loop->put += members * bytes_of_member(plan, precision);
         loop->operations += members * run;
-        loop->drawn += members * again;
-        if (null) work->first += run; /* to nearest */
+        loop->drawn += members * part * given;
+        if (null) add_run(plan, SCALED_VALUES, &(run_kind){.drawn = part, .nearest = true}, work);
     }
-    work->operations += loop->operations + work->first;
+    work->operations += loop->operations;
     work->drawn += loop->drawn;
-}
-
-/* A run of the operation in float64, by all ranks. */
-static void add_run(const assay_plan *plan, wanted_kind kind, const assay_sink *scales, int count, double drawn,
-                    assay_shared_work *work)
-{
-    wanted values = {plan, kind, NULL};
-    const assay_source in = {.self = (void *)plan, .has = has};
-    const assay_sink out = {.self = &values, .wants = is_wanted};
-    const assay_moe_shares shares = assay_case_moe_shares(plan->c, &in, &out, scales, count);
-    assay_shared_loop *loop = &work->loops[ASSAY_LOOP_EXPERTS];
-    work->operations += shares.experts > 0 ? shares.rest + shares.flops : plan->operation->flops(plan->c, true);
-    work->drawn += drawn * given_bytes(plan);
-    loop->pieces += shares.experts;
-    loop->operations += shares.flops;
-    loop->drawn += drawn * shares.drawn;
-    loop->put += shares.put;
-    loop->broadcast += shares.broadcast;
 }
 
 /* What an ensemble passes on to all ranks of a golden run that has left it with the first one. */
@@ -165,7 +194,7 @@ static void add_runs(const assay_plan *plan, assay_shared_work *work)
     wanted of[MOST];
     assay_sink scales[MOST];
     int count = 0;
-    const double given = given_bytes(plan), again = given > 0 ? fmax(1 - ASSAY_ENSEMBLE_BYTES / given, 0) : 0;
+    const double part = part_again(plan);
     const bool ensemble = !assay_ensemble_needs_no_runs(plan) || plan->null_left_out[0] == '\0';
     for (int p = 0; p < plan->precision_count && count < MOST; p++) {
         const assay_precision *precision = &plan->precisions[p];
@@ -174,15 +203,14 @@ static void add_runs(const assay_plan *plan, assay_shared_work *work)
         scales[count] = (assay_sink){.self = &of[count], .wants = is_wanted};
         count++;
     }
-    add_run(plan, VALUES, scales, count, 1, work);
-    if (ensemble && work->loops[ASSAY_LOOP_EXPERTS].pieces > 0)
-        work->loops[ASSAY_LOOP_EXPERTS].broadcast += golden_bytes(plan);
+    if (add_run(plan, VALUES, &(run_kind){scales, count, 1, false}, work) && ensemble)
+        work->loops[ASSAY_LOOP_MEMBERS].broadcast += golden_bytes(plan);
     for (int p = 0; p < plan->precision_count; p++) {
         wanted own = {plan, SCALES, plan->precisions[p].name};
         const assay_sink scale = {.self = &own, .wants = is_wanted};
         if (!assay_ensemble_is_raised(plan, &plan->precisions[p])) continue;
-        add_run(plan, SCALED_VALUES, NULL, 0, again, work);
-        add_run(plan, NO_VALUES, &scale, 1, again, work);
+        add_run(plan, SCALED_VALUES, &(run_kind){.drawn = part}, work);
+        add_run(plan, NO_VALUES, &(run_kind){&scale, 1, part, false}, work);
     }
 }
 
@@ -193,10 +221,11 @@ static void add_looks(const assay_plan *plan, assay_shared_work *work)
         if (plan->precisions[p].given_beyond) work->drawn += given_bytes(plan);
 }
 
-assay_shared_work assay_shared_work_of(const assay_plan *plan)
+assay_shared_work assay_shared_work_of(const assay_plan *plan, double least)
 {
-    assay_shared_work work = {.written = (double)plan->file_bytes, .memory = (double)plan->memory};
-    assay_shared_loop *given = &work.loops[ASSAY_LOOP_GIVEN];
+    assay_shared_work work = {.least = least, .written = (double)plan->file_bytes, .memory = (double)plan->memory};
+    assay_ranks_loop *given = &work.loops[ASSAY_LOOP_GIVEN];
+    given->times = 1;
     given->pieces = assay_golden_given_pieces(plan, &given->drawn);
     given->put = given->drawn;
     work.drawn = given->drawn;
@@ -206,10 +235,12 @@ assay_shared_work assay_shared_work_of(const assay_plan *plan)
     return work;
 }
 
-/* Pieces of the rank that has most. */
-static double most_of(const assay_shared_loop *loop, int64_t ranks)
+/* The part of the loops that the rank with most pieces has, or that with fewest. */
+static double part_of(const assay_ranks_loop *loop, int64_t ranks, bool most)
 {
-    return loop->pieces == 0 ? 0 : (double)((loop->pieces + ranks - 1) / ranks) / (double)loop->pieces;
+    if (loop->pieces == 0) return 0;
+    const double pieces = (double)loop->pieces / (double)loop->times, share = pieces / (double)ranks;
+    return (most ? ceil(share) : floor(share)) / pieces;
 }
 
 void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_cost costs[ASSAY_RANK_QUANTITIES])
@@ -218,9 +249,8 @@ void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_c
     double shared = 0, drawn = 0, put = 0, broadcast = 0;
     double most_shared = 0, most_drawn = 0, most_put = 0, least_own = 0;
     for (int i = 0; i < ASSAY_LOOPS; i++) {
-        const assay_shared_loop *loop = &work->loops[i];
-        const double most = most_of(loop, ranks);
-        const double own = loop->pieces == 0 ? 0 : (double)(loop->pieces / ranks) / (double)loop->pieces;
+        const assay_ranks_loop *loop = &work->loops[i];
+        const double most = part_of(loop, ranks, true), own = part_of(loop, ranks, false);
         shared += loop->operations;
         drawn += loop->drawn;
         put += loop->put;
@@ -230,14 +260,14 @@ void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_c
         most_put += most * loop->put;
         least_own += own * loop->put;
     }
-    const double everywhere = work->operations - shared - work->first;
+    const double everywhere = work->operations - shared;
     const double drawn_everywhere = work->drawn - drawn;
     int children = 0;
     while (assay_ranks_child(0, ranks, children) >= 0) children++;
     const double passed_on = broadcast * children;
     const double left = ranks > 1 ? 1 : 0;
-    costs[ASSAY_RANK_OPERATIONS] = (assay_rank_cost){everywhere + most_shared + work->first,
-                                                     n * everywhere + shared + work->first, work->operations};
+    costs[ASSAY_RANK_OPERATIONS] =
+        (assay_rank_cost){everywhere + most_shared, n * everywhere + shared, work->operations};
     costs[ASSAY_RANK_DRAWN] =
         (assay_rank_cost){drawn_everywhere + most_drawn, n * drawn_everywhere + drawn, work->drawn};
     costs[ASSAY_RANK_SENT] =

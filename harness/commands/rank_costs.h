@@ -4,27 +4,22 @@
 
 #include "harness/plan/plan.h"
 
-enum { ASSAY_LOOP_GIVEN, ASSAY_LOOP_EXPERTS, ASSAY_LOOP_MEMBERS, ASSAY_LOOPS };
-
-/* A loop whose pieces ranks share; all pieces are of one size here. Operations are those of products (a multiply and an
- * add are 2), without those of error scales that are propagated; bytes drawn are those of float64. */
-typedef struct assay_shared_loop {
-    int64_t pieces;
-    double operations, drawn, put; /* of all pieces; put: bytes for the first rank */
-    double broadcast;              /* bytes that every rank gets afterwards */
-} assay_shared_loop;
+/* What ranks share of runs, then what they share besides. */
+enum { ASSAY_LOOP_GIVEN = ASSAY_SHARES, ASSAY_LOOP_MEMBERS, ASSAY_LOOPS };
 
 typedef struct assay_shared_work {
-    double operations, drawn; /* of one process: of all loops, and of what every rank does */
-    double first;             /* operations that the first rank does alone */
-    double written;           /* bytes of the file */
-    double memory;            /* of one process */
-    assay_shared_loop loops[ASSAY_LOOPS];
+    double least;                        /* of the ranks */
+    double operations, drawn;            /* of one process: of all loops, and of what every rank does */
+    double written;                      /* bytes of the file */
+    double memory;                       /* of one process */
+    assay_ranks_loop loops[ASSAY_LOOPS]; /* the pieces of a loop are of one size here */
 } assay_shared_work;
 
 extern const char *const assay_loop_names[ASSAY_LOOPS];
 
-assay_shared_work assay_shared_work_of(const assay_plan *plan);
+/* Operations are without those of error scales that are propagated; bytes drawn are those of float64. least: of the ranks
+ * (oracle/base/ranks.h). */
+assay_shared_work assay_shared_work_of(const assay_plan *plan, double least);
 
 typedef enum assay_rank_quantity {
     ASSAY_RANK_OPERATIONS,

@@ -210,7 +210,8 @@ static assay_status write_all_given(assay_context *ctx, file_sink *sink, const a
 {
     assay_status status;
     const assay_sink file = {.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    const assay_sink out = assay_ranks_sink(ctx, &file);
+    assay_ranks_writer writer;
+    const assay_sink out = assay_ranks_sink_open(ctx, &writer, &file);
     given_chunks g = {.source = source, .out = &out};
     const assay_pieces pieces = {
         .self = &g, .count = list_chunks(sink->plan, source, golden, NULL), .work = write_chunk};
@@ -221,6 +222,7 @@ static assay_status write_all_given(assay_context *ctx, file_sink *sink, const a
     list_chunks(sink->plan, source, golden, g.chunks);
     TRY(assay_pieces_run(ctx, &pieces));
 cleanup:
+    assay_ranks_sink_close(&writer);
     free(chunks);
     free(g.values);
     return status;

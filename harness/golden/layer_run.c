@@ -7,6 +7,7 @@
 
 #include "harness/operations/op_support.h"
 #include "harness/operations/sketched_run.h"
+#include "oracle/base/ranks.h"
 #include "oracle/layer/deepseek_stack.h"
 
 static assay_status refuse(assay_context *ctx, const assay_plan *plan, const char *what, const char *why)
@@ -171,7 +172,12 @@ assay_status assay_layer_run_one(assay_context *ctx, const assay_layer_run *run,
     const assay_source in = {.self = &view, .has = has, .read = read_values, .read_i32 = read_integers};
     const assay_sink to = {
         .self = &view, .wants = wants, .write = write_values, .write_i32 = write_integers, .write_zeros = write_zeros};
-    TRY(run->backward ? assay_stack_run_backward(ctx, &config, &in, &to) : assay_stack_run(ctx, &config, &in, &to));
+    assay_ranks_writer writer;
+    const assay_sink shared = assay_ranks_sink_open(ctx, &writer, &to);
+    status = run->backward ? assay_stack_run_backward(ctx, &config, &in, &shared)
+                           : assay_stack_run(ctx, &config, &in, &shared);
+    assay_ranks_sink_close(&writer);
+    TRY(status);
     if (view.filled != view.size)
         status = assay_fail(ctx, ASSAY_INTERNAL, "layer %" PRId64 " gave nothing", run->layer);
 cleanup:

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/ops/ops_shares.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
@@ -123,6 +124,12 @@ cleanup:
     return status;
 }
 
+static bool wants_backward(const assay_sink *out)
+{
+    return assay_wants(out, "gradients/inputs/query") || assay_wants(out, "gradients/inputs/key") ||
+           assay_wants(out, "gradients/inputs/value") || assay_wants(out, "gradients/weights/sinks");
+}
+
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
@@ -148,8 +155,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_attention_forward(ctx, t.out, t.lse, &inputs, &config));
     TRY(assay_write_result(ctx, out, "outputs/attention_out", n.out, t.out));
     TRY(assay_write_result(ctx, out, "outputs/lse", n.rows, t.lse));
-    if (assay_wants(out, "gradients/inputs/query") || assay_wants(out, "gradients/inputs/key") ||
-        assay_wants(out, "gradients/inputs/value") || assay_wants(out, "gradients/weights/sinks")) {
+    if (wants_backward(out)) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, n.out, t.out); /* as backward reads it */
         TRY(backward(ctx, &t, in, out, &inputs, &config));
     }
@@ -181,6 +187,17 @@ static int64_t memory(const assay_case *c)
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
+static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                      const assay_sink *scales, int count, assay_run_shares *shares)
+{
+    assay_context ctx = {0};
+    assay_attention_config config;
+    (void)in, (void)scales, (void)count;
+    if (assay_attention_config_of(&ctx, c, &config) != ASSAY_OK) return;
+    assay_attention_shares(shares, least, &config, false);
+    if (wants_backward(out)) assay_attention_shares(shares, least, &config, true);
+}
+
 const assay_operation assay_op_attention = {.name = "attention",
                                             .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING,
                                             .summary = "causal attention with log-sum-exp and segments",
@@ -190,4 +207,5 @@ const assay_operation assay_op_attention = {.name = "attention",
                                             .ensemble = assay_every_case,
                                             .second_form = {.evaluate = second_form},
                                             .flops = flops,
-                                            .memory = memory};
+                                            .memory = memory,
+                                            .shares = shares_of};

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/ops/ops_shares.h"
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_mla.h"
 
@@ -247,6 +248,21 @@ static int64_t memory(const assay_case *c)
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
+static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                      const assay_sink *scales, int count, assay_run_shares *shares)
+{
+    assay_context ctx = {0};
+    assay_mla_config config;
+    const assay_mesh mesh = assay_mesh_of(c);
+    (void)scales, (void)count;
+    if (assay_mla_config_of(&ctx, c, &config) != ASSAY_OK || assay_mesh_shards(&mesh) > 1) return;
+    const assay_tensor_table weights = assay_mla_weight_table(&config);
+    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
+        assay_mla_tensor_shares(shares, least, &config, (assay_mla_tensor)tensor);
+    if (assay_wants(out, "gradients/inputs/x") || assay_wants_any_gradient(in, out, "", &weights))
+        assay_mla_backward_shares(shares, least, &config);
+}
+
 const assay_operation assay_op_mla = {.name = "mla",
                                       .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
                                       .summary = "multi-head latent attention with YaRN",
@@ -257,4 +273,5 @@ const assay_operation assay_op_mla = {.name = "mla",
                                       .mesh = true,
                                       .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
                                       .flops = flops,
-                                      .memory = memory};
+                                      .memory = memory,
+                                      .shares = shares_of};

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
+#include "oracle/ops/ops_shares.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
@@ -166,6 +167,18 @@ static int64_t memory(const assay_case *c)
     return 8 * (8 * dim * hidden + rows * (8 * dim + 24 * hidden));
 }
 
+static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                      const assay_sink *scales, int count, assay_run_shares *shares)
+{
+    assay_context ctx = {0};
+    assay_gated_mlp_config config;
+    (void)in, (void)out, (void)scales, (void)count;
+    if (assay_mlp_config_of(&ctx, c, &config) != ASSAY_OK) return;
+    assay_gated_mlp_up_shares(shares, least, &config, 2);
+    assay_gated_mlp_down_shares(shares, least, &config);
+    assay_gated_mlp_backward_shares(shares, least, &config, true, true);
+}
+
 const assay_operation assay_op_mlp = {.name = "mlp",
                                       .parts = ASSAY_PART_MLP,
                                       .summary = "gated MLP of a dense layer, fused or not",
@@ -175,4 +188,5 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .quantised = true,
                                       .second_form = {.evaluate = second_form},
                                       .flops = flops,
-                                      .memory = memory};
+                                      .memory = memory,
+                                      .shares = shares_of};

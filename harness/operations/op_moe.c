@@ -364,15 +364,13 @@ static bool ensemble(const assay_case *c)
            (configs_of(&ctx, c, &config) == ASSAY_OK && !has_own_scales(&config));
 }
 
-assay_moe_shares assay_case_moe_shares(const assay_case *c, const assay_source *in, const assay_sink *out,
-                                       const assay_sink *scales, int count)
+static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                      const assay_sink *scales, int count, assay_run_shares *shares)
 {
     assay_context ctx = {0};
     spec_moe_config config;
-    const assay_moe_shares nothing = {0};
-    if (assay_operation_by_name(c->op) != &assay_op_moe || configs_of(&ctx, c, &config) != ASSAY_OK) return nothing;
-    if (assay_is_sharded(&config.moe, &config.sharding)) return nothing;
-    return assay_moe_shares_of(&config.moe, in, out, scales, has_own_scales(&config) ? count : 0);
+    if (configs_of(&ctx, c, &config) != ASSAY_OK || assay_is_sharded(&config.moe, &config.sharding)) return;
+    assay_moe_shares_of(shares, least, &config.moe, in, out, scales, has_own_scales(&config) ? count : 0);
 }
 
 static double flops(const assay_case *c, bool backward)
@@ -408,4 +406,5 @@ const assay_operation assay_op_moe = {.name = "moe",
                                                       .route = second_route,
                                                       .streams = second_streams},
                                       .flops = flops,
-                                      .memory = memory};
+                                      .memory = memory,
+                                      .shares = shares_of};

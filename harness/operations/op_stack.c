@@ -239,12 +239,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     assay_stack_config config;
     (void)precisions;
     (void)precision_count;
-    struct assay_ranks *const ranks = ctx->ranks;
-    assay_status status = assay_stack_config_of(ctx, c, &config);
-    ctx->ranks = NULL; /* a layer keeps what its experts leave: every rank computes all of them */
-    if (status == ASSAY_OK) status = assay_stack_run(ctx, &config, in, out);
-    ctx->ranks = ranks;
-    return status;
+    const assay_status status = assay_stack_config_of(ctx, c, &config);
+    return status == ASSAY_OK ? assay_stack_run(ctx, &config, in, out) : status;
 }
 
 static double flops(const assay_case *c, bool backward)
@@ -262,6 +258,16 @@ static int64_t memory(const assay_case *c)
     return assay_stack_config_of(&ctx, c, &config) == ASSAY_OK ? assay_stack_memory(&config) : 0;
 }
 
+static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                      const assay_sink *scales, int count, assay_run_shares *shares)
+{
+    assay_context ctx = {0};
+    assay_stack_config config;
+    (void)scales, (void)count;
+    if (assay_stack_config_of(&ctx, c, &config) == ASSAY_OK)
+        assay_stack_shares_of(&ctx, shares, least, &config, in, out);
+}
+
 const assay_operation assay_op_deepseek_layer = {
     .name = "deepseek_layer",
     .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
@@ -274,7 +280,8 @@ const assay_operation assay_op_deepseek_layer = {
     .mesh = true,
     .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
     .flops = flops,
-    .memory = memory};
+    .memory = memory,
+    .shares = shares_of};
 
 const assay_operation assay_op_deepseek_stack = {
     .name = "deepseek_stack",
@@ -288,7 +295,8 @@ const assay_operation assay_op_deepseek_stack = {
     .mesh = true,
     .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
     .flops = flops,
-    .memory = memory};
+    .memory = memory,
+    .shares = shares_of};
 
 /* The layer that the model says, with one of the two attentions. */
 const assay_operation assay_op_decoder_layer = {
@@ -303,7 +311,8 @@ const assay_operation assay_op_decoder_layer = {
     .mesh = true,
     .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
     .flops = flops,
-    .memory = memory};
+    .memory = memory,
+    .shares = shares_of};
 
 const assay_operation assay_op_decoder_stack = {
     .name = "decoder_stack",
@@ -317,4 +326,5 @@ const assay_operation assay_op_decoder_stack = {
     .mesh = true,
     .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
     .flops = flops,
-    .memory = memory};
+    .memory = memory,
+    .shares = shares_of};

@@ -109,9 +109,6 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
 /* Whether oracle/propagate has rules for its losses; else error scales come from an ensemble. */
 bool assay_routing_propagates(const assay_routing_config *config);
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
-/* What ranks share of the routed experts of a case of moe; nothing of any other. */
-assay_moe_shares assay_case_moe_shares(const assay_case *c, const assay_source *in, const assay_sink *out,
-                                       const assay_sink *scales, int count);
 /* The mesh, the ring and the chunks of a case. */
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);

@@ -4,7 +4,7 @@
 
 #include "cases/case.h"
 #include "oracle/arithmetic/precision.h"
-#include "oracle/base/tensor.h"
+#include "oracle/base/ranks.h"
 #include "oracle/spec/spec.h"
 
 /* A tensor as the operand of a product: for each index of its first `batch` axes a matrix, whose rows are the next `rows`
@@ -72,6 +72,10 @@ typedef struct assay_operation {
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
+    /* What ranks share of a run (oracle/base/ranks.h), added to `shares`: `in` is asked what it has, `out` what it wants of
+     * the values, scales [count] of the error scales that the operation gives itself. NULL: nothing. */
+    void (*shares)(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                   const assay_sink *scales, int count, assay_run_shares *shares);
 } assay_operation;
 
 /* The operations, in the order in which they are listed; assay_op_NAME is defined in one of the op_*.c. */

@@ -169,6 +169,7 @@ assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *tr
     group->ranks = (assay_ranks){.self = group,
                                  .rank = transport->rank,
                                  .size = transport->size,
+                                 .least = ASSAY_RANKS_LEAST,
                                  .run = first ? first_rank_run : other_run,
                                  .put = first ? first_rank_put : other_put,
                                  .broadcast = first ? first_broadcast : other_broadcast};

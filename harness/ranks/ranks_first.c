@@ -202,22 +202,40 @@ void first_rank_end_session(assay_rank_group *group, bool last)
     pthread_mutex_unlock(&f->lock);
 }
 
-/* A put whose turn it is. */
-static assay_status take(assay_context *ctx, const assay_ranks *ranks, const assay_pieces *pieces,
-                         const put_header *header, const void *data)
+static assay_status write_out(assay_context *ctx, const assay_sink *out, const put_header *header, const void *data)
 {
-    const assay_sink *out = ranks->out;
+    int64_t zeros = 0;
+    switch (header->what) {
+    case ASSAY_PUT_INTEGERS:
+        return out->write_i32(ctx, out->self, header->path, header->bytes / (int64_t)sizeof(int32_t), data);
+    case ASSAY_PUT_ZEROS:
+        memcpy(&zeros, data, sizeof zeros);
+        return out->write_zeros(ctx, out->self, header->path, zeros);
+    default:
+        return out->write(ctx, out->self, header->path, header->bytes / (int64_t)sizeof(double), data);
+    }
+}
+
+/* A put whose turn it is, as between pieces. */
+static assay_status take(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces, const put_header *header,
+                         const void *data)
+{
+    const assay_piece *const at_hand = ranks->piece;
+    assay_status status = ASSAY_OK;
+    ranks->piece = NULL;
     switch (header->kind) {
     case PUT_DATA:
-        return pieces->take(ctx, pieces->self, header->piece, header->what, data, header->bytes);
+        status = pieces->take(ctx, pieces->self, header->piece, header->what, data, header->bytes);
+        break;
     case PUT_SINK:
-        if (header->what == ASSAY_PUT_INTEGERS)
-            return out->write_i32(ctx, out->self, header->path, header->bytes / (int64_t)sizeof(int32_t), data);
-        return out->write(ctx, out->self, header->path, header->bytes / (int64_t)sizeof(double), data);
+        status = write_out(ctx, ranks->out, header, data);
+        break;
     case PUT_DONE:
+        if (header->status != ASSAY_OK) status = assay_fail(ctx, header->status, "%s", (const char *)data);
         break;
     }
-    return header->status == ASSAY_OK ? ASSAY_OK : assay_fail(ctx, header->status, "%s", (const char *)data);
+    ranks->piece = at_hand;
+    return status;
 }
 
 /* The next put of the piece whose turn it is; NULL: it is not there yet. */

@@ -92,12 +92,12 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;
     TRY(assay_ensemble_run_members(ctx, e, &member, members));
-    if (!assay_ranks_is_first(ctx)) return ASSAY_OK; /* what follows of them is the first rank's */
-    for (int i = 0; i < e->golden.count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
+    const bool first = assay_ranks_is_first(ctx); /* what follows of the runs is his */
+    for (int i = 0; first && i < e->golden.count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
     if (!null) goto cleanup;
     member = (assay_member){.precision = member.precision, .nearest = true};
     TRY(assay_ensemble_run(ctx, e, &member));
-    for (int i = 0; i < e->golden.count; i++) {
+    for (int i = 0; first && i < e->golden.count; i++) {
         assay_scaled *t = &e->tensors[i];
         if (t->null == NULL) continue;
         TRY(assay_null_finish(ctx, e, t, p, members));

@@ -148,11 +148,6 @@ cleanup:
     return status;
 }
 
-static int64_t runs_of(const assay_context *ctx)
-{
-    return ctx->ranks == NULL ? 0 : ctx->ranks->runs;
-}
-
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
@@ -164,7 +159,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
                         .second = *e->out};
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
-    const int64_t before = runs_of(ctx);
+    const int64_t before = assay_ranks_runs(ctx);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
     assay_precision *propagated = precisions;
     for (int p = 0; p < plan->precision_count; p++) {
@@ -173,8 +168,10 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
         propagated[count++] = *precision;
     }
     TRY(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
-    if (runs_of(ctx) != before) TRY(share_set(ctx, &e->golden));
-    if (runs_of(ctx) != before) TRY(share_set(ctx, &e->given));
+    if (assay_ranks_runs(ctx) != before) {
+        TRY(share_set(ctx, &e->golden));
+        TRY(share_set(ctx, &e->given));
+    }
     TRY(assay_tensor_set_require_complete(ctx, &e->golden));
 cleanup:
     free(precisions);
@@ -211,7 +208,6 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
     if (!member->exact) emulated.arithmetic = &assay_arithmetic_emulated;
-    if (!member->exact) emulated.ranks = NULL; /* ranks share members, not a member */
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;

@@ -102,7 +102,8 @@ static assay_status session(assay_context *ctx, job *j)
     assay_status status = ASSAY_OK;
     const assay_sink notes = {
         .self = &j->taken, .wants = all_are_wanted, .write = note_write, .write_i32 = note_integers};
-    const assay_sink out = assay_ranks_sink(ctx, &notes);
+    assay_ranks_writer writer;
+    const assay_sink out = assay_ranks_sink_open(ctx, &writer, &notes);
     desk d = {.job = j, .out = &out};
     const assay_pieces pieces = {.self = &d, .count = PIECES / 2, .work = work, .take = take};
     const assay_pieces more = {.self = &d, .count = PIECES - PIECES / 2, .work = work, .take = take};
@@ -111,6 +112,7 @@ static assay_status session(assay_context *ctx, job *j)
     TRY(assay_ranks_broadcast(ctx, &d.given, sizeof d.given));
     TRY(assay_pieces_run(ctx, &more));
 cleanup:
+    assay_ranks_sink_close(&writer);
     return status;
 }
 

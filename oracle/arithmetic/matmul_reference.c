@@ -66,4 +66,5 @@ static assay_status reference_matmul(assay_context *ctx, const assay_matmul_args
     return ASSAY_OK;
 }
 
-const assay_arithmetic assay_arithmetic_reference = {.name = "reference", .matmul = reference_matmul};
+const assay_arithmetic assay_arithmetic_reference = {
+    .name = "reference", .matmul = reference_matmul, .by_element = true};

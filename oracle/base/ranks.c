@@ -30,30 +30,56 @@ bool assay_ranks_is_first(const assay_context *ctx)
     return ctx->ranks == NULL || ctx->ranks->rank == 0;
 }
 
+int64_t assay_ranks_runs(const assay_context *ctx)
+{
+    return ctx->ranks == NULL ? 0 : ctx->ranks->runs;
+}
+
 static bool sink_wants(void *self, const char *path)
 {
-    const assay_ranks *ranks = self;
-    return ranks->out->wants(ranks->out->self, path);
+    const assay_ranks_writer *writer = self;
+    return writer->out->wants(writer->out->self, path);
 }
 
 static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_ranks *ranks = self;
-    if (ranks->piece == NULL) return ranks->out->write(ctx, ranks->out->self, path, count, values);
+    const assay_ranks_writer *writer = self;
+    assay_ranks *ranks = writer->ranks;
+    if (ranks->piece == NULL) return writer->out->write(ctx, writer->out->self, path, count, values);
     return ranks->put(ctx, ranks, path, ASSAY_PUT_DOUBLES, values, count * (int64_t)sizeof *values);
 }
 
 static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const int32_t *values)
 {
-    assay_ranks *ranks = self;
-    if (ranks->piece == NULL) return ranks->out->write_i32(ctx, ranks->out->self, path, count, values);
+    const assay_ranks_writer *writer = self;
+    assay_ranks *ranks = writer->ranks;
+    if (ranks->piece == NULL) return writer->out->write_i32(ctx, writer->out->self, path, count, values);
     return ranks->put(ctx, ranks, path, ASSAY_PUT_INTEGERS, values, count * (int64_t)sizeof *values);
 }
 
-assay_sink assay_ranks_sink(assay_context *ctx, const assay_sink *out)
+static assay_status sink_write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
 {
+    const assay_ranks_writer *writer = self;
+    assay_ranks *ranks = writer->ranks;
+    if (ranks->piece == NULL) return writer->out->write_zeros(ctx, writer->out->self, path, count);
+    return ranks->put(ctx, ranks, path, ASSAY_PUT_ZEROS, &count, sizeof count);
+}
+
+assay_sink assay_ranks_sink_open(assay_context *ctx, assay_ranks_writer *writer, const assay_sink *out)
+{
+    *writer = (assay_ranks_writer){.ranks = ctx->ranks, .out = out};
     if (ctx->ranks == NULL) return *out;
+    writer->outer = ctx->ranks->out;
     ctx->ranks->out = out;
-    return (assay_sink){.self = ctx->ranks, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
+    return (assay_sink){.self = writer,
+                        .wants = sink_wants,
+                        .write = sink_write,
+                        .write_i32 = sink_write_i32,
+                        .write_zeros = out->write_zeros != NULL ? sink_write_zeros : NULL};
+}
+
+void assay_ranks_sink_close(const assay_ranks_writer *writer)
+{
+    if (writer->ranks != NULL) writer->ranks->out = writer->outer;
 }

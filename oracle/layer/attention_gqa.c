@@ -66,6 +66,19 @@ static double backward_flops(const assay_stack_config *config, int64_t layer)
     return assay_gqa_backward_flops(&gqa);
 }
 
+static void tensor_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
+                          int slot)
+{
+    const assay_gqa_config gqa = config_of(config, layer);
+    assay_gqa_tensor_shares(shares, least, &gqa, (assay_gqa_tensor)tensor_of(slot));
+}
+
+static void backward_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer)
+{
+    const assay_gqa_config gqa = config_of(config, layer);
+    assay_gqa_backward_shares(shares, least, &gqa);
+}
+
 static double **value(attention_residuals *r, int slot)
 {
     return slot == ASSAY_REMAT_LSE ? &r->gqa.lse : &r->gqa.values[tensor_of(slot)];
@@ -107,6 +120,8 @@ const attention_kind attention_gqa = {.weights = ASSAY_GQA_WEIGHTS,
                                       .tensor_row = tensor_row,
                                       .tensor_flops = tensor_flops,
                                       .backward_flops = backward_flops,
+                                      .tensor_shares = tensor_shares,
+                                      .backward_shares = backward_shares,
                                       .value = value,
                                       .free = free_residuals,
                                       .compute = compute,

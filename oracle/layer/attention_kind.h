@@ -6,6 +6,7 @@
 #define ASSAY_LAYER_ATTENTION_KIND_H
 
 #include "oracle/layer/deepseek_stack.h"
+#include "oracle/ops/ops_shares.h"
 
 enum { ATTENTION_FIRST = ASSAY_REMAT_QUERY_WA_PROJ, ATTENTION_LAST = ASSAY_REMAT_OUT_PROJ };
 
@@ -32,6 +33,10 @@ typedef struct attention_kind {
     assay_tensor_row (*tensor_row)(const assay_stack_config *config, int slot); /* without a name: there is none */
     double (*tensor_flops)(const assay_stack_config *config, int64_t layer, int slot);
     double (*backward_flops)(const assay_stack_config *config, int64_t layer);
+    /* What ranks share of compute and of backward (oracle/ops/ops_shares.h). */
+    void (*tensor_shares)(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
+                          int slot);
+    void (*backward_shares)(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer);
     double **(*value)(attention_residuals *r, int slot); /* of a slot that the kind has */
     void (*free)(attention_residuals *r);                /* safe on a zeroed union */
     /* Allocates and computes one intermediate from those before it. */

@@ -55,6 +55,19 @@ static double backward_flops(const assay_stack_config *config, int64_t layer)
     return assay_mla_backward_flops(&config->mla);
 }
 
+static void tensor_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
+                          int slot)
+{
+    (void)layer;
+    assay_mla_tensor_shares(shares, least, &config->mla, (assay_mla_tensor)tensor_of(slot));
+}
+
+static void backward_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer)
+{
+    (void)layer;
+    assay_mla_backward_shares(shares, least, &config->mla);
+}
+
 static double **value(attention_residuals *r, int slot)
 {
     return slot == ASSAY_REMAT_LSE ? &r->mla.lse : &r->mla.values[tensor_of(slot)];
@@ -94,6 +107,8 @@ const attention_kind attention_mla = {.weights = ASSAY_MLA_WEIGHTS,
                                       .tensor_row = tensor_row,
                                       .tensor_flops = tensor_flops,
                                       .backward_flops = backward_flops,
+                                      .tensor_shares = tensor_shares,
+                                      .backward_shares = backward_shares,
                                       .value = value,
                                       .free = free_residuals,
                                       .compute = compute,

@@ -81,7 +81,7 @@ cleanup:
     return status;
 }
 
-static bool wants_backward(const stack_run *run)
+bool stack_wants_backward(const stack_run *run)
 {
     bool wants = run->out->wants(run->out->self, "gradients/inputs/x");
     for (int64_t layer = run->config->first_layer; !wants && layer < run->config->layers; layer++)
@@ -107,8 +107,7 @@ cleanup:
     return status;
 }
 
-/* Those that are not under the batch-split schedule: the first ones. */
-static int64_t plain_layers(const assay_stack_config *config)
+int64_t stack_plain_layers(const assay_stack_config *config)
 {
     return config->batch_split_factor > 0 ? config->dense_layers : config->layers;
 }
@@ -129,7 +128,7 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
     memset(dy, 0, (size_t)run->size * sizeof *dy);
     if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
     if (split != NULL) TRY(assay_batch_split_backward(ctx, run, split, dy));
-    for (int64_t layer = plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
+    for (int64_t layer = stack_plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
         TRY(layer_backward(ctx, run, layer, dy));
         TRY(layer_write_boundary(ctx, run, layer, dy));
     }
@@ -171,8 +170,8 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");
         goto cleanup;
     }
-    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
-    for (int64_t layer = config->first_layer; layer < plain_layers(config); layer++)
+    if (stack_wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
+    for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++)
         TRY(layer_forward(ctx, &run, layer, &x));
     if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));
     TRY(write_wanted(ctx, out, "outputs/y", run.size, x));

@@ -89,6 +89,13 @@ assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t
 /* Operations of what backward computes again of the second half. */
 double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS]);
 
+/* What ranks share of the MoE block of a layer, forward alone or both ways. */
+void layer_moe_shares(assay_run_shares *shares, double least, const stack_run *run, int64_t layer, bool backward);
+/* Whether the sink wants any gradient of the stack. */
+bool stack_wants_backward(const stack_run *run);
+/* Layers that are not under the batch-split schedule: the first ones. */
+int64_t stack_plain_layers(const assay_stack_config *config);
+
 /* gradients/checkpoints/Pdecoder_layer_input, where it is wanted. */
 assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, const double *dx);
 

@@ -4,6 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/ranks.h"
 #include "oracle/layer/layer_internal.h"
 #include "oracle/layer/sub_block.h"
 #include "oracle/ops/rms_norm.h"
@@ -111,7 +112,7 @@ static const struct {
     {ASSAY_REMAT_MOE_MLPWO, "checkpoints/moe_mlpwo"},
 };
 
-enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints };
+enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints, OF_ROUTED = 3 };
 
 typedef struct moe_view {
     char prefix[LAYER_PREFIX_SIZE], weights[LAYER_PREFIX_SIZE + 4];
@@ -132,12 +133,57 @@ static void close_view(moe_view *view)
     for (int i = 0; i < MOE_CHECKPOINTS; i++) free(view->held[i]);
 }
 
-static assay_status run_moe(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
-                            const assay_sink *out)
+/* Elements of a checkpoint of the block that backward is given; 0: it computes them again. */
+static int64_t kept_count(const stack_run *run, int64_t layer, int checkpoint)
 {
-    return assay_is_sharded(&config->moe, &config->sharding)
-               ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, in, out)
-               : assay_moe_run(ctx, &config->moe, in, out, NULL);
+    const int slot = moe_checkpoints[checkpoint].slot;
+    const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
+    return kept ? layer_checkpoint_count(run->config, layer, slot) : 0;
+}
+
+/* What the experts of all ranks have left with the first one, for backward. */
+static assay_status share_held(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = OF_ROUTED; i < MOE_CHECKPOINTS; i++) {
+        const int64_t count = view->block.backward ? 0 : kept_count(run, layer, i);
+        if (count == 0) continue;
+        if (view->held[i] == NULL) TRY(assay_alloc_f64(ctx, moe_checkpoints[i].path, count, &view->held[i]));
+        TRY(assay_ranks_broadcast(ctx, view->held[i], count * (int64_t)sizeof *view->held[i]));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status run_moe(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
+{
+    assay_status status;
+    const assay_stack_config *config = run->config;
+    assay_ranks_writer writer;
+    const assay_source in = sub_block_source(&view->block);
+    const assay_sink own = sub_block_sink(&view->block), out = assay_ranks_sink_open(ctx, &writer, &own);
+    const int64_t before = assay_ranks_runs(ctx);
+    status = assay_is_sharded(&config->moe, &config->sharding)
+                 ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
+                 : assay_moe_run(ctx, &config->moe, &in, &out, NULL);
+    assay_ranks_sink_close(&writer);
+    if (status == ASSAY_OK && run->store != NULL && assay_ranks_runs(ctx) != before)
+        status = share_held(ctx, run, layer, view);
+    return status;
+}
+
+/* keeps: backward follows. */
+static void open_forward(const stack_run *run, int64_t layer, const double *h_norm, double **y, bool keeps,
+                         moe_view *view)
+{
+    open_view(run, layer, view);
+    sub_block_give(&view->block, "inputs/x", h_norm, run->size);
+    sub_block_take(&view->block, "outputs/y", y, run->size, false);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
+        const int64_t count = kept_count(run, layer, i);
+        if (!keeps || count == 0) continue;
+        sub_block_take(&view->block, moe_checkpoints[i].path, &view->held[i], count, true);
+    }
 }
 
 static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
@@ -145,25 +191,32 @@ static assay_status moe_forward(assay_context *ctx, const stack_run *run, int64_
 {
     assay_status status = ASSAY_OK;
     moe_view view;
-    open_view(run, layer, &view);
-    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
-    sub_block_take(&view.block, "outputs/y", y, run->size, false);
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        const int slot = moe_checkpoints[i].slot;
-        const int64_t count = layer_checkpoint_count(run->config, layer, slot);
-        const bool kept = assay_remat_action_of(&run->config->policy, slot) != ASSAY_REMAT;
-        if (run->store == NULL || !kept || count == 0) continue;
-        sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
-    }
-    const assay_source in = sub_block_source(&view.block);
-    const assay_sink out = sub_block_sink(&view.block);
-    TRY(run_moe(ctx, run->config, &in, &out));
+    open_forward(run, layer, h_norm, y, run->store != NULL, &view);
+    TRY(run_moe(ctx, run, layer, &view));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
     }
 cleanup:
     close_view(&view);
     return status;
+}
+
+static void open_backward(const stack_run *run, int64_t layer, const double *h_norm, const double *dy, double **dh_norm,
+                          moe_view *view)
+{
+    open_view(run, layer, view);
+    view->block.backward = true;
+    sub_block_give(&view->block, "inputs/x", h_norm, run->size);
+    sub_block_give(&view->block, "cotangents/y", dy, run->size);
+    sub_block_take(&view->block, "gradients/inputs/x", dh_norm, run->size, false);
+}
+
+static void give_held(const stack_run *run, int64_t layer, int checkpoint, const double *held, moe_view *view)
+{
+    const int slot = moe_checkpoints[checkpoint].slot;
+    if (slot == ASSAY_REMAT_MLPWO) return;
+    sub_block_give(&view->block, moe_checkpoints[checkpoint].path, held,
+                   layer_checkpoint_count(run->config, layer, slot));
 }
 
 /* Operations of the gate, where the case gives the routing weights and there is none. */
@@ -179,22 +232,15 @@ static assay_status moe_backward(assay_context *ctx, const stack_run *run, int64
     assay_status status = ASSAY_OK;
     bool kept[ASSAY_REMAT_SLOTS] = {false};
     moe_view view;
-    open_view(run, layer, &view);
-    view.block.backward = true;
-    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
-    sub_block_give(&view.block, "cotangents/y", dy, run->size);
-    sub_block_take(&view.block, "gradients/inputs/x", dh_norm, run->size, false);
+    open_backward(run, layer, h_norm, dy, dh_norm, &view);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         const int slot = moe_checkpoints[i].slot;
         TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
         kept[slot] = view.held[i] != NULL;
-        if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
-        sub_block_give(&view.block, moe_checkpoints[i].path, view.held[i],
-                       layer_checkpoint_count(run->config, layer, slot));
+        if (kept[slot]) give_held(run, layer, i, view.held[i], &view);
     }
     const assay_source in = sub_block_source(&view.block);
-    const assay_sink out = sub_block_sink(&view.block);
-    TRY(run_moe(ctx, run->config, &in, &out));
+    TRY(run_moe(ctx, run, layer, &view));
     assay_remat_recomputed(run->store, layer_mlp_recomputed(run->config, layer, kept) - gate_left_out(run, &in));
 cleanup:
     close_view(&view);
@@ -246,6 +292,31 @@ cleanup:
     free(dh_norm);
     free(dh);
     return status;
+}
+
+/* Nothing is computed: what is given is never read. */
+void layer_moe_shares(assay_run_shares *shares, double least, const stack_run *run, int64_t layer, bool backward)
+{
+    static const double nothing = 0;
+    moe_view view;
+    double *taken = NULL;
+    const assay_moe_config *moe = &run->config->moe;
+    assay_ranks_loop *experts = &shares->loops[ASSAY_SHARE_EXPERTS];
+    const int64_t before = experts->times;
+    if (assay_is_sharded(moe, &run->config->sharding)) return;
+    open_forward(run, layer, &nothing, &taken, backward, &view);
+    assay_source in = sub_block_source(&view.block);
+    assay_sink out = sub_block_sink(&view.block);
+    assay_moe_shares_of(shares, least, moe, &in, &out, NULL, 0);
+    if (!backward) return;
+    for (int i = OF_ROUTED; i < MOE_CHECKPOINTS && experts->times > before; i++)
+        experts->broadcast += (double)kept_count(run, layer, i) * (double)sizeof(double);
+    open_backward(run, layer, &nothing, &nothing, &taken, &view);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++)
+        if (kept_count(run, layer, i) > 0) give_held(run, layer, i, &nothing, &view);
+    in = sub_block_source(&view.block);
+    out = sub_block_sink(&view.block);
+    assay_moe_shares_of(shares, least, moe, &in, &out, NULL, 0);
 }
 
 double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS])

@@ -27,6 +27,57 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
     return status;
 }
 
+/* Of a dense layer, whose branches are kept or computed again. */
+static void dense_shares(assay_run_shares *shares, double least, const assay_stack_config *config, bool backward)
+{
+    const assay_gated_mlp_config *mlp = &config->mlp;
+    const int first = mlp->fused ? ASSAY_REMAT_MLPWI : ASSAY_REMAT_MLPWI_0;
+    const int again = (assay_remat_action_of(&config->policy, first) == ASSAY_REMAT) +
+                      (assay_remat_action_of(&config->policy, mlp->fused ? first : ASSAY_REMAT_MLPWI_1) == ASSAY_REMAT);
+    assay_gated_mlp_up_shares(shares, least, mlp, 2);
+    assay_gated_mlp_down_shares(shares, least, mlp);
+    if (!backward) return;
+    assay_gated_mlp_up_shares(shares, least, mlp, again);
+    assay_gated_mlp_backward_shares(shares, least, mlp, true, true);
+}
+
+static void attention_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
+                             bool backward)
+{
+    const attention_kind *kind = attention_of(config);
+    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
+        const bool again = backward && assay_remat_action_of(&config->policy, slot) == ASSAY_REMAT;
+        if (layer_checkpoint_count(config, layer, slot) == 0) continue;
+        kind->tensor_shares(shares, least, config, layer, slot);
+        if (again) kind->tensor_shares(shares, least, config, layer, slot);
+    }
+    if (backward) kind->backward_shares(shares, least, config, layer);
+}
+
+assay_status assay_stack_shares_of(assay_context *ctx, assay_run_shares *shares, double least,
+                                   const assay_stack_config *config, const assay_source *in, const assay_sink *out)
+{
+    assay_remat_report report;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    stack_run run = {.config = config, .in = in, .out = out, .tokens = sizes.batch * sizes.sequence};
+    run.size = run.tokens * sizes.emb_dim;
+    const bool backward = stack_wants_backward(&run);
+    const assay_status status = assay_stack_remat_model(ctx, config, &report);
+    if (status != ASSAY_OK) return status;
+    for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++) {
+        attention_shares(shares, least, config, layer, backward);
+        if (layer_is_dense(config, layer)) {
+            dense_shares(shares, least, config, backward);
+        } else {
+            layer_moe_shares(shares, least, &run, layer, backward);
+        }
+    }
+    shares->operations = assay_stack_flops(config, false);
+    if (backward) shares->operations += assay_stack_flops(config, true) + report.operations_recomputed;
+    shares->weights_twice = backward;
+    return ASSAY_OK;
+}
+
 static double mlp_flops(const assay_stack_config *config, int64_t layer, bool backward)
 {
     if (!layer_is_dense(config, layer)) return assay_moe_flops(&config->moe, backward);

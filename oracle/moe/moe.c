@@ -303,16 +303,17 @@ static bool wide_wants(void *self, const char *path)
     return wants;
 }
 
-assay_moe_shares assay_moe_shares_of(const assay_moe_config *config, const assay_source *in, const assay_sink *out,
-                                     const assay_sink *scales, int count)
+void assay_moe_shares_of(assay_run_shares *shares, double least, const assay_moe_config *config, const assay_source *in,
+                         const assay_sink *out, const assay_sink *scales, int count)
 {
     static const assay_moe_observer propagation = {0};
     moe_block block = block_of(config, in, count > 0 ? &propagation : NULL);
     wide w = {out, scales, count};
     const assay_sink all = {.self = &w, .wants = wide_wants};
-    if (config->physical_experts > 0) return (assay_moe_shares){0};
+    if (config->physical_experts > 0) return;
     moe_results_open(&block.results, config, in, &all);
     set_sizes(&block);
     find_needs(&block);
-    return moe_experts_shares(&block, out, scales, count);
+    moe_experts_shares(shares, &block, out, scales, count);
+    moe_shared_shares(shares, least, &block);
 }

@@ -111,20 +111,13 @@ typedef struct assay_moe_observer {
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                            const assay_sink *out, const assay_moe_observer *observer);
 
-/* What ranks share of a run on one device (oracle/base/ranks.h), as the run itself splits and sends it. Rows are those of a
- * choice that nobody knows yet: as many of each expert, none beyond a capacity. */
-typedef struct assay_moe_shares {
-    int64_t experts;  /* pieces; 0: every rank computes all of them */
-    double flops;     /* of the products of all experts, without those of error scales; a multiply and an add are 2 */
-    double rest;      /* the same of router and shared expert, which every rank computes */
-    double drawn;     /* bytes of their weights, as float64 */
-    double put;       /* bytes that they give to the first rank */
-    double broadcast; /* bytes that every rank gets then */
-} assay_moe_shares;
-/* in: asked what it has; out: what it wants of the values; scales [count]: the same of the error scales of each precision
- * that comes with them. */
-assay_moe_shares assay_moe_shares_of(const assay_moe_config *config, const assay_source *in, const assay_sink *out,
-                                     const assay_sink *scales, int count);
+/* What ranks share of a run on one device (oracle/base/ranks.h), as the run itself splits and sends it; adds. Rows are those
+ * of a choice that nobody knows yet: as many of each expert, none beyond a capacity. Operations are without those of error
+ * scales. in: asked what it has; out: what it wants of the values; scales [count]: the same of the error scales of each
+ * precision that comes with them; least: of the ranks. */
+struct assay_run_shares;
+void assay_moe_shares_of(struct assay_run_shares *shares, double least, const assay_moe_config *config,
+                         const assay_source *in, const assay_sink *out, const assay_sink *scales, int count);
 
 /* An upper bound of the bytes of memory that a run takes, with every gradient and the propagated error scales of so many
  * precisions; the dense path's checkpoints [B,S,E,H], which are kept whole where they are wanted, are not in it. */

@@ -57,13 +57,18 @@ static assay_status join(assay_context *ctx, moe_block *block)
     return observer->take(ctx, observer->self, block, &block->rows, ASSAY_MOE_JOINED, NULL);
 }
 
+static bool puts_y(const moe_block *block)
+{
+    return block->need_y || block->observer != NULL;
+}
+
 /* y, dx and d_weights of an expert's rows, between the block and one buffer: the first rank may do an expert of its own
  * between two puts, and dense experts have their rows in one place. */
 static void move_rows(moe_block *block, double *buffer, bool in)
 {
     const moe_rows *rows = &block->rows;
     const int64_t count = rows->count * block->emb_dim;
-    double *const places[] = {rows->y, block->need_row_dx ? rows->dx : NULL};
+    double *const places[] = {puts_y(block) ? rows->y : NULL, block->need_row_dx ? rows->dx : NULL};
     for (int i = 0; i < 2; i++) {
         if (places[i] == NULL) continue;
         memcpy(in ? places[i] : buffer, in ? buffer : places[i], (size_t)count * sizeof *buffer);
@@ -78,7 +83,7 @@ static void move_rows(moe_block *block, double *buffer, bool in)
 /* Numbers of so many rows, of which some are choices. */
 static int64_t put_count(const moe_block *block, int64_t rows, int64_t choices)
 {
-    const int64_t parts = block->need_row_dx ? 2 : 1;
+    const int64_t parts = (puts_y(block) ? 1 : 0) + (block->need_row_dx ? 1 : 0);
     return parts * rows * block->emb_dim + (block->need_router_gradient ? choices : 0);
 }
 
@@ -214,7 +219,26 @@ static double written_of(const moe_block *block, const moe_results *r, double ro
     return count;
 }
 
-/* Products of a gated MLP: gate and up, down; back from down to both of them, and on to dx; the gradients of its weights. */
+/* Of a gated MLP, that need not be computed: their checkpoints are given. */
+static int given_products(const moe_block *block, int first)
+{
+    static const int of_checkpoint[ASSAY_MLP_CHECKPOINTS] = {
+        [ASSAY_MLPWI] = 2, [ASSAY_MLPWI_0] = 1, [ASSAY_MLPWI_1] = 1, [ASSAY_MLPWO] = 1};
+    const bool routed = first == MOE_ROUTED;
+    const assay_gated_mlp_config mlp =
+        routed ? assay_moe_expert_config(block->config, 0) : assay_moe_shared_config(block->config, 0);
+    int products = 0;
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (assay_mlp_checkpoint_path(&mlp, routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, i, path) > 0 &&
+            block->in->has(block->in->self, path))
+            products += of_checkpoint[i];
+    }
+    return products;
+}
+
+/* Products of a gated MLP: gate and up, down, but what is given; back from down to both of them, and on to dx; the gradients
+ * of its weights. */
 static int products_of(const moe_block *block, int first, bool dx)
 {
     static const int of_weight[ASSAY_MLP_WEIGHTS] = {
@@ -223,7 +247,7 @@ static int products_of(const moe_block *block, int first, bool dx)
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
         if (moe_wants(&block->results, first + MLP_GRADIENT + i)) gradients += of_weight[i];
     const bool back = gradients > 0 || (first == MOE_ROUTED && block->need_backward);
-    return 3 + gradients + (dx ? 3 : back ? 1 : 0);
+    return 3 - given_products(block, first) + gradients + (dx ? 3 : back ? 1 : 0);
 }
 
 /* Of the router and the shared expert. */
@@ -236,17 +260,18 @@ static double rest_of(const moe_block *block)
     return router + tokens * (double)block->config->shared_mlp_dim * products_of(block, MOE_SHARED, dx);
 }
 
-assay_moe_shares moe_experts_shares(moe_block *block, const assay_sink *out, const assay_sink *scales, int count)
+void moe_experts_shares(assay_run_shares *shares, moe_block *block, const assay_sink *out, const assay_sink *scales,
+                        int count)
 {
     moe_results r;
     const double size = sizeof(double);
     const bool dense = block->config->path == ASSAY_MOE_DENSE;
     const int64_t choices = block->tokens * block->per_token * block->local_experts / assay_moe_experts(block->config);
     const int64_t rows = dense ? block->tokens * block->experts : choices;
-    assay_moe_shares shares = {.experts = block->local_experts};
+    assay_ranks_loop experts = {.pieces = block->local_experts, .times = 1};
     shared_sum sums[SUMS];
     block->placement = &moe_one_device;
-    if (!block->need_forward || is_everywhere(block)) return (assay_moe_shares){0};
+    if (!block->need_forward || is_everywhere(block)) return;
     const assay_gated_mlp_config mlp = assay_moe_expert_config(block->config, 1);
     const assay_tensor_table table = assay_mlp_weight_table(&mlp, ASSAY_MLP_ROUTED);
     for (int i = 0; i < table.count; i++) {
@@ -254,23 +279,23 @@ assay_moe_shares moe_experts_shares(moe_block *block, const assay_sink *out, con
         if (table.rows[i].name == NULL) continue;
         assay_tensor_path("weights/", "", &table.rows[i], path);
         if (block->in->has(block->in->self, path))
-            shares.drawn += size * (double)block->local_experts * (double)assay_tensor_row_count(&table.rows[i]);
+            experts.drawn += size * (double)block->local_experts * (double)assay_tensor_row_count(&table.rows[i]);
     }
-    shares.flops = 2 * (double)rows * (double)block->emb_dim * (double)block->config->moe_mlp_dim *
+    experts.operations = 2 * (double)rows * (double)block->emb_dim * (double)block->config->moe_mlp_dim *
                    products_of(block, MOE_ROUTED, block->need_row_dx);
-    shares.rest = rest_of(block);
+    shares->operations += experts.operations + rest_of(block);
     moe_results_open(&r, block->config, block->in, out);
-    shares.put = size * (double)put_count(block, rows, choices) + size * written_of(block, &r, (double)choices);
+    experts.put = size * (double)put_count(block, rows, choices) + size * written_of(block, &r, (double)choices);
     for (int i = 0; i < count; i++) {
         moe_results_open(&r, block->config, block->in, &scales[i]);
         const bool router = moe_wants_any(&r, MOE_DX, MOE_ROUTED - MOE_DX);
         const bool dx = moe_wants(&r, MOE_DX) || (router && block->llama4);
         const double parts = (moe_wants(&r, MOE_Y) ? 1 : 0) + (dx ? 1 : 0);
-        shares.put += size * parts * (double)rows * (double)block->emb_dim;
-        if (router && !block->llama4) shares.put += size * (double)choices;
-        shares.put += size * written_of(block, &r, (double)choices);
+        experts.put += size * parts * (double)rows * (double)block->emb_dim;
+        if (router && !block->llama4) experts.put += size * (double)choices;
+        experts.put += size * written_of(block, &r, (double)choices);
     }
     list_sums(block, sums);
-    for (int i = 0; i < SUMS; i++) shares.broadcast += size * (double)sums[i].count;
-    return shares;
+    for (int i = 0; i < SUMS; i++) experts.broadcast += size * (double)sums[i].count;
+    assay_ranks_loop_add(&shares->loops[ASSAY_SHARE_EXPERTS], &experts);
 }

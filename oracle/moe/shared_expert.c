@@ -4,6 +4,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
+#include "oracle/ops/ops_shares.h"
 
 static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows *all)
 {
@@ -22,14 +23,35 @@ cleanup:
     return status;
 }
 
+static bool wants_weights(const moe_block *block)
+{
+    return moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
+}
+
+static bool needs_gradients(const moe_block *block)
+{
+    return block->need_dx || moe_wants(&block->results, MOE_DSHARED_GATE) || wants_weights(block);
+}
+
+static bool is_needed(const moe_block *block)
+{
+    const bool any = block->need_y || moe_wants_any(&block->results, MOE_SHARED, ASSAY_MLP_CHECKPOINTS);
+    return block->config->shared_mlp_dim > 0 && (any || needs_gradients(block));
+}
+
+static bool needs_down(const moe_block *block, bool gradients)
+{
+    const bool gate = gradients && block->config->shared_gate;
+    return block->need_y || gate || moe_wants(&block->results, MOE_SHARED + ASSAY_MLPWO);
+}
+
 /* The tokens of each owner. */
 static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_rows *all, bool gradients)
 {
     const moe_results *r = &block->results;
     assay_status status = ASSAY_OK;
     const int64_t tokens = block->tokens / block->split.owners;
-    const bool gate = gradients && block->config->shared_gate;
-    const bool down = block->need_y || gate || moe_wants(r, MOE_SHARED + ASSAY_MLPWO);
+    const bool down = needs_down(block, gradients);
     for (int64_t owner = 0; owner < block->split.owners; owner++) {
         const int64_t at = owner * tokens * block->emb_dim;
         const moe_rows rows = {.first = owner * tokens,
@@ -60,16 +82,12 @@ static void join(const assay_context *ctx, const moe_block *block, double *total
 
 assay_status moe_shared_run(assay_context *ctx, moe_block *block)
 {
-    const moe_results *r = &block->results;
     moe_mlp *mlp = &block->shared;
     assay_status status = ASSAY_OK;
     moe_rows all = {.count = block->tokens, .x = block->x, .dy = block->dy};
-    const bool gradients = block->need_dx || moe_wants(r, MOE_DSHARED_GATE) ||
-                           moe_wants_any(r, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
-    const bool gated = block->config->shared_gate;
+    const bool gradients = needs_gradients(block), gated = block->config->shared_gate;
     moe_shared_gate gate = {0};
-    const bool any = block->need_y || gradients || moe_wants_any(r, MOE_SHARED, ASSAY_MLP_CHECKPOINTS);
-    if (block->config->shared_mlp_dim == 0 || !any) return ASSAY_OK;
+    if (!is_needed(block)) return ASSAY_OK;
     TRY(alloc_shared(ctx, block, &all));
     TRY(assay_weights_read(ctx, block->in, "", &mlp->table, 0, mlp->weights));
     if (gated) TRY(moe_shared_gate_forward(ctx, &gate, block, gradients));
@@ -86,4 +104,20 @@ cleanup:
     moe_shared_gate_free(&gate);
     moe_mlp_free(mlp);
     return status;
+}
+
+void moe_shared_shares(assay_run_shares *shares, double least, const moe_block *block)
+{
+    const assay_gated_mlp_config mlp = assay_moe_shared_config(block->config, block->tokens);
+    bool given[ASSAY_MLP_CHECKPOINTS];
+    if (!is_needed(block)) return;
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        char path[ASSAY_PATH_SIZE];
+        given[i] = assay_mlp_checkpoint_path(&mlp, ASSAY_MLP_SHARED, i, path) > 0 && block->in->has(block->in->self, path);
+    }
+    assay_gated_mlp_up_shares(shares, least, &mlp, !given[ASSAY_MLPWI_0] + !given[ASSAY_MLPWI_1]);
+    if (needs_down(block, needs_gradients(block)) && !given[ASSAY_MLPWO])
+        assay_gated_mlp_down_shares(shares, least, &mlp);
+    if (needs_gradients(block))
+        assay_gated_mlp_backward_shares(shares, least, &mlp, wants_weights(block), block->need_dx);
 }

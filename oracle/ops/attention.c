@@ -125,8 +125,9 @@ double attention_gate(const assay_context *ctx, double lse, double sink)
 typedef struct head_loop {
     const assay_attention_config *config;
     attention_segments segments;
-    attention_work segment;
-    void *job;
+    const attention_loop *each;
+    double *scratch;
+    int workers;
 } head_loop;
 
 static assay_status run_head(assay_context *ctx, const head_loop *loop, attention_rows *rows, double *scratch)
@@ -136,7 +137,7 @@ static assay_status run_head(assay_context *ctx, const head_loop *loop, attentio
     for (int64_t i = 0; i < length && starts[i + 1] >= 0; i++) {
         rows->tokens = loop->segments.tokens + rows->batch * length + starts[i];
         rows->count = starts[i + 1] - starts[i];
-        assay_status status = loop->segment(ctx, loop->job, rows, scratch);
+        assay_status status = loop->each->segment(ctx, loop->each->job, rows, scratch);
         if (status != ASSAY_OK) return status;
     }
     return ASSAY_OK;
@@ -157,17 +158,19 @@ static assay_status run_group(assay_context *ctx, const head_loop *loop, int64_t
 }
 
 /* Every worker has its own context and scratch; the first failure, by head, is the result. */
-static assay_status run_heads(assay_context *ctx, const head_loop *loop, int workers, double *scratch, int64_t each)
+static assay_status run_heads(assay_context *ctx, const head_loop *loop)
 {
     const int64_t heads = loop->config->batch * assay_attention_kv_heads(loop->config);
+    const int workers = loop->workers;
     assay_status status = ASSAY_OK;
     int64_t failed = heads;
 #pragma omp parallel for num_threads(workers) schedule(static)
     for (int worker = 0; worker < workers; worker++) {
         assay_context own = *ctx;
         own.threads = workers > 1 ? 1 : ctx->threads;
+        own.ranks = NULL;
         for (int64_t head = worker; head < heads; head += workers) {
-            const assay_status found = run_group(&own, loop, head, scratch + worker * each);
+            const assay_status found = run_group(&own, loop, head, loop->scratch + worker * loop->each->scratch);
             if (found == ASSAY_OK) continue;
 #pragma omp critical
             if (head < failed) {
@@ -181,21 +184,67 @@ static assay_status run_heads(assay_context *ctx, const head_loop *loop, int wor
     return status;
 }
 
+/* Of a rank. */
+static assay_status work_group(assay_context *ctx, void *self, int64_t index)
+{
+    const head_loop *loop = self;
+    return run_group(ctx, loop, index, loop->scratch);
+}
+
+/* What the heads of a group fill. */
+static assay_ranks_part part_of_group(void *self, int64_t index, int array)
+{
+    const head_loop *loop = self;
+    const attention_result *r = &loop->each->result[array];
+    const int64_t kv_heads = assay_attention_kv_heads(loop->config), length = loop->config->sequence;
+    const int64_t group = r->heads / kv_heads, batch = index / kv_heads, first = index % kv_heads * group;
+    if (r->dim == 0) {
+        const int64_t count = group * length;
+        return (assay_ranks_part){r->values + (batch * r->heads + first) * length, 1, count, count};
+    }
+    return (assay_ranks_part){r->values + (batch * length * r->heads + first) * r->dim, length, group * r->dim,
+                              r->heads * r->dim};
+}
+
+static int64_t numbers_of(const assay_attention_config *config, const attention_result *r)
+{
+    return config->batch * config->sequence * r->heads * (r->dim == 0 ? 1 : r->dim);
+}
+
+static assay_ranks_fill fill_of(head_loop *loop)
+{
+    const assay_attention_config *config = loop->config;
+    assay_ranks_fill fill = {.self = loop,
+                             .count = config->batch * assay_attention_kv_heads(config),
+                             .work = work_group,
+                             .arrays = loop->each->results,
+                             .part = part_of_group};
+    for (int i = 0; i < fill.arrays; i++) {
+        const int64_t count = numbers_of(config, &loop->each->result[i]);
+        fill.whole[i] = (assay_ranks_part){loop->each->result[i].values, 1, count, count};
+    }
+    return fill;
+}
+
 assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
-                                int64_t scratch, attention_work segment, void *job)
+                                const attention_loop *each)
 {
     assay_status status = ASSAY_OK;
-    const int workers = config->batch * assay_attention_kv_heads(config) >= ctx->threads ? ctx->threads : 1;
-    head_loop loop = {.config = config, .segment = segment, .job = job};
+    head_loop loop = {.config = config, .each = each, .workers = 1};
+    const assay_ranks_fill fill = fill_of(&loop);
+    double shared = 0;
     int64_t count = 0;
-    double *numbers = NULL;
-    TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){workers, scratch}, &count));
-    TRY(assay_alloc_f64(ctx, "scratch of attention", count, &numbers));
+    for (int i = 0; i < fill.arrays; i++) shared += (double)fill.whole[i].width;
+    const double operations = assay_attention_flops(config, each->backward);
+    const bool by_ranks = ctx->ranks != NULL && assay_ranks_pays(ctx->ranks->least, fill.count, operations, shared);
+    if (!by_ranks && fill.count >= ctx->threads) loop.workers = ctx->threads;
+    TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){loop.workers, each->scratch}, &count));
+    TRY(assay_alloc_f64(ctx, "scratch of attention", count, &loop.scratch));
     TRY(attention_segments_alloc(ctx, &loop.segments, segment_ids, config));
-    TRY(run_heads(ctx, &loop, workers, numbers, scratch));
+    TRY(by_ranks ? assay_ranks_fill_run(ctx, &fill) : run_heads(ctx, &loop));
 cleanup:
     attention_segments_free(&loop.segments);
-    free(numbers);
+    free(loop.scratch);
     return status;
 }
 
@@ -383,7 +432,12 @@ assay_status assay_attention_forward(assay_context *ctx, double *attention_out, 
     /* What padding gives. */
     memset(attention_out, 0, (size_t)(rows * config->v_dim) * sizeof *attention_out);
     for (int64_t i = 0; i < rows; i++) lse[i] = -INFINITY;
-    return attention_for_each(ctx, in->segment_ids, config, scratch, forward_segment, &job);
+    const attention_loop loop = {.segment = forward_segment,
+                                 .job = &job,
+                                 .scratch = scratch,
+                                 .results = 2,
+                                 .result = {{attention_out, config->heads, config->v_dim}, {lse, config->heads, 0}}};
+    return attention_for_each(ctx, in->segment_ids, config, &loop);
 }
 
 double assay_attention_flops(const assay_attention_config *config, bool backward)

@@ -8,6 +8,7 @@
 #define ASSAY_OPS_ATTENTION_INTERNAL_H
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/ranks.h"
 #include "oracle/ops/attention.h"
 
 enum {
@@ -52,11 +53,24 @@ int64_t attention_block(const assay_attention_config *config);
 /* What a sink leaves of a row: exp(lse) / (exp(lse) + exp(sink)). */
 double attention_gate(const assay_context *ctx, double lse, double sink);
 
-/* `segment` for every segment of every head. Heads of keys are split over threads where there are enough of them; those
- * of queries that share one follow each other. `scratch` numbers for each that works at a time. */
-typedef assay_status (*attention_work)(assay_context *ctx, void *job, const attention_rows *rows, double *scratch);
+/* What a head fills: [B,S,heads,dim], or [B,heads,S] where dim is 0. */
+typedef struct attention_result {
+    double *values;
+    int64_t heads, dim;
+} attention_result;
+
+/* `segment` for every segment of every head. Heads of keys are split over threads where there are enough of them, and over
+ * ranks where that pays; those of queries that share one follow each other. */
+typedef struct attention_loop {
+    assay_status (*segment)(assay_context *ctx, void *job, const attention_rows *rows, double *scratch);
+    void *job;
+    int64_t scratch; /* numbers for each that works at a time */
+    bool backward;
+    int results;
+    attention_result result[ASSAY_RANKS_ARRAYS];
+} attention_loop;
 assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
-                                int64_t scratch, attention_work segment, void *job);
+                                const attention_loop *loop);
 
 /* out [rows,columns] = a [rows,k] times the transpose of b [columns,k]. */
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,

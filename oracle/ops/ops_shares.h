@@ -1,0 +1,27 @@
+/* What ranks share of a run of attention and gated MLPs, on paper (oracle/base/ranks.h): heads, and rows of products. Each
+ * function adds what the one beside it does; of backward with every gradient wanted. `least`: of the ranks. */
+#ifndef ASSAY_OPS_OPS_SHARES_H
+#define ASSAY_OPS_OPS_SHARES_H
+
+#include "oracle/base/ranks.h"
+#include "oracle/ops/gated_mlp.h"
+#include "oracle/ops/gqa.h"
+#include "oracle/ops/mla.h"
+
+void assay_attention_shares(assay_run_shares *shares, double least, const assay_attention_config *config, bool backward);
+void assay_mla_tensor_shares(assay_run_shares *shares, double least, const assay_mla_config *config,
+                             assay_mla_tensor tensor);
+void assay_mla_backward_shares(assay_run_shares *shares, double least, const assay_mla_config *config);
+void assay_gqa_tensor_shares(assay_run_shares *shares, double least, const assay_gqa_config *config,
+                             assay_gqa_tensor tensor);
+void assay_gqa_backward_shares(assay_run_shares *shares, double least, const assay_gqa_config *config);
+
+/* Of a gated MLP with one weight for each branch, or one of both: up and gate as many as are computed. */
+void assay_gated_mlp_up_shares(assay_run_shares *shares, double least, const assay_gated_mlp_config *config,
+                               int branches);
+void assay_gated_mlp_down_shares(assay_run_shares *shares, double least, const assay_gated_mlp_config *config);
+/* weights: whether their gradients are wanted. */
+void assay_gated_mlp_backward_shares(assay_run_shares *shares, double least, const assay_gated_mlp_config *config,
+                                     bool weights, bool dx);
+
+#endif
