@@ -12,13 +12,16 @@
 
 assay_status assay_stages_check(assay_context *ctx, const assay_case *c)
 {
-    const bool mesh = c->mesh_data * c->mesh_fsdp * c->mesh_fsdp_transpose * c->mesh_expert * c->mesh_tensor *
-                          c->mesh_mlp_tensor >
-                      1;
-    const bool split = c->config.use_batch_split_schedule || strcmp(c->op, "batch_split") == 0;
-    if (!mesh && !split) return ASSAY_OK;
+    const assay_model_config *m = &c->config;
+    const int64_t devices =
+        c->mesh_data * c->mesh_fsdp * c->mesh_fsdp_transpose * c->mesh_expert * c->mesh_tensor * c->mesh_mlp_tensor;
+    const bool spread = devices > 1 || m->use_ring_of_experts || m->ragged_buffer_factor > 0 ||
+                        m->num_moe_emb_chunks > 0 || m->num_moe_token_chunks > 1 || m->weights_on_shards;
+    const bool split = m->use_batch_split_schedule || strcmp(c->op, "batch_split") == 0;
+    if (!spread && !split) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: --staged takes no case %s", c->name,
-                      mesh ? "over a mesh (--no-mesh leaves them out)" : "of the batch-split schedule");
+                      spread ? "that is spread over a mesh, or as over one (--no-mesh, --exclude)"
+                             : "of the batch-split schedule (--exclude)");
 }
 
 /* What a stage begins with: a checkpoint, or the gradient of one. */

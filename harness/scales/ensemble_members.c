@@ -75,14 +75,15 @@ static void round_given(const assay_context *ctx, const assay_case *c, const cha
 }
 
 /* What a candidate stored between two stages may have been finer for the kernel that stored it and goes on in the same
- * launch, or coarser for one that reads it: a uniform error within half a unit in the last place of storage. */
+ * launch, or coarser for one that reads it; or the kernel stored a multiple of what it goes on with. So a uniform error
+ * with the variance of two roundings to nearest. */
 static void unround(const assay_emulation *emulation, const char *path, int64_t first, int64_t count, double *values)
 {
     const assay_dtype storage = emulation->storage;
     const double unit = assay_dtype_unit_roundoff(storage), least = 0.5 * assay_dtype_least_subnormal(storage);
     for (int64_t i = 0; i < count; i++) {
         if (values[i] == 0 || !isfinite(values[i])) continue;
-        const double half = fmax(unit * ldexp(1, ilogb(values[i])), least);
+        const double half = M_SQRT2 * fmax(unit * ldexp(1, ilogb(values[i])), least);
         const uint64_t bits = assay_random_bits(emulation->seed, path, (uint64_t)(first + i));
         values[i] += half * ((double)(bits >> 11) * 0x1p-52 - 1);
     }

@@ -166,6 +166,8 @@ class Queries:
         if self.compressed:
             q_a, self.back_a = dense(ar, x, w["wq_a/kernel"])
             q_n, self.back_n = rms_norm(ar, ar.keep(q_a), w["q_norm/scale"], epsilon)
+            ar.checkpoint("query_wa_proj", q_a)
+            ar.checkpoint("mla_q", q_n)
             self.q, self.back_b = dense(ar, q_n, w["wq_b/kernel"])
         else:
             self.q, self.back_b = dense(ar, x, w["query/kernel"])
@@ -198,9 +200,12 @@ def mla(ar, s, t, prefix, x):
     key = np.concatenate([kv[..., :nope], np.repeat(k_pe, kv.shape[2], 2)], -1)
     segments = t.get("inputs/segment_ids")
     query = query if late else ar.store(query) * scale
-    out, _, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
+    out, lse, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
     flat = out.reshape(*x.shape[:2], -1)
     y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
+    for name, made in {"kv_wa_proj": kv_a, "mla_kv": c_kv, "query_proj": query * scale if late else query, "key_proj": key,
+                       "value_proj": kv[..., nope:], "lse": lse, "attention_out": out, "out_proj": y}.items():
+        ar.checkpoint(name, made)
 
     def back(dy):
         g = {}
@@ -265,12 +270,15 @@ def gqa(ar, s, t, prefix, x):
     made = [Projected(ar, s, w, n, x, t["inputs/positions"]) for n in ("query", "key", "value")]
     scale, late = ar.float(s.number("query_pre_attn_scalar")), ar.variant.fused
     query = made[0].y if late else ar.store(made[0].y) * scale
-    out, _, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
-                                       scale if late else None, window_of(s), w.get("sinks"))
+    out, lse, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
+                                         scale if late else None, window_of(s), w.get("sinks"))
     flat = out.reshape(*x.shape[:2], -1)
     y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
     if "out/bias" in w:
         y = ar.keep(y) + w["out/bias"]
+    for name, value in {"query_proj": query * scale if late else query, "key_proj": made[1].y, "value_proj": made[2].y,
+                        "attention_out": out, "lse": lse, "out_proj": y}.items():
+        ar.checkpoint(name, value)
 
     def back(dy):
         g = {}

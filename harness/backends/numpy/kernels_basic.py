@@ -103,6 +103,7 @@ class GatedMlp:
         y = ar.linear(weighed, wo)
         if b_o is not None:
             y = y + (b_o * weight if early else b_o)
+        self.made = a, b, h, None if early else y
         if weight is not None and not early:
             out = ar.keep(y)
             y = out * weight
