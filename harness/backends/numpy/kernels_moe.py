@@ -26,6 +26,7 @@ class Router:
         self.k, self.experts = s.count("num_experts_per_tok"), logits.shape[-1]
         deepseek = self.family != "default"
         self.factor = ar.float(s.number("routed_scaling_factor") if deepseek else 1)
+        self.late = s.text.get("apply_routed_scaling_factor_on_output") == "false"  # the case's weights are without it
         self.score = s["routed_score_func"]
         self.scores, self.derivative = self.score_of(logits)
         self.biased = self.scores if bias is None else self.scores + bias

@@ -117,7 +117,8 @@ def run_mlp(ar, s, t):
 def routed(router, shape, results=""):
     """What a MoE block gives beside its output; results: "layers/3/" in a stack."""
     r = {f"outputs/{results}{name}": value for name, value in router.outputs().items()}
-    r[f"routing/{results}weights"] = router.weights.reshape(*shape[:2], -1)
+    if not router.late:
+        r[f"routing/{results}weights"] = router.weights.reshape(*shape[:2], -1)
     return r | {f"routing/{results}selected_experts": router.chosen.reshape(*shape[:2], -1).astype(np.int32)}
 
 
