@@ -254,19 +254,21 @@ cleanup:
 }
 
 /* Copies of what the candidate was given are no results of its own. */
-static bool is_unknown(const assay_fixture_reader *golden, const assay_tensor_spec *spec)
+static bool is_unknown(const assay_fixture_reader *golden, assay_order order, const assay_tensor_spec *spec)
 {
+    if (order.with_stages && spec->role == ASSAY_ROLE_CHECKPOINT) return false;
     return assay_fixture_find(golden, spec->path) == NULL && !assay_role_is_given(spec->role);
 }
 
-static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_report *report)
+static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_order order,
+                                 assay_report *report)
 {
     int total = assay_fixture_count(c->candidate);
     report->unknown = calloc((size_t)total + 1, sizeof *report->unknown);
     if (report->unknown == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
     for (int i = 0; i < total; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(c->candidate, i);
-        if (!is_unknown(c->golden, spec)) continue;
+        if (!is_unknown(c->golden, order, spec)) continue;
         report->unknown[report->unknown_count] = strdup(spec->path);
         if (report->unknown[report->unknown_count] == NULL) {
             return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of unknown datasets");
@@ -311,7 +313,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     snprintf(report->profile, sizeof report->profile, "%s", profile->precision.name);
     TRY(list_tensors(ctx, golden, order, report));
     TRY(find_thresholds(ctx, &c, false_alarm, report));
-    TRY(find_unknown(ctx, &c, report));
+    TRY(find_unknown(ctx, &c, order, report));
     TRY(alloc_buffers(ctx, &c));
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
@@ -346,5 +348,7 @@ void assay_report_free(assay_report *report)
     for (int i = 0; report->pictures != NULL && i < report->count; i++) free(report->pictures[i]);
     free(report->pictures);
     free(report->tensors);
+    if (report->stages != NULL) assay_report_free(report->stages);
+    free(report->stages);
     *report = (assay_report){0};
 }

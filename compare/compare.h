@@ -110,6 +110,7 @@ typedef struct assay_report {
     assay_routing_summary routing;
     char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
+    struct assay_report *stages; /* on each stage, evaluated from the candidate's own inputs to it; NULL: nobody asked */
 } assay_report;
 
 /* Tensors in the order of the data flow, as who knows the operations has it (harness/plan/plan.h). Others come behind
@@ -122,6 +123,7 @@ typedef struct assay_order {
     assay_status (*lawful)(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count,
                            const assay_source *candidate);
     const void *self;
+    bool with_stages;        /* checkpoints that the golden does not have are judged as stages: they are not unknown */
     const char *const *only; /* globs of the outputs and gradients that must be given; others may be */
     int only_count;          /* 0: all must */
 } assay_order;
@@ -137,6 +139,8 @@ assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, ass
 assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, const assay_profile *profile,
                                        double false_alarm, assay_order order, assay_report *report);
+/* A stage that is wrong fails the whole, and is what its line names. */
+void assay_report_join_stages(assay_report *report);
 /* PASS becomes VACUOUS where report->power says that a required mutant would pass too. */
 void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */

@@ -405,7 +405,10 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     }
     fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
     if (count != 1) write_index(out, count, reports);
-    for (int i = 0; i < count; i++) drawn &= write_report(out, i, &reports[i]);
+    for (int i = 0; i < count; i++) {
+        drawn &= write_report(out, i, &reports[i]);
+        if (reports[i].stages != NULL) drawn &= write_report(out, count + i, reports[i].stages);
+    }
     fprintf(out, "</body></html>\n");
     if (assay_text_close(out, text) && drawn) return ASSAY_OK;
     free(*text);

@@ -228,7 +228,9 @@ static bool fill_report(cJSON *o, const assay_report *report)
     }
     ok = ok && (tensors = start(o, "tensors", cJSON_CreateArray())) != NULL;
     for (int i = 0; ok && i < report->count; i++) ok = append_tensor(tensors, &report->tensors[i]);
-    return ok;
+    if (!ok || report->stages == NULL) return ok;
+    cJSON *stages = start(o, "stages", cJSON_CreateObject());
+    return stages != NULL && fill_report(stages, report->stages);
 }
 
 /* cJSON's memory is cJSON's to free. */

@@ -166,6 +166,22 @@ static void write_details(FILE *out, const assay_report *report, const assay_rep
     }
 }
 
+/* Each stage by itself. */
+static void write_stages(FILE *out, const assay_report *stages, const assay_report_style *style)
+{
+    char routing[512];
+    if (stages == NULL) return;
+    if (stages->count == 0) {
+        fprintf(out, "\n  by stage: %s\n", stages->message[0] != '\0' ? stages->message : "no checkpoint is given");
+        return;
+    }
+    fprintf(out, "\n  by stage, each evaluated from the candidate's own inputs to it\n");
+    assay_routing_text(&stages->routing, routing);
+    if (routing[0] != '\0') fprintf(out, "  %s\n", routing);
+    write_table(out, stages, style);
+    write_details(out, stages, style);
+}
+
 assay_status assay_report_text(assay_context *ctx, const assay_report *report, const assay_report_style *style,
                                char **text)
 {
@@ -176,6 +192,7 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
     write_head(out, report);
     write_table(out, report, style);
     write_details(out, report, style);
+    write_stages(out, report->stages, style);
     fprintf(out, "\n%s%s%s  %s\n", color_of(style, report->verdict), assay_verdict_name(report->verdict),
             color_end(style), report->message);
     if (report->diagnosis[0] != '\0') fprintf(out, "looks like this: %s\n", report->diagnosis);

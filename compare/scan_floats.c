@@ -19,6 +19,7 @@ typedef struct scan {
     const assay_comparison *c;
     assay_tensor_result *result;
     assay_facts *facts;
+    assay_dtype storage;
     double unit, tiny; /* rounding of a result: unit * |golden| + tiny */
     int64_t row_length, row_filled;
     row_sums row;
@@ -78,7 +79,7 @@ static double excess_of(const scan *s, double golden, double error, double scale
     double quantile = s->c->thresholds.element;
     double rounding = s->unit * fabs(golden) + s->tiny;
     if (scale > 0.0) return error / (quantile * scale + rounding);
-    if (is_held_by(s->c->profile->storage, golden) && is_held_by(s->result->candidate_type, golden)) {
+    if (is_held_by(s->storage, golden) && is_held_by(s->result->candidate_type, golden)) {
         return error <= quantile * SCALE_FLOOR ? 0.0 : INFINITY;
     }
     return error / (rounding + quantile * SCALE_FLOOR);
@@ -199,7 +200,7 @@ static bool is_exact(const scan *s, const block *b)
 {
     double rounded[BLOCK];
     if (b->unscaled != b->count) return false;
-    assay_dtype_round_many(s->c->profile->storage, b->count, b->golden, rounded);
+    assay_dtype_round_many(s->storage, b->count, b->golden, rounded);
     for (int64_t i = 0; i < b->count; i++) {
         if (!(rounded[i] == b->golden[i])) return false;
     }
@@ -262,17 +263,27 @@ static void finish(scan *s)
     r->worst_row = r->rows_worst_count > 0 ? r->rows_worst[0].excess : 0.0;
 }
 
+/* Routing weights are kept in the router's type, where the file has them as fine. */
+static assay_dtype storage_of(const assay_comparison *c, const assay_tensor_result *result)
+{
+    const assay_dtype router = c->profile->router, found = result->candidate_type;
+    if (result->spec.role != ASSAY_ROLE_ROUTING) return c->profile->storage;
+    return assay_dtype_unit_roundoff(found) > assay_dtype_unit_roundoff(router) ? found : router;
+}
+
 /* Correct implementations may round a result to the profile's storage type, whatever type the file has. */
 static scan scan_start(const assay_comparison *c, assay_tensor_result *result, assay_facts *facts)
 {
-    double least = assay_dtype_least_subnormal(c->profile->storage);
+    const assay_dtype storage = storage_of(c, result);
+    double least = assay_dtype_least_subnormal(storage);
     double least_of_candidate = assay_dtype_least_subnormal(result->candidate_type);
     *facts = (assay_facts){.golden_nan = -1, .bad_scale = -1, .all_zero = true, .zeros_pass = true};
     result->exact = result->elements > 0;
     return (scan){.c = c,
                   .result = result,
                   .facts = facts,
-                  .unit = assay_dtype_unit_roundoff(c->profile->storage),
+                  .storage = storage,
+                  .unit = assay_dtype_unit_roundoff(storage),
                   .tiny = 0.5 * fmax(least, least_of_candidate),
                   .row_length = assay_row_length(&result->spec.shape)};
 }

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 const char *assay_verdict_name(assay_verdict verdict)
 {
@@ -77,6 +78,21 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
         say_passed(report);
         assay_report_weigh(report);
     }
+}
+
+void assay_report_join_stages(assay_report *report)
+{
+    const assay_report *stages = report->stages;
+    const size_t length = strlen(report->message);
+    if (stages == NULL) return;
+    if (report->verdict == ASSAY_PASS && stages->verdict == ASSAY_PASS) {
+        snprintf(report->message + length, sizeof report->message - length, "%s",
+                 stages->count > 0 ? "; every stage by itself too" : "; no checkpoint is given to begin a stage with");
+    }
+    if (stages->verdict != ASSAY_FAIL && stages->verdict != ASSAY_NOT_COMPARABLE) return;
+    report->verdict = stages->verdict == ASSAY_FAIL || report->verdict == ASSAY_FAIL ? ASSAY_FAIL : stages->verdict;
+    snprintf(report->message, sizeof report->message, "stage %.240s", stages->message);
+    snprintf(report->diagnosis, sizeof report->diagnosis, "%s", stages->diagnosis);
 }
 
 void assay_report_weigh(assay_report *report)

@@ -38,6 +38,7 @@ enum {
     NO_MESH,
     SHARD,
     SERVE,
+    STAGED,
     JSON,
     CERTIFY,
     MUTANTS,
@@ -73,6 +74,7 @@ static const assay_option_row rows[] = {
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
      "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail"},
+    {"staged", STAGED, false, ASSAY_OPT_STAGED, NULL, "judge each stage too, from the candidate's own inputs to it"},
     {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
     {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
     {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
@@ -387,6 +389,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return parse_shard(ctx, value, o);
     case RANKS:
         return parse_ranks(ctx, value, o);
+    case STAGED:
+        o->staged = true;
+        return ASSAY_OK;
     case SERVE:
         o->serve = true;
         return ASSAY_OK;

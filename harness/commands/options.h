@@ -30,7 +30,8 @@ enum {
     ASSAY_OPT_RECIPE = 1 << 18,      /* --recipe */
     ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
     ASSAY_OPT_RESUME = 1 << 20,      /* --resume */
-    ASSAY_OPT_RANKS = 1 << 21        /* --ranks */
+    ASSAY_OPT_RANKS = 1 << 21,       /* --ranks */
+    ASSAY_OPT_STAGED = 1 << 22       /* --staged */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -45,7 +46,7 @@ typedef struct assay_options {
         *backend, *keep, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
-    bool certify, mutants, serve, recipe, materialise, resume;
+    bool certify, mutants, serve, staged, recipe, materialise, resume;
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;

@@ -12,6 +12,7 @@ void assay_report_pack(const assay_report *report, FILE *out)
         fputc(report->pictures[i] != NULL, out);
         if (report->pictures[i] != NULL) fwrite(report->pictures[i], sizeof *report->pictures[i], 1, out);
     }
+    if (report->stages != NULL) assay_report_pack(report->stages, out);
 }
 
 /* NULL: there are not so many bytes. */
@@ -66,6 +67,7 @@ assay_status assay_report_unpack(assay_context *ctx, const char **at, const char
     report->tensors = NULL;
     report->unknown = NULL;
     report->pictures = NULL;
+    report->stages = NULL;
     report->count = report->unknown_count = 0;
     const size_t size = (size_t)packed.count * sizeof *packed.tensors;
     report->tensors = copy(next(at, end, size), size);
@@ -74,5 +76,8 @@ assay_status assay_report_unpack(assay_context *ctx, const char **at, const char
         (packed.pictures != NULL && !unpack_pictures(at, end, report))) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a report");
     }
-    return ASSAY_OK;
+    if (packed.stages == NULL) return ASSAY_OK;
+    report->stages = calloc(1, sizeof *report->stages);
+    if (report->stages == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a report");
+    return assay_report_unpack(ctx, at, end, report->stages);
 }

@@ -7,6 +7,7 @@
 #include "harness/judge/judge.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
+#include "harness/routing_choice/stages.h"
 #include "oracle/base/ranks.h"
 
 /* What a case is judged by, before it is. */
@@ -64,6 +65,8 @@ static assay_status plan_case(assay_context *ctx, const assay_options *options, 
 {
     assay_status status;
     *p = (case_plan){0};
+    if (options->staged) TRY(assay_stages_check(ctx, c));
+    if (options->staged) TRY(assay_case_set(ctx, c, "checkpoints=all"));
     if (stored != NULL && options->weights != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden, which has its weights: --weights %s has no use",
                           stored, options->weights);
@@ -135,6 +138,7 @@ static assay_status compare_files(assay_context *ctx, const assay_options *optio
     const assay_judging how = {.profile = profile,
                                .false_alarm = options->false_alarm,
                                .quiet = options->quiet,
+                               .staged = options->staged,
                                .pictures =
                                    options->html_file != NULL ? ASSAY_PICTURES_OF_NOT_PASSED : ASSAY_PICTURES_OF_NONE};
     const char *path = r->stored != NULL ? r->stored : r->golden;

@@ -2,9 +2,12 @@
 
 #include <stdio.h>
 
+#include <stdlib.h>
+
 #include "compare/pictures.h"
 #include "harness/explain/explain.h"
 #include "harness/routing_choice/given_choice.h"
+#include "harness/routing_choice/stages.h"
 #include "harness/version/version.h"
 
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against)
@@ -18,14 +21,38 @@ static bool are_drawn(const assay_judging *how, assay_verdict verdict)
            (how->pictures == ASSAY_PICTURES_OF_NOT_PASSED && verdict != ASSAY_PASS);
 }
 
+/* The whole is judged by a golden that may hold no checkpoints. */
+static assay_status plan_with_stages(assay_context *ctx, assay_golden *golden, const assay_profile *profile)
+{
+    assay_status status;
+    TRY(assay_stages_check(ctx, golden->c));
+    TRY(assay_golden_plan(ctx, golden, profile));
+    golden->plan.with_stages = true;
+cleanup:
+    return status;
+}
+
+static assay_status judge_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                                 const assay_judging *how, double false_alarm, assay_report *report)
+{
+    report->stages = calloc(1, sizeof *report->stages);
+    if (report->stages == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report on stages");
+    return assay_compare_stages(ctx, golden, candidate, how->profile, false_alarm, how->quiet, report->stages);
+}
+
 assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                          const assay_judging *how, assay_report *report, assay_golden *against)
 {
     assay_status status;
     assay_golden again = {0}, *held;
-    TRY(assay_compare_given_choice(ctx, golden, candidate, how->profile, how->false_alarm, how->quiet, report, &again));
+    const double share = how->staged ? 0.5 : 1; /* of the false alarms: the whole, and the stages */
+    if (how->staged) TRY(plan_with_stages(ctx, golden, how->profile));
+    TRY(assay_compare_given_choice(ctx, golden, candidate, how->profile, share * how->false_alarm, how->quiet, report,
+                                   &again));
+    if (how->staged) TRY(judge_stages(ctx, golden, candidate, how, share * how->false_alarm, report));
     held = assay_judged_by(golden, &again);
     if (!how->unexplained) TRY(assay_explain(ctx, held, candidate, how->profile, how->quiet, report));
+    assay_report_join_stages(report);
     if (are_drawn(how, report->verdict)) {
         TRY(assay_pictures_draw(ctx, held->reader, candidate, how->profile, report));
     }

@@ -126,7 +126,8 @@ static void close_run(gqa_run *m)
     assay_gqa_residuals_free(&m->r);
 }
 
-static assay_status forward(assay_context *ctx, const assay_sink *out, gqa_run *m)
+/* No stage begins with lse or out_proj. */
+static assay_status forward(assay_context *ctx, const assay_source *in, const assay_sink *out, gqa_run *m)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i <= ASSAY_GQA_TENSORS; i++) {
@@ -135,8 +136,10 @@ static assay_status forward(assay_context *ctx, const assay_sink *out, gqa_run *
         if (row.name == NULL) continue;
         assay_tensor_path("checkpoints/", "", &row, path);
         if (i != ASSAY_GQA_LSE) TRY(assay_gqa_compute(ctx, &m->r, (assay_gqa_tensor)i, &m->inputs, &m->w, &m->config));
-        TRY(assay_write_result(ctx, out, path, assay_tensor_row_count(&row),
-                               i == ASSAY_GQA_LSE ? m->r.lse : m->r.values[i]));
+        const int64_t count = assay_tensor_row_count(&row);
+        TRY(assay_write_result(ctx, out, path, count, i == ASSAY_GQA_LSE ? m->r.lse : m->r.values[i]));
+        if (i != ASSAY_GQA_LSE && i != ASSAY_GQA_OUT_PROJ)
+            TRY(assay_go_on_from(ctx, in, path, 0, count, m->r.values[i]));
     }
     TRY(assay_write_result(ctx, out, "outputs/y", m->size, m->r.values[ASSAY_GQA_OUT_PROJ]));
 cleanup:
@@ -196,7 +199,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
         TRY(run_sharded(ctx, c, in, out, &m));
         goto cleanup;
     }
-    TRY(forward(ctx, out, &m));
+    TRY(forward(ctx, in, out, &m));
     TRY(backward(ctx, in, out, &m));
 cleanup:
     close_run(&m);

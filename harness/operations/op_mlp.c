@@ -82,14 +82,29 @@ static void close_run(mlp_run *m)
 }
 
 /* What the up products gave: one tensor when they are fused, else two. */
-static assay_status write_up(assay_context *ctx, const assay_sink *out, const assay_gated_mlp_residuals *r,
-                             const assay_gated_mlp_config *config)
+static assay_status write_up(assay_context *ctx, const assay_source *in, const mlp_run *m)
 {
     assay_status status;
-    int64_t block = config->rows * config->mlp_dim;
-    if (config->fused) return assay_write_result(ctx, out, "checkpoints/mlpwi", 2 * block, r->a);
-    TRY(assay_write_result(ctx, out, "checkpoints/mlpwi_0", block, r->a));
-    TRY(assay_write_result(ctx, out, "checkpoints/mlpwi_1", block, r->b));
+    const int64_t block = m->config.rows * m->config.mlp_dim;
+    if (m->config.fused) return assay_write_stage(ctx, in, m->out, "checkpoints/mlpwi", 2 * block, m->r.a);
+    TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlpwi_0", block, m->r.a));
+    TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlpwi_1", block, m->r.b));
+cleanup:
+    return status;
+}
+
+static assay_status forward(assay_context *ctx, const assay_source *in, mlp_run *m)
+{
+    assay_status status;
+    const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m->weights);
+    const int64_t block = m->config.rows * m->config.mlp_dim;
+    TRY(assay_gated_mlp_up(ctx, &m->r, ASSAY_BRANCH_BOTH, m->x, &w, &m->config));
+    TRY(write_up(ctx, in, m));
+    assay_gated_mlp_gate(ctx, &m->r, &m->config);
+    TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlp_intermediate", block, m->r.h));
+    TRY(assay_gated_mlp_down(ctx, m->y, &m->r, &w, &m->config));
+    TRY(assay_write_result(ctx, m->out, "checkpoints/mlpwo", m->size, m->y));
+    TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->y));
 cleanup:
     return status;
 }
@@ -140,14 +155,10 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(open_run(ctx, in, &m));
     const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m.weights);
     const assay_gated_mlp_gradients g = assay_gated_mlp_gradients_of(m.dx, m.gradients);
-    TRY(assay_gated_mlp_forward(ctx, m.y, &m.r, m.x, &w, &m.config));
+    TRY(forward(ctx, in, &m));
     TRY(assay_gated_mlp_backward(ctx, &g, m.dy, &m.r, m.x, &w, &m.config));
-    TRY(assay_write_result(ctx, out, "outputs/y", m.size, m.y));
     TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
     TRY(assay_gradients_write(ctx, out, "", &m.table, m.gradients));
-    TRY(write_up(ctx, out, &m.r, &m.config));
-    TRY(assay_write_result(ctx, out, "checkpoints/mlp_intermediate", m.config.rows * m.config.mlp_dim, m.r.h));
-    TRY(assay_write_result(ctx, out, "checkpoints/mlpwo", m.size, m.y));
     for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, &precisions[i], &m));
 cleanup:
     close_run(&m);

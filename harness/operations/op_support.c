@@ -320,6 +320,13 @@ assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const
     return assay_wants(out, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
+assay_status assay_write_stage(assay_context *ctx, const assay_source *in, const assay_sink *out, const char *path,
+                               int64_t count, double *values)
+{
+    const assay_status status = assay_write_result(ctx, out, path, count, values);
+    return status == ASSAY_OK ? assay_go_on_from(ctx, in, path, 0, count, values) : status;
+}
+
 assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
                                     const int32_t *values)
 {

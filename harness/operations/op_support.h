@@ -101,6 +101,9 @@ bool assay_wants(const assay_sink *out, const char *path);
 /* Written if wanted. */
 assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
                                 const double *values);
+/* The same of a stage, after which the run goes on from what the source has in its place (oracle/base/tensor.h). */
+assay_status assay_write_stage(assay_context *ctx, const assay_source *in, const assay_sink *out, const char *path,
+                               int64_t count, double *values);
 assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
                                     const int32_t *values);
 

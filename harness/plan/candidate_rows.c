@@ -157,12 +157,14 @@ cleanup:
 }
 
 static assay_status take_tensors(assay_context *ctx, const assay_plan *plan, copies_order *o,
-                                 assay_fixture_reader *golden, assay_fixture_reader *candidate)
+                                 assay_fixture_reader *candidate)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!is_ordered(o, spec) || !is_shared(golden, candidate, spec->path)) continue;
+        const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
+        if (!is_ordered(o, spec) || found == NULL || found->type == ASSAY_INT32) continue;
+        if (!assay_shape_equal(&found->shape, &spec->shape)) continue;
         TRY(take_order(ctx, o, spec, candidate));
     }
     int32_t *taken = o->golden;
@@ -311,7 +313,7 @@ assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *p
         if (spec->role == ASSAY_ROLE_OUTPUT) {
             memcpy(orders->output, spec->path, sizeof orders->output);
         } else {
-            TRY(take_tensors(ctx, plan, &o, golden, candidate));
+            TRY(take_tensors(ctx, plan, &o, candidate));
         }
     }
 cleanup:

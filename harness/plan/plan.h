@@ -27,6 +27,8 @@ typedef struct assay_plan {
     const char *weights;                   /* of --weights (harness/plan/model_weights.h), or NULL */
     bool recipe;                           /* what its source knows how to draw is stored as a recipe */
     bool mutants;            /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
+    bool staged;     /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
+    bool with_stages; /* candidates give checkpoints to be judged as stages: those that it does not hold are not unknown */
     const char *const *only; /* globs of the results that a candidate must give, the caller's; only_count is 0: all */
     int only_count;
 } assay_plan;
@@ -42,6 +44,8 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
 /* The type of a product's operands in the emulated arithmetic: the profile's; or the finest that `dtypes:` names, where
  * the profile multiplies operands as they are stored. */
 assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile);
+/* Whether the plan has error scales of a tensor: those of assay_has_error_scale, and routing weights where it is staged. */
+bool assay_plan_scales(const assay_plan *plan, const assay_tensor_spec *spec);
 /* The golden is to hold no datasets of the role: old goldens have no null distributions. */
 void assay_plan_drop(assay_plan *plan, assay_tensor_role role);
 /* Adds a dataset to the plan, whose list has room for it. */

@@ -122,7 +122,7 @@ static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay
     assay_tensor_spec scale = *of;
     scale.type = ASSAY_FLOAT32;
     TRY(add_at(ctx, plan, ASSAY_ROLE_ERROR_SCALE, precision, of->path, &scale));
-    if (assay_ensemble_members(plan) == 0) goto cleanup;
+    if (assay_ensemble_members(plan) == 0 || of->role == ASSAY_ROLE_ROUTING) goto cleanup;
     assay_tensor_spec null = {
         .type = ASSAY_FLOAT32,
         .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape), (int64_t)ASSAY_NULL_COLUMNS),
@@ -142,7 +142,7 @@ static assay_status add_specs(assay_context *ctx, assay_plan *plan)
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!is_held(plan->c, spec)) continue;
         TRY(assay_plan_add_spec(ctx, plan, spec));
-        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
+        for (int p = 0; assay_plan_scales(plan, spec) && p < plan->precision_count; p++) {
             TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
         }
     }
@@ -150,11 +150,10 @@ cleanup:
     return status;
 }
 
-assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
-                                 const assay_fixture_reader *golden, const assay_profile *own)
+static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                             const assay_fixture_reader *golden, const assay_profile *own)
 {
     assay_status status;
-    *plan = (assay_plan){.c = c};
     TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
     TRY(collect_own(ctx, plan, golden, own));
     TRY(collect_precisions(ctx, plan));
@@ -169,6 +168,20 @@ assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const ass
 cleanup:
     if (status != ASSAY_OK) assay_plan_free(plan);
     return status;
+}
+
+assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                 const assay_fixture_reader *golden, const assay_profile *own)
+{
+    *plan = (assay_plan){.c = c};
+    return describe(ctx, plan, c, golden, own);
+}
+
+assay_status assay_plan_describe_stages(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                        const assay_fixture_reader *golden, const assay_profile *own)
+{
+    *plan = (assay_plan){.c = c, .staged = true};
+    return describe(ctx, plan, c, golden, own);
 }
 
 assay_status assay_plan_require_memory(assay_context *ctx, const assay_plan *plan)

@@ -8,6 +8,9 @@
  * the golden's, or this one (NULL: none). A golden that has null distributions keeps them, however large. */
 assay_status assay_plan_describe(assay_context *ctx, assay_plan *plan, const assay_case *c,
                                  const assay_fixture_reader *golden, const assay_profile *own);
+/* The same for a run stage by stage. */
+assay_status assay_plan_describe_stages(assay_context *ctx, assay_plan *plan, const assay_case *c,
+                                        const assay_fixture_reader *golden, const assay_profile *own);
 /* Refuses sizes beyond this machine's memory. */
 assay_status assay_plan_require_memory(assay_context *ctx, const assay_plan *plan);
 /* Both, with profiles that are built in. */

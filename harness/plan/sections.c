@@ -16,7 +16,7 @@ int assay_ensemble_members(const assay_plan *plan)
 
 static bool needs_ensemble(const assay_plan *plan)
 {
-    return plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c);
+    return plan->staged || (plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c));
 }
 
 /* Propagation takes errors of different places for independent, which those of truncation are not from one product to
@@ -63,7 +63,7 @@ static double bytes_left(const assay_plan *plan, int scales)
     double bytes = 0, largest = 0;
     const int floats = assay_ensemble_members(plan) + scales;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
-        if (!assay_has_error_scale(&plan->specs[i])) continue;
+        if (!assay_plan_scales(plan, &plan->specs[i])) continue;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
         bytes += (double)(sizeof(double) + (size_t)floats * sizeof(float)) * count;
         largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */

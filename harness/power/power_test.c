@@ -42,13 +42,20 @@ cleanup:
     return status;
 }
 
-static void round_results(const assay_tensor_set *candidate, assay_dtype storage)
+/* The type in which a backend of the profile has a result. */
+static assay_dtype type_of(const assay_profile *profile, const assay_tensor_spec *spec)
+{
+    return spec->role == ASSAY_ROLE_ROUTING ? profile->router : profile->storage;
+}
+
+static void round_results(const assay_tensor_set *candidate, const assay_profile *profile)
 {
     for (int i = 0; i < candidate->count; i++) {
         const assay_tensor *tensor = &candidate->items[i];
         const assay_tensor_role role = tensor->spec.role;
         if (tensor->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
-        assay_dtype_round_many(storage, tensor->count, tensor->values, tensor->values);
+        const assay_dtype type = type_of(profile, &tensor->spec);
+        assay_dtype_round_many(type, tensor->count, tensor->values, tensor->values);
     }
 }
 
@@ -167,16 +174,25 @@ cleanup:
 }
 
 static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor,
-                                  assay_dtype storage)
+                                  const assay_profile *profile)
 {
     assay_status status;
     assay_tensor_spec spec = tensor->spec;
-    if (tensor->values != NULL) spec.type = storage;
+    if (tensor->values != NULL) spec.type = type_of(profile, &spec);
     TRY(assay_fixture_declare(ctx, writer, &spec));
     TRY(tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, tensor->count, tensor->indices)
                                 : assay_fixture_append(ctx, writer, spec.path, tensor->count, tensor->values));
 cleanup:
     return status;
+}
+
+/* Of a golden with checkpoints these too, and the choice of experts: what its stages can be judged by. */
+static bool is_written(const assay_trial *t, const assay_tensor *tensor)
+{
+    const assay_tensor_role role = tensor->spec.role;
+    const bool beside = role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING;
+    return is_of_candidate(tensor) ||
+           (beside && assay_tensor_is_complete(tensor) && assay_fixture_has(t->reader, ASSAY_ROLE_CHECKPOINT));
 }
 
 /* The candidate that was judged, as FOLDER/MUTANT.h5. */
@@ -195,7 +211,7 @@ static assay_status write_candidate(assay_context *ctx, const assay_trial *t, co
     TRY(assay_fixture_set_text(ctx, writer, "mutant", mutant->name));
     for (int i = 0; i < candidate->count; i++) {
         const assay_tensor *tensor = &candidate->items[i];
-        if (is_of_candidate(tensor)) TRY(append_tensor(ctx, writer, tensor, t->profile->storage));
+        if (is_written(t, tensor)) TRY(append_tensor(ctx, writer, tensor, t->profile));
     }
     done = writer;
     writer = NULL;
@@ -217,7 +233,7 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
-    round_results(&candidate, t->profile->storage);
+    round_results(&candidate, t->profile);
     if (made != t) TRY(assay_whole_take(ctx, t, &candidate, &sketched));
     TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
     conclude(made, &report, &candidate, result);
@@ -237,7 +253,7 @@ static assay_status check_control(assay_context *ctx, const assay_trial *t)
     assay_tensor_set candidate = {0};
     assay_report report = {0};
     TRY(assay_tensor_set_copy(ctx, t->golden, &candidate));
-    round_results(&candidate, t->profile->storage);
+    round_results(&candidate, t->profile);
     TRY(judge(ctx, t, &candidate, &report));
     if (report.verdict == ASSAY_FAIL || report.verdict == ASSAY_NOT_COMPARABLE) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, are %s: %.200s",

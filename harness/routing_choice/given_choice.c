@@ -18,9 +18,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_rule.h"
 
-/* Of the probability of a false alarm, where a choice is judged: the rest is for what is compared. */
-#define CHOICE_SHARE 0.25
-
 static bool is_choice(const assay_tensor_spec *spec)
 {
     return spec->type == ASSAY_INT32 && assay_path_is_choice(spec->path) && spec->shape.rank == 3;
@@ -54,7 +51,7 @@ static int by_layer(const void *a, const void *b)
     return ((const assay_router_choice *)a)->rank - ((const assay_router_choice *)b)->rank;
 }
 
-static assay_status read_choices(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
+assay_status assay_given_choice_read(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
                                  assay_fixture_reader *candidate, assay_given_choice *c)
 {
     assay_status status = ASSAY_OK;
@@ -80,7 +77,7 @@ cleanup:
     return status;
 }
 
-static void conditional_free(assay_given_choice *c)
+void assay_given_choice_free(assay_given_choice *c)
 {
     for (int i = 0; i < c->count; i++) {
         free(c->routers[i].golden);
@@ -115,33 +112,38 @@ static void summarize_equal(const assay_given_choice *c, assay_routing_summary *
     }
 }
 
-/* Where what it evaluates is made of: the golden's case at one profile. */
-typedef struct again {
-    assay_context ctx;   /* with the golden's engine */
-    assay_golden golden; /* what is evaluated, open once it is */
-    assay_routing_config config;
-} again;
-
-static assay_status open_again(assay_context *ctx, const assay_golden *golden, const assay_profile *profile, again *a)
+static assay_status plan_again(assay_context *ctx, const assay_golden *golden, const assay_profile *profile, bool staged,
+                               assay_again *a)
 {
     assay_status status;
     char set[128];
+    snprintf(set, sizeof set, "profiles=%s", profile->precision.name);
+    TRY(assay_case_set(ctx, a->golden.c, set));
+    if (!staged) return assay_golden_plan(ctx, &a->golden, profile);
+    TRY(assay_case_set(ctx, a->golden.c, "checkpoints=all"));
+    TRY(assay_plan_describe_stages(ctx, &a->golden.plan, a->golden.c, golden->reader, profile));
+cleanup:
+    return status;
+}
+
+assay_status assay_again_open(assay_context *ctx, const assay_golden *golden, const assay_profile *profile, bool staged,
+                              assay_again *a)
+{
+    assay_status status;
     a->ctx = *ctx;
     a->ctx.arithmetic = assay_golden_engine(golden);
     if (a->ctx.arithmetic == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the attribute engine is missing or unknown");
     }
     TRY(assay_golden_read(ctx, golden->reader, "case_yaml", &a->golden));
-    snprintf(set, sizeof set, "profiles=%s", profile->precision.name);
-    TRY(assay_case_set(ctx, a->golden.c, set));
-    TRY(assay_golden_plan(ctx, &a->golden, profile));
+    TRY(plan_again(ctx, golden, profile, staged, a));
     TRY(assay_plan_require_memory(ctx, &a->golden.plan));
 cleanup:
     a->golden.reader = NULL; /* it stays who judges */
     return status;
 }
 
-static assay_choice token_of(const assay_router_choice *router, const again *a, const assay_profile *profile,
+static assay_choice token_of(const assay_router_choice *router, const assay_again *a, const assay_profile *profile,
                              const double *no_tau, int64_t t)
 {
     const assay_routing_rule rule = assay_routing_rule_of(&a->config);
@@ -160,7 +162,7 @@ static assay_choice token_of(const assay_router_choice *router, const again *a, 
 }
 
 /* The golden's own choices become indices, whoever wrote them into it: they must be those of its case. */
-static assay_status check_golden(assay_context *ctx, const assay_given_choice *c, const again *a)
+assay_status assay_given_choice_check_golden(assay_context *ctx, const assay_given_choice *c, const assay_again *a)
 {
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *r = &c->routers[i];
@@ -181,7 +183,7 @@ static assay_status check_golden(assay_context *ctx, const assay_given_choice *c
 }
 
 /* What is no choice at all cannot be evaluated with: there the golden's stands in. */
-static assay_status make_valid(assay_context *ctx, assay_given_choice *c, const again *a)
+assay_status assay_given_choice_take(assay_context *ctx, assay_given_choice *c, const assay_again *a)
 {
     assay_status status = ASSAY_OK;
     const double nothing = 0;
@@ -242,7 +244,7 @@ static void describe_wrong(const assay_router_choice *router, const assay_choice
 }
 
 /* Judges all tokens; *wrong_path is the path of the first wrong one, or NULL. */
-static assay_status judge(assay_context *ctx, const assay_given_choice *c, const again *a, const assay_profile *profile,
+static assay_status judge(assay_context *ctx, const assay_given_choice *c, const assay_again *a, const assay_profile *profile,
                           assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
@@ -271,20 +273,20 @@ cleanup:
 }
 
 /* Errors of scores are needed only where another set was chosen. */
-static assay_status find_verdicts(assay_context *ctx, assay_given_choice *c, again *a, const assay_profile *profile,
+assay_status assay_given_choice_judge(assay_context *ctx, assay_given_choice *c, assay_again *a, const assay_profile *profile,
                                   double false_alarm, assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
     int64_t scores = 0;
-    TRY(check_golden(&a->ctx, c, a));
-    TRY(make_valid(&a->ctx, c, a));
+    TRY(assay_given_choice_check_golden(&a->ctx, c, a));
+    TRY(assay_given_choice_take(&a->ctx, c, a));
     a->ctx.threads = assay_plan_threads(ctx, &a->golden.plan);
     TRY(assay_given_choice_scores(&a->ctx, c, &a->golden.plan));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
     if (summary->exact == summary->tokens || assay_routing_rule_of(&a->config).hash) goto cleanup;
     for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * a->config.num_experts;
     /* thresholds of elements take half of what they are given */
-    const double deviations = assay_thresholds_of(2 * CHOICE_SHARE * false_alarm, scores, 0, 0).element;
+    const double deviations = assay_thresholds_of(2 * ASSAY_CHOICE_SHARE * false_alarm, scores, 0, 0).element;
     TRY(assay_given_choice_tau(&a->ctx, c, &a->golden.plan, deviations));
     TRY(judge(&a->ctx, c, a, profile, summary, wrong_path));
 cleanup:
@@ -293,7 +295,7 @@ cleanup:
 }
 
 /* The golden once more, given the choices, in a file that nobody else sees. */
-static assay_status evaluate_given(assay_context *ctx, assay_given_choice *c, again *a, bool quiet)
+assay_status assay_again_evaluate(assay_context *ctx, assay_given_choice *c, assay_again *a, bool quiet)
 {
     assay_status status;
     char folder[2048] = "", path[2304];
@@ -319,7 +321,7 @@ static bool is_differing_choice(const assay_given_choice *c, const char *path)
 
 /* The wrong choice is blamed, also where it follows an admissible one that differs: what lies between was compared with
  * the golden of another choice. What is wrong before any choice differs stays the first. */
-static void fail_report(const assay_given_choice *c, const char *path, const char *message, assay_report *report)
+void assay_given_choice_fail(const assay_given_choice *c, const char *path, const char *message, assay_report *report)
 {
     bool before = true, blamed = true;
     for (int i = 0; i < report->count; i++) {
@@ -362,7 +364,7 @@ static void note_orders(const assay_row_orders *orders, assay_report *report)
 }
 
 /* The report is on the golden that was evaluated again, and its power what the golden that is there states. */
-static assay_status hand_over(assay_context *ctx, const assay_golden *golden, again *a, assay_report *report,
+static assay_status hand_over(assay_context *ctx, const assay_golden *golden, assay_again *a, assay_report *report,
                               assay_golden *against)
 {
     assay_status status = assay_power_read(ctx, golden->reader, report->profile, &report->power);
@@ -381,7 +383,7 @@ static assay_status compare_given_order(assay_context *ctx, assay_golden *golden
                                         assay_report *report, assay_golden *against)
 {
     assay_status status;
-    again a = {0};
+    assay_again a = {0};
     assay_given_choice c = {.inputs = assay_golden_given(golden->reader)};
     assay_tensor_spec spec = *assay_fixture_find(golden->reader, path);
     assay_tensor *order = NULL;
@@ -389,13 +391,13 @@ static assay_status compare_given_order(assay_context *ctx, assay_golden *golden
     TRY(assay_tensor_set_add(ctx, &c.choices, &spec, &order));
     order->written = order->count;
     TRY(assay_fixture_read_i32(ctx, candidate, path, 0, order->count, order->indices));
-    TRY(open_again(ctx, golden, profile, &a));
-    TRY(evaluate_given(ctx, &c, &a, quiet));
+    TRY(assay_again_open(ctx, golden, profile, false, &a));
+    TRY(assay_again_evaluate(ctx, &c, &a, quiet));
     TRY(assay_compare(ctx, a.golden.reader, candidate, profile, false_alarm, assay_plan_order(&golden->plan), report));
     TRY(hand_over(ctx, golden, &a, report, against));
 cleanup:
     assay_golden_close(&a.golden);
-    conditional_free(&c);
+    assay_given_choice_free(&c);
     return status;
 }
 
@@ -404,23 +406,23 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
                                       assay_given_choice *c, assay_report *report, assay_golden *against)
 {
     assay_status status;
-    again a = {0};
+    assay_again a = {0};
     assay_routing_summary summary = {0};
     assay_row_orders orders = {0};
     const char *wrong_path = NULL;
     char line[ASSAY_MESSAGE_SIZE];
     c->inputs = assay_golden_given(golden->reader);
-    status = open_again(ctx, golden, profile, &a);
+    status = assay_again_open(ctx, golden, profile, false, &a);
     if (status == ASSAY_OK) status = assay_routing_config_of(ctx, a.golden.c, &a.config);
-    if (status == ASSAY_OK) status = find_verdicts(ctx, c, &a, profile, false_alarm, &summary, &wrong_path);
-    if (status == ASSAY_OK && summary.wrong == 0) status = evaluate_given(ctx, c, &a, quiet);
+    if (status == ASSAY_OK) status = assay_given_choice_judge(ctx, c, &a, profile, false_alarm, &summary, &wrong_path);
+    if (status == ASSAY_OK && summary.wrong == 0) status = assay_again_evaluate(ctx, c, &a, quiet);
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     snprintf(line, sizeof line, "%s", ctx->message);
     const bool refused = status == ASSAY_BAD_INPUT;
     ctx->message[0] = '\0';
     assay_fixture_reader *held = a.golden.reader != NULL ? a.golden.reader : golden->reader;
     if (a.golden.reader != NULL) TRY(take_rows(ctx, &golden->plan, held, candidate, &orders));
-    TRY(assay_compare(ctx, held, candidate, profile, (1 - CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan),
+    TRY(assay_compare(ctx, held, candidate, profile, (1 - ASSAY_CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan),
                       report));
     note_orders(&orders, report);
     report->false_alarm = false_alarm;
@@ -431,7 +433,7 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
                  line);
     }
     summary.evaluated_again = a.golden.reader != NULL;
-    if (summary.wrong > 0) fail_report(c, wrong_path, summary.message, report);
+    if (summary.wrong > 0) assay_given_choice_fail(c, wrong_path, summary.message, report);
     report->routing = summary;
     TRY(hand_over(ctx, golden, &a, report, against));
 cleanup:
@@ -456,7 +458,7 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     const assay_order order = assay_plan_order(&golden->plan);
     TRY(assay_candidate_take_sketches(ctx, &golden->plan, candidate));
     TRY(assay_candidate_take_unused(ctx, &golden->plan, golden->reader, candidate));
-    TRY(read_choices(ctx, golden->reader, order, candidate, &c));
+    TRY(assay_given_choice_read(ctx, golden->reader, order, candidate, &c));
     if (any_differs(&c)) {
         TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));
     } else {
@@ -472,6 +474,6 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
         note_orders(&orders, report);
     }
 cleanup:
-    conditional_free(&c);
+    assay_given_choice_free(&c);
     return status;
 }

@@ -13,7 +13,7 @@ static bool wants_null(const assay_ensemble *e)
     bool wanted = false;
     const assay_tensor_list *list = &e->plan->list;
     for (int i = 0; !wanted && i < list->count; i++) {
-        wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
+        wanted = assay_plan_scales(e->plan, &list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
     }
     return wanted && assay_ensemble_members(e->plan) > 0 && e->plan->null_left_out[0] == '\0';
 }
@@ -44,7 +44,10 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
     add_squares(ctx, t, members, values);
     if (members > 0) TRY(assay_error_model_fit(ctx, &t->spec->shape, members, values, model));
     assay_error_model_scale(ctx, model, values);
-    for (int64_t i = 0; i < t->count; i++) values[i] = isfinite(t->golden[i]) ? values[i] : 0;
+    for (int64_t i = 0; i < t->count; i++) {
+        const double least = values[i] > 0 ? t->least * fabs(t->golden[i]) : 0;
+        values[i] = isfinite(t->golden[i]) ? fmax(values[i], least) : 0;
+    }
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, path);
     TRY(assay_write_result(ctx, e->out, path, t->count, values));
     if (t->null == NULL) goto cleanup;
@@ -93,7 +96,12 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     if (e->null_only && !null) return ASSAY_OK;
     TRY(assay_ensemble_run_members(ctx, e, &member, members));
     const bool first = assay_ranks_is_first(ctx); /* what follows of the runs is his */
-    for (int i = 0; first && i < e->golden.count; i++) TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
+    for (int i = 0; first && i < e->golden.count; i++) {
+        /* Of one stage there are few roundings, and a few draws of them may all come out the same; where a result is far
+         * larger than its neighbours the model does not make up for that. */
+        e->tensors[i].least = e->plan->staged ? member.precision->elementary : 0;
+        TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
+    }
     if (!null) goto cleanup;
     member = (assay_member){.precision = member.precision, .nearest = true};
     TRY(assay_ensemble_run(ctx, e, &member));

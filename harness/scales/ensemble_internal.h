@@ -23,6 +23,7 @@ typedef struct assay_scaled {
     float *errors;  /* [members, count]; NULL where no member is run */
     float **scales; /* by precision of the plan, each [count]: propagated ones, and that of the precision at hand */
     int64_t *scales_written; /* of propagated ones, by precision */
+    double least;            /* the least error scale but 0, relative to the golden value */
     assay_null_draws *null;  /* NULL when no null distribution is wanted, and then no scales either */
 } assay_scaled;
 

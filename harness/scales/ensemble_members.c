@@ -7,6 +7,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/random.h"
 #include "oracle/base/ranks.h"
 
 static assay_status beyond_the_end(assay_context *ctx, const char *path)
@@ -74,6 +75,21 @@ static void round_given(const assay_context *ctx, const assay_case *c, const cha
     assay_arithmetic_emulated.round(ctx, ASSAY_ROUND_STORAGE, count, values);
 }
 
+/* What a candidate stored between two stages may have been finer for the kernel that stored it and goes on in the same
+ * launch, or coarser for one that reads it; or the kernel stored a multiple of what it goes on with. So a uniform error
+ * with the variance of two roundings to nearest. */
+static void unround(const assay_emulation *emulation, const char *path, int64_t first, int64_t count, double *values)
+{
+    const assay_dtype storage = emulation->storage;
+    const double unit = assay_dtype_unit_roundoff(storage), least = 0.5 * assay_dtype_least_subnormal(storage);
+    for (int64_t i = 0; i < count; i++) {
+        if (values[i] == 0 || !isfinite(values[i])) continue;
+        const double half = M_SQRT2 * fmax(unit * ldexp(1, ilogb(values[i])), least);
+        const uint64_t bits = assay_random_bits(emulation->seed, path, (uint64_t)(first + i));
+        values[i] += half * ((double)(bits >> 11) * 0x1p-52 - 1);
+    }
+}
+
 static bool rounded_has(void *self, const char *path)
 {
     const assay_source *in = ((const assay_rounded *)self)->in;
@@ -86,7 +102,10 @@ static assay_status rounded_read(assay_context *ctx, void *self, const char *pat
     const assay_rounded *rounded = self;
     const assay_source *in = rounded->in;
     const assay_status status = in->read(ctx, in->self, path, first, count, out);
-    if (status == ASSAY_OK) round_given(ctx, rounded->c, path, count, out);
+    const bool staged = assay_staged_of(path) != NULL;
+    if (status == ASSAY_OK && !staged) round_given(ctx, rounded->c, path, count, out);
+    if (status == ASSAY_OK && staged && ctx->emulation != NULL && !ctx->emulation->nearest)
+        unround(ctx->emulation, path, first, count, out);
     return status;
 }
 
@@ -189,7 +208,8 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                               .multiply = assay_case_multiply(plan->c, profile),
                               .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
                               .second_form = number % 2 == 1,
-                              .stores_softmax = number / 4 % 2 == 1};
+                              .stores_softmax = number / 4 % 2 == 1,
+                              .staged = plan->staged};
     /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
      * in common with a product then does not cancel. */
     if (number / 2 % 2 == 1) member.precision.given = ASSAY_FLOAT64;

@@ -97,7 +97,8 @@ static void add_members(const assay_scaled *t, const forms *f, int p, int first_
             if (held != NULL) assay_leave_one_out_variances(held, m, first, n, squares, variance);
             for (int64_t k = 0; k < n; k++) {
                 const double whole = (double)scale[k] * scale[k];
-                variance[k] = held != NULL && whole > 0 ? variance[k] : whole;
+                const double least = t->least * t->golden[first + k];
+                variance[k] = held != NULL && whole > 0 ? fmax(variance[k], least * least) : whole;
             }
             add_piece(t, f, first, n, t->errors + m * t->count, variance, &pass[m]);
         }

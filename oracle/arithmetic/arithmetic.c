@@ -45,6 +45,11 @@ bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)
     return ctx->emulation != NULL && !ctx->emulation->nearest && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
 }
 
+bool assay_is_staged(const assay_context *ctx)
+{
+    return ctx->emulation != NULL && ctx->emulation->staged && !ctx->emulation->nearest;
+}
+
 bool assay_stores_softmax(const assay_context *ctx)
 {
     return ctx->emulation != NULL && ctx->emulation->stores_softmax;

@@ -99,6 +99,10 @@ bool assay_takes_third_form_at(const assay_context *ctx, int64_t row);
  * only some of the emulated runs do. */
 bool assay_stores_softmax(const assay_context *ctx);
 
+/* Whether this is an emulated run stage by stage, and no run to nearest: there errors of functions show which in a whole
+ * run are small beside those of the stages before. */
+bool assay_is_staged(const assay_context *ctx);
+
 extern const assay_arithmetic assay_arithmetic_reference;
 extern const assay_arithmetic assay_arithmetic_blas;
 

@@ -50,6 +50,7 @@ typedef struct assay_emulation {
     uint64_t seed;        /* of the member */
     bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
     bool stores_softmax;  /* a softmax's result is rounded to storage before its gradient reads it */
+    bool staged;          /* a run stage by stage: see assay_is_staged */
     bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;
 

@@ -124,3 +124,23 @@ const char *assay_path_of(const char *path)
     const char *profile = strchr(path, '/'), *of = profile == NULL ? NULL : strchr(profile + 1, '/');
     return of != NULL && (role == ASSAY_ROLE_ERROR_SCALE || role == ASSAY_ROLE_NULL) ? of + 1 : path;
 }
+
+#define STAGED "staged/"
+
+void assay_staged_path(const char *of, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, STAGED "%.*s", ASSAY_PATH_SIZE - (int)sizeof STAGED, of);
+}
+
+const char *assay_staged_of(const char *path)
+{
+    return strncmp(path, STAGED, strlen(STAGED)) == 0 ? path + strlen(STAGED) : NULL;
+}
+
+assay_status assay_go_on_from(assay_context *ctx, const assay_source *in, const char *path, int64_t first,
+                              int64_t count, double *values)
+{
+    char staged[ASSAY_PATH_SIZE];
+    assay_staged_path(path, staged);
+    return in->has(in->self, staged) ? in->read(ctx, in->self, staged, first, count, values) : ASSAY_OK;
+}

@@ -103,4 +103,12 @@ typedef struct assay_sink {
     assay_status (*write_zeros)(assay_context *ctx, void *self, const char *path, int64_t count);
 } assay_sink;
 
+/* A run stage by stage: of a tensor that it has computed and handed to the sink, an operation goes on from what the source
+ * has as "staged/PATH", if it has that; a slice of it where the tensor comes in slices. */
+void assay_staged_path(const char *of, char path[ASSAY_PATH_SIZE]);
+assay_status assay_go_on_from(assay_context *ctx, const assay_source *in, const char *path, int64_t first,
+                              int64_t count, double *values);
+/* The tensor that a path of a source is staged for, "checkpoints/mla_kv"; NULL: it is another path. */
+const char *assay_staged_of(const char *path);
+
 #endif

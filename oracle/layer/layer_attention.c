@@ -89,12 +89,14 @@ assay_status attention_half_forward(assay_context *ctx, const stack_run *run, in
     attention_half half = {.kind = attention_of(run->config), .layer = layer, .x = *x};
     *x = NULL;
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, half.x));
+    TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, half.x));
     TRY(normalise(ctx, run, w, &half));
     const attention_call call = call_of(run, w, &half);
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
         if (has_slot(run, slot)) {
             TRY(half.kind->compute(ctx, &half.residuals, slot, &call));
             TRY(layer_write_checkpoint(ctx, run, layer, slot, *value_of(&half, slot)));
+            TRY(layer_go_on(ctx, run, layer, slot, *value_of(&half, slot)));
         }
         if (slot == ASSAY_REMAT_ATTENTION_OUT) {
             TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_LSE, *value_of(&half, ASSAY_REMAT_LSE)));
@@ -126,6 +128,7 @@ assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int
         TRY(assay_remat_take(ctx, run->store, layer, slot, value));
         if (*value != NULL) continue;
         TRY(half->kind->compute(ctx, &half->residuals, slot, &call));
+        TRY(layer_go_on(ctx, run, layer, slot, *value));
         assay_remat_recomputed(run->store, half->kind->tensor_flops(run->config, layer, slot));
     }
     TRY(add_residual(ctx, run, half));

@@ -50,8 +50,11 @@ int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, 
 /* Writes checkpoints/PREFIXname where it is wanted. */
 assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
                                     const double *values);
+/* A run stage by stage goes on from what the source has in its place; no stage begins with lse. */
+assay_status layer_go_on(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double *values);
 /* Likewise of a dense layer: checkpoints/PREFIXmlp_intermediate. */
 assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, const double *h);
+assay_status layer_go_on_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, double *h);
 /* Forward is done with it: to the store as its policy says, else freed. */
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values);
 /* A copy of what another allocation holds, to the store; nothing where its policy is remat. */
@@ -96,8 +99,8 @@ bool stack_wants_backward(const stack_run *run);
 /* Layers that are not under the batch-split schedule: the first ones. */
 int64_t stack_plain_layers(const assay_stack_config *config);
 
-/* gradients/checkpoints/Pdecoder_layer_input, where it is wanted. */
-assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, const double *dx);
+/* gradients/checkpoints/Pdecoder_layer_input, where it is wanted; a run stage by stage goes on from another one. */
+assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, double *dx);
 
 /* *x becomes the layer's output. */
 assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x);

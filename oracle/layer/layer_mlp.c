@@ -32,14 +32,19 @@ static assay_status dense_forward(assay_context *ctx, const stack_run *run, int6
     assay_gated_mlp_residuals r = {0};
     const int up[] = {config->fused ? ASSAY_REMAT_MLPWI : ASSAY_REMAT_MLPWI_0, ASSAY_REMAT_MLPWI_1};
     TRY(assay_gated_mlp_residuals_alloc(ctx, &r, config));
-    TRY(assay_gated_mlp_forward(ctx, y, &r, h_norm, &weights, config));
+    TRY(assay_gated_mlp_up(ctx, &r, ASSAY_BRANCH_BOTH, h_norm, &weights, config));
     for (int branch = 0; branch < (config->fused ? 1 : 2); branch++) {
-        const double *values = branch == 0 ? r.a : r.b;
+        double *values = branch == 0 ? r.a : r.b;
         TRY(layer_write_checkpoint(ctx, run, layer, up[branch], values));
+        TRY(layer_go_on(ctx, run, layer, up[branch], values));
         TRY(layer_release_copy(ctx, run, layer, up[branch], values));
     }
+    assay_gated_mlp_gate(ctx, &r, config);
     TRY(layer_write_intermediate(ctx, run, layer, r.h));
+    TRY(layer_go_on_intermediate(ctx, run, layer, r.h));
+    TRY(assay_gated_mlp_down(ctx, y, &r, &weights, config));
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
+    TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
     TRY(layer_release_copy(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
 cleanup:
     assay_gated_mlp_residuals_free(&r);
@@ -79,7 +84,10 @@ static assay_status dense_refill(assay_context *ctx, const stack_run *run, int64
         TRY(assay_gated_mlp_up(ctx, r, missing, h_norm, &weights, config));
         assay_remat_recomputed(run->store, (missing == ASSAY_BRANCH_BOTH ? 2 : 1) * branch_flops);
     }
+    TRY(layer_go_on(ctx, run, layer, config->fused ? ASSAY_REMAT_MLPWI : ASSAY_REMAT_MLPWI_0, r->a));
+    TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_MLPWI_1, r->b));
     assay_gated_mlp_gate(ctx, r, config);
+    TRY(layer_go_on_intermediate(ctx, run, layer, r->h));
 cleanup:
     return status;
 }

@@ -164,6 +164,15 @@ assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, in
     return run->out->write(ctx, run->out->self, path, count, values);
 }
 
+assay_status layer_go_on(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double *values)
+{
+    char path[ASSAY_PATH_SIZE];
+    const int64_t count = layer_checkpoint_count(run->config, layer, slot);
+    if (slot == ASSAY_REMAT_LSE || count == 0) return ASSAY_OK;
+    path_of(run, layer, "checkpoints/", assay_remat_names[slot], path);
+    return assay_go_on_from(ctx, run->in, path, 0, count, values);
+}
+
 #define BOUNDARY "gradients/checkpoints/"
 
 static bool wants_boundary(const stack_run *run, int64_t layer, char path[ASSAY_PATH_SIZE])
@@ -172,10 +181,14 @@ static bool wants_boundary(const stack_run *run, int64_t layer, char path[ASSAY_
     return !run->config->single && run->config->batch_split_factor == 0 && run->out->wants(run->out->self, path);
 }
 
-assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, const double *dx)
+assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, double *dx)
 {
+    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
-    return wants_boundary(run, layer, path) ? run->out->write(ctx, run->out->self, path, run->size, dx) : ASSAY_OK;
+    if (wants_boundary(run, layer, path)) TRY(run->out->write(ctx, run->out->self, path, run->size, dx));
+    TRY(assay_go_on_from(ctx, run->in, path, 0, run->size, dx));
+cleanup:
+    return status;
 }
 
 bool layer_wants_gradient(const stack_run *run, int64_t layer)
@@ -193,6 +206,13 @@ assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, 
     path_of(run, layer, "checkpoints/", "mlp_intermediate", path);
     if (!run->out->wants(run->out->self, path)) return ASSAY_OK;
     return run->out->write(ctx, run->out->self, path, run->tokens * run->config->mlp.mlp_dim, h);
+}
+
+assay_status layer_go_on_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, double *h)
+{
+    char path[ASSAY_PATH_SIZE];
+    path_of(run, layer, "checkpoints/", "mlp_intermediate", path);
+    return assay_go_on_from(ctx, run->in, path, 0, run->tokens * run->config->mlp.mlp_dim, h);
 }
 
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values)

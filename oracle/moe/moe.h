@@ -28,6 +28,7 @@
  *   routing/selected_experts, when the source has it, goes before it: a run held at a backend's choice;
  *   checkpoints/ of the results below, when the source has them, are read and not computed (rematerialisation): they must
  *   be what a run of the same block gave.
+ *   staged/checkpoints/ of them: after such a result was computed and written, the run goes on from the source's.
  * Results:
  *   outputs/{y,lb_loss,z_loss,bias_updates}, gradients/{inputs,weights}/...,
  *   checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_intermediate,moe_mlpwo} (fused_weights: moe_mlpwi [...,2H] for the first

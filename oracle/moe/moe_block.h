@@ -81,7 +81,8 @@ typedef struct moe_mlp {
     double *partials[ASSAY_MLP_WEIGHTS];  /* of one piece; NULL where there is but one */
     bool summing;                         /* gradients hold a sum already */
     assay_gated_mlp_residuals residuals;
-    bool given[ASSAY_MLP_CHECKPOINTS]; /* the source has it */
+    bool given[ASSAY_MLP_CHECKPOINTS];  /* the source has it */
+    bool staged[ASSAY_MLP_CHECKPOINTS]; /* the run goes on from the source's */
     double *tensor_partial;            /* like one branch, with tensor shards */
     double *dh;                        /* [rows,H], for an observer or with weights on h */
     double *weighted_h, *weighted_dy;  /* with weights on h */
@@ -90,11 +91,16 @@ typedef struct moe_mlp {
 /* mlp: config of the most rows, place, first_result, pieces; the rest is zero. */
 assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block);
 void moe_mlp_free(moe_mlp *mlp);
-/* Reads what the source gives and computes the rest; y of the rows only when `down`. */
-assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down);
+/* Reads what the source gives and computes the rest; y of the rows only when `down`. Its checkpoints go to the results. */
+struct moe_checkpoints;
+assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                             struct moe_checkpoints *checkpoints, bool down);
 /* A checkpoint that the source gives, of the rows at hand; rows beyond them become 0. */
 assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                             const moe_rows *rows, double *values);
+/* After it was computed: what a run stage by stage goes on from. The row of zeros stays. */
+assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                       const moe_rows *rows, double *values);
 /* Columns of rows [count,width] that the shard `part` of H has: of each of the halves (gate and up side by side) its share. */
 void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
                    int64_t parts);
@@ -118,7 +124,8 @@ typedef struct moe_checkpoints {
     double *packed;                      /* dropping: one expert's */
 } moe_checkpoints;
 
-/* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. */
+/* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. NULL: not yet.
+ */
 typedef struct moe_checkpoint_values {
     const double *a, *b, *h, *y;
 } moe_checkpoint_values;

@@ -117,7 +117,7 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t width = width_of(mlp, checkpoint);
         const double *write = from[checkpoint];
-        if (!is_written(block, mlp, r, checkpoint)) continue;
+        if (write == NULL || !is_written(block, mlp, r, checkpoint)) continue;
         if (c->kept[checkpoint] != NULL) {
             const row_places at = places_of(block, mlp, rows);
             copy_rows(ctx, NULL, count, c->kept[checkpoint] + at.first * width, at.step * width, write, width);
@@ -189,41 +189,61 @@ cleanup:
     return status;
 }
 
+/* A checkpoint in the source: where its file has it, and the numbers of a row. */
+typedef struct checkpoint_place {
+    char path[ASSAY_PATH_SIZE];
+    int checkpoint;
+    int64_t width;
+} checkpoint_place;
+
 /* One expert's slots, of which the filled ones hold its rows. */
-static assay_status read_slots(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+static assay_status read_slots(assay_context *ctx, const moe_block *block, const checkpoint_place *p,
                                const moe_rows *rows, double *values)
 {
     const moe_slots *slots = &block->slots;
     const assay_source *in = block->in;
-    char path[ASSAY_PATH_SIZE];
-    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     assay_status status = ASSAY_OK;
-    memset(values, 0, (size_t)(rows->count * width) * sizeof *values);
     for (int64_t slot = 0; slot < slots->count; slot++) {
         if (slots->row[slot] >= rows->size) continue;
-        TRY(in->read(ctx, in->self, path, (rows->expert * slots->count + slot) * width, width,
-                     values + slots->row[slot] * width));
+        TRY(in->read(ctx, in->self, p->path, (rows->expert * slots->count + slot) * p->width, p->width,
+                     values + slots->row[slot] * p->width));
     }
 cleanup:
     return status;
 }
 
 /* What write_parts has written: rows at `first` among those of all shards. */
-static assay_status read_parts(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+static assay_status read_parts(assay_context *ctx, const moe_block *block, const checkpoint_place *p,
                                const moe_rows *rows, double *values)
 {
     const assay_source *in = block->in;
-    char path[ASSAY_PATH_SIZE];
-    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
+    const int64_t width = p->width;
     const int64_t parts = block->split.hidden_shards, of_shard = block->kept_rows / block->split.shards;
-    const int64_t halves = halves_of(checkpoint), half = width / halves, share = half / parts;
+    const int64_t halves = halves_of(p->checkpoint), half = width / halves, share = half / parts;
     assay_status status = ASSAY_OK;
     for (int64_t i = 0; i < rows->count * halves * parts; i++) {
         const int64_t row = rows->first + i / parts / halves, in_row = i / parts % halves, part = i % parts;
         const int64_t place = (row / of_shard * parts + part) * of_shard + row % of_shard;
-        TRY(in->read(ctx, in->self, path, (place * halves + in_row) * share, share,
+        TRY(in->read(ctx, in->self, p->path, (place * halves + in_row) * share, share,
                      values + i / parts * half + part * share));
     }
+cleanup:
+    return status;
+}
+
+static assay_status read_rows(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, const checkpoint_place *p,
+                              const moe_rows *rows, double *values)
+{
+    const assay_source *in = block->in;
+    const row_places at = places_of(block, mlp, rows);
+    const int64_t width = p->width;
+    assay_status status = ASSAY_OK;
+    if (slots_of(block, mlp) != NULL) return read_slots(ctx, block, p, rows, values);
+    if (mlp->place == ASSAY_MLP_ROUTED && block->split.hidden_shards > 1)
+        return read_parts(ctx, block, p, rows, values);
+    if (at.step == 1) return in->read(ctx, in->self, p->path, at.first * width, rows->count * width, values);
+    for (int64_t row = 0; row < rows->count; row++)
+        TRY(in->read(ctx, in->self, p->path, (at.first + row * at.step) * width, width, values + row * width));
 cleanup:
     return status;
 }
@@ -231,17 +251,20 @@ cleanup:
 assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                             const moe_rows *rows, double *values)
 {
-    const assay_source *in = block->in;
+    checkpoint_place p = {.checkpoint = checkpoint};
+    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, p.path);
+    /* slots that no row fills */
+    if (slots_of(block, mlp) != NULL) memset(values, 0, (size_t)(rows->count * p.width) * sizeof *values);
+    return read_rows(ctx, mlp, block, &p, rows, values);
+}
+
+assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                       const moe_rows *rows, double *values)
+{
     char path[ASSAY_PATH_SIZE];
-    const int64_t width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
-    const row_places at = places_of(block, mlp, rows);
-    assay_status status = ASSAY_OK;
-    if (slots_of(block, mlp) != NULL) return read_slots(ctx, mlp, block, checkpoint, rows, values);
-    if (mlp->place == ASSAY_MLP_ROUTED && block->split.hidden_shards > 1)
-        return read_parts(ctx, mlp, block, checkpoint, rows, values);
-    if (at.step == 1) return in->read(ctx, in->self, path, at.first * width, rows->count * width, values);
-    for (int64_t row = 0; row < rows->count; row++)
-        TRY(in->read(ctx, in->self, path, (at.first + row * at.step) * width, width, values + row * width));
-cleanup:
-    return status;
+    checkpoint_place p = {.checkpoint = checkpoint};
+    if (!mlp->staged[checkpoint]) return ASSAY_OK;
+    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
+    assay_staged_path(path, p.path);
+    return read_rows(ctx, mlp, block, &p, rows, values);
 }

@@ -34,10 +34,7 @@ static assay_status run_piece(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     moe_rows *rows = &block->rows;
     const moe_placement *placement = block->placement;
-    TRY(moe_mlp_forward(ctx, &block->expert, block, rows, true));
-    const moe_checkpoint_values values = {block->expert.residuals.a, block->expert.residuals.b,
-                                          block->expert.residuals.h, rows->y};
-    TRY(moe_checkpoints_put(ctx, &block->checkpoints, block, &block->expert, &block->results, rows, &values));
+    TRY(moe_mlp_forward(ctx, &block->expert, block, rows, &block->checkpoints, true));
     /* The row of zeros is there for the checkpoints alone. */
     if (block->slots.row != NULL) rows->count = rows->size;
     if (rows->count == 0) return ASSAY_OK;

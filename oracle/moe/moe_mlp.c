@@ -30,9 +30,11 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
     mlp->tensor_shards = routed ? block->split.tensor_shards : 1;
     mlp->emb_chunks = routed ? block->split.emb_chunks : 1;
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        char path[ASSAY_PATH_SIZE];
-        mlp->given[checkpoint] = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) > 0 &&
-                                 block->in->has(block->in->self, path);
+        char path[ASSAY_PATH_SIZE], staged[ASSAY_PATH_SIZE];
+        if (assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path) == 0) continue;
+        mlp->given[checkpoint] = block->in->has(block->in->self, path);
+        assay_staged_path(path, staged);
+        mlp->staged[checkpoint] = block->in->has(block->in->self, staged);
     }
     TRY(alloc_weights(ctx, mlp, block));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));
@@ -132,15 +134,26 @@ cleanup:
     return status;
 }
 
-assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows, bool down)
+assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                             moe_checkpoints *checkpoints, bool down)
 {
     assay_status status = ASSAY_OK;
+    const moe_results *results = &block->results;
+    assay_gated_mlp_residuals *r = &mlp->residuals;
+    const moe_checkpoint_values up = {.a = r->a, .b = r->b}, gate = {.h = r->h}, y = {.y = rows->y};
     mlp->config.rows = rows->count;
     TRY(forward_up(ctx, mlp, block, rows));
-    assay_gated_mlp_gate(ctx, &mlp->residuals, &mlp->config);
+    TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, results, rows, &up));
+    TRY(moe_go_on(ctx, mlp, block, mlp->config.fused ? ASSAY_MLPWI : ASSAY_MLPWI_0, rows, r->a));
+    TRY(moe_go_on(ctx, mlp, block, ASSAY_MLPWI_1, rows, r->b));
+    assay_gated_mlp_gate(ctx, r, &mlp->config);
+    TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, results, rows, &gate));
+    TRY(moe_go_on(ctx, mlp, block, ASSAY_MLP_INTERMEDIATE, rows, r->h));
     if (!down) return ASSAY_OK;
     TRY(mlp->given[ASSAY_MLPWO] ? moe_read_given(ctx, mlp, block, ASSAY_MLPWO, rows, rows->y)
                                 : forward_down(ctx, mlp, rows));
+    TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, results, rows, &y));
+    TRY(moe_go_on(ctx, mlp, block, ASSAY_MLPWO, rows, rows->y));
 cleanup:
     return status;
 }

@@ -60,10 +60,7 @@ static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_r
                                .y = all->y + at,
                                .dy = gradients ? all->dy + at : NULL,
                                .dx = all->dx == NULL ? NULL : all->dx + at};
-        TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, down));
-        const moe_checkpoint_values values = {block->shared.residuals.a, block->shared.residuals.b,
-                                              block->shared.residuals.h, rows.y};
-        TRY(moe_checkpoints_put(ctx, &block->checkpoints, block, &block->shared, r, &rows, &values));
+        TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, &block->checkpoints, down));
         if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, &rows));
     }
     if (gradients) TRY(moe_mlp_write(ctx, &block->shared, r));

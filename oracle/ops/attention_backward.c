@@ -189,7 +189,10 @@ static assay_status sink_gradients(assay_context *ctx, const backward_job *job, 
             const int64_t row = t * config->heads + head;
             const double lse = job->lse[(t / length * config->heads + head) * length + t % length];
             const bool padding = segments != NULL && segments[t] == 0;
-            p[t] = padding ? 0 : -assay_sigmoid(job->in->sinks[head] - lse);
+            const double sink = job->in->sinks[head];
+            /* 1 less the gate is the same, and loses digits that the rest of a whole run hides */
+            const double share = assay_is_staged(ctx) ? 1 - attention_gate(ctx, lse, sink) : assay_sigmoid(sink - lse);
+            p[t] = padding ? 0 : -share;
             d[t] = padding ? 0 : assay_dot(ctx, wide, job->dout + row * wide, job->out + row * wide);
         }
         assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, p);

@@ -1,6 +1,9 @@
 #include "oracle/ops/glu.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
 
 enum { CHUNK = 256 };
 
@@ -20,21 +23,43 @@ static inline double clamp_both(double x, double limit)
     return x < -limit ? -limit : clamp_above(x, limit);
 }
 
+/* In a run stage by stage: f comes with the error of an elementary function; f' with that of its terms, which cancel near
+ * its zero; gelu's tanh cancels where x is below 0. relu and linear are exact. */
+static void err(const assay_context *ctx, assay_activation function, int64_t n, const double *x, double *f, double *slope)
+{
+    double terms[CHUNK], moved[CHUNK], tanh[CHUNK];
+    if (!assay_is_staged(ctx) || function == ASSAY_RELU || function == ASSAY_LINEAR) return;
+    for (int64_t i = 0; i < n; i++) {
+        const double size = fabs(f[i]);
+        terms[i] = moved[i] = fmin(size + size / fmax(fabs(x[i]), 0x1p-60), 1 + size);
+        tanh[i] = function == ASSAY_GELU && x[i] < 0 ? -0.25 * x[i] : 0;
+        f[i] -= tanh[i];
+    }
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, n, moved);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, n, tanh);
+    for (int64_t i = 0; i < n; i++) f[i] += tanh[i];
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, n, f);
+    for (int64_t i = 0; i < n; i++) slope[i] += moved[i] - terms[i];
+}
+
 static void clamped_factors(const assay_context *ctx, const double *a, const double *b, int64_t n,
                             const assay_gated_mlp_config *config, factors *f)
 {
     const bool gpt_oss = config->glu == ASSAY_GLU_GPT_OSS;
     const double limit = config->limit, shift = gpt_oss ? 1 : 0;
+    double x[CHUNK];
     for (int64_t i = 0; i < n; i++) {
         f->u[i] = clamp_above(a[i], limit);
         f->v[i] = clamp_both(b[i], limit) + shift;
         f->dv[i] = fabs(b[i]) > limit ? 0 : 1;
     }
+    memcpy(x, f->u, (size_t)n * sizeof *x);
     if (gpt_oss) {
         assay_quick_gelu_many(ctx, n, f->u, f->u, f->du);
     } else {
         assay_activation_many(ctx, config->activation[0], n, f->u, f->u, f->du);
     }
+    err(ctx, config->activation[0], n, x, f->u, f->du);
     for (int64_t i = 0; i < n; i++) f->du[i] = a[i] > limit ? 0 : f->du[i];
 }
 
@@ -44,6 +69,8 @@ static void factors_of(const assay_context *ctx, const double *a, const double *
     if (config->glu == ASSAY_GLU_PLAIN) {
         assay_activation_many(ctx, config->activation[0], n, a, f->u, f->du);
         assay_activation_many(ctx, config->activation[1], n, b, f->v, f->dv);
+        err(ctx, config->activation[0], n, a, f->u, f->du);
+        err(ctx, config->activation[1], n, b, f->v, f->dv);
     } else {
         clamped_factors(ctx, a, b, n, config, f);
     }

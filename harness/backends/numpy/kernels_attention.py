@@ -165,7 +165,11 @@ class Queries:
         self.ar, self.compressed = ar, "wq_a/kernel" in w
         if self.compressed:
             q_a, self.back_a = dense(ar, x, w["wq_a/kernel"])
+            q_a = ar.made("query_wa_proj", q_a)
             q_n, self.back_n = rms_norm(ar, ar.keep(q_a), w["q_norm/scale"], epsilon)
+            q_n = ar.made("mla_q", q_n)
+            ar.checkpoint("query_wa_proj", q_a)
+            ar.checkpoint("mla_q", q_n)
             self.q, self.back_b = dense(ar, q_n, w["wq_b/kernel"])
         else:
             self.q, self.back_b = dense(ar, x, w["query/kernel"])
@@ -189,18 +193,25 @@ def mla(ar, s, t, prefix, x):
     queries = Queries(ar, w, x, epsilon)
     q = ar.keep(queries.q)
     q_pe, back_q_pe = rope(ar, s, positions, q[..., nope:])
-    query = np.concatenate([q[..., :nope], q_pe], -1)
+    query = ar.made("query_proj", np.concatenate([q[..., :nope], q_pe], -1))
     kv_a, back_kv_a = dense(ar, x, w["wkv_a/kernel"])
-    kv_a = ar.keep(kv_a)
+    kv_a = ar.keep(ar.made("kv_wa_proj", kv_a))
     c_kv, back_c_kv = rms_norm(ar, kv_a[..., :rank], w["kv_norm/scale"], epsilon)
+    c_kv = ar.made("mla_kv", c_kv)
     kv, back_kv = dense(ar, c_kv, w["wkv_b/kernel"])
     k_pe, back_k_pe = rope(ar, s, positions, kv_a[:, :, None, rank:])
-    key = np.concatenate([kv[..., :nope], np.repeat(k_pe, kv.shape[2], 2)], -1)
+    kv = np.concatenate([kv[..., :nope], ar.made("value_proj", kv[..., nope:])], -1)
+    key = ar.made("key_proj", np.concatenate([kv[..., :nope], np.repeat(k_pe, kv.shape[2], 2)], -1))
     segments = t.get("inputs/segment_ids")
     query = query if late else ar.store(query) * scale
-    out, _, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
+    out, lse, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
+    out = ar.made("attention_out", out)
     flat = out.reshape(*x.shape[:2], -1)
     y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
+    y = ar.made("out_proj", y)
+    for name, made in {"kv_wa_proj": kv_a, "mla_kv": c_kv, "query_proj": query * scale if late else query, "key_proj": key,
+                       "value_proj": kv[..., nope:], "lse": lse, "attention_out": out, "out_proj": y}.items():
+        ar.checkpoint(name, made)
 
     def back(dy):
         g = {}
@@ -265,12 +276,15 @@ def gqa(ar, s, t, prefix, x):
     made = [Projected(ar, s, w, n, x, t["inputs/positions"]) for n in ("query", "key", "value")]
     scale, late = ar.float(s.number("query_pre_attn_scalar")), ar.variant.fused
     query = made[0].y if late else ar.store(made[0].y) * scale
-    out, _, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
-                                       scale if late else None, window_of(s), w.get("sinks"))
+    out, lse, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
+                                         scale if late else None, window_of(s), w.get("sinks"))
     flat = out.reshape(*x.shape[:2], -1)
     y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
     if "out/bias" in w:
         y = ar.keep(y) + w["out/bias"]
+    for name, value in {"query_proj": query * scale if late else query, "key_proj": made[1].y, "value_proj": made[2].y,
+                        "attention_out": out, "lse": lse, "out_proj": y}.items():
+        ar.checkpoint(name, value)
 
     def back(dy):
         g = {}

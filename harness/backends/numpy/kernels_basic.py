@@ -97,12 +97,15 @@ class GatedMlp:
         ar, early = self.ar, weight is not None and self.ar.variant.weigh_early
         a, b = (ar.keep(ar.linear(x, w) if bias is None else ar.linear(x, w) + bias)
                 for w, bias in ((wi_0, b_0), (wi_1, b_1)))
+        a, b = ar.made("mlpwi_0", a), ar.made("mlpwi_1", b)
         (f, df), (g, dg) = self.gate(a), self.up(b)
-        h = ar.store(f * g)
+        h = ar.store(ar.made("intermediate", f * g))
         weighed = ar.store(h * weight) if early else h
         y = ar.linear(weighed, wo)
         if b_o is not None:
             y = y + (b_o * weight if early else b_o)
+        y = ar.made("mlpwo", y)
+        self.made = a, b, h, None if early else y
         if weight is not None and not early:
             out = ar.keep(y)
             y = out * weight

@@ -26,6 +26,7 @@ class Router:
         self.k, self.experts = s.count("num_experts_per_tok"), logits.shape[-1]
         deepseek = self.family != "default"
         self.factor = ar.float(s.number("routed_scaling_factor") if deepseek else 1)
+        self.late = s.text.get("apply_routed_scaling_factor_on_output") == "false"  # the case's weights are without it
         self.score = s["routed_score_func"]
         self.scores, self.derivative = self.score_of(logits)
         self.biased = self.scores if bias is None else self.scores + bias
@@ -97,6 +98,14 @@ class Router:
         return {name: value for name, value in named.items() if value is not None}
 
 
+def expert_checkpoints(ar, place, made, fused, rows=()):
+    """Of a gated MLP what it made: a, b, h and y, the rows in the shape of tokens where `rows` says so."""
+    a, b, h, y = (None if m is None else m.reshape(*(rows or m.shape[:1]), -1) for m in made)
+    pairs = {"mlpwi": np.concatenate([a, b], -1)} if fused else {"mlpwi_0": a, "mlpwi_1": b}
+    for name, value in (pairs | {"intermediate" if place else "mlp_intermediate": h, "mlpwo": y}).items():
+        ar.checkpoint(place + name, value)
+
+
 def moe(ar, s, t, prefix, x):
     """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
     s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
@@ -109,6 +118,7 @@ def moe(ar, s, t, prefix, x):
     names = ["wi_0", "wi_1", "wo", "wi_0_bias", "wi_1_bias", "wo_bias"]
     weights = [wi_0, wi_1, w["wo"], *(w.get(name) for name in names[3:])]
     expert, backs = GatedMlp(ar, s, both=False), []
+    sorted_rows = []
     terms = np.zeros((*router.weights.shape, flat.shape[-1]), ar.float)
     for e in range(len(wi_0)):
         token, k = np.nonzero(router.chosen == e)
@@ -116,11 +126,15 @@ def moe(ar, s, t, prefix, x):
             own = [None if m is None else m[e] for m in weights]
             terms[token, k], back = expert(flat[token], *own, weight=router.weights[token, k][:, None])
             backs.append((e, token, k, back))
+            sorted_rows.append(expert.made)
+    if s.true("sparse_matmul"):
+        expert_checkpoints(ar, "moe_", [None if m[0] is None else np.concatenate(m) for m in zip(*sorted_rows)], fused)
     y, back_shared = ar.keep(ar.sum(terms, 1)), None
     shared = ["shared_experts/" + n + "/kernel" for n in ("wi_0", "wi_1", "wo")]
     if shared[0] in w:
         y_shared, back_shared = expert(flat, *(w[n] for n in shared))
         y = y + ar.keep(y_shared)
+        expert_checkpoints(ar, "", expert.made, False, tuple(x.shape[:2]))
 
     def back(dy, d_loss):
         dy = dy.reshape(flat.shape)

@@ -3,7 +3,7 @@ import numpy as np
 
 from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
-from kernels_moe import Router, moe
+from kernels_moe import Router, expert_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from request import Unsupported
 
@@ -93,7 +93,9 @@ def gated_mlp(ar, s, t, prefix, x):
         if prefix + "wi" + kind in t:
             named["wi_0" + kind], named["wi_1" + kind] = np.split(t[prefix + "wi" + kind], 2, -1)
     order = [w + kind for kind in ("/kernel", "/bias") for w in (*halves, "wo")]
-    y, back_flat = GatedMlp(ar, s)(x.reshape(-1, x.shape[-1]), *(named[n] for n in order))
+    mlp = GatedMlp(ar, s)
+    y, back_flat = mlp(x.reshape(-1, x.shape[-1]), *(named[n] for n in order))
+    expert_checkpoints(ar, "", mlp.made, prefix + "wi/kernel" in t, x.shape[:2])
 
     def back(dy):
         dx, gradients, _ = back_flat(dy.reshape(-1, dy.shape[-1]))
@@ -115,6 +117,8 @@ def run_mlp(ar, s, t):
 def routed(router, shape, results=""):
     """What a MoE block gives beside its output; results: "layers/3/" in a stack."""
     r = {f"outputs/{results}{name}": value for name, value in router.outputs().items()}
+    if not router.late:
+        r[f"routing/{results}weights"] = router.weights.reshape(*shape[:2], -1)
     return r | {f"routing/{results}selected_experts": router.chosen.reshape(*shape[:2], -1).astype(np.int32)}
 
 
@@ -154,6 +158,8 @@ def run_gqa(ar, s, t):
 def layer(ar, s, t, results, x):
     """results: "layers/3/", or "" for a layer alone. Gives y, results, and back from dy to dx and gradients."""
     prefix, epsilon = "weights/" + results, s.number("normalization_layer_epsilon")
+    ar.layer = results
+    ar.checkpoint("decoder_layer_input", x)
     pre, post = (prefix + n + "_self_attention_layer_norm/scale" for n in ("pre", "post"))
     x_n, back_pre = rms_norm(ar, x, t[pre], epsilon)
     inside = prefix + "self_attention/"
@@ -214,11 +220,11 @@ PLAIN_VALUES = {"local_num_experts": "0", "num_fused_shared_experts": "0", "appl
 
 
 def is_router_or_statistic(op, path):
-    return path.endswith(("/lse", "/lb_loss", "/bias_updates", "/gate/kernel", "/gate/bias")) or op == "routing"
+    return path.endswith(("/lse", "/lb_loss", "/bias_updates", "/gate/kernel", "/gate/bias")) or op == "routing" or path.startswith("routing/")
 
 
 def run(ar, request):
-    """The results that the request expects, and the choice of experts."""
+    """The results that the request expects, and the choice of experts; of checkpoints those that there are."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
@@ -238,7 +244,12 @@ def run(ar, request):
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}
-    for path in request.expects + [p for p in made if p.startswith("routing/")]:
+    made = ar.checkpoints | made
+    asked = any(path.startswith("checkpoints/") for path in request.expects)
+    beside = [p for p in made if p.startswith("routing/") and (asked or not p.endswith("weights"))]
+    for path in request.expects + beside:
+        if path not in made and path.startswith("checkpoints/"):
+            continue
         if path not in made:
             raise Unsupported("no " + path)
         value = np.asarray(made[path])

@@ -6,6 +6,9 @@ import h5py
 import numpy as np
 
 
+RESULTS = ("outputs/", "gradients/", "checkpoints/")
+
+
 class Unsupported(Exception):
     pass
 
@@ -75,7 +78,7 @@ class Request:
                     self.tensors[name] = item[()] if item.dtype.kind == "i" else item[()].astype(float_type)
                     if narrow and item.attrs.get("float_type") == "float32":
                         self.wide.add(name)  # float32 beside a narrower grid: used as it is
-                elif name.startswith(("outputs/", "gradients/")):
+                elif name.startswith(RESULTS):
                     expects.append(name)
 
             f.visititems(read)
@@ -83,7 +86,7 @@ class Request:
                 self.tensors[name] = elements.astype(float_type)
                 if narrow and kind == "float32":
                     self.wide.add(name)
-            self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(("outputs/", "gradients/"))]
+            self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 
 def write_candidate(path, results, profile):
