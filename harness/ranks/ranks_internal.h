@@ -72,7 +72,8 @@ typedef struct first_rank {
     put_queue *queues;  /* [size] */
     int64_t queued;     /* bytes in them */
     over_message *over; /* [size]: the last of each rank; [0]: what failed here */
-    int64_t *through;   /* [size]: the last session of which a rank has passed all on; the next one's data come after it */
+    int64_t
+        *through; /* [size]: the last session of which a rank has passed all on; the next one's data come after it */
 } first_rank;
 
 struct assay_rank_group {
