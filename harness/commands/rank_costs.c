@@ -9,8 +9,7 @@
 #include "harness/ranks/ranks.h"
 #include "harness/sketch/sketch.h"
 
-const char *const assay_loop_names[ASSAY_LOOPS] = {[ASSAY_LOOP_GIVEN] = "chunks of what is given",
-                                                   [ASSAY_SHARE_EXPERTS] = "experts",
+const char *const assay_loop_names[ASSAY_LOOPS] = {[ASSAY_SHARE_EXPERTS] = "experts",
                                                    [ASSAY_SHARE_HEADS] = "heads",
                                                    [ASSAY_SHARE_ROWS] = "parts of products",
                                                    [ASSAY_LOOP_MEMBERS] = "members"};
@@ -223,12 +222,11 @@ static void add_looks(const assay_plan *plan, assay_shared_work *work)
 
 assay_shared_work assay_shared_work_of(const assay_plan *plan, double least)
 {
-    assay_shared_work work = {.least = least, .written = (double)plan->file_bytes, .memory = (double)plan->memory};
-    assay_ranks_loop *given = &work.loops[ASSAY_LOOP_GIVEN];
-    given->times = 1;
-    given->pieces = assay_golden_given_pieces(plan, &given->drawn);
-    given->put = given->drawn;
-    work.drawn = given->drawn;
+    assay_shared_work work = {.least = least,
+                              .stored = assay_golden_given_bytes(plan),
+                              .written = (double)plan->file_bytes,
+                              .memory = (double)plan->memory};
+    work.drawn = work.stored;
     add_looks(plan, &work);
     add_runs(plan, &work);
     add_members(plan, plan->operation->flops(plan->c, true), &work);
@@ -261,15 +259,15 @@ void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_c
         least_own += own * loop->put;
     }
     const double everywhere = work->operations - shared;
-    const double drawn_everywhere = work->drawn - drawn;
+    const double drawn_everywhere = work->drawn - work->stored - drawn;
     int children = 0;
     while (assay_ranks_child(0, ranks, children) >= 0) children++;
     const double passed_on = broadcast * children;
     const double left = ranks > 1 ? 1 : 0;
     costs[ASSAY_RANK_OPERATIONS] =
         (assay_rank_cost){everywhere + most_shared, n * everywhere + shared, work->operations};
-    costs[ASSAY_RANK_DRAWN] =
-        (assay_rank_cost){drawn_everywhere + most_drawn, n * drawn_everywhere + drawn, work->drawn};
+    costs[ASSAY_RANK_DRAWN] = (assay_rank_cost){drawn_everywhere + most_drawn + work->stored,
+                                                n * drawn_everywhere + drawn + work->stored, work->drawn};
     costs[ASSAY_RANK_SENT] =
         (assay_rank_cost){left * fmax(most_put, passed_on), left * (put - least_own) + (n - 1) * broadcast, 0};
     costs[ASSAY_RANK_RECEIVED] =

@@ -5,11 +5,12 @@
 #include "harness/plan/plan.h"
 
 /* What ranks share of runs, then what they share besides. */
-enum { ASSAY_LOOP_GIVEN = ASSAY_SHARES, ASSAY_LOOP_MEMBERS, ASSAY_LOOPS };
+enum { ASSAY_LOOP_MEMBERS = ASSAY_SHARES, ASSAY_LOOPS };
 
 typedef struct assay_shared_work {
     double least;                        /* of the ranks */
     double operations, drawn;            /* of one process: of all loops, and of what every rank does */
+    double stored;                       /* bytes of what is given that the first rank draws for the file */
     double written;                      /* bytes of the file */
     double memory;                       /* of one process */
     assay_ranks_loop loops[ASSAY_LOOPS]; /* the pieces of a loop are of one size here */

@@ -64,34 +64,20 @@ static assay_status sink_write_i32(assay_context *ctx, void *self, const char *p
     return assay_fixture_append_i32(ctx, sink->writer, path, count, values);
 }
 
-/* Inputs, weights and cotangents, into a sink; a piece is one of their chunks. */
-typedef struct given_chunk {
-    const assay_tensor_spec *spec;
-    int64_t first, count;
-} given_chunk;
-
-typedef struct given_chunks {
-    const assay_source *source;
-    const assay_sink *out;
-    given_chunk *chunks;
-    double *values;
-} given_chunks;
-
-static assay_status write_chunk(assay_context *ctx, void *self, const assay_piece *piece)
+/* The next elements of a tensor that is given; values: room for a chunk. */
+static assay_status write_chunk(assay_context *ctx, file_sink *sink, const assay_source *source,
+                                const assay_tensor_spec *spec, int64_t first, int64_t count, double *values)
 {
     assay_status status;
-    const given_chunks *g = self;
-    const given_chunk *c = &g->chunks[piece->number];
-    const char *path = c->spec->path;
     int32_t *integers = NULL;
-    if (c->spec->type == ASSAY_INT32) {
-        TRY(assay_alloc_i32(ctx, path, c->count, &integers));
-        TRY(g->source->read_i32(ctx, g->source->self, path, c->first, c->count, integers));
-        TRY(g->out->write_i32(ctx, g->out->self, path, c->count, integers));
+    if (spec->type == ASSAY_INT32) {
+        TRY(assay_alloc_i32(ctx, spec->path, count, &integers));
+        TRY(source->read_i32(ctx, source->self, spec->path, first, count, integers));
+        TRY(sink_write_i32(ctx, sink, spec->path, count, integers));
         goto cleanup;
     }
-    TRY(g->source->read(ctx, g->source->self, path, c->first, c->count, g->values));
-    TRY(g->out->write(ctx, g->out->self, path, c->count, g->values));
+    TRY(source->read(ctx, source->self, spec->path, first, count, values));
+    TRY(sink_write(ctx, sink, spec->path, count, values));
 cleanup:
     free(integers);
     return status;
@@ -178,53 +164,36 @@ static int64_t chunk_of(const assay_tensor_spec *spec, int64_t first)
     return spec->type == ASSAY_INT32 || left < CHUNK ? left : CHUNK;
 }
 
-/* How many chunks there are; into `chunks`, which may be NULL. */
-static int64_t list_chunks(const assay_plan *plan, const assay_source *source, bool golden, given_chunk *chunks)
-{
-    int64_t count = 0;
-    for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &plan->specs[i];
-        const int64_t total = assay_shape_count(&spec->shape);
-        if (!assay_role_is_given(spec->role) || !is_in_file(plan, source, spec, golden)) continue;
-        for (int64_t first = 0; first < total; first += chunk_of(spec, first), count++)
-            if (chunks != NULL) chunks[count] = (given_chunk){spec, first, chunk_of(spec, first)};
-    }
-    return count;
-}
-
-int64_t assay_golden_given_pieces(const assay_plan *plan, double *bytes)
+double assay_golden_given_bytes(const assay_plan *plan)
 {
     const assay_source none = {0}; /* it has no recipes */
-    *bytes = 0;
+    double bytes = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const size_t size = spec->type == ASSAY_INT32 ? sizeof(int32_t) : sizeof(double);
         if (assay_role_is_given(spec->role) && is_in_file(plan, &none, spec, true))
-            *bytes += (double)size * (double)assay_shape_count(&spec->shape);
+            bytes += (double)size * (double)assay_shape_count(&spec->shape);
     }
-    return list_chunks(plan, &none, true, NULL);
+    return bytes;
 }
 
-/* Once every attribute is set: some containers are planned whole. */
+/* Once every attribute is set: some containers are planned whole. By the first rank: to send a number costs more than to draw
+ * it. */
 static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {
     assay_status status;
-    const assay_sink file = {.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    assay_ranks_writer writer;
-    const assay_sink out = assay_ranks_sink_open(ctx, &writer, &file);
-    given_chunks g = {.source = source, .out = &out};
-    const assay_pieces pieces = {
-        .self = &g, .count = list_chunks(sink->plan, source, golden, NULL), .work = write_chunk};
-    void *chunks = NULL;
-    TRY(assay_alloc(ctx, "list of what is given", pieces.count, sizeof *g.chunks, &chunks));
-    TRY(assay_alloc_f64(ctx, "a chunk of what is given", CHUNK, &g.values));
-    g.chunks = chunks;
-    list_chunks(sink->plan, source, golden, g.chunks);
-    TRY(assay_pieces_run(ctx, &pieces));
+    double *values = NULL;
+    if (!assay_ranks_is_first(ctx)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "a chunk of what is given", CHUNK, &values));
+    for (int i = 0; i < sink->plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &sink->plan->specs[i];
+        const int64_t total = assay_shape_count(&spec->shape);
+        if (!assay_role_is_given(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
+        for (int64_t first = 0; first < total; first += chunk_of(spec, first))
+            TRY(write_chunk(ctx, sink, source, spec, first, chunk_of(spec, first), values));
+    }
 cleanup:
-    assay_ranks_sink_close(&writer);
-    free(chunks);
-    free(g.values);
+    free(values);
     return status;
 }
 

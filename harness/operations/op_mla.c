@@ -1,9 +1,9 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
-#include "oracle/ops/ops_shares.h"
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_mla.h"
+#include "oracle/ops/ops_shares.h"
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {

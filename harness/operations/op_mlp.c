@@ -1,9 +1,9 @@
 #include <stdlib.h>
 
 #include "harness/operations/op_support.h"
-#include "oracle/ops/ops_shares.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/gated_mlp.h"
+#include "oracle/ops/ops_shares.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
 #include "oracle/propagate/scales.h"
 

@@ -6,6 +6,13 @@
 
 #include "harness/ranks/ranks_internal.h"
 
+static void next_session(assay_rank_group *group)
+{
+    group->session++;
+    group->run = group->broadcasts = group->expected = 0;
+    group->ended = group->reported = false;
+}
+
 /* Of ranks but the first. */
 
 static bool is_there(assay_rank_group *group, int tag, int from)
@@ -150,6 +157,15 @@ static void other_over(assay_rank_group *group, int64_t session, assay_status st
     rank_send(group, 0, TAG_OVER, &over, sizeof over);
 }
 
+/* All of the session is passed on. */
+static void leave_session(assay_rank_group *group)
+{
+    pass_on_all(group);
+    rank_send(group, 0, TAG_THROUGH, &group->session, sizeof group->session);
+    group->gone = group->last;
+    next_session(group);
+}
+
 /* Of every rank. */
 
 static assay_status first_broadcast(assay_context *ctx, assay_ranks *ranks, void *data, int64_t bytes)
@@ -185,13 +201,6 @@ assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *tr
     return ASSAY_OK;
 }
 
-static void next_session(assay_rank_group *group)
-{
-    group->session++;
-    group->run = group->broadcasts = group->expected = 0;
-    group->ended = group->reported = false;
-}
-
 void assay_rank_group_close(assay_rank_group *group, assay_status status, const char *message)
 {
     if (group == NULL) return;
@@ -199,13 +208,8 @@ void assay_rank_group_close(assay_rank_group *group, assay_status status, const 
         first_rank_end_session(group, true);
         first_rank_stop(group);
     }
-    if (group->transport.rank != 0) {
-        other_over(group, LAST_SESSION, status, message);
-        do { /* the first may have more sessions in mind */
-            pass_on_all(group);
-            next_session(group);
-        } while (!group->last);
-    }
+    if (group->transport.rank != 0 && !group->gone) other_over(group, LAST_SESSION, status, message);
+    while (group->transport.rank != 0 && !group->gone) leave_session(group); /* the first may have more in mind */
     group->transport.close(group->transport.self);
     free(group->spare);
     free(group);
@@ -222,9 +226,9 @@ void assay_ranks_end_session(assay_ranks *ranks, assay_status status, const char
     assay_rank_group *group = ranks->self;
     if (group->transport.rank == 0) {
         first_rank_end_session(group, false);
-    } else if (!group->last) {
+        next_session(group);
+    } else if (!group->gone) {
         other_over(group, group->session, status, message);
-        pass_on_all(group);
+        leave_session(group);
     }
-    next_session(group);
 }

@@ -39,6 +39,7 @@ static bool hear_words(assay_rank_group *group)
     size_t bytes = 0;
     wish wanted = {0};
     over_message over = {0};
+    int64_t through = 0;
     bool any = false;
     for (; group->transport.probe(group->transport.self, TAG_NEXT, &from, &bytes); from = -1, any = true) {
         if (!rank_receive(group, from, TAG_NEXT, &wanted, sizeof wanted)) return any;
@@ -50,6 +51,13 @@ static bool hear_words(assay_rank_group *group)
         if (!rank_receive(group, from, TAG_OVER, &over, sizeof over)) return any;
         pthread_mutex_lock(&f->lock);
         f->over[from] = over;
+        pthread_cond_signal(&f->arrived);
+        pthread_mutex_unlock(&f->lock);
+    }
+    for (from = -1; group->transport.probe(group->transport.self, TAG_THROUGH, &from, &bytes); from = -1, any = true) {
+        if (!rank_receive(group, from, TAG_THROUGH, &through, sizeof through)) return any;
+        pthread_mutex_lock(&f->lock);
+        f->through[from] = through;
         pthread_cond_signal(&f->arrived);
         pthread_mutex_unlock(&f->lock);
     }
@@ -134,10 +142,11 @@ assay_status first_rank_start(assay_context *ctx, assay_rank_group *group)
     f->session = group->session;
     f->wishes = calloc(size, sizeof *f->wishes);
     f->over = calloc(size, sizeof *f->over);
+    f->through = calloc(size, sizeof *f->through);
     f->queues = calloc(size, sizeof *f->queues);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->arrived, NULL);
-    f->started = f->wishes != NULL && f->over != NULL && f->queues != NULL &&
+    f->started = f->wishes != NULL && f->over != NULL && f->through != NULL && f->queues != NULL &&
                  pthread_create(&f->thread, NULL, serve, group) == 0;
     if (f->started) return ASSAY_OK;
     first_rank_stop(group);
@@ -170,15 +179,17 @@ void first_rank_stop(assay_rank_group *group)
     pthread_cond_destroy(&f->arrived);
     free(f->wishes);
     free(f->over);
+    free(f->through);
     free(f->queues);
     free(f->owners);
 }
 
-static bool all_are_through(const assay_rank_group *group, int64_t session)
+static bool all_are_through(const assay_rank_group *group)
 {
+    const int64_t session = group->session;
     bool all = true;
     for (int rank = 1; rank < group->transport.size && !group->lost; rank++)
-        all &= group->first.over[rank].session >= session;
+        all &= group->first.through[rank] >= session;
     return all;
 }
 
@@ -186,13 +197,12 @@ void first_rank_end_session(assay_rank_group *group, bool last)
 {
     first_rank *f = &group->first;
     const end_message end = {.broadcasts = group->broadcasts, .last = last};
-    const int64_t through = last ? LAST_SESSION : group->session;
     pthread_mutex_lock(&f->lock);
     f->ended = true;
     pthread_mutex_unlock(&f->lock);
     for (int rank = 1; rank < group->transport.size; rank++) rank_send(group, rank, TAG_END, &end, sizeof end);
     pthread_mutex_lock(&f->lock);
-    while (!all_are_through(group, through)) pthread_cond_wait(&f->arrived, &f->lock);
+    while (!all_are_through(group)) pthread_cond_wait(&f->arrived, &f->lock);
     drop_queues(group);
     free(f->owners);
     f->owners = NULL;

@@ -8,7 +8,7 @@
 #include "harness/ranks/ranks.h"
 
 /* From and to the first rank. A PUT is a header and, where it has bytes, a body of that tag. */
-enum { TAG_NEXT = 1, TAG_PUT, TAG_BODY, TAG_OVER, TAG_REPLY, TAG_DATA, TAG_DATA_BODY, TAG_END };
+enum { TAG_NEXT = 1, TAG_PUT, TAG_BODY, TAG_OVER, TAG_REPLY, TAG_DATA, TAG_DATA_BODY, TAG_END, TAG_THROUGH };
 
 enum {
     NO_PIECE = -1,
@@ -31,7 +31,7 @@ typedef struct wish {
     int64_t session, run;
 } wish;
 
-/* A rank is through with a session, or with all. */
+/* A rank has done its part of a session, or of all. */
 typedef struct over_message {
     int64_t session;     /* LAST_SESSION: there will be none any more */
     assay_status status; /* of what no piece has said */
@@ -72,6 +72,8 @@ typedef struct first_rank {
     put_queue *queues;  /* [size] */
     int64_t queued;     /* bytes in them */
     over_message *over; /* [size]: the last of each rank; [0]: what failed here */
+    int64_t
+        *through; /* [size]: the last session of which a rank has passed all on; the next one's data come after it */
 } first_rank;
 
 struct assay_rank_group {
@@ -83,6 +85,7 @@ struct assay_rank_group {
     int64_t expected;     /* so many broadcasts */
     bool last;            /* it was the last */
     bool reported;        /* of another rank: its failure was that of a piece */
+    bool gone;            /* of another rank: it is through with the last session */
     atomic_bool lost;     /* a message was: the ranks have nothing to say to each other any more */
     char *spare;          /* [LONGEST_MESSAGE], of whom receives: for what nobody here keeps */
     first_rank first;

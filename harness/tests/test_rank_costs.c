@@ -157,7 +157,8 @@ static void compare(assay_context *ctx, const row *r, assay_case *cases, int cou
         found.broadcast += (double)ranks.counted[i].broadcast;
     }
     assert_between(r, "pieces", (double)found.pieces, (double)expected.pieces, (double)expected.pieces);
-    assert_between(r, "bytes put", found.put, (r->bounds & PUT_AT_MOST) != 0 ? 0.9 * expected.put : expected.put, expected.put);
+    assert_between(r, "bytes put", found.put, (r->bounds & PUT_AT_MOST) != 0 ? 0.9 * expected.put : expected.put,
+                   expected.put);
     assert_between(r, "bytes broadcast", found.broadcast, expected.broadcast, expected.broadcast);
     /* a look ends at the first number that the profile's type has not */
     for (int p = 0; p < plan.precision_count; p++) looks += plan.precisions[p].given_beyond;
@@ -168,7 +169,8 @@ static void compare(assay_context *ctx, const row *r, assay_case *cases, int cou
                                                     : drawn_most - size * look - integer_bytes(&plan),
                    drawn_most);
     if ((r->bounds & UNCOUNTED) == 0)
-        assert_between(r, "operations", (double)operations, costs[ASSAY_RANK_OPERATIONS].sum, costs[ASSAY_RANK_OPERATIONS].sum);
+        assert_between(r, "operations", (double)operations, costs[ASSAY_RANK_OPERATIONS].sum,
+                       costs[ASSAY_RANK_OPERATIONS].sum);
     assay_plan_free(&plan);
 }
 

@@ -93,9 +93,9 @@ TEST(any_number_of_ranks_writes_the_file_of_one_process)
         bool scales;
     } runs[] = {
         {"deepseek_layer/moe", true},
-        {"decoder_layer/gpt-oss", false},            /* biases, sinks, a window */
-        {"decoder_stack/mixtral-kept", false},       /* what experts leave is given to backward */
-        {"decoder_stack/mixtral-offloaded", false},  /* and from a file */
+        {"decoder_layer/gpt-oss", false},           /* biases, sinks, a window */
+        {"decoder_stack/mixtral-kept", false},      /* what experts leave is given to backward */
+        {"decoder_stack/mixtral-offloaded", false}, /* and from a file */
         {"deepseek_stack/tiny-4-layers-mixed", false},
         {"decoder_layer/mixtral-dense-path", false}, /* sums of experts in order */
         {"deepseek_layer/moe-dropping", false},
@@ -167,11 +167,8 @@ TEST(allocations_and_messages_of_a_layer_fail)
     failures = 0;
     for (int i = 0; i < SAMPLES; i++) {
         const thread_fault fault = i % 2 == 0 ? THREAD_FAULT_NOT_SENT : THREAD_FAULT_CUT_SHORT;
-        thread_ranks run = {.size = RANKS,
-                            .fault = fault,
-                            .message = i * whole.messages / SAMPLES,
-                            .body = write_golden,
-                            .self = &j};
+        thread_ranks run = {
+            .size = RANKS, .fault = fault, .message = i * whole.messages / SAMPLES, .body = write_golden, .self = &j};
         thread_ranks_run(&run);
         failures += run.status[0] != ASSAY_OK;
         assert_failed_or_same(&j, &run, one, size);

@@ -314,6 +314,6 @@ void assay_moe_shares_of(assay_run_shares *shares, double least, const assay_moe
     moe_results_open(&block.results, config, in, &all);
     set_sizes(&block);
     find_needs(&block);
-    moe_experts_shares(shares, &block, out, scales, count);
+    moe_experts_shares(shares, least, &block, out, scales, count);
     moe_shared_shares(shares, least, &block);
 }

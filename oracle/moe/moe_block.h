@@ -318,8 +318,8 @@ enum { MOE_PUT_ROWS, MOE_PUTS };
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Of a block that is not open: its sizes and needs are set. */
-void moe_experts_shares(assay_run_shares *shares, moe_block *block, const assay_sink *out, const assay_sink *scales,
-                        int count);
+void moe_experts_shares(assay_run_shares *shares, double least, moe_block *block, const assay_sink *out,
+                        const assay_sink *scales, int count);
 /* Forward and backward; joins y and dx. */
 assay_status moe_shared_run(assay_context *ctx, moe_block *block);
 /* What ranks share of it: of a block that is not open. */

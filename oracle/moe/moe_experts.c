@@ -173,32 +173,6 @@ cleanup:
     return status;
 }
 
-assay_status moe_experts_run(assay_context *ctx, moe_block *block)
-{
-    assay_status status = ASSAY_OK;
-    const assay_pieces experts = {.self = block,
-                                  .count = block->local_experts,
-                                  .everywhere = is_everywhere(block),
-                                  .work = run_expert,
-                                  .take = take_expert};
-    if (!block->need_forward) return ASSAY_OK;
-    block->placed_rows = -1;
-    TRY(alloc_expert(ctx, block));
-    TRY(assay_pieces_run(ctx, &experts));
-    if (experts.everywhere || assay_ranks_is_first(ctx)) {
-        TRY(moe_checkpoints_finish(ctx, &block->checkpoints, block, &block->expert, &block->results));
-        TRY(block->placement->finish(ctx, block));
-    } else {
-        block->observer = NULL; /* it has seen some of the experts */
-    }
-    if (!experts.everywhere) TRY(share_sums(ctx, block));
-cleanup:
-    block->placement->free_rows(block);
-    moe_checkpoints_free(&block->checkpoints);
-    moe_mlp_free(&block->expert);
-    return status;
-}
-
 /* Numbers of the gradients and checkpoints that the experts write. */
 static double written_of(const moe_block *block, const moe_results *r, double rows)
 {
@@ -257,32 +231,57 @@ static double rest_of(const moe_block *block)
     return router + tokens * (double)block->config->shared_mlp_dim * products_of(block, MOE_SHARED, dx);
 }
 
-void moe_experts_shares(assay_run_shares *shares, moe_block *block, const assay_sink *out, const assay_sink *scales,
-                        int count)
+/* The loop of the experts' values, as it is planned: rows are those of a choice that nobody knows yet. */
+static assay_ranks_loop plan_loop(const moe_block *block, const moe_results *r, int64_t rows, int64_t choices)
 {
-    moe_results r;
     const double size = sizeof(double);
-    const bool dense = block->config->path == ASSAY_MOE_DENSE;
-    const int64_t choices = block->tokens * block->per_token * block->local_experts / assay_moe_experts(block->config);
-    const int64_t rows = dense ? block->tokens * block->experts : choices;
-    assay_ranks_loop experts = {.pieces = block->local_experts, .times = 1};
-    shared_sum sums[SUMS];
-    block->placement = &moe_one_device;
-    if (!block->need_forward || is_everywhere(block)) return;
     const assay_gated_mlp_config mlp = assay_moe_expert_config(block->config, 1);
     const assay_tensor_table table = assay_mlp_weight_table(&mlp, ASSAY_MLP_ROUTED);
+    assay_ranks_loop loop = {.pieces = block->local_experts, .times = 1};
     for (int i = 0; i < table.count; i++) {
         char path[ASSAY_PATH_SIZE];
         if (table.rows[i].name == NULL) continue;
         assay_tensor_path("weights/", "", &table.rows[i], path);
         if (block->in->has(block->in->self, path))
-            experts.drawn += size * (double)block->local_experts * (double)assay_tensor_row_count(&table.rows[i]);
+            loop.drawn += size * (double)block->local_experts * (double)assay_tensor_row_count(&table.rows[i]);
     }
-    experts.operations = 2 * (double)rows * (double)block->emb_dim * (double)block->config->moe_mlp_dim *
-                   products_of(block, MOE_ROUTED, block->need_row_dx);
-    shares->operations += experts.operations + rest_of(block);
+    loop.operations = 2 * (double)rows * (double)block->emb_dim * (double)block->config->moe_mlp_dim *
+                      products_of(block, MOE_ROUTED, block->need_row_dx);
+    loop.put = size * (double)put_count(block, rows, choices) + size * written_of(block, r, (double)choices);
+    return loop;
+}
+
+static int64_t planned_choices(const moe_block *block)
+{
+    return block->tokens * block->per_token * block->local_experts / assay_moe_experts(block->config);
+}
+
+static int64_t planned_rows(const moe_block *block)
+{
+    return block->config->path == ASSAY_MOE_DENSE ? block->tokens * block->experts : planned_choices(block);
+}
+
+/* Whether it is worth to send what the experts give: a number that is drawn is as much work as so many operations. */
+static bool pays(const moe_block *block, const moe_results *r, double least)
+{
+    const double of_drawn = 64, numbers = 1 / (double)sizeof(double);
+    const assay_ranks_loop loop = plan_loop(block, r, planned_rows(block), planned_choices(block));
+    return assay_ranks_pays(least, loop.pieces, loop.operations + of_drawn * loop.drawn * numbers, loop.put * numbers);
+}
+
+void moe_experts_shares(assay_run_shares *shares, double least, moe_block *block, const assay_sink *out,
+                        const assay_sink *scales, int count)
+{
+    moe_results r;
+    const double size = sizeof(double);
+    const int64_t choices = planned_choices(block), rows = planned_rows(block);
+    shared_sum sums[SUMS];
+    block->placement = &moe_one_device;
+    if (!block->need_forward) return;
     moe_results_open(&r, block->config, block->in, out);
-    experts.put = size * (double)put_count(block, rows, choices) + size * written_of(block, &r, (double)choices);
+    assay_ranks_loop experts = plan_loop(block, &r, rows, choices);
+    shares->operations += experts.operations + rest_of(block);
+    if (is_everywhere(block) || !pays(block, &block->results, least)) return;
     for (int i = 0; i < count; i++) {
         moe_results_open(&r, block->config, block->in, &scales[i]);
         const bool router = moe_wants_any(&r, MOE_DX, MOE_ROUTED - MOE_DX);
@@ -295,4 +294,31 @@ void moe_experts_shares(assay_run_shares *shares, moe_block *block, const assay_
     list_sums(block, sums);
     for (int i = 0; i < SUMS; i++) experts.broadcast += size * (double)sums[i].count;
     assay_ranks_loop_add(&shares->loops[ASSAY_SHARE_EXPERTS], &experts);
+}
+
+assay_status moe_experts_run(assay_context *ctx, moe_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const bool alone = ctx->ranks != NULL && !pays(block, &block->results, ctx->ranks->least);
+    const assay_pieces experts = {.self = block,
+                                  .count = block->local_experts,
+                                  .everywhere = alone || is_everywhere(block),
+                                  .work = run_expert,
+                                  .take = take_expert};
+    if (!block->need_forward) return ASSAY_OK;
+    block->placed_rows = -1;
+    TRY(alloc_expert(ctx, block));
+    TRY(assay_pieces_run(ctx, &experts));
+    if (experts.everywhere || assay_ranks_is_first(ctx)) {
+        TRY(moe_checkpoints_finish(ctx, &block->checkpoints, block, &block->expert, &block->results));
+        TRY(block->placement->finish(ctx, block));
+    } else {
+        block->observer = NULL; /* it has seen some of the experts */
+    }
+    if (!experts.everywhere) TRY(share_sums(ctx, block));
+cleanup:
+    block->placement->free_rows(block);
+    moe_checkpoints_free(&block->checkpoints);
+    moe_mlp_free(&block->expert);
+    return status;
 }

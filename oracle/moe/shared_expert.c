@@ -110,7 +110,8 @@ void moe_shared_shares(assay_run_shares *shares, double least, const moe_block *
     if (!is_needed(block)) return;
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
         char path[ASSAY_PATH_SIZE];
-        given[i] = assay_mlp_checkpoint_path(&mlp, ASSAY_MLP_SHARED, i, path) > 0 && block->in->has(block->in->self, path);
+        given[i] =
+            assay_mlp_checkpoint_path(&mlp, ASSAY_MLP_SHARED, i, path) > 0 && block->in->has(block->in->self, path);
     }
     assay_gated_mlp_up_shares(shares, least, &mlp, !given[ASSAY_MLPWI_0] + !given[ASSAY_MLPWI_1]);
     if (needs_down(block, needs_gradients(block)) && !given[ASSAY_MLPWO])

@@ -8,7 +8,8 @@
 #include "oracle/ops/gqa.h"
 #include "oracle/ops/mla.h"
 
-void assay_attention_shares(assay_run_shares *shares, double least, const assay_attention_config *config, bool backward);
+void assay_attention_shares(assay_run_shares *shares, double least, const assay_attention_config *config,
+                            bool backward);
 void assay_mla_tensor_shares(assay_run_shares *shares, double least, const assay_mla_config *config,
                              assay_mla_tensor tensor);
 void assay_mla_backward_shares(assay_run_shares *shares, double least, const assay_mla_config *config);
