@@ -95,7 +95,8 @@ assay_status assay_case_to_short_yaml(assay_context *ctx, const assay_case *c, c
 
 /* Changes that --set does not make. `copy` owns what it has, is zeroed before and freed if it fails. */
 assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy);
-void assay_case_drop_input(assay_case *c, int index); /* nothing is said of the tensor any more */
+void assay_case_drop_input(assay_case *c, int index);        /* nothing is said of the tensor any more */
+void assay_case_drop_quant_format(assay_case *c, int index); /* the tensor is numbers again */
 void assay_case_drop_tags(assay_case *c);
 void assay_case_leave_open(assay_case *c, int key);     /* its default, as if it had not been given */
 bool assay_case_says_key(const assay_case *c, int key); /* it was given, or is not the default */

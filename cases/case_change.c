@@ -94,6 +94,12 @@ void assay_case_drop_input(assay_case *c, int index)
     memmove(&c->inputs[index], &c->inputs[index + 1], (size_t)(c->input_count - index) * sizeof *c->inputs);
 }
 
+void assay_case_drop_quant_format(assay_case *c, int index)
+{
+    const size_t behind = (size_t)(--c->quant_format_count - index);
+    memmove(&c->quant_formats[index], &c->quant_formats[index + 1], behind * sizeof *c->quant_formats);
+}
+
 void assay_case_drop_tags(assay_case *c)
 {
     assay_text_list_free(&c->tags);

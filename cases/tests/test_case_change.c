@@ -37,6 +37,7 @@ TEST(a_copy_is_equal_and_owns_what_it_has)
     assert_ptr_equal(copy.inputs[0].fill.values, copy.inputs[0].values);
     copy.inputs[0].values[0] = 9;
     assay_case_drop_input(&copy, 1);
+    assay_case_drop_quant_format(&copy, 0);
     assay_case_drop_tags(&copy);
     copy.dtypes[0].type = ASSAY_FLOAT16;
     assert_ok(&ctx, assay_case_set(&ctx, &copy, "gradients=all"));
@@ -44,6 +45,7 @@ TEST(a_copy_is_equal_and_owns_what_it_has)
     assert_string_equal(before, after);
     assert_int_equal(copy.input_count, 1);
     assert_int_equal(copy.tags.count, 0);
+    assert_int_equal(copy.quant_format_count, 0);
     free(before);
     free(after);
     assay_case_free(&copy);

@@ -138,6 +138,21 @@ cleanup:
     return status;
 }
 
+/* Operands that are quantised become numbers, where that fails as well. */
+static assay_status shrink_formats(assay_context *ctx, assay_shrinking *s, assay_case *c)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = c->quant_format_count - 1; i >= 0; i--) {
+        assay_case changed = {0};
+        bool taken = false;
+        TRY(assay_case_copy(ctx, c, &changed));
+        assay_case_drop_quant_format(&changed, i);
+        TRY(offer(ctx, s, c, &changed, &taken));
+    }
+cleanup:
+    return status;
+}
+
 /* An exact case is judged by equality: as long as it is one, its numbers stay whole. */
 static assay_status shrink_tags(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
@@ -370,7 +385,7 @@ cleanup:
 assay_status assay_shrink(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
     static assay_status (*const passes[])(assay_context *, assay_shrinking *, assay_case *) = {
-        shrink_tags, shrink_settings, shrink_options, shrink_inputs, shrink_sizes, shrink_values};
+        shrink_tags, shrink_formats, shrink_settings, shrink_options, shrink_inputs, shrink_sizes, shrink_values};
     assay_status status = ASSAY_OK;
     for (int round = 0, steps = -1; round < ROUNDS_MOST && steps != s->steps && !is_over(s); round++) {
         steps = s->steps;

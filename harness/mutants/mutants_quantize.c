@@ -55,10 +55,11 @@ bool assay_edit_invert(const assay_mutation *m, assay_tensor *tensor)
     return true;
 }
 
-/* The axis of a tensor of matrices that products sum over: of a weight the rows, of anything else the columns. */
-static int contracted(const assay_tensor *tensor)
+/* The axis of blocks that products sum over: of a weight the first one, of anything else the last. */
+static int contracted(const assay_tensor *scale)
 {
-    return tensor->spec.shape.rank - (tensor->spec.role == ASSAY_ROLE_WEIGHT ? 2 : 1);
+    const int rank = scale->spec.shape.rank;
+    return scale->spec.role == ASSAY_ROLE_WEIGHT ? assay_tensor_axis(scale, "blocks") : rank - 1;
 }
 
 bool assay_edit_roll_blocks(const assay_mutation *m, assay_tensor *scale)
@@ -71,13 +72,13 @@ bool assay_edit_roll_beside(const assay_mutation *m, assay_tensor *scale)
 {
     (void)m;
     const int rank = scale->spec.shape.rank;
-    return assay_roll_axis(scale, contracted(scale) == rank - 1 ? rank - 2 : rank - 1);
+    return rank > 1 && assay_roll_axis(scale, contracted(scale) == rank - 1 ? rank - 2 : rank - 1);
 }
 
 bool assay_edit_roll_matrices(const assay_mutation *m, assay_tensor *scale)
 {
     (void)m;
-    return scale->spec.shape.rank > 2 && scale->spec.role == ASSAY_ROLE_WEIGHT && assay_roll_axis(scale, 0);
+    return scale->spec.role == ASSAY_ROLE_WEIGHT && contracted(scale) > 0 && assay_roll_axis(scale, 0);
 }
 
 bool assay_edit_zero_last_block(const assay_mutation *m, assay_tensor *scale)
@@ -85,6 +86,7 @@ bool assay_edit_zero_last_block(const assay_mutation *m, assay_tensor *scale)
     (void)m;
     const assay_shape *shape = &scale->spec.shape;
     const int axis = contracted(scale);
+    if (axis < 0) return false;
     const int64_t inner = assay_axes_product(shape, axis + 1, shape->rank), blocks = shape->dims[axis];
     for (int64_t i = 0; i < scale->count; i++) {
         if (i / inner % blocks == blocks - 1) scale->values[i] = 0;
@@ -146,11 +148,14 @@ bool assay_edit_larger_of_both(const assay_mutation *m, assay_tensor *up)
     return gate != NULL;
 }
 
-/* Two codes along the contraction are a byte. */
-static bool swap_pairs(assay_tensor *codes)
+/* Two codes along the contraction are a byte. As many axes lie behind it as in their scale. */
+static bool swap_pairs(const assay_mutation *m, assay_tensor *codes)
 {
+    char path[ASSAY_PATH_SIZE];
     const assay_shape *shape = &codes->spec.shape;
-    const int axis = contracted(codes);
+    snprintf(path, sizeof path, "%.140s_scale", codes->spec.path);
+    const assay_tensor *scale = assay_tensor_set_find(m->tensors, path);
+    const int axis = shape->rank - scale->spec.shape.rank + contracted(scale);
     const int64_t inner = assay_axes_product(shape, axis + 1, shape->rank), length = shape->dims[axis];
     for (int64_t i = 0; i < codes->count; i++) {
         const int64_t place = i / inner % length;
@@ -166,7 +171,7 @@ bool assay_edit_swap_pairs(const assay_mutation *m)
         assay_tensor *codes = &m->tensors->items[i];
         const assay_block_format *format = assay_case_quant_format_of(m->c, codes->spec.path);
         if (!assay_role_is_given(codes->spec.role) || format == NULL) continue;
-        if (format->element == ASSAY_FLOAT4_E2M1FN) swapped |= swap_pairs(codes);
+        if (format->element == ASSAY_FLOAT4_E2M1FN) swapped |= swap_pairs(m, codes);
     }
     return swapped;
 }

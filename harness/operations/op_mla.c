@@ -71,12 +71,14 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_mla_config config;
     TRY(assay_mla_config_of(ctx, c, &config));
     TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
+    assay_mark_operand(list, 2, (assay_operand_axes){0, 2, false});
     TRY(assay_describe_positions(ctx, list, c));
     TRY(assay_describe_segments(ctx, list, c));
     const assay_tensor_table weights = assay_mla_weight_table(&config);
     TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
     TRY(describe_checkpoints(&d, &config, &mesh));
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
+    assay_mark_operand(list, 1, (assay_operand_axes){0, 2, false});
 cleanup:
     return status;
 }
@@ -274,6 +276,7 @@ const assay_operation assay_op_mla = {.name = "mla",
                                       .run = run,
                                       .ensemble = assay_every_case,
                                       .mesh = true,
+                                      .quantised = true,
                                       .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
                                       .flops = flops,
                                       .memory = memory,

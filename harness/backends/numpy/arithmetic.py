@@ -28,6 +28,7 @@ class Variant:
     wide_results: bool = False  # results are written in float32
     truncates: bool = False  # fp8: the accumulator within a block of 128 cuts off after 13 bits, as Hopper's does
     power_scales: bool = False  # fp8: scales are powers of two
+    scales_after: bool = False  # codes of quantised operands are multiplied first, and each block's sum by its scale
     wide_inputs: bool = False  # inputs, weights and cotangents stay float32 where no product takes them
 
 
@@ -35,17 +36,17 @@ PLAIN = Variant()
 VARIANTS = (
     PLAIN,
     Variant("fused", block=16, fused=True, softmax="online", keys=64, truncates=True),
-    Variant("sequential", block=1, functions="ulps", power_scales=True),
+    Variant("sequential", block=1, functions="ulps", power_scales=True, scales_after=True),
     Variant("reversed", block=64, order="reversed", functions="exp2", backward="product"),
     Variant("pairwise", block=4, order="pairwise", fused=True, softmax="online", keys=16, functions="exp2"),
-    Variant("split-k", block=128, order="split", fused=True, weigh_early=True, backward="product"),
+    Variant("split-k", block=128, order="split", fused=True, weigh_early=True, backward="product", scales_after=True),
     Variant("wide", block=1, order="reversed", fused=True, functions="ulps", weigh_early=True, wide_results=True, truncates=True, power_scales=True,
             wide_inputs=True),
 )
 CHOICES = {"block": (0, 1, 4, 16, 64, 128), "order": ("forward", "reversed", "pairwise", "split"), "fused": (False, True),
            "functions": ("rounded", "ulps", "exp2"), "softmax": ("plain", "online"), "keys": (4, 16, 64),
            "backward": ("delta", "product"), "weigh_early": (False, True), "wide_results": (False, True), "truncates": (False, True),
-           "power_scales": (False, True), "wide_inputs": (False, True)}
+           "power_scales": (False, True), "wide_inputs": (False, True), "scales_after": (False, True)}
 assert set(CHOICES) == {field.name for field in fields(Variant)} - {"name"}
 
 
@@ -181,10 +182,23 @@ class Arithmetic:
         """Operands as they are; the router's are float32."""
         if self.exact:
             return np.asarray(a) @ np.asarray(b)
+        if self.variant.scales_after and isinstance(b, Operand):
+            return self.scaled_sums(np.asarray(a, np.float64), np.asarray(b))
         a, b = np.asarray(a), np.asarray(b)
         a, b, count = a.astype(np.float64), b.astype(np.float64), a.shape[-1]
         step = self.variant.block or max(count, 1)
         return self.reduce(lambda i: a[..., i : i + step] @ b[..., i : i + step, :], range(0, max(count, 1), step))
+
+    def scaled_sums(self, a, b):
+        """As contract, but that each block of 16 terms has a sum in units of its scale, which is rounded before and after it is multiplied
+        by that: the largest number of a column stands for the scale."""
+
+        def block(i):
+            scale = np.abs(b[..., i : i + 16, :]).max(-2, keepdims=True).astype(np.float32).astype(np.float64)
+            scale = np.where(scale == 0, 1, scale)
+            return self.value(self.value(a[..., i : i + 16] @ (b[..., i : i + 16, :] / scale)).astype(np.float64) * scale).astype(np.float64)
+
+        return self.reduce(block, range(0, max(a.shape[-1], 1), 16))
 
     def sum(self, x, axis=-1):
         if self.exact:

@@ -137,10 +137,14 @@ def scale_numbers(kind, raw):
     return np.ldexp(1.0, codes - 127) if kind == "e8m0" else signed(kind, codes).astype(np.float64)
 
 
-def operand(name, codes, scale, tensor_scale, sums_rows):
-    """Of a weight [.., K, N] that is summed over K (sums_rows), or of rows [.., K] that are summed over K."""
+def operand(name, codes, scale, tensor_scale, sums_rows, inputs=None):
+    """Of a weight [.., K, N] that is summed over K (sums_rows), of one whose first `inputs` axes are K and the others N, or of
+    rows [.., K] that are summed over K."""
     kind, scales, rows, columns = FORMATS[name]
     y, wide = signed(kind, codes.astype(np.int32)).astype(np.float64), scale_numbers(scales, scale)
+    if inputs:
+        y = y.reshape(np.prod(codes.shape[:inputs]), -1)
+        wide = wide.reshape(-(-len(y) // columns), -1)
     if sums_rows:
         wide = np.repeat(np.repeat(wide, columns, -2), rows, -1)[..., :y.shape[-2], :y.shape[-1]]
     else:
@@ -149,7 +153,7 @@ def operand(name, codes, scale, tensor_scale, sums_rows):
     y = y * wide
     if tensor_scale is not None:
         y = y * tensor_scale.astype(np.float64).reshape((-1,) + (1,) * (y.ndim - 1))
-    return y.view(Operand)
+    return y.reshape(codes.shape).view(Operand)
 
 
 def operands(s, tensors):
@@ -158,5 +162,6 @@ def operands(s, tensors):
     for path, name in re.findall(r"([\w/]+): (\w+)", s.text.get("quant_formats", "")):
         sums_rows = path.startswith("weights/") or (path.startswith("inputs/") and s["gmm_layout"] == "k_grouped")
         parts = (tensors.pop(path + end, None) for end in ("", "_scale", "_tensor_scale"))
-        found[path] = operand(name, *parts, sums_rows)
+        inputs = (2 if path.endswith("out/kernel") else 1) if path.startswith("weights/") and s["op"] == "mla" else None
+        found[path] = operand(name, *parts, sums_rows, inputs)
     return {**tensors, **found}
