@@ -58,7 +58,8 @@ assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_oth
 assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_cut_to_blocks,
     assay_edit_group_of_first_row;
 /* Of codes and scales (mutants_quantize.c). */
-assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert;
+assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_unswizzle, assay_edit_read_unswizzled,
+    assay_edit_padding_of_scales;
 /* Of replicas of experts (mutants_layouts.c). */
 assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
 /* Of a choice that is given (mutants_choice.c). */

@@ -166,7 +166,9 @@ static const char *const cases[] = {"routing/float32-bias",
                                     "dequantize/mxfp4",
                                     "dequantize/mxfp4-square",
                                     "dequantize/nvfp4",
-                                    "dequantize/fp8-1x128"};
+                                    "dequantize/fp8-1x128",
+                                    "quantize/nvfp4-swizzled",
+                                    "dequantize/mxfp8-swizzled"};
 
 static bool claimed[MUTANTS][OPERATIONS], applied[MUTANTS][OPERATIONS], tried[OPERATIONS];
 
