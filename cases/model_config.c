@@ -64,6 +64,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const QUANT_SCALES[] = {"divide", "multiply", "invert", NULL};
     static const char *const QUANT_ROUNDINGS[] = {"nearest", "up", "down", NULL};
     static const char *const QUANT_TIES[] = {"even", "down", NULL};
+    static const char *const QUANT_LAYOUTS[] = {"row_major", "swizzled_128x4", NULL};
     static const char *const SCOPES[] = {"sequence", "batch", "global", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
     static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
@@ -78,6 +79,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "quant_scale") == 0) return QUANT_SCALES;
     if (strcmp(key->name, "quant_scale_rounding") == 0) return QUANT_ROUNDINGS;
     if (strcmp(key->name, "quant_ties") == 0) return QUANT_TIES;
+    if (strcmp(key->name, "quant_scale_layout") == 0) return QUANT_LAYOUTS;
     if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;
     if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
     if (strcmp(key->name, "gmm_layout") == 0) return GMM_LAYOUTS;

@@ -126,6 +126,7 @@
     X(D, quant_smallest_amax, 0.0)                                                                                     \
     X(B, quant_saturate, true)                                                                                         \
     X(S, quant_ties, "even")                                                                                           \
+    X(S, quant_scale_layout, "row_major")                                                                              \
     X(B, quant_negative_zero, true)                                                                                    \
     X(B, pack_codes, true)                                                                                             \
     X(I, layer_axis, 0)                                                                                                \

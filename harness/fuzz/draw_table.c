@@ -17,6 +17,7 @@
 #define SORT (ASSAY_PART_SORT | ASSAY_PART_COMBINE)
 #define SHARING ASSAY_PART_SHARING
 #define GATED (MLP | EXPERTS)
+#define QUANTIZED (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)
 #define ALL (~0u)
 
 const int assay_draw_edges[] = {8, 16, 32, 64, 128, 256, 0};
@@ -78,6 +79,25 @@ const assay_draw_key assay_draw_keys[] = {
     {"mlp_bias", GATED, 5, "true false"},
     {"fused_mlp", MLP, 4, "true false"},
     {"gmm_layout", GROUPS, 3, "ragged contiguous masked psum k_grouped"},
+
+    /* formats of few bits: each with rules that it has */
+    {"quant_format", QUANTIZED, 12,
+     "mxfp4;quant_scale=divide;quant_scale_rounding=up mxfp4;quant_scale=divide;quant_scale_rounding=down "
+     "mxfp8_e4m3;quant_scale=multiply;quant_scale_rounding=up mxfp8_e5m2;quant_scale=divide;quant_scale_rounding=down "
+     "nvfp4;quant_scale=invert;quant_scale_rounding=nearest "
+     "nvfp4_16x16;quant_scale=invert;quant_scale_rounding=nearest "
+     "fp4_e4m3_1x16;quant_scale=divide;quant_scale_rounding=nearest fp4_1x32;quant_scale=multiply "
+     "fp8_e4m3_1x128;quant_scale=invert;quant_scale_rounding=up fp8_e4m3_128x1;quant_scale=divide "
+     "fp8_e4m3_128x128;quant_scale=invert fp8_e5m2_1x128;quant_scale=multiply"},
+    {"quant_scale", QUANTIZED, 4, "divide multiply invert"},
+    {"quant_scale_rounding", QUANTIZED, 4, "nearest up down"},
+    {"quant_scale_layout", QUANTIZED, 4, "row_major swizzled_128x4"},
+    {"quant_ties", QUANTIZED, 3, "even down"},
+    {"quant_smallest_amax", QUANTIZED, 3, "0 1.0e-4"},
+    {"quant_subnormal_scale", QUANTIZED, 3, "true false"},
+    {"quant_saturate", QUANTIZED, 3, "true false"},
+    {"quant_negative_zero", QUANTIZED, 3, "true false"},
+    {"pack_codes", QUANTIZED, 3, "true false"},
 
     /* attention */
     {"attention_sink", GROUPED | SHARING, 3, "true false"},

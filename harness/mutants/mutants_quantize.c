@@ -175,3 +175,49 @@ bool assay_edit_swap_pairs(const assay_mutation *m)
     }
     return swapped;
 }
+
+enum { TILE = 512 };
+
+/* Where the number of a tile's row and column is, row by row, among those of the tile. */
+static int place_in_tile(int at)
+{
+    const int row = at / 4;
+    return row % 32 * 16 + row / 32 * 4 + at % 4;
+}
+
+static bool is_swizzled(const assay_mutation *m, const assay_tensor *tensor)
+{
+    return strcmp(m->c->config.quant_scale_layout.text, "swizzled_128x4") == 0 && tensor->count % TILE == 0;
+}
+
+bool assay_edit_unswizzle(const assay_mutation *m, assay_tensor *tensor)
+{
+    if (!is_swizzled(m, tensor)) return false;
+    for (int32_t *tile = tensor->indices; tile < tensor->indices + tensor->count; tile += TILE) {
+        int32_t before[TILE];
+        memcpy(before, tile, sizeof before);
+        for (int i = 0; i < TILE; i++) tile[i] = before[place_in_tile(i)];
+    }
+    return true;
+}
+
+bool assay_edit_read_unswizzled(const assay_mutation *m, assay_tensor *tensor)
+{
+    if (!is_swizzled(m, tensor)) return false;
+    for (double *tile = tensor->values; tile < tensor->values + tensor->count; tile += TILE) {
+        double before[TILE];
+        memcpy(before, tile, sizeof before);
+        for (int i = 0; i < TILE; i++) tile[place_in_tile(i)] = before[i];
+    }
+    return true;
+}
+
+/* The padding of a tensor that is swizzled is not 0, as where a buffer is not cleared. */
+bool assay_edit_padding_of_scales(const assay_mutation *m, assay_tensor *tensor)
+{
+    if (!is_swizzled(m, tensor)) return false;
+    const int64_t last = tensor->count - 1; /* of the last row and column */
+    const bool changed = tensor->indices[last] == 0;
+    if (changed) tensor->indices[last] = 127;
+    return changed;
+}

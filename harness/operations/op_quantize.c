@@ -33,6 +33,7 @@ static assay_quantize_config config_of(const assay_case *c)
                                    .ties_down = strcmp(m->quant_ties.text, "down") == 0,
                                    .negative_zero = m->quant_negative_zero,
                                    .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
+                                   .swizzle = strcmp(m->quant_scale_layout.text, "swizzled_128x4") == 0,
                                    .smallest_amax = (float)m->quant_smallest_amax,
                                    .largest_of_input = assay_dtype_max(c->dtype)};
 }
@@ -57,6 +58,9 @@ static assay_status check_format(assay_context *ctx, const assay_case *c)
             "has one)",
             (long long)m->base_emb_dim, f->name);
     }
+    const char *layout = m->quant_scale_layout.text;
+    if (strcmp(layout, "row_major") != 0 && (f->scale == ASSAY_FLOAT32 || f->rows != 1))
+        return refuse(ctx, "quant_scale_layout", layout, "row_major", f->name);
     return ASSAY_OK;
 }
 
@@ -102,8 +106,9 @@ static assay_dims codes_dims(const assay_quantize_config *q)
 
 static assay_dims scale_dims(const assay_quantize_config *q)
 {
-    return (assay_dims){
-        "IJ", {assay_block_count(q->rows, q->format->rows), assay_block_count(q->columns, q->format->columns)}};
+    assay_dims dims = {.labels = "IJ"};
+    assay_quantize_scale_shape(q, dims.dims);
+    return dims;
 }
 
 static const assay_dims ONE = {"1", {1}};
@@ -156,22 +161,27 @@ assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case 
     assay_status status;
     const assay_quantize_config q = config_of(c);
     const int64_t size = q.rows * q.columns, scales = assay_quantize_scales(&q);
-    const assay_dims blocks = scale_dims(&q);
+    const int64_t bands = assay_block_count(q.rows, q.format->rows),
+                  blocks = assay_block_count(q.columns, q.format->columns);
     assay_block_format format = *q.format;
     assay_quantize_config other = q;
     double *x = NULL, *x_turned = NULL;
     int32_t *codes = NULL, *scale = NULL, *turned = NULL, tensor_scale = 0;
     format.rows = q.format->columns, format.columns = q.format->rows;
-    other.rows = q.columns, other.columns = q.rows, other.format = &format, other.pack = false;
+    other.rows = q.columns, other.columns = q.rows, other.format = &format, other.pack = other.swizzle = false;
     TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
     TRY(assay_alloc_f64(ctx, "x, turned", size, &x_turned));
     TRY(assay_alloc_i32(ctx, "quantize", size, &codes));
-    TRY(assay_alloc_i32(ctx, "quantize", size, &turned));
+    TRY(assay_alloc_i32(ctx, "quantize", scales > size ? scales : size, &turned));
     TRY(assay_alloc_i32(ctx, "quantize", scales, &scale));
     for (int64_t i = 0; i < size; i++) x_turned[i % q.columns * q.rows + i / q.columns] = x[i];
     TRY(assay_quantize(ctx, turned, scale, &tensor_scale, x_turned, &other));
     turn(q.rows, q.columns, turned, codes);
-    turn(blocks.dims[0], blocks.dims[1], scale, turned);
+    memset(turned, 0, (size_t)scales * sizeof *turned); /* the padding */
+    for (int64_t band = 0; band < bands; band++) {
+        for (int64_t block = 0; block < blocks; block++)
+            turned[assay_quantize_scale_place(&q, band, block)] = scale[block * bands + band];
+    }
     for (int64_t i = 0; q.pack && i < size / 2; i++) codes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
     if (format.tensor_scale) TRY(assay_write_result_i32(ctx, out, "outputs/tensor_scale", 1, &tensor_scale));
     TRY(assay_write_result_i32(ctx, out, "outputs/scale", scales, turned));

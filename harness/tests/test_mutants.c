@@ -173,7 +173,9 @@ static const char *const cases[] = {"routing/float32-bias",
                                     "mla/nvfp4",
                                     "mlp/nvfp4",
                                     "moe/nvfp4",
-                                    "moe/mixed-formats-fused"};
+                                    "moe/mixed-formats-fused",
+                                    "quantize/nvfp4-swizzled",
+                                    "dequantize/mxfp8-swizzled"};
 
 static bool claimed[MUTANTS][OPERATIONS], applied[MUTANTS][OPERATIONS], tried[OPERATIONS];
 

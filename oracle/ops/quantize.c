@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { NIBBLE = 4, MOST_COLUMNS = 128 };
+enum { NIBBLE = 4, MOST_COLUMNS = 128, TILE_ROWS = 128, TILE_COLUMNS = 4, TILE_BAND = 32 };
 #define LARGEST 0x1.fffffep127 /* of float32 */
 
 /* A product or quotient of two float32 numbers, rounded once: float64 has more than twice the bits. Nothing here depends on
@@ -43,8 +43,28 @@ int64_t assay_quantize_row(const assay_quantize_config *config)
 
 int64_t assay_quantize_scales(const assay_quantize_config *config)
 {
-    return assay_block_count(config->rows, config->format->rows) *
-           assay_block_count(config->columns, config->format->columns);
+    int64_t shape[2];
+    assay_quantize_scale_shape(config, shape);
+    return shape[0] * shape[1];
+}
+
+void assay_quantize_scale_shape(const assay_quantize_config *config, int64_t shape[2])
+{
+    shape[0] = assay_block_count(config->rows, config->format->rows);
+    shape[1] = assay_block_count(config->columns, config->format->columns);
+    if (!config->swizzle) return;
+    shape[0] = assay_block_count(shape[0], TILE_ROWS) * TILE_ROWS;
+    shape[1] = assay_block_count(shape[1], TILE_COLUMNS) * TILE_COLUMNS;
+}
+
+int64_t assay_quantize_scale_place(const assay_quantize_config *config, int64_t band, int64_t block)
+{
+    int64_t shape[2];
+    assay_quantize_scale_shape(config, shape);
+    if (!config->swizzle) return band * shape[1] + block;
+    const int64_t tile = band / TILE_ROWS * (shape[1] / TILE_COLUMNS) + block / TILE_COLUMNS, row = band % TILE_ROWS;
+    return tile * TILE_ROWS * TILE_COLUMNS + row % TILE_BAND * 16 + row / TILE_BAND * TILE_COLUMNS +
+           block % TILE_COLUMNS;
 }
 
 static double floor_power(double x)
@@ -138,7 +158,7 @@ static void quantize_rows(const assay_quantize_config *c, int64_t band, const sc
         const double *values = x + first * c->columns + column;
         const double amax = fmax(largest_of(c, values, rows, columns), c->smallest_amax);
         const scale_pair s = scale_of(c, amax, of_tensor);
-        scale[band * blocks + block] = code_of(f->scale, s.scale);
+        scale[assay_quantize_scale_place(c, band, block)] = code_of(f->scale, s.scale);
         for (int64_t i = 0; i < rows; i++) {
             uint8_t bits[MOST_COLUMNS];
             quantize_row(c, columns, s.multiplier, values + i * c->columns, bits);
@@ -165,6 +185,7 @@ assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, 
         of_tensor.scale = f32(1 / of_tensor.multiplier);
         *tensor_scale = code_of(ASSAY_FLOAT32, of_tensor.scale);
     }
+    if (config->swizzle) memset(scale, 0, (size_t)assay_quantize_scales(config) * sizeof *scale);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t band = 0; band < bands; band++) quantize_rows(config, band, &of_tensor, x, codes, scale);
     return ASSAY_OK;
@@ -174,11 +195,11 @@ void assay_dequantize(const assay_context *ctx, double *y, const double *codes, 
                       const double *tensor_scale, const assay_quantize_config *config)
 {
     const assay_block_format *f = config->format;
-    const int64_t blocks = assay_block_count(config->columns, f->columns);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < config->rows; i++) {
         for (int64_t j = 0; j < config->columns; j++) {
-            const double value = codes[i * config->columns + j] * scale[i / f->rows * blocks + j / f->columns];
+            const int64_t place = assay_quantize_scale_place(config, i / f->rows, j / f->columns);
+            const double value = codes[i * config->columns + j] * scale[place];
             y[i * config->columns + j] = tensor_scale == NULL ? value : value * *tensor_scale;
         }
     }

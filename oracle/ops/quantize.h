@@ -16,6 +16,10 @@
  * With a scale of the tensor (INVERT alone), A = max |x| of it: g = min(448 * 6 / A, largest), tensor_scale = 1 / g,
  * s = min(a * (g * (1 / 6)), 448) to e4m3, elements x * min(1 / (s * tensor_scale), largest).
  *
+ * With `swizzle` the scales' rows are padded to a multiple of 128, their columns to one of 4, with the code 0. Tiles of 128 x 4 follow
+ * one another along the columns first; in a tile the scale of row i and column j is number 16 (i mod 32) + 4 (i / 32) + j. Source:
+ * NVIDIA's cuDNN frontend, "MXFP8 scale factor 128x4 layout", and CUTLASS, "Scale Factor Layouts".
+ *
  * dequantize: y = code * scale (* tensor_scale), exact in float64.
  *
  * Refused: x that is infinite or NaN. Sources: block_format.h. */
@@ -37,6 +41,7 @@ typedef struct assay_quantize_config {
     bool ties_down;          /* ties of elements go towards 0; else to even */
     bool negative_zero;      /* what rounds to 0 keeps its sign */
     bool pack;               /* two codes of e2m1 a byte */
+    bool swizzle;            /* scales in tiles of 128 x 4; formats with one row a block */
     double smallest_amax;    /* a float32 number */
     double largest_of_input; /* of x's type */
 } assay_quantize_config;
@@ -47,7 +52,10 @@ assay_quantize_config assay_quantize_default(const assay_block_format *format, i
 
 /* Codes of a row as they are stored. */
 int64_t assay_quantize_row(const assay_quantize_config *config);
-int64_t assay_quantize_scales(const assay_quantize_config *config);
+int64_t assay_quantize_scales(const assay_quantize_config *config); /* with padding, where there is some */
+/* [rows,columns] of the scales, and where the scale of a block is among them. */
+void assay_quantize_scale_shape(const assay_quantize_config *config, int64_t shape[2]);
+int64_t assay_quantize_scale_place(const assay_quantize_config *config, int64_t band, int64_t block);
 
 assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, int32_t *tensor_scale, const double *x,
                             const assay_quantize_config *config);

@@ -132,7 +132,16 @@ static spec_scale of_block(const assay_quantize_config *c, spec_quad amax, spec_
 static assay_shape scales_shape(const assay_quantize_config *c)
 {
     const assay_block_format *f = c->format;
-    return assay_shape_of(2, (c->rows + f->rows - 1) / f->rows, (c->columns + f->columns - 1) / f->columns);
+    const int64_t rows = (c->rows + f->rows - 1) / f->rows, columns = (c->columns + f->columns - 1) / f->columns;
+    return c->swizzle ? assay_shape_of(2, (rows + 127) / 128 * 128, (columns + 3) / 4 * 4)
+                      : assay_shape_of(2, rows, columns);
+}
+
+/* Of a block, as the address [i/128, j/4, i % 32, i % 128 / 32, j % 4]. */
+static int64_t address(const assay_quantize_config *c, const assay_shape *shape, int64_t i, int64_t j)
+{
+    const int64_t wide = shape->dims[1];
+    return c->swizzle ? (((i / 128 * (wide / 4) + j / 4) * 32 + i % 32) * 4 + i % 128 / 32) * 4 + j % 4 : i * wide + j;
 }
 
 assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *config, const spec_tensors *in,
@@ -151,6 +160,7 @@ assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *conf
     TRY(spec_read(ctx, in, "inputs/x", c->rows * c->columns, &x));
     TRY(spec_tensors_add_indices(ctx, out, "outputs/codes", &codes_shape, &codes));
     TRY(spec_tensors_add_indices(ctx, out, "outputs/scale", &shape, &scale));
+    for (int64_t i = 0; i < shape.dims[0] * shape.dims[1]; i++) scale[i] = 0; /* the padding */
     if (f->tensor_scale) {
         TRY(spec_tensors_add_indices(ctx, out, "outputs/tensor_scale", &one, &of_tensor));
         g = fminq(to_float32(448 * 6 / largest(c, x, 0, 0, c->rows, c->columns)), FLT_MAX);
@@ -165,7 +175,7 @@ assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *conf
             const bool saturates = c->saturate || f->element == ASSAY_FLOAT4_E2M1FN;
             int32_t code = nearest_code(&element, y, c->ties_down, saturates);
             if (code == element.sign && !c->negative_zero) code = 0;
-            scale[band * shape.dims[1] + block] = s.code;
+            scale[address(c, &shape, band, block)] = s.code;
             codes[place] = c->pack && j % 2 == 1 ? codes[place] + 16 * code : code;
         }
     }
@@ -190,7 +200,7 @@ assay_status spec_dequantize(assay_context *ctx, const assay_quantize_config *co
     TRY(spec_read_optional(ctx, in, "inputs/tensor_scale", 1, &of_tensor));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
     for (int64_t i = 0; i < c->rows * c->columns; i++) {
-        const int64_t block = i / c->columns / f->rows * blocks.dims[1] + i % c->columns / f->columns;
+        const int64_t block = address(c, &blocks, i / c->columns / f->rows, i % c->columns / f->columns);
         const int nibble = bytes == NULL ? 0 : (int)(i % 2 == 0 ? bytes[i / 2] % 16 : bytes[i / 2] / 16);
         const spec_quad number = e2m1.numbers[nibble % 8];
         y[i] = bytes == NULL ? codes[i] : nibble >= 8 ? -number : number;

@@ -82,6 +82,23 @@ def packed(s, kind):
     return kind == "e2m1" and s.true("pack_codes")
 
 
+def swizzled(s):
+    return s["quant_scale_layout"] == "swizzled_128x4"
+
+
+def swizzle(scale):
+    """Tiles of 128 x 4, in each of which row 32 q + r is piece q of line r."""
+    high, wide = -(-scale.shape[0] // 128), -(-scale.shape[1] // 4)
+    padded = np.zeros((high * 128, wide * 4), scale.dtype)
+    padded[:scale.shape[0], :scale.shape[1]] = scale
+    return padded.reshape(high, 4, 32, wide, 4).transpose(0, 3, 2, 1, 4).reshape(padded.shape)
+
+
+def row_major(scale):
+    high, wide = scale.shape[0] // 128, scale.shape[1] // 4
+    return scale.reshape(high, wide, 32, 4, 4).transpose(0, 3, 2, 1, 4).reshape(scale.shape)
+
+
 def quantize(s, x):
     kind, scales, rows, columns = FORMATS[s["quant_format"]]
     x = x.astype(np.float32)
@@ -100,7 +117,7 @@ def quantize(s, x):
     if not s.true("quant_negative_zero"):
         codes = np.where(codes == (8 if kind == "e2m1" else 128), 0, codes)
     found["codes"] = codes[:, ::2] | codes[:, 1::2] << 4 if packed(s, kind) else codes
-    return {**found, "scale": code}
+    return {**found, "scale": swizzle(code) if swizzled(s) else code}
 
 
 def signed(kind, codes):
@@ -117,6 +134,8 @@ def dequantize(s, codes, scale, tensor_scale):
     if scales != "f32":
         raw = scale.astype(np.int32)
         scale = np.ldexp(1.0, raw - 127) if scales == "e8m0" else signed(scales, raw)
+    if swizzled(s):
+        scale = row_major(scale)
     wide = np.repeat(np.repeat(scale, rows, 0), columns, 1)[:codes.shape[0], :codes.shape[1]]
     y = (signed(kind, codes) * wide).astype(np.float32)
     return y if tensor_scale is None else y * np.float32(tensor_scale[0])

@@ -242,3 +242,31 @@ TEST(refusals)
     assert_null(assay_block_format_by_name("mxfp6"));
     assert_null(assay_block_format_by_name(""));
 }
+
+/* Scales that are all different: tile, line and piece of each, and padding of 0. */
+TEST(swizzled_scales_lie_in_tiles)
+{
+    static const struct {
+        int64_t row, column, place;
+    } table[] = {{0, 0, 0},    {0, 3, 3},     {1, 0, 16},  {31, 2, 498},   {32, 0, 4},
+                 {95, 1, 505}, {127, 3, 511}, {0, 4, 512}, {128, 0, 1024}, {129, 4, 1552}};
+    assay_quantize_config c = config_of("mxfp8_e4m3", 130, 160);
+    c.rounding = ASSAY_SCALE_UP, c.swizzle = true;
+    assert_int_equal(assay_quantize_scales(&c), 256 * 8);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        assert_int_equal(assay_quantize_scale_place(&c, table[i].row, table[i].column), table[i].place);
+    double *x = test_nans(c.rows * c.columns);
+    for (int64_t i = 0; i < c.rows * c.columns; i++) x[i] = ldexp(1, (int)(i / c.columns % 64 - i % c.columns / 32));
+    result r = quantize(&c, x, 2);
+    int64_t there = 0;
+    for (int64_t i = 0; i < c.rows; i++) {
+        for (int64_t j = 0; j < 5; j++, there++) {
+            const double scale = scale_number(&c, r.scale[assay_quantize_scale_place(&c, i, j)]);
+            assert_true(scale == ldexp(1, (int)(i % 64 - j) - 8)); /* up: over 448 */
+        }
+    }
+    for (int64_t i = 0; i < assay_quantize_scales(&c); i++) there -= r.scale[i] != 0;
+    assert_int_equal(there, 0);
+    result_free(&r);
+    free(x);
+}
