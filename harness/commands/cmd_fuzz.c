@@ -10,6 +10,7 @@
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
+#include "harness/commands/ending.h"
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -25,7 +26,7 @@ static volatile sig_atomic_t interrupted;
 static void interrupt(int number)
 {
     interrupted = 1;
-    signal(number, SIG_DFL);
+    signal(number, assay_end_by_signal);
 }
 
 /* ---- one failure ---- */
@@ -224,7 +225,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     assay_profile profile;
     assay_expected_failures known = {0};
-    char folder[2048] = "";
+    assay_backend_folder folder = {0};
     assay_tried tried = {.spec = options->backend,
                          .false_alarm = options->false_alarm,
                          .timeout = options->timeout,
@@ -252,12 +253,12 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         tried.profile = &profile;
     }
     TRY(make_output(ctx, options->output));
-    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &tried.server));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, 0, &tried.server));
     if (assay_backend_is_shared_object(options->backend)) {
         TRY(assay_forks_start(ctx, &tried.forks, options->backend, SHARED_BYTES));
     } else {
-        TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
-        tried.folder = folder;
+        TRY(assay_backend_folder_make(ctx, NULL, &folder));
+        tried.folder = folder.path;
     }
     signal(SIGINT, interrupt);
     signal(SIGTERM, interrupt);
@@ -269,7 +270,7 @@ cleanup:
     assay_forks_stop(&tried.forks);
     assay_backend_server_free(tried.server);
     assay_expected_failures_free(&known);
-    if (folder[0] != '\0') assay_backend_remove_folder(folder);
+    assay_backend_folder_end(&folder);
     return status;
 }
 

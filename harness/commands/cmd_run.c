@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/backends/backend_files.h"
 #include "harness/backends/expected_failures.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -163,7 +164,7 @@ static assay_status run_cases(assay_context *ctx, runs *all)
     const int count = all->chosen->count;
     const assay_each each = {.self = all, .count = count, .cost = cost, .work = work, .take = take};
     if (all->options->serve) {
-        status = assay_backend_server_make(ctx, all->options->backend, &all->server);
+        status = assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server);
         RETURN_IF(status != ASSAY_OK, status);
     }
     assay_progress_start(&all->progress, all->options->quiet, "run", count);
@@ -178,11 +179,13 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     assay_chosen chosen = {0};
     assay_expected_failures expected = {0};
+    assay_backend_folder kept = {0};
     runs all = {.options = options, .chosen = &chosen, .expected = &expected};
     if (options->known_file != NULL) TRY(assay_expected_failures_read(ctx, options->known_file, &expected));
     TRY(assay_command_backend_check(ctx, options));
     TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
     TRY(assay_run_check(ctx, options, &chosen));
+    if (options->keep != NULL && assay_ranks_is_first(ctx)) TRY(assay_backend_folder_make(ctx, options->keep, &kept));
     all.reports = calloc((size_t)chosen.count, sizeof *all.reports);
     if (all.reports == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
@@ -199,6 +202,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     for (int i = 0; i < all.done; i++) assay_report_free(&all.reports[i]);
     free(all.reports);
+    assay_backend_folder_end(&kept);
     assay_chosen_free(&chosen);
     assay_expected_failures_free(&expected);
     return status;

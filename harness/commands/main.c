@@ -1,10 +1,14 @@
 /* assay: golden fixtures and verdicts for MoE and MLA kernels. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "harness/backends/backend_files.h"
 #include "harness/commands/commands.h"
+#include "harness/commands/ending.h"
 #include "harness/ranks/launch.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -47,6 +51,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     ctx->threads = options.threads;
+    if ((command->options & (ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ)) != 0) assay_backend_folders_sweep();
     TRY(assay_isa_from_environment(ctx));
     ctx->arithmetic = assay_arithmetic_by_name(options.engine);
     if (ctx->arithmetic == NULL) {
@@ -93,11 +98,29 @@ static int other_rank(assay_context *ctx, int argc, char **argv)
     return ASSAY_EXIT_PASS; /* the first rank's status counts */
 }
 
+/* Of what went well, but what it printed may have gone nowhere. */
+static int end_with(int exit_code, const char *command)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return exit_code;
+    print_error(command, "standard output cannot be written");
+    return ASSAY_EXIT_BAD_INPUT;
+}
+
+/* A standard stream that is closed stays of no use, but no file of ours takes its number. */
+static void fill_closed_streams(void)
+{
+    for (int i = 0; i < 3; i++) {
+        if (fcntl(i, F_GETFD) < 0) open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    }
+}
+
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     int exit_code = ASSAY_EXIT_PASS;
+    fill_closed_streams();
     assay_keep_freed_memory();
+    assay_end_cleanly();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
     signal(SIGCHLD, SIG_DFL); /* ignored, as some parents leave it, a backend's exit status would be lost */
     if (assay_launch_rank() != 0) return other_rank(&ctx, argc, argv);
@@ -107,7 +130,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         print_overview();
-        return ASSAY_EXIT_PASS;
+        return end_with(ASSAY_EXIT_PASS, "--help");
     }
     if (strcmp(argv[1], "--version") == 0) {
         if (assay_isa_from_environment(&ctx) != ASSAY_OK) {
@@ -115,7 +138,7 @@ int main(int argc, char **argv)
             return ASSAY_EXIT_BAD_INPUT;
         }
         printf("assay %s\n", assay_version_text(ctx.isa));
-        return ASSAY_EXIT_PASS;
+        return end_with(ASSAY_EXIT_PASS, "--version");
     }
     for (int i = 0; i < assay_command_count; i++) {
         if (!is_named(assay_commands[i], argv[1])) continue;
@@ -123,11 +146,7 @@ int main(int argc, char **argv)
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
         }
-        if (fflush(stdout) != 0 || ferror(stdout)) {
-            print_error(argv[1], "standard output cannot be written");
-            return ASSAY_EXIT_BAD_INPUT;
-        }
-        return exit_code;
+        return end_with(exit_code, argv[1]);
     }
     assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
     print_error("", ctx.message);

@@ -88,7 +88,7 @@ static void serve(const assay_context *ctx, const crew *c, int self, int line)
     assay_context own = *ctx;
     board *b = c->board;
     const int nowhere = open("/dev/null", O_WRONLY);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);               /* it removes what it would leave */
     if (nowhere >= 0) dup2(nowhere, STDERR_FILENO); /* progress of one among many */
     for (int i = 0; i < c->count; i++) close(c->of[i].line);
     own.threads = 1;
