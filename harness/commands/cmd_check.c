@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -115,7 +116,7 @@ static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_
                                   const assay_report *report)
 {
     assay_status status = ASSAY_OK;
-    char *text = NULL;
+    char message[ASSAY_PRINTABLE_SIZE], *text = NULL;
     const assay_options *o = r->options;
     const bool unsupported = report->verdict == ASSAY_UNSUPPORTED, passed = report->verdict == ASSAY_PASS;
     const assay_report_style style = {.color = o->color, .verbosity = o->verbose ? 1 : 0};
@@ -132,7 +133,7 @@ static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_
     } else if (passed) {
         printf("%s  worst %.2f of its threshold\n", report->profile, assay_report_worst(report));
     } else {
-        printf("%s\n", report->message);
+        printf("%s\n", assay_printable(report->message, message));
     }
     if (!unsupported && !passed) print_reproduce(r, c, form);
     if (report->count > 0 && (!passed || o->verbose)) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -111,14 +112,14 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
 {
     assay_status status;
     const assay_options *options = self;
-    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], *yaml = NULL;
+    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], message[ASSAY_PRINTABLE_SIZE], *yaml = NULL;
     const char *color = options->color ? assay_verdict_color(ASSAY_FAIL) : "", *off = options->color ? "\033[0m" : "";
     TRY(case_text(ctx, &found->c, &yaml));
     if (options->output != NULL) {
         assay_backend_file(file, sizeof file, options->output, found->c.name, "yml");
         TRY(write_files(ctx, options, found, a, yaml, file));
     }
-    printf("%sFAIL%s  %s  %s\n", color, off, found->c.name, a->message);
+    printf("%sFAIL%s  %s  %s\n", color, off, found->c.name, assay_printable(a->message, message));
     if (found->is_unsteady)
         printf("    the case that it shrank to does not fail each time: a race, or memory that was not written?\n");
     if (a->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", a->report.diagnosis);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/expected_failures.h"
 #include "harness/backends/server.h"
@@ -46,6 +47,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     const assay_verdict verdict = r->report.verdict;
     const bool unsupported = verdict == ASSAY_UNSUPPORTED;
     const bool known = r->report.expected_failure[0] != '\0';
+    char message[ASSAY_PRINTABLE_SIZE];
     const char *word = known ? "KNOWN" : assay_verdict_name(verdict);
     t->unsupported += unsupported;
     t->known += known;
@@ -58,9 +60,9 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
                r->end.seconds);
     } else if (known) {
-        printf("%s (%s)\n", r->report.expected_failure, r->report.message);
+        printf("%s (%s)\n", r->report.expected_failure, assay_printable(r->report.message, message));
     } else {
-        printf("%s\n", r->report.message);
+        printf("%s\n", assay_printable(r->report.message, message));
     }
     if (r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
     if (r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
@@ -72,7 +74,9 @@ static void print_output(const char *output)
     printf("    the backend's last lines:\n");
     while (*output != '\0') {
         const int length = (int)strcspn(output, "\n");
-        printf("      %.*s\n", length, output);
+        char line[ASSAY_PRINTABLE_SIZE], shown[ASSAY_PRINTABLE_SIZE];
+        snprintf(line, sizeof line, "%.*s", length, output);
+        printf("      %s\n", assay_printable(line, shown));
         output += length + (output[length] != '\0');
     }
 }

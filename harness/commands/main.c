@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/commands/commands.h"
 #include "harness/commands/ending.h"
@@ -72,12 +73,12 @@ cleanup:
 /* One line, whatever the names in it hold. */
 static void print_error(const char *command, const char *message)
 {
-    char line[ASSAY_MESSAGE_SIZE + 64];
+    char line[ASSAY_MESSAGE_SIZE + 64], shown[ASSAY_PRINTABLE_SIZE];
     snprintf(line, sizeof line, "assay%s%.40s: %s", command[0] != '\0' ? " " : "", command, message);
     for (char *c = line; *c != '\0'; c++) {
         if ((unsigned char)*c < ' ') *c = ' ';
     }
-    fprintf(stderr, "%s\n", line);
+    fprintf(stderr, "%s\n", assay_printable(line, shown));
 }
 
 static bool is_named(const assay_command *command, const char *word)

@@ -133,4 +133,34 @@ for row in "${table[@]}"; do
   is_clean || complain "left by $command: $(find "$TMPDIR")"
 done
 
+## what is shown of others' texts
+expect 1 run "$case" --quiet -v --backend 'printf "\377\302\233red\033[2J\n"; exit 3 # {request} {candidate}'
+! LC_ALL=C grep -q "$(printf '[\033\233\377]')" "$work/out" || complain "a backend's bytes reach the terminal"
+printf 'case: a\nop: moe\nmodel: /etc/passwd\n' >"$work/foreign.yml"
+refuses '/etc/passwd:1:1: model: expected a mapping \(key: value\), found a text$' show "$work/foreign.yml"
+
+## HDF5 loads no filter for a candidate
+mkdir "$work/plugins"
+cp "$library" "$work/plugins/libfilter.so"
+"$python" - "${good[0]}" "$work/filter.h5" <<'PY'
+import sys
+
+import h5py
+
+with h5py.File(sys.argv[1]) as good, h5py.File(sys.argv[2], "w") as file:
+    (name,) = [key for key in good["outputs"]][:1]
+    y = good["outputs"][name]
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk(y.shape)
+    plist.set_filter(32000, h5py.h5z.FLAG_OPTIONAL, ())
+    group = file.create_group("outputs")
+    dataset = h5py.h5d.create(group.id, name.encode(), h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(y.shape), plist)
+    dataset.write_direct_chunk((0,) * len(y.shape), bytes(4 * y.size))
+PY
+expect 0 generate "$case" -o "$work/golden.h5"
+status=0
+HDF5_PLUGIN_PATH=$work/plugins HOSTILE_TRACE=$work/trace "$assay" compare "$work/golden.h5" "$work/filter.h5" >"$work/out" 2>"$work/err" || status=$?
+[ "$status" -eq 1 ] || [ "$status" -eq 2 ] || complain "status $status of a candidate with an unknown filter"
+[ ! -e "$work/trace" ] || complain "HDF5 has loaded a filter"
+
 echo "$checks calls"
