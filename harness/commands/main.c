@@ -8,6 +8,7 @@
 
 #include "compare/printable.h"
 #include "harness/backends/backend_files.h"
+#include "harness/backends/examine_file.h"
 #include "harness/commands/commands.h"
 #include "harness/commands/ending.h"
 #include "harness/ranks/launch.h"
@@ -35,6 +36,16 @@ static void print_help(const assay_command *command, const char *name)
     assay_options_print_help(command->options);
 }
 
+/* Files that others wrote must not be able to end the command. */
+static assay_status examine(assay_context *ctx, const assay_options *options)
+{
+    const char *const more[] = {options->inputs != NULL ? options->inputs : "",
+                                options->weights != NULL ? options->weights : ""};
+    const assay_status status =
+        assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments);
+    return status == ASSAY_OK ? assay_examine_structure(ctx, 2, more) : status;
+}
+
 static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)
 {
     assay_status status;
@@ -52,6 +63,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     ctx->threads = options.threads;
+    if (command->summary != NULL) TRY(examine(ctx, &options)); /* the others are started by us, with files of ours */
     if ((command->options & (ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ)) != 0) assay_backend_folders_sweep();
     TRY(assay_isa_from_environment(ctx));
     ctx->arithmetic = assay_arithmetic_by_name(options.engine);

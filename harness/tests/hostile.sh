@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What hostile backends and sudden ends must not do: outlive a run, leave files, fill the disk, spoil another run. And a table of
 # hostile backends with the verdict that each gets. usage: hostile.sh PROGRAM PYTHON LIBRARY EXAMPLE
-# LIBRARY is the example backend with traps (hostile.c), EXAMPLE the one without.
+# LIBRARY is the example backend with behaviours (behaviours.c), EXAMPLE the one without.
 set -euo pipefail
 assay=$1 python=$2 library=$3 example=$4
 here=$(cd "$(dirname "$0")" && pwd)
@@ -124,7 +124,7 @@ table=(
   '0|PASS .*|cp "$good" {candidate}; mkdir -p a/b; cd "$(dirname {candidate})"; mkdir -p d/e; touch d/e/f; chmod 500 d/e; chmod 0 d'
   '3|not mine|echo not mine; exit 77'
 )
-rm -f "$work/failed"
+commands=${#table[@]}
 cd "$work"
 for row in "${table[@]}"; do
   IFS='|' read -r status said command <<<"$row"
@@ -132,6 +132,67 @@ for row in "${table[@]}"; do
   prints "$said"
   is_clean || complain "left by $command: $(find "$TMPDIR")"
 done
+
+## the table of hostile shared objects: exit status, behaviour, what is said
+table='
+1 exits              wrote no candidate file: it ended the process
+1 exits_at_once      wrote no candidate file: it ended the process
+1 exits_1            ended with status 1
+1 aborts             crashed: Aborted
+1 is_killed          crashed: Killed
+1 gets_alarm         crashed: Alarm clock
+1 stops              took longer than 2 s
+1 hangs              took longer than 2 s
+1 hangs_apart        took longer than 2 s
+1 does_nothing       outputs/
+0 ends_parent        PASS
+1 kills_parent       crashed: Killed
+1 stops_parent       took longer than 2 s
+0 leaves_child       PASS
+0 leaves_many        PASS
+0 has_thread         PASS
+0 ignores_signals    PASS
+0 goes_away          PASS
+0 takes_permissions  PASS
+1 deletes_request    in a second run
+0 prints_answer      PASS
+1 fills_message      AAAA
+1 colours            <b>&
+1 hangs_at_exit      took longer than 2 s
+1 aborts_at_exit     crashed: Aborted
+1 takes_memory       gave no reason
+0 prints_much        PASS
+1 forges             is no HDF5 file
+1 plants_golden      left something at
+1 writes_before      wrote before the buffer
+1 writes_behind      wrote behind the buffer
+1 writes_5000_behind wrote behind the buffer
+1 writes_5000_before wrote before the buffer
+1 gives_bad_type     set type 99
+0 gives_null         PASS
+1 says_not_written   outputs/
+1 answers_5          gave no reason
+0 rounds_up          PASS
+0 closes_all         PASS
+1 limits_files       cannot be written
+1 limits_descriptors ended with status
+1 changes_inputs     different bits
+1 differs            different bits
+1 lacks_it_later     in a second run'
+behaviours=0
+while read -r status behaviour said; do
+  [ -n "$behaviour" ] || continue
+  memory=()
+  [ "$behaviour" != takes_memory ] || memory=(--memory 2G)
+  BEHAVIOUR=$behaviour expect "$status" run "$case" --quiet --timeout 2 --backend "$library" "${memory[@]}"
+  prints "$said"
+  is_clean || complain "left by $behaviour: $(find "$TMPDIR")"
+  behaviours=$((behaviours + 1))
+done <<<"$table"
+for loaded in exits aborts; do
+  BEHAVIOUR_LOADED=$loaded expect 1 run "$case" --quiet --backend "$library"
+done
+! pgrep -f "shared-object $library" >/dev/null || complain "what a backend left lives: $(pgrep -fa "shared-object $library")"
 
 ## what is shown of others' texts
 expect 1 run "$case" --quiet -v --backend 'printf "\377\302\233red\033[2J\n"; exit 3 # {request} {candidate}'
@@ -159,8 +220,8 @@ with h5py.File(sys.argv[1]) as good, h5py.File(sys.argv[2], "w") as file:
 PY
 expect 0 generate "$case" -o "$work/golden.h5"
 status=0
-HDF5_PLUGIN_PATH=$work/plugins HOSTILE_TRACE=$work/trace "$assay" compare "$work/golden.h5" "$work/filter.h5" >"$work/out" 2>"$work/err" || status=$?
+HDF5_PLUGIN_PATH=$work/plugins BEHAVIOUR_TRACE=$work/trace "$assay" compare "$work/golden.h5" "$work/filter.h5" >"$work/out" 2>"$work/err" || status=$?
 [ "$status" -eq 1 ] || [ "$status" -eq 2 ] || complain "status $status of a candidate with an unknown filter"
 [ ! -e "$work/trace" ] || complain "HDF5 has loaded a filter"
 
-echo "$checks calls"
+echo "$behaviours hostile shared objects, $commands hostile commands, $checks calls"

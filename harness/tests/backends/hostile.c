@@ -4,20 +4,11 @@
 
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 int assay_backend_run(const assay_backend_request *request);
-
-/* Loaded by whom it should not be, it shows. */
-__attribute__((constructor)) static void leave_a_trace(void)
-{
-    const char *path = getenv("HOSTILE_TRACE");
-    FILE *trace = path == NULL ? NULL : fopen(path, "w");
-    if (trace != NULL) fclose(trace);
-}
 
 static long setting(const assay_backend_request *request, const char *key)
 {
