@@ -123,7 +123,7 @@ static assay_status against(assay_context *ctx, problem *p, const char *library,
     peer other = {.problem = p};
     snprintf(command, sizeof command, "OMP_NUM_THREADS=%d OPENBLAS_NUM_THREADS=%d exec '%s' '%s' %s %d", ctx->threads,
              ctx->threads, ASSAY_PYTHON, ASSAY_PEERS, library, ctx->threads);
-    TRY(assay_backend_server_make(ctx, command, &other.server));
+    TRY(assay_backend_server_make(ctx, command, 0, &other.server));
     TRY(ask(ctx, &other, &answer)); /* it reads the golden, and holds its own results against it */
     if (answer.outcome == ASSAY_OUTCOME_UNSUPPORTED) {
         printf("%-44s %7d not here: %s\n", what, ctx->threads, answer.message);

@@ -1,10 +1,11 @@
 #include "cases/yaml_reader.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_PAIRS = 4096, MOST_DEPTH = 5000, SHOWN = 60 };
+enum { MOST_PAIRS = 4096, MOST_DEPTH = 5000, MOST_ANCHORS = 5000, SHOWN = 60 };
 
 static assay_status refuse_at(const assay_yaml *y, yaml_mark_t mark, const char *message)
 {
@@ -38,6 +39,9 @@ assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at,
     if (at->type == YAML_SEQUENCE_NODE) {
         return assay_yaml_refuse(y, at, "%s%sexpected %s, found a list", what, colon, wanted);
     }
+    /* a whole document that is a text is hardly one of ours, and perhaps not for every eye */
+    const bool foreign = at == yaml_document_get_root_node(y->document) && y->located;
+    if (foreign) return assay_yaml_refuse(y, at, "%s%sexpected %s, found a text", what, colon, wanted);
     if (is_null(at)) return assay_yaml_refuse(y, at, "%s%sexpected %s, found nothing", what, colon, wanted);
     const char *text = (const char *)at->data.scalar.value;
     const char *quote = at->data.scalar.style == YAML_PLAIN_SCALAR_STYLE ? "" : "\"";
@@ -92,12 +96,21 @@ static assay_status refuse_syntax(const assay_yaml *y, const yaml_parser_t *pars
     return refuse_at(y, parser->problem_mark, message);
 }
 
-/* libyaml's time grows with the square of the depth of brackets. Those in texts and comments count too, so that the
- * limit is far above what anybody writes. */
-static assay_status check_depth(const assay_yaml *y, const char *text, size_t size)
+static bool is_anchor(const char *text, size_t size, size_t i)
 {
-    int depth = 0;
+    return (text[i] == '&' || text[i] == '*') && i + 1 < size &&
+           (isalnum((unsigned char)text[i + 1]) || text[i + 1] == '_');
+}
+
+/* libyaml's time grows with the square of the depth of brackets, and with the product of anchors and aliases. Those in texts
+ * and comments count too, so that the limits are far above what anybody writes. */
+static assay_status check_size(const assay_yaml *y, const char *text, size_t size)
+{
+    int depth = 0, anchors = 0;
     for (size_t i = 0; i < size; i++) {
+        anchors += is_anchor(text, size, i);
+        if (anchors > MOST_ANCHORS)
+            return refuse_at(y, mark_of(text, size, i), "more anchors and aliases than any case needs");
         depth += text[i] == '[' || text[i] == '{';
         if ((text[i] == ']' || text[i] == '}') && depth > 0) depth--;
         if (depth <= MOST_DEPTH) continue;
@@ -113,7 +126,7 @@ assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool l
     yaml_document_t document;
     const assay_yaml y = {ctx, origin, located, &document};
     bool more = true;
-    assay_status status = check_depth(&y, text, size);
+    assay_status status = check_size(&y, text, size);
     RETURN_IF(status != ASSAY_OK, status);
     if (!yaml_parser_initialize(&parser)) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to read it", origin);
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, size);

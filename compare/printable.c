@@ -14,7 +14,7 @@ static int shown_bytes(const unsigned char *p)
         character = character << 6 | (p[i] & 0x3fu);
     }
     const bool surrogate = character >= 0xd800 && character < 0xe000, no_character = (character | 1) == 0xffff;
-    const bool shown = character >= least[bytes] && character != 0x7f && character <= 0x10ffff;
+    const bool shown = character >= least[bytes] && !(character >= 0x7f && character < 0xa0) && character <= 0x10ffff;
     return shown && !surrogate && !no_character ? bytes : 0;
 }
 

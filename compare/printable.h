@@ -1,4 +1,4 @@
-/* Text from files, fit to be shown. Private to compare/. */
+/* Text from files and from backends, fit to be shown. */
 #ifndef ASSAY_COMPARE_PRINTABLE_H
 #define ASSAY_COMPARE_PRINTABLE_H
 

@@ -167,6 +167,14 @@ TEST(survives_sizes)
     assert_int_equal(parse(&ctx, text, &c, &count), ASSAY_BAD_INPUT);
     assert_non_null(strstr(ctx.message, "t.yml:3:5009: more brackets are open"));
 
+    start = (size_t)snprintf(text, sizeof text, "case: a\nop: b\nconfig: [");
+    for (int i = 0; i < LARGE / 4; i++) start += (size_t)snprintf(text + start, sizeof text - start, "&a,");
+    assert_int_equal(parse(&ctx, text, &c, &count), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "t.yml:3:15010: more anchors and aliases than any case needs"));
+    /* of a file that is no case nothing is shown */
+    assert_int_equal(parse(&ctx, "root:x:0:0:a secret\nand more", &c, &count), ASSAY_BAD_INPUT);
+    assert_string_equal(ctx.message, "t.yml:1:1: expected a case (case: NAME, op: ...), found a text");
+
     start = (size_t)snprintf(text, sizeof text, "case: a\nop: b\nconfig:\n");
     for (int i = 0; i < LARGE / 4; i++) start += (size_t)snprintf(text + start, sizeof text - start, "- ");
     snprintf(text + start, sizeof text - start, "a\n");

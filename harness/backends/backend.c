@@ -13,6 +13,7 @@
 #include "harness/backends/examine_file.h"
 #include "harness/backends/process.h"
 #include "harness/backends/server.h"
+#include "oracle/base/leftovers.h"
 #include "oracle/base/memory.h"
 
 enum { CHUNK = 1 << 16 }; /* elements that are held against each other at a time */
@@ -64,30 +65,40 @@ static assay_status fill_command(assay_context *ctx, const char *spec, const cha
 /* One run: its files lie in a folder of its own. */
 typedef struct one_run {
     char folder[2304], candidate[2560], log[2560];
+    int place;                    /* of the folder (oracle/base/leftovers.h) */
     assay_fixture_reader *reader; /* of the candidate, once it was found sound */
 } one_run;
 
 static assay_status begin_run(assay_context *ctx, const assay_backend_call *call, one_run *run)
 {
     const char *name = strrchr(call->candidate, '/');
-    snprintf(run->folder, sizeof run->folder, "%s/run-XXXXXX", call->folder);
+    run->place = -1;
+    snprintf(run->folder, sizeof run->folder, "%s/" ASSAY_RUN_FOLDER "XXXXXX", call->folder);
     if (mkdtemp(run->folder) == NULL) {
         const assay_status status = assay_fail(ctx, ASSAY_IO, "%s: %s", run->folder, strerror(errno));
         run->folder[0] = '\0';
         return status;
     }
+    run->place = assay_leftover_path(run->folder);
     snprintf(run->candidate, sizeof run->candidate, "%s/%.250s", run->folder,
              name == NULL ? call->candidate : name + 1);
     snprintf(run->log, sizeof run->log, "%s/log", run->folder);
     return ASSAY_OK;
 }
 
+static void remove_folder(one_run *run)
+{
+    if (run->folder[0] == '\0') return;
+    assay_remove_tree(run->folder);
+    assay_leftover_done(run->place);
+    run->folder[0] = '\0';
+}
+
 static void end_run(one_run *run)
 {
     assay_fixture_close(run->reader);
     run->reader = NULL;
-    if (run->folder[0] != '\0') assay_backend_remove_folder(run->folder);
-    run->folder[0] = '\0';
+    remove_folder(run);
 }
 
 /* A shared object is hosted by the program itself, in another process. */
@@ -100,14 +111,14 @@ static assay_status start(assay_context *ctx, const assay_backend_call *call, co
         const assay_status status =
             fill_command(ctx, call->spec, call->request, run->candidate, command, sizeof command);
         RETURN_IF(status != ASSAY_OK, status);
-        return assay_process_run(ctx, argv, run->log, call->timeout, process);
+        return assay_process_run(ctx, argv, run->log, &call->limits, process);
     }
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length <= 0) return assay_fail(ctx, ASSAY_IO, "/proc/self/exe cannot be read");
     self[length] = '\0';
     snprintf(times, sizeof times, "%d", calls);
     const char *const argv[] = {self, "shared-object", call->spec, call->request, run->candidate, times, NULL};
-    return assay_process_run(ctx, argv, run->log, call->timeout, process);
+    return assay_process_run(ctx, argv, run->log, &call->limits, process);
 }
 
 /* The run's candidate, opened; else why not. Of a link the second run could change what the first one gave. */
@@ -141,10 +152,11 @@ static assay_status run_once(assay_context *ctx, const assay_backend_call *call,
     assay_process_result process;
     TRY(begin_run(ctx, call, run));
     if (call->server != NULL) {
-        TRY(assay_backend_server_ask(ctx, call->server, call->request, run->candidate, run->log, call->timeout, end));
+        TRY(assay_backend_server_ask(ctx, call->server, call->request, run->candidate, run->log, call->limits.timeout,
+                                     end));
     } else {
         TRY(start(ctx, call, run, calls, &process));
-        assay_backend_judge(&process, run->log, call->timeout, end);
+        assay_backend_judge(&process, run->log, call->limits.timeout, end);
     }
     if (end->outcome == ASSAY_OUTCOME_DONE) TRY(open_candidate(ctx, call, run, end));
 cleanup:
@@ -217,12 +229,11 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
 {
     assay_status status;
     const double seconds = end->seconds;
-    assay_backend_remove_folder(first->folder);
+    remove_folder(first);
     if (assay_backend_place_is_taken(first->candidate)) {
         assay_backend_fail(end, "the first run's candidate cannot be removed");
         return ASSAY_OK;
     }
-    first->folder[0] = '\0';
     TRY(run_once(ctx, call, 2, second, end));
     end->seconds = seconds;
     if (end->outcome == ASSAY_OUTCOME_DONE) {

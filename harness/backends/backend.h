@@ -4,6 +4,7 @@
 #define ASSAY_HARNESS_BACKEND_H
 
 #include "harness/backends/backend_spec.h"
+#include "harness/backends/process.h"
 
 /* Exit status of a backend command (and of the process that hosts a shared object). */
 enum { ASSAY_BACKEND_EXIT_DONE = 0, ASSAY_BACKEND_EXIT_UNSUPPORTED = 77 };
@@ -34,7 +35,7 @@ typedef struct assay_backend_call {
     const char *golden; /* where the caller will write the golden: nothing lies there while the backend runs; or NULL */
     const char *log;    /* where the last run's output will lie; NULL: nowhere */
     const char *folder; /* in which each run gets a folder of its own */
-    double timeout;     /* seconds, of a run */
+    assay_process_limits limits; /* of a run */
 } assay_backend_call;
 
 /* Runs the backend twice on the request, each time in a folder of its own and, but for a server's, in a process of its

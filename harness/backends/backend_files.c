@@ -1,6 +1,9 @@
+#include "harness/backends/backend_files.h"
+
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <fts.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,31 +11,97 @@
 #include <unistd.h>
 
 #include "fixtures/files.h"
-#include "harness/backends/backend_files.h"
+#include "oracle/base/leftovers.h"
 #include "oracle/base/tensor.h"
 
-assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size)
+/* In a temporary folder of ours, and from when on it is locked: what lies there without is none of ours. */
+static const char MARK[] = ".assay-temporary";
+static const char TEMPORARY[] = "assay-";
+enum { LETTERS = 6 }; /* of mkdtemp */
+
+static const char *temporary_parent(void)
 {
-    if (keep != NULL) {
-        snprintf(folder, size, "%s/", keep);
-        assay_status status = assay_make_parents(ctx, folder);
-        snprintf(folder, size, "%s", keep);
+    const char *parent = getenv("TMPDIR");
+    return parent != NULL && parent[0] != '\0' ? parent : "/tmp";
+}
+
+/* Calls `remove_dead` for the folders of this user in `parent` whose name is `prefix` and mkdtemp's letters. */
+static void sweep(const char *parent, const char *prefix, void (*remove_dead)(const char *path))
+{
+    DIR *list = opendir(parent);
+    if (list == NULL) return;
+    for (struct dirent *entry = readdir(list); entry != NULL; entry = readdir(list)) {
+        const char *name = entry->d_name;
+        struct stat found;
+        char path[PATH_MAX];
+        if (strncmp(name, prefix, strlen(prefix)) != 0 || strlen(name) != strlen(prefix) + LETTERS) continue;
+        if (fstatat(dirfd(list), name, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (!S_ISDIR(found.st_mode) || found.st_uid != geteuid()) continue;
+        if (snprintf(path, sizeof path, "%s/%s", parent, name) < (int)sizeof path) remove_dead(path);
+    }
+    closedir(list);
+}
+
+static int open_folder(const char *path)
+{
+    return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+static void remove_dead_temporary(const char *path)
+{
+    const int folder = open_folder(path);
+    if (folder < 0) return;
+    if (faccessat(folder, MARK, F_OK, 0) == 0 && assay_lock(folder) == ASSAY_LOCK_HELD) assay_remove_tree(path);
+    close(folder);
+}
+
+void assay_backend_folders_sweep(void)
+{
+    sweep(temporary_parent(), TEMPORARY, remove_dead_temporary);
+}
+
+static assay_status make_temporary(assay_context *ctx, assay_backend_folder *folder)
+{
+    snprintf(folder->path, sizeof folder->path, "%s/%sXXXXXX", temporary_parent(), TEMPORARY);
+    if (mkdtemp(folder->path) == NULL) {
+        const assay_status status = assay_fail(ctx, ASSAY_IO, "%s: %s", folder->path, strerror(errno));
+        folder->path[0] = '\0';
         return status;
     }
-    const char *temporary = getenv("TMPDIR");
-    snprintf(folder, size, "%s/assay-XXXXXX", temporary != NULL && temporary[0] != '\0' ? temporary : "/tmp");
-    if (mkdtemp(folder) == NULL) return assay_fail(ctx, ASSAY_IO, "%s: %s", folder, strerror(errno));
+    folder->temporary = true;
+    folder->place = assay_leftover_path(folder->path);
+    folder->lock = open_folder(folder->path);
+    if (folder->lock >= 0 && assay_lock(folder->lock) == ASSAY_LOCK_HELD) {
+        const int mark = openat(folder->lock, MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (mark >= 0) close(mark);
+    }
     return ASSAY_OK;
 }
 
-void assay_backend_remove_folder(char *folder)
+assay_status assay_backend_folder_make(assay_context *ctx, const char *keep, assay_backend_folder *folder)
 {
-    FTS *tree = fts_open((char *const[]){folder, NULL}, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    if (tree == NULL) return;
-    for (FTSENT *entry = fts_read(tree); entry != NULL; entry = fts_read(tree)) {
-        if (entry->fts_info != FTS_D) remove(entry->fts_accpath); /* a folder comes again after what is in it */
+    *folder = (assay_backend_folder){.lock = -1, .place = -1};
+    if (keep == NULL) return make_temporary(ctx, folder);
+    snprintf(folder->path, sizeof folder->path, "%s/", keep);
+    const assay_status status = assay_make_parents(ctx, folder->path);
+    if (status == ASSAY_OK) folder->lock = open(keep, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder->lock >= 0 && assay_lock(folder->lock) == ASSAY_LOCK_TAKEN) {
+        close(folder->lock);
+        *folder = (assay_backend_folder){.lock = -1};
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--keep %s: another run of assay uses this folder now", keep);
     }
-    fts_close(tree);
+    snprintf(folder->path, sizeof folder->path, "%s", keep);
+    if (status == ASSAY_OK) sweep(keep, ASSAY_RUN_FOLDER, assay_remove_tree);
+    return status;
+}
+
+void assay_backend_folder_end(assay_backend_folder *folder)
+{
+    if (folder->path[0] == '\0') return;
+    if (folder->temporary) assay_remove_tree(folder->path);
+    assay_leftover_done(folder->place);
+    if (folder->lock >= 0) close(folder->lock);
+    *folder = (assay_backend_folder){0};
 }
 
 void assay_backend_file(char *path, size_t size, const char *folder, const char *name, const char *what)

@@ -6,9 +6,24 @@
 
 #include "oracle/base/status.h"
 
-/* The folder for a backend's files: `keep`, or a new temporary one where that is NULL. */
-assay_status assay_backend_make_folder(assay_context *ctx, const char *keep, char *folder, size_t size);
-void assay_backend_remove_folder(char *folder); /* with all that is in it */
+/* What the folders of a backend's runs begin with, and end with six letters. */
+#define ASSAY_RUN_FOLDER "assay-run-"
+
+/* A folder for a backend's files that this process alone uses. Starts zeroed. */
+typedef struct assay_backend_folder {
+    char path[2048]; /* "": there is none */
+    bool temporary;
+    int lock;  /* descriptor; held as long as it is open */
+    int place; /* oracle/base/leftovers.h */
+} assay_backend_folder;
+
+/* `keep`, or a new temporary one where that is NULL. Refuses a folder that another process uses; what dead ones left in it of
+ * a backend's runs is removed. */
+assay_status assay_backend_folder_make(assay_context *ctx, const char *keep, assay_backend_folder *folder);
+/* A temporary one goes, with all that is in it. Safe on a zeroed one. */
+void assay_backend_folder_end(assay_backend_folder *folder);
+/* Removes the temporary folders of dead processes of this user. */
+void assay_backend_folders_sweep(void);
 /* FOLDER/NAME.WHAT; the slashes of a case's name become dashes. */
 void assay_backend_file(char *path, size_t size, const char *folder, const char *name, const char *what);
 

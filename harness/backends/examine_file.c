@@ -20,7 +20,10 @@ enum { CHUNK = 1 << 16 }; /* elements that are read at a time */
 
 /* What the copy of this process is told, and tells: both have it in one memory. */
 typedef struct examination {
-    const char *path;
+    const char *const *paths;
+    int count;
+    int at;         /* the path that it has come to */
+    bool elements;  /* whether these are read too */
     int64_t memory; /* that the copy may take beyond what this process has */
     assay_status status;
     char message[ASSAY_MESSAGE_SIZE];
@@ -51,12 +54,13 @@ static assay_status read_dataset(assay_context *ctx, assay_fixture_reader *reade
     return ASSAY_OK;
 }
 
-static assay_status read_all(assay_context *ctx, const char *path)
+static assay_status read_all(assay_context *ctx, const char *path, bool elements)
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
     double *values = NULL;
     TRY(assay_fixture_open(ctx, path, &reader));
+    if (!elements) goto cleanup;
     TRY(assay_alloc_f64(ctx, "values of the file", CHUNK, &values));
     for (int i = 0; i < assay_fixture_count(reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
@@ -76,7 +80,14 @@ static int examine(void *data)
     examination *e = data;
     assay_context ctx = {.threads = 1};
     limit_memory(e->memory);
-    e->status = read_all(&ctx, e->path);
+    for (e->at = 0; e->at < e->count; e->at++) {
+        struct stat found;
+        const char *path = e->paths[e->at];
+        if (!e->elements && (!assay_fixture_is_file_name(path) || stat(path, &found) != 0 || !S_ISREG(found.st_mode)))
+            continue;
+        e->status = read_all(&ctx, path, e->elements);
+        if (e->status != ASSAY_OK) break;
+    }
     snprintf(e->message, sizeof e->message, "%s", ctx.message);
     return 0;
 }
@@ -85,33 +96,38 @@ static int examine(void *data)
 static assay_status conclude(assay_context *ctx, const examination *e, const assay_process_result *result,
                              double seconds)
 {
+    const char *path = e->paths[e->at < e->count ? e->at : e->count - 1];
     if (result->end == ASSAY_PROCESS_TIMED_OUT) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s: reading it takes more than %.0f s", e->path, seconds);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s: reading it takes more than %.0f s", path, seconds);
     }
     if (result->end == ASSAY_PROCESS_KILLED) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader by signal %d (%s)", e->path, result->code,
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader by signal %d (%s)", path, result->code,
                           strsignal(result->code));
     }
     if (result->code != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader with exit status %d", e->path, result->code);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.500s ended its reader with exit status %d", path, result->code);
     }
     if (e->status == ASSAY_NO_MEMORY) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: reading it takes more than %lld MB of memory", e->path,
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: reading it takes more than %lld MB of memory", path,
                           (long long)(e->memory >> 20));
     }
     return e->status == ASSAY_OK ? ASSAY_OK : assay_fail(ctx, e->status, "%s", e->message);
 }
 
-assay_status assay_examine_file(assay_context *ctx, const char *path)
+static assay_status look_at(assay_context *ctx, int count, const char *const *paths, bool elements)
 {
-    struct stat found;
     assay_process_result result;
-    const int64_t size = stat(path, &found) == 0 && S_ISREG(found.st_mode) ? found.st_size : 0;
-    const int64_t allowed = LEAST_MEMORY + (size < INT64_MAX / 4 ? 3 * size : 0), left = assay_memory_available();
+    int64_t size = 0;
+    for (int i = 0; i < count; i++) {
+        struct stat found;
+        if (stat(paths[i], &found) == 0 && S_ISREG(found.st_mode) && found.st_size < INT64_MAX / 8 - size)
+            size += found.st_size;
+    }
+    const int64_t allowed = LEAST_MEMORY + 3 * size, left = assay_memory_available();
     const double seconds = LEAST_SECONDS + (double)size / BYTES_PER_SECOND;
     examination *e = mmap(NULL, sizeof *e, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (e == MAP_FAILED) return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: no memory", path);
-    *e = (examination){.path = path, .memory = allowed < left ? allowed : left};
+    if (e == MAP_FAILED) return assay_fail(ctx, ASSAY_NO_MEMORY, "%.500s: no memory", paths[0]);
+    *e = (examination){.paths = paths, .count = count, .elements = elements, .memory = allowed < left ? allowed : left};
     assay_status status = assay_process_call(ctx, examine, e, seconds, &result);
     if (status == ASSAY_OK) {
         status = conclude(ctx, e, &result, seconds);
@@ -119,4 +135,17 @@ assay_status assay_examine_file(assay_context *ctx, const char *path)
     }
     munmap(e, sizeof *e);
     return status;
+}
+
+assay_status assay_examine_file(assay_context *ctx, const char *path)
+{
+    return look_at(ctx, 1, &path, true);
+}
+
+assay_status assay_examine_structure(assay_context *ctx, int count, const char *const *paths)
+{
+    for (int i = 0; i < count; i++) {
+        if (assay_fixture_is_file_name(paths[i])) return look_at(ctx, count, paths, false);
+    }
+    return ASSAY_OK;
 }

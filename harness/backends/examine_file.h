@@ -16,4 +16,8 @@
  * reader may take, and that was not enough. To be called by the one thread that uses HDF5. */
 assay_status assay_examine_file(assay_context *ctx, const char *path);
 
+/* The same of several files, of which only structure and attributes are read: of goldens, whose elements have digests, and of
+ * files with inputs. Names that are no fixture's, and files that are not there, are passed over. */
+assay_status assay_examine_structure(assay_context *ctx, int count, const char *const *paths);
+
 #endif

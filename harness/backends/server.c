@@ -13,6 +13,7 @@
 
 #include "harness/backends/backend_end.h"
 #include "harness/backends/backend_files.h"
+#include "harness/backends/bounded_log.h"
 #include "harness/backends/process.h"
 #include "oracle/base/clock.h"
 
@@ -29,6 +30,7 @@ typedef struct stream {
 
 struct assay_backend_server {
     const char *command;
+    int64_t memory;
     assay_process process;
     stream output, error;
 };
@@ -37,7 +39,7 @@ struct assay_backend_server {
 typedef struct exchange {
     assay_context *ctx;
     assay_backend_server *server;
-    int log;
+    assay_bounded_log log;
     bool answered;             /* an answer came */
     bool closed, error_closed; /* it closed its standard output, standard error */
     char answer[600];          /* behind the prefix */
@@ -46,16 +48,8 @@ typedef struct exchange {
 
 static assay_status write_log(exchange *e, const char *text, size_t length)
 {
-    while (length > 0) {
-        const ssize_t written = write(e->log, text, length);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) {
-            return assay_fail(e->ctx, ASSAY_IO, "the backend's log cannot be written: %s", strerror(errno));
-        }
-        text += written;
-        length -= (size_t)written;
-    }
-    return ASSAY_OK;
+    if (assay_bounded_log_write(&e->log, text, length)) return ASSAY_OK;
+    return assay_fail(e->ctx, ASSAY_IO, "the backend's log cannot be written: %s", strerror(errno));
 }
 
 /* A line, with its line break. An answer is one on standard output, and none in the middle of a line. */
@@ -101,12 +95,16 @@ cleanup:
     return status;
 }
 
-/* What lies in a pipe, without waiting; *closed: and nothing will come. */
+/* What lies in a pipe, without waiting, but no more than a part of what an endless one gives; *closed: and nothing will
+ * come. */
 static assay_status drain_one(exchange *e, int pipe, stream *into, bool *closed)
 {
+    enum { MOST_READS = 64 };
     assay_status status = ASSAY_OK;
-    ssize_t length;
-    while ((length = read(pipe, into->line + into->used, sizeof into->line - into->used)) > 0) {
+    ssize_t length = -1;
+    for (int i = 0; i < MOST_READS; i++) {
+        length = read(pipe, into->line + into->used, sizeof into->line - into->used);
+        if (length <= 0) break;
         into->used += (size_t)length;
         TRY(take_lines(e, into));
     }
@@ -141,7 +139,7 @@ static assay_status start(assay_context *ctx, assay_backend_server *server)
     const char *const argv[] = {"/bin/sh", "-c", server->command, NULL};
     server->output.used = server->error.used = 0;
     server->output.inside = server->error.inside = false;
-    const assay_status status = assay_process_start(ctx, argv, &server->process);
+    const assay_status status = assay_process_start(ctx, argv, server->memory, &server->process);
     RETURN_IF(status != ASSAY_OK, status);
     fcntl(server->process.output, F_SETFL, O_NONBLOCK);
     fcntl(server->process.error, F_SETFL, O_NONBLOCK);
@@ -243,8 +241,8 @@ assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *
     bool late = false;
     int unread = 0;
     exchange e = {.ctx = ctx, .server = server};
-    e.log = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-    if (e.log < 0) return assay_fail(ctx, ASSAY_IO, "%s: %s", log, strerror(errno));
+    e.log.file = open(log, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (e.log.file < 0) return assay_fail(ctx, ASSAY_IO, "%s: %s", log, strerror(errno));
     if (server->process.pid == 0) TRY(start(ctx, server));
     TRY(drain(&e)); /* what it wrote since the last answer */
     if (e.answered) {
@@ -270,15 +268,17 @@ assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *
     }
     assay_backend_last_lines(log, ASSAY_BACKEND_LINES, end->output, sizeof end->output);
 cleanup:
-    close(e.log);
+    close(e.log.file);
     return status;
 }
 
-assay_status assay_backend_server_make(assay_context *ctx, const char *command, assay_backend_server **server)
+assay_status assay_backend_server_make(assay_context *ctx, const char *command, int64_t memory,
+                                       assay_backend_server **server)
 {
     *server = calloc(1, sizeof **server);
     if (*server == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the server");
     (*server)->command = command;
+    (*server)->memory = memory;
     return ASSAY_OK;
 }
 

@@ -4,8 +4,10 @@
 
 #include "harness/backends/backend.h"
 
-/* The command is started for the first request, and again for the one after it failed at the protocol. */
-assay_status assay_backend_server_make(assay_context *ctx, const char *command, assay_backend_server **server);
+/* The command is started for the first request, and again for the one after it failed at the protocol. memory: as in
+ * assay_process_limits. */
+assay_status assay_backend_server_make(assay_context *ctx, const char *command, int64_t memory,
+                                       assay_backend_server **server);
 /* Ends the server's input, and where that does not end it, the server; NULL is safe. */
 void assay_backend_server_free(assay_backend_server *server);
 

@@ -1,4 +1,5 @@
 #include "harness/commands/choose.h"
+#include "harness/backends/examine_file.h"
 
 #include <fts.h>
 #include <stdio.h>
@@ -66,7 +67,8 @@ cleanup:
 static assay_status add_golden_of_folder(assay_context *ctx, const char *path, assay_chosen *chosen)
 {
     assay_fixture_reader *reader = NULL;
-    const assay_status status = assay_fixture_open(ctx, path, &reader);
+    assay_status status = assay_examine_structure(ctx, 1, &path);
+    if (status == ASSAY_OK) status = assay_fixture_open(ctx, path, &reader);
     RETURN_IF(status != ASSAY_OK, status);
     const char *kind = assay_fixture_text(reader, "kind");
     const bool golden = kind != NULL && strcmp(kind, "golden") == 0; /* requests and candidates may lie beside them */

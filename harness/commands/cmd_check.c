@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -19,7 +20,7 @@ typedef struct check_run {
     const assay_options *options;
     assay_chosen chosen;
     const assay_equivalence *only; /* NULL: all */
-    char folder[2048];             /* of the backend's files */
+    assay_backend_folder folder;   /* of the backend's files */
     assay_backend_server *server;  /* NULL: none */
     assay_progress progress;
     tally tally;
@@ -115,7 +116,7 @@ static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_
                                   const assay_report *report)
 {
     assay_status status = ASSAY_OK;
-    char *text = NULL;
+    char message[ASSAY_PRINTABLE_SIZE], *text = NULL;
     const assay_options *o = r->options;
     const bool unsupported = report->verdict == ASSAY_UNSUPPORTED, passed = report->verdict == ASSAY_PASS;
     const assay_report_style style = {.color = o->color, .verbosity = o->verbose ? 1 : 0};
@@ -132,7 +133,7 @@ static assay_status print_verdict(assay_context *ctx, check_run *r, const assay_
     } else if (passed) {
         printf("%s  worst %.2f of its threshold\n", report->profile, assay_report_worst(report));
     } else {
-        printf("%s\n", report->message);
+        printf("%s\n", assay_printable(report->message, message));
     }
     if (!unsupported && !passed) print_reproduce(r, c, form);
     if (report->count > 0 && (!passed || o->verbose)) {
@@ -179,9 +180,9 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     assay_backend_check_options options = {.backend = o->backend,
                                            .server = r->server,
                                            .profile = &profile,
-                                           .folder = r->folder,
+                                           .folder = r->folder.path,
                                            .false_alarm = o->false_alarm,
-                                           .timeout = o->timeout,
+                                           .limits = {o->timeout, o->memory},
                                            .quiet = true};
     assay_form one = {0};
     assay_other_form other;
@@ -289,16 +290,16 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     check_run r = {.options = options};
     TRY(choose(ctx, &r));
     TRY(check_options(ctx, options));
-    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &r.server));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, options->memory, &r.server));
     TRY(assay_choose(ctx, options, 0, &r.chosen));
-    if (options->backend != NULL) TRY(assay_backend_make_folder(ctx, options->keep, r.folder, sizeof r.folder));
+    if (options->backend != NULL) TRY(assay_backend_folder_make(ctx, options->keep, &r.folder));
     assay_progress_start(&r.progress, options->quiet, "check", r.chosen.count);
     TRY(assay_each_case(ctx, &(assay_each){.self = &r, .count = r.chosen.count, .work = work, .take = take}));
     assay_progress_end(&r.progress);
     if (assay_ranks_is_first(ctx)) TRY(conclude(ctx, &r, r.chosen.count, exit_code));
 cleanup:
     assay_backend_server_free(r.server);
-    if (r.folder[0] != '\0' && options->keep == NULL) assay_backend_remove_folder(r.folder);
+    assay_backend_folder_end(&r.folder);
     assay_chosen_free(&r.chosen);
     return status;
 }

@@ -7,9 +7,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
+#include "harness/commands/ending.h"
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -25,7 +27,7 @@ static volatile sig_atomic_t interrupted;
 static void interrupt(int number)
 {
     interrupted = 1;
-    signal(number, SIG_DFL);
+    signal(number, assay_end_by_signal);
 }
 
 /* ---- one failure ---- */
@@ -110,14 +112,14 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
 {
     assay_status status;
     const assay_options *options = self;
-    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], *yaml = NULL;
+    char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], message[ASSAY_PRINTABLE_SIZE], *yaml = NULL;
     const char *color = options->color ? assay_verdict_color(ASSAY_FAIL) : "", *off = options->color ? "\033[0m" : "";
     TRY(case_text(ctx, &found->c, &yaml));
     if (options->output != NULL) {
         assay_backend_file(file, sizeof file, options->output, found->c.name, "yml");
         TRY(write_files(ctx, options, found, a, yaml, file));
     }
-    printf("%sFAIL%s  %s  %s\n", color, off, found->c.name, a->message);
+    printf("%sFAIL%s  %s  %s\n", color, off, found->c.name, assay_printable(a->message, message));
     if (found->is_unsteady)
         printf("    the case that it shrank to does not fail each time: a race, or memory that was not written?\n");
     if (a->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", a->report.diagnosis);
@@ -224,7 +226,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     assay_profile profile;
     assay_expected_failures known = {0};
-    char folder[2048] = "";
+    assay_backend_folder folder = {0};
     assay_tried tried = {.spec = options->backend,
                          .false_alarm = options->false_alarm,
                          .timeout = options->timeout,
@@ -252,12 +254,12 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         tried.profile = &profile;
     }
     TRY(make_output(ctx, options->output));
-    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, &tried.server));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, 0, &tried.server));
     if (assay_backend_is_shared_object(options->backend)) {
         TRY(assay_forks_start(ctx, &tried.forks, options->backend, SHARED_BYTES));
     } else {
-        TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
-        tried.folder = folder;
+        TRY(assay_backend_folder_make(ctx, NULL, &folder));
+        tried.folder = folder.path;
     }
     signal(SIGINT, interrupt);
     signal(SIGTERM, interrupt);
@@ -269,7 +271,7 @@ cleanup:
     assay_forks_stop(&tried.forks);
     assay_backend_server_free(tried.server);
     assay_expected_failures_free(&known);
-    if (folder[0] != '\0') assay_backend_remove_folder(folder);
+    assay_backend_folder_end(&folder);
     return status;
 }
 

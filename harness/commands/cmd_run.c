@@ -2,6 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/printable.h"
+#include "harness/backends/backend_files.h"
 #include "harness/backends/expected_failures.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
@@ -45,6 +47,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     const assay_verdict verdict = r->report.verdict;
     const bool unsupported = verdict == ASSAY_UNSUPPORTED;
     const bool known = r->report.expected_failure[0] != '\0';
+    char message[ASSAY_PRINTABLE_SIZE];
     const char *word = known ? "KNOWN" : assay_verdict_name(verdict);
     t->unsupported += unsupported;
     t->known += known;
@@ -57,9 +60,9 @@ static void print_case(const assay_options *options, const assay_case *c, const 
         printf("%s  worst %.2f of its threshold  %.2f s\n", r->report.profile, assay_report_worst(&r->report),
                r->end.seconds);
     } else if (known) {
-        printf("%s (%s)\n", r->report.expected_failure, r->report.message);
+        printf("%s (%s)\n", r->report.expected_failure, assay_printable(r->report.message, message));
     } else {
-        printf("%s\n", r->report.message);
+        printf("%s\n", assay_printable(r->report.message, message));
     }
     if (r->report.diagnosis[0] != '\0') printf("    looks like this: %s\n", r->report.diagnosis);
     if (r->report.explanation[0] != '\0') printf("    known bugs: %s\n", r->report.explanation);
@@ -71,7 +74,9 @@ static void print_output(const char *output)
     printf("    the backend's last lines:\n");
     while (*output != '\0') {
         const int length = (int)strcspn(output, "\n");
-        printf("      %.*s\n", length, output);
+        char line[ASSAY_PRINTABLE_SIZE], shown[ASSAY_PRINTABLE_SIZE];
+        snprintf(line, sizeof line, "%.*s", length, output);
+        printf("      %s\n", assay_printable(line, shown));
         output += length + (output[length] != '\0');
     }
 }
@@ -163,7 +168,7 @@ static assay_status run_cases(assay_context *ctx, runs *all)
     const int count = all->chosen->count;
     const assay_each each = {.self = all, .count = count, .cost = cost, .work = work, .take = take};
     if (all->options->serve) {
-        status = assay_backend_server_make(ctx, all->options->backend, &all->server);
+        status = assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server);
         RETURN_IF(status != ASSAY_OK, status);
     }
     assay_progress_start(&all->progress, all->options->quiet, "run", count);
@@ -178,11 +183,13 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     assay_chosen chosen = {0};
     assay_expected_failures expected = {0};
+    assay_backend_folder kept = {0};
     runs all = {.options = options, .chosen = &chosen, .expected = &expected};
     if (options->known_file != NULL) TRY(assay_expected_failures_read(ctx, options->known_file, &expected));
     TRY(assay_command_backend_check(ctx, options));
     TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
     TRY(assay_run_check(ctx, options, &chosen));
+    if (options->keep != NULL && assay_ranks_is_first(ctx)) TRY(assay_backend_folder_make(ctx, options->keep, &kept));
     all.reports = calloc((size_t)chosen.count, sizeof *all.reports);
     if (all.reports == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
@@ -199,6 +206,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 cleanup:
     for (int i = 0; i < all.done; i++) assay_report_free(&all.reports[i]);
     free(all.reports);
+    assay_backend_folder_end(&kept);
     assay_chosen_free(&chosen);
     assay_expected_failures_free(&expected);
     return status;

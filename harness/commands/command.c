@@ -93,6 +93,7 @@ void assay_command_print(FILE *out, const assay_options *o, const char *command,
     if (o->precision != NULL) write_word(out, " --precision", o->precision);
     if (o->false_alarm != ASSAY_FALSE_ALARM) fprintf(out, " --false-alarm %.10g", o->false_alarm);
     if (o->backend != NULL && o->timeout != ASSAY_TIMEOUT) fprintf(out, " --timeout %.10g", o->timeout);
+    if (o->memory > 0) fprintf(out, " --memory %.10gM", (double)o->memory / (1 << 20));
     for (int i = 0; i < o->set_count; i++) write_word(out, " --set", o->sets[i]);
     if (o->weights != NULL) write_word(out, " --weights", o->weights);
 }

@@ -56,9 +56,12 @@ static assay_status do_case(assay_context *ctx, const assay_each *each, int i, o
         stdout = out;
         stderr = err;
     }
-    bool kept = text == NULL || fclose(text) == 0;
-    kept = (error == NULL || fclose(error) == 0) && kept;
-    kept = (result == NULL || fclose(result) == 0) && kept;
+    bool kept = text == NULL || assay_text_close(text, &o->text);
+    kept = (error == NULL || assay_text_close(error, &o->error)) && kept;
+    kept = (result == NULL || assay_text_close(result, &o->result)) && kept;
+    if (o->text == NULL) o->text_size = 0;
+    if (o->error == NULL) o->error_size = 0;
+    if (o->result == NULL) o->result_size = 0;
     return status == ASSAY_OK && !kept ? no_memory(ctx) : status;
 }
 

@@ -1,10 +1,16 @@
 /* assay: golden fixtures and verdicts for MoE and MLA kernels. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "compare/printable.h"
+#include "harness/backends/backend_files.h"
+#include "harness/backends/examine_file.h"
 #include "harness/commands/commands.h"
+#include "harness/commands/ending.h"
 #include "harness/ranks/launch.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -30,6 +36,16 @@ static void print_help(const assay_command *command, const char *name)
     assay_options_print_help(command->options);
 }
 
+/* Files that others wrote must not be able to end the command. */
+static assay_status examine(assay_context *ctx, const assay_options *options)
+{
+    const char *const more[] = {options->inputs != NULL ? options->inputs : "",
+                                options->weights != NULL ? options->weights : ""};
+    const assay_status status =
+        assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments);
+    return status == ASSAY_OK ? assay_examine_structure(ctx, 2, more) : status;
+}
+
 static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)
 {
     assay_status status;
@@ -47,6 +63,8 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     ctx->threads = options.threads;
+    if (command->summary != NULL) TRY(examine(ctx, &options)); /* the others are started by us, with files of ours */
+    if ((command->options & (ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ)) != 0) assay_backend_folders_sweep();
     TRY(assay_isa_from_environment(ctx));
     ctx->arithmetic = assay_arithmetic_by_name(options.engine);
     if (ctx->arithmetic == NULL) {
@@ -67,12 +85,12 @@ cleanup:
 /* One line, whatever the names in it hold. */
 static void print_error(const char *command, const char *message)
 {
-    char line[ASSAY_MESSAGE_SIZE + 64];
+    char line[ASSAY_MESSAGE_SIZE + 64], shown[ASSAY_PRINTABLE_SIZE];
     snprintf(line, sizeof line, "assay%s%.40s: %s", command[0] != '\0' ? " " : "", command, message);
     for (char *c = line; *c != '\0'; c++) {
         if ((unsigned char)*c < ' ') *c = ' ';
     }
-    fprintf(stderr, "%s\n", line);
+    fprintf(stderr, "%s\n", assay_printable(line, shown));
 }
 
 static bool is_named(const assay_command *command, const char *word)
@@ -93,11 +111,29 @@ static int other_rank(assay_context *ctx, int argc, char **argv)
     return ASSAY_EXIT_PASS; /* the first rank's status counts */
 }
 
+/* Of what went well, but what it printed may have gone nowhere. */
+static int end_with(int exit_code, const char *command)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return exit_code;
+    print_error(command, "standard output cannot be written");
+    return ASSAY_EXIT_BAD_INPUT;
+}
+
+/* A standard stream that is closed stays of no use, but no file of ours takes its number. */
+static void fill_closed_streams(void)
+{
+    for (int i = 0; i < 3; i++) {
+        if (fcntl(i, F_GETFD) < 0) open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    }
+}
+
 int main(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     int exit_code = ASSAY_EXIT_PASS;
+    fill_closed_streams();
     assay_keep_freed_memory();
+    assay_end_cleanly();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of write(), with a message */
     signal(SIGCHLD, SIG_DFL); /* ignored, as some parents leave it, a backend's exit status would be lost */
     if (assay_launch_rank() != 0) return other_rank(&ctx, argc, argv);
@@ -107,7 +143,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         print_overview();
-        return ASSAY_EXIT_PASS;
+        return end_with(ASSAY_EXIT_PASS, "--help");
     }
     if (strcmp(argv[1], "--version") == 0) {
         if (assay_isa_from_environment(&ctx) != ASSAY_OK) {
@@ -115,7 +151,7 @@ int main(int argc, char **argv)
             return ASSAY_EXIT_BAD_INPUT;
         }
         printf("assay %s\n", assay_version_text(ctx.isa));
-        return ASSAY_EXIT_PASS;
+        return end_with(ASSAY_EXIT_PASS, "--version");
     }
     for (int i = 0; i < assay_command_count; i++) {
         if (!is_named(assay_commands[i], argv[1])) continue;
@@ -123,11 +159,7 @@ int main(int argc, char **argv)
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
         }
-        if (fflush(stdout) != 0 || ferror(stdout)) {
-            print_error(argv[1], "standard output cannot be written");
-            return ASSAY_EXIT_BAD_INPUT;
-        }
-        return exit_code;
+        return end_with(exit_code, argv[1]);
     }
     assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
     print_error("", ctx.message);

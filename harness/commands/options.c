@@ -31,6 +31,7 @@ enum {
     KNOWN_FILE,
     BACKEND,
     TIMEOUT,
+    MEMORY,
     KEEP,
     TAG,
     OP,
@@ -84,6 +85,7 @@ static const assay_option_row rows[] = {
      "the command is started once, without placeholders, and reads requests (docs/backends.md)"},
     {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
      "time limit of one run of the backend (default 300)"},
+    {"memory", MEMORY, true, ASSAY_OPT_BACKEND, "SIZE", "memory limit of each process of the backend, as 8G or 512M"},
     {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
     {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
@@ -225,6 +227,19 @@ static assay_status parse_time(assay_context *ctx, const char *text, double *sec
         return ASSAY_OK;
     }
     return assay_fail(ctx, ASSAY_BAD_INPUT, "--time is \"%s\", expected a time above 0, as 90, 90s, 10m or 1h", text);
+}
+
+/* A number of megabytes or gigabytes. */
+static assay_status parse_memory(assay_context *ctx, const char *text, int64_t *bytes)
+{
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    const double unit = strcmp(end, "M") == 0 ? 1 << 20 : strcmp(end, "G") == 0 ? 1 << 30 : 0;
+    if (end == text || unit == 0 || !(value * unit >= 1 << 20 && value * unit <= 1e18)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--memory is \"%s\", expected a size from 1M up, as 512M or 8G", text);
+    }
+    *bytes = (int64_t)(value * unit);
+    return ASSAY_OK;
 }
 
 static assay_status parse_fuzz(assay_context *ctx, assay_options *o, int letter, const char *value)
@@ -411,6 +426,8 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
     case FUZZ_SEED:
     case FUZZ_FAILURES:
         return parse_fuzz(ctx, o, letter, value);
+    case MEMORY:
+        return parse_memory(ctx, value, &o->memory);
     case FALSE_ALARM:
         return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
     default:

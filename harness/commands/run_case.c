@@ -24,11 +24,17 @@ static void case_plan_free(case_plan *p)
     *p = (case_plan){0};
 }
 
+static const char *folder_of(const assay_options *options, const assay_case_run *r)
+{
+    return options->keep != NULL ? options->keep : r->temporary.path;
+}
+
 /* Without --keep each case has a folder of its own: no case finds what another left. */
 static assay_status name_files(assay_context *ctx, const assay_options *options, assay_case_run *r)
 {
     const char *name = r->c->name;
-    const assay_status status = assay_backend_make_folder(ctx, options->keep, r->folder, sizeof r->folder);
+    assay_status status = ASSAY_OK;
+    if (options->keep == NULL) status = assay_backend_folder_make(ctx, NULL, &r->temporary);
     RETURN_IF(status != ASSAY_OK, status);
     const struct {
         const char *what;
@@ -37,9 +43,9 @@ static assay_status name_files(assay_context *ctx, const assay_options *options,
     for (int i = 0; i < 3; i++) {
         char what[32];
         snprintf(what, sizeof what, "%s.%s", files[i].what, options->container);
-        assay_backend_file(files[i].path, sizeof r->golden, r->folder, name, what);
+        assay_backend_file(files[i].path, sizeof r->golden, folder_of(options, r), name, what);
     }
-    assay_backend_file(r->log, sizeof r->log, r->folder, name, "log");
+    assay_backend_file(r->log, sizeof r->log, folder_of(options, r), name, "log");
     return ASSAY_OK;
 }
 
@@ -201,8 +207,8 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
                                      .candidate = r->candidate,
                                      .golden = r->stored == NULL ? r->golden : NULL,
                                      .log = options->keep != NULL ? r->log : NULL,
-                                     .folder = r->folder,
-                                     .timeout = options->timeout};
+                                     .folder = folder_of(options, r),
+                                     .limits = {options->timeout, options->memory}};
     TRY(assay_backend_execute(ctx, &call, &r->end));
     if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, ranks, r));
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", r->c->name);
@@ -222,6 +228,6 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
 cleanup:
     ctx->ranks = ranks;
     case_plan_free(&p);
-    if (options->keep == NULL && r->folder[0] != '\0') assay_backend_remove_folder(r->folder);
+    assay_backend_folder_end(&r->temporary);
     return status;
 }

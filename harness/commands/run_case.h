@@ -3,14 +3,16 @@
 #define ASSAY_HARNESS_RUN_CASE_H
 
 #include "harness/backends/backend.h"
+#include "harness/backends/backend_files.h"
 #include "harness/commands/command.h"
 
 /* What it is of, and then what the backend did and the comparer says. */
 typedef struct assay_case_run {
     assay_case *c;
-    const char *stored;           /* its golden; NULL: the case is evaluated */
-    assay_backend_server *server; /* NULL: none */
-    char folder[2048], golden[2304], request[2304], candidate[2304], log[2304];
+    const char *stored;             /* its golden; NULL: the case is evaluated */
+    assay_backend_server *server;   /* NULL: none */
+    assay_backend_folder temporary; /* of the case; none with --keep */
+    char golden[2304], request[2304], candidate[2304], log[2304];
     assay_backend_end end;
     assay_report report;
 } assay_case_run;

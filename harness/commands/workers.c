@@ -74,7 +74,9 @@ static bool work_on(assay_context *ctx, const assay_workers *workers, int piece,
     FILE *result = open_memstream(&text, &a.size);
     ctx->message[0] = '\0';
     a.status = result == NULL ? ASSAY_NO_MEMORY : workers->work(ctx, workers->self, piece, result);
-    if (result != NULL && fclose(result) != 0 && a.status == ASSAY_OK) a.status = ASSAY_NO_MEMORY;
+    const bool kept = result != NULL && assay_text_close(result, &text);
+    if (!kept) a.size = 0;
+    if (!kept && a.status == ASSAY_OK) a.status = ASSAY_NO_MEMORY;
     if (a.status == ASSAY_NO_MEMORY && ctx->message[0] == '\0') assay_fail(ctx, a.status, "no memory for a result");
     memcpy(a.message, ctx->message, sizeof a.message);
     if (a.status != ASSAY_OK) b->stop = true;
@@ -88,7 +90,7 @@ static void serve(const assay_context *ctx, const crew *c, int self, int line)
     assay_context own = *ctx;
     board *b = c->board;
     const int nowhere = open("/dev/null", O_WRONLY);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);               /* it removes what it would leave */
     if (nowhere >= 0) dup2(nowhere, STDERR_FILENO); /* progress of one among many */
     for (int i = 0; i < c->count; i++) close(c->of[i].line);
     own.threads = 1;

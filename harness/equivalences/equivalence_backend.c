@@ -36,7 +36,7 @@ static assay_status ask(assay_context *ctx, const assay_backend_check_options *o
                                      .candidate = f->candidate,
                                      .golden = f->golden,
                                      .folder = options->folder,
-                                     .timeout = options->timeout};
+                                     .limits = options->limits};
     return assay_backend_execute(ctx, &call, end);
 }
 

@@ -17,7 +17,8 @@ typedef struct assay_backend_check_options {
     const char *backend, *folder; /* whose files are in the folder */
     assay_backend_server *server; /* NULL: none */
     const assay_profile *profile;
-    double false_alarm, timeout;
+    double false_alarm;
+    assay_process_limits limits;
     bool quiet;
 } assay_backend_check_options;
 

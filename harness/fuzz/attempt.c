@@ -189,7 +189,7 @@ static assay_status run_command(assay_context *ctx, const assay_tried *tried, as
                                      .candidate = candidate,
                                      .golden = paths[2],
                                      .folder = tried->folder,
-                                     .timeout = tried->timeout};
+                                     .limits = {.timeout = tried->timeout}};
     TRY(assay_backend_execute(ctx, &call, &end));
     a->seconds = end.seconds;
     if (end.outcome == ASSAY_OUTCOME_UNSUPPORTED) {

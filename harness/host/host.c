@@ -9,7 +9,7 @@
 #include "harness/backends/backend.h"
 #include "oracle/base/memory.h"
 
-enum { GUARD = 4096, GUARD_BYTE = 0xa5, WIDEST = 8 };
+enum { GUARD = 16384, GUARD_BYTE = 0xa5, WIDEST = 8 };
 
 typedef struct maker {
     assay_context *ctx;

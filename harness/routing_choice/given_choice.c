@@ -298,17 +298,18 @@ cleanup:
 assay_status assay_again_evaluate(assay_context *ctx, assay_given_choice *c, assay_again *a, bool quiet)
 {
     assay_status status;
-    char folder[2048] = "", path[2304];
+    assay_backend_folder folder = {0};
+    char path[2304];
     assay_overlay given = {assay_tensor_set_source(&c->choices), c->inputs};
     const assay_source source = assay_overlay_source(&given);
     a->ctx.threads = ctx->threads;
-    TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
-    snprintf(path, sizeof path, "%s/golden.h5", folder);
+    TRY(assay_backend_folder_make(ctx, NULL, &folder));
+    snprintf(path, sizeof path, "%s/golden.h5", folder.path);
     status = assay_golden_write_from(&a->ctx, &a->golden.plan, path, &source, quiet);
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
     if (status == ASSAY_OK) status = assay_fixture_open(ctx, path, &a->golden.reader);
 cleanup:
-    if (folder[0] != '\0') assay_backend_remove_folder(folder);
+    assay_backend_folder_end(&folder);
     return status;
 }
 

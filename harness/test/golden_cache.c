@@ -198,13 +198,14 @@ static assay_status evaluate_aside(assay_context *ctx, const assay_plan *plan, c
                                    const char *yaml, assay_golden *golden)
 {
     assay_status status;
-    char folder[2048] = "", path[2304];
-    TRY(assay_backend_make_folder(ctx, NULL, folder, sizeof folder));
-    assay_backend_file(path, sizeof path, folder, "golden", "h5");
+    assay_backend_folder folder = {0};
+    char path[2304];
+    TRY(assay_backend_folder_make(ctx, NULL, &folder));
+    assay_backend_file(path, sizeof path, folder.path, "golden", "h5");
     TRY(assay_golden_write_from(ctx, plan, path, source, true));
     TRY(open_checked(ctx, path, yaml, golden));
 cleanup:
-    if (folder[0] != '\0') assay_backend_remove_folder(folder);
+    assay_backend_folder_end(&folder);
     return status;
 }
 

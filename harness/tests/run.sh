@@ -96,6 +96,16 @@ ended='ended its reader (by signal|with exit status)' # the latter under a sanit
 backend 1 FAIL "candidate.h5 $ended" ": {request}; cp '$work/crash.h5' {candidate}"
 backend 1 FAIL "candidate.h5(: reading it takes more than 1024 MB of memory| $ended)" ": {request}; cp '$work/memory.h5' {candidate}"
 refuses "crash.h5 $ended" compare "$work/moe/small.h5" "$work/crash.h5"
+# ... in whatever place such a file is named
+mkdir "$work/goldens"
+cp "$work/crash.h5" "$work/moe/small.h5" "$work/goldens"
+for command in "compare $work/crash.h5 $work/moe/small.h5" "verify $work/moe/small.h5 $work/crash.h5" "certify $work/crash.h5" \
+  "power $work/crash.h5" "convert $work/crash.h5 $work/x.npz" "generate mlp/silu --inputs $work/crash.h5 -o $work/x.h5" \
+  "generate mlp/silu --weights $work/crash.h5 -o $work/x.h5" "request $work/crash.h5 -o $work/x.h5" \
+  "run $work/crash.h5 --backend $example" "run $work/goldens --backend $example"; do
+  refuses "crash.h5 $ended" $command
+done
+[ ! -e "$work/x.h5" ] && [ ! -e "$work/x.npz" ] || complain "something was written"
 # where there is less memory than that, nobody is to blame
 if (ulimit -v 900000 && "$assay" --version) >"$work/out" 2>&1; then
   status=0

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "compare/profile.h"
-#include "harness/backends/backend_files.h"
 #include "harness/equivalences/equivalence_backend.h"
 #include "harness/tests/harness_test.h"
+#include "oracle/base/leftovers.h"
 
 static const char mlp[] =
     "{case: mlp/x, op: mlp, batch: 1, sequence: 3, seed: 5, dtype: bfloat16, profiles: none, model: "
@@ -81,13 +81,13 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
                                                .folder = f->folder,
                                                .profile = assay_profile_by_name("bf16"),
                                                .false_alarm = 1e-6,
-                                               .timeout = 60,
+                                               .limits = {.timeout = 60},
                                                .quiet = true};
 }
 
 static void tear_down(fixture *f)
 {
-    assay_backend_remove_folder(f->folder);
+    assay_remove_tree(f->folder);
     assay_cases_free(f->c, 1);
 }
 

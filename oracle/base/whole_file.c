@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* O_TMPFILE */
 #include "oracle/base/whole_file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,6 +10,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "oracle/base/leftovers.h"
 
 enum { PARTIAL_EXTRA = 32 }; /* what the partial name has more than the final one */
 
@@ -60,6 +63,55 @@ static int open_nameless(const char *path)
     return -1;
 }
 
+static const char PARTIAL[] = ".partial-"; /* and eight digits */
+
+static bool is_partial(const char *name)
+{
+    enum { DIGITS = 8 };
+    const size_t length = strlen(name), tail = strlen(PARTIAL) + DIGITS;
+    if (name[0] != '.' || length <= tail) return false;
+    name += length - tail;
+    return strncmp(name, PARTIAL, strlen(PARTIAL)) == 0 && strspn(name + strlen(PARTIAL), "0123456789abcdef") == DIGITS;
+}
+
+/* Removes what dead processes left beside the target: files with a partial name that nobody has locked. */
+static void sweep(const char *path)
+{
+    const int folder = open_folder(path, O_RDONLY | O_DIRECTORY);
+    DIR *list = folder < 0 ? NULL : fdopendir(folder);
+    if (list == NULL && folder >= 0) close(folder);
+    for (struct dirent *entry = list == NULL ? NULL : readdir(list); entry != NULL; entry = readdir(list)) {
+        struct stat found;
+        if (!is_partial(entry->d_name) || fstatat(folder, entry->d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (!S_ISREG(found.st_mode) || found.st_uid != geteuid()) continue;
+        const int left = openat(folder, entry->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (left < 0) continue;
+        if (assay_lock(left) == ASSAY_LOCK_HELD) unlinkat(folder, entry->d_name, 0);
+        close(left);
+    }
+    if (list != NULL) closedir(list);
+}
+
+/* Between its creation and its lock another process may have swept it away. */
+static bool hold_partial(const assay_whole_file *file)
+{
+    struct stat found;
+    return assay_lock(file->descriptor) != ASSAY_LOCK_TAKEN && fstat(file->descriptor, &found) == 0 &&
+           found.st_nlink > 0;
+}
+
+/* A new file of that name, locked. False: errno says why not. */
+static bool open_partial(assay_whole_file *file)
+{
+    file->descriptor = open(file->partial, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file->descriptor < 0) return false;
+    if (hold_partial(file)) return true;
+    close(file->descriptor);
+    file->descriptor = -1;
+    errno = EEXIST;
+    return false;
+}
+
 /* Gives the nameless file, or a new one, a name beside the target: .NAME.partial-XXXXXXXX. */
 static assay_status name_partial(assay_context *ctx, assay_whole_file *file)
 {
@@ -67,19 +119,26 @@ static assay_status name_partial(assay_context *ctx, assay_whole_file *file)
     const char *name = file_name(file->path);
     int folder = (int)(name - file->path);
     char link[LINK_SIZE];
-    bool exists = file->descriptor >= 0;
+    const bool exists = file->descriptor >= 0;
     if (exists) link_to_descriptor(file->descriptor, link);
+    if (exists) assay_lock(file->descriptor);
+    sweep(file->path);
     errno = EEXIST;
     for (int i = 0; i < ATTEMPTS && !file->named && errno == EEXIST; i++) {
         uint32_t number = 0;
         if (getrandom(&number, sizeof number, 0) < 0) break;
-        snprintf(file->partial, strlen(file->path) + PARTIAL_EXTRA, "%.*s.%.*s.partial-%08x", folder, file->path,
-                 LONGEST_NAME, name, number);
+        snprintf(file->partial, strlen(file->path) + PARTIAL_EXTRA, "%.*s.%.*s%s%08x", folder, file->path, LONGEST_NAME,
+                 name, PARTIAL, number);
+        const int place = assay_leftover_path(file->partial); /* before it is there: a signal may come at any time */
         if (exists) {
             file->named = linkat(AT_FDCWD, link, AT_FDCWD, file->partial, AT_SYMLINK_FOLLOW) == 0;
         } else {
-            file->descriptor = open(file->partial, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-            file->named = file->descriptor >= 0;
+            file->named = open_partial(file);
+        }
+        if (file->named) {
+            file->place = place;
+        } else {
+            assay_leftover_done(place);
         }
     }
     if (file->named) return ASSAY_OK;
@@ -90,7 +149,7 @@ static assay_status name_partial(assay_context *ctx, assay_whole_file *file)
 assay_status assay_whole_file_create(assay_context *ctx, const char *path, assay_whole_file *file)
 {
     assay_status status;
-    *file = (assay_whole_file){.descriptor = -1};
+    *file = (assay_whole_file){.descriptor = -1, .place = -1};
     TRY(check_target(ctx, path));
     file->path = strdup(path);
     file->partial = malloc(strlen(path) + PARTIAL_EXTRA);
@@ -108,7 +167,7 @@ assay_status assay_whole_file_create_kept(assay_context *ctx, const char *path, 
                                           assay_whole_file *file)
 {
     assay_status status;
-    *file = (assay_whole_file){.descriptor = -1, .kept = true};
+    *file = (assay_whole_file){.descriptor = -1, .place = -1, .kept = true};
     TRY(check_target(ctx, path));
     file->path = strdup(path);
     file->partial = strdup(partial);
@@ -138,9 +197,11 @@ static void sync_folder(const char *path)
 assay_status assay_whole_file_finish(assay_context *ctx, assay_whole_file *file)
 {
     assay_status status = ASSAY_OK;
+    int lock = -1;
     /* A quota, a full disk or a network may be heard of only now: what was there stays until all is on the disk. */
     if (fsync(file->descriptor) < 0) TRY(fail_to_write(ctx, file));
     if (!file->named) TRY(name_partial(ctx, file));
+    lock = fcntl(file->descriptor, F_DUPFD_CLOEXEC, 0); /* nobody may sweep it away until it has its final name */
     const int closed = close(file->descriptor);
     file->descriptor = -1;
     if (closed < 0) TRY(fail_to_write(ctx, file));
@@ -150,6 +211,7 @@ assay_status assay_whole_file_finish(assay_context *ctx, assay_whole_file *file)
     file->named = false;
     sync_folder(file->path);
 cleanup:
+    if (lock >= 0) close(lock);
     assay_whole_file_abandon(file);
     return status;
 }
@@ -157,6 +219,7 @@ cleanup:
 void assay_whole_file_abandon(assay_whole_file *file)
 {
     if (file->named && !file->kept) unlink(file->partial);
+    if (file->path != NULL) assay_leftover_done(file->place);
     if (file->path != NULL && file->descriptor >= 0) close(file->descriptor);
     free(file->partial);
     free(file->path);

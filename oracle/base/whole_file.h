@@ -7,12 +7,13 @@
 #include "oracle/base/status.h"
 
 /* A file while it grows: without a name, and gone with the process, where the file system can do that; else beside its
- * target as .NAME.partial-XXXXXXXX. Its permissions are those of any new file. Starts zeroed. */
+ * target as .NAME.partial-XXXXXXXX, locked; what dead processes left there under such names is removed. Its permissions are those of any new file. Starts zeroed. */
 typedef struct assay_whole_file {
     char *path, *partial; /* the final name, and one beside it; NULL: there is no file */
     int descriptor;       /* for reading and writing, anywhere in the file */
     bool named;           /* whether it has the partial name */
     bool kept;            /* it stays there when it is abandoned */
+    int place;            /* oracle/base/leftovers.h */
 } assay_whole_file;
 
 /* Refuses a path that is not the name of a file, or names something else than an ordinary one. */

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "oracle/base/leftovers.h"
 #include "oracle/base/whole_file.h"
 #include "tests/support/assay_test.h"
 
@@ -185,4 +186,77 @@ int main(void)
     int failed = assay_run_tests("this file system");
     nameless_files_refused = true;
     return failed + assay_run_tests("without nameless files");
+}
+
+static void make_file(char *path, const char *folder, const char *name)
+{
+    snprintf(path, PATH_SIZE, "%s/%s", folder, name);
+    const int file = __real_open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    assert_true(file >= 0);
+    __real_close(file);
+}
+
+/* What a dead process left beside the target goes; what a living one has locked stays, and so does what is none of ours. */
+TEST_WITH(leftovers_of_the_dead_go, setup, teardown)
+{
+    static const char *const others[] = {"partial-01234567", ".text.partial-0123456", ".text.partial-0123456g",
+                                         ".text.partial-01234567.h5"};
+    char path[PATH_SIZE], dead[PATH_SIZE], living[PATH_SIZE], other[4][PATH_SIZE];
+    assay_context ctx = {.threads = 1};
+    assay_whole_file file;
+    for (int nameless = 0; nameless < 2; nameless++) {
+        nameless_files_refused = nameless == 0;
+        snprintf(path, sizeof path, "%s/text", (const char *)*state);
+        make_file(dead, *state, ".other.h5.partial-0123abcd");
+        for (int i = 0; i < 4; i++) make_file(other[i], *state, others[i]);
+        make_file(living, *state, ".text.partial-89abcdef");
+        const int lock = __real_open(living, O_RDONLY | O_CLOEXEC, 0);
+        assert_int_equal(assay_lock(lock), ASSAY_LOCK_HELD);
+        assert_ok(&ctx, assay_write_whole_file(&ctx, path, "text"));
+        assert_int_equal(access(dead, F_OK), -1);
+        assert_int_equal(access(living, F_OK), 0);
+        for (int i = 0; i < 4; i++) assert_int_equal(access(other[i], F_OK), 0);
+        assert_int_equal(files_in(*state), 6);
+        __real_close(lock);
+        /* one that is growing is not swept away by another */
+        assert_ok(&ctx, assay_whole_file_create(&ctx, other[0], &file));
+        assert_ok(&ctx, assay_write_whole_file(&ctx, path, "text"));
+        assert_int_equal(access(living, F_OK), -1);
+        assert_ok(&ctx, assay_whole_file_finish(&ctx, &file));
+        assert_int_equal(files_in(*state), 5);
+    }
+    nameless_files_refused = false;
+}
+
+/* A signal handler removes a file that has only its partial name. */
+TEST_WITH(signals_remove_what_grows, setup, teardown)
+{
+    char path[PATH_SIZE];
+    assay_context ctx = {.threads = 1};
+    assay_whole_file file;
+    nameless_files_refused = true;
+    snprintf(path, sizeof path, "%s/text", (const char *)*state);
+    assert_ok(&ctx, assay_whole_file_create(&ctx, path, &file));
+    nameless_files_refused = false;
+    assert_int_equal(files_in(*state), 1);
+    assay_leftovers_remove();
+    assert_int_equal(files_in(*state), 0);
+    assay_whole_file_abandon(&file);
+}
+
+TEST_WITH(trees_are_removed, setup, teardown)
+{
+    char command[2 * PATH_SIZE], folder[PATH_SIZE];
+    snprintf(folder, sizeof folder, "%s/tree", (const char *)*state);
+    snprintf(command, sizeof command,
+             "mkdir %s && cd %.64s && mkdir -p a/b/c shut/in && touch a/b/c/file shut/in/file && ln -s /etc a/link && "
+             "chmod 0 shut",
+             folder, folder);
+    assert_int_equal(system(command), 0);
+    const int lines[] = {assay_leftover_path(folder), assay_leftover_path(folder)};
+    assay_leftover_done(lines[0]);
+    assay_leftovers_remove();
+    assay_leftover_done(lines[1]);
+    assert_int_equal(files_in(*state), 0);
+    assert_int_equal(access("/etc/passwd", F_OK), 0);
 }
