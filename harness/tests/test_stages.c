@@ -49,8 +49,7 @@ static void make(trial *t, const char *path, double factor, assay_tensor_set *re
     assay_tensor_set_free(&staged);
 }
 
-static void write_candidate(trial *t, const assay_tensor_set *results,
-                            bool (*is_wanted)(const assay_tensor_spec *spec))
+static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is_wanted)(const assay_tensor_spec *spec))
 {
     assay_fixture_writer *writer = NULL;
     assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
@@ -130,8 +129,9 @@ static void check(const test_folder *folder, const planted *p)
 
 TEST_IN_FOLDER(right_candidates_pass)
 {
-    static const char *const names[] = {"mlp/silu",  "mlp/two-activations",  "moe/small",       "moe/deepseek3-tiny-checkpoints",
-                                        "mla/small", "deepseek_layer/dense", "gqa/checkpoints", "deepseek_stack/dense-then-moe"};
+    static const char *const names[] = {
+        "mlp/silu",  "mlp/two-activations",  "moe/small",       "moe/deepseek3-tiny-checkpoints",
+        "mla/small", "deepseek_layer/dense", "gqa/checkpoints", "deepseek_stack/dense-then-moe"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) check(folder, &(planted){.name = names[i]});
 }
 

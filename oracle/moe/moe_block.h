@@ -83,9 +83,9 @@ typedef struct moe_mlp {
     assay_gated_mlp_residuals residuals;
     bool given[ASSAY_MLP_CHECKPOINTS];  /* the source has it */
     bool staged[ASSAY_MLP_CHECKPOINTS]; /* the run goes on from the source's */
-    double *tensor_partial;            /* like one branch, with tensor shards */
-    double *dh;                        /* [rows,H], for an observer or with weights on h */
-    double *weighted_h, *weighted_dy;  /* with weights on h */
+    double *tensor_partial;             /* like one branch, with tensor shards */
+    double *dh;                         /* [rows,H], for an observer or with weights on h */
+    double *weighted_h, *weighted_dy;   /* with weights on h */
 } moe_mlp;
 
 /* mlp: config of the most rows, place, first_result, pieces; the rest is zero. */
