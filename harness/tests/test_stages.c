@@ -133,9 +133,16 @@ static void check(const test_folder *folder, const planted *p)
 
 TEST_IN_FOLDER(right_candidates_pass)
 {
-    static const char *const names[] = {
-        "mlp/silu",  "mlp/two-activations",  "moe/small",       "moe/deepseek3-tiny-checkpoints",
-        "mla/small", "deepseek_layer/dense", "gqa/checkpoints", "deepseek_stack/dense-then-moe"};
+    static const char *const names[] = {"mlp/silu",
+                                        "mlp/two-activations",
+                                        "moe/small",
+                                        "moe/deepseek3-tiny-checkpoints",
+                                        "mla/small",
+                                        "deepseek_layer/dense",
+                                        "gqa/checkpoints",
+                                        "deepseek_stack/dense-then-moe",
+                                        "deepseek_layer/moe-dropping",
+                                        "deepseek_layer/moe-dense-path"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) check(folder, &(planted){.name = names[i]});
 }
 
@@ -149,6 +156,9 @@ TEST_IN_FOLDER(the_wrong_stage_fails_and_no_other)
         {"mla/small", "checkpoints/mla_kv", 1.02},
         {"mla/small", "checkpoints/attention_out", 1.02},
         {"gqa/checkpoints", "checkpoints/key_proj", 1.02},
+        {"deepseek_layer/moe-dense-path", "checkpoints/moe_mlpwi_0", 1.03},
+        {"deepseek_layer/moe-dropping", "checkpoints/moe_mlpwi_0", 1.03},
+        {"deepseek_layer/moe-dropping", "checkpoints/moe_mlpwo", 1.03},
         {"deepseek_layer/dense", "checkpoints/kv_wa_proj", 1.03},
         {"deepseek_layer/dense", "checkpoints/mlp_intermediate", 1.03},
         {"deepseek_stack/dense-then-moe", "checkpoints/layers/1/decoder_layer_input", 1.03},
