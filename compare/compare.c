@@ -260,8 +260,7 @@ static bool is_unknown(const assay_fixture_reader *golden, assay_order order, co
     return assay_fixture_find(golden, spec->path) == NULL && !assay_role_is_given(spec->role);
 }
 
-static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_order order,
-                                 assay_report *report)
+static assay_status find_unknown(assay_context *ctx, const assay_comparison *c, assay_order order, assay_report *report)
 {
     int total = assay_fixture_count(c->candidate);
     report->unknown = calloc((size_t)total + 1, sizeof *report->unknown);

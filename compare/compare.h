@@ -110,7 +110,8 @@ typedef struct assay_report {
     assay_routing_summary routing;
     char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
-    struct assay_report *stages; /* on each stage, evaluated from the candidate's own inputs to it; NULL: nobody asked */
+    struct assay_report
+        *stages; /* on each stage, evaluated from the candidate's own inputs to it; NULL: nobody asked */
 } assay_report;
 
 /* Tensors in the order of the data flow, as who knows the operations has it (harness/plan/plan.h). Others come behind

@@ -29,6 +29,7 @@ class Task:
     profiles: tuple
     variants: tuple  # numbers
     mutants: bool
+    staged: bool = False  # candidates give checkpoints, and are judged stage by stage too
 
 
 def call(*words, accept=(0, 1, 3)):
@@ -65,6 +66,8 @@ class Golden:
         words = [task.assay, "generate", task.case, "-o", self.path, "--quiet", "--threads", "1"]
         if task.seed:
             words += ["--seed", str(task.seed)]
+        if task.staged:
+            words += ["--set", "checkpoints=all"]
         if FP8 in task.profiles:
             words += ["--set", "profiles=[" + ", ".join(task.profiles) + "]"]
         call(*words, accept=(0,))
@@ -96,7 +99,7 @@ class Golden:
 def compare(golden, candidate, profile, folder):
     report = str(Path(folder) / "report.json")
     call(golden.task.assay, "compare", golden.path, candidate, "--precision", profile, "--json", report, "--quiet",
-         "--threads", "1")
+         "--threads", "1", *(["--staged"] if golden.task.staged else []))
     return json.loads(Path(report).read_text())["reports"][0]
 
 
@@ -137,11 +140,14 @@ def mutants(golden, profile, plain, folder, write):
         if mutant["outcome"] not in ("detected", "passes") and mutant["name"] not in BELOW_A_UNIT:
             continue
         file, accepted = candidates / (mutant["name"] + ".h5"), None
+        failed = mutant["tensors_failed"]
+        if golden.task.staged and file.exists():
+            failed = int(compare(golden, str(file), profile, folder)["verdict"] == "FAIL")
         if file.exists():
             accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds)
         found.append({"case": golden.task.case, "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
-                      "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
+                      "tensors": mutant["tensors"], "tensors_failed": failed,
                       "excess": mutant["excess"], "accepted": accepted})
     return found
 

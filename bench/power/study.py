@@ -23,6 +23,7 @@ def options():
     parser = argparse.ArgumentParser(prog="ci/power", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each operation, few runs")
     parser.add_argument("--all", action="store_true", help="every case of the catalogue that the kernels have, without mutants")
+    parser.add_argument("--staged", action="store_true", help="candidates give checkpoints and are judged stage by stage too (assay compare --staged)")
     parser.add_argument("--self-test", action="store_true", help="only: roundings, and kernels in float64 against goldens")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those of the cases")
     parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3)")
@@ -70,8 +71,9 @@ def main():
     if not knows(o.assay, "certify", "--write"):
         skipped += ["Not judged by the peers' rules: mutants, which this assay does not write.", ""]
     work = tasks(o.assay, names, 1 if o.self_test else runs, fp8, not (o.self_test or o.all))
-    if o.self_test:
-        work = [replace(t, variants=()) for t in work]
+    work = [replace(t, staged=o.staged, variants=() if o.self_test else t.variants) for t in work]
+    if o.staged:
+        skipped += ["Of assay: candidates with checkpoints, judged with --staged.", ""]
     done = perform_all(work, o.jobs)
     made = [t for t in done if "unsupported" not in t]
     if left := sorted({t["case"] for t in done} - {t["case"] for t in made}):

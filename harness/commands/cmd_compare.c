@@ -46,8 +46,9 @@ const assay_command assay_command_compare = {
     .name = "compare",
     .arguments = "GOLDEN CANDIDATE",
     .summary = "the verdict on a candidate",
-    .details = "Structure, types, non-finite values, exact integers, and errors per element and per row against the\n"
-               "error scale of the profile (docs/comparing.md). --staged: each stage too, from the candidate's checkpoints.\n",
+    .details =
+        "Structure, types, non-finite values, exact integers, and errors per element and per row against the\n"
+        "error scale of the profile (docs/comparing.md). --staged: each stage too, from the candidate's checkpoints.\n",
     .options = ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_STAGED,
     .least = 2,
     .most = 2,

@@ -34,7 +34,9 @@ static void apply_expected_failures(const assay_expected_failures *expected, con
     const assay_expected_failure *entry = assay_expected_failures_find(expected, c->name);
     if (entry == NULL || r->report.verdict == ASSAY_UNSUPPORTED) return;
     if (r->report.verdict != ASSAY_PASS) {
+        assay_report *stages = r->report.stages;
         snprintf(r->report.expected_failure, sizeof r->report.expected_failure, "%s", entry->reason);
+        if (stages != NULL) snprintf(stages->expected_failure, sizeof stages->expected_failure, "%s", entry->reason);
         return;
     }
     r->report.verdict = ASSAY_FAIL;

@@ -52,7 +52,7 @@ static int by_layer(const void *a, const void *b)
 }
 
 assay_status assay_given_choice_read(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
-                                 assay_fixture_reader *candidate, assay_given_choice *c)
+                                     assay_fixture_reader *candidate, assay_given_choice *c)
 {
     assay_status status = ASSAY_OK;
     const int total = assay_fixture_count(golden);
@@ -112,8 +112,8 @@ static void summarize_equal(const assay_given_choice *c, assay_routing_summary *
     }
 }
 
-static assay_status plan_again(assay_context *ctx, const assay_golden *golden, const assay_profile *profile, bool staged,
-                               assay_again *a)
+static assay_status plan_again(assay_context *ctx, const assay_golden *golden, const assay_profile *profile,
+                               bool staged, assay_again *a)
 {
     assay_status status;
     char set[128];
@@ -244,8 +244,8 @@ static void describe_wrong(const assay_router_choice *router, const assay_choice
 }
 
 /* Judges all tokens; *wrong_path is the path of the first wrong one, or NULL. */
-static assay_status judge(assay_context *ctx, const assay_given_choice *c, const assay_again *a, const assay_profile *profile,
-                          assay_routing_summary *summary, const char **wrong_path)
+static assay_status judge(assay_context *ctx, const assay_given_choice *c, const assay_again *a,
+                          const assay_profile *profile, assay_routing_summary *summary, const char **wrong_path)
 {
     assay_status status;
     double *no_tau = NULL;
@@ -273,8 +273,9 @@ cleanup:
 }
 
 /* Errors of scores are needed only where another set was chosen. */
-assay_status assay_given_choice_judge(assay_context *ctx, assay_given_choice *c, assay_again *a, const assay_profile *profile,
-                                  double false_alarm, assay_routing_summary *summary, const char **wrong_path)
+assay_status assay_given_choice_judge(assay_context *ctx, assay_given_choice *c, assay_again *a,
+                                      const assay_profile *profile, double false_alarm, assay_routing_summary *summary,
+                                      const char **wrong_path)
 {
     assay_status status;
     int64_t scores = 0;
@@ -423,8 +424,8 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     ctx->message[0] = '\0';
     assay_fixture_reader *held = a.golden.reader != NULL ? a.golden.reader : golden->reader;
     if (a.golden.reader != NULL) TRY(take_rows(ctx, &golden->plan, held, candidate, &orders));
-    TRY(assay_compare(ctx, held, candidate, profile, (1 - ASSAY_CHOICE_SHARE) * false_alarm, assay_plan_order(&golden->plan),
-                      report));
+    TRY(assay_compare(ctx, held, candidate, profile, (1 - ASSAY_CHOICE_SHARE) * false_alarm,
+                      assay_plan_order(&golden->plan), report));
     note_orders(&orders, report);
     report->false_alarm = false_alarm;
     if (refused) {

@@ -104,8 +104,9 @@ static bool all_given(const assay_given_choice *c)
     return all;
 }
 
-static assay_status take_choices(assay_context *ctx, assay_given_choice *c, assay_again *a, const assay_profile *profile,
-                                 double false_alarm, assay_routing_summary *summary, const char **wrong_path)
+static assay_status take_choices(assay_context *ctx, assay_given_choice *c, assay_again *a,
+                                 const assay_profile *profile, double false_alarm, assay_routing_summary *summary,
+                                 const char **wrong_path)
 {
     if (c->count == 0) return ASSAY_OK;
     const assay_status status = assay_routing_config_of(ctx, a->golden.c, &a->config);

@@ -13,7 +13,8 @@ static bool wants_null(const assay_ensemble *e)
     bool wanted = false;
     const assay_tensor_list *list = &e->plan->list;
     for (int i = 0; !wanted && i < list->count; i++) {
-        wanted = assay_plan_scales(e->plan, &list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
+        wanted =
+            assay_plan_scales(e->plan, &list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
     }
     return wanted && assay_ensemble_members(e->plan) > 0 && e->plan->null_left_out[0] == '\0';
 }

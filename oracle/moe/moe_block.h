@@ -83,9 +83,9 @@ typedef struct moe_mlp {
     assay_gated_mlp_residuals residuals;
     bool given[ASSAY_MLP_CHECKPOINTS];  /* the source has it */
     bool staged[ASSAY_MLP_CHECKPOINTS]; /* the run goes on from the source's */
-    double *tensor_partial;            /* like one branch, with tensor shards */
-    double *dh;                        /* [rows,H], for an observer or with weights on h */
-    double *weighted_h, *weighted_dy;  /* with weights on h */
+    double *tensor_partial;             /* like one branch, with tensor shards */
+    double *dh;                         /* [rows,H], for an observer or with weights on h */
+    double *weighted_h, *weighted_dy;   /* with weights on h */
 } moe_mlp;
 
 /* mlp: config of the most rows, place, first_result, pieces; the rest is zero. */
@@ -104,7 +104,7 @@ assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *
 /* Columns of rows [count,width] that the shard `part` of H has: of each of the halves (gate and up side by side) its share. */
 void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
                    int64_t parts);
-/* Whether the source gives any of the routed experts' checkpoints. */
+/* Whether the source gives any of the routed experts' checkpoints, to be read or to go on from. */
 bool moe_routed_given(const moe_block *block);
 /* dx of the rows where rows->dx is there; the gradients of the weights join the sum. */
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows);

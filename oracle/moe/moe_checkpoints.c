@@ -10,10 +10,13 @@ bool moe_routed_given(const moe_block *block)
 {
     const assay_gated_mlp_config config = assay_moe_expert_config(block->config, 0);
     const assay_source *in = block->in;
-    char path[ASSAY_PATH_SIZE];
+    char path[ASSAY_PATH_SIZE], staged[ASSAY_PATH_SIZE];
     bool given = false;
-    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++)
-        given |= assay_mlp_checkpoint_path(&config, ASSAY_MLP_ROUTED, i, path) > 0 && in->has(in->self, path);
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        if (assay_mlp_checkpoint_path(&config, ASSAY_MLP_ROUTED, i, path) == 0) continue;
+        assay_staged_path(path, staged);
+        given |= in->has(in->self, path) || in->has(in->self, staged);
+    }
     return given;
 }
 

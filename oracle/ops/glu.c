@@ -25,7 +25,8 @@ static inline double clamp_both(double x, double limit)
 
 /* In a run stage by stage: f comes with the error of an elementary function; f' with that of its terms, which cancel near
  * its zero; gelu's tanh cancels where x is below 0. relu and linear are exact. */
-static void err(const assay_context *ctx, assay_activation function, int64_t n, const double *x, double *f, double *slope)
+static void err(const assay_context *ctx, assay_activation function, int64_t n, const double *x, double *f,
+                double *slope)
 {
     double terms[CHUNK], moved[CHUNK], tanh[CHUNK];
     if (!assay_is_staged(ctx) || function == ASSAY_RELU || function == ASSAY_LINEAR) return;

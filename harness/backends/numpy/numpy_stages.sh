@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Stages judged by themselves: correct kernels of several kinds pass, and one wrong intermediate, which flows on, is the one that is named.
+# usage: numpy_stages.sh PROGRAM PYTHON
+set -euo pipefail
+assay=$1 python=$2
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../../tests/cli_test.sh"
+export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+cd "$work"
+
+for variant in 1 3; do
+  expect 0 run mla/small moe/small deepseek_layer/dense mlp/silu --staged --serve --quiet \
+    --backend "'$python' '$here/backend.py' --variant $variant"
+  prints '^4 cases: 4 passed'
+done
+
+# names STAGE BUG CASE ARGUMENT...: the first wrong stage is checkpoints/STAGE
+names() {
+  local stage=$1 place=$2 bug=$3
+  shift 3
+  expect 1 run "$@" --staged --serve --quiet --backend "'$python' '$here/planted_stage.py' $place $bug"
+  prints "^FAIL .* stage checkpoints/$stage: "
+}
+for stage in mla_kv query_proj attention_out; do
+  names $stage $stage factor:8 mla/small --set batch=8 --set sequence=24
+done
+names kv_wa_proj kv_wa_proj factor:7 deepseek_layer/dense --set batch=4 --set sequence=24
+names attention_out attention_out tile deepseek_layer/dense --set batch=4 --set sequence=24
+names moe_mlpwi_0 mlpwi_0 factor:6 moe/small
+names moe_intermediate intermediate tile moe/small --set sequence=32
+# ... which no tensor of the whole shows
+expect 0 run mla/small --set batch=8 --set sequence=24 --serve --quiet --backend "'$python' '$here/planted_stage.py' attention_out factor:8"
+
+# every report has the stages
+names mla_kv mla_kv nan mla/small --keep kept --json report.json --junit report.xml --html report.html
+"$python" - <<'PYTHON'
+import json
+report = json.load(open("report.json"))["reports"][0]
+found = {t["path"]: t["finding"] for t in report["stages"]["tensors"]}
+assert report["verdict"] == report["stages"]["verdict"] == "FAIL" and found["checkpoints/mla_kv"] == "nonfinite", found
+PYTHON
+grep -q 'testsuite name="mla/small, by stage (bf16)"' report.xml || complain "no stages in JUnit"
+grep -q 'mla/small, by stage' report.html || complain "no stages in HTML"
+expect 1 compare kept/mla-small.golden.h5 kept/mla-small.candidate.h5 --staged
+prints "by stage, each evaluated from the candidate's own inputs to it"
+prints '^reproduce: assay compare .* --staged$'
+expect 0 run mla/small --serve --quiet --keep kept --backend "'$python' '$here/backend.py'"
+expect 0 compare kept/mla-small.golden.h5 kept/mla-small.candidate.h5 --staged
+prints 'by stage: no checkpoint is given'
+
+# what is not there is said before anything runs
+refuses 'mla/mesh-heads2: --staged takes no case that is spread over a mesh' run mla/small mla/mesh-heads2 --staged --serve \
+  --backend "'$python' '$here/backend.py'"
+refuses 'deepseek_layer/batch-split: --staged takes no case of the batch-split schedule' run deepseek_layer/batch-split \
+  --staged --serve --backend "'$python' '$here/backend.py'"
+echo "$checks calls"

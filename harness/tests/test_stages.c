@@ -1,0 +1,244 @@
+/* Candidates judged stage by stage: one wrong stage, whose error flows on, is the one that fails; stages behind it pass. */
+#include <math.h>
+
+#include "compare/report.h"
+#include "harness/judge/judge.h"
+#include "harness/routing_choice/stages.h"
+#include "harness/tests/golden_trial.h"
+#include "oracle/base/memory.h"
+
+#define SETS "profiles=bf16;checkpoints=all"
+
+static const assay_profile *profile(void)
+{
+    return assay_profile_by_name("bf16");
+}
+
+static bool is_result(const assay_tensor_spec *spec)
+{
+    return assay_role_is_result(spec->role);
+}
+
+static bool is_no_checkpoint(const assay_tensor_spec *spec)
+{
+    return is_result(spec) && spec->role != ASSAY_ROLE_CHECKPOINT;
+}
+
+/* What a run gives that goes on from `factor` times its own value of a checkpoint (NULL: of none), in bfloat16. */
+static void make(trial *t, const char *path, double factor, assay_tensor_set *results)
+{
+    assay_tensor_set staged = {0};
+    const assay_tensor *own = path == NULL ? NULL : assay_tensor_set_find(&t->golden, path);
+    assert_ok(&t->ctx, assay_tensor_set_copy(&t->ctx, &t->golden, results));
+    if (own != NULL) {
+        assay_tensor_spec spec = own->spec;
+        assay_tensor *tensor = NULL;
+        assay_staged_path(path, spec.path);
+        assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, &staged, &spec, &tensor));
+        tensor->written = tensor->count;
+        for (int64_t i = 0; i < tensor->count; i++)
+            tensor->values[i] = assay_dtype_round(ASSAY_BFLOAT16, factor * own->values[i], false);
+    }
+    assay_overlay given = {assay_tensor_set_source(&staged), t->source};
+    const assay_source in = assay_overlay_source(&given);
+    const assay_sink out = assay_tensor_set_sink(results);
+    assay_tensor_set_rewind(results);
+    assert_ok(&t->ctx, assay_operation_run(&t->ctx, t->plan.operation, t->c, &in, &out, NULL, 0));
+    const assay_tensor *y = assay_tensor_set_find(results, "outputs/y");
+    const assay_tensor *golden_y = assay_tensor_set_find(&t->golden, "outputs/y");
+    /* it flows on */
+    assert_int_equal(own == NULL, memcmp(y->values, golden_y->values, (size_t)y->count * sizeof *y->values) == 0);
+    for (int64_t i = 0; own != NULL && i < own->count; i++) assay_tensor_set_find(results, path)->values[i] *= factor;
+    trial_round(results, ASSAY_BFLOAT16);
+    assay_tensor_set_free(&staged);
+}
+
+static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is_wanted)(const assay_tensor_spec *spec))
+{
+    assay_fixture_writer *writer = NULL;
+    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *r = &results->items[i];
+        assay_tensor_spec spec = r->spec;
+        if (!is_wanted(&spec) || !assay_tensor_is_complete(r)) continue;
+        if (r->values != NULL) spec.type = ASSAY_BFLOAT16;
+        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
+        assert_ok(&t->ctx, r->indices != NULL
+                               ? assay_fixture_append_i32(&t->ctx, writer, spec.path, r->count, r->indices)
+                               : assay_fixture_append(&t->ctx, writer, spec.path, r->count, r->values));
+    }
+    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+}
+
+static assay_report judge(trial *t)
+{
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    assay_report report = {0};
+    const assay_judging how = {
+        .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
+    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
+    assay_fixture_close(candidate);
+    assay_golden_close(&golden);
+    return report;
+}
+
+static const assay_tensor_result *find(const assay_report *report, const char *path)
+{
+    for (int i = 0; i < report->count; i++)
+        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
+    fail_msg("no %s", path);
+    return NULL;
+}
+
+/* The stage at `path` alone fails, or none where it is NULL. */
+static void check_stages(const assay_report *report, const char *name, const char *path)
+{
+    const assay_report *stages = report->stages;
+    assert_non_null(stages);
+    assert_true(stages->count > 0);
+    for (int i = 0; i < stages->count; i++) {
+        const assay_tensor_result *r = &stages->tensors[i];
+        const bool wrong = path != NULL && strcmp(r->spec.path, path) == 0;
+        if ((r->verdict == ASSAY_FAIL) != wrong) fail_msg("%s: %s: %s", name, r->spec.path, r->message);
+    }
+    assert_int_equal(stages->verdict, path == NULL ? ASSAY_PASS : ASSAY_FAIL);
+    assert_int_equal(report->verdict, path == NULL ? ASSAY_PASS : ASSAY_FAIL);
+    if (path == NULL) return;
+    char start[ASSAY_PATH_SIZE + 8];
+    snprintf(start, sizeof start, "stage %s", path);
+    assert_memory_equal(report->message, start, strlen(start));
+}
+
+typedef struct planted {
+    const char *name, *path;
+    double factor;
+} planted;
+
+static void check(const test_folder *folder, const planted *p)
+{
+    trial t = {0};
+    assay_tensor_set results = {0};
+    trial_write(&t, folder, case_named(p->name, SETS));
+    make(&t, p->path, p->factor, &results);
+    write_candidate(&t, &results, is_result);
+    assay_report report = judge(&t);
+    check_stages(&report, p->name, p->path);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
+TEST_IN_FOLDER(right_candidates_pass)
+{
+    static const char *const names[] = {"mlp/silu",
+                                        "mlp/two-activations",
+                                        "moe/small",
+                                        "moe/deepseek3-tiny-checkpoints",
+                                        "mla/small",
+                                        "deepseek_layer/dense",
+                                        "gqa/checkpoints",
+                                        "deepseek_stack/dense-then-moe",
+                                        "deepseek_layer/moe-dropping",
+                                        "deepseek_layer/moe-dense-path"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) check(folder, &(planted){.name = names[i]});
+}
+
+TEST_IN_FOLDER(the_wrong_stage_fails_and_no_other)
+{
+    static const planted table[] = {
+        {"mlp/silu", "checkpoints/mlp_intermediate", 1.02},
+        {"moe/small", "checkpoints/moe_mlpwi_0", 1.02},
+        {"moe/small", "checkpoints/moe_mlpwo", 1.02},
+        {"moe/deepseek3-tiny-checkpoints", "checkpoints/mlpwi_1", 1.02},
+        {"mla/small", "checkpoints/mla_kv", 1.02},
+        {"mla/small", "checkpoints/attention_out", 1.02},
+        {"gqa/checkpoints", "checkpoints/key_proj", 1.02},
+        {"deepseek_layer/moe-dense-path", "checkpoints/moe_mlpwi_0", 1.03},
+        {"deepseek_layer/moe-dropping", "checkpoints/moe_mlpwi_0", 1.03},
+        {"deepseek_layer/moe-dropping", "checkpoints/moe_mlpwo", 1.03},
+        {"deepseek_layer/dense", "checkpoints/kv_wa_proj", 1.03},
+        {"deepseek_layer/dense", "checkpoints/mlp_intermediate", 1.03},
+        {"deepseek_stack/dense-then-moe", "checkpoints/layers/1/decoder_layer_input", 1.03},
+        {"deepseek_stack/dense-then-moe", "checkpoints/layers/1/moe_mlpwi_0", 1.03},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) check(folder, &table[i]);
+}
+
+/* What is no use to go on from fails by itself: the run goes on from its own. */
+TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
+{
+    trial t = {0};
+    assay_tensor_set results = {0};
+    trial_write(&t, folder, case_named("mla/small", SETS));
+    make(&t, NULL, 1, &results);
+    assay_tensor *bad = assay_tensor_set_find(&results, "checkpoints/mla_kv");
+    bad->values[3] = NAN;
+    write_candidate(&t, &results, is_result);
+    assay_report report = judge(&t);
+    check_stages(&report, "NaN", "checkpoints/mla_kv");
+    assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_NONFINITE);
+    assay_report_free(&report);
+
+    bad->values[3] = 0;
+    bad->spec.shape = assay_shape_of(1, bad->count);
+    write_candidate(&t, &results, is_result);
+    report = judge(&t);
+    check_stages(&report, "shape", "checkpoints/mla_kv");
+    assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_SHAPE);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
+/* A golden that holds no checkpoints judges the whole, and its case the stages. */
+TEST_IN_FOLDER(the_golden_need_not_hold_checkpoints)
+{
+    trial t = {0}, with = {0};
+    assay_tensor_set results = {0};
+    trial_evaluate(&with, case_named("moe/small", SETS), NULL);
+    make(&with, "checkpoints/moe_mlpwi_1", 1.02, &results);
+    trial_write(&t, folder, case_named("moe/small", "profiles=bf16;checkpoints=none"));
+    write_candidate(&t, &results, is_result);
+    assay_report report = judge(&t);
+    check_stages(&report, "moe/small", "checkpoints/moe_mlpwi_1");
+    assert_int_equal(report.unknown_count, 0);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+    trial_close(&with);
+}
+
+TEST_IN_FOLDER(without_checkpoints_there_are_no_stages)
+{
+    trial t = {0};
+    assay_tensor_set results = {0};
+    trial_write(&t, folder, case_named("moe/small", SETS));
+    make(&t, NULL, 1, &results);
+    write_candidate(&t, &results, is_no_checkpoint);
+    assay_report report = judge(&t);
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assert_int_equal(report.stages->count, 0);
+    assert_non_null(strstr(report.message, "no checkpoint is given"));
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
+TEST(cases_that_nobody_evaluates_by_stage_are_refused)
+{
+    static const struct {
+        const char *name, *why;
+    } table[] = {{"moe/mesh-ring-one-device", "spread over a mesh"},
+                 {"mla/mesh-heads2", "spread over a mesh"},
+                 {"deepseek_layer/batch-split", "batch-split schedule"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(table[i].name, NULL);
+        assert_int_equal(assay_stages_check(&ctx, c), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, table[i].why));
+        assay_cases_free(c, 1);
+    }
+}
