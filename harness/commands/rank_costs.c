@@ -107,7 +107,6 @@ static double bytes_of_member(const assay_plan *plan, const assay_precision *pre
 /* Each member is a run of the operation, of which ranks share no part. */
 static void add_members(const assay_plan *plan, double run, assay_shared_work *work)
 {
-    const int members = assay_ensemble_members(plan);
     const bool null = plan->null_left_out[0] == '\0';
     assay_shared_loop *loop = &work->loops[ASSAY_LOOP_MEMBERS];
     const double given = given_bytes(plan), again = fmax(given - ASSAY_ENSEMBLE_BYTES, 0);
@@ -115,6 +114,7 @@ static void add_members(const assay_plan *plan, double run, assay_shared_work *w
     work->drawn += fmin(given, ASSAY_ENSEMBLE_BYTES);
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
+        const int members = assay_ensemble_members(plan, precision);
         if (assay_ensemble_is_propagated(plan, precision) && !null) continue;
         loop->pieces += members;
         loop->put += members * bytes_of_member(plan, precision);
