@@ -14,9 +14,9 @@ typedef enum assay_statistic {
     ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
     ASSAY_STATISTIC_SIGN,  /* half of positive errors less negative ones, over all; below 2^-6 deviations neither */
     ASSAY_STATISTIC_TOWARD_ZERO, /* the same of errors towards zero less those away from it */
-    ASSAY_STATISTIC_ROW,   /* RMS of r over all indices of the last axis, in the row with the largest */
-    ASSAY_STATISTIC_TILE,  /* over 128 indices of the last axis and all of the others, in the tile with the largest */
-    ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
+    ASSAY_STATISTIC_ROW,         /* RMS of r over all indices of the last axis, in the row with the largest */
+    ASSAY_STATISTIC_TILE, /* over 128 indices of the last axis and all of the others, in the tile with the largest */
+    ASSAY_STATISTIC_AXIS  /* and one for each axis: over one of its indices, the one with the largest */
 } assay_statistic;
 
 enum {

@@ -224,8 +224,9 @@ TEST(rows_of_null_distributions)
 {
     const assay_shape shape = assay_shape_of(2, (int64_t)3, (int64_t)5);
     const int rows = assay_statistics_count(&shape);
-    static const int before[] = {ASSAY_STATISTIC_SIZE, ASSAY_STATISTIC_BIAS, ASSAY_STATISTIC_SLOPE, ASSAY_STATISTIC_SIGN,
-                                 ASSAY_STATISTIC_ROW,  ASSAY_STATISTIC_TILE, ASSAY_STATISTIC_AXIS,  ASSAY_STATISTIC_AXIS + 1};
+    static const int before[] = {ASSAY_STATISTIC_SIZE, ASSAY_STATISTIC_BIAS,    ASSAY_STATISTIC_SLOPE,
+                                 ASSAY_STATISTIC_SIGN, ASSAY_STATISTIC_ROW,     ASSAY_STATISTIC_TILE,
+                                 ASSAY_STATISTIC_AXIS, ASSAY_STATISTIC_AXIS + 1};
     assert_int_equal(rows, 9);
     for (int row = 0; row < rows - 1; row++) assert_int_equal(assay_statistic_row(&shape, before[row]), row);
     assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_TOWARD_ZERO), rows - 1);

@@ -11,7 +11,8 @@
 static const struct {
     double work, elements;
     int coarse, fine; /* where something is rounded more coarsely than in float32; elsewhere */
-} members[] = {{1e7, 3e5, ASSAY_MOST_MEMBERS, 16}, {1e8, INFINITY, 16, 16}, {INFINITY, INFINITY, 8, 8}};
+} members[] = {
+    {1e5, 3e5, ASSAY_MOST_MEMBERS, 16}, {1e7, 3e5, 48, 16}, {1e8, INFINITY, 16, 16}, {INFINITY, INFINITY, 8, 8}};
 
 enum { ROWS = sizeof members / sizeof *members };
 
