@@ -45,6 +45,7 @@ typedef enum assay_finding {
     ASSAY_FINDING_BIAS,
     ASSAY_FINDING_SLOPE,
     ASSAY_FINDING_SIGN,
+    ASSAY_FINDING_TOWARD_ZERO,
     ASSAY_FINDING_NO_SCALE /* the golden has no error scale for this profile: not comparable */
 } assay_finding;
 
@@ -53,6 +54,7 @@ typedef struct assay_statistic_result {
     double
         expected[ASSAY_NULL_COLUMNS]; /* the golden's null distribution; without a spread the statistic is not used */
     double value, least, most;        /* what was found, and what is allowed */
+    double spreads;                   /* how many of them beyond the range are allowed */
     int64_t slice;
     double excess; /* how far out over how far out it may be: above 1 fails */
 } assay_statistic_result;
@@ -95,6 +97,7 @@ typedef struct assay_report {
     char reproduce[1024];                       /* the command that gives this again; "" */
     double seconds;                             /* of the backend's run; 0: none ran */
     double false_alarm;                         /* stated probability for the whole fixture */
+    double statistic_tail;                      /* its part for one statistic on one side; 0: there are none */
     assay_verdict verdict;
     char message[256];     /* why, in one line; names the first wrong tensor */
     char diagnosis[512];   /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */

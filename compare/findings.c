@@ -137,11 +137,11 @@ static void judge_statistic(assay_tensor_result *result)
 {
     const int s = result->worst_statistic;
     static const assay_finding findings[] = {ASSAY_FINDING_SIZE, ASSAY_FINDING_BIAS, ASSAY_FINDING_SLOPE,
-                                             ASSAY_FINDING_SIGN};
+                                             ASSAY_FINDING_SIGN, ASSAY_FINDING_TOWARD_ZERO};
     char slice[ASSAY_SLICE_TEXT], text[ASSAY_SLICE_TEXT];
     assay_slice_text(result, s, slice);
     assay_statistic_text(result, s, text);
-    judge(result, ASSAY_FAIL, s <= ASSAY_STATISTIC_SIGN ? findings[s] : ASSAY_FINDING_SLICE,
+    judge(result, ASSAY_FAIL, s <= ASSAY_STATISTIC_TOWARD_ZERO ? findings[s] : ASSAY_FINDING_SLICE,
           "no element or row alone, but %s%s%s, %.3g times as far out as allowed", slice, slice[0] != '\0' ? ": " : "",
           text, result->statistics[s].excess);
 }

@@ -115,20 +115,23 @@ static bool put_statistics(cJSON *object, const assay_tensor_result *r)
         ok = item != NULL && put_text(item, "name", assay_statistic_name(i)) && put_text(item, "slice", slice) &&
              put_number(item, "value", size ? exp(s->value) : s->value) &&
              put_number(item, "least", size ? 0 : s->least) &&
-             put_number(item, "most", size ? exp(s->most) : s->most) && put_number(item, "excess", s->excess);
+             put_number(item, "most", size ? exp(s->most) : s->most) && put_number(item, "excess", s->excess) &&
+             put_number(item, "spreads", s->spreads) && put_number(item, "members", s->expected[ASSAY_NULL_MEMBERS]);
     }
     return ok;
 }
 
 static const char *finding_name(assay_finding finding)
 {
-    static const char *const names[] = {[ASSAY_FINDING_NONE] = "none",           [ASSAY_FINDING_MISSING] = "missing",
-                                        [ASSAY_FINDING_SHAPE] = "shape",         [ASSAY_FINDING_TYPE] = "type",
-                                        [ASSAY_FINDING_NONFINITE] = "nonfinite", [ASSAY_FINDING_INTEGERS] = "unequal",
-                                        [ASSAY_FINDING_ELEMENTS] = "elements",   [ASSAY_FINDING_ROWS] = "rows",
-                                        [ASSAY_FINDING_SIZE] = "size",           [ASSAY_FINDING_SLICE] = "slice",
-                                        [ASSAY_FINDING_BIAS] = "bias",           [ASSAY_FINDING_SLOPE] = "slope",
-                                        [ASSAY_FINDING_SIGN] = "sign",           [ASSAY_FINDING_NO_SCALE] = "no_scale"};
+    static const char *const names[] = {
+        [ASSAY_FINDING_NONE] = "none",           [ASSAY_FINDING_MISSING] = "missing",
+        [ASSAY_FINDING_SHAPE] = "shape",         [ASSAY_FINDING_TYPE] = "type",
+        [ASSAY_FINDING_NONFINITE] = "nonfinite", [ASSAY_FINDING_INTEGERS] = "unequal",
+        [ASSAY_FINDING_ELEMENTS] = "elements",   [ASSAY_FINDING_ROWS] = "rows",
+        [ASSAY_FINDING_SIZE] = "size",           [ASSAY_FINDING_SLICE] = "slice",
+        [ASSAY_FINDING_BIAS] = "bias",           [ASSAY_FINDING_SLOPE] = "slope",
+        [ASSAY_FINDING_SIGN] = "sign",           [ASSAY_FINDING_TOWARD_ZERO] = "toward_zero",
+        [ASSAY_FINDING_NO_SCALE] = "no_scale"};
     return names[finding];
 }
 

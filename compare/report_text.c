@@ -8,6 +8,7 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/slices.h"
+#include "compare/thresholds.h"
 #include "oracle/base/memory.h"
 
 enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */
@@ -144,6 +145,18 @@ static void write_statistics(FILE *out, const assay_tensor_result *r, bool all)
     }
 }
 
+/* How far beyond its range a statistic may lie, and why. */
+static void write_quantile(FILE *out, const assay_report *report, const assay_tensor_result *r)
+{
+    if (r->worst_statistic < 0) return;
+    const double members = r->statistics[r->worst_statistic].expected[ASSAY_NULL_MEMBERS];
+    const assay_thresholds thresholds = {.statistic_tail = report->statistic_tail};
+    fprintf(out,
+            "    allowed %.3g spreads beyond the range of %.0f emulated correct runs: Student's t with %.0f degrees of "
+            "freedom, %.2g on each side\n",
+            assay_statistic_quantile(&thresholds, members), members, members - 1, report->statistic_tail);
+}
+
 static void write_details(FILE *out, const assay_report *report, const assay_report_style *style)
 {
     char shown[ASSAY_PRINTABLE_SIZE];
@@ -158,6 +171,7 @@ static void write_details(FILE *out, const assay_report *report, const assay_rep
         if (detailed) {
             write_outliers(out, r);
             write_statistics(out, r, style->verbosity > 0);
+            if (style->verbosity > 0) write_quantile(out, report, r);
         }
     }
     for (int i = 0; i < report->unknown_count; i++) {

@@ -241,6 +241,7 @@ static void judge_statistics(scan *s)
         to->value = found.values[i];
         to->slice = found.slices[i];
         const double allowed = quantile * assay_statistic_widening(i, &found);
+        to->spreads = allowed;
         to->least = expected[ASSAY_NULL_LOW] - allowed * spread;
         to->most = expected[ASSAY_NULL_HIGH] + allowed * spread;
         to->excess = assay_statistic_deviation(i, to->value, expected) / allowed;

@@ -9,7 +9,7 @@
 
 const char *assay_statistic_name(int statistic)
 {
-    static const char *const names[] = {"size", "bias", "slope", "sign", "row", "tile"};
+    static const char *const names[] = {"size", "bias", "slope", "sign", "toward_zero", "row", "tile"};
     return statistic < ASSAY_STATISTIC_AXIS ? names[statistic] : "axis";
 }
 
@@ -65,8 +65,9 @@ void assay_statistic_text(const assay_tensor_result *result, int statistic, char
         snprintf(text, ASSAY_SLICE_TEXT, "%.6g times the golden, a correct implementation 1%+.3g to 1%+.3g",
                  1 + s->value, s->least, s->most);
     } else {
-        snprintf(text, ASSAY_SLICE_TEXT,
-                 "positive errors are %.3g of all more than negative ones, of a correct implementation %.3g to %.3g",
-                 2 * s->value, fmax(2 * s->least, -1), fmin(2 * s->most, 1));
+        const bool inward = statistic == ASSAY_STATISTIC_TOWARD_ZERO;
+        snprintf(text, ASSAY_SLICE_TEXT, "%s are %.3g of all more than %s, of a correct implementation %.3g to %.3g",
+                 inward ? "errors towards zero" : "positive errors", 2 * s->value,
+                 inward ? "those away from it" : "negative ones", fmax(2 * s->least, -1), fmin(2 * s->most, 1));
     }
 }

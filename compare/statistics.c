@@ -18,7 +18,6 @@ enum { PIECE = 512, HALF = ASSAY_LANES / 2 }; /* elements at a time; lanes at a 
 
 /* Read and written at any double. */
 typedef double half_lanes __attribute__((vector_size(HALF * sizeof(double)), aligned(sizeof(double)), may_alias));
-typedef int64_t lane_bits __attribute__((vector_size(HALF * sizeof(double))));
 
 int assay_statistics_count(const assay_shape *shape)
 {
@@ -74,6 +73,12 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
     return ASSAY_OK;
 }
 
+int assay_statistic_row(const assay_shape *shape, int statistic)
+{
+    if (statistic == ASSAY_STATISTIC_TOWARD_ZERO) return assay_statistics_count(shape) - 1;
+    return statistic < ASSAY_STATISTIC_TOWARD_ZERO ? statistic : statistic - 1;
+}
+
 static double add_lanes(const double lanes[ASSAY_LANES])
 {
     return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
@@ -118,7 +123,7 @@ static inline __attribute__((always_inline)) void weigh(const assay_statistics_p
 
 /* What an element adds to the sums. */
 typedef struct piece {
-    double r[PIECE], size[PIECE], counts[PIECE];
+    double r[PIECE], size[PIECE], counts[PIECE], sign[PIECE], outward[PIECE];
 } piece;
 
 static inline __attribute__((always_inline)) void measure(int64_t count, const double *golden, const double *candidate,
@@ -130,6 +135,8 @@ static inline __attribute__((always_inline)) void measure(int64_t count, const d
         p->r[i] = counts ? r : 0;
         p->size[i] = counts ? golden[i] * inverse[i] : 0;
         p->counts[i] = counts ? 1 : 0;
+        p->sign[i] = p->r[i] > LEAST_SIGNED ? 1 : p->r[i] < -LEAST_SIGNED ? -1 : 0;
+        p->outward[i] = golden[i] > 0 ? p->sign[i] : golden[i] < 0 ? -p->sign[i] : 0;
     }
 }
 
@@ -142,39 +149,43 @@ static inline __attribute__((always_inline)) void add_element(assay_statistics_s
     sums->errors[lane] += r;
     sums->products[lane] += r * size;
     sums->weights[lane] += size * size;
-    sums->positive[lane] += r > LEAST_SIGNED ? 1 : 0;
-    sums->negative[lane] += r < -LEAST_SIGNED ? 1 : 0;
+    sums->signed_count[lane] += fabs(p->sign[i]);
+    sums->signs[lane] += p->sign[i];
+    sums->outward[lane] += p->outward[i];
 }
 
 /* add_element of whole sets of lanes, half of them at a time: the sums stay in registers. */
 static inline __attribute__((always_inline)) void add_whole(assay_statistics_sums *sums, const piece *p, int64_t first,
                                                             int64_t end, int64_t lane)
 {
-    const half_lanes one = (half_lanes){0} + 1;
     half_lanes row_squares = *(half_lanes *)(sums->row_squares + lane);
     half_lanes row_count = *(half_lanes *)(sums->row_count + lane);
     half_lanes errors = *(half_lanes *)(sums->errors + lane);
     half_lanes products = *(half_lanes *)(sums->products + lane);
     half_lanes weights = *(half_lanes *)(sums->weights + lane);
-    half_lanes positive = *(half_lanes *)(sums->positive + lane);
-    half_lanes negative = *(half_lanes *)(sums->negative + lane);
+    half_lanes signed_count = *(half_lanes *)(sums->signed_count + lane);
+    half_lanes signs = *(half_lanes *)(sums->signs + lane);
+    half_lanes outward = *(half_lanes *)(sums->outward + lane);
     for (int64_t i = first + lane; i < end; i += ASSAY_LANES) {
         const half_lanes r = *(const half_lanes *)(p->r + i), size = *(const half_lanes *)(p->size + i);
+        const half_lanes sign = *(const half_lanes *)(p->sign + i);
         row_squares += r * r;
         row_count += *(const half_lanes *)(p->counts + i);
         errors += r;
         products += r * size;
         weights += size * size;
-        positive += (half_lanes)((lane_bits)(r > LEAST_SIGNED) & (lane_bits)one);
-        negative += (half_lanes)((lane_bits)(r < -LEAST_SIGNED) & (lane_bits)one);
+        signed_count += sign * sign;
+        signs += sign;
+        outward += *(const half_lanes *)(p->outward + i);
     }
     *(half_lanes *)(sums->row_squares + lane) = row_squares;
     *(half_lanes *)(sums->row_count + lane) = row_count;
     *(half_lanes *)(sums->errors + lane) = errors;
     *(half_lanes *)(sums->products + lane) = products;
     *(half_lanes *)(sums->weights + lane) = weights;
-    *(half_lanes *)(sums->positive + lane) = positive;
-    *(half_lanes *)(sums->negative + lane) = negative;
+    *(half_lanes *)(sums->signed_count + lane) = signed_count;
+    *(half_lanes *)(sums->signs + lane) = signs;
+    *(half_lanes *)(sums->outward + lane) = outward;
 }
 
 /* At most PIECE elements of one row. An element's lane is that of its column, so that pieces make no difference. */
@@ -291,7 +302,7 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
     *found = (assay_statistics){0};
     if (!(pass->count > 0)) return;
     const double rms = sqrt(pass->all / pass->count), weights = add_lanes(pass->sums.weights);
-    const double positive = add_lanes(pass->sums.positive), signs = positive + add_lanes(pass->sums.negative);
+    const double signs = add_lanes(pass->sums.signed_count);
     set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
     found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->sums.errors) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
@@ -299,8 +310,10 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
         found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->sums.products) / weights;
         found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
-    found->values[ASSAY_STATISTIC_SIGN] = (positive - 0.5 * signs) / pass->count;
+    found->values[ASSAY_STATISTIC_SIGN] = 0.5 * add_lanes(pass->sums.signs) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 * sqrt(signs) / pass->count;
+    found->values[ASSAY_STATISTIC_TOWARD_ZERO] = -0.5 * add_lanes(pass->sums.outward) / pass->count;
+    found->least_spreads[ASSAY_STATISTIC_TOWARD_ZERO] = found->least_spreads[ASSAY_STATISTIC_SIGN];
     set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);
     if (last >= 0 && axis_is_summed(shape, last)) {
         set_largest(found, ASSAY_STATISTIC_TILE, pass->squares[last], pass->counts[last], shape->dims[last],
@@ -321,7 +334,8 @@ void assay_statistics_free(assay_statistics_pass *pass)
 double assay_statistic_widening(int statistic, const assay_statistics *found)
 {
     const double usual = 0x1p-3, rms = assay_exp(found->values[ASSAY_STATISTIC_SIZE]);
-    return statistic == ASSAY_STATISTIC_SIGN && rms < usual ? usual / fmax(rms, DBL_MIN) : 1;
+    const bool counts_signs = statistic == ASSAY_STATISTIC_SIGN || statistic == ASSAY_STATISTIC_TOWARD_ZERO;
+    return counts_signs && rms < usual ? usual / fmax(rms, DBL_MIN) : 1;
 }
 
 double assay_statistic_deviation(int statistic, double value, const double expected[ASSAY_NULL_COLUMNS])

@@ -6,16 +6,17 @@
 
 #include "oracle/base/tensor.h"
 
-/* In the order of null/PROFILE/<path>. r is the error over its deviation, that of the scale and of the result's own
- * rounding together; elements with a scale of 0, NaN or infinity do not count. Those of RMS are logarithms. */
+/* r is the error over its deviation, that of the scale and of the result's own rounding together; elements with a scale of
+ * 0, NaN or infinity do not count. Those of RMS are logarithms. */
 typedef enum assay_statistic {
     ASSAY_STATISTIC_SIZE,  /* RMS of r */
     ASSAY_STATISTIC_BIAS,  /* mean of r */
     ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
     ASSAY_STATISTIC_SIGN,  /* half of positive errors less negative ones, over all; below 2^-6 deviations neither */
-    ASSAY_STATISTIC_ROW,   /* RMS of r over all indices of the last axis, in the row with the largest */
-    ASSAY_STATISTIC_TILE,  /* over 128 indices of the last axis and all of the others, in the tile with the largest */
-    ASSAY_STATISTIC_AXIS   /* and one for each axis: over one of its indices, the one with the largest */
+    ASSAY_STATISTIC_TOWARD_ZERO, /* the same of errors towards zero less those away from it */
+    ASSAY_STATISTIC_ROW,         /* RMS of r over all indices of the last axis, in the row with the largest */
+    ASSAY_STATISTIC_TILE, /* over 128 indices of the last axis and all of the others, in the tile with the largest */
+    ASSAY_STATISTIC_AXIS  /* and one for each axis: over one of its indices, the one with the largest */
 } assay_statistic;
 
 enum {
@@ -27,6 +28,9 @@ enum {
 
 /* How many a tensor of this rank has. */
 int assay_statistics_count(const assay_shape *shape);
+/* The row of null/PROFILE/<path> in which it stands: in the order of the enumeration, but that towards zero is the last.
+ * Goldens of error models before 5 do not have that row. */
+int assay_statistic_row(const assay_shape *shape, int statistic);
 /* Whether it says more than another: slices that are the whole tensor, or an axis' indices, do not; indices of an axis
  * that is too long are not summed. */
 bool assay_statistic_counts(const assay_shape *shape, int statistic);
@@ -48,7 +52,7 @@ typedef struct assay_statistics {
 typedef struct assay_statistics_sums {
     double row_squares[ASSAY_LANES], row_count[ASSAY_LANES];
     double errors[ASSAY_LANES], products[ASSAY_LANES], weights[ASSAY_LANES];
-    double positive[ASSAY_LANES], negative[ASSAY_LANES];
+    double signed_count[ASSAY_LANES], signs[ASSAY_LANES], outward[ASSAY_LANES]; /* of errors that have a sign */
 } assay_statistics_sums;
 
 /* One pass. The elements come in order, in pieces of any size; the result does not depend on the sizes. */

@@ -340,3 +340,49 @@ TEST(test_noise_of_the_scale_passes)
     }
     free_fixture(&golden);
 }
+
+/* Null distributions of outputs/y in so many rows: of its bias, and of errors towards zero where they are among them. */
+static void add_null(test_fixture *golden, int64_t rows)
+{
+    static const double bias[] = {-0.01, 0.01, 0.1, 64}, toward_zero[] = {-0.01, 0.01, 0.05, 64};
+    test_tensor *null = add_tensor(golden, "null/bf16/outputs/y", ASSAY_FLOAT32, 2, DIMS(rows, 4), 0.0);
+    free(null->scale);
+    null->scale = NULL;
+    for (int64_t i = 0; i < 4 * rows; i++) null->values[i] = 0;
+    memcpy(null->values + 4 * ASSAY_STATISTIC_BIAS, bias, sizeof bias);
+    if (rows == 10) memcpy(null->values + (size_t)4 * 9, toward_zero, sizeof toward_zero);
+}
+
+/* A golden of an earlier error model has no row for errors towards zero, and is compared by the others. */
+TEST(test_errors_towards_zero)
+{
+    for (int64_t rows = 8; rows <= 10; rows++) {
+        assay_context ctx = {.threads = 1};
+        test_fixture golden = ordinary_golden("bf16", 0.01), candidate = candidate_of(&golden);
+        assay_fixture_reader *g = NULL, *c = NULL;
+        assay_report report = {0};
+        double *y = values_of(&candidate, "outputs/y");
+        const double *scale = tensor_at(&golden, "outputs/y")->scale;
+        for (int64_t i = 0; i < count_of(&candidate, "outputs/y"); i++) y[i] -= copysign(0.3 * scale[i], y[i]);
+        add_null(&golden, rows);
+        open_fixtures(&ctx, &golden, &candidate, &g, &c);
+        const assay_status status =
+            assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &report);
+        assay_fixture_close(g);
+        assay_fixture_close(c);
+        if (rows == 8) {
+            assert_int_equal(status, ASSAY_BAD_INPUT);
+            assert_string_equal(ctx.message,
+                                "null/bf16/outputs/y has another shape or type than null distributions have");
+        } else {
+            assert_ok(&ctx, status);
+            const assay_tensor_result *r = result_at(&report, "outputs/y");
+            assert_int_equal(r->verdict, rows == 10 ? ASSAY_FAIL : ASSAY_PASS);
+            assert_int_equal(r->finding, rows == 10 ? ASSAY_FINDING_TOWARD_ZERO : ASSAY_FINDING_NONE);
+            if (rows == 10) assert_non_null(strstr(r->message, "errors towards zero are "));
+        }
+        assay_report_free(&report);
+        free_fixture(&golden);
+        free_fixture(&candidate);
+    }
+}

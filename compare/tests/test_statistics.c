@@ -115,7 +115,7 @@ static void check_largest(const assay_statistics *found, int statistic, double e
 static void check(const errors *e)
 {
     const assay_statistics found = measure(e, e->count);
-    double sum = 0, squares = 0, products = 0, weights = 0, positive = 0, signs = 0, count = 0, size;
+    double sum = 0, squares = 0, products = 0, weights = 0, positive = 0, signs = 0, inward = 0, count = 0, size;
     const int last = e->shape.rank - 1;
     int64_t slice;
     for (int64_t i = 0; i < e->count; i++) {
@@ -123,10 +123,11 @@ static void check(const errors *e)
         if (isnan(r)) continue;
         count++, sum += r, squares += r * r, products += r * size, weights += size * size;
         positive += r > 0x1p-6, signs += fabs(r) > 0x1p-6;
+        inward += r * e->golden[i] > 0 ? -(fabs(r) > 0x1p-6) : r * e->golden[i] < 0 ? fabs(r) > 0x1p-6 : 0;
     }
     const double expected[] = {log(sqrt(squares / count)), sum / count, products / weights,
-                               (positive - signs / 2) / count};
-    assert_close(found.values, expected, 4, 1e-12, 1e-12);
+                               (positive - signs / 2) / count, inward / 2 / count};
+    assert_close(found.values, expected, 5, 1e-12, 1e-12);
     const double row = largest_of(e, e->count / e->shape.dims[last], row_of, 0, &slice);
     check_largest(&found, ASSAY_STATISTIC_ROW, row, slice);
     const double tile = largest_of(e, (e->shape.dims[last] + ASSAY_TILE - 1) / ASSAY_TILE, tile_of, last, &slice);
@@ -201,6 +202,34 @@ TEST(tiny_errors_have_no_sign)
     found = measure(&e, e.count);
     assert_true(found.values[ASSAY_STATISTIC_SIGN] == 0.5);
     errors_free(&e);
+}
+
+/* All magnitudes too small by much less than the errors' deviation. */
+TEST(errors_towards_zero)
+{
+    errors e = errors_of(2, DIMS(8, 100));
+    for (int64_t i = 0; i < e.count; i++) e.candidate[i] = e.golden[i] - copysign(0.1 * e.scale[i], e.golden[i]);
+    e.golden[3] = e.candidate[3] = 0; /* neither */
+    assay_statistics found = measure(&e, e.count);
+    assert_true(found.values[ASSAY_STATISTIC_TOWARD_ZERO] == 0.5 * 799 / 800);
+    assert_true(fabs(found.values[ASSAY_STATISTIC_SIGN]) < 0.1);
+    for (int64_t i = 0; i < e.count; i++) e.candidate[i] = 2 * e.golden[i] - e.candidate[i];
+    found = measure(&e, e.count);
+    assert_true(found.values[ASSAY_STATISTIC_TOWARD_ZERO] == -0.5 * 799 / 800);
+    errors_free(&e);
+}
+
+/* It stands behind the statistics that goldens before it have, in their order. */
+TEST(rows_of_null_distributions)
+{
+    const assay_shape shape = assay_shape_of(2, (int64_t)3, (int64_t)5);
+    const int rows = assay_statistics_count(&shape);
+    static const int before[] = {ASSAY_STATISTIC_SIZE, ASSAY_STATISTIC_BIAS,    ASSAY_STATISTIC_SLOPE,
+                                 ASSAY_STATISTIC_SIGN, ASSAY_STATISTIC_ROW,     ASSAY_STATISTIC_TILE,
+                                 ASSAY_STATISTIC_AXIS, ASSAY_STATISTIC_AXIS + 1};
+    assert_int_equal(rows, 9);
+    for (int row = 0; row < rows - 1; row++) assert_int_equal(assay_statistic_row(&shape, before[row]), row);
+    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_TOWARD_ZERO), rows - 1);
 }
 
 /* Errors below an eighth of a deviation: the smaller, the farther their signs may go together. */

@@ -152,7 +152,6 @@ static bool add_run(const assay_plan *plan, wanted_kind kind, const run_kind *ru
 /* Each member is a run of the operation, of which ranks share no part; but the one to nearest by all of them. */
 static void add_members(const assay_plan *plan, double run, assay_shared_work *work)
 {
-    const int members = assay_ensemble_members(plan);
     const bool null = plan->null_left_out[0] == '\0';
     assay_ranks_loop *loop = &work->loops[ASSAY_LOOP_MEMBERS];
     const double given = given_bytes(plan), part = part_again(plan);
@@ -160,6 +159,7 @@ static void add_members(const assay_plan *plan, double run, assay_shared_work *w
     work->drawn += fmin(given, ASSAY_ENSEMBLE_BYTES);
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
+        const int members = assay_ensemble_members(plan, precision);
         if (assay_ensemble_is_propagated(plan, precision) && !null) continue;
         loop->pieces += members;
         loop->times++;

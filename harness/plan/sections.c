@@ -3,15 +3,52 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Operations of one run. Below the first there are more members; what propagates its error scales and is above the last
- * is not run again, and has no null distributions. So it is with what would take more than ASSAY_ENSEMBLE_BYTES. */
-#define SMALL_WORK 1e8
+/* Operations of one run above which what propagates its error scales is not run again, and has no null distributions. So it
+ * is with what would take more than ASSAY_ENSEMBLE_BYTES. */
 #define LARGE_WORK 1e10
 
-int assay_ensemble_members(const assay_plan *plan)
+/* Members by the operations of one run and the elements that it leaves: the first row that holds both. */
+static const struct {
+    double work, elements;
+    int coarse, fine; /* where something is rounded more coarsely than in float32; elsewhere */
+} members[] = {
+    {1e5, 3e5, ASSAY_MOST_MEMBERS, 16}, {1e7, 3e5, 48, 16}, {1e8, INFINITY, 16, 16}, {INFINITY, INFINITY, 8, 8}};
+
+enum { ROWS = sizeof members / sizeof *members };
+
+static double elements_left(const assay_plan *plan)
+{
+    double count = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const assay_tensor_spec *spec = &plan->specs[i];
+        count += assay_has_error_scale(spec) ? (double)assay_shape_count(&spec->shape) : 0;
+    }
+    return count;
+}
+
+/* At float32 and float64 few members find nearly all that is wrong: it is far out. */
+static bool is_coarse(const assay_precision *p)
+{
+    return fmax(fmax(p->storage, p->multiply), p->accumulate) > ASSAY_FLOAT32_RMS || p->scaled.block > 0;
+}
+
+int assay_ensemble_members(const assay_plan *plan, const assay_precision *precision)
 {
     if (assay_plan_is_exact(plan)) return 0;
-    return plan->operation->flops(plan->c, true) < SMALL_WORK ? ASSAY_MEMBERS_OF_SMALL_WORK : ASSAY_MEMBERS;
+    const double work = plan->operation->flops(plan->c, true), elements = elements_left(plan);
+    int row = 0;
+    while (row < ROWS - 1 && (work >= members[row].work || elements > members[row].elements)) row++;
+    return is_coarse(precision) ? members[row].coarse : members[row].fine;
+}
+
+int assay_ensemble_most_members(const assay_plan *plan)
+{
+    int most = 0;
+    for (int p = 0; p < plan->precision_count; p++) {
+        const int count = assay_ensemble_members(plan, &plan->precisions[p]);
+        most = count > most ? count : most;
+    }
+    return most;
 }
 
 static bool needs_ensemble(const assay_plan *plan)
@@ -29,7 +66,7 @@ bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision 
 
 bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *p)
 {
-    const bool small = assay_ensemble_members(plan) > 0 && plan->null_left_out[0] == '\0';
+    const bool small = !assay_plan_is_exact(plan) && plan->null_left_out[0] == '\0';
     return p->given != ASSAY_FLOAT64 && assay_ensemble_is_propagated(plan, p) && small;
 }
 
@@ -61,7 +98,7 @@ static bool holds_null(const assay_plan *plan)
 static double bytes_left(const assay_plan *plan, int scales)
 {
     double bytes = 0, largest = 0;
-    const int floats = assay_ensemble_members(plan) + scales;
+    const int floats = assay_ensemble_most_members(plan) + scales;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         if (!assay_plan_scales(plan, &plan->specs[i])) continue;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);

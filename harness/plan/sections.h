@@ -5,14 +5,15 @@
 
 #include "harness/plan/plan.h"
 
-enum { ASSAY_MEMBERS = 8, ASSAY_MEMBERS_OF_SMALL_WORK = 16 };
+enum { ASSAY_MOST_MEMBERS = 64 };
 
 /* Bytes of inputs that are kept for the members, who read the rest again; and of what the members leave where they are
  * run for null distributions alone. */
 #define ASSAY_ENSEMBLE_BYTES 4e9
 
-/* How many runs the plan's ensemble has. */
-int assay_ensemble_members(const assay_plan *plan);
+/* How many runs the ensemble of that precision has: as many as cost little. The case and the profile alone decide it. */
+int assay_ensemble_members(const assay_plan *plan, const assay_precision *precision);
+int assay_ensemble_most_members(const assay_plan *plan); /* of the plan's precisions */
 
 /* Whether the operation gives error scales of that precision itself. */
 bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *precision);

@@ -111,7 +111,7 @@ assay_status assay_given_choice_tau(assay_context *ctx, assay_given_choice *c, c
                                     double deviations)
 {
     assay_status status = ASSAY_OK;
-    const int members = assay_ensemble_members(plan);
+    const int members = assay_ensemble_members(plan, &plan->precisions[0]);
     const int64_t experts = plan->c->config.num_experts;
     assay_tensor_set scores = {0};
     for (int i = 0; i < c->count; i++) {

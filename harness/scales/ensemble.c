@@ -16,7 +16,7 @@ static bool wants_null(const assay_ensemble *e)
         wanted =
             assay_plan_scales(e->plan, &list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
     }
-    return wanted && assay_ensemble_members(e->plan) > 0 && e->plan->null_left_out[0] == '\0';
+    return wanted && !assay_plan_is_exact(e->plan) && e->plan->null_left_out[0] == '\0';
 }
 
 /* Sums over the members of squared errors. */
@@ -90,8 +90,8 @@ static assay_status raise_scales(assay_context *ctx, assay_ensemble *e, int p)
 static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
 {
     assay_status status = ASSAY_OK;
-    const int members = assay_ensemble_members(e->plan);
     assay_member member = {.precision = &e->plan->precisions[p]};
+    const int members = assay_ensemble_members(e->plan, member.precision);
     if (assay_ensemble_is_raised(e->plan, member.precision)) TRY(raise_scales(ctx, e, p));
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;

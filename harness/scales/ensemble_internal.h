@@ -9,7 +9,7 @@
 
 /* What the members came to by a tensor's statistics: as they are, and rounded to storage. */
 typedef struct assay_null_draws {
-    assay_statistics drawn[2][ASSAY_MEMBERS_OF_SMALL_WORK];
+    assay_statistics drawn[2][ASSAY_MOST_MEMBERS];
     double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS]; /* of implementations that round less than a member */
     double scale_squares, scale_count;                    /* of error scale / deviation, where that counts */
 } assay_null_draws;

@@ -50,7 +50,7 @@ cleanup:
 static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
 {
     void *memory = NULL;
-    const size_t members = (size_t)assay_ensemble_members(plan);
+    const size_t members = (size_t)assay_ensemble_most_members(plan);
     assay_status status = assay_alloc(ctx, "errors of an ensemble", t->count, members * sizeof *t->errors, &memory);
     t->errors = memory;
     return status;

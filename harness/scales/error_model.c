@@ -157,6 +157,12 @@ static double misfit(const view *v, int members, double mean)
            2 * factors / (elements * members);
 }
 
+/* A view of one row says nothing that its columns do not. It is not fitted, but for the first. */
+static bool is_fitted(const view *views, int i)
+{
+    return i == 0 || views[i].rows > 1;
+}
+
 static bool can_stand_alone(const view *v, int members)
 {
     return v->rows * members >= ENOUGH && v->columns * members >= ENOUGH;
@@ -167,7 +173,7 @@ static int best_of(const view *views, int count, int members, double mean)
     int best = 0;
     double least = INFINITY;
     for (int i = 0; i < count; i++) {
-        if (!can_stand_alone(&views[i], members)) continue;
+        if (!is_fitted(views, i) || !can_stand_alone(&views[i], members)) continue;
         const double found = misfit(&views[i], members, mean);
         if (found < least) {
             best = i;
@@ -231,7 +237,7 @@ assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape,
         v->of_column = v->of_row + v->blocks * v->rows;
         v->per_column = v->of_column + v->blocks * v->columns;
         next = v->per_column + v->blocks * v->columns;
-        if (i == 0 || v->rows > 1) fit(ctx, v, members, squares);
+        if (is_fitted(model->views, i)) fit(ctx, v, members, squares);
     }
     model->mean = mean_of(elements, squares);
     if (model->mean > 0) model->best = best_of(model->views, model->count, members, model->mean);

@@ -116,16 +116,20 @@ static void variances_of_row(assay_isa isa, int64_t count, const float *own, con
     variances(count, own, squares, of_row, of_column, per_other, variance);
 }
 
-/* The sum of the others in place of each member's own. (All less one would leave rounding where the others are 0.) */
+/* The sum of the others in place of each member's own: of those before it and those behind it. (All less one would leave
+ * rounding where the others are 0.) */
 static void sum_others(int members, int64_t count, double *sums)
 {
     for (int64_t i = 0; i < count; i++) {
-        double own[ASSAY_MEMBERS_OF_SMALL_WORK];
-        for (int m = 0; m < members; m++) own[m] = sums[m * count + i];
+        double behind[ASSAY_MOST_MEMBERS], before = 0, sum = 0;
+        for (int m = members - 1; m >= 0; m--) {
+            behind[m] = sum;
+            sum += sums[m * count + i];
+        }
         for (int m = 0; m < members; m++) {
-            double sum = 0;
-            for (int other = 0; other < members; other++) sum += other != m ? own[other] : 0;
-            sums[m * count + i] = sum;
+            const double own = sums[m * count + i];
+            sums[m * count + i] = before + behind[m];
+            before += own;
         }
     }
 }

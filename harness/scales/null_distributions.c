@@ -154,7 +154,7 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
                              const assay_leave_one_out *held)
 {
     assay_status status;
-    passes pass[ASSAY_MEMBERS_OF_SMALL_WORK] = {0};
+    passes pass[ASSAY_MOST_MEMBERS] = {0};
     const forms f = forms_of(e, p);
     TRY(start_range(ctx, t, &f, p));
     for (int m = 0; m < members; m++) TRY(start(ctx, t, &f, &pass[m]));
@@ -200,6 +200,14 @@ static double understated(const assay_scaled *t, int members)
     return fmax(sqrt(null->scale_squares / fmax(null->scale_count, 1) * members / squares), 1);
 }
 
+/* Whether errors towards zero say anything of how results are stored: not where a constant that is rounded to float32
+ * gives as many. */
+static bool is_usable(const assay_scaled *t, const forms *f, int statistic)
+{
+    const bool coarse = assay_dtype_unit_roundoff(f->profile->storage) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
+    return assay_statistic_counts(&t->spec->shape, statistic) && (statistic != ASSAY_STATISTIC_TOWARD_ZERO || coarse);
+}
+
 /* One row of the null distribution. */
 static void summarise(const assay_scaled *t, const forms *f, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
@@ -213,7 +221,7 @@ static void summarise(const assay_scaled *t, const forms *f, int members, int st
         spread = fmax(spread, own);
     }
     if (!assay_statistic_is_size(statistic)) spread *= understated(t, members);
-    const bool used = assay_statistic_counts(&t->spec->shape, statistic) && spread > 0 && isfinite(spread);
+    const bool used = is_usable(t, f, statistic) && spread > 0 && isfinite(spread);
     row[ASSAY_NULL_LOW] = used ? low : 0;
     row[ASSAY_NULL_HIGH] = used ? high : 0;
     row[ASSAY_NULL_SPREAD] = used ? spread : 0;
@@ -231,7 +239,9 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     TRY(start(ctx, t, &f, &pass));
     add_results(t, &f, p, t->errors, &pass);
     take_in(&f, &pass, t->null);
-    for (int s = 0; s < count; s++) summarise(t, &f, members, s, rows + s * ASSAY_NULL_COLUMNS);
+    for (int s = 0; s < count; s++) {
+        summarise(t, &f, members, s, rows + assay_statistic_row(&t->spec->shape, s) * ASSAY_NULL_COLUMNS);
+    }
     assay_path_at(ASSAY_ROLE_NULL, f.profile->precision.name, t->spec->path, path);
     TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
 cleanup:

@@ -63,11 +63,11 @@ TEST_IN_FOLDER(a_softmax_may_be_stored)
 }
 
 /* Key 29 of a head is seen by few queries, and its gradient is one number, ds = 0.6487, times a query. Of p in bfloat16 ds falls one step of
- * that grid lower, as in oneDNN. Two steps are no rounding. */
+ * that grid lower, as in oneDNN. Four steps are no rounding. */
 TEST_IN_FOLDER(a_gradient_read_from_a_stored_softmax)
 {
     const assay_profile *profile = assay_profile_by_name("bf16");
-    const double exact = 0.6487, found[] = {165.0 / 256, 163.0 / 256};
+    const double exact = 0.6487, found[] = {165.0 / 256, 162.0 / 256};
     trial t;
     trial_write(&t, folder, case_named("attention/narrow-values", "profiles=bf16"));
     const assay_tensor *key = assay_tensor_set_find(&t.golden, "gradients/inputs/key");
@@ -89,14 +89,15 @@ TEST_IN_FOLDER(a_gradient_read_from_a_stored_softmax)
 /* Half of an ensemble's members, and half of those of every other draw. */
 TEST(half_of_the_members_store_it)
 {
+    enum { FEWEST = 8 };
     int stored[2][2] = {0};
     trial t;
     trial_plan(&t, case_named("attention/seven", NULL));
-    for (int m = 0; m < ASSAY_MEMBERS; m++) {
+    for (int m = 0; m < FEWEST; m++) {
         const assay_emulation e = assay_ensemble_member(&t.plan, &t.plan.precisions[0], "ensemble", m);
         stored[e.second_form][e.stores_softmax]++;
     }
-    for (int i = 0; i < 4; i++) assert_int_equal(stored[i / 2][i % 2], ASSAY_MEMBERS / 4);
+    for (int i = 0; i < 4; i++) assert_int_equal(stored[i / 2][i % 2], FEWEST / 4);
     trial_close(&t);
 }
 

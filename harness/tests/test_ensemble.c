@@ -241,8 +241,8 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     assert_ok(&ctx, run(&ctx, &t->c, &t->in, &sink, NULL, 0));
     memset(&told, 0, sizeof told);
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
-    assert_int_equal(told.runs, 1 + 2 * 16);
-    assert_int_equal(told.emulated, 2 * 16);
+    assert_int_equal(told.runs, 1 + 64 + 16);
+    assert_int_equal(told.emulated, 64 + 16);
     assert_int_equal(told.replayed, told.emulated);
     assert_int_equal(told.precisions, 0);
     for (int i = 0; i < told.emulated; i++) {
@@ -381,7 +381,7 @@ TEST_WITH(test_null_distributions, trial_setup, trial_teardown)
     assay_context ctx = assay_context_default(2);
     t->results.wanted = NULL;
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
-    assert_int_equal(told.runs, 1 + 2 * (16 + 1));
+    assert_int_equal(told.runs, 1 + (64 + 1) + (16 + 1));
     for (int i = 0; i < told.emulated; i++) {
         for (int j = 0; j < i; j++) {
             const bool nearest = told.nearest[i] || told.nearest[j];
@@ -389,13 +389,14 @@ TEST_WITH(test_null_distributions, trial_setup, trial_teardown)
         }
     }
     const int rows = ASSAY_STATISTIC_AXIS + 3;
+    const assay_shape shape = assay_shape_of(3, (int64_t)EXPERTS, (int64_t)DIM, (int64_t)HIDDEN);
     const double *null = result(t, "null/bf16/gradients/weights/w", rows * ASSAY_NULL_COLUMNS);
     for (int s = 0; s < rows; s++) {
-        const double *row = null + s * ASSAY_NULL_COLUMNS;
+        const double *row = null + assay_statistic_row(&shape, s) * ASSAY_NULL_COLUMNS;
         const bool used = s != ASSAY_STATISTIC_TILE; /* 56 columns are no tile */
         assert_true(row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH]);
         assert_true(used == (row[ASSAY_NULL_SPREAD] > 0));
-        assert_true(row[ASSAY_NULL_MEMBERS] == (used ? 16 : 0));
+        assert_true(row[ASSAY_NULL_MEMBERS] == (used ? 64 : 0));
     }
     assert_true(fabs(null[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_HIGH]) < 0.5);
     assert_true(null[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + ASSAY_NULL_SPREAD] < 1e-3);
@@ -451,8 +452,8 @@ TEST_WITH(test_memory_is_foreseen, trial_setup, trial_teardown)
     assay_tensor_call(&specs[2], "error_scale/f32/outputs/y");
     t->plan.specs = specs;
     t->plan.spec_count = 3;
-    /* golden values, errors of 16 members, squares of the largest tensor */
-    assert_int_equal(assay_ensemble_memory(&t->plan), (8 + 16 * 4 + 8) * TOKENS * TOKENS);
+    /* golden values, errors of as many members as one of the precisions has, squares of the largest tensor */
+    assert_int_equal(assay_ensemble_memory(&t->plan), (8 + 64 * 4 + 8) * TOKENS * TOKENS);
     t->plan.precision_count = 0;
     assert_int_equal(assay_ensemble_memory(&t->plan), 0);
     t->plan.precision_count = 2;
