@@ -18,7 +18,7 @@
  *
  * With `swizzle` the scales' rows are padded to a multiple of 128, their columns to one of 4, with the code 0. Tiles of 128 x 4 follow
  * one another along the columns first; in a tile the scale of row i and column j is number 16 (i mod 32) + 4 (i / 32) + j. Source:
- * NVIDIA's cuDNN frontend, "MXFP8 scale factor 128x4 layout", and CUTLASS, "Scale Factor Layouts".
+ * NVIDIA's cuDNN frontend, "MXFP8 scale factor 128x4 layout".
  *
  * dequantize: y = code * scale (* tensor_scale), exact in float64.
  *
