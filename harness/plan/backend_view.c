@@ -74,6 +74,15 @@ static void add_number(assay_backend_settings *s, const char *key, int64_t value
     snprintf(add(s, key), ASSAY_KEY_VALUE_SIZE, "%" PRId64, value);
 }
 
+/* quant_formats.PATH, whose text lies before that of its value. */
+static void add_format(assay_backend_settings *s, const assay_case_quant_format *of)
+{
+    char *key = add(s, "");
+    const int length = snprintf(key, ASSAY_KEY_VALUE_SIZE, "quant_formats.%s", of->path);
+    snprintf(key + length + 1, ASSAY_KEY_VALUE_SIZE - (size_t)length - 1, "%s", of->format->name);
+    s->items[s->count - 1] = (assay_backend_setting){.key = key, .value = key + length + 1};
+}
+
 assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c, assay_backend_settings *s)
 {
     const size_t most = ASSAY_MODEL_KEYS + OTHER_SETTINGS + (size_t)c->quant_format_count;
@@ -97,10 +106,7 @@ assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c
     add_number(s, "mesh.fsdp_transpose", c->mesh_fsdp_transpose);
     if (c->only_layer >= 0) add_number(s, "only_layer", c->only_layer);
     add_text(s, "dtype", assay_dtype_name(c->dtype));
-    for (int i = 0; i < c->quant_format_count; i++) {
-        const assay_case_quant_format *of = &c->quant_formats[i];
-        snprintf(add(s, "quant_formats"), ASSAY_KEY_VALUE_SIZE, "%s: %s", of->path, of->format->name);
-    }
+    for (int i = 0; i < c->quant_format_count; i++) add_format(s, &c->quant_formats[i]);
     return ASSAY_OK;
 }
 

@@ -213,7 +213,7 @@ static assay_status read_derived(assay_context *ctx, const assay_inputs *inputs,
     return status;
 }
 
-/* The numbers of a tensor before it is quantised, which are drawn as if it were not. */
+/* The numbers of a tensor before it is quantised, which are drawn as if it were not; in float32 at most, as quantising takes them. */
 static assay_status read_dense(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                double *out)
 {
@@ -222,8 +222,9 @@ static assay_status read_dense(assay_context *ctx, void *self, const char *path,
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     const assay_case_dtype *dtype = assay_case_dtype_of(inputs->c, path);
     const assay_fill fill = given != NULL ? given->fill : entry->fill;
+    const assay_dtype type = dtype != NULL ? dtype->type : inputs->c->dtype;
     return assay_random_fill(ctx, &fill, inputs->c->seed, path, &entry->spec.shape,
-                             dtype != NULL ? dtype->type : inputs->c->dtype, first, count, out);
+                             type == ASSAY_FLOAT64 ? ASSAY_FLOAT32 : type, first, count, out);
 }
 
 static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,

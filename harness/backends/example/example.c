@@ -214,7 +214,7 @@ static const char *refusal(const assay_backend_request *request, const struct op
                                            "inputs/group_sizes"};
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
-    if (setting(request, "quant_formats")[0] != '\0') return "quant_formats";
+    if (has_quantised_operands(request)) return "quant_formats";
     if (first_input(request, o) == NULL) return "a case without the input that it reads first";
     if (is(request, "op", "moe") &&
         (tensor(request, "weights/gate/kernel") == NULL || tensor(request, "weights/wo") == NULL))

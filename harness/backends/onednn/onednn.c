@@ -428,7 +428,7 @@ int assay_backend_run(const assay_backend_request *request)
     for (size_t i = 0; i < sizeof OPERATIONS / sizeof *OPERATIONS; i++)
         if (is(request, "op", OPERATIONS[i].name)) operation = &OPERATIONS[i];
     if (operation == NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "no %s", setting(request, "op"));
-    if (!is(request, "quant_formats", "")) return say(request, ASSAY_BACKEND_UNSUPPORTED, "quant_formats");
+    if (has_quantised_operands(request)) return say(request, ASSAY_BACKEND_UNSUPPORTED, "quant_formats");
     for (int i = 0; i < request->result_count; i++) request->results[i].written = 0;
     return run_with_engine(&o, operation);
 }

@@ -87,7 +87,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (!bf16 && strcmp(type, "f32") != 0)
         return say(request, ASSAY_BACKEND_ERROR, "ASSAY_OPENBLAS_TYPE: expected bf16 or f32, found %s", type);
     if (!is(request, "op", "gmm")) return say(request, ASSAY_BACKEND_UNSUPPORTED, "no %s", setting(request, "op"));
-    if (!is(request, "quant_formats", "")) return say(request, ASSAY_BACKEND_UNSUPPORTED, "quant_formats");
+    if (has_quantised_operands(request)) return say(request, ASSAY_BACKEND_UNSUPPORTED, "quant_formats");
     if (!is(request, "gmm_layout", "ragged")) return say(request, ASSAY_BACKEND_UNSUPPORTED, "gmm_layout");
     if (bf16 && cblas_sbgemm == NULL)
         return say(request, ASSAY_BACKEND_UNSUPPORTED,

@@ -41,7 +41,7 @@ static const char *refused(const assay_backend_request *request, const struct op
                                            {"use_random_routing", "false"}};
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
         if (number(request, NUMBERS[i].key) > NUMBERS[i].most) return NUMBERS[i].key;
-    if (!is(request, "quant_formats", "")) return "quant_formats";
+    if (has_quantised_operands(request)) return "quant_formats";
     for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS && o->routes; i++)
         if (!is(request, WORDS[i][0], WORDS[i][1])) return WORDS[i][0];
     if (o->routes && o->gates && is(request, "sparse_matmul", "false") && number(request, "capacity_factor") > 0)

@@ -34,6 +34,14 @@ bool is(const assay_backend_request *request, const char *key, const char *value
     return strcmp(setting(request, key), value) == 0;
 }
 
+bool has_quantised_operands(const assay_backend_request *request)
+{
+    static const char KEY[] = "quant_formats.";
+    for (int i = 0; i < request->setting_count; i++)
+        if (strncmp(request->settings[i].key, KEY, sizeof KEY - 1) == 0) return true;
+    return false;
+}
+
 const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path)
 {
     for (int i = 0; i < request->tensor_count; i++)
