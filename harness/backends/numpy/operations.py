@@ -191,12 +191,12 @@ def run_stack(ar, s, t):
     y, backs, results = t["inputs/x"], [], {}
     for results_of in [f"layers/{i}/" for i in sorted(numbers)] or [""]:
         y, beside, back = layer(ar, s, t, results_of, y)
-        backs.append(back)
+        backs.append((f"gradients/checkpoints/{results_of}decoder_layer_input", back))
         results |= beside
     d = t["cotangents/y"]
-    for back in reversed(backs):
+    for boundary, back in reversed(backs):
         d, g = back(d)
-        results |= g
+        results |= g | {boundary: d}
     return {"outputs/y": y, "gradients/inputs/x": d, **results}
 
 
