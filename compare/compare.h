@@ -96,6 +96,7 @@ typedef struct assay_report {
     char program[128];                          /* what judges, with its version; "" */
     char reproduce[1024];                       /* the command that gives this again; "" */
     double seconds;                             /* of the backend's run; 0: none ran */
+    bool one_process;                           /* both runs were a server's, which may hold in memory what it gave */
     double false_alarm;                         /* stated probability for the whole fixture */
     double statistic_tail;                      /* its part for one statistic on one side; 0: there are none */
     assay_verdict verdict;

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fixtures/digest.h"
 #include "fixtures/fixture.h"
 #include "harness/backends/backend_end.h"
 #include "harness/backends/backend_files.h"
@@ -222,6 +223,114 @@ static assay_status hold_against(assay_context *ctx, const one_run *first, const
     return status;
 }
 
+/* ---- first runs that are kept as digests ---- */
+
+typedef struct assay_candidate_digest {
+    char path[ASSAY_PATH_SIZE], digest[ASSAY_DIGEST_SIZE];
+} assay_candidate_digest;
+
+static assay_status digest_of(assay_context *ctx, assay_fixture_reader *reader, const assay_tensor_spec *spec,
+                              double *values, assay_candidate_digest *out)
+{
+    assay_status status;
+    assay_sha256 *hash = NULL;
+    const int64_t total = assay_shape_count(&spec->shape);
+    snprintf(out->path, sizeof out->path, "%s", spec->path);
+    TRY(assay_sha256_start(ctx, &hash));
+    assay_sha256_add(hash, sizeof spec->type, &spec->type);
+    assay_sha256_add(hash, sizeof spec->shape.rank, &spec->shape.rank);
+    assay_sha256_add(hash, (size_t)spec->shape.rank * sizeof *spec->shape.dims, spec->shape.dims);
+    for (int64_t at = 0; at < total; at += CHUNK) {
+        const int64_t count = total - at < CHUNK ? total - at : CHUNK;
+        TRY(assay_fixture_read(ctx, reader, spec->path, at, count, values));
+        assay_sha256_add(hash, (size_t)count * sizeof *values, values);
+    }
+    assay_sha256 *whole = hash;
+    hash = NULL;
+    status = assay_sha256_finish(ctx, whole, out->digest);
+cleanup:
+    assay_sha256_free(hash);
+    return status;
+}
+
+static assay_status digests_of(assay_context *ctx, assay_fixture_reader *reader, assay_candidate_digest **digests,
+                               int *count)
+{
+    assay_status status;
+    double *values = NULL;
+    void *memory = NULL;
+    *digests = NULL;
+    *count = 0;
+    TRY(assay_alloc_f64(ctx, "candidate", CHUNK, &values));
+    TRY(assay_alloc(ctx, "digests", assay_fixture_count(reader) + 1, sizeof **digests, &memory));
+    *digests = memory;
+    for (int i = 0; i < assay_fixture_count(reader); i++)
+        TRY(digest_of(ctx, reader, assay_fixture_spec(reader, i), values, &(*digests)[(*count)++]));
+cleanup:
+    free(values);
+    return status;
+}
+
+/* As hold_against, of a first run that left digests: the first dataset that is not there, or is another. */
+static assay_status hold_against_digests(assay_context *ctx, const assay_backend_first *first, const one_run *second,
+                                         assay_backend_end *end)
+{
+    assay_status status;
+    assay_candidate_digest *digests = NULL;
+    const char *different = NULL;
+    int count = 0;
+    TRY(digests_of(ctx, second->reader, &digests, &count));
+    for (int i = 0; different == NULL && i < count; i++) {
+        bool same = false;
+        for (int k = 0; k < first->count && !same; k++) {
+            same = strcmp(first->digests[k].path, digests[i].path) == 0 &&
+                   strcmp(first->digests[k].digest, digests[i].digest) == 0;
+        }
+        if (!same) different = digests[i].path;
+    }
+    if (different == NULL && count != first->count) different = "the list of datasets";
+    end->repeats = different == NULL;
+    if (!end->repeats) {
+        snprintf(end->message, sizeof end->message, "two runs, in two orders of the cases, gave different bits in %s",
+                 different);
+    }
+cleanup:
+    free(digests);
+    return status;
+}
+
+static void give_log(const assay_backend_call *call, const one_run *run)
+{
+    if (call->log != NULL) rename(run->log, call->log);
+}
+
+assay_status assay_backend_execute_first(assay_context *ctx, const assay_backend_call *call, assay_backend_first *first)
+{
+    assay_status status;
+    one_run run = {0};
+    *first = (assay_backend_first){.end = {.repeats = true}};
+    if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
+    TRY(run_once(ctx, call, 1, &run, &first->end));
+    if (first->end.outcome == ASSAY_OUTCOME_DONE) {
+        status = digests_of(ctx, run.reader, &first->digests, &first->count);
+        if (status == ASSAY_BAD_INPUT) { /* a damaged dataset */
+            assay_backend_fail(&first->end, ctx->message);
+            status = ASSAY_OK;
+        }
+    }
+    if (first->end.outcome != ASSAY_OUTCOME_DONE) give_log(call, &run);
+    first->ran = true;
+cleanup:
+    end_run(&run);
+    return status;
+}
+
+void assay_backend_first_free(assay_backend_first *first)
+{
+    free(first->digests);
+    *first = (assay_backend_first){0};
+}
+
 /* The second run must not be able to find what the first one gave: its folder goes, and the reader holds a file without
  * a name. A shared object is called twice in it, so that what one call leaves behind shows in the next. */
 static assay_status run_again(assay_context *ctx, const assay_backend_call *call, one_run *first, one_run *second,
@@ -229,15 +338,16 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
 {
     assay_status status;
     const double seconds = end->seconds;
+    const bool earlier = first->folder[0] == '\0';
     remove_folder(first);
-    if (assay_backend_place_is_taken(first->candidate)) {
+    if (!earlier && assay_backend_place_is_taken(first->candidate)) {
         assay_backend_fail(end, "the first run's candidate cannot be removed");
         return ASSAY_OK;
     }
     TRY(run_once(ctx, call, 2, second, end));
     end->seconds = seconds;
     if (end->outcome == ASSAY_OUTCOME_DONE) {
-        status = hold_against(ctx, first, second, end);
+        status = earlier ? hold_against_digests(ctx, call->first, second, end) : hold_against(ctx, first, second, end);
     } else {
         char message[600];
         snprintf(message, sizeof message, "in a second run: %.580s", end->message);
@@ -259,7 +369,7 @@ static assay_status take(assay_context *ctx, const assay_backend_call *call, con
         assay_backend_fail(end, message);
         return ASSAY_OK;
     }
-    if (call->log != NULL) rename(last->log, call->log);
+    give_log(call, last);
     if (rename(last->candidate, call->candidate) == 0 || end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_IO, "%s: cannot be put in place: %s", call->candidate, strerror(errno));
 }
@@ -268,12 +378,14 @@ assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call 
 {
     assay_status status;
     one_run first = {0}, second = {0};
-    *end = (assay_backend_end){.repeats = true};
+    const bool earlier = call->first != NULL && call->first->ran;
+    *end = earlier ? call->first->end : (assay_backend_end){.repeats = true};
+    if (earlier && end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
     /* what an earlier run left must not be taken for this one's, nor be read by it */
     if (call->golden != NULL) TRY(assay_backend_clear_place(ctx, call->golden));
     TRY(assay_backend_clear_place(ctx, call->candidate));
     if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
-    TRY(run_once(ctx, call, 1, &first, end));
+    if (!earlier) TRY(run_once(ctx, call, 1, &first, end));
     if (end->outcome == ASSAY_OUTCOME_DONE) TRY(run_again(ctx, call, &first, &second, end));
     TRY(take(ctx, call, second.folder[0] != '\0' ? &second : &first, end));
 cleanup:

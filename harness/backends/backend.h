@@ -27,11 +27,20 @@ typedef struct assay_backend_end {
 
 typedef struct assay_backend_server assay_backend_server; /* server.h */
 
+/* What a case's first run gave where the second one comes later: the digest of every dataset. Starts zeroed. */
+typedef struct assay_backend_first {
+    bool ran;
+    assay_backend_end end;
+    struct assay_candidate_digest *digests;
+    int count;
+} assay_backend_first;
+
 typedef struct assay_backend_call {
     const char *spec;
-    assay_backend_server *server; /* that is asked; NULL: each run is a process */
-    const char *request;          /* the file, which is there */
-    const char *candidate;        /* where the second run's result will lie */
+    assay_backend_server *server;     /* that is asked; NULL: each run is a process */
+    const assay_backend_first *first; /* of a server: has run; NULL, or zeroed: both run now */
+    const char *request;              /* the file, which is there */
+    const char *candidate;            /* where the second run's result will lie */
     const char *golden; /* where the caller will write the golden: nothing lies there while the backend runs; or NULL */
     const char *log;    /* where the last run's output will lie; NULL: nowhere */
     const char *folder; /* in which each run gets a folder of its own */
@@ -44,5 +53,11 @@ typedef struct assay_backend_call {
  *
  * The status is what is not the backend's doing: no memory, no disk, a folder that cannot be written. */
 assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call *call, assay_backend_end *end);
+
+/* The first run by itself, of a server that has other requests before the second one. Nothing of it stays but the log of a
+ * run that failed. */
+assay_status assay_backend_execute_first(assay_context *ctx, const assay_backend_call *call,
+                                         assay_backend_first *first);
+void assay_backend_first_free(assay_backend_first *first);
 
 #endif

@@ -21,6 +21,7 @@ typedef struct runs {
     const assay_chosen *chosen;
     const assay_expected_failures *expected;
     assay_backend_server *server; /* NULL: none */
+    assay_backend_first *firsts;  /* [chosen->count] of a server's cases; NULL: both runs of a case come together */
     assay_progress progress;
     tally t;
     assay_report *reports; /* [chosen->count] */
@@ -130,6 +131,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     const assay_options *options = all->options;
     tally t = {0};
     assay_case_run r = {.c = &all->chosen->cases[i], .stored = all->chosen->goldens[i], .server = all->server};
+    if (all->firsts != NULL) r.first = &all->firsts[i];
     char where[ASSAY_PATH_SIZE + 64];
     snprintf(where, sizeof where, "case %d of %d: %s", i + 1, all->chosen->count, r.c->name);
     all->progress.done = i; /* shown with the next line */
@@ -164,6 +166,24 @@ static assay_status take(assay_context *ctx, void *self, int i, const char *resu
     return status;
 }
 
+/* A server keeps what it has in memory. So that this shows, the first runs come in another order of the cases, the last one
+ * first: each run finds what another case left. */
+static assay_status run_firsts(assay_context *ctx, runs *all)
+{
+    assay_status status = ASSAY_OK;
+    const int count = all->chosen->count;
+    all->firsts = calloc((size_t)count, sizeof *all->firsts);
+    if (all->firsts == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the first runs");
+    assay_progress_start(&all->progress, all->options->quiet, "first runs", count);
+    for (int i = count - 1; i >= 0 && status == ASSAY_OK; i--) {
+        assay_case_run r = {.c = &all->chosen->cases[i], .stored = all->chosen->goldens[i], .server = all->server};
+        status = assay_run_case_first(ctx, all->options, &r, &all->firsts[i]);
+        assay_progress_add(&all->progress, 1, r.c->name);
+    }
+    assay_progress_end(&all->progress);
+    return status;
+}
+
 static assay_status run_cases(assay_context *ctx, runs *all)
 {
     assay_status status = ASSAY_OK;
@@ -173,10 +193,13 @@ static assay_status run_cases(assay_context *ctx, runs *all)
         status = assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server);
         RETURN_IF(status != ASSAY_OK, status);
     }
+    if (all->options->serve && count > 1 && ctx->ranks == NULL) status = run_firsts(ctx, all);
     assay_progress_start(&all->progress, all->options->quiet, "run", count);
-    status = assay_each_case(ctx, &each);
+    if (status == ASSAY_OK) status = assay_each_case(ctx, &each);
     assay_progress_end(&all->progress);
     assay_backend_server_free(all->server);
+    for (int i = 0; all->firsts != NULL && i < count; i++) assay_backend_first_free(&all->firsts[i]);
+    free(all->firsts);
     return status;
 }
 
@@ -204,6 +227,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
            all.t.vacuous, all.t.unsupported);
     if (options->known_file != NULL) printf(", %d known failures", all.t.known);
     printf("\n");
+    if (options->serve)
+        printf("both runs of a case were one process, which keeps its memory (docs/backends.md, \"A server\")\n");
     *exit_code = exit_code_of(&all.t);
 cleanup:
     for (int i = 0; i < all.done; i++) assay_report_free(&all.reports[i]);

@@ -191,6 +191,35 @@ static assay_status help_with_golden(assay_context *ctx, const assay_options *op
     return status;
 }
 
+static assay_backend_call call_of(const assay_options *options, const assay_case_run *r)
+{
+    return (assay_backend_call){.spec = options->backend,
+                                .server = r->server,
+                                .first = r->first,
+                                .request = r->request,
+                                .candidate = r->candidate,
+                                .golden = r->stored == NULL ? r->golden : NULL,
+                                .log = options->keep != NULL ? r->log : NULL,
+                                .folder = folder_of(options, r),
+                                .limits = {options->timeout, options->memory}};
+}
+
+assay_status assay_run_case_first(assay_context *ctx, const assay_options *options, assay_case_run *r,
+                                  assay_backend_first *first)
+{
+    assay_status status;
+    case_plan p = {0};
+    TRY(name_files(ctx, options, r));
+    TRY(plan_case(ctx, options, r->c, r->stored, &p));
+    TRY(write_request(ctx, options, &p, r->request));
+    const assay_backend_call call = call_of(options, r);
+    status = assay_backend_execute_first(ctx, &call, first);
+cleanup:
+    case_plan_free(&p);
+    assay_backend_folder_end(&r->temporary);
+    return status;
+}
+
 assay_status assay_run_case(assay_context *ctx, const assay_options *options, assay_case_run *r)
 {
     assay_status status;
@@ -201,14 +230,7 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
     TRY(name_files(ctx, options, r));
     TRY(plan_case(ctx, options, r->c, r->stored, &p));
     TRY(write_request(ctx, options, &p, r->request));
-    const assay_backend_call call = {.spec = options->backend,
-                                     .server = r->server,
-                                     .request = r->request,
-                                     .candidate = r->candidate,
-                                     .golden = r->stored == NULL ? r->golden : NULL,
-                                     .log = options->keep != NULL ? r->log : NULL,
-                                     .folder = folder_of(options, r),
-                                     .limits = {options->timeout, options->memory}};
+    const assay_backend_call call = call_of(options, r);
     TRY(assay_backend_execute(ctx, &call, &r->end));
     if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, ranks, r));
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", r->c->name);
@@ -221,6 +243,7 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
         snprintf(r->report.message, sizeof r->report.message, "%.250s", r->end.message);
     }
     r->report.seconds = r->end.seconds;
+    r->report.one_process = r->server != NULL;
     if (r->report.verdict != ASSAY_PASS && r->report.verdict != ASSAY_UNSUPPORTED) {
         assay_command_reproduce(options, "run", r->stored != NULL ? r->stored : r->c->name, NULL, r->report.reproduce,
                                 sizeof r->report.reproduce);

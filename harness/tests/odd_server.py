@@ -36,10 +36,13 @@ if what == "no_device":
 if what == "closes":
     os.close(1)
     time.sleep(60)
-for number, line in enumerate(sys.stdin):
+seen = []
+for line in sys.stdin:
     request, candidate = line.rstrip("\n").split("\t")
-    again = number % 2 == 1
     name = os.path.basename(request).split(".")[0]
+    again = name in seen
+    others = [other for other in seen if other != name]
+    seen.append(name)
     golden = os.path.join(folder, name.replace("-", "/", 1) + ".h5")
     if what in ("dies", "dies_at_" + name):
         print("about to die", file=sys.stderr, flush=True)
@@ -77,7 +80,9 @@ for number, line in enumerate(sys.stdin):
             print(f"line {i} of a long log " + 80 * "-")
             print(f"error {i} of a long log " + 80 * "-", file=sys.stderr)
         sys.stdout.flush()
-    if what == "differs" and again:
+    # right in the order in which the cases are given: wrong behind a case that comes later there
+    remembers = what == "remembers" and name == "moe-small" and others[-1:] == ["rms_norm-one-row"]
+    if what == "differs" and again or remembers:
         subprocess.check_call([sys.executable, copy, golden, candidate, "outputs/y"])
     elif what == "links":
         shutil.copy(golden, candidate + ".real")
