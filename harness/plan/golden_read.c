@@ -29,6 +29,16 @@ static assay_status check_mutants(assay_context *ctx, const assay_fixture_reader
                       stored->path, count);
 }
 
+/* Null distributions of error models before 5 lack the last row (compare/statistics.h). */
+static bool has_layout(const assay_tensor_spec *found, const assay_tensor_spec *expected)
+{
+    assay_shape earlier = expected->shape;
+    if (expected->role == ASSAY_ROLE_NULL) earlier.dims[0]--;
+    const bool has_shape =
+        assay_shape_equal(&found->shape, &expected->shape) || assay_shape_equal(&found->shape, &earlier);
+    return has_shape && found->type == expected->type;
+}
+
 assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *plan, const assay_fixture_reader *golden)
 {
     for (int i = 0; i < plan->spec_count; i++) {
@@ -39,7 +49,7 @@ assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *pla
             RETURN_IF(status != ASSAY_OK, status);
             continue;
         }
-        if (!assay_shape_equal(&found->shape, &plan->specs[i].shape) || found->type != plan->specs[i].type) {
+        if (!has_layout(found, &plan->specs[i])) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than its case gives",
                               plan->specs[i].path);
         }
