@@ -62,6 +62,18 @@ wait "$program" 2>/dev/null || true
 rmdir "$TMPDIR/assay-backup"
 is_clean || complain "left: $(find "$TMPDIR")"
 
+# ... at whatever moment: a file is whole or not there, and the next one leaves nothing beside it
+mkdir "$work/sudden"
+for ((i = 0; i < 20; i++)); do
+  "$assay" generate "$case" --quiet -o "$work/sudden/golden.h5" >/dev/null 2>&1 &
+  sleep "0.0$((RANDOM % 60 + 10))"
+  kill -KILL $! 2>/dev/null || true
+  wait $! 2>/dev/null || true
+  [ ! -e "$work/sudden/golden.h5" ] || expect 0 verify "$work/sudden/golden.h5" --budget 0
+done
+expect 0 generate "$case" --quiet -o "$work/sudden/golden.h5"
+[ "$(ls -A "$work/sudden")" = golden.h5 ] || complain "left by SIGKILL: $(ls -A "$work/sudden")"
+
 ## daemons: they end with the run that started them
 expect 1 run "$case" --quiet --backend "$daemon until [ -s '$work/daemon.pid' ]; do sleep 0.01; done"
 is_gone "$(cat "$work/daemon.pid")" || complain "a daemon outlives its run"
