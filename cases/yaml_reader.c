@@ -39,10 +39,10 @@ assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at,
     if (at->type == YAML_SEQUENCE_NODE) {
         return assay_yaml_refuse(y, at, "%s%sexpected %s, found a list", what, colon, wanted);
     }
+    if (is_null(at)) return assay_yaml_refuse(y, at, "%s%sexpected %s, found nothing", what, colon, wanted);
     /* a whole document that is a text is hardly one of ours, and perhaps not for every eye */
     const bool foreign = at == yaml_document_get_root_node(y->document) && y->located;
     if (foreign) return assay_yaml_refuse(y, at, "%s%sexpected %s, found a text", what, colon, wanted);
-    if (is_null(at)) return assay_yaml_refuse(y, at, "%s%sexpected %s, found nothing", what, colon, wanted);
     const char *text = (const char *)at->data.scalar.value;
     const char *quote = at->data.scalar.style == YAML_PLAIN_SCALAR_STYLE ? "" : "\"";
     const char *more = strlen(text) > SHOWN ? "..." : "";

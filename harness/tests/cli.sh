@@ -119,7 +119,7 @@ prints '^memory +[0-9.]+ GB at most'
 prints '^null +no null distributions: they take 1[0-9]{4}\.[0-9] GB of memory, and above 4 GB there are none$'
 expect 0 show true-size/qwen3-235b-moe
 expect 0 show true-size/qwen3-235b-moe --ranks 4,64
-prints '^shared .* chunks of what is given, 128 experts, 8 members$'
+prints '^shared +256 experts, 0 heads, 0 parts of products, 8 members$'
 prints '^ +64 drawn .* 0\.[0-9]{3}$'
 ! grep '^null' "$work/out" || complain "the case has null distributions"
 # numbers, which show does not look at

@@ -55,7 +55,8 @@ int64_t assay_moe_memory(const assay_moe_config *config, int precisions)
     double block = (14 + 2 * precisions) * tokens * dim + (16 + 2 * precisions) * choices;
     double router = 8 * dim * experts + (8 + precisions) * tokens * experts;
     double routed = 2 * kept * dim + most * wide + mlp_numbers(most, dim, width, precisions > 0);
-    double shared = config->shared_mlp_dim > 0 ? mlp_numbers(tokens, dim, (double)config->shared_mlp_dim, precisions > 0) : 0;
+    double shared =
+        config->shared_mlp_dim > 0 ? mlp_numbers(tokens, dim, (double)config->shared_mlp_dim, precisions > 0) : 0;
     if (config->path == ASSAY_MOE_DROPPING) {
         double capacity = (double)assay_expert_capacity(routing, config->capacity_factor);
         routed += 2 * tokens * experts * capacity + 2 * (double)routing->batch * capacity * wide;
