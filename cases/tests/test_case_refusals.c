@@ -12,7 +12,7 @@ static const struct {
     {"", "1:1", "found nothing"},
     {"# nothing but this\n", "1:1", "found nothing"},
     {"---\n...\n", "2:1", "found nothing"},
-    {"just words\n", "1:1", "expected a case (case: NAME, op: ...), found just words"},
+    {"just words\n", "1:1", "expected a case (case: NAME, op: ...), found a text"},
     {"- case: a\n", "1:1", "found a list"},
     {"op: moe\n", "1:1", "expected the key case"},
     {"case: a\n", "1:1", "a has no operation: expected the key op"},
