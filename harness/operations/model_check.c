@@ -346,10 +346,10 @@ static bool routes(const assay_case *c, unsigned parts)
 /* Rules of quantising are those of quantize; operands are quantised by their format's own, but for the rounding of scales. */
 static assay_status check_quantising(const model_check *check)
 {
-    static const int KEYS[] = {ASSAY_KEY_AT_quant_format,          ASSAY_KEY_AT_quant_scale,
-                               ASSAY_KEY_AT_quant_subnormal_scale, ASSAY_KEY_AT_quant_smallest_amax,
-                               ASSAY_KEY_AT_quant_saturate,        ASSAY_KEY_AT_quant_ties,
-                               ASSAY_KEY_AT_quant_negative_zero,   ASSAY_KEY_AT_quant_scale_rounding};
+    static const int KEYS[] = {
+        ASSAY_KEY_AT_quant_format,        ASSAY_KEY_AT_quant_scale,        ASSAY_KEY_AT_quant_subnormal_scale,
+        ASSAY_KEY_AT_quant_smallest_amax, ASSAY_KEY_AT_quant_saturate,     ASSAY_KEY_AT_quant_ties,
+        ASSAY_KEY_AT_quant_negative_zero, ASSAY_KEY_AT_quant_scale_layout, ASSAY_KEY_AT_quant_scale_rounding};
     enum { COUNT = sizeof KEYS / sizeof *KEYS };
     const assay_case *c = check->c;
     const bool operands = c->quant_format_count > 0;

@@ -113,8 +113,11 @@ static assay_status check(assay_context *ctx, assay_test *test, int32_t count, c
                           assay_test_report *r)
 {
     assay_status status;
-    const assay_judging how = {
-        .profile = &r->profile, .false_alarm = test->false_alarm, .quiet = true, .unexplained = test->unexplained};
+    const assay_judging how = {.profile = &r->profile,
+                               .false_alarm = test->false_alarm,
+                               .quiet = true,
+                               .unexplained = test->unexplained,
+                               .staged = test->staged};
     TRY(take_results(ctx, r, count, results));
     r->held = test->held;
     r->held->users++;
@@ -190,12 +193,20 @@ const char *assay_test_report_message(const assay_test_report *report)
     return report->report.message;
 }
 
+static const char *first_wrong_of(const assay_report *r)
+{
+    for (int i = 0; r != NULL && i < r->count; i++) {
+        if (r->tensors[i].verdict == ASSAY_FAIL) return r->tensors[i].spec.path;
+    }
+    return "";
+}
+
+/* A stage that is wrong says more than what flows from it. */
 const char *assay_test_report_first_wrong(const assay_test_report *report)
 {
     const assay_report *r = &report->report;
-    for (int i = 0; i < r->count; i++) {
-        if (r->tensors[i].verdict == ASSAY_FAIL) return r->tensors[i].spec.path;
-    }
+    const char *stage = first_wrong_of(r->stages), *whole = first_wrong_of(r);
+    if (stage[0] != '\0' || whole[0] != '\0') return stage[0] != '\0' ? stage : whole;
     return r->verdict == ASSAY_FAIL && r->unknown_count > 0 ? r->unknown[0] : "";
 }
 

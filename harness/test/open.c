@@ -179,6 +179,7 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     ctx->threads = o->threads > 0 ? o->threads : cores > 0 ? (int)cores : 1;
     t->false_alarm = o->false_alarm > 0.0 ? o->false_alarm : USUAL_FALSE_ALARM;
     t->unexplained = o->no_explanation != 0;
+    t->staged = o->staged != 0;
     TRY(assay_cache_folder(ctx, o->cache, &t->cache));
     TRY(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
     TRY(copy_only(ctx, t, o));

@@ -24,7 +24,7 @@ struct assay_test {
     assay_plan plan; /* of it */
     assay_profile profile;
     double false_alarm;
-    bool unexplained;
+    bool unexplained, staged;
     char **only; /* [only_count] */
     int only_count;
     char *path; /* of a golden that was given; NULL */

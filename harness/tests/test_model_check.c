@@ -27,6 +27,8 @@ static const row ROWS[] = {
     {"moe", MOE ", quant_format: mxfp4", "quant_format is mxfp4, expected \"\": op moe has formats of operands alone"},
     {"moe", MOE ", quant_scale: invert", "quant_scale is invert, expected divide: op moe"},
     {"moe", MOE ", quant_scale_rounding: up", "quant_scale_rounding is up, expected nearest: op moe"},
+    {"moe", MOE ", quant_scale_layout: swizzled_128x4",
+     "quant_scale_layout is swizzled_128x4, expected row_major: op moe"},
     {"quantize", "base_emb_dim: 8, quant_format: mxfp4, quant_scale_rounding: up", NULL},
     {"moe", MOE ", decoder_block: mixtral, routed_score_func: sigmoid, fused_moe_func: true", NULL},
     {"mla", MOE MLA ", routed_score_func: sigmoid", NULL},

@@ -73,6 +73,7 @@ class Case:
         explain: bool = True,
         inputs: str | os.PathLike[str] | None = None,
         weights: str | os.PathLike[str] | None = None,
+        staged: bool = False,
     ):
         self.what, self._sets, self._precision = what, tuple(sets), precision
         self._options: dict[str, Any] = {
@@ -82,6 +83,7 @@ class Case:
             "explain": explain,
             "inputs": None if inputs is None else os.fspath(inputs),
             "weights": None if weights is None else os.fspath(weights),
+            "staged": staged,
         }
         self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
 
@@ -243,6 +245,7 @@ def case(
     cache: str | os.PathLike[str] | None = None,
     explain: bool = True,
     weights: str | os.PathLike[str] | None = None,
+    staged: bool = False,
     **overrides: Any,
 ) -> Case:
     """Opens a case: a name of the catalogue, the text of a case file, a mapping with its keys, the path of a case file or golden.
@@ -253,12 +256,14 @@ def case(
     ``inputs="mine.safetensors"``: a file with inputs, weights and cotangents of your own, any of them.
     ``weights="model.safetensors"``, or ``"folder:model.layers.3"``: the weights of a checkpoint of Hugging Face
     (docs/hugging-face.md). ``explain=False``: failures are not held against the known bugs, which takes time.
+    ``staged=True``: every checkpoint that is given is held to float64 that starts from your own inputs to that stage
+    (docs/comparing.md, "Stage by stage"); with ``checkpoints="all"`` `expected` lists them.
     """
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"
     own = overrides.get("inputs")
     file = None if isinstance(own, Mapping) else overrides.pop("inputs", None)
-    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file, weights)
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file, weights, staged)
     opened._open()
     return opened
 

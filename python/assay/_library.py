@@ -49,6 +49,7 @@ class Options(Structure):
         ("only", POINTER(c_char_p)),
         ("inputs", c_char_p),
         ("weights", c_char_p),
+        ("staged", c_int32),
     ]
 
 
@@ -195,6 +196,7 @@ class Test:
         only: Sequence[str] = (),
         inputs: str | None = None,
         weights: str | None = None,
+        staged: bool = False,
     ):
         self.handle = c_void_p()
         options = Options(
@@ -209,6 +211,7 @@ class Test:
             only=texts(only),
             inputs=encoded(inputs),
             weights=encoded(weights),
+            staged=staged,
         )
         if options.threads != threads:  # ctypes has cut it off
             raise BadInput(f"threads is {threads}, which is no int32")

@@ -20,7 +20,7 @@ def cases(
     import pytest
 
     excluded = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    options = {key: overrides.pop(key) for key in ("threads", "false_alarm", "cache", "explain") if key in overrides}
+    options = {key: overrides.pop(key) for key in ("threads", "false_alarm", "cache", "explain", "staged") if key in overrides}
     found = names(globs, excluded)
     if not found:
         without = f" without {', '.join(excluded)}" if excluded else ""

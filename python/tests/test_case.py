@@ -232,6 +232,18 @@ def test_only_some_are_required(tmp_path: Path) -> None:
     assay.case(tmp_path / "golden.h5").check({"outputs/y": good["outputs/y"]}, gradients=False)
 
 
+def test_stages() -> None:
+    with assay.case("mla/small", staged=True, checkpoints="all") as case:
+        right = {path: case.golden(path).astype(np.float32) for path, of in case.expected.items() if not of.integer}
+        assert "every stage by itself too" in case.check(right, "f32").text()
+        for path in ("checkpoints/mla_kv", "checkpoints/attention_out"):
+            report = case.judge({**right, path: right[path] * np.float32(1.05)}, "f32")
+            assert (report.verdict, report.first_wrong) == ("FAIL", path)
+    with pytest.raises(assay.BadInput, match="spread over a mesh"):
+        with assay.case("mla/mesh-heads2", staged=True) as case:
+            case.judge({"outputs/y": case.golden("outputs/y")})
+
+
 def test_precision_decides() -> None:
     case = assay.case(NAME)
     good = results(case)
