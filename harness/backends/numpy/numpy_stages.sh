@@ -29,7 +29,7 @@ names attention_out attention_out tile deepseek_layer/dense --set batch=4 --set 
 names moe_mlpwi_0 mlpwi_0 factor:6 moe/small
 names moe_intermediate intermediate tile moe/small --set sequence=32
 # ... which no tensor of the whole shows
-expect 0 run mla/small --set batch=8 --set sequence=24 --serve --quiet --backend "'$python' '$here/planted_stage.py' attention_out factor:8"
+expect 0 run mla/small --set batch=8 --set sequence=24 --serve --quiet --backend "'$python' '$here/planted_stage.py' query_proj factor:8"
 
 # every report has the stages
 names mla_kv mla_kv nan mla/small --keep kept --json report.json --junit report.xml --html report.html
