@@ -65,9 +65,13 @@ void assay_statistic_text(const assay_tensor_result *result, int statistic, char
         snprintf(text, ASSAY_SLICE_TEXT, "%.6g times the golden, a correct implementation 1%+.3g to 1%+.3g",
                  1 + s->value, s->least, s->most);
     } else {
-        const bool inward = statistic == ASSAY_STATISTIC_TOWARD_ZERO;
+        static const char *const sides[2][2][2] = {
+            {{"positive errors", "negative ones"}, {"negative errors", "positive ones"}},
+            {{"errors towards zero", "those away from it"}, {"errors away from zero", "those towards it"}}};
+        const bool negative = s->value < 0;
+        const char *const *side = sides[statistic == ASSAY_STATISTIC_TOWARD_ZERO][negative];
+        const double least = negative ? -s->most : s->least, most = negative ? -s->least : s->most;
         snprintf(text, ASSAY_SLICE_TEXT, "%s are %.3g of all more than %s, of a correct implementation %.3g to %.3g",
-                 inward ? "errors towards zero" : "positive errors", 2 * s->value,
-                 inward ? "those away from it" : "negative ones", fmax(2 * s->least, -1), fmin(2 * s->most, 1));
+                 side[0], 2 * fabs(s->value), side[1], fmax(2 * least, -1), fmin(2 * most, 1));
     }
 }
