@@ -167,3 +167,21 @@ cleanup:
     assay_tensor_set_free(&staged);
     return status;
 }
+
+static assay_status judge(assay_context *ctx, assay_fixture_reader *reader, assay_fixture_reader *candidate,
+                          const assay_profile *profile, double false_alarm, bool *fails)
+{
+    assay_status status;
+    assay_golden golden = {0};
+    assay_report report = {0};
+    TRY(assay_golden_read(ctx, reader, "case_yaml", &golden));
+    TRY(assay_compare_stages(ctx, &golden, candidate, profile, false_alarm, true, &report));
+    *fails = report.verdict == ASSAY_FAIL;
+cleanup:
+    assay_report_free(&report);
+    golden.reader = NULL; /* the caller's */
+    assay_golden_close(&golden);
+    return status;
+}
+
+const assay_stage_judge assay_stages_judge = {.check = assay_stages_check, .compare = judge};

@@ -4,6 +4,7 @@
 #define ASSAY_HARNESS_STAGES_H
 
 #include "harness/plan/golden_open.h"
+#include "harness/power/power_test.h"
 
 /* Refuses cases whose stages nobody evaluates: over a mesh, or under the batch-split schedule. */
 assay_status assay_stages_check(assay_context *ctx, const assay_case *c);
@@ -17,5 +18,8 @@ assay_status assay_stages_check(assay_context *ctx, const assay_case *c);
  * can be used. */
 assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                   const assay_profile *profile, double false_alarm, bool quiet, assay_report *report);
+
+/* The same for mutants (plan->by_stage). */
+extern const assay_stage_judge assay_stages_judge;
 
 #endif
