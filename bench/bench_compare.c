@@ -1,5 +1,6 @@
-/* A bfloat16 candidate held against a golden with its error scales, the golden's digests checked first as the command
- * does, against reading the same files. */
+/* A bfloat16 candidate held against a golden with its error scales, 1 GB of both, as the command does: files of others
+ * are tried in a process of their own first, and the golden's digests checked. Against reading the same files, and
+ * against the same comparison without the one and the other. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -7,15 +8,18 @@
 #include "bench/bench.h"
 #include "compare/compare.h"
 #include "compare/statistics.h"
+#include "harness/backends/examine_file.h"
 #include "oracle/base/memory.h"
 
-enum { ROWS = 4096, COLUMNS = 2048, SLICE = 1 << 18 };
+enum { ROWS = 36864, COLUMNS = 2048, SLICE = 1 << 18 };
 static const int64_t COUNT = (int64_t)ROWS * COLUMNS;
 static const double FALSE_ALARM = 1e-6;
+static const double LIMIT = 0.9; /* checks may take a tenth of the time */
 
 typedef struct pair {
     char folder[256], golden[300], candidate[300];
     double *values, *scales;
+    bool isolated; /* tried in a process of their own first */
 } pair;
 
 /* Wide enough for anything: what is measured is how long it takes to look. */
@@ -78,6 +82,11 @@ static assay_status run_compare(assay_context *ctx, void *self)
     assay_fixture_reader *golden = NULL, *candidate = NULL;
     assay_report report = {0};
     assay_status status;
+    const char *const paths[] = {p->golden, p->candidate};
+    if (p->isolated) {
+        TRY(assay_examine_structure(ctx, 2, paths));
+        TRY(assay_examine_file(ctx, p->candidate));
+    }
     TRY(assay_fixture_open_golden(ctx, p->golden, &golden));
     TRY(assay_fixture_open(ctx, p->candidate, &candidate));
     TRY(assay_compare(ctx, golden, candidate, assay_profile_by_name("bf16"), FALSE_ALARM, (assay_order){0}, &report));
@@ -86,6 +95,24 @@ cleanup:
     assay_report_free(&report);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
+    return status;
+}
+
+static assay_status run_bare(assay_context *ctx, void *self)
+{
+    pair bare = *(pair *)self;
+    bare.isolated = false;
+    ctx->trusts = true;
+    const assay_status status = run_compare(ctx, &bare);
+    ctx->trusts = false;
+    return status;
+}
+
+static assay_status run_isolated(assay_context *ctx, void *self)
+{
+    ctx->trusts = true;
+    const assay_status status = run_compare(ctx, self);
+    ctx->trusts = false;
     return status;
 }
 
@@ -119,7 +146,7 @@ assay_status bench_compare(assay_context *ctx, bench_report *report)
 {
     const double gigabytes = 1e-9 * (double)COUNT * (sizeof(double) + sizeof(float) + 2);
     bench_result result;
-    pair p = {0};
+    pair p = {.isolated = true};
     assay_status status;
     TRY(bench_folder(ctx, p.folder, sizeof p.folder));
     snprintf(p.golden, sizeof p.golden, "%s/golden.h5", p.folder);
@@ -133,7 +160,14 @@ assay_status bench_compare(assay_context *ctx, bench_report *report)
     bench_heading("Comparison of a candidate with a golden", "compare", "reading", "GB/s");
     for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
         TRY(bench_side_by_side(ctx, (bench_work){run_compare, &p}, (bench_work){run_reading, &p}, &result));
-        bench_line(report, "bf16 [4096,2048] with error scales and null", ctx->threads, gigabytes, &result, 0);
+        bench_line(report, "bf16 [36864,2048] with error scales and null", ctx->threads, gigabytes, &result, 0);
+    }
+    bench_heading("What isolation and digests cost a comparison", "with", "without", "GB/s");
+    for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
+        TRY(bench_side_by_side(ctx, (bench_work){run_isolated, &p}, (bench_work){run_bare, &p}, &result));
+        bench_line(report, "files tried in a process of their own", ctx->threads, gigabytes, &result, LIMIT);
+        TRY(bench_side_by_side(ctx, (bench_work){run_compare, &p}, (bench_work){run_bare, &p}, &result));
+        bench_line(report, "that, and the golden's digests", ctx->threads, gigabytes, &result, LIMIT);
     }
 cleanup:
     unlink(p.golden);

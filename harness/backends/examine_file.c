@@ -16,14 +16,12 @@
 #define LEAST_SECONDS 60.0
 #define BYTES_PER_SECOND 1e6
 
-enum { CHUNK = 1 << 16 }; /* elements that are read at a time */
-
 /* What the copy of this process is told, and tells: both have it in one memory. */
 typedef struct examination {
     const char *const *paths;
     int count;
     int at;         /* the path that it has come to */
-    bool elements;  /* whether these are read too */
+    bool elements;  /* whether these are tried too */
     int64_t memory; /* that the copy may take beyond what this process has */
     assay_status status;
     char message[ASSAY_MESSAGE_SIZE];
@@ -42,35 +40,17 @@ static void limit_memory(int64_t memory)
     setrlimit(RLIMIT_CORE, &(struct rlimit){0});
 }
 
-static assay_status read_dataset(assay_context *ctx, assay_fixture_reader *reader, const assay_tensor_spec *spec,
-                                 double *values)
-{
-    const int64_t total = assay_shape_count(&spec->shape);
-    for (int64_t first = 0; first < total; first += CHUNK) {
-        const int64_t count = total - first < CHUNK ? total - first : CHUNK;
-        const assay_status status = assay_fixture_read(ctx, reader, spec->path, first, count, values);
-        RETURN_IF(status != ASSAY_OK, status);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status read_all(assay_context *ctx, const char *path, bool elements)
+static assay_status try_all(assay_context *ctx, const char *path, bool elements)
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
-    double *values = NULL;
     TRY(assay_fixture_open(ctx, path, &reader));
-    if (!elements) goto cleanup;
-    TRY(assay_alloc_f64(ctx, "values of the file", CHUNK, &values));
-    for (int i = 0; i < assay_fixture_count(reader); i++) {
-        const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
-        if (assay_fixture_recipe(reader, spec->path) != NULL) continue; /* nothing of it is in the file */
-        status = read_dataset(ctx, reader, spec, values);
+    for (int i = 0; elements && i < assay_fixture_count(reader); i++) {
+        status = assay_fixture_try_elements(ctx, reader, assay_fixture_spec(reader, i)->path);
         if (status == ASSAY_NO_MEMORY) goto cleanup;
     }
     status = ASSAY_OK; /* a dataset that cannot be read is that dataset's finding */
 cleanup:
-    free(values);
     assay_fixture_close(reader);
     return status;
 }
@@ -85,7 +65,7 @@ static int examine(void *data)
         const char *path = e->paths[e->at];
         if (!e->elements && (!assay_fixture_is_file_name(path) || stat(path, &found) != 0 || !S_ISREG(found.st_mode)))
             continue;
-        e->status = read_all(&ctx, path, e->elements);
+        e->status = try_all(&ctx, path, e->elements);
         if (e->status != ASSAY_OK) break;
     }
     snprintf(e->message, sizeof e->message, "%s", ctx.message);

@@ -6,7 +6,7 @@
 
 #include "oracle/base/status.h"
 
-/* Opens `path` and reads every attribute and every element, in a copy of this process that may take 1 GiB and three
+/* Opens `path`, reads every attribute and has libhdf5 read every element that it will have to read, in a copy of this process that may take 1 GiB and three
  * times the file's size of memory, and 60 s and one more for each MB of the file. ASSAY_OK says that the copy lived and
  * that assay_fixture_open took the file: then this process may open it, and should do so at once. A dataset whose
  * elements cannot be read is OK here: comparing says so of that tensor.

@@ -26,9 +26,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_judge(ctx, &golden, candidate, &how, &report, NULL));
     snprintf(report.golden_path, sizeof report.golden_path, "%s", golden_path);
     snprintf(report.candidate_path, sizeof report.candidate_path, "%s", candidate_path);
-    snprintf(report.reproduce, sizeof report.reproduce, "assay compare %s %s --precision %s%s", golden_path,
+    snprintf(report.reproduce, sizeof report.reproduce, "assay compare %s %s --precision %s%s%s", golden_path,
              candidate_path, options->precision != NULL ? options->precision : profile.precision.name,
-             options->staged ? " --staged" : "");
+             options->staged ? " --staged" : "", options->trust ? " --trust" : "");
     assay_report_style style = {.color = options->color, .verbosity = options->verbose ? 1 : 0};
     TRY(assay_report_text(ctx, &report, &style, &text));
     TRY(assay_command_write_reports(ctx, options, 1, &report));
@@ -49,7 +49,7 @@ const assay_command assay_command_compare = {
     .details =
         "Structure, types, non-finite values, exact integers, and errors per element and per row against the\n"
         "error scale of the profile (docs/comparing.md). --staged: each stage too, from the candidate's checkpoints.\n",
-    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_STAGED,
+    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_STAGED | ASSAY_OPT_TRUST,
     .least = 2,
     .most = 2,
     .run = run,

@@ -243,7 +243,7 @@ const assay_command assay_command_power = {
         "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "
         "do\n"
         "not apply, and the tensor that shows it. --write FOLDER: the candidates that were judged, as files.\n",
-    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON | ASSAY_OPT_WRITE,
+    .options = ASSAY_OPT_PRECISION | ASSAY_OPT_JSON | ASSAY_OPT_WRITE | ASSAY_OPT_TRUST,
     .least = 1,
     .most = -1,
     .shares = true,

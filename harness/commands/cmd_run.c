@@ -250,7 +250,8 @@ const assay_command assay_command_run = {
         "reads a line REQUEST, tab, CANDIDATE for each run. A golden (or a folder of them) is judged by as it is\n"
         "stored. With --tag, --op, --exclude, --no-mesh or --shard and no CASE: of the whole catalogue.\n",
     .options = ASSAY_OPT_RECIPE | ASSAY_OPT_CHOOSE | ASSAY_OPT_BACKEND | ASSAY_OPT_CONTAINER | ASSAY_OPT_WEIGHTS |
-               ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN | ASSAY_OPT_STAGED,
+               ASSAY_OPT_SET | ASSAY_OPT_PRECISION | ASSAY_OPT_REPORTS | ASSAY_OPT_KNOWN | ASSAY_OPT_STAGED |
+               ASSAY_OPT_TRUST,
     .least = 1,
     .most = -1,
     .shares = true,

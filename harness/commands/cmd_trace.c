@@ -1,5 +1,6 @@
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "harness/commands/command.h"
 #include "oracle/base/memory.h"
@@ -50,6 +51,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     *exit_code = ASSAY_EXIT_PASS;
     if (options->output == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "trace needs -o FILE.json");
     TRY(assay_fixture_open(ctx, path, &reader));
+    const char *kind = assay_fixture_text(reader, "kind");
+    if (kind != NULL && strcmp(kind, "golden") == 0) TRY(assay_fixture_check_stored(ctx, reader));
     TRY(find_events(ctx, reader, path, &count));
     TRY(assay_alloc_i32(ctx, EVENTS, count * ASSAY_EVENT_FIELDS, &events));
     TRY(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
@@ -76,7 +79,7 @@ const assay_command assay_command_trace = {
     .details = "FIXTURE is a golden, or a candidate that has schedule/events. The trace opens in chrome://tracing or "
                "Perfetto;\n"
                "events take one unit of time each, and show their scheduling groups where the file has them.\n",
-    .options = ASSAY_OPT_OUTPUT,
+    .options = ASSAY_OPT_OUTPUT | ASSAY_OPT_TRUST,
     .least = 1,
     .most = 1,
     .run = run,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/printable.h"
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
 #include "harness/golden/golden.h"
@@ -202,7 +203,8 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
         if (found->golden && found->layers == 0) print_certified(found);
         printf("\n");
     } else {
-        printf("FAIL  %s: %s\n", path, ctx->message);
+        char shown[ASSAY_PRINTABLE_SIZE];
+        printf("FAIL  %s: %s\n", path, assay_printable(ctx->message, shown));
     }
     if (verbose) print_table(found);
     fflush(stdout);
@@ -216,7 +218,7 @@ typedef struct verifying {
 static double cost(void *self, int i)
 {
     const verifying *v = self;
-    assay_context ctx = {.threads = 1};
+    assay_context ctx = {.threads = 1, .trusts = true};
     assay_golden golden = {0};
     double operations = 0;
     if (assay_golden_open(&ctx, v->options->arguments[i], &golden) == ASSAY_OK) operations = assay_case_cost(golden.c);

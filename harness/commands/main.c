@@ -63,6 +63,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     ctx->threads = options.threads;
+    ctx->trusts = options.trust;
     if (command->summary != NULL) TRY(examine(ctx, &options)); /* the others are started by us, with files of ours */
     if ((command->options & (ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ)) != 0) assay_backend_folders_sweep();
     TRY(assay_isa_from_environment(ctx));

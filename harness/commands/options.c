@@ -57,7 +57,8 @@ enum {
     RESUME,
     LAYER,
     LAYERS,
-    RANKS
+    RANKS,
+    TRUST
 };
 
 static const assay_option_row rows[] = {
@@ -122,6 +123,7 @@ static const assay_option_row rows[] = {
     {"failures", FUZZ_FAILURES, true, ASSAY_OPT_FUZZ, "N", "end when so many different failures were found"},
     {"seed", FUZZ_SEED, true, ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)"},
     {"output", 'o', true, ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder"},
+    {"trust", TRUST, false, ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests"},
     {"ranks", RANKS, true, ASSAY_OPT_RANKS, "N[,N]",
      "what so many ranks of mpirun would each do, send and hold (docs/mpi.md)"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
@@ -347,6 +349,9 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return ASSAY_OK;
     case RESUME:
         o->resume = true;
+        return ASSAY_OK;
+    case TRUST:
+        o->trust = true;
         return ASSAY_OK;
     case LAYER:
         return parse_whole(ctx, "layer", value, 0, &o->layer);

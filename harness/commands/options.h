@@ -31,7 +31,8 @@ enum {
     ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
     ASSAY_OPT_RESUME = 1 << 20,      /* --resume */
     ASSAY_OPT_RANKS = 1 << 21,       /* --ranks */
-    ASSAY_OPT_STAGED = 1 << 22       /* --staged */
+    ASSAY_OPT_STAGED = 1 << 22,      /* --staged */
+    ASSAY_OPT_TRUST = 1 << 23        /* --trust */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -47,7 +48,7 @@ typedef struct assay_options {
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, serve, staged, recipe, materialise, resume;
+    bool certify, mutants, serve, staged, recipe, materialise, resume, trust;
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;

@@ -53,7 +53,7 @@ assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golde
     assay_fixture_reader *reader = NULL;
     TRY(assay_fixture_open_golden(ctx, path, &reader));
     TRY(assay_golden_read(ctx, reader, path, golden));
-    TRY(check_recipes(ctx, golden));
+    if (!ctx->trusts) TRY(check_recipes(ctx, golden));
 cleanup:
     return status;
 }

@@ -14,7 +14,7 @@ typedef struct assay_golden {
 } assay_golden;
 
 /* Opens the file as what is judged by (assay_fixture_open_golden) and reads its case. Recipes are those of the case;
- * another one is drawn, and refused where its digest is not that of the numbers. */
+ * another one is drawn, and refused where its digest is not that of the numbers (but with ctx->trusts). */
 assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golden *golden);
 /* Reads the case of a file that is open, a request too; closing the golden closes it. `path` is for messages. */
 assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader, const char *path,

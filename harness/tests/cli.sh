@@ -379,6 +379,13 @@ tamper 'import h5py, sys
 with h5py.File(sys.argv[1], "a") as f, h5py.File(sys.argv[1].replace("tampered", "wrong")) as w: f["outputs/y"][...] = w["outputs/y"][()]' \
   'outputs/y was changed: its digest is [0-9a-f]{64}; expected [0-9a-f]{64}'
 refuses 'outputs/y was changed' compare "$work/tampered.h5" "$work/wrong.h5"
+# who says so takes it; but nobody writes digests of his own over what he did not check
+expect 0 compare --trust "$work/tampered.h5" "$work/wrong.h5" --json "$work/trusted.json"
+grep -q 'compare .* --trust' "$work/trusted.json" || complain "a report on a trusted golden does not say how it was made"
+expect 1 compare --trust "$work/tampered.h5" "$work/candidate.h5"
+for command in 'calibrate --precision tf32' 'generate --layer 0 -o x.h5' 'request -o x.h5' 'convert x.h5' verify; do
+  refuses 'unknown option --trust' ${command%% *} --trust "$work/tampered.h5" ${command#* }
+done
 
 ## list and show
 expect 0 list

@@ -134,6 +134,8 @@ with h5py.File("damaged.h5", "a") as f:
     f["outputs/y"][0, 0, 0] += 1
 PYTHON
 refuses 'damaged.h5: .*digest' run "$work/damaged.h5" --backend "$example"
+expect 1 run "$work/damaged.h5" --quiet --trust --backend "$example"
+prints 'reproduce: assay run .* --trust'
 expect 0 run "$work/stored/moe/other.h5" --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/stored/moe/other.h5' {candidate}"
 expect 1 run "$work/stored/moe/other.h5" --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/moe/small.h5' {candidate}"
 # with its own profiles alone
