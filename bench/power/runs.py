@@ -11,6 +11,7 @@ import numpy as np
 
 from arithmetic import Arithmetic, PLAIN, VARIANTS, variant
 from cases import FP8, FP8_CASES, PROFILES
+from kernels_quantize import operands
 from operations import run
 from peers import judge, product_bounds
 from request import Request, Unsupported, write_candidate
@@ -30,6 +31,11 @@ class Task:
     variants: tuple  # numbers
     mutants: bool
     staged: bool = False  # candidates that give checkpoints are judged stage by stage too
+    family: str = ""  # of the format of quantised operands
+    words: tuple = ()  # of `assay generate`, beside the case and the seed
+
+    def name(self):
+        return f"{self.case} in {self.family}" if self.words else self.case
 
 
 def call(*words, accept=(0, 1, 3)):
@@ -73,7 +79,7 @@ class Golden:
         self.bounds = product_bounds(*self.operation_and_tensors())
 
     def generate(self, path, *more):
-        words = [self.task.assay, "generate", self.task.case, "-o", path, "--quiet", "--threads", "1", *more]
+        words = [self.task.assay, "generate", self.task.case, "-o", path, "--quiet", "--threads", "1", *self.task.words, *more]
         if self.task.seed:
             words += ["--seed", str(self.task.seed)]
         if FP8 in self.task.profiles:
@@ -89,7 +95,7 @@ class Golden:
 
     def operation_and_tensors(self):
         request = Request(self.path, np.float64)
-        return request.op, request.tensors
+        return request.op, operands(request.settings, request.tensors)
 
     def self_test(self):
         """The kernel without a rounding, against the golden: the worst error over each tensor's largest value."""
@@ -137,11 +143,11 @@ def correct_run(golden, profile, number, plain, folder):
     chose = all(np.array_equal(golden.choices[p], results[p]) for p in golden.choices if p in results)
     plain = plain or results
     return results, {
-        "case": golden.task.case, "op": request.op, "profile": profile, "seed": golden.task.seed, "number": number,
+        "case": golden.task.name(), "family": golden.task.family, "op": request.op, "profile": profile, "seed": golden.task.seed, "number": number,
         "variant": asdict(arithmetic.variant), "verdict": report["verdict"], "message": report["message"],
         "staged_verdict": staged["verdict"], "staged_message": staged["message"],
         "failure": first_failure(report), "same_choice": chose,
-        "accepted": judge(golden.results, results, plain, profile, golden.bounds)}
+        "accepted": judge(golden.results, results, plain, profile, golden.bounds, golden.task.family)}
 
 
 def mutants(golden, profile, plain, folder, write):
@@ -156,8 +162,8 @@ def mutants(golden, profile, plain, folder, write):
             continue
         file, accepted = candidates / (mutant["name"] + ".h5"), None
         if file.exists():
-            accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds)
-        found.append({"case": golden.task.case, "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
+            accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds, golden.task.family)
+        found.append({"case": golden.task.name(), "family": golden.task.family, "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
                       "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
                       "by_stage": mutant["by_stage"], "excess": mutant["excess"], "accepted": accepted})
@@ -166,7 +172,7 @@ def mutants(golden, profile, plain, folder, write):
 
 def perform(task):
     """All that is done with one golden."""
-    made = {"case": task.case, "seed": task.seed, "runs": [], "mutants": []}
+    made = {"case": task.name(), "seed": task.seed, "runs": [], "mutants": []}
     with tempfile.TemporaryDirectory(prefix="power-") as folder:
         golden = Golden(task, folder)
         try:
@@ -185,21 +191,29 @@ def perform(task):
     return made
 
 
+def listed(assay):
+    return json.loads(call(assay, "list", "--json").stdout)
+
+
 def catalogue(assay):
     """Every case, but for those of true size."""
-    listed = json.loads(call(assay, "list", "--json").stdout)
-    return sorted(c["case"] for c in listed if not c["case"].startswith("true-size/"))
+    return sorted(c["case"] for c in listed(assay) if not c["case"].startswith("true-size/"))
+
+
+def numbers(runs, each):
+    """The variants of each golden: as many goldens as it takes, each with the plain variant first."""
+    for first in range(0, runs, each):
+        count = min(each, runs - first)
+        yield tuple(range(count)) if first == 0 else (0, *range(first + 1, first + count))
 
 
 def tasks(assay, names, runs, fp8, mutants_too):
     """`runs` for each case and profile: as many goldens as the fixed variants need, each with the plain variant first."""
-    each, made = len(VARIANTS), []
+    made = []
     for case in names:
         profiles = PROFILES + ((FP8,) if fp8 and case in FP8_CASES else ())
-        for index, first in enumerate(range(0, runs, each)):
-            count = min(each, runs - first)
-            numbers = tuple(range(count)) if index == 0 else (0, *range(first + 1, first + count))
-            made.append(Task(assay, case, 1000 + index if index else 0, profiles, numbers, mutants_too and index == 0))
+        for index, drawn in enumerate(numbers(runs, len(VARIANTS))):
+            made.append(Task(assay, case, 1000 + index if index else 0, profiles, drawn, mutants_too and index == 0))
     return made
 
 

@@ -62,6 +62,17 @@ def check_rules():
         assert said == [True, False], (name, said)
 
 
+def check_families():
+    """Limits that are those of a format: nothing at all is within FlashInfer's of fp8."""
+    ones, bounds = np.ones(64), {}
+    for name, family, inside, outside in (("FlashInfer", "fp8", -1, 1.0011), ("FlashInfer", "mxfp4", 0.3509, 0.3511),
+                                          ("FlashInfer", "nvfp4", 0.2509, 0.2511), ("calc_diff", "mxfp8", 0.0456, 0.0459),
+                                          ("calc_diff", "mxfp4", 0.152, 0.154), ("calc_diff", "nvfp4", 0.221, 0.224)):
+        for error, accepted in ((inside, True), (outside, False)):
+            said = judge({"outputs/y": ones}, {"outputs/y": ones * (1 + error)}, {"outputs/y": ones}, "bf16", bounds, family)[name]
+            assert said is accepted, (name, family, error, said)
+
+
 def check_what_all_reject():
     ones, plain, bounds = np.ones(4), {"outputs/y": np.ones(4)}, {"outputs/y": (10, np.ones(4))}
     golden = {"outputs/y": ones, "outputs/group_sizes": np.arange(4, dtype=np.int32)}
@@ -78,4 +89,5 @@ def check_what_all_reject():
 def check():
     check_roundings()
     check_rules()
+    check_families()
     check_what_all_reject()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "harness/backends/numpy")]
 
+import quantised  # noqa: E402
 import self_test  # noqa: E402
 from cases import CASES, FP8, PROFILES, QUICK  # noqa: E402
 from runs import catalogue, knows, perform, tasks  # noqa: E402
@@ -24,10 +25,11 @@ def options():
     parser.add_argument("--quick", action="store_true", help="one case of each operation, few runs")
     parser.add_argument("--all", action="store_true", help="every case of the catalogue that the kernels have, without mutants")
     parser.add_argument("--staged", action="store_true", help="correct candidates give checkpoints too and are judged by assay compare --staged; a table with and without")
+    parser.add_argument("--quantised", action="store_true", help="cases of quantised operands, and of quantize and dequantize, by format")
     parser.add_argument("--self-test", action="store_true", help="only: roundings, and kernels in float64 against goldens")
     parser.add_argument("--profiles", default=",".join((*PROFILES, FP8)), metavar="P,...", help="only these (all)")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those of the cases")
-    parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3)")
+    parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3; quantised: 84)")
     parser.add_argument("--output", metavar="FOLDER", help="where power.json goes, with every run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")
     parser.add_argument("--assay", required=True, help=argparse.SUPPRESS)
@@ -63,10 +65,12 @@ def main():
     o = options()
     self_test.check()
     chosen = QUICK if o.quick else catalogue(o.assay) if o.all else CASES
+    if o.quantised and o.all:
+        sys.exit("ci/power: --quantised and --all are two sets of cases")
     names = [c for c in chosen if fnmatch.fnmatch(c, o.cases)]
-    if not names:
+    if not names and not o.quantised:
         sys.exit(f"ci/power: no case of the study matches {o.cases}")
-    runs = o.runs if o.runs is not None else 3 if o.quick else 28
+    runs = o.runs if o.runs is not None else 3 if o.quick else quantised.RUNS if o.quantised else 28
     wanted = o.profiles.split(",")
     if unknown := set(wanted) - {*PROFILES, FP8}:
         sys.exit(f"ci/power: --profiles has {', '.join(sorted(unknown))}, expected of {', '.join((*PROFILES, FP8))}")
@@ -74,7 +78,11 @@ def main():
     skipped = [] if fp8 else [f"Not run: profile {FP8}, which this assay does not have.", ""]
     if not knows(o.assay, "certify", "--write"):
         skipped += ["Not judged by the peers' rules: mutants, which this assay does not write.", ""]
-    work = tasks(o.assay, names, 1 if o.self_test else runs, fp8, not (o.self_test or o.all))
+    runs, mutants_too = 1 if o.self_test else runs, not (o.self_test or o.all)
+    if o.quantised:
+        work = quantised.tasks(o.assay, o.cases, runs, mutants_too, o.quick)
+    else:
+        work = tasks(o.assay, names, runs, fp8, mutants_too)
     work = [replace(t, staged=o.staged, variants=() if o.self_test else t.variants,
                     profiles=tuple(p for p in t.profiles if p in wanted)) for t in work]
     done = perform_all(work, o.jobs)
@@ -91,7 +99,7 @@ def main():
         worst = max(t["self_test"] for t in made)
         print(f"{len(made)} kernels in float64 agree with their goldens, the worst to {worst:.1e}" if not found else "")
     else:
-        print(markdown(all_runs, mutants, skipped, o.staged))
+        print(markdown(all_runs, mutants, skipped, o.staged, o.quantised))
     for line in found:
         print("power: " + line, file=sys.stderr)
     sys.exit(1 if found else 0)

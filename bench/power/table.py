@@ -55,10 +55,10 @@ def passed_share(records, name):
     return "-" if not said else "" if rejected == said else share(said - rejected, said)
 
 
-def let_pass(mutants):
-    """Mutants of which some rule lets a fifth pass: by rule, and by profile for assay."""
-    profiles = list(dict.fromkeys(m["profile"] for m in mutants))
-    columns = ["assay at " + p for p in profiles] + NAMES[1:]
+def let_pass(mutants, key):
+    """Mutants of which some rule lets a fifth pass: by rule, and by profile or family for assay."""
+    groups_of = list(dict.fromkeys(m[key] for m in mutants))
+    columns = ["assay at " + p for p in groups_of] + NAMES[1:]
     lines = ["| mutant | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     groups = {}
     for m in mutants:
@@ -67,13 +67,13 @@ def let_pass(mutants):
         counts = [count(records, n, mutant_rejected) for n in NAMES]
         if not any(said and said - rejected >= said / 5 for rejected, said in counts):
             continue
-        cells = [passed_share([r for r in records if r["profile"] == p], "assay") for p in profiles]
+        cells = [passed_share([r for r in records if r[key] == p], "assay") for p in groups_of]
         cells += [passed_share(records, n) for n in NAMES[1:]]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines
 
 
-def usable(mutants, runs):
+def usable(mutants, runs, label, key):
     """A rule shows nothing where it rejects a correct run too: such detections taken away."""
     red = {(n, r["case"], r["profile"]) for r in runs for n in NAMES if rejects(r, n, run_rejected)}
 
@@ -81,9 +81,9 @@ def usable(mutants, runs):
         said = [(r, v) for r in records if (v := rejects(r, name, mutant_rejected)) is not None]
         return percent(sum(v and (name, r["case"], r["profile"]) not in red for r, v in said), len(said))
 
-    lines = ["| profile | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
-    for label, records in grouped(mutants, "profile"):
-        lines.append(f"| {label} | " + " | ".join(form(n, records) for n in NAMES) + " |")
+    lines = [f"| {label} | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
+    for group, records in grouped(mutants, key):
+        lines.append(f"| {group} | " + " | ".join(form(n, records) for n in NAMES) + " |")
     return lines
 
 
@@ -98,14 +98,13 @@ def failures(runs):
     return lines
 
 
-def still_passing(mutants):
-    """Each mutant that passes with checkpoints too, and in which cases."""
+def passing(mutants, staged):
+    """Which mutants pass where, with checkpoints where staged."""
     groups = {}
     for m in mutants:
-        if not mutant_rejected(m, True):
-            groups.setdefault((m["mutant"], m["profile"]), []).append(m["case"])
-    lines = ["| passes with checkpoints too | profile | cases |", "| --- | --- | --- |"]
-    return lines + [f"| `{name}` | {profile} | {', '.join(cases)} |" for (name, profile), cases in groups.items()]
+        if not mutant_rejected(m, staged):
+            groups.setdefault(m["mutant"], []).append(f"{m['case']} at {m['profile']}")
+    return [f"- `{name}`: " + ", ".join(places) for name, places in groups.items()]
 
 
 def with_checkpoints(runs, mutants):
@@ -118,30 +117,35 @@ def with_checkpoints(runs, mutants):
         made = of_profile.get(label, [])
         cells += [percent(sum(mutant_rejected(m, s) for m in made), len(made)) for s in (False, True)]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return lines + ([""] + still_passing(mutants) if mutants else [])
+    if lost := passing(mutants, True):
+        lines += ["", "Mutants that pass with checkpoints too:", "", *lost]
+    return lines
 
 
-def markdown(runs, mutants, skipped, staged):
+def markdown(runs, mutants, skipped, staged, quantised):
+    label, key = ("format", "family") if quantised else ("profile", "profile")
     apart = [m for m in mutants if m["mutant"] in BELOW_A_UNIT]
     mutants = [m for m in mutants if m["mutant"] not in BELOW_A_UNIT]
     cases = len({r["case"] for r in runs})
     lines = [f"{len(runs)} correct runs of {cases} cases; {len(mutants)} mutants with an effect.", "", *skipped]
     lines += ["False alarms: correct runs that a rule rejects.", ""]
-    lines += rows("profile", grouped(runs, "profile"), run_rejected, share)
+    lines += rows(label, grouped(runs, key), run_rejected, share)
     lines += ["", "The same by operation.", ""]
     lines += rows("operation", grouped(runs, "op"), run_rejected, share)
     if mutants:
         lines += ["", "Power: mutants that a rule rejects.", ""]
-        lines += rows("profile", grouped(mutants, "profile"), mutant_rejected, percent)
+        lines += rows(label, grouped(mutants, key), mutant_rejected, percent)
         lines += ["", "Usable power: the same, where the rule accepts every correct run of the same case and profile.", ""]
-        lines += usable(mutants, runs)
+        lines += usable(mutants, runs, label, key)
         strict = sum(m["outcome"] == "detected" for m in mutants)
         lines += ["", "Held to a stricter count, by which each tensor that a mutant changes must say so by itself "
                       f"(docs/mutants.md), assay detects {percent(strict, len(mutants))}."]
         if tried := [m for m in apart if m["outcome"] != "-"]:
             lines += ["", "Not counted is `truncated`, which changes less than a unit of the type: assay rejects "
                           f"{share(sum(map(mutant_rejected, tried)), len(tried))}."]
-        lines += ["", "Mutants of which a rule lets a fifth or more pass; empty: none.", "", *let_pass(mutants)]
+        lines += ["", "Mutants of which a rule lets a fifth or more pass; empty: none.", "", *let_pass(mutants, key)]
+        if quantised and (lost := passing(mutants, False)):
+            lines += ["", "Mutants that assay lets pass:", "", *lost]
     if staged:
         lines += with_checkpoints(runs, mutants)
     other = sum(not r["same_choice"] for r in runs)

@@ -67,13 +67,6 @@ static assay_status add_weights(assay_context *ctx, assay_inputs *inputs, const 
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is given, and --weights gives all weights", inputs->file_name,
                           spec->path);
     }
-    for (int i = 0; i < inputs->list->count; i++) {
-        const assay_tensor_entry *entry = &inputs->list->entries[i];
-        if (entry->format == NULL || entry->spec.role != ASSAY_ROLE_WEIGHT) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s: --weights gives numbers, and %s is codes: give codes and scales with --inputs",
-                          inputs->c->name, entry->spec.path);
-    }
     inputs->weights_name = text;
     return assay_model_weights_open(ctx, text, inputs->c, inputs->list, &inputs->weights);
 }

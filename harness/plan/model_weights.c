@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "harness/operations/op_support.h"
+#include "harness/operations/operands.h"
 #include "oracle/base/memory.h"
 
 /* Ours that hold several of theirs, side by side along their outputs. */
@@ -70,15 +71,18 @@ static bool is_fused_experts(const char *theirs)
     return strncmp(theirs, EXPERTS, strlen(EXPERTS)) == 0 && strchr(theirs, '*') == NULL;
 }
 
-static bool is_row_of(const assay_model_weights *w, const assay_weight_name *row, const char *ours)
+/* Codes lie along the contraction. */
+static bool is_row_of(const assay_model_weights *w, const weight_target *t, const assay_weight_name *row,
+                      const char *ours)
 {
     const bool gpt_oss = strcmp(w->c->config.decoder_block.text, "gpt_oss") == 0;
+    if (t->entry->format != NULL && row->layout == ASSAY_WEIGHT_PLAIN) return false;
     return strcmp(row->ours, ours) == 0 && (!is_fused_experts(row->theirs) || row->gpt_oss == gpt_oss);
 }
 
 /* --- shapes --- */
 
-static assay_shape shape_of(const weight_target *t, const weight_part *p, const assay_weight_name *row)
+assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row)
 {
     assay_shape shape = {0};
     const int64_t outputs = halves(row) * p->outputs;
@@ -105,8 +109,8 @@ static assay_shape scale_shape_of(const assay_weight_name *row, const assay_shap
     return shape;
 }
 
-static assay_status check_shape(assay_context *ctx, const assay_model_weights *w, int index,
-                                const assay_shape *expected)
+assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_weights *w, int index,
+                                       const assay_shape *expected)
 {
     char wanted[128], found[128];
     const assay_tensor_spec *spec = NULL;
@@ -118,6 +122,14 @@ static assay_status check_shape(assay_context *ctx, const assay_model_weights *w
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has shape %s, expected %s", w->file, spec->path, found, wanted);
 }
 
+static assay_status check_tensor(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                 const weight_part *p, const assay_weight_name *row, int index)
+{
+    const assay_shape shape = assay_weights_shape(t, p, row);
+    return t->entry->format != NULL ? assay_weights_check_codes(ctx, w, t, row, index, shape)
+                                    : assay_weights_check_shape(ctx, w, index, &shape);
+}
+
 /* --- finding --- */
 
 static assay_status refuse_missing(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
@@ -127,7 +139,7 @@ static assay_status refuse_missing(assay_context *ctx, const assay_model_weights
     size_t used = 0;
     for (int i = 0; i < assay_weight_name_count && used < sizeof names - NAME_SIZE; i++) {
         const assay_weight_name *row = &assay_weight_names[i];
-        if (!is_row_of(w, row, p->ours)) continue;
+        if (!is_row_of(w, t, row, p->ours)) continue;
         find_name(w, t->layer, row->theirs, 0, name);
         if (strstr(names, name) != NULL) continue;
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", name);
@@ -145,7 +157,7 @@ static assay_status find_scale(assay_context *ctx, const assay_model_weights *w,
                                const weight_part *p, const char *name, int *scale)
 {
     char other[NAME_SIZE + 16];
-    const assay_shape shape = shape_of(t, p, p->row), expected = scale_shape_of(p->row, &shape);
+    const assay_shape shape = assay_weights_shape(t, p, p->row), expected = scale_shape_of(p->row, &shape);
     const bool blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
     const int length = (int)(strlen(name) - (blocks ? strlen("_blocks") : 0));
     snprintf(other, sizeof other, "%.*s%s", length, name, blocks ? "_scales" : "_scale_inv");
@@ -153,7 +165,7 @@ static assay_status find_scale(assay_context *ctx, const assay_model_weights *w,
     if (*scale < 0 && blocks) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s", w->file, name, other);
     if (*scale < 0) return ASSAY_OK;
     w->used[*scale] = true;
-    return check_shape(ctx, w, *scale, &expected);
+    return assay_weights_check_shape(ctx, w, *scale, &expected);
 }
 
 /* The tensors of all experts. */
@@ -162,10 +174,10 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
     assay_status status = ASSAY_OK;
     const bool each = strchr(p->row->theirs, '*') != NULL;
     const int64_t count = each ? t->experts : 1;
-    const assay_shape shape = shape_of(t, p, p->row);
     p->tensors = calloc((size_t)count, sizeof *p->tensors);
     p->scales = calloc((size_t)count, sizeof *p->scales);
-    if (p->tensors == NULL || p->scales == NULL) {
+    p->tensor_scales = calloc((size_t)count, sizeof *p->tensor_scales);
+    if (p->tensors == NULL || p->scales == NULL || p->tensor_scales == NULL) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for the names of its tensors", w->file);
     }
     for (int64_t e = 0; e < count; e++) {
@@ -175,8 +187,9 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
             TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has no %s, which %s needs", w->file, name, t->entry->spec.path));
         }
         w->used[p->tensors[e]] = true;
-        TRY(check_shape(ctx, w, p->tensors[e], &shape));
-        TRY(find_scale(ctx, w, t, p, name, &p->scales[e]));
+        TRY(check_tensor(ctx, w, t, p, p->row, p->tensors[e]));
+        TRY((t->entry->format != NULL ? assay_weights_take_scales(ctx, w, t, p, name, e)
+                                      : find_scale(ctx, w, t, p, name, &p->scales[e])));
     }
 cleanup:
     return status;
@@ -189,11 +202,10 @@ static assay_status find_part(assay_context *ctx, const assay_model_weights *w, 
     for (int i = 0; i < assay_weight_name_count; i++) {
         char name[NAME_SIZE];
         const assay_weight_name *row = &assay_weight_names[i];
-        const int index = is_row_of(w, row, p->ours) ? find_name(w, t->layer, row->theirs, 0, name) : -1;
+        const int index = is_row_of(w, t, row, p->ours) ? find_name(w, t->layer, row->theirs, 0, name) : -1;
         if (index < 0) continue;
-        const assay_shape shape = shape_of(t, p, row);
         assay_context own = *ctx;
-        status = check_shape(&own, w, index, &shape);
+        status = check_tensor(&own, w, t, p, row, index);
         if (status == ASSAY_OK) {
             p->row = row;
             return take_row(ctx, w, t, p);
@@ -234,9 +246,11 @@ static void set_widths(const assay_model_weights *w, weight_target *t)
     t->parts[1].outputs = t->parts[2].outputs = (t->outputs - query) / 2;
 }
 
-static assay_status plan_target(assay_context *ctx, const assay_model_weights *w, const assay_tensor_entry *entry,
-                                weight_target *t)
+/* Of a scale as of its codes, in blocks. */
+static assay_status plan_target(assay_context *ctx, const assay_model_weights *w, const assay_tensor_list *list,
+                                const assay_tensor_entry *given, weight_target *t)
 {
+    const assay_tensor_entry *entry = assay_operand_of(list, given);
     const assay_shape *shape = &entry->spec.shape;
     *t = (weight_target){.entry = entry, .experts = 1, .inputs = 1, .outputs = 1};
     const char *place = place_of(entry->spec.path, &t->layer);
@@ -258,6 +272,9 @@ static assay_status plan_target(assay_context *ctx, const assay_model_weights *w
         const assay_status status = find_part(ctx, w, t, &t->parts[i]);
         RETURN_IF(status != ASSAY_OK, status);
     }
+    if (given->part == ASSAY_PART_SCALE) *t = assay_weights_in_blocks(t);
+    if (given->part == ASSAY_PART_TENSOR_SCALE) t->inputs = t->outputs = 1;
+    t->entry = given;
     return ASSAY_OK;
 }
 
@@ -290,7 +307,7 @@ static assay_status plan_targets(assay_context *ctx, assay_model_weights *w, con
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_entry *entry = &list->entries[i];
         if (entry->spec.role != ASSAY_ROLE_WEIGHT || entry->spec.type == ASSAY_INT32) continue;
-        TRY(plan_target(ctx, w, entry, &w->targets[w->target_count++]));
+        TRY(plan_target(ctx, w, list, entry, &w->targets[w->target_count++]));
     }
     if (w->target_count == 0) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: op %s has no weights", w->c->op);
@@ -450,6 +467,7 @@ void assay_model_weights_close(assay_model_weights *w)
         for (int p = 0; p < PARTS; p++) {
             free(w->targets[i].parts[p].tensors);
             free(w->targets[i].parts[p].scales);
+            free(w->targets[i].parts[p].tensor_scales);
         }
     }
     free(w->targets);

@@ -10,7 +10,8 @@ typedef struct assay_model_weights assay_model_weights;
 /* `text` is a file or folder (checkpoint.h), with :PREFIX behind it where it has more than one layer
  * (model.layers.3, or model.layers.3.mlp). Every weight of the case that holds floats must be there, in the shape that its
  * layout gives it, and nothing else may be of the part of a layer that the case computes. Numbers with a scale for each
- * block of 128 x 128 (NAME_scale_inv) are multiplied with it in float32 and rounded to the tensor's type. */
+ * block of 128 x 128 (NAME_scale_inv) are multiplied with it in float32 and rounded to the tensor's type; but kernels that
+ * quant_formats names are codes and scales, and are read as they are. */
 assay_status assay_model_weights_open(assay_context *ctx, const char *text, const assay_case *c,
                                       const assay_tensor_list *list, assay_model_weights **weights);
 void assay_model_weights_close(assay_model_weights *weights); /* NULL is safe */

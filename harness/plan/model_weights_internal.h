@@ -15,10 +15,10 @@ typedef struct weight_part {
     const char *ours; /* of a row of the table */
     int64_t outputs;
     const assay_weight_name *row;
-    int *tensors, *scales; /* of each expert, or one; scales -1: none */
+    int *tensors, *scales, *tensor_scales; /* of each expert, or one; scales -1: none; the last of codes alone */
 } weight_part;
 
-/* A tensor of ours: [experts] [inputs] [outputs], whatever its axes are. */
+/* A tensor of ours: [experts] [inputs] [outputs], whatever its axes are. Of a scale of codes they count blocks. */
 typedef struct weight_target {
     const assay_tensor_entry *entry;
     int layer; /* of a stack; -1 */
@@ -56,5 +56,22 @@ static inline int64_t blocks_of(int64_t size)
 {
     return (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
 }
+
+/* The shape of their tensor of a part. */
+assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row);
+assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_weights *w, int index,
+                                       const assay_shape *expected);
+
+/* Of a kernel that is codes: whether a tensor of theirs is such codes (`shape` is that of numbers), the scales beside one, the
+ * same target counted in blocks, and the numbers of codes or of scales of a part, as they lie. */
+assay_status assay_weights_check_codes(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                       const assay_weight_name *row, int index, assay_shape shape);
+assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                       const weight_part *p, const char *name, int64_t expert);
+weight_target assay_weights_in_blocks(const weight_target *t);
+assay_status assay_weights_read_codes(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                      const weight_part *p, int64_t expert, double **numbers);
+assay_status assay_weights_read_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                             int64_t expert, double *out);
 
 #endif

@@ -115,8 +115,10 @@ static assay_status hold(assay_context *ctx, assay_model_weights *w, const weigh
     w->held = NULL;
     free(w->slab);
     TRY(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
-    for (int i = 0; i < t->part_count; i++) {
-        TRY(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
+    if (t->entry->part == ASSAY_PART_TENSOR_SCALE) TRY(assay_weights_read_tensor_scale(ctx, w, t, expert, w->slab));
+    for (int i = 0; i < t->part_count && t->entry->part != ASSAY_PART_TENSOR_SCALE; i++) {
+        TRY((t->entry->format != NULL ? assay_weights_read_codes : read_theirs)(ctx, w, t, &t->parts[i], expert,
+                                                                                &theirs));
         scatter(t, i, prefused ? w->c->config.w13_reorder_size : 1, theirs, w->slab);
         free(theirs);
         theirs = NULL;

@@ -49,6 +49,12 @@ prints '^20 cases in .*: 0 passed, 0 failed for 0 reasons, 20 unsupported, 0 ref
 expect 0 fuzz --backend "$backend" --cases 30 --op permute
 prints '^30 cases in .*, seed 1: [0-9]+ passed, 0 failed'
 prints '^covered: [1-9][0-9]* of [0-9]+ values'
+# compared bit for bit, under every format and rule
+expect 0 fuzz --backend "$backend" --cases 60 --op quantize
+prints '^60 cases in .*, seed 1: 60 passed, 0 failed'
+ASSAY_EXAMPLE_BUG=nibbles_swapped expect 1 fuzz --backend "$backend" --cases 60 --op quantize --failures 1
+prints '^FAIL  fuzz/quantize-[0-9]+  outputs/codes: '
+prints '^    known bugs: equals mutant codes_swapped_in_byte'
 
 ## the same seed, the same cases
 export ASSAY_EXAMPLE_BUG=gate_up_swapped

@@ -116,6 +116,8 @@ static const struct operation {
     {"unpermute", unpermute_run, false, false, "inputs/sorted"},
     {"deepseek_layer", stack_run, true, true, "inputs/x"},
     {"deepseek_stack", stack_run, true, true, "inputs/x"},
+    {"quantize", quantize_run, false, false, "inputs/x"},
+    {"dequantize", dequantize_run, false, false, "inputs/codes"},
 };
 enum { OPERATION_COUNT = sizeof OPERATIONS / sizeof *OPERATIONS };
 
@@ -138,7 +140,10 @@ static bool makes(const assay_backend_request *request, const char *path)
                                        "outputs/weights",
                                        "outputs/sorted_inputs",
                                        "outputs/sorted_selected_experts",
-                                       "outputs/group_sizes"};
+                                       "outputs/group_sizes",
+                                       "outputs/codes",
+                                       "outputs/scale",
+                                       "outputs/tensor_scale"};
     const char *folder_end = strchr(path, '/'), *name = strrchr(path, '/');
     bool made = strncmp(path, "gradients/", 10) == 0 && tensor(request, path + 10) != NULL;
     for (size_t i = 0; i < sizeof MADE / sizeof *MADE && name != NULL; i++)
@@ -215,6 +220,8 @@ static const char *refusal(const assay_backend_request *request, const struct op
     const char *missing = refused_setting(request, o);
     if (missing != NULL) return missing;
     if (has_quantised_operands(request)) return "quant_formats";
+    if (o->run == quantize_run || o->run == dequantize_run) /* of any type */
+        return quant_format_known(request) ? NULL : setting(request, "quant_format");
     if (first_input(request, o) == NULL) return "a case without the input that it reads first";
     if (is(request, "op", "moe") &&
         (tensor(request, "weights/gate/kernel") == NULL || tensor(request, "weights/wo") == NULL))

@@ -42,6 +42,9 @@
     X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
     X(BIAS_UPDATES_NEGATED, "bias_updates_negated", 58, "the bias of experts with too many tokens raised")             \
     X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
+    X(NIBBLES_SWAPPED, "nibbles_swapped", 85, "of two codes in a byte the first in the high bits")                     \
+    X(SCALES_NOT_SWIZZLED, "scales_not_swizzled", 84, "scales row by row where tensor cores want tiles")               \
+    X(TENSOR_SCALE_MISSING, "tensor_scale_missing", 86, "codes times the scales of blocks alone")                      \
     X(TIES_TO_HIGHER, "ties_to_higher", 0, "of experts that tie the higher index first")                               \
     X(WRONG_EXPERT, "wrong_expert", 0, "the last choice passed over for the next best")                                \
     X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
@@ -264,6 +267,12 @@ void routing_run(example *e);
 void permute_run(example *e);
 void gmm_run(example *e);
 void unpermute_run(example *e);
+
+/* ---- example_quantize.c ---- */
+
+bool quant_format_known(const assay_backend_request *request);
+void quantize_run(example *e);
+void dequantize_run(example *e);
 
 /* ---- example_layer.c ---- */
 

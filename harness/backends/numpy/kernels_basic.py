@@ -83,14 +83,31 @@ def activation(ar, s, name):
     return table[name]
 
 
+def clamped(ar, limit):
+    """GPT-OSS: a' sigmoid(1.702 a') (b' + 1) of a' = min(a, limit) and b' = clip(b, -limit, limit), as gate and up."""
+    one, slope, limit = ar.float(1), ar.float(1.702), ar.float(limit)
+
+    def gate(a):
+        x = np.minimum(a, limit)
+        f = ar.activation_sigmoid(slope * x)
+        return x * f, np.where(a > limit, ar.float(0), f * (one + slope * x * (one - f)))
+
+    def up(b):
+        return np.clip(b, -limit, limit) + one, np.where(np.abs(b) > limit, ar.float(0), one)
+
+    return gate, up
+
+
 class GatedMlp:
     """h = act(x wi_0 + b_0) act_1(x wi_1 + b_1), y = h wo + b_o. Biases may be None."""
 
     def __init__(self, ar, s, both=True):
-        s.need(s["decoder_block"] != "gpt_oss" and s.number("mlp_activations_limit") == 0, "no clamps")
+        limit, gpt_oss = s.number("mlp_activations_limit"), s["decoder_block"] == "gpt_oss"
+        s.need(gpt_oss or limit == 0, "no clamps")
         names = s.words("mlp_activations")
         self.ar = ar
-        self.gate, self.up = activation(ar, s, names[0]), activation(ar, s, names[1] if both else "linear")
+        self.gate, self.up = clamped(ar, limit) if gpt_oss else (
+            activation(ar, s, names[0]), activation(ar, s, names[1] if both else "linear"))
 
     def __call__(self, x, wi_0, wi_1, wo, b_0=None, b_1=None, b_o=None, weight=None):
         """weight [rows, 1]: of each row of y; its gradient is the last of the results of back."""

@@ -125,7 +125,7 @@ def signed(kind, codes):
     return np.where(codes & sign, -table[codes % sign], table[codes % sign])
 
 
-def dequantize(s, codes, scale, tensor_scale):
+def dequantize(s, codes, scale, tensor_scale, float_type=np.float32):
     """codes and e8m0 or e4m3 scales are bytes."""
     kind, scales, rows, columns = FORMATS[s["quant_format"]]
     codes = codes.astype(np.int32)
@@ -137,8 +137,8 @@ def dequantize(s, codes, scale, tensor_scale):
     if swizzled(s):
         scale = row_major(scale)
     wide = np.repeat(np.repeat(scale, rows, 0), columns, 1)[:codes.shape[0], :codes.shape[1]]
-    y = (signed(kind, codes) * wide).astype(np.float32)
-    return y if tensor_scale is None else y * np.float32(tensor_scale[0])
+    y = (signed(kind, codes) * wide).astype(float_type)
+    return y if tensor_scale is None else y * float_type(tensor_scale[0])
 
 
 class Operand(np.ndarray):

@@ -26,7 +26,7 @@ passes bf16 0 gmm/contiguous-nan gmm/masked-exact gmm/psum-primes gmm/k-grouped-
 passes bf16 0 decoder_layer/qwen3 decoder_layer/mixtral-fused decoder_layer/deepseek2
 passes f32 1 decoder_stack/mixtral-documents decoder_stack/qwen3-balance
 passes bf16 0 'quantize/*' 'dequantize/*'
-passes bf16 0 --tag quantized --exclude gpt-oss --no-mesh
+passes bf16 0 --tag quantized --no-mesh
 passes f32 2 moe/nvfp4 moe/mixed-formats-fused mlp/fp8 mla/fp8 gmm/fp8-deepgemm gmm/fp8-k-grouped gmm/mxfp8-backward
 passes f32 3 quantize/nvfp4-outlier dequantize/nvfp4 dequantize/fp8-128x128
 # held to equality at the shapes of tiles, whatever the order of sums

@@ -205,7 +205,7 @@ def run_quantize(ar, s, t):
 
 
 def run_dequantize(ar, s, t):
-    return {"outputs/y": dequantize(s, t["inputs/codes"], t["inputs/scale"], t.get("inputs/tensor_scale"))}
+    return {"outputs/y": dequantize(s, t["inputs/codes"], t["inputs/scale"], t.get("inputs/tensor_scale"), ar.float)}
 
 
 OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,

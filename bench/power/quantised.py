@@ -1,0 +1,48 @@
+"""Cases whose operands are codes with scales (quant_formats), and those of quantising itself, by the family of their formats."""
+import fnmatch
+
+from arithmetic import VARIANTS
+from cases import PROFILES
+from runs import Task, listed, numbers
+
+ROWS_WEIGHTS = {"fp8": ("fp8_e4m3_1x128", "fp8_e4m3_128x128"), "mxfp8": ("mxfp8_e4m3", "mxfp8_e4m3"),
+                "mxfp4": ("mxfp8_e4m3", "mxfp4"), "nvfp4": ("nvfp4", "nvfp4")}
+PROJECTIONS = ("wq_a", "wkv_a", "wq_b", "wkv_b", "out")
+KERNELS = {"mlp": ("wi_0/kernel", "wi_1/kernel", "wo/kernel"), "moe": ("wi_0", "wi_1", "wo"),
+           "mla": tuple(name + "/kernel" for name in PROJECTIONS)}
+# in formats for which the catalogue has no case of the operation
+ALSO = (("mlp/nvfp4", ("mxfp8", "mxfp4")), ("moe/nvfp4", ("mxfp8", "mxfp4")), ("mla/nvfp4", ("mxfp8", "mxfp4")))
+RUNS = 84
+OF_BITS = ("quantize", "dequantize")
+QUICK = ("gmm/nvfp4", "mlp/fp8", "moe/nvfp4", "mla/fp8", "quantize/mxfp4-ocp", "dequantize/nvfp4")
+
+
+def other_formats(case, family):
+    """The words that give a case of the catalogue the formats of another family."""
+    rows, weights = ROWS_WEIGHTS[family]
+    formats = {"inputs/x": rows} | {"weights/" + name: weights for name in KERNELS[case.split("/")[0]]}
+    return tuple(word for path, name in formats.items() for word in ("--set", f"quant_formats.{path}={name}"))
+
+
+def chosen(assay):
+    """(case, operation, family, words): what the catalogue has, then what it has not. A case of two formats is of the first."""
+    for c in listed(assay):
+        family = next((f for f in ROWS_WEIGHTS if f in c["tags"]), None)
+        if family and ("quantized" in c["tags"] or c["op"] in OF_BITS):
+            yield c["case"], c["op"], family, ()
+    for case, families in ALSO:
+        yield from ((case, case.split("/")[0], family, other_formats(case, family)) for family in families)
+
+
+def tasks(assay, pattern, runs, mutants_too, quick):
+    """What quantises has one right answer: a run for each golden. The other operations have runs as tasks() in runs.py has."""
+    made = []
+    for case, op, family, words in chosen(assay):
+        if not fnmatch.fnmatch(case, pattern) or (quick and case not in QUICK):
+            continue
+        exact = op in OF_BITS
+        for index, drawn in enumerate(numbers(-(-runs // len(VARIANTS)) if exact else runs, 1 if exact else len(VARIANTS))):
+            seed = 1000 + index if index else 0
+            made.append(Task(assay, case, seed, PROFILES[:1] if exact else PROFILES, drawn, mutants_too and index == 0,
+                             family=family, words=words))
+    return made
