@@ -78,25 +78,6 @@ cleanup:
     return status;
 }
 
-/* Choices that the candidate does not give are the golden's. */
-static assay_status hold_choices(assay_context *ctx, assay_given_choice *c, const assay_again *a)
-{
-    assay_status status;
-    TRY(assay_given_choice_check_golden(ctx, c, a));
-    TRY(assay_given_choice_take(ctx, c, a));
-    for (int i = 0; i < c->count; i++) {
-        const assay_router_choice *r = &c->routers[i];
-        const assay_tensor_spec spec = assay_choice_spec(r);
-        assay_tensor *choice = NULL;
-        if (r->given) continue;
-        TRY(assay_tensor_set_add(ctx, &c->choices, &spec, &choice));
-        choice->written = choice->count;
-        memcpy(choice->indices, r->golden, (size_t)choice->count * sizeof *choice->indices);
-    }
-cleanup:
-    return status;
-}
-
 static bool all_given(const assay_given_choice *c)
 {
     bool all = true;
@@ -111,7 +92,7 @@ static assay_status take_choices(assay_context *ctx, assay_given_choice *c, assa
     if (c->count == 0) return ASSAY_OK;
     const assay_status status = assay_routing_config_of(ctx, a->golden.c, &a->config);
     RETURN_IF(status != ASSAY_OK, status);
-    if (!all_given(c)) return hold_choices(ctx, c, a);
+    if (!all_given(c)) return assay_given_choice_hold(ctx, c, a);
     return assay_given_choice_judge(ctx, c, a, profile, false_alarm, summary, wrong_path);
 }
 
