@@ -49,6 +49,11 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
     TRY(check_layout(ctx, config));
+    const bool dropping = config->moe.path == ASSAY_MOE_DROPPING, replicas = config->moe.physical_experts > 0;
+    if (config->moe.hidden.format != NULL && (dropping || replicas)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none with %s",
+                          config->moe.hidden.format->name, dropping ? "capacity_factor" : "num_redundant_experts");
+    }
 cleanup:
     return status;
 }

@@ -423,16 +423,14 @@ cleanup:
 }
 
 /* Judges the candidate's codes of h; where none is wrong, the golden once more, given them. */
-static assay_status go_on_from_codes(assay_context *ctx, assay_given_choice *c, assay_again *a,
-                                     const assay_profile *profile, double false_alarm, bool quiet,
-                                     assay_hidden_codes *codes)
+static assay_status go_on_from_codes(assay_context *ctx, assay_given_choice *c, assay_again *a, double false_alarm,
+                                     bool quiet, assay_hidden_codes *codes)
 {
     assay_status status;
     const assay_source inputs = c->inputs;
     assay_overlay choices = {assay_tensor_set_source(&c->choices), inputs};
     assay_overlay given = {assay_tensor_set_source(&codes->staged), inputs};
     const assay_source in = assay_overlay_source(&choices);
-    (void)profile;
     a->ctx.threads = ctx->threads;
     status = assay_hidden_codes_judge(&a->ctx, &a->golden.plan, &in, false_alarm, codes);
     memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
@@ -459,7 +457,7 @@ static assay_status compare_given_codes(assay_context *ctx, assay_golden *golden
         TRY(assay_routing_config_of(ctx, a.golden.c, &a.config));
         TRY(assay_given_choice_hold(ctx, c, &a));
     }
-    TRY(go_on_from_codes(ctx, c, &a, profile, false_alarm, quiet, codes));
+    TRY(go_on_from_codes(ctx, c, &a, false_alarm, quiet, codes));
     TRY(assay_compare(ctx, a.golden.reader != NULL ? a.golden.reader : golden->reader, candidate, profile,
                       (1 - ASSAY_CODES_SHARE) * false_alarm, assay_plan_order(&golden->plan), report));
     report->false_alarm = false_alarm;
@@ -495,7 +493,7 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     if (a.golden.reader != NULL) TRY(assay_hidden_codes_take(ctx, &golden->plan, candidate, &codes));
     if (codes.staged.count > 0) {
         share -= ASSAY_CODES_SHARE;
-        TRY(go_on_from_codes(ctx, c, &a, profile, false_alarm, quiet, &codes));
+        TRY(go_on_from_codes(ctx, c, &a, false_alarm, quiet, &codes));
         held = a.golden.reader;
     }
     TRY(assay_compare(ctx, held, candidate, profile, share * false_alarm, assay_plan_order(&golden->plan), report));
