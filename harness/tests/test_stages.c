@@ -70,13 +70,18 @@ static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
 }
 
+static assay_judging judging(void)
+{
+    return (assay_judging){
+        .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
+}
+
 static assay_report judge(trial *t)
 {
     assay_golden golden = {0};
     assay_fixture_reader *candidate = NULL;
     assay_report report = {0};
-    const assay_judging how = {
-        .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
+    const assay_judging how = judging();
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
@@ -150,6 +155,7 @@ TEST_IN_FOLDER(the_wrong_stage_fails_and_no_other)
 {
     static const planted table[] = {
         {"mlp/silu", "checkpoints/mlp_intermediate", 1.02},
+        {"mlp/silu", "checkpoints/mlpwi_0", 1.02},
         {"moe/small", "checkpoints/moe_mlpwi_0", 1.02},
         {"moe/small", "checkpoints/moe_mlpwo", 1.02},
         {"moe/deepseek3-tiny-checkpoints", "checkpoints/mlpwi_1", 1.02},
@@ -190,6 +196,67 @@ TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
     assert_int_equal(find(report.stages, "checkpoints/mla_kv")->finding, ASSAY_FINDING_SHAPE);
     assay_report_free(&report);
     assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
+static void plant(const test_folder *folder, const planted *p, trial *t)
+{
+    assay_tensor_set results = {0};
+    trial_write(t, folder, case_named(p->name, SETS));
+    make(t, p->path, p->factor, &results);
+    write_candidate(t, &results, is_result);
+    assay_tensor_set_free(&results);
+}
+
+static void check_same(const assay_report *report, const assay_report *first)
+{
+    assert_string_equal(report->message, first->message);
+    assert_int_equal(report->stages->count, first->stages->count);
+    for (int i = 0; i < first->stages->count; i++) {
+        const assay_tensor_result *a = &first->stages->tensors[i], *b = &report->stages->tensors[i];
+        assert_same_bits(&b->worst_element, &a->worst_element, 1);
+        assert_same_bits(&b->worst_row, &a->worst_row, 1);
+        assert_same_bits(&b->rms_ratio, &a->rms_ratio, 1);
+        for (int k = 0; k < a->statistics_count; k++)
+            assert_same_bits(&b->statistics[k].excess, &a->statistics[k].excess, 1);
+    }
+}
+
+TEST_IN_FOLDER(same_bits_with_any_threads_and_isa)
+{
+    trial t = {0};
+    int form = 0;
+    plant(folder, &(planted){"moe/small", "checkpoints/moe_mlpwi_0", 1.02}, &t);
+    assay_report first = judge(&t);
+    while (test_next_context(&form, &t.ctx)) {
+        assay_report report = judge(&t);
+        check_same(&report, &first);
+        assay_report_free(&report);
+    }
+    assay_report_free(&first);
+    trial_close(&t);
+}
+
+TEST_IN_FOLDER(failing_allocations)
+{
+    trial t = {0};
+    plant(folder, &(planted){"moe/small", "checkpoints/moe_mlpwo", 1.02}, &t);
+    const assay_judging how = judging();
+    for (int64_t n = 0;; n += n < 40 ? 1 : 311) {
+        assay_golden golden = {0};
+        assay_fixture_reader *candidate = NULL;
+        assay_report report = {0};
+        assert_ok(&t.ctx, assay_golden_open(&t.ctx, t.file, &golden));
+        assert_ok(&t.ctx, assay_fixture_open(&t.ctx, t.candidate, &candidate));
+        assay_fail_allocation(n);
+        const assay_status status = assay_judge(&t.ctx, &golden, candidate, &how, &report, NULL);
+        const bool done = had_memory(&t.ctx, status);
+        if (done) assert_int_equal(report.verdict, ASSAY_FAIL);
+        assay_report_free(&report);
+        assay_fixture_close(candidate);
+        assay_golden_close(&golden);
+        if (done) break;
+    }
     trial_close(&t);
 }
 
