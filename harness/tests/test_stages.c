@@ -76,18 +76,22 @@ static assay_judging judging(void)
         .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
 }
 
-static assay_report judge(trial *t)
+static assay_report judge_by(trial *t, assay_judging how)
 {
     assay_golden golden = {0};
     assay_fixture_reader *candidate = NULL;
     assay_report report = {0};
-    const assay_judging how = judging();
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
     assay_fixture_close(candidate);
     assay_golden_close(&golden);
     return report;
+}
+
+static assay_report judge(trial *t)
+{
+    return judge_by(t, judging());
 }
 
 static const assay_tensor_result *find(const assay_report *report, const char *path)
@@ -276,6 +280,52 @@ TEST_IN_FOLDER(the_golden_need_not_hold_checkpoints)
     assay_tensor_set_free(&results);
     trial_close(&t);
     trial_close(&with);
+}
+
+/* What the mutant gives with its checkpoints; or, of no mutant, with one that is planted. */
+static void make_mutant(trial *with, const char *name, assay_tensor_set *results)
+{
+    const assay_mutant *mutant = assay_mutant_by_name(name);
+    const assay_trial at = trial_at(with, "bf16");
+    bool applies = false;
+    if (mutant == NULL) {
+        make(with, name, 1.02, results);
+        return;
+    }
+    assert_ok(&with->ctx, assay_mutant_make(&with->ctx, &at, mutant, results, &applies));
+    assert_true(applies);
+    trial_round(results, ASSAY_BFLOAT16);
+}
+
+TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
+{
+    static const struct {
+        const char *name, *stage, *says;
+    } table[] = {{"rope_type", "checkpoints/query_proj", "by stage, equals mutant rope_type"},
+                 {"rope_timescale", "checkpoints/query_proj", "by stage, equals mutant rope_timescale"},
+                 {"functions_in_bf16", "checkpoints/query_proj", "does the kernel take exponentials"},
+                 {"checkpoints/mla_kv", "checkpoints/mla_kv", "by stage, no known bug explains it"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t = {0}, with = {0};
+        assay_tensor_set results = {0};
+        assay_judging how = judging();
+        how.unexplained = false;
+        trial_evaluate(&with, case_named("mla/small", SETS), NULL);
+        make_mutant(&with, table[i].name, &results);
+        trial_write(&t, folder, case_named("mla/small", "profiles=bf16;checkpoints=none"));
+        write_candidate(&t, &results, is_result);
+        assay_report report = judge_by(&t, how);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        if (strstr(report.message, table[i].stage) == NULL || strstr(report.explanation, table[i].says) == NULL)
+            fail_msg("%s: %s; %s", table[i].name, report.message, report.explanation);
+        const bool named = strstr(table[i].says, "equals") != NULL;
+        assert_int_equal(report.explained_count, named);
+        if (named) assert_string_equal(report.explained_by[0], table[i].name);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+        trial_close(&t);
+        trial_close(&with);
+    }
 }
 
 TEST_IN_FOLDER(without_checkpoints_there_are_no_stages)
