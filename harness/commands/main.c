@@ -128,7 +128,7 @@ static void fill_closed_streams(void)
     }
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     int exit_code = ASSAY_EXIT_PASS;
@@ -156,6 +156,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < assay_command_count; i++) {
         if (!is_named(assay_commands[i], argv[1])) continue;
+        if (assay_commands[i]->summary != NULL) assay_end_by_library(assay_commands[i]->name);
         if (run_command(&ctx, assay_commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
@@ -165,4 +166,11 @@ int main(int argc, char **argv)
     assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
     print_error("", ctx.message);
     return ASSAY_EXIT_BAD_INPUT;
+}
+
+int main(int argc, char **argv)
+{
+    const int exit_code = run(argc, argv);
+    assay_end_is_meant();
+    return exit_code;
 }
