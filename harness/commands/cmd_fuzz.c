@@ -230,6 +230,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_tried tried = {.spec = options->backend,
                          .false_alarm = options->false_alarm,
                          .timeout = options->timeout,
+                         .memory = options->memory,
                          .container = options->container};
     assay_fuzzing f = {.tried = &tried,
                        .seed = options->fuzz_seed,
@@ -254,7 +255,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         tried.profile = &profile;
     }
     TRY(make_output(ctx, options->output));
-    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, 0, &tried.server));
+    if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, options->memory, &tried.server));
     if (assay_backend_is_shared_object(options->backend)) {
         TRY(assay_forks_start(ctx, &tried.forks, options->backend, SHARED_BYTES));
     } else {

@@ -1,9 +1,15 @@
-/* A process that a signal ends leaves nothing behind (oracle/base/leftovers.h). */
+/* A process that ends otherwise than by returning from main leaves nothing behind (oracle/base/leftovers.h). */
 #ifndef ASSAY_HARNESS_ENDING_H
 #define ASSAY_HARNESS_ENDING_H
 
 /* Handles SIGINT, SIGTERM and SIGHUP, but for those that are ignored. */
 void assay_end_cleanly(void);
+/* Where a library below us calls exit(), or does what ends a process by SIGSEGV, SIGBUS, SIGABRT, SIGILL or SIGFPE (libhdf5
+ * and OpenSSL do when memory runs out): one line on standard error, and exit status 2. Of this process alone: copies of it end as
+ * they do. `command` is for the line, and lives on. A debugger's or a sanitizer's own handlers stay. */
+void assay_end_by_library(const char *command);
+/* From here on exit() is meant. */
+void assay_end_is_meant(void);
 /* Such a handler: removes what would be left, and ends the process by the signal. */
 void assay_end_by_signal(int number);
 

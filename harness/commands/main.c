@@ -11,6 +11,7 @@
 #include "harness/backends/examine_file.h"
 #include "harness/commands/commands.h"
 #include "harness/commands/ending.h"
+#include "harness/plan/model_weights.h"
 #include "harness/ranks/launch.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -39,11 +40,16 @@ static void print_help(const assay_command *command, const char *name)
 /* Files that others wrote must not be able to end the command. */
 static assay_status examine(assay_context *ctx, const assay_options *options)
 {
-    const char *const more[] = {options->inputs != NULL ? options->inputs : "",
-                                options->weights != NULL ? options->weights : ""};
-    const assay_status status =
-        assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments);
-    return status == ASSAY_OK ? assay_examine_structure(ctx, 2, more) : status;
+    assay_status status;
+    const char *weights = options->weights != NULL ? options->weights : "";
+    char *file = strndup(weights, (size_t)assay_model_weights_path(weights)); /* a layer may stand behind it */
+    if (file == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
+    const char *const more[] = {options->inputs != NULL ? options->inputs : "", file};
+    TRY(assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments));
+    TRY(assay_examine_structure(ctx, 2, more));
+cleanup:
+    free(file);
+    return status;
 }
 
 static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)
@@ -128,7 +134,7 @@ static void fill_closed_streams(void)
     }
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     assay_context ctx = assay_context_default(1);
     int exit_code = ASSAY_EXIT_PASS;
@@ -156,6 +162,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < assay_command_count; i++) {
         if (!is_named(assay_commands[i], argv[1])) continue;
+        if (assay_commands[i]->summary != NULL) assay_end_by_library(assay_commands[i]->name);
         if (run_command(&ctx, assay_commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
             print_error(argv[1], ctx.message);
             return ASSAY_EXIT_BAD_INPUT;
@@ -165,4 +172,11 @@ int main(int argc, char **argv)
     assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
     print_error("", ctx.message);
     return ASSAY_EXIT_BAD_INPUT;
+}
+
+int main(int argc, char **argv)
+{
+    const int exit_code = run(argc, argv);
+    assay_end_is_meant();
+    return exit_code;
 }

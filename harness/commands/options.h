@@ -24,9 +24,8 @@ enum {
     ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
     ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
     ASSAY_OPT_WEIGHTS = 1 << 16,    /* --weights */
-    ASSAY_OPT_FUZZ =
-        1
-        << 17, /* --set, --container, --backend, --serve, --timeout, --precision, --false-alarm, and all of --op ... -o below */
+    /* --set, --container, --backend, --serve, --timeout, --memory, --precision, --false-alarm, and all of --op ... -o */
+    ASSAY_OPT_FUZZ = 1 << 17,
     ASSAY_OPT_RECIPE = 1 << 18,      /* --recipe */
     ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
     ASSAY_OPT_RESUME = 1 << 20,      /* --resume */

@@ -152,7 +152,7 @@ static assay_status call_shared_object(assay_context *ctx, assay_tried *tried, c
     TRY(assay_host_make(ctx, &a->plan, in, &memory, host));
     for (int run = 1; run <= 2 && a->end == ASSAY_ATTEMPT_PASS; run++) {
         assay_process_result process;
-        TRY(assay_forks_call(ctx, &tried->forks, host, run, tried->timeout, &process));
+        TRY(assay_forks_call(ctx, &tried->forks, host, run, tried->timeout, tried->memory, &process));
         host->message[ASSAY_HOST_MESSAGE - 1] = '\0';
         judge_process(a, &process, host->message, tried->timeout);
         a->seconds += process.seconds;
@@ -189,7 +189,7 @@ static assay_status run_command(assay_context *ctx, const assay_tried *tried, as
                                      .candidate = candidate,
                                      .golden = paths[2],
                                      .folder = tried->folder,
-                                     .limits = {.timeout = tried->timeout}};
+                                     .limits = {tried->timeout, tried->memory}};
     TRY(assay_backend_execute(ctx, &call, &end));
     a->seconds = end.seconds;
     if (end.outcome == ASSAY_OUTCOME_UNSUPPORTED) {

@@ -13,6 +13,7 @@ typedef struct assay_tried {
     const char *spec;
     const assay_profile *profile; /* NULL: that of each case's grid */
     double false_alarm, timeout;
+    int64_t memory;                       /* bytes that each of its processes may take; 0: no limit */
     const char *folder;                   /* of a command's files */
     const char *container;                /* their ending */
     assay_backend_server *server;         /* that is asked in place of a command; NULL: none */

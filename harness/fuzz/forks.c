@@ -21,6 +21,7 @@ typedef struct order {
     assay_host *host;
     int calls;
     double timeout;
+    int64_t memory;
 } order;
 
 typedef struct answer {
@@ -36,6 +37,7 @@ static int work(void *data)
     /* whoever forked may have handlers of its own, as test frameworks do */
     for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL);
     setrlimit(RLIMIT_CORE, &no_core);
+    if (o->memory > 0) setrlimit(RLIMIT_DATA, &(struct rlimit){(rlim_t)o->memory, (rlim_t)o->memory});
     const assay_backend_function backend = assay_host_load(o->library, o->host->message, ASSAY_HOST_MESSAGE);
     if (backend == NULL) return EXIT_FAILURE;
     for (int i = 0; i < o->calls; i++) {
@@ -105,9 +107,9 @@ assay_host_memory assay_forks_memory(assay_forks *forks)
 }
 
 assay_status assay_forks_call(assay_context *ctx, assay_forks *forks, assay_host *host, int calls, double timeout,
-                              assay_process_result *result)
+                              int64_t memory, assay_process_result *result)
 {
-    order o = {forks->library, host, calls, timeout};
+    order o = {forks->library, host, calls, timeout, memory};
     answer a;
     if (!move(give, forks->line, &o, sizeof o) || !move(read, forks->line, &a, sizeof a))
         return assay_fail(ctx, ASSAY_IO, "the process that starts the backend's processes is gone");
@@ -128,7 +130,7 @@ static assay_status try_to_load(assay_context *ctx, assay_forks *forks)
     TRY(memory.take(ctx, memory.self, "message", ASSAY_HOST_MESSAGE, &message));
     assay_host *host = place;
     *host = (assay_host){.message = message};
-    TRY(assay_forks_call(ctx, forks, host, 0, SECONDS, &result));
+    TRY(assay_forks_call(ctx, forks, host, 0, SECONDS, 0, &result));
     if (result.end == ASSAY_PROCESS_EXITED && result.code == ASSAY_BACKEND_EXIT_DONE) return ASSAY_OK;
     host->message[ASSAY_HOST_MESSAGE - 1] = '\0';
     status = assay_fail(ctx, ASSAY_BAD_INPUT, "%.300s",

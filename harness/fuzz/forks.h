@@ -25,8 +25,9 @@ void assay_forks_stop(assay_forks *forks); /* safe on a zeroed struct */
 /* The shared memory is all free again, for the next case; bad input where a case is too large for it. */
 assay_host_memory assay_forks_memory(assay_forks *forks);
 
-/* Calls the object `calls` times in a new process; `host` lies in the shared memory. */
+/* Calls the object `calls` times in a new process; `host` lies in the shared memory. `memory`: bytes that the process may take
+ * besides; 0: no limit. */
 assay_status assay_forks_call(assay_context *ctx, assay_forks *forks, assay_host *host, int calls, double timeout,
-                              assay_process_result *result);
+                              int64_t memory, assay_process_result *result);
 
 #endif

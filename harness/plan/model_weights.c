@@ -370,13 +370,18 @@ static assay_status check_left_over(assay_context *ctx, const assay_model_weight
 
 /* --- the file and its layer --- */
 
-/* FILE, FOLDER, or either with :PREFIX. */
-static assay_status split(assay_context *ctx, assay_model_weights *w, const char *text)
+int assay_model_weights_path(const char *text)
 {
     struct stat about;
     const char *colon = stat(text, &about) == 0 ? NULL : strrchr(text, ':');
-    const int length = colon != NULL ? (int)(colon - text) : (int)strlen(text);
-    const char *prefix = colon != NULL ? colon + 1 : "";
+    return colon != NULL ? (int)(colon - text) : (int)strlen(text);
+}
+
+/* FILE, FOLDER, or either with :PREFIX. */
+static assay_status split(assay_context *ctx, assay_model_weights *w, const char *text)
+{
+    const int length = assay_model_weights_path(text);
+    const char *prefix = text[length] == ':' ? text + length + 1 : "";
     if (length >= FILE_SIZE || strlen(prefix) >= sizeof w->prefix) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: path too long");
     }

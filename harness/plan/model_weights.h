@@ -7,6 +7,9 @@
 
 typedef struct assay_model_weights assay_model_weights;
 
+/* How many bytes of `text`, below, name the file or folder. */
+int assay_model_weights_path(const char *text);
+
 /* `text` is a file or folder (checkpoint.h), with :PREFIX behind it where it has more than one layer
  * (model.layers.3, or model.layers.3.mlp). Every weight of the case that holds floats must be there, in the shape that its
  * layout gives it, and nothing else may be of the part of a layer that the case computes. Numbers with a scale for each

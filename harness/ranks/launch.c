@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* sched_getaffinity, environ */
 
 #include "harness/ranks/launch.h"
+#include "oracle/base/leftovers.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -98,6 +99,7 @@ static void say_end(int signal_number)
         "assay: ended by mpirun: a rank has died, or the run was stopped; it leaves no file that is not whole\n";
     const ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
     const struct timespec pause = {0, 500000000}; /* mpirun passes on nothing of a process that is gone */
+    assay_leftovers_remove();
     (void)written;
     nanosleep(&pause, NULL);
     _exit(128 + signal_number);

@@ -1,8 +1,11 @@
 /* To be loaded before the C library (LD_PRELOAD): FAIL_CALL=NAME fails when it is called for the FAIL_AT-th time in a process, with the
- * error number FAIL_ERRNO; with FAIL_ON set, every time from then on. Of a process alone, and of copies of it. */
+ * error number FAIL_ERRNO; with FAIL_ON set, every time from then on. Of a process alone, and of copies of it. With
+ * NO_NAMELESS_FILES set the file system has no O_TMPFILE. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +16,14 @@
 
 static char failing[32];
 static int first, error_number, calls;
-static bool goes_on;
+static bool goes_on, no_nameless_files;
 
 /* What the process starts, a backend above all, is spared. */
 __attribute__((constructor)) static void begin(void)
 {
     const char *call = getenv("FAIL_CALL"), *at = getenv("FAIL_AT"), *number = getenv("FAIL_ERRNO");
     unsetenv("LD_PRELOAD");
+    no_nameless_files = getenv("NO_NAMELESS_FILES") != NULL;
     if (call == NULL || at == NULL || number == NULL) return;
     strncpy(failing, call, sizeof failing - 1);
     first = atoi(at);
@@ -101,4 +105,16 @@ char *mkdtemp(char *path)
 {
     char *(*call)(char *) = (char *(*)(char *))own("mkdtemp");
     return fails("mkdtemp") ? NULL : call(path);
+}
+
+int open(const char *path, int flags, ...)
+{
+    int (*call)(const char *, int, ...) = (int (*)(const char *, int, ...))own("open");
+    va_list rest;
+    va_start(rest, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(rest, mode_t) : 0;
+    va_end(rest);
+    if (!no_nameless_files || (flags & O_TMPFILE) != O_TMPFILE) return call(path, flags, mode);
+    errno = EOPNOTSUPP;
+    return -1;
 }

@@ -39,7 +39,7 @@ refuses 'known:1: .* and <N with N above 1' fuzz --backend "$backend" --known "$
 echo 'fuzz/mlp{base_emb=3}:outputs/y:values  why' >"$work/known"
 refuses 'known:1: .* with a key of the case' fuzz --backend "$backend" --known "$work/known"
 echo 'fuzz/mlp:outputs/y:values' >"$work/known"
-refuses 'known:1: .* has no reason' fuzz --backend "$backend" --known "$work/known"
+refuses 'known:1: no reason, expected a case' fuzz --backend "$backend" --known "$work/known"
 refuses 'no/such: No such file' fuzz --backend "$backend" --known "$work/no/such"
 leaves_nothing "$TMPDIR"
 

@@ -62,18 +62,6 @@ wait "$program" 2>/dev/null || true
 rmdir "$TMPDIR/assay-backup"
 is_clean || complain "left: $(find "$TMPDIR")"
 
-# ... at whatever moment: a file is whole or not there, and the next one leaves nothing beside it
-mkdir "$work/sudden"
-for ((i = 0; i < 20; i++)); do
-  "$assay" generate "$case" --quiet -o "$work/sudden/golden.h5" >/dev/null 2>&1 &
-  sleep "0.0$((RANDOM % 60 + 10))"
-  kill -KILL $! 2>/dev/null || true
-  wait $! 2>/dev/null || true
-  [ ! -e "$work/sudden/golden.h5" ] || expect 0 verify "$work/sudden/golden.h5" --budget 0
-done
-expect 0 generate "$case" --quiet -o "$work/sudden/golden.h5"
-[ "$(ls -A "$work/sudden")" = golden.h5 ] || complain "left by SIGKILL: $(ls -A "$work/sudden")"
-
 ## daemons: they end with the run that started them
 expect 1 run "$case" --quiet --backend "$daemon until [ -s '$work/daemon.pid' ]; do sleep 0.01; done"
 is_gone "$(cat "$work/daemon.pid")" || complain "a daemon outlives its run"
@@ -107,6 +95,9 @@ if $limits_hold; then
   expect 1 run "$case" --quiet --memory 512M --backend "'$python' -c 'bytearray(1 << 30)' # {request} {candidate}"
   prints 'MemoryError'
   expect 0 run "$case" --quiet --memory 1G --backend "$example"
+  BEHAVIOUR=takes_memory expect 1 fuzz --quiet --op rms_norm --cases 1 --memory 1G --backend "$library"
+  prints 'repeat: .* --memory 1024M'
+  expect 0 fuzz --quiet --op rms_norm --cases 1 --memory 1G --backend "$example"
 fi
 for size in 0G 512 -1G much 1e30G; do
   refuses "--memory is \"$size\", expected a size from 1M up" run "$case" --backend "$example" --memory=$size

@@ -107,7 +107,9 @@ refuses 'shards/model-9.safetensors: .*No such file' generate moe/small --weight
 rm shards/model-1.safetensors
 refuses 'shards/model-1.safetensors: .*No such file' generate moe/small --weights shards:model.layers.3 -o x.h5
 echo '{"weight_map": {"a": "../b"}}' >shards/model.safetensors.index.json
-refuses 'weight_map has "a", expected the name of a file beside it' generate moe/small --weights shards -o x.h5
+refuses 'weight_map has "a", expected the name of a .safetensors file beside it' generate moe/small --weights shards -o x.h5
+echo '{"weight_map": {"a": "b.h5"}}' >shards/model.safetensors.index.json
+refuses 'weight_map has "a", expected the name of a .safetensors file beside it' generate moe/small --weights shards -o x.h5
 echo '{"weights": 1}' >shards/model.safetensors.index.json
 refuses 'expected JSON with a weight_map' generate moe/small --weights shards -o x.h5
 rm shards/model.safetensors.index.json

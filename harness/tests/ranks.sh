@@ -15,6 +15,15 @@ fail() {
   exit 1
 }
 
+# until_ COMMAND...: waits until it succeeds, 20 s at most.
+until_() {
+  for _ in $(seq 200); do
+    ! "$@" || return 0
+    sleep 0.1
+  done
+  fail "not within 20 s: $*"
+}
+
 ranks() { timeout 120 mpirun --quiet --oversubscribe -n "$@"; }
 
 if ldd "$assay" | grep -q libmpi; then fail "the program needs MPI"; fi
@@ -100,5 +109,19 @@ wait "$run" && fail "a rank was killed, and all is well"
 [ "$(grep -c 'rank 2 .*exited on signal 9' more.err)" = 1 ] || fail "a rank died, and this is said: $(cat more.err)"
 [ -z "$(find killed -type f ! -name '*.h5')" ] || fail "$(find killed -type f)"
 find killed -name '*.h5' | while read -r file; do h5ls "$file" >/dev/null || fail "$file is not whole"; done
+
+# a run that is stopped: its backend ends with it. Its folder mostly goes at once, and else with the next start: mpirun sends
+# SIGKILL 2 ms after SIGTERM.
+timeout 120 mpirun --quiet --oversubscribe -n 2 "$assay" run rms_norm/one-row --quiet --keep kept \
+  --backend "echo \$\$ >'$work/backend'; exec sleep 300 # {request} {candidate}" >more.out 2>more.err &
+run=$!
+until_ test -s backend
+[ -n "$(find kept -name 'assay-run-*')" ] || fail "the run has no folder: $(ls kept)"
+kill -TERM "$run"
+wait "$run" && fail "a run was stopped, and all is well"
+is_gone() { ! kill -0 "$(cat backend)" 2>/dev/null; }
+until_ is_gone
+"$assay" run rms_norm/one-row --quiet --keep kept --backend "$backend" >more.out
+[ -z "$(find kept -name 'assay-run-*')" ] || fail "left: $(find kept)"
 [ -z "$(find tmp -type f)" ] || fail "$(find tmp -type f) is left"
 echo "ranks: 1 to 4 ranks do what one process does"

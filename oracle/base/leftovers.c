@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -86,27 +87,37 @@ void assay_remove_tree(const char *path)
 }
 
 /* What noted the line has ended all that it started when nothing comes any more. */
-static void end_line(int line)
+static void see_end(const leftover *l)
 {
     char bytes[64];
-    shutdown(line, SHUT_WR);
-    struct pollfd end = {.fd = line, .events = POLLIN};
-    while (poll(&end, 1, PATIENCE) > 0 && read(line, bytes, sizeof bytes) > 0) continue;
+    struct pollfd end = {.fd = l->line, .events = POLLIN};
+    while (poll(&end, 1, PATIENCE) > 0 && read(l->line, bytes, sizeof bytes) > 0) continue;
+}
+
+static void for_own(bool lines, void (*what)(const leftover *))
+{
+    for (int i = 0; i < PLACES; i++) {
+        const leftover *l = &leftovers[i];
+        if (atomic_load(&l->owner) == getpid() && (l->line >= 0) == lines) what(l);
+    }
+}
+
+static void shut(const leftover *l)
+{
+    shutdown(l->line, SHUT_WR);
+}
+
+static void remove_path(const leftover *l)
+{
+    assay_remove_tree(l->path);
 }
 
 void assay_leftovers_remove(void)
 {
-    for (int lines = 1; lines >= 0; lines--) {
-        for (int i = 0; i < PLACES; i++) {
-            const leftover *l = &leftovers[i];
-            if (atomic_load(&l->owner) != getpid() || (l->line >= 0) != (lines == 1)) continue;
-            if (l->line >= 0) {
-                end_line(l->line);
-            } else {
-                assay_remove_tree(l->path);
-            }
-        }
-    }
+    for_own(true, shut);
+    for_own(false, remove_path); /* at once: mpirun gives 2 ms between SIGTERM and SIGKILL */
+    for_own(true, see_end);
+    for_own(false, remove_path); /* what was written meanwhile */
 }
 
 assay_lock_state assay_lock(int descriptor)

@@ -49,9 +49,9 @@ def read_known(path: str) -> list[tuple[str, str]]:
         if not words:
             continue
         if len(words) == 1:
-            raise pytest.UsageError(f"{path}:{number}: '{words[0]}' has no reason, expected a case and why it fails")
+            raise pytest.UsageError(f"{path}:{number}: no reason, expected a case and why it fails")
         if words[0] in known:
-            raise pytest.UsageError(f"{path}:{number}: {words[0]} is there already")
+            raise pytest.UsageError(f"{path}:{number}: the case of an earlier line again")
         known[words[0]] = words[1].strip()
     return list(known.items())
 
