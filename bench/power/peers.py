@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arithmetic import STORAGE
+from arithmetic import STORAGE, storage_profile
 
 FRACTION_BITS = {"f32": 23, "bf16": 7, "f16": 10}
 LEAST_NORMAL = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14}
@@ -21,7 +21,7 @@ ASSERT_CLOSE = {"f32": (1.3e-6, 1e-5), "bf16": (1.6e-2, 1e-5), "f16": (1e-3, 1e-
 
 def type_of(profile):
     """In which results are stored."""
-    return "bf16" if profile.startswith("fp8") else profile
+    return "bf16" if profile.startswith("fp8") else storage_profile(profile)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Cases whose operands are codes with scales (quant_formats), and those of quantising itself, by the family of their formats."""
 import fnmatch
+from pathlib import Path
 
 from arithmetic import VARIANTS
 from cases import PROFILES
@@ -7,6 +8,9 @@ from runs import Task, listed, numbers
 
 ROWS_WEIGHTS = {"fp8": ("fp8_e4m3_1x128", "fp8_e4m3_128x128"), "mxfp8": ("mxfp8_e4m3", "mxfp8_e4m3"),
                 "mxfp4": ("mxfp8_e4m3", "mxfp4"), "nvfp4": ("nvfp4", "nvfp4")}
+# Sums that are no rounded float32 ones, as profiles of one's own: fp8 as on Hopper, the others cut off at 24 bits.
+HERE = Path(__file__).parent
+OWN_PROFILES = {family: (str(HERE / ("sums_13_bits.yml" if family == "fp8" else "sums_cut_off.yml")),) for family in ROWS_WEIGHTS}
 PROJECTIONS = ("wq_a", "wkv_a", "wq_b", "wkv_b", "out")
 KERNELS = {"mlp": ("wi_0/kernel", "wi_1/kernel", "wo/kernel"), "moe": ("wi_0", "wi_1", "wo"),
            "mla": tuple(name + "/kernel" for name in PROJECTIONS)}
@@ -44,5 +48,5 @@ def tasks(assay, pattern, runs, mutants_too, quick):
         for index, drawn in enumerate(numbers(-(-runs // len(VARIANTS)) if exact else runs, 1 if exact else len(VARIANTS))):
             seed = 1000 + index if index else 0
             made.append(Task(assay, case, seed, PROFILES[:1] if exact else PROFILES, drawn, mutants_too and index == 0,
-                             family=family, words=words))
+                             family=family, words=words, own_profiles=() if exact else OWN_PROFILES[family]))
     return made

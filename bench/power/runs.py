@@ -33,9 +33,14 @@ class Task:
     staged: bool = False  # candidates that give checkpoints are judged stage by stage too
     family: str = ""  # of the format of quantised operands
     words: tuple = ()  # of `assay generate`, beside the case and the seed
+    own_profiles: tuple = ()  # files
 
     def name(self):
         return f"{self.case} in {self.family}" if self.words else self.case
+
+    def group(self, profile):
+        """Of the tables: a format, and a format whose sums are others."""
+        return self.family if profile in self.profiles else f"{self.family}, {profile}"
 
 
 def call(*words, accept=(0, 1, 3)):
@@ -75,7 +80,7 @@ class Golden:
         self.results = {p: v for p, v in results.items() if not p.startswith("routing/")}
         self.choices = {p: v for p, v in results.items() if p.endswith("selected_experts") and p.startswith("routing/")}
         has = re.findall(r"\w+", re.search(r"^profiles: (.*)$", yaml, re.M)[1])
-        self.profiles = [p for p in task.profiles if p in has]
+        self.profiles = [p for p in task.profiles if p in has] + [Path(file).stem for file in task.own_profiles]
         self.bounds = product_bounds(*self.operation_and_tensors())
 
     def generate(self, path, *more):
@@ -85,6 +90,8 @@ class Golden:
         if FP8 in self.task.profiles:
             words += ["--set", "profiles=[" + ", ".join(self.task.profiles) + "]"]
         call(*words, accept=(0,))
+        for file in self.task.own_profiles:
+            call(self.task.assay, "calibrate", path, "--precision", file, "--quiet", "--threads", "1", accept=(0,))
 
     def make_with_checkpoints(self, folder):
         """None where the operation has none."""
@@ -143,7 +150,7 @@ def correct_run(golden, profile, number, plain, folder):
     chose = all(np.array_equal(golden.choices[p], results[p]) for p in golden.choices if p in results)
     plain = plain or results
     return results, {
-        "case": golden.task.name(), "family": golden.task.family, "op": request.op, "profile": profile, "seed": golden.task.seed, "number": number,
+        "case": golden.task.name(), "family": golden.task.group(profile), "op": request.op, "profile": profile, "seed": golden.task.seed, "number": number,
         "variant": asdict(arithmetic.variant), "verdict": report["verdict"], "message": report["message"],
         "staged_verdict": staged["verdict"], "staged_message": staged["message"],
         "failure": first_failure(report), "same_choice": chose,
@@ -163,7 +170,7 @@ def mutants(golden, profile, plain, folder, write):
         file, accepted = candidates / (mutant["name"] + ".h5"), None
         if file.exists():
             accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds, golden.task.family)
-        found.append({"case": golden.task.name(), "family": golden.task.family, "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
+        found.append({"case": golden.task.name(), "family": golden.task.group(profile), "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
                       "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
                       "by_stage": mutant["by_stage"], "excess": mutant["excess"], "accepted": accepted})

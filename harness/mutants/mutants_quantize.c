@@ -94,6 +94,61 @@ bool assay_edit_zero_last_block(const assay_mutation *m, assay_tensor *scale)
     return true;
 }
 
+bool assay_edit_first_block(const assay_mutation *m, assay_tensor *scale)
+{
+    (void)m;
+    const assay_shape *shape = &scale->spec.shape;
+    const int axis = contracted(scale);
+    if (axis < 0 || shape->dims[axis] == 1) return false;
+    const int64_t inner = assay_axes_product(shape, axis + 1, shape->rank), blocks = shape->dims[axis];
+    for (int64_t i = 0; i < scale->count; i++) scale->values[i] = scale->values[i - i / inner % blocks * inner];
+    return true;
+}
+
+/* Of [E,J,N] scales of a byte. Where tensor cores have them each expert's N rows are padded with zeros to a multiple of 128. */
+bool assay_edit_unpadded_offsets(const assay_mutation *m, assay_tensor *scale)
+{
+    enum { ROWS = 128 };
+    const assay_shape *shape = &scale->spec.shape;
+    const int axis = contracted(scale);
+    if (scale->spec.role != ASSAY_ROLE_WEIGHT || axis != 1 || scale->spec.type == ASSAY_FLOAT32) return false;
+    const int64_t rows = assay_axes_product(shape, axis + 1, shape->rank), blocks = shape->dims[axis];
+    const int64_t padded = (rows + ROWS - 1) / ROWS * ROWS;
+    double *copy = malloc((size_t)scale->count * sizeof *copy);
+    if (copy == NULL || padded == rows || shape->dims[0] == 1) {
+        free(copy);
+        return false;
+    }
+    (void)m;
+    memcpy(copy, scale->values, (size_t)scale->count * sizeof *copy);
+    for (int64_t i = 0; i < scale->count; i++) {
+        const int64_t expert = i / rows / blocks, block = i / rows % blocks, place = expert * rows + i % rows;
+        const int64_t from = place / padded, row = place % padded;
+        scale->values[i] = row < rows ? copy[(from * blocks + block) * rows + row] : 0;
+    }
+    free(copy);
+    return true;
+}
+
+/* The two halves of each row read as if they alternated. */
+bool assay_edit_read_alternating(const assay_mutation *m, assay_tensor *scale)
+{
+    const int64_t width = assay_tensor_width(scale), half = width / 2;
+    double *copy = malloc((size_t)scale->count * sizeof *copy);
+    (void)m;
+    if (copy == NULL || width % 2 != 0 || half == 1) {
+        free(copy);
+        return false;
+    }
+    memcpy(copy, scale->values, (size_t)scale->count * sizeof *copy);
+    for (int64_t i = 0; i < scale->count; i++) {
+        const int64_t at = i % width;
+        scale->values[i] = copy[i - at + (at < half ? 2 * at : 2 * (at - half) + 1)];
+    }
+    free(copy);
+    return true;
+}
+
 /* [J,N] numbers in memory as [N,J] ones would lie there. */
 bool assay_edit_read_transposed(const assay_mutation *m, assay_tensor *scale)
 {

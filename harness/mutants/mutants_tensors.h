@@ -61,7 +61,7 @@ assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_ed
 assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_roll_blocks, assay_edit_roll_beside,
     assay_edit_read_transposed, assay_edit_roll_matrices, assay_edit_zero_last_block, assay_edit_all_to_first,
     assay_edit_take_from_gate, assay_edit_larger_of_both, assay_edit_unswizzle, assay_edit_read_unswizzled,
-    assay_edit_padding_of_scales;
+    assay_edit_padding_of_scales, assay_edit_first_block, assay_edit_unpadded_offsets, assay_edit_read_alternating;
 assay_mutation_edit assay_edit_swap_pairs;
 /* Of replicas of experts (mutants_layouts.c). */
 assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;

@@ -52,6 +52,68 @@ TEST_IN_FOLDER(linear_layers_are_turned)
     assert_int_equal(unlink(path), 0);
 }
 
+static const char nvfp4[] = "case: a\nop: mlp\nconfig: {base_emb_dim: 2, base_mlp_dim: 3}\nsequence: 2\n"
+                            "quant_formats: {weights/wi_0/kernel: nvfp4}\n";
+
+/* The same with codes of gate: two a byte, a scale for each output, one of the tensor. */
+static void write_codes(const char *path)
+{
+    static const char header[] =
+        "{\"mlp.gate_proj.weight\":{\"dtype\":\"U8\",\"shape\":[3,1],\"data_offsets\":[0,3]},"
+        "\"mlp.gate_proj.weight_scale\":{\"dtype\":\"F8_E4M3\",\"shape\":[3,1],\"data_offsets\":[3,6]},"
+        "\"mlp.gate_proj.weight_scale_2\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[6,10]},"
+        "\"mlp.gate_proj.input_scale\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[10,14]},"
+        "\"mlp.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[3,2],\"data_offsets\":[14,38]},"
+        "\"mlp.down_proj.weight\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[38,62]}}";
+    static const uint8_t codes[] = {0x21, 0x43, 0xe5}, scales[] = {0x38, 0x40, 0x48}; /* 1, 2, 4 */
+    const uint64_t length = sizeof header - 1;
+    const float numbers[14] = {0.25F, 3};
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(&length, sizeof length, 1, file), 1);
+    assert_int_equal(fwrite(header, length, 1, file), 1);
+    assert_int_equal(fwrite(codes, sizeof codes, 1, file), 1);
+    assert_int_equal(fwrite(scales, sizeof scales, 1, file), 1);
+    assert_int_equal(fwrite(numbers, sizeof numbers, 1, file), 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+TEST_IN_FOLDER(codes_and_scales_are_turned)
+{
+    static const double codes[] = {0.5, 1.5, 3, 1, 2, -4}, scales[] = {1, 2, 4}, of_tensor[] = {0.25};
+    static const struct {
+        const char *path;
+        const double *expected;
+        int64_t count;
+    } parts[] = {{"weights/wi_0/kernel", codes, 6},
+                 {"weights/wi_0/kernel_scale", scales, 3},
+                 {"weights/wi_0/kernel_tensor_scale", of_tensor, 1}};
+    char path[TEST_PATH_SIZE + 32];
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan = {0};
+    assay_case *c = case_from(nvfp4);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder->path);
+    write_codes(path);
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    for (int64_t n = 0;; n++) {
+        double found[3][6];
+        assay_model_weights *weights = NULL;
+        assay_fail_allocation(n);
+        assay_status status = assay_model_weights_open(&ctx, path, c, &plan.list, &weights);
+        for (int i = 0; i < 3 && status == ASSAY_OK; i++)
+            status = assay_model_weights_read(&ctx, weights, parts[i].path, 0, parts[i].count, found[i]);
+        const bool done = had_memory(&ctx, status);
+        assay_model_weights_close(weights);
+        if (!done) continue;
+        for (int i = 0; i < 3; i++) assert_same_bits(found[i], parts[i].expected, parts[i].count);
+        assert_true(n > 10);
+        break;
+    }
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
+    assert_int_equal(unlink(path), 0);
+}
+
 TEST_IN_FOLDER(every_failed_allocation_is_told)
 {
     char path[TEST_PATH_SIZE + 32];

@@ -170,6 +170,7 @@ static const char *const cases[] = {"routing/float32-bias",
                                     "gmm/mxfp4-weights",
                                     "gmm/nvfp4",
                                     "mlp/fp8",
+                                    "mlp/nvfp4-fused",
                                     "mla/nvfp4",
                                     "mlp/nvfp4",
                                     "moe/nvfp4",
@@ -266,9 +267,9 @@ static const struct {
      "fused_interleaved fused_shards_other activation_other clamp_missing biases_missing down_bias_twice "
      "shared_expert_missing shared_expert_scaled shared_slot_scaled weight_other_side shared_gate_missing "
      "rope_attention_scaling rope_pairing rope_interleave losses_times_shards last_batch_row_zero"},
-    {"gmm", "operand_scales_of_up_for_gate operand_tensor_scale_of_gate operand_tensor_scale_of_larger"},
-    {"mla", "operand_scales_of_up_for_gate operand_tensor_scale_of_gate operand_tensor_scale_of_larger"},
-    {"mla mlp", "operand_scale_of_next_expert operand_tensor_scale_of_first"},
+    {"gmm mla", "operand_scales_of_up_for_gate operand_tensor_scale_of_gate operand_tensor_scale_of_larger "
+                "operand_scales_interleaved"},
+    {"mla mlp", "operand_scale_of_next_expert operand_tensor_scale_of_first operand_scales_at_unpadded_offsets"},
     /* bits have no gradients, and what changes numbers changes none of them */
     {"quantize dequantize", "zero_gradients zero_input_gradients negated_gradients"},
     {"quantize",

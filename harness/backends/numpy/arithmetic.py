@@ -84,6 +84,15 @@ STORAGE = {"f32": lambda x: np.asarray(x, np.float32), "bf16": to_bfloat16, "f16
            "fp8_e4m3_block128": to_bfloat16}
 
 
+# Profiles of one's own (docs/comparing.md), whose sums of products are cut off (bench/power/*.yml): the profile that they are like, bits
+# after the leading one, and after how many products a sum is added to another in float32; None: never.
+CUT_SUMS = {"sums_13_bits": ("bf16", 13, FP8_BLOCK), "sums_cut_off": ("f32", 23, None)}
+
+
+def storage_profile(profile):
+    return CUT_SUMS.get(profile, (profile,))[0]
+
+
 def fp8_tiles(x, rows, powers):
     """x [..., m, k] in e4m3 with a float32 scale for each tile of rows by 128 numbers."""
     y = np.empty(x.shape, np.float64)
@@ -107,6 +116,8 @@ def cut_off(x, bits):
 
 class Arithmetic:
     def __init__(self, profile, variant=PLAIN):
+        self.cut = CUT_SUMS.get(profile)
+        profile = storage_profile(profile)
         self.exact = profile == "f64"
         self.float = np.float64 if self.exact else np.float32
         self.fp8 = profile.startswith("fp8")
@@ -167,21 +178,29 @@ class Arithmetic:
         powers = self.variant.power_scales
         a = fp8_tiles(self.round(a), 1, powers)
         b = fp8_tiles(self.round(b).T, rows_of_b, powers).T
-        step = min(self.variant.block or FP8_BLOCK, FP8_BLOCK)
+        return self.sums_of_blocks(a, b, 13 if self.variant.truncates else None, FP8_BLOCK)
+
+    def sums_of_blocks(self, a, b, bits, size):
+        """Within a block a sum is cut off after that many bits (None: exact); blocks are added in float32."""
+        count = max(a.shape[-1], 1)
+        size = size or count
+        step = min(self.variant.block or size, size)
 
         def block(first):
-            end, total = min(first + FP8_BLOCK, a.shape[-1]), 0.0
+            end, total = min(first + size, a.shape[-1]), 0.0
             for i in range(first, end, step):
-                total = total + a[:, i : min(i + step, end)] @ b[i : min(i + step, end)]
-                total = cut_off(total, 13) if self.variant.truncates else total
+                total = total + a[..., i : min(i + step, end)] @ b[..., i : min(i + step, end), :]
+                total = total if bits is None else cut_off(total, bits)
             return total
 
-        return self.reduce(block, range(0, max(a.shape[-1], 1), FP8_BLOCK))
+        return self.reduce(block, range(0, count, size))
 
     def contract(self, a, b):
         """Operands as they are; the router's are float32."""
         if self.exact:
             return np.asarray(a) @ np.asarray(b)
+        if self.cut:
+            return self.sums_of_blocks(np.asarray(a, np.float64), np.asarray(b, np.float64), *self.cut[1:])
         if self.variant.scales_after and isinstance(b, Operand):
             return self.scaled_sums(np.asarray(a, np.float64), np.asarray(b))
         a, b = np.asarray(a), np.asarray(b)

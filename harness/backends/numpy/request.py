@@ -5,6 +5,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from arithmetic import storage_profile
 
 RESULTS = ("outputs/", "gradients/", "checkpoints/")
 
@@ -95,7 +96,7 @@ def write_candidate(path, results, profile):
         f.attrs["kind"] = "candidate"
         for name, value in results.items():
             value = np.array(value, order="C")
-            if value.dtype == np.float32 and profile in ("bf16", "fp8_e4m3_block128"):
+            if value.dtype == np.float32 and storage_profile(profile) in ("bf16", "fp8_e4m3_block128"):
                 bits = value.view(np.uint32)
                 if not (bits & 0xFFFF).any():
                     f[name] = (bits >> 16).astype(np.uint16)
