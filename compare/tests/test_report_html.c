@@ -91,7 +91,8 @@ TEST(the_page_shows_what_is_wrong)
     report.tensors[0].worst_statistic = 0;
     report.tensors[0].statistics[0].expected[ASSAY_NULL_SPREAD] = 0.25;
     report.tensors[0].statistics[0].excess = 1.625;
-    report.power = (assay_power){.stated = true, .effective = 9, .detected = 8};
+    report.power =
+        (assay_power){.stated = true, .effective = 9, .detected = 8, .stated_by_stage = true, .detected_by_stage = 9};
     assert_ok(&p.ctx, assay_report_html(&p.ctx, 1, &report, &text));
     xmlDoc *page = parse(text);
     assert_non_null(page);
@@ -105,7 +106,7 @@ TEST(the_page_shows_what_is_wrong)
     assert_contains(text, "golden ?&lt;&amp;&gt;.h5");
     assert_contains(text, "routing: 7 tokens: 5 exact, 2 admissible, 0 wrong");
     assert_int_equal(nodes(page, "//td[text()='1.62']"), 1); /* of what is allowed of its statistic */
-    assert_contains(text, "power: 8 of 9 mutants");
+    assert_contains(text, "power: 8 of 9 mutants that have an effect here are detected, 9 with checkpoints (--staged)");
     xmlFreeDoc(page);
     free(text);
     assay_report_free(&report);

@@ -252,6 +252,11 @@ TEST_IN_FOLDER(mutants_that_pass_are_judged_by_stages)
     assert_true(found.power.stated_by_stage);
     assert_true(found.power.detected_by_stage > found.power.detected);
     assert_true(found.power.detected_by_stage < found.power.effective);
+    f.ctx.threads = 7;
+    f.ctx.isa = ASSAY_ISA_SCALAR;
+    assay_power_test again = discriminate(&f, "bf16");
+    for (int i = 0; i < assay_mutant_count; i++) assert_int_equal(again.items[i].by_stage, found.items[i].by_stage);
+    assay_power_test_free(&again);
     assay_power_test_free(&found);
     trial_close(&f);
     for (size_t i = 0; i < sizeof without / sizeof *without; i++) {
