@@ -3,12 +3,12 @@
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
-#include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/operands.h"
-#include "harness/plan/candidate_rows.h"
 #include "harness/mutants/mutants_requantise.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/hidden.h"
 #include "harness/operations/op_support.h"
+#include "harness/operations/operands.h"
+#include "harness/plan/candidate_rows.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"

@@ -52,7 +52,13 @@ typedef struct assay_tensors_change {
 } assay_tensors_change;
 
 /* Traits of an operation that its tensors show, beside its parts. */
-enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29, ASSAY_IS_FUNCTION = 1 << 28, ASSAY_HAS_CODES = 1 << 27, ASSAY_HAS_HIDDEN = 1 << 26 };
+enum {
+    ASSAY_HAS_X = 1 << 30,
+    ASSAY_HAS_WEIGHTS = 1 << 29,
+    ASSAY_IS_FUNCTION = 1 << 28,
+    ASSAY_HAS_CODES = 1 << 27,
+    ASSAY_HAS_HIDDEN = 1 << 26
+};
 
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */
 typedef enum assay_extent { ASSAY_NOWHERE, ASSAY_ALONE, ASSAY_IN_BLOCKS, ASSAY_EVERYWHERE } assay_extent;
@@ -74,10 +80,10 @@ typedef struct assay_mutant {
     assay_tensors_change inputs; /* as the operation reads them */
     assay_mutation_edit *change_inputs;
     assay_arithmetic_edit *degrade;
-    const char *makes, *asks; /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
+    const char *makes, *asks;      /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
     assay_hidden_edit *requantise; /* ASSAY_HAS_HIDDEN */
     double requantise_by;
-    const char *lost_weight;  /* what flows back through a kernel of this name is lost; NULL */
+    const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
     int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
     assay_tensors_change integers; /* of the results */

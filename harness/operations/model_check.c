@@ -362,11 +362,12 @@ static assay_status check_rules_of_hidden(const model_check *check)
 static assay_status check_quantising(const model_check *check)
 {
     if (assay_quantises_hidden(check->c) && takes_hidden_format(check->c)) return check_rules_of_hidden(check);
-    static const int KEYS[] = {
-        ASSAY_KEY_AT_quant_format,        ASSAY_KEY_AT_quant_scale,        ASSAY_KEY_AT_quant_subnormal_scale,
-        ASSAY_KEY_AT_quant_smallest_amax, ASSAY_KEY_AT_quant_saturate,     ASSAY_KEY_AT_quant_ties,
-        ASSAY_KEY_AT_quant_negative_zero, ASSAY_KEY_AT_quant_scale_layout, ASSAY_KEY_AT_quant_hidden_format,
-        ASSAY_KEY_AT_quant_hidden_tensor_scale, ASSAY_KEY_AT_quant_scale_rounding};
+    static const int KEYS[] = {ASSAY_KEY_AT_quant_format,          ASSAY_KEY_AT_quant_scale,
+                               ASSAY_KEY_AT_quant_subnormal_scale, ASSAY_KEY_AT_quant_smallest_amax,
+                               ASSAY_KEY_AT_quant_saturate,        ASSAY_KEY_AT_quant_ties,
+                               ASSAY_KEY_AT_quant_negative_zero,   ASSAY_KEY_AT_quant_scale_layout,
+                               ASSAY_KEY_AT_quant_hidden_format,   ASSAY_KEY_AT_quant_hidden_tensor_scale,
+                               ASSAY_KEY_AT_quant_scale_rounding};
     enum { COUNT = sizeof KEYS / sizeof *KEYS };
     const assay_case *c = check->c;
     const bool operands = c->quant_format_count > 0;

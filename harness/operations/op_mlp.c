@@ -220,7 +220,8 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .check = check,
                                       .describe = describe,
                                       .run = run,
-                                      .ensemble = assay_quantises_hidden, /* codes that change are no error of first order */
+                                      .ensemble =
+                                          assay_quantises_hidden, /* codes that change are no error of first order */
                                       .quantised = true,
                                       .second_form = {.evaluate = second_form},
                                       .flops = flops,

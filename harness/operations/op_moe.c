@@ -330,8 +330,8 @@ static bool has_own_scales(const spec_moe_config *config)
 {
     const assay_moe_config *moe = &config->moe;
     const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
-    return !assay_is_sharded(moe, &config->sharding) && moe->hidden.format == NULL && !moe->shared_gate && !engine && moe->physical_experts == 0 &&
-           assay_routing_propagates(&config->moe.routing);
+    return !assay_is_sharded(moe, &config->sharding) && moe->hidden.format == NULL && !moe->shared_gate && !engine &&
+           moe->physical_experts == 0 && assay_routing_propagates(&config->moe.routing);
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,

@@ -132,10 +132,11 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
     hidden->largest_of_input = assay_dtype_max(ASSAY_FLOAT32);
     hidden->tensor_scale = (float)m->quant_hidden_tensor_scale;
     if (format->rows != 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "quant_hidden_format is %s, expected one whose blocks have one row: kernels quantise a row of "
-                          "h by itself",
-                          format->name);
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "quant_hidden_format is %s, expected one whose blocks have one row: kernels quantise a row of "
+            "h by itself",
+            format->name);
     }
     if (hidden->swizzle)
         return refuse(ctx, "quant_scale_layout", m->quant_scale_layout.text, "row_major", format->name);

@@ -204,8 +204,8 @@ static const assay_tensor *staged_of(const assay_hidden_codes *codes, const assa
     return tensor != NULL && assay_tensor_is_complete(tensor) ? tensor : NULL;
 }
 
-static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden,
-                              const double *h, const double *tau, assay_hidden_codes *codes)
+static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden, const double *h,
+                              const double *tau, assay_hidden_codes *codes)
 {
     assay_quantize_config config;
     const assay_tensor *mine = staged_of(codes, hidden->codes), *scale = staged_of(codes, hidden->scale);

@@ -75,8 +75,7 @@ static assay_status draw(assay_context *ctx, const assay_plan *plan, const assay
     for (int number = 0; number < MEMBERS; number++) {
         const assay_emulation emulation = assay_ensemble_member(plan, precision, "hidden", number);
         TRY(run_for(ctx, plan, in, &emulation, &member));
-        for (int i = 0; i < golden->count; i++)
-            add_squares(&golden->items[i], &member.items[i], &spread->items[i]);
+        for (int i = 0; i < golden->count; i++) add_squares(&golden->items[i], &member.items[i], &spread->items[i]);
     }
     for (int i = 0; i < spread->count; i++) {
         assay_tensor *s = &spread->items[i];

@@ -53,7 +53,7 @@ static void append(trial *t, assay_fixture_writer *writer, const assay_tensor *r
 {
     const assay_block_format *format = assay_block_format_by_name(t->c->config.quant_hidden_format.text);
     const bool hidden = assay_path_is_hidden(r->spec.path), codes = assay_path_ends(r->spec.path, "moe_hidden_codes") ||
-                                                                   assay_path_ends(r->spec.path, "mlp_hidden_codes");
+                                                                    assay_path_ends(r->spec.path, "mlp_hidden_codes");
     const assay_dtype type = codes ? format->element : format->scale;
     assay_tensor_spec spec = r->spec;
     int32_t *bits = calloc((size_t)r->count, sizeof *bits);
@@ -61,9 +61,8 @@ static void append(trial *t, assay_fixture_writer *writer, const assay_tensor *r
     if (!hidden || form == NUMBERS) {
         spec.type = r->values == NULL ? ASSAY_INT32 : hidden ? type : ASSAY_BFLOAT16;
         assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
-        assert_ok(&t->ctx, r->values == NULL
-                               ? assay_fixture_append_i32(&t->ctx, writer, spec.path, count, r->indices)
-                               : assay_fixture_append(&t->ctx, writer, spec.path, count, r->values));
+        assert_ok(&t->ctx, r->values == NULL ? assay_fixture_append_i32(&t->ctx, writer, spec.path, count, r->indices)
+                                             : assay_fixture_append(&t->ctx, writer, spec.path, count, r->values));
         free(bits);
         return;
     }
@@ -232,7 +231,8 @@ TEST(rules_that_would_not_be_honoured_are_refused)
         {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_hidden_tensor_scale=0.5",
          "quant_hidden_tensor_scale is 0.5, expected 0"},
         {"mlp/silu", "quant_hidden_tensor_scale=0.5", "quant_hidden_tensor_scale is 0.5, expected 0.0"},
-        {"mlp/silu", "quant_hidden_format=nvfp4;quant_hidden_tensor_scale=0.5", "quant_scale is divide, expected invert"},
+        {"mlp/silu", "quant_hidden_format=nvfp4;quant_hidden_tensor_scale=0.5",
+         "quant_scale is divide, expected invert"},
         {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_format=mxfp4", "quant_format is mxfp4, expected none"},
         {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_scale_layout=swizzled_128x4",
          "quant_scale_layout is swizzled_128x4, expected row_major"},

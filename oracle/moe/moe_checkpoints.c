@@ -113,13 +113,11 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
     const moe_slots *slots = slots_of(block, mlp);
     const int64_t count = slots != NULL ? slots->count : rows->count;
     /* Fused, a and b are the halves of one tensor. */
-    const double *const from[ASSAY_MLP_CHECKPOINTS] = {[ASSAY_MLPWI_0] = values->a,
-                                                       [ASSAY_MLPWI_1] = values->b,
-                                                       [ASSAY_MLPWI] = values->a,
-                                                       [ASSAY_MLP_INTERMEDIATE] = values->h,
-                                                       [ASSAY_MLP_CODES] = values->codes,
-                                                       [ASSAY_MLP_SCALE] = values->scale,
-                                                       [ASSAY_MLPWO] = values->y};
+    const double *const from[ASSAY_MLP_CHECKPOINTS] = {
+        [ASSAY_MLPWI_0] = values->a,       [ASSAY_MLPWI_1] = values->b,
+        [ASSAY_MLPWI] = values->a,         [ASSAY_MLP_INTERMEDIATE] = values->h,
+        [ASSAY_MLP_CODES] = values->codes, [ASSAY_MLP_SCALE] = values->scale,
+        [ASSAY_MLPWO] = values->y};
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t width = width_of(mlp, checkpoint);
         const double *write = from[checkpoint];

@@ -27,7 +27,8 @@ typedef struct assay_gated_mlp_config {
     /* That H is split over, each of which has its own columns of wi_0 and wi_1 and rows of wo: what is a product over H
      * is the sum of theirs, ascending, and wo_bias comes once, after it. 0 is 1. Divides H. */
     int64_t hidden_shards;
-    assay_quantize_config hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
+    assay_quantize_config
+        hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
 } assay_gated_mlp_config;
 
 /* The weights. Not fused: wi_0, wi_1; fused: wi. Biases may be there or not. */

@@ -57,8 +57,7 @@ static assay_tensor_row row_of(const entry *e, const assay_gated_mlp_config *con
                                     .axes = place == ASSAY_MLP_ROUTED ? e->routed_axes : e->axes,
                                     .inputs = e->kind == ASSAY_KERNEL};
     const bool quantised = e->when == QUANTISED && config->hidden.format != NULL;
-    const bool there = e->when == ALWAYS || quantised ||
-                       (e->when != QUANTISED && (e->when == FUSED) == config->fused);
+    const bool there = e->when == ALWAYS || quantised || (e->when != QUANTISED && (e->when == FUSED) == config->fused);
     return there && config->mlp_dim > 0 ? assay_tensor_row_of(&form, config, axis_size) : (assay_tensor_row){0};
 }
 

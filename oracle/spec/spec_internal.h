@@ -168,7 +168,7 @@ typedef struct spec_block {
      * first a slot of a token has (NULL: dense). */
     const spec_quad *held, *held_shared;
     int64_t *held_rows;
-    spec_quad *y;                                  /* [T,D]: what the block gives */
+    spec_quad *y; /* [T,D]: what the block gives */
 } spec_block;
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,

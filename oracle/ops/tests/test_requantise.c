@@ -40,7 +40,8 @@ TEST(codes_and_scales_are_those_of_quantize)
         for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
             const int64_t block = i / COLUMNS * blocks + i % COLUMNS / columns, first = i - i % COLUMNS % columns;
             double amax = 0, number = 0;
-            for (int64_t j = first; j < first + columns && j / COLUMNS == i / COLUMNS; j++) amax = fmax(amax, fabs(h[j]));
+            for (int64_t j = first; j < first + columns && j / COLUMNS == i / COLUMNS; j++)
+                amax = fmax(amax, fabs(h[j]));
             const double scale = assay_quantize_scale(amax, &config.hidden);
             assay_quantize_by(&number, &h[i], 1, scale, &config.hidden);
             assert_true(r.scale[block] == scale);
