@@ -1,7 +1,8 @@
 /* The power of a golden's verdict, as it is stored: which mutants the comparer tells from correct candidates
  * (docs/mutants.md).
  *
- * discrimination/PROFILE [mutants,fields] has a row for each mutant of the root attribute `mutants`. */
+ * discrimination/PROFILE [mutants,fields] has a row for each mutant of the root attribute `mutants`. Earlier goldens lack
+ * the last field. */
 #ifndef ASSAY_COMPARE_POWER_H
 #define ASSAY_COMPARE_POWER_H
 
@@ -26,14 +27,24 @@ enum {
     ASSAY_POWER_CHANGED,  /* tensors with an effect */
     ASSAY_POWER_FOUND,    /* of those, the ones that fail by themselves */
     ASSAY_POWER_EXCESS,   /* by how much: the error over its threshold; infinite where any difference is too much */
+    ASSAY_POWER_BY_STAGE, /* the outcome where candidates give checkpoints; 0: not judged */
     ASSAY_POWER_FIELDS
 };
 
 typedef struct assay_power {
     bool stated;
     int effective, detected; /* mutants that have an effect, and of those the detected ones */
-    char vacuous[64];        /* the first required mutant that would pass; "" */
+    bool stated_by_stage;
+    int detected_by_stage; /* where candidates give checkpoints and `compare --staged` judges them */
+    char vacuous[64];      /* the first required mutant that would pass; "" */
 } assay_power;
+
+/* "46 of 54 mutants that have an effect here are detected", and how many with checkpoints. */
+enum { ASSAY_POWER_LINE_SIZE = 160 };
+void assay_power_line(const assay_power *power, char line[ASSAY_POWER_LINE_SIZE]);
+
+/* How many fields the rows of a stored certificate have; 0: it is none for so many mutants. */
+int assay_power_fields_of(const assay_tensor_spec *stored, int mutants);
 
 /* A golden without a certificate for this profile: not stated. Refuses one that is damaged. */
 assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, const char *profile,

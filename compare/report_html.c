@@ -320,8 +320,9 @@ static bool write_report(FILE *out, int number, const assay_report *report)
         fprintf(out, "</code></p>");
     }
     if (report->power.stated) {
-        fprintf(out, "<p>power: %d of %d mutants that have an effect here are detected</p>", report->power.detected,
-                report->power.effective);
+        char line[ASSAY_POWER_LINE_SIZE];
+        assay_power_line(&report->power, line);
+        fprintf(out, "<p>power: %s</p>", line);
     }
     if (report->golden_path[0] != '\0') {
         fprintf(out, "<p class=\"soft\">golden <code>");

@@ -176,7 +176,9 @@ static bool put_power(cJSON *object, const assay_power *power)
     if (!power->stated) return put(object, "power", cJSON_CreateNull());
     cJSON *item = start(object, "power", cJSON_CreateObject());
     return item != NULL && put_number(item, "mutants", power->effective) &&
-           put_number(item, "detected", power->detected) && put_text(item, "vacuous", power->vacuous);
+           put_number(item, "detected", power->detected) &&
+           (!power->stated_by_stage || put_number(item, "detected_by_stage", power->detected_by_stage)) &&
+           put_text(item, "vacuous", power->vacuous);
 }
 
 /* Absent where nobody looked. */

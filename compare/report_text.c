@@ -212,8 +212,9 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
     if (report->diagnosis[0] != '\0') fprintf(out, "looks like this: %s\n", report->diagnosis);
     if (report->explanation[0] != '\0') fprintf(out, "known bugs: %s\n", report->explanation);
     if (report->power.stated) {
-        fprintf(out, "power: %d of %d mutants that have an effect here are detected\n", report->power.detected,
-                report->power.effective);
+        char line[ASSAY_POWER_LINE_SIZE];
+        assay_power_line(&report->power, line);
+        fprintf(out, "power: %s\n", line);
     }
     if (report->reproduce[0] != '\0') fprintf(out, "reproduce: %s\n", report->reproduce);
     return assay_text_close(out, text) ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");

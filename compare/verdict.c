@@ -93,6 +93,10 @@ void assay_report_join_stages(assay_report *report)
     report->verdict = stages->verdict == ASSAY_FAIL || report->verdict == ASSAY_FAIL ? ASSAY_FAIL : stages->verdict;
     snprintf(report->message, sizeof report->message, "stage %.240s", stages->message);
     snprintf(report->diagnosis, sizeof report->diagnosis, "%s", stages->diagnosis);
+    if (stages->explanation[0] == '\0') return;
+    snprintf(report->explanation, sizeof report->explanation, "by stage, %.480s", stages->explanation);
+    memcpy(report->explained_by, stages->explained_by, sizeof report->explained_by);
+    report->explained_count = stages->explained_count;
 }
 
 void assay_report_weigh(assay_report *report)

@@ -30,7 +30,7 @@ class Task:
     profiles: tuple
     variants: tuple  # numbers
     mutants: bool
-    staged: bool = False  # candidates give checkpoints, and are judged stage by stage too
+    staged: bool = False  # candidates that give checkpoints are judged stage by stage too
     family: str = ""  # of the format of quantised operands
     words: tuple = ()  # of `assay generate`, beside the case and the seed
     own_profiles: tuple = ()  # files
@@ -74,23 +74,31 @@ def read_results(path):
 class Golden:
     def __init__(self, task, folder):
         self.task, self.path = task, str(Path(folder) / "golden.h5")
-        words = [task.assay, "generate", task.case, "-o", self.path, "--quiet", "--threads", "1"]
-        words += task.words
-        if task.seed:
-            words += ["--seed", str(task.seed)]
-        if task.staged:
-            words += ["--set", "checkpoints=all"]
-        if FP8 in task.profiles:
-            words += ["--set", "profiles=[" + ", ".join(task.profiles) + "]"]
-        call(*words, accept=(0,))
-        for file in task.own_profiles:
-            call(task.assay, "calibrate", self.path, "--precision", file, "--quiet", "--threads", "1", accept=(0,))
+        self.generate(self.path)
+        self.with_checkpoints = self.make_with_checkpoints(folder) if task.staged else None
         results, yaml = read_results(self.path)
         self.results = {p: v for p, v in results.items() if not p.startswith("routing/")}
         self.choices = {p: v for p, v in results.items() if p.endswith("selected_experts") and p.startswith("routing/")}
         has = re.findall(r"\w+", re.search(r"^profiles: (.*)$", yaml, re.M)[1])
         self.profiles = [p for p in task.profiles if p in has] + [Path(file).stem for file in task.own_profiles]
         self.bounds = product_bounds(*self.operation_and_tensors())
+
+    def generate(self, path, *more):
+        words = [self.task.assay, "generate", self.task.case, "-o", path, "--quiet", "--threads", "1", *more, *self.task.words]
+        if self.task.seed:
+            words += ["--seed", str(self.task.seed)]
+        if FP8 in self.task.profiles:
+            words += ["--set", "profiles=[" + ", ".join(self.task.profiles) + "]"]
+        call(*words, accept=(0,))
+        for file in self.task.own_profiles:
+            call(self.task.assay, "calibrate", path, "--precision", file, "--quiet", "--threads", "1", accept=(0,))
+
+    def make_with_checkpoints(self, folder):
+        """None where the operation has none."""
+        path = str(Path(folder) / "with-checkpoints.h5")
+        self.generate(path, "--set", "checkpoints=all")
+        with h5py.File(path) as f:
+            return path if "checkpoints" in f else None
 
     def operation_and_tensors(self):
         request = Request(self.path, np.float64)
@@ -110,10 +118,10 @@ class Golden:
         return float(worst)
 
 
-def compare(golden, candidate, profile, folder):
+def compare(assay, golden, candidate, profile, folder, *more):
     report = str(Path(folder) / "report.json")
-    call(golden.task.assay, "compare", golden.path, candidate, "--precision", profile, "--json", report, "--quiet",
-         "--threads", "1", *(["--staged"] if golden.task.staged else []))
+    call(assay, "compare", golden, candidate, "--precision", profile, "--json", report, "--quiet", "--threads", "1",
+         *more)
     return json.loads(Path(report).read_text())["reports"][0]
 
 
@@ -129,16 +137,22 @@ def first_failure(report):
 
 def correct_run(golden, profile, number, plain, folder):
     arithmetic = Arithmetic(profile, variant(number))
-    request = Request(golden.path, arithmetic.float)
+    request = Request(golden.with_checkpoints or golden.path, arithmetic.float)
     results = run(arithmetic, request)
     candidate = str(Path(folder) / "candidate.h5")
-    write_candidate(candidate, results, profile)
-    report = compare(golden, candidate, profile, folder)
+    write_candidate(candidate, {p: v for p, v in results.items() if p in golden.results or p.startswith("routing/")}, profile)
+    assay = golden.task.assay
+    report = compare(assay, golden.path, candidate, profile, folder)
+    staged = report
+    if golden.with_checkpoints:
+        write_candidate(candidate, results, profile)
+        staged = compare(assay, golden.with_checkpoints, candidate, profile, folder, "--staged")
     chose = all(np.array_equal(golden.choices[p], results[p]) for p in golden.choices if p in results)
     plain = plain or results
     return results, {
         "case": golden.task.name(), "family": golden.task.group(profile), "op": request.op, "profile": profile, "seed": golden.task.seed, "number": number,
         "variant": asdict(arithmetic.variant), "verdict": report["verdict"], "message": report["message"],
+        "staged_verdict": staged["verdict"], "staged_message": staged["message"],
         "failure": first_failure(report), "same_choice": chose,
         "accepted": judge(golden.results, results, plain, profile, golden.bounds, golden.task.family)}
 
@@ -154,15 +168,12 @@ def mutants(golden, profile, plain, folder, write):
         if mutant["outcome"] not in ("detected", "passes") and mutant["name"] not in BELOW_A_UNIT:
             continue
         file, accepted = candidates / (mutant["name"] + ".h5"), None
-        failed = mutant["tensors_failed"]
-        if golden.task.staged and file.exists():
-            failed = int(compare(golden, str(file), profile, folder)["verdict"] == "FAIL")
         if file.exists():
             accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds, golden.task.family)
         found.append({"case": golden.task.name(), "family": golden.task.group(profile), "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
-                      "tensors": mutant["tensors"], "tensors_failed": failed,
-                      "excess": mutant["excess"], "accepted": accepted})
+                      "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
+                      "by_stage": mutant["by_stage"], "excess": mutant["excess"], "accepted": accepted})
     return found
 
 

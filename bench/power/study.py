@@ -13,7 +13,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "har
 
 import quantised  # noqa: E402
 import self_test  # noqa: E402
-from cases import CASES, FP8, QUICK  # noqa: E402
+from cases import CASES, FP8, PROFILES, QUICK  # noqa: E402
 from runs import catalogue, knows, perform, tasks  # noqa: E402
 from table import markdown, run_rejected  # noqa: E402
 
@@ -24,9 +24,10 @@ def options():
     parser = argparse.ArgumentParser(prog="ci/power", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each operation, few runs")
     parser.add_argument("--all", action="store_true", help="every case of the catalogue that the kernels have, without mutants")
-    parser.add_argument("--staged", action="store_true", help="candidates give checkpoints and are judged stage by stage too (assay compare --staged)")
+    parser.add_argument("--staged", action="store_true", help="correct candidates give checkpoints too and are judged by assay compare --staged; a table with and without")
     parser.add_argument("--quantised", action="store_true", help="cases of quantised operands, and of quantize and dequantize, by format")
     parser.add_argument("--self-test", action="store_true", help="only: roundings, and kernels in float64 against goldens")
+    parser.add_argument("--profiles", default=",".join((*PROFILES, FP8)), metavar="P,...", help="only these (all)")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those of the cases")
     parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3; quantised: 84)")
     parser.add_argument("--output", metavar="FOLDER", help="where power.json goes, with every run")
@@ -53,7 +54,7 @@ def problems(made, mutants):
         if not task["self_test"] <= SELF_TEST_LIMIT:
             yield f"{task['case']} seed {task['seed']}: the kernel in float64 is {task['self_test']:.1e} from the golden"
         for r in task["runs"]:
-            if run_rejected(r):
+            if run_rejected(r) or run_rejected(r, True):
                 yield f"{r['case']} seed {r['seed']} {r['profile']} variant {r['number']}: a correct run is rejected"
     for m in mutants:
         if m["required"] and m["outcome"] == "passes" and m["fixture"] != "VACUOUS":
@@ -70,6 +71,9 @@ def main():
     if not names and not o.quantised:
         sys.exit(f"ci/power: no case of the study matches {o.cases}")
     runs = o.runs if o.runs is not None else 3 if o.quick else quantised.RUNS if o.quantised else 28
+    wanted = o.profiles.split(",")
+    if unknown := set(wanted) - {*PROFILES, FP8}:
+        sys.exit(f"ci/power: --profiles has {', '.join(sorted(unknown))}, expected of {', '.join((*PROFILES, FP8))}")
     fp8 = knows(o.assay, "compare", FP8)
     skipped = [] if fp8 else [f"Not run: profile {FP8}, which this assay does not have.", ""]
     if not knows(o.assay, "certify", "--write"):
@@ -79,9 +83,8 @@ def main():
         work = quantised.tasks(o.assay, o.cases, runs, mutants_too, o.quick)
     else:
         work = tasks(o.assay, names, runs, fp8, mutants_too)
-    work = [replace(t, staged=o.staged, variants=() if o.self_test else t.variants) for t in work]
-    if o.staged:
-        skipped += ["Of assay: candidates with checkpoints, judged with --staged.", ""]
+    work = [replace(t, staged=o.staged, variants=() if o.self_test else t.variants,
+                    profiles=tuple(p for p in t.profiles if p in wanted)) for t in work]
     done = perform_all(work, o.jobs)
     made = [t for t in done if "unsupported" not in t]
     if left := sorted({t["case"] for t in done} - {t["case"] for t in made}):
@@ -96,7 +99,7 @@ def main():
         worst = max(t["self_test"] for t in made)
         print(f"{len(made)} kernels in float64 agree with their goldens, the worst to {worst:.1e}" if not found else "")
     else:
-        print(markdown(all_runs, mutants, skipped, o.quantised))
+        print(markdown(all_runs, mutants, skipped, o.staged, o.quantised))
     for line in found:
         print("power: " + line, file=sys.stderr)
     sys.exit(1 if found else 0)

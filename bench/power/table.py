@@ -21,12 +21,13 @@ def rejects(record, name, detected):
     return None if accepted is None else not accepted
 
 
-def run_rejected(run):
-    return run["verdict"] not in ("PASS", "VACUOUS")
+def run_rejected(run, staged=False):
+    return run["staged_verdict" if staged else "verdict"] not in ("PASS", "VACUOUS")
 
 
-def mutant_rejected(mutant):
-    return mutant["tensors_failed"] > 0
+def mutant_rejected(mutant, staged=False):
+    """Of an operation without stages, checkpoints change nothing."""
+    return mutant["tensors_failed"] > 0 or (staged and mutant["by_stage"] == "detected")
 
 
 def count(records, name, detected):
@@ -89,10 +90,11 @@ def usable(mutants, runs, label, key):
 def failures(runs):
     lines = []
     for r in runs:
-        if run_rejected(r):
+        if run_rejected(r) or run_rejected(r, True):
             seed = f" --seed {r['seed']}" if r["seed"] else ""
             other = "" if r["same_choice"] else " (other experts chosen)"
-            lines.append(f"- `{r['case']}{seed}`, {r['profile']}, variant {r['number']} ({r['variant']['name']}){other}: {r['message']}")
+            lines.append(f"- `{r['case']}{seed}`, {r['profile']}, variant {r['number']} ({r['variant']['name']}){other}: "
+                         + (r["message"] if run_rejected(r) else r["staged_message"]))
     return lines
 
 
@@ -105,7 +107,30 @@ def passing(mutants):
     return [f"- `{name}`: " + ", ".join(places) for name, places in groups.items()]
 
 
-def markdown(runs, mutants, skipped, quantised=False):
+def still_passing(mutants):
+    """Each mutant that passes with checkpoints too, and in which cases."""
+    groups = {}
+    for m in mutants:
+        if not mutant_rejected(m, True):
+            groups.setdefault((m["mutant"], m["profile"]), []).append(m["case"])
+    lines = ["| passes with checkpoints too | profile | cases |", "| --- | --- | --- |"]
+    return lines + [f"| `{name}` | {profile} | {', '.join(cases)} |" for (name, profile), cases in groups.items()]
+
+
+def with_checkpoints(runs, mutants, label, key):
+    """What `compare --staged` says of candidates with checkpoints, beside what `compare` says of the same without."""
+    lines = ["", "With checkpoints: candidates that give them, judged by `assay compare --staged`.", "",
+             f"| {label} | false alarms without | with | mutants detected without | with |", "| --- |" + " --- |" * 4]
+    made_of = dict(grouped(mutants, key))
+    for group, some in grouped(runs, key):
+        cells = [share(sum(run_rejected(r, s) for r in some), len(some)) for s in (False, True)]
+        made = made_of.get(group, [])
+        cells += [percent(sum(mutant_rejected(m, s) for m in made), len(made)) for s in (False, True)]
+        lines.append(f"| {group} | " + " | ".join(cells) + " |")
+    return lines + ([""] + still_passing(mutants) if mutants else [])
+
+
+def markdown(runs, mutants, skipped, staged, quantised=False):
     label, key = ("format", "family") if quantised else ("profile", "profile")
     apart = [m for m in mutants if m["mutant"] in BELOW_A_UNIT]
     mutants = [m for m in mutants if m["mutant"] not in BELOW_A_UNIT]
@@ -129,6 +154,8 @@ def markdown(runs, mutants, skipped, quantised=False):
         lines += ["", "Mutants of which a rule lets a fifth or more pass; empty: none.", "", *let_pass(mutants, key)]
         if quantised and (lost := passing(mutants)):
             lines += ["", "Mutants that assay lets pass:", "", *lost]
+    if staged:
+        lines += with_checkpoints(runs, mutants, label, key)
     other = sum(not r["same_choice"] for r in runs)
     if other:
         lines += ["", f"{other} correct runs chose other experts than the golden, near ties of their seeds."]

@@ -6,6 +6,7 @@
 #include "harness/commands/command.h"
 #include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
+#include "harness/routing_choice/stages.h"
 
 static assay_status check_engine(assay_context *ctx, const assay_fixture_reader *reader, const char *path)
 {
@@ -40,6 +41,7 @@ static assay_status calibrate(assay_context *ctx, const assay_options *options, 
     if (assay_fixture_has(golden.reader, ASSAY_ROLE_CERTIFICATE))
         TRY(assay_plan_certify(ctx, plan, ASSAY_BUDGET_UNSAID));
     if (assay_fixture_has(golden.reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+    plan->by_stage = &assay_stages_judge;
     /* its own inputs, whatever they were made from; the new file takes the place of the old one when it is whole */
     plan->recipe = true; /* where the file has recipes */
     TRY(assay_golden_write(ctx, plan, path, path, options->quiet));

@@ -13,6 +13,7 @@
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
+#include "harness/routing_choice/stages.h"
 
 /* Where the golden of a case goes. */
 static assay_status output_path(assay_context *ctx, const assay_options *options, const assay_case *c, char *path,
@@ -60,6 +61,7 @@ static assay_status make_plan(assay_context *ctx, const assay_options *options, 
     plan->recipe = options->recipe;
     if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
     if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
+    plan->by_stage = &assay_stages_judge;
 cleanup:
     return status;
 }

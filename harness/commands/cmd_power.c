@@ -8,6 +8,7 @@
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
+#include "harness/routing_choice/stages.h"
 #include "oracle/base/whole_file.h"
 
 static const char *outcome_name(assay_mutant_outcome outcome)
@@ -35,35 +36,39 @@ static bool is_vacuous(const assay_power_test *found)
 /* One line for each mutant that applies; all of them when verbose. */
 static void print_table(const assay_power_test *found, bool verbose)
 {
-    printf("\n  %-24s %-13s %-14s %-8s %-9s %8s %9s  %s\n", "mutant", "changed", "bugs", "required", "outcome",
-           "tensors", "excess", verbose ? "where" : "");
+    const bool by_stage = found->power.stated_by_stage;
+    printf("\n  %-24s %-13s %-14s %-8s %-9s %s%8s %9s  %s\n", "mutant", "changed", "bugs", "required", "outcome",
+           by_stage ? "by stage   " : "", "tensors", "excess", verbose ? "where" : "");
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant_result *r = &found->items[i];
         char tensors[32] = "";
         if (r->outcome == ASSAY_MUTANT_NOT_APPLICABLE && !verbose) continue;
         if (r->changed > 0) snprintf(tensors, sizeof tensors, "%d/%d", r->found, r->changed);
-        printf("  %-24s %-13s %-14s %-8s %-9s %8s", r->mutant->name, assay_mutant_way(r->mutant), r->mutant->bugs,
-               r->required ? "yes" : "", outcome_name(r->outcome), tensors);
+        printf("  %-24s %-13s %-14s %-8s %-9s ", r->mutant->name, assay_mutant_way(r->mutant), r->mutant->bugs,
+               r->required ? "yes" : "", outcome_name(r->outcome));
+        if (by_stage) printf("%-10s ", r->outcome == ASSAY_MUTANT_PASSES ? outcome_name(r->by_stage) : "");
+        printf("%8s", tensors);
         if (r->changed > 0) printf(" %9.3g  %s", r->excess, verbose ? r->where : "");
         printf("\n");
     }
     printf("  tensors: that fail by themselves, of those with an effect; excess: the error over its threshold, above 1 "
            "fails\n");
+    if (by_stage) printf("  by stage: of those that pass, where candidates give checkpoints (compare --staged)\n");
 }
 
 static void print_verdict(const char *path, const assay_power_test *found)
 {
-    const assay_power *power = &found->power;
+    char line[ASSAY_POWER_LINE_SIZE];
+    assay_power_line(&found->power, line);
     if (is_vacuous(found)) {
         printf("\nVACUOUS  %s: mutant %s would pass at profile %s: a backend with this bug is not told from a correct "
                "one\n",
-               path, power->vacuous, found->profile->precision.name);
+               path, found->power.vacuous, found->profile->precision.name);
     } else {
         printf("\nPASS  %s: every required mutant with an effect is detected at profile %s\n", path,
                found->profile->precision.name);
     }
-    printf("power: %d of %d mutants that have an effect here are detected; %d without effect, %d do not apply\n",
-           power->detected, power->effective, count_of(found, ASSAY_MUTANT_NO_EFFECT),
+    printf("power: %s; %d without effect, %d do not apply\n", line, count_of(found, ASSAY_MUTANT_NO_EFFECT),
            count_of(found, ASSAY_MUTANT_NOT_APPLICABLE));
     fflush(stdout);
 }
@@ -87,6 +92,7 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
            cJSON_AddStringToObject(item, "changed", assay_mutant_way(r->mutant)) != NULL &&
            cJSON_AddBoolToObject(item, "required", r->required) != NULL &&
            cJSON_AddStringToObject(item, "outcome", outcome_name(r->outcome)) != NULL &&
+           cJSON_AddStringToObject(item, "by_stage", outcome_name(r->by_stage)) != NULL &&
            cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
            cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL && put_excess(item, r->excess) &&
            cJSON_AddStringToObject(item, "where", r->where) != NULL;
@@ -106,6 +112,8 @@ static bool put_fixture(cJSON *list, const char *path, const assay_case *c, cons
               cJSON_AddStringToObject(fixture, "verdict", is_vacuous(found) ? "VACUOUS" : "PASS") != NULL &&
               cJSON_AddNumberToObject(fixture, "effective", found->power.effective) != NULL &&
               cJSON_AddNumberToObject(fixture, "detected", found->power.detected) != NULL;
+    if (ok && found->power.stated_by_stage)
+        ok = cJSON_AddNumberToObject(fixture, "detected_by_stage", found->power.detected_by_stage) != NULL;
     cJSON *mutants = ok ? cJSON_AddArrayToObject(fixture, "mutants") : NULL;
     ok = mutants != NULL;
     for (int i = 0; ok && i < assay_mutant_count; i++) ok = put_mutant(mutants, &found->items[i]);
@@ -133,6 +141,7 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     TRY(assay_golden_open(ctx, path, &golden));
     TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
     TRY(assay_golden_plan(ctx, &golden, NULL));
+    golden.plan.by_stage = &assay_stages_judge;
     TRY(assay_plan_require_memory(ctx, &golden.plan));
     ctx->threads = assay_plan_threads(ctx, &golden.plan);
     TRY(assay_golden_load(ctx, &results, &golden.plan, golden.reader));

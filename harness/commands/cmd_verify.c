@@ -10,6 +10,7 @@
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
+#include "harness/routing_choice/stages.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 
@@ -52,6 +53,7 @@ static assay_status plan_scales(assay_context *ctx, assay_plan *plan, const assa
     if (!assay_fixture_has(reader, ASSAY_ROLE_NULL)) assay_plan_drop(plan, ASSAY_ROLE_NULL);
     if (strcmp(stored, ASSAY_ERROR_MODEL) == 0) {
         if (assay_fixture_has(reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+        plan->by_stage = &assay_stages_judge;
         goto cleanup;
     }
     TRY(assay_golden_check_layout(ctx, plan, reader));

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "harness/explain/explain_internal.h"
 #include "harness/plan/golden_read.h"
@@ -33,8 +34,9 @@ typedef struct search {
     const assay_report *plain;
     hypothesis *held; /* [assay_mutant_count] */
     int held_count, tried;
-    bool noise;    /* held are mutants whose errors are as large, not the same */
-    double before; /* RMS of error / deviation from the golden, over all tensors */
+    const assay_tensor_set *given_too; /* checkpoints that stages begin with; NULL: a whole candidate is explained */
+    bool noise;                        /* held are mutants whose errors are as large, not the same */
+    double before;                     /* RMS of error / deviation from the golden, over all tensors */
 } search;
 
 /* A failure of values: of shapes and types the message says it all, and no mutant has others. */
@@ -129,7 +131,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !assay_mutant_is_lossy(mutant) && !mutant->each_shard;
     const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
-    if (!evaluated || s->held_count > held || !near) return ASSAY_OK;
+    if (!evaluated || s->held_count > held || !near || s->given_too != NULL) return ASSAY_OK;
     TRY(try_mutant(ctx, s, &own, mutant, &residual));
 cleanup:
     return status;
@@ -246,6 +248,21 @@ static void close_search(search *s, assay_tensor_set *results)
     assay_tensor_set_free(results);
 }
 
+static assay_status add_given(assay_context *ctx, const assay_tensor_set *given, assay_tensor_set *results)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < given->count; i++) {
+        const assay_tensor *from = &given->items[i];
+        assay_tensor *tensor = NULL;
+        if (!assay_tensor_is_complete(from)) continue;
+        TRY(assay_tensor_set_add(ctx, results, &from->spec, &tensor));
+        memcpy(tensor->values, from->values, (size_t)from->count * sizeof *from->values);
+        tensor->written = tensor->count;
+    }
+cleanup:
+    return status;
+}
+
 /* What a search needs. `results` are the golden's tensors. */
 static assay_status open_search(assay_context *ctx, search *s, assay_golden *golden, assay_fixture_reader *candidate,
                                 const assay_profile *profile, assay_tensor_set *results)
@@ -255,6 +272,7 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     const assay_plan *plan = &golden->plan;
     ctx->threads = assay_plan_threads(ctx, plan);
     TRY(assay_golden_load(ctx, results, plan, golden->reader));
+    if (s->given_too != NULL) TRY(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
     TRY(assay_given_results_load(ctx, results, candidate, &s->given));
     TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
@@ -263,12 +281,13 @@ cleanup:
     return status;
 }
 
-static assay_status explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                            const assay_profile *profile, bool quiet, assay_report *report)
+static assay_status explain(assay_context *ctx, assay_golden *golden, const assay_tensor_set *given_too,
+                            assay_fixture_reader *candidate, const assay_profile *profile, bool quiet,
+                            assay_report *report)
 {
     assay_status status;
     assay_tensor_set results = {0};
-    search s = {.plain = report, .before = residual_of(report)};
+    search s = {.plain = report, .before = residual_of(report), .given_too = given_too};
     const assay_plan *plan = &golden->plan;
     TRY(assay_golden_plan(ctx, golden, profile));
     TRY(assay_plan_require_memory(ctx, plan));
@@ -306,16 +325,29 @@ cleanup:
     return status;
 }
 
-assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                           const assay_profile *profile, bool quiet, assay_report *report)
+static assay_status explain_or_say_why_not(assay_context *ctx, assay_golden *golden, const assay_tensor_set *given_too,
+                                           assay_fixture_reader *candidate, const assay_profile *profile, bool quiet,
+                                           assay_report *report)
 {
     if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
     const int threads = ctx->threads;
-    const assay_status status = explain(ctx, golden, candidate, profile, quiet, report);
+    const assay_status status = explain(ctx, golden, given_too, candidate, profile, quiet, report);
     ctx->threads = threads;
     if (status == ASSAY_OK) return ASSAY_OK;
     /* the verdict stands without it */
     snprintf(report->explanation, sizeof report->explanation, "not tried: %.400s", ctx->message);
     ctx->message[0] = '\0';
     return ASSAY_OK;
+}
+
+assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                           const assay_profile *profile, bool quiet, assay_report *report)
+{
+    return explain_or_say_why_not(ctx, golden, NULL, candidate, profile, quiet, report);
+}
+
+assay_status assay_explain_stages(assay_context *ctx, assay_stages *by, assay_fixture_reader *candidate,
+                                  const assay_profile *profile, bool quiet, assay_report *report)
+{
+    return explain_or_say_why_not(ctx, &by->golden, &by->given, candidate, profile, quiet, report);
 }

@@ -6,11 +6,16 @@
 
 #include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
+#include "harness/routing_choice/stages.h"
 
 /* Fills explanation and explained_by of the report on a failure; leaves others alone. What keeps it from looking (a
  * case that is too large, that this program cannot evaluate, or without memory) is said there too and is no error. */
 assay_status assay_explain(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, bool quiet, assay_report *report);
+
+/* The same of the report on its stages: mutants go on from the candidate's checkpoints as the stages do. */
+assay_status assay_explain_stages(assay_context *ctx, assay_stages *by, assay_fixture_reader *candidate,
+                                  const assay_profile *profile, bool quiet, assay_report *report);
 
 /* Whether a failed candidate equals that one mutant. False where it cannot be tried. */
 assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,

@@ -33,11 +33,11 @@ cleanup:
 }
 
 static assay_status judge_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                                 const assay_judging *how, double false_alarm, assay_report *report)
+                                 const assay_judging *how, double false_alarm, assay_report *report, assay_stages *by)
 {
     report->stages = calloc(1, sizeof *report->stages);
     if (report->stages == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report on stages");
-    return assay_compare_stages(ctx, golden, candidate, how->profile, false_alarm, how->quiet, report->stages);
+    return assay_compare_stages(ctx, golden, candidate, how->profile, false_alarm, how->quiet, report->stages, by);
 }
 
 assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
@@ -45,19 +45,24 @@ assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture
 {
     assay_status status;
     assay_golden again = {0}, *held;
+    assay_stages by = {0};
     const double share = how->staged ? 0.5 : 1; /* of the false alarms: the whole, and the stages */
     if (how->staged) TRY(plan_with_stages(ctx, golden, how->profile));
     TRY(assay_compare_given_choice(ctx, golden, candidate, how->profile, share * how->false_alarm, how->quiet, report,
                                    &again));
-    if (how->staged) TRY(judge_stages(ctx, golden, candidate, how, share * how->false_alarm, report));
+    if (how->staged) TRY(judge_stages(ctx, golden, candidate, how, share * how->false_alarm, report, &by));
     held = assay_judged_by(golden, &again);
     if (!how->unexplained) TRY(assay_explain(ctx, held, candidate, how->profile, how->quiet, report));
+    if (!how->unexplained && by.golden.reader != NULL && report->explained_count == 0) {
+        TRY(assay_explain_stages(ctx, &by, candidate, how->profile, how->quiet, report->stages));
+    }
     assay_report_join_stages(report);
     if (are_drawn(how, report->verdict)) {
         TRY(assay_pictures_draw(ctx, held->reader, candidate, how->profile, report));
     }
     snprintf(report->program, sizeof report->program, "assay %s", assay_version_text(ctx->isa));
 cleanup:
+    assay_stages_close(&by);
     if (status != ASSAY_OK) {
         assay_report_free(report);
         *report = (assay_report){0};

@@ -27,7 +27,8 @@ typedef struct assay_plan {
     const char *weights;                   /* of --weights (harness/plan/model_weights.h), or NULL */
     bool recipe;                           /* what its source knows how to draw is stored as a recipe */
     bool mutants; /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
-    bool staged;  /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
+    const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
+    bool staged; /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
     bool
         with_stages; /* candidates give checkpoints to be judged as stages: those that it does not hold are not unknown */
     const char *const *only; /* globs of the results that a candidate must give, the caller's; only_count is 0: all */

@@ -20,8 +20,21 @@ static bool is_of_candidate(const assay_tensor *tensor)
     return assay_tensor_is_complete(tensor) && assay_role_is_required(tensor->spec.role);
 }
 
-assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
-                                const assay_profile *storage, assay_fixture_reader **reader)
+/* Checkpoints and the choice of experts: what stages are judged by. */
+static bool is_of_stages(const assay_tensor *tensor)
+{
+    const assay_tensor_role role = tensor->spec.role;
+    return assay_tensor_is_complete(tensor) && (role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING);
+}
+
+/* The type in which a backend of the profile has a result. */
+static assay_dtype type_of(const assay_profile *profile, const assay_tensor_spec *spec)
+{
+    return spec->role == ASSAY_ROLE_ROUTING ? profile->router : profile->storage;
+}
+
+static assay_status open_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
+                                const assay_profile *storage, bool staged, assay_fixture_reader **reader)
 {
     assay_status status;
     void *memory = NULL;
@@ -30,10 +43,11 @@ assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *resu
     assay_memory_tensor *tensors = memory;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
-        if (storage != NULL ? !is_of_candidate(tensor) : !assay_tensor_is_complete(tensor)) continue;
+        const bool given = is_of_candidate(tensor) || (staged && is_of_stages(tensor));
+        if (storage != NULL ? !given : !assay_tensor_is_complete(tensor)) continue;
         tensors[count] =
             (assay_memory_tensor){.spec = tensor->spec, .numbers = tensor->values, .integers = tensor->indices};
-        if (storage != NULL && tensor->values != NULL) tensors[count].spec.type = storage->storage;
+        if (storage != NULL && tensor->values != NULL) tensors[count].spec.type = type_of(storage, &tensor->spec);
         count++;
     }
     TRY(assay_fixture_of_memory(ctx, kind, count, tensors, reader));
@@ -42,10 +56,10 @@ cleanup:
     return status;
 }
 
-/* The type in which a backend of the profile has a result. */
-static assay_dtype type_of(const assay_profile *profile, const assay_tensor_spec *spec)
+assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
+                                const assay_profile *storage, assay_fixture_reader **reader)
 {
-    return spec->role == ASSAY_ROLE_ROUTING ? profile->router : profile->storage;
+    return open_reader(ctx, results, kind, storage, false, reader);
 }
 
 static void round_results(const assay_tensor_set *candidate, const assay_profile *profile)
@@ -151,7 +165,8 @@ static void conclude(const assay_trial *made, const assay_report *report, const 
         result->excess = j.excess;
         snprintf(result->where, sizeof result->where, "%s", j.where);
     }
-    const bool detected = each ? result->found == result->changed : report->verdict == ASSAY_FAIL;
+    result->fails = report->verdict == ASSAY_FAIL;
+    const bool detected = each ? result->found == result->changed : result->fails;
     if (result->changed == 0 && !result->mutant->always) {
         result->outcome = ASSAY_MUTANT_NO_EFFECT;
         result->excess = 0.0;
@@ -186,13 +201,10 @@ cleanup:
     return status;
 }
 
-/* Of a golden with checkpoints these too, and the choice of experts: what its stages can be judged by. */
+/* Of a golden with checkpoints these too. */
 static bool is_written(const assay_trial *t, const assay_tensor *tensor)
 {
-    const assay_tensor_role role = tensor->spec.role;
-    const bool beside = role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING;
-    return is_of_candidate(tensor) ||
-           (beside && assay_tensor_is_complete(tensor) && assay_fixture_has(t->reader, ASSAY_ROLE_CHECKPOINT));
+    return is_of_candidate(tensor) || (is_of_stages(tensor) && assay_fixture_has(t->reader, ASSAY_ROLE_CHECKPOINT));
 }
 
 /* The candidate that was judged, as FOLDER/MUTANT.h5. */
@@ -265,6 +277,99 @@ cleanup:
     return status;
 }
 
+static bool has_effect_on_any(const assay_mutant_result *result)
+{
+    return result->outcome == ASSAY_MUTANT_DETECTED || result->outcome == ASSAY_MUTANT_PASSES;
+}
+
+/* Whether the mutant, which passes whole, fails once it gives its checkpoints too. */
+static assay_status try_by_stage(assay_context *ctx, const assay_trial *t, const assay_trial *staged,
+                                 assay_mutant_result *result)
+{
+    assay_status status;
+    assay_tensor_set candidate = {0};
+    assay_fixture_reader *reader = NULL;
+    bool applies = true, fails = false;
+    TRY(assay_mutant_make(ctx, staged, result->mutant, &candidate, &applies));
+    round_results(&candidate, t->profile);
+    TRY(open_reader(ctx, &candidate, "candidate", t->profile, true, &reader));
+    TRY(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
+    result->by_stage = fails ? ASSAY_MUTANT_DETECTED : ASSAY_MUTANT_PASSES;
+cleanup:
+    assay_fixture_close(reader);
+    assay_tensor_set_free(&candidate);
+    return status;
+}
+
+/* Its own results must pass. */
+static assay_status check_control_by_stage(assay_context *ctx, const assay_trial *t, const assay_trial *staged)
+{
+    assay_status status;
+    assay_tensor_set candidate = {0};
+    assay_fixture_reader *reader = NULL;
+    bool fails = false;
+    TRY(assay_tensor_set_copy(ctx, staged->golden, &candidate));
+    round_results(&candidate, t->profile);
+    TRY(open_reader(ctx, &candidate, "candidate", t->profile, true, &reader));
+    TRY(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
+    if (fails) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, FAIL by stage",
+                            t->profile->precision.name);
+    }
+cleanup:
+    assay_fixture_close(reader);
+    assay_tensor_set_free(&candidate);
+    return status;
+}
+
+/* What the golden's case has; a refusal is no error here. */
+static bool has_stages(const assay_context *ctx, const assay_plan *plan)
+{
+    assay_context own = *ctx;
+    bool any = false;
+    for (int i = 0; i < plan->list.count; i++) any |= plan->list.entries[i].spec.role == ASSAY_ROLE_CHECKPOINT;
+    return any && plan->by_stage != NULL && plan->list.sketched_count == 0 &&
+           plan->by_stage->check(&own, plan->c) == ASSAY_OK;
+}
+
+static assay_status add_attributes(assay_context *ctx, const assay_trial *t)
+{
+    assay_status status;
+    char *yaml = NULL;
+    TRY(assay_case_yaml(ctx, t->plan->c, &yaml));
+    TRY(assay_fixture_add_text(ctx, t->reader, "case_yaml", yaml));
+    TRY(assay_fixture_add_text(ctx, t->reader, "engine", ctx->arithmetic->name));
+cleanup:
+    free(yaml);
+    return status;
+}
+
+/* Mutants that fail whole fail with checkpoints too. */
+static assay_status run_by_stage(assay_context *ctx, const assay_trial *t, assay_power_test *found)
+{
+    assay_status status = ASSAY_OK;
+    assay_whole whole = {0};
+    assay_trial staged = *t;
+    bool prepared = false;
+    for (int i = 0; i < assay_mutant_count; i++) {
+        assay_mutant_result *result = &found->items[i];
+        result->by_stage = result->fails && has_effect_on_any(result) ? ASSAY_MUTANT_DETECTED : result->outcome;
+        if (result->outcome != ASSAY_MUTANT_PASSES || result->fails) continue;
+        if (!prepared) {
+            TRY(add_attributes(ctx, t));
+            TRY(assay_whole_make_with_checkpoints(ctx, t, &whole));
+            staged.plan = &whole.plan;
+            staged.golden = &whole.golden;
+            TRY(check_control_by_stage(ctx, t, &staged));
+            prepared = true;
+        }
+        TRY(try_by_stage(ctx, t, &staged, result));
+    }
+cleanup:
+    assay_whole_free(&whole);
+    return status;
+}
+
 static void tally(assay_power_test *found)
 {
     assay_power *power = &found->power;
@@ -272,7 +377,9 @@ static void tally(assay_power_test *found)
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant_result *r = &found->items[i];
         power->detected += r->outcome == ASSAY_MUTANT_DETECTED;
-        power->effective += r->outcome == ASSAY_MUTANT_DETECTED || r->outcome == ASSAY_MUTANT_PASSES;
+        power->effective += has_effect_on_any(r);
+        power->detected_by_stage += r->by_stage == ASSAY_MUTANT_DETECTED;
+        power->stated_by_stage |= r->by_stage != ASSAY_MUTANT_NOT_APPLICABLE;
         if (r->outcome == ASSAY_MUTANT_PASSES && r->required && power->vacuous[0] == '\0') {
             snprintf(power->vacuous, sizeof power->vacuous, "%s", r->mutant->name);
         }
@@ -302,6 +409,7 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     for (int i = 0; i < assay_mutant_count; i++) {
         TRY(try_mutant(ctx, &t, sketched ? &made : &t, &assay_mutants[i], &found->items[i]));
     }
+    if (has_stages(ctx, plan)) TRY(run_by_stage(ctx, &t, found));
     tally(found);
 cleanup:
     assay_whole_free(&whole);
@@ -337,5 +445,6 @@ void assay_power_fields(const assay_power_test *found, double *fields)
         row[ASSAY_POWER_CHANGED] = (double)r->changed;
         row[ASSAY_POWER_FOUND] = (double)r->found;
         row[ASSAY_POWER_EXCESS] = r->excess;
+        row[ASSAY_POWER_BY_STAGE] = (double)r->by_stage;
     }
 }

@@ -13,8 +13,11 @@ typedef struct assay_mutant_result {
     const assay_mutant *mutant;
     assay_mutant_outcome outcome;
     bool required;
-    int changed, found; /* tensors with an effect; of those, the ones that fail by themselves */
-    double excess;      /* the largest error over its threshold; of mutants that are judged tensor by tensor the
+    int changed, found;            /* tensors with an effect; of those, the ones that fail by themselves */
+    bool fails;                    /* the verdict on the candidate */
+    assay_mutant_outcome by_stage; /* DETECTED: it fails, or does once it gives its checkpoints too and each stage is
+                                      judged by itself; NOT_APPLICABLE: nobody judged stages */
+    double excess; /* the largest error over its threshold; of mutants that are judged tensor by tensor the
                            least of these */
     char where[ASSAY_PATH_SIZE]; /* that tensor; "" */
 } assay_mutant_result;
@@ -25,9 +28,18 @@ typedef struct assay_power_test {
     assay_power power;
 } assay_power_test;
 
+/* Judges stages (harness/routing_choice/stages.h, which lies above). `check` refuses cases without; `compare` says whether a stage of the candidate is
+ * wrong. The golden has the attributes case_yaml and engine. */
+typedef struct assay_stage_judge {
+    assay_status (*check)(assay_context *ctx, const assay_case *c);
+    assay_status (*compare)(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                            const assay_profile *profile, double false_alarm, bool *fails);
+} assay_stage_judge;
+
 /* `golden`: all tensors of the plan with its error scales. Refuses a golden that cannot be compared at this profile, or
  * whose own results, rounded, do not pass. `folder`: where the candidates of mutants with an effect are written as
- * MUTANT.h5, NULL for nowhere. Runs on ctx->threads threads, which change nothing. */
+ * MUTANT.h5, NULL for nowhere. Where the plan says who judges stages and the case has some, mutants that pass are judged by
+ * these too, with half the false alarms, as in `compare --staged`. Runs on ctx->threads threads, which change nothing. */
 assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                   const assay_profile *profile, double false_alarm, const char *folder,
                                   assay_power_test *found);

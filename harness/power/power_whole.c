@@ -7,14 +7,10 @@
 #include "harness/scales/ensemble.h"
 #include "harness/sketch/sketch.h"
 
-assay_status assay_whole_make(assay_context *ctx, const assay_trial *t, assay_whole *whole)
+static assay_status evaluate(assay_context *ctx, const assay_trial *t, assay_whole *whole)
 {
     assay_status status;
     const assay_source in = assay_given_source(t->golden);
-    whole->c = *t->plan->c;
-    whole->c.sketch_above = 0;
-    whole->profile = (char *)t->profile->precision.name;
-    whole->c.profiles = (assay_text_list){.items = &whole->profile, .count = 1};
     TRY(assay_plan_make_with(ctx, &whole->plan, &whole->c, NULL, t->profile));
     assay_plan_drop(&whole->plan, ASSAY_ROLE_NULL);
     TRY(assay_plan_tensors(ctx, &whole->golden, &whole->plan, &in));
@@ -22,6 +18,24 @@ assay_status assay_whole_make(assay_context *ctx, const assay_trial *t, assay_wh
     TRY(assay_evaluate(ctx, &whole->plan, &in, &out));
 cleanup:
     return status;
+}
+
+assay_status assay_whole_make(assay_context *ctx, const assay_trial *t, assay_whole *whole)
+{
+    whole->c = *t->plan->c;
+    whole->c.sketch_above = 0;
+    whole->profile = (char *)t->profile->precision.name;
+    whole->c.profiles = (assay_text_list){.items = &whole->profile, .count = 1};
+    return evaluate(ctx, t, whole);
+}
+
+assay_status assay_whole_make_with_checkpoints(assay_context *ctx, const assay_trial *t, assay_whole *whole)
+{
+    whole->c = *t->plan->c;
+    whole->all = (char *)"all";
+    whole->c.checkpoints = (assay_text_list){.items = &whole->all, .count = 1};
+    whole->c.profiles = (assay_text_list){0};
+    return evaluate(ctx, t, whole);
 }
 
 static assay_status take_sketch(assay_context *ctx, const assay_trial *t, const assay_tensor *from,

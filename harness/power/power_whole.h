@@ -1,19 +1,22 @@
-/* Mutants of a case that holds sketches: they are made of whole gradients, as a backend has them, and judged by the
- * sketches of what they give. */
+/* Where mutants are made of more than their golden holds. Of a case that holds sketches they are made of whole gradients, as
+ * a backend has them, and judged by the sketches of what they give. To be judged by stages they have all checkpoints. */
 #ifndef ASSAY_HARNESS_POWER_WHOLE_H
 #define ASSAY_HARNESS_POWER_WHOLE_H
 
 #include "harness/mutants/mutant_run.h"
 
-/* The case without sketches, evaluated from what `golden` was given. Starts zeroed; freed in any case. */
+/* The case without sketches, or with all checkpoints, evaluated from what `golden` was given. Starts zeroed; freed in any
+ * case. */
 typedef struct assay_whole {
     assay_case c; /* a view of the plan's */
     assay_plan plan;
     assay_tensor_set golden;
-    char *profile;
+    char *profile, *all;
 } assay_whole;
 
 assay_status assay_whole_make(assay_context *ctx, const assay_trial *t, assay_whole *whole);
+/* Without error scales. */
+assay_status assay_whole_make_with_checkpoints(assay_context *ctx, const assay_trial *t, assay_whole *whole);
 /* `to` becomes a copy of the trial's golden with the results of `from`, large gradients as their sketches. */
 assay_status assay_whole_take(assay_context *ctx, const assay_trial *t, const assay_tensor_set *from,
                               assay_tensor_set *to);

@@ -52,6 +52,7 @@ static assay_status take(assay_context *ctx, const assay_tensor_spec *expected, 
     assay_tensor_spec spec = *expected;
     assay_tensor *tensor = NULL;
     assay_staged_path(expected->path, spec.path);
+    spec.role = ASSAY_ROLE_INPUT;
     TRY(assay_tensor_set_add(ctx, staged, &spec, &tensor));
     status = assay_fixture_read(ctx, candidate, expected->path, 0, tensor->count, tensor->values);
     if (status == ASSAY_OK && are_finite(tensor)) tensor->written = tensor->count;
@@ -142,7 +143,8 @@ cleanup:
 }
 
 assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
-                                  const assay_profile *profile, double false_alarm, bool quiet, assay_report *report)
+                                  const assay_profile *profile, double false_alarm, bool quiet, assay_report *report,
+                                  assay_stages *by)
 {
     assay_status status;
     assay_again a = {0};
@@ -161,9 +163,38 @@ assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assa
     TRY(compare(ctx, &c, &a, candidate, profile, false_alarm, quiet, report));
     report->false_alarm = false_alarm;
     snprintf(report->case_name, sizeof report->case_name, "%.140s, by stage", golden->c->name);
+    if (by != NULL && report->verdict == ASSAY_FAIL && a.golden.reader != NULL) {
+        *by = (assay_stages){a.golden, staged};
+        a.golden = (assay_golden){0};
+        staged = (assay_tensor_set){0};
+    }
 cleanup:
     assay_golden_close(&a.golden);
     assay_given_choice_free(&c);
     assay_tensor_set_free(&staged);
     return status;
 }
+
+void assay_stages_close(assay_stages *by)
+{
+    assay_golden_close(&by->golden);
+    assay_tensor_set_free(&by->given);
+}
+
+static assay_status judge(assay_context *ctx, assay_fixture_reader *reader, assay_fixture_reader *candidate,
+                          const assay_profile *profile, double false_alarm, bool *fails)
+{
+    assay_status status;
+    assay_golden golden = {0};
+    assay_report report = {0};
+    TRY(assay_golden_read(ctx, reader, "case_yaml", &golden));
+    TRY(assay_compare_stages(ctx, &golden, candidate, profile, false_alarm, true, &report, NULL));
+    *fails = report.verdict == ASSAY_FAIL;
+cleanup:
+    assay_report_free(&report);
+    golden.reader = NULL; /* the caller's */
+    assay_golden_close(&golden);
+    return status;
+}
+
+const assay_stage_judge assay_stages_judge = {.check = assay_stages_check, .compare = judge};

@@ -416,7 +416,7 @@ prints '^assay [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?(scalar|avx2|avx512)\)$'
 expect 0 certify "$golden" --precision f32 --json "$out/mutants.json"
 prints '^  zero_outputs +results +yes +detected'
 prints '^PASS  .*every required mutant with an effect is detected at profile f32$'
-prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected; [0-9]+ without effect, [0-9]+ do not apply$'
+prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected, [0-9]+ with checkpoints \(--staged\); [0-9]+ without effect, [0-9]+ do not apply$'
 "$python" -c 'import json, sys; sys.exit(len(json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]) < 60)' "$out/mutants.json"
 expect 0 generate moe/small --mutants --set routed_scaling_factor=1.001 -o "$out/mutants.h5"
 expect 0 verify "$out/mutants.h5" --budget 0

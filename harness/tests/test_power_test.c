@@ -3,6 +3,7 @@
 
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
+#include "harness/routing_choice/stages.h"
 #include "harness/tests/golden_trial.h"
 
 /* A golden of a case; with `mutants` they are in the file, but not in the plan. */
@@ -28,11 +29,16 @@ static assay_power_test discriminate(trial *f, const char *profile)
     return found;
 }
 
-static assay_mutant_outcome outcome_of(const assay_power_test *found, const char *name)
+static const assay_mutant_result *result_of(const assay_power_test *found, const char *name)
 {
     const assay_mutant *mutant = assay_mutant_by_name(name);
     assert_non_null(mutant);
-    return found->items[mutant - assay_mutants].outcome;
+    return &found->items[mutant - assay_mutants];
+}
+
+static assay_mutant_outcome outcome_of(const assay_power_test *found, const char *name)
+{
+    return result_of(found, name)->outcome;
 }
 
 /* The ordinary case of each operation, and required mutants that have an effect on it. */
@@ -221,6 +227,70 @@ TEST_IN_FOLDER(compare_states_the_power)
     trial_close(&f);
 }
 
+/* What hides in the whole shows in a stage; what cannot be judged by stages states nothing of them. */
+TEST_IN_FOLDER(mutants_that_pass_are_judged_by_stages)
+{
+    static const struct {
+        const char *mutant;
+        assay_mutant_outcome whole, by_stage;
+    } table[] = {{"rope_type", ASSAY_MUTANT_PASSES, ASSAY_MUTANT_DETECTED},
+                 {"functions_in_bf16", ASSAY_MUTANT_PASSES, ASSAY_MUTANT_DETECTED},
+                 {"scaled_1_2^-8", ASSAY_MUTANT_PASSES, ASSAY_MUTANT_DETECTED},
+                 {"zero_results", ASSAY_MUTANT_DETECTED, ASSAY_MUTANT_DETECTED},
+                 {"rope_truncation", ASSAY_MUTANT_PASSES, ASSAY_MUTANT_PASSES},
+                 {"rope_pairing", ASSAY_MUTANT_NO_EFFECT, ASSAY_MUTANT_NO_EFFECT},
+                 {"expert_off_by_one", ASSAY_MUTANT_NOT_APPLICABLE, ASSAY_MUTANT_NOT_APPLICABLE}};
+    static const char *const without[] = {"rms_norm/one-row", "mla/mesh-heads2"};
+    trial f;
+    start(&f, folder, "mla/small", "profiles=[bf16]", false);
+    f.plan.by_stage = &assay_stages_judge;
+    assay_power_test found = discriminate(&f, "bf16");
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const assay_mutant_result *r = result_of(&found, table[i].mutant);
+        if (r->outcome != table[i].whole || r->by_stage != table[i].by_stage) fail_msg("%s", table[i].mutant);
+    }
+    assert_true(found.power.stated_by_stage);
+    assert_true(found.power.detected_by_stage > found.power.detected);
+    assert_true(found.power.detected_by_stage < found.power.effective);
+    assay_power_test_free(&found);
+    trial_close(&f);
+    for (size_t i = 0; i < sizeof without / sizeof *without; i++) {
+        start(&f, folder, without[i], "profiles=[bf16]", false);
+        f.plan.by_stage = &assay_stages_judge;
+        found = discriminate(&f, "bf16");
+        assert_false(found.power.stated_by_stage);
+        assert_int_equal(result_of(&found, "zero_results")->by_stage, ASSAY_MUTANT_NOT_APPLICABLE);
+        assay_power_test_free(&found);
+        trial_close(&f);
+    }
+}
+
+/* A judge that calls everything wrong. */
+static assay_status all_wrong(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                              const assay_profile *profile, double false_alarm, bool *fails)
+{
+    assert_ptr_not_equal(golden, candidate);
+    assert_string_equal(profile->precision.name, "bf16");
+    assert_true(false_alarm == 0.5e-6);
+    (void)ctx;
+    *fails = true;
+    return ASSAY_OK;
+}
+
+TEST_IN_FOLDER(a_golden_whose_own_stages_fail_is_refused)
+{
+    const assay_stage_judge judge = {.check = assay_stages_check, .compare = all_wrong};
+    assay_power_test found;
+    trial f;
+    start(&f, folder, "mla/small", "profiles=[bf16]", false);
+    f.plan.by_stage = &judge;
+    assert_int_equal(
+        assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found),
+        ASSAY_BAD_INPUT);
+    assert_non_null(strstr(f.ctx.message, "its own results, rounded to profile bf16, FAIL by stage"));
+    trial_close(&f);
+}
+
 /* What generation stores is what certify finds in the file, with any number of threads. */
 TEST_IN_FOLDER(stored_is_found_again)
 {
@@ -228,7 +298,7 @@ TEST_IN_FOLDER(stored_is_found_again)
     const int64_t count = (int64_t)assay_mutant_count * ASSAY_POWER_FIELDS;
     double *stored = calloc((size_t)count, sizeof *stored), *fields = calloc((size_t)count, sizeof *fields);
     assert_true(stored != NULL && fields != NULL);
-    start(&f, folder, "gmm/exact-padded", NULL, true);
+    start(&f, folder, "gmm/exact-padded", NULL, true); /* no stages */
     assert_ok(&f.ctx, assay_fixture_read(&f.ctx, f.reader, "discrimination/f32", 0, count, stored));
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
@@ -268,19 +338,20 @@ TEST_IN_FOLDER(what_a_case_gives_changes_no_mutant)
 }
 
 /* A file with a table of mutants of its own. */
-static assay_fixture_reader *with_table(assay_context *ctx, const char *path, int rows, const double *fields)
+static assay_fixture_reader *with_table(assay_context *ctx, const char *path, int rows, int columns,
+                                        const double *fields)
 {
     static const char *const names[] = {"no_such_any_more", "doubled"};
     assay_fixture_writer *writer = NULL;
     assay_fixture_reader *reader = NULL;
     const assay_tensor_spec spec = {.path = "discrimination/f32",
                                     .type = ASSAY_FLOAT64,
-                                    .shape = assay_shape_of(2, (int64_t)rows, (int64_t)ASSAY_POWER_FIELDS),
+                                    .shape = assay_shape_of(2, (int64_t)rows, (int64_t)columns),
                                     .labels = {"mutant", "field"}};
     assert_ok(ctx, assay_fixture_create(ctx, path, &writer));
     assert_ok(ctx, assay_fixture_set_texts(ctx, writer, "mutants", 2, names));
     assert_ok(ctx, assay_fixture_declare(ctx, writer, &spec));
-    assert_ok(ctx, assay_fixture_append(ctx, writer, spec.path, (int64_t)rows * ASSAY_POWER_FIELDS, fields));
+    assert_ok(ctx, assay_fixture_append(ctx, writer, spec.path, (int64_t)rows * columns, fields));
     assert_ok(ctx, assay_fixture_finish(ctx, writer));
     assert_ok(ctx, assay_fixture_open(ctx, path, &reader));
     return reader;
@@ -292,7 +363,7 @@ TEST_IN_FOLDER(older_tables_hold)
     assay_context ctx = assay_context_default(1);
     const char *path = folder->file;
     double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
-    double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 0, 7, 7, 12.0};
+    double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 2, 0, 7, 7, 12.0, 2};
     double *doubled = stored + ASSAY_POWER_FIELDS;
     assert_non_null(found);
     memcpy(found + (assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS, doubled,
@@ -302,6 +373,8 @@ TEST_IN_FOLDER(older_tables_hold)
         double value;
         assay_status layout, fields;
     } table[] = {{2, ASSAY_POWER_OUTCOME, 2, ASSAY_OK, ASSAY_OK},
+                 {2, ASSAY_POWER_BY_STAGE, 0, ASSAY_OK, ASSAY_OK},
+                 {2, ASSAY_POWER_BY_STAGE, 3, ASSAY_OK, ASSAY_BAD_INPUT},
                  {2, ASSAY_POWER_EXCESS, 12.000001, ASSAY_OK, ASSAY_OK},
                  {2, ASSAY_POWER_EXCESS, 12.0001, ASSAY_OK, ASSAY_BAD_INPUT},
                  {2, ASSAY_POWER_EXCESS, (double)INFINITY, ASSAY_OK, ASSAY_BAD_INPUT},
@@ -311,7 +384,7 @@ TEST_IN_FOLDER(older_tables_hold)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const double before = doubled[table[i].field];
         doubled[table[i].field] = table[i].value;
-        assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, stored);
+        assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, ASSAY_POWER_FIELDS, stored);
         const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
         const assay_plan plan = {.specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
         assert_int_equal(assay_golden_check_layout(&ctx, &plan, reader), table[i].layout);
@@ -320,8 +393,25 @@ TEST_IN_FOLDER(older_tables_hold)
         doubled[table[i].field] = before;
         assay_fixture_close(reader);
     }
+    assay_power power;
+    assay_fixture_reader *stated = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
+    assert_ok(&ctx, assay_power_read(&ctx, stated, "f32", &power));
+    assert_true(power.stated && power.stated_by_stage);
+    assert_true(power.effective == 2 && power.detected == 1 && power.detected_by_stage == 2);
+    assay_fixture_close(stated);
+    static const double five[] = {3, 0, 7, 5, 0.5, 2, 0, 7, 7, 12.0};
+    assay_fixture_reader *earlier = with_table(&ctx, path, 2, ASSAY_POWER_BY_STAGE, five);
+    assert_ok(&ctx, assay_power_check(&ctx, earlier, "discrimination/f32", found));
+    assert_ok(&ctx, assay_power_read(&ctx, earlier, "f32", &power));
+    assert_true(power.effective == 2 && power.detected == 1 && !power.stated_by_stage);
+    assay_fixture_close(earlier);
+    for (int fields = ASSAY_POWER_BY_STAGE - 1; fields <= ASSAY_POWER_FIELDS + 1; fields += 3) {
+        assay_fixture_reader *odd = with_table(&ctx, path, 2, fields, stored);
+        assert_int_equal(assay_power_read(&ctx, odd, "f32", &power), ASSAY_BAD_INPUT);
+        assay_fixture_close(odd);
+    }
     found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
-    assay_fixture_reader *finite = with_table(&ctx, path, 2, stored);
+    assay_fixture_reader *finite = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
     assert_int_equal(assay_power_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
     assay_fixture_close(finite);
     free(found);
@@ -373,6 +463,22 @@ TEST_IN_FOLDER(failing_allocations)
         assay_fail_allocation(n);
         const assay_status status =
             assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found);
+        assay_power_test_free(&found);
+        if (had_memory(&f.ctx, status)) break;
+    }
+    trial_close(&f);
+}
+
+TEST_IN_FOLDER(failing_allocations_by_stage)
+{
+    trial f;
+    start(&f, folder, "mla/small", "profiles=[bf16]", false);
+    f.plan.by_stage = &assay_stages_judge;
+    for (int64_t n = 0;; n += 1699) {
+        assay_power_test found = {0};
+        assay_fail_allocation(n);
+        const assay_status status =
+            assay_power_test_run(&f.ctx, &f.plan, &f.golden, assay_profile_by_name("bf16"), 1e-6, NULL, &found);
         assay_power_test_free(&found);
         if (had_memory(&f.ctx, status)) break;
     }

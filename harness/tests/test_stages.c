@@ -70,19 +70,28 @@ static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
 }
 
-static assay_report judge(trial *t)
+static assay_judging judging(void)
+{
+    return (assay_judging){
+        .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
+}
+
+static assay_report judge_by(trial *t, assay_judging how)
 {
     assay_golden golden = {0};
     assay_fixture_reader *candidate = NULL;
     assay_report report = {0};
-    const assay_judging how = {
-        .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
     assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
     assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
     assay_fixture_close(candidate);
     assay_golden_close(&golden);
     return report;
+}
+
+static assay_report judge(trial *t)
+{
+    return judge_by(t, judging());
 }
 
 static const assay_tensor_result *find(const assay_report *report, const char *path)
@@ -150,6 +159,7 @@ TEST_IN_FOLDER(the_wrong_stage_fails_and_no_other)
 {
     static const planted table[] = {
         {"mlp/silu", "checkpoints/mlp_intermediate", 1.02},
+        {"mlp/silu", "checkpoints/mlpwi_0", 1.02},
         {"moe/small", "checkpoints/moe_mlpwi_0", 1.02},
         {"moe/small", "checkpoints/moe_mlpwo", 1.02},
         {"moe/deepseek3-tiny-checkpoints", "checkpoints/mlpwi_1", 1.02},
@@ -193,6 +203,77 @@ TEST_IN_FOLDER(malformed_checkpoints_fail_alone)
     trial_close(&t);
 }
 
+static void plant(const test_folder *folder, const planted *p, trial *t)
+{
+    assay_tensor_set results = {0};
+    trial_write(t, folder, case_named(p->name, SETS));
+    make(t, p->path, p->factor, &results);
+    write_candidate(t, &results, is_result);
+    assay_tensor_set_free(&results);
+}
+
+static void check_same(const assay_report *report, const assay_report *first)
+{
+    assert_string_equal(report->message, first->message);
+    assert_int_equal(report->stages->count, first->stages->count);
+    for (int i = 0; i < first->stages->count; i++) {
+        const assay_tensor_result *a = &first->stages->tensors[i], *b = &report->stages->tensors[i];
+        assert_same_bits(&b->worst_element, &a->worst_element, 1);
+        assert_same_bits(&b->worst_row, &a->worst_row, 1);
+        assert_same_bits(&b->rms_ratio, &a->rms_ratio, 1);
+        for (int k = 0; k < a->statistics_count; k++)
+            assert_same_bits(&b->statistics[k].excess, &a->statistics[k].excess, 1);
+    }
+}
+
+TEST_IN_FOLDER(same_bits_with_any_threads_and_isa)
+{
+    trial t = {0};
+    int form = 0;
+    plant(folder, &(planted){"moe/small", "checkpoints/moe_mlpwi_0", 1.02}, &t);
+    assay_report first = judge(&t);
+    while (test_next_context(&form, &t.ctx)) {
+        assay_report report = judge(&t);
+        check_same(&report, &first);
+        assay_report_free(&report);
+    }
+    assay_report_free(&first);
+    trial_close(&t);
+}
+
+/* False: none was left to fail. */
+static bool judge_failing(trial *t, const assay_judging *how, int64_t n)
+{
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    assay_report report = {0};
+    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assay_fail_allocation(n);
+    const assay_status status = assay_judge(&t->ctx, &golden, candidate, how, &report, NULL);
+    const bool failed = assay_allocation_failed();
+    assay_fail_allocation(-1);
+    /* a verdict stands without its explanation */
+    if (how->unexplained || status != ASSAY_OK) assert_int_equal(had_memory(&t->ctx, status), !failed);
+    if (status == ASSAY_OK) assert_int_equal(report.verdict, ASSAY_FAIL);
+    assay_report_free(&report);
+    assay_fixture_close(candidate);
+    assay_golden_close(&golden);
+    return failed;
+}
+
+TEST_IN_FOLDER(failing_allocations)
+{
+    trial t = {0};
+    plant(folder, &(planted){"mlp/silu", "checkpoints/mlpwi_0", 1.02}, &t);
+    assay_judging how = judging();
+    int64_t whole = 0;
+    while (judge_failing(&t, &how, whole)) whole += whole < 40 ? 1 : 311;
+    how.unexplained = false;
+    for (int64_t n = whole - 600; judge_failing(&t, &how, n);) n += n < whole + 300 ? 101 : 9001;
+    trial_close(&t);
+}
+
 /* A golden that holds no checkpoints judges the whole, and its case the stages. */
 TEST_IN_FOLDER(the_golden_need_not_hold_checkpoints)
 {
@@ -209,6 +290,52 @@ TEST_IN_FOLDER(the_golden_need_not_hold_checkpoints)
     assay_tensor_set_free(&results);
     trial_close(&t);
     trial_close(&with);
+}
+
+/* What the mutant gives with its checkpoints; or, of no mutant, with one that is planted. */
+static void make_mutant(trial *with, const char *name, assay_tensor_set *results)
+{
+    const assay_mutant *mutant = assay_mutant_by_name(name);
+    const assay_trial at = trial_at(with, "bf16");
+    bool applies = false;
+    if (mutant == NULL) {
+        make(with, name, 1.02, results);
+        return;
+    }
+    assert_ok(&with->ctx, assay_mutant_make(&with->ctx, &at, mutant, results, &applies));
+    assert_true(applies);
+    trial_round(results, ASSAY_BFLOAT16);
+}
+
+TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
+{
+    static const struct {
+        const char *name, *stage, *says;
+    } table[] = {{"rope_type", "checkpoints/query_proj", "by stage, equals mutant rope_type"},
+                 {"rope_timescale", "checkpoints/query_proj", "by stage, equals mutant rope_timescale"},
+                 {"functions_in_bf16", "checkpoints/query_proj", "does the kernel take exponentials"},
+                 {"checkpoints/mla_kv", "checkpoints/mla_kv", "by stage, no known bug explains it"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t = {0}, with = {0};
+        assay_tensor_set results = {0};
+        assay_judging how = judging();
+        how.unexplained = false;
+        trial_evaluate(&with, case_named("mla/small", SETS), NULL);
+        make_mutant(&with, table[i].name, &results);
+        trial_write(&t, folder, case_named("mla/small", "profiles=bf16;checkpoints=none"));
+        write_candidate(&t, &results, is_result);
+        assay_report report = judge_by(&t, how);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        if (strstr(report.message, table[i].stage) == NULL || strstr(report.explanation, table[i].says) == NULL)
+            fail_msg("%s: %s; %s", table[i].name, report.message, report.explanation);
+        const bool named = strstr(table[i].says, "equals") != NULL;
+        assert_int_equal(report.explained_count, named);
+        if (named) assert_string_equal(report.explained_by[0], table[i].name);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+        trial_close(&t);
+        trial_close(&with);
+    }
 }
 
 TEST_IN_FOLDER(without_checkpoints_there_are_no_stages)

@@ -32,7 +32,9 @@
  *
  * Block-scaled operands (of products of linear layers): tiles of 1 by `block` along the contraction, of a weight
  * `block` by `block`, counted from the product's own corner. The scale is the tile's largest magnitude over the type's,
- * in float32, or the next power of two from there up: for each largest number in every other member. Numbers are moved by up to a quarter of the
+ * in float32, or the next power of two from there up: for each largest number in every other member. Stage by stage it is anywhere from
+ * that to twice that: there all members quantise the same numbers, and a kernel that weighs them before the product or
+ * after has another grid. Numbers are moved by up to a quarter of the
  * grid's spacing, rounded to nearest, and the error stretched to the variance of stochastic rounding. That itself takes
  * a number near the grid to its other neighbour now and then: of so coarse a grid, in a sum of few terms, an error far
  * beyond those of the other members. */

@@ -21,7 +21,9 @@ static int64_t parts(int64_t count, int64_t length)
 typedef struct blocks {
     int64_t rows, columns;
     assay_dtype type;
-    bool other; /* which scales are powers of two: of each largest number in every other member */
+    bool other;    /* which scales are powers of two: of each largest number in every other member */
+    bool anywhere; /* or how much larger a scale is: up to twice */
+    uint64_t key;
 } blocks;
 
 /* With which the block's largest number is the type's largest. Of a block of zeros, 1. */
@@ -32,6 +34,7 @@ static double scale_of(const blocks *b, double largest)
     const double scale = (double)(float)(largest / assay_dtype_max(b->type));
     if (!(scale > 0)) return 1;
     memcpy(&bits, &largest, sizeof bits);
+    if (b->anywhere) return scale * (1 + ldexp((double)(emulated_hash(bits ^ b->key) >> 11), -53));
     if ((emulated_hash(bits) & 1) == b->other || isinf(scale)) return scale;
     return frexp(scale, &exponent) == 0.5 ? scale : ldexp(1, exponent);
 }
@@ -93,7 +96,10 @@ assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args
     assay_status status = ASSAY_OK;
     const assay_emulation *e = ctx->emulation;
     const int64_t block = e->precision.scaled.block, across = args->kind == ASSAY_PRODUCT_LINEAR ? block : 1;
-    const blocks shape = {.type = e->precision.scaled.type, .other = e->second_form};
+    const blocks shape = {.type = e->precision.scaled.type,
+                          .other = e->second_form,
+                          .anywhere = e->staged && !e->nearest,
+                          .key = emulated_key(e, EMULATED_SCALES)};
     blocks of_a = shape, of_b = shape;
     emulated_operand a = emulated_a(args), b = emulated_b(args);
     of_a.rows = args->transpose_a ? block : 1;
