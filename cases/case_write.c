@@ -47,7 +47,8 @@ static void write_maxtext_key(FILE *out, const char *name, const char *value)
 static bool says_nothing(const assay_case *c, int key)
 {
     return key >= ASSAY_KEY_AT_quant_format && key <= ASSAY_KEY_AT_pack_codes &&
-           c->config.quant_format.text[0] == '\0' && !assay_case_says_key(c, key);
+           c->config.quant_format.text[0] == '\0' && c->config.quant_hidden_format.text[0] == '\0' &&
+           !assay_case_says_key(c, key);
 }
 
 /* The model under the name it came with, and under config a name that was given over it. */

@@ -75,7 +75,8 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     };
     if (strcmp(key->name, "decoder_block") == 0) return assay_decoder_block_names;
     if (strcmp(key->name, "routing_method") == 0) return assay_routing_method_names;
-    if (strcmp(key->name, "quant_format") == 0) return assay_block_format_names;
+    if (strcmp(key->name, "quant_format") == 0 || strcmp(key->name, "quant_hidden_format") == 0)
+        return assay_block_format_names;
     if (strcmp(key->name, "quant_scale") == 0) return QUANT_SCALES;
     if (strcmp(key->name, "quant_scale_rounding") == 0) return QUANT_ROUNDINGS;
     if (strcmp(key->name, "quant_ties") == 0) return QUANT_TIES;

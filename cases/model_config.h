@@ -128,6 +128,8 @@
     X(S, quant_ties, "even")                                                                                           \
     X(S, quant_scale_layout, "row_major")                                                                              \
     X(B, quant_negative_zero, true)                                                                                    \
+    X(S, quant_hidden_format, "")                                                                                      \
+    X(D, quant_hidden_tensor_scale, 0.0)                                                                               \
     X(B, pack_codes, true)                                                                                             \
     X(I, layer_axis, 0)                                                                                                \
     X(S, remat_policy, "full")                                                                                         \

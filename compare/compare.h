@@ -113,6 +113,7 @@ typedef struct assay_report {
     int unknown_count;
     assay_routing_summary routing;
     char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
+    char codes[256];                 /* how codes of h were judged that the candidate's kernel made itself; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
     struct assay_report
         *stages; /* on each stage, evaluated from the candidate's own inputs to it; NULL: nobody asked */

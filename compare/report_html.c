@@ -311,6 +311,7 @@ static bool write_report(FILE *out, int number, const assay_report *report)
     write_paragraph(out, "", report->message);
     write_paragraph(out, "", routing);
     write_paragraph(out, "order: ", report->order);
+    write_paragraph(out, "codes: ", report->codes);
     write_paragraph(out, "looks like this: ", report->diagnosis);
     write_paragraph(out, "known bugs: ", report->explanation);
     write_paragraph(out, "known failure: ", report->expected_failure);

@@ -55,6 +55,7 @@ static void write_head(FILE *out, const assay_report *report)
     assay_routing_text(&report->routing, routing);
     if (routing[0] != '\0') fprintf(out, "  %s\n", routing);
     if (report->order[0] != '\0') fprintf(out, "  order: %s\n", report->order);
+    if (report->codes[0] != '\0') fprintf(out, "  codes: %s\n", report->codes);
 }
 
 /* What stands in place of the numbers, or NULL. */

@@ -44,6 +44,7 @@
 #include "oracle/ops/mla.h"
 #include "oracle/ops/ops_shares.h"
 #include "oracle/ops/quantize.h"
+#include "oracle/ops/requantise.h"
 #include "oracle/ops/rms_norm.h"
 #include "oracle/ops/yarn_rope.h"
 #include "oracle/propagate/propagate_gated_mlp.h"

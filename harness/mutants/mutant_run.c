@@ -6,6 +6,9 @@
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/operands.h"
 #include "harness/plan/candidate_rows.h"
+#include "harness/mutants/mutants_requantise.h"
+#include "harness/operations/hidden.h"
+#include "harness/operations/op_support.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
@@ -146,8 +149,58 @@ static bool has_own_arithmetic(const assay_mutant *mutant)
     return mutant->degrade != NULL || assay_mutant_is_lossy(mutant);
 }
 
+/* The codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others. */
+static assay_status make_codes(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
+                               const assay_source *in, assay_tensor_set *staged, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_hidden hidden[ASSAY_MOST_HIDDEN];
+    assay_tensor_set made = {0};
+    const int count = assay_hidden_list(&plan->list, hidden);
+    TRY(assay_requantise_read(ctx, plan, in, &made));
+    *applies = false;
+    for (int i = 0; i < count; i++) {
+        assay_quantize_config config;
+        const assay_tensor *h = assay_tensor_set_find(&made, hidden[i].h->path);
+        TRY(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
+        const assay_hidden_mutation m = {.config = &config,
+                                         .h = h,
+                                         .gate = assay_requantise_branch(&made, h, "mlpwi_0"),
+                                         .up = assay_requantise_branch(&made, h, "mlpwi_1"),
+                                         .codes = assay_tensor_set_find(&made, hidden[i].codes->path),
+                                         .scale = assay_tensor_set_find(&made, hidden[i].scale->path),
+                                         .by = mutant->requantise_by};
+        *applies |= mutant->requantise(&m);
+        assay_tensor *const parts[] = {m.codes, m.scale};
+        for (int part = 0; part < 2; part++) {
+            assay_tensor_spec spec = parts[part]->spec;
+            assay_tensor *to = NULL;
+            assay_staged_path(parts[part]->spec.path, spec.path);
+            TRY(assay_tensor_set_add(ctx, staged, &spec, &to));
+            memcpy(to->values, parts[part]->values, (size_t)to->count * sizeof *to->values);
+            to->written = to->count;
+        }
+    }
+cleanup:
+    assay_tensor_set_free(&made);
+    return status;
+}
+
+static assay_status run_requantised(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
+                                    const assay_source *in, const assay_sink *out, bool *applies)
+{
+    assay_tensor_set staged = {0};
+    assay_status status = make_codes(ctx, mutant, plan, in, &staged, applies);
+    assay_overlay given = {assay_tensor_set_source(&staged), *in};
+    const assay_source source = assay_overlay_source(&given);
+    if (status == ASSAY_OK && *applies) status = assay_evaluate(ctx, plan, &source, out);
+    assay_tensor_set_free(&staged);
+    return status;
+}
+
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
-                                  const assay_plan *plan, const assay_tensor_set *given, assay_tensor_set *results)
+                                  const assay_plan *plan, const assay_tensor_set *given, assay_tensor_set *results,
+                                  bool *applies)
 {
     assay_context own = *ctx;
     assay_source numbers = assay_given_source(given);
@@ -155,6 +208,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     assay_rounded rounded = {&numbers, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);
+    if (mutant->requantise != NULL) return run_requantised(ctx, mutant, plan, &in, &out, applies);
     if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
@@ -249,7 +303,8 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
     if (!*applies) goto cleanup;
     const assay_source source = assay_given_source(&given);
     TRY(assay_plan_tensors(ctx, &results, plan, &source));
-    TRY(run_operation(ctx, t, mutant, plan, &given, &results));
+    TRY(run_operation(ctx, t, mutant, plan, &given, &results, applies));
+    if (!*applies) goto cleanup;
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);
     } else if (mutant->exchanges_tokens) {

@@ -35,6 +35,7 @@
 #define QUANTIZE ASSAY_PART_QUANTIZE
 #define DEQUANTIZE ASSAY_PART_DEQUANTIZE
 #define CODES ASSAY_HAS_CODES
+#define HIDDEN ASSAY_HAS_HIDDEN
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
 #define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
@@ -255,6 +256,28 @@ const assay_mutant assay_mutants[] = {
      ASSAY_IN_BLOCKS, INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_larger_of_both)},
     {"operand_tensor_scale_of_first", "every expert has the scale of the first one's tensor", "86", CODES,
      ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_all_to_first)},
+
+    /* h that the kernel quantises itself */
+    {"requantise_missing", "h goes on as it is", "", HIDDEN, ASSAY_NOWHERE,
+     .configure = assay_edit_hidden_as_it_is},
+    {"requantise_amax_before_activation", "scales of h are those of gate times up, before the activation", "", HIDDEN,
+     ASSAY_NOWHERE, .requantise = assay_requantise_before_activation},
+    {"requantise_scale_of_next_block", "scales of the block after, along the row", "42, 84", HIDDEN, ASSAY_IN_BLOCKS,
+     .requantise = assay_requantise_roll, .requantise_by = -1},
+    {"requantise_scale_of_next_row", "scales of the row after", "42, 84", HIDDEN, ASSAY_IN_BLOCKS,
+     .requantise = assay_requantise_roll},
+    {"requantise_scale_transposed", "scales are read as if their two axes were exchanged", "84, 98", HIDDEN, ASSAY_IN_BLOCKS,
+     .requantise = assay_requantise_transposed},
+    {"requantise_scale_of_row", "one scale for a row, that of its first block", "42", HIDDEN, ASSAY_IN_BLOCKS,
+     .requantise = assay_requantise_first_block},
+    {"requantise_scale_doubled", "the exponent of every scale is one too large", "87", HIDDEN, ASSAY_IN_BLOCKS,
+     .requantise = assay_requantise_scale, .requantise_by = 2},
+    {"requantise_scale_rounding_other", "scales are no powers of two, or such rounded the other way", "99", HIDDEN,
+     ASSAY_NOWHERE, .configure = assay_edit_other_scale_rounding},
+    {"requantise_tensor_scale_missing", "the scale of the tensor is left out", "86", HIDDEN, ASSAY_IN_BLOCKS,
+     .requantise = assay_requantise_no_tensor_scale},
+    {"requantise_truncated", "elements are rounded towards zero", "44", HIDDEN, ASSAY_NOWHERE,
+     .requantise = assay_requantise_truncated},
 
     {"local_ids_global", "global expert ids index the experts that a rank has", "20", EXPERTS, ASSAY_IN_BLOCKS,
      KEY(local_expert_offset, TO, 0)},
@@ -599,6 +622,7 @@ const char *assay_mutant_way(const assay_mutant *mutant)
 {
     if (mutant->key.how != ASSAY_KEY_STAYS || mutant->configure != NULL) return "configuration";
     if (mutant->degrade != NULL || assay_mutant_is_lossy(mutant)) return "arithmetic";
+    if (mutant->requantise != NULL) return "arithmetic";
     return assay_mutant_changes_inputs(mutant) || mutant->other_seed ? "inputs" : "results";
 }
 
@@ -620,6 +644,7 @@ static unsigned traits_of(const assay_plan *plan)
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (strcmp(spec->path, "inputs/x") == 0) traits |= ASSAY_HAS_X;
         if (plan->list.entries[i].format != NULL) traits |= ASSAY_HAS_CODES;
+        if (assay_path_is_hidden(spec->path)) traits |= ASSAY_HAS_HIDDEN;
         if (spec->role == ASSAY_ROLE_WEIGHT) traits |= ASSAY_HAS_WEIGHTS;
     }
     return traits;

@@ -8,6 +8,7 @@
 #include "compare/profile.h"
 #include "harness/plan/results.h"
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/ops/quantize.h"
 
 /* What the functions that change tensors may look at. */
 typedef struct assay_mutation {
@@ -24,6 +25,15 @@ typedef struct assay_mutation {
 typedef bool assay_case_edit(assay_case *c);
 typedef bool assay_tensor_edit(const assay_mutation *m, assay_tensor *tensor);
 typedef bool assay_mutation_edit(const assay_mutation *m);
+/* Codes and scales of h that a kernel quantises itself, which it goes on with: beside them h, gate and up before the
+ * activation, all as the golden's kernel has them; gate and up are NULL where they are side by side. */
+typedef struct assay_hidden_mutation {
+    const assay_quantize_config *config; /* of a row */
+    const assay_tensor *h, *gate, *up;
+    assay_tensor *codes, *scale;
+    double by;
+} assay_hidden_mutation;
+typedef bool assay_hidden_edit(const assay_hidden_mutation *m);
 typedef bool assay_arithmetic_edit(const assay_mutation *m, assay_emulation *emulation);
 
 /* One key of the configuration. Numbers are changed where they are above 0: else what they scale or limit is off. */
@@ -42,7 +52,7 @@ typedef struct assay_tensors_change {
 } assay_tensors_change;
 
 /* Traits of an operation that its tensors show, beside its parts. */
-enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29, ASSAY_IS_FUNCTION = 1 << 28, ASSAY_HAS_CODES = 1 << 27 };
+enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29, ASSAY_IS_FUNCTION = 1 << 28, ASSAY_HAS_CODES = 1 << 27, ASSAY_HAS_HIDDEN = 1 << 26 };
 
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */
 typedef enum assay_extent { ASSAY_NOWHERE, ASSAY_ALONE, ASSAY_IN_BLOCKS, ASSAY_EVERYWHERE } assay_extent;
@@ -65,6 +75,8 @@ typedef struct assay_mutant {
     assay_mutation_edit *change_inputs;
     assay_arithmetic_edit *degrade;
     const char *makes, *asks; /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
+    assay_hidden_edit *requantise; /* ASSAY_HAS_HIDDEN */
+    double requantise_by;
     const char *lost_weight;  /* what flows back through a kernel of this name is lost; NULL */
     int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */

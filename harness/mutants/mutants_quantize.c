@@ -23,7 +23,8 @@ bool assay_edit_other_ties(assay_case *c)
 /* Of scales that are powers of two up or down; of others that, or not. */
 bool assay_edit_other_scale_rounding(assay_case *c)
 {
-    const assay_block_format *format = assay_block_format_by_name(c->config.quant_format.text);
+    const char *own = c->config.quant_format.text, *of_hidden = c->config.quant_hidden_format.text;
+    const assay_block_format *format = assay_block_format_by_name(own[0] != '\0' ? own : of_hidden);
     assay_text *rounding = &c->config.quant_scale_rounding;
     const bool up = strcmp(rounding->text, "up") == 0;
     if (format == NULL || format->scale == ASSAY_FLOAT8_E4M3FN) return false;

@@ -34,6 +34,11 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
 /* Of the rules of quantising (mutants_quantize.c). */
 assay_case_edit assay_edit_other_ties, assay_edit_other_scale_rounding, assay_edit_other_scale_division;
 
+/* Of h that the kernel quantises itself (mutants_requantise.c). */
+assay_case_edit assay_edit_hidden_as_it_is;
+assay_hidden_edit assay_requantise_before_activation, assay_requantise_roll, assay_requantise_transposed,
+    assay_requantise_first_block, assay_requantise_scale, assay_requantise_no_tensor_scale, assay_requantise_truncated;
+
 /* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
  * the first takes it for no change. */
 assay_tensor_edit assay_edit_replace, assay_edit_fill;

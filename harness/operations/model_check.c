@@ -343,13 +343,30 @@ static bool routes(const assay_case *c, unsigned parts)
     return (parts & ASSAY_PART_ROUTER) != 0 && !dense;
 }
 
+/* Gated MLPs whose kernels quantise h. */
+static bool takes_hidden_format(const assay_case *c)
+{
+    return strcmp(c->op, "mlp") == 0 || strcmp(c->op, "moe") == 0;
+}
+
+/* The rules are those of h, which its operation checks. */
+static assay_status check_rules_of_hidden(const model_check *check)
+{
+    const char *format = check->c->config.quant_format.text;
+    if (format[0] == '\0') return ASSAY_OK;
+    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "quant_format is %s, expected none: op %s has quant_hidden_format",
+                      format, check->c->op);
+}
+
 /* Rules of quantising are those of quantize; operands are quantised by their format's own, but for the rounding of scales. */
 static assay_status check_quantising(const model_check *check)
 {
+    if (assay_quantises_hidden(check->c) && takes_hidden_format(check->c)) return check_rules_of_hidden(check);
     static const int KEYS[] = {
         ASSAY_KEY_AT_quant_format,        ASSAY_KEY_AT_quant_scale,        ASSAY_KEY_AT_quant_subnormal_scale,
         ASSAY_KEY_AT_quant_smallest_amax, ASSAY_KEY_AT_quant_saturate,     ASSAY_KEY_AT_quant_ties,
-        ASSAY_KEY_AT_quant_negative_zero, ASSAY_KEY_AT_quant_scale_layout, ASSAY_KEY_AT_quant_scale_rounding};
+        ASSAY_KEY_AT_quant_negative_zero, ASSAY_KEY_AT_quant_scale_layout, ASSAY_KEY_AT_quant_hidden_format,
+        ASSAY_KEY_AT_quant_hidden_tensor_scale, ASSAY_KEY_AT_quant_scale_rounding};
     enum { COUNT = sizeof KEYS / sizeof *KEYS };
     const assay_case *c = check->c;
     const bool operands = c->quant_format_count > 0;

@@ -177,6 +177,7 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 0, &config->activation[0]));
     TRY(activation_of(ctx, m, 1, &config->activation[1]));
     TRY(glu_of(ctx, m, true, &config->glu));
+    TRY(assay_hidden_config_of(ctx, c, config->mlp_dim, &config->hidden));
     if (config->glu != ASSAY_GLU_PLAIN && config->activation[1] != ASSAY_LINEAR) {
         status =
             assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -216,6 +217,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(assay_require_positive(ctx, "base_moe_mlp_dim", m->base_moe_mlp_dim));
     TRY(activation_of(ctx, m, 0, &config->activation));
     TRY(glu_of(ctx, m, false, &config->glu));
+    TRY(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
     TRY(assay_routing_config_of(ctx, c, &config->routing));
     if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
                                             assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||

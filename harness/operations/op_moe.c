@@ -37,6 +37,10 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
                           config->moe.local_num_experts);
     }
     if (assay_is_sharded(&config->moe, &config->sharding)) {
+        if (config->moe.hidden.format != NULL) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none on a mesh",
+                              config->moe.hidden.format->name);
+        }
         if (config->moe.physical_experts > 0) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "num_redundant_experts is %" PRId64 ", expected 0: replicas are those of one device",
@@ -45,6 +49,11 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
     TRY(check_layout(ctx, config));
+    const bool dropping = config->moe.path == ASSAY_MOE_DROPPING, replicas = config->moe.physical_experts > 0;
+    if (config->moe.hidden.format != NULL && (dropping || replicas)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none with %s",
+                          config->moe.hidden.format->name, dropping ? "capacity_factor" : "num_redundant_experts");
+    }
 cleanup:
     return status;
 }
@@ -321,7 +330,7 @@ static bool has_own_scales(const spec_moe_config *config)
 {
     const assay_moe_config *moe = &config->moe;
     const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
-    return !assay_is_sharded(moe, &config->sharding) && !moe->shared_gate && !engine && moe->physical_experts == 0 &&
+    return !assay_is_sharded(moe, &config->sharding) && moe->hidden.format == NULL && !moe->shared_gate && !engine && moe->physical_experts == 0 &&
            assay_routing_propagates(&config->moe.routing);
 }
 

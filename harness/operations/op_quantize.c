@@ -16,15 +16,15 @@ static int place_of(const char *word, const char *const words[])
     return place;
 }
 
-/* The format must be there (check_format). */
-static assay_quantize_config config_of(const assay_case *c)
+/* By the rules that the case's keys say. */
+static assay_quantize_config rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
+                                      int64_t columns)
 {
     static const char *const RULES[] = {"divide", "multiply", "invert"};
     static const char *const ROUNDINGS[] = {"nearest", "up", "down"};
     const assay_model_config *m = &c->config;
-    const assay_block_format *format = assay_block_format_by_name(m->quant_format.text);
-    return (assay_quantize_config){.rows = c->batch * c->sequence,
-                                   .columns = m->base_emb_dim,
+    return (assay_quantize_config){.rows = rows,
+                                   .columns = columns,
                                    .format = format,
                                    .rule = (assay_scale_rule)place_of(m->quant_scale.text, RULES),
                                    .rounding = (assay_scale_rounding)place_of(m->quant_scale_rounding.text, ROUNDINGS),
@@ -38,10 +38,17 @@ static assay_quantize_config config_of(const assay_case *c)
                                    .largest_of_input = assay_dtype_max(c->dtype)};
 }
 
+/* The format must be there (check_format). */
+static assay_quantize_config config_of(const assay_case *c)
+{
+    const assay_block_format *format = assay_block_format_by_name(c->config.quant_format.text);
+    return rules_of(c, format, c->batch * c->sequence, c->config.base_emb_dim);
+}
+
 static assay_status refuse(assay_context *ctx, const char *key, const char *value, const char *expected,
                            const char *format)
 {
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s with quant_format %s", key, value, expected, format);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s with the format %s", key, value, expected, format);
 }
 
 static assay_status check_format(assay_context *ctx, const assay_case *c)
@@ -65,19 +72,14 @@ static assay_status check_format(assay_context *ctx, const assay_case *c)
 }
 
 /* Rules that the format's scales do not have are refused, not passed over. */
-static assay_status check_quantize(assay_context *ctx, const assay_case *c)
+static assay_status check_rules(assay_context *ctx, const assay_case *c, const assay_quantize_config *rules)
 {
     const assay_model_config *m = &c->config;
-    assay_status status = check_format(ctx, c);
-    RETURN_IF(status != ASSAY_OK, status);
-    const assay_quantize_config q = config_of(c);
+    const assay_quantize_config q = *rules;
     const assay_block_format *f = q.format;
     const char *rounding = m->quant_scale_rounding.text;
     const bool small = f->element == ASSAY_FLOAT4_E2M1FN, float32 = f->scale == ASSAY_FLOAT32;
     const bool powers = f->scale == ASSAY_FLOAT8_E8M0FNU || (float32 && q.rounding != ASSAY_SCALE_NEAREST);
-    if (c->dtype == ASSAY_FLOAT64) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
-    }
     if (f->scale == ASSAY_FLOAT8_E8M0FNU && q.rounding == ASSAY_SCALE_NEAREST)
         return refuse(ctx, "quant_scale_rounding", rounding, "up or down", f->name);
     if (f->scale == ASSAY_FLOAT8_E4M3FN && q.rounding != ASSAY_SCALE_NEAREST)
@@ -97,6 +99,55 @@ static assay_status check_quantize(assay_context *ctx, const assay_case *c)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_smallest_amax is %g, expected a number from 0 to 1", amax);
     }
     return amax == 0 || !f->tensor_scale ? ASSAY_OK : refuse(ctx, "quant_smallest_amax", "above 0", "0", f->name);
+}
+
+static assay_status check_quantize(assay_context *ctx, const assay_case *c)
+{
+    const assay_status status = check_format(ctx, c);
+    RETURN_IF(status != ASSAY_OK, status);
+    const assay_quantize_config q = config_of(c);
+    if (c->dtype == ASSAY_FLOAT64) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
+    }
+    return check_rules(ctx, c, &q);
+}
+
+static assay_status check_tensor_scale(assay_context *ctx, double scale, const assay_block_format *format)
+{
+    if (format->tensor_scale ? scale > 0 && scale <= 1 : scale == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_tensor_scale is %g, expected %s with quant_hidden_format %s",
+                      scale, format->tensor_scale ? "a number above 0, at most 1," : "0", format->name);
+}
+
+assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,
+                                    assay_quantize_config *hidden)
+{
+    const assay_model_config *m = &c->config;
+    const assay_block_format *format = assay_block_format_by_name(m->quant_hidden_format.text);
+    assay_status status = ASSAY_OK;
+    *hidden = (assay_quantize_config){0};
+    if (format == NULL) return ASSAY_OK;
+    *hidden = rules_of(c, format, 1, columns);
+    hidden->pack = false;
+    hidden->largest_of_input = assay_dtype_max(ASSAY_FLOAT32);
+    hidden->tensor_scale = (float)m->quant_hidden_tensor_scale;
+    if (format->rows != 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "quant_hidden_format is %s, expected one whose blocks have one row: kernels quantise a row of "
+                          "h by itself",
+                          format->name);
+    }
+    if (hidden->swizzle)
+        return refuse(ctx, "quant_scale_layout", m->quant_scale_layout.text, "row_major", format->name);
+    TRY(check_rules(ctx, c, hidden));
+    TRY(check_tensor_scale(ctx, hidden->tensor_scale, format));
+cleanup:
+    return status;
+}
+
+bool assay_quantises_hidden(const assay_case *c)
+{
+    return c->config.quant_hidden_format.text[0] != '\0';
 }
 
 static assay_dims codes_dims(const assay_quantize_config *q)

@@ -22,7 +22,7 @@ static const char *label_of(char letter)
         ['x'] = "event",  ['n'] = "field",     ['z'] = "Dh",         ['g'] = "Nkv",      ['Q'] = "N+2Nkv",
         ['1'] = "1",      ['t'] = "K+n",       ['O'] = "E+n",        ['s'] = "T*(K+n)",  ['p'] = "physical",
         ['a'] = "b",      ['d'] = "f*b",       ['o'] = "microbatch", ['y'] = "capacity", ['A'] = "layer",
-        ['I'] = "T/rows", ['J'] = "D/columns", ['2'] = "D/2",
+        ['I'] = "T/rows", ['J'] = "D/columns", ['2'] = "D/2",   ['3'] = "H/columns",
     };
     return labels[(unsigned char)letter];
 }

@@ -115,6 +115,10 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
 /* The mesh, the ring and the chunks of a case. */
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
+/* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
+assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,
+                                    assay_quantize_config *hidden);
+bool assay_quantises_hidden(const assay_case *c);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);

@@ -14,6 +14,7 @@
 #include "harness/plan/golden_read.h"
 #include "harness/routing_choice/choice.h"
 #include "harness/routing_choice/given_choice_internal.h"
+#include "harness/routing_choice/hidden_codes.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/routing_rule.h"
@@ -214,6 +215,24 @@ cleanup:
     return status;
 }
 
+assay_status assay_given_choice_hold(assay_context *ctx, assay_given_choice *c, const assay_again *a)
+{
+    assay_status status;
+    TRY(assay_given_choice_check_golden(ctx, c, a));
+    TRY(assay_given_choice_take(ctx, c, a));
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *r = &c->routers[i];
+        const assay_tensor_spec spec = assay_choice_spec(r);
+        assay_tensor *choice = NULL;
+        if (r->given) continue;
+        TRY(assay_tensor_set_add(ctx, &c->choices, &spec, &choice));
+        choice->written = choice->count;
+        memcpy(choice->indices, r->golden, (size_t)choice->count * sizeof *choice->indices);
+    }
+cleanup:
+    return status;
+}
+
 static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
 {
     snprintf(text, 160, "%.90s: token [%" PRId64 ",%" PRId64 "]", router->path, t / sequence, t % sequence);
@@ -403,6 +422,51 @@ cleanup:
     return status;
 }
 
+/* Judges the candidate's codes of h; where none is wrong, the golden once more, given them. */
+static assay_status go_on_from_codes(assay_context *ctx, assay_given_choice *c, assay_again *a, double false_alarm,
+                                     bool quiet, assay_hidden_codes *codes)
+{
+    assay_status status;
+    const assay_source inputs = c->inputs;
+    assay_overlay choices = {assay_tensor_set_source(&c->choices), inputs};
+    assay_overlay given = {assay_tensor_set_source(&codes->staged), inputs};
+    const assay_source in = assay_overlay_source(&choices);
+    a->ctx.threads = ctx->threads;
+    status = assay_hidden_codes_judge(&a->ctx, &a->golden.plan, &in, false_alarm, codes);
+    memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
+    RETURN_IF(status != ASSAY_OK || codes->wrong > 0, status);
+    c->inputs = assay_overlay_source(&given);
+    assay_fixture_close(a->golden.reader);
+    a->golden.reader = NULL;
+    status = assay_again_evaluate(ctx, c, a, quiet);
+    c->inputs = inputs;
+    return status;
+}
+
+/* The choices are the golden's. */
+static assay_status compare_given_codes(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
+                                        const assay_profile *profile, double false_alarm, bool quiet,
+                                        assay_given_choice *c, assay_hidden_codes *codes, assay_report *report,
+                                        assay_golden *against)
+{
+    assay_status status;
+    assay_again a = {0};
+    c->inputs = assay_golden_given(golden->reader);
+    TRY(assay_again_open(ctx, golden, profile, false, &a));
+    if (c->count > 0) {
+        TRY(assay_routing_config_of(ctx, a.golden.c, &a.config));
+        TRY(assay_given_choice_hold(ctx, c, &a));
+    }
+    TRY(go_on_from_codes(ctx, c, &a, false_alarm, quiet, codes));
+    TRY(assay_compare(ctx, a.golden.reader != NULL ? a.golden.reader : golden->reader, candidate, profile,
+                      (1 - ASSAY_CODES_SHARE) * false_alarm, assay_plan_order(&golden->plan), report));
+    report->false_alarm = false_alarm;
+    TRY(hand_over(ctx, golden, &a, report, against));
+cleanup:
+    assay_golden_close(&a.golden);
+    return status;
+}
+
 static assay_status compare_differing(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                                       const assay_profile *profile, double false_alarm, bool quiet,
                                       assay_given_choice *c, assay_report *report, assay_golden *against)
@@ -411,8 +475,10 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     assay_again a = {0};
     assay_routing_summary summary = {0};
     assay_row_orders orders = {0};
+    assay_hidden_codes codes = {0};
     const char *wrong_path = NULL;
     char line[ASSAY_MESSAGE_SIZE];
+    double share = 1 - ASSAY_CHOICE_SHARE;
     c->inputs = assay_golden_given(golden->reader);
     status = assay_again_open(ctx, golden, profile, false, &a);
     if (status == ASSAY_OK) status = assay_routing_config_of(ctx, a.golden.c, &a.config);
@@ -424,9 +490,15 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     ctx->message[0] = '\0';
     assay_fixture_reader *held = a.golden.reader != NULL ? a.golden.reader : golden->reader;
     if (a.golden.reader != NULL) TRY(take_rows(ctx, &golden->plan, held, candidate, &orders));
-    TRY(assay_compare(ctx, held, candidate, profile, (1 - ASSAY_CHOICE_SHARE) * false_alarm,
-                      assay_plan_order(&golden->plan), report));
+    if (a.golden.reader != NULL) TRY(assay_hidden_codes_take(ctx, &golden->plan, candidate, &codes));
+    if (codes.staged.count > 0) {
+        share -= ASSAY_CODES_SHARE;
+        TRY(go_on_from_codes(ctx, c, &a, false_alarm, quiet, &codes));
+        held = a.golden.reader;
+    }
+    TRY(assay_compare(ctx, held, candidate, profile, share * false_alarm, assay_plan_order(&golden->plan), report));
     note_orders(&orders, report);
+    assay_hidden_codes_note(&codes, report);
     report->false_alarm = false_alarm;
     if (refused) {
         summary = (assay_routing_summary){0};
@@ -440,6 +512,7 @@ static assay_status compare_differing(assay_context *ctx, assay_golden *golden, 
     TRY(hand_over(ctx, golden, &a, report, against));
 cleanup:
     assay_golden_close(&a.golden);
+    assay_hidden_codes_free(&codes);
     return status;
 }
 
@@ -451,6 +524,7 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     assay_given_choice c = {0};
     assay_routing_summary equal = {0};
     assay_row_orders orders = {0};
+    assay_hidden_codes codes = {0};
     *report = (assay_report){0};
     *against = (assay_golden){0};
     /* a case that cannot be planned leaves the order of folders */
@@ -466,7 +540,10 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     } else {
         summarize_equal(&c, &equal);
         TRY(take_rows(ctx, &golden->plan, golden->reader, candidate, &orders));
-        if (orders.output[0] != '\0') {
+        TRY(assay_hidden_codes_take(ctx, &golden->plan, candidate, &codes));
+        if (codes.staged.count > 0) {
+            TRY(compare_given_codes(ctx, golden, candidate, profile, false_alarm, quiet, &c, &codes, report, against));
+        } else if (orders.output[0] != '\0') {
             TRY(compare_given_order(ctx, golden, candidate, profile, false_alarm, quiet, orders.output, report,
                                     against));
         } else {
@@ -474,8 +551,10 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
         }
         report->routing = equal;
         note_orders(&orders, report);
+        assay_hidden_codes_note(&codes, report);
     }
 cleanup:
     assay_given_choice_free(&c);
+    assay_hidden_codes_free(&codes);
     return status;
 }

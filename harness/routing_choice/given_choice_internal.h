@@ -49,6 +49,8 @@ void assay_given_choice_free(assay_given_choice *c);
 assay_status assay_given_choice_check_golden(assay_context *ctx, const assay_given_choice *c, const assay_again *a);
 /* The candidate's choices, where they are some, to evaluate with. */
 assay_status assay_given_choice_take(assay_context *ctx, assay_given_choice *c, const assay_again *a);
+/* Takes them, and the golden's where the candidate gives none. */
+assay_status assay_given_choice_hold(assay_context *ctx, assay_given_choice *c, const assay_again *a);
 /* All of it: takes and judges the candidate's choices. *wrong_path is the first wrong one's, or NULL. */
 assay_status assay_given_choice_judge(assay_context *ctx, assay_given_choice *c, assay_again *a,
                                       const assay_profile *profile, double false_alarm, assay_routing_summary *summary,

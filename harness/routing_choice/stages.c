@@ -8,6 +8,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/plan/golden_read.h"
 #include "harness/routing_choice/given_choice_internal.h"
+#include "harness/routing_choice/hidden_codes.h"
 #include "oracle/base/memory.h"
 
 assay_status assay_stages_check(assay_context *ctx, const assay_case *c)
@@ -24,10 +25,11 @@ assay_status assay_stages_check(assay_context *ctx, const assay_case *c)
                              : "of the batch-split schedule (--exclude)");
 }
 
-/* What a stage begins with: a checkpoint, or the gradient of one. */
+/* What a stage begins with: a checkpoint, or the gradient of one. Codes are taken by themselves. */
 static bool begins_stage(const assay_tensor_spec *spec)
 {
     static const char gradient[] = "gradients/checkpoints/";
+    if (assay_path_is_hidden(spec->path)) return false;
     return spec->role == ASSAY_ROLE_CHECKPOINT || strncmp(spec->path, gradient, strlen(gradient)) == 0;
 }
 
@@ -79,25 +81,6 @@ cleanup:
     return status;
 }
 
-/* Choices that the candidate does not give are the golden's. */
-static assay_status hold_choices(assay_context *ctx, assay_given_choice *c, const assay_again *a)
-{
-    assay_status status;
-    TRY(assay_given_choice_check_golden(ctx, c, a));
-    TRY(assay_given_choice_take(ctx, c, a));
-    for (int i = 0; i < c->count; i++) {
-        const assay_router_choice *r = &c->routers[i];
-        const assay_tensor_spec spec = assay_choice_spec(r);
-        assay_tensor *choice = NULL;
-        if (r->given) continue;
-        TRY(assay_tensor_set_add(ctx, &c->choices, &spec, &choice));
-        choice->written = choice->count;
-        memcpy(choice->indices, r->golden, (size_t)choice->count * sizeof *choice->indices);
-    }
-cleanup:
-    return status;
-}
-
 static bool all_given(const assay_given_choice *c)
 {
     bool all = true;
@@ -112,8 +95,29 @@ static assay_status take_choices(assay_context *ctx, assay_given_choice *c, assa
     if (c->count == 0) return ASSAY_OK;
     const assay_status status = assay_routing_config_of(ctx, a->golden.c, &a->config);
     RETURN_IF(status != ASSAY_OK, status);
-    if (!all_given(c)) return hold_choices(ctx, c, a);
+    if (!all_given(c)) return assay_given_choice_hold(ctx, c, a);
     return assay_given_choice_judge(ctx, c, a, profile, false_alarm, summary, wrong_path);
+}
+
+/* The candidate's codes of h, judged by its own h where it gives that; the stage behind them begins with them, where they
+ * are right. */
+static assay_status take_codes(assay_context *ctx, assay_given_choice *c, assay_again *a,
+                               assay_fixture_reader *candidate, double false_alarm, assay_hidden_codes *codes,
+                               assay_overlay *given)
+{
+    assay_status status;
+    assay_overlay choices = {assay_tensor_set_source(&c->choices), c->inputs};
+    const assay_source in = assay_overlay_source(&choices);
+    TRY(assay_hidden_codes_take(ctx, &a->golden.plan, candidate, codes));
+    if (codes->staged.count == 0) return ASSAY_OK;
+    a->ctx.threads = ctx->threads;
+    status = assay_hidden_codes_judge(&a->ctx, &a->golden.plan, &in, false_alarm, codes);
+    memcpy(ctx->message, a->ctx.message, sizeof ctx->message);
+    TRY(status);
+    *given = (assay_overlay){assay_tensor_set_source(&codes->staged), c->inputs};
+    c->inputs = assay_overlay_source(given);
+cleanup:
+    return status;
 }
 
 /* Evaluates and compares; what cannot be evaluated fails with its line. */
@@ -123,22 +127,29 @@ static assay_status compare(assay_context *ctx, assay_given_choice *c, assay_aga
     assay_status status;
     assay_routing_summary summary = {0};
     const char *wrong_path = NULL;
+    assay_hidden_codes codes = {0};
+    assay_overlay given = {0};
     status = take_choices(ctx, c, a, profile, false_alarm, &summary, &wrong_path);
+    if (status == ASSAY_OK) status = take_codes(ctx, c, a, candidate, false_alarm, &codes, &given);
     if (status == ASSAY_OK) status = assay_again_evaluate(ctx, c, a, quiet);
     if (status == ASSAY_BAD_INPUT) {
         report->verdict = ASSAY_FAIL;
         snprintf(report->message, sizeof report->message, "not evaluated from the candidate's checkpoints: %.190s",
                  ctx->message);
         ctx->message[0] = '\0';
-        return ASSAY_OK;
+        status = ASSAY_OK;
+        goto cleanup;
     }
     TRY(status);
-    const double share = summary.judged ? 1 - ASSAY_CHOICE_SHARE : 1;
+    double share = summary.judged ? 1 - ASSAY_CHOICE_SHARE : 1;
+    if (codes.codes > 0) share -= ASSAY_CODES_SHARE;
     TRY(assay_compare(ctx, a->golden.reader, candidate, profile, share * false_alarm, assay_plan_order(&a->golden.plan),
                       report));
     if (summary.wrong > 0) assay_given_choice_fail(c, wrong_path, summary.message, report);
     report->routing = summary;
+    assay_hidden_codes_note(&codes, report);
 cleanup:
+    assay_hidden_codes_free(&codes);
     return status;
 }
 

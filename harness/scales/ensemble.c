@@ -5,6 +5,7 @@
 
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
+#include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/ranks.h"
 
@@ -87,6 +88,15 @@ static assay_status raise_scales(assay_context *ctx, assay_ensemble *e, int p)
     return status == ASSAY_OK ? assay_ensemble_run_raised(ctx, e, p) : status;
 }
 
+/* What members make of h that is quantised. */
+static assay_status draw_spread(assay_context *ctx, assay_ensemble *e, const assay_precision *precision)
+{
+    assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
+    const assay_source in = assay_overlay_source(&numbers);
+    assay_tensor_set_free(&e->spread);
+    return assay_hidden_spread(ctx, e->plan, precision, &in, NULL, &e->spread);
+}
+
 static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
 {
     assay_status status = ASSAY_OK;
@@ -95,6 +105,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     if (assay_ensemble_is_raised(e->plan, member.precision)) TRY(raise_scales(ctx, e, p));
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;
+    TRY(draw_spread(ctx, e, member.precision));
     TRY(assay_ensemble_run_members(ctx, e, &member, members));
     const bool first = assay_ranks_is_first(ctx); /* what follows of the runs is his */
     for (int i = 0; first && i < e->golden.count; i++) {

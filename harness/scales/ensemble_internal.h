@@ -37,6 +37,7 @@ typedef struct assay_ensemble {
      * or to read from a file again would cost each member time. Those beyond ASSAY_ENSEMBLE_BYTES are: members ask for
      * the weights of one expert after the other. */
     assay_tensor_set given;
+    assay_tensor_set spread; /* of h that is quantised, at the precision at hand (hidden_spread.h) */
     bool null_only; /* the scales of the precision at hand are propagated: members are run for null distributions */
     int slot;       /* of errors: where those of the member that is running go */
 } assay_ensemble;

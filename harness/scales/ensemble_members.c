@@ -104,7 +104,8 @@ static assay_status rounded_read(assay_context *ctx, void *self, const char *pat
     const assay_status status = in->read(ctx, in->self, path, first, count, out);
     const bool staged = assay_staged_of(path) != NULL;
     if (status == ASSAY_OK && !staged) round_given(ctx, rounded->c, path, count, out);
-    if (status == ASSAY_OK && staged && ctx->emulation != NULL && !ctx->emulation->nearest)
+    if (status == ASSAY_OK && staged && ctx->emulation != NULL && !ctx->emulation->nearest &&
+        !assay_path_is_hidden(path))
         unround(ctx->emulation, path, first, count, out);
     return status;
 }
@@ -222,7 +223,8 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
     const assay_source given = assay_overlay_source(&numbers);
     assay_rounded rounded = {&given, plan->c};
-    const assay_source in = assay_rounded_source(&rounded);
+    assay_overlay spread = {assay_tensor_set_source(&e->spread), assay_rounded_source(&rounded)};
+    const assay_source in = assay_overlay_source(&spread);
     const assay_sink own = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = no_integers};
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;

@@ -108,4 +108,5 @@ void assay_ensemble_release(assay_ensemble *e)
     free(e->tensors);
     assay_tensor_set_free(&e->golden);
     assay_tensor_set_free(&e->given);
+    assay_tensor_set_free(&e->spread);
 }

@@ -91,9 +91,16 @@ void assay_tensor_call(assay_tensor_spec *spec, const char *path)
     spec->role = assay_role_of(path);
 }
 
+bool assay_path_is_hidden(const char *path)
+{
+    return assay_path_ends(path, "moe_hidden_codes") || assay_path_ends(path, "moe_hidden_codes_scale") ||
+           assay_path_ends(path, "mlp_hidden_codes") || assay_path_ends(path, "mlp_hidden_codes_scale");
+}
+
 bool assay_has_error_scale(const assay_tensor_spec *spec)
 {
-    return spec->type != ASSAY_INT32 && (spec->role == ASSAY_ROLE_CHECKPOINT || assay_role_is_required(spec->role));
+    return spec->type != ASSAY_INT32 && !assay_path_is_hidden(spec->path) &&
+           (spec->role == ASSAY_ROLE_CHECKPOINT || assay_role_is_required(spec->role));
 }
 
 bool assay_path_is_choice(const char *path)

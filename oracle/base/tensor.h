@@ -70,6 +70,8 @@ bool assay_has_error_scale(const assay_tensor_spec *spec);
 /* A choice of experts: routing/selected_experts, or that of a layer. */
 bool assay_path_is_choice(const char *path);
 /* Whether the path is that name, or ends in it after a slash. */
+/* Codes of h that a kernel quantised itself, or their scales (oracle/ops/requantise.h). */
+bool assay_path_is_hidden(const char *path);
 bool assay_path_ends(const char *path, const char *name);
 /* What belongs to a tensor at a profile: "error_scale/bf16/outputs/y", "null/bf16/outputs/y". Cut where it is too long. */
 void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE]);

@@ -28,13 +28,16 @@
  *   routing/selected_experts, when the source has it, goes before it: a run held at a backend's choice;
  *   checkpoints/ of the results below, when the source has them, are read and not computed (rematerialisation): they must
  *   be what a run of the same block gave.
- *   staged/checkpoints/ of them: after such a result was computed and written, the run goes on from the source's.
+ *   staged/checkpoints/ of them: after such a result was computed and written, the run goes on from the source's; codes and
+ *   scales that are staged are the result.
  * Results:
  *   outputs/{y,lb_loss,z_loss,bias_updates}, gradients/{inputs,weights}/...,
  *   checkpoints/{moe_mlpwi_0,moe_mlpwi_1,moe_intermediate,moe_mlpwo} (fused_weights: moe_mlpwi [...,2H] for the first
  *   two): rows in sorted order [T*K,...]; dense [B,S,E,...]; dropping [E,B,C,...], free slots as an expert treats a row
  *   of zeros; moe_intermediate is act(a) b, before wo;
  *   checkpoints/{mlpwi_0,mlpwi_1,mlp_intermediate,mlpwo} of the shared expert before its gate, [B,S,...];
+ *   with `hidden`, checkpoints/{moe,mlp}_hidden_codes and _hidden_codes_scale, in the same rows: what wo multiplies
+ *   (oracle/ops/requantise.h);
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
  *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; with local experts the last has the
  *   rows of those, then -1, and routing/local_group_sizes counts them; dropping: routing/combine_mask and
@@ -59,6 +62,7 @@ typedef struct assay_moe_config {
     assay_glu glu;               /* of the routed experts; the shared expert is never clamped */
     double limit;                /* mlp_activations_limit */
     bool fused_weights;          /* prefuse_moe_weights: weights/wi */
+    assay_quantize_config hidden; /* of the experts and the shared one: assay_gated_mlp_config */
     int64_t shared_mlp_dim;      /* 0: no shared expert */
     int64_t
         fused_shared_experts; /* num_fused_shared_experts: so many experts behind the routed ones, for every token */

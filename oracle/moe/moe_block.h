@@ -84,6 +84,7 @@ typedef struct moe_mlp {
     bool given[ASSAY_MLP_CHECKPOINTS];  /* the source has it */
     bool staged[ASSAY_MLP_CHECKPOINTS]; /* the run goes on from the source's */
     double *tensor_partial;             /* like one branch, with tensor shards */
+    bool spread;                        /* the source has the spread of h that is quantised (requantise.h) */
     double *dh;                         /* [rows,H], for an observer or with weights on h */
     double *weighted_h, *weighted_dy;   /* with weights on h */
 } moe_mlp;
@@ -101,6 +102,9 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
 /* After it was computed: what a run stage by stage goes on from. The row of zeros stays. */
 assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                        const moe_rows *rows, double *values);
+/* The spread of h. */
+assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                             double *spread);
 /* Columns of rows [count,width] that the shard `part` of H has: of each of the halves (gate and up side by side) its share. */
 void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
                    int64_t parts);
@@ -127,7 +131,7 @@ typedef struct moe_checkpoints {
 /* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. NULL: not yet.
  */
 typedef struct moe_checkpoint_values {
-    const double *a, *b, *h, *y;
+    const double *a, *b, *h, *y, *codes, *scale;
 } moe_checkpoint_values;
 
 assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,

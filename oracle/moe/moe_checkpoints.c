@@ -5,6 +5,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
+#include "oracle/ops/requantise.h"
 
 bool moe_routed_given(const moe_block *block)
 {
@@ -116,6 +117,8 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
                                                        [ASSAY_MLPWI_1] = values->b,
                                                        [ASSAY_MLPWI] = values->a,
                                                        [ASSAY_MLP_INTERMEDIATE] = values->h,
+                                                       [ASSAY_MLP_CODES] = values->codes,
+                                                       [ASSAY_MLP_SCALE] = values->scale,
                                                        [ASSAY_MLPWO] = values->y};
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t width = width_of(mlp, checkpoint);
@@ -270,4 +273,15 @@ assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *
     p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     assay_staged_path(path, p.path);
     return read_rows(ctx, mlp, block, &p, rows, values);
+}
+
+assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                             double *spread)
+{
+    char path[ASSAY_PATH_SIZE];
+    checkpoint_place p = {.checkpoint = ASSAY_MLP_INTERMEDIATE};
+    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, p.checkpoint, path);
+    assay_spread_path(path, p.path);
+    memset(spread, 0, (size_t)(rows->count * p.width) * sizeof *spread); /* rows of no slot */
+    return read_rows(ctx, mlp, block, &p, rows, spread);
 }

@@ -9,7 +9,8 @@ assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, i
                                     .activation = {config->activation, ASSAY_LINEAR},
                                     .glu = config->glu,
                                     .limit = config->limit,
-                                    .fused = config->fused_weights};
+                                    .fused = config->fused_weights,
+                                    .hidden = config->hidden};
 }
 
 assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, int64_t rows)
@@ -17,7 +18,8 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
     return (assay_gated_mlp_config){.rows = rows,
                                     .emb_dim = config->emb_dim,
                                     .mlp_dim = config->shared_mlp_dim,
-                                    .activation = {config->activation, ASSAY_LINEAR}};
+                                    .activation = {config->activation, ASSAY_LINEAR},
+                                    .hidden = config->hidden};
 }
 
 int64_t assay_moe_slots(const assay_moe_config *config)

@@ -6,6 +6,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 #include "oracle/moe/permute.h"
+#include "oracle/ops/requantise.h"
 #include "oracle/ops/vector_sums.h"
 
 static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_block *block)
@@ -35,6 +36,8 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
         mlp->given[checkpoint] = block->in->has(block->in->self, path);
         assay_staged_path(path, staged);
         mlp->staged[checkpoint] = block->in->has(block->in->self, staged);
+        assay_spread_path(path, staged);
+        if (checkpoint == ASSAY_MLP_INTERMEDIATE) mlp->spread = block->in->has(block->in->self, staged);
     }
     TRY(alloc_weights(ctx, mlp, block));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));
@@ -134,6 +137,29 @@ cleanup:
     return status;
 }
 
+/* What the product with wo takes of h. Codes that are given are the result. */
+static assay_status requantise(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                               moe_checkpoints *checkpoints)
+{
+    assay_status status = ASSAY_OK;
+    assay_gated_mlp_residuals *r = &mlp->residuals;
+    const moe_checkpoint_values values = {.codes = r->codes, .scale = r->scale};
+    double *spread = NULL;
+    if (mlp->config.hidden.format == NULL || rows->count == 0) return ASSAY_OK;
+    if (mlp->spread) {
+        TRY(assay_alloc_f64(ctx, "spread of h", rows->count * mlp->config.mlp_dim, &spread));
+        TRY(moe_read_spread(ctx, mlp, block, rows, spread));
+    }
+    TRY(assay_requantise(ctx, r, spread, &mlp->config));
+    TRY(moe_go_on(ctx, mlp, block, ASSAY_MLP_CODES, rows, r->codes));
+    TRY(moe_go_on(ctx, mlp, block, ASSAY_MLP_SCALE, rows, r->scale));
+    TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, &block->results, rows, &values));
+    assay_hidden_numbers(ctx, r, &mlp->config);
+cleanup:
+    free(spread);
+    return status;
+}
+
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
                              moe_checkpoints *checkpoints, bool down)
 {
@@ -149,6 +175,7 @@ assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *
     assay_gated_mlp_gate(ctx, r, &mlp->config);
     TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, results, rows, &gate));
     TRY(moe_go_on(ctx, mlp, block, ASSAY_MLP_INTERMEDIATE, rows, r->h));
+    TRY(requantise(ctx, mlp, block, rows, checkpoints));
     if (!down) return ASSAY_OK;
     TRY(mlp->given[ASSAY_MLPWO] ? moe_read_given(ctx, mlp, block, ASSAY_MLPWO, rows, rows->y)
                                 : forward_down(ctx, mlp, rows));

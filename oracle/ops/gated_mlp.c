@@ -5,6 +5,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/glu.h"
+#include "oracle/ops/requantise.h"
 #include "oracle/ops/vector_sums.h"
 
 /* Columns that one thread takes of a row at a time, so that few long rows are shared out as well. */
@@ -19,14 +20,18 @@ assay_status assay_gated_mlp_residuals_alloc(assay_context *ctx, assay_gated_mlp
                                              const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t rows = config->rows, hidden = config->mlp_dim;
+    const int64_t rows = config->rows, hidden = config->mlp_dim, blocks = assay_hidden_blocks(config);
     int64_t count = 0;
     *r = (assay_gated_mlp_residuals){.ld = config->fused ? 2 * hidden : hidden};
-    TRY(assay_checked_count(ctx, "residuals of the gated MLP", 3, (int64_t[]){3, rows, hidden}, &count));
+    TRY(assay_checked_count(ctx, "residuals of the gated MLP", 3, (int64_t[]){5, rows, hidden}, &count));
+    if (blocks == 0) count = 3 * rows * hidden;
     TRY(assay_alloc_f64(ctx, "residuals of the gated MLP", count, &r->storage));
     r->a = r->storage;
     r->b = r->storage + (config->fused ? hidden : rows * hidden);
     r->h = r->storage + 2 * rows * hidden;
+    if (blocks == 0) return ASSAY_OK;
+    r->codes = r->storage + 3 * rows * hidden;
+    r->scale = r->storage + 4 * rows * hidden; /* blocks are no more than columns */
 cleanup:
     return status;
 }
@@ -157,6 +162,11 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
     assay_status status = assay_gated_mlp_up(ctx, r, ASSAY_BRANCH_BOTH, x, w, config);
     if (status != ASSAY_OK) return status;
     assay_gated_mlp_gate(ctx, r, config);
+    if (config->hidden.format != NULL) {
+        status = assay_requantise(ctx, r, NULL, config);
+        if (status != ASSAY_OK) return status;
+        assay_hidden_numbers(ctx, r, config);
+    }
     return assay_gated_mlp_down(ctx, y, r, w, config);
 }
 

@@ -14,6 +14,7 @@
 
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/activation.h"
+#include "oracle/ops/quantize.h"
 
 typedef enum assay_glu { ASSAY_GLU_PLAIN, ASSAY_GLU_GPT_OSS, ASSAY_GLU_CLAMPED } assay_glu;
 
@@ -26,6 +27,7 @@ typedef struct assay_gated_mlp_config {
     /* That H is split over, each of which has its own columns of wi_0 and wi_1 and rows of wo: what is a product over H
      * is the sum of theirs, ascending, and wo_bias comes once, after it. 0 is 1. Divides H. */
     int64_t hidden_shards;
+    assay_quantize_config hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
 } assay_gated_mlp_config;
 
 /* The weights. Not fused: wi_0, wi_1; fused: wi. Biases may be there or not. */
@@ -46,6 +48,8 @@ typedef enum assay_mlp_checkpoint {
     ASSAY_MLPWI_0,          /* [rows,H]: a */
     ASSAY_MLPWI_1,          /* [rows,H]: b */
     ASSAY_MLP_INTERMEDIATE, /* [rows,H]: h */
+    ASSAY_MLP_CODES,        /* [rows,H]: of h that is quantised, as numbers of their type */
+    ASSAY_MLP_SCALE,        /* [rows,blocks]: their scales */
     ASSAY_MLPWO,            /* [rows,D]: y */
     ASSAY_MLP_CHECKPOINTS
 } assay_mlp_checkpoint;
@@ -73,7 +77,8 @@ assay_gated_mlp_weights assay_gated_mlp_weights_of(double *const weights[ASSAY_M
 typedef struct assay_gated_mlp_residuals {
     double *a, *b; /* checkpoints mlpwi_0, mlpwi_1 */
     int64_t ld;
-    double *h; /* [rows,H] */
+    double *h;             /* [rows,H]; quantised: what the codes and scales are */
+    double *codes, *scale; /* of h that is quantised; else NULL */
     double *storage;
 } assay_gated_mlp_residuals;
 

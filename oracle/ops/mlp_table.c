@@ -7,7 +7,7 @@ typedef struct entry {
     const char *names[ASSAY_MLP_PLACES]; /* dense, routed, shared; NULL: there is none */
     const char *axes, *routed_axes;      /* the width of routed experts has a letter of its own */
     assay_tensor_kind kind;
-    enum { ALWAYS, FUSED, SPLIT } when;
+    enum { ALWAYS, FUSED, SPLIT, QUANTISED } when;
 } entry;
 
 static const entry weights[ASSAY_MLP_WEIGHTS] = {
@@ -26,13 +26,27 @@ static const entry checkpoints[ASSAY_MLP_CHECKPOINTS] = {
     [ASSAY_MLPWI_1] = {{"mlpwi_1", "moe_mlpwi_1", "mlpwi_1"}, "F", "H", ASSAY_CHECKPOINT, SPLIT},
     [ASSAY_MLP_INTERMEDIATE] =
         {{"mlp_intermediate", "moe_intermediate", "mlp_intermediate"}, "F", "H", ASSAY_CHECKPOINT, ALWAYS},
+    [ASSAY_MLP_CODES] =
+        {{"mlp_hidden_codes", "moe_hidden_codes", "mlp_hidden_codes"}, "F", "H", ASSAY_CHECKPOINT, QUANTISED},
+    [ASSAY_MLP_SCALE] = {{"mlp_hidden_codes_scale", "moe_hidden_codes_scale", "mlp_hidden_codes_scale"},
+                         "3",
+                         "3",
+                         ASSAY_CHECKPOINT,
+                         QUANTISED},
     [ASSAY_MLPWO] = {{"mlpwo", "moe_mlpwo", "mlpwo"}, "D", "D", ASSAY_CHECKPOINT, ALWAYS},
 };
+
+/* As assay_hidden_blocks, which the second form does not see. */
+static int64_t blocks_of(const assay_gated_mlp_config *config)
+{
+    return config->hidden.format == NULL ? 0 : assay_block_count(config->mlp_dim, config->hidden.format->columns);
+}
 
 static int64_t axis_size(const void *self, char axis)
 {
     const assay_gated_mlp_config *config = self;
     if (axis == 'D') return config->emb_dim;
+    if (axis == '3') return blocks_of(config);
     return axis == 'f' || axis == 'h' ? 2 * config->mlp_dim : config->mlp_dim;
 }
 
@@ -42,7 +56,9 @@ static assay_tensor_row row_of(const entry *e, const assay_gated_mlp_config *con
                                     .kind = e->kind,
                                     .axes = place == ASSAY_MLP_ROUTED ? e->routed_axes : e->axes,
                                     .inputs = e->kind == ASSAY_KERNEL};
-    const bool there = e->when == ALWAYS || (e->when == FUSED) == config->fused;
+    const bool quantised = e->when == QUANTISED && config->hidden.format != NULL;
+    const bool there = e->when == ALWAYS || quantised ||
+                       (e->when != QUANTISED && (e->when == FUSED) == config->fused);
     return there && config->mlp_dim > 0 ? assay_tensor_row_of(&form, config, axis_size) : (assay_tensor_row){0};
 }
 

@@ -169,6 +169,11 @@ static void quantize_rows(const assay_quantize_config *c, int64_t band, const sc
     }
 }
 
+static scale_pair given_scale(const assay_quantize_config *config)
+{
+    return (scale_pair){config->tensor_scale, f32(1 / config->tensor_scale)};
+}
+
 assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, int32_t *tensor_scale, const double *x,
                             const assay_quantize_config *config)
 {
@@ -183,12 +188,34 @@ assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, 
         const double most = assay_dtype_max(config->format->element) * assay_dtype_max(config->format->scale);
         of_tensor.multiplier = fmin(f32(most / largest_of(config, x, config->rows, config->columns)), LARGEST);
         of_tensor.scale = f32(1 / of_tensor.multiplier);
+        if (config->tensor_scale > 0) of_tensor = given_scale(config);
         *tensor_scale = code_of(ASSAY_FLOAT32, of_tensor.scale);
     }
     if (config->swizzle) memset(scale, 0, (size_t)assay_quantize_scales(config) * sizeof *scale);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t band = 0; band < bands; band++) quantize_rows(config, band, &of_tensor, x, codes, scale);
     return ASSAY_OK;
+}
+
+double assay_quantize_scale(double amax, const assay_quantize_config *config)
+{
+    const scale_pair of_tensor = given_scale(config);
+    return scale_of(config, fmax(amax, config->smallest_amax), &of_tensor).scale;
+}
+
+void assay_quantize_by(double *numbers, const double *x, int64_t count, double scale,
+                       const assay_quantize_config *config)
+{
+    const assay_block_format *f = config->format;
+    const bool none = f->scale == ASSAY_FLOAT8_E8M0FNU && scale == 0x1p-127 && !config->subnormal_scale;
+    double multiplier = none ? 0 : reciprocal(scale);
+    if (f->tensor_scale) multiplier = fmin(f32(1 / f32(scale * config->tensor_scale)), LARGEST);
+    for (int64_t first = 0; first < count; first += MOST_COLUMNS) {
+        uint8_t bits[MOST_COLUMNS];
+        const int64_t some = count - first < MOST_COLUMNS ? count - first : MOST_COLUMNS;
+        quantize_row(config, some, multiplier, x + first, bits);
+        assay_dtype_decode(f->element, some, bits, numbers + first);
+    }
 }
 
 void assay_dequantize(const assay_context *ctx, double *y, const double *codes, const double *scale,

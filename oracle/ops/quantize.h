@@ -14,7 +14,8 @@
  * 1 / s is at most float32's largest number, and 0 where s is 0; an s of 0 is 2^-127 in e8m0.
  *
  * With a scale of the tensor (INVERT alone), A = max |x| of it: g = min(448 * 6 / A, largest), tensor_scale = 1 / g,
- * s = min(a * (g * (1 / 6)), 448) to e4m3, elements x * min(1 / (s * tensor_scale), largest).
+ * s = min(a * (g * (1 / 6)), 448) to e4m3, elements x * min(1 / (s * tensor_scale), largest). A scale of the tensor that is
+ * given (a calibrated one) has g = 1 / tensor_scale.
  *
  * With `swizzle` the scales' rows are padded to a multiple of 128, their columns to one of 4, with the code 0. Tiles of 128 x 4 follow
  * one another along the columns first; in a tile the scale of row i and column j is number 16 (i mod 32) + 4 (i / 32) + j. Source:
@@ -44,6 +45,7 @@ typedef struct assay_quantize_config {
     bool swizzle;            /* scales in tiles of 128 x 4; formats with one row a block */
     double smallest_amax;    /* a float32 number */
     double largest_of_input; /* of x's type */
+    double tensor_scale;     /* a float32 number that is given; 0: it follows from x */
 } assay_quantize_config;
 
 /* How the format's own source quantises: the MX specification 6.3 (e8m0: scales rounded down), TransformerEngine
@@ -59,6 +61,12 @@ int64_t assay_quantize_scale_place(const assay_quantize_config *config, int64_t 
 
 assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, int32_t *tensor_scale, const double *x,
                             const assay_quantize_config *config);
+
+/* The scale, as a number, of a block whose largest magnitude is `amax`; and what x becomes, as numbers of the element type,
+ * by a scale that somebody stored. */
+double assay_quantize_scale(double amax, const assay_quantize_config *config);
+void assay_quantize_by(double *numbers, const double *x, int64_t count, double scale,
+                       const assay_quantize_config *config);
 
 /* codes and scales as numbers; tensor_scale NULL: none. */
 void assay_dequantize(const assay_context *ctx, double *y, const double *codes, const double *scale,

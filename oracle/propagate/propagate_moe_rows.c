@@ -206,7 +206,7 @@ cleanup:
 
 static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_checkpoints *c)
 {
-    const moe_checkpoint_values values = {h->s->a, h->s->b, h->s->h, h->s->y};
+    const moe_checkpoint_values values = {.a = h->s->a, .b = h->s->b, .h = h->s->h, .y = h->s->y};
     return moe_checkpoints_put(ctx, c, h->block, h->mlp, &h->scale->results, h->rows, &values);
 }
 

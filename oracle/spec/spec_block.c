@@ -9,6 +9,53 @@ enum { ROWS = 2048 }; /* that an expert computes at a time */
 void spec_block_free(spec_block *block)
 {
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) free(block->gathered[weight]);
+    free(block->held_rows);
+}
+
+static int64_t slots_of(const assay_moe_config *config)
+{
+    return config->routing.num_experts_per_tok + config->fused_shared_experts;
+}
+
+assay_status spec_block_hold(assay_context *ctx, const spec_tensors *in, const spec_tensor *order, spec_block *block)
+{
+    assay_status status = ASSAY_OK;
+    const assay_moe_config *config = block->config;
+    const int64_t tokens = config->routing.batch * config->routing.sequence, copies = tokens * slots_of(config);
+    const bool dense = config->path == ASSAY_MOE_DENSE;
+    const int64_t rows = dense ? tokens * config->routing.num_experts : copies;
+    void *places = NULL;
+    if (config->hidden.format == NULL) return ASSAY_OK;
+    TRY(spec_read_optional(ctx, in, "checkpoints/moe_intermediate", rows * config->moe_mlp_dim, &block->held));
+    if (config->shared_mlp_dim > 0)
+        TRY(spec_read_optional(ctx, in, "checkpoints/mlp_intermediate", tokens * config->shared_mlp_dim,
+                               &block->held_shared));
+    if (dense || block->held == NULL) goto cleanup;
+    TRY(assay_alloc(ctx, "rows of h", copies, sizeof *block->held_rows, &places));
+    block->held_rows = places;
+    for (int64_t i = 0; i < copies; i++) block->held_rows[i] = -1;
+    for (int64_t row = 0; row < copies; row++) {
+        if (order->indices[row] >= 0) block->held_rows[order->indices[row]] = row;
+    }
+cleanup:
+    return status;
+}
+
+/* h that the codes of a row are of; NULL: its own. */
+static const spec_quad *held_of(const spec_block_row *row)
+{
+    const spec_block *block = row->block;
+    const assay_moe_config *config = block->config;
+    const int64_t k = config->routing.num_experts_per_tok, experts = config->routing.num_experts;
+    const int64_t token = row->choice >= 0 ? row->choice / k : row->token;
+    if (token < 0) return NULL;
+    if (row->expert == SPEC_EXPERT_SHARED)
+        return block->held_shared == NULL ? NULL : block->held_shared + token * config->shared_mlp_dim;
+    if (block->held == NULL) return NULL;
+    if (config->path == ASSAY_MOE_DENSE) return block->held + (token * experts + row->expert) * config->moe_mlp_dim;
+    const int64_t slot = row->choice >= 0 ? row->choice % k : k + row->expert - experts;
+    const int64_t place = block->held_rows[token * slots_of(config) + slot];
+    return place < 0 ? NULL : block->held + place * config->moe_mlp_dim;
 }
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
@@ -31,9 +78,12 @@ assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config,
                                                      .activation = {config->activation, ASSAY_LINEAR},
                                                      .glu = config->glu,
                                                      .limit = config->limit,
-                                                     .fused = config->fused_weights};
-    block->shared.config = (assay_gated_mlp_config){
-        .emb_dim = dim, .mlp_dim = config->shared_mlp_dim, .activation = {config->activation, ASSAY_LINEAR}};
+                                                     .fused = config->fused_weights,
+                                                     .hidden = config->hidden};
+    block->shared.config = (assay_gated_mlp_config){.emb_dim = dim,
+                                                    .mlp_dim = config->shared_mlp_dim,
+                                                    .activation = {config->activation, ASSAY_LINEAR},
+                                                    .hidden = config->hidden};
     const assay_tensor_table expert_weights = assay_mlp_weight_table(&block->experts.config, ASSAY_MLP_ROUTED);
     const assay_tensor_table shared_weights = assay_mlp_weight_table(&block->shared.config, ASSAY_MLP_SHARED);
     TRY(spec_read_weights(ctx, &expert_weights, in, experts, block->experts.w, block->streams));
@@ -130,6 +180,7 @@ static void take_row(const spec_block_row *row, spec_quad *to)
 typedef struct batch {
     const spec_block_rows *rows;
     spec_quad *x;            /* [ROWS,D]: those that differ */
+    const spec_quad **held;  /* [ROWS]: h that their codes are of */
     spec_quad *weighted;     /* [D]: scratch */
     int64_t *places, *which; /* [rows->count]: rows of the list, and the row of x that each of them is */
     int64_t *of_choice;      /* [choices or tokens]: the row of x that the choice, or token, was first; -1 */
@@ -153,6 +204,7 @@ static void add(batch *s, int64_t place)
     int64_t which = key < 0 ? -1 : s->of_choice[key];
     if (which < 0 || memcmp(x, s->x + which * dim, (size_t)dim * sizeof *x) != 0) {
         which = s->differing++;
+        s->held[which] = held_of(row);
         if (key >= 0 && s->of_choice[key] < 0) s->of_choice[key] = which;
     }
     s->places[s->count] = place;
@@ -174,7 +226,7 @@ static void keep(const batch *s, int64_t i, const spec_mlp_values *values, int64
 static assay_status compute_batch(assay_context *ctx, batch *s, const spec_mlp *expert)
 {
     assay_status status;
-    spec_mlp_values values = {0};
+    spec_mlp_values values = {.held = s->held};
     TRY(spec_mlp_values_alloc(ctx, &expert->config, s->differing, &values));
     TRY(spec_mlp_rows(ctx, expert, s->differing, s->x, &values));
     for (int64_t i = 0; i < s->count; i++) keep(s, i, &values, expert->config.mlp_dim, expert->config.emb_dim);
@@ -229,9 +281,11 @@ static assay_status alloc_batch(assay_context *ctx, batch *s)
     assay_status status;
     const assay_moe_config *config = s->rows->rows[0].block->config;
     const int64_t count = s->rows->count, room = count < ROWS ? count : ROWS;
-    void *places = NULL, *which = NULL, *of_choice = NULL, *taken = NULL;
+    void *places = NULL, *which = NULL, *of_choice = NULL, *taken = NULL, *held = NULL;
     s->keys = config->routing.batch * config->routing.sequence * config->routing.num_experts_per_tok;
     TRY(spec_alloc(ctx, (room + 1) * config->emb_dim, &s->x)); /* and one that turns out to be there already */
+    TRY(assay_alloc(ctx, "rows of h", room + 1, sizeof *s->held, &held));
+    s->held = held;
     TRY(spec_alloc(ctx, config->emb_dim, &s->weighted));
     TRY(assay_alloc(ctx, "rows of an expert", count, sizeof *s->places, &places));
     s->places = places;
@@ -264,6 +318,7 @@ assay_status spec_block_compute(assay_context *ctx, const spec_block_rows *rows)
     }
 cleanup:
     free(s.x);
+    free(s.held);
     free(s.weighted);
     free(s.places);
     free(s.which);

@@ -43,6 +43,24 @@ static void add_bias(int64_t rows, int64_t columns, const spec_quad *bias, spec_
     for (int64_t i = 0; bias != NULL && i < rows * columns; i++) y[i] += bias[i % columns];
 }
 
+/* What is multiplied with wo: h, or what is quantised of it. */
+static assay_status second_operand(assay_context *ctx, const assay_gated_mlp_config *config, int64_t rows,
+                                   const spec_mlp_values *to, spec_quad **quantised)
+{
+    const int64_t width = config->mlp_dim;
+    *quantised = NULL;
+    if (config->hidden.format == NULL) return ASSAY_OK;
+    const assay_status status = spec_alloc(ctx, rows * width, quantised);
+    RETURN_IF(status != ASSAY_OK, status);
+    for (int64_t i = 0; i < rows; i++) {
+        const spec_quad *h = to->h + i * width, *held = to->held != NULL && to->held[i] != NULL ? to->held[i] : h;
+        spec_quad *row = *quantised + i * width;
+        spec_requantise_row(&config->hidden, width, held, NULL, NULL, row);
+        for (int64_t j = 0; j < width; j++) row[j] += h[j] - held[j];
+    }
+    return ASSAY_OK;
+}
+
 assay_status spec_mlp_rows(assay_context *ctx, const spec_mlp *mlp, int64_t rows, const spec_quad *x,
                            const spec_mlp_values *to)
 {
@@ -52,6 +70,7 @@ assay_status spec_mlp_rows(assay_context *ctx, const spec_mlp *mlp, int64_t rows
     const int64_t shards = shards_of(mlp), part = width / shards;
     const spec_quad *wi_0 = mlp->w[config->fused ? ASSAY_MLP_WI : ASSAY_MLP_WI_0];
     const spec_quad *wi_1 = config->fused ? wi_0 + part : mlp->w[ASSAY_MLP_WI_1];
+    spec_quad *quantised = NULL;
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t before = 2 * shard * part; /* gate and up of the shards before */
         TRY(multiply(ctx, rows, dim, part, x, wi_0 + before, ld, to->a + shard * part, width));
@@ -63,10 +82,23 @@ assay_status spec_mlp_rows(assay_context *ctx, const spec_mlp *mlp, int64_t rows
     for (int64_t i = 0; i < rows * width; i++) {
         to->h[i] = spec_glu(config->activation, config->glu, config->limit, to->a[i], to->b[i]);
     }
-    TRY(multiply(ctx, rows, width, dim, to->h, mlp->w[ASSAY_MLP_WO], dim, to->y, dim));
+    TRY(second_operand(ctx, config, rows, to, &quantised));
+    const spec_quad *operand = quantised != NULL ? quantised : to->h;
+    TRY(multiply(ctx, rows, width, dim, operand, mlp->w[ASSAY_MLP_WO], dim, to->y, dim));
     add_bias(rows, dim, mlp->w[ASSAY_MLP_WO_BIAS], to->y);
 cleanup:
+    free(quantised);
     return status;
+}
+
+static void keep_codes(const spec_mlp_checkpoints *to, const assay_gated_mlp_config *config, int64_t row,
+                       const spec_quad *h)
+{
+    const int64_t width = config->mlp_dim;
+    if (to->values[ASSAY_MLP_CODES] == NULL) return;
+    const int64_t blocks = assay_block_count(width, config->hidden.format->columns);
+    spec_requantise_row(&config->hidden, width, h, to->values[ASSAY_MLP_CODES] + row * width,
+                        to->values[ASSAY_MLP_SCALE] + row * blocks, NULL);
 }
 
 assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, const assay_gated_mlp_config *config,
@@ -103,6 +135,7 @@ void spec_keep_mlp(const spec_mlp_checkpoints *to, const spec_mlp *mlp, int64_t 
         both[at] = a[j];
         both[at + part] = b[j];
     }
+    keep_codes(to, &mlp->config, row, h);
     for (int64_t d = 0; d < dim; d++) to->values[ASSAY_MLPWO][row * dim + d] = y[d];
 }
 
@@ -115,6 +148,7 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     const assay_tensor_table weights = assay_mlp_weight_table(config, ASSAY_MLP_DENSE);
     spec_mlp_checkpoints kept;
     spec_quad *y = NULL;
+    const spec_quad *held = NULL, **held_rows = NULL;
     int64_t rows = 0, emb_dim = 0;
     const int64_t mlp_dim = config->mlp_dim;
     TRY(spec_read_rows(ctx, in, "inputs/x", &x, &rows, &emb_dim));
@@ -128,13 +162,25 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
     shape.rank--;
     TRY(spec_tensors_add(ctx, out, "outputs/y", &x->shape, &y));
     TRY(spec_add_mlp_checkpoints(ctx, out, config, ASSAY_MLP_DENSE, &shape, &kept));
-    const spec_mlp_values to = {kept.values[ASSAY_MLPWI_0], kept.values[ASSAY_MLPWI_1],
-                                kept.values[ASSAY_MLP_INTERMEDIATE], y};
+    if (config->hidden.format != NULL)
+        TRY(spec_read_optional(ctx, in, "checkpoints/mlp_intermediate", rows * mlp_dim, &held));
+    if (held != NULL) {
+        void *pointers = NULL;
+        TRY(assay_alloc(ctx, "rows of h", rows, sizeof *held_rows, &pointers));
+        held_rows = pointers;
+        for (int64_t row = 0; row < rows; row++) held_rows[row] = held + row * mlp_dim;
+    }
+    const spec_mlp_values to = {.a = kept.values[ASSAY_MLPWI_0],
+                                .b = kept.values[ASSAY_MLPWI_1],
+                                .h = kept.values[ASSAY_MLP_INTERMEDIATE],
+                                .y = y,
+                                .held = held_rows};
     TRY(spec_mlp_rows(ctx, &mlp, rows, x->values, &to));
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row * mlp_dim;
         spec_keep_mlp(&kept, &mlp, row, to.a + at, to.b + at, to.h + at, y + row * emb_dim);
     }
 cleanup:
+    free(held_rows);
     return status;
 }

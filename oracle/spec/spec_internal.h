@@ -56,7 +56,13 @@ typedef struct spec_mlp {
 /* Of some rows: a, b, h [rows,H] and y [rows,D]. */
 typedef struct spec_mlp_values {
     spec_quad *a, *b, *h, *y;
+    /* [rows]: where h is quantised, the row of h that its codes are of; h's own: NULL, the list or a row of it. What h is
+     * more than that goes straight through: the derivative that kernels take. */
+    const spec_quad *const *held;
 } spec_mlp_values;
+/* A row of h as codes and scales, and the numbers that these are; NULL: not wanted. */
+void spec_requantise_row(const assay_quantize_config *config, int64_t columns, const spec_quad *h, spec_quad *codes,
+                         spec_quad *scale, spec_quad *numbers);
 assay_status spec_mlp_values_alloc(assay_context *ctx, const assay_gated_mlp_config *config, int64_t rows,
                                    spec_mlp_values *values);
 void spec_mlp_values_free(spec_mlp_values *values); /* safe on a zeroed struct */
@@ -158,12 +164,18 @@ typedef struct spec_block {
     bool weight_before_wo;                         /* an expert's own y has its weight already */
     spec_quad *gathered[ASSAY_MLP_WEIGHTS];        /* kernels of all experts that come on shards */
     const spec_tensor *streams[ASSAY_MLP_WEIGHTS]; /* kernels of all experts that are read one at a time, or NULL */
+    /* h that codes are of: checkpoints/moe_intermediate and mlp_intermediate, where the input has them; and which row of the
+     * first a slot of a token has (NULL: dense). */
+    const spec_quad *held, *held_shared;
+    int64_t *held_rows;
     spec_quad *y;                                  /* [T,D]: what the block gives */
 } spec_block;
 
 assay_status spec_block_read(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
                              spec_block *block);
 void spec_block_free(spec_block *block);
+/* order: routing/sorted_selected_experts. */
+assay_status spec_block_hold(assay_context *ctx, const spec_tensors *in, const spec_tensor *order, spec_block *block);
 /* spec_route of a block, whose slots may be more than its choices (moe.h). */
 assay_status spec_moe_route(assay_context *ctx, const assay_moe_config *config, const spec_tensors *in,
                             spec_tensors *out);

@@ -136,6 +136,7 @@ static assay_status start(assay_context *ctx, const spec_moe_config *config, con
     block->weights = spec_tensors_find(own->out, "routing/weights")->values;
     block->selected = spec_tensors_find(own->out, "routing/selected_experts")->indices;
     if (own->local != NULL) block->selected = own->local;
+    TRY(spec_block_hold(ctx, in, spec_tensors_find(own->out, "routing/sorted_selected_experts"), block));
 cleanup:
     return status;
 }

@@ -148,6 +148,7 @@ assay_status spec_moe_checkpoints(assay_context *ctx, const spec_moe_config *bot
     block.selected = spec_tensors_find(&routing, "routing/selected_experts")->indices;
     TRY(spec_localise(ctx, config, in, &routing, &local));
     if (local != NULL) block.selected = local;
+    TRY(spec_block_hold(ctx, in, spec_tensors_find(&routing, "routing/sorted_selected_experts"), &block));
     if (spec_is_sharded(both)) {
         block.weight_before_wo = both->sharding.weight_before_wo;
         TRY(spec_spread_make(ctx, &spread, both, 0, block.selected));

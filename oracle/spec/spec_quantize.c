@@ -81,6 +81,15 @@ typedef struct spec_scale {
     spec_quad times; /* of an element */
 } spec_scale;
 
+/* Of the bits of a scale. */
+static spec_quad number_of_scale(assay_dtype type, int32_t bits)
+{
+    if (type == ASSAY_FLOAT8_E8M0FNU) return ldexpq(1, bits - FLOAT32_BIAS);
+    if (type == ASSAY_FLOAT8_E4M3FN) return small_type_of(type).numbers[bits];
+    const int exponent = bits >> 23, fraction = bits % (1 << 23) + (exponent > 0 ? 1 << 23 : 0);
+    return ldexpq(fraction, (exponent > 0 ? exponent : 1) - FLOAT32_BIAS - 23);
+}
+
 static spec_scale of_inversion(const assay_quantize_config *c, spec_quad amax, spec_quad q)
 {
     int exponent = 0;
@@ -91,8 +100,8 @@ static spec_scale of_inversion(const assay_quantize_config *c, spec_quad amax, s
     return (spec_scale){float32_bits(to_float32(1 / e)), e};
 }
 
-/* Scales that are e4m3; g: what the whole tensor is multiplied by, 0 without it. */
-static spec_scale of_e4m3(spec_quad amax, spec_quad q, spec_quad g)
+/* Scales that are e4m3; g: what the whole tensor is multiplied by, and t its scale; 0 without them. */
+static spec_scale of_e4m3(spec_quad amax, spec_quad q, spec_quad g, spec_quad t)
 {
     const small_type e4m3 = small_type_of(ASSAY_FLOAT8_E4M3FN);
     const spec_quad s = g == 0 ? to_float32(amax / q) : to_float32(amax * to_float32(g * to_float32(1 / q)));
@@ -101,18 +110,18 @@ static spec_scale of_e4m3(spec_quad amax, spec_quad q, spec_quad g)
     if (g == 0) {
         scale.times = stored == 0 ? 0 : to_float32(1 / stored);
     } else {
-        scale.times = fminq(to_float32(1 / to_float32(stored * to_float32(1 / g))), FLT_MAX);
+        scale.times = fminq(to_float32(1 / to_float32(stored * t)), FLT_MAX);
     }
     return scale;
 }
 
-static spec_scale of_block(const assay_quantize_config *c, spec_quad amax, spec_quad g)
+static spec_scale of_block(const assay_quantize_config *c, spec_quad amax, spec_quad g, spec_quad t)
 {
     const small_type element = small_type_of(c->format->element);
     const bool power = c->rounding != ASSAY_SCALE_NEAREST;
     spec_quad q = element.numbers[element.codes - 1];
     int exponent = 0;
-    if (c->format->scale == ASSAY_FLOAT8_E4M3FN) return of_e4m3(amax, q, g);
+    if (c->format->scale == ASSAY_FLOAT8_E4M3FN) return of_e4m3(amax, q, g, t);
     if (c->rule == ASSAY_SCALE_INVERT) return of_inversion(c, amax, q);
     frexpq(q, &exponent);
     if (c->rounding == ASSAY_SCALE_DOWN) q = ldexpq(1, exponent - 1);
@@ -170,7 +179,7 @@ assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *conf
         for (int64_t j = 0; j < c->columns; j++) {
             const int64_t band = i / f->rows, block = j / f->columns, place = i * row + (c->pack ? j / 2 : j);
             const spec_quad found = largest(c, x, band * f->rows, block * f->columns, f->rows, f->columns);
-            const spec_scale s = of_block(c, fmaxq(found, c->smallest_amax), g);
+            const spec_scale s = of_block(c, fmaxq(found, c->smallest_amax), g, g == 0 ? 0 : to_float32(1 / g));
             const spec_quad y = to_float32(x[i * c->columns + j] * s.times);
             const bool saturates = c->saturate || f->element == ASSAY_FLOAT4_E2M1FN;
             int32_t code = nearest_code(&element, y, c->ties_down, saturates);
@@ -181,6 +190,31 @@ assay_status spec_quantize(assay_context *ctx, const assay_quantize_config *conf
     }
 cleanup:
     return status;
+}
+
+void spec_requantise_row(const assay_quantize_config *c, int64_t columns, const spec_quad *h, spec_quad *codes,
+                         spec_quad *scale, spec_quad *numbers)
+{
+    const assay_block_format *f = c->format;
+    const small_type element = small_type_of(f->element);
+    const bool saturates = c->saturate || f->element == ASSAY_FLOAT4_E2M1FN;
+    const spec_quad t = c->tensor_scale, g = f->tensor_scale ? to_float32(1 / t) : 0;
+    for (int64_t first = 0; first < columns; first += f->columns) {
+        const int64_t end = first + f->columns < columns ? first + f->columns : columns;
+        spec_quad amax = c->smallest_amax;
+        for (int64_t j = first; j < end; j++) amax = fmaxq(amax, fabsq(h[j]));
+        const spec_scale s = of_block(c, amax, g, t);
+        const spec_quad wide = number_of_scale(f->scale, s.code);
+        if (scale != NULL) scale[first / f->columns] = wide;
+        for (int64_t j = first; j < end; j++) {
+            const int32_t code = nearest_code(&element, to_float32(h[j] * s.times), c->ties_down, saturates);
+            const bool number = code % element.sign < element.codes;
+            const spec_quad size = number ? element.numbers[code % element.sign] : (spec_quad)NAN;
+            const spec_quad value = code >= element.sign ? -size : size;
+            if (codes != NULL) codes[j] = value;
+            if (numbers != NULL) numbers[j] = value * wide * (f->tensor_scale ? t : 1);
+        }
+    }
 }
 
 assay_status spec_dequantize(assay_context *ctx, const assay_quantize_config *config, const spec_tensors *in,

@@ -2,6 +2,8 @@
 gradient to those of the inputs."""
 import numpy as np
 
+from kernels_quantize import hidden
+
 
 def rms_norm(ar, x, scale, epsilon):
     r = ar.reciprocal_root(ar.mean(x * x) + ar.float(epsilon))
@@ -105,24 +107,32 @@ class GatedMlp:
         limit, gpt_oss = s.number("mlp_activations_limit"), s["decoder_block"] == "gpt_oss"
         s.need(gpt_oss or limit == 0, "no clamps")
         names = s.words("mlp_activations")
-        self.ar = ar
+        self.ar, self.s = ar, s
+        self.requantises = s.text.get("quant_hidden_format", "") != ""
         self.gate, self.up = clamped(ar, limit) if gpt_oss else (
             activation(ar, s, names[0]), activation(ar, s, names[1] if both else "linear"))
 
+    def quantise(self, h):
+        return hidden(self.s, h)
+
     def __call__(self, x, wi_0, wi_1, wo, b_0=None, b_1=None, b_o=None, weight=None):
         """weight [rows, 1]: of each row of y; its gradient is the last of the results of back."""
-        ar, early = self.ar, weight is not None and self.ar.variant.weigh_early
+        ar, early = self.ar, weight is not None and self.ar.variant.weigh_early and not self.requantises
         a, b = (ar.keep(ar.linear(x, w) if bias is None else ar.linear(x, w) + bias)
                 for w, bias in ((wi_0, b_0), (wi_1, b_1)))
         a, b = ar.made("mlpwi_0", a), ar.made("mlpwi_1", b)
         (f, df), (g, dg) = self.gate(a), self.up(b)
-        h = ar.store(ar.made("intermediate", f * g))
+        h = ar.made("intermediate", f * g)
+        h = ar.keep(h) if self.requantises else ar.store(h)
         weighed = ar.store(h * weight) if early else h
+        codes = scale = None
+        if self.requantises:
+            codes, scale, weighed = self.quantise(h)
         y = ar.linear(weighed, wo)
         if b_o is not None:
             y = y + (b_o * weight if early else b_o)
         y = ar.made("mlpwo", y)
-        self.made = a, b, h, None if early else y
+        self.made = a, b, h, None if early else y, codes, scale
         if weight is not None and not early:
             out = ar.keep(y)
             y = out * weight

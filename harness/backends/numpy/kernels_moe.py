@@ -100,10 +100,12 @@ class Router:
 
 def expert_checkpoints(ar, place, made, fused, rows=()):
     """Of a gated MLP what it made: a, b, h and y, the rows in the shape of tokens where `rows` says so."""
-    a, b, h, y = (None if m is None else m.reshape(*(rows or m.shape[:1]), -1) for m in made)
+    a, b, h, y, codes, scale = (None if m is None else m.reshape(*(rows or m.shape[:1]), -1) for m in made)
     pairs = {"mlpwi": np.concatenate([a, b], -1)} if fused else {"mlpwi_0": a, "mlpwi_1": b}
     for name, value in (pairs | {"intermediate" if place else "mlp_intermediate": h, "mlpwo": y}).items():
         ar.checkpoint(place + name, value)
+    for name, value in (("hidden_codes", codes), ("hidden_codes_scale", scale)):
+        ar.checkpoint((place or "mlp_") + name, value)
 
 
 def moe(ar, s, t, prefix, x):

@@ -184,3 +184,24 @@ def operands(s, tensors):
         inputs = (2 if path.endswith("out/kernel") else 1) if path.startswith("weights/") and s["op"] == "mla" else None
         found[path] = operand(name, *parts, sums_rows, inputs)
     return {**tensors, **found}
+
+
+def hidden(s, h):
+    """h [rows, H] as a kernel quantises it before the product with wo: codes and scales as bits, and the numbers that they are."""
+    name = s["quant_hidden_format"]
+    kind, scales, _, columns = FORMATS[name]
+    x = h.astype(np.float32)
+    blocks = in_blocks(x, 1, columns)
+    amax = np.maximum(np.abs(blocks).max((1, 3)), np.float32(s.number("quant_smallest_amax")))
+    of_tensor = np.float32(s.number("quant_hidden_tensor_scale"))
+    if name.startswith("nvfp4"):
+        code = codes_of("e4m3", np.minimum(amax * ((ONE / of_tensor) * (ONE / np.float32(6))), np.float32(448)))
+        times = np.minimum(ONE / (numbers("e4m3")[code] * of_tensor), LARGEST)
+    else:
+        code, times = scales_of(s, kind, scales, amax)
+    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(len(x), -1)[:, :x.shape[1]]
+    codes = codes_of(kind, y, s["quant_ties"] == "down", s.true("quant_saturate"))
+    scale = code.view(np.float32).astype(np.float64) if scales == "f32" else scale_numbers(scales, code)
+    wide = np.repeat(scale, columns, 1)[:, :x.shape[1]]
+    found = signed(kind, codes) * wide * (float(of_tensor) or 1)
+    return codes.astype(np.int32), code.astype(np.int32), found.view(Operand)

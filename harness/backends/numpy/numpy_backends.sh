@@ -32,6 +32,7 @@ passes f32 3 quantize/nvfp4-outlier dequantize/nvfp4 dequantize/fp8-128x128
 # held to equality at the shapes of tiles, whatever the order of sums
 passes bf16 5 gmm/exact-k136 gmm/exact-one-hot gmm/exact-contiguous-k136 mlp/exact-k136 moe/exact-pairs unpermute/exact-d136
 passes f16 3 gmm/exact-k512 gmm/exact-powers moe/exact-k264 routing/exact-pairs attention/exact-one-hot
+passes bf16 4 gqa/exact-one-hot gqa/exact-flat mla/exact-one-hot mla/exact-flat
 # inputs that the profile's type does not have
 passes bf16 0 --set dtype=float32 rms_norm/deepseek gmm/primes unpermute/primes routing/gpt-oss mlp/biases moe/small yarn_rope/deepseek mla/small
 passes bf16 6 --set dtype=float32 mlp/silu moe/mixtral attention/padding-nan deepseek_layer/dense-fused

@@ -31,6 +31,23 @@ names moe_intermediate intermediate tile moe/small --set sequence=32
 # ... which no tensor of the whole shows
 expect 0 run mla/small --set batch=8 --set sequence=24 --serve --quiet --backend "'$python' '$here/planted_stage.py' query_proj factor:8"
 
+# codes of h that the kernel quantised itself: judged by what errors allow, and gone on from
+codes='checkpoints=["*hidden_codes*"]'
+expect 0 run '*/requantised*' --exclude gpt-oss --set "$codes" --serve --quiet --backend "'$python' '$here/planted_codes.py' none"
+expect 0 run mlp/requantised-fp8 moe/requantised-nvfp4 --precision f32 --staged --serve --quiet \
+  --backend "'$python' '$here/backend.py' --precision f32"
+# coded BUG TENSOR CASE
+coded() {
+  expect 1 run "$3" --set "$codes" --serve --quiet --backend "'$python' '$here/planted_codes.py' $1"
+  prints "^FAIL .* $2"
+}
+coded before_activation 'checkpoints/mlp_hidden_codes_scale\[0,0,0\] is .*, the golden has .*; errors allow' mlp/requantised-fp8
+coded next_row checkpoints/mlp_hidden_codes_scale mlp/requantised-mxfp8
+coded next_block checkpoints/moe_hidden_codes moe/requantised-nvfp4
+coded truncated 'checkpoints/moe_hidden_codes\[0,' moe/requantised-nvfp4
+coded one_code checkpoints/moe_hidden_codes moe/requantised-fp8
+coded as_it_is outputs/y mlp/requantised-mxfp8
+
 # every report has the stages
 names mla_kv mla_kv nan mla/small --keep kept --json report.json --junit report.xml --html report.html
 "$python" - <<'PYTHON'

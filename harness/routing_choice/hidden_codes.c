@@ -1,0 +1,286 @@
+#include "harness/routing_choice/hidden_codes.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/thresholds.h"
+#include "harness/operations/hidden.h"
+#include "harness/operations/op_support.h"
+#include "harness/scales/hidden_spread.h"
+#include "oracle/base/memory.h"
+#include "oracle/ops/requantise.h"
+
+/* A recipe's own steps of float32, which a kernel may take in another order. */
+static const double RECIPE_SLACK = 0x1p-21;
+
+void assay_hidden_codes_free(assay_hidden_codes *codes)
+{
+    assay_tensor_set_free(&codes->staged);
+}
+
+static void find_wrong(assay_hidden_codes *codes, const char *path, const char *message)
+{
+    if (codes->wrong++ > 0) return;
+    snprintf(codes->wrong_path, sizeof codes->wrong_path, "%s", path);
+    snprintf(codes->message, sizeof codes->message, "%s", message);
+}
+
+/* The case's own words for how h is quantised, of `columns` numbers a row. */
+static assay_status config_of(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden,
+                              assay_quantize_config *config)
+{
+    const assay_shape *shape = &hidden->h->shape;
+    return assay_hidden_config_of(ctx, plan->c, shape->dims[shape->rank - 1], config);
+}
+
+static bool has_elements(const assay_tensor_spec *found, const assay_tensor_spec *expected, int a_byte)
+{
+    assay_shape shape = expected->shape;
+    int64_t *last = &shape.dims[shape.rank - 1];
+    if (*last % a_byte != 0) return false;
+    *last /= a_byte;
+    return assay_shape_equal(&found->shape, &shape);
+}
+
+/* Bits to numbers. */
+static void decode(assay_dtype type, int64_t count, const int32_t *bits, double *numbers)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t byte = (uint8_t)bits[i];
+        const bool none = type != ASSAY_FLOAT32 && (bits[i] & 0xFF) != bits[i];
+        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &numbers[i]);
+        if (none) numbers[i] = NAN;
+    }
+}
+
+/* ASSAY_BAD_INPUT: not in a form that is known. */
+static assay_status read_numbers(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *expected,
+                                 assay_dtype type, double *numbers)
+{
+    assay_status status;
+    int32_t *bits = NULL;
+    const assay_tensor_spec *found = assay_fixture_find(candidate, expected->path);
+    const int64_t count = assay_shape_count(&expected->shape);
+    const int a_byte = has_elements(found, expected, 1) ? 1 : 2;
+    if (a_byte == 2 && (type != ASSAY_FLOAT4_E2M1FN || found->type != ASSAY_INT32 || !has_elements(found, expected, 2)))
+        return ASSAY_BAD_INPUT;
+    if (found->type != ASSAY_INT32) return assay_fixture_read(ctx, candidate, expected->path, 0, count, numbers);
+    TRY(assay_alloc_i32(ctx, expected->path, count, &bits));
+    TRY(assay_fixture_read_i32(ctx, candidate, expected->path, 0, count / a_byte, bits));
+    if (a_byte == 2) {
+        assay_unpack_e2m1(numbers, bits, count / 2);
+    } else {
+        decode(type, count, bits, numbers);
+    }
+cleanup:
+    free(bits);
+    return status;
+}
+
+/* One tensor, to the set and back to the candidate as numbers. */
+static assay_status take(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *expected,
+                         assay_dtype type, assay_tensor_set *staged, bool *taken)
+{
+    assay_status status;
+    assay_tensor_spec spec = *expected;
+    assay_tensor *tensor = NULL;
+    double *numbers = NULL;
+    assay_staged_path(expected->path, spec.path);
+    TRY(assay_tensor_set_add(ctx, staged, &spec, &tensor));
+    status = read_numbers(ctx, candidate, expected, type, tensor->values);
+    *taken = status == ASSAY_OK;
+    if (status == ASSAY_BAD_INPUT) {
+        ctx->message[0] = '\0';
+        return ASSAY_OK;
+    }
+    TRY(status);
+    tensor->written = tensor->count;
+    TRY(assay_alloc_f64(ctx, expected->path, tensor->count, &numbers));
+    memcpy(numbers, tensor->values, (size_t)tensor->count * sizeof *numbers);
+    assay_fixture_forget(candidate, expected->path);
+    TRY(assay_fixture_put(ctx, candidate, expected, numbers));
+cleanup:
+    return status;
+}
+
+assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
+                                     assay_hidden_codes *codes)
+{
+    assay_status status = ASSAY_OK;
+    assay_hidden hidden[ASSAY_MOST_HIDDEN];
+    const int count = assay_hidden_list(&plan->list, hidden);
+    for (int i = 0; i < count; i++) {
+        assay_quantize_config config;
+        bool taken = false, scaled = false;
+        char message[256];
+        const bool has_codes = assay_fixture_find(candidate, hidden[i].codes->path) != NULL;
+        const bool has_scale = assay_fixture_find(candidate, hidden[i].scale->path) != NULL;
+        if (has_codes != has_scale) {
+            const char *given = (has_codes ? hidden[i].codes : hidden[i].scale)->path;
+            snprintf(message, sizeof message, "%.100s is given without %.100s", given,
+                     (has_codes ? hidden[i].scale : hidden[i].codes)->path);
+            find_wrong(codes, given, message);
+        }
+        if (!has_codes || !has_scale) continue;
+        TRY(config_of(ctx, plan, &hidden[i], &config));
+        TRY(take(ctx, candidate, hidden[i].codes, config.format->element, &codes->staged, &taken));
+        TRY(take(ctx, candidate, hidden[i].scale, config.format->scale, &codes->staged, &scaled));
+        if (!taken || !scaled) codes->staged.items[codes->staged.count - (scaled ? 1 : 2)].written = 0;
+    }
+cleanup:
+    return status;
+}
+
+/* A block of a row, its h with what this may be off, and the candidate's. */
+typedef struct block {
+    const assay_hidden *hidden;
+    const assay_quantize_config *config;
+    const double *h, *tau, *codes;
+    double scale;
+    int64_t row, first, count; /* columns */
+    int64_t number;            /* of the scale in its row */
+} block;
+
+static void describe(assay_hidden_codes *codes, const assay_tensor_spec *spec, int64_t row, int64_t column,
+                     double found, double golden, double least, double most)
+{
+    char message[256], place[96] = "";
+    int length = 0;
+    int64_t index[ASSAY_MAX_RANK];
+    for (int axis = spec->shape.rank - 2; axis >= 0; axis--) {
+        index[axis] = row % spec->shape.dims[axis];
+        row /= spec->shape.dims[axis];
+    }
+    for (int axis = 0; axis < spec->shape.rank - 1; axis++)
+        length += snprintf(place + length, sizeof place - (size_t)length, "%" PRId64 ",", index[axis]);
+    snprintf(message, sizeof message, "%.90s[%s%" PRId64 "] is %.9g, the golden has %.9g; errors allow %.9g to %.9g",
+             spec->path, place, column, found, golden, least, most);
+    find_wrong(codes, spec->path, message);
+}
+
+static void count_verdict(assay_hidden_codes *codes, bool exact, bool admissible)
+{
+    codes->exact += exact;
+    codes->admissible += !exact && admissible;
+}
+
+static void judge_scale(assay_hidden_codes *codes, const block *b)
+{
+    double least = 0, most = 0, amax = 0;
+    for (int64_t i = 0; i < b->count; i++) {
+        const double size = fabs(b->h[i]), off = b->tau[i] + RECIPE_SLACK * size;
+        amax = fmax(amax, size);
+        least = fmax(least, fmax(size - off, 0));
+        most = fmax(most, size + off);
+    }
+    const double golden = assay_quantize_scale(amax, b->config);
+    const double low = assay_quantize_scale(least, b->config), high = assay_quantize_scale(most, b->config);
+    const bool ok = b->scale >= fmin(low, high) && b->scale <= fmax(low, high);
+    codes->scales++;
+    count_verdict(codes, ok && b->scale == golden, ok);
+    if (!ok) describe(codes, b->hidden->scale, b->row, b->number, b->scale, golden, fmin(low, high), fmax(low, high));
+}
+
+static void judge_code(assay_hidden_codes *codes, const block *b, int64_t i)
+{
+    const double off = b->tau[i] + RECIPE_SLACK * fabs(b->h[i]);
+    const double x[3] = {b->h[i] - off, b->h[i], b->h[i] + off};
+    double numbers[3];
+    assay_quantize_by(numbers, x, 3, b->scale, b->config);
+    const bool ok = b->codes[i] >= numbers[0] && b->codes[i] <= numbers[2];
+    codes->codes++;
+    count_verdict(codes, ok && b->codes[i] == numbers[1], ok);
+    if (!ok) describe(codes, b->hidden->codes, b->row, b->first + i, b->codes[i], numbers[1], numbers[0], numbers[2]);
+}
+
+static const assay_tensor *staged_of(const assay_hidden_codes *codes, const assay_tensor_spec *spec)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_staged_path(spec->path, path);
+    const assay_tensor *tensor = assay_tensor_set_find(&codes->staged, path);
+    return tensor != NULL && assay_tensor_is_complete(tensor) ? tensor : NULL;
+}
+
+static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden,
+                              const double *h, const double *tau, assay_hidden_codes *codes)
+{
+    assay_quantize_config config;
+    const assay_tensor *mine = staged_of(codes, hidden->codes), *scale = staged_of(codes, hidden->scale);
+    const assay_status status = config_of(ctx, plan, hidden, &config);
+    RETURN_IF(status != ASSAY_OK, status);
+    const int64_t width = config.columns, blocks = assay_block_count(width, config.format->columns);
+    for (int64_t i = 0; i < scale->count; i++) {
+        const int64_t row = i / blocks, first = i % blocks * config.format->columns, at = row * width + first;
+        const int64_t left = width - first;
+        const block b = {.hidden = hidden,
+                         .config = &config,
+                         .h = h + at,
+                         .tau = tau + at,
+                         .codes = mine->values + at,
+                         .scale = scale->values[i],
+                         .row = row,
+                         .first = first,
+                         .count = left < config.format->columns ? left : config.format->columns,
+                         .number = i % blocks};
+        const int64_t wrong = codes->wrong;
+        judge_scale(codes, &b);
+        /* by a scale that is wrong no code is right */
+        for (int64_t j = 0; codes->wrong == wrong && j < b.count; j++) judge_code(codes, &b, j);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                                      double false_alarm, assay_hidden_codes *codes)
+{
+    assay_status status = ASSAY_OK;
+    assay_hidden hidden[ASSAY_MOST_HIDDEN];
+    assay_tensor_set h = {0}, spread = {0};
+    int64_t judged = 0;
+    const int count = assay_hidden_list(&plan->list, hidden);
+    TRY(assay_hidden_spread(ctx, plan, &plan->precisions[0], in, &h, &spread));
+    for (int i = 0; i < codes->staged.count; i++) judged += codes->staged.items[i].count;
+    /* thresholds of elements take a third of what they are given */
+    const double deviations = assay_thresholds_of(3 * ASSAY_CODES_SHARE * false_alarm, judged, 0, 0).element;
+    for (int i = 0; i < count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (staged_of(codes, hidden[i].codes) == NULL || staged_of(codes, hidden[i].scale) == NULL) continue;
+        assay_spread_path(hidden[i].h->path, path);
+        assay_tensor *tau = assay_tensor_set_find(&spread, path);
+        for (int64_t k = 0; k < tau->count; k++) tau->values[k] *= deviations;
+        TRY(judge_one(ctx, plan, &hidden[i], assay_tensor_set_find(&h, hidden[i].h->path)->values, tau->values, codes));
+    }
+cleanup:
+    assay_tensor_set_free(&h);
+    assay_tensor_set_free(&spread);
+    return status;
+}
+
+void assay_hidden_codes_note(const assay_hidden_codes *codes, assay_report *report)
+{
+    bool before = false;
+    if (codes->codes + codes->wrong == 0) return;
+    snprintf(report->codes, sizeof report->codes,
+             "%" PRId64 " codes and %" PRId64 " scales of h: %" PRId64 " as the golden's, %" PRId64
+             " within errors, %" PRId64 " wrong%s",
+             codes->codes, codes->scales, codes->exact, codes->admissible, codes->wrong,
+             codes->wrong == 0 ? "; what follows is evaluated given them" : "");
+    if (codes->wrong == 0) return;
+    for (int i = 0; i < report->count; i++) {
+        assay_tensor_result *r = &report->tensors[i];
+        if (strcmp(r->spec.path, codes->wrong_path) == 0) {
+            r->verdict = ASSAY_FAIL;
+            r->finding = ASSAY_FINDING_INTEGERS;
+            snprintf(r->message, sizeof r->message, "%s", codes->message);
+            break;
+        }
+        before |= r->verdict == ASSAY_FAIL;
+    }
+    report->verdict = ASSAY_FAIL;
+    if (before) return;
+    snprintf(report->message, sizeof report->message, "%s", codes->message);
+    report->diagnosis[0] = '\0'; /* what follows other codes looks like nothing */
+}

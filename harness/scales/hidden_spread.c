@@ -1,0 +1,123 @@
+#include "harness/scales/hidden_spread.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/hidden.h"
+#include "harness/operations/op_support.h"
+#include "harness/scales/ensemble.h"
+#include "oracle/base/memory.h"
+#include "oracle/ops/requantise.h"
+
+enum { MEMBERS = 16 };
+
+static bool is_staged(const assay_source *in, const char *path)
+{
+    char staged[ASSAY_PATH_SIZE];
+    assay_staged_path(path, staged);
+    return in->has(in->self, staged);
+}
+
+/* One run for h alone, by this process alone. */
+static assay_status run_for(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                            const assay_emulation *emulation, assay_tensor_set *h)
+{
+    assay_rounded rounded = {in, plan->c};
+    const assay_source source = assay_rounded_source(&rounded);
+    const assay_sink sink = assay_tensor_set_sink(h);
+    assay_context own = *ctx;
+    own.ranks = NULL;
+    own.emulation = emulation;
+    if (emulation != NULL) own.arithmetic = &assay_arithmetic_emulated;
+    assay_tensor_set_rewind(h);
+    assay_status status = assay_operation_run(&own, plan->operation, plan->c, &source, &sink, NULL, 0);
+    if (status == ASSAY_OK) status = assay_tensor_set_require_complete(&own, h);
+    memcpy(ctx->message, own.message, sizeof ctx->message);
+    return status;
+}
+
+/* Of a number that the candidate stored: it may have been finer for the kernel that quantised it. */
+static void of_storage(const assay_profile *profile, const assay_tensor *h, double *spread)
+{
+    const double unit = assay_dtype_unit_roundoff(profile->storage);
+    const double least = 0.5 * assay_dtype_least_subnormal(profile->storage);
+    for (int64_t i = 0; i < h->count; i++) spread[i] = ASSAY_ROUNDING_RMS * fmax(unit * fabs(h->values[i]), least);
+}
+
+static assay_status add_spread(assay_context *ctx, const assay_tensor_spec *h, assay_tensor_set *spread,
+                               assay_tensor **added)
+{
+    assay_tensor_spec spec = *h;
+    assay_spread_path(h->path, spec.path);
+    const assay_status status = assay_tensor_set_add(ctx, spread, &spec, added);
+    RETURN_IF(status != ASSAY_OK, status);
+    (*added)->written = (*added)->count;
+    memset((*added)->values, 0, (size_t)(*added)->count * sizeof *(*added)->values);
+    return ASSAY_OK;
+}
+
+static void add_squares(const assay_tensor *golden, const assay_tensor *member, assay_tensor *spread)
+{
+    for (int64_t i = 0; i < golden->count; i++) {
+        const double error = member->values[i] - golden->values[i];
+        spread->values[i] += error * error;
+    }
+}
+
+static assay_status draw(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
+                         const assay_source *in, const assay_tensor_set *golden, assay_tensor_set *spread)
+{
+    assay_status status = ASSAY_OK;
+    assay_tensor_set member = {0};
+    for (int i = 0; i < golden->count; i++) TRY(assay_tensor_set_add(ctx, &member, &golden->items[i].spec, NULL));
+    for (int number = 0; number < MEMBERS; number++) {
+        const assay_emulation emulation = assay_ensemble_member(plan, precision, "hidden", number);
+        TRY(run_for(ctx, plan, in, &emulation, &member));
+        for (int i = 0; i < golden->count; i++)
+            add_squares(&golden->items[i], &member.items[i], &spread->items[i]);
+    }
+    for (int i = 0; i < spread->count; i++) {
+        assay_tensor *s = &spread->items[i];
+        TRY(assay_ensemble_smooth(ctx, &s->spec.shape, MEMBERS, s->values));
+    }
+cleanup:
+    assay_tensor_set_free(&member);
+    return status;
+}
+
+/* Of each h that is staged, its storage's; there its drawn spread has nothing to say. */
+static assay_status take_staged(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
+                                const assay_source *in, assay_tensor *h, assay_tensor *spread)
+{
+    char staged[ASSAY_PATH_SIZE];
+    if (!is_staged(in, h->spec.path)) return ASSAY_OK;
+    assay_staged_path(h->spec.path, staged);
+    const assay_status status = in->read(ctx, in->self, staged, 0, h->count, h->values);
+    if (status == ASSAY_OK) of_storage(assay_plan_profile(plan, precision->name), h, spread->values);
+    return status;
+}
+
+assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
+                                 const assay_source *in, assay_tensor_set *h, assay_tensor_set *spread)
+{
+    assay_status status = ASSAY_OK;
+    assay_hidden hidden[ASSAY_MOST_HIDDEN];
+    assay_tensor_set own = {0}, *golden = h != NULL ? h : &own;
+    const int count = assay_hidden_list(&plan->list, hidden);
+    for (int i = 0; i < count; i++) {
+        assay_tensor *added = NULL;
+        if (is_staged(in, hidden[i].codes->path) && is_staged(in, hidden[i].scale->path)) continue;
+        TRY(assay_tensor_set_add(ctx, golden, hidden[i].h, NULL));
+        TRY(add_spread(ctx, hidden[i].h, spread, &added));
+    }
+    if (golden->count == 0) goto cleanup;
+    TRY(run_for(ctx, plan, in, NULL, golden));
+    if (!assay_plan_is_exact(plan)) TRY(draw(ctx, plan, precision, in, golden, spread));
+    for (int i = 0; i < golden->count; i++)
+        TRY(take_staged(ctx, plan, precision, in, &golden->items[i], &spread->items[i]));
+cleanup:
+    assay_tensor_set_free(&own);
+    return status;
+}

@@ -1,0 +1,259 @@
+/* h that a kernel quantises itself: correct kernels pass with their codes and without, wrong codes and scales are found. */
+#include <math.h>
+
+#include "harness/judge/judge.h"
+#include "harness/routing_choice/hidden_codes.h"
+#include "harness/scales/ensemble.h"
+#include "harness/tests/golden_trial.h"
+
+#define SETS "profiles=bf16;checkpoints=['*hidden_codes*']"
+
+typedef enum codes_form { NUMBERS, BITS, PACKED } codes_form;
+
+static const assay_profile *profile(void)
+{
+    return assay_profile_by_name("bf16");
+}
+
+/* What one of the correct kernels gives, or, with `staged`, the float64 one that goes on from these codes. */
+static void run(trial *t, int number, const assay_tensor_set *staged, assay_tensor_set *results)
+{
+    const assay_precision precision = assay_case_precision(t->c, profile());
+    const assay_emulation emulation = assay_ensemble_member(&t->plan, &precision, "kernel", number);
+    assay_context ctx = t->ctx;
+    assay_tensor_set none = {0};
+    assay_overlay given = {assay_tensor_set_source(staged != NULL ? staged : &none), t->source};
+    const assay_source source = assay_overlay_source(&given);
+    assay_rounded rounded = {&source, t->c};
+    const assay_source in = staged != NULL ? source : assay_rounded_source(&rounded);
+    const assay_sink out = assay_tensor_set_sink(results);
+    if (staged == NULL) {
+        ctx.arithmetic = &assay_arithmetic_emulated;
+        ctx.emulation = &emulation;
+    }
+    assert_ok(&t->ctx, assay_tensor_set_copy(&t->ctx, &t->golden, results));
+    assay_tensor_set_rewind(results);
+    assert_ok(&ctx, assay_operation_run(&ctx, t->plan.operation, t->c, &in, &out, NULL, 0));
+}
+
+/* Bits of numbers. */
+static void encode(assay_dtype type, int64_t count, const double *numbers, int32_t *bits)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint8_t byte = 0;
+        float wide = (float)numbers[i];
+        if (type == ASSAY_FLOAT32) memcpy(&bits[i], &wide, sizeof wide);
+        if (type == ASSAY_FLOAT32) continue;
+        assay_dtype_encode(type, 1, &numbers[i], &byte);
+        bits[i] = byte;
+    }
+}
+
+static void append(trial *t, assay_fixture_writer *writer, const assay_tensor *r, codes_form form)
+{
+    const assay_block_format *format = assay_block_format_by_name(t->c->config.quant_hidden_format.text);
+    const bool hidden = assay_path_is_hidden(r->spec.path), codes = assay_path_ends(r->spec.path, "moe_hidden_codes") ||
+                                                                   assay_path_ends(r->spec.path, "mlp_hidden_codes");
+    const assay_dtype type = codes ? format->element : format->scale;
+    assay_tensor_spec spec = r->spec;
+    int32_t *bits = calloc((size_t)r->count, sizeof *bits);
+    int64_t count = r->count;
+    if (!hidden || form == NUMBERS) {
+        spec.type = r->values == NULL ? ASSAY_INT32 : hidden ? type : ASSAY_BFLOAT16;
+        assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
+        assert_ok(&t->ctx, r->values == NULL
+                               ? assay_fixture_append_i32(&t->ctx, writer, spec.path, count, r->indices)
+                               : assay_fixture_append(&t->ctx, writer, spec.path, count, r->values));
+        free(bits);
+        return;
+    }
+    spec.type = ASSAY_INT32;
+    encode(type, count, r->values, bits);
+    if (codes && form == PACKED) {
+        spec.shape.dims[spec.shape.rank - 1] /= 2;
+        count /= 2;
+        for (int64_t i = 0; i < count; i++) bits[i] = bits[2 * i] | bits[2 * i + 1] << 4;
+    }
+    assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
+    assert_ok(&t->ctx, assay_fixture_append_i32(&t->ctx, writer, spec.path, count, bits));
+    free(bits);
+}
+
+/* `without`: what paths of it end in is not given. */
+static assay_report judge(trial *t, const assay_tensor_set *results, codes_form form, const char *without)
+{
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    assay_fixture_writer *writer = NULL;
+    assay_report report = {0};
+    const assay_judging how = {.profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true};
+    assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *r = &results->items[i];
+        const size_t length = strlen(r->spec.path), ending = strlen(without);
+        const bool left_out = ending > 0 && strcmp(r->spec.path + length - ending, without) == 0;
+        if (!assay_role_is_result(r->spec.role) || left_out || !assay_tensor_is_complete(r)) continue;
+        if (strcmp(without, "all") == 0 && assay_path_is_hidden(r->spec.path)) continue;
+        for (int64_t k = 0; r->values != NULL && !assay_path_is_hidden(r->spec.path) && k < r->count; k++)
+            r->values[k] = assay_dtype_round(ASSAY_BFLOAT16, r->values[k], false);
+        append(t, writer, r, form);
+    }
+    assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
+    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
+    assay_fixture_close(candidate);
+    assay_golden_close(&golden);
+    return report;
+}
+
+static void check_passes(const assay_report *report, const char *name, bool with_codes)
+{
+    if (report->verdict != ASSAY_PASS) fail_msg("%s: %s", name, report->message);
+    assert_true((report->codes[0] != '\0') == with_codes);
+    if (with_codes) assert_non_null(strstr(report->codes, " 0 wrong; what follows is evaluated given them"));
+}
+
+static void check_kernels(const test_folder *folder, const char *name, int kernels, codes_form form)
+{
+    trial t = {0};
+    int others = 0;
+    trial_write(&t, folder, case_named(name, SETS));
+    for (int number = 0; number < kernels; number++) {
+        assay_tensor_set results = {0};
+        run(&t, number, NULL, &results);
+        assay_report report = judge(&t, &results, form, "");
+        check_passes(&report, name, true);
+        others += strstr(report.codes, " 0 within errors") == NULL;
+        assay_report_free(&report);
+        report = judge(&t, &results, form, "all");
+        check_passes(&report, name, false);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+    }
+    assert_true(others > 0); /* some codes are not the golden's */
+    trial_close(&t);
+}
+
+TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
+{
+    check_kernels(folder, "mlp/requantised-fp8", 3, NUMBERS);
+    check_kernels(folder, "mlp/requantised-mxfp8", 3, BITS);
+    check_kernels(folder, "moe/requantised-nvfp4", 3, PACKED);
+    check_kernels(folder, "moe/requantised-gpt-oss", 2, NUMBERS);
+}
+
+/* The codes and scales of the golden, to be changed. */
+static void stage(trial *t, assay_tensor_set *staged)
+{
+    for (int i = 0; i < t->golden.count; i++) {
+        const assay_tensor *from = &t->golden.items[i];
+        assay_tensor_spec spec = from->spec;
+        assay_tensor *to = NULL;
+        if (!assay_path_is_hidden(spec.path) || spec.role != ASSAY_ROLE_CHECKPOINT) continue;
+        assay_staged_path(from->spec.path, spec.path);
+        assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, staged, &spec, &to));
+        memcpy(to->values, from->values, (size_t)to->count * sizeof *to->values);
+        to->written = to->count;
+    }
+}
+
+typedef struct planted {
+    const char *name, *path, *without, *message;
+    int64_t index;
+    double times; /* the number there; 0: nothing */
+} planted;
+
+/* What follows is right for the codes that are given. */
+TEST_IN_FOLDER(wrong_codes_are_found)
+{
+    static const planted table[] = {
+        {"mlp/requantised-fp8", "staged/checkpoints/mlp_hidden_codes", "", "checkpoints/mlp_hidden_codes[0,0,3] is ", 3,
+         2},
+        {"mlp/requantised-fp8", "staged/checkpoints/mlp_hidden_codes", "", "checkpoints/mlp_hidden_codes[0,11,135] is ",
+         12 * 136 - 1, -1},
+        {"mlp/requantised-fp8", "staged/checkpoints/mlp_hidden_codes_scale", "",
+         "checkpoints/mlp_hidden_codes_scale[0,2,1] is ", 5, 1.25},
+        {"moe/requantised-nvfp4", "staged/checkpoints/moe_hidden_codes_scale", "",
+         "checkpoints/moe_hidden_codes_scale[1,1] is ", 4, 2},
+        {"moe/requantised-fp8", "staged/checkpoints/moe_hidden_codes", "moe_hidden_codes_scale",
+         "checkpoints/moe_hidden_codes is given without checkpoints/moe_hidden_codes_scale", 0, 0},
+        {"moe/requantised-fp8", "staged/checkpoints/mlp_hidden_codes", "mlp_hidden_codes",
+         "checkpoints/mlp_hidden_codes_scale is given without checkpoints/mlp_hidden_codes", 0, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const planted *p = &table[i];
+        trial t = {0};
+        assay_tensor_set staged = {0}, results = {0};
+        trial_write(&t, folder, case_named(p->name, SETS));
+        stage(&t, &staged);
+        if (p->times != 0) assay_tensor_set_find(&staged, p->path)->values[p->index] *= p->times;
+        run(&t, 0, &staged, &results);
+        assay_report report = judge(&t, &results, NUMBERS, p->without);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        if (strncmp(report.message, p->message, strlen(p->message)) != 0) fail_msg("%s: %s", p->name, report.message);
+        assert_non_null(strstr(report.codes, " 1 wrong"));
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+        assay_tensor_set_free(&staged);
+        trial_close(&t);
+    }
+}
+
+/* A product that is 2 % off hides in what other codes may do to it, and not where the codes are given. */
+TEST_IN_FOLDER(codes_sharpen_what_follows)
+{
+    trial t = {0};
+    assay_tensor_set results = {0};
+    trial_write(&t, folder, case_named("moe/requantised-fp8", SETS));
+    run(&t, 0, NULL, &results);
+    assay_tensor *y = assay_tensor_set_find(&results, "outputs/y");
+    for (int64_t i = 0; i < y->count; i++) y->values[i] *= i % 2 == 0 ? 1.02 : 0.98;
+    assay_report report = judge(&t, &results, NUMBERS, "all");
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assay_report_free(&report);
+    report = judge(&t, &results, NUMBERS, "");
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
+TEST(rules_that_would_not_be_honoured_are_refused)
+{
+    static const struct {
+        const char *name, *set, *message;
+    } table[] = {
+        {"mlp/silu", "quant_hidden_format=fp7", "quant_hidden_format: expected one of"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_128x128", "expected one whose blocks have one row"},
+        {"mlp/silu", "quant_hidden_format=mxfp8_e4m3", "quant_scale_rounding is nearest, expected up or down"},
+        {"mlp/silu", "quant_hidden_format=nvfp4;quant_scale=invert",
+         "quant_hidden_tensor_scale is 0, expected a number above 0"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_hidden_tensor_scale=0.5",
+         "quant_hidden_tensor_scale is 0.5, expected 0"},
+        {"mlp/silu", "quant_hidden_tensor_scale=0.5", "quant_hidden_tensor_scale is 0.5, expected 0.0"},
+        {"mlp/silu", "quant_hidden_format=nvfp4;quant_hidden_tensor_scale=0.5", "quant_scale is divide, expected invert"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_format=mxfp4", "quant_format is mxfp4, expected none"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_scale_layout=swizzled_128x4",
+         "quant_scale_layout is swizzled_128x4, expected row_major"},
+        {"gmm/primes", "quant_hidden_format=fp8_e4m3_1x128", "op gmm has"},
+        {"moe/mesh-expert2", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
+        {"moe/small", "quant_hidden_format=fp8_e4m3_1x128;sparse_matmul=false;capacity_factor=1.5",
+         "expected none with capacity_factor"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(table[i].name, "profiles=bf16");
+        char sets[256];
+        assay_status status = ASSAY_OK;
+        assay_plan plan = {0};
+        snprintf(sets, sizeof sets, "%s", table[i].set);
+        for (char *rest = sets, *set; status == ASSAY_OK && (set = strsep(&rest, ";")) != NULL;)
+            status = assay_case_set(&ctx, c, set);
+        if (status == ASSAY_OK) status = assay_plan_make(&ctx, &plan, c);
+        assert_int_equal(status, ASSAY_BAD_INPUT);
+        if (strstr(ctx.message, table[i].message) == NULL) fail_msg("%s: %s", table[i].set, ctx.message);
+        assay_plan_free(&plan);
+        assay_case_free(c);
+    }
+}

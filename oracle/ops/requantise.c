@@ -1,0 +1,78 @@
+#include "oracle/ops/requantise.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/memory.h"
+#include "oracle/base/random.h"
+
+int64_t assay_hidden_blocks(const assay_gated_mlp_config *config)
+{
+    const assay_block_format *format = config->hidden.format;
+    return format == NULL ? 0 : assay_block_count(config->mlp_dim, format->columns);
+}
+
+void assay_spread_path(const char *of, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "spread/%.*s", ASSAY_PATH_SIZE - (int)sizeof "spread/", of);
+}
+
+/* Numbers of a type from their bits. */
+static void decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits, double *out)
+{
+#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t byte = (uint8_t)bits[i];
+        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
+    }
+}
+
+/* Draws come from the value's own bits: the same in every piece of the rows and for any number of threads. */
+static void move(const assay_context *ctx, int64_t count, const double *h, const double *spread, double *moved)
+{
+    const assay_emulation *emulation = ctx->emulation;
+    const bool moves = spread != NULL && emulation != NULL && !emulation->nearest;
+#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t bits = 0;
+        memcpy(&bits, &h[i], sizeof bits);
+        moved[i] = h[i];
+        if (!moves || h[i] == 0) continue;
+        const double uniform = (double)(assay_random_bits(emulation->seed, "hidden", bits) >> 11) * 0x1p-52 - 1;
+        moved[i] += ASSAY_HIDDEN_REACH * spread[i] * uniform;
+    }
+}
+
+assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, const double *spread,
+                              const assay_gated_mlp_config *config)
+{
+    assay_status status;
+    assay_quantize_config q = config->hidden;
+    const int64_t count = config->rows * config->mlp_dim, scales = config->rows * assay_hidden_blocks(config);
+    double *moved = NULL;
+    int32_t *codes = NULL, *scale = NULL, of_tensor = 0;
+    q.rows = config->rows;
+    q.columns = config->mlp_dim;
+    TRY(assay_alloc_f64(ctx, "h that is quantised", count, &moved));
+    TRY(assay_alloc_i32(ctx, "codes of h", count, &codes));
+    TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale));
+    move(ctx, count, r->h, spread, moved);
+    TRY(assay_quantize(ctx, codes, scale, &of_tensor, moved, &q));
+    decode(ctx, q.format->element, count, codes, r->codes);
+    decode(ctx, q.format->scale, scales, scale, r->scale);
+cleanup:
+    free(moved);
+    free(codes);
+    free(scale);
+    return status;
+}
+
+void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
+{
+    assay_quantize_config q = config->hidden;
+    q.rows = config->rows;
+    q.columns = config->mlp_dim;
+    assay_dequantize(ctx, r->h, r->codes, r->scale, q.format->tensor_scale ? &config->hidden.tensor_scale : NULL, &q);
+}
