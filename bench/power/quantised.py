@@ -18,7 +18,7 @@ KERNELS = {"mlp": ("wi_0/kernel", "wi_1/kernel", "wo/kernel"), "moe": ("wi_0", "
 ALSO = (("mlp/nvfp4", ("mxfp8", "mxfp4")), ("moe/nvfp4", ("mxfp8", "mxfp4")), ("mla/nvfp4", ("mxfp8", "mxfp4")))
 RUNS = 84
 OF_BITS = ("quantize", "dequantize")
-QUICK = ("gmm/nvfp4", "mlp/fp8", "moe/nvfp4", "mla/fp8", "quantize/mxfp4-ocp", "dequantize/nvfp4")
+QUICK = ("gmm/nvfp4", "mlp/fp8", "mlp/requantised-fp8", "moe/nvfp4", "mla/fp8", "quantize/mxfp4-ocp", "dequantize/nvfp4")
 
 
 def other_formats(case, family):
