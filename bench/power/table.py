@@ -107,16 +107,16 @@ def passing(mutants, staged):
     return [f"- `{name}`: " + ", ".join(places) for name, places in groups.items()]
 
 
-def with_checkpoints(runs, mutants):
+def with_checkpoints(runs, mutants, label, key):
     """What `compare --staged` says of candidates with checkpoints, beside what `compare` says of the same without."""
     lines = ["", "With checkpoints: candidates that give them, judged by `assay compare --staged`.", "",
-             "| profile | false alarms without | with | mutants detected without | with |", "| --- |" + " --- |" * 4]
-    of_profile = dict(grouped(mutants, "profile"))
-    for label, some in grouped(runs, "profile"):
+             f"| {label} | false alarms without | with | mutants detected without | with |", "| --- |" + " --- |" * 4]
+    made_of = dict(grouped(mutants, key))
+    for group, some in grouped(runs, key):
         cells = [share(sum(run_rejected(r, s) for r in some), len(some)) for s in (False, True)]
-        made = of_profile.get(label, [])
+        made = made_of.get(group, [])
         cells += [percent(sum(mutant_rejected(m, s) for m in made), len(made)) for s in (False, True)]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        lines.append(f"| {group} | " + " | ".join(cells) + " |")
     if lost := passing(mutants, True):
         lines += ["", "Mutants that pass with checkpoints too:", "", *lost]
     return lines
@@ -147,7 +147,7 @@ def markdown(runs, mutants, skipped, staged, quantised):
         if quantised and (lost := passing(mutants, False)):
             lines += ["", "Mutants that assay lets pass:", "", *lost]
     if staged:
-        lines += with_checkpoints(runs, mutants)
+        lines += with_checkpoints(runs, mutants, label, key)
     other = sum(not r["same_choice"] for r in runs)
     if other:
         lines += ["", f"{other} correct runs chose other experts than the golden, near ties of their seeds."]

@@ -27,9 +27,10 @@ static bool is_of_stages(const assay_tensor *tensor)
     return assay_tensor_is_complete(tensor) && (role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING);
 }
 
-/* The type in which a backend of the profile has a result. */
+/* The type in which a backend of the profile has a result. Codes and scales of h are no stored numbers, and are given as they are. */
 static assay_dtype type_of(const assay_profile *profile, const assay_tensor_spec *spec)
 {
+    if (assay_path_is_hidden(spec->path)) return ASSAY_FLOAT32;
     return spec->role == ASSAY_ROLE_ROUTING ? profile->router : profile->storage;
 }
 

@@ -270,6 +270,18 @@ TEST_IN_FOLDER(mutants_that_pass_are_judged_by_stages)
     }
 }
 
+/* A float32 scale of h is no bfloat16 number, and rounded it would belong to other codes. */
+TEST_IN_FOLDER(scales_of_h_stay_as_they_are)
+{
+    trial f;
+    start(&f, folder, "mlp/requantised-fp8", "profiles=[bf16]", false);
+    f.plan.by_stage = &assay_stages_judge;
+    assay_power_test found = discriminate(&f, "bf16");
+    assert_true(found.power.stated_by_stage);
+    assay_power_test_free(&found);
+    trial_close(&f);
+}
+
 /* A judge that calls everything wrong. */
 static assay_status all_wrong(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                               const assay_profile *profile, double false_alarm, bool *fails)
