@@ -10,6 +10,13 @@ typedef struct assignment {
     bool done;
 } assignment;
 
+/* Whether all of the text is YAML, before any of it counts. */
+static assay_status look(const assay_yaml *y, const yaml_node_t *value, void *arg)
+{
+    (void)y, (void)value, (void)arg;
+    return ASSAY_OK;
+}
+
 static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg)
 {
     static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.", FORMATS[] = "quant_formats.";
@@ -54,7 +61,9 @@ assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text)
     const char *value = text + length + 1;
     if (value[0] == '\0') value = "\"\"";
     assignment a = {.c = c, .key = key};
-    assay_status status = assay_yaml_documents(ctx, origin, false, value, strlen(value), assign, &a);
+    assay_status status = assay_yaml_documents(ctx, origin, false, value, strlen(value), look, NULL);
+    RETURN_IF(status != ASSAY_OK, status);
+    status = assay_yaml_documents(ctx, origin, false, value, strlen(value), assign, &a);
     if (status == ASSAY_OK && !a.done) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a value after =, found none", origin);
     }

@@ -30,7 +30,7 @@ void assay_backend_judge(const assay_process_result *process, const char *log, d
         snprintf(message, sizeof message, "the backend crashed: %s%s%.390s", strsignal(process->code), separator, line);
     } else if (process->code == ASSAY_BACKEND_EXIT_UNSUPPORTED) {
         end->outcome = ASSAY_OUTCOME_UNSUPPORTED;
-        snprintf(end->message, sizeof end->message, "%.390s", line);
+        snprintf(end->message, sizeof end->message, "%.390s", line[0] != '\0' ? line : "the backend gave no reason");
         return;
     } else if (process->code != ASSAY_BACKEND_EXIT_DONE) {
         snprintf(message, sizeof message, "the backend ended with status %d%s%.390s", process->code, separator, line);

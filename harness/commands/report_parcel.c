@@ -33,6 +33,7 @@ static void *copy(const char *from, size_t size)
 static bool unpack_unknown(const char **at, const char *end, assay_report *report, int count)
 {
     if (count == 0) return true;
+    if (count < 0 || count > end - *at) return false; /* each has a byte at least */
     report->unknown = calloc((size_t)count, sizeof *report->unknown);
     for (; report->unknown != NULL && report->unknown_count < count; report->unknown_count++) {
         const size_t size = strnlen(*at, (size_t)(end - *at)) + 1;

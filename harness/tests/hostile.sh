@@ -128,6 +128,24 @@ table=(
   '0|PASS .*|cp "$good" {candidate}; head -c 1000000 /dev/zero'
   '0|PASS .*|cp "$good" {candidate}; mkdir -p a/b; cd "$(dirname {candidate})"; mkdir -p d/e; touch d/e/f; chmod 500 d/e; chmod 0 d'
   '3|not mine|echo not mine; exit 77'
+  '3|gave no reason|cp "$good" {candidate}; exit 77'
+  '1|is no HDF5 file|echo hello >{candidate}'
+  '0|PASS .*|cp "$good" {candidate}; truncate -s 100G {candidate}'
+  '0|PASS .*|cat "$good" "$good" >{candidate}'
+  '0|PASS .*|cp "$good" {candidate}; rm -f {request}'
+  '1|kind is request, not candidate|cp {request} {candidate}'
+  '1|is a link|ln {request} {candidate}'
+  '1|left something at|mkdir "$(echo {request} | sed s/request/golden/)"; cp "$good" {candidate}'
+  '1|left something at|ln -s "$good" "$(echo {request} | sed s/request/golden/)"; cp "$good" {candidate}'
+  '1|ended with status 1|cp "$(dirname {request})"/*/*candidate.h5 {candidate}'
+  '1|ended with status 1|cp "$(echo {request} | sed s/request/golden/)" {candidate}'
+  '1|crashed: Segmentation fault|kill -SEGV $$'
+  '1|crashed: Aborted|kill -ABRT $$'
+  '1|took longer|trap "" TERM INT HUP; sleep 10'
+  '1|took longer|cp "$good" {candidate}; exec sleep 10'
+  '0|PASS .*|cp "$good" {candidate}; setsid sleep 300 &'
+  '1|wrote no candidate|echo "assay: done"'
+  '0|PASS .*|cp "$good" {candidate}; exec >&- 2>&- <&-'
 )
 commands=${#table[@]}
 cd "$work"
@@ -146,6 +164,9 @@ table='
 1 exits_at_once      wrote no candidate file: it ended the process
 1 exits_1            ended with status 1
 1 aborts             crashed: Aborted
+1 segfaults          crashed: Segmentation fault
+1 divides_by_zero    crashed: Floating point exception
+3 exits_77           gave no reason
 1 is_killed          crashed: Killed
 1 gets_alarm         crashed: Alarm clock
 1 stops              took longer than 1 s
@@ -171,6 +192,10 @@ table='
 0 prints_much        PASS
 1 forges             is no HDF5 file
 1 plants_golden      left something at
+0 looks_for_golden   PASS
+0 traces_parent      PASS
+1 opens_all          cannot be written
+0 flushes_denormals  PASS
 1 writes_before      wrote before the buffer
 1 writes_behind      wrote behind the buffer
 1 writes_5000_behind wrote behind the buffer

@@ -11,8 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 int assay_backend_run(const assay_backend_request *request);
@@ -89,6 +91,21 @@ static int aborts(asked r)
 {
     (void)r;
     abort();
+}
+static int segfaults(asked r)
+{
+    (void)r;
+    return raise(SIGSEGV);
+}
+static int divides_by_zero(asked r)
+{
+    (void)r;
+    return raise(SIGFPE);
+}
+static int exits_77(asked r)
+{
+    (void)r;
+    exit(77);
 }
 static int is_killed(asked r)
 {
@@ -236,14 +253,46 @@ static int forges(asked r)
     fclose(file);
     _exit(0);
 }
+/* Where the golden will lie. */
+static const char *golden(void)
+{
+    static char path[1 << 13];
+    snprintf(path, sizeof path, "%s", argument(2));
+    memcpy(strstr(path, "request.h5"), "golden.h5", sizeof "golden.h5");
+    return path;
+}
 static int plants_golden(asked r)
 {
-    char path[1 << 13];
     (void)r;
-    snprintf(path, sizeof path, "%s", argument(2));
-    char *name = strstr(path, "request.h5");
-    memcpy(name, "golden.h5", sizeof "golden.h5");
-    mkdir(path, 0777);
+    mkdir(golden(), 0777);
+    return AS_IT_IS;
+}
+static int looks_for_golden(asked r)
+{
+    (void)r;
+    return access(golden(), F_OK) == 0 ? ASSAY_BACKEND_ERROR : AS_IT_IS;
+}
+static int traces_parent(asked r)
+{
+    (void)r;
+    if (ptrace(PTRACE_ATTACH, getppid(), NULL, NULL) != 0) return AS_IT_IS; /* the system forbids it */
+    waitpid(getppid(), NULL, 0);
+    ptrace(PTRACE_DETACH, getppid(), NULL, NULL);
+    return AS_IT_IS;
+}
+static int opens_all(asked r)
+{
+    (void)r;
+    setrlimit(RLIMIT_NOFILE, &(struct rlimit){256, 256});
+    while (dup(0) >= 0) continue;
+    return AS_IT_IS;
+}
+static int flushes_denormals(asked r)
+{
+    (void)r;
+#ifdef __SSE__
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#endif
     return AS_IT_IS;
 }
 
@@ -348,6 +397,9 @@ static const behaviour behaviours[] = {BEFORE(exits),
                                        BEFORE(exits_at_once),
                                        BEFORE(exits_1),
                                        BEFORE(aborts),
+                                       BEFORE(segfaults),
+                                       BEFORE(divides_by_zero),
+                                       BEFORE(exits_77),
                                        BEFORE(is_killed),
                                        BEFORE(gets_alarm),
                                        BEFORE(stops),
@@ -373,6 +425,10 @@ static const behaviour behaviours[] = {BEFORE(exits),
                                        BEFORE(prints_much),
                                        BEFORE(forges),
                                        BEFORE(plants_golden),
+                                       BEFORE(looks_for_golden),
+                                       BEFORE(traces_parent),
+                                       BEFORE(opens_all),
+                                       BEFORE(flushes_denormals),
                                        AFTER(writes_before),
                                        AFTER(writes_behind),
                                        AFTER(writes_5000_behind),

@@ -1,0 +1,80 @@
+/* A report on its way between two processes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/commands/report_parcel.h"
+#include "tests/support/assay_test.h"
+
+static char *pack(size_t *size)
+{
+    char *text = NULL, name[] = "outputs/z", *unknown[] = {name};
+    assay_tensor_result tensors[] = {{.verdict = ASSAY_FAIL, .elements = 3}};
+    assay_report stages = {.case_name = "stages"};
+    const assay_report report = {.case_name = "mlp/silu",
+                                 .tensors = tensors,
+                                 .count = 1,
+                                 .unknown = unknown,
+                                 .unknown_count = 1,
+                                 .stages = &stages};
+    FILE *out = open_memstream(&text, size);
+    assay_report_pack(&report, out);
+    fclose(out);
+    return text;
+}
+
+TEST(comes_as_it_was)
+{
+    size_t size = 0;
+    char *text = pack(&size);
+    const char *at = text;
+    assay_report report;
+    assay_context ctx = {.threads = 1};
+    assert_ok(&ctx, assay_report_unpack(&ctx, &at, text + size, &report));
+    assert_ptr_equal(at, text + size);
+    assert_string_equal(report.case_name, "mlp/silu");
+    assert_int_equal(report.tensors[0].elements, 3);
+    assert_string_equal(report.unknown[0], "outputs/z");
+    assert_string_equal(report.stages->case_name, "stages");
+    assay_report_free(&report);
+    free(text);
+}
+
+/* A worker may be ended while it writes. */
+TEST(refuses_what_is_cut_short)
+{
+    size_t size = 0;
+    char *text = pack(&size);
+    for (size_t length = 0; length < size; length += 7) {
+        char *part = malloc(length + 1); /* so that a sanitizer sees what is read behind it */
+        assert_non_null(part);
+        memcpy(part, text, length);
+        const char *at = part;
+        assay_report report;
+        assay_context ctx = {.threads = 1};
+        assert_int_not_equal(assay_report_unpack(&ctx, &at, part + length, &report), ASSAY_OK);
+        assay_report_free(&report);
+        free(part);
+    }
+    free(text);
+}
+
+TEST(takes_no_memory_for_more_names_than_bytes)
+{
+    size_t size = 0;
+    char *text = pack(&size);
+    for (int count = -1; count != 0; count = count < 0 ? 1 << 30 : 0) {
+        assay_report report;
+        assay_context ctx = {.threads = 1};
+        memcpy(&report, text, sizeof report);
+        report.unknown_count = count;
+        memcpy(text, &report, sizeof report);
+        const char *at = text;
+        assay_fail_allocation(1); /* 0 is that of the tensors */
+        assert_int_not_equal(assay_report_unpack(&ctx, &at, text + size, &report), ASSAY_OK);
+        assert_false(assay_allocation_failed());
+        assay_fail_allocation(-1);
+        assay_report_free(&report);
+    }
+    free(text);
+}
