@@ -1,5 +1,4 @@
 /* Codes and scales of quantised kernels from a checkpoint: which tensors they are, and their numbers. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* The shapes of their tensors. */
+/* The shapes of a checkpoint's tensors. */
 #include "harness/plan/model_weights_internal.h"
 
 assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row)
