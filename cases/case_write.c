@@ -7,6 +7,7 @@
 
 #include "cases/case_internal.h"
 #include "cases/yaml_text.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 static void write_text(FILE *out, const char *before, const char *text)
@@ -136,7 +137,7 @@ static assay_status to_yaml(assay_context *ctx, const assay_case *c, bool all, c
     char *memory = NULL;
     size_t size = 0;
     *text = NULL;
-    FILE *out = open_memstream(&memory, &size);
+    FILE *out = assay_text_open(&memory, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to write it as YAML", c->name);
     write_case(out, c, all);
     if (!assay_text_close(out, &memory)) {

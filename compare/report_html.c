@@ -11,6 +11,7 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/slices.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 static const char style_sheet[] =
@@ -393,7 +394,7 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     size_t size = 0;
     bool drawn = true;
     *text = NULL;
-    FILE *out = open_memstream(text, &size);
+    FILE *out = assay_text_open(text, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the HTML report");
     fprintf(out, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
                  "content=\"width=device-width,initial-scale=1\"><title>assay");

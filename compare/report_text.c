@@ -9,6 +9,7 @@
 #include "compare/report.h"
 #include "compare/slices.h"
 #include "compare/thresholds.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */
@@ -202,7 +203,7 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
 {
     size_t size = 0;
     *text = NULL;
-    FILE *out = open_memstream(text, &size);
+    FILE *out = assay_text_open(text, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
     write_head(out, report);
     write_table(out, report, style);

@@ -168,12 +168,12 @@ TEST(out_of_memory_leaves_nothing_behind)
 
 /* Streams that keep nothing: whether that is said by the writing, unbuffered, or by the closing. */
 static bool streams_are_full, unbuffered;
-FILE *__wrap_open_memstream(char **text, size_t *size);
-FILE *__real_open_memstream(char **text, size_t *size);
+FILE *__wrap_assay_text_open(char **text, size_t *size);
+FILE *__real_assay_text_open(char **text, size_t *size);
 
-FILE *__wrap_open_memstream(char **text, size_t *size)
+FILE *__wrap_assay_text_open(char **text, size_t *size)
 {
-    if (!streams_are_full) return __real_open_memstream(text, size);
+    if (!streams_are_full) return __real_assay_text_open(text, size);
     FILE *full = fopen("/dev/full", "w");
     if (full != NULL && unbuffered) setvbuf(full, NULL, _IONBF, 0);
     return full;

@@ -14,6 +14,7 @@
 #include "harness/commands/ending.h"
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 
@@ -70,7 +71,7 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
         assay_backend_file(path, sizeof path, options->output, found->c.name, "golden.h5");
         TRY(assay_golden_write(ctx, &a->plan, path, NULL, true));
     }
-    FILE *out = open_memstream(&command, &size);
+    FILE *out = assay_text_open(&command, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the command");
     assay_command_print(out, options, "run", file, NULL);
     fprintf(out, " -v\n");

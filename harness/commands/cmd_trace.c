@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 #include "oracle/layer/schedule_events.h"
@@ -57,7 +58,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_alloc_i32(ctx, EVENTS, count * ASSAY_EVENT_FIELDS, &events));
     TRY(assay_fixture_read_i32(ctx, reader, EVENTS, 0, count * ASSAY_EVENT_FIELDS, events));
     TRY(read_groups(ctx, reader, count, &groups));
-    FILE *memory = open_memstream(&text, &size);
+    FILE *memory = assay_text_open(&text, &size);
     if (memory != NULL) assay_schedule_trace(memory, events, groups, count);
     if (memory == NULL || !assay_text_close(memory, &text)) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the trace of %s", path);

@@ -6,6 +6,7 @@
 #include "harness/commands/workers.h"
 #include "harness/plan/progress.h"
 #include "harness/ranks/ranks.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 #define MOST_APART 1e9     /* operations: above, the threads of one process are worth more than processes */
@@ -46,8 +47,8 @@ static assay_status do_case(assay_context *ctx, const assay_each *each, int i, o
 {
     assay_status status = ASSAY_OK;
     FILE *const out = stdout, *const err = stderr;
-    FILE *text = open_memstream(&o->text, &o->text_size), *error = open_memstream(&o->error, &o->error_size),
-         *result = open_memstream(&o->result, &o->result_size);
+    FILE *text = assay_text_open(&o->text, &o->text_size), *error = assay_text_open(&o->error, &o->error_size),
+         *result = assay_text_open(&o->result, &o->result_size);
     if (text == NULL || error == NULL || result == NULL) status = no_memory(ctx);
     if (status == ASSAY_OK) {
         stdout = text;
@@ -182,7 +183,7 @@ static assay_status do_here(assay_context *ctx, const assay_each *each, int i)
 {
     char *text = NULL;
     size_t size = 0;
-    FILE *result = open_memstream(&text, &size);
+    FILE *result = assay_text_open(&text, &size);
     if (result == NULL) return no_memory(ctx);
     assay_status status = each->work(ctx, each->self, i, result);
     if (!assay_text_close(result, &text) && status == ASSAY_OK) status = no_memory(ctx);

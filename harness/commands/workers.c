@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 enum { MOST_PROCESSES = 256 };
@@ -71,7 +72,7 @@ static bool work_on(assay_context *ctx, const assay_workers *workers, int piece,
 {
     answer a = {.piece = piece};
     char *text = NULL;
-    FILE *result = open_memstream(&text, &a.size);
+    FILE *result = assay_text_open(&text, &a.size);
     ctx->message[0] = '\0';
     a.status = result == NULL ? ASSAY_NO_MEMORY : workers->work(ctx, workers->self, piece, result);
     const bool kept = result != NULL && assay_text_close(result, &text);

@@ -5,13 +5,14 @@
 
 #include "cases/case_filter.h"
 #include "harness/test/test_internal.h"
+#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 static assay_status list_names(assay_context *ctx, const assay_case *cases, int count, const assay_case_filter *filter,
                                char **names)
 {
     size_t size = 0;
-    FILE *out = open_memstream(names, &size);
+    FILE *out = assay_text_open(names, &size);
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of cases");
     for (int i = 0; i < count; i++) {
         if (assay_case_filter_takes(filter, &cases[i])) fprintf(out, "%s\n", cases[i].name);

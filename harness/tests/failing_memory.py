@@ -70,13 +70,14 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def is_whole(name: str, content: bytes) -> bool:
-    if name.endswith(".json"):
-        json.loads(content)
-    elif name.endswith(".xml"):
-        xml.etree.ElementTree.fromstring(content)
-    elif name.endswith(".html"):
-        return content.rstrip().endswith(b"</html>")
-    else:
+    try:
+        if name.endswith(".json"):
+            json.loads(content)
+        elif name.endswith(".xml"):
+            xml.etree.ElementTree.fromstring(content)
+        else:
+            return name.endswith(".html") and content.rstrip().endswith(b"</html>")
+    except (ValueError, xml.etree.ElementTree.ParseError):
         return False
     return True
 
@@ -111,21 +112,29 @@ class Sweep:
             command.result = (status, out, made)
             return sorted({int(line) for line in Path(listed.name).read_text().split()})
 
+    def find_functions(self, stack: str) -> list[str]:
+        """Those of a line of the note, the innermost first; of a library its name where it has no symbols here."""
+        names = []
+        for frame in stack.split()[1:]:
+            module, _, offset = frame.partition("+")
+            if module == Path(self.library).name or module.startswith("libgcc"):
+                continue
+            if module == Path(self.assay).name:
+                found = subprocess.run(["addr2line", "-f", "-e", self.assay, hex(int(offset, 16) - 1)], capture_output=True, text=True)
+                module = found.stdout.split("\n")[0]
+            names.append(module)
+        return names
+
     def find_fault(self, command: Command, settings: dict[str, str]) -> list[str]:
-        """The functions of the crash, the innermost first; of a library its name where it has no symbols here."""
+        """The functions of the crash, or where there was none of the allocation that failed. A crash in malloc or free is the fault
+        of who lacked memory."""
         with tempfile.NamedTemporaryFile(dir=self.work) as noted:
             self.run(command, MEMORY_NOTE=noted.name, MEMORY_CRASH="1", **settings)
             lines = Path(noted.name).read_text().splitlines()
-        names = []
-        crash = next((line for line in lines if line.startswith("crashed")), lines[-1] if lines else "")
-        for frame in crash.split()[1:]:
-            module, _, offset = frame.partition("+")
-            if module == Path(self.library).name or module.startswith(("libc.", "libgcc")):
-                continue
-            if module == Path(self.assay).name:
-                module = subprocess.run(["addr2line", "-f", "-e", self.assay, hex(int(offset, 16) - 1)], capture_output=True, text=True).stdout.split("\n")[0]
-            names.append(module)
-        return names
+        failed = self.find_functions(next((line for line in lines if line.startswith("failed")), ""))
+        crashed = self.find_functions(next((line for line in lines if line.startswith("crashed")), ""))
+        names = failed if not crashed or crashed[0].startswith("libc.") else crashed
+        return [name for name in names if not name.startswith("libc.")]
 
     def judge(self, command: Command, settings: dict[str, str], tally: Tally) -> None:
         status, out, error, made, left = self.run(command, **settings)
