@@ -58,6 +58,11 @@ assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text)
     }
     memcpy(key, text, length);
     key[length] = '\0';
+    for (const char *at = key; *at != '\0'; at++) {
+        if (*at > ' ' && *at < 0x7f) continue; /* as YAML it could not be read again */
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: no key has such a character as its %d.", origin,
+                          (int)(at - key) + 1);
+    }
     const char *value = text + length + 1;
     if (value[0] == '\0') value = "\"\"";
     assignment a = {.c = c, .key = key};

@@ -7,6 +7,8 @@
 #include <zlib.h>
 
 #include "harness/plan/checkpoint.h"
+#include "harness/plan/model_weights.h"
+#include "harness/plan/plan_make.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/read_file.h"
 
@@ -31,12 +33,10 @@ static void seed_file(fuzz_corpus *corpus, const char *name, bool small)
 }
 
 /* '{', the rest of a header, a zero, the tensors' bytes: the header's length is put before them. */
-static void try_safetensors(const uint8_t *data, size_t size)
+static const char *file_with_header(const uint8_t *data, size_t size)
 {
-    if (size == 0 || data[0] != '{') {
-        fuzz_read_file(fuzz_file("a.safetensors", data, size));
-        return;
-    }
+    const char *name = "model.safetensors";
+    if (size == 0 || data[0] != '{') return fuzz_file(name, data, size);
     const uint8_t *zero = memchr(data, 0, size);
     const uint64_t header = zero == NULL ? size : (uint64_t)(zero - data);
     uint8_t *file = malloc(size + 8);
@@ -44,8 +44,14 @@ static void try_safetensors(const uint8_t *data, size_t size)
     for (int i = 0; i < 8; i++) file[i] = (uint8_t)(header >> 8 * i);
     memcpy(file + 8, data, header);
     if (zero != NULL) memcpy(file + 8 + header, zero + 1, size - header - 1);
-    fuzz_read_file(fuzz_file("a.safetensors", file, 8 + size - (zero != NULL)));
+    const char *path = fuzz_file(name, file, 8 + size - (zero != NULL));
     free(file);
+    return path;
+}
+
+static void try_safetensors(const uint8_t *data, size_t size)
+{
+    fuzz_read_file(file_with_header(data, size));
 }
 
 static void safetensors_seeds(fuzz_corpus *corpus)
@@ -247,3 +253,79 @@ static void npz_seeds(fuzz_corpus *corpus)
 }
 
 const fuzz_target fuzz_npz = {"npz", try_npz, npz_seeds, false};
+
+/* --weights of a small MLP and of a small MoE block: a header, a zero, the numbers. */
+static void try_weights(const uint8_t *data, size_t size)
+{
+    static const char *const texts[] = {
+        "case: a\nop: mlp\nconfig: {base_emb_dim: 2, base_mlp_dim: 3}\nsequence: 2\n",
+        "case: a\nop: moe\nconfig: {base_emb_dim: 2, base_moe_mlp_dim: 2, num_experts: 2, num_experts_per_tok: 1, "
+        "decoder_block: mixtral}\nsequence: 2\n"};
+    static assay_case *cases[2];
+    static assay_plan plans[2];
+    char path[256];
+    assay_context ctx = fuzz_context();
+    for (int i = 0; i < 2 && cases[i] == NULL; i++) {
+        int count = 0;
+        fuzz_require(assay_cases_parse(&ctx, "a.yml", texts[i], strlen(texts[i]), &cases[i], &count) == ASSAY_OK &&
+                         assay_plan_make(&ctx, &plans[i], cases[i]) == ASSAY_OK,
+                     ctx.message);
+    }
+    snprintf(path, sizeof path, "%s", file_with_header(data, size));
+    for (int i = 0; i < 2; i++) {
+        assay_model_weights *weights = NULL;
+        const assay_status status = assay_model_weights_open(&ctx, path, cases[i], &plans[i].list, &weights);
+        fuzz_check(&ctx, status);
+        for (int j = 0; status == ASSAY_OK && j < plans[i].list.count; j++) {
+            double numbers[16];
+            const assay_tensor_spec *spec = &plans[i].list.entries[j].spec;
+            if (!assay_model_weights_has(weights, spec->path)) continue;
+            const int64_t count = assay_shape_count(&spec->shape);
+            fuzz_require(count <= 16, "a weight is larger than it is");
+            fuzz_check(&ctx, assay_model_weights_read(&ctx, weights, spec->path, 0, count, numbers));
+            fuzz_check(&ctx, assay_model_weights_read(&ctx, weights, spec->path, count - 1, 1, numbers));
+        }
+        assay_model_weights_close(weights);
+    }
+}
+
+static void seed_weights(fuzz_corpus *corpus, int count, const char *const *names, const char *dtype, int width)
+{
+    char seed[4096] = "{";
+    int at = 0;
+    size_t size = 1;
+    for (int i = 0; i < count; i++) {
+        int rows = 0, columns = 0, length = 0;
+        sscanf(names[i], "%d %d %n", &rows, &columns, &length);
+        const int bytes = rows * columns * width;
+        size += (size_t)snprintf(seed + size, sizeof seed - size,
+                                 "%s\"%s\": {\"dtype\": \"%s\",\n\"shape\": [%d, %d], \"data_offsets\": [%d, %d]}\n",
+                                 i > 0 ? "," : "", names[i] + length, dtype, rows, columns, at, at + bytes);
+        at += bytes;
+    }
+    size += (size_t)snprintf(seed + size, sizeof seed - size, "}") + 1;
+    memset(seed + size, 0x3c, (size_t)at);
+    fuzz_seed(corpus, seed, size + (size_t)at);
+}
+
+static void weights_seeds(fuzz_corpus *corpus)
+{
+    static const char *const mlp[] = {
+        "3 2 model.layers.0.mlp.gate_proj.weight", "3 2 model.layers.0.mlp.up_proj.weight",
+        "2 3 model.layers.0.mlp.down_proj.weight", "1 1 model.layers.0.mlp.down_proj.weight_scale_inv"};
+    static const char *const moe[] = {"2 2 model.layers.0.mlp.gate.weight",
+                                      "2 2 model.layers.0.mlp.experts.0.gate_proj.weight",
+                                      "2 2 model.layers.0.mlp.experts.0.up_proj.weight",
+                                      "2 2 model.layers.0.mlp.experts.0.down_proj.weight",
+                                      "2 2 model.layers.0.mlp.experts.1.gate_proj.weight",
+                                      "2 2 model.layers.0.mlp.experts.1.up_proj.weight",
+                                      "2 2 model.layers.0.mlp.experts.1.down_proj.weight"};
+    seed_weights(corpus, 3, mlp, "F32", 4);
+    seed_weights(corpus, 3, mlp, "BF16", 2);
+    seed_weights(corpus, 4, mlp, "F32", 4);
+    seed_weights(corpus, 4, mlp, "F8_E4M3", 1);
+    seed_weights(corpus, 7, moe, "F32", 4);
+    seed_weights(corpus, 7, moe, "U8", 1);
+}
+
+const fuzz_target fuzz_weights = {"weights", try_weights, weights_seeds, true};
