@@ -42,7 +42,13 @@ typedef struct assay_tensors_change {
 } assay_tensors_change;
 
 /* Traits of an operation that its tensors show, beside its parts. */
-enum { ASSAY_HAS_X = 1 << 30, ASSAY_HAS_WEIGHTS = 1 << 29, ASSAY_IS_FUNCTION = 1 << 28, ASSAY_HAS_CODES = 1 << 27 };
+enum {
+    ASSAY_HAS_X = 1 << 30,
+    ASSAY_HAS_WEIGHTS = 1 << 29,
+    ASSAY_IS_FUNCTION = 1 << 28,
+    ASSAY_HAS_CODES = 1 << 27,
+    ASSAY_HAS_RECIPE = 1 << 26
+};
 
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */
 typedef enum assay_extent { ASSAY_NOWHERE, ASSAY_ALONE, ASSAY_IN_BLOCKS, ASSAY_EVERYWHERE } assay_extent;
