@@ -118,6 +118,8 @@ bool assay_case_dtype_matches(const assay_case_dtype *dtype, const char *path);
 
 /* The format of a tensor that is quantised; NULL: it is not. */
 const assay_block_format *assay_case_quant_format_of(const assay_case *c, const char *path);
+/* Whether operands of products are codes with scales, given so or made so by a recipe. */
+bool assay_case_has_codes(const assay_case *c);
 bool assay_case_quantises(const assay_case *c, const char *path); /* it, or it is the scale of one that is */
 
 /* A case with the tag `exact` says that every operation of it is exact in its profiles: its error scales are 0, and a

@@ -134,6 +134,12 @@ const assay_block_format *assay_case_quant_format_of(const assay_case *c, const 
     return NULL;
 }
 
+bool assay_case_has_codes(const assay_case *c)
+{
+    return c->quant_format_count > 0 || c->config.quant_recipe.text[0] != '\0' ||
+           c->config.quant_hidden_format.text[0] != '\0';
+}
+
 bool assay_case_quantises(const assay_case *c, const char *path)
 {
     static const char *const ends[] = {"", "_scale", "_tensor_scale"};

@@ -30,8 +30,7 @@ static const char *const NEUTRAL[] = {
     /* storage of numbers (profiles say what a kernel computes in) */
     " grad_dtype weight_dtype matmul_precision activations_in_float32 dtype_mm replicate_quant_scale quant_cfg_path"
     " quantize_kvcache kv_quant_axis kv_quant_dtype quantization_local_shard_count use_qwix_quantization"
-    " use_manual_quantization weight_quantization_calibration_method act_quantization_calibration_method"
-    " bwd_quantization_calibration_method weight_sparsity_m weight_sparsity_update_step weight_sparsity_start_step"
+    " use_manual_quantization weight_sparsity_m weight_sparsity_update_step weight_sparsity_start_step"
     " te_comm_gemm_overlap ",
     /* initial values, the ends of the model, heads beside it */
     " dense_init_scale v_norm_with_scale mtp_num_layers mtp_loss_scaling_factor"

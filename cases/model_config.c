@@ -61,6 +61,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const SCORE_FUNCS[] = {"", "sigmoid", "softmax", "sqrtsoftplus", NULL};
     static const char *const GROUP_SCORES[] = {"", "top2_sum", "max", NULL};
     static const char *const GMM_LAYOUTS[] = {"ragged", "contiguous", "masked", "psum", "k_grouped", NULL};
+    static const char *const QUANT_RECIPES[] = {"", "deepseek_v3", "fp8_full", NULL};
     static const char *const QUANT_SCALES[] = {"divide", "multiply", "invert", NULL};
     static const char *const QUANT_ROUNDINGS[] = {"nearest", "up", "down", NULL};
     static const char *const QUANT_TIES[] = {"even", "down", NULL};
@@ -77,6 +78,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "routing_method") == 0) return assay_routing_method_names;
     if (strcmp(key->name, "quant_format") == 0 || strcmp(key->name, "quant_hidden_format") == 0)
         return assay_block_format_names;
+    if (strcmp(key->name, "quant_recipe") == 0) return QUANT_RECIPES;
     if (strcmp(key->name, "quant_scale") == 0) return QUANT_SCALES;
     if (strcmp(key->name, "quant_scale_rounding") == 0) return QUANT_ROUNDINGS;
     if (strcmp(key->name, "quant_ties") == 0) return QUANT_TIES;

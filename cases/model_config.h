@@ -131,6 +131,10 @@
     X(S, quant_hidden_format, "")                                                                                      \
     X(D, quant_hidden_tensor_scale, 0.0)                                                                               \
     X(B, pack_codes, true)                                                                                             \
+    X(S, quant_recipe, "")                                                                                             \
+    X(S, act_quantization_calibration_method, "absmax")                                                                \
+    X(S, weight_quantization_calibration_method, "absmax")                                                             \
+    X(S, bwd_quantization_calibration_method, "absmax")                                                                \
     X(I, layer_axis, 0)                                                                                                \
     X(S, remat_policy, "full")                                                                                         \
     ASSAY_CHECKPOINT_KEY_TABLE(X)

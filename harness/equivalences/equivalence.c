@@ -498,7 +498,8 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
     *form = (assay_other_form){.c = *c, .ctx = *ctx, .holding = equivalence->holding};
     if (c->quant_format_count > 0) { /* on the numbers that codes and scales are */
         form->c.quant_format_count = 0;
-        form->c.config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+        if (c->config.quant_recipe.text[0] == '\0')
+            form->c.config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     }
     assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
     return equivalence->other(c, form);

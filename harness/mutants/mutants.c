@@ -36,6 +36,7 @@
 #define DEQUANTIZE ASSAY_PART_DEQUANTIZE
 #define CODES ASSAY_HAS_CODES
 #define HIDDEN ASSAY_HAS_HIDDEN
+#define RECIPE ASSAY_HAS_RECIPE
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
 #define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
@@ -218,6 +219,28 @@ const assay_mutant assay_mutants[] = {
      INPUTS("tensor_scale", assay_edit_replace, .by = 1)},
     {"tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86", DEQUANTIZE,
      ASSAY_ALONE, INPUTS("tensor_scale", assay_edit_invert)},
+
+    /* training recipes */
+    {"recipe_ignored", "nothing is quantised", "43", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_ignored},
+    {"recipe_blocks_along_rows",
+     "for the weight gradient blocks lie along the columns, not the rows that are summed over", "42, 84", RECIPE,
+     ASSAY_ALONE, .configure = assay_edit_recipe_dw_along_rows},
+    {"recipe_blocks_along_columns", "for the gradient of the input blocks lie along the rows", "42, 84", RECIPE,
+     ASSAY_ALONE, .configure = assay_edit_recipe_dx_along_columns},
+    {"recipe_forward_codes", "the weight gradient takes x as forward quantised it", "84", RECIPE, ASSAY_ALONE,
+     .configure = assay_edit_recipe_forward_x},
+    {"recipe_type_other", "e4m3 backward instead of e5m2, or the reverse", "87", RECIPE, ASSAY_ALONE,
+     .configure = assay_edit_recipe_other_type},
+    {"recipe_calibrated_over_other_axis",
+     "scales of the output's gradient are those of its columns instead of its rows, "
+     "and the reverse",
+     "42, 84", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_other_axis},
+    {"recipe_forward_scales_lost", "backward multiplies codes of forward without their scales", "43", RECIPE,
+     ASSAY_ALONE, .configure = assay_edit_recipe_scales_lost},
+    {"recipe_scale_rounding_other", "scales are powers of two, or not", "44, 87", RECIPE, ASSAY_ALONE,
+     .configure = assay_edit_recipe_other_rounding},
+    {"recipe_calibration_other", "a gradient is calibrated by its values instead of a fixed range, or the reverse",
+     "87", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_other_calibration},
 
     /* codes and scales of operands */
     {"operand_scales_missing", "codes of an operand are taken for numbers", "43", CODES, ASSAY_IN_BLOCKS,
@@ -638,6 +661,7 @@ bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 static unsigned traits_of(const assay_plan *plan)
 {
     unsigned traits = plan->operation->parts;
+    if (plan->c->config.quant_recipe.text[0] != '\0') traits |= ASSAY_HAS_RECIPE;
     if (strcmp(plan->operation->name, "batch_split") == 0) traits |= ASSAY_IS_FUNCTION;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;

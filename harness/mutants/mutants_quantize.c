@@ -6,6 +6,7 @@
 
 #include "harness/mutants/mutants_tensors.h"
 #include "oracle/base/block_format.h"
+#include "oracle/ops/quant_recipe.h"
 
 static bool change(assay_text *text, const char *to)
 {
@@ -37,6 +38,70 @@ bool assay_edit_other_scale_division(assay_case *c)
     assay_text *scale = &c->config.quant_scale;
     return strcmp(scale->text, "invert") != 0 &&
            change(scale, strcmp(scale->text, "divide") == 0 ? "multiply" : "divide");
+}
+
+/* The recipe with that bug, where there is one. */
+static bool change_recipe(assay_case *c, const char *bug)
+{
+    char name[ASSAY_TEXT_SIZE];
+    assay_text *recipe = &c->config.quant_recipe;
+    const int length = snprintf(name, sizeof name, "%.40s %.20s", recipe->text, bug);
+    const bool changed = length < (int)sizeof name && assay_quant_recipe_by_name(name) != NULL;
+    if (changed) memcpy(recipe->text, name, sizeof name);
+    return changed;
+}
+
+bool assay_edit_recipe_dw_along_rows(assay_case *c)
+{
+    return change_recipe(c, "dw_along_rows");
+}
+
+bool assay_edit_recipe_forward_x(assay_case *c)
+{
+    return change_recipe(c, "forward_x");
+}
+
+bool assay_edit_recipe_dx_along_columns(assay_case *c)
+{
+    return change_recipe(c, "dx_along_columns");
+}
+
+bool assay_edit_recipe_other_axis(assay_case *c)
+{
+    return change_recipe(c, "other_axis");
+}
+
+bool assay_edit_recipe_other_type(assay_case *c)
+{
+    return change_recipe(c, "e4m3") || change_recipe(c, "e5m2");
+}
+
+bool assay_edit_recipe_scales_lost(assay_case *c)
+{
+    return change_recipe(c, "scales_lost");
+}
+
+bool assay_edit_recipe_ignored(assay_case *c)
+{
+    const bool there = c->config.quant_recipe.text[0] != '\0';
+    c->config.quant_recipe.text[0] = '\0';
+    c->config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+    return there;
+}
+
+bool assay_edit_recipe_other_rounding(assay_case *c)
+{
+    assay_text *rounding = &c->config.quant_scale_rounding;
+    return strcmp(c->config.quant_recipe.text, "deepseek_v3") == 0 &&
+           change(rounding, strcmp(rounding->text, "up") == 0 ? "nearest" : "up");
+}
+
+/* A calibration that is fixed becomes that of the values, and the reverse. */
+bool assay_edit_recipe_other_calibration(assay_case *c)
+{
+    assay_text *method = &c->config.bwd_quantization_calibration_method;
+    return strcmp(c->config.quant_recipe.text, "fp8_full") == 0 &&
+           change(method, strcmp(method->text, "absmax") == 0 ? "fixed,1" : "absmax");
 }
 
 bool assay_edit_swap_nibbles(const assay_mutation *m, assay_tensor *tensor)

@@ -370,7 +370,15 @@ static assay_status check_quantising(const model_check *check)
                                ASSAY_KEY_AT_quant_scale_rounding};
     enum { COUNT = sizeof KEYS / sizeof *KEYS };
     const assay_case *c = check->c;
-    const bool operands = c->quant_format_count > 0;
+    static const char BLOCKS[] = "deepseek_v3"; /* whose scales have a rounding */
+    const bool recipe = c->config.quant_recipe.text[0] != '\0';
+    if (recipe && strcmp(c->op, "gmm") != 0) {
+        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
+                          "quant_recipe is %s, expected \"\": op %s has no recipe, gmm has",
+                          c->config.quant_recipe.text, c->op);
+    }
+    const bool operands =
+        c->quant_format_count > 0 || strncmp(c->config.quant_recipe.text, BLOCKS, sizeof BLOCKS - 1) == 0;
     for (int i = 0; i < (operands ? COUNT - 1 : COUNT); i++) {
         char text[ASSAY_KEY_VALUE_SIZE], usual[ASSAY_KEY_VALUE_SIZE];
         assay_model_key_text(&assay_model_keys[KEYS[i]], &c->config, text, sizeof text);

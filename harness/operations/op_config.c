@@ -163,6 +163,54 @@ static assay_status glu_of(assay_context *ctx, const assay_model_config *m, bool
     return ASSAY_OK;
 }
 
+static assay_status calibration_of(assay_context *ctx, int key, const assay_model_config *m, assay_calibration *to)
+{
+    char text[ASSAY_KEY_VALUE_SIZE];
+    const assay_text *value = (const assay_text *)((const char *)m + assay_model_keys[key].offset);
+    if (assay_calibration_of(value->text, to)) return ASSAY_OK;
+    assay_model_key_text(&assay_model_keys[key], m, text, sizeof text);
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "%s is %.80s, expected absmax, absmax,FACTOR, fixed,MAX or fixed,-MAX,MAX: quant_recipe %s has "
+                      "scales without a zero point, and the root of a mean is no exact number",
+                      assay_model_keys[key].name, text, m->quant_recipe.text);
+}
+
+/* Blocks have the recipe's own scales. */
+static assay_status refuse_calibrations(assay_context *ctx, const assay_model_config *m)
+{
+    const char *rounding = m->quant_scale_rounding.text;
+    for (int key = ASSAY_KEY_AT_act_quantization_calibration_method;
+         key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
+        const assay_text *value = (const assay_text *)((const char *)m + assay_model_keys[key].offset);
+        if (strcmp(value->text, "absmax") == 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: quant_recipe %s has scales of blocks",
+                          assay_model_keys[key].name, value->text, m->quant_recipe.text);
+    }
+    if (strcmp(rounding, "down") != 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_scale_rounding is down, expected nearest or up: quant_recipe is %s",
+                      m->quant_recipe.text);
+}
+
+assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const assay_model_config *m = &c->config;
+    *config = (assay_recipe_config){.recipe = assay_quant_recipe_by_name(m->quant_recipe.text),
+                                    .powers = strcmp(m->quant_scale_rounding.text, "up") == 0,
+                                    .type = c->dtype};
+    if (config->recipe == NULL) return ASSAY_OK;
+    if (c->dtype != ASSAY_FLOAT32 && c->dtype != ASSAY_BFLOAT16 && c->dtype != ASSAY_FLOAT16) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is %s, expected float32, bfloat16 or float16: quant_recipe %s",
+                          assay_dtype_name(c->dtype), m->quant_recipe.text);
+    }
+    TRY(calibration_of(ctx, ASSAY_KEY_AT_act_quantization_calibration_method, m, &config->x));
+    TRY(calibration_of(ctx, ASSAY_KEY_AT_weight_quantization_calibration_method, m, &config->w));
+    TRY(calibration_of(ctx, ASSAY_KEY_AT_bwd_quantization_calibration_method, m, &config->dy));
+    if (config->recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) TRY(refuse_calibrations(ctx, m));
+cleanup:
+    return status;
+}
+
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
 {
     const assay_model_config *m = &c->config;

@@ -11,6 +11,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
 #include "oracle/ops/gmm_layout.h"
+#include "oracle/ops/quant_recipe.h"
 #include "oracle/propagate/propagate_ops.h"
 #include "oracle/propagate/scales.h"
 
@@ -29,9 +30,30 @@ static assay_gmm_config config_of(const assay_case *c)
     return config;
 }
 
+/* What the recipe quantises is given as numbers, and the k-grouped product is one of its three alone. */
+static assay_status check_recipe(assay_context *ctx, const assay_case *c, const assay_gmm_config *gmm)
+{
+    assay_recipe_config config;
+    static const char *const paths[] = {"cotangents/y", "inputs/lhs", "weights/rhs"};
+    const assay_status status = assay_recipe_config_of(ctx, c, &config);
+    if (status != ASSAY_OK || config.recipe == NULL) return status;
+    if (gmm->layout == ASSAY_GMM_K_GROUPED) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "quant_recipe is %s, expected \"\": gmm_layout k_grouped is the weight gradient alone; "
+                          "quant_formats says what its operands are",
+                          config.recipe->name);
+    }
+    for (int i = 0; i < (config.recipe->x.scales == ASSAY_SCALES_NONE ? 1 : 3); i++) {
+        if (assay_case_quant_format_of(c, paths[i]) == NULL) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, expected none: quant_recipe %s quantises it",
+                          paths[i], config.recipe->name);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
-    assay_status status;
+    assay_status status = ASSAY_OK;
     const assay_gmm_config config = config_of(c);
     const bool aligned = config.layout == ASSAY_GMM_CONTIGUOUS || config.layout == ASSAY_GMM_PSUM;
     TRY(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
@@ -44,15 +66,26 @@ static assay_status check(assay_context *ctx, const assay_case *c)
                             ": gmm_layout %s has no alignment",
                             config.alignment, assay_model_defaults.mk_alignment_for_contiguous_layout,
                             assay_gmm_layout_names[config.layout]);
+        goto cleanup;
     }
+    TRY(check_recipe(ctx, c, &config));
 cleanup:
     return status;
+}
+
+static bool has_recipe(const void *c)
+{
+    return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
 static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
     const assay_gmm_config config = config_of(c);
-    return spec_gmm(ctx, &config, in, out);
+    assay_recipe_config recipe;
+    const assay_status status = assay_recipe_config_of(ctx, c, &recipe);
+    if (status != ASSAY_OK || recipe.recipe == NULL)
+        return status != ASSAY_OK ? status : spec_gmm(ctx, &config, in, out);
+    return spec_quantised_gmm(ctx, &config, &recipe, in, out);
 }
 
 /* Rows of no group may hold anything, and in the layouts of serving engines results of them too: nobody computes them.
@@ -140,12 +173,14 @@ typedef struct gmm_run {
     double *lhs, *dy, *rhs, *c; /* lhs and dy are packed */
     double *y, *dlhs, *drhs;    /* y and dlhs too */
     double *spread;             /* of y or dlhs */
+    assay_recipe_operands operands;
 } gmm_run;
 
 static void gmm_run_free(gmm_run *r)
 {
     double *const all[] = {r->lhs, r->dy, r->rhs, r->c, r->y, r->dlhs, r->drhs, r->spread};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    assay_recipe_operands_free(&r->operands);
     free(r->index);
     free(r->group_sizes);
     free(r->places);
@@ -227,8 +262,13 @@ static assay_status write_scales(assay_context *ctx, gmm_run *r, const assay_sin
 {
     assay_status status;
     const int64_t groups = r->dims.groups * r->dims.k * r->dims.n;
-    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){r->y, r->dlhs, r->drhs},
-                            &(assay_gmm_run){r->dy, r->lhs, r->rhs, r->group_sizes, r->dims}));
+    const assay_recipe_operands *o = &r->operands;
+    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.y = r->y},
+                            &(assay_gmm_run){r->dy, o->x, o->w, r->group_sizes, r->dims}));
+    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.dlhs = r->dlhs},
+                            &(assay_gmm_run){o->dx_dy, r->lhs, o->dx_w, r->group_sizes, r->dims}));
+    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.drhs = r->drhs},
+                            &(assay_gmm_run){o->dw_dy, o->dw_x, r->rhs, r->group_sizes, r->dims}));
     for (int64_t i = 0; r->c != NULL && i < groups; i++) {
         const double product_of = sum[i] - r->c[i];
         r->drhs[i] += assay_propagate_stored(precision, product_of) + assay_propagate_given(precision->given, r->c[i]) +
@@ -282,9 +322,14 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     assay_status status;
     gmm_run r = {0};
     double *sum = NULL;
+    assay_recipe_config recipe;
+    const assay_recipe_operands *o = &r.operands;
     TRY(read_run(ctx, c, in, &r));
-    TRY(assay_gmm_forward(ctx, r.y, r.lhs, r.rhs, r.group_sizes, &r.dims));
-    TRY(assay_gmm_backward(ctx, r.dlhs, r.drhs, r.dy, r.lhs, r.rhs, r.group_sizes, &r.dims));
+    TRY(assay_recipe_config_of(ctx, c, &recipe));
+    TRY(assay_recipe_quantise(ctx, &r.operands, r.lhs, r.rhs, r.dy, r.group_sizes, &r.dims, &recipe));
+    TRY(assay_gmm_forward(ctx, r.y, o->x, o->w, r.group_sizes, &r.dims));
+    TRY(assay_gmm_backward(ctx, r.dlhs, NULL, o->dx_dy, r.lhs, o->dx_w, r.group_sizes, &r.dims));
+    TRY(assay_gmm_backward(ctx, NULL, r.drhs, o->dw_dy, o->dw_x, r.rhs, r.group_sizes, &r.dims));
     TRY(write_run(ctx, &r, out));
     const int64_t groups = r.dims.groups * r.dims.k * r.dims.n;
     if (r.c != NULL) {
@@ -427,8 +472,10 @@ static int64_t memory(const assay_case *c)
     const assay_gmm_config config = config_of(c);
     const assay_gmm_dims d = config.dims;
     const int64_t rows = assay_gmm_places(&config);
+    /* codes, scales and numbers of each operand of the three products */
+    const int64_t of_recipe = has_recipe(c) ? 3 * (rows * (d.k + 3 * d.n) + d.groups * d.k * d.n) : 0;
     /* results and operands, rows packed and not; the error scale of one group's product holds its operands again */
-    return 8 * (4 * rows * (d.k + d.n) + 5 * d.groups * d.k * d.n + d.k * d.n + 2 * rows + d.groups);
+    return 8 * of_recipe + 8 * (4 * rows * (d.k + d.n) + 5 * d.groups * d.k * d.n + d.k * d.n + 2 * rows + d.groups);
 }
 
 const assay_operation assay_op_gmm = {.name = "gmm",
@@ -440,6 +487,6 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .used_rows = used_rows,
                                       .one_product = true,
                                       .quantised = true,
-                                      .second_form = {.evaluate = second_form},
+                                      .second_form = {.evaluate = second_form, .gives_gradients = has_recipe},
                                       .flops = flops,
                                       .memory = memory};

@@ -6,6 +6,7 @@
 #include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
 #include "oracle/ops/gqa.h"
+#include "oracle/ops/quant_recipe.h"
 
 /* A shape as text and numbers: assay_dims("BSD", b, s, d) gives labels "B", "S", "D". */
 typedef struct assay_dims {
@@ -114,6 +115,8 @@ bool assay_routing_propagates(const assay_routing_config *config);
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
 /* The mesh, the ring and the chunks of a case. */
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
+/* recipe NULL: the case has none. */
+assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 /* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,

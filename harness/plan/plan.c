@@ -43,8 +43,7 @@ assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profil
 {
     const bool rounds = profile->precision.multiply > 0 || coarser(c->dtype, profile->storage) != ASSAY_FLOAT64;
     if (rounds) return profile->multiply;
-    const bool codes = c->quant_format_count > 0 || c->config.quant_hidden_format.text[0] != '\0';
-    return codes ? ASSAY_FLOAT64 : finer(profile->multiply, finest_named(c));
+    return assay_case_has_codes(c) ? ASSAY_FLOAT64 : finer(profile->multiply, finest_named(c));
 }
 
 assay_precision assay_case_precision(const assay_case *c, const assay_profile *profile)

@@ -44,7 +44,9 @@ TEST(table_is_well_formed)
 }
 
 /* Small cases that have, between them, what every mutant changes. */
-static const char *const cases[] = {"routing/float32-bias",
+static const char *const cases[] = {"quant_recipe/gmm-fp8-full",
+                                    "quant_recipe/gmm-deepseek-v3-powers",
+                                    "routing/float32-bias",
                                     "moe/float32-bias",
                                     "yarn_rope/two-dimensions",
                                     "yarn_rope/ten-dimensions",

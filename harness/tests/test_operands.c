@@ -162,6 +162,18 @@ TEST(what_is_no_operand_is_refused)
     static const struct {
         const char *name, *set, *message;
     } table[] = {
+        {"mlp/silu", "quant_recipe=fp8_full", "op mlp has no recipe, gmm has"},
+        {"gmm/k-grouped-nan", "quant_recipe=deepseek_v3", "gmm_layout k_grouped is the weight gradient alone"},
+        {"gmm/ragged", "quant_recipe=fp8_full;quant_formats.weights/rhs=mxfp4", "quant_recipe fp8_full quantises it"},
+        {"gmm/ragged", "quant_recipe=deepseek_v3;quant_formats.cotangents/y=mxfp4", "cotangents/y, expected none"},
+        {"gmm/ragged", "quant_recipe=fp8_full;dtype=float64",
+         "dtype is float64, expected float32, bfloat16 or float16"},
+        {"gmm/ragged", "quant_recipe=fp8_full;quant_scale_rounding=up", "quant_scale_rounding is up, expected nearest"},
+        {"gmm/ragged", "quant_recipe=deepseek_v3;quant_scale_rounding=down", "expected nearest or up"},
+        {"gmm/ragged", "quant_recipe=fp8_full;bwd_quantization_calibration_method=rms,7",
+         "expected absmax, absmax,FACTOR"},
+        {"gmm/ragged", "quant_recipe=deepseek_v3;act_quantization_calibration_method=fixed,2",
+         "expected absmax: quant_recipe"},
         {"gmm/ragged", "quant_formats.weights/lhs=mxfp4",
          "quant_formats has weights/lhs, which is no tensor of op gmm"},
         {"gmm/ragged", "quant_formats.rhs=mxfp4", "quant_formats has rhs, which is no tensor of op gmm"},

@@ -150,12 +150,15 @@ assay_status spec_certify_outputs(assay_context *ctx, const spec_operation *oper
     assay_status status = ASSAY_OK;
     spec_tensors references = {0};
     bool checkpoints = false;
+    const bool gradients = operation->gives_gradients != NULL && operation->gives_gradients(config);
     for (int i = 0; i < computed->count; i++) checkpoints |= spec_has_prefix(computed->items[i].path, "checkpoints/");
     TRY(operation->evaluate(ctx, config, in, &references));
     if (checkpoints && operation->checkpoints != NULL) TRY(operation->checkpoints(ctx, config, in, &references));
     for (int i = 0; i < computed->count; i++) {
         const spec_tensor *tensor = &computed->items[i];
-        if (spec_has_prefix(tensor->path, "gradients/") || spec_has_prefix(tensor->path, "error_scale/")) continue;
+        if ((!gradients && spec_has_prefix(tensor->path, "gradients/")) ||
+            spec_has_prefix(tensor->path, "error_scale/"))
+            continue;
         TRY(certify_tensor(ctx, computed, tensor, &references, certificates));
     }
 cleanup:

@@ -70,7 +70,7 @@ enum { SPEC_LARGE = 1 << 20 };
 /* How many probes that is of a gradient of so many elements. */
 int64_t spec_probe_count(const spec_budget *budget, int64_t elements);
 
-/* One certificate for each tensor of `computed` outside gradients/ and error_scale/, each of which `evaluate` of the
+/* One certificate for each tensor of `computed` outside error_scale/ and, unless the second form gives them, gradients/, each of which `evaluate` of the
  * operation must give. Indices: relative is 0 or infinite. */
 assay_status spec_certify_outputs(assay_context *ctx, const spec_operation *operation, const void *config,
                                   const spec_tensors *in, const spec_tensors *computed,
@@ -83,7 +83,7 @@ assay_status spec_certify_choices(assay_context *ctx, const spec_operation *oper
                                   const spec_tensors *in, const spec_tensors *computed,
                                   spec_certificates *certificates);
 
-/* One certificate for each tensor of `computed` under gradients/. An output without a cotangent is not in L.
+/* One certificate for each tensor of `computed` under gradients/; none where the second form gives them itself. An output without a cotangent is not in L.
  * Probes run on ctx->threads threads; the certificates do not depend on how many. */
 assay_status spec_certify_gradients(assay_context *ctx, const spec_operation *operation, const void *config,
                                     const spec_tensors *in, const spec_tensors *computed, const spec_budget *budget,

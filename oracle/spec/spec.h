@@ -17,6 +17,7 @@
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/gqa.h"
+#include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/quantize.h"
 
 typedef __float128 spec_quad;
@@ -65,6 +66,10 @@ assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *co
  * [M] -> outputs/y [M,N]; masked: lhs and y [G,M,...]; k_grouped: inputs/rhs [M,N], inputs/c [G,Kd,N]? -> outputs/y
  * [G,Kd,N]. Rows of no group are 0. */
 assay_status spec_gmm(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in, spec_tensors *out);
+
+/* The same by a training recipe, with cotangents/y -> outputs/y, gradients/inputs/lhs and gradients/weights/rhs. */
+assay_status spec_quantised_gmm(assay_context *ctx, const assay_gmm_config *config, const assay_recipe_config *recipe,
+                                const spec_tensors *in, spec_tensors *out);
 
 /* inputs/x [T,D], inputs/selected_experts [T,K] -> outputs/{sorted_inputs,sorted_selected_experts,group_sizes} */
 assay_status spec_permute(assay_context *ctx, const assay_permute_dims *dims, const spec_tensors *in,
@@ -173,6 +178,9 @@ typedef struct spec_operation {
     assay_status (*route)(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out);
     /* Whether a tensor of that path may be one with a source; NULL: none may. */
     bool (*streams)(const void *config, const char *path);
+    /* Whether evaluate gives gradients too, which then are no derivatives of its outputs (they go straight through what is
+     * quantised); NULL: never. */
+    bool (*gives_gradients)(const void *config);
 } spec_operation;
 
 #endif

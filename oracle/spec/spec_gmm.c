@@ -3,8 +3,7 @@
 #include "oracle/spec/spec_internal.h"
 #include "oracle/spec/spec_product.h"
 
-/* The group of a row; -1: of none. */
-static int64_t group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)
+int64_t spec_group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)
 {
     int64_t begin = 0;
     if (config->layout == ASSAY_GMM_CONTIGUOUS) return index[row];
@@ -20,8 +19,8 @@ static int64_t group_of(const assay_gmm_config *config, const int32_t *index, in
     return -1;
 }
 
-static assay_status read_index(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in,
-                               const int32_t **index)
+assay_status spec_read_gmm_index(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in,
+                                 const int32_t **index)
 {
     char path[ASSAY_PATH_SIZE];
     assay_status status;
@@ -54,11 +53,11 @@ static assay_status spec_k_grouped(assay_context *ctx, const assay_gmm_config *c
     spec_quad *y = NULL;
     TRY(spec_read(ctx, in, "inputs/lhs", m * k, &lhs));
     TRY(spec_read(ctx, in, "inputs/rhs", m * n, &rhs));
-    TRY(read_index(ctx, config, in, &index));
+    TRY(spec_read_gmm_index(ctx, config, in, &index));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
     for (int64_t at = 0; at < groups * k * n; at++) y[at] = c != NULL ? c->values[at] : 0;
     for (int64_t row = 0; row < m; row++) {
-        const int64_t g = group_of(config, index, row);
+        const int64_t g = spec_group_of(config, index, row);
         for (int64_t at = 0; g >= 0 && at < k * n; at++)
             y[g * k * n + at] += lhs[row * k + at / n] * rhs[row * n + at % n];
     }
@@ -79,12 +78,12 @@ assay_status spec_gmm(assay_context *ctx, const assay_gmm_config *config, const 
     if (config->layout == ASSAY_GMM_K_GROUPED) return spec_k_grouped(ctx, config, in, out);
     TRY(spec_read(ctx, in, "inputs/lhs", rows * k, &lhs));
     TRY(spec_read(ctx, in, "weights/rhs", groups * k * n, &rhs));
-    TRY(read_index(ctx, config, in, &index));
+    TRY(spec_read_gmm_index(ctx, config, in, &index));
     TRY(spec_tensors_add(ctx, out, "outputs/y", &shape, &y));
     for (int64_t i = 0; i < rows * n; i++) y[i] = 0;
     for (int64_t row = 0, count = 1; row < rows; row += count) {
-        const int64_t g = group_of(config, index, row);
-        for (count = 1; row + count < rows && group_of(config, index, row + count) == g;) count++;
+        const int64_t g = spec_group_of(config, index, row);
+        for (count = 1; row + count < rows && spec_group_of(config, index, row + count) == g;) count++;
         const spec_product product = spec_product_xw(y + row * n, lhs + row * k, rhs + g * k * n, count, n, k);
         if (g >= 0) TRY(spec_multiply(ctx, &product));
     }

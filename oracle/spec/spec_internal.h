@@ -28,6 +28,11 @@ assay_status spec_read_rows(assay_context *ctx, const spec_tensors *in, const ch
                             int64_t *rows, int64_t *dim);
 assay_status spec_alloc(assay_context *ctx, int64_t count, spec_quad **values);
 
+/* Of a grouped product: its index of groups, and the group of a row; -1: of none. */
+assay_status spec_read_gmm_index(assay_context *ctx, const assay_gmm_config *config, const spec_tensors *in,
+                                 const int32_t **index);
+int64_t spec_group_of(const assay_gmm_config *config, const int32_t *index, int64_t row);
+
 spec_quad spec_sigmoid(spec_quad x);
 spec_quad spec_activation(assay_activation f, spec_quad x);
 spec_quad spec_glu(const assay_activation activation[2], assay_glu glu, double limit, spec_quad a, spec_quad b);

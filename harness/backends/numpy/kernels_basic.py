@@ -20,8 +20,10 @@ def rms_norm(ar, x, scale, epsilon):
     return n * scale, back
 
 
-def grouped_product(ar, lhs, rhs, group_sizes):
+def grouped_product(ar, lhs, rhs, group_sizes, recipe=None):
     """Rows beyond the last group give 0 and reach nothing."""
+    if recipe is not None:
+        lhs, rhs = recipe.x, recipe.w
     ends = np.cumsum(group_sizes)
     groups = [(slice(end - size, end), g) for g, (end, size) in enumerate(zip(ends, group_sizes)) if size]
     y = np.zeros((len(lhs), rhs.shape[-1]), ar.float)
@@ -30,9 +32,10 @@ def grouped_product(ar, lhs, rhs, group_sizes):
 
     def back(dy):
         d_lhs, d_rhs = np.zeros(lhs.shape, ar.float), np.zeros(rhs.shape, ar.float)
+        dy_of_x, w, x, dy_of_w = (dy, rhs, lhs, dy) if recipe is None else recipe.back(dy)
         for rows, g in groups:
-            d_lhs[rows] = ar.linear(dy[rows], rhs[g].T)
-            d_rhs[g] = ar.weight_gradient(lhs[rows], dy[rows])
+            d_lhs[rows] = ar.linear(dy_of_x[rows], w[g].T)
+            d_rhs[g] = ar.weight_gradient(x[rows], dy_of_w[rows])
         return d_lhs, d_rhs
 
     return y, back

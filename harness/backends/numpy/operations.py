@@ -5,6 +5,7 @@ from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
+from quant_recipes import Recipe
 from request import Unsupported
 
 
@@ -43,7 +44,8 @@ def run_gmm(ar, s, t):
         return out.reshape(t[path].shape)
 
     of_rows, of_groups = ("inputs/rhs", "cotangents/y") if k_grouped else ("cotangents/y", "weights/rhs")
-    rows, back = grouped_product(ar, packed("inputs/lhs"), t[of_groups], np.array(sizes))
+    recipe = Recipe(s, packed("inputs/lhs"), t[of_groups], sizes) if s.text.get("quant_recipe", "") else None
+    rows, back = grouped_product(ar, packed("inputs/lhs"), t[of_groups], np.array(sizes), recipe)
     d_lhs, groups = back(packed(of_rows))
     made = {"gradients/inputs/lhs": spread(d_lhs, "inputs/lhs")}
     if not k_grouped:

@@ -18,6 +18,7 @@ const OPTIONS = { logSeverityLevel: 3, intraOpNumThreads: 1, interOpNumThreads: 
 async function answer(path, candidate) {
     const request = new Request(path);
     if (!(request.op in operations)) throw new Unsupported(`op ${request.op}`);
+    if (request.settings.quant_recipe) throw new Unsupported("quant_recipe");
     if ("quant_formats" in request.settings) throw new Unsupported("quant_formats");
     const graph = new Graph(TYPE, process.argv[3] === "exp");
     const { finish = (results) => results, ...named } = operations[request.op](graph, request);

@@ -142,6 +142,43 @@ TEST(test_gmm)
     case_end(&c);
 }
 
+/* Blocks of rows begin with each group: 17 becomes 16 beside 448, and stays with a scale of its own. Of fp8_full scales are
+ * 1 but for the last row's, 2^-5, whose share of the weight gradient is small beside the column's largest. */
+TEST(test_quantised_gmm)
+{
+    static const struct {
+        const char *recipe;
+        assay_dtype type;
+        double x[3], dy[3], y[3], dlhs[3], drhs[2];
+    } table[] = {
+        {"deepseek_v3",
+         ASSAY_FLOAT32,
+         {448, 17, 448},
+         {448, 448, 448},
+         {1344, 51, 672},
+         {1344, 1344, 672},
+         {207872, 200704}},
+        {"fp8_full", ASSAY_BFLOAT16, {448, 448, 14}, {128, 64, 64}, {1344, 1344, 21}, {384, 192, 96}, {86016, 896}},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        spec_case c;
+        const assay_gmm_config sizes = {.dims = {.m = 3, .k = 1, .n = 1, .groups = 2}};
+        assay_recipe_config recipe = {.recipe = assay_quant_recipe_by_name(table[i].recipe), .type = table[i].type};
+        recipe.x = recipe.w = recipe.dy = (assay_calibration){.factor = 1};
+        case_start(&c, 1);
+        case_values(&c, "inputs/lhs", table[i].x, DIMS(3, 1));
+        case_values(&c, "weights/rhs", (double[]){3, 1.5}, DIMS(2, 1, 1));
+        case_values(&c, "cotangents/y", table[i].dy, DIMS(3, 1));
+        case_indices(&c, "inputs/group_sizes", (int32_t[]){2, 1}, DIMS(2));
+        assert_ok(&c.ctx, spec_quantised_gmm(&c.ctx, &sizes, &recipe, &c.in, &c.out));
+        const double near = i == 0 ? 1e-7 : 0.02; /* bfloat16 scales */
+        assert_result(&c, "outputs/y", 3, table[i].y, near);
+        assert_result(&c, "gradients/inputs/lhs", 3, table[i].dlhs, near);
+        assert_result(&c, "gradients/weights/rhs", 2, table[i].drhs, near);
+        case_end(&c);
+    }
+}
+
 /* Rows 1 to 6 times 10 and 100 of two groups, in each layout. */
 TEST(test_gmm_layouts)
 {

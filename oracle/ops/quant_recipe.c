@@ -1,0 +1,194 @@
+#include "oracle/ops/quant_recipe.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/ops/quantize.h"
+
+/* Of a matrix: codes as numbers and each element's scale; of what stays as it is codes are what is given, and scale is NULL. */
+typedef struct coded {
+    const double *codes;
+    double *scale;
+    const double *numbers;
+} coded;
+
+typedef struct quantiser {
+    const assay_recipe_config *config;
+    assay_recipe_operands *operands;
+    int stored;
+} quantiser;
+
+static assay_status store(assay_context *ctx, quantiser *q, int64_t count, double **values)
+{
+    const assay_status status = assay_alloc_f64(ctx, "quantised operands", count, values);
+    if (status == ASSAY_OK) q->operands->storage[q->stored++] = *values;
+    return status;
+}
+
+/* --- in blocks --- */
+
+static void decode(assay_dtype type, int64_t count, const int32_t *bits, double *out)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t byte = (uint8_t)bits[i];
+        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
+    }
+}
+
+static assay_status quantise_part(assay_context *ctx, const quantiser *q, const assay_block_format *format,
+                                  const double *x, int64_t rows, int64_t columns, double *numbers)
+{
+    assay_status status;
+    assay_quantize_config config = assay_quantize_default(format, rows, columns);
+    double *codes = NULL, *scale = NULL;
+    int32_t *code_bits = NULL, *scale_bits = NULL, none = 0;
+    if (q->config->powers) config.rounding = ASSAY_SCALE_UP;
+    const int64_t scales = assay_quantize_scales(&config);
+    TRY(assay_alloc_f64(ctx, "codes", rows * columns, &codes));
+    TRY(assay_alloc_f64(ctx, "scales", scales, &scale));
+    TRY(assay_alloc_i32(ctx, "codes", rows * columns, &code_bits));
+    TRY(assay_alloc_i32(ctx, "scales", scales, &scale_bits));
+    assay_dtype_round_many(ASSAY_FLOAT32, rows * columns, x, numbers);
+    TRY(assay_quantize(ctx, code_bits, scale_bits, &none, numbers, &config));
+    decode(format->element, rows * columns, code_bits, codes);
+    decode(format->scale, scales, scale_bits, scale);
+    assay_dequantize(ctx, numbers, codes, scale, NULL, &config);
+cleanup:
+    free(codes);
+    free(scale);
+    free(code_bits);
+    free(scale_bits);
+    return status;
+}
+
+/* Blocks begin anew with each group. */
+static assay_status quantise_blocks(assay_context *ctx, quantiser *q, const assay_recipe_operand *how, const double *x,
+                                    const int32_t *group_sizes, const assay_gmm_dims *dims, int64_t columns, coded *out)
+{
+    assay_status status;
+    double *numbers = NULL;
+    int64_t first = 0;
+    const assay_block_format *format = assay_block_format_by_name(how->format);
+    TRY(store(ctx, q, dims->m * columns, &numbers));
+    for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
+        if (group_sizes[g] == 0) continue;
+        TRY(quantise_part(ctx, q, format, x + first * columns, group_sizes[g], columns, numbers + first * columns));
+    }
+    *out = (coded){.codes = numbers, .numbers = numbers};
+cleanup:
+    return status;
+}
+
+/* --- by row or column --- */
+
+static double rounded(const quantiser *q, double x)
+{
+    return assay_dtype_round(q->config->type, x, false);
+}
+
+static double scale_of(const quantiser *q, const assay_recipe_operand *how, const assay_calibration *calibration,
+                       double largest)
+{
+    const assay_dtype type = q->config->type;
+    const double least_normal = assay_dtype_least_subnormal(type) / (2 * assay_dtype_unit_roundoff(type));
+    const double amax = calibration->fixed > 0 ? calibration->fixed : largest * rounded(q, calibration->factor);
+    const double scale = rounded(q, rounded(q, amax) / assay_dtype_max(how->element));
+    return scale < rounded(q, sqrt(least_normal)) ? 1 : scale;
+}
+
+static double code_of(const quantiser *q, assay_dtype element, double x, double scale)
+{
+    const double most = assay_dtype_max(element), y = rounded(q, x / scale);
+    return assay_dtype_round(element, copysign(fmin(fabs(y), most), y), true);
+}
+
+static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,
+                                     const assay_calibration *calibration, const double *x, int64_t rows,
+                                     int64_t columns, coded *out)
+{
+    assay_status status;
+    double *codes = NULL, *scale = NULL, *numbers = NULL, *largest = NULL;
+    const bool by_row = how->scales == ASSAY_SCALES_ROWS;
+    const int64_t count = rows * columns;
+    TRY(store(ctx, q, count, &codes));
+    TRY(store(ctx, q, count, &scale));
+    TRY(store(ctx, q, count, &numbers));
+    TRY(assay_alloc_f64(ctx, "scales", by_row ? rows : columns, &largest));
+    for (int64_t i = 0; i < (by_row ? rows : columns); i++) largest[i] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double *of = &largest[by_row ? i / columns : i % columns];
+        *of = fmax(*of, fabs(x[i]));
+    }
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) {
+        scale[i] = scale_of(q, how, calibration, largest[by_row ? i / columns : i % columns]);
+        codes[i] = code_of(q, how->element, x[i], scale[i]);
+        numbers[i] = codes[i] * scale[i];
+    }
+    *out = (coded){codes, scale, numbers};
+cleanup:
+    free(largest);
+    return status;
+}
+
+/* dy times the scales of w, one for each column of dy, or of x, one for each row. */
+static assay_status fold(assay_context *ctx, quantiser *q, const double *dy, const assay_gmm_dims *dims,
+                         const double *scale, bool of_w, const double **folded)
+{
+    double *product = NULL;
+    *folded = dy;
+    if (!q->config->recipe->folds) return ASSAY_OK;
+    const assay_status status = store(ctx, q, dims->m * dims->n, &product);
+    RETURN_IF(status != ASSAY_OK, status);
+    for (int64_t i = 0; i < dims->m * dims->n; i++)
+        product[i] = rounded(q, dy[i] * scale[of_w ? i % dims->n : i / dims->n * dims->k]);
+    *folded = product;
+    return ASSAY_OK;
+}
+
+static assay_status quantise(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,
+                             const assay_calibration *calibration, const double *x, const int32_t *group_sizes,
+                             const assay_gmm_dims *dims, int64_t columns, coded *out)
+{
+    *out = (coded){.codes = x, .numbers = x};
+    if (how->scales == ASSAY_SCALES_NONE) return ASSAY_OK;
+    if (how->scales == ASSAY_SCALES_BLOCKS) return quantise_blocks(ctx, q, how, x, group_sizes, dims, columns, out);
+    return quantise_vectors(ctx, q, how, calibration, x, dims->m, columns, out);
+}
+
+assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const double *x,
+                                   const double *w, const double *dy, const int32_t *group_sizes,
+                                   const assay_gmm_dims *dims, const assay_recipe_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const assay_quant_recipe *r = config->recipe;
+    quantiser q = {.config = config, .operands = operands};
+    coded of_x, of_w, of_dx, of_dw, of_dw_x;
+    const double *for_dx, *for_dw;
+    *operands = (assay_recipe_operands){.x = x, .w = w, .dx_dy = dy, .dx_w = w, .dw_x = x, .dw_dy = dy};
+    if (r == NULL) return ASSAY_OK;
+    const assay_gmm_dims of_weights = {.m = dims->groups * dims->k};
+    TRY(quantise(ctx, &q, &r->x, &config->x, x, group_sizes, dims, dims->k, &of_x));
+    TRY(quantise(ctx, &q, &r->w, &config->w, w, NULL, &of_weights, dims->n, &of_w));
+    TRY(fold(ctx, &q, dy, dims, of_w.scale, true, &for_dx));
+    TRY(fold(ctx, &q, dy, dims, of_x.scale, false, &for_dw));
+    TRY(quantise(ctx, &q, &r->dx_dy, &config->dy, for_dx, group_sizes, dims, dims->n, &of_dx));
+    TRY(quantise(ctx, &q, &r->dw_x, &config->x, of_x.codes, group_sizes, dims, dims->k, &of_dw_x));
+    TRY(quantise(ctx, &q, &r->dw_dy, &config->dy, for_dw, group_sizes, dims, dims->n, &of_dw));
+    operands->x = of_x.numbers;
+    operands->w = of_w.numbers;
+    operands->dx_dy = of_dx.numbers;
+    operands->dx_w = of_w.codes;
+    operands->dw_x = of_dw_x.numbers;
+    operands->dw_dy = of_dw.numbers;
+cleanup:
+    if (status != ASSAY_OK) assay_recipe_operands_free(operands);
+    return status;
+}
+
+void assay_recipe_operands_free(assay_recipe_operands *operands)
+{
+    for (size_t i = 0; i < sizeof operands->storage / sizeof *operands->storage; i++) free(operands->storage[i]);
+    *operands = (assay_recipe_operands){0};
+}

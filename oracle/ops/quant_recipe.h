@@ -1,0 +1,79 @@
+/* Training recipes: how a kernel quantises what it is given before each of the three products of a linear layer, forward
+ * y = x w, and backward dx = dy w^T and dw = x^T dy. Recipes are data; one row each.
+ *
+ * x [M,K] and dy [M,N] have rows of groups one after the other, w is [G,K,N]. What a recipe does not quantise stays as it is.
+ * Codes and scales follow from what is given alone, so results are exact functions of it: gradients are those of the products
+ * on the quantised operands (straight-through), and are themselves not quantised.
+ *
+ * DeepSeek-V3: dy in e4m3 with 1 x 128 blocks for dx; x and dy in e4m3 with 128 x 1 blocks, along the rows that are summed over
+ * and anew in each group, for dw. x is what forward takes, dequantised to float32 where it is codes. Scales are amax / 448, amax at least
+ * 1e-4, or the power of two above (quantize.h, DIVIDE). Forward operands are quantised by the case (harness/operations/operands.h).
+ * Sources: arXiv 2412.19437, 3.3.2 and 3.3.3; DeepGEMM, utils/math.py; TransformerEngine, Float8BlockScaling.
+ *
+ * fp8_full: x in e4m3 with a scale for each row, w with one for each column of all groups together. For dx, dy times w's scales in
+ * e5m2 with a scale for each row, times w's codes; for dw, dy times x's scales in e5m2 with a scale for each column over all rows,
+ * times x's codes. A calibration gives amax: the largest magnitude times a factor, or a fixed number, whose scale is one of the
+ * tensor. s = amax / largest of the element type, 1 where it is below the root of the type's least normal number; elements
+ * are x / s, cut off at the largest. Every step is rounded to `type`, that of the tensors, as it stands in the source.
+ * Sources: MaxText, kernels/megablox/ops.py; qwix, core/qarray.py and core/dot_general_qt.py. */
+#ifndef ASSAY_OPS_QUANT_RECIPE_H
+#define ASSAY_OPS_QUANT_RECIPE_H
+
+#include "oracle/base/dtype.h"
+#include "oracle/ops/gmm.h"
+
+typedef enum assay_recipe_scales {
+    ASSAY_SCALES_NONE,
+    ASSAY_SCALES_BLOCKS,
+    ASSAY_SCALES_ROWS,
+    ASSAY_SCALES_COLUMNS
+} assay_recipe_scales;
+
+typedef struct assay_recipe_operand {
+    assay_recipe_scales scales; /* NONE: it stays as it is */
+    const char *format;         /* BLOCKS: of oracle/base/block_format.h */
+    assay_dtype element;        /* ROWS, COLUMNS: a scale for each */
+} assay_recipe_operand;
+
+typedef struct assay_quant_recipe {
+    const char *name;
+    bool wrong;                              /* what a kernel does that has a bug: no case has it */
+    bool folds;                              /* scales of the other operand go onto dy before it is quantised */
+    assay_recipe_operand x, w;               /* forward; backward goes on from their codes */
+    assay_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
+} assay_quant_recipe;
+
+const assay_quant_recipe *assay_quant_recipe_by_name(const char *name); /* NULL: there is none */
+
+/* amax: the largest magnitude times `factor`, or `fixed` where that is above 0. */
+typedef struct assay_calibration {
+    double factor, fixed;
+} assay_calibration;
+
+typedef struct assay_recipe_config {
+    const assay_quant_recipe *recipe; /* NULL: none */
+    bool powers;                      /* scales of blocks are powers of two */
+    assay_dtype type;
+    assay_calibration x, w, dy;
+} assay_recipe_config;
+
+/* "absmax", "absmax,0.9", "fixed,2.5" or "fixed,-2.5,2.5"; false: it is none of these. */
+bool assay_calibration_of(const char *text, assay_calibration *calibration);
+
+enum { ASSAY_RECIPE_STORAGE = 14 };
+
+/* What each product takes. Where nothing is quantised it is what is given. */
+typedef struct assay_recipe_operands {
+    const double *x, *w;
+    const double *dx_dy, *dx_w;
+    const double *dw_x, *dw_dy;
+    double *storage[ASSAY_RECIPE_STORAGE];
+} assay_recipe_operands;
+
+/* Starts zeroed; rows [0,m) of x and dy belong to groups, and are finite. */
+assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const double *x,
+                                   const double *w, const double *dy, const int32_t *group_sizes,
+                                   const assay_gmm_dims *dims, const assay_recipe_config *config);
+void assay_recipe_operands_free(assay_recipe_operands *operands); /* safe on a zeroed struct */
+
+#endif

@@ -1,0 +1,64 @@
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/ops/quant_recipe.h"
+
+#define BLOCKS(name)                                                                                                   \
+    {                                                                                                                  \
+        .scales = ASSAY_SCALES_BLOCKS, .format = name                                                                  \
+    }
+#define E4M3(axis)                                                                                                     \
+    {                                                                                                                  \
+        .scales = ASSAY_SCALES_##axis, .element = ASSAY_FLOAT8_E4M3FN                                                  \
+    }
+#define E5M2(axis)                                                                                                     \
+    {                                                                                                                  \
+        .scales = ASSAY_SCALES_##axis, .element = ASSAY_FLOAT8_E5M2                                                    \
+    }
+#define ALONG_ROW BLOCKS("fp8_e4m3_1x128")
+#define ALONG_COLUMN BLOCKS("fp8_e4m3_128x1")
+#define FORWARD_FP8 .x = E4M3(ROWS), .w = E4M3(COLUMNS)
+
+static const assay_quant_recipe recipes[] = {
+    {"deepseek_v3", .dx_dy = ALONG_ROW, .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
+    {"fp8_full", FORWARD_FP8, .folds = true, .dx_dy = E5M2(ROWS), .dw_dy = E5M2(COLUMNS)},
+
+    {"deepseek_v3 dw_along_rows", .wrong = true, .dx_dy = ALONG_ROW, .dw_x = ALONG_ROW, .dw_dy = ALONG_ROW},
+    {"deepseek_v3 forward_x", .wrong = true, .dx_dy = ALONG_ROW, .dw_dy = ALONG_COLUMN},
+    {"deepseek_v3 dx_along_columns", .wrong = true, .dx_dy = ALONG_COLUMN, .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
+    {"deepseek_v3 e5m2", .wrong = true, .dx_dy = BLOCKS("fp8_e5m2_1x128"), .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
+    {"fp8_full other_axis", .wrong = true, FORWARD_FP8, .folds = true, .dx_dy = E5M2(COLUMNS), .dw_dy = E5M2(ROWS)},
+    {"fp8_full e4m3", .wrong = true, FORWARD_FP8, .folds = true, .dx_dy = E4M3(ROWS), .dw_dy = E4M3(COLUMNS)},
+    {"fp8_full scales_lost", .wrong = true, FORWARD_FP8, .dx_dy = E5M2(ROWS), .dw_dy = E5M2(COLUMNS)},
+};
+enum { RECIPES = sizeof recipes / sizeof *recipes };
+
+const assay_quant_recipe *assay_quant_recipe_by_name(const char *name)
+{
+    for (int i = 0; i < RECIPES; i++) {
+        if (strcmp(recipes[i].name, name) == 0) return &recipes[i];
+    }
+    return NULL;
+}
+
+bool assay_calibration_of(const char *text, assay_calibration *calibration)
+{
+    double given[2] = {0};
+    int count = 0;
+    const bool fixed = strncmp(text, "fixed,", 6) == 0;
+    *calibration = (assay_calibration){.factor = 1};
+    if (strcmp(text, "absmax") == 0) return true;
+    if (!fixed && strncmp(text, "absmax,", 7) != 0) return false;
+    for (const char *at = strchr(text, ','); at != NULL && *at == ','; count++) {
+        char *end = NULL;
+        if (count == 2) return false;
+        given[count] = strtod(at + 1, &end);
+        if (end == at + 1 || (*end != '\0' && *end != ',')) return false;
+        at = end;
+    }
+    const double most = given[count - 1];
+    if (!(most > 0 && most < 0x1p100) || (count == 2 && (!fixed || given[0] != -most))) return false;
+    *(fixed ? &calibration->fixed : &calibration->factor) = most;
+    return true;
+}

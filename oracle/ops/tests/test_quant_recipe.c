@@ -1,0 +1,128 @@
+#include "oracle/ops/quant_recipe.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "oracle/ops/tests/ops_test.h"
+
+enum { ROWS = 7, WIDTH = 5, GROUPS = 2, WEIGHTS = GROUPS * WIDTH * WIDTH };
+
+static const assay_gmm_dims dims = {.m = ROWS, .k = WIDTH, .n = WIDTH, .groups = GROUPS};
+static const int32_t sizes[GROUPS] = {4, 3};
+
+static assay_recipe_config config_of(const char *recipe)
+{
+    assay_recipe_config config = {.recipe = assay_quant_recipe_by_name(recipe), .type = ASSAY_BFLOAT16};
+    assert_non_null(config.recipe);
+    config.x = config.w = config.dy = (assay_calibration){.factor = 1};
+    return config;
+}
+
+/* Numbers that the small types have, with their largest in every row, and in every column of each group. */
+static void fill(double *x, int64_t rows, double largest)
+{
+    static const double some[] = {1, -2, 0.5, 0, 1.25, -3};
+    for (int64_t i = 0; i < rows * WIDTH; i++) x[i] = (i / WIDTH + i % WIDTH) % 3 == 0 ? largest : some[i * 7 % 6];
+}
+
+/* Where scales are 1 and numbers are those of codes, every product takes what is given. */
+TEST(what_codes_have_stays)
+{
+    static const struct {
+        const char *recipe;
+        double largest; /* of dy: scales of 1 */
+    } table[] = {{"deepseek_v3", 448}, {"fp8_full", 57344}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_recipe_operands o;
+        double x[ROWS * WIDTH], w[WEIGHTS], dy[ROWS * WIDTH];
+        fill(x, ROWS, 448);
+        fill(w, WEIGHTS / WIDTH, 448);
+        fill(dy, ROWS, table[i].largest);
+        const assay_recipe_config config = config_of(table[i].recipe);
+        assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, sizes, &dims, &config));
+        const double *const rows[] = {o.x, o.dw_x}, *const gradients[] = {o.dx_dy, o.dw_dy},
+                            *const of_w[] = {o.w, o.dx_w};
+        for (int k = 0; k < 2; k++) {
+            for (int j = 0; j < ROWS * WIDTH; j++) {
+                assert_true(rows[k][j] == x[j] && gradients[k][j] == dy[j]);
+            }
+            for (int j = 0; j < WEIGHTS; j++) assert_true(of_w[k][j] == w[j]);
+        }
+        assay_recipe_operands_free(&o);
+    }
+}
+
+/* Two rows of a group have a scale of 1, the third row, of another group, its own; without a recipe nothing is copied. */
+TEST(blocks_begin_with_each_group)
+{
+    static const assay_gmm_dims small = {.m = 3, .k = 1, .n = 1, .groups = 2};
+    static const int32_t of_groups[] = {2, 1};
+    static const double x[] = {448, 17, 17}, dy[] = {1, 1, 1}, w[] = {1, 1};
+    assay_context ctx = assay_context_default(1);
+    assay_recipe_operands o;
+    assay_recipe_config config = config_of("deepseek_v3");
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
+    assert_true(o.dw_x[0] == 448 && o.dw_x[1] == 16 && fabs(o.dw_x[2] - 17) < 1e-5 && o.x == x);
+    assay_recipe_operands_free(&o);
+    config.recipe = NULL;
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
+    assert_true(o.dx_dy == dy && o.dw_dy == dy && o.dw_x == x && o.dx_w == w && o.w == w);
+    assay_recipe_operands_free(&o);
+}
+
+/* bfloat16: 3 / 448 is stored as 219 / 2^15; a fixed range cuts off, and a scale too small is 1. */
+TEST(each_step_is_rounded_to_the_tensors_type)
+{
+    static const assay_gmm_dims small = {.m = 1, .k = 2, .n = 1, .groups = 1};
+    static const int32_t one[] = {1};
+    static const double x[] = {3, 1}, dy[] = {0x1p-80}, w[] = {448, 448};
+    assay_context ctx = assay_context_default(1);
+    assay_recipe_operands o;
+    assay_recipe_config config = config_of("fp8_full");
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, one, &small, &config));
+    assert_true(o.dw_x[0] == 448 && o.x[0] == 448 * 219 * 0x1p-15);
+    assert_true(o.dw_x[1] == 144 && o.dx_dy[0] == 0);
+    assay_recipe_operands_free(&o);
+    config.x.fixed = 2;
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, one, &small, &config));
+    assert_true(o.dw_x[0] == 448 && o.x[0] < 2.01);
+    assay_recipe_operands_free(&o);
+}
+
+TEST(calibrations_are_read)
+{
+    static const struct {
+        const char *text;
+        double factor, fixed; /* 0, 0: refused */
+    } table[] = {{"absmax", 1, 0},     {"absmax,0.5", 0.5, 0}, {"fixed,2.5", 1, 2.5}, {"fixed,-2.5,2.5", 1, 2.5},
+                 {"", 0, 0},           {"minmax", 0, 0},       {"rms,3", 0, 0},       {"absmax,", 0, 0},
+                 {"absmax,1,2", 0, 0}, {"absmax,0", 0, 0},     {"fixed", 0, 0},       {"fixed,-1", 0, 0},
+                 {"fixed,-1,2", 0, 0}, {"fixed,1,2,3", 0, 0},  {"fixed,nan", 0, 0},   {"fixed,1x", 0, 0},
+                 {"absmax,inf", 0, 0}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_calibration found;
+        const bool right = assay_calibration_of(table[i].text, &found);
+        if (right != (table[i].factor > 0)) fail_msg("%s: %d", table[i].text, (int)right);
+        if (right) assert_true(found.factor == table[i].factor && found.fixed == table[i].fixed);
+    }
+}
+
+TEST(reports_every_failed_allocation)
+{
+    static const char *const recipes[] = {"deepseek_v3", "fp8_full"};
+    for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) {
+        double x[ROWS * WIDTH], w[WEIGHTS];
+        const assay_recipe_config config = config_of(recipes[i]);
+        fill(x, ROWS, 448);
+        fill(w, WEIGHTS / WIDTH, 448);
+        for (int64_t n = 0;; n++) {
+            assay_context ctx = assay_context_default(1);
+            assay_recipe_operands o;
+            assay_fail_allocation(n);
+            const assay_status status = assay_recipe_quantise(&ctx, &o, x, w, x, sizes, &dims, &config);
+            if (status == ASSAY_OK) assay_recipe_operands_free(&o);
+            if (had_memory(&ctx, status)) break;
+        }
+    }
+}
