@@ -1,10 +1,12 @@
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
 #include "harness/commands/command.h"
 #include "harness/mutants/mutants.h"
+#include "oracle/base/memory.h"
 
 /* The shape of the first input, or without one of the first result: what a person tells cases apart by. */
 static assay_status main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
@@ -66,29 +68,41 @@ cleanup:
 }
 
 /* The operations that a mutant is for, by the first case of each; those that must detect it have a star. */
+/* The names of the operations that the mutant is for in any of their cases. */
+static void print_operations_of(const assay_mutant *mutant, const assay_plan *plans, int count)
+{
+    for (int k = 0; assay_operations[k] != NULL; k++) {
+        bool is_for = false, required = false;
+        for (int i = 0; i < count; i++) {
+            if (plans[i].operation != assay_operations[k] || !assay_mutant_is_for(mutant, &plans[i])) continue;
+            is_for = true;
+            required = required || assay_mutant_is_required(mutant, &plans[i]);
+        }
+        if (is_for) printf(" %s%s", assay_operations[k]->name, required ? "*" : "");
+    }
+}
+
 static assay_status print_mutants(assay_context *ctx, const assay_case *cases, int count)
 {
-    assay_status status = ASSAY_OK;
-    assay_plan plans[64] = {0};
-    int operations = 0;
-    for (int i = 0; assay_operations[i] != NULL && operations < 64; i++) {
-        int first = 0;
-        while (first < count && strcmp(cases[first].op, assay_operations[i]->name) != 0) first++;
-        assay_plan *plan = &plans[operations++];
-        if (first < count) TRY(assay_operation_prepare(ctx, &cases[first], &plan->operation, &plan->list));
+    assay_status status;
+    assay_plan *plans = NULL;
+    int prepared = 0;
+    TRY(assay_alloc(ctx, "cases", count, sizeof *plans, (void **)&plans));
+    for (; prepared < count; prepared++) {
+        assay_plan *plan = &plans[prepared];
+        *plan = (assay_plan){.c = &cases[prepared]};
+        TRY(assay_operation_prepare(ctx, plan->c, &plan->operation, &plan->list));
     }
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         printf("%-29s %-13s %-10s %s\n%54s", mutant->name, assay_mutant_way(mutant), mutant->bugs, mutant->models, "");
-        for (int k = 0; k < operations; k++) {
-            if (plans[k].operation == NULL || !assay_mutant_is_for(mutant, &plans[k])) continue;
-            printf(" %s%s", plans[k].operation->name, assay_mutant_is_required(mutant, &plans[k]) ? "*" : "");
-        }
+        print_operations_of(mutant, plans, count);
         printf("\n");
     }
     printf("%d mutants; * must detect it\n", assay_mutant_count);
 cleanup:
-    for (int k = 0; k < operations; k++) assay_tensor_list_free(&plans[k].list);
+    for (int i = 0; i < prepared; i++) assay_tensor_list_free(&plans[i].list);
+    free(plans);
     return status;
 }
 

@@ -7,7 +7,7 @@
 #include "harness/power/power_test.h"
 #include "harness/tests/golden_trial.h"
 
-enum { OPERATIONS = 64, MUTANTS = 256 };
+enum { OPERATIONS = 64, MUTANTS = 512 };
 
 static int operation_index(const char *op)
 {
@@ -44,8 +44,8 @@ TEST(table_is_well_formed)
 }
 
 /* Small cases that have, between them, what every mutant changes. */
-static const char *const cases[] = {"quant_recipe/gmm-fp8-full",
-                                    "quant_recipe/gmm-deepseek-v3-powers",
+static const char *const cases[] = {"gmm/recipe-fp8-full",
+                                    "gmm/recipe-deepseek-v3-powers",
                                     "routing/float32-bias",
                                     "moe/float32-bias",
                                     "yarn_rope/two-dimensions",

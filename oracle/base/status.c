@@ -23,7 +23,7 @@ assay_status assay_fail(assay_context *ctx, assay_status status, const char *for
     va_end(arguments);
     /* one line, whatever the file or name has in it that is quoted */
     for (char *c = ctx->message; *c != '\0'; c++) {
-        if ((unsigned char)*c < ' ') *c = '?';
+        if ((unsigned char)*c < ' ') *c = *c == '\n' ? ' ' : '?';
     }
     return status;
 }

@@ -34,6 +34,14 @@ static int unsupported(const assay_backend_request *r, const char *why)
     return ASSAY_BACKEND_UNSUPPORTED;
 }
 
+static const char *setting(const assay_backend_request *r, const char *key)
+{
+    for (int i = 0; i < r->setting_count; i++) {
+        if (strcmp(r->settings[i].key, key) == 0) return r->settings[i].value;
+    }
+    return "";
+}
+
 static float load(uint16_t bits)
 {
     const uint32_t wide = (uint32_t)bits << 16;
@@ -72,6 +80,7 @@ int assay_backend_run(const assay_backend_request *r)
     if (lhs == NULL || rhs == NULL || sizes == NULL) return unsupported(r, "only gmm");
     if (lhs->type != ASSAY_BACKEND_BFLOAT16 || rhs->type != ASSAY_BACKEND_BFLOAT16)
         return unsupported(r, "only bfloat16");
+    if (setting(r, "quant_recipe")[0] != '\0') return unsupported(r, "no quantisation");
     const int64_t rows = lhs->dims[0], k = lhs->dims[1], groups = rhs->dims[0], n = rhs->dims[2];
     const uint16_t *a = lhs->data, *b = rhs->data, *d = dy != NULL ? dy->data : NULL;
     uint16_t *y = result(r, "outputs/y");
