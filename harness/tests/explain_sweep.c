@@ -123,8 +123,10 @@ static void start(subject *s, const char *name, const assay_profile *profile, co
     snprintf(settings, sizeof settings, "profiles=[%s];%s", profile->precision.name, set != NULL ? set : "");
     trial_write(&s->t, s->folder, case_named(name, settings));
     s->trial = trial_at(&s->t, profile->precision.name);
-    s->emulation = (assay_emulation){
-        .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply, .seed = 20240607};
+    s->emulation = (assay_emulation){.precision = profile->precision,
+                                     .storage = profile->storage,
+                                     .multiply = assay_case_multiply(s->t.c, profile),
+                                     .seed = 20240607};
     make_noisy(s);
 }
 
