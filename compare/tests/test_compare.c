@@ -353,6 +353,43 @@ static void add_null(test_fixture *golden, int64_t rows)
     if (rows == 10) memcpy(null->values + (size_t)4 * 9, toward_zero, sizeof toward_zero);
 }
 
+/* An error scale of 0 among others, as where emulated runs store what lies on the storage type's grid: a finer candidate
+ * is held to equality as it would be stored, unless nothing in the tensor says that there are errors. */
+TEST(test_finer_than_an_error_scale_of_0)
+{
+    static const struct {
+        double factor;
+        bool null;
+        assay_verdict verdict;
+    } rows[] = {{1 + 0x1p-20, true, ASSAY_PASS},
+                {1 - 0x1p-20, true, ASSAY_PASS},
+                {1 + 0x1p-7, true, ASSAY_FAIL},
+                {1 - 0x1p-7, true, ASSAY_FAIL},
+                {1 + 0x1p-20, false, ASSAY_FAIL}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = {.threads = 1};
+        test_fixture golden = ordinary_golden("bf16", 0.01);
+        tensor_at(&golden, "outputs/y")->scale[3] = 0;
+        values_of(&golden, "outputs/y")[3] = 0.75;
+        test_fixture candidate = candidate_of(&golden);
+        tensor_at(&candidate, "outputs/y")->spec.type = ASSAY_FLOAT32;
+        values_of(&candidate, "outputs/y")[3] *= rows[i].factor;
+        if (rows[i].null) add_null(&golden, 10);
+        assay_fixture_reader *g = NULL, *c = NULL;
+        assay_report report = {0};
+        open_fixtures(&ctx, &golden, &candidate, &g, &c);
+        assert_ok(&ctx, assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &report));
+        assay_fixture_close(g);
+        assay_fixture_close(c);
+        const assay_tensor_result *r = result_at(&report, "outputs/y");
+        if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
+        assert_int_equal(r->wrong_elements, r->verdict == ASSAY_FAIL);
+        assay_report_free(&report);
+        free_fixture(&golden);
+        free_fixture(&candidate);
+    }
+}
+
 /* A golden of an earlier error model has no row for errors towards zero, and is compared by the others. */
 TEST(test_errors_towards_zero)
 {

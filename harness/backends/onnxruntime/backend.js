@@ -18,7 +18,7 @@ const OPTIONS = { logSeverityLevel: 3, intraOpNumThreads: 1, interOpNumThreads: 
 async function answer(path, candidate) {
     const request = new Request(path);
     if (!(request.op in operations)) throw new Unsupported(`op ${request.op}`);
-    if (request.settings.quant_recipe) throw new Unsupported("quant_recipe");
+    for (const key of ["quant_recipe", "quant_hidden_format"]) if (request.settings[key]) throw new Unsupported(key);
     if ("quant_formats" in request.settings) throw new Unsupported("quant_formats");
     const graph = new Graph(TYPE, process.argv[3] === "exp");
     const { finish = (results) => results, ...named } = operations[request.op](graph, request);

@@ -39,7 +39,7 @@ bool has_quantised_operands(const assay_backend_request *request)
     static const char KEY[] = "quant_formats.";
     for (int i = 0; i < request->setting_count; i++)
         if (strncmp(request->settings[i].key, KEY, sizeof KEY - 1) == 0) return true;
-    return setting(request, "quant_recipe")[0] != '\0';
+    return setting(request, "quant_recipe")[0] != '\0' || setting(request, "quant_hidden_format")[0] != '\0';
 }
 
 const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path)

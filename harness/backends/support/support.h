@@ -26,7 +26,8 @@ int say(const assay_backend_request *request, int code, const char *format, ...)
 const char *setting(const assay_backend_request *request, const char *key);
 double number(const assay_backend_request *request, const char *key);
 bool is(const assay_backend_request *request, const char *key, const char *value);
-bool has_quantised_operands(const assay_backend_request *request); /* settings quant_formats.PATH, quant_recipe */
+bool has_quantised_operands(
+    const assay_backend_request *request); /* quant_formats.PATH, quant_recipe, quant_hidden_format */
 
 /* ---- tensors and results by path, or NULL ---- */
 

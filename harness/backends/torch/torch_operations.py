@@ -424,6 +424,7 @@ def run(request: Request, dtype: torch.dtype, options: argparse.Namespace) -> Te
     s.need(request.op in OPERATIONS, "no " + request.op)
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
     s.need("quant_formats" not in s.text and not s.text.get("quant_recipe"), "no quantised operands")
+    s.need(not s.text.get("quant_hidden_format"), "no requantised h")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     c = Call(request, dtype, options)
     try:

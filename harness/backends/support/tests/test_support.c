@@ -72,6 +72,21 @@ TEST(a_result_of_another_size_stays_unwritten)
     write_result(NULL, ASSAY_BACKEND_FLOAT32, values, 2);
 }
 
+TEST(what_only_a_quantising_kernel_takes_is_found)
+{
+    static const struct {
+        const char *key, *value;
+        bool found;
+    } rows[] = {
+        {"quant_formats.weights/wo", "mxfp4", true}, {"quant_recipe", "fp8_full", true}, {"quant_recipe", "", false},
+        {"quant_hidden_format", "nvfp4", true},      {"quant_hidden_format", "", false}, {"quant_format", "", false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const assay_backend_setting settings[] = {{.key = rows[i].key, .value = rows[i].value}};
+        const assay_backend_request request = {.settings = settings, .setting_count = 1};
+        assert_int_equal(has_quantised_operands(&request), rows[i].found);
+    }
+}
+
 TEST(memory_comes_zeroed_and_is_given_back)
 {
     memory m = {0};
