@@ -123,6 +123,17 @@ static bool other_dense(const assay_case *c, assay_other_form *form)
     return true;
 }
 
+/* Whether a form that was made up here is a case. */
+static bool is_case(const assay_case *c)
+{
+    assay_context ctx = {0};
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    const bool fits = assay_operation_prepare(&ctx, c, &operation, &list) == ASSAY_OK;
+    assay_tensor_list_free(&list);
+    return fits;
+}
+
 /* Room for every choice: nothing is dropped. */
 static bool other_capacity(const assay_case *c, assay_other_form *form)
 {
@@ -134,18 +145,7 @@ static bool other_capacity(const assay_case *c, assay_other_form *form)
     on_one_device(&form->c);
     form->c.config.sparse_matmul = false;
     form->c.config.capacity_factor = (double)c->config.num_experts;
-    return true;
-}
-
-/* Whether a form that was made up here is a case. */
-static bool is_case(const assay_case *c)
-{
-    assay_context ctx = {0};
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
-    const bool fits = assay_operation_prepare(&ctx, c, &operation, &list) == ASSAY_OK;
-    assay_tensor_list_free(&list);
-    return fits;
+    return is_case(&form->c);
 }
 
 /* Where the fused path's own routing rule gives the same weights (SPEC 8). */
@@ -498,8 +498,8 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
     *form = (assay_other_form){.c = *c, .ctx = *ctx, .holding = equivalence->holding};
     if (c->quant_format_count > 0) { /* on the numbers that codes and scales are */
         form->c.quant_format_count = 0;
-        if (c->config.quant_recipe.text[0] == '\0')
-            form->c.config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+        const bool quantises = c->config.quant_recipe.text[0] != '\0' || c->config.quant_hidden_format.text[0] != '\0';
+        if (!quantises) form->c.config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     }
     assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
     return equivalence->other(c, form);
