@@ -119,7 +119,7 @@ typedef struct archive {
 
 static void put(uint8_t *to, size_t *size, uint64_t number, int width)
 {
-    for (int i = 0; i < width; i++) to[(*size)++] = i < 8 ? (uint8_t)(number >> 8 * i) : 0;
+    for (int i = 0; i < width; i++) to[(*size)++] = (uint8_t)(i < 8 ? number >> 8 * i : 0);
 }
 
 static size_t pack(const uint8_t *from, size_t size, uint8_t *to, size_t room)
