@@ -90,7 +90,7 @@ static assay_report judge(trial *t, const assay_tensor_set *results, codes_form 
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *r = &results->items[i];
         const size_t length = strlen(r->spec.path), ending = strlen(without);
-        const bool left_out = ending > 0 && strcmp(r->spec.path + length - ending, without) == 0;
+        const bool left_out = ending > 0 && length >= ending && strcmp(r->spec.path + length - ending, without) == 0;
         if (!assay_role_is_result(r->spec.role) || left_out || !assay_tensor_is_complete(r)) continue;
         if (strcmp(without, "all") == 0 && assay_path_is_hidden(r->spec.path)) continue;
         for (int64_t k = 0; r->values != NULL && !assay_path_is_hidden(r->spec.path) && k < r->count; k++)
