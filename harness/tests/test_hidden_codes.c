@@ -254,6 +254,6 @@ TEST(rules_that_would_not_be_honoured_are_refused)
         assert_int_equal(status, ASSAY_BAD_INPUT);
         if (strstr(ctx.message, table[i].message) == NULL) fail_msg("%s: %s", table[i].set, ctx.message);
         assay_plan_free(&plan);
-        assay_case_free(c);
+        assay_cases_free(c, 1);
     }
 }
