@@ -159,7 +159,8 @@ for row in "${table[@]}"; do
 done
 
 ## the table of hostile shared objects: exit status, behaviour, what is said
-export ASAN_OPTIONS=handle_segv=0:handle_sigbus=0:handle_sigfpe=0:${ASAN_OPTIONS:-} # signals end a process as they do without it
+signals=handle_segv=0:handle_sigbus=0:handle_sigfpe=0 # they end a process under a sanitizer as without
+export ASAN_OPTIONS=$signals:${ASAN_OPTIONS:-} TSAN_OPTIONS=$signals:${TSAN_OPTIONS:-}
 table='
 1 exits              wrote no candidate file: it ended the process
 1 exits_at_once      wrote no candidate file: it ended the process
