@@ -123,5 +123,6 @@ is_gone() { ! kill -0 "$(cat backend)" 2>/dev/null; }
 until_ is_gone
 "$assay" run rms_norm/one-row --quiet --keep kept --backend "$backend" >more.out
 [ -z "$(find kept -name 'assay-run-*')" ] || fail "left: $(find kept)"
-[ -z "$(find tmp -type f)" ] || fail "$(find tmp -type f) is left"
+# mpirun's own files (ompi.*) may outlive it when it is stopped: they are not ours
+[ -z "$(find tmp -type f ! -path 'tmp/ompi.*')" ] || fail "$(find tmp -type f) is left"
 echo "ranks: 1 to 4 ranks do what one process does"
