@@ -192,18 +192,22 @@ static const assay_batch_split_function table[] = {
      .call = bs_call_unroute},
     {"unroute_bwd", "unroute", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mTD")},
      .out = {T("x_grad", "mrD")}, .call = bs_call_unroute_bwd},
+    {"quantized_psum_scatter", .in = {T("x", "mGD")}, .out = {T("out", "mTD")}, .quantises = true,
+     .call = bs_call_quantized_psum_scatter},
+    {"quantized_psum_scatter_bwd", "quantized_psum_scatter", .in = {T("out_grad", "mTD")}, .out = {T("x_grad", "mGD")},
+     .quantises = true, .call = bs_call_quantized_psum_scatter_bwd},
     {"gmm", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
      {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("output", "mrH")}, .products = "mrDH",
-     .call = bs_call_gmm},
+     .quantises = true, .call = bs_call_gmm},
     {"gmm_bwd", "gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
      {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("output_grad", "mrH")},
-     {T("inputs_grad", "mrD")}, .call = bs_call_gmm_bwd},
+     {T("inputs_grad", "mrD")}, .quantises = true, .call = bs_call_gmm_bwd},
     {"compute_gating", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
      {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("layer_w0", "mrH"), T("layer_w1", "mrH")},
-     .products = "mrDH mrDH", .call = bs_call_compute_gating},
+     .products = "mrDH mrDH", .quantises = true, .call = bs_call_compute_gating},
     {"compute_gating_bwd", "compute_gating", W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
      {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH")},
-     {T("x_grad", "mrD")}, .call = bs_call_compute_gating_bwd},
+     {T("x_grad", "mrD")}, .quantises = true, .call = bs_call_compute_gating_bwd},
     {"compute_linear", NULL, W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
      {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
       T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS)},
@@ -550,9 +554,33 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
     if (bundles > 0) add_bundle(config, &run, "outputs", &f->bundles[bundles - 1], tensors);
 }
 
+bool assay_function_quantises(const assay_batch_split_function *f)
+{
+    return f->quantises;
+}
+
+/* A wrong recipe is a mutant's. */
+static assay_status check_recipe(assay_context *ctx, const assay_function_config *config)
+{
+    const assay_quant_recipe *r = config->recipe.recipe;
+    if (r == NULL) return ASSAY_OK;
+    if (!config->function->quantises) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, whose "
+            "codes follow from no input",
+            r->name, config->function->name);
+    }
+    if (r->folds || r->wrong) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected fp8_full: %s has no other", r->name,
+                      config->function->name);
+}
+
 assay_status assay_function_check(assay_context *ctx, const assay_function_config *config)
 {
     bool stacked = false;
+    const assay_status status = check_recipe(ctx, config);
+    if (status != ASSAY_OK) return status;
     for (int i = 0; i < 3; i++) stacked |= config->function->bundles[i].lying == BS_STACKED;
     if (!stacked || config->layer_axis == 0 || config->layer_axis == 1) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,
