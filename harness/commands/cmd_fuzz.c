@@ -234,7 +234,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
                          .memory = options->memory,
                          .container = options->container};
     assay_fuzzing f = {.tried = &tried,
-                       .seed = options->fuzz_seed,
+                       .seed = (uint64_t)options->fuzz_seed,
                        .op = options->fuzz_op,
                        .sets = {(const char *const *)options->sets, options->set_count},
                        .cases = options->fuzz_cases,

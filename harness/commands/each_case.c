@@ -80,7 +80,9 @@ static assay_status take_before(assay_context *ctx, sharing *s, int end)
 {
     assay_status status = ASSAY_OK;
     for (; status == ASSAY_OK && s->taken < end; s->taken++) {
-        if (s->together[s->taken]) status = take_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
+        if (!s->together[s->taken])
+            return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave no result of case %d", s->taken + 1);
+        status = take_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
     }
     return status;
 }
@@ -121,6 +123,7 @@ static assay_status piece_take(assay_context *ctx, void *self, int64_t piece, in
     const assay_status status = take_before(ctx, s, i);
     RETURN_IF(status != ASSAY_OK, status);
     if (what == PUT_RESULT) {
+        if (s->taken > i) return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave two results of case %d", i + 1);
         s->taken = i + 1;
         return s->each->take == NULL ? ASSAY_OK : s->each->take(ctx, s->each->self, i, data, (size_t)bytes);
     }

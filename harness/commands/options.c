@@ -245,27 +245,6 @@ static assay_status parse_memory(assay_context *ctx, const char *text, int64_t *
     return ASSAY_OK;
 }
 
-static assay_status parse_fuzz(assay_context *ctx, assay_options *o, int letter, const char *value)
-{
-    int64_t seed = 0;
-    assay_status status = ASSAY_OK;
-    switch (letter) {
-    case FUZZ_OP:
-        o->fuzz_op = value;
-        return ASSAY_OK;
-    case FUZZ_TIME:
-        return parse_time(ctx, value, &o->fuzz_seconds);
-    case FUZZ_CASES:
-        return parse_whole(ctx, "cases", value, 1, &o->fuzz_cases);
-    case FUZZ_FAILURES:
-        return parse_whole(ctx, "failures", value, 1, &o->fuzz_failures);
-    default:
-        status = parse_whole(ctx, "seed", value, 0, &seed);
-        o->fuzz_seed = (uint64_t)seed;
-        return status;
-    }
-}
-
 static assay_status parse_shard(assay_context *ctx, const char *text, assay_options *o)
 {
     enum { MOST = 10000 };
@@ -318,104 +297,80 @@ static assay_status add_set(assay_context *ctx, assay_options *options, const ch
     return ASSAY_OK;
 }
 
+/* Options that are said, or not. */
+static bool take_flag(assay_options *o, int letter)
+{
+    const struct {
+        int letter;
+        bool *flag;
+    } flags[] = {{'q', &o->quiet},
+                 {'h', &o->help},
+                 {'v', &o->verbose},
+                 {JSON, &o->json},
+                 {RECIPE, &o->recipe},
+                 {MATERIALISE, &o->materialise},
+                 {CERTIFY, &o->certify},
+                 {MUTANTS, &o->mutants},
+                 {RESUME, &o->resume},
+                 {TRUST, &o->trust},
+                 {NO_MESH, &o->filter.no_mesh},
+                 {STAGED, &o->staged},
+                 {SERVE, &o->serve}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        if (flags[i].letter != letter) continue;
+        *flags[i].flag = true;
+        return true;
+    }
+    return false;
+}
+
+/* Options whose value is kept as it stands. */
+static bool take_text(assay_options *o, int letter, const char *value)
+{
+    const struct {
+        int letter;
+        const char **text;
+    } texts[] = {{'o', &o->output},
+                 {LAYERS, &o->layers},
+                 {ENGINE, &o->engine},
+                 {EQUIVALENCE, &o->equivalence},
+                 {INPUTS, &o->inputs},
+                 {WEIGHTS, &o->weights},
+                 {PRECISION, &o->precision},
+                 {JSON_FILE, &o->json_file},
+                 {JUNIT_FILE, &o->junit_file},
+                 {HTML_FILE, &o->html_file},
+                 {KNOWN_FILE, &o->known_file},
+                 {BACKEND, &o->backend},
+                 {KEEP, &o->keep},
+                 {WRITE, &o->folder},
+                 {FUZZ_OP, &o->fuzz_op}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        if (texts[i].letter != letter) continue;
+        *texts[i].text = value;
+        return true;
+    }
+    return false;
+}
+
 static assay_status take(assay_context *ctx, assay_options *o, int letter, const char *value)
 {
+    if (take_flag(o, letter) || take_text(o, letter, value)) return ASSAY_OK;
     switch (letter) {
-    case 'o':
-        o->output = value;
-        return ASSAY_OK;
-    case 'q':
-        o->quiet = true;
-        return ASSAY_OK;
-    case 'h':
-        o->help = true;
-        return ASSAY_OK;
-    case 'v':
-        o->verbose = true;
-        return ASSAY_OK;
-    case JSON:
-        o->json = true;
-        return ASSAY_OK;
-    case RECIPE:
-        o->recipe = true;
-        return ASSAY_OK;
-    case MATERIALISE:
-        o->materialise = true;
-        return ASSAY_OK;
-    case CERTIFY:
-        o->certify = true;
-        return ASSAY_OK;
-    case MUTANTS:
-        o->mutants = true;
-        return ASSAY_OK;
-    case RESUME:
-        o->resume = true;
-        return ASSAY_OK;
-    case TRUST:
-        o->trust = true;
-        return ASSAY_OK;
     case LAYER:
         return parse_whole(ctx, "layer", value, 0, &o->layer);
-    case LAYERS:
-        o->layers = value;
-        return ASSAY_OK;
     case BUDGET:
         return parse_budget(ctx, value, &o->budget);
-    case ENGINE:
-        o->engine = value;
-        return ASSAY_OK;
-    case EQUIVALENCE:
-        o->equivalence = value;
-        return ASSAY_OK;
-    case INPUTS:
-        o->inputs = value;
-        return ASSAY_OK;
-    case WEIGHTS:
-        o->weights = value;
-        return ASSAY_OK;
-    case PRECISION:
-        o->precision = value;
-        return ASSAY_OK;
-    case JSON_FILE:
-        o->json_file = value;
-        return ASSAY_OK;
-    case JUNIT_FILE:
-        o->junit_file = value;
-        return ASSAY_OK;
-    case KNOWN_FILE:
-        o->known_file = value;
-        return ASSAY_OK;
-    case HTML_FILE:
-        o->html_file = value;
-        return ASSAY_OK;
-    case BACKEND:
-        o->backend = value;
-        return ASSAY_OK;
-    case KEEP:
-        o->keep = value;
-        return ASSAY_OK;
-    case WRITE:
-        o->folder = value;
-        return ASSAY_OK;
     case TAG:
         return assay_words_add(ctx, &o->filter.tags, "tag", value);
     case OP:
         return assay_words_add(ctx, &o->filter.ops, "op", value);
     case EXCLUDE:
         return assay_words_add(ctx, &o->filter.excludes, "exclude", value);
-    case NO_MESH:
-        o->filter.no_mesh = true;
-        return ASSAY_OK;
     case SHARD:
         return parse_shard(ctx, value, o);
     case RANKS:
         return parse_ranks(ctx, value, o);
-    case STAGED:
-        o->staged = true;
-        return ASSAY_OK;
-    case SERVE:
-        o->serve = true;
-        return ASSAY_OK;
     case SET:
         return add_set(ctx, o, "", value);
     case SEED:
@@ -426,16 +381,18 @@ static assay_status take(assay_context *ctx, assay_options *o, int letter, const
         return parse_threads(ctx, value, &o->threads);
     case COLOR:
         return parse_color(ctx, value, &o->color);
-    case FUZZ_OP:
-    case FUZZ_TIME:
-    case FUZZ_CASES:
-    case FUZZ_SEED:
-    case FUZZ_FAILURES:
-        return parse_fuzz(ctx, o, letter, value);
     case MEMORY:
         return parse_memory(ctx, value, &o->memory);
     case FALSE_ALARM:
         return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
+    case FUZZ_TIME:
+        return parse_time(ctx, value, &o->fuzz_seconds);
+    case FUZZ_CASES:
+        return parse_whole(ctx, "cases", value, 1, &o->fuzz_cases);
+    case FUZZ_FAILURES:
+        return parse_whole(ctx, "failures", value, 1, &o->fuzz_failures);
+    case FUZZ_SEED:
+        return parse_whole(ctx, "seed", value, 0, &o->fuzz_seed);
     default:
         return parse_number(ctx, "timeout", value, 1e-3, 1e9, &o->timeout);
     }

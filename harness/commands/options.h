@@ -58,7 +58,7 @@ typedef struct assay_options {
     double fuzz_seconds;   /* how long; 0: not said */
     int64_t fuzz_cases;    /* how many; 0: not said */
     int64_t fuzz_failures; /* it ends with so many; 0: not so */
-    uint64_t fuzz_seed;
+    int64_t fuzz_seed;
     int64_t budget;    /* harness/certify/certificate.h */
     const char **sets; /* --set and --seed in their order, as key=value */
     int set_count;

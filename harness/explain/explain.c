@@ -330,6 +330,11 @@ static assay_status explain_or_say_why_not(assay_context *ctx, assay_golden *gol
                                            assay_report *report)
 {
     if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
+    const char *kind = assay_fixture_text(candidate, "kind");
+    if (kind != NULL && strcmp(kind, "request") == 0) {
+        snprintf(report->explanation, sizeof report->explanation, "the candidate is the request, which has no results");
+        return ASSAY_OK;
+    }
     const int threads = ctx->threads;
     const assay_status status = explain(ctx, golden, given_too, candidate, profile, quiet, report);
     ctx->threads = threads;

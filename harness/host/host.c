@@ -125,18 +125,20 @@ static void poison(assay_host *h)
     h->message[0] = '\0';
 }
 
+static bool is_whole(const unsigned char *guard)
+{
+    return guard[0] == GUARD_BYTE && memcmp(guard, guard + 1, GUARD - 1) == 0;
+}
+
 /* The result that the backend wrote beside, or NULL. */
 static const char *broken_guard(const assay_host *h, const char **where)
 {
     for (int i = 0; i < h->result_count; i++) {
         const size_t bytes = (size_t)bytes_of(&h->specs[i]);
-        const unsigned char *before = h->blocks[i], *behind = h->blocks[i] + GUARD + bytes;
-        for (int j = 0; j < GUARD; j++) {
-            if (before[j] != GUARD_BYTE || behind[j] != GUARD_BYTE) {
-                *where = before[j] != GUARD_BYTE ? "before" : "behind";
-                return h->specs[i].path;
-            }
-        }
+        const bool before = is_whole(h->blocks[i]);
+        if (before && is_whole(h->blocks[i] + GUARD + bytes)) continue;
+        *where = before ? "behind" : "before";
+        return h->specs[i].path;
     }
     return NULL;
 }

@@ -145,9 +145,6 @@ assay_status assay_launch_open(assay_context *ctx, assay_rank_group **group)
     if (transport.rank == 0) signal(SIGTERM, say_end);
     clean_environment();
     const assay_status status = assay_rank_group_open(ctx, &transport, group);
-    if (status != ASSAY_OK) { /* nobody else would learn of it */
-        dprintf(STDERR_FILENO, "assay: rank %d: %s\n", transport.rank, ctx->message);
-        transport.abort(transport.self, 2);
-    }
+    if (status != ASSAY_OK) transport.abort(transport.self, ctx->message); /* nobody else would learn of it */
     return status;
 }

@@ -13,28 +13,28 @@ void rank_wait_pause(rank_wait *wait)
 
 assay_status rank_lost(assay_context *ctx)
 {
-    return assay_fail(ctx, ASSAY_IO, "a message to or from another rank was lost");
+    return assay_fail(ctx, ASSAY_IO, "a message to or from another rank was lost or damaged");
 }
 
-static int64_t part_of(int64_t bytes, int64_t first)
+int64_t rank_part_of(int64_t bytes, int64_t first)
 {
     return bytes - first < LONGEST_MESSAGE ? bytes - first : LONGEST_MESSAGE;
 }
 
-static bool all_is_well(assay_rank_group *group, bool well)
+bool rank_is_sound(assay_rank_group *group, bool sound)
 {
-    if (!well) group->lost = true;
-    return well;
+    if (!sound) group->lost = true;
+    return sound;
 }
 
 bool rank_send(assay_rank_group *group, int to, int tag, const void *data, int64_t bytes)
 {
     bool sent = true;
     for (int64_t first = 0; sent && first < bytes; first += LONGEST_MESSAGE) {
-        const size_t part = (size_t)part_of(bytes, first);
+        const size_t part = (size_t)rank_part_of(bytes, first);
         sent = group->transport.send(group->transport.self, to, tag, (const char *)data + first, part);
     }
-    return all_is_well(group, sent);
+    return rank_is_sound(group, sent);
 }
 
 bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_t bytes)
@@ -42,9 +42,9 @@ bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_
     bool came = true;
     for (int64_t first = 0; came && first < bytes; first += LONGEST_MESSAGE) {
         char *to = data == NULL ? group->spare : (char *)data + first;
-        came = group->transport.receive(group->transport.self, from, tag, to, (size_t)part_of(bytes, first));
+        came = group->transport.receive(group->transport.self, from, tag, to, (size_t)rank_part_of(bytes, first));
     }
-    return all_is_well(group, came);
+    return rank_is_sound(group, came);
 }
 
 int64_t assay_ranks_lowest_bit(int64_t rank, int64_t size)
@@ -71,8 +71,16 @@ static bool pass_on_size(assay_rank_group *group, int64_t bytes)
 {
     bool sent = true;
     group->broadcasts++;
-    for (int i = 0; sent && child_of(group, i) >= 0; i++) {
+    for (int i = 0; sent && child_of(group, i) >= 0; i++)
         sent = rank_send(group, child_of(group, i), TAG_DATA, &bytes, sizeof bytes);
+    return sent;
+}
+
+static bool pass_on_body(assay_rank_group *group, const void *data, int64_t bytes)
+{
+    bool sent = true;
+    for (int i = 0; sent && child_of(group, i) >= 0; i++) {
+        sent = rank_send(group, child_of(group, i), TAG_DATA_BODY, data, bytes);
         group->ranks.counted.broadcast += bytes;
     }
     return sent;
@@ -80,20 +88,15 @@ static bool pass_on_size(assay_rank_group *group, int64_t bytes)
 
 bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes)
 {
-    bool sent = pass_on_size(group, bytes);
-    for (int i = 0; sent && child_of(group, i) >= 0; i++)
-        sent = rank_send(group, child_of(group, i), TAG_DATA_BODY, data, bytes);
-    return sent;
+    return pass_on_size(group, bytes) && pass_on_body(group, data, bytes);
 }
 
 bool rank_relay(assay_rank_group *group, int parent, int64_t bytes)
 {
     bool well = pass_on_size(group, bytes);
     for (int64_t first = 0; well && first < bytes; first += LONGEST_MESSAGE) {
-        const int64_t part = part_of(bytes, first);
-        well = rank_receive(group, parent, TAG_DATA_BODY, NULL, part);
-        for (int i = 0; well && child_of(group, i) >= 0; i++)
-            well = rank_send(group, child_of(group, i), TAG_DATA_BODY, group->spare, part);
+        const int64_t part = rank_part_of(bytes, first);
+        well = rank_receive(group, parent, TAG_DATA_BODY, NULL, part) && pass_on_body(group, group->spare, part);
     }
     return well;
 }

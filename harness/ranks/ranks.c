@@ -58,10 +58,10 @@ static bool take_data(assay_rank_group *group, void *data, int64_t bytes, bool *
     if (!is_there(group, TAG_DATA, parent)) return false;
     *well = rank_receive(group, parent, TAG_DATA, &found, sizeof found);
     if (data == NULL) {
-        *well = *well && rank_relay(group, parent, found);
+        *well = *well && rank_is_sound(group, found >= 0) && rank_relay(group, parent, found);
     } else {
-        *well = *well && found == bytes && rank_receive(group, parent, TAG_DATA_BODY, data, found) &&
-                rank_pass_on(group, data, found);
+        *well = *well && rank_is_sound(group, found == bytes) &&
+                rank_receive(group, parent, TAG_DATA_BODY, data, found) && rank_pass_on(group, data, found);
     }
     return true;
 }
@@ -78,15 +78,16 @@ static assay_status other_broadcast(assay_context *ctx, assay_ranks *ranks, void
     return well ? ASSAY_OK : rank_lost(ctx);
 }
 
-/* The next piece of the run at hand; NO_PIECE: there is none. The answer comes, whatever else happens. */
-static int64_t ask(assay_rank_group *group)
+/* The next of `count` pieces of the run at hand; NO_PIECE: there is none. The answer comes, whatever else happens. */
+static int64_t ask(assay_rank_group *group, int64_t count)
 {
     int64_t piece = NO_PIECE;
     const wish next = {group->session, group->run};
     rank_wait wait = {0};
     if (see_end(group) || !rank_send(group, 0, TAG_NEXT, &next, sizeof next)) return NO_PIECE;
     while (!is_there(group, TAG_REPLY, 0)) rank_wait_pause(&wait);
-    return rank_receive(group, 0, TAG_REPLY, &piece, sizeof piece) ? piece : NO_PIECE;
+    if (!rank_receive(group, 0, TAG_REPLY, &piece, sizeof piece)) return NO_PIECE;
+    return rank_is_sound(group, piece >= NO_PIECE && piece < count) ? piece : NO_PIECE;
 }
 
 static assay_status send_put(assay_context *ctx, assay_rank_group *group, const put_header *header, const void *data)
@@ -117,7 +118,7 @@ static assay_status other_run(assay_context *ctx, assay_ranks *ranks, const assa
     group->run++;
     ranks->runs++;
     for (;;) {
-        const int64_t number = ask(group);
+        const int64_t number = ask(group, pieces->count);
         if (number == NO_PIECE) break;
         const assay_piece piece = {.of = pieces, .number = number, .ranks = ranks};
         ranks->piece = &piece;
@@ -210,6 +211,7 @@ void assay_rank_group_close(assay_rank_group *group, assay_status status, const 
     }
     if (group->transport.rank != 0 && !group->gone) other_over(group, LAST_SESSION, status, message);
     while (group->transport.rank != 0 && !group->gone) leave_session(group); /* the first may have more in mind */
+    if (group->lost) group->transport.abort(group->transport.self, message); /* or the others would wait for it */
     group->transport.close(group->transport.self);
     free(group->spare);
     free(group);

@@ -49,6 +49,7 @@ static bool hear_words(assay_rank_group *group)
     }
     for (from = -1; group->transport.probe(group->transport.self, TAG_OVER, &from, &bytes); from = -1, any = true) {
         if (!rank_receive(group, from, TAG_OVER, &over, sizeof over)) return any;
+        over.message[sizeof over.message - 1] = '\0';
         pthread_mutex_lock(&f->lock);
         f->over[from] = over;
         pthread_cond_signal(&f->arrived);
@@ -81,6 +82,32 @@ static bool has_room(const first_rank *f, int rank)
     return f->taken < f->next && f->owners[f->taken] == rank && f->queues[rank].first == NULL;
 }
 
+/* Whether a put is one that a rank sends. */
+static bool is_put(const put_header *header)
+{
+    const int64_t element = header->what == ASSAY_PUT_INTEGERS ? (int64_t)sizeof(int32_t) : (int64_t)sizeof(double);
+    if (header->bytes < 0 || memchr(header->path, '\0', sizeof header->path) == NULL) return false;
+    switch (header->kind) {
+    case PUT_DATA:
+        return true;
+    case PUT_SINK:
+        return header->bytes % element == 0 && (header->what != ASSAY_PUT_ZEROS || header->bytes == element);
+    case PUT_DONE:
+        return header->bytes == (header->status == ASSAY_OK ? 0 : ASSAY_MESSAGE_SIZE);
+    }
+    return false;
+}
+
+/* Whether so many bytes are on their way, before memory is asked for: their first message has its size. */
+static bool body_comes(assay_rank_group *group, int rank, int64_t bytes)
+{
+    size_t there = 0;
+    rank_wait wait = {0};
+    if (bytes == 0) return true;
+    while (!group->transport.probe(group->transport.self, TAG_BODY, &rank, &there)) rank_wait_pause(&wait);
+    return there == (size_t)rank_part_of(bytes, 0);
+}
+
 /* The next put of a rank; false: it has none, or it must wait. */
 static bool hear_put(assay_rank_group *group, int rank)
 {
@@ -92,6 +119,7 @@ static bool hear_put(assay_rank_group *group, int rank)
     pthread_mutex_unlock(&f->lock);
     if (!room || !group->transport.probe(group->transport.self, TAG_PUT, &rank, &bytes)) return false;
     if (!rank_receive(group, rank, TAG_PUT, &header, sizeof header)) return false;
+    if (!rank_is_sound(group, is_put(&header) && body_comes(group, rank, header.bytes))) return false;
     queued_put *put = malloc(sizeof *put + (size_t)header.bytes);
     if (put != NULL) put->header = header;
     const bool came = rank_receive(group, rank, TAG_BODY, put == NULL ? NULL : put->data, header.bytes);
@@ -226,6 +254,11 @@ static assay_status write_out(assay_context *ctx, const assay_sink *out, const p
     }
 }
 
+static bool is_open(const assay_sink *out, int what)
+{
+    return out != NULL && (what != ASSAY_PUT_ZEROS || out->write_zeros != NULL);
+}
+
 /* A put whose turn it is, as between pieces. */
 static assay_status take(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces, const put_header *header,
                          const void *data)
@@ -238,10 +271,15 @@ static assay_status take(assay_context *ctx, assay_ranks *ranks, const assay_pie
         status = pieces->take(ctx, pieces->self, header->piece, header->what, data, header->bytes);
         break;
     case PUT_SINK:
-        status = write_out(ctx, ranks->out, header, data);
+        status = rank_is_sound(ranks->self, is_open(ranks->out, header->what))
+                     ? write_out(ctx, ranks->out, header, data)
+                     : rank_lost(ctx);
         break;
     case PUT_DONE:
-        if (header->status != ASSAY_OK) status = assay_fail(ctx, header->status, "%s", (const char *)data);
+        if (header->status == ASSAY_OK) break;
+        status = rank_is_sound(ranks->self, *(const char *)data != '\0')
+                     ? assay_fail(ctx, header->status, "%.*s", (int)header->bytes, (const char *)data)
+                     : rank_lost(ctx);
         break;
     }
     ranks->piece = at_hand;
@@ -249,13 +287,15 @@ static assay_status take(assay_context *ctx, assay_ranks *ranks, const assay_pie
 }
 
 /* The next put of the piece whose turn it is; NULL: it is not there yet. */
-static queued_put *dequeue(first_rank *f)
+static queued_put *dequeue(assay_rank_group *group)
 {
+    first_rank *f = &group->first;
     queued_put *put = NULL;
     pthread_mutex_lock(&f->lock);
     if (f->taken < f->next) {
         put_queue *queue = &f->queues[f->owners[f->taken]];
         put = queue->first;
+        if (put != NULL && !rank_is_sound(group, put->header.piece == f->taken)) put = NULL; /* another one's */
         if (put != NULL) queue->first = put->next;
         if (put != NULL && queue->first == NULL) queue->last = NULL;
         if (put != NULL) f->queued -= put->header.bytes;
@@ -270,7 +310,7 @@ static assay_status take_what_is_there(assay_context *ctx, assay_ranks *ranks, c
     assay_rank_group *group = ranks->self;
     assay_status status = ASSAY_OK;
     for (;;) {
-        queued_put *put = dequeue(&group->first);
+        queued_put *put = dequeue(group);
         if (put == NULL) return ASSAY_OK;
         status = take(ctx, ranks, pieces, &put->header, put->data);
         free(put);

@@ -86,7 +86,7 @@ struct assay_rank_group {
     bool last;            /* it was the last */
     bool reported;        /* of another rank: its failure was that of a piece */
     bool gone;            /* of another rank: it is through with the last session */
-    atomic_bool lost;     /* a message was: the ranks have nothing to say to each other any more */
+    atomic_bool lost;     /* a message was, or its sense: the ranks have nothing to say to each other any more */
     char *spare;          /* [LONGEST_MESSAGE], of whom receives: for what nobody here keeps */
     first_rank first;
 };
@@ -101,6 +101,10 @@ void rank_wait_pause(rank_wait *wait);
 bool rank_send(assay_rank_group *group, int to, int tag, const void *data, int64_t bytes);
 bool rank_receive(assay_rank_group *group, int from, int tag, void *data, int64_t bytes);
 assay_status rank_lost(assay_context *ctx);
+/* Of what came: whether it is as ranks send it; the group is lost where not. */
+bool rank_is_sound(assay_rank_group *group, bool sound);
+/* Of so many bytes, those of the message that begins there. */
+int64_t rank_part_of(int64_t bytes, int64_t first);
 
 /* The data of a broadcast to the ranks that this one passes it on to. */
 bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes);

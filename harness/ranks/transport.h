@@ -19,8 +19,8 @@ typedef struct assay_transport {
     bool (*receive)(void *self, int from, int tag, void *data, size_t bytes);
     /* After the last message. */
     void (*close)(void *self);
-    /* Ends all ranks at once. */
-    void (*abort)(void *self, int exit_code);
+    /* Says why, and ends all ranks at once, with exit status 2. */
+    void (*abort)(void *self, const char *reason);
 } assay_transport;
 
 /* What the module exports under this name: opens the transport, or says why it cannot. */

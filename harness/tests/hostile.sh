@@ -133,7 +133,7 @@ table=(
   '0|PASS .*|cp "$good" {candidate}; truncate -s 100G {candidate}'
   '0|PASS .*|cat "$good" "$good" >{candidate}'
   '0|PASS .*|cp "$good" {candidate}; rm -f {request}'
-  '1|kind is request, not candidate|cp {request} {candidate}'
+  '1|the candidate is the request|cp {request} {candidate}'
   '1|is a link|ln {request} {candidate}'
   '1|left something at|mkdir "$(echo {request} | sed s/request/golden/)"; cp "$good" {candidate}'
   '1|left something at|ln -s "$good" "$(echo {request} | sed s/request/golden/)"; cp "$good" {candidate}'

@@ -105,10 +105,10 @@ static void end(void *self)
     (void)self;
 }
 
-static void break_off(void *self, int exit_code)
+static void break_off(void *self, const char *reason)
 {
     const seat *s = self;
-    (void)exit_code;
+    (void)reason;
     pthread_mutex_lock(&s->world->lock);
     s->world->broken = true;
     pthread_mutex_unlock(&s->world->lock);
@@ -131,7 +131,7 @@ static void *run_rank(void *data)
                                        .abort = break_off};
     if (ranks->arithmetic != NULL) ctx.arithmetic = ranks->arithmetic;
     assay_status status = assay_rank_group_open(&ctx, &transport, &group);
-    if (status != ASSAY_OK) transport.abort(transport.self, 2);
+    if (status != ASSAY_OK) transport.abort(transport.self, ctx.message);
     ctx.ranks = assay_rank_group_ranks(group);
     if (status == ASSAY_OK) status = ranks->body(&ctx, ranks->self);
     if (ctx.ranks != NULL) ranks->counted[s->rank] = ctx.ranks->counted;

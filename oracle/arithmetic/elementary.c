@@ -9,11 +9,6 @@ double assay_exp(double x)
     return Sleef_cinz_expd1_u10purec(x);
 }
 
-double assay_expm1(double x)
-{
-    return Sleef_cinz_expm1d1_u10purec(x);
-}
-
 double assay_log(double x)
 {
     return Sleef_cinz_logd1_u10purec(x);
@@ -22,16 +17,6 @@ double assay_log(double x)
 double assay_log1p(double x)
 {
     return Sleef_cinz_log1pd1_u10purec(x);
-}
-
-double assay_tanh(double x)
-{
-    return Sleef_cinz_tanhd1_u10purec(x);
-}
-
-double assay_erf(double x)
-{
-    return Sleef_cinz_erfd1_u10purec(x);
 }
 
 double assay_erfc(double x)

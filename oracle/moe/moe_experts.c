@@ -102,13 +102,14 @@ cleanup:
 static assay_status take_expert(assay_context *ctx, void *self, int64_t expert, int what, const void *data,
                                 int64_t bytes)
 {
-    (void)bytes;
     moe_block *block = self;
     if (block->placed_rows != expert) block->placement->place_rows(block, expert);
     block->placed_rows = expert;
     if (what >= MOE_PUTS) {
         return block->observer->take(ctx, block->observer->self, block, &block->rows, what - MOE_PUTS, data);
     }
+    if (bytes != put_count(block, block->rows.count, block->rows.size) * (int64_t)sizeof(double))
+        return assay_fail(ctx, ASSAY_INTERNAL, "a rank has computed other rows of an expert than it was given");
     move_rows(block, (double *)data, true);
     return join(ctx, block);
 }

@@ -56,7 +56,7 @@ static void try_request(const uint8_t *data, size_t size)
     if (path == NULL) {
         assay_case *c = small_case();
         assay_plan plan = {0};
-        path = strdup(fuzz_path("request.h5"));
+        path = strdup(fuzz_path("request.safetensors"));
         fuzz_require(assay_plan_make(&ctx, &plan, c) == ASSAY_OK &&
                          assay_request_write(&ctx, &plan, path, NULL, true) == ASSAY_OK,
                      ctx.message);
@@ -146,7 +146,7 @@ static small_golden *make_small(void)
     assay_context ctx = fuzz_context();
     if (made) return &s;
     made = true;
-    char *path = strdup(fuzz_path("golden.h5"));
+    char *path = strdup(fuzz_path("golden.safetensors"));
     s.c = small_case();
     fuzz_require(assay_plan_make(&ctx, &s.plan, s.c) == ASSAY_OK &&
                      assay_golden_write(&ctx, &s.plan, path, NULL, true) == ASSAY_OK &&

@@ -1,6 +1,7 @@
 /* The transport by MPI. */
 #include <mpi.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "harness/ranks/transport.h"
 
@@ -28,7 +29,10 @@ static bool mpi_probe(void *self, int tag, int *from, size_t *bytes)
 static bool mpi_receive(void *self, int from, int tag, void *data, size_t bytes)
 {
     (void)self;
-    return MPI_Recv(data, (int)bytes, MPI_BYTE, from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+    int count = 0;
+    MPI_Status found;
+    return MPI_Recv(data, (int)bytes, MPI_BYTE, from, tag, MPI_COMM_WORLD, &found) == MPI_SUCCESS &&
+           MPI_Get_count(&found, MPI_BYTE, &count) == MPI_SUCCESS && (size_t)count == bytes;
 }
 
 static void mpi_close(void *self)
@@ -37,10 +41,13 @@ static void mpi_close(void *self)
     MPI_Finalize();
 }
 
-static void mpi_abort(void *self, int exit_code)
+static void mpi_abort(void *self, const char *reason)
 {
     (void)self;
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    dprintf(STDERR_FILENO, "assay: rank %d: %s\n", rank, reason);
+    MPI_Abort(MPI_COMM_WORLD, 2);
 }
 
 bool assay_transport_open(assay_transport *transport, char *message, size_t size)
