@@ -91,8 +91,16 @@ static bool has_engine_form(const assay_case *c)
            m->num_redundant_experts > 0 || !m->apply_routed_scaling_factor_on_output;
 }
 
+/* Scales by a recipe are those of rows or blocks of gate and up together; but blocks that end with gate. */
+static bool fuses_scales(const assay_model_config *m)
+{
+    const int64_t width = m->base_mlp_dim;
+    return m->quant_recipe.text[0] != '\0' && (strcmp(m->quant_recipe.text, "deepseek_v3") != 0 || width % 128 != 0);
+}
+
 static bool other_fused(const assay_case *c, assay_other_form *form)
 {
+    if (fuses_scales(&c->config)) return false;
     const bool experts = has_sparse_moe(c) && !is_batch_split(c); /* which has no fused experts */
     const bool dense = is_op(c, "mlp") || (assay_is_layer(c) && c->config.first_num_dense_layers > 0);
     if (dense) form->c.config.fused_mlp = !c->config.fused_mlp;

@@ -5,7 +5,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
-#include "oracle/ops/requantise.h"
+#include "oracle/ops/quantised_spread.h"
 
 bool moe_routed_given(const moe_block *block)
 {

@@ -6,6 +6,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 #include "oracle/moe/permute.h"
+#include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/requantise.h"
 #include "oracle/ops/vector_sums.h"
 

@@ -14,7 +14,7 @@
  * e5m2 with a scale for each row, times w's codes; for dw, dy times x's scales in e5m2 with a scale for each column over all rows,
  * times x's codes. A calibration gives amax: the largest magnitude times a factor, or a fixed number, whose scale is one of the
  * tensor. s = amax / largest of the element type, 1 where it is below the root of the type's least normal number; elements
- * are x / s, cut off at the largest. Every step is rounded to `type`, that of the tensors, as it stands in the source.
+ * are x / s, cut off at the largest. x, dy and every step are rounded to `type`, that of the tensors, as it stands in the source.
  * Sources: MaxText, kernels/megablox/ops.py; qwix, core/qarray.py and core/dot_general_qt.py. */
 #ifndef ASSAY_OPS_QUANT_RECIPE_H
 #define ASSAY_OPS_QUANT_RECIPE_H
@@ -60,7 +60,15 @@ typedef struct assay_recipe_config {
 /* "absmax", "absmax,0.9", "fixed,2.5" or "fixed,-2.5,2.5"; false: it is none of these. */
 bool assay_calibration_of(const char *text, assay_calibration *calibration);
 
-enum { ASSAY_RECIPE_STORAGE = 14 };
+/* x [M,K], w [G,K,N] and dy [M,N] (NULL: forward alone). What a kernel computed itself has a spread (quantised_spread.h):
+ * one standard deviation of each number; NULL: it is given, and so exact. */
+typedef struct assay_recipe_given {
+    const double *x, *w, *dy;
+    const double *x_spread, *dy_spread;
+    const int32_t *group_sizes;
+} assay_recipe_given;
+
+enum { ASSAY_RECIPE_STORAGE = 16 };
 
 /* What each product takes. Where nothing is quantised it is what is given. */
 typedef struct assay_recipe_operands {
@@ -70,9 +78,8 @@ typedef struct assay_recipe_operands {
     double *storage[ASSAY_RECIPE_STORAGE];
 } assay_recipe_operands;
 
-/* Starts zeroed; rows [0,m) of x and dy belong to groups, and are finite. */
-assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const double *x,
-                                   const double *w, const double *dy, const int32_t *group_sizes,
+/* Starts zeroed; rows [0,m) of x and dy belong to groups, and are finite. Without dy what backward takes of it is NULL. */
+assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const assay_recipe_given *given,
                                    const assay_gmm_dims *dims, const assay_recipe_config *config);
 void assay_recipe_operands_free(assay_recipe_operands *operands); /* safe on a zeroed struct */
 

@@ -62,6 +62,11 @@ assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensor
 assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
+/* The same by a training recipe, with cotangents/y -> the same outputs, all gradients, and as checkpoints mlpwi_0_gradient and
+ * mlpwi_1_gradient [...,F] (fused: mlpwi_gradient [...,2F]). */
+assay_status spec_quantised_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
+                                spec_tensors *out);
+
 /* inputs/lhs [M,Kd], weights/rhs [G,Kd,N] and, by the layout, inputs/{group_sizes,masked_m,psum_m} [G] or inputs/m_indices
  * [M] -> outputs/y [M,N]; masked: lhs and y [G,M,...]; k_grouped: inputs/rhs [M,N], inputs/c [G,Kd,N]? -> outputs/y
  * [G,Kd,N]. Rows of no group are 0. */

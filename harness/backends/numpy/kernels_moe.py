@@ -108,6 +108,13 @@ def expert_checkpoints(ar, place, made, fused, rows=()):
         ar.checkpoint((place or "mlp_") + name, value)
 
 
+def gradient_checkpoints(ar, place, made, fused, rows=()):
+    """What a recipe quantises of gate and up on the way back."""
+    da, db = (m.reshape(*(rows or m.shape[:1]), -1) for m in made)
+    for name, value in ({"mlpwi": np.concatenate([da, db], -1)} if fused else {"mlpwi_0": da, "mlpwi_1": db}).items():
+        ar.checkpoint(place + name + "_gradient", value)
+
+
 def moe(ar, s, t, prefix, x):
     """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
     s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
