@@ -351,14 +351,15 @@ static bool takes_hidden_format(const assay_case *c)
 
 static assay_status check_takes_recipe(const model_check *check)
 {
-    static const char *const ops[] = {"gmm", "mlp"};
+    static const char *const ops[] = {"gmm", "mlp", "moe"};
     const char *recipe = check->c->config.quant_recipe.text;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (strcmp(check->c->op, ops[i]) == 0) return ASSAY_OK;
     }
     if (recipe[0] == '\0') return ASSAY_OK;
     return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                      "quant_recipe is %s, expected \"\": op %s has no recipe, gmm and mlp have", recipe, check->c->op);
+                      "quant_recipe is %s, expected \"\": op %s has no recipe, gmm, mlp and moe have", recipe,
+                      check->c->op);
 }
 
 /* The rules are those of h, which its operation checks. */

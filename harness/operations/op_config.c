@@ -298,6 +298,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 0, &config->activation));
     TRY(glu_of(ctx, m, false, &config->glu));
     TRY(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
+    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
     TRY(assay_routing_config_of(ctx, c, &config->routing));
     if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
                                             assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||

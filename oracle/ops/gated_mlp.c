@@ -269,7 +269,7 @@ static void round_rows(const assay_context *ctx, double *values, int64_t ld, con
 
 static bool wants_beyond_gate(const assay_gated_mlp_gradients *g)
 {
-    bool wants = g->dx != NULL;
+    bool wants = g->dx != NULL || g->take_d_up != NULL;
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++)
         wants |= g->g[weight] != NULL && weight != ASSAY_MLP_WO && weight != ASSAY_MLP_WO_BIAS;
     return wants;

@@ -61,6 +61,7 @@ typedef enum assay_mlp_checkpoint {
     ASSAY_MLPWI_GRADIENT,   /* [rows,2H]: of a and b, which backward quantises by a recipe */
     ASSAY_MLPWI_0_GRADIENT, /* [rows,H]: of a */
     ASSAY_MLPWI_1_GRADIENT, /* [rows,H]: of b */
+    ASSAY_MLPWO_GRADIENT,   /* [rows,D]: dy of routed rows, which is no cotangent */
     ASSAY_MLP_CHECKPOINTS
 } assay_mlp_checkpoint;
 

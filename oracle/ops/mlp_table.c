@@ -49,6 +49,8 @@ static const entry checkpoints[ASSAY_MLP_CHECKPOINTS] = {
                                 ASSAY_CHECKPOINT,
                                 SPLIT,
                                 .of_recipe = true},
+    [ASSAY_MLPWO_GRADIENT] =
+        {{NULL, "moe_mlpwo_gradient", NULL}, "D", "D", ASSAY_CHECKPOINT, ALWAYS, .of_recipe = true},
 };
 
 /* As assay_hidden_blocks, which the second form does not see. */
@@ -73,7 +75,7 @@ static assay_tensor_row row_of(const entry *e, const assay_gated_mlp_config *con
                                     .inputs = e->kind == ASSAY_KERNEL};
     const bool quantised = e->when == QUANTISED && config->hidden.format != NULL;
     const bool there = e->when == ALWAYS || quantised || (e->when != QUANTISED && (e->when == FUSED) == config->fused);
-    const bool made = !e->of_recipe || config->recipe.recipe != NULL;
+    const bool made = (!e->of_recipe || config->recipe.recipe != NULL) && e->names[place] != NULL;
     return there && made && config->mlp_dim > 0 ? assay_tensor_row_of(&form, config, axis_size) : (assay_tensor_row){0};
 }
 

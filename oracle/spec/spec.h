@@ -99,6 +99,10 @@ typedef struct spec_moe_config {
     int64_t w13_shards; /* of whose gate and up wi has columns side by side (w13_reorder_size); 0 is 1 */
 } spec_moe_config;
 
+/* The sparse block by a training recipe, with cotangents -> outputs, routing/, checkpoints/ and all gradients. */
+assay_status spec_quantised_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
+                                spec_tensors *out);
+
 /* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,z_loss?,bias_updates?}, routing/ as above; dropping:
  * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. Over a mesh: what
  * sharded_moe.h lists; only choices that a shard has no room for change y. */

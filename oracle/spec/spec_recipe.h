@@ -32,4 +32,28 @@ void spec_recipe_forward(const spec_recipe_layer *layer, spec_quad *y);
 void spec_recipe_backward(const spec_recipe_layer *layer, spec_quad *dx, spec_quad *dw);
 void spec_recipe_free(spec_recipe_layer *layer);
 
+/* Gated MLPs, of each group one; gate and up are one layer where they are fused, else two. Starts zeroed but for what is given. */
+typedef struct spec_recipe_mlp {
+    const assay_gated_mlp_config *config;
+    int64_t rows, groups;
+    const int64_t *group;                  /* of each row */
+    const spec_quad *x, *dy;               /* [rows,D] */
+    const spec_quad *w[ASSAY_MLP_WEIGHTS]; /* [groups,...] */
+    spec_recipe_layer up[2], down;
+    spec_quad *made[2], *gradient[2]; /* of up: what the layers give, and its gradient */
+    spec_quad *h, *numbers, *y, *dh;  /* numbers: of codes of h */
+    spec_quad *dx, *dw[ASSAY_MLP_WEIGHTS];
+} spec_recipe_mlp;
+
+assay_status spec_recipe_mlp_run(assay_context *ctx, spec_recipe_mlp *m);
+void spec_recipe_mlp_keep(const spec_recipe_mlp *m, const spec_mlp_checkpoints *kept);
+/* gradients/weights/ of the table's rows, each of `below` groups; 0: of one, which has no axis. */
+assay_status spec_recipe_mlp_put_gradients(assay_context *ctx, const assay_tensor_table *table, int64_t below,
+                                           const spec_recipe_mlp *m, spec_tensors *out);
+void spec_recipe_mlp_free(spec_recipe_mlp *m);
+
+/* A copy of the values. */
+assay_status spec_put(assay_context *ctx, spec_tensors *out, const char *path, const assay_shape *shape,
+                      const spec_quad *values);
+
 #endif

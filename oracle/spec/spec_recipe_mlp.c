@@ -4,37 +4,24 @@
 
 #include "oracle/spec/spec_recipe.h"
 
-/* Gate and up are one layer where they are fused, else two. */
-typedef struct recipe_mlp {
-    const assay_gated_mlp_config *config;
-    int64_t rows, groups;
-    const int64_t *group;                  /* of each row */
-    const spec_quad *x, *dy;               /* [rows,D] */
-    const spec_quad *w[ASSAY_MLP_WEIGHTS]; /* [groups,...] */
-    spec_recipe_layer up[2], down;
-    spec_quad *made[2], *gradient[2]; /* of up: what the layers give, and its gradient */
-    spec_quad *h, *numbers, *y, *dh;  /* numbers: of codes of h */
-    spec_quad *dx, *dw[ASSAY_MLP_WEIGHTS];
-} recipe_mlp;
-
-static int layers_of(const recipe_mlp *m)
+static int layers_of(const spec_recipe_mlp *m)
 {
     return m->config->fused ? 1 : 2;
 }
 
-static int64_t width_of(const recipe_mlp *m)
+static int64_t width_of(const spec_recipe_mlp *m)
 {
     return m->config->fused ? 2 * m->config->mlp_dim : m->config->mlp_dim;
 }
 
 /* Of up, where (row, j) of a (branch 0) or b is. */
-static spec_quad *element(const recipe_mlp *m, spec_quad *const of[2], int branch, int64_t row, int64_t j)
+static spec_quad *element(const spec_recipe_mlp *m, spec_quad *const of[2], int branch, int64_t row, int64_t j)
 {
     const int64_t width = m->config->mlp_dim;
     return m->config->fused ? &of[0][(2 * row + branch) * width + j] : &of[branch][row * width + j];
 }
 
-static assay_status alloc(assay_context *ctx, recipe_mlp *m)
+static assay_status alloc(assay_context *ctx, spec_recipe_mlp *m)
 {
     assay_status status;
     const int64_t rows = m->rows, width = m->config->mlp_dim, dim = m->config->emb_dim;
@@ -54,7 +41,7 @@ cleanup:
     return status;
 }
 
-static void release(recipe_mlp *m)
+void spec_recipe_mlp_free(spec_recipe_mlp *m)
 {
     for (int i = 0; i < 2; i++) {
         spec_recipe_free(&m->up[i]);
@@ -67,7 +54,8 @@ static void release(recipe_mlp *m)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-static spec_recipe_layer layer_of(const recipe_mlp *m, const spec_quad *x, const spec_quad *w, int64_t k, int64_t n)
+static spec_recipe_layer layer_of(const spec_recipe_mlp *m, const spec_quad *x, const spec_quad *w, int64_t k,
+                                  int64_t n)
 {
     return (spec_recipe_layer){.recipe = &m->config->recipe,
                                .rows = m->rows,
@@ -79,18 +67,18 @@ static spec_recipe_layer layer_of(const recipe_mlp *m, const spec_quad *x, const
                                .w = w};
 }
 
-static void add_bias(const recipe_mlp *m, int weight, int64_t columns, spec_quad *y)
+static void add_bias(const spec_recipe_mlp *m, int weight, int64_t columns, spec_quad *y)
 {
     for (int64_t i = 0; m->w[weight] != NULL && i < m->rows * columns; i++)
         y[i] += m->w[weight][m->group[i / columns] * columns + i % columns];
 }
 
-static spec_quad glu(const recipe_mlp *m, spec_quad a, spec_quad b)
+static spec_quad glu(const spec_recipe_mlp *m, spec_quad a, spec_quad b)
 {
     return spec_glu(m->config->activation, m->config->glu, m->config->limit, a, b);
 }
 
-static assay_status forward(assay_context *ctx, recipe_mlp *m)
+static assay_status forward(assay_context *ctx, spec_recipe_mlp *m)
 {
     assay_status status;
     const assay_gated_mlp_config *config = m->config;
@@ -120,21 +108,21 @@ cleanup:
 }
 
 /* By central differences, which binary128 has the digits for. */
-static spec_quad slope(const recipe_mlp *m, int branch, spec_quad a, spec_quad b)
+static spec_quad slope(const spec_recipe_mlp *m, int branch, spec_quad a, spec_quad b)
 {
     const spec_quad step = ldexpq(fmaxq(1, fabsq(branch == 0 ? a : b)), -36);
     const spec_quad da = branch == 0 ? step : 0, db = branch == 1 ? step : 0;
     return (glu(m, a + da, b + db) - glu(m, a - da, b - db)) / (2 * step);
 }
 
-static void sum_rows(const recipe_mlp *m, int64_t columns, const spec_quad *terms, int64_t ld, spec_quad *sums)
+static void sum_rows(const spec_recipe_mlp *m, int64_t columns, const spec_quad *terms, int64_t ld, spec_quad *sums)
 {
     for (int64_t i = 0; sums != NULL && i < m->groups * columns; i++) sums[i] = 0;
     for (int64_t i = 0; sums != NULL && i < m->rows * columns; i++)
         sums[m->group[i / columns] * columns + i % columns] += terms[i / columns * ld + i % columns];
 }
 
-static assay_status backward(assay_context *ctx, recipe_mlp *m)
+static assay_status backward(assay_context *ctx, spec_recipe_mlp *m)
 {
     assay_status status;
     const assay_gated_mlp_config *config = m->config;
@@ -165,7 +153,17 @@ cleanup:
     return status;
 }
 
-static void keep(const recipe_mlp *m, const spec_mlp_checkpoints *kept)
+assay_status spec_recipe_mlp_run(assay_context *ctx, spec_recipe_mlp *m)
+{
+    assay_status status;
+    TRY(alloc(ctx, m));
+    TRY(forward(ctx, m));
+    TRY(backward(ctx, m));
+cleanup:
+    return status;
+}
+
+void spec_recipe_mlp_keep(const spec_recipe_mlp *m, const spec_mlp_checkpoints *kept)
 {
     const assay_gated_mlp_config *config = m->config;
     const spec_mlp mlp = {.config = *config};
@@ -178,8 +176,8 @@ static void keep(const recipe_mlp *m, const spec_mlp_checkpoints *kept)
                (size_t)(m->rows * width_of(m)) * sizeof *m->gradient[i]);
 }
 
-static assay_status put(assay_context *ctx, spec_tensors *out, const char *path, const assay_shape *shape,
-                        const spec_quad *values)
+assay_status spec_put(assay_context *ctx, spec_tensors *out, const char *path, const assay_shape *shape,
+                      const spec_quad *values)
 {
     spec_quad *to = NULL;
     const assay_status status = spec_tensors_add(ctx, out, path, shape, &to);
@@ -187,15 +185,21 @@ static assay_status put(assay_context *ctx, spec_tensors *out, const char *path,
     return status;
 }
 
-static assay_status put_gradients(assay_context *ctx, const assay_tensor_table *table, const recipe_mlp *m,
-                                  spec_tensors *out)
+assay_status spec_recipe_mlp_put_gradients(assay_context *ctx, const assay_tensor_table *table, int64_t below,
+                                           const spec_recipe_mlp *m, spec_tensors *out)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         char path[ASSAY_PATH_SIZE];
         if (m->w[i] == NULL) continue;
         assay_tensor_path("gradients/weights/", "", &table->rows[i], path);
-        TRY(put(ctx, out, path, &table->rows[i].shape, m->dw[i]));
+        assay_shape shape = table->rows[i].shape;
+        if (below > 0) {
+            memmove(shape.dims + 1, shape.dims, sizeof shape.dims - sizeof *shape.dims);
+            shape.dims[0] = below;
+            shape.rank++;
+        }
+        TRY(spec_put(ctx, out, path, &shape, m->dw[i]));
     }
 cleanup:
     return status;
@@ -207,7 +211,7 @@ assay_status spec_quantised_mlp(assay_context *ctx, const assay_gated_mlp_config
     assay_status status;
     const assay_tensor_table table = assay_mlp_weight_table(config, ASSAY_MLP_DENSE);
     const spec_tensor *x = NULL;
-    recipe_mlp m = {.config = config, .groups = 1};
+    spec_recipe_mlp m = {.config = config, .groups = 1};
     spec_mlp_checkpoints kept;
     int64_t dim = 0;
     void *group = NULL;
@@ -217,18 +221,16 @@ assay_status spec_quantised_mlp(assay_context *ctx, const assay_gated_mlp_config
     TRY(assay_alloc(ctx, "groups of rows", m.rows, sizeof *m.group, &group));
     m.group = memset(group, 0, (size_t)m.rows * sizeof *m.group);
     m.x = x->values;
-    TRY(alloc(ctx, &m));
-    TRY(forward(ctx, &m));
-    TRY(backward(ctx, &m));
+    TRY(spec_recipe_mlp_run(ctx, &m));
     assay_shape rows = x->shape;
     rows.rank--;
     TRY(spec_add_mlp_checkpoints(ctx, out, config, ASSAY_MLP_DENSE, &rows, &kept));
-    keep(&m, &kept);
-    TRY(put(ctx, out, "outputs/y", &x->shape, m.y));
-    TRY(put(ctx, out, "gradients/inputs/x", &x->shape, m.dx));
-    TRY(put_gradients(ctx, &table, &m, out));
+    spec_recipe_mlp_keep(&m, &kept);
+    TRY(spec_put(ctx, out, "outputs/y", &x->shape, m.y));
+    TRY(spec_put(ctx, out, "gradients/inputs/x", &x->shape, m.dx));
+    TRY(spec_recipe_mlp_put_gradients(ctx, &table, 0, &m, out));
 cleanup:
-    release(&m);
+    spec_recipe_mlp_free(&m);
     free(group);
     return status;
 }

@@ -120,8 +120,8 @@ class GatedMlp:
     def quantise(self, h):
         return hidden(self.s, h)
 
-    def by_recipe(self, x, ups, wo, b_0=None, b_1=None, b_o=None):
-        """ups: the kernel of gate and up side by side, or those of both."""
+    def by_recipe(self, x, ups, wo, b_0=None, b_1=None, b_o=None, weight=None):
+        """ups: the kernel of gate and up side by side, or those of both; weight as below."""
         ar, s, whole = self.ar, self.s, [len(x)]
         up = [Recipe(s, x, w[None], whole) for w in ups]
         pair = np.split(np.concatenate([ar.linear(r.x, r.w[0]) for r in up], -1), 2, -1)
@@ -132,12 +132,14 @@ class GatedMlp:
         down = Recipe(s, taken, wo[None], whole)
         y = ar.made("mlpwo", ar.linear(down.x, down.w[0]) + (0 if b_o is None else b_o))
         self.made = a, b, h, y, codes, scale
+        out = y if weight is None else ar.keep(y)
 
-        def back(dy):
+        def back(d_y):
+            dy = d_y if weight is None else ar.keep(d_y * weight)
             dy_of_x, w, x_of_w, dy_of_w = down.back(dy)
             dh, d_wo = ar.keep(ar.linear(dy_of_x, w[0].T)), ar.weight_gradient(x_of_w, dy_of_w)
             da, db = ar.keep(dh * g * df), ar.keep(dh * f * dg)
-            self.made_back = da, db
+            self.made_back = da, db, dy
             parts, d_ups = [], []
             for r, d in zip(up, (da, db) if len(up) == 2 else (np.concatenate([da, db], -1),)):
                 d_of_x, w, x_of_w, d_of_w = r.back(d)
@@ -146,9 +148,9 @@ class GatedMlp:
                 d_ups.append(ar.weight_gradient(x_of_w, d_of_w))
             d_wi = np.split(np.concatenate(d_ups, -1), 2, -1)
             biases = [None if bias is None else ar.sum(d, 0) for d, bias in ((da, b_0), (db, b_1), (dy, b_o))]
-            return parts[0] + parts[1], [*d_wi, d_wo, *biases], None
+            return parts[0] + parts[1], [*d_wi, d_wo, *biases], None if weight is None else ar.sum(out * d_y)
 
-        return y, back
+        return out if weight is None else out * weight, back
 
     def __call__(self, x, wi_0, wi_1, wo, b_0=None, b_1=None, b_o=None, weight=None):
         """weight [rows, 1]: of each row of y; its gradient is the last of the results of back."""
