@@ -101,7 +101,8 @@ bool assay_edit_recipe_ignored(assay_case *c)
 {
     const bool there = c->config.quant_recipe.text[0] != '\0';
     c->config.quant_recipe.text[0] = '\0';
-    c->config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+    if (c->config.quant_hidden_format.text[0] == '\0')
+        c->config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     return there;
 }
 

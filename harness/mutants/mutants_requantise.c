@@ -20,7 +20,8 @@ bool assay_edit_hidden_as_it_is(assay_case *c)
     m->quant_saturate = assay_model_defaults.quant_saturate;
     m->quant_ties = assay_model_defaults.quant_ties;
     m->quant_negative_zero = assay_model_defaults.quant_negative_zero;
-    if (c->quant_format_count == 0) m->quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+    if (c->quant_format_count == 0 && m->quant_recipe.text[0] == '\0')
+        m->quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     return quantised;
 }
 

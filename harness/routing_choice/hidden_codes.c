@@ -11,7 +11,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/requantise.h"
+#include "oracle/ops/quantised_spread.h"
 
 /* A recipe's own steps of float32, which a kernel may take in another order. */
 static const double RECIPE_SLACK = 0x1p-21;

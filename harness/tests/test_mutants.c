@@ -44,7 +44,10 @@ TEST(table_is_well_formed)
 }
 
 /* Small cases that have, between them, what every mutant changes. */
-static const char *const cases[] = {"gmm/recipe-fp8-full",
+static const char *const cases[] = {"moe/recipe-deepseek-v3-powers",
+                                    "mlp/recipe-fp8-full",
+                                    "mlp/recipe-deepseek-v3-powers",
+                                    "gmm/recipe-fp8-full",
                                     "gmm/recipe-deepseek-v3-powers",
                                     "routing/float32-bias",
                                     "moe/float32-bias",

@@ -1,22 +1,14 @@
 #include "oracle/ops/requantise.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/random.h"
+#include "oracle/ops/quantised_spread.h"
 
 int64_t assay_hidden_blocks(const assay_gated_mlp_config *config)
 {
     const assay_block_format *format = config->hidden.format;
     return format == NULL ? 0 : assay_block_count(config->mlp_dim, format->columns);
-}
-
-void assay_spread_path(const char *of, char path[ASSAY_PATH_SIZE])
-{
-    snprintf(path, ASSAY_PATH_SIZE, "spread/%.*s", ASSAY_PATH_SIZE - (int)sizeof "spread/", of);
 }
 
 /* Numbers of a type from their bits. */
@@ -26,22 +18,6 @@ static void decode(const assay_context *ctx, assay_dtype type, int64_t count, co
     for (int64_t i = 0; i < count; i++) {
         const uint8_t byte = (uint8_t)bits[i];
         assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
-    }
-}
-
-/* Draws come from the value's own bits: the same in every piece of the rows and for any number of threads. */
-static void move(const assay_context *ctx, int64_t count, const double *h, const double *spread, double *moved)
-{
-    const assay_emulation *emulation = ctx->emulation;
-    const bool moves = spread != NULL && emulation != NULL && !emulation->nearest;
-#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = 0;
-        memcpy(&bits, &h[i], sizeof bits);
-        moved[i] = h[i];
-        if (!moves || h[i] == 0) continue;
-        const double uniform = (double)(assay_random_bits(emulation->seed, "hidden", bits) >> 11) * 0x1p-52 - 1;
-        moved[i] += ASSAY_HIDDEN_REACH * spread[i] * uniform;
     }
 }
 
@@ -58,7 +34,7 @@ assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, 
     TRY(assay_alloc_f64(ctx, "h that is quantised", count, &moved));
     TRY(assay_alloc_i32(ctx, "codes of h", count, &codes));
     TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale));
-    move(ctx, count, r->h, spread, moved);
+    assay_spread_move(ctx, count, r->h, spread, moved);
     TRY(assay_quantize(ctx, codes, scale, &of_tensor, moved, &q));
     decode(ctx, q.format->element, count, codes, r->codes);
     decode(ctx, q.format->scale, scales, scale, r->scale);

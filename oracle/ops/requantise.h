@@ -14,17 +14,12 @@
 /* Blocks of a row; 0: nothing is quantised. */
 int64_t assay_hidden_blocks(const assay_gated_mlp_config *config);
 
-/* r->codes and r->scale, as numbers of their types, of r->h [rows,H]. `spread` [rows,H]: one standard deviation of h, or NULL.
- * An emulated run moves h by up to ASSAY_HIDDEN_REACH of them before it quantises: what any correct kernel may make of a
- * number near a boundary then happens in some of the runs. */
+/* r->codes and r->scale, as numbers of their types, of r->h [rows,H]. `spread` [rows,H]: one standard deviation of h, or NULL
+ * (quantised_spread.h). */
 assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, const double *spread,
                               const assay_gated_mlp_config *config);
-#define ASSAY_HIDDEN_REACH 8
 
 /* r->h becomes the numbers of r->codes and r->scale. */
 void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config);
-
-/* Where a source has the spread of a checkpoint: "spread/PATH". */
-void assay_spread_path(const char *of, char path[ASSAY_PATH_SIZE]);
 
 #endif
