@@ -5,6 +5,7 @@
 
 #include "harness/backends/backend.h"
 #include "harness/commands/command.h"
+#include "harness/commands/ending.h"
 #include "harness/host/host.h"
 #include "harness/plan/golden_open.h"
 #include "oracle/base/memory.h"
@@ -82,6 +83,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     blocks b = {0};
     char why[ASSAY_MESSAGE_SIZE / 2];
     *exit_code = ASSAY_EXIT_FAIL;
+    assay_end_by_library("shared-object"); /* before the backend it is not the backend that crashes */
     TRY(assay_fixture_open(ctx, options->arguments[1], &request.reader));
     TRY(assay_golden_read(ctx, request.reader, options->arguments[1], &request));
     /* no backend gives error scales, and one of the profiles may be a user's own */
@@ -91,6 +93,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     const assay_source in = assay_fixture_source(request.reader);
     const assay_host_memory memory = {&b, take_block};
     TRY(assay_host_make(ctx, &request.plan, &in, &memory, &host));
+    assay_end_is_meant();
     const assay_backend_function backend = assay_host_load(library, why, sizeof why);
     if (backend == NULL) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s", why);
