@@ -17,7 +17,7 @@ KERNELS = {"mlp": ("wi_0/kernel", "wi_1/kernel", "wo/kernel"), "moe": ("wi_0", "
 # in formats for which the catalogue has no case of the operation
 ALSO = (("mlp/nvfp4", ("mxfp8", "mxfp4")), ("moe/nvfp4", ("mxfp8", "mxfp4")), ("mla/nvfp4", ("mxfp8", "mxfp4")))
 RUNS = 84
-AGREES_INSIDE = 1e-6  # steps of float32 that a kernel may take in another order decide the last bit of a scale
+AGREES_INSIDE = 1e-2  # the last bit of a step in float32 decides about a scale or a code now and then, which is up to 1/16 of a number
 OF_BITS = ("quantize", "dequantize")
 QUICK = ("gmm/nvfp4", "mlp/fp8", "moe/nvfp4", "mla/fp8", "quantize/mxfp4-ocp", "dequantize/nvfp4")
 

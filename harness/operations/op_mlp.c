@@ -69,7 +69,7 @@ static const up_paths up_values = {"checkpoints/mlpwi", "checkpoints/mlpwi_0", "
 static const up_paths up_gradients = {"checkpoints/mlpwi_gradient", "checkpoints/mlpwi_0_gradient",
                                       "checkpoints/mlpwi_1_gradient"};
 
-/* One standard deviation of a checkpoint that is quantised; *spread stays NULL where the source has none. */
+/* One standard deviation of a checkpoint that is quantised. */
 static assay_status read_spread(assay_context *ctx, const assay_source *in, const char *checkpoint, int64_t count,
                                 double *spread)
 {

@@ -11,6 +11,7 @@
  * By a training recipe (quant_recipe.h) each of the products, x wi_0, x wi_1 (fused: x wi) and h wo, and each of their two of
  * backward, takes what the recipe makes of its operands. What a kernel computes of these, h and the gradients of a and b, is
  * quantised as it is, in float64; what lies between the products is not quantised: activation, gradients of biases, sums.
+ * Fused then has scales of gate and up together, and other bits.
  *
  * NaN in x reaches the rows that hold it, and in backward dwi_0, dwi_1, dwo: callers pass only rows that count. */
 #ifndef ASSAY_OPS_GATED_MLP_H
