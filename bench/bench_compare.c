@@ -1,5 +1,5 @@
 /* A bfloat16 candidate held against a golden with its error scales, 1 GB of both, as the command does: files of others
- * are tried in a process of their own first, and the golden's digests checked. Against reading the same files, and
+ * are tried in a process of their own first, and the golden's checksums checked. Against reading the same files, and
  * against the same comparison without the one and the other. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,12 +162,12 @@ assay_status bench_compare(assay_context *ctx, bench_report *report)
         TRY(bench_side_by_side(ctx, (bench_work){run_compare, &p}, (bench_work){run_reading, &p}, &result));
         bench_line(report, "bf16 [36864,2048] with error scales and null", ctx->threads, gigabytes, &result, 0);
     }
-    bench_heading("What isolation and digests cost a comparison", "with", "without", "GB/s");
+    bench_heading("What isolation and checksums cost a comparison", "with", "without", "GB/s");
     for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
         TRY(bench_side_by_side(ctx, (bench_work){run_isolated, &p}, (bench_work){run_bare, &p}, &result));
         bench_line(report, "files tried in a process of their own", ctx->threads, gigabytes, &result, LIMIT);
         TRY(bench_side_by_side(ctx, (bench_work){run_compare, &p}, (bench_work){run_bare, &p}, &result));
-        bench_line(report, "that, and the golden's digests", ctx->threads, gigabytes, &result, LIMIT);
+        bench_line(report, "that, and the golden's checksums", ctx->threads, gigabytes, &result, LIMIT);
     }
 cleanup:
     unlink(p.golden);

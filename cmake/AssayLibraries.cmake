@@ -33,6 +33,7 @@ if(ASSAY_MPI)
   find_package(MPI QUIET COMPONENTS C)
 endif()
 pkg_check_modules(CRYPTO REQUIRED IMPORTED_TARGET libcrypto)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 find_library(SLEEF_LIBRARY sleef REQUIRED)
 find_path(RANDOM123_INCLUDE Random123/philox.h REQUIRED)
 

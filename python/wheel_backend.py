@@ -33,6 +33,7 @@ LICENCES = {
     "libquadmath": "LGPL-2.1, a file of its own, which you may replace",
     "libsleef": "BSL-1.0",
     "libsz": "BSD-2-Clause",
+    "libxxhash": "BSD-2-Clause",
     "libyaml": "MIT",
     "libz": "Zlib",
 }
