@@ -94,28 +94,6 @@ cleanup:
     return status;
 }
 
-/* What the product with wo takes of h. Codes that are given are the result. */
-static assay_status requantise(assay_context *ctx, const assay_source *in, mlp_run *m)
-{
-    static const char codes[] = "checkpoints/mlp_hidden_codes", scale[] = "checkpoints/mlp_hidden_codes_scale";
-    assay_status status = ASSAY_OK;
-    char path[ASSAY_PATH_SIZE];
-    double *spread = NULL;
-    const int64_t count = m->config.rows * m->config.mlp_dim, blocks = m->config.rows * assay_hidden_blocks(&m->config);
-    if (m->config.hidden.format == NULL) return ASSAY_OK;
-    assay_spread_path("checkpoints/mlp_intermediate", path);
-    if (in->has(in->self, path)) TRY(assay_read_whole(ctx, in, path, count, &spread));
-    TRY(assay_requantise(ctx, &m->r, spread, &m->config));
-    TRY(assay_go_on_from(ctx, in, codes, 0, count, m->r.codes));
-    TRY(assay_go_on_from(ctx, in, scale, 0, blocks, m->r.scale));
-    TRY(assay_write_result(ctx, m->out, codes, count, m->r.codes));
-    TRY(assay_write_result(ctx, m->out, scale, blocks, m->r.scale));
-    assay_hidden_numbers(ctx, &m->r, &m->config);
-cleanup:
-    free(spread);
-    return status;
-}
-
 static assay_status forward(assay_context *ctx, const assay_source *in, mlp_run *m)
 {
     assay_status status;
@@ -125,7 +103,7 @@ static assay_status forward(assay_context *ctx, const assay_source *in, mlp_run 
     TRY(write_up(ctx, in, m));
     assay_gated_mlp_gate(ctx, &m->r, &m->config);
     TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlp_intermediate", block, m->r.h));
-    TRY(requantise(ctx, in, m));
+    TRY(assay_requantise_dense(ctx, &m->r, "", in, m->out, &m->config));
     TRY(assay_gated_mlp_down(ctx, m->y, &m->r, &w, &m->config));
     TRY(assay_write_result(ctx, m->out, "checkpoints/mlpwo", m->size, m->y));
     TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->y));
