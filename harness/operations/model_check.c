@@ -343,10 +343,11 @@ static bool routes(const assay_case *c, unsigned parts)
     return (parts & ASSAY_PART_ROUTER) != 0 && !dense;
 }
 
-/* Gated MLPs whose kernels quantise h. */
-static bool takes_hidden_format(const assay_case *c)
+/* Gated MLPs whose kernels quantise h, by themselves or in a layer. */
+static bool takes_hidden_format(const model_check *check)
 {
-    return strcmp(c->op, "mlp") == 0 || strcmp(c->op, "moe") == 0;
+    const char *op = check->c->op;
+    return strcmp(op, "mlp") == 0 || strcmp(op, "moe") == 0 || (check->parts & ASSAY_PART_LAYER) != 0;
 }
 
 static assay_status check_takes_recipe(const model_check *check)
@@ -376,7 +377,7 @@ static assay_status check_quantising(const model_check *check)
 {
     const assay_status status = check_takes_recipe(check);
     RETURN_IF(status != ASSAY_OK, status);
-    if (assay_quantises_hidden(check->c) && takes_hidden_format(check->c)) return check_rules_of_hidden(check);
+    if (assay_quantises_hidden(check->c) && takes_hidden_format(check)) return check_rules_of_hidden(check);
     static const int KEYS[] = {ASSAY_KEY_AT_quant_format,          ASSAY_KEY_AT_quant_scale,
                                ASSAY_KEY_AT_quant_subnormal_scale, ASSAY_KEY_AT_quant_smallest_amax,
                                ASSAY_KEY_AT_quant_saturate,        ASSAY_KEY_AT_quant_ties,

@@ -513,6 +513,18 @@ static assay_status grouped_config_of(assay_context *ctx, const assay_case *c, a
     return ASSAY_OK;
 }
 
+assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding)
+{
+    const char *with = NULL;
+    if (moe->hidden.format == NULL) return ASSAY_OK;
+    if (moe->physical_experts > 0) with = "with num_redundant_experts";
+    if (moe->path == ASSAY_MOE_DROPPING) with = "with capacity_factor";
+    if (assay_is_sharded(moe, sharding)) with = "on a mesh";
+    if (with == NULL) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none %s", moe->hidden.format->name,
+                      with);
+}
+
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -561,6 +573,12 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                           config->moe.local_num_experts, c->op);
     }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
+    if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "quant_hidden_format is %s, expected none with use_batch_split_schedule",
+                          m->quant_hidden_format.text);
+    }
     if (m->weights_on_shards && config->dense_layers == config->layers) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones", config->layers);

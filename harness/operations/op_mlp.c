@@ -90,7 +90,7 @@ static assay_status read_spreads(assay_context *ctx, const assay_source *in, mlp
     static const char h[] = "checkpoints/mlp_intermediate";
     assay_status status = ASSAY_OK;
     const int64_t block = m->config.rows * m->config.mlp_dim;
-    if (has_spread(in, h)) {
+    if (m->config.hidden.format == NULL && has_spread(in, h)) {
         TRY(assay_alloc_f64(ctx, "spread of h", block, &m->h_spread));
         TRY(read_spread(ctx, in, h, block, m->h_spread));
     }
@@ -124,7 +124,7 @@ static assay_status open_run(assay_context *ctx, const assay_source *in, mlp_run
     TRY(assay_gated_mlp_residuals_alloc(ctx, &m->r, &m->config));
     TRY(read_spreads(ctx, in, m));
     m->r.d_up_spread = m->d_up_spread;
-    if (m->config.hidden.format == NULL) m->r.h_spread = m->h_spread; /* the numbers of codes are exact */
+    m->r.h_spread = m->h_spread;
 cleanup:
     return status;
 }
@@ -153,23 +153,6 @@ cleanup:
     return status;
 }
 
-/* What the product with wo takes of h. Codes that are given are the result. */
-static assay_status requantise(assay_context *ctx, const assay_source *in, mlp_run *m)
-{
-    static const char codes[] = "checkpoints/mlp_hidden_codes", scale[] = "checkpoints/mlp_hidden_codes_scale";
-    assay_status status = ASSAY_OK;
-    const int64_t count = m->config.rows * m->config.mlp_dim, blocks = m->config.rows * assay_hidden_blocks(&m->config);
-    if (m->config.hidden.format == NULL) return ASSAY_OK;
-    TRY(assay_requantise(ctx, &m->r, m->h_spread, &m->config));
-    TRY(assay_go_on_from(ctx, in, codes, 0, count, m->r.codes));
-    TRY(assay_go_on_from(ctx, in, scale, 0, blocks, m->r.scale));
-    TRY(assay_write_result(ctx, m->out, codes, count, m->r.codes));
-    TRY(assay_write_result(ctx, m->out, scale, blocks, m->r.scale));
-    assay_hidden_numbers(ctx, &m->r, &m->config);
-cleanup:
-    return status;
-}
-
 static assay_status forward(assay_context *ctx, const assay_source *in, mlp_run *m)
 {
     assay_status status;
@@ -179,7 +162,7 @@ static assay_status forward(assay_context *ctx, const assay_source *in, mlp_run 
     TRY(write_up(ctx, m, &up_values, m->r.a, m->r.b));
     assay_gated_mlp_gate(ctx, &m->r, &m->config);
     TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlp_intermediate", block, m->r.h));
-    TRY(requantise(ctx, in, m));
+    TRY(assay_requantise_dense(ctx, &m->r, "", in, m->out, &m->config));
     TRY(assay_gated_mlp_down(ctx, m->y, &m->r, &w, &m->config));
     TRY(assay_write_result(ctx, m->out, "checkpoints/mlpwo", m->size, m->y));
     TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->y));

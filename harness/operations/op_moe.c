@@ -58,15 +58,12 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     config->w13_shards = c->config.w13_reorder_size;
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
     if (config->moe.local_num_experts > 0 && assay_is_sharded(&config->moe, &config->sharding)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0 on a mesh",
                           config->moe.local_num_experts);
     }
     if (assay_is_sharded(&config->moe, &config->sharding)) {
-        if (config->moe.hidden.format != NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none on a mesh",
-                              config->moe.hidden.format->name);
-        }
         if (config->moe.physical_experts > 0) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "num_redundant_experts is %" PRId64 ", expected 0: replicas are those of one device",
@@ -75,12 +72,7 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
     TRY(check_layout(ctx, config));
-    const bool dropping = config->moe.path == ASSAY_MOE_DROPPING, replicas = config->moe.physical_experts > 0;
     TRY(check_recipe(ctx, config));
-    if (config->moe.hidden.format != NULL && (dropping || replicas)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none with %s",
-                          config->moe.hidden.format->name, dropping ? "capacity_factor" : "num_redundant_experts");
-    }
 cleanup:
     return status;
 }
