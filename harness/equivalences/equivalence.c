@@ -354,7 +354,7 @@ static bool other_scaling(const assay_case *c, assay_other_form *form)
 static bool other_layout(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_gmm_run_in_other_layout;
-    return is_op(c, "gmm");
+    return is_op(c, "gmm") && !assay_gmm_counts_all_rows(c); /* in no other layout it has these rows */
 }
 
 static bool other_blocks(const assay_case *c, assay_other_form *form)

@@ -51,6 +51,11 @@ static bool change_recipe(assay_case *c, const char *bug)
     return changed;
 }
 
+static bool gathers_codes(const assay_case *c)
+{
+    return strncmp(c->config.function.text, "quantized_psum_scatter", 22) == 0;
+}
+
 bool assay_edit_recipe_dw_along_rows(assay_case *c)
 {
     return change_recipe(c, "dw_along_rows");
@@ -76,13 +81,26 @@ bool assay_edit_recipe_other_type(assay_case *c)
     return change_recipe(c, "e4m3") || change_recipe(c, "e5m2");
 }
 
+/* Nothing is folded where no product follows. */
 bool assay_edit_recipe_scales_lost(assay_case *c)
 {
-    return change_recipe(c, "scales_lost");
+    return !gathers_codes(c) && change_recipe(c, "scales_lost");
 }
 
+bool assay_edit_recipe_scales_of_next_shard(assay_case *c)
+{
+    return gathers_codes(c) && c->mesh_expert > 1 && change_recipe(c, "next_shard");
+}
+
+bool assay_edit_recipe_scales_of_receiver(assay_case *c)
+{
+    return gathers_codes(c) && c->mesh_expert > 1 && change_recipe(c, "receiver");
+}
+
+/* Where it cannot be left out it is one that quantises nothing. */
 bool assay_edit_recipe_ignored(assay_case *c)
 {
+    if (gathers_codes(c)) return change_recipe(c, "ignored");
     const bool there = c->config.quant_recipe.text[0] != '\0';
     c->config.quant_recipe.text[0] = '\0';
     c->config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;

@@ -372,9 +372,9 @@ static assay_status check_quantising(const model_check *check)
     const assay_case *c = check->c;
     static const char BLOCKS[] = "deepseek_v3"; /* whose scales have a rounding */
     const bool recipe = c->config.quant_recipe.text[0] != '\0';
-    if (recipe && strcmp(c->op, "gmm") != 0) {
+    if (recipe && strcmp(c->op, "gmm") != 0 && strcmp(c->op, "batch_split") != 0) {
         return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                          "quant_recipe is %s, expected \"\": op %s has no recipe, gmm has",
+                          "quant_recipe is %s, expected \"\": op %s has no recipe, gmm and batch_split have",
                           c->config.quant_recipe.text, c->op);
     }
     const bool operands =

@@ -35,6 +35,8 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, assay_fun
     snprintf(layer.op, sizeof layer.op, "deepseek_layer");
     layer.config.use_batch_split_schedule = true;
     layer.config.first_num_dense_layers = 0;
+    layer.config.quant_recipe.text[0] = '\0'; /* the function's */
+    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
     TRY(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
     TRY(assay_model_check(ctx, &layer, ASSAY_PART_ALL));
     TRY(assay_stack_config_of(ctx, &layer, &config->stack));
@@ -43,10 +45,55 @@ cleanup:
     return status;
 }
 
+/* The source quantises this gradient always, and by its largest magnitude. */
+static assay_status check_psum_scatter(assay_context *ctx, const assay_case *c, const assay_function_config *config)
+{
+    const char *name = assay_function_name(config->function);
+    if (strncmp(name, "quantized_", 10) != 0) return ASSAY_OK;
+    if (config->recipe.recipe == NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is \"\", expected fp8_full: %s has it always", name);
+    for (int key = ASSAY_KEY_AT_act_quantization_calibration_method;
+         key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
+        const assay_text *method = (const assay_text *)((const char *)&c->config + assay_model_keys[key].offset);
+        if (strcmp(method->text, "absmax") == 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: %s has no other",
+                          assay_model_keys[key].name, method->text, name);
+    }
+    return ASSAY_OK;
+}
+
+/* deepseek_batchsplit.py finds the scale of a fixed range itself (quantizations.py, manual_quantize), its sibling _fp8 by qwix,
+ * which rounds the range first and has another least scale: only where they are one is there one right result. */
+static assay_status check_fixed_weights(assay_context *ctx, const assay_case *c, const assay_function_config *config)
+{
+    enum { LARGEST = 448 };
+    const double fixed = config->recipe.w.fixed;
+    const bool small = c->dtype == ASSAY_FLOAT16 && fixed < LARGEST * 0x1p-7;
+    if (config->recipe.recipe == NULL || fixed <= 0) return ASSAY_OK;
+    const double range = assay_dtype_round(c->dtype, fixed, false);
+    const double once = assay_dtype_round(c->dtype, fixed / LARGEST, false);
+    if (!small && once == assay_dtype_round(c->dtype, range / LARGEST, false)) return ASSAY_OK;
+    return assay_fail(
+        ctx, ASSAY_BAD_INPUT,
+        "weight_quantization_calibration_method is %s, expected a range of which MaxText's manual_quantize and "
+        "qwix make the same scale in %s",
+        c->config.weight_quantization_calibration_method.text, assay_dtype_name(c->dtype));
+}
+
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
+    assay_status status;
     assay_function_config config;
-    return config_of(ctx, c, &config);
+    TRY(config_of(ctx, c, &config));
+    TRY(check_psum_scatter(ctx, c, &config));
+    TRY(check_fixed_weights(ctx, c, &config));
+cleanup:
+    return status;
+}
+
+static bool has_recipe(const void *c)
+{
+    return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
 static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
@@ -235,6 +282,6 @@ const assay_operation assay_op_batch_split = {.name = "batch_split",
                                               .run = run,
                                               .ensemble = assay_every_case,
                                               .mesh = true,
-                                              .second_form = {.evaluate = second_form},
+                                              .second_form = {.evaluate = second_form, .gives_gradients = has_recipe},
                                               .flops = flops,
                                               .memory = memory};

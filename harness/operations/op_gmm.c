@@ -43,6 +43,14 @@ static assay_status check_recipe(assay_context *ctx, const assay_case *c, const 
                           "quant_formats says what its operands are",
                           config.recipe->name);
     }
+    for (int i = 0; assay_gmm_counts_all_rows(c) && i < c->input_count; i++) {
+        if (!c->inputs[i].unused_nan) continue;
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "inputs.%s: unused_nan is not for quant_recipe %s, which finds its scales over all rows, those "
+            "of no group too",
+            c->inputs[i].path, config.recipe->name);
+    }
     for (int i = 0; i < (config.recipe->x.scales == ASSAY_SCALES_NONE ? 1 : 3); i++) {
         if (assay_case_quant_format_of(c, paths[i]) == NULL) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, expected none: quant_recipe %s quantises it",
@@ -71,6 +79,13 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     TRY(check_recipe(ctx, c, &config));
 cleanup:
     return status;
+}
+
+/* MaxText's rows, by MaxText's recipe: the source calibrates what it is given, whole. */
+bool assay_gmm_counts_all_rows(const assay_case *c)
+{
+    const assay_quant_recipe *r = assay_quant_recipe_by_name(c->config.quant_recipe.text);
+    return r != NULL && r->x.scales != ASSAY_SCALES_NONE && config_of(c).layout == ASSAY_GMM_RAGGED;
 }
 
 static bool has_recipe(const void *c)
@@ -170,6 +185,7 @@ typedef struct gmm_run {
     int64_t count;       /* of all rows */
     int32_t *index, *group_sizes;
     int64_t *places;
+    int64_t of_groups;          /* packed rows that belong to groups; those behind them count for scales alone */
     double *lhs, *dy, *rhs, *c; /* lhs and dy are packed */
     double *y, *dlhs, *drhs;    /* y and dlhs too */
     double *spread;             /* of y or dlhs */
@@ -186,9 +202,9 @@ static void gmm_run_free(gmm_run *r)
     free(r->places);
 }
 
-/* Rows of no group may hold anything; those of a group must hold numbers. */
+/* Rows of no group may hold anything, unless they count for scales; those of a group must hold numbers. */
 static assay_status check_row(assay_context *ctx, const gmm_run *r, const char *path, const double *x, int64_t width,
-                              int64_t place)
+                              int64_t place, bool of_group)
 {
     char at[64];
     for (int64_t i = 0; i < width; i++) {
@@ -198,9 +214,10 @@ static assay_status check_row(assay_context *ctx, const gmm_run *r, const char *
         } else {
             snprintf(at, sizeof at, "%" PRId64, place);
         }
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%s,%" PRId64 "] is %g, expected a finite number: the row belongs to a group", path, at, i,
-                          x[i]);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%s,%" PRId64 "] is %g, expected a finite number: %s", path, at, i,
+                          x[i],
+                          of_group ? "the row belongs to a group"
+                                   : "quant_recipe fp8_full finds its scales over all rows, those of no group too");
     }
     return ASSAY_OK;
 }
@@ -212,7 +229,7 @@ static assay_status read_rows(assay_context *ctx, const gmm_run *r, const assay_
     assay_status status;
     TRY(assay_read_whole(ctx, in, path, r->count * width, rows));
     for (int64_t row = 0; row < r->dims.m; row++) {
-        TRY(check_row(ctx, r, path, *rows + r->places[row] * width, width, r->places[row]));
+        TRY(check_row(ctx, r, path, *rows + r->places[row] * width, width, r->places[row], row < r->of_groups));
     }
     double *packed = NULL;
     TRY(assay_alloc_f64(ctx, path, r->dims.m * width, &packed));
@@ -236,6 +253,7 @@ static assay_status find_rows(assay_context *ctx, const assay_source *in, gmm_ru
     r->places = places;
     r->dims = r->config.dims;
     TRY(assay_gmm_find_rows(ctx, &r->config, r->index, r->group_sizes, r->places, &r->dims.m));
+    r->of_groups = r->dims.m;
 cleanup:
     return status;
 }
@@ -290,6 +308,7 @@ static assay_status read_run(assay_context *ctx, const assay_case *c, const assa
     r->config = config_of(c);
     r->paths = r->config.layout == ASSAY_GMM_K_GROUPED ? weight_gradient : product;
     TRY(find_rows(ctx, in, r));
+    for (; assay_gmm_counts_all_rows(c) && r->dims.m < r->count; r->dims.m++) r->places[r->dims.m] = r->dims.m;
     const int64_t k = r->dims.k, n = r->dims.n, groups = r->dims.groups * k * n;
     TRY(read_rows(ctx, r, in, r->paths.lhs, k, &r->lhs));
     TRY(read_rows(ctx, r, in, r->paths.dy, n, &r->dy));

@@ -156,6 +156,8 @@ assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case
 assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out);
 
+/* Whether rows of no group count for the scales of its recipe. */
+bool assay_gmm_counts_all_rows(const assay_case *c);
 /* A gmm case with the same rows in another layout, and its results where the case has them. */
 assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case *c, const assay_source *in,
                                            const assay_sink *out);

@@ -162,7 +162,7 @@ TEST(what_is_no_operand_is_refused)
     static const struct {
         const char *name, *set, *message;
     } table[] = {
-        {"mlp/silu", "quant_recipe=fp8_full", "op mlp has no recipe, gmm has"},
+        {"mlp/silu", "quant_recipe=fp8_full", "op mlp has no recipe, gmm and batch_split have"},
         {"gmm/k-grouped-nan", "quant_recipe=deepseek_v3", "gmm_layout k_grouped is the weight gradient alone"},
         {"gmm/ragged", "quant_recipe=fp8_full;quant_formats.weights/rhs=mxfp4", "quant_recipe fp8_full quantises it"},
         {"gmm/ragged", "quant_recipe=deepseek_v3;quant_formats.cotangents/y=mxfp4", "cotangents/y, expected none"},
@@ -174,6 +174,18 @@ TEST(what_is_no_operand_is_refused)
          "expected absmax, absmax,FACTOR"},
         {"gmm/ragged", "quant_recipe=deepseek_v3;act_quantization_calibration_method=fixed,2",
          "expected absmax: quant_recipe"},
+        {"gmm/ragged", "quant_recipe=fp8_full;inputs.lhs={unused_nan: true}", "finds its scales over all rows"},
+        {"batch_split/mla", "quant_recipe=fp8_full", "mla would quantise nothing, or what it computed itself"},
+        {"batch_split/get-key-value-mesh2", "quant_recipe=fp8_full", "the mesh has 2 shards, expected one"},
+        {"batch_split/get-key-value-recipe", "act_quantization_calibration_method=fixed,1", "cuts something off"},
+        {"batch_split/gmm", "quant_recipe=deepseek_v3", "expected fp8_full: gmm has no other"},
+        {"batch_split/gmm-recipe", "dtype=float64", "dtype is float64, expected float32"},
+        {"batch_split/gmm-recipe", "weight_quantization_calibration_method=fixed,0.9",
+         "make the same scale in bfloat16"},
+        {"batch_split/gmm-recipe", "weight_quantization_calibration_method=fixed,2;dtype=float16", "in float16"},
+        {"batch_split/quantized-psum-scatter",
+         "quant_recipe=", "expected fp8_full: quantized_psum_scatter has it always"},
+        {"batch_split/quantized-psum-scatter", "bwd_quantization_calibration_method=fixed,1", "expected absmax"},
         {"gmm/ragged", "quant_formats.weights/lhs=mxfp4",
          "quant_formats has weights/lhs, which is no tensor of op gmm"},
         {"gmm/ragged", "quant_formats.rhs=mxfp4", "quant_formats has rhs, which is no tensor of op gmm"},

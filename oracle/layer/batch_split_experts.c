@@ -86,16 +86,31 @@ static assay_gmm_dims gmm_dims(const bs_run *run, const bs_gmm_args *args)
     return (assay_gmm_dims){run->sizes.copies, args->k, args->n, run->sizes.local_experts};
 }
 
+/* What the products of one shard take; dy NULL: of forward alone. */
+static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const bs_gmm_args *args, const double *dy,
+                             const assay_gmm_dims *dims, int64_t shard)
+{
+    static const assay_recipe_config none = {0};
+    const double *lhs = args->lhs + shard * dims->m * dims->k;
+    const double *rhs = args->rhs + shard * dims->groups * dims->k * dims->n;
+    return assay_recipe_quantise(ctx, o, lhs, rhs, dy == NULL ? NULL : dy + shard * dims->m * dims->n,
+                                 args->group_sizes + shard * dims->groups, dims,
+                                 args->recipe != NULL ? args->recipe : &none);
+}
+
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)
 {
     assay_status status = ASSAY_OK;
     const assay_gmm_dims dims = gmm_dims(run, args);
+    assay_recipe_operands o = {0};
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        TRY(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, args->lhs + shard * dims.m * dims.k,
-                              args->rhs + shard * dims.groups * dims.k * dims.n,
-                              args->group_sizes + shard * dims.groups, &dims));
+        TRY(quantise(ctx, &o, args, NULL, &dims, shard));
+        TRY(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, o.x, o.w, args->group_sizes + shard * dims.groups,
+                              &dims));
+        assay_recipe_operands_free(&o);
     }
 cleanup:
+    assay_recipe_operands_free(&o);
     return status;
 }
 
@@ -104,13 +119,19 @@ assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, dou
 {
     assay_status status = ASSAY_OK;
     const assay_gmm_dims dims = gmm_dims(run, args);
+    assay_recipe_operands o = {0};
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t lhs = shard * dims.m * dims.k, rhs = shard * dims.groups * dims.k * dims.n;
-        TRY(assay_gmm_backward(ctx, dlhs == NULL ? NULL : dlhs + lhs, drhs == NULL ? NULL : drhs + rhs,
-                               dy + shard * dims.m * dims.n, args->lhs + lhs, args->rhs + rhs,
-                               args->group_sizes + shard * dims.groups, &dims));
+        const int32_t *sizes = args->group_sizes + shard * dims.groups;
+        double *dx = dlhs == NULL ? NULL : dlhs + shard * dims.m * dims.k;
+        double *dw = drhs == NULL ? NULL : drhs + shard * dims.groups * dims.k * dims.n;
+        TRY(quantise(ctx, &o, args, dy, &dims, shard));
+        const bool one = o.dx_dy == o.dw_dy;
+        TRY(assay_gmm_backward(ctx, dx, one ? dw : NULL, o.dx_dy, o.dw_x, o.dx_w, sizes, &dims));
+        if (!one) TRY(assay_gmm_backward(ctx, NULL, dw, o.dw_dy, o.dw_x, o.dx_w, sizes, &dims));
+        assay_recipe_operands_free(&o);
     }
 cleanup:
+    assay_recipe_operands_free(&o);
     return status;
 }
 
@@ -138,7 +159,8 @@ static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_routed *routed, 
                          .rhs = at->w->values[weight],
                          .group_sizes = routed->group_sizes,
                          .k = at->run->mla.emb_dim,
-                         .n = at->run->stack->config->moe.moe_mlp_dim};
+                         .n = at->run->stack->config->moe.moe_mlp_dim,
+                         .recipe = at->recipe};
 }
 
 assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed)

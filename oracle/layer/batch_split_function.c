@@ -123,10 +123,10 @@ static const assay_batch_split_function table[] = {
      {T("inputs_grad", "maSD")}, .call = bs_call_kv_projection_bwd},
     {"get_key_value", NULL, W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
      {T("low_rank_main", "maSl"), T("key_rope", "maSR")}, {T("key", "maSNq"), T("value", "maSNv")},
-     .products = "mTlNu", .call = bs_call_get_key_value},
+     .products = "mTlNu", .quantises = true, .call = bs_call_get_key_value},
     {"get_key_value_bwd", "get_key_value", W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
      {T("low_rank_main", "maSl"), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
-     {T("low_rank_main_grad", "maSl"), T("key_rope_grad", "maSR")}, .call = bs_call_get_key_value_bwd},
+     {T("low_rank_main_grad", "maSl"), T("key_rope_grad", "maSR")}, .quantises = true, .call = bs_call_get_key_value_bwd},
     {"tpu_flash_attention",
      .in = {T("query", "maSNq", .holds = ASSAY_HOLDS_QUERY), T("key", "maSNq"), T("value", "maSNv")},
      .out = {T("attention_output", "maSNv"), T("logsumexp", "maNS")}, .products = "mTSNq mTSNv",
@@ -192,18 +192,22 @@ static const assay_batch_split_function table[] = {
      .call = bs_call_unroute},
     {"unroute_bwd", "unroute", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mTD")},
      .out = {T("x_grad", "mrD")}, .call = bs_call_unroute_bwd},
+    {"quantized_psum_scatter", .in = {T("x", "mGD")}, .out = {T("out", "mTD")}, .quantises = true,
+     .call = bs_call_quantized_psum_scatter},
+    {"quantized_psum_scatter_bwd", "quantized_psum_scatter", .in = {T("out_grad", "mTD")}, .out = {T("x_grad", "mGD")},
+     .quantises = true, .call = bs_call_quantized_psum_scatter_bwd},
     {"gmm", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
      {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("output", "mrH")}, .products = "mrDH",
-     .call = bs_call_gmm},
+     .quantises = true, .call = bs_call_gmm},
     {"gmm_bwd", "gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
      {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("output_grad", "mrH")},
-     {T("inputs_grad", "mrD")}, .call = bs_call_gmm_bwd},
+     {T("inputs_grad", "mrD")}, .quantises = true, .call = bs_call_gmm_bwd},
     {"compute_gating", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
      {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("layer_w0", "mrH"), T("layer_w1", "mrH")},
-     .products = "mrDH mrDH", .call = bs_call_compute_gating},
+     .products = "mrDH mrDH", .quantises = true, .call = bs_call_compute_gating},
     {"compute_gating_bwd", "compute_gating", W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
      {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH")},
-     {T("x_grad", "mrD")}, .call = bs_call_compute_gating_bwd},
+     {T("x_grad", "mrD")}, .quantises = true, .call = bs_call_compute_gating_bwd},
     {"compute_linear", NULL, W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
      {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
       T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS)},
@@ -550,9 +554,55 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
     if (bundles > 0) add_bundle(config, &run, "outputs", &f->bundles[bundles - 1], tensors);
 }
 
+bool assay_function_quantises(const assay_batch_split_function *f)
+{
+    return f->quantises;
+}
+
+/* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, and what a calibration cuts off has no
+ * gradient. */
+static assay_status check_dot(assay_context *ctx, const assay_function_config *config)
+{
+    const assay_recipe_config *r = &config->recipe;
+    const char *name = config->function->name;
+    const int64_t shards = assay_mesh_shards(&config->stack.sharding.mesh);
+    if (strncmp(name, "get_key_value", 13) != 0) return ASSAY_OK;
+    if (shards > 1)
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "the mesh has %" PRId64
+                          " shards, expected one: by %s the weight gradient of %s has scales of the "
+                          "rows of all",
+                          shards, r->recipe->name, name);
+    if (r->x.fixed <= 0 && r->w.fixed <= 0 && r->x.factor >= 1 && r->w.factor >= 1) return ASSAY_OK;
+    return assay_fail(
+        ctx, ASSAY_BAD_INPUT,
+        "act_ or weight_quantization_calibration_method cuts something off, expected absmax: what is cut off "
+        "has no gradient by qwix's dot, and %s has not that",
+        name);
+}
+
+/* A wrong recipe is a mutant's. */
+static assay_status check_recipe(assay_context *ctx, const assay_function_config *config)
+{
+    const assay_quant_recipe *r = config->recipe.recipe;
+    if (r == NULL) return ASSAY_OK;
+    if (!config->function->quantises) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, whose "
+            "codes follow from no input",
+            r->name, config->function->name);
+    }
+    if (r->folds || r->wrong) return check_dot(ctx, config);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected fp8_full: %s has no other", r->name,
+                      config->function->name);
+}
+
 assay_status assay_function_check(assay_context *ctx, const assay_function_config *config)
 {
     bool stacked = false;
+    const assay_status status = check_recipe(ctx, config);
+    if (status != ASSAY_OK) return status;
     for (int i = 0; i < 3; i++) stacked |= config->function->bundles[i].lying == BS_STACKED;
     if (!stacked || config->layer_axis == 0 || config->layer_axis == 1) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,

@@ -14,6 +14,7 @@
 #define ASSAY_LAYER_BATCH_SPLIT_FUNCTION_H
 
 #include "oracle/layer/batch_split.h"
+#include "oracle/ops/quant_recipe.h"
 
 typedef struct assay_batch_split_function assay_batch_split_function;
 
@@ -73,12 +74,16 @@ typedef struct assay_function_config {
     const assay_batch_split_function *function;
     int64_t layers;     /* of stacked weights */
     int64_t layer_axis; /* where they are stacked */
+    assay_recipe_config recipe;
 } assay_function_config;
 
 /* Whether no shard reads what another one has: its results are those of one shard with all rows. */
 bool assay_function_is_local(const assay_batch_split_function *f);
 
-/* Refuses stacked weights whose axis a tensor does not have. */
+/* Whether it quantises by a recipe: what it quantises is given to it, so codes and scales follow. */
+bool assay_function_quantises(const assay_batch_split_function *f);
+
+/* Refuses stacked weights whose axis a tensor does not have, and a recipe that the function has not. */
 assay_status assay_function_check(assay_context *ctx, const assay_function_config *config);
 
 /* Inputs, then weights, then outputs. */

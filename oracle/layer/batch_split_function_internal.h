@@ -52,8 +52,9 @@ struct assay_batch_split_function {
     bs_tensor_form in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
     bs_bundle_form bundles[3];
     const char
-        *products; /* axes of each product, " " between them; NULL: there are none. Of forward also of its _bwd */
-    bool summed;   /* the norms' gradients come summed over the shards already */
+        *products;  /* axes of each product, " " between them; NULL: there are none. Of forward also of its _bwd */
+    bool summed;    /* the norms' gradients come summed over the shards already */
+    bool quantises; /* it has fp8_full */
     assay_status (*call)(assay_context *ctx, bs_call *c);
 };
 
@@ -70,8 +71,9 @@ bs_function_call bs_call_rms_norm, bs_call_rms_norm_bwd, bs_call_initialize_yarn
 bs_function_call bs_call_shared_expert, bs_call_shared_expert_bwd, bs_call_expert_group_mask,
     bs_call_expert_indices_and_weights, bs_call_expert_indices_and_weights_bwd, bs_call_expert_selection,
     bs_call_expert_selection_bwd, bs_call_route, bs_call_route_bwd, bs_call_route_impl, bs_call_route_impl_bwd,
-    bs_call_unroute, bs_call_unroute_bwd, bs_call_gmm, bs_call_gmm_bwd, bs_call_compute_gating,
-    bs_call_compute_gating_bwd, bs_call_compute_linear, bs_call_compute_linear_bwd;
+    bs_call_unroute, bs_call_unroute_bwd, bs_call_quantized_psum_scatter, bs_call_quantized_psum_scatter_bwd,
+    bs_call_gmm, bs_call_gmm_bwd, bs_call_compute_gating, bs_call_compute_gating_bwd, bs_call_compute_linear,
+    bs_call_compute_linear_bwd;
 bs_function_call bs_call_shared_expert_and_route, bs_call_shared_expert_and_route_remat,
     bs_call_shared_expert_and_route_bwd, bs_call_unroute_ubatch, bs_call_unroute_ubatch_bwd, bs_call_moe,
     bs_call_moe_bwd, bs_call_batch_split_schedule, bs_call_batch_split_schedule_bwd;

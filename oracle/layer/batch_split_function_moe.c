@@ -6,11 +6,12 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
+#include "oracle/mesh/quantized_psum_scatter.h"
 #include "oracle/moe/routing_rule.h"
 
 static bs_moe_layer layer_of(const bs_call *c)
 {
-    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g};
+    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config->recipe};
 }
 
 /* --- the shared expert --- */
@@ -209,6 +210,27 @@ assay_status bs_call_unroute_bwd(assay_context *ctx, bs_call *c)
     return bs_unroute_bwd(ctx, &c->run, c->out[0].values, c->in[1].values, c->in[0].indices);
 }
 
+/* --- a sum over shards whose gradient is quantised --- */
+
+static assay_psum_scatter_dims psum_scatter_dims(const bs_call *c)
+{
+    return (assay_psum_scatter_dims){c->run.sizes.tokens, c->run.mla.emb_dim};
+}
+
+assay_status bs_call_quantized_psum_scatter(assay_context *ctx, bs_call *c)
+{
+    const assay_psum_scatter_dims dims = psum_scatter_dims(c);
+    assay_quantized_psum_scatter_forward(ctx, c->out[0].values, c->in[0].values, &dims, c->run.mesh, ASSAY_AXIS_EXPERT);
+    return ASSAY_OK;
+}
+
+assay_status bs_call_quantized_psum_scatter_bwd(assay_context *ctx, bs_call *c)
+{
+    const assay_psum_scatter_dims dims = psum_scatter_dims(c);
+    return assay_quantized_psum_scatter_backward(ctx, c->out[0].values, c->in[0].values, &dims, c->run.mesh,
+                                                 ASSAY_AXIS_EXPERT, &c->config->recipe);
+}
+
 /* --- experts --- */
 
 static bs_gmm_args gmm_args(const bs_call *c)
@@ -217,7 +239,8 @@ static bs_gmm_args gmm_args(const bs_call *c)
                          .rhs = c->w.values[BS_ROUTED + ASSAY_MLP_WI_0],
                          .group_sizes = c->in[1].indices,
                          .k = c->run.mla.emb_dim,
-                         .n = c->config->stack.moe.moe_mlp_dim};
+                         .n = c->config->stack.moe.moe_mlp_dim,
+                         .recipe = &c->config->recipe};
 }
 
 assay_status bs_call_gmm(assay_context *ctx, bs_call *c)

@@ -12,11 +12,13 @@
 #define ASSAY_LAYER_BATCH_SPLIT_MOE_H
 
 #include "oracle/layer/batch_split_internal.h"
+#include "oracle/ops/quant_recipe.h"
 
 /* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
 typedef struct bs_moe_layer {
     const bs_run *run;
     const bs_weights *w, *g;
+    const assay_recipe_config *recipe; /* of compute_gating alone; NULL: none */
 } bs_moe_layer;
 
 /* --- choosing experts (batch_split_selection.c) --- */
@@ -109,6 +111,9 @@ typedef struct bs_gmm_args {
     const double *rhs;          /* [M,E/P,k,n] */
     const int32_t *group_sizes; /* [M,E/P] */
     int64_t k, n;
+    /* NULL: none. All R rows of a shard count for its scales, those beyond the groups too (megablox_gmm_with_mask, which masks
+     * results alone). */
+    const assay_recipe_config *recipe;
 } bs_gmm_args;
 /* y [M,R,n]; rows beyond the groups are exactly 0 (ragged_dot_with_mask). */
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args);

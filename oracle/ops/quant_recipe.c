@@ -82,38 +82,36 @@ cleanup:
 
 /* --- by row or column --- */
 
-static double rounded(const quantiser *q, double x)
+static double rounded(const assay_recipe_config *config, double x)
 {
-    return assay_dtype_round(q->config->type, x, false);
+    return assay_dtype_round(config->type, x, false);
 }
 
-static double scale_of(const quantiser *q, const assay_recipe_operand *how, const assay_calibration *calibration,
-                       double largest)
+static double scale_of(const assay_recipe_config *config, const assay_recipe_operand *how,
+                       const assay_calibration *calibration, double largest)
 {
-    const assay_dtype type = q->config->type;
+    const assay_dtype type = config->type;
     const double least_normal = assay_dtype_least_subnormal(type) / (2 * assay_dtype_unit_roundoff(type));
-    const double amax = calibration->fixed > 0 ? calibration->fixed : largest * rounded(q, calibration->factor);
-    const double scale = rounded(q, rounded(q, amax) / assay_dtype_max(how->element));
-    return scale < rounded(q, sqrt(least_normal)) ? 1 : scale;
+    const double amax = calibration->fixed > 0 ? calibration->fixed : largest * rounded(config, calibration->factor);
+    const double scale = rounded(config, rounded(config, amax) / assay_dtype_max(how->element));
+    return scale < rounded(config, sqrt(least_normal)) ? 1 : scale;
 }
 
-static double code_of(const quantiser *q, assay_dtype element, double x, double scale)
+static double code_of(const assay_recipe_config *config, assay_dtype element, double x, double scale)
 {
-    const double most = assay_dtype_max(element), y = rounded(q, x / scale);
+    const double most = assay_dtype_max(element), y = rounded(config, x / scale);
     return assay_dtype_round(element, copysign(fmin(fabs(y), most), y), true);
 }
 
-static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,
-                                     const assay_calibration *calibration, const double *x, int64_t rows,
-                                     int64_t columns, coded *out)
+assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale, const double *x, int64_t rows,
+                                int64_t columns, const assay_recipe_operand *how, const assay_calibration *calibration,
+                                const assay_recipe_config *config)
 {
     assay_status status;
-    double *codes = NULL, *scale = NULL, *numbers = NULL, *largest = NULL;
-    const bool by_row = how->scales == ASSAY_SCALES_ROWS;
+    double *largest = NULL;
+    const bool none = how == NULL || how->scales == ASSAY_SCALES_NONE;
+    const bool by_row = none || how->scales == ASSAY_SCALES_ROWS;
     const int64_t count = rows * columns;
-    TRY(store(ctx, q, count, &codes));
-    TRY(store(ctx, q, count, &scale));
-    TRY(store(ctx, q, count, &numbers));
     TRY(assay_alloc_f64(ctx, "scales", by_row ? rows : columns, &largest));
     for (int64_t i = 0; i < (by_row ? rows : columns); i++) largest[i] = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -122,13 +120,28 @@ static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const ass
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < count; i++) {
-        scale[i] = scale_of(q, how, calibration, largest[by_row ? i / columns : i % columns]);
-        codes[i] = code_of(q, how->element, x[i], scale[i]);
-        numbers[i] = codes[i] * scale[i];
+        scale[i] = none ? 1 : scale_of(config, how, calibration, largest[by_row ? i / columns : i % columns]);
+        codes[i] = none ? x[i] : code_of(config, how->element, x[i], scale[i]);
     }
-    *out = (coded){codes, scale, numbers};
 cleanup:
     free(largest);
+    return status;
+}
+
+static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,
+                                     const assay_calibration *calibration, const double *x, int64_t rows,
+                                     int64_t columns, coded *out)
+{
+    assay_status status;
+    double *codes = NULL, *scale = NULL, *numbers = NULL;
+    const int64_t count = rows * columns;
+    TRY(store(ctx, q, count, &codes));
+    TRY(store(ctx, q, count, &scale));
+    TRY(store(ctx, q, count, &numbers));
+    TRY(assay_recipe_codes(ctx, codes, scale, x, rows, columns, how, calibration, q->config));
+    for (int64_t i = 0; i < count; i++) numbers[i] = codes[i] * scale[i];
+    *out = (coded){codes, scale, numbers};
+cleanup:
     return status;
 }
 
@@ -142,7 +155,7 @@ static assay_status fold(assay_context *ctx, quantiser *q, const double *dy, con
     const assay_status status = store(ctx, q, dims->m * dims->n, &product);
     RETURN_IF(status != ASSAY_OK, status);
     for (int64_t i = 0; i < dims->m * dims->n; i++)
-        product[i] = rounded(q, dy[i] * scale[of_w ? i % dims->n : i / dims->n * dims->k]);
+        product[i] = rounded(q->config, dy[i] * scale[of_w ? i % dims->n : i / dims->n * dims->k]);
     *folded = product;
     return ASSAY_OK;
 }
@@ -171,13 +184,14 @@ assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *op
     const assay_gmm_dims of_weights = {.m = dims->groups * dims->k};
     TRY(quantise(ctx, &q, &r->x, &config->x, x, group_sizes, dims, dims->k, &of_x));
     TRY(quantise(ctx, &q, &r->w, &config->w, w, NULL, &of_weights, dims->n, &of_w));
+    operands->x = of_x.numbers;
+    operands->w = of_w.numbers;
+    if (dy == NULL) goto cleanup;
     TRY(fold(ctx, &q, dy, dims, of_w.scale, true, &for_dx));
     TRY(fold(ctx, &q, dy, dims, of_x.scale, false, &for_dw));
     TRY(quantise(ctx, &q, &r->dx_dy, &config->dy, for_dx, group_sizes, dims, dims->n, &of_dx));
     TRY(quantise(ctx, &q, &r->dw_x, &config->x, of_x.codes, group_sizes, dims, dims->k, &of_dw_x));
     TRY(quantise(ctx, &q, &r->dw_dy, &config->dy, for_dw, group_sizes, dims, dims->n, &of_dw));
-    operands->x = of_x.numbers;
-    operands->w = of_w.numbers;
     operands->dx_dy = of_dx.numbers;
     operands->dx_w = of_w.codes;
     operands->dw_x = of_dw_x.numbers;

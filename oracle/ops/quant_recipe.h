@@ -14,8 +14,11 @@
  * e5m2 with a scale for each row, times w's codes; for dw, dy times x's scales in e5m2 with a scale for each column over all rows,
  * times x's codes. A calibration gives amax: the largest magnitude times a factor, or a fixed number, whose scale is one of the
  * tensor. s = amax / largest of the element type, 1 where it is below the root of the type's least normal number; elements
- * are x / s, cut off at the largest. Every step is rounded to `type`, that of the tensors, as it stands in the source.
- * Sources: MaxText, kernels/megablox/ops.py; qwix, core/qarray.py and core/dot_general_qt.py. */
+ * are x / s, cut off at the largest. Every step is rounded to `type`, that of the tensors, as it stands in the source. Rows behind
+ * the last group count for scales: the source calibrates what it is given.
+ * Sources: MaxText, kernels/megablox/ops.py (_fwd_quantize_activation_and_weight, _bwd_prepare_inputs, _bwd_quantize_gradient),
+ * layers/quantizations.py (get_fp8_full_qwix_rule_w_sparsity), configs/base.yml (the calibrations, absmax unless said); qwix,
+ * core/qarray.py (calibrate, compute_scale_zero_point, quantize_with_scale_zero_point), core/dot_general_qt.py. */
 #ifndef ASSAY_OPS_QUANT_RECIPE_H
 #define ASSAY_OPS_QUANT_RECIPE_H
 
@@ -35,12 +38,20 @@ typedef struct assay_recipe_operand {
     assay_dtype element;        /* ROWS, COLUMNS: a scale for each */
 } assay_recipe_operand;
 
+/* Of codes that are gathered over shards; but for the first what a kernel does that has a bug. */
+typedef enum assay_recipe_scales_of {
+    ASSAY_SCALES_OF_SENDER,
+    ASSAY_SCALES_OF_NEXT_SHARD,
+    ASSAY_SCALES_OF_RECEIVER
+} assay_recipe_scales_of;
+
 typedef struct assay_quant_recipe {
     const char *name;
     bool wrong;                              /* what a kernel does that has a bug: no case has it */
     bool folds;                              /* scales of the other operand go onto dy before it is quantised */
     assay_recipe_operand x, w;               /* forward; backward goes on from their codes */
     assay_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
+    assay_recipe_scales_of scales_of;
 } assay_quant_recipe;
 
 const assay_quant_recipe *assay_quant_recipe_by_name(const char *name); /* NULL: there is none */
@@ -60,6 +71,12 @@ typedef struct assay_recipe_config {
 /* "absmax", "absmax,0.9", "fixed,2.5" or "fixed,-2.5,2.5"; false: it is none of these. */
 bool assay_calibration_of(const char *text, assay_calibration *calibration);
 
+/* A matrix [rows,columns] by row or column as `how` says: elements as numbers, and the scale of each. how NULL, or of NONE: x
+ * itself with scales of 1. */
+assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale, const double *x, int64_t rows,
+                                int64_t columns, const assay_recipe_operand *how, const assay_calibration *calibration,
+                                const assay_recipe_config *config);
+
 enum { ASSAY_RECIPE_STORAGE = 14 };
 
 /* What each product takes. Where nothing is quantised it is what is given. */
@@ -70,7 +87,7 @@ typedef struct assay_recipe_operands {
     double *storage[ASSAY_RECIPE_STORAGE];
 } assay_recipe_operands;
 
-/* Starts zeroed; rows [0,m) of x and dy belong to groups, and are finite. */
+/* Starts zeroed; rows [0,m) of x and dy are finite and count for scales. dy NULL: what forward takes alone. */
 assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const double *x,
                                    const double *w, const double *dy, const int32_t *group_sizes,
                                    const assay_gmm_dims *dims, const assay_recipe_config *config);

@@ -124,7 +124,9 @@ assay_status spec_batch_split_function(assay_context *ctx, const assay_function_
     assay_status status;
     spec_call c = {.ctx = ctx, .view = view, .config = view->config};
     TRY(spec_call_open(&c, in));
-    if (view->backward) {
+    if (view->config->recipe.recipe != NULL) {
+        TRY(spec_quantised_function(&c, in, out));
+    } else if (view->backward) {
         TRY(backward(&c, in, out));
     } else {
         TRY(evaluate(&c));

@@ -43,6 +43,9 @@ typedef struct spec_named_function {
     const char *name;
     assay_status (*evaluate)(spec_call *c); /* c->in -> c->out */
 } spec_named_function;
+/* A function by its recipe, or its _bwd, from what was given to it: gradients too, which are none of the function's. */
+assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_tensors *out);
+
 extern const spec_named_function spec_weight_functions[], spec_mla_functions[], spec_routing_functions[],
     spec_moe_functions[];
 

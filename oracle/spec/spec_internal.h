@@ -33,6 +33,10 @@ assay_status spec_read_gmm_index(assay_context *ctx, const assay_gmm_config *con
                                  const int32_t **index);
 int64_t spec_group_of(const assay_gmm_config *config, const int32_t *index, int64_t row);
 
+/* codes times scales of dy [rows,columns] as a recipe quantises it for dx. */
+assay_status spec_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,
+                                    int64_t columns, const spec_quad *dy, spec_quad *numbers);
+
 spec_quad spec_sigmoid(spec_quad x);
 spec_quad spec_activation(assay_activation f, spec_quad x);
 spec_quad spec_glu(const assay_activation activation[2], assay_glu glu, double limit, spec_quad a, spec_quad b);

@@ -47,8 +47,14 @@ typedef struct matrix {
     int64_t rows, columns;
     const spec_quad *x;
     const int64_t *group;
+    bool all; /* rows of no group count too, but for scales of blocks */
     spec_quad *codes, *scale, *numbers;
 } matrix;
+
+static bool counts(const matrix *m, const assay_recipe_operand *how, int64_t row)
+{
+    return m->group[row] >= 0 || (m->all && how->scales != ASSAY_SCALES_BLOCKS);
+}
 
 static void matrix_free(matrix *m)
 {
@@ -77,7 +83,7 @@ static spec_quad largest_beside(const matrix *m, const assay_recipe_operand *how
     }
     for (int64_t other = 0; other < m->rows; other++) {
         const bool same = m->group[other] == m->group[row] && place[other] / BLOCK == place[row] / BLOCK;
-        if (m->group[other] < 0 || (blocks && !same)) continue;
+        if (!counts(m, how, other) || (blocks && !same)) continue;
         largest = fmaxq(largest, fabsq(taken(how, m->x[other * m->columns + column])));
     }
     return largest;
@@ -122,7 +128,7 @@ static assay_status quantise(assay_context *ctx, matrix *m, const assay_recipe_c
     for (int64_t i = 0; i < count; i++) {
         m->codes[i] = m->numbers[i] = m->x[i];
         m->scale[i] = 1;
-        if (how->scales == ASSAY_SCALES_NONE || m->group[i / m->columns] < 0) continue;
+        if (how->scales == ASSAY_SCALES_NONE || !counts(m, how, i / m->columns)) continue;
         const spec_quad s = scale_of(r, how, calibration, largest_beside(m, how, i, place));
         const spec_quad y = blocks ? taken(how, m->x[i]) * nearest(type, 1 / s) : m->x[i] / s;
         m->codes[i] = cut_off(element, nearest(type, y));
@@ -131,6 +137,23 @@ static assay_status quantise(assay_context *ctx, matrix *m, const assay_recipe_c
     }
 cleanup:
     free(place);
+    return status;
+}
+
+assay_status spec_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,
+                                    int64_t columns, const spec_quad *dy, spec_quad *numbers)
+{
+    assay_status status;
+    void *group = NULL;
+    matrix m = {.rows = rows, .columns = columns, .x = dy};
+    TRY(assay_alloc(ctx, "groups of rows", rows, sizeof *m.group, &group));
+    memset(group, 0, (size_t)rows * sizeof *m.group);
+    m.group = group;
+    TRY(quantise(ctx, &m, recipe, &recipe->recipe->dx_dy, &recipe->dy));
+    memcpy(numbers, m.numbers, (size_t)(rows * columns) * sizeof *numbers);
+cleanup:
+    matrix_free(&m);
+    free(group);
     return status;
 }
 
@@ -186,7 +209,8 @@ static assay_status quantise_all(assay_context *ctx, products *p)
     const small_type type = type_of(p->recipe->type);
     const assay_quant_recipe *r = p->recipe->recipe;
     const int64_t count = p->rows * d.n;
-    p->x = (matrix){.rows = p->rows, .columns = d.k, .x = p->lhs->values, .group = p->group};
+    const bool all = p->config->layout == ASSAY_GMM_RAGGED;
+    p->x = (matrix){.rows = p->rows, .columns = d.k, .x = p->lhs->values, .group = p->group, .all = all};
     p->w = (matrix){.rows = d.groups * d.k, .columns = d.n, .x = p->rhs->values, .group = p->all};
     TRY(quantise(ctx, &p->x, p->recipe, &r->x, &p->recipe->x));
     TRY(quantise(ctx, &p->w, p->recipe, &r->w, &p->recipe->w));
@@ -197,9 +221,9 @@ static assay_status quantise_all(assay_context *ctx, products *p)
         p->for_dx[i] = r->folds ? nearest(type, dy * p->w.scale[i % d.n]) : dy;
         p->for_dw[i] = r->folds ? nearest(type, dy * p->x.scale[i / d.n * d.k]) : dy;
     }
-    p->dx_dy = (matrix){.rows = p->rows, .columns = d.n, .x = p->for_dx, .group = p->group};
-    p->dw_dy = (matrix){.rows = p->rows, .columns = d.n, .x = p->for_dw, .group = p->group};
-    p->dw_x = (matrix){.rows = p->rows, .columns = d.k, .x = p->x.codes, .group = p->group};
+    p->dx_dy = (matrix){.rows = p->rows, .columns = d.n, .x = p->for_dx, .group = p->group, .all = all};
+    p->dw_dy = (matrix){.rows = p->rows, .columns = d.n, .x = p->for_dw, .group = p->group, .all = all};
+    p->dw_x = (matrix){.rows = p->rows, .columns = d.k, .x = p->x.codes, .group = p->group, .all = all};
     TRY(quantise(ctx, &p->dx_dy, p->recipe, &r->dx_dy, &p->recipe->dy));
     TRY(quantise(ctx, &p->dw_dy, p->recipe, &r->dw_dy, &p->recipe->dy));
     TRY(quantise(ctx, &p->dw_x, p->recipe, &r->dw_x, &p->recipe->x));

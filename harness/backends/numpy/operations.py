@@ -1,6 +1,7 @@
 """The operations of docs/operations.md, from tensors by path to results by path."""
 import numpy as np
 
+from batch_split import run_function
 from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, moe
@@ -44,6 +45,8 @@ def run_gmm(ar, s, t):
         return out.reshape(t[path].shape)
 
     of_rows, of_groups = ("inputs/rhs", "cotangents/y") if k_grouped else ("cotangents/y", "weights/rhs")
+    if s.text.get("quant_recipe", "") == "fp8_full" and s["gmm_layout"] == "ragged":  # all rows count for its scales
+        places = np.arange(len(t["inputs/lhs"]))
     recipe = Recipe(s, packed("inputs/lhs"), t[of_groups], sizes) if s.text.get("quant_recipe", "") else None
     rows, back = grouped_product(ar, packed("inputs/lhs"), t[of_groups], np.array(sizes), recipe)
     d_lhs, groups = back(packed(of_rows))
@@ -213,7 +216,7 @@ def run_dequantize(ar, s, t):
 OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
-              "decoder_layer": run_stack, "decoder_stack": run_stack}
+              "decoder_layer": run_stack, "decoder_stack": run_stack, "batch_split": run_function}
 
 
 # What a serving engine adds to the block is not here: keys that must have these values.
@@ -229,7 +232,7 @@ def run(ar, request):
     """The results that the request expects, and the choice of experts; of checkpoints those that there are."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
-    s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need(request.op == "batch_split" or s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     for key, plain in PLAIN_VALUES.items():

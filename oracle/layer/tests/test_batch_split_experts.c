@@ -178,7 +178,7 @@ TEST(test_gmm)
         double *dy = moe_half_random(&c.seed, c.rows * n), *y = moe_half_alloc(c.rows * n);
         double *dlhs[] = {moe_half_alloc(c.rows * k), moe_half_alloc(c.rows * k)};
         double *drhs[] = {moe_half_alloc(kernels), moe_half_alloc(kernels)};
-        const bs_gmm_args args = {lhs, rhs, c.routed.group_sizes, k, n};
+        const bs_gmm_args args = {.lhs = lhs, .rhs = rhs, .group_sizes = c.routed.group_sizes, .k = k, .n = n};
         for (int64_t row = 0; row < c.rows; row++) {
             if (group_of(&c, row / copies, row % copies) >= 0) continue;
             assay_fill_nan(lhs + row * k, k);

@@ -26,6 +26,16 @@ static assay_function_config config_of(const assay_batch_split_function *f)
     return config;
 }
 
+/* By the recipe, where the function has it. */
+static assay_function_config config_by(const assay_batch_split_function *f, const char *recipe)
+{
+    assay_function_config config = config_of(f);
+    if (!assay_function_quantises(f)) return config;
+    config.recipe = (assay_recipe_config){
+        .recipe = assay_quant_recipe_by_name(recipe), .type = ASSAY_BFLOAT16, .x = {1, 0}, .w = {1, 0}, .dy = {1, 0}};
+    return config;
+}
+
 static const assay_batch_split_function *function(int place)
 {
     return assay_batch_split_function_at(place);
@@ -86,10 +96,10 @@ TEST(names_are_found)
     assert_null(assay_batch_split_function_of(""));
 }
 
-TEST(every_function_gives_its_results_with_any_threads)
+static void give_all_results(const char *recipe)
 {
     for (int i = 0; function(i) != NULL; i++) {
-        const assay_function_config config = config_of(function(i));
+        const assay_function_config config = config_by(function(i), recipe);
         assay_function_tensors tensors;
         test_tensors in = {0}, first = {0};
         assay_function_tensors_of(&config, &tensors);
@@ -118,6 +128,12 @@ TEST(every_function_gives_its_results_with_any_threads)
         assay_tensor_set_free(&first.set);
         assay_tensor_set_free(&in.set);
     }
+}
+
+TEST(every_function_gives_its_results_with_any_threads)
+{
+    give_all_results("");
+    give_all_results("fp8_full");
 }
 
 /* From forward's tensors those of its _bwd: residuals are results, upstream gradients cotangents. */
@@ -167,13 +183,13 @@ static void compare_gradients(const assay_function_view *view, const test_tensor
     }
 }
 
-TEST(a_bwd_is_the_gradient_of_its_function)
+static int compare_with_gradients(const char *recipe)
 {
     int compared = 0;
     for (int i = 0; function(i) != NULL; i++) {
         const assay_batch_split_function *f = assay_function_forward(function(i));
         if (f == NULL) continue;
-        const assay_function_config config = config_of(f), of_bwd = config_of(function(i));
+        const assay_function_config config = config_by(f, recipe), of_bwd = config_by(function(i), recipe);
         assay_context ctx = assay_context_default(1);
         assay_function_tensors tensors;
         assay_function_view *view = malloc(sizeof *view);
@@ -200,15 +216,26 @@ TEST(a_bwd_is_the_gradient_of_its_function)
         for (int k = 0; k < 4; k++) assay_tensor_set_free(&all[k]->set);
         free(view);
     }
-    assert_true(compared >= 20);
+    return compared;
+}
+
+TEST(a_bwd_is_the_gradient_of_its_function)
+{
+    assert_true(compare_with_gradients("") >= 20);
+    assert_true(compare_with_gradients("fp8_full") >= 20);
 }
 
 /* Memory that is short at any allocation is reported, and nothing is lost. */
 TEST(no_memory_is_reported)
 {
-    static const char *const names[] = {"route", "mla_with_norms_bwd", "route_compute_unroute", "insert_layer_ws_grad"};
+    static const char *const names[] = {"route",
+                                        "mla_with_norms_bwd",
+                                        "route_compute_unroute",
+                                        "insert_layer_ws_grad",
+                                        "compute_gating_bwd",
+                                        "quantized_psum_scatter_bwd"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const assay_function_config config = config_of(assay_batch_split_function_of(names[i]));
+        const assay_function_config config = config_by(assay_batch_split_function_of(names[i]), "fp8_full");
         assay_function_tensors tensors;
         assay_context ctx = assay_context_default(1);
         test_tensors in = {0};
@@ -246,6 +273,10 @@ TEST(bad_input_is_refused)
     assay_tensor_set_free(&in.set);
     in = (test_tensors){0};
     config = config_of(assay_batch_split_function_of("yarn"));
+    config.recipe.recipe = assay_quant_recipe_by_name("fp8_full");
+    assert_int_equal(assay_function_check(&ctx, &config), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "yarn would quantise nothing"));
+    config.recipe.recipe = NULL;
     assay_function_tensors_of(&config, &tensors);
     fill(&config, &tensors, &in);
     const assay_source angles = test_tensors_source(&in);

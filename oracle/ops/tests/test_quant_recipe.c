@@ -90,6 +90,23 @@ TEST(each_step_is_rounded_to_the_tensors_type)
     assay_recipe_operands_free(&o);
 }
 
+/* The third row is of no group, and its gradient is the column's largest; forward alone needs no gradient. */
+TEST(rows_of_no_group_count)
+{
+    static const assay_gmm_dims small = {.m = 3, .k = 1, .n = 1, .groups = 2};
+    static const int32_t of_groups[] = {1, 1};
+    static const double x[] = {448, 448, 448}, w[] = {448, 448}, dy[] = {4.5, 1, 57344};
+    assay_context ctx = assay_context_default(1);
+    assay_recipe_operands o;
+    const assay_recipe_config config = config_of("fp8_full");
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
+    assert_true(o.dw_dy[0] == 4 && o.dw_dy[1] == 1 && o.dw_dy[2] == 57344);
+    assay_recipe_operands_free(&o);
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, NULL, of_groups, &small, &config));
+    assert_true(o.x[2] == 448 && o.w[1] == 448 && o.dw_dy == NULL);
+    assay_recipe_operands_free(&o);
+}
+
 TEST(calibrations_are_read)
 {
     static const struct {

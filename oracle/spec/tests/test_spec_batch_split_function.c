@@ -85,3 +85,49 @@ TEST(gradients_of_scales_are_summed)
     assert_result(&c, "outputs/x_grad", 2, (double[]){3, .75}, 1e-16);
     case_end(&c);
 }
+
+static void evaluate_by_recipe(spec_case *c, assay_function_config *config)
+{
+    assay_function_view view;
+    config->recipe = (assay_recipe_config){.recipe = assay_quant_recipe_by_name("fp8_full"),
+                                           .type = ASSAY_BFLOAT16,
+                                           .x = {.factor = 1},
+                                           .w = {.factor = 1},
+                                           .dy = {.factor = 1}};
+    assay_function_view_of(config, &view);
+    assert_ok(&c->ctx, spec_batch_split_function(&c->ctx, &view, &c->in, &c->out));
+}
+
+/* Scales are 1 on shard 0 and 2^-10 on shard 1: 4.5 goes to 4, and 9/2048 to 8/2048. Forward only adds. */
+TEST(a_quantised_gradient_is_gathered)
+{
+    spec_case c;
+    assay_function_config config = config_of("quantized_psum_scatter");
+    static const double gathered[] = {57344, 4, 3, 56, 0x8p-11, -2};
+    config.stack.mla.emb_dim = config.stack.moe.emb_dim = 3;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60}, DIMS(2, 2, 3));
+    case_values(&c, "cotangents/out", (double[]){57344, 4.5, 3, 56, 0x9p-11, -2}, DIMS(2, 1, 3));
+    evaluate_by_recipe(&c, &config);
+    assert_result(&c, "outputs/out", 6, (double[]){11, 22, 33, 44, 55, 66}, 0);
+    const spec_tensor *dx = spec_tensors_find(&c.out, "gradients/inputs/x");
+    assert_non_null(dx);
+    for (int i = 0; i < 12; i++) assert_true((double)dx->values[i] == gathered[i % 6]);
+    case_end(&c);
+}
+
+/* The second row of each shard is of no group: on shard 0 its gradient is the column's largest, so 4.5 goes to 4. */
+TEST(rows_of_no_group_count_for_scales)
+{
+    spec_case c;
+    assay_function_config config = config_of("gmm_bwd");
+    case_start(&c, 1);
+    case_values(&c, "inputs/inputs", (double[]){448, 448, 448, 448}, DIMS(2, 2, 1));
+    case_indices(&c, "inputs/group_sizes", (int32_t[]){1, 1}, DIMS(2, 1));
+    case_values(&c, "weights/kernel", (double[]){448, 448}, DIMS(2, 1, 1));
+    case_values(&c, "inputs/output_grad", (double[]){4.5, 57344, 4.5, 1}, DIMS(2, 2, 1));
+    evaluate_by_recipe(&c, &config);
+    assert_result(&c, "outputs/inputs_grad", 4, (double[]){2016, 0, 2016, 0}, 0.01);
+    assert_result(&c, "outputs/kernel_grad", 2, (double[]){1792, 2016}, 0.01);
+    case_end(&c);
+}

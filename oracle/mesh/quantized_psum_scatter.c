@@ -1,0 +1,57 @@
+#include "oracle/mesh/quantized_psum_scatter.h"
+
+#include <stdlib.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+
+/* Term after term in ascending order: what is not the sum of all yet may be stored. */
+void assay_quantized_psum_scatter_forward(const assay_context *ctx, double *y, const double *x,
+                                          const assay_psum_scatter_dims *dims, const assay_mesh *mesh,
+                                          assay_mesh_axis axis)
+{
+    const int64_t count = dims->rows * dims->columns, parts = assay_mesh_size(mesh, axis);
+    const int64_t all = assay_mesh_shards(mesh) * count;
+    for (int64_t part = 0; part < parts; part++) {
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t i = 0; i < all; i++) {
+            const int64_t shard = i / count, own = assay_mesh_index(mesh, shard, axis);
+            const double term = x[(assay_mesh_peer(mesh, shard, axis, part) * parts + own) * count + i % count];
+            y[i] = part == 0 ? term : y[i] + term;
+        }
+        if (part > 0 && part + 1 < parts) assay_round(ctx, ASSAY_ROUND_STORAGE, all, y);
+    }
+}
+
+assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *dx, const double *dy,
+                                                   const assay_psum_scatter_dims *dims, const assay_mesh *mesh,
+                                                   assay_mesh_axis axis, const assay_recipe_config *config)
+{
+    assay_status status = ASSAY_OK;
+    const assay_quant_recipe *r = config->recipe;
+    const int64_t count = dims->rows * dims->columns, parts = assay_mesh_size(mesh, axis);
+    const int64_t shards = assay_mesh_shards(mesh);
+    double *codes = NULL, *scale = NULL;
+    TRY(assay_alloc_f64(ctx, "codes", shards * count, &codes));
+    TRY(assay_alloc_f64(ctx, "scales", shards * count, &scale));
+    for (int64_t shard = 0; shard < shards; shard++) {
+        const int64_t first = shard * count;
+        TRY(assay_recipe_codes(ctx, codes + first, scale + first, dy + first, dims->rows, dims->columns,
+                               r == NULL ? NULL : &r->dx_dy, &config->dy, config));
+    }
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < shards * parts * count; i++) {
+        const int64_t shard = i / (parts * count), place = i % (parts * count), part = place / count;
+        const int64_t from = assay_mesh_peer(mesh, shard, axis, part) * count + place % count;
+        int64_t of = from;
+        if (r != NULL && r->scales_of == ASSAY_SCALES_OF_NEXT_SHARD)
+            of = assay_mesh_peer(mesh, shard, axis, (part + 1) % parts) * count + place % count;
+        if (r != NULL && r->scales_of == ASSAY_SCALES_OF_RECEIVER)
+            of = shard * count + place / dims->columns / parts * dims->columns + place % dims->columns;
+        dx[i] = codes[from] * scale[of];
+    }
+cleanup:
+    free(codes);
+    free(scale);
+    return status;
+}

@@ -1,0 +1,240 @@
+/* The functions of the batch-split module by a training recipe, shard after shard. Gradients are what kernels compute and no
+ * derivatives, so they are written out. */
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/spec/spec_batch_split_function_internal.h"
+
+/* The gradient of the result `name`, as a _bwd or a case of the forward function is given it; NULL: none is. */
+static const spec_quad *cotangent_of(const spec_call *c, const spec_tensors *in, const char *name)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, c->view->backward ? "inputs/%s_grad" : "cotangents/%s", name);
+    const spec_tensor *tensor = spec_tensors_find(in, path);
+    return tensor == NULL ? NULL : tensor->values;
+}
+
+/* Room for the gradient of an argument of the forward function, zero. */
+static assay_status add_gradient(spec_call *c, spec_tensors *out, const char *folder, const char *name,
+                                 const assay_shape *shape, spec_quad **values)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, c->view->backward ? "outputs/%s%s_grad" : "gradients/%s/%s",
+             c->view->backward ? "" : folder, name);
+    const assay_status status = spec_tensors_add(c->ctx, out, path, shape, values);
+    for (int64_t i = 0; status == ASSAY_OK && i < assay_shape_count(shape); i++) (*values)[i] = 0;
+    return status;
+}
+
+/* --- the sum over shards --- */
+
+static int64_t peer_of(const spec_call *c, int64_t shard, int64_t place)
+{
+    return shard / c->s.expert_shards * c->s.expert_shards + place;
+}
+
+static assay_status psum_scatter(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t parts = c->s.expert_shards, count = c->s.tokens * c->mla->emb_dim;
+    const spec_quad *x = spec_given(c, "inputs/x"), *dy = cotangent_of(c, in, "out");
+    const assay_shape shape = spec_tensors_find(&c->in, "inputs/x")->shape;
+    spec_quad *y = c->out.items[0].values, *numbers = NULL, *dx = NULL;
+    for (int64_t i = 0; i < c->s.shards * count; i++) {
+        const int64_t shard = i / count;
+        y[i] = 0;
+        for (int64_t place = 0; place < parts; place++)
+            y[i] += x[(peer_of(c, shard, place) * parts + shard % parts) * count + i % count];
+    }
+    if (dy == NULL) return ASSAY_OK;
+    TRY(spec_alloc(c->ctx, c->s.shards * count, &numbers));
+    TRY(add_gradient(c, out, "inputs", "x", &shape, &dx));
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        TRY(spec_quantise_gradient(c->ctx, &c->config->recipe, c->s.tokens, c->mla->emb_dim, dy + shard * count,
+                                   numbers + shard * count));
+    }
+    for (int64_t i = 0; i < c->s.shards * parts * count; i++) {
+        const int64_t shard = i / (parts * count), place = i / count % parts;
+        dx[i] = numbers[peer_of(c, shard, place) * count + i % count];
+    }
+cleanup:
+    free(numbers);
+    return status;
+}
+
+/* --- grouped products --- */
+
+/* x [R,k] of each shard times its experts' kernels side by side, each [k,n]; what is left of each is in the same order. */
+typedef struct product {
+    const char *rows;
+    const char *kernels[2], *results[2];
+    int64_t first, count; /* of kernels: those that are one product */
+} product;
+
+/* [rows,n] of one of several matrices side by side, and back. */
+static void part_of(spec_quad *part, const spec_quad *joined, int64_t rows, int64_t n, int64_t at, int64_t count)
+{
+    for (int64_t i = 0; i < rows * n; i++) part[i] = joined[(i / n * count + at) * n + i % n];
+}
+
+static void join(spec_quad *joined, const spec_quad *part, int64_t rows, int64_t n, int64_t at, int64_t count)
+{
+    for (int64_t i = 0; i < rows * n; i++) joined[(i / n * count + at) * n + i % n] = part[i];
+}
+
+/* One shard's as the tensors of op gmm -> its results. */
+static assay_status shard_product(spec_call *c, const spec_tensors *in, const product *p, int64_t shard,
+                                  spec_tensors *of_gmm)
+{
+    assay_status status;
+    const int64_t k = c->mla->emb_dim, n = c->config->stack.moe.moe_mlp_dim, groups = c->s.local_experts;
+    const assay_gmm_config config = {.layout = ASSAY_GMM_RAGGED,
+                                     .dims = {.m = c->s.copies, .k = k, .n = p->count * n, .groups = groups}};
+    const assay_shape sizes = assay_shape_of(1, groups), of_x = assay_shape_of(2, c->s.copies, k);
+    const assay_shape of_y = assay_shape_of(2, c->s.copies, p->count * n);
+    const assay_shape of_w = assay_shape_of(3, groups, k, p->count * n);
+    char path[ASSAY_PATH_SIZE];
+    spec_quad *x = NULL, *w = NULL, *dy = NULL;
+    spec_tensors given = {0};
+    TRY(spec_tensors_copy_i32(c->ctx, &given, "inputs/group_sizes", &sizes,
+                              spec_given_indices(c, "inputs/group_sizes") + shard * groups));
+    TRY(spec_tensors_add(c->ctx, &given, "inputs/lhs", &of_x, &x));
+    TRY(spec_tensors_add(c->ctx, &given, "weights/rhs", &of_w, &w));
+    TRY(spec_tensors_add(c->ctx, &given, "cotangents/y", &of_y, &dy));
+    snprintf(path, sizeof path, "inputs/%s", p->rows);
+    memcpy(x, spec_in_shard(c, path, shard), (size_t)(c->s.copies * k) * sizeof *x);
+    for (int64_t i = 0; i < p->count; i++) {
+        const spec_quad *of = cotangent_of(c, in, p->results[p->first + i]);
+        snprintf(path, sizeof path, "weights/%s", p->kernels[p->first + i]);
+        join(w, spec_in_shard(c, path, shard), groups * k, n, i, p->count);
+        join(dy, of + shard * c->s.copies * n, c->s.copies, n, i, p->count);
+    }
+    TRY(spec_quantised_gmm(c->ctx, &config, &c->config->recipe, &given, of_gmm));
+cleanup:
+    spec_tensors_free(&given);
+    return status;
+}
+
+/* What one product gives, added to `dx` of all shards and `dw` of each of its kernels. */
+static assay_status add_product(spec_call *c, const spec_tensors *in, const product *p, spec_quad *dx, spec_quad **dw)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t k = c->mla->emb_dim, n = c->config->stack.moe.moe_mlp_dim, kernel = c->s.local_experts * k * n;
+    spec_quad *part = NULL;
+    spec_tensors of_gmm = {0};
+    TRY(spec_alloc(c->ctx, kernel, &part));
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        const int64_t at = c->view->backward ? shard : shard % c->s.expert_shards; /* of forward the sum over shards */
+        TRY(shard_product(c, in, p, shard, &of_gmm));
+        const spec_quad *y = spec_tensors_find(&of_gmm, "outputs/y")->values;
+        const spec_quad *dlhs = spec_tensors_find(&of_gmm, "gradients/inputs/lhs")->values;
+        const spec_quad *drhs = spec_tensors_find(&of_gmm, "gradients/weights/rhs")->values;
+        for (int64_t i = 0; i < c->s.copies * k; i++) dx[shard * c->s.copies * k + i] += dlhs[i];
+        for (int64_t i = 0; i < p->count; i++) {
+            char path[ASSAY_PATH_SIZE];
+            snprintf(path, sizeof path, "outputs/%s", p->results[p->first + i]);
+            part_of(spec_out_shard(c, path, shard), y, c->s.copies, n, i, p->count);
+            part_of(part, drhs, c->s.local_experts * k, n, i, p->count);
+            for (int64_t e = 0; e < kernel; e++) dw[p->first + i][at * kernel + e] += part[e];
+        }
+        spec_tensors_free(&of_gmm);
+        of_gmm = (spec_tensors){0};
+    }
+cleanup:
+    spec_tensors_free(&of_gmm);
+    free(part);
+    return status;
+}
+
+static assay_status products_of(spec_call *c, const spec_tensors *in, spec_tensors *out, const product *all)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t k = c->mla->emb_dim, n = c->config->stack.moe.moe_mlp_dim, local = c->s.local_experts;
+    const assay_shape of_w = c->view->backward ? assay_shape_of(4, c->s.shards, local, k, n)
+                                               : assay_shape_of(3, c->s.expert_shards * local, k, n);
+    const assay_shape of_x = assay_shape_of(3, c->s.shards, c->s.copies, c->mla->emb_dim);
+    const bool merged = c->config->stack.merge_gating_gmm;
+    spec_quad *dx = NULL, *dw[2] = {NULL, NULL};
+    TRY(add_gradient(c, out, "inputs", all->rows, &of_x, &dx));
+    for (int64_t i = 0; i < all->count; i++) TRY(add_gradient(c, out, "weights", all->kernels[i], &of_w, &dw[i]));
+    product one = *all;
+    if (!merged) one.count = 1;
+    for (; one.first < all->count; one.first += one.count) TRY(add_product(c, in, &one, dx, dw));
+cleanup:
+    return status;
+}
+
+/* --- keys and values: one product of all rows --- */
+
+static assay_status key_value(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status;
+    const assay_mla_config *m = c->mla;
+    const int64_t rank = m->kv_lora_rank, nope = m->qk_nope_head_dim, dim = m->v_head_dim, rope = m->rope.dim;
+    const int64_t both = nope + dim, width = nope + rope, n = m->heads * both, rows = c->s.tokens * m->heads;
+    const assay_gmm_config config = {.layout = ASSAY_GMM_RAGGED, .dims = {c->s.tokens, rank, n, 1}};
+    const assay_shape one = assay_shape_of(1, (int64_t)1), of_x = assay_shape_of(2, c->s.tokens, rank);
+    const assay_shape of_y = assay_shape_of(2, c->s.tokens, n), of_w = assay_shape_of(3, (int64_t)1, rank, n);
+    const assay_shape of_rope = spec_tensors_find(&c->in, "inputs/key_rope")->shape;
+    const assay_shape of_latent = spec_tensors_find(&c->in, "inputs/low_rank_main")->shape;
+    const assay_shape of_kernel = c->view->backward ? assay_shape_of(4, (int64_t)1, rank, m->heads, both)
+                                                    : assay_shape_of(3, rank, m->heads, both);
+    const int32_t all = (int32_t)c->s.tokens;
+    const spec_quad *dkey = cotangent_of(c, in, "key"), *dvalue = cotangent_of(c, in, "value");
+    spec_quad *x = NULL, *w = NULL, *dy = NULL, *d_latent = NULL, *d_rope = NULL, *d_kernel = NULL;
+    spec_tensors given = {0}, of_gmm = {0};
+    TRY(spec_tensors_copy_i32(c->ctx, &given, "inputs/group_sizes", &one, &all));
+    TRY(spec_tensors_add(c->ctx, &given, "inputs/lhs", &of_x, &x));
+    TRY(spec_tensors_add(c->ctx, &given, "weights/rhs", &of_w, &w));
+    TRY(spec_tensors_add(c->ctx, &given, "cotangents/y", &of_y, &dy));
+    TRY(add_gradient(c, out, "inputs", "low_rank_main", &of_latent, &d_latent));
+    TRY(add_gradient(c, out, "inputs", "key_rope", &of_rope, &d_rope));
+    TRY(add_gradient(c, out, "weights", "wkv_b_weights", &of_kernel, &d_kernel));
+    memcpy(x, spec_in_shard(c, "inputs/low_rank_main", 0), (size_t)(c->s.tokens * rank) * sizeof *x);
+    memcpy(w, spec_in_shard(c, "weights/wkv_b_weights", 0), (size_t)(rank * n) * sizeof *w);
+    for (int64_t i = 0; i < rows * both; i++) {
+        const int64_t row = i / both, at = i % both;
+        dy[i] = at < nope ? dkey[row * width + at] : dvalue[row * dim + at - nope];
+    }
+    for (int64_t i = 0; i < rows * rope; i++)
+        d_rope[i / rope / m->heads * rope + i % rope] += dkey[i / rope * width + nope + i % rope];
+    TRY(spec_quantised_gmm(c->ctx, &config, &c->config->recipe, &given, &of_gmm));
+    const spec_quad *y = spec_tensors_find(&of_gmm, "outputs/y")->values;
+    const spec_quad *dlhs = spec_tensors_find(&of_gmm, "gradients/inputs/lhs")->values;
+    const spec_quad *drhs = spec_tensors_find(&of_gmm, "gradients/weights/rhs")->values;
+    spec_quad *key = spec_out_shard(c, "outputs/key", 0), *value = spec_out_shard(c, "outputs/value", 0);
+    for (int64_t i = 0; i < rows * both; i++) {
+        const int64_t row = i / both, at = i % both;
+        *(at < nope ? &key[row * width + at] : &value[row * dim + at - nope]) = y[i];
+    }
+    for (int64_t i = 0; i < rows * rope; i++)
+        key[i / rope * width + nope + i % rope] =
+            spec_in_shard(c, "inputs/key_rope", 0)[i / rope / m->heads * rope + i % rope];
+    memcpy(d_latent, dlhs, (size_t)(c->s.tokens * rank) * sizeof *dlhs);
+    memcpy(d_kernel, drhs, (size_t)(rank * n) * sizeof *drhs);
+cleanup:
+    spec_tensors_free(&given);
+    spec_tensors_free(&of_gmm);
+    return status;
+}
+
+assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    static const product gmm = {.rows = "inputs", .kernels = {"kernel"}, .results = {"output"}, .count = 1};
+    static const product gating = {
+        .rows = "x", .kernels = {"w0", "w1"}, .results = {"layer_w0", "layer_w1"}, .count = 2};
+    if (strcmp(c->view->name, "gmm") == 0) {
+        TRY(products_of(c, in, out, &gmm));
+    } else if (strcmp(c->view->name, "compute_gating") == 0) {
+        TRY(products_of(c, in, out, &gating));
+    } else if (strcmp(c->view->name, "get_key_value") == 0) {
+        TRY(key_value(c, in, out));
+    } else {
+        TRY(psum_scatter(c, in, out));
+    }
+    for (int i = 0; !c->view->backward && i < c->out.count; i++)
+        TRY(spec_tensors_move(c->ctx, &c->out, c->out.items[i].path, out));
+cleanup:
+    return status;
+}
