@@ -16,6 +16,7 @@
 
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/op_support.h"
+#include "harness/plan/directions.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */
 #define ROUTER ASSAY_PART_ROUTER
@@ -464,7 +465,7 @@ const assay_mutant assay_mutants[] = {
     {"rope_truncation", "the ramp's ends are truncated, or not, the other way round", "49", ROPE, ASSAY_NOWHERE,
      KEY(rope_truncate, FLIP, 0)},
     {"rope_type", "plain instead of YaRN, or the reverse", "49", ROPE, ASSAY_NOWHERE,
-     .configure = assay_edit_other_rope_type},
+     .configure = assay_change_rope_type},
     {"rope_factor", "YaRN's factor is twice what it should be", "49", ROPE, ASSAY_NOWHERE, .where = assay_has_yarn,
      KEY(rope_factor, TIMES, 2)},
     {"rope_betas", "YaRN's ramp ends at half the rotations", "49", ROPE, ASSAY_NOWHERE, .where = assay_has_yarn,
