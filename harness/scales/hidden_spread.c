@@ -108,8 +108,7 @@ assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, con
     for (int i = 0; i < count; i++) {
         assay_tensor *added = NULL;
         const bool coded = hidden[i].codes != NULL;
-        if (h == NULL && coded && is_staged(in, hidden[i].codes->path) &&
-            is_staged(in, hidden[i].scale->path))
+        if (h == NULL && coded && is_staged(in, hidden[i].codes->path) && is_staged(in, hidden[i].scale->path))
             continue;
         TRY(assay_tensor_set_add(ctx, golden, hidden[i].h, NULL));
         TRY(add_spread(ctx, hidden[i].h, spread, &added));
