@@ -110,6 +110,13 @@ cleanup:
     return status;
 }
 
+static bool is_null_row(const double row[ASSAY_NULL_COLUMNS])
+{
+    const double spread = row[ASSAY_NULL_SPREAD];
+    return spread > 0 && isfinite(spread) && row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH] &&
+           row[ASSAY_NULL_MEMBERS] >= 2;
+}
+
 /* The tensor's null distributions, if the golden has them: `used` grows by the statistics that have one. */
 static assay_status read_null(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result, int64_t *used)
 {
@@ -133,15 +140,68 @@ static assay_status read_null(assay_context *ctx, const assay_comparison *c, ass
         const int stored = assay_statistic_row(shape, s);
         if (stored >= null->shape.dims[0]) continue;
         memcpy(row, rows + stored * ASSAY_NULL_COLUMNS, ASSAY_NULL_COLUMNS * sizeof *row);
-        const double spread = row[ASSAY_NULL_SPREAD];
-        if (spread == 0) continue;
-        if (!(spread > 0 && isfinite(spread) && row[ASSAY_NULL_LOW] <= row[ASSAY_NULL_HIGH] &&
-              row[ASSAY_NULL_MEMBERS] >= 2)) {
+        if (row[ASSAY_NULL_SPREAD] == 0) continue;
+        if (!is_null_row(row)) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: row %d is no null distribution", path, stored);
         }
         ++*used;
     }
     result->statistics_count = count;
+cleanup:
+    return status;
+}
+
+/* The known error of null/PROFILE/directions/NAME; NULL: it is another path. */
+static const char *direction_of(const assay_tensor_spec *spec, const char *profile)
+{
+    char prefix[ASSAY_PATH_SIZE];
+    const int length = snprintf(prefix, sizeof prefix, "null/%s/directions/", profile);
+    return strncmp(spec->path, prefix, (size_t)length) == 0 ? spec->path + length : NULL;
+}
+
+static assay_status start_direction(assay_context *ctx, const assay_comparison *c, const assay_tensor_spec *null,
+                                    const char *name, assay_report *report)
+{
+    assay_status status;
+    const assay_shape row = assay_shape_of(1, (int64_t)ASSAY_NULL_COLUMNS);
+    assay_direction_result r = {0};
+    if (!assay_shape_equal(&null->shape, &row) || null->type == ASSAY_INT32 || strlen(name) >= sizeof r.name) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another name, shape or type than directions have", null->path);
+    }
+    TRY(assay_fixture_read(ctx, c->golden, null->path, 0, ASSAY_NULL_COLUMNS, r.expected));
+    if (r.expected[ASSAY_NULL_SPREAD] == 0) goto cleanup;
+    if (!is_null_row(r.expected) || report->direction_count == ASSAY_MOST_DIRECTIONS) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is no null distribution, or one too many", null->path);
+    }
+    snprintf(r.name, sizeof r.name, "%s", name);
+    for (int i = 0; i < report->count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        const assay_tensor_result *tensor = &report->tensors[i];
+        assay_filter_path(c->profile->precision.name, name, tensor->spec.path, path);
+        const assay_tensor_spec *found = assay_fixture_find(c->golden, path);
+        if (found == NULL) continue;
+        if (!assay_shape_equal(&found->shape, &tensor->spec.shape) || found->type == ASSAY_INT32 ||
+            tensor->statistics_count == 0) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not go with %s", path, tensor->spec.path);
+        }
+        r.elements += tensor->elements;
+    }
+    report->directions[report->direction_count++] = r;
+cleanup:
+    return status;
+}
+
+/* Along known errors, for all tensors together. */
+static assay_status read_directions(assay_context *ctx, assay_comparison *c, assay_report *report)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < assay_fixture_count(c->golden); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(c->golden, i);
+        const char *name = direction_of(spec, c->profile->precision.name);
+        if (name != NULL) TRY(start_direction(ctx, c, spec, name, report));
+    }
+    c->directions = report->directions;
+    c->direction_count = report->direction_count;
 cleanup:
     return status;
 }
@@ -162,7 +222,8 @@ static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, dou
         rows += r->rows;
         TRY(read_null(ctx, c, r, &statistics));
     }
-    c->thresholds = assay_thresholds_of(false_alarm, elements, rows, statistics);
+    TRY(read_directions(ctx, c, report));
+    c->thresholds = assay_thresholds_of(false_alarm, elements, rows, statistics + report->direction_count);
     report->statistic_tail = c->thresholds.statistic_tail;
 cleanup:
     return status;
@@ -175,6 +236,7 @@ static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
     TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
     TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
     TRY(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
+    TRY(assay_alloc_f64(ctx, "directions", (int64_t)c->direction_count * ASSAY_CHUNK, &c->direction_values));
     TRY(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
     TRY(assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers));
 cleanup:
@@ -187,6 +249,7 @@ static void free_buffers(assay_comparison *c)
     free(c->candidate_values);
     free(c->scales);
     free(c->inverse);
+    free(c->direction_values);
     free(c->golden_integers);
     free(c->candidate_integers);
 }
@@ -331,6 +394,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
         TRY(compare_tensor(ctx, &c, order, &report->tensors[i], &shown));
         report->tensors[i].seconds = assay_clock() - started;
     }
+    for (int i = 0; i < report->direction_count; i++) assay_direction_judge(&c.thresholds, &report->directions[i]);
     TRY(assay_power_read(ctx, golden, report->profile, &report->power));
     assay_conclude(report, &shown);
 cleanup:

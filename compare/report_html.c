@@ -313,6 +313,12 @@ static bool write_report(FILE *out, int number, const assay_report *report)
     write_paragraph(out, "", routing);
     write_paragraph(out, "order: ", report->order);
     write_paragraph(out, "codes: ", report->codes);
+    for (int i = 0; i < report->direction_count; i++) {
+        char text[ASSAY_DIRECTION_TEXT];
+        if (!report->directions[i].judged) continue;
+        assay_direction_text(&report->directions[i], text);
+        write_paragraph(out, "all tensors together: ", text);
+    }
     write_paragraph(out, "looks like this: ", report->diagnosis);
     write_paragraph(out, "known bugs: ", report->explanation);
     write_paragraph(out, "known failure: ", report->expected_failure);

@@ -14,6 +14,9 @@ typedef struct assay_comparison {
     const assay_profile *profile;
     assay_thresholds thresholds;
     double *golden_values, *candidate_values, *scales, *inverse; /* a chunk of each */
+    assay_direction_result *directions;                          /* [direction_count]: their values grow */
+    int direction_count;
+    double *direction_values; /* a chunk of each of them */
     int32_t *golden_integers, *candidate_integers;
 } assay_comparison;
 

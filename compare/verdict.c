@@ -56,6 +56,7 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
     const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
     const assay_tensor_result *not_comparable = first_of(report, ASSAY_NOT_COMPARABLE);
     const assay_tensor_result *vacuous = first_of(report, ASSAY_VACUOUS);
+    const assay_direction_result *along = assay_direction_worst(report->direction_count, report->directions);
     bool informed = shown->floats_required ? shown->floats : shown->integers;
     char *message = report->message;
     if (wrong != NULL) {
@@ -65,6 +66,11 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
         report->verdict = ASSAY_FAIL;
         snprintf(message, sizeof report->message, "%.128s: unknown path, the golden has no such dataset",
                  report->unknown[0]);
+    } else if (along != NULL) {
+        char text[ASSAY_DIRECTION_TEXT];
+        assay_direction_text(along, text);
+        report->verdict = ASSAY_FAIL;
+        snprintf(message, sizeof report->message, "no tensor alone, but %s", text);
     } else if (not_comparable != NULL) {
         report->verdict = ASSAY_NOT_COMPARABLE;
         snprintf(message, sizeof report->message, "%s", not_comparable->message);

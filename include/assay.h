@@ -44,6 +44,7 @@
 #include "oracle/ops/mla.h"
 #include "oracle/ops/ops_shares.h"
 #include "oracle/ops/quant_recipe.h"
+#include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/quantize.h"
 #include "oracle/ops/requantise.h"
 #include "oracle/ops/rms_norm.h"

@@ -17,6 +17,8 @@ from peers import judge, product_bounds
 from request import Request, Unsupported, write_candidate
 
 
+# How far the kernel in float64 may be from the golden.
+AGREES = 1e-9
 # Less than a unit of the type: `assay certify` says that it has an effect only where it is detected.
 BELOW_A_UNIT = ("truncated",)
 
@@ -34,6 +36,7 @@ class Task:
     family: str = ""  # of the format of quantised operands
     words: tuple = ()  # of `assay generate`, beside the case and the seed
     own_profiles: tuple = ()  # files
+    self_test_limit: float = AGREES
 
     def name(self):
         return f"{self.case} in {self.family}" if self.words else self.case
@@ -179,7 +182,7 @@ def mutants(golden, profile, plain, folder, write):
 
 def perform(task):
     """All that is done with one golden."""
-    made = {"case": task.name(), "seed": task.seed, "runs": [], "mutants": []}
+    made = {"case": task.name(), "seed": task.seed, "self_test_limit": task.self_test_limit, "runs": [], "mutants": []}
     with tempfile.TemporaryDirectory(prefix="power-") as folder:
         golden = Golden(task, folder)
         try:

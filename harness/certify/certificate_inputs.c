@@ -114,27 +114,28 @@ cleanup:
     return status;
 }
 
-/* h that the golden's codes are of, which the second form holds them at: a step of a central difference would cross
- * boundaries, and float64's last bit may. */
-static assay_status read_hidden(assay_context *ctx, const assay_plan *plan, const assay_source *source,
-                                spec_tensors *in)
+/* h of the second form, which its codes are held at: a step of a central difference would cross boundaries. */
+static assay_status hold_hidden(assay_context *ctx, const assay_plan *plan, spec_tensors *in)
 {
     assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    assay_tensor_set h = {0};
-    assay_context own = *ctx;
+    spec_tensors made = {0};
+    const spec_operation *form = &plan->operation->second_form;
     const int count = assay_hidden_list(&plan->list, hidden);
     if (count == 0) return ASSAY_OK;
-    own.ranks = NULL;
-    for (int i = 0; i < count; i++) TRY(assay_tensor_set_add(ctx, &h, hidden[i].h, NULL));
-    const assay_sink sink = assay_tensor_set_sink(&h);
-    status = assay_operation_run(&own, plan->operation, plan->c, source, &sink, NULL, 0);
-    memcpy(ctx->message, own.message, sizeof ctx->message);
-    TRY(status);
-    TRY(assay_tensor_set_require_complete(ctx, &h));
-    for (int i = 0; i < h.count; i++) TRY(copy(ctx, &h.items[i], in));
+    TRY((form->checkpoints != NULL ? form->checkpoints : form->evaluate)(ctx, plan->c, in, &made));
+    for (int i = 0; i < count; i++) {
+        const spec_tensor *h = spec_tensors_find(&made, hidden[i].h->path);
+        spec_quad *held = NULL;
+        if (h == NULL) {
+            status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the second form does not give it", hidden[i].h->path);
+            goto cleanup;
+        }
+        TRY(spec_tensors_add(ctx, in, h->path, &h->shape, &held));
+        memcpy(held, h->values, (size_t)assay_shape_count(&h->shape) * sizeof *held);
+    }
 cleanup:
-    assay_tensor_set_free(&h);
+    spec_tensors_free(&made);
     return status;
 }
 
@@ -159,8 +160,8 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
             TRY(read_given(ctx, source, &plan->list, spec, &inputs->in));
         }
     }
-    TRY(read_hidden(ctx, plan, source, &inputs->in));
     for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], inputs));
+    TRY(hold_hidden(ctx, plan, &inputs->in));
 cleanup:
     assay_tensor_set_free(&results);
     if (status != ASSAY_OK) assay_certificate_inputs_free(inputs);

@@ -61,7 +61,7 @@ static void print_tensors(const assay_plan *plan)
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         char shape[128];
-        if (spec->role == ASSAY_ROLE_ERROR_SCALE || spec->role == ASSAY_ROLE_NULL) continue;
+        if (spec->role >= ASSAY_ROLE_ERROR_SCALE) continue;
         assay_shape_text(&spec->shape, shape, sizeof shape);
         printf("%-52s %-10s %-20s ", spec->path, assay_dtype_name(spec->type), shape);
         for (int axis = 0; axis < spec->shape.rank; axis++) printf("%s%s", axis > 0 ? "," : "", spec->labels[axis]);

@@ -91,8 +91,17 @@ static bool has_engine_form(const assay_case *c)
            m->num_redundant_experts > 0 || !m->apply_routed_scaling_factor_on_output;
 }
 
+/* Scales by a recipe are those of rows or blocks of gate and up together; but blocks that end with gate. */
+static bool fuses_scales(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    const int64_t width = is_op(c, "moe") ? m->base_moe_mlp_dim : m->base_mlp_dim;
+    return m->quant_recipe.text[0] != '\0' && (strcmp(m->quant_recipe.text, "deepseek_v3") != 0 || width % 128 != 0);
+}
+
 static bool other_fused(const assay_case *c, assay_other_form *form)
 {
+    if (fuses_scales(c)) return false;
     const bool experts = has_sparse_moe(c) && !is_batch_split(c); /* which has no fused experts */
     const bool dense = is_op(c, "mlp") || (assay_is_layer(c) && c->config.first_num_dense_layers > 0);
     if (dense) form->c.config.fused_mlp = !c->config.fused_mlp;
@@ -331,7 +340,8 @@ static bool other_weight(const assay_case *c, assay_other_form *form)
     const bool llama4 = is_llama4(c);
     form->run = assay_moe_run_weight_before_wo;
     form->other_checkpoint = "moe_mlpwo";
-    return is_op(c, "moe") && has_sparse_moe(c) && !has_engine_form(c) && !c->config.mlp_bias && !llama4;
+    const bool recipe = c->config.quant_recipe.text[0] != '\0'; /* which quantises what the weight is on */
+    return is_op(c, "moe") && has_sparse_moe(c) && !has_engine_form(c) && !c->config.mlp_bias && !llama4 && !recipe;
 }
 
 /* One of the routed width beside them, or the last of them. */
@@ -502,7 +512,8 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
         if (!quantises) form->c.config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     }
     assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
-    return equivalence->other(c, form);
+    if (!equivalence->other(c, form)) return false;
+    return c->config.quant_recipe.text[0] == '\0' || is_case(&form->c); /* a recipe is not in every form */
 }
 
 const assay_equivalence *assay_equivalence_by_name(const char *name)

@@ -65,7 +65,7 @@ static void judge(assay_attempt *a)
     const assay_report *report = &a->report;
     a->end = ASSAY_ATTEMPT_PASS;
     if (report->verdict == ASSAY_PASS || report->verdict == ASSAY_VACUOUS) return;
-    fail(a, "a result that the case does not have", report->message);
+    fail(a, report->unknown_count > 0 ? "a result that the case does not have" : "values", report->message);
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         if (r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE) continue;

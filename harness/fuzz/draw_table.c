@@ -98,6 +98,13 @@ const assay_draw_key assay_draw_keys[] = {
     {"quant_saturate", QUANTIZED, 3, "true false"},
     {"quant_negative_zero", QUANTIZED, 3, "true false"},
     {"pack_codes", QUANTIZED, 3, "true false"},
+    {"quant_hidden_format", GATED, 5,
+     "fp8_e4m3_1x128 fp8_e4m3_1x128;quant_scale=multiply;quant_smallest_amax=1.0e-4 "
+     "fp8_e5m2_1x128;quant_scale=invert;quant_scale_rounding=up mxfp8_e4m3;quant_scale_rounding=up "
+     "mxfp8_e4m3;quant_scale_rounding=down;quant_subnormal_scale=false mxfp8_e5m2;quant_scale_rounding=up "
+     "mxfp4;quant_scale_rounding=up mxfp4;quant_scale_rounding=down;quant_ties=down "
+     "nvfp4;quant_scale=invert;quant_hidden_tensor_scale=2.0e-3 fp4_e4m3_1x16 fp4_1x32;quant_scale=multiply "
+     "fp4_1x128;quant_negative_zero=false"},
 
     /* attention */
     {"attention_sink", GROUPED | SHARING, 3, "true false"},

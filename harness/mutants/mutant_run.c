@@ -149,18 +149,34 @@ static bool has_own_arithmetic(const assay_mutant *mutant)
     return mutant->degrade != NULL || assay_mutant_is_lossy(mutant);
 }
 
-/* The codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others. */
+static assay_status stage(assay_context *ctx, const assay_tensor *made, assay_tensor_set *staged)
+{
+    assay_tensor_spec spec = made->spec;
+    assay_tensor *to = NULL;
+    assay_staged_path(made->spec.path, spec.path);
+    const assay_status status = assay_tensor_set_add(ctx, staged, &spec, &to);
+    RETURN_IF(status != ASSAY_OK, status);
+    memcpy(to->values, made->values, (size_t)to->count * sizeof *to->values);
+    to->written = to->count;
+    return ASSAY_OK;
+}
+
+/* The codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others. Those of a
+ * layer are of an h that those of the layers before it lead to. */
 static assay_status make_codes(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
                                const assay_source *in, assay_tensor_set *staged, bool *applies)
 {
     assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
     assay_tensor_set made = {0};
+    assay_overlay given = {assay_tensor_set_source(staged), *in};
+    const assay_source source = assay_overlay_source(&given);
     const int count = assay_hidden_list(&plan->list, hidden);
-    TRY(assay_requantise_read(ctx, plan, in, &made));
     *applies = false;
     for (int i = 0; i < count; i++) {
         assay_quantize_config config;
+        assay_tensor_set_free(&made);
+        TRY(assay_requantise_read(ctx, plan, &source, &hidden[i], &made));
         const assay_tensor *h = assay_tensor_set_find(&made, hidden[i].h->path);
         TRY(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
         const assay_hidden_mutation m = {.config = &config,
@@ -171,15 +187,8 @@ static assay_status make_codes(assay_context *ctx, const assay_mutant *mutant, c
                                          .scale = assay_tensor_set_find(&made, hidden[i].scale->path),
                                          .by = mutant->requantise_by};
         *applies |= mutant->requantise(&m);
-        assay_tensor *const parts[] = {m.codes, m.scale};
-        for (int part = 0; part < 2; part++) {
-            assay_tensor_spec spec = parts[part]->spec;
-            assay_tensor *to = NULL;
-            assay_staged_path(parts[part]->spec.path, spec.path);
-            TRY(assay_tensor_set_add(ctx, staged, &spec, &to));
-            memcpy(to->values, parts[part]->values, (size_t)to->count * sizeof *to->values);
-            to->written = to->count;
-        }
+        TRY(stage(ctx, m.codes, staged));
+        TRY(stage(ctx, m.scale, staged));
     }
 cleanup:
     assay_tensor_set_free(&made);

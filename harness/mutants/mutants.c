@@ -16,6 +16,7 @@
 
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/op_support.h"
+#include "harness/plan/directions.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */
 #define ROUTER ASSAY_PART_ROUTER
@@ -37,6 +38,7 @@
 #define CODES ASSAY_HAS_CODES
 #define HIDDEN ASSAY_HAS_HIDDEN
 #define RECIPE ASSAY_HAS_RECIPE
+#define RECIPE_OF_BLOCKS ASSAY_HAS_RECIPE_OF_BLOCKS
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
 #define WITH_LINEAR (GATED | PROJECTED | GROUPS)
 #define WITH_PRODUCTS (WITH_INTERMEDIATES | GROUPS)
@@ -223,11 +225,11 @@ const assay_mutant assay_mutants[] = {
     /* training recipes */
     {"recipe_ignored", "nothing is quantised", "43", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_ignored},
     {"recipe_blocks_along_rows",
-     "for the weight gradient blocks lie along the columns, not the rows that are summed over", "42, 84", RECIPE,
-     ASSAY_ALONE, .configure = assay_edit_recipe_dw_along_rows},
-    {"recipe_blocks_along_columns", "for the gradient of the input blocks lie along the rows", "42, 84", RECIPE,
-     ASSAY_ALONE, .configure = assay_edit_recipe_dx_along_columns},
-    {"recipe_forward_codes", "the weight gradient takes x as forward quantised it", "84", RECIPE, ASSAY_ALONE,
+     "for the weight gradient blocks lie along the columns, not the rows that are summed over", "42, 84",
+     RECIPE_OF_BLOCKS, ASSAY_ALONE, .configure = assay_edit_recipe_dw_along_rows},
+    {"recipe_blocks_along_columns", "for the gradient of the input blocks lie along the rows", "42, 84",
+     RECIPE_OF_BLOCKS, ASSAY_ALONE, .configure = assay_edit_recipe_dx_along_columns},
+    {"recipe_forward_codes", "the weight gradient takes x as forward quantised it", "84", RECIPE_OF_BLOCKS, ASSAY_ALONE,
      .configure = assay_edit_recipe_forward_x},
     {"recipe_type_other", "e4m3 backward instead of e5m2, or the reverse", "87", RECIPE, ASSAY_ALONE,
      .configure = assay_edit_recipe_other_type},
@@ -238,10 +240,10 @@ const assay_mutant assay_mutants[] = {
     {"recipe_forward_scales_lost", "backward multiplies codes of forward without their scales", "43", RECIPE,
      ASSAY_ALONE, .configure = assay_edit_recipe_scales_lost},
     {"recipe_scales_of_next_shard", "gathered codes are multiplied with the scales of the shard after their own", "84",
-     RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_scales_of_next_shard},
+     ASSAY_IS_FUNCTION, ASSAY_NOWHERE, .configure = assay_edit_recipe_scales_of_next_shard},
     {"recipe_scales_of_receiver", "codes are gathered without their scales, and the receiving shard's are taken", "84",
-     RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_scales_of_receiver},
-    {"recipe_scale_rounding_other", "scales are powers of two, or not", "44, 87", RECIPE, ASSAY_ALONE,
+     ASSAY_IS_FUNCTION, ASSAY_NOWHERE, .configure = assay_edit_recipe_scales_of_receiver},
+    {"recipe_scale_rounding_other", "scales are powers of two, or not", "44, 87", RECIPE_OF_BLOCKS, ASSAY_ALONE,
      .configure = assay_edit_recipe_other_rounding},
     {"recipe_calibration_other", "a gradient is calibrated by its values instead of a fixed range, or the reverse",
      "87", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_other_calibration},
@@ -463,7 +465,7 @@ const assay_mutant assay_mutants[] = {
     {"rope_truncation", "the ramp's ends are truncated, or not, the other way round", "49", ROPE, ASSAY_NOWHERE,
      KEY(rope_truncate, FLIP, 0)},
     {"rope_type", "plain instead of YaRN, or the reverse", "49", ROPE, ASSAY_NOWHERE,
-     .configure = assay_edit_other_rope_type},
+     .configure = assay_change_rope_type},
     {"rope_factor", "YaRN's factor is twice what it should be", "49", ROPE, ASSAY_NOWHERE, .where = assay_has_yarn,
      KEY(rope_factor, TIMES, 2)},
     {"rope_betas", "YaRN's ramp ends at half the rotations", "49", ROPE, ASSAY_NOWHERE, .where = assay_has_yarn,
@@ -665,7 +667,9 @@ bool assay_mutant_is_evaluated(const assay_mutant *mutant)
 static unsigned traits_of(const assay_plan *plan)
 {
     unsigned traits = plan->operation->parts;
-    if (plan->c->config.quant_recipe.text[0] != '\0') traits |= ASSAY_HAS_RECIPE;
+    const assay_quant_recipe *recipe = assay_quant_recipe_by_name(plan->c->config.quant_recipe.text);
+    if (recipe != NULL) traits |= ASSAY_HAS_RECIPE;
+    if (recipe != NULL && recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) traits |= ASSAY_HAS_RECIPE_OF_BLOCKS;
     if (strcmp(plan->operation->name, "batch_split") == 0) traits |= ASSAY_IS_FUNCTION;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;

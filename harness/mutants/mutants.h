@@ -58,7 +58,8 @@ enum {
     ASSAY_IS_FUNCTION = 1 << 28,
     ASSAY_HAS_CODES = 1 << 27,
     ASSAY_HAS_HIDDEN = 1 << 26,
-    ASSAY_HAS_RECIPE = 1 << 25
+    ASSAY_HAS_RECIPE = 1 << 25,
+    ASSAY_HAS_RECIPE_OF_BLOCKS = 1 << 24
 };
 
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */

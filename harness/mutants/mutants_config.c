@@ -197,14 +197,6 @@ bool assay_edit_other_interleave(assay_case *c)
     return true;
 }
 
-/* The layout of the pairs goes by the type, but is no part of this mutant. */
-bool assay_edit_other_rope_type(assay_case *c)
-{
-    assay_text *type = &c->config.rope_type;
-    c->config.given[ASSAY_KEY_AT_rope_interleave] = true;
-    return set_text(type, is(type, "yarn") ? "default" : "yarn");
-}
-
 bool assay_edit_other_epsilon(assay_case *c)
 {
     double *epsilon = &c->config.normalization_layer_epsilon;

@@ -16,7 +16,8 @@ bool assay_has_function_shards(const assay_case *c)
 
 bool assay_has_function_sums(const assay_case *c)
 {
-    static const char *const names[] = {"unroute", "unroute_impl", "unroute_impl_fwd", "route_impl_bwd", "route_bwd"};
+    static const char *const names[] = {"unroute",        "unroute_impl", "unroute_impl_fwd",
+                                        "route_impl_bwd", "route_bwd",    "quantized_psum_scatter"};
     bool sums = false;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) sums |= strcmp(c->config.function.text, names[i]) == 0;
     return sums && assay_has_expert_shards(c);

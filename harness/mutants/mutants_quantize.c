@@ -97,11 +97,14 @@ bool assay_edit_recipe_scales_of_receiver(assay_case *c)
     return gathers_codes(c) && c->mesh_expert > 1 && change_recipe(c, "receiver");
 }
 
+/* Where it cannot be left out it is one that quantises nothing. */
 bool assay_edit_recipe_ignored(assay_case *c)
 {
+    if (gathers_codes(c)) return change_recipe(c, "ignored");
     const bool there = c->config.quant_recipe.text[0] != '\0';
     c->config.quant_recipe.text[0] = '\0';
-    c->config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+    if (c->config.quant_hidden_format.text[0] == '\0')
+        c->config.quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     return there;
 }
 

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/operations/hidden.h"
-
 bool assay_edit_hidden_as_it_is(assay_case *c)
 {
     assay_model_config *m = &c->config;
@@ -20,7 +18,8 @@ bool assay_edit_hidden_as_it_is(assay_case *c)
     m->quant_saturate = assay_model_defaults.quant_saturate;
     m->quant_ties = assay_model_defaults.quant_ties;
     m->quant_negative_zero = assay_model_defaults.quant_negative_zero;
-    if (c->quant_format_count == 0) m->quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
+    if (c->quant_format_count == 0 && m->quant_recipe.text[0] == '\0')
+        m->quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
     return quantised;
 }
 
@@ -40,21 +39,17 @@ const assay_tensor *assay_requantise_branch(const assay_tensor_set *made, const 
 }
 
 assay_status assay_requantise_read(assay_context *ctx, const assay_plan *plan, const assay_source *in,
-                                   assay_tensor_set *made)
+                                   const assay_hidden *hidden, assay_tensor_set *made)
 {
     static const char *const BRANCHES[] = {"mlpwi_0", "mlpwi_1"};
     assay_status status = ASSAY_OK;
-    assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    const int count = assay_hidden_list(&plan->list, hidden);
-    for (int i = 0; i < count; i++) {
-        const assay_tensor_spec *const specs[] = {hidden[i].h, hidden[i].codes, hidden[i].scale};
-        for (int k = 0; k < 3; k++) TRY(assay_tensor_set_add(ctx, made, specs[k], NULL));
-        for (int k = 0; k < 2; k++) {
-            char path[ASSAY_PATH_SIZE];
-            path_of_branch(hidden[i].h, BRANCHES[k], path);
-            const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, path);
-            if (entry != NULL) TRY(assay_tensor_set_add(ctx, made, &entry->spec, NULL));
-        }
+    const assay_tensor_spec *const specs[] = {hidden->h, hidden->codes, hidden->scale};
+    for (int k = 0; k < 3; k++) TRY(assay_tensor_set_add(ctx, made, specs[k], NULL));
+    for (int k = 0; k < 2; k++) {
+        char path[ASSAY_PATH_SIZE];
+        path_of_branch(hidden->h, BRANCHES[k], path);
+        const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, path);
+        if (entry != NULL) TRY(assay_tensor_set_add(ctx, made, &entry->spec, NULL));
     }
     const assay_sink out = assay_tensor_set_sink(made);
     TRY(assay_operation_run(ctx, plan->operation, plan->c, in, &out, NULL, 0));

@@ -3,10 +3,11 @@
 #define ASSAY_HARNESS_MUTANTS_REQUANTISE_H
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/hidden.h"
 
-/* h, its codes and scales, and where they are apart gate and up, of each gated MLP of the case. */
+/* h of a gated MLP, its codes and scales, and where they are apart gate and up. */
 assay_status assay_requantise_read(assay_context *ctx, const assay_plan *plan, const assay_source *in,
-                                   assay_tensor_set *made);
+                                   const assay_hidden *hidden, assay_tensor_set *made);
 /* "mlpwi_0" or "mlpwi_1" beside an h of that set; NULL: there is none. */
 const assay_tensor *assay_requantise_branch(const assay_tensor_set *made, const assay_tensor *h, const char *name);
 

@@ -343,10 +343,24 @@ static bool routes(const assay_case *c, unsigned parts)
     return (parts & ASSAY_PART_ROUTER) != 0 && !dense;
 }
 
-/* Gated MLPs whose kernels quantise h. */
-static bool takes_hidden_format(const assay_case *c)
+/* Gated MLPs whose kernels quantise h, by themselves or in a layer. */
+static bool takes_hidden_format(const model_check *check)
 {
-    return strcmp(c->op, "mlp") == 0 || strcmp(c->op, "moe") == 0;
+    const char *op = check->c->op;
+    return strcmp(op, "mlp") == 0 || strcmp(op, "moe") == 0 || (check->parts & ASSAY_PART_LAYER) != 0;
+}
+
+static assay_status check_takes_recipe(const model_check *check)
+{
+    static const char *const ops[] = {"gmm", "mlp", "moe", "batch_split"};
+    const char *recipe = check->c->config.quant_recipe.text;
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        if (strcmp(check->c->op, ops[i]) == 0) return ASSAY_OK;
+    }
+    if (recipe[0] == '\0') return ASSAY_OK;
+    return assay_fail(check->ctx, ASSAY_BAD_INPUT,
+                      "quant_recipe is %s, expected \"\": op %s has no recipe, gmm, mlp, moe and batch_split have",
+                      recipe, check->c->op);
 }
 
 /* The rules are those of h, which its operation checks. */
@@ -361,7 +375,9 @@ static assay_status check_rules_of_hidden(const model_check *check)
 /* Rules of quantising are those of quantize; operands are quantised by their format's own, but for the rounding of scales. */
 static assay_status check_quantising(const model_check *check)
 {
-    if (assay_quantises_hidden(check->c) && takes_hidden_format(check->c)) return check_rules_of_hidden(check);
+    const assay_status status = check_takes_recipe(check);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_quantises_hidden(check->c) && takes_hidden_format(check)) return check_rules_of_hidden(check);
     static const int KEYS[] = {ASSAY_KEY_AT_quant_format,          ASSAY_KEY_AT_quant_scale,
                                ASSAY_KEY_AT_quant_subnormal_scale, ASSAY_KEY_AT_quant_smallest_amax,
                                ASSAY_KEY_AT_quant_saturate,        ASSAY_KEY_AT_quant_ties,
@@ -371,12 +387,6 @@ static assay_status check_quantising(const model_check *check)
     enum { COUNT = sizeof KEYS / sizeof *KEYS };
     const assay_case *c = check->c;
     static const char BLOCKS[] = "deepseek_v3"; /* whose scales have a rounding */
-    const bool recipe = c->config.quant_recipe.text[0] != '\0';
-    if (recipe && strcmp(c->op, "gmm") != 0 && strcmp(c->op, "batch_split") != 0) {
-        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                          "quant_recipe is %s, expected \"\": op %s has no recipe, gmm and batch_split have",
-                          c->config.quant_recipe.text, c->op);
-    }
     const bool operands =
         c->quant_format_count > 0 || strncmp(c->config.quant_recipe.text, BLOCKS, sizeof BLOCKS - 1) == 0;
     for (int i = 0; i < (operands ? COUNT - 1 : COUNT); i++) {

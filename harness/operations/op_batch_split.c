@@ -48,14 +48,18 @@ cleanup:
 /* The source quantises this gradient always, and by its largest magnitude. */
 static assay_status check_psum_scatter(assay_context *ctx, const assay_case *c, const assay_function_config *config)
 {
-    const char *name = assay_function_name(config->function),
-               *method = c->config.bwd_quantization_calibration_method.text;
+    const char *name = assay_function_name(config->function);
     if (strncmp(name, "quantized_", 10) != 0) return ASSAY_OK;
     if (config->recipe.recipe == NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is \"\", expected fp8_full: %s has it always", name);
-    if (strcmp(method, "absmax") == 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT,
-                      "bwd_quantization_calibration_method is %s, expected absmax: %s has no other", method, name);
+    for (int key = ASSAY_KEY_AT_act_quantization_calibration_method;
+         key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
+        const assay_text *method = (const assay_text *)((const char *)&c->config + assay_model_keys[key].offset);
+        if (strcmp(method->text, "absmax") == 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: %s has no other",
+                          assay_model_keys[key].name, method->text, name);
+    }
+    return ASSAY_OK;
 }
 
 /* deepseek_batchsplit.py finds the scale of a fixed range itself (quantizations.py, manual_quantize), its sibling _fp8 by qwix,

@@ -191,6 +191,21 @@ static assay_status refuse_calibrations(assay_context *ctx, const assay_model_co
                       m->quant_recipe.text);
 }
 
+/* What the recipe quantises is given as numbers. */
+static assay_status refuse_formats(assay_context *ctx, const assay_case *c, const assay_quant_recipe *recipe)
+{
+    const bool forward = recipe->x.scales != ASSAY_SCALES_NONE;
+    for (int i = 0; i < c->quant_format_count; i++) {
+        const char *path = c->quant_formats[i].path;
+        if (!forward && assay_role_of(path) != ASSAY_ROLE_COTANGENT) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, expected none: quant_recipe %s quantises it",
+                          path, recipe->name);
+    }
+    if (!forward || c->config.quant_hidden_format.text[0] == '\0') return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected \"\": quant_recipe %s quantises h",
+                      c->config.quant_hidden_format.text, recipe->name);
+}
+
 assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
 {
     assay_status status = ASSAY_OK;
@@ -207,8 +222,23 @@ assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, ass
     TRY(calibration_of(ctx, ASSAY_KEY_AT_weight_quantization_calibration_method, m, &config->w));
     TRY(calibration_of(ctx, ASSAY_KEY_AT_bwd_quantization_calibration_method, m, &config->dy));
     if (config->recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) TRY(refuse_calibrations(ctx, m));
+    TRY(refuse_formats(ctx, c, config->recipe));
 cleanup:
     return status;
+}
+
+/* Of a linear layer of its own, that is no grouped product: qwix cuts its gradients off at the range of a calibration. */
+static assay_status refuse_cutting_off(assay_context *ctx, const assay_case *c, const assay_recipe_config *config)
+{
+    const assay_calibration *const calibrations[] = {&config->x, &config->w};
+    for (int i = 0; config->recipe != NULL && i < 2; i++) {
+        const int key = ASSAY_KEY_AT_act_quantization_calibration_method + i;
+        if (calibrations[i]->fixed == 0 && calibrations[i]->factor == 1) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s is no absmax, expected absmax: the gradients of op %s would be cut off at its range",
+                          assay_model_keys[key].name, c->op);
+    }
+    return ASSAY_OK;
 }
 
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
@@ -226,6 +256,8 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 1, &config->activation[1]));
     TRY(glu_of(ctx, m, true, &config->glu));
     TRY(assay_hidden_config_of(ctx, c, config->mlp_dim, &config->hidden));
+    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
+    TRY(refuse_cutting_off(ctx, c, &config->recipe));
     if (config->glu != ASSAY_GLU_PLAIN && config->activation[1] != ASSAY_LINEAR) {
         status =
             assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -266,6 +298,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 0, &config->activation));
     TRY(glu_of(ctx, m, false, &config->glu));
     TRY(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
+    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
     TRY(assay_routing_config_of(ctx, c, &config->routing));
     if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
                                             assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||
@@ -480,6 +513,18 @@ static assay_status grouped_config_of(assay_context *ctx, const assay_case *c, a
     return ASSAY_OK;
 }
 
+assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding)
+{
+    const char *with = NULL;
+    if (moe->hidden.format == NULL) return ASSAY_OK;
+    if (moe->physical_experts > 0) with = "with num_redundant_experts";
+    if (moe->path == ASSAY_MOE_DROPPING) with = "with capacity_factor";
+    if (assay_is_sharded(moe, sharding)) with = "on a mesh";
+    if (with == NULL) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none %s", moe->hidden.format->name,
+                      with);
+}
+
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -528,6 +573,12 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                           config->moe.local_num_experts, c->op);
     }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
+    if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "quant_hidden_format is %s, expected none with use_batch_split_schedule",
+                          m->quant_hidden_format.text);
+    }
     if (m->weights_on_shards && config->dense_layers == config->layers) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones", config->layers);

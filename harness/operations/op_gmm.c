@@ -30,11 +30,10 @@ static assay_gmm_config config_of(const assay_case *c)
     return config;
 }
 
-/* What the recipe quantises is given as numbers, and the k-grouped product is one of its three alone. */
+/* The k-grouped product is one of the recipe's three alone. */
 static assay_status check_recipe(assay_context *ctx, const assay_case *c, const assay_gmm_config *gmm)
 {
     assay_recipe_config config;
-    static const char *const paths[] = {"cotangents/y", "inputs/lhs", "weights/rhs"};
     const assay_status status = assay_recipe_config_of(ctx, c, &config);
     if (status != ASSAY_OK || config.recipe == NULL) return status;
     if (gmm->layout == ASSAY_GMM_K_GROUPED) {
@@ -50,11 +49,6 @@ static assay_status check_recipe(assay_context *ctx, const assay_case *c, const 
             "inputs.%s: unused_nan is not for quant_recipe %s, which finds its scales over all rows, those "
             "of no group too",
             c->inputs[i].path, config.recipe->name);
-    }
-    for (int i = 0; i < (config.recipe->x.scales == ASSAY_SCALES_NONE ? 1 : 3); i++) {
-        if (assay_case_quant_format_of(c, paths[i]) == NULL) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_formats has %s, expected none: quant_recipe %s quantises it",
-                          paths[i], config.recipe->name);
     }
     return ASSAY_OK;
 }
@@ -345,7 +339,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     const assay_recipe_operands *o = &r.operands;
     TRY(read_run(ctx, c, in, &r));
     TRY(assay_recipe_config_of(ctx, c, &recipe));
-    TRY(assay_recipe_quantise(ctx, &r.operands, r.lhs, r.rhs, r.dy, r.group_sizes, &r.dims, &recipe));
+    const assay_recipe_given given = {.x = r.lhs, .w = r.rhs, .dy = r.dy, .group_sizes = r.group_sizes};
+    TRY(assay_recipe_quantise(ctx, &r.operands, &given, &r.dims, &recipe));
     TRY(assay_gmm_forward(ctx, r.y, o->x, o->w, r.group_sizes, &r.dims));
     TRY(assay_gmm_backward(ctx, r.dlhs, NULL, o->dx_dy, r.lhs, o->dx_w, r.group_sizes, &r.dims));
     TRY(assay_gmm_backward(ctx, NULL, r.drhs, o->dw_dy, o->dw_x, r.rhs, r.group_sizes, &r.dims));

@@ -4,6 +4,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/ops_shares.h"
+#include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/requantise.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
 #include "oracle/propagate/scales.h"
@@ -14,11 +15,17 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_mlp_config_of(ctx, c, &config);
 }
 
+static bool has_recipe(const void *c)
+{
+    return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
+}
+
 static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
     assay_gated_mlp_config config;
     const assay_status status = assay_mlp_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_gated_mlp(ctx, &config, in, out) : status;
+    if (status != ASSAY_OK) return status;
+    return (has_recipe(c) ? spec_quantised_mlp : spec_gated_mlp)(ctx, &config, in, out);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -42,14 +49,62 @@ cleanup:
 
 /* What a run reads, and what it makes of that. Gradients are those of everything that is there. */
 typedef struct mlp_run {
+    const assay_source *in;
     const assay_sink *out;
     assay_gated_mlp_config config;
     assay_tensor_table table;
     int64_t size; /* of x and y */
     double *x, *dx, *y, *dy;
     double *weights[ASSAY_MLP_WEIGHTS], *gradients[ASSAY_MLP_WEIGHTS];
+    double *h_spread, *d_up_spread; /* of what is quantised in an emulated run */
     assay_gated_mlp_residuals r;
 } mlp_run;
+
+/* Of gate and up one tensor when they are fused, else two. */
+typedef struct up_paths {
+    const char *both, *gate, *up;
+} up_paths;
+
+static const up_paths up_values = {"checkpoints/mlpwi", "checkpoints/mlpwi_0", "checkpoints/mlpwi_1"};
+static const up_paths up_gradients = {"checkpoints/mlpwi_gradient", "checkpoints/mlpwi_0_gradient",
+                                      "checkpoints/mlpwi_1_gradient"};
+
+/* One standard deviation of a checkpoint that is quantised. */
+static assay_status read_spread(assay_context *ctx, const assay_source *in, const char *checkpoint, int64_t count,
+                                double *spread)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_spread_path(checkpoint, path);
+    return in->read(ctx, in->self, path, 0, count, spread);
+}
+
+static bool has_spread(const assay_source *in, const char *checkpoint)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_spread_path(checkpoint, path);
+    return in->has(in->self, path);
+}
+
+static assay_status read_spreads(assay_context *ctx, const assay_source *in, mlp_run *m)
+{
+    static const char h[] = "checkpoints/mlp_intermediate";
+    assay_status status = ASSAY_OK;
+    const int64_t block = m->config.rows * m->config.mlp_dim;
+    if (m->config.hidden.format == NULL && has_spread(in, h)) {
+        TRY(assay_alloc_f64(ctx, "spread of h", block, &m->h_spread));
+        TRY(read_spread(ctx, in, h, block, m->h_spread));
+    }
+    if (!has_spread(in, m->config.fused ? up_gradients.both : up_gradients.gate)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "spread of gradients", 2 * block, &m->d_up_spread));
+    if (m->config.fused) {
+        TRY(read_spread(ctx, in, up_gradients.both, 2 * block, m->d_up_spread));
+    } else {
+        TRY(read_spread(ctx, in, up_gradients.gate, block, m->d_up_spread));
+        TRY(read_spread(ctx, in, up_gradients.up, block, m->d_up_spread + block));
+    }
+cleanup:
+    return status;
+}
 
 static assay_status open_run(assay_context *ctx, const assay_source *in, mlp_run *m)
 {
@@ -67,6 +122,9 @@ static assay_status open_run(assay_context *ctx, const assay_source *in, mlp_run
     TRY(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
     TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &m->y));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &m->r, &m->config));
+    TRY(read_spreads(ctx, in, m));
+    m->r.d_up_spread = m->d_up_spread;
+    m->r.h_spread = m->h_spread;
 cleanup:
     return status;
 }
@@ -79,40 +137,19 @@ static void close_run(mlp_run *m)
     free(m->dx);
     free(m->y);
     free(m->dy);
+    free(m->h_spread);
+    free(m->d_up_spread);
     assay_gated_mlp_residuals_free(&m->r);
 }
 
-/* What the up products gave: one tensor when they are fused, else two. */
-static assay_status write_up(assay_context *ctx, const assay_source *in, const mlp_run *m)
+static assay_status write_up(assay_context *ctx, const mlp_run *m, const up_paths *paths, double *gate, double *up)
 {
     assay_status status;
     const int64_t block = m->config.rows * m->config.mlp_dim;
-    if (m->config.fused) return assay_write_stage(ctx, in, m->out, "checkpoints/mlpwi", 2 * block, m->r.a);
-    TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlpwi_0", block, m->r.a));
-    TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlpwi_1", block, m->r.b));
+    if (m->config.fused) return assay_write_stage(ctx, m->in, m->out, paths->both, 2 * block, gate);
+    TRY(assay_write_stage(ctx, m->in, m->out, paths->gate, block, gate));
+    TRY(assay_write_stage(ctx, m->in, m->out, paths->up, block, up));
 cleanup:
-    return status;
-}
-
-/* What the product with wo takes of h. Codes that are given are the result. */
-static assay_status requantise(assay_context *ctx, const assay_source *in, mlp_run *m)
-{
-    static const char codes[] = "checkpoints/mlp_hidden_codes", scale[] = "checkpoints/mlp_hidden_codes_scale";
-    assay_status status = ASSAY_OK;
-    char path[ASSAY_PATH_SIZE];
-    double *spread = NULL;
-    const int64_t count = m->config.rows * m->config.mlp_dim, blocks = m->config.rows * assay_hidden_blocks(&m->config);
-    if (m->config.hidden.format == NULL) return ASSAY_OK;
-    assay_spread_path("checkpoints/mlp_intermediate", path);
-    if (in->has(in->self, path)) TRY(assay_read_whole(ctx, in, path, count, &spread));
-    TRY(assay_requantise(ctx, &m->r, spread, &m->config));
-    TRY(assay_go_on_from(ctx, in, codes, 0, count, m->r.codes));
-    TRY(assay_go_on_from(ctx, in, scale, 0, blocks, m->r.scale));
-    TRY(assay_write_result(ctx, m->out, codes, count, m->r.codes));
-    TRY(assay_write_result(ctx, m->out, scale, blocks, m->r.scale));
-    assay_hidden_numbers(ctx, &m->r, &m->config);
-cleanup:
-    free(spread);
     return status;
 }
 
@@ -122,15 +159,21 @@ static assay_status forward(assay_context *ctx, const assay_source *in, mlp_run 
     const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m->weights);
     const int64_t block = m->config.rows * m->config.mlp_dim;
     TRY(assay_gated_mlp_up(ctx, &m->r, ASSAY_BRANCH_BOTH, m->x, &w, &m->config));
-    TRY(write_up(ctx, in, m));
+    TRY(write_up(ctx, m, &up_values, m->r.a, m->r.b));
     assay_gated_mlp_gate(ctx, &m->r, &m->config);
     TRY(assay_write_stage(ctx, in, m->out, "checkpoints/mlp_intermediate", block, m->r.h));
-    TRY(requantise(ctx, in, m));
+    TRY(assay_requantise_dense(ctx, &m->r, "", in, m->out, &m->config));
     TRY(assay_gated_mlp_down(ctx, m->y, &m->r, &w, &m->config));
     TRY(assay_write_result(ctx, m->out, "checkpoints/mlpwo", m->size, m->y));
     TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->y));
 cleanup:
     return status;
+}
+
+static assay_status write_up_gradients(assay_context *ctx, void *self, double *da, double *db)
+{
+    const mlp_run *m = self;
+    return m->config.recipe.recipe == NULL ? ASSAY_OK : write_up(ctx, m, &up_gradients, da, db);
 }
 
 /* Variances take the place of the results. */
@@ -174,11 +217,13 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
                         const assay_precision *precisions, int precision_count)
 {
     assay_status status;
-    mlp_run m = {.out = out};
+    mlp_run m = {.in = in, .out = out};
     TRY(assay_mlp_config_of(ctx, c, &m.config));
     TRY(open_run(ctx, in, &m));
     const assay_gated_mlp_weights w = assay_gated_mlp_weights_of(m.weights);
-    const assay_gated_mlp_gradients g = assay_gated_mlp_gradients_of(m.dx, m.gradients);
+    assay_gated_mlp_gradients g = assay_gated_mlp_gradients_of(m.dx, m.gradients);
+    g.take_d_up = write_up_gradients;
+    g.self = &m;
     TRY(forward(ctx, in, &m));
     TRY(assay_gated_mlp_backward(ctx, &g, m.dy, &m.r, m.x, &w, &m.config));
     TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
@@ -198,8 +243,10 @@ static double flops(const assay_case *c, bool backward)
 static int64_t memory(const assay_case *c)
 {
     int64_t rows = c->batch * c->sequence, dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
+    /* codes, scales and numbers of the operands of three products, of which two are there at a time */
+    const int64_t of_recipe = has_recipe(c) ? 6 * (dim * hidden + rows * (3 * dim + 3 * hidden)) : 0;
     /* weights and gradients, the error scale's copies of a product's operands, and what rows keep */
-    return 8 * (8 * dim * hidden + rows * (8 * dim + 24 * hidden));
+    return 8 * (8 * dim * hidden + rows * (8 * dim + 24 * hidden) + of_recipe);
 }
 
 static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
@@ -221,9 +268,9 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .describe = describe,
                                       .run = run,
                                       .ensemble =
-                                          assay_quantises_hidden, /* codes that change are no error of first order */
+                                          assay_quantises_made, /* codes that change are no error of first order */
                                       .quantised = true,
-                                      .second_form = {.evaluate = second_form},
+                                      .second_form = {.evaluate = second_form, .gives_gradients = has_recipe},
                                       .flops = flops,
                                       .memory = memory,
                                       .shares = shares_of};

@@ -25,6 +25,32 @@ static assay_status check_layout(assay_context *ctx, const spec_moe_config *both
                       config->moe_mlp_dim, shards);
 }
 
+/* Sparse experts of one device, one after the other: their scales are those of one expert's rows. */
+static assay_status check_recipe(assay_context *ctx, const spec_moe_config *config)
+{
+    const assay_moe_config *moe = &config->moe;
+    const assay_quant_recipe *recipe = moe->recipe.recipe;
+    if (recipe == NULL) return ASSAY_OK;
+    const char *beside = assay_is_sharded(moe, &config->sharding)     ? "a mesh"
+                         : moe->path != ASSAY_MOE_SPARSE              ? "sparse_matmul=false or fused_moe_func"
+                         : moe->routing.family == ASSAY_ROUTER_LLAMA4 ? "llama4"
+                         : moe->weight_on_input                       ? "apply_router_weight_on_input"
+                         : moe->fused_shared_experts > 0              ? "num_fused_shared_experts"
+                         : moe->local_num_experts > 0                 ? "local_num_experts"
+                         : moe->physical_experts > 0                  ? "num_redundant_experts"
+                         : moe->late_factor != 0                      ? "apply_routed_scaling_factor_on_output=false"
+                         : moe->shared_gate                           ? "a gate of the shared expert"
+                         : config->w13_shards > 1                     ? "w13_reorder_size"
+                                                                      : NULL;
+    if (beside != NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
+    if (recipe->w.scales == ASSAY_SCALES_NONE) return ASSAY_OK;
+    return assay_fail(
+        ctx, ASSAY_BAD_INPUT,
+        "quant_recipe is %s, expected deepseek_v3: op moe has one expert at a time, and scales of %s are of all",
+        recipe->name, recipe->name);
+}
+
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
 {
@@ -32,15 +58,12 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
     config->w13_shards = c->config.w13_reorder_size;
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
     if (config->moe.local_num_experts > 0 && assay_is_sharded(&config->moe, &config->sharding)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0 on a mesh",
                           config->moe.local_num_experts);
     }
     if (assay_is_sharded(&config->moe, &config->sharding)) {
-        if (config->moe.hidden.format != NULL) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none on a mesh",
-                              config->moe.hidden.format->name);
-        }
         if (config->moe.physical_experts > 0) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "num_redundant_experts is %" PRId64 ", expected 0: replicas are those of one device",
@@ -49,11 +72,7 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
     TRY(check_layout(ctx, config));
-    const bool dropping = config->moe.path == ASSAY_MOE_DROPPING, replicas = config->moe.physical_experts > 0;
-    if (config->moe.hidden.format != NULL && (dropping || replicas)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none with %s",
-                          config->moe.hidden.format->name, dropping ? "capacity_factor" : "num_redundant_experts");
-    }
+    TRY(check_recipe(ctx, config));
 cleanup:
     return status;
 }
@@ -64,18 +83,25 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return configs_of(ctx, c, &config);
 }
 
+static bool has_recipe(const void *c)
+{
+    return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
+}
+
 static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
     spec_moe_config config;
     const assay_status status = configs_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_moe(ctx, &config, in, out) : status;
+    if (status != ASSAY_OK) return status;
+    return (has_recipe(c) ? spec_quantised_moe : spec_moe)(ctx, &config, in, out);
 }
 
 static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
 {
     spec_moe_config config;
     const assay_status status = configs_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_moe_checkpoints(ctx, &config, in, out) : status;
+    if (status != ASSAY_OK || has_recipe(c)) return status; /* which gives them beside outputs */
+    return spec_moe_checkpoints(ctx, &config, in, out);
 }
 
 static assay_status second_forms(assay_context *ctx, const void *c, int count, const spec_tensors *in,
@@ -97,7 +123,7 @@ static bool second_streams(const void *c, const char *path)
 {
     assay_context ctx = {0}; /* for the message of a case that was checked */
     spec_moe_config config;
-    return configs_of(&ctx, c, &config) == ASSAY_OK && spec_moe_streams(&config, path);
+    return configs_of(&ctx, c, &config) == ASSAY_OK && !has_recipe(c) && spec_moe_streams(&config, path);
 }
 
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
@@ -330,8 +356,8 @@ static bool has_own_scales(const spec_moe_config *config)
 {
     const assay_moe_config *moe = &config->moe;
     const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
-    return !assay_is_sharded(moe, &config->sharding) && moe->hidden.format == NULL && !moe->shared_gate && !engine &&
-           moe->physical_experts == 0 && assay_routing_propagates(&config->moe.routing);
+    return !assay_is_sharded(moe, &config->sharding) && moe->hidden.format == NULL && moe->recipe.recipe == NULL &&
+           !moe->shared_gate && !engine && moe->physical_experts == 0 && assay_routing_propagates(&config->moe.routing);
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
@@ -410,6 +436,7 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .mesh = true,
                                       .quantised = true,
                                       .second_form = {.evaluate = second_form,
+                                                      .gives_gradients = has_recipe,
                                                       .checkpoints = second_checkpoints,
                                                       .evaluate_many = second_forms,
                                                       .route = second_route,

@@ -151,6 +151,11 @@ bool assay_quantises_hidden(const assay_case *c)
     return c->config.quant_hidden_format.text[0] != '\0';
 }
 
+bool assay_quantises_made(const assay_case *c)
+{
+    return assay_quantises_hidden(c) || c->config.quant_recipe.text[0] != '\0';
+}
+
 static assay_dims codes_dims(const assay_quantize_config *q)
 {
     return (assay_dims){q->pack ? "T2" : "TD", {q->rows, assay_quantize_row(q)}};

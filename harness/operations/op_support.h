@@ -122,6 +122,10 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,
                                     assay_quantize_config *hidden);
 bool assay_quantises_hidden(const assay_case *c);
+/* A gated MLP whose kernel quantises what it computed itself: h, or by a recipe gradients as well. */
+bool assay_quantises_made(const assay_case *c);
+/* Refuses what no code of h is quantised for. */
+assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);

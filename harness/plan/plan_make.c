@@ -6,6 +6,7 @@
 
 #include "compare/profile_yaml.h"
 #include "compare/statistics.h"
+#include "harness/plan/directions.h"
 #include "harness/plan/sections.h"
 #include "oracle/base/memory.h"
 
@@ -132,11 +133,13 @@ cleanup:
     return status;
 }
 
-/* What a golden holds for each tensor of the case, null distributions included. */
+/* What a golden holds for each tensor of the case, null distributions included; with room for directions. */
 static assay_status add_specs(assay_context *ctx, assay_plan *plan)
 {
     assay_status status = ASSAY_OK;
-    plan->specs = calloc((size_t)plan->list.count * (size_t)(2 * plan->precision_count + 1) + 1, sizeof *plan->specs);
+    const int of_directions = assay_direction_count * plan->precision_count;
+    const int for_each = 1 + 2 * plan->precision_count + of_directions;
+    plan->specs = calloc((size_t)plan->list.count * (size_t)for_each + (size_t)of_directions + 1, sizeof *plan->specs);
     if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
@@ -164,6 +167,7 @@ static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_c
         assay_ensemble_null_left_out(plan, plan->null_left_out);
         if (plan->null_left_out[0] != '\0') assay_plan_drop(plan, ASSAY_ROLE_NULL);
     }
+    TRY(assay_plan_add_directions(ctx, plan, golden));
     plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
 cleanup:
     if (status != ASSAY_OK) assay_plan_free(plan);

@@ -42,7 +42,8 @@ static bool wants(void *self, const char *path)
 {
     const assay_tensor *tensor = assay_tensor_set_find(self, path);
     /* two forms are no sample */
-    return tensor != NULL && !assay_role_is_given(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_NULL;
+    const assay_tensor_role role = tensor == NULL ? ASSAY_ROLE_NONE : tensor->spec.role;
+    return tensor != NULL && !assay_role_is_given(role) && role != ASSAY_ROLE_NULL && role != ASSAY_ROLE_DIRECTION;
 }
 
 assay_sink assay_results_sink(assay_tensor_set *tensors)

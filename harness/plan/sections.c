@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "harness/plan/directions.h"
+
 /* Operations of one run above which what propagates its error scales is not run again, and has no null distributions. So it
  * is with what would take more than ASSAY_ENSEMBLE_BYTES. */
 #define LARGE_WORK 1e10
@@ -134,12 +136,27 @@ void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REAS
     }
 }
 
+/* Filters along known errors have members of their own. */
+static double bytes_of_filters(const assay_plan *plan)
+{
+    double elements = 0, filtered = 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        const double count = (double)assay_shape_count(&plan->specs[i].shape);
+        elements += assay_plan_scales(plan, &plan->specs[i]) ? count : 0;
+        filtered += plan->specs[i].role == ASSAY_ROLE_DIRECTION ? count : 0;
+    }
+    if (filtered == 0) return 0;
+    return ASSAY_DIRECTION_MEMBERS * (elements * sizeof(float) + filtered * sizeof(double)) +
+           7 * filtered * sizeof(double) + 2.0 * ASSAY_DIRECTION_MEMBERS * ASSAY_DIRECTION_MEMBERS * sizeof(double);
+}
+
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
     const int propagated = propagated_count(plan);
     const bool null = holds_null(plan);
     if (assay_ensemble_needs_no_runs(plan) && !null) return 0;
-    const double bytes =
-        bytes_given(plan) + bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0);
+    const double bytes = bytes_given(plan) +
+                         bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0) +
+                         bytes_of_filters(plan);
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
 }

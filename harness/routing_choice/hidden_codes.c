@@ -11,7 +11,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/requantise.h"
+#include "oracle/ops/quantised_spread.h"
 
 /* A recipe's own steps of float32, which a kernel may take in another order. */
 static const double RECIPE_SLACK = 0x1p-21;
@@ -241,7 +241,9 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
     assay_tensor_set h = {0}, spread = {0};
     int64_t judged = 0;
     const int count = assay_hidden_list(&plan->list, hidden);
-    TRY(assay_hidden_spread(ctx, plan, &plan->precisions[0], in, &h, &spread));
+    assay_overlay given = {assay_tensor_set_source(&codes->staged), *in};
+    const assay_source source = assay_overlay_source(&given); /* codes of a layer lead to h of the next */
+    TRY(assay_hidden_spread(ctx, plan, &plan->precisions[0], &source, &h, &spread));
     for (int i = 0; i < codes->staged.count; i++) judged += codes->staged.items[i].count;
     /* thresholds of elements take a third of what they are given */
     const double deviations = assay_thresholds_of(3 * ASSAY_CODES_SHARE * false_alarm, judged, 0, 0).element;

@@ -7,11 +7,10 @@
 #include "harness/scales/ensemble.h"
 #include "oracle/base/tensor_set.h"
 
-/* What the members came to by a tensor's statistics: as they are, and rounded to storage. */
+/* What a tensor's null distribution is so far, by its statistics: the range, and the members' spread. */
 typedef struct assay_null_draws {
-    assay_statistics drawn[2][ASSAY_MOST_MEMBERS];
-    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS]; /* of implementations that round less than a member */
-    double scale_squares, scale_count;                    /* of error scale / deviation, where that counts */
+    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS], spread[ASSAY_STATISTICS];
+    double scale_squares, scale_count; /* of error scale / deviation, where that counts */
 } assay_null_draws;
 
 /* A tensor whose error scale is wanted. */
@@ -131,8 +130,14 @@ void assay_leave_one_out_free(assay_leave_one_out *held); /* safe on a zeroed st
  * the members' own. */
 assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
                              const assay_leave_one_out *held);
-/* After it: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
+/* After it: the same of members that err less than those, whose sizes therefore say nothing. */
+assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
+                                    int members);
+/* After these: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
 assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members);
+/* Filters along known errors at plan precision p and their null distributions (directions.c), from members of their own;
+ * the run to nearest is in slot 0 still. */
+assay_status assay_directions_write(assay_context *ctx, const assay_ensemble *e, int p);
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path);
 
 #endif

@@ -9,7 +9,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/requantise.h"
+#include "oracle/ops/quantised_spread.h"
 
 enum { MEMBERS = 16 };
 
@@ -104,10 +104,12 @@ assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, con
     assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
     assay_tensor_set own = {0}, *golden = h != NULL ? h : &own;
-    const int count = assay_hidden_list(&plan->list, hidden);
+    const int count = assay_made_list(&plan->list, hidden);
     for (int i = 0; i < count; i++) {
         assay_tensor *added = NULL;
-        if (is_staged(in, hidden[i].codes->path) && is_staged(in, hidden[i].scale->path)) continue;
+        const bool coded = hidden[i].codes != NULL;
+        if (h == NULL && coded && is_staged(in, hidden[i].codes->path) && is_staged(in, hidden[i].scale->path))
+            continue;
         TRY(assay_tensor_set_add(ctx, golden, hidden[i].h, NULL));
         TRY(add_spread(ctx, hidden[i].h, spread, &added));
     }

@@ -1,14 +1,14 @@
-/* One standard deviation of h that a kernel quantises itself: how near to a boundary a correct implementation may still make
- * another code of it. */
+/* One standard deviation of what a kernel quantises itself, h and by a recipe gradients: how near to a boundary a correct
+ * implementation may still make another code of it. */
 #ifndef ASSAY_HARNESS_HIDDEN_SPREAD_H
 #define ASSAY_HARNESS_HIDDEN_SPREAD_H
 
 #include "harness/plan/plan.h"
 #include "oracle/base/tensor_set.h"
 
-/* Adds "spread/PATH" for each h of the plan's case whose codes `in` does not give: of an ensemble of emulated runs at
- * `precision`; where the candidate gives h itself (a run stage by stage), of its storage alone. `h`: NULL, or gets h as the
- * plan's case has it. Both sets start zeroed. */
+/* Adds "spread/PATH" for each such tensor (each h below) of the plan's case whose codes `in` does not give: of an ensemble of emulated runs at
+ * `precision`; where the candidate gives h itself (a run stage by stage), of its storage alone. `h`: NULL, or gets every h as the
+ * plan's case has it, and then every spread is added. Both sets start zeroed. */
 assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
                                  const assay_source *in, assay_tensor_set *h, assay_tensor_set *spread);
 

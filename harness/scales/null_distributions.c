@@ -140,7 +140,7 @@ static assay_status start_range(assay_context *ctx, const assay_scaled *t, const
 {
     passes pass = {0};
     assay_status status;
-    for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = 0;
+    for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = t->null->spread[s] = 0;
     TRY(start(ctx, t, f, &pass));
     add_scales(t, p, &pass.form[AS_THEY_ARE]);
     add_results(t, f, p, NULL, &pass);
@@ -150,21 +150,18 @@ cleanup:
     return status;
 }
 
-assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
-                             const assay_leave_one_out *held)
+/* Statistics of the members whose errors are there, in each form. */
+static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms *f, int p, int members,
+                         const assay_leave_one_out *held, assay_statistics drawn[2][ASSAY_MOST_MEMBERS])
 {
     assay_status status;
     passes pass[ASSAY_MOST_MEMBERS] = {0};
-    const forms f = forms_of(e, p);
-    TRY(start_range(ctx, t, &f, p));
-    for (int m = 0; m < members; m++) TRY(start(ctx, t, &f, &pass[m]));
+    for (int m = 0; m < members; m++) TRY(start(ctx, t, f, &pass[m]));
     const int workers = ctx->threads < members ? ctx->threads : members;
 #pragma omp parallel for num_threads(workers)
-    for (int worker = 0; worker < workers; worker++) add_members(t, &f, p, worker, workers, members, held, pass);
+    for (int worker = 0; worker < workers; worker++) add_members(t, f, p, worker, workers, members, held, pass);
     for (int m = 0; m < members; m++) {
-        for (int form = 0; form < f.count; form++) {
-            assay_statistics_finish(&pass[m].form[form], &t->null->drawn[form][m]);
-        }
+        for (int form = 0; form < f->count; form++) assay_statistics_finish(&pass[m].form[form], &drawn[form][m]);
     }
 cleanup:
     for (int m = 0; m < members; m++) end(&pass[m]);
@@ -189,15 +186,55 @@ static void moments(const assay_statistics *drawn, int members, int statistic, d
 
 /* How much smaller the members' errors are than the error scales allow, the rounding of results aside. Where a scale
  * allows what no member shows (a difference that cancels exactly in this code), correct implementations may. */
-static double understated(const assay_scaled *t, int members)
+static double understated(const assay_scaled *t, const assay_statistics *drawn, int members)
 {
     const assay_null_draws *null = t->null;
     double squares = 0;
     for (int m = 0; m < members; m++) {
-        const double rms = assay_exp(null->drawn[AS_THEY_ARE][m].values[ASSAY_STATISTIC_SIZE]);
+        const double rms = assay_exp(drawn[m].values[ASSAY_STATISTIC_SIZE]);
         squares += rms * rms;
     }
     return fmax(sqrt(null->scale_squares / fmax(null->scale_count, 1) * members / squares), 1);
+}
+
+/* The range takes in each form's mean; the spread is the largest, times `times`. */
+static void take_members(const assay_scaled *t, const forms *f, int members, int statistic, double times,
+                         assay_statistics drawn[2][ASSAY_MOST_MEMBERS])
+{
+    assay_null_draws *null = t->null;
+    for (int form = 0; form < f->count; form++) {
+        double mean, own;
+        moments(drawn[form], members, statistic, &mean, &own);
+        null->low[statistic] = fmin(null->low[statistic], mean);
+        null->high[statistic] = fmax(null->high[statistic], mean);
+        null->spread[statistic] = fmax(null->spread[statistic], own * times);
+    }
+}
+
+assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
+                             const assay_leave_one_out *held)
+{
+    assay_status status;
+    assay_statistics drawn[2][ASSAY_MOST_MEMBERS];
+    const forms f = forms_of(e, p);
+    TRY(start_range(ctx, t, &f, p));
+    TRY(draw(ctx, t, &f, p, members, held, drawn));
+    const double times = understated(t, drawn[AS_THEY_ARE], members);
+    for (int s = 0; s < ASSAY_STATISTICS; s++)
+        take_members(t, &f, members, s, assay_statistic_is_size(s) ? 1 : times, drawn);
+cleanup:
+    return status;
+}
+
+assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
+                                    int members)
+{
+    assay_statistics drawn[2][ASSAY_MOST_MEMBERS];
+    const forms f = forms_of(e, p);
+    const assay_status status = draw(ctx, t, &f, p, members, NULL, drawn);
+    for (int s = 0; status == ASSAY_OK && s < ASSAY_STATISTICS; s++)
+        if (!assay_statistic_is_size(s)) take_members(t, &f, members, s, 1, drawn);
+    return status;
 }
 
 /* Whether errors towards zero say anything of how results are stored: not where a constant that is rounded to float32
@@ -212,18 +249,10 @@ static bool is_usable(const assay_scaled *t, const forms *f, int statistic)
 static void summarise(const assay_scaled *t, const forms *f, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
     const assay_null_draws *null = t->null;
-    double low = null->low[statistic], high = null->high[statistic], spread = 0;
-    for (int form = 0; form < f->count; form++) {
-        double mean, own;
-        moments(null->drawn[form], members, statistic, &mean, &own);
-        low = fmin(low, mean);
-        high = fmax(high, mean);
-        spread = fmax(spread, own);
-    }
-    if (!assay_statistic_is_size(statistic)) spread *= understated(t, members);
+    const double spread = null->spread[statistic];
     const bool used = is_usable(t, f, statistic) && spread > 0 && isfinite(spread);
-    row[ASSAY_NULL_LOW] = used ? low : 0;
-    row[ASSAY_NULL_HIGH] = used ? high : 0;
+    row[ASSAY_NULL_LOW] = used ? null->low[statistic] : 0;
+    row[ASSAY_NULL_HIGH] = used ? null->high[statistic] : 0;
     row[ASSAY_NULL_SPREAD] = used ? spread : 0;
     row[ASSAY_NULL_MEMBERS] = used ? members : 0;
 }

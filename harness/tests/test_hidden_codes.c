@@ -140,6 +140,8 @@ TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
     check_kernels(folder, "mlp/requantised-mxfp8", 3, BITS);
     check_kernels(folder, "moe/requantised-nvfp4", 3, PACKED);
     check_kernels(folder, "moe/requantised-gpt-oss", 2, NUMBERS);
+    check_kernels(folder, "mlp/recipe-deepseek-v3", 1, NUMBERS);
+    check_kernels(folder, "deepseek_layer/requantised-fp8", 1, NUMBERS);
 }
 
 /* The codes and scales of the golden, to be changed. */
@@ -175,6 +177,8 @@ TEST_IN_FOLDER(wrong_codes_are_found)
          "checkpoints/mlp_hidden_codes_scale[0,2,1] is ", 5, 1.25},
         {"moe/requantised-nvfp4", "staged/checkpoints/moe_hidden_codes_scale", "",
          "checkpoints/moe_hidden_codes_scale[1,1] is ", 4, 2},
+        {"deepseek_stack/requantised-mxfp8", "staged/checkpoints/layers/1/mlp_hidden_codes", "",
+         "checkpoints/layers/1/mlp_hidden_codes[0,0,0] is -256, the golden has 256", 0, -1},
         {"moe/requantised-fp8", "staged/checkpoints/moe_hidden_codes", "moe_hidden_codes_scale",
          "checkpoints/moe_hidden_codes is given without checkpoints/moe_hidden_codes_scale", 0, 0},
         {"moe/requantised-fp8", "staged/checkpoints/mlp_hidden_codes", "mlp_hidden_codes",
@@ -237,7 +241,11 @@ TEST(rules_that_would_not_be_honoured_are_refused)
         {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_scale_layout=swizzled_128x4",
          "quant_scale_layout is swizzled_128x4, expected row_major"},
         {"gmm/primes", "quant_hidden_format=fp8_e4m3_1x128", "op gmm has"},
+        {"mla/small", "quant_hidden_format=fp8_e4m3_1x128", "op mla has"},
         {"moe/mesh-expert2", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
+        {"deepseek_layer/mesh-expert4", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
+        {"deepseek_layer/batch-split", "quant_hidden_format=fp8_e4m3_1x128",
+         "expected none with use_batch_split_schedule"},
         {"moe/small", "quant_hidden_format=fp8_e4m3_1x128;sparse_matmul=false;capacity_factor=1.5",
          "expected none with capacity_factor"},
     };

@@ -162,9 +162,15 @@ TEST(what_is_no_operand_is_refused)
     static const struct {
         const char *name, *set, *message;
     } table[] = {
-        {"mlp/silu", "quant_recipe=fp8_full", "op mlp has no recipe, gmm and batch_split have"},
         {"gmm/k-grouped-nan", "quant_recipe=deepseek_v3", "gmm_layout k_grouped is the weight gradient alone"},
         {"gmm/ragged", "quant_recipe=fp8_full;quant_formats.weights/rhs=mxfp4", "quant_recipe fp8_full quantises it"},
+        {"mlp/silu", "quant_recipe=deepseek_v3;quant_formats.cotangents/y=mxfp8_e4m3", "deepseek_v3 quantises it"},
+        {"mlp/silu", "dtype=bfloat16;quant_recipe=fp8_full;quant_hidden_format=fp8_e4m3_1x128", "fp8_full quantises h"},
+        {"mlp/silu", "quant_recipe=fp8_full;act_quantization_calibration_method='fixed,2'", "would be cut off at"},
+        {"moe/small", "quant_recipe=fp8_full", "op moe has one expert at a time"},
+        {"moe/small", "quant_recipe=deepseek_v3;mesh.expert=2", "expected \"\" with a mesh"},
+        {"moe/small", "quant_recipe=deepseek_v3;sparse_matmul=false", "with sparse_matmul=false"},
+        {"mla/small", "quant_recipe=deepseek_v3", "op mla has no recipe, gmm, mlp, moe and batch_split have"},
         {"gmm/ragged", "quant_recipe=deepseek_v3;quant_formats.cotangents/y=mxfp4", "cotangents/y, expected none"},
         {"gmm/ragged", "quant_recipe=fp8_full;dtype=float64",
          "dtype is float64, expected float32, bfloat16 or float16"},
@@ -176,6 +182,8 @@ TEST(what_is_no_operand_is_refused)
          "expected absmax: quant_recipe"},
         {"gmm/ragged", "quant_recipe=fp8_full;inputs.lhs={unused_nan: true}", "finds its scales over all rows"},
         {"batch_split/mla", "quant_recipe=fp8_full", "mla would quantise nothing, or what it computed itself"},
+        {"batch_split/get-key-value-mesh2", "quant_recipe=fp8_full", "the mesh has 2 shards, expected one"},
+        {"batch_split/get-key-value-recipe", "act_quantization_calibration_method=fixed,1", "cuts something off"},
         {"batch_split/gmm", "quant_recipe=deepseek_v3", "expected fp8_full: gmm has no other"},
         {"batch_split/gmm-recipe", "dtype=float64", "dtype is float64, expected float32"},
         {"batch_split/gmm-recipe", "weight_quantization_calibration_method=fixed,0.9",

@@ -91,11 +91,11 @@ static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const
                              const assay_gmm_dims *dims, int64_t shard)
 {
     static const assay_recipe_config none = {0};
-    const double *lhs = args->lhs + shard * dims->m * dims->k;
-    const double *rhs = args->rhs + shard * dims->groups * dims->k * dims->n;
-    return assay_recipe_quantise(ctx, o, lhs, rhs, dy == NULL ? NULL : dy + shard * dims->m * dims->n,
-                                 args->group_sizes + shard * dims->groups, dims,
-                                 args->recipe != NULL ? args->recipe : &none);
+    const assay_recipe_given given = {.x = args->lhs + shard * dims->m * dims->k,
+                                      .w = args->rhs + shard * dims->groups * dims->k * dims->n,
+                                      .dy = dy == NULL ? NULL : dy + shard * dims->m * dims->n,
+                                      .group_sizes = args->group_sizes + shard * dims->groups};
+    return assay_recipe_quantise(ctx, o, &given, dims, args->recipe != NULL ? args->recipe : &none);
 }
 
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)

@@ -123,10 +123,10 @@ static const assay_batch_split_function table[] = {
      {T("inputs_grad", "maSD")}, .call = bs_call_kv_projection_bwd},
     {"get_key_value", NULL, W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
      {T("low_rank_main", "maSl"), T("key_rope", "maSR")}, {T("key", "maSNq"), T("value", "maSNv")},
-     .products = "mTlNu", .call = bs_call_get_key_value},
+     .products = "mTlNu", .quantises = true, .call = bs_call_get_key_value},
     {"get_key_value_bwd", "get_key_value", W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
      {T("low_rank_main", "maSl"), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
-     {T("low_rank_main_grad", "maSl"), T("key_rope_grad", "maSR")}, .call = bs_call_get_key_value_bwd},
+     {T("low_rank_main_grad", "maSl"), T("key_rope_grad", "maSR")}, .quantises = true, .call = bs_call_get_key_value_bwd},
     {"tpu_flash_attention",
      .in = {T("query", "maSNq", .holds = ASSAY_HOLDS_QUERY), T("key", "maSNq"), T("value", "maSNv")},
      .out = {T("attention_output", "maSNv"), T("logsumexp", "maNS")}, .products = "mTSNq mTSNv",
@@ -559,6 +559,28 @@ bool assay_function_quantises(const assay_batch_split_function *f)
     return f->quantises;
 }
 
+/* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, and what a calibration cuts off has no
+ * gradient. */
+static assay_status check_dot(assay_context *ctx, const assay_function_config *config)
+{
+    const assay_recipe_config *r = &config->recipe;
+    const char *name = config->function->name;
+    const int64_t shards = assay_mesh_shards(&config->stack.sharding.mesh);
+    if (strncmp(name, "get_key_value", 13) != 0) return ASSAY_OK;
+    if (shards > 1)
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "the mesh has %" PRId64
+                          " shards, expected one: by %s the weight gradient of %s has scales of the "
+                          "rows of all",
+                          shards, r->recipe->name, name);
+    if (r->x.fixed <= 0 && r->w.fixed <= 0 && r->x.factor >= 1 && r->w.factor >= 1) return ASSAY_OK;
+    return assay_fail(
+        ctx, ASSAY_BAD_INPUT,
+        "act_ or weight_quantization_calibration_method cuts something off, expected absmax: what is cut off "
+        "has no gradient by qwix's dot, and %s has not that",
+        name);
+}
+
 /* A wrong recipe is a mutant's. */
 static assay_status check_recipe(assay_context *ctx, const assay_function_config *config)
 {
@@ -571,7 +593,7 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
             "codes follow from no input",
             r->name, config->function->name);
     }
-    if (r->folds || r->wrong) return ASSAY_OK;
+    if (r->folds || r->wrong) return check_dot(ctx, config);
     return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected fp8_full: %s has no other", r->name,
                       config->function->name);
 }

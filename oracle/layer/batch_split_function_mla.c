@@ -5,6 +5,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
+#include "oracle/ops/gmm.h"
 #include "oracle/ops/rms_norm.h"
 
 /* --- norm and rotation --- */
@@ -200,8 +201,84 @@ cleanup:
     return status;
 }
 
+/* By a recipe keys and values are one product, [T,Lkv] and [Lkv,N (Dn+Dv)], with one group of all rows. */
+typedef struct key_value_product {
+    assay_gmm_dims dims;
+    int32_t rows;
+    double *kv; /* [T,N,Dn+Dv], or its gradient */
+    assay_recipe_operands o;
+} key_value_product;
+
+static void key_value_close(key_value_product *p)
+{
+    free(p->kv);
+    assay_recipe_operands_free(&p->o);
+}
+
+static assay_status key_value_open(assay_context *ctx, const shard_call *s, key_value_product *p)
+{
+    const assay_mla_config *m = s->at.config;
+    const int64_t tokens = s->c->run.sizes.tokens, width = m->heads * (m->qk_nope_head_dim + m->v_head_dim);
+    *p = (key_value_product){.dims = {tokens, m->kv_lora_rank, width, 1}, .rows = (int32_t)tokens};
+    return assay_alloc_f64(ctx, "keys and values", tokens * width, &p->kv);
+}
+
+/* Between kv and what key and value have of it; the rotated part of keys stays. */
+static void move_key_value(const shard_call *s, double *kv, double *key, double *value, bool join)
+{
+    const assay_mla_config *m = s->at.config;
+    const int64_t nope = m->qk_nope_head_dim, dim = m->v_head_dim, width = nope + m->rope.dim;
+    for (int64_t i = 0; i < s->c->run.sizes.tokens * m->heads; i++) {
+        double *of_key = kv + i * (nope + dim), *of_value = of_key + nope;
+        memcpy(join ? of_key : key + i * width, join ? key + i * width : of_key, (size_t)nope * sizeof *kv);
+        memcpy(join ? of_value : value + i * dim, join ? value + i * dim : of_value, (size_t)dim * sizeof *kv);
+    }
+}
+
+/* dkv NULL: forward. */
+static assay_status quantise_key_value(assay_context *ctx, const shard_call *s, const double *dkv, key_value_product *p)
+{
+    const assay_recipe_given given = {
+        .x = in_of(s, 0), .w = s->at.w.w[ASSAY_MLA_WKV_B], .dy = dkv, .group_sizes = &p->rows};
+    return assay_recipe_quantise(ctx, &p->o, &given, &p->dims, &s->c->config->recipe);
+}
+
+static assay_status quantised_key_value(assay_context *ctx, shard_call *s)
+{
+    assay_status status;
+    const assay_mla_config *m = s->at.config;
+    const int64_t width = m->qk_nope_head_dim + m->rope.dim, heads = m->heads;
+    key_value_product p;
+    TRY(key_value_open(ctx, s, &p));
+    TRY(quantise_key_value(ctx, s, NULL, &p));
+    TRY(assay_gmm_forward(ctx, p.kv, p.o.x, p.o.w, &p.rows, &p.dims));
+    move_key_value(s, p.kv, out_of(s, 0), out_of(s, 1), false);
+    for (int64_t i = 0; i < p.dims.m * heads; i++) {
+        memcpy(out_of(s, 0) + i * width + m->qk_nope_head_dim, in_of(s, 1) + i / heads * m->rope.dim,
+               (size_t)m->rope.dim * sizeof(double));
+    }
+cleanup:
+    key_value_close(&p);
+    return status;
+}
+
+static assay_status quantised_key_value_bwd(assay_context *ctx, shard_call *s)
+{
+    assay_status status;
+    key_value_product p;
+    TRY(key_value_open(ctx, s, &p));
+    move_key_value(s, p.kv, in_of(s, 1), in_of(s, 2), true);
+    TRY(quantise_key_value(ctx, s, p.kv, &p));
+    TRY(assay_gmm_backward(ctx, out_of(s, 0), NULL, p.o.dx_dy, p.o.dw_x, p.o.dx_w, &p.rows, &p.dims));
+    TRY(assay_gmm_backward(ctx, NULL, s->g.g[ASSAY_MLA_WKV_B], p.o.dw_dy, p.o.dw_x, p.o.dx_w, &p.rows, &p.dims));
+cleanup:
+    key_value_close(&p);
+    return status;
+}
+
 static assay_status get_key_value(assay_context *ctx, shard_call *s)
 {
+    if (s->c->config->recipe.recipe != NULL) return quantised_key_value(ctx, s);
     return bs_get_key_value(ctx, out_of(s, 0), out_of(s, 1), in_of(s, 0), in_of(s, 1), s->at.w.w[ASSAY_MLA_WKV_B],
                             s->at.config);
 }
@@ -209,8 +286,10 @@ static assay_status get_key_value(assay_context *ctx, shard_call *s)
 static assay_status get_key_value_bwd(assay_context *ctx, shard_call *s)
 {
     const mla_key_value_gradients d = {out_of(s, 0), out_of(s, 1), s->g.g[ASSAY_MLA_WKV_B]};
-    return bs_get_key_value_bwd(ctx, &d, in_of(s, 1), in_of(s, 2), in_of(s, 0), s->at.w.w[ASSAY_MLA_WKV_B],
-                                s->at.config);
+    const assay_status status =
+        bs_get_key_value_bwd(ctx, &d, in_of(s, 1), in_of(s, 2), in_of(s, 0), s->at.w.w[ASSAY_MLA_WKV_B], s->at.config);
+    if (status != ASSAY_OK || s->c->config->recipe.recipe == NULL) return status;
+    return quantised_key_value_bwd(ctx, s); /* the gradient of key_rope has no product, and stays */
 }
 
 static assay_status flash_attention(assay_context *ctx, shard_call *s)

@@ -7,6 +7,7 @@
 #include "oracle/base/ranks.h"
 #include "oracle/layer/layer_internal.h"
 #include "oracle/layer/sub_block.h"
+#include "oracle/ops/requantise.h"
 #include "oracle/ops/rms_norm.h"
 
 /* rms_norm(h) [T,D] and 1/rms [T]; both are allocated. */
@@ -21,6 +22,15 @@ static assay_status normalise(assay_context *ctx, const stack_run *run, const la
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, *h_norm);
 cleanup:
     return status;
+}
+
+/* What wo takes of h; out NULL: backward finds it again. */
+static assay_status requantise(assay_context *ctx, const stack_run *run, int64_t layer, const assay_sink *out,
+                               assay_gated_mlp_residuals *r)
+{
+    char prefix[LAYER_PREFIX_SIZE];
+    layer_prefix(run, layer, prefix);
+    return assay_requantise_dense(ctx, r, prefix, run->in, out, &run->config->mlp);
 }
 
 static assay_status dense_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
@@ -42,6 +52,7 @@ static assay_status dense_forward(assay_context *ctx, const stack_run *run, int6
     assay_gated_mlp_gate(ctx, &r, config);
     TRY(layer_write_intermediate(ctx, run, layer, r.h));
     TRY(layer_go_on_intermediate(ctx, run, layer, r.h));
+    TRY(requantise(ctx, run, layer, run->out, &r));
     TRY(assay_gated_mlp_down(ctx, y, &r, &weights, config));
     TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
     TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_MLPWO, y));
@@ -88,6 +99,7 @@ static assay_status dense_refill(assay_context *ctx, const stack_run *run, int64
     TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_MLPWI_1, r->b));
     assay_gated_mlp_gate(ctx, r, config);
     TRY(layer_go_on_intermediate(ctx, run, layer, r->h));
+    TRY(requantise(ctx, run, layer, NULL, r));
 cleanup:
     return status;
 }

@@ -111,7 +111,8 @@ static double layer_numbers(const assay_stack_config *config, int64_t layer)
     for (int i = 0; i < weights.count; i++) sum += 2 * (double)assay_tensor_row_count(&weights.rows[i]);
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++)
         sum += 2 * (double)layer_checkpoint_count(config, layer, slot);
-    if (layer_is_dense(config, layer)) return sum + 6 * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;
+    const int of_h = config->mlp.hidden.format != NULL ? 8 : 6; /* with codes and scales */
+    if (layer_is_dense(config, layer)) return sum + of_h * tokens * (double)config->mlp.mlp_dim + 2 * tokens * dim;
     const int64_t moe = config->batch_split_factor > 0 ? assay_batch_split_memory(config)
                         : assay_is_sharded(&config->moe, &config->sharding)
                             ? assay_sharded_moe_memory(&config->moe, &config->sharding)

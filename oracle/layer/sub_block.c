@@ -37,8 +37,9 @@ static bool begins(const char *path, const char *start)
 static bool outside_path(const sub_block *s, const char *path, char *to)
 {
     static const char *const of_weights[] = {"weights/", "gradients/weights/"};
-    static const char *const of_layer[] = {"routing/", "outputs/",          "cotangents/",        "checkpoints/",
-                                           "inputs/",  "gradients/inputs/", "staged/checkpoints/"};
+    static const char *const of_layer[] = {
+        "routing/", "outputs/",          "cotangents/",         "checkpoints/",
+        "inputs/",  "gradients/inputs/", "staged/checkpoints/", "spread/checkpoints/"};
     int length = -1;
     for (size_t i = 0; i < sizeof of_weights / sizeof *of_weights; i++) {
         const char *folder = of_weights[i];

@@ -1,8 +1,9 @@
 /* A block inside a layer: its source and sink are views of the stack's, under the block's own paths.
  *
  * "weights/X" is the stack's "weights/<weights>X", "gradients/weights/X" likewise; "routing/X", "outputs/X", "cotangents/X",
- * "checkpoints/X", "staged/checkpoints/X", "inputs/X" and "gradients/inputs/X" get <prefix>. Some tensors are the layer's own, between its parts: given arrays are read and never
- * looked for outside; taken ones are collected, and written outside too where that is wanted. */
+ * "checkpoints/X", "staged/checkpoints/X", "spread/checkpoints/X", "inputs/X" and "gradients/inputs/X" get <prefix>. Some
+ * tensors are the layer's own, between its parts: given arrays are read and never looked for outside; taken ones are
+ * collected, and written outside too where that is wanted. */
 #ifndef ASSAY_LAYER_SUB_BLOCK_H
 #define ASSAY_LAYER_SUB_BLOCK_H
 

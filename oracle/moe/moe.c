@@ -155,7 +155,7 @@ static void find_needs(moe_block *block)
     block->need_row_dx = block->need_dx || (weighs_x && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
     /* An observer sees what a gradient of the router comes of; a weight on h has its own from the experts. */
-    block->need_backward = block->need_row_dx || weights ||
+    block->need_backward = block->need_row_dx || weights || moe_wants_gradient_checkpoints(r, MOE_ROUTED) ||
                            ((block->observer != NULL || block->split.weighs_h) && block->need_router_gradient);
     block->need_forward =
         block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
@@ -184,6 +184,7 @@ static assay_status open_block(assay_context *ctx, moe_block *block)
     if (block->need_y) TRY(assay_alloc_f64(ctx, "outputs/y", count, &block->y));
     if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", count, &block->dx));
     if (block->need_backward || block->need_router_gradient || moe_wants(&block->results, MOE_DSHARED_GATE) ||
+        moe_wants_gradient_checkpoints(&block->results, MOE_SHARED) ||
         moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
         TRY(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));

@@ -38,6 +38,8 @@
  *   checkpoints/{mlpwi_0,mlpwi_1,mlp_intermediate,mlpwo} of the shared expert before its gate, [B,S,...];
  *   with `hidden`, checkpoints/{moe,mlp}_hidden_codes and _hidden_codes_scale, in the same rows: what wo multiplies
  *   (oracle/ops/requantise.h);
+ *   with `recipe`, checkpoints/{moe_,}mlpwi_0_gradient and mlpwi_1_gradient (moe_mlpwi_gradient), in the same rows, and
+ *   checkpoints/moe_mlpwo_gradient, dy of the rows: what backward quantises;
  *   routing/biased_scores [T,E], what experts are chosen by: in no fixture;
  *   routing/{selected_experts,weights,margin,group_sizes,sorted_selected_experts}; with local experts the last has the
  *   rows of those, then -1, and routing/local_group_sizes counts them; dropping: routing/combine_mask and
@@ -63,6 +65,7 @@ typedef struct assay_moe_config {
     double limit;                 /* mlp_activations_limit */
     bool fused_weights;           /* prefuse_moe_weights: weights/wi */
     assay_quantize_config hidden; /* of the experts and the shared one: assay_gated_mlp_config */
+    assay_recipe_config recipe;   /* likewise; of the sparse path, whose scales are those of one expert's rows */
     int64_t shared_mlp_dim;       /* 0: no shared expert */
     int64_t
         fused_shared_experts; /* num_fused_shared_experts: so many experts behind the routed ones, for every token */

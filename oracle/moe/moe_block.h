@@ -44,6 +44,8 @@ typedef struct moe_results {
 void moe_results_open(moe_results *r, const assay_moe_config *config, const assay_source *in, const assay_sink *out);
 bool moe_wants(const moe_results *r, int result);
 bool moe_wants_any(const moe_results *r, int first, int count);
+/* `first`: MOE_ROUTED or MOE_SHARED. */
+bool moe_wants_gradient_checkpoints(const moe_results *r, int first);
 /* Writes where it is wanted. */
 assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values);
 
@@ -84,9 +86,10 @@ typedef struct moe_mlp {
     bool given[ASSAY_MLP_CHECKPOINTS];  /* the source has it */
     bool staged[ASSAY_MLP_CHECKPOINTS]; /* the run goes on from the source's */
     double *tensor_partial;             /* like one branch, with tensor shards */
-    bool spread;                        /* the source has the spread of h that is quantised (requantise.h) */
-    double *dh;                         /* [rows,H], for an observer or with weights on h */
-    double *weighted_h, *weighted_dy;   /* with weights on h */
+    bool spread[ASSAY_MLP_CHECKPOINTS]; /* the source has its spread (quantised_spread.h) */
+    double *h_spread, *dy_spread, *d_up_spread;
+    double *dh;                       /* [rows,H], for an observer or with weights on h */
+    double *weighted_h, *weighted_dy; /* with weights on h */
 } moe_mlp;
 
 /* mlp: config of the most rows, place, first_result, pieces; the rest is zero. */
@@ -102,16 +105,20 @@ assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_bl
 /* After it was computed: what a run stage by stage goes on from. The row of zeros stays. */
 assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
                        const moe_rows *rows, double *values);
-/* The spread of h. */
-assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
-                             double *spread);
+/* Its spread. */
+assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                             const moe_rows *rows, double *spread);
 /* Columns of rows [count,width] that the shard `part` of H has: of each of the halves (gate and up side by side) its share. */
 void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
                    int64_t parts);
 /* Whether the source gives any of the routed experts' checkpoints, to be read or to go on from. */
 bool moe_routed_given(const moe_block *block);
+/* By a recipe, the rows of dy are a checkpoint, which a run stage by stage goes on from. */
+assay_status moe_mlp_take_dy(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                             struct moe_checkpoints *checkpoints, double *dy);
 /* dx of the rows where rows->dx is there; the gradients of the weights join the sum. */
-assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows);
+assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                              struct moe_checkpoints *checkpoints);
 /* The gradients of the weights: 0 where no row came. */
 assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
 
@@ -128,10 +135,10 @@ typedef struct moe_checkpoints {
     double *packed;                      /* dropping: one expert's */
 } moe_checkpoints;
 
-/* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them. NULL: not yet.
- */
+/* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them; and gradients of
+ * a, b and y. NULL: not yet. */
 typedef struct moe_checkpoint_values {
-    const double *a, *b, *h, *y, *codes, *scale;
+    const double *a, *b, *h, *y, *codes, *scale, *da, *db, *dy;
 } moe_checkpoint_values;
 
 assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,

@@ -5,7 +5,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
-#include "oracle/ops/requantise.h"
+#include "oracle/ops/quantised_spread.h"
 
 bool moe_routed_given(const moe_block *block)
 {
@@ -113,11 +113,17 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const m
     const moe_slots *slots = slots_of(block, mlp);
     const int64_t count = slots != NULL ? slots->count : rows->count;
     /* Fused, a and b are the halves of one tensor. */
-    const double *const from[ASSAY_MLP_CHECKPOINTS] = {
-        [ASSAY_MLPWI_0] = values->a,       [ASSAY_MLPWI_1] = values->b,
-        [ASSAY_MLPWI] = values->a,         [ASSAY_MLP_INTERMEDIATE] = values->h,
-        [ASSAY_MLP_CODES] = values->codes, [ASSAY_MLP_SCALE] = values->scale,
-        [ASSAY_MLPWO] = values->y};
+    const double *const from[ASSAY_MLP_CHECKPOINTS] = {[ASSAY_MLPWI_0] = values->a,
+                                                       [ASSAY_MLPWI_1] = values->b,
+                                                       [ASSAY_MLPWI] = values->a,
+                                                       [ASSAY_MLP_INTERMEDIATE] = values->h,
+                                                       [ASSAY_MLP_CODES] = values->codes,
+                                                       [ASSAY_MLP_SCALE] = values->scale,
+                                                       [ASSAY_MLPWO] = values->y,
+                                                       [ASSAY_MLPWI_GRADIENT] = values->da,
+                                                       [ASSAY_MLPWI_0_GRADIENT] = values->da,
+                                                       [ASSAY_MLPWI_1_GRADIENT] = values->db,
+                                                       [ASSAY_MLPWO_GRADIENT] = values->dy};
     for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
         const int64_t width = width_of(mlp, checkpoint);
         const double *write = from[checkpoint];
@@ -273,12 +279,13 @@ assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *
     return read_rows(ctx, mlp, block, &p, rows, values);
 }
 
-assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
-                             double *spread)
+assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
+                             const moe_rows *rows, double *spread)
 {
     char path[ASSAY_PATH_SIZE];
-    checkpoint_place p = {.checkpoint = ASSAY_MLP_INTERMEDIATE};
-    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, p.checkpoint, path);
+    checkpoint_place p = {.checkpoint = checkpoint};
+    if (!mlp->spread[checkpoint]) return ASSAY_OK;
+    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
     assay_spread_path(path, p.path);
     memset(spread, 0, (size_t)(rows->count * p.width) * sizeof *spread); /* rows of no slot */
     return read_rows(ctx, mlp, block, &p, rows, spread);

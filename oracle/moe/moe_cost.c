@@ -10,7 +10,8 @@ assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, i
                                     .glu = config->glu,
                                     .limit = config->limit,
                                     .fused = config->fused_weights,
-                                    .hidden = config->hidden};
+                                    .hidden = config->hidden,
+                                    .recipe = config->recipe};
 }
 
 assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, int64_t rows)
@@ -19,7 +20,8 @@ assay_gated_mlp_config assay_moe_shared_config(const assay_moe_config *config, i
                                     .emb_dim = config->emb_dim,
                                     .mlp_dim = config->shared_mlp_dim,
                                     .activation = {config->activation, ASSAY_LINEAR},
-                                    .hidden = config->hidden};
+                                    .hidden = config->hidden,
+                                    .recipe = config->recipe};
 }
 
 int64_t assay_moe_slots(const assay_moe_config *config)

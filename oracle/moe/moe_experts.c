@@ -39,7 +39,10 @@ static assay_status run_piece(assay_context *ctx, moe_block *block)
     if (block->slots.row != NULL) rows->count = rows->size;
     if (rows->count == 0) return ASSAY_OK;
     if (placement->give_dy != NULL) placement->give_dy(ctx, block);
-    if (block->need_backward) TRY(moe_mlp_backward(ctx, &block->expert, rows));
+    if (block->need_backward) {
+        TRY(moe_mlp_take_dy(ctx, &block->expert, block, rows, &block->checkpoints, block->rows_dy));
+        TRY(moe_mlp_backward(ctx, &block->expert, block, rows, &block->checkpoints));
+    }
     if (placement->combine != NULL) placement->combine(ctx, block);
 cleanup:
     return status;

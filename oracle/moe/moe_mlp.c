@@ -6,6 +6,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 #include "oracle/moe/permute.h"
+#include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/requantise.h"
 #include "oracle/ops/vector_sums.h"
 
@@ -17,6 +18,20 @@ static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_bl
     TRY(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->weights));
     TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->gradients));
     if (mlp->pieces > 1) TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->partials));
+cleanup:
+    return status;
+}
+
+/* Of gate and up together, as their values lie. */
+static assay_status alloc_spreads(assay_context *ctx, moe_mlp *mlp)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t rows = mlp->most, width = mlp->config.mlp_dim;
+    if (mlp->spread[ASSAY_MLP_INTERMEDIATE]) TRY(assay_alloc_f64(ctx, "spread of h", rows * width, &mlp->h_spread));
+    if (mlp->spread[ASSAY_MLPWO_GRADIENT])
+        TRY(assay_alloc_f64(ctx, "spread of dy", rows * mlp->config.emb_dim, &mlp->dy_spread));
+    if (mlp->spread[ASSAY_MLPWI_GRADIENT] || mlp->spread[ASSAY_MLPWI_0_GRADIENT])
+        TRY(assay_alloc_f64(ctx, "spread of gradients", 2 * rows * width, &mlp->d_up_spread));
 cleanup:
     return status;
 }
@@ -37,8 +52,9 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
         assay_staged_path(path, staged);
         mlp->staged[checkpoint] = block->in->has(block->in->self, staged);
         assay_spread_path(path, staged);
-        if (checkpoint == ASSAY_MLP_INTERMEDIATE) mlp->spread = block->in->has(block->in->self, staged);
+        mlp->spread[checkpoint] = block->in->has(block->in->self, staged);
     }
+    TRY(alloc_spreads(ctx, mlp));
     TRY(alloc_weights(ctx, mlp, block));
     TRY(assay_gated_mlp_residuals_alloc(ctx, &mlp->residuals, &mlp->config));
     if (mlp->tensor_shards > 1)
@@ -58,6 +74,9 @@ void moe_mlp_free(moe_mlp *mlp)
     assay_weights_free(&mlp->table, mlp->partials);
     assay_gated_mlp_residuals_free(&mlp->residuals);
     free(mlp->tensor_partial);
+    free(mlp->h_spread);
+    free(mlp->dy_spread);
+    free(mlp->d_up_spread);
     free(mlp->dh);
     free(mlp->weighted_h);
     free(mlp->weighted_dy);
@@ -144,19 +163,15 @@ static assay_status requantise(assay_context *ctx, moe_mlp *mlp, const moe_block
     assay_status status = ASSAY_OK;
     assay_gated_mlp_residuals *r = &mlp->residuals;
     const moe_checkpoint_values values = {.codes = r->codes, .scale = r->scale};
-    double *spread = NULL;
+    TRY(moe_read_spread(ctx, mlp, block, ASSAY_MLP_INTERMEDIATE, rows, mlp->h_spread));
+    if (mlp->config.hidden.format == NULL) r->h_spread = mlp->h_spread; /* the numbers of codes are exact */
     if (mlp->config.hidden.format == NULL || rows->count == 0) return ASSAY_OK;
-    if (mlp->spread) {
-        TRY(assay_alloc_f64(ctx, "spread of h", rows->count * mlp->config.mlp_dim, &spread));
-        TRY(moe_read_spread(ctx, mlp, block, rows, spread));
-    }
-    TRY(assay_requantise(ctx, r, spread, &mlp->config));
+    TRY(assay_requantise(ctx, r, mlp->h_spread, &mlp->config));
     TRY(moe_go_on(ctx, mlp, block, ASSAY_MLP_CODES, rows, r->codes));
     TRY(moe_go_on(ctx, mlp, block, ASSAY_MLP_SCALE, rows, r->scale));
     TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, &block->results, rows, &values));
     assay_hidden_numbers(ctx, r, &mlp->config);
 cleanup:
-    free(spread);
     return status;
 }
 
@@ -203,13 +218,60 @@ cleanup:
     return status;
 }
 
-assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows)
+assay_status moe_mlp_take_dy(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                             moe_checkpoints *checkpoints, double *dy)
 {
     assay_status status = ASSAY_OK;
+    const moe_checkpoint_values values = {.dy = dy};
+    if (mlp->config.recipe.recipe == NULL) return ASSAY_OK;
+    TRY(moe_checkpoints_put(ctx, checkpoints, block, mlp, &block->results, rows, &values));
+    TRY(moe_go_on(ctx, mlp, block, ASSAY_MLPWO_GRADIENT, rows, dy));
+    TRY(moe_read_spread(ctx, mlp, block, ASSAY_MLPWO_GRADIENT, rows, mlp->dy_spread));
+    mlp->residuals.dy_spread = mlp->dy_spread;
+cleanup:
+    return status;
+}
+
+/* On the way back of the rows of one MLP. */
+typedef struct way_back {
+    moe_mlp *mlp;
+    const moe_block *block;
+    const moe_rows *rows;
+    moe_checkpoints *checkpoints;
+} way_back;
+
+static assay_status take_d_up(assay_context *ctx, void *self, double *da, double *db)
+{
+    assay_status status;
+    const way_back *w = self;
+    moe_mlp *mlp = w->mlp;
+    const bool fused = mlp->config.fused;
+    const int64_t second = w->rows->count * mlp->config.mlp_dim;
+    const int gate = fused ? ASSAY_MLPWI_GRADIENT : ASSAY_MLPWI_0_GRADIENT;
+    const moe_checkpoint_values values = {.da = da, .db = db};
+    TRY(moe_checkpoints_put(ctx, w->checkpoints, w->block, mlp, &w->block->results, w->rows, &values));
+    TRY(moe_go_on(ctx, mlp, w->block, gate, w->rows, da));
+    TRY(moe_read_spread(ctx, mlp, w->block, gate, w->rows, mlp->d_up_spread));
+    mlp->residuals.d_up_spread = mlp->d_up_spread;
+    if (fused) return ASSAY_OK;
+    TRY(moe_go_on(ctx, mlp, w->block, ASSAY_MLPWI_1_GRADIENT, w->rows, db));
+    if (mlp->d_up_spread != NULL)
+        TRY(moe_read_spread(ctx, mlp, w->block, ASSAY_MLPWI_1_GRADIENT, w->rows, mlp->d_up_spread + second));
+cleanup:
+    return status;
+}
+
+assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
+                              moe_checkpoints *checkpoints)
+{
+    assay_status status = ASSAY_OK;
+    way_back way = {mlp, block, rows, checkpoints};
     const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(mlp->weights);
     assay_gated_mlp_gradients g = assay_gated_mlp_gradients_of(rows->dx, mlp->summing ? mlp->partials : mlp->gradients);
     const double *dy = rows->dy;
     mlp->config.rows = rows->count;
+    if (mlp->config.recipe.recipe != NULL) g.take_d_up = take_d_up;
+    g.self = &way;
     if (rows->d_h_weights != NULL) TRY(weight_gradients(ctx, mlp, rows));
     if (rows->h_weights != NULL) {
         /* A weight on h is a weight on dy: (weight h)^T dy = h^T (weight dy). */

@@ -71,6 +71,11 @@ bool moe_wants_any(const moe_results *r, int first, int count)
     return any;
 }
 
+bool moe_wants_gradient_checkpoints(const moe_results *r, int first)
+{
+    return moe_wants_any(r, first + ASSAY_MLPWI_GRADIENT, ASSAY_MLPWO_GRADIENT + 1 - ASSAY_MLPWI_GRADIENT);
+}
+
 assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values)
 {
     char path[ASSAY_PATH_SIZE];

@@ -30,7 +30,8 @@ static bool wants_weights(const moe_block *block)
 
 static bool needs_gradients(const moe_block *block)
 {
-    return block->need_dx || moe_wants(&block->results, MOE_DSHARED_GATE) || wants_weights(block);
+    return block->need_dx || moe_wants(&block->results, MOE_DSHARED_GATE) || wants_weights(block) ||
+           moe_wants_gradient_checkpoints(&block->results, MOE_SHARED);
 }
 
 static bool is_needed(const moe_block *block)
@@ -61,7 +62,7 @@ static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_r
                                .dy = gradients ? all->dy + at : NULL,
                                .dx = all->dx == NULL ? NULL : all->dx + at};
         TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, &block->checkpoints, down));
-        if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, &rows));
+        if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, block, &rows, &block->checkpoints));
     }
     if (gradients) TRY(moe_mlp_write(ctx, &block->shared, r));
 cleanup:

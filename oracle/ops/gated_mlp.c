@@ -77,12 +77,28 @@ static int64_t hidden_shards_of(const assay_gated_mlp_config *config)
     return config->hidden_shards == 0 ? 1 : config->hidden_shards;
 }
 
+/* What a product with w [k,n] and its two of backward take; without a recipe what is given. */
+static assay_status operands_of(assay_context *ctx, assay_recipe_operands *operands, assay_recipe_given given,
+                                int64_t k, int64_t n, const assay_gated_mlp_config *config)
+{
+    const assay_gmm_dims dims = {.m = config->rows, .k = k, .n = n, .groups = 1};
+    const int32_t all = (int32_t)config->rows;
+    given.group_sizes = &all;
+    return assay_recipe_quantise(ctx, operands, &given, &dims, &config->recipe);
+}
+
 static assay_status up_product(assay_context *ctx, double *out, const double *x, const double *w,
                                const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
-    assay_matmul_args args = assay_product_ab(out, x, w, config->rows, r->ld, config->emb_dim);
+    assay_status status;
+    assay_recipe_operands o = {0};
+    TRY(operands_of(ctx, &o, (assay_recipe_given){.x = x, .w = w}, config->emb_dim, r->ld, config));
+    assay_matmul_args args = assay_product_ab(out, o.x, o.w, config->rows, r->ld, config->emb_dim);
     args.kind = ASSAY_PRODUCT_LINEAR;
-    return assay_matmul(ctx, &args);
+    TRY(assay_matmul(ctx, &args));
+cleanup:
+    assay_recipe_operands_free(&o);
+    return status;
 }
 
 static void finish_branch(const assay_context *ctx, double *branch, const double *bias,
@@ -136,13 +152,16 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     const int64_t shards = hidden_shards_of(config), own = hidden / shards;
     double *part = NULL;
-    assay_matmul_args down = assay_product_ab(y, r->h, w->w[ASSAY_MLP_WO], rows, dim, hidden);
+    assay_recipe_operands o = {0};
+    const assay_recipe_given given = {.x = r->h, .w = w->w[ASSAY_MLP_WO], .x_spread = r->h_spread};
+    TRY(operands_of(ctx, &o, given, hidden, dim, config));
+    assay_matmul_args down = assay_product_ab(y, o.x, o.w, rows, dim, hidden);
     down.kind = ASSAY_PRODUCT_LINEAR;
     down.k = own;
     if (shards > 1) TRY(assay_alloc_f64(ctx, "a shard's part of y", rows * dim, &part));
     for (int64_t shard = 0; shard < shards; shard++) {
-        down.a = r->h + shard * own;
-        down.b = w->w[ASSAY_MLP_WO] + shard * own * dim;
+        down.a = o.x + shard * own;
+        down.b = o.w + shard * own * dim;
         TRY(assay_matmul(ctx, &down));
         if (shard > 0) add_rows(ctx, y, part, rows, dim);
         down.c = part;
@@ -152,6 +171,7 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
         for (int64_t row = 0; row < rows; row++) add_bias(y + row * dim, w->w[ASSAY_MLP_WO_BIAS], dim);
     }
 cleanup:
+    assay_recipe_operands_free(&o);
     free(part);
     return status;
 }
@@ -181,11 +201,11 @@ static assay_status weight_gradient(assay_context *ctx, double *out, const doubl
 }
 
 /* dy wo^T, with rows `ld` apart. */
-static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, const double *dy,
-                                    const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, const assay_recipe_operands *down,
+                                    const assay_gated_mlp_config *config)
 {
     assay_matmul_args args =
-        assay_product_abt(dh, dy, w->w[ASSAY_MLP_WO], config->rows, config->mlp_dim, config->emb_dim);
+        assay_product_abt(dh, down->dx_dy, down->dx_w, config->rows, config->mlp_dim, config->emb_dim);
     args.ldc = ld;
     args.kind = ASSAY_PRODUCT_LINEAR;
     return assay_matmul(ctx, &args);
@@ -193,15 +213,14 @@ static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, 
 
 /* dx = da wi_0^T + db wi_1^T: two chains and an addition also where wi is one matrix, for the same bits. Of each shard of
  * H, then the sum over these. */
-static assay_status input_gradient(assay_context *ctx, double *dx, const double *da, const double *db,
-                                   const assay_gated_mlp_residuals *r, const assay_gated_mlp_weights *w,
-                                   const assay_gated_mlp_config *config)
+static assay_status input_gradient(assay_context *ctx, double *dx, const assay_recipe_operands up[2],
+                                   const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
     const int64_t shards = hidden_shards_of(config), own = hidden / shards;
-    const double *wi_0 = config->fused ? w->w[ASSAY_MLP_WI] : w->w[ASSAY_MLP_WI_0];
-    const double *wi_1 = config->fused ? w->w[ASSAY_MLP_WI] + hidden : w->w[ASSAY_MLP_WI_1];
+    const double *da = up[0].dx_dy, *db = config->fused ? da + hidden : up[1].dx_dy;
+    const double *wi_0 = up[0].dx_w, *wi_1 = config->fused ? wi_0 + hidden : up[1].dx_w;
     double *through_b = NULL, *part = NULL;
     assay_matmul_args args = assay_product_abt(dx, da, wi_0, rows, dim, own);
     args.lda = r->ld;
@@ -250,36 +269,47 @@ static void round_rows(const assay_context *ctx, double *values, int64_t ld, con
 
 static bool wants_beyond_gate(const assay_gated_mlp_gradients *g)
 {
-    bool wants = g->dx != NULL;
+    bool wants = g->dx != NULL || g->take_d_up != NULL;
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++)
         wants |= g->g[weight] != NULL && weight != ASSAY_MLP_WO && weight != ASSAY_MLP_WO_BIAS;
     return wants;
 }
 
 /* Everything that comes from da and db. */
-static assay_status backward_beyond_gate(assay_context *ctx, const assay_gated_mlp_gradients *g, const double *dy,
-                                         const assay_gated_mlp_residuals *r, const double *x,
-                                         const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
+static assay_status backward_beyond_gate(assay_context *ctx, const assay_gated_mlp_gradients *g,
+                                         const assay_recipe_operands *down, const assay_gated_mlp_residuals *r,
+                                         const double *x, const assay_gated_mlp_weights *w,
+                                         const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
+    const double *const wi[2] = {w->w[config->fused ? ASSAY_MLP_WI : ASSAY_MLP_WI_0], w->w[ASSAY_MLP_WI_1]};
     double *da = NULL;
+    assay_recipe_operands up[2] = {0};
     TRY(assay_alloc_f64(ctx, "gradient of the gate", 2 * rows * hidden, &da));
     double *db = da + (config->fused ? hidden : rows * hidden); /* residuals may have room for more rows */
     if (g->dh == NULL) {
-        TRY(hidden_gradient(ctx, da, r->ld, dy, w, config));
+        TRY(hidden_gradient(ctx, da, r->ld, down, config));
         round_rows(ctx, da, r->ld, config);
     }
     gate_gradient(ctx, da, db, g->dh != NULL ? g->dh : da, g->dh != NULL ? hidden : r->ld, r, config);
     round_rows(ctx, da, r->ld, config);
     round_rows(ctx, db, r->ld, config);
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI], x, dim, da, 2 * hidden, r->ld, rows));
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_0], x, dim, da, hidden, r->ld, rows));
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_1], x, dim, db, hidden, r->ld, rows));
+    if (g->take_d_up != NULL) TRY(g->take_d_up(ctx, g->self, da, db));
+    for (int i = 0; i < (config->fused ? 1 : 2); i++) {
+        const int64_t first = i * rows * hidden;
+        const double *spread = r->d_up_spread != NULL ? r->d_up_spread + first : NULL;
+        const assay_recipe_given given = {.x = x, .w = wi[i], .dy = da + first, .dy_spread = spread};
+        TRY(operands_of(ctx, &up[i], given, dim, r->ld, config));
+    }
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI], up[0].dw_x, dim, up[0].dw_dy, 2 * hidden, r->ld, rows));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_0], up[0].dw_x, dim, up[0].dw_dy, hidden, r->ld, rows));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_1], up[1].dw_x, dim, up[1].dw_dy, hidden, r->ld, rows));
     if (g->g[ASSAY_MLP_WI_0_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WI_0_BIAS], rows, hidden, r->ld, da);
     if (g->g[ASSAY_MLP_WI_1_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WI_1_BIAS], rows, hidden, r->ld, db);
-    if (g->dx != NULL) TRY(input_gradient(ctx, g->dx, da, db, r, w, config));
+    if (g->dx != NULL) TRY(input_gradient(ctx, g->dx, up, r, config));
 cleanup:
+    for (int i = 0; i < 2; i++) assay_recipe_operands_free(&up[i]);
     free(da);
     return status;
 }
@@ -290,13 +320,18 @@ assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_
 {
     assay_status status = ASSAY_OK;
     const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WO], r->h, hidden, dy, dim, dim, rows));
+    assay_recipe_operands down = {0};
+    const assay_recipe_given given = {
+        .x = r->h, .w = w->w[ASSAY_MLP_WO], .dy = dy, .x_spread = r->h_spread, .dy_spread = r->dy_spread};
+    TRY(operands_of(ctx, &down, given, hidden, dim, config));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WO], down.dw_x, hidden, down.dw_dy, dim, dim, rows));
     if (g->g[ASSAY_MLP_WO_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WO_BIAS], rows, dim, dim, dy);
     if (g->dh != NULL) {
-        TRY(hidden_gradient(ctx, g->dh, hidden, dy, w, config));
+        TRY(hidden_gradient(ctx, g->dh, hidden, &down, config));
         round_rows(ctx, g->dh, hidden, config);
     }
-    if (wants_beyond_gate(g)) TRY(backward_beyond_gate(ctx, g, dy, r, x, w, config));
+    if (wants_beyond_gate(g)) TRY(backward_beyond_gate(ctx, g, &down, r, x, w, config));
 cleanup:
+    assay_recipe_operands_free(&down);
     return status;
 }

@@ -8,12 +8,18 @@
  * Fused: wi [D,2H], gate columns first; one product. The same bits either way. At a clamp's edge the value passes
  * and so does its gradient (JAX halves it there): cases keep clear of edges.
  *
+ * By a training recipe (quant_recipe.h) each of the products, x wi_0, x wi_1 (fused: x wi) and h wo, and each of their two of
+ * backward, takes what the recipe makes of its operands. What a kernel computes of these, h and the gradients of a and b, is
+ * quantised as it is, in float64; what lies between the products is not quantised: activation, gradients of biases, sums.
+ * Fused then has scales of gate and up together, and other bits.
+ *
  * NaN in x reaches the rows that hold it, and in backward dwi_0, dwi_1, dwo: callers pass only rows that count. */
 #ifndef ASSAY_OPS_GATED_MLP_H
 #define ASSAY_OPS_GATED_MLP_H
 
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/activation.h"
+#include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/quantize.h"
 
 typedef enum assay_glu { ASSAY_GLU_PLAIN, ASSAY_GLU_GPT_OSS, ASSAY_GLU_CLAMPED } assay_glu;
@@ -29,6 +35,7 @@ typedef struct assay_gated_mlp_config {
     int64_t hidden_shards;
     assay_quantize_config
         hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
+    assay_recipe_config recipe; /* of one shard of H; its recipe is NULL: none */
 } assay_gated_mlp_config;
 
 /* The weights. Not fused: wi_0, wi_1; fused: wi. Biases may be there or not. */
@@ -52,6 +59,10 @@ typedef enum assay_mlp_checkpoint {
     ASSAY_MLP_CODES,        /* [rows,H]: of h that is quantised, as numbers of their type */
     ASSAY_MLP_SCALE,        /* [rows,blocks]: their scales */
     ASSAY_MLPWO,            /* [rows,D]: y */
+    ASSAY_MLPWI_GRADIENT,   /* [rows,2H]: of a and b, which backward quantises by a recipe */
+    ASSAY_MLPWI_0_GRADIENT, /* [rows,H]: of a */
+    ASSAY_MLPWI_1_GRADIENT, /* [rows,H]: of b */
+    ASSAY_MLPWO_GRADIENT,   /* [rows,D]: dy of routed rows, which is no cotangent */
     ASSAY_MLP_CHECKPOINTS
 } assay_mlp_checkpoint;
 
@@ -80,6 +91,8 @@ typedef struct assay_gated_mlp_residuals {
     int64_t ld;
     double *h;             /* [rows,H]; quantised: what the codes and scales are */
     double *codes, *scale; /* of h that is quantised; else NULL */
+    /* Of what a recipe quantises: NULL: exact (quantised_spread.h). The caller's; d_up lies as a and b do. */
+    const double *h_spread, *dy_spread, *d_up_spread;
     double *storage;
 } assay_gated_mlp_residuals;
 
@@ -109,6 +122,9 @@ typedef struct assay_gated_mlp_gradients {
     double *dx;                   /* [rows,D] */
     double *g[ASSAY_MLP_WEIGHTS]; /* of the weights, laid out as these */
     double *dh;                   /* [rows,H]: dy wo^T, for the gradient of a routing weight: see moe */
+    /* NULL, or is shown the gradients of a and b, which lie as these do, before anything is made of them; it may change them. */
+    assay_status (*take_d_up)(assay_context *ctx, void *self, double *da, double *db);
+    void *self;
 } assay_gated_mlp_gradients;
 
 assay_gated_mlp_gradients assay_gated_mlp_gradients_of(double *dx, double *const gradients[ASSAY_MLP_WEIGHTS]);

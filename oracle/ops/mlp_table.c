@@ -8,6 +8,7 @@ typedef struct entry {
     const char *axes, *routed_axes;      /* the width of routed experts has a letter of its own */
     assay_tensor_kind kind;
     enum { ALWAYS, FUSED, SPLIT, QUANTISED } when;
+    bool of_recipe; /* there is none without */
 } entry;
 
 static const entry weights[ASSAY_MLP_WEIGHTS] = {
@@ -34,6 +35,22 @@ static const entry checkpoints[ASSAY_MLP_CHECKPOINTS] = {
                          ASSAY_CHECKPOINT,
                          QUANTISED},
     [ASSAY_MLPWO] = {{"mlpwo", "moe_mlpwo", "mlpwo"}, "D", "D", ASSAY_CHECKPOINT, ALWAYS},
+    [ASSAY_MLPWI_GRADIENT] =
+        {{"mlpwi_gradient", "moe_mlpwi_gradient", NULL}, "f", "h", ASSAY_CHECKPOINT, FUSED, .of_recipe = true},
+    [ASSAY_MLPWI_0_GRADIENT] = {{"mlpwi_0_gradient", "moe_mlpwi_0_gradient", "mlpwi_0_gradient"},
+                                "F",
+                                "H",
+                                ASSAY_CHECKPOINT,
+                                SPLIT,
+                                .of_recipe = true},
+    [ASSAY_MLPWI_1_GRADIENT] = {{"mlpwi_1_gradient", "moe_mlpwi_1_gradient", "mlpwi_1_gradient"},
+                                "F",
+                                "H",
+                                ASSAY_CHECKPOINT,
+                                SPLIT,
+                                .of_recipe = true},
+    [ASSAY_MLPWO_GRADIENT] =
+        {{NULL, "moe_mlpwo_gradient", NULL}, "D", "D", ASSAY_CHECKPOINT, ALWAYS, .of_recipe = true},
 };
 
 /* As assay_hidden_blocks, which the second form does not see. */
@@ -58,7 +75,8 @@ static assay_tensor_row row_of(const entry *e, const assay_gated_mlp_config *con
                                     .inputs = e->kind == ASSAY_KERNEL};
     const bool quantised = e->when == QUANTISED && config->hidden.format != NULL;
     const bool there = e->when == ALWAYS || quantised || (e->when != QUANTISED && (e->when == FUSED) == config->fused);
-    return there && config->mlp_dim > 0 ? assay_tensor_row_of(&form, config, axis_size) : (assay_tensor_row){0};
+    const bool made = (!e->of_recipe || config->recipe.recipe != NULL) && e->names[place] != NULL;
+    return there && made && config->mlp_dim > 0 ? assay_tensor_row_of(&form, config, axis_size) : (assay_tensor_row){0};
 }
 
 assay_tensor_row assay_mlp_weight_row(const assay_gated_mlp_config *config, assay_mlp_place place, int weight)

@@ -14,8 +14,8 @@
  * e5m2 with a scale for each row, times w's codes; for dw, dy times x's scales in e5m2 with a scale for each column over all rows,
  * times x's codes. A calibration gives amax: the largest magnitude times a factor, or a fixed number, whose scale is one of the
  * tensor. s = amax / largest of the element type, 1 where it is below the root of the type's least normal number; elements
- * are x / s, cut off at the largest. Every step is rounded to `type`, that of the tensors, as it stands in the source. Rows behind
- * the last group count for scales: the source calibrates what it is given.
+ * are x / s, cut off at the largest. x, dy and every step are rounded to `type`, that of the tensors, as it stands in the
+ * source. Rows behind the last group count for scales: the source calibrates what it is given.
  * Sources: MaxText, kernels/megablox/ops.py (_fwd_quantize_activation_and_weight, _bwd_prepare_inputs, _bwd_quantize_gradient),
  * layers/quantizations.py (get_fp8_full_qwix_rule_w_sparsity), configs/base.yml (the calibrations, absmax unless said); qwix,
  * core/qarray.py (calibrate, compute_scale_zero_point, quantize_with_scale_zero_point), core/dot_general_qt.py. */
@@ -77,7 +77,15 @@ assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale
                                 int64_t columns, const assay_recipe_operand *how, const assay_calibration *calibration,
                                 const assay_recipe_config *config);
 
-enum { ASSAY_RECIPE_STORAGE = 14 };
+/* x [M,K], w [G,K,N] and dy [M,N] (NULL: forward alone). What a kernel computed itself has a spread (quantised_spread.h):
+ * one standard deviation of each number; NULL: it is given, and so exact. */
+typedef struct assay_recipe_given {
+    const double *x, *w, *dy;
+    const double *x_spread, *dy_spread;
+    const int32_t *group_sizes;
+} assay_recipe_given;
+
+enum { ASSAY_RECIPE_STORAGE = 16 };
 
 /* What each product takes. Where nothing is quantised it is what is given. */
 typedef struct assay_recipe_operands {
@@ -87,9 +95,8 @@ typedef struct assay_recipe_operands {
     double *storage[ASSAY_RECIPE_STORAGE];
 } assay_recipe_operands;
 
-/* Starts zeroed; rows [0,m) of x and dy are finite and count for scales. dy NULL: what forward takes alone. */
-assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const double *x,
-                                   const double *w, const double *dy, const int32_t *group_sizes,
+/* Starts zeroed; rows [0,m) of x and dy are finite and count for scales. Without dy what backward takes of it is NULL. */
+assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const assay_recipe_given *given,
                                    const assay_gmm_dims *dims, const assay_recipe_config *config);
 void assay_recipe_operands_free(assay_recipe_operands *operands); /* safe on a zeroed struct */
 

@@ -31,6 +31,7 @@ static const assay_quant_recipe recipes[] = {
     {"deepseek_v3 e5m2", .wrong = true, .dx_dy = BLOCKS("fp8_e5m2_1x128"), .dw_x = ALONG_COLUMN, .dw_dy = ALONG_COLUMN},
     {"fp8_full other_axis", .wrong = true, FORWARD_FP8, .folds = true, .dx_dy = E5M2(COLUMNS), .dw_dy = E5M2(ROWS)},
     {"fp8_full e4m3", .wrong = true, FORWARD_FP8, .folds = true, .dx_dy = E4M3(ROWS), .dw_dy = E4M3(COLUMNS)},
+    {"fp8_full ignored", .wrong = true},
     {"fp8_full next_shard", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_NEXT_SHARD},
     {"fp8_full receiver", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_RECEIVER},
     {"fp8_full scales_lost", .wrong = true, FORWARD_FP8, .dx_dy = E5M2(ROWS), .dw_dy = E5M2(COLUMNS)},

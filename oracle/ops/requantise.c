@@ -2,21 +2,14 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/random.h"
+#include "oracle/ops/quantised_spread.h"
 
 int64_t assay_hidden_blocks(const assay_gated_mlp_config *config)
 {
     const assay_block_format *format = config->hidden.format;
     return format == NULL ? 0 : assay_block_count(config->mlp_dim, format->columns);
-}
-
-void assay_spread_path(const char *of, char path[ASSAY_PATH_SIZE])
-{
-    snprintf(path, ASSAY_PATH_SIZE, "spread/%.*s", ASSAY_PATH_SIZE - (int)sizeof "spread/", of);
 }
 
 /* Numbers of a type from their bits. */
@@ -26,22 +19,6 @@ static void decode(const assay_context *ctx, assay_dtype type, int64_t count, co
     for (int64_t i = 0; i < count; i++) {
         const uint8_t byte = (uint8_t)bits[i];
         assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
-    }
-}
-
-/* Draws come from the value's own bits: the same in every piece of the rows and for any number of threads. */
-static void move(const assay_context *ctx, int64_t count, const double *h, const double *spread, double *moved)
-{
-    const assay_emulation *emulation = ctx->emulation;
-    const bool moves = spread != NULL && emulation != NULL && !emulation->nearest;
-#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = 0;
-        memcpy(&bits, &h[i], sizeof bits);
-        moved[i] = h[i];
-        if (!moves || h[i] == 0) continue;
-        const double uniform = (double)(assay_random_bits(emulation->seed, "hidden", bits) >> 11) * 0x1p-52 - 1;
-        moved[i] += ASSAY_HIDDEN_REACH * spread[i] * uniform;
     }
 }
 
@@ -58,7 +35,7 @@ assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, 
     TRY(assay_alloc_f64(ctx, "h that is quantised", count, &moved));
     TRY(assay_alloc_i32(ctx, "codes of h", count, &codes));
     TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale));
-    move(ctx, count, r->h, spread, moved);
+    assay_spread_move(ctx, count, r->h, spread, moved);
     TRY(assay_quantize(ctx, codes, scale, &of_tensor, moved, &q));
     decode(ctx, q.format->element, count, codes, r->codes);
     decode(ctx, q.format->scale, scales, scale, r->scale);
@@ -75,4 +52,38 @@ void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r
     q.rows = config->rows;
     q.columns = config->mlp_dim;
     assay_dequantize(ctx, r->h, r->codes, r->scale, q.format->tensor_scale ? &config->hidden.tensor_scale : NULL, &q);
+}
+
+/* A result, after which the run goes on from what the source has in its place. */
+static assay_status pass_on(assay_context *ctx, const char *path, const assay_source *in, const assay_sink *out,
+                            int64_t count, double *values)
+{
+    const assay_status status = assay_go_on_from(ctx, in, path, 0, count, values);
+    if (status != ASSAY_OK || out == NULL || !out->wants(out->self, path)) return status;
+    return out->write(ctx, out->self, path, count, values);
+}
+
+assay_status assay_requantise_dense(assay_context *ctx, assay_gated_mlp_residuals *r, const char *prefix,
+                                    const assay_source *in, const assay_sink *out, const assay_gated_mlp_config *config)
+{
+    assay_status status = ASSAY_OK;
+    char h[ASSAY_PATH_SIZE], of_h[ASSAY_PATH_SIZE], codes[ASSAY_PATH_SIZE], scale[ASSAY_PATH_SIZE];
+    const int64_t count = config->rows * config->mlp_dim, blocks = config->rows * assay_hidden_blocks(config);
+    double *spread = NULL;
+    if (config->hidden.format == NULL) return ASSAY_OK;
+    snprintf(h, sizeof h, "checkpoints/%.100smlp_intermediate", prefix);
+    snprintf(codes, sizeof codes, "checkpoints/%.100smlp_hidden_codes", prefix);
+    snprintf(scale, sizeof scale, "checkpoints/%.100smlp_hidden_codes_scale", prefix);
+    assay_spread_path(h, of_h);
+    if (in->has(in->self, of_h)) {
+        TRY(assay_alloc_f64(ctx, "spread of h", count, &spread));
+        TRY(in->read(ctx, in->self, of_h, 0, count, spread));
+    }
+    TRY(assay_requantise(ctx, r, spread, config));
+    TRY(pass_on(ctx, codes, in, out, count, r->codes));
+    TRY(pass_on(ctx, scale, in, out, blocks, r->scale));
+    assay_hidden_numbers(ctx, r, config);
+cleanup:
+    free(spread);
+    return status;
 }

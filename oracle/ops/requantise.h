@@ -14,17 +14,20 @@
 /* Blocks of a row; 0: nothing is quantised. */
 int64_t assay_hidden_blocks(const assay_gated_mlp_config *config);
 
-/* r->codes and r->scale, as numbers of their types, of r->h [rows,H]. `spread` [rows,H]: one standard deviation of h, or NULL.
- * An emulated run moves h by up to ASSAY_HIDDEN_REACH of them before it quantises: what any correct kernel may make of a
- * number near a boundary then happens in some of the runs. */
+/* r->codes and r->scale, as numbers of their types, of r->h [rows,H]. `spread` [rows,H]: one standard deviation of h, or NULL
+ * (quantised_spread.h). */
 assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, const double *spread,
                               const assay_gated_mlp_config *config);
-#define ASSAY_HIDDEN_REACH 8
 
 /* r->h becomes the numbers of r->codes and r->scale. */
 void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config);
 
-/* Where a source has the spread of a checkpoint: "spread/PATH". */
-void assay_spread_path(const char *of, char path[ASSAY_PATH_SIZE]);
+/* Of all rows of a dense MLP: r->h becomes the numbers of its codes. P is `prefix`. The spread comes from
+ * "spread/checkpoints/Pmlp_intermediate" of the source, if it has that; a run goes on from codes and scales that the source
+ * gives (oracle/base/tensor.h), and they go to "checkpoints/Pmlp_hidden_codes" and "..._scale" where `out` (NULL: nobody)
+ * wants them. Without a format nothing happens. */
+assay_status assay_requantise_dense(assay_context *ctx, assay_gated_mlp_residuals *r, const char *prefix,
+                                    const assay_source *in, const assay_sink *out,
+                                    const assay_gated_mlp_config *config);
 
 #endif

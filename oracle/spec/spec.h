@@ -62,6 +62,11 @@ assay_status spec_rms_norm(assay_context *ctx, double epsilon, const spec_tensor
 assay_status spec_gated_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
                             spec_tensors *out);
 
+/* The same by a training recipe, with cotangents/y -> the same outputs, all gradients, and as checkpoints mlpwi_0_gradient and
+ * mlpwi_1_gradient [...,F] (fused: mlpwi_gradient [...,2F]). */
+assay_status spec_quantised_mlp(assay_context *ctx, const assay_gated_mlp_config *config, const spec_tensors *in,
+                                spec_tensors *out);
+
 /* inputs/lhs [M,Kd], weights/rhs [G,Kd,N] and, by the layout, inputs/{group_sizes,masked_m,psum_m} [G] or inputs/m_indices
  * [M] -> outputs/y [M,N]; masked: lhs and y [G,M,...]; k_grouped: inputs/rhs [M,N], inputs/c [G,Kd,N]? -> outputs/y
  * [G,Kd,N]. Rows of no group are 0. */
@@ -93,6 +98,10 @@ typedef struct spec_moe_config {
     assay_sharding sharding;
     int64_t w13_shards; /* of whose gate and up wi has columns side by side (w13_reorder_size); 0 is 1 */
 } spec_moe_config;
+
+/* The sparse block by a training recipe, with cotangents -> outputs, routing/, checkpoints/ and all gradients. */
+assay_status spec_quantised_moe(assay_context *ctx, const spec_moe_config *config, const spec_tensors *in,
+                                spec_tensors *out);
 
 /* The tensors of the op `moe` (moe.h) -> outputs/{y,lb_loss?,z_loss?,bias_updates?}, routing/ as above; dropping:
  * routing/{combine_mask,dispatch_mask}. The path of the configuration changes no other number. Over a mesh: what

@@ -149,9 +149,9 @@ cleanup:
 static assay_status products_of(spec_call *c, const spec_tensors *in, spec_tensors *out, const product *all)
 {
     assay_status status = ASSAY_OK;
-    const int64_t parts = c->view->backward ? c->s.shards : c->s.expert_shards;
-    const assay_shape of_w =
-        assay_shape_of(4, parts, c->s.local_experts, c->mla->emb_dim, c->config->stack.moe.moe_mlp_dim);
+    const int64_t k = c->mla->emb_dim, n = c->config->stack.moe.moe_mlp_dim, local = c->s.local_experts;
+    const assay_shape of_w = c->view->backward ? assay_shape_of(4, c->s.shards, local, k, n)
+                                               : assay_shape_of(3, c->s.expert_shards * local, k, n);
     const assay_shape of_x = assay_shape_of(3, c->s.shards, c->s.copies, c->mla->emb_dim);
     const bool merged = c->config->stack.merge_gating_gmm;
     spec_quad *dx = NULL, *dw[2] = {NULL, NULL};
@@ -161,6 +161,60 @@ static assay_status products_of(spec_call *c, const spec_tensors *in, spec_tenso
     if (!merged) one.count = 1;
     for (; one.first < all->count; one.first += one.count) TRY(add_product(c, in, &one, dx, dw));
 cleanup:
+    return status;
+}
+
+/* --- keys and values: one product of all rows --- */
+
+static assay_status key_value(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status;
+    const assay_mla_config *m = c->mla;
+    const int64_t rank = m->kv_lora_rank, nope = m->qk_nope_head_dim, dim = m->v_head_dim, rope = m->rope.dim;
+    const int64_t both = nope + dim, width = nope + rope, n = m->heads * both, rows = c->s.tokens * m->heads;
+    const assay_gmm_config config = {.layout = ASSAY_GMM_RAGGED, .dims = {c->s.tokens, rank, n, 1}};
+    const assay_shape one = assay_shape_of(1, (int64_t)1), of_x = assay_shape_of(2, c->s.tokens, rank);
+    const assay_shape of_y = assay_shape_of(2, c->s.tokens, n), of_w = assay_shape_of(3, (int64_t)1, rank, n);
+    const assay_shape of_rope = spec_tensors_find(&c->in, "inputs/key_rope")->shape;
+    const assay_shape of_latent = spec_tensors_find(&c->in, "inputs/low_rank_main")->shape;
+    const assay_shape of_kernel = c->view->backward ? assay_shape_of(4, (int64_t)1, rank, m->heads, both)
+                                                    : assay_shape_of(3, rank, m->heads, both);
+    const int32_t all = (int32_t)c->s.tokens;
+    const spec_quad *dkey = cotangent_of(c, in, "key"), *dvalue = cotangent_of(c, in, "value");
+    spec_quad *x = NULL, *w = NULL, *dy = NULL, *d_latent = NULL, *d_rope = NULL, *d_kernel = NULL;
+    spec_tensors given = {0}, of_gmm = {0};
+    TRY(spec_tensors_copy_i32(c->ctx, &given, "inputs/group_sizes", &one, &all));
+    TRY(spec_tensors_add(c->ctx, &given, "inputs/lhs", &of_x, &x));
+    TRY(spec_tensors_add(c->ctx, &given, "weights/rhs", &of_w, &w));
+    TRY(spec_tensors_add(c->ctx, &given, "cotangents/y", &of_y, &dy));
+    TRY(add_gradient(c, out, "inputs", "low_rank_main", &of_latent, &d_latent));
+    TRY(add_gradient(c, out, "inputs", "key_rope", &of_rope, &d_rope));
+    TRY(add_gradient(c, out, "weights", "wkv_b_weights", &of_kernel, &d_kernel));
+    memcpy(x, spec_in_shard(c, "inputs/low_rank_main", 0), (size_t)(c->s.tokens * rank) * sizeof *x);
+    memcpy(w, spec_in_shard(c, "weights/wkv_b_weights", 0), (size_t)(rank * n) * sizeof *w);
+    for (int64_t i = 0; i < rows * both; i++) {
+        const int64_t row = i / both, at = i % both;
+        dy[i] = at < nope ? dkey[row * width + at] : dvalue[row * dim + at - nope];
+    }
+    for (int64_t i = 0; i < rows * rope; i++)
+        d_rope[i / rope / m->heads * rope + i % rope] += dkey[i / rope * width + nope + i % rope];
+    TRY(spec_quantised_gmm(c->ctx, &config, &c->config->recipe, &given, &of_gmm));
+    const spec_quad *y = spec_tensors_find(&of_gmm, "outputs/y")->values;
+    const spec_quad *dlhs = spec_tensors_find(&of_gmm, "gradients/inputs/lhs")->values;
+    const spec_quad *drhs = spec_tensors_find(&of_gmm, "gradients/weights/rhs")->values;
+    spec_quad *key = spec_out_shard(c, "outputs/key", 0), *value = spec_out_shard(c, "outputs/value", 0);
+    for (int64_t i = 0; i < rows * both; i++) {
+        const int64_t row = i / both, at = i % both;
+        *(at < nope ? &key[row * width + at] : &value[row * dim + at - nope]) = y[i];
+    }
+    for (int64_t i = 0; i < rows * rope; i++)
+        key[i / rope * width + nope + i % rope] =
+            spec_in_shard(c, "inputs/key_rope", 0)[i / rope / m->heads * rope + i % rope];
+    memcpy(d_latent, dlhs, (size_t)(c->s.tokens * rank) * sizeof *dlhs);
+    memcpy(d_kernel, drhs, (size_t)(rank * n) * sizeof *drhs);
+cleanup:
+    spec_tensors_free(&given);
+    spec_tensors_free(&of_gmm);
     return status;
 }
 
@@ -174,6 +228,8 @@ assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_
         TRY(products_of(c, in, out, &gmm));
     } else if (strcmp(c->view->name, "compute_gating") == 0) {
         TRY(products_of(c, in, out, &gating));
+    } else if (strcmp(c->view->name, "get_key_value") == 0) {
+        TRY(key_value(c, in, out));
     } else {
         TRY(psum_scatter(c, in, out));
     }

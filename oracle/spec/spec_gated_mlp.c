@@ -108,7 +108,8 @@ assay_status spec_add_mlp_checkpoints(assay_context *ctx, spec_tensors *out, con
     assay_gated_mlp_config split = *config;
     split.fused = false;
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
-        const assay_tensor_row row = assay_mlp_checkpoint_row(i == ASSAY_MLPWI ? config : &split, place, i);
+        const bool whole = i == ASSAY_MLPWI || i == ASSAY_MLPWI_GRADIENT;
+        const assay_tensor_row row = assay_mlp_checkpoint_row(whole ? config : &split, place, i);
         char path[ASSAY_PATH_SIZE];
         assay_shape shape = *rows;
         added->values[i] = NULL;

@@ -47,6 +47,21 @@ static assay_status lend_weights(assay_context *ctx, const layer_run *run, const
     return status == ASSAY_OK ? lend(ctx, run, from, "weights/", part) : status;
 }
 
+/* h that codes are of, where the input has it (spec.h). */
+static assay_status lend_hidden(assay_context *ctx, const layer_run *run, spec_tensors *part)
+{
+    static const char *const names[] = {"mlp_intermediate", "moe_intermediate"};
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < 2; i++) {
+        char from[ASSAY_PATH_SIZE], to[ASSAY_PATH_SIZE];
+        TRY(join(ctx, from, "checkpoints/", run->prefix, names[i]));
+        TRY(join(ctx, to, "checkpoints/", "", names[i]));
+        TRY(lend(ctx, run, from, to, part));
+    }
+cleanup:
+    return status;
+}
+
 /* A part's results FOLDERname, all but outputs/y, become the stack's FOLDERPREFIXname. */
 static assay_status hand_over(assay_context *ctx, const layer_run *run, const char *folder, spec_tensors *part)
 {
@@ -163,6 +178,7 @@ static assay_status mlp_half(assay_context *ctx, const layer_run *run)
     spec_tensors in = {0}, parts = {0};
     const bool dense = run->layer < run->config->dense_layers;
     TRY(lend_normed(ctx, run, "post_self_attention_layer_norm/scale", &in));
+    TRY(lend_hidden(ctx, run, &in));
     TRY(dense ? dense_half(ctx, run, &in, &parts) : moe_half(ctx, run, &in, &parts));
 cleanup:
     free(in.items);

@@ -65,6 +65,25 @@ def products(ar, s, t, cotangent, names):
             {w: np.stack(v) for w, v in d_weights.items()})
 
 
+def key_value(ar, s, t, cotangent):
+    """One product of all rows; the rotated part of keys is the same for every head."""
+    x, rope, kernel = t["inputs/low_rank_main"], t.get("inputs/key_rope"), t["weights/wkv_b_weights"]
+    s.need(len(x) == 1, "no keys and values of several shards")
+    nope, heads = s.count("qk_nope_head_dim"), kernel.shape[1]
+    flat, w = x.reshape(-1, x.shape[-1]), kernel.reshape(1, len(kernel), -1)
+    recipe = Recipe(s, flat, w, [len(flat)]) if s.text.get("quant_recipe", "") else None
+    y, back = grouped_product(ar, flat, w, [len(flat)], recipe)
+    kv = y.reshape(*x.shape[:-1], heads, -1)
+    dkey, dvalue = t[cotangent("key")], t[cotangent("value")]
+    d_flat, d_w = back(np.concatenate([dkey[..., :nope], dvalue], -1).reshape(len(flat), -1))
+    made = {"value": kv[..., nope:]}
+    if rope is not None:
+        shared = np.broadcast_to(rope[..., None, :], (*rope.shape[:-1], heads, rope.shape[-1]))
+        made["key"] = np.concatenate([kv[..., :nope], shared], -1)
+    return made, {"low_rank_main": d_flat.reshape(x.shape), "key_rope": ar.sum(dkey[..., nope:], -2)}, {
+        "wkv_b_weights": d_w.reshape(1, *kernel.shape)}
+
+
 def run_function(ar, s, t):
     name = s["function"]
     backward = name.endswith("_bwd")
@@ -75,6 +94,8 @@ def run_function(ar, s, t):
 
     if forward == "quantized_psum_scatter":
         made, d_inputs, d_weights = psum_scatter(ar, s, t, cotangent)
+    elif forward == "get_key_value":
+        made, d_inputs, d_weights = key_value(ar, s, t, cotangent)
     elif forward in PRODUCTS:
         made, d_inputs, d_weights = products(ar, s, t, cotangent, PRODUCTS[forward])
     else:

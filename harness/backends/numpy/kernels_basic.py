@@ -3,6 +3,7 @@ gradient to those of the inputs."""
 import numpy as np
 
 from kernels_quantize import hidden
+from quant_recipes import Recipe
 
 
 def rms_norm(ar, x, scale, epsilon):
@@ -112,11 +113,44 @@ class GatedMlp:
         names = s.words("mlp_activations")
         self.ar, self.s = ar, s
         self.requantises = s.text.get("quant_hidden_format", "") != ""
+        self.recipe = s.text.get("quant_recipe", "") != ""
         self.gate, self.up = clamped(ar, limit) if gpt_oss else (
             activation(ar, s, names[0]), activation(ar, s, names[1] if both else "linear"))
 
     def quantise(self, h):
         return hidden(self.s, h)
+
+    def by_recipe(self, x, ups, wo, b_0=None, b_1=None, b_o=None, weight=None):
+        """ups: the kernel of gate and up side by side, or those of both; weight as below."""
+        ar, s, whole = self.ar, self.s, [len(x)]
+        up = [Recipe(s, x, w[None], whole) for w in ups]
+        pair = np.split(np.concatenate([ar.linear(r.x, r.w[0]) for r in up], -1), 2, -1)
+        a, b = (ar.made(name, ar.keep(v if bias is None else v + bias)) for name, v, bias in zip(("mlpwi_0", "mlpwi_1"), pair, (b_0, b_1)))
+        (f, df), (g, dg) = self.gate(a), self.up(b)
+        h = ar.keep(ar.made("intermediate", f * g))
+        codes, scale, taken = self.quantise(h) if self.requantises else (None, None, h)
+        down = Recipe(s, taken, wo[None], whole)
+        y = ar.made("mlpwo", ar.linear(down.x, down.w[0]) + (0 if b_o is None else b_o))
+        self.made = a, b, h, y, codes, scale
+        out = y if weight is None else ar.keep(y)
+
+        def back(d_y):
+            dy = d_y if weight is None else ar.keep(d_y * weight)
+            dy_of_x, w, x_of_w, dy_of_w = down.back(dy)
+            dh, d_wo = ar.keep(ar.linear(dy_of_x, w[0].T)), ar.weight_gradient(x_of_w, dy_of_w)
+            da, db = ar.keep(dh * g * df), ar.keep(dh * f * dg)
+            self.made_back = da, db, dy
+            parts, d_ups = [], []
+            for r, d in zip(up, (da, db) if len(up) == 2 else (np.concatenate([da, db], -1),)):
+                d_of_x, w, x_of_w, d_of_w = r.back(d)
+                halves = zip(np.split(d_of_x, 3 - len(up), -1), np.split(w[0], 3 - len(up), -1))
+                parts += [ar.keep(ar.linear(d_half, w_half.T)) for d_half, w_half in halves]
+                d_ups.append(ar.weight_gradient(x_of_w, d_of_w))
+            d_wi = np.split(np.concatenate(d_ups, -1), 2, -1)
+            biases = [None if bias is None else ar.sum(d, 0) for d, bias in ((da, b_0), (db, b_1), (dy, b_o))]
+            return parts[0] + parts[1], [*d_wi, d_wo, *biases], None if weight is None else ar.sum(out * d_y)
+
+        return out if weight is None else out * weight, back
 
     def __call__(self, x, wi_0, wi_1, wo, b_0=None, b_1=None, b_o=None, weight=None):
         """weight [rows, 1]: of each row of y; its gradient is the last of the results of back."""

@@ -108,6 +108,15 @@ def expert_checkpoints(ar, place, made, fused, rows=()):
         ar.checkpoint((place or "mlp_") + name, value)
 
 
+def gradient_checkpoints(ar, place, made, fused, rows=()):
+    """What a recipe quantises of gate and up on the way back."""
+    da, db, dy = (m.reshape(*(rows or m.shape[:1]), -1) for m in made)
+    if place:
+        ar.checkpoint(place + "mlpwo_gradient", dy)
+    for name, value in ({"mlpwi": np.concatenate([da, db], -1)} if fused else {"mlpwi_0": da, "mlpwi_1": db}).items():
+        ar.checkpoint(place + name + "_gradient", value)
+
+
 def moe(ar, s, t, prefix, x):
     """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
     s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
@@ -126,7 +135,11 @@ def moe(ar, s, t, prefix, x):
         token, k = np.nonzero(router.chosen == e)
         if len(token):
             own = [None if m is None else m[e] for m in weights]
-            terms[token, k], back = expert(flat[token], *own, weight=router.weights[token, k][:, None])
+            weight = router.weights[token, k][:, None]
+            if expert.recipe:
+                terms[token, k], back = expert.by_recipe(flat[token], [w["wi"][e]] if fused else own[:2], *own[2:], weight=weight)
+            else:
+                terms[token, k], back = expert(flat[token], *own, weight=weight)
             backs.append((e, token, k, back))
             sorted_rows.append(expert.made)
     if s.true("sparse_matmul"):
@@ -134,19 +147,23 @@ def moe(ar, s, t, prefix, x):
     y, back_shared = ar.keep(ar.sum(terms, 1)), None
     shared = ["shared_experts/" + n + "/kernel" for n in ("wi_0", "wi_1", "wo")]
     if shared[0] in w:
-        y_shared, back_shared = expert(flat, *(w[n] for n in shared))
+        kernels = [w[n] for n in shared]
+        y_shared, back_shared = expert.by_recipe(flat, kernels[:2], kernels[2]) if expert.recipe else expert(flat, *kernels)
         y = y + ar.keep(y_shared)
         expert_checkpoints(ar, "", expert.made, False, tuple(x.shape[:2]))
 
     def back(dy, d_loss):
         dy = dy.reshape(flat.shape)
         grads = [None if m is None else np.zeros_like(m) for m in weights]
-        dw, d_copies = np.zeros_like(router.weights), np.zeros_like(terms)
+        dw, d_copies, made_back = np.zeros_like(router.weights), np.zeros_like(terms), []
         for e, token, k, back_expert in backs:
             d_copies[token, k], of_expert, dw[token, k] = back_expert(dy[token])
+            made_back += [expert.made_back] if expert.recipe else []
             for total, g in zip(grads, of_expert):
                 if total is not None:
                     total[e] = g
+        if expert.recipe:
+            gradient_checkpoints(ar, "moe_", [np.concatenate(m) for m in zip(*made_back)], fused)
         d_logits, d_bias = router.back(dw, d_loss)
         dx = ar.keep(ar.sum(ar.keep(d_copies), 1)) + ar.keep(ar.contract(d_logits, kernel.T))
         g = {"gate/kernel": ar.contract(flat.T, d_logits), "gate/bias": d_bias, **dict(zip(names, grads))}
@@ -154,6 +171,8 @@ def moe(ar, s, t, prefix, x):
             g["wi"] = np.concatenate([g["wi_0"], g["wi_1"]], -1)
         if back_shared is not None:
             d, of_shared, _ = back_shared(dy)
+            if expert.recipe:
+                gradient_checkpoints(ar, "", expert.made_back, False, tuple(x.shape[:2]))
             dx = dx + ar.keep(d)
             g.update(zip(shared, of_shared))
         return dx.reshape(x.shape), {"gradients/" + prefix + n: v for n, v in g.items() if n in w}

@@ -41,7 +41,7 @@ def codes_of(kind, x, down=False, saturate=True):
 def in_blocks(x, rows, columns):
     """[I, rows, J, columns], with zeros behind the edges."""
     high, wide = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
-    padded = np.zeros((high * rows, wide * columns), np.float32)
+    padded = np.zeros((high * rows, wide * columns), x.dtype)
     padded[:x.shape[0], :x.shape[1]] = x
     return padded.reshape(high, rows, wide, columns)
 
@@ -54,12 +54,12 @@ def scales_of(s, kind, scales, amax):
     """The codes of the scales, and what elements are multiplied by."""
     q, rounding = numbers(kind)[-1], s["quant_scale_rounding"]
     if s["quant_scale"] == "invert":
-        e = q / amax
+        e = (q / amax).astype(np.float32)
         e = np.where(np.isinf(e), np.float32(INPUT_LARGEST.get(s["dtype"], LARGEST)), e)
         e = np.where(amax == 0, ONE, floor_power(e) if rounding == "up" else e)
         return (ONE / e).view(np.int32), e
     q = floor_power(q) if rounding == "down" else q
-    scale = amax * (ONE / q) if s["quant_scale"] == "multiply" else amax / q
+    scale = (amax * (ONE / q) if s["quant_scale"] == "multiply" else amax / q).astype(np.float32)
     if scales == "e4m3":
         code = codes_of("e4m3", scale)
         scale = numbers("e4m3")[code]
@@ -187,21 +187,22 @@ def operands(s, tensors):
 
 
 def hidden(s, h):
-    """h [rows, H] as a kernel quantises it before the product with wo: codes and scales as bits, and the numbers that they are."""
+    """h [rows, H] as a kernel quantises it before the product with wo: codes and scales as bits, and the numbers that they are. Steps are
+    float32's, whatever h is."""
     name = s["quant_hidden_format"]
     kind, scales, _, columns = FORMATS[name]
-    x = h.astype(np.float32)
-    blocks = in_blocks(x, 1, columns)
+    blocks = in_blocks(h, 1, columns)
     amax = np.maximum(np.abs(blocks).max((1, 3)), np.float32(s.number("quant_smallest_amax")))
     of_tensor = np.float32(s.number("quant_hidden_tensor_scale"))
     if name.startswith("nvfp4"):
-        code = codes_of("e4m3", np.minimum(amax * ((ONE / of_tensor) * (ONE / np.float32(6))), np.float32(448)))
+        scale = (amax * ((ONE / of_tensor) * (ONE / np.float32(6)))).astype(np.float32)
+        code = codes_of("e4m3", np.minimum(scale, np.float32(448)))
         times = np.minimum(ONE / (numbers("e4m3")[code] * of_tensor), LARGEST)
     else:
         code, times = scales_of(s, kind, scales, amax)
-    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(len(x), -1)[:, :x.shape[1]]
-    codes = codes_of(kind, y, s["quant_ties"] == "down", s.true("quant_saturate"))
+    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(len(h), -1)[:, :h.shape[1]]
+    codes = codes_of(kind, y.astype(np.float32), s["quant_ties"] == "down", s.true("quant_saturate"))
     scale = code.view(np.float32).astype(np.float64) if scales == "f32" else scale_numbers(scales, code)
-    wide = np.repeat(scale, columns, 1)[:, :x.shape[1]]
+    wide = np.repeat(scale, columns, 1)[:, :h.shape[1]]
     found = signed(kind, codes) * wide * (float(of_tensor) or 1)
     return codes.astype(np.int32), code.astype(np.int32), found.view(Operand)

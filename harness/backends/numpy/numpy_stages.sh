@@ -17,6 +17,10 @@ done
 # sums that lie on float16's grid, which float16 shows without their errors, and float32 with them
 expect 0 run mlp/requantised-mxfp8 --precision f16 --staged --serve --quiet --backend "'$python' '$here/backend.py' --precision f16 --variant 12"
 
+# sums that are cut off after each term drift towards zero, and few codes are other ones that would hide it
+expect 0 run mlp/requantised-fp8 --precision "$here/../../../bench/power/sums_13_bits.yml" --serve --quiet \
+  --backend "'$python' '$here/backend.py' --precision sums_13_bits --variant 2"
+
 # names STAGE BUG CASE ARGUMENT...: the first wrong stage is checkpoints/STAGE
 names() {
   local stage=$1 place=$2 bug=$3

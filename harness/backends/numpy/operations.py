@@ -4,7 +4,7 @@ import numpy as np
 from batch_split import run_function
 from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
-from kernels_moe import Router, expert_checkpoints, moe
+from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from quant_recipes import Recipe
 from request import Unsupported
@@ -98,12 +98,16 @@ def gated_mlp(ar, s, t, prefix, x):
         if prefix + "wi" + kind in t:
             named["wi_0" + kind], named["wi_1" + kind] = np.split(t[prefix + "wi" + kind], 2, -1)
     order = [w + kind for kind in ("/kernel", "/bias") for w in (*halves, "wo")]
-    mlp = GatedMlp(ar, s)
-    y, back_flat = mlp(x.reshape(-1, x.shape[-1]), *(named[n] for n in order))
-    expert_checkpoints(ar, "", mlp.made, prefix + "wi/kernel" in t, x.shape[:2])
+    mlp, flat, fused = GatedMlp(ar, s), x.reshape(-1, x.shape[-1]), prefix + "wi/kernel" in t
+    ups = [t[prefix + w + "/kernel"] for w in (["wi"] if fused else halves)]
+    rest = [named[n] for n in order[2:]]
+    y, back_flat = mlp.by_recipe(flat, ups, *rest) if mlp.recipe else mlp(flat, *(named[n] for n in order))
+    expert_checkpoints(ar, "", mlp.made, fused, x.shape[:2])
 
     def back(dy):
         dx, gradients, _ = back_flat(dy.reshape(-1, dy.shape[-1]))
+        if mlp.recipe:
+            gradient_checkpoints(ar, "", mlp.made_back, fused, x.shape[:2])
         g = dict(zip(order, gradients))
         for kind in ("/kernel", "/bias"):
             if g["wi_0" + kind] is not None:

@@ -65,6 +65,7 @@ class Recipe:
         self.name, self.powers = s["quant_recipe"], s["quant_scale_rounding"] == "up" if "quant_scale_rounding" in s.text else False
         self.x, self.w, self.codes_of_w = x, w, w
         if self.name == "fp8_full":
+            x = rounded(s, x)
             flat = w.reshape(-1, w.shape[-1])
             self.codes_of_x, self.scale_of_x = vectors(s, "e4m3", x, 1, "act_quantization_calibration_method")
             codes, self.scale_of_w = vectors(s, "e4m3", flat, 0, "weight_quantization_calibration_method")
@@ -77,7 +78,7 @@ class Recipe:
         s, powers = self.s, self.powers
         if self.name == "deepseek_v3":
             return along_columns(dy, powers), self.w, along_rows(self.x, self.sizes, powers), along_rows(dy, self.sizes, powers)
-        method = "bwd_quantization_calibration_method"
+        method, dy = "bwd_quantization_calibration_method", rounded(s, dy)
         codes, scale = vectors(s, "e5m2", rounded(s, dy * self.scale_of_w.astype(np.float32)), 1, method)
         for_x = (codes * scale).view(Operand)
         codes, scale = vectors(s, "e5m2", rounded(s, dy * self.scale_of_x.astype(np.float32)), 0, method)

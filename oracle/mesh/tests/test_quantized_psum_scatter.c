@@ -101,6 +101,7 @@ TEST(wrong_scales_are_seen)
         bool alone;
     } table[] = {{"fp8_full next_shard", false},
                  {"fp8_full receiver", false},
+                 {"fp8_full ignored", true},
                  {"fp8_full e4m3", true},
                  {"fp8_full other_axis", true}};
     static double dy[MOST], right[MOST], wrong[MOST];

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/ops/glu.h"
 #include "oracle/ops/tests/mlp_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -52,6 +54,23 @@ TEST(test_fused_and_unfused_are_the_same_bits)
     }
 }
 
+/* By a recipe: more rows than a block has. */
+static assay_gated_mlp_config by_recipe(const char *name, bool fused)
+{
+    const assay_calibration absmax = {.factor = 1};
+    assay_gated_mlp_config config = shaped(0, 0);
+    config.rows = 131;
+    config.emb_dim = 5;
+    config.mlp_dim = 20;
+    config.fused = fused;
+    config.recipe = (assay_recipe_config){
+        .recipe = assay_quant_recipe_by_name(name), .type = ASSAY_BFLOAT16, .x = absmax, .w = absmax, .dy = absmax};
+    assert_non_null(config.recipe.recipe);
+    return config;
+}
+
+static const char *const recipes[] = {"deepseek_v3", "fp8_full"};
+
 typedef struct expected {
     assay_gated_mlp_config config;
     double *y, *gradient; /* of the first context; NULL before */
@@ -81,6 +100,12 @@ TEST(test_threads_and_instruction_sets_give_the_same_bits)
     for (int i = 0; i < FORM_COUNT; i++) {
         expected e = {.config = shaped(i, 3 + i % 3)};
         e.config.fused = i % 2 == 1;
+        test_each_context(same_bits, &e);
+        free(e.y);
+        free(e.gradient);
+    }
+    for (int i = 0; i < 4; i++) {
+        expected e = {.config = by_recipe(recipes[i / 2], i % 2 == 1)};
         test_each_context(same_bits, &e);
         free(e.y);
         free(e.gradient);
@@ -125,6 +150,88 @@ TEST(test_each_gradient_alone_and_nothing_else)
         free(all);
         mlp_problem_free(&p);
     }
+}
+
+/* One layer by itself: y = x w, and from dy its two gradients; outputs are compared with those of the MLP. */
+typedef struct layer {
+    const double *x, *w, *dy, *y, *dw;
+    double *dx;
+    int64_t k, n;
+} layer;
+
+static void check_layer(assay_context *ctx, const assay_gated_mlp_config *config, const layer *l)
+{
+    const int32_t all = (int32_t)config->rows;
+    const assay_gmm_dims dims = {.m = config->rows, .k = l->k, .n = l->n, .groups = 1};
+    const assay_recipe_given given = {.x = l->x, .w = l->w, .dy = l->dy, .group_sizes = &all};
+    assay_recipe_operands o = {0};
+    double *y = test_nans(dims.m * l->n), *dw = test_nans(l->k * l->n);
+    assert_ok(ctx, assay_recipe_quantise(ctx, &o, &given, &dims, &config->recipe));
+    assert_ok(ctx, assay_gmm_forward(ctx, y, o.x, o.w, &all, &dims));
+    assert_ok(ctx, assay_gmm_backward(ctx, l->dx, NULL, o.dx_dy, NULL, o.dx_w, &all, &dims));
+    assert_ok(ctx, assay_gmm_backward(ctx, NULL, dw, o.dw_dy, o.dw_x, NULL, &all, &dims));
+    assert_same_bits(y, l->y, dims.m * l->n);
+    assert_same_bits(dw, l->dw, l->k * l->n);
+    assay_recipe_operands_free(&o);
+    free(y);
+    free(dw);
+}
+
+/* It is three grouped products of one group with the activation between them. */
+static void check_recipe(const char *name)
+{
+    assay_context ctx = assay_context_default(2);
+    const assay_gated_mlp_config config = by_recipe(name, false);
+    const int64_t rows = config.rows, dim = config.emb_dim, width = config.mlp_dim;
+    mlp_problem p;
+    mlp_problem_make(&ctx, &p, &config, false, ASSAY_BFLOAT16, 7);
+    mlp_problem_run(&ctx, &p);
+    double *dh = test_nans(rows * width), *da = test_nans(rows * width), *db = test_nans(rows * width);
+    double *dx = test_nans(rows * dim), *through_b = test_nans(rows * dim);
+    const layer down = {p.r.h, p.part[MLP_WO], p.dy, p.y, p.gradient[MLP_WO], dh, width, dim};
+    check_layer(&ctx, &config, &down);
+    assert_same_bits(dh, p.dh, rows * width);
+    assay_glu_backward(&ctx, da, db, dh, p.r.a, p.r.b, rows * width, &config);
+    const layer gate = {p.part[MLP_X], p.part[MLP_WI_0], da, p.r.a, p.gradient[MLP_WI_0], dx, dim, width};
+    const layer up = {p.part[MLP_X], p.part[MLP_WI_1], db, p.r.b, p.gradient[MLP_WI_1], through_b, dim, width};
+    check_layer(&ctx, &config, &gate);
+    check_layer(&ctx, &config, &up);
+    for (int64_t i = 0; i < rows * dim; i++) dx[i] += through_b[i];
+    assert_same_bits(dx, p.gradient[MLP_X], rows * dim);
+    double *const all[] = {dh, da, db, dx, through_b};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    mlp_problem_free(&p);
+}
+
+TEST(test_a_recipe_is_that_of_each_product)
+{
+    for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) check_recipe(recipes[i]);
+}
+
+/* What is quantised is moved: gradients of weights change, h and the gradients of gate and up do not. */
+TEST(test_emulated_runs_move_what_a_recipe_quantises)
+{
+    const assay_emulation emulation = {.seed = 3};
+    const assay_gated_mlp_config config = by_recipe("deepseek_v3", true);
+    const int64_t count = config.rows * config.mlp_dim, of_w = config.emb_dim * 2 * config.mlp_dim;
+    mlp_problem p, moved;
+    assay_context ctx = assay_context_default(1), emulated = ctx;
+    mlp_problem_make(&ctx, &p, &config, false, ASSAY_BFLOAT16, 7);
+    mlp_problem_make(&ctx, &moved, &config, false, ASSAY_BFLOAT16, 7);
+    double *spread = test_nans(2 * count);
+    for (int64_t i = 0; i < 2 * count; i++) spread[i] = 1e-3;
+    moved.r.h_spread = moved.r.d_up_spread = spread;
+    emulated.emulation = &emulation; /* in exact arithmetic */
+    mlp_problem_run(&ctx, &p);
+    mlp_problem_run(&emulated, &moved);
+    assert_same_bits(moved.r.h, p.r.h, count);
+    assert_same_bits(moved.y, p.y, config.rows * config.emb_dim);
+    assert_same_bits(moved.dh, p.dh, count);
+    assert_true(memcmp(moved.dwi, p.dwi, (size_t)of_w * sizeof *p.dwi) != 0);
+    assert_true(memcmp(moved.gradient[MLP_WO], p.gradient[MLP_WO], (size_t)p.size[MLP_WO] * sizeof *p.dwi) != 0);
+    free(spread);
+    mlp_problem_free(&p);
+    mlp_problem_free(&moved);
 }
 
 TEST(test_no_rows_have_zero_gradients)
@@ -210,9 +317,9 @@ TEST(test_nan_stays_in_its_row)
 TEST(test_failing_allocations)
 {
     assay_context ctx = assay_context_default(1);
-    for (int fused = 0; fused < 2; fused++) {
-        assay_gated_mlp_config config = shaped(0, 2);
-        config.fused = fused;
+    for (int form = 0; form < 6; form++) {
+        assay_gated_mlp_config config = form < 2 ? shaped(0, 2) : by_recipe(recipes[form / 2 - 1], false);
+        config.fused = form % 2 == 1;
         mlp_problem p;
         mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 3);
         int failures = 0;

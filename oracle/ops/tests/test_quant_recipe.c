@@ -18,6 +18,14 @@ static assay_recipe_config config_of(const char *recipe)
     return config;
 }
 
+static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const double *x, const double *w,
+                             const double *dy, const int32_t *groups, const assay_gmm_dims *of,
+                             const assay_recipe_config *config)
+{
+    const assay_recipe_given given = {.x = x, .w = w, .dy = dy, .group_sizes = groups};
+    return assay_recipe_quantise(ctx, o, &given, of, config);
+}
+
 /* Numbers that the small types have, with their largest in every row, and in every column of each group. */
 static void fill(double *x, int64_t rows, double largest)
 {
@@ -40,7 +48,7 @@ TEST(what_codes_have_stays)
         fill(w, WEIGHTS / WIDTH, 448);
         fill(dy, ROWS, table[i].largest);
         const assay_recipe_config config = config_of(table[i].recipe);
-        assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, sizes, &dims, &config));
+        assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, sizes, &dims, &config));
         const double *const rows[] = {o.x, o.dw_x}, *const gradients[] = {o.dx_dy, o.dw_dy},
                             *const of_w[] = {o.w, o.dx_w};
         for (int k = 0; k < 2; k++) {
@@ -62,11 +70,11 @@ TEST(blocks_begin_with_each_group)
     assay_context ctx = assay_context_default(1);
     assay_recipe_operands o;
     assay_recipe_config config = config_of("deepseek_v3");
-    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
+    assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.dw_x[1] == 16 && fabs(o.dw_x[2] - 17) < 1e-5 && o.x == x);
     assay_recipe_operands_free(&o);
     config.recipe = NULL;
-    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
+    assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dx_dy == dy && o.dw_dy == dy && o.dw_x == x && o.dx_w == w && o.w == w);
     assay_recipe_operands_free(&o);
 }
@@ -80,12 +88,12 @@ TEST(each_step_is_rounded_to_the_tensors_type)
     assay_context ctx = assay_context_default(1);
     assay_recipe_operands o;
     assay_recipe_config config = config_of("fp8_full");
-    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, one, &small, &config));
+    assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] == 448 * 219 * 0x1p-15);
     assert_true(o.dw_x[1] == 144 && o.dx_dy[0] == 0);
     assay_recipe_operands_free(&o);
     config.x.fixed = 2;
-    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, one, &small, &config));
+    assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] < 2.01);
     assay_recipe_operands_free(&o);
 }
@@ -99,10 +107,10 @@ TEST(rows_of_no_group_count)
     assay_context ctx = assay_context_default(1);
     assay_recipe_operands o;
     const assay_recipe_config config = config_of("fp8_full");
-    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
+    assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dw_dy[0] == 4 && o.dw_dy[1] == 1 && o.dw_dy[2] == 57344);
     assay_recipe_operands_free(&o);
-    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, x, w, NULL, of_groups, &small, &config));
+    assert_ok(&ctx, quantise(&ctx, &o, x, w, NULL, of_groups, &small, &config));
     assert_true(o.x[2] == 448 && o.w[1] == 448 && o.dw_dy == NULL);
     assay_recipe_operands_free(&o);
 }
@@ -137,7 +145,7 @@ TEST(reports_every_failed_allocation)
             assay_context ctx = assay_context_default(1);
             assay_recipe_operands o;
             assay_fail_allocation(n);
-            const assay_status status = assay_recipe_quantise(&ctx, &o, x, w, x, sizes, &dims, &config);
+            const assay_status status = quantise(&ctx, &o, x, w, x, sizes, &dims, &config);
             if (status == ASSAY_OK) assay_recipe_operands_free(&o);
             if (had_memory(&ctx, status)) break;
         }

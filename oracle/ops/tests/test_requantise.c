@@ -1,3 +1,4 @@
+#include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/requantise.h"
 
 #include <math.h>
@@ -91,4 +92,24 @@ TEST(numbers_that_are_none_are_refused)
     r.h[41] = NAN;
     assert_int_equal(assay_requantise(&ctx, &r, NULL, &config), ASSAY_BAD_INPUT);
     assay_gated_mlp_residuals_free(&r);
+}
+
+/* No further than the reach, 0 stays, and float64 moves nothing. */
+TEST(numbers_are_moved_within_reach)
+{
+    const assay_emulation emulation = {.seed = 5};
+    assay_context ctx = assay_context_default(1);
+    double x[64], spread[64], moved[64], largest = 0;
+    for (int i = 0; i < 64; i++) {
+        x[i] = i == 7 ? 0 : 1 + i;
+        spread[i] = 0.25;
+    }
+    assay_spread_move(&ctx, 64, x, spread, moved);
+    assert_memory_equal(moved, x, sizeof x);
+    ctx.emulation = &emulation;
+    assay_spread_move(&ctx, 64, x, NULL, moved);
+    assert_memory_equal(moved, x, sizeof x);
+    assay_spread_move(&ctx, 64, x, spread, moved);
+    for (int i = 0; i < 64; i++) largest = fmax(largest, fabs(moved[i] - x[i]));
+    assert_true(moved[7] == 0 && largest > 1.5 && largest <= 0.25 * ASSAY_SPREAD_REACH);
 }

@@ -52,6 +52,30 @@ TEST(test_by_hand)
     case_end(&c);
 }
 
+/* The same by a recipe that leaves these numbers as they are: dy is 6 and 4 times 1, da 120 and 40, db 12 and 12; the weights
+ * are the logits, and the gradients of them y. */
+TEST(test_quantised_moe)
+{
+    spec_case c;
+    case_start(&c, 1);
+    spec_moe_config config = small_block(ASSAY_ROUTER_DEEPSEEK3, 1, 2);
+    config.moe.recipe = (assay_recipe_config){
+        .recipe = assay_quant_recipe_by_name("deepseek_v3"), .powers = true, .type = ASSAY_FLOAT32};
+    case_values(&c, "inputs/x", (double[]){2}, DIMS(1, 1, 1));
+    case_values(&c, "weights/gate/kernel", (double[]){3, 1, 2}, DIMS(1, 3));
+    case_values(&c, "cotangents/y", (double[]){1}, DIMS(1, 1, 1));
+    add_small_experts(&c);
+    assert_ok(&c.ctx, spec_quantised_moe(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 1, (double[]){6 * 40 + 4 * 60}, 0);
+    assert_result(&c, "checkpoints/moe_mlpwo_gradient", 2, (double[]){6, 4}, 1e-15);
+    assert_result(&c, "checkpoints/moe_mlpwi_0_gradient", 2, (double[]){120, 40}, 1e-15);
+    assert_result(&c, "gradients/weights/wi_0", 3, (double[]){240, 0, 80}, 1e-15);
+    assert_result(&c, "gradients/weights/wo", 3, (double[]){240, 0, 480}, 1e-15);
+    assert_result(&c, "gradients/weights/gate/kernel", 3, (double[]){80, 0, 120}, 1e-15);
+    assert_result(&c, "gradients/inputs/x", 1, (double[]){720}, 1e-15);
+    case_end(&c);
+}
+
 /* A gate of ln 3 / 2 times x = 2: the sigmoid of ln 3 is 3/4. */
 TEST(test_shared_gate)
 {

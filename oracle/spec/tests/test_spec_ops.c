@@ -179,6 +179,34 @@ TEST(test_quantised_gmm)
     }
 }
 
+/* Scales are powers of two: 17 becomes 16 in e4m3, all else stays. a = 2, b = 3, h = 6; dh = 24, da = 72, db = 48. */
+TEST(test_quantised_mlp)
+{
+    spec_case c;
+    const assay_gated_mlp_config config = {
+        .rows = 1,
+        .emb_dim = 1,
+        .mlp_dim = 1,
+        .activation = {ASSAY_LINEAR, ASSAY_LINEAR},
+        .recipe = {.recipe = assay_quant_recipe_by_name("deepseek_v3"), .powers = true, .type = ASSAY_FLOAT32}};
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){1}, DIMS(1, 1));
+    case_values(&c, "weights/wi_0/kernel", (double[]){2}, DIMS(1, 1));
+    case_values(&c, "weights/wi_1/kernel", (double[]){3}, DIMS(1, 1));
+    case_values(&c, "weights/wo/kernel", (double[]){1.5}, DIMS(1, 1));
+    case_values(&c, "weights/wo/bias", (double[]){5}, DIMS(1));
+    case_values(&c, "cotangents/y", (double[]){17}, DIMS(1, 1));
+    assert_ok(&c.ctx, spec_quantised_mlp(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 1, (double[]){14}, 0);
+    assert_result(&c, "checkpoints/mlpwi_0_gradient", 1, (double[]){72}, 1e-15);
+    assert_result(&c, "gradients/weights/wo/kernel", 1, (double[]){96}, 1e-15);
+    assert_result(&c, "gradients/weights/wo/bias", 1, (double[]){17}, 0);
+    assert_result(&c, "gradients/weights/wi_0/kernel", 1, (double[]){72}, 1e-15);
+    assert_result(&c, "gradients/weights/wi_1/kernel", 1, (double[]){48}, 1e-15);
+    assert_result(&c, "gradients/inputs/x", 1, (double[]){288}, 1e-15);
+    case_end(&c);
+}
+
 /* Rows 1 to 6 times 10 and 100 of two groups, in each layout. */
 TEST(test_gmm_layouts)
 {

@@ -1,0 +1,61 @@
+/* A linear layer by a training recipe, in binary128: what its three products take, and the products. */
+#ifndef ASSAY_SPEC_SPEC_RECIPE_H
+#define ASSAY_SPEC_SPEC_RECIPE_H
+
+#include "oracle/spec/spec_internal.h"
+
+/* A matrix, the group of each of its rows (-1: of none), and what it becomes. */
+typedef struct spec_recipe_matrix {
+    int64_t rows, columns;
+    const spec_quad *x;
+    const int64_t *group;
+    bool counts_all; /* rows of no group count too, but for scales of blocks */
+    spec_quad *codes, *scale, *numbers;
+} spec_recipe_matrix;
+
+/* x [rows,k], w [groups,k,n]; dy [rows,n]. Starts zeroed but for these. */
+typedef struct spec_recipe_layer {
+    const assay_recipe_config *recipe;
+    int64_t rows, k, n, groups;
+    const int64_t *group; /* of each row */
+    bool counts_all;      /* of the matrices of rows */
+    const spec_quad *x, *w, *dy;
+    spec_recipe_matrix of_x, of_w, dx_dy, dw_x, dw_dy;
+    spec_quad *for_dx, *for_dw;
+    int64_t *all; /* the group of each row of w: 0 */
+} spec_recipe_layer;
+
+/* of_x and of_w; then, once dy is there, the others. */
+assay_status spec_recipe_take(assay_context *ctx, spec_recipe_layer *layer);
+assay_status spec_recipe_take_back(assay_context *ctx, spec_recipe_layer *layer);
+
+/* Overwritten; rows of no group become 0. */
+void spec_recipe_forward(const spec_recipe_layer *layer, spec_quad *y);
+void spec_recipe_backward(const spec_recipe_layer *layer, spec_quad *dx, spec_quad *dw);
+void spec_recipe_free(spec_recipe_layer *layer);
+
+/* Gated MLPs, of each group one; gate and up are one layer where they are fused, else two. Starts zeroed but for what is given. */
+typedef struct spec_recipe_mlp {
+    const assay_gated_mlp_config *config;
+    int64_t rows, groups;
+    const int64_t *group;                  /* of each row */
+    const spec_quad *x, *dy;               /* [rows,D] */
+    const spec_quad *w[ASSAY_MLP_WEIGHTS]; /* [groups,...] */
+    spec_recipe_layer up[2], down;
+    spec_quad *made[2], *gradient[2]; /* of up: what the layers give, and its gradient */
+    spec_quad *h, *numbers, *y, *dh;  /* numbers: of codes of h */
+    spec_quad *dx, *dw[ASSAY_MLP_WEIGHTS];
+} spec_recipe_mlp;
+
+assay_status spec_recipe_mlp_run(assay_context *ctx, spec_recipe_mlp *m);
+void spec_recipe_mlp_keep(const spec_recipe_mlp *m, const spec_mlp_checkpoints *kept);
+/* gradients/weights/ of the table's rows, each of `below` groups; 0: of one, which has no axis. */
+assay_status spec_recipe_mlp_put_gradients(assay_context *ctx, const assay_tensor_table *table, int64_t below,
+                                           const spec_recipe_mlp *m, spec_tensors *out);
+void spec_recipe_mlp_free(spec_recipe_mlp *m);
+
+/* A copy of the values. */
+assay_status spec_put(assay_context *ctx, spec_tensors *out, const char *path, const assay_shape *shape,
+                      const spec_quad *values);
+
+#endif
