@@ -114,7 +114,8 @@ cleanup:
     return status;
 }
 
-/* h of the second form, which its codes are held at: a step of a central difference would cross boundaries. */
+/* h of the second form, which its codes are held at: a step of a central difference would cross boundaries. A form that gives
+ * gradients itself takes no steps. */
 static assay_status hold_hidden(assay_context *ctx, const assay_plan *plan, spec_tensors *in)
 {
     assay_status status = ASSAY_OK;
@@ -122,7 +123,7 @@ static assay_status hold_hidden(assay_context *ctx, const assay_plan *plan, spec
     spec_tensors made = {0};
     const spec_operation *form = &plan->operation->second_form;
     const int count = assay_hidden_list(&plan->list, hidden);
-    if (count == 0) return ASSAY_OK;
+    if (count == 0 || (form->gives_gradients != NULL && form->gives_gradients(plan->c))) return ASSAY_OK;
     TRY((form->checkpoints != NULL ? form->checkpoints : form->evaluate)(ctx, plan->c, in, &made));
     for (int i = 0; i < count; i++) {
         const spec_tensor *h = spec_tensors_find(&made, hidden[i].h->path);

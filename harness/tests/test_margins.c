@@ -23,7 +23,7 @@ static test_tensors decide(assay_context *ctx, const assay_plan *plan)
     const assay_sink out = test_tensors_sink(&decided);
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
-    assert_ok(ctx, plan->operation->run(ctx, plan->c, &in, &out, NULL, 0));
+    assert_ok(ctx, assay_operation_run(ctx, plan->operation, plan->c, &in, &out, NULL, 0));
     assay_inputs_close(&inputs);
     return decided;
 }
@@ -63,7 +63,7 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
         for (int64_t k = 0; t->values != NULL && k < t->count; k++) t->values[k] = 0;
     }
     assay_emulation emulation = {
-        .precision = profile->precision, .storage = profile->storage, .multiply = profile->multiply};
+        .precision = profile->precision, .storage = profile->storage, .multiply = assay_case_multiply(c, profile)};
     ctx.arithmetic = &assay_arithmetic_emulated;
     ctx.emulation = &emulation;
     for (int m = 0; m < MEMBERS; m++) {
