@@ -101,7 +101,8 @@ static bool fails(void)
     inside = true;
     if (list >= 0) list_stack(number);
     if (failing >= 0 && (number == failing || (goes_on && number > failing))) {
-        failed = begun = true;
+        failed = true;
+        begun = true;
         if (note >= 0 && !noted) {
             stack s = {.count = 0};
             noted = true;

@@ -12,45 +12,36 @@ typedef struct entry {
 } entry;
 
 static const entry weights[ASSAY_MLP_WEIGHTS] = {
-    [ASSAY_MLP_WI] = {{"wi/kernel", "wi", NULL}, "Df", "Dh", ASSAY_KERNEL, FUSED},
-    [ASSAY_MLP_WI_0] = {{"wi_0/kernel", "wi_0", "shared_experts/wi_0/kernel"}, "DF", "DH", ASSAY_KERNEL, SPLIT},
-    [ASSAY_MLP_WI_1] = {{"wi_1/kernel", "wi_1", "shared_experts/wi_1/kernel"}, "DF", "DH", ASSAY_KERNEL, SPLIT},
-    [ASSAY_MLP_WI_0_BIAS] = {{"wi_0/bias", "wi_0_bias", NULL}, "F", "H", ASSAY_BIAS, ALWAYS},
-    [ASSAY_MLP_WI_1_BIAS] = {{"wi_1/bias", "wi_1_bias", NULL}, "F", "H", ASSAY_BIAS, ALWAYS},
-    [ASSAY_MLP_WO] = {{"wo/kernel", "wo", "shared_experts/wo/kernel"}, "FD", "HD", ASSAY_KERNEL, ALWAYS},
-    [ASSAY_MLP_WO_BIAS] = {{"wo/bias", "wo_bias", NULL}, "D", "D", ASSAY_BIAS, ALWAYS},
+    [ASSAY_MLP_WI] = {{"wi/kernel", "wi", NULL}, "Df", "Dh", ASSAY_KERNEL, FUSED, false},
+    [ASSAY_MLP_WI_0] = {{"wi_0/kernel", "wi_0", "shared_experts/wi_0/kernel"}, "DF", "DH", ASSAY_KERNEL, SPLIT, false},
+    [ASSAY_MLP_WI_1] = {{"wi_1/kernel", "wi_1", "shared_experts/wi_1/kernel"}, "DF", "DH", ASSAY_KERNEL, SPLIT, false},
+    [ASSAY_MLP_WI_0_BIAS] = {{"wi_0/bias", "wi_0_bias", NULL}, "F", "H", ASSAY_BIAS, ALWAYS, false},
+    [ASSAY_MLP_WI_1_BIAS] = {{"wi_1/bias", "wi_1_bias", NULL}, "F", "H", ASSAY_BIAS, ALWAYS, false},
+    [ASSAY_MLP_WO] = {{"wo/kernel", "wo", "shared_experts/wo/kernel"}, "FD", "HD", ASSAY_KERNEL, ALWAYS, false},
+    [ASSAY_MLP_WO_BIAS] = {{"wo/bias", "wo_bias", NULL}, "D", "D", ASSAY_BIAS, ALWAYS, false},
 };
 
 static const entry checkpoints[ASSAY_MLP_CHECKPOINTS] = {
-    [ASSAY_MLPWI] = {{"mlpwi", "moe_mlpwi", NULL}, "f", "h", ASSAY_CHECKPOINT, FUSED},
-    [ASSAY_MLPWI_0] = {{"mlpwi_0", "moe_mlpwi_0", "mlpwi_0"}, "F", "H", ASSAY_CHECKPOINT, SPLIT},
-    [ASSAY_MLPWI_1] = {{"mlpwi_1", "moe_mlpwi_1", "mlpwi_1"}, "F", "H", ASSAY_CHECKPOINT, SPLIT},
+    [ASSAY_MLPWI] = {{"mlpwi", "moe_mlpwi", NULL}, "f", "h", ASSAY_CHECKPOINT, FUSED, false},
+    [ASSAY_MLPWI_0] = {{"mlpwi_0", "moe_mlpwi_0", "mlpwi_0"}, "F", "H", ASSAY_CHECKPOINT, SPLIT, false},
+    [ASSAY_MLPWI_1] = {{"mlpwi_1", "moe_mlpwi_1", "mlpwi_1"}, "F", "H", ASSAY_CHECKPOINT, SPLIT, false},
     [ASSAY_MLP_INTERMEDIATE] =
-        {{"mlp_intermediate", "moe_intermediate", "mlp_intermediate"}, "F", "H", ASSAY_CHECKPOINT, ALWAYS},
+        {{"mlp_intermediate", "moe_intermediate", "mlp_intermediate"}, "F", "H", ASSAY_CHECKPOINT, ALWAYS, false},
     [ASSAY_MLP_CODES] =
-        {{"mlp_hidden_codes", "moe_hidden_codes", "mlp_hidden_codes"}, "F", "H", ASSAY_CHECKPOINT, QUANTISED},
+        {{"mlp_hidden_codes", "moe_hidden_codes", "mlp_hidden_codes"}, "F", "H", ASSAY_CHECKPOINT, QUANTISED, false},
     [ASSAY_MLP_SCALE] = {{"mlp_hidden_codes_scale", "moe_hidden_codes_scale", "mlp_hidden_codes_scale"},
                          "3",
                          "3",
                          ASSAY_CHECKPOINT,
-                         QUANTISED},
-    [ASSAY_MLPWO] = {{"mlpwo", "moe_mlpwo", "mlpwo"}, "D", "D", ASSAY_CHECKPOINT, ALWAYS},
-    [ASSAY_MLPWI_GRADIENT] =
-        {{"mlpwi_gradient", "moe_mlpwi_gradient", NULL}, "f", "h", ASSAY_CHECKPOINT, FUSED, .of_recipe = true},
-    [ASSAY_MLPWI_0_GRADIENT] = {{"mlpwi_0_gradient", "moe_mlpwi_0_gradient", "mlpwi_0_gradient"},
-                                "F",
-                                "H",
-                                ASSAY_CHECKPOINT,
-                                SPLIT,
-                                .of_recipe = true},
-    [ASSAY_MLPWI_1_GRADIENT] = {{"mlpwi_1_gradient", "moe_mlpwi_1_gradient", "mlpwi_1_gradient"},
-                                "F",
-                                "H",
-                                ASSAY_CHECKPOINT,
-                                SPLIT,
-                                .of_recipe = true},
-    [ASSAY_MLPWO_GRADIENT] =
-        {{NULL, "moe_mlpwo_gradient", NULL}, "D", "D", ASSAY_CHECKPOINT, ALWAYS, .of_recipe = true},
+                         QUANTISED,
+                         false},
+    [ASSAY_MLPWO] = {{"mlpwo", "moe_mlpwo", "mlpwo"}, "D", "D", ASSAY_CHECKPOINT, ALWAYS, false},
+    [ASSAY_MLPWI_GRADIENT] = {{"mlpwi_gradient", "moe_mlpwi_gradient", NULL}, "f", "h", ASSAY_CHECKPOINT, FUSED, true},
+    [ASSAY_MLPWI_0_GRADIENT] =
+        {{"mlpwi_0_gradient", "moe_mlpwi_0_gradient", "mlpwi_0_gradient"}, "F", "H", ASSAY_CHECKPOINT, SPLIT, true},
+    [ASSAY_MLPWI_1_GRADIENT] =
+        {{"mlpwi_1_gradient", "moe_mlpwi_1_gradient", "mlpwi_1_gradient"}, "F", "H", ASSAY_CHECKPOINT, SPLIT, true},
+    [ASSAY_MLPWO_GRADIENT] = {{NULL, "moe_mlpwo_gradient", NULL}, "D", "D", ASSAY_CHECKPOINT, ALWAYS, true},
 };
 
 /* As assay_hidden_blocks, which the second form does not see. */
