@@ -36,7 +36,6 @@ class Task:
     family: str = ""  # of the format of quantised operands
     words: tuple = ()  # of `assay generate`, beside the case and the seed
     own_profiles: tuple = ()  # files
-    self_test_limit: float = AGREES
 
     def name(self):
         return f"{self.case} in {self.family}" if self.words else self.case
@@ -182,7 +181,7 @@ def mutants(golden, profile, plain, folder, write):
 
 def perform(task):
     """All that is done with one golden."""
-    made = {"case": task.name(), "seed": task.seed, "self_test_limit": task.self_test_limit, "runs": [], "mutants": []}
+    made = {"case": task.name(), "seed": task.seed, "runs": [], "mutants": []}
     with tempfile.TemporaryDirectory(prefix="power-") as folder:
         golden = Golden(task, folder)
         try:

@@ -140,7 +140,7 @@ TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
     check_kernels(folder, "mlp/requantised-mxfp8", 3, BITS);
     check_kernels(folder, "moe/requantised-nvfp4", 3, PACKED);
     check_kernels(folder, "moe/requantised-gpt-oss", 2, NUMBERS);
-    check_kernels(folder, "mlp/recipe-deepseek-v3", 1, NUMBERS);
+    check_kernels(folder, "moe/recipe-deepseek-v3", 2, NUMBERS);
     check_kernels(folder, "deepseek_layer/requantised-fp8", 1, NUMBERS);
 }
 
