@@ -267,10 +267,11 @@ cleanup:
 static assay_status take_member(assay_context *ctx, void *self, int64_t member, int tensor, const void *errors,
                                 int64_t bytes)
 {
-    (void)ctx;
     const members *m = self;
-    float *to = errors_of(&m->e->tensors[tensor], member);
-    if (to != errors) memcpy(to, errors, (size_t)bytes);
+    const assay_scaled *t = tensor >= 0 && tensor < m->e->golden.count ? &m->e->tensors[tensor] : NULL;
+    if (t == NULL || !is_wanted(m->e, t) || bytes != t->count * (int64_t)sizeof *t->errors)
+        return assay_fail(ctx, ASSAY_INTERNAL, "a rank has computed other errors than it was given");
+    if (errors_of(t, member) != errors) memcpy(errors_of(t, member), errors, (size_t)bytes);
     return ASSAY_OK;
 }
 

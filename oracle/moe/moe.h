@@ -106,9 +106,10 @@ typedef struct assay_moe_observer {
     assay_status (*rows)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_mlp *mlp,
                          const struct moe_rows *rows);
     /* What rows() has given to assay_piece_put under MOE_PUTS + what: of each expert in turn, before `experts`. Or
-     * ASSAY_MOE_JOINED, without values: y and dx of the rows are there. NULL: it gives nothing and looks at nothing. */
+     * ASSAY_MOE_JOINED, without values: y and dx of the rows are there. Refuses what rows() does not give: another rank may
+     * have sent it. NULL: it gives nothing and looks at nothing. */
     assay_status (*take)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_rows *rows,
-                         int what, const double *values);
+                         int what, const double *values, int64_t bytes);
     /* All routed experts are done, y and dx are theirs; of llama4 dx is that of the scaled tokens. */
     assay_status (*experts)(assay_context *ctx, void *self, const struct moe_block *block);
     /* The router's backward is done; its part of dx (NULL: nobody wants dx) has not joined. */

@@ -54,7 +54,7 @@ static assay_status join(assay_context *ctx, moe_block *block)
     const assay_moe_observer *observer = block->observer;
     block->placement->join(ctx, block);
     if (observer == NULL || observer->take == NULL) return ASSAY_OK;
-    return observer->take(ctx, observer->self, block, &block->rows, ASSAY_MOE_JOINED, NULL);
+    return observer->take(ctx, observer->self, block, &block->rows, ASSAY_MOE_JOINED, NULL, 0);
 }
 
 static bool puts_y(const moe_block *block)
@@ -106,12 +106,13 @@ static assay_status take_expert(assay_context *ctx, void *self, int64_t expert, 
                                 int64_t bytes)
 {
     moe_block *block = self;
+    const assay_moe_observer *observer = block->observer;
     if (block->placed_rows != expert) block->placement->place_rows(block, expert);
     block->placed_rows = expert;
-    if (what >= MOE_PUTS) {
-        return block->observer->take(ctx, block->observer->self, block, &block->rows, what - MOE_PUTS, data);
-    }
-    if (bytes != put_count(block, block->rows.count, block->rows.size) * (int64_t)sizeof(double))
+    if (what >= MOE_PUTS && observer != NULL && observer->take != NULL)
+        return observer->take(ctx, observer->self, block, &block->rows, what - MOE_PUTS, data, bytes);
+    if (what != MOE_PUT_ROWS ||
+        bytes != put_count(block, block->rows.count, block->rows.size) * (int64_t)sizeof(double))
         return assay_fail(ctx, ASSAY_INTERNAL, "a rank has computed other rows of an expert than it was given");
     move_rows(block, (double *)data, true);
     return join(ctx, block);

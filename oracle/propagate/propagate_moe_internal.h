@@ -54,7 +54,7 @@ assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block 
                                 const moe_rows *rows);
 /* Its take(). */
 assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
-                                const double *values);
+                                const double *values, int64_t bytes);
 void moe_row_scratch_free(moe_row_scratch *s);
 
 /* For sum += part: both are stored before they are added. */

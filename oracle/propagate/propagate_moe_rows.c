@@ -309,6 +309,12 @@ cleanup:
 /* Of a precision: the terms of y and dx, the variances of d_weights. */
 enum { PUT_Y, PUT_DX, PUT_WEIGHTS, PUTS };
 
+static bool gives(const moe_block *block, const moe_scales *scale, int what)
+{
+    if (what == PUT_WEIGHTS) return scale->router && !block->llama4;
+    return (what == PUT_Y ? scale->y : scale->dx) != NULL;
+}
+
 static assay_status put_rows(assay_context *ctx, const hand *h)
 {
     assay_status status = ASSAY_OK;
@@ -317,9 +323,9 @@ static assay_status put_rows(assay_context *ctx, const hand *h)
     const int what = MOE_PUTS + h->number * PUTS;
     const int64_t bytes = rows->count * block->emb_dim * (int64_t)sizeof(double);
     double *weights = h->s->weights; /* free again */
-    if (h->scale->y != NULL) TRY(assay_piece_put(ctx, block->piece, what + PUT_Y, h->s->y, bytes));
-    if (h->scale->dx != NULL) TRY(assay_piece_put(ctx, block->piece, what + PUT_DX, h->s->dx, bytes));
-    if (!h->scale->router || block->llama4) return ASSAY_OK;
+    if (gives(block, h->scale, PUT_Y)) TRY(assay_piece_put(ctx, block->piece, what + PUT_Y, h->s->y, bytes));
+    if (gives(block, h->scale, PUT_DX)) TRY(assay_piece_put(ctx, block->piece, what + PUT_DX, h->s->dx, bytes));
+    if (!gives(block, h->scale, PUT_WEIGHTS)) return ASSAY_OK;
     for (int64_t j = 0; j < rows->size; j++) weights[j] = h->scale->d_weights[block->order[rows->first + j]];
     TRY(assay_piece_put(ctx, block->piece, what + PUT_WEIGHTS, weights, rows->size * (int64_t)sizeof *weights));
 cleanup:
@@ -327,14 +333,17 @@ cleanup:
 }
 
 assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
-                                const double *values)
+                                const double *values, int64_t bytes)
 {
     const moe_propagation *p = self;
     if (what == ASSAY_MOE_JOINED) {
         add_sums(ctx, p, block, rows);
         return ASSAY_OK;
     }
-    const moe_scales *scale = &p->scales[what / PUTS];
+    const int64_t count = what % PUTS == PUT_WEIGHTS ? rows->size : rows->count * block->emb_dim;
+    const moe_scales *scale = what >= 0 && what / PUTS < p->count ? &p->scales[what / PUTS] : NULL;
+    if (scale == NULL || !gives(block, scale, what % PUTS) || bytes != count * (int64_t)sizeof *values)
+        return assay_fail(ctx, ASSAY_INTERNAL, "a rank has computed other error scales of an expert than it was given");
     switch (what % PUTS) {
     case PUT_Y:
         add_terms(ctx, block, rows, scale->y, values);

@@ -125,9 +125,9 @@ static hid_t draw_space(fuzz_bytes *bytes, hsize_t dims[H5S_MAX_RANK], int *rank
 
 static void write_attribute(fuzz_bytes *bytes, hid_t object)
 {
-    static const char *const names[] = {"digest",  "float_type", "labels",    "format",   "format_version",
-                                        "kind",    "case",       "case_yaml", "profiles", "recipes",
-                                        "expects", "generator",  "dtype",     "engine",   "checkpoint"};
+    static const char *const names[] = {"digest", "float_type", "labels",     "format",  "format_version", "kind",
+                                        "case",   "case_yaml",  "profiles",   "recipes", "expects",        "generator",
+                                        "dtype",  "engine",     "checkpoint", "checksum"};
     static const char *const texts[] = {"assay",
                                         "1",
                                         "2",
@@ -141,6 +141,7 @@ static void write_attribute(fuzz_bytes *bytes, hid_t object)
                                         "op: mlp\n",
                                         "float32",
                                         "float4_e2m1fn",
+                                        "00000000000000000000000000000000",
                                         "[\"a\"]",
                                         "weights/wo bfloat16 [3] [E] seed 3 distribution normal scale 0.5 mean 0 low 0 "
                                         "high 1 digest "
