@@ -96,6 +96,38 @@ static const assay_tensor_result *result_of(const assay_report *report, const ch
     return NULL;
 }
 
+static const double *numbers_of(const assay_given_results *given, const char *path)
+{
+    for (int i = 0; i < given->count; i++) {
+        if (strcmp(given->tensors[i].spec.path, path) == 0) return given->tensors[i].numbers;
+    }
+    return NULL;
+}
+
+/* Where no tensor fails alone: what is left of the candidate lies along no known error by which it failed. Errors that do
+ * show are larger, and so may be what is left of them. */
+static bool is_off_directions(const assay_trial *t, const assay_given_results *given, const assay_tensor_set *expected,
+                              const assay_report *plain)
+{
+    for (int i = 0; i < plain->count; i++) {
+        if (plain->tensors[i].verdict == ASSAY_FAIL) return true;
+    }
+    for (int d = 0; d < plain->direction_count; d++) {
+        const assay_direction_result *known = &plain->directions[d];
+        double along = 0;
+        for (int i = 0; i < expected->count; i++) {
+            char path[ASSAY_PATH_SIZE];
+            const assay_tensor *result = &expected->items[i];
+            assay_filter_path(t->profile->precision.name, known->name, result->spec.path, path);
+            const assay_tensor *filter = assay_tensor_set_find(t->golden, path);
+            const double *candidate = filter == NULL ? NULL : numbers_of(given, result->spec.path);
+            if (candidate != NULL) along += assay_projection(filter->count, filter->values, result->values, candidate);
+        }
+        if (known->excess > 1 && (along < known->least || along > known->most)) return false;
+    }
+    return true;
+}
+
 static bool is_explained(const assay_tensor_result *r)
 {
     return r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE && !(r->rms_ratio > EXPLAINED_TENSOR);
@@ -190,7 +222,7 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
         if (result && tensor->values != NULL) find_nan(tensor->count, tensor->values);
     }
     TRY(assay_expected_compare(ctx, t, results, given, &report));
-    *holds = conclude(t, mutant, given, plain, &report, residual);
+    *holds = conclude(t, mutant, given, plain, &report, residual) && is_off_directions(t, given, results, plain);
 cleanup:
     assay_report_free(&report);
     return status;

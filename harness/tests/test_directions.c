@@ -1,6 +1,7 @@
 /* Filters along known errors: what a golden holds, and what it sees by them. */
 #include <math.h>
 
+#include "harness/explain/explain.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/directions.h"
 #include "harness/tests/golden_trial.h"
@@ -17,7 +18,15 @@ static assay_report judge(trial *t, const assay_tensor_set *results)
 {
     const assay_profile *profile = assay_profile_by_name("bf16");
     trial_write_candidate(t, results, profile, is_required);
-    return trial_compare(t, profile);
+    assay_report report = trial_compare(t, profile);
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assert_ok(&t->ctx, assay_explain(&t->ctx, &golden, candidate, profile, true, &report));
+    assay_fixture_close(candidate);
+    assay_golden_close(&golden);
+    return report;
 }
 
 static assay_report judge_mutant(trial *t, const char *name)
@@ -48,10 +57,14 @@ TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
         assert_true(fabs(report.directions[0].value - 1) < 0.1);
         assert_non_null(strstr(report.message, "no tensor alone, but errors are "));
         assert_non_null(strstr(report.message, " of those of rope_type, give or take 0."));
+        assert_true(report.explained_count > 0);
+        assert_string_equal(report.explained_by[0], "rope_type");
         assay_report_free(&report);
         report = judge_mutant(&t, "rope_timescale");
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_true(report.directions[0].value < -0.8);
+        assert_true(report.explained_count > 0);
+        assert_string_equal(report.explained_by[0], "rope_timescale");
         assay_report_free(&report);
         trial_close(&t);
     }
