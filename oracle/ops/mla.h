@@ -91,7 +91,7 @@ int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor 
 typedef struct assay_mla_residuals {
     double *values[ASSAY_MLA_TENSORS];
     double *lse; /* comes and goes with attention_out */
-    /* Of what a recipe quantises: mla_q, mla_kv, attention_out and the gradients. NULL: exact (quantised_spread.h). The caller's. */
+    /* Of what a recipe quantises (quantised_spread.h): mla_q, mla_kv, attention_out, gradients. NULL: exact. The caller's. */
     const double *spread[ASSAY_MLA_ROWS];
 } assay_mla_residuals;
 void assay_mla_residuals_free(assay_mla_residuals *r); /* safe on a zeroed struct */

@@ -391,8 +391,8 @@ TEST(test_positions_are_relative)
     case_end(&halves);
 }
 
-/* One token, so that no gradient comes from scores. Scales are powers of two: 17 becomes 16 in e4m3, 27, of kv_wa_proj's gradient,
- * becomes 28; all else stays. With an epsilon of 12 the latent is 2 / 4, and the norm's slope 1 / 4 - 2^2 / 4^3. */
+/* One token, so that no gradient comes from scores. Scales are powers of two: 17 becomes 16 in e4m3, and 27, of kv_wa_proj's
+ * gradient, 28; all else stays. With an epsilon of 12 the latent is 2 / 4, and the norm's slope 1 / 4 - 2^2 / 4^3. */
 TEST(test_quantised_mla)
 {
     spec_case c;
