@@ -405,7 +405,7 @@ static bool other_kernels(const assay_case *c, assay_other_form *form)
 static bool other_absorbed(const assay_case *c, assay_other_form *form)
 {
     form->run = assay_mla_run_absorbed;
-    return is_op(c, "mla");
+    return is_op(c, "mla") && c->config.quant_recipe.text[0] == '\0'; /* it has no wkv_b of all heads to quantise */
 }
 
 /* Where heads may share keys: the kernel, and the layers that have its projections. */

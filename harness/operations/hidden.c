@@ -44,7 +44,9 @@ int assay_made_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_
     for (int i = 0; i < list->count; i++) recipe |= is_checkpoint(&list->entries[i].spec, GRADIENT);
     for (int i = 0; recipe && i < list->count && count < ASSAY_MOST_HIDDEN; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
-        if (is_checkpoint(spec, GRADIENT) || (!codes && is_checkpoint(spec, "_intermediate")))
+        const bool latent = is_checkpoint(spec, "/mla_q") || is_checkpoint(spec, "/mla_kv");
+        const bool operand = latent || is_checkpoint(spec, "/attention_out");
+        if (is_checkpoint(spec, GRADIENT) || operand || (!codes && is_checkpoint(spec, "_intermediate")))
             made[count++] = (assay_hidden){.h = spec};
     }
     return count;

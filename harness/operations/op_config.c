@@ -218,6 +218,12 @@ assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, ass
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is %s, expected float32, bfloat16 or float16: quant_recipe %s",
                           assay_dtype_name(c->dtype), m->quant_recipe.text);
     }
+    if (assay_case_is_exact(c)) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "quant_recipe is %s, expected \"\": the case has the tag exact, and codes times scales are not",
+            m->quant_recipe.text);
+    }
     TRY(calibration_of(ctx, ASSAY_KEY_AT_act_quantization_calibration_method, m, &config->x));
     TRY(calibration_of(ctx, ASSAY_KEY_AT_weight_quantization_calibration_method, m, &config->w));
     TRY(calibration_of(ctx, ASSAY_KEY_AT_bwd_quantization_calibration_method, m, &config->dy));
@@ -241,6 +247,12 @@ static assay_status refuse_cutting_off(assay_context *ctx, const assay_case *c, 
     return ASSAY_OK;
 }
 
+assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
+{
+    const assay_status status = assay_recipe_config_of(ctx, c, config);
+    return status == ASSAY_OK ? refuse_cutting_off(ctx, c, config) : status;
+}
+
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -256,8 +268,7 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
     TRY(activation_of(ctx, m, 1, &config->activation[1]));
     TRY(glu_of(ctx, m, true, &config->glu));
     TRY(assay_hidden_config_of(ctx, c, config->mlp_dim, &config->hidden));
-    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
-    TRY(refuse_cutting_off(ctx, c, &config->recipe));
+    TRY(assay_linear_recipe_of(ctx, c, &config->recipe));
     if (config->glu != ASSAY_GLU_PLAIN && config->activation[1] != ASSAY_LINEAR) {
         status =
             assay_fail(ctx, ASSAY_BAD_INPUT,

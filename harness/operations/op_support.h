@@ -117,6 +117,8 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
 /* recipe NULL: the case has none. */
 assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config);
+assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c,
+                                    assay_recipe_config *config); /* of layers that are no grouped products */
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 /* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,
@@ -129,7 +131,8 @@ assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);
-assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config);
+assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c,
+                                 assay_mla_config *config); /* without a recipe */
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config);
 /* Whether layers are numbered: an operation of one layer alone has its tensors without a prefix. */
 bool assay_is_stack(const assay_case *c);

@@ -193,6 +193,9 @@ static const variants tables[] = {
     {"gqa/one-token", {"base_emb_dim=1;head_dim=2", "base_num_query_heads=1;base_num_kv_heads=1|fused_qkv=true"}},
     {"mla/primes",
      {"sequence=7;batch=2", SEGMENTS, "mask_padding=true|mask_padding=false", "q_lora_rank=0|rope_pairwise=true"}},
+    {"mla/recipe-fp8-full",
+     {"sequence=1|sequence=5;batch=2", "quant_recipe=fp8_full|quant_recipe=deepseek_v3", "dtype=float16|q_lora_rank=0",
+      "bwd_quantization_calibration_method=absmax"}},
     {"mla/small",
      {"sequence=1|sequence=5;base_num_query_heads=1;qk_nope_head_dim=1;qk_rope_head_dim=2;v_head_dim=1;q_lora_rank=1;"
       "kv_lora_rank=1;normalization_layer_epsilon=0.25"}},
@@ -427,6 +430,7 @@ TEST(what_is_altered_is_not_certified)
         {"yarn_rope/two-dimensions", "seed=1", 2},
         {"attention/segments", "seed=1", 5},
         {"mla/small", "sequence=3", 19},
+        {"mla/recipe-fp8-full", "sequence=3", 23},
         {"moe/small", "load_balance_loss_weight=0.7", 20},
         {"moe/mesh-primes", "ragged_buffer_factor=0.75", 20},
         {"deepseek_stack/dense-then-moe", "sequence=2", 60},

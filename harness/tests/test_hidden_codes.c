@@ -2,8 +2,10 @@
 #include <math.h>
 
 #include "harness/judge/judge.h"
+#include "harness/plan/inputs.h"
 #include "harness/routing_choice/hidden_codes.h"
 #include "harness/scales/ensemble.h"
+#include "harness/scales/hidden_spread.h"
 #include "harness/tests/golden_trial.h"
 
 #define SETS "profiles=bf16;checkpoints=['*hidden_codes*']"
@@ -233,6 +235,45 @@ TEST_IN_FOLDER(codes_sharpen_what_follows)
     assay_report_free(&report);
     assay_tensor_set_free(&results);
     trial_close(&t);
+}
+
+/* Of all that a recipe quantises inside MLA and the kernel computed, and of nothing else. */
+TEST(what_mla_quantises_has_a_spread)
+{
+    static const char *const expected[] = {"mla_q",
+                                           "mla_kv",
+                                           "attention_out",
+                                           "q_gradient",
+                                           "query_wa_proj_gradient",
+                                           "kv_gradient",
+                                           "kv_wa_proj_gradient"};
+    enum { EXPECTED = sizeof expected / sizeof *expected };
+    assay_context ctx = assay_context_default(1);
+    assay_plan plan;
+    assay_inputs inputs;
+    assay_tensor_set spread = {0};
+    assay_case *c = case_named("mla/recipe-fp8-full", "seed=5");
+    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
+    assert_ok(&ctx, assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL));
+    const assay_source in = assay_inputs_source(&inputs);
+    assert_ok(&ctx, assay_hidden_spread(&ctx, &plan, &plan.precisions[0], &in, NULL, &spread));
+    assert_int_equal(spread.count, EXPECTED);
+    for (int i = 0; i < EXPECTED; i++) {
+        char path[ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "spread/checkpoints/%s", expected[i]);
+        assert_string_equal(spread.items[i].spec.path, path);
+        for (int64_t k = 0; k < spread.items[i].count; k++) {
+            assert_true(isfinite(spread.items[i].values[k]));
+            assert_true(spread.items[i].values[k] < 1e-4); /* in float32; tensors are about 1 */
+        }
+        double sum = 0;
+        for (int64_t k = 0; k < spread.items[i].count; k++) sum += spread.items[i].values[k];
+        assert_true(sum > 0);
+    }
+    assay_tensor_set_free(&spread);
+    assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    assay_cases_free(c, 1);
 }
 
 TEST(rules_that_would_not_be_honoured_are_refused)

@@ -45,6 +45,8 @@ TEST(table_is_well_formed)
 
 /* Small cases that have, between them, what every mutant changes. */
 static const char *const cases[] = {"moe/recipe-deepseek-v3-powers",
+                                    "mla/recipe-fp8-full-no-q-lora",
+                                    "mla/recipe-deepseek-v3-powers",
                                     "mlp/recipe-fp8-full",
                                     "mlp/recipe-deepseek-v3-powers",
                                     "gmm/recipe-fp8-full",

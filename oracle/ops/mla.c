@@ -36,6 +36,26 @@ assay_status mla_product(assay_context *ctx, double *c, const double *a, const d
     return assay_matmul(ctx, &args);
 }
 
+assay_status mla_operands(assay_context *ctx, assay_recipe_operands *operands, assay_recipe_given given, int64_t k,
+                          int64_t n, const assay_mla_config *config)
+{
+    const assay_gmm_dims dims = {.m = config->batch * config->sequence, .k = k, .n = n, .groups = 1};
+    const int32_t all = (int32_t)dims.m;
+    given.group_sizes = &all;
+    return assay_recipe_quantise(ctx, operands, &given, &dims, &config->recipe);
+}
+
+/* out [T,n] = x [T,k] w [k,n] by the recipe. */
+static assay_status project(assay_context *ctx, double *out, assay_recipe_given given, int64_t k, int64_t n,
+                            const assay_mla_config *config)
+{
+    assay_recipe_operands o = {0};
+    assay_status status = mla_operands(ctx, &o, given, k, n, config);
+    if (status == ASSAY_OK) status = mla_product(ctx, out, o.x, o.w, config->batch * config->sequence, n, k);
+    assay_recipe_operands_free(&o);
+    return status;
+}
+
 assay_rope_rows mla_query_rows(double *query, const mla_sizes *s)
 {
     return (assay_rope_rows){.y = query + s->nope,
@@ -91,9 +111,10 @@ static assay_status query(assay_context *ctx, double *out, const assay_mla_resid
     const bool compressed = s.q_rank > 0;
     const assay_rope_rows rows = mla_query_rows(out, &s);
     assay_rope_table table = {0};
-    TRY(mla_product(ctx, out, compressed ? r->values[ASSAY_MLA_MLA_Q] : in->x,
-                    compressed ? w->w[ASSAY_MLA_WQ_B] : w->w[ASSAY_MLA_QUERY], s.tokens, width,
-                    compressed ? s.q_rank : s.dim));
+    const assay_recipe_given of_x = {.x = in->x, .w = w->w[ASSAY_MLA_QUERY]};
+    const assay_recipe_given of_mla_q = {
+        .x = r->values[ASSAY_MLA_MLA_Q], .w = w->w[ASSAY_MLA_WQ_B], .x_spread = r->spread[ASSAY_MLA_MLA_Q]};
+    TRY(project(ctx, out, compressed ? of_mla_q : of_x, compressed ? s.q_rank : s.dim, width, config));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, out);
     TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
     assay_rope_forward(ctx, &rows, &table, &config->rope);
@@ -146,6 +167,16 @@ assay_status mla_value(assay_context *ctx, double *value, const double *mla_kv, 
     return expand(ctx, value, (head_part){.first = s.nope, .columns = s.value, .width = s.value}, mla_kv, wkv_b, &s);
 }
 
+/* What the products of every head take: by a recipe mla_kv and wkv_b as one matrix each. */
+static assay_status kv_operands(assay_context *ctx, assay_recipe_operands *operands, const assay_mla_residuals *r,
+                                const assay_mla_weights *w, const assay_mla_config *config)
+{
+    const mla_sizes s = mla_sizes_of(config);
+    const assay_recipe_given given = {
+        .x = r->values[ASSAY_MLA_MLA_KV], .w = w->w[ASSAY_MLA_WKV_B], .x_spread = r->spread[ASSAY_MLA_MLA_KV]};
+    return mla_operands(ctx, operands, given, s.kv_rank, s.heads * s.kv, config);
+}
+
 static assay_status key(assay_context *ctx, double *out, const assay_mla_residuals *r, const assay_mla_inputs *in,
                         const assay_mla_weights *w, const assay_mla_config *config)
 {
@@ -153,14 +184,27 @@ static assay_status key(assay_context *ctx, double *out, const assay_mla_residua
     const mla_sizes s = mla_sizes_of(config);
     assay_rope_table table = {0};
     double *key_rope = NULL;
+    assay_recipe_operands o = {0};
+    TRY(kv_operands(ctx, &o, r, w, config));
     TRY(assay_alloc_f64(ctx, "rotated key", s.tokens * s.rope, &key_rope));
     TRY(assay_rope_table_make(ctx, &table, in->positions, s.tokens, &config->rope));
     const assay_rope_rows rows = mla_key_rows(key_rope, r->values[ASSAY_MLA_KV_WA_PROJ], &s);
     assay_rope_forward(ctx, &rows, &table, &config->rope);
-    TRY(mla_key(ctx, out, r->values[ASSAY_MLA_MLA_KV], key_rope, w->w[ASSAY_MLA_WKV_B], config));
+    TRY(mla_key(ctx, out, o.x, key_rope, o.w, config));
 cleanup:
+    assay_recipe_operands_free(&o);
     assay_rope_table_free(&table);
     free(key_rope);
+    return status;
+}
+
+static assay_status value(assay_context *ctx, double *out, const assay_mla_residuals *r, const assay_mla_weights *w,
+                          const assay_mla_config *config)
+{
+    assay_recipe_operands o = {0};
+    assay_status status = kv_operands(ctx, &o, r, w, config);
+    if (status == ASSAY_OK) status = mla_value(ctx, out, o.x, o.w, config);
+    assay_recipe_operands_free(&o);
     return status;
 }
 
@@ -188,13 +232,18 @@ static assay_status compute(assay_context *ctx, double *out, assay_mla_residuals
                             const assay_mla_inputs *in, const assay_mla_weights *w, const assay_mla_config *config)
 {
     const mla_sizes s = mla_sizes_of(config);
+    const assay_recipe_given to_q = {.x = in->x, .w = w->w[ASSAY_MLA_WQ_A]},
+                             to_kv = {.x = in->x, .w = w->w[ASSAY_MLA_WKV_A]};
+    const assay_recipe_given to_y = {.x = r->values[ASSAY_MLA_ATTENTION_OUT],
+                                     .w = w->w[ASSAY_MLA_OUT],
+                                     .x_spread = r->spread[ASSAY_MLA_ATTENTION_OUT]};
     switch (tensor) {
     case ASSAY_MLA_QUERY_WA_PROJ:
-        return mla_product(ctx, out, in->x, w->w[ASSAY_MLA_WQ_A], s.tokens, s.q_rank, s.dim);
+        return project(ctx, out, to_q, s.dim, s.q_rank, config);
     case ASSAY_MLA_MLA_Q:
         return latent(ctx, out, r->values[ASSAY_MLA_QUERY_WA_PROJ], s.q_rank, w->w[ASSAY_MLA_Q_NORM], s.q_rank, config);
     case ASSAY_MLA_KV_WA_PROJ:
-        return mla_product(ctx, out, in->x, w->w[ASSAY_MLA_WKV_A], s.tokens, s.kv_wa, s.dim);
+        return project(ctx, out, to_kv, s.dim, s.kv_wa, config);
     case ASSAY_MLA_MLA_KV:
         return latent(ctx, out, r->values[ASSAY_MLA_KV_WA_PROJ], s.kv_wa, w->w[ASSAY_MLA_KV_NORM], s.kv_rank, config);
     case ASSAY_MLA_QUERY_PROJ:
@@ -202,12 +251,11 @@ static assay_status compute(assay_context *ctx, double *out, assay_mla_residuals
     case ASSAY_MLA_KEY_PROJ:
         return key(ctx, out, r, in, w, config);
     case ASSAY_MLA_VALUE_PROJ:
-        return mla_value(ctx, out, r->values[ASSAY_MLA_MLA_KV], w->w[ASSAY_MLA_WKV_B], config);
+        return value(ctx, out, r, w, config);
     case ASSAY_MLA_ATTENTION_OUT:
         return attention(ctx, out, r, in, config);
     default: /* ASSAY_MLA_OUT_PROJ */
-        return mla_product(ctx, out, r->values[ASSAY_MLA_ATTENTION_OUT], w->w[ASSAY_MLA_OUT], s.tokens, s.dim,
-                           s.heads * s.value);
+        return project(ctx, out, to_y, s.heads * s.value, s.dim, config);
     }
 }
 

@@ -9,6 +9,10 @@
  * softmax_scale = (Dn+Dr)^-0.5, times m^2 with m = 0.1 mscale ln(rope_factor) + 1 where max_position_embeddings >
  * original_max_position_embeddings.
  *
+ * By a training recipe (quant_recipe.h) each product with a kernel, and each of its two of backward, takes what the recipe makes
+ * of its operands as matrices: x [T,K], w [K,N], of wkv_b all heads' columns in one, of out all heads' rows. What is computed is
+ * quantised as it is, in float64. Attention, rope, norms and the softmax scale are not touched.
+ *
  * Each intermediate is computed by itself from those before it, so that it can be dropped and computed again with the
  * same bits (rematerialisation). Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not
  * finite, rope_factor <= 0 where the scale needs it, what yarn_rope.h refuses. */
@@ -17,6 +21,7 @@
 
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/attention.h"
+#include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
 typedef struct assay_mla_config {
@@ -27,6 +32,7 @@ typedef struct assay_mla_config {
     double mscale;
     assay_rope_config rope;
     bool mask_padding;
+    assay_recipe_config recipe; /* its recipe is NULL: none */
 } assay_mla_config;
 
 /* Of wq_a, q_norm and wq_b, or query: which there are says q_lora_rank. */
@@ -66,7 +72,13 @@ typedef enum assay_mla_tensor {
     ASSAY_MLA_ATTENTION_OUT, /* with lse */
     ASSAY_MLA_OUT_PROJ,
     ASSAY_MLA_TENSORS,
-    ASSAY_MLA_LSE = ASSAY_MLA_TENSORS /* a row of the table alone */
+    ASSAY_MLA_LSE = ASSAY_MLA_TENSORS, /* this and those below: rows of the table alone */
+    /* What backward quantises by a recipe, and computed itself: gradients of what products give. */
+    ASSAY_MLA_Q_GRADIENT,        /* [T,N,Dn+Dr]: of q, before its rotation and the softmax scale */
+    ASSAY_MLA_QUERY_WA_GRADIENT, /* [T,Lq] */
+    ASSAY_MLA_KV_GRADIENT,       /* [T,N,Dn+Dv]: of k_nope and value */
+    ASSAY_MLA_KV_WA_GRADIENT,    /* [T,Lkv+Dr] */
+    ASSAY_MLA_ROWS
 } assay_mla_tensor;
 
 /* One row each, at the sizes of the configuration; without a name: what it does not have. */
@@ -79,6 +91,8 @@ int64_t assay_mla_tensor_count(const assay_mla_config *config, assay_mla_tensor 
 typedef struct assay_mla_residuals {
     double *values[ASSAY_MLA_TENSORS];
     double *lse; /* comes and goes with attention_out */
+    /* Of what a recipe quantises (quantised_spread.h): mla_q, mla_kv, attention_out, gradients. NULL: exact. The caller's. */
+    const double *spread[ASSAY_MLA_ROWS];
 } assay_mla_residuals;
 void assay_mla_residuals_free(assay_mla_residuals *r); /* safe on a zeroed struct */
 
@@ -96,6 +110,9 @@ assay_status assay_mla_compute(assay_context *ctx, assay_mla_residuals *r, assay
 typedef struct assay_mla_gradients {
     double *dx;
     double *g[ASSAY_MLA_WEIGHTS];
+    /* NULL, or is shown each gradient that a recipe quantises before it is, in the order of their rows; it may change it. */
+    assay_status (*take)(assay_context *ctx, void *self, assay_mla_tensor gradient, double *values);
+    void *self;
 } assay_mla_gradients;
 
 assay_mla_gradients assay_mla_gradients_of(double *dx, double *const gradients[ASSAY_MLA_WEIGHTS]);

@@ -53,6 +53,28 @@ assay_status mla_input_gradient(assay_context *ctx, double *dx, const double *dy
     return status;
 }
 
+/* dw and dx [T,k] (NULL: skipped) of a linear layer of n columns. */
+static assay_status linear_backward(assay_context *ctx, double *dx, double *dw, assay_recipe_given given, int64_t k,
+                                    int64_t n, const assay_mla_config *config)
+{
+    assay_status status;
+    const int64_t tokens = config->batch * config->sequence;
+    assay_recipe_operands o = {0};
+    TRY(mla_operands(ctx, &o, given, k, n, config));
+    TRY(mla_weight_gradient(ctx, dw, o.dw_x, k, o.dw_dy, n, tokens));
+    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, o.dx_dy, n, o.dx_w, k, tokens));
+cleanup:
+    assay_recipe_operands_free(&o);
+    return status;
+}
+
+/* A gradient that a recipe quantises, to whoever asked for it. */
+static assay_status show(assay_context *ctx, const mla_call *call, assay_mla_tensor gradient, double *values)
+{
+    const bool asked = call->g->take != NULL && call->config->recipe.recipe != NULL;
+    return asked ? call->g->take(ctx, call->g->self, gradient, values) : ASSAY_OK;
+}
+
 /* From dy to the gradients of query, key and value. */
 static assay_status through_attention(assay_context *ctx, backward *b, const double *dy, const int32_t *segment_ids)
 {
@@ -66,9 +88,10 @@ static assay_status through_attention(assay_context *ctx, backward *b, const dou
                                            .key = r->values[ASSAY_MLA_KEY_PROJ],
                                            .value = r->values[ASSAY_MLA_VALUE_PROJ],
                                            .segment_ids = segment_ids};
-    TRY(mla_weight_gradient(ctx, b->call.g->g[ASSAY_MLA_OUT], out, wide, dy, s->dim, s->tokens));
+    const assay_recipe_given to_y = {
+        .x = out, .w = b->call.w->w[ASSAY_MLA_OUT], .dy = dy, .x_spread = r->spread[ASSAY_MLA_ATTENTION_OUT]};
     TRY(assay_alloc_f64(ctx, "gradient of attention_out", s->tokens * wide, &b->attention_out));
-    TRY(mla_input_gradient(ctx, b->attention_out, dy, s->dim, b->call.w->w[ASSAY_MLA_OUT], wide, s->tokens));
+    TRY(linear_backward(ctx, b->attention_out, b->call.g->g[ASSAY_MLA_OUT], to_y, wide, s->dim, b->call.config));
     TRY(assay_alloc_f64(ctx, "gradient of query_proj", qk_count, &b->query));
     TRY(assay_alloc_f64(ctx, "gradient of key_proj", qk_count, &b->key));
     TRY(assay_alloc_f64(ctx, "gradient of value_proj", s->tokens * wide, &b->value));
@@ -119,20 +142,28 @@ assay_status mla_query_backward(assay_context *ctx, const mla_call *call, double
                               .width = s.q_rank,
                               .x = call->r->values[ASSAY_MLA_QUERY_WA_PROJ],
                               .scale = call->w->w[ASSAY_MLA_Q_NORM]};
+    const double *const *spread = call->r->spread;
     double *mla_q = NULL, *query_wa = NULL; /* gradients */
+    assay_recipe_given up = {.dy = dquery, .dy_spread = spread[ASSAY_MLA_Q_GRADIENT]};
     if (s.q_rank == 0) {
-        TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_QUERY], call->x, s.dim, dquery, width, s.tokens));
-        if (dx != NULL) TRY(mla_input_gradient(ctx, dx, dquery, width, call->w->w[ASSAY_MLA_QUERY], s.dim, s.tokens));
+        up.x = call->x;
+        up.w = call->w->w[ASSAY_MLA_QUERY];
+        TRY(linear_backward(ctx, dx, call->g->g[ASSAY_MLA_QUERY], up, s.dim, width, call->config));
         goto cleanup;
     }
-    TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_WQ_B], call->r->values[ASSAY_MLA_MLA_Q], s.q_rank, dquery, width,
-                            s.tokens));
+    up.x = call->r->values[ASSAY_MLA_MLA_Q];
+    up.x_spread = spread[ASSAY_MLA_MLA_Q];
+    up.w = call->w->w[ASSAY_MLA_WQ_B];
     TRY(assay_alloc_f64(ctx, "gradient of mla_q", s.tokens * s.q_rank, &mla_q));
-    TRY(mla_input_gradient(ctx, mla_q, dquery, width, call->w->w[ASSAY_MLA_WQ_B], s.q_rank, s.tokens));
+    TRY(linear_backward(ctx, mla_q, call->g->g[ASSAY_MLA_WQ_B], up, s.q_rank, width, call->config));
     TRY(assay_alloc_f64(ctx, "gradient of query_wa_proj", s.tokens * s.q_rank, &query_wa));
     TRY(through_latent(ctx, query_wa, call->g->g[ASSAY_MLA_Q_NORM], mla_q, &norm, call->config));
-    TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_WQ_A], call->x, s.dim, query_wa, s.q_rank, s.tokens));
-    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, query_wa, s.q_rank, call->w->w[ASSAY_MLA_WQ_A], s.dim, s.tokens));
+    TRY(show(ctx, call, ASSAY_MLA_QUERY_WA_GRADIENT, query_wa));
+    const assay_recipe_given down = {.x = call->x,
+                                     .w = call->w->w[ASSAY_MLA_WQ_A],
+                                     .dy = query_wa,
+                                     .dy_spread = spread[ASSAY_MLA_QUERY_WA_GRADIENT]};
+    TRY(linear_backward(ctx, dx, call->g->g[ASSAY_MLA_WQ_A], down, s.dim, s.q_rank, call->config));
 cleanup:
     free(mla_q);
     free(query_wa);
@@ -149,6 +180,7 @@ static assay_status through_query(assay_context *ctx, backward *b)
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
     assay_rope_backward(ctx, &rows, &b->table, &b->call.config->rope);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->query);
+    TRY(show(ctx, &b->call, ASSAY_MLA_Q_GRADIENT, b->query));
     TRY(mla_query_backward(ctx, &b->call, b->call.g->dx, b->query));
     drop(&b->query);
 cleanup:
@@ -183,9 +215,10 @@ static void join_kv(const assay_context *ctx, double *kv, const double *dkey, co
     }
 }
 
-assay_status mla_key_value_backward(assay_context *ctx, const mla_key_value_gradients *d, const double *dkey,
-                                    const double *dvalue, const double *mla_kv, const double *wkv_b,
-                                    const assay_mla_config *config)
+/* mla_kv and wkv_b are x and w of `given`; call: NULL where there is no recipe. */
+static assay_status key_value_backward(assay_context *ctx, const mla_call *call, const mla_key_value_gradients *d,
+                                       const double *dkey, const double *dvalue, assay_recipe_given given,
+                                       const assay_mla_config *config)
 {
     assay_status status = ASSAY_OK;
     const mla_sizes s = mla_sizes_of(config);
@@ -194,11 +227,20 @@ assay_status mla_key_value_backward(assay_context *ctx, const mla_key_value_grad
     sum_heads(ctx, d, dkey, &s);
     TRY(assay_alloc_f64(ctx, "gradient of k_nope and value", s.tokens * width, &kv));
     join_kv(ctx, kv, dkey, dvalue, &s);
-    TRY(mla_weight_gradient(ctx, d->wkv_b, mla_kv, s.kv_rank, kv, width, s.tokens));
-    TRY(mla_input_gradient(ctx, d->mla_kv, kv, width, wkv_b, s.kv_rank, s.tokens));
+    if (call != NULL) TRY(show(ctx, call, ASSAY_MLA_KV_GRADIENT, kv));
+    given.dy = kv;
+    TRY(linear_backward(ctx, d->mla_kv, d->wkv_b, given, s.kv_rank, width, config));
 cleanup:
     free(kv);
     return status;
+}
+
+assay_status mla_key_value_backward(assay_context *ctx, const mla_key_value_gradients *d, const double *dkey,
+                                    const double *dvalue, const double *mla_kv, const double *wkv_b,
+                                    const assay_mla_config *config)
+{
+    const assay_recipe_given given = {.x = mla_kv, .w = wkv_b};
+    return key_value_backward(ctx, NULL, d, dkey, dvalue, given, config);
 }
 
 assay_status mla_kv_latent_backward(assay_context *ctx, const mla_call *call, double *dx, double *d_kv_wa,
@@ -213,8 +255,12 @@ assay_status mla_kv_latent_backward(assay_context *ctx, const mla_call *call, do
     for (int64_t t = 0; t < s.tokens; t++)
         assay_round(ctx, ASSAY_ROUND_STORAGE, s.rope, d_kv_wa + t * s.kv_wa + s.kv_rank);
     TRY(through_latent(ctx, d_kv_wa, call->g->g[ASSAY_MLA_KV_NORM], d_mla_kv, &norm, call->config));
-    TRY(mla_weight_gradient(ctx, call->g->g[ASSAY_MLA_WKV_A], call->x, s.dim, d_kv_wa, s.kv_wa, s.tokens));
-    if (dx != NULL) TRY(mla_input_gradient(ctx, dx, d_kv_wa, s.kv_wa, call->w->w[ASSAY_MLA_WKV_A], s.dim, s.tokens));
+    TRY(show(ctx, call, ASSAY_MLA_KV_WA_GRADIENT, d_kv_wa));
+    const assay_recipe_given down = {.x = call->x,
+                                     .w = call->w->w[ASSAY_MLA_WKV_A],
+                                     .dy = d_kv_wa,
+                                     .dy_spread = call->r->spread[ASSAY_MLA_KV_WA_GRADIENT]};
+    TRY(linear_backward(ctx, dx, call->g->g[ASSAY_MLA_WKV_A], down, s.dim, s.kv_wa, call->config));
 cleanup:
     return status;
 }
@@ -232,8 +278,11 @@ static assay_status through_key_value(assay_context *ctx, backward *b)
     TRY(assay_alloc_f64(ctx, "gradient of the rotated key", s->tokens * s->rope, &b->key_rope));
     const mla_key_value_gradients d = {b->mla_kv, b->key_rope, call->g->g[ASSAY_MLA_WKV_B]};
     const assay_rope_rows rows = mla_key_gradient_rows(b->kv_wa, b->key_rope, s);
-    TRY(mla_key_value_backward(ctx, &d, b->key, b->value, call->r->values[ASSAY_MLA_MLA_KV],
-                               call->w->w[ASSAY_MLA_WKV_B], call->config));
+    const assay_recipe_given up = {.x = call->r->values[ASSAY_MLA_MLA_KV],
+                                   .w = call->w->w[ASSAY_MLA_WKV_B],
+                                   .x_spread = call->r->spread[ASSAY_MLA_MLA_KV],
+                                   .dy_spread = call->r->spread[ASSAY_MLA_KV_GRADIENT]};
+    TRY(key_value_backward(ctx, call, &d, b->key, b->value, up, call->config));
     drop(&b->key);
     drop(&b->value);
     assay_rope_backward(ctx, &rows, &b->table, &call->config->rope);

@@ -22,6 +22,10 @@ assay_attention_config mla_attention_config(const assay_mla_config *config);
 assay_status mla_product(assay_context *ctx, double *c, const double *a, const double *b, int64_t m, int64_t n,
                          int64_t k);
 
+/* What the products of a linear layer x [T,k] w [k,n] take by the configuration's recipe; without one what is given. */
+assay_status mla_operands(assay_context *ctx, assay_recipe_operands *operands, assay_recipe_given given, int64_t k,
+                          int64_t n, const assay_mla_config *config);
+
 /* What rotates q_pe within the query [T,N,Dn+Dr], in place, k_pe from kv_wa_proj to key_rope [T,Dr], and its gradient
  * back. */
 assay_rope_rows mla_query_rows(double *query, const mla_sizes *s);
@@ -64,6 +68,7 @@ typedef struct mla_key_value_gradients {
     double *key_rope; /* [T,Dr]: summed over heads, ascending */
     double *wkv_b;    /* NULL: skipped */
 } mla_key_value_gradients;
+/* Without a recipe. */
 assay_status mla_key_value_backward(assay_context *ctx, const mla_key_value_gradients *d, const double *dkey,
                                     const double *dvalue, const double *mla_kv, const double *wkv_b,
                                     const assay_mla_config *config);

@@ -12,7 +12,7 @@ static const assay_tensor_form weights[ASSAY_MLA_WEIGHTS] = {
     [ASSAY_MLA_OUT] = {"out/kernel", ASSAY_KERNEL, "NvD", 2},
 };
 
-static const assay_tensor_form tensors[ASSAY_MLA_TENSORS + 1] = {
+static const assay_tensor_form tensors[ASSAY_MLA_ROWS] = {
     [ASSAY_MLA_QUERY_WA_PROJ] = {"query_wa_proj", ASSAY_CHECKPOINT, "BSL", 0},
     [ASSAY_MLA_MLA_Q] = {"mla_q", ASSAY_CHECKPOINT, "BSL", 0},
     [ASSAY_MLA_KV_WA_PROJ] = {"kv_wa_proj", ASSAY_CHECKPOINT, "BSw", 0},
@@ -23,6 +23,10 @@ static const assay_tensor_form tensors[ASSAY_MLA_TENSORS + 1] = {
     [ASSAY_MLA_ATTENTION_OUT] = {"attention_out", ASSAY_CHECKPOINT, "BSNv", 0},
     [ASSAY_MLA_OUT_PROJ] = {"out_proj", ASSAY_CHECKPOINT, "BSD", 0},
     [ASSAY_MLA_LSE] = {"lse", ASSAY_CHECKPOINT, "BNS", 0},
+    [ASSAY_MLA_Q_GRADIENT] = {"q_gradient", ASSAY_CHECKPOINT, "BSNq", 0},
+    [ASSAY_MLA_QUERY_WA_GRADIENT] = {"query_wa_proj_gradient", ASSAY_CHECKPOINT, "BSL", 0},
+    [ASSAY_MLA_KV_GRADIENT] = {"kv_gradient", ASSAY_CHECKPOINT, "BSNu", 0},
+    [ASSAY_MLA_KV_WA_GRADIENT] = {"kv_wa_proj_gradient", ASSAY_CHECKPOINT, "BSw", 0},
 };
 
 static int64_t axis_size(const void *self, char axis)
@@ -74,6 +78,7 @@ assay_tensor_table assay_mla_weight_table(const assay_mla_config *config)
 
 assay_tensor_row assay_mla_tensor_row(const assay_mla_config *config, assay_mla_tensor tensor)
 {
+    if (tensor > ASSAY_MLA_LSE && config->recipe.recipe == NULL) return (assay_tensor_row){0};
     return row_of(&tensors[tensor], config);
 }
 

@@ -144,6 +144,10 @@ assay_status spec_attention(assay_context *ctx, const assay_attention_config *co
 /* The tensors of the op `mla` (INTERFACE.md) -> outputs/y [B,S,D] */
 assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in, spec_tensors *out);
 
+/* The same by a training recipe, with cotangents/y -> outputs/y, all checkpoints of mla.h, all gradients */
+assay_status spec_quantised_mla(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                                spec_tensors *out);
+
 /* checkpoints/ under the names of mla.h, and checkpoints/lse; rows are [B,S], or [B,S,N] where there are heads */
 assay_status spec_mla_checkpoints(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
                                   spec_tensors *out);

@@ -182,3 +182,49 @@ assay_status spec_attention(assay_context *ctx, const assay_attention_config *co
 cleanup:
     return status;
 }
+
+static spec_quad dot(int64_t count, const spec_quad *a, const spec_quad *b)
+{
+    spec_quad sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static void add_scaled(int64_t count, spec_quad factor, const spec_quad *x, spec_quad *sum)
+{
+    for (int64_t i = 0; i < count; i++) sum[i] += factor * x[i];
+}
+
+/* One query of one head. */
+static void query_back(const spec_attention_problem *p, const spec_attention_gradients *d, int64_t b, int64_t head,
+                       int64_t query)
+{
+    const assay_attention_config *config = p->config;
+    const int64_t heads = config->heads, qk = config->qk_dim, v = config->v_dim, first = b * config->sequence;
+    const int64_t row = (first + query) * heads + head;
+    const spec_quad *q = p->query + row * qk, *d_out = d->attention_out + row * v;
+    const spec_quad lse = p->lse[(b * heads + head) * config->sequence + query];
+    const spec_quad through = dot(v, d_out, p->attention_out + row * v);
+    for (int64_t key = 0; key <= query; key++) {
+        const int64_t other = (first + key) * heads + head;
+        if (!visible(p, b, query, key)) continue;
+        const spec_quad probability = expq(dot(qk, q, p->key + other * qk) - lse);
+        const spec_quad d_score = probability * (dot(v, d_out, p->value + other * v) - through);
+        add_scaled(qk, d_score, p->key + other * qk, d->query + row * qk);
+        add_scaled(qk, d_score, q, d->key + other * qk);
+        add_scaled(v, probability, d_out, d->value + other * v);
+    }
+}
+
+void spec_attend_back(const spec_attention_problem *problem, const spec_attention_gradients *d)
+{
+    const assay_attention_config *config = problem->config;
+    const int64_t rows = config->batch * config->sequence * config->heads;
+    for (int64_t i = 0; i < rows * config->qk_dim; i++) d->query[i] = d->key[i] = 0;
+    for (int64_t i = 0; i < rows * config->v_dim; i++) d->value[i] = 0;
+    for (int64_t b = 0; b < config->batch; b++) {
+        for (int64_t head = 0; head < config->heads; head++) {
+            for (int64_t query = 0; query < config->sequence; query++) query_back(problem, d, b, head, query);
+        }
+    }
+}

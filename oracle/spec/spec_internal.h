@@ -119,6 +119,12 @@ typedef struct spec_attention_problem {
     spec_quad *attention_out, *lse; /* written */
 } spec_attention_problem;
 assay_status spec_attend(assay_context *ctx, const spec_attention_problem *problem);
+/* Of as many heads of keys as of queries, without sinks; all are overwritten. */
+typedef struct spec_attention_gradients {
+    const spec_quad *attention_out; /* given */
+    spec_quad *query, *key, *value;
+} spec_attention_gradients;
+void spec_attend_back(const spec_attention_problem *problem, const spec_attention_gradients *d);
 
 /* Every intermediate of MLA, under checkpoints/ and their names; y is checkpoints/out_proj. */
 assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,

@@ -1,7 +1,7 @@
 #include <quadmath.h>
 
-#include "oracle/spec/spec_internal.h"
 #include "oracle/spec/spec_product.h"
+#include "oracle/spec/spec_recipe.h"
 
 /* Weights as in mla.h; the intermediates are tensors of `parts`. */
 typedef struct mla {
@@ -13,6 +13,7 @@ typedef struct mla {
     spec_quad *turns;                        /* its own */
     spec_quad *heads;                        /* scratch: the heads of all tokens, [B,S,N,..]; its own */
     spec_quad *parts[ASSAY_MLA_TENSORS + 1]; /* with lse */
+    spec_recipe_layer *layers;               /* by a recipe of each weight; else NULL */
 } mla;
 
 static assay_status read_inputs(assay_context *ctx, const spec_tensors *in, mla *m)
@@ -41,7 +42,17 @@ cleanup:
     return status;
 }
 
-static spec_quad softmax_scale(const assay_mla_config *config)
+assay_attention_config spec_mla_attention(const assay_mla_config *config)
+{
+    return (assay_attention_config){.batch = config->batch,
+                                    .sequence = config->sequence,
+                                    .heads = config->heads,
+                                    .qk_dim = config->qk_nope_head_dim + config->rope.dim,
+                                    .v_dim = config->v_head_dim,
+                                    .mask_padding = config->mask_padding};
+}
+
+spec_quad spec_mla_softmax_scale(const assay_mla_config *config)
 {
     spec_quad scale = 1 / sqrtq(config->qk_nope_head_dim + config->rope.dim);
     if (config->rope.max_position_embeddings <= config->rope.original_max_position_embeddings) return scale;
@@ -54,7 +65,15 @@ static assay_status project(assay_context *ctx, const mla *m, const spec_quad *x
                             int64_t n, spec_quad *y)
 {
     const spec_product product = spec_product_xw(y, x, m->w[weight], m->tokens, n, k);
-    return spec_multiply(ctx, &product);
+    if (m->layers == NULL) return spec_multiply(ctx, &product);
+    spec_recipe_layer *layer = &m->layers[weight];
+    layer->x = x;
+    layer->w = m->w[weight];
+    layer->k = k;
+    layer->n = n;
+    const assay_status status = spec_recipe_take(ctx, layer);
+    if (status == ASSAY_OK) spec_recipe_forward(layer, y);
+    return status;
 }
 
 static assay_status make_query(assay_context *ctx, const mla *m)
@@ -114,21 +133,17 @@ static assay_status check(assay_context *ctx, const assay_mla_config *config)
     return ASSAY_OK;
 }
 
-assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
-                            spec_tensors *parts)
+assay_status spec_mla_parts_by(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                               spec_recipe_layer *layers, spec_tensors *parts)
 {
     assay_status status = ASSAY_OK;
     int64_t nope = config->qk_nope_head_dim, v_dim = config->v_head_dim, qk_dim = nope + config->rope.dim;
     mla m = {.config = config,
              .tokens = config->batch * config->sequence,
              .qk_dim = qk_dim,
-             .softmax_scale = softmax_scale(config)};
-    const assay_attention_config attention = {.batch = config->batch,
-                                              .sequence = config->sequence,
-                                              .heads = config->heads,
-                                              .qk_dim = qk_dim,
-                                              .v_dim = v_dim,
-                                              .mask_padding = config->mask_padding};
+             .softmax_scale = spec_mla_softmax_scale(config),
+             .layers = layers};
+    const assay_attention_config attention = spec_mla_attention(config);
     TRY(check(ctx, config));
     TRY(read_inputs(ctx, in, &m));
     TRY(add_parts(ctx, &m, parts));
@@ -149,6 +164,12 @@ cleanup:
     free(m.turns);
     free(m.heads);
     return status;
+}
+
+assay_status spec_mla_parts(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                            spec_tensors *parts)
+{
+    return spec_mla_parts_by(ctx, config, in, NULL, parts);
 }
 
 assay_status spec_mla(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in, spec_tensors *out)

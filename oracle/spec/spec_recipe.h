@@ -54,6 +54,12 @@ assay_status spec_recipe_mlp_put_gradients(assay_context *ctx, const assay_tenso
                                            const spec_recipe_mlp *m, spec_tensors *out);
 void spec_recipe_mlp_free(spec_recipe_mlp *m);
 
+/* spec_mla_parts; layers [ASSAY_MLA_WEIGHTS]: NULL, or by a recipe each weight's, which gets what forward takes. */
+assay_status spec_mla_parts_by(assay_context *ctx, const assay_mla_config *config, const spec_tensors *in,
+                               spec_recipe_layer *layers, spec_tensors *parts);
+spec_quad spec_mla_softmax_scale(const assay_mla_config *config);
+assay_attention_config spec_mla_attention(const assay_mla_config *config);
+
 /* A copy of the values. */
 assay_status spec_put(assay_context *ctx, spec_tensors *out, const char *path, const assay_shape *shape,
                       const spec_quad *values);

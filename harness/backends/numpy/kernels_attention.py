@@ -2,17 +2,21 @@
 import numpy as np
 
 from kernels_basic import rms_norm
+from quant_recipes import Recipe
 
 
-def dense(ar, x, w):
-    """x [..., n] times w [n, ...]."""
+def dense(ar, x, w, s=None):
+    """x [..., n] times w [n, ...]; s: the settings, where these may have a training recipe."""
     flat_x, flat_w = x.reshape(-1, w.shape[0]), w.reshape(w.shape[0], -1)
+    recipe = Recipe(s, ar.keep(flat_x), flat_w[None], [len(flat_x)]) if s is not None and s.text.get("quant_recipe", "") else None
 
     def back(dy):
         dy = dy.reshape(len(flat_x), -1)
-        return ar.linear(dy, flat_w.T).reshape(x.shape), ar.weight_gradient(flat_x, dy).reshape(w.shape)
+        dy_of_x, w_of_x, x_of_w, dy_of_w = (dy, flat_w[None], flat_x, dy) if recipe is None else recipe.back(ar.keep(dy))
+        return ar.linear(dy_of_x, w_of_x[0].T).reshape(x.shape), ar.weight_gradient(x_of_w, dy_of_w).reshape(w.shape)
 
-    return ar.linear(flat_x, flat_w).reshape(x.shape[:-1] + w.shape[1:]), back
+    y = ar.linear(flat_x, flat_w) if recipe is None else ar.linear(recipe.x, recipe.w[0])
+    return y.reshape(x.shape[:-1] + w.shape[1:]), back
 
 
 def frequencies(s, dim):
@@ -161,18 +165,19 @@ def softmax_scale(ar, s, dim):
 class Queries:
     """x to q [B, S, N, Dn + Dr], with or without compression."""
 
-    def __init__(self, ar, w, x, epsilon):
+    def __init__(self, ar, s, w, x, epsilon):
         self.ar, self.compressed = ar, "wq_a/kernel" in w
+        self.recipe = s.text.get("quant_recipe", "") != ""
         if self.compressed:
-            q_a, self.back_a = dense(ar, x, w["wq_a/kernel"])
+            q_a, self.back_a = dense(ar, x, w["wq_a/kernel"], s)
             q_a = ar.made("query_wa_proj", q_a)
             q_n, self.back_n = rms_norm(ar, ar.keep(q_a), w["q_norm/scale"], epsilon)
             q_n = ar.made("mla_q", q_n)
             ar.checkpoint("query_wa_proj", q_a)
             ar.checkpoint("mla_q", q_n)
-            self.q, self.back_b = dense(ar, q_n, w["wq_b/kernel"])
+            self.q, self.back_b = dense(ar, q_n, w["wq_b/kernel"], s)
         else:
-            self.q, self.back_b = dense(ar, x, w["query/kernel"])
+            self.q, self.back_b = dense(ar, x, w["query/kernel"], s)
 
     def back(self, dq, g):
         if not self.compressed:
@@ -180,6 +185,8 @@ class Queries:
             return dx
         d_n, g["wq_b/kernel"] = self.back_b(dq)
         d_a, g["q_norm/scale"] = self.back_n(self.ar.keep(d_n))
+        if self.recipe:
+            self.ar.checkpoint("query_wa_proj_gradient", d_a)
         dx, g["wq_a/kernel"] = self.back_a(d_a)
         return dx
 
@@ -190,15 +197,15 @@ def mla(ar, s, t, prefix, x):
     rank, nope, rotated = w["kv_norm/scale"].shape[0], s.count("qk_nope_head_dim"), s.count("qk_rope_head_dim")
     epsilon, positions = s.number("normalization_layer_epsilon"), t["inputs/positions"]
     scale, late = softmax_scale(ar, s, nope + rotated), ar.variant.fused
-    queries = Queries(ar, w, x, epsilon)
+    queries = Queries(ar, s, w, x, epsilon)
     q = ar.keep(queries.q)
     q_pe, back_q_pe = rope(ar, s, positions, q[..., nope:])
     query = ar.made("query_proj", np.concatenate([q[..., :nope], q_pe], -1))
-    kv_a, back_kv_a = dense(ar, x, w["wkv_a/kernel"])
+    kv_a, back_kv_a = dense(ar, x, w["wkv_a/kernel"], s)
     kv_a = ar.keep(ar.made("kv_wa_proj", kv_a))
     c_kv, back_c_kv = rms_norm(ar, kv_a[..., :rank], w["kv_norm/scale"], epsilon)
     c_kv = ar.made("mla_kv", c_kv)
-    kv, back_kv = dense(ar, c_kv, w["wkv_b/kernel"])
+    kv, back_kv = dense(ar, c_kv, w["wkv_b/kernel"], s)
     k_pe, back_k_pe = rope(ar, s, positions, kv_a[:, :, None, rank:])
     kv = np.concatenate([kv[..., :nope], ar.made("value_proj", kv[..., nope:])], -1)
     key = ar.made("key_proj", np.concatenate([kv[..., :nope], np.repeat(k_pe, kv.shape[2], 2)], -1))
@@ -207,7 +214,7 @@ def mla(ar, s, t, prefix, x):
     out, lse, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
     out = ar.made("attention_out", out)
     flat = out.reshape(*x.shape[:2], -1)
-    y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
+    y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1), s)
     y = ar.made("out_proj", y)
     for name, made in {"kv_wa_proj": kv_a, "mla_kv": c_kv, "query_proj": query * scale if late else query, "key_proj": key,
                        "value_proj": kv[..., nope:], "lse": lse, "attention_out": out, "out_proj": y}.items():
@@ -218,11 +225,17 @@ def mla(ar, s, t, prefix, x):
         d_flat, g["out/kernel"] = back_out(dy)
         d_query, d_key, d_value = (ar.keep(d) for d in back_attention(ar.store(d_flat).reshape(out.shape))[:3])
         dq = np.concatenate([d_query[..., :nope], back_q_pe(d_query[..., nope:])], -1)
-        dx = ar.keep(queries.back(dq if late else dq * scale, g))
-        d_c_kv, g["wkv_b/kernel"] = back_kv(np.concatenate([d_key[..., :nope], d_value], -1))
+        dq = dq if late else dq * scale
+        dx = ar.keep(queries.back(dq, g))
+        d_kv = np.concatenate([d_key[..., :nope], d_value], -1)
+        d_c_kv, g["wkv_b/kernel"] = back_kv(d_kv)
         d_latent, g["kv_norm/scale"] = back_c_kv(ar.keep(d_c_kv))
         d_k_pe = back_k_pe(ar.sum(d_key[..., nope:], 2)[:, :, None])[:, :, 0]
-        d, g["wkv_a/kernel"] = back_kv_a(np.concatenate([d_latent, d_k_pe], -1))
+        d_kv_a = np.concatenate([d_latent, d_k_pe], -1)
+        d, g["wkv_a/kernel"] = back_kv_a(d_kv_a)
+        if queries.recipe:
+            for name, made in {"q_gradient": dq, "kv_gradient": d_kv, "kv_wa_proj_gradient": d_kv_a}.items():
+                ar.checkpoint(name, made)
         g["out/kernel"] = g["out/kernel"].reshape(w["out/kernel"].shape)
         return dx + ar.keep(d), {"gradients/" + prefix + name: d for name, d in g.items()}
 

@@ -9,7 +9,7 @@ assay_mla_config mla_shard_config(int64_t batch, int64_t sequence, int64_t rope_
     const int64_t d = 2 * size + 1, rank = size + 2;
     const double epsilon = 1e-3; /* large enough to be seen when it is in the wrong place */
     const assay_rope_config rope = {rope_dim, true, 500, 4, 8, 1, 400, 100, true, true, false, true};
-    return (assay_mla_config){batch, sequence, d, size, rank, size, size + 1, rank, epsilon, 0.7, rope, true};
+    return (assay_mla_config){batch, sequence, d, size, rank, size, size + 1, rank, epsilon, 0.7, rope, true, {0}};
 }
 
 static const char *path_of(const mla_shard_case *c, int variable, char path[ASSAY_PATH_SIZE])

@@ -391,6 +391,48 @@ TEST(test_positions_are_relative)
     case_end(&halves);
 }
 
+/* One token, so that no gradient comes from scores. Scales are powers of two: 17 becomes 16 in e4m3, and 27, of kv_wa_proj's
+ * gradient, 28; all else stays. With an epsilon of 12 the latent is 2 / 4, and the norm's slope 1 / 4 - 2^2 / 4^3. */
+TEST(test_quantised_mla)
+{
+    spec_case c;
+    const assay_mla_config config = {
+        .batch = 1,
+        .sequence = 1,
+        .emb_dim = 1,
+        .heads = 1,
+        .qk_nope_head_dim = 1,
+        .v_head_dim = 1,
+        .kv_lora_rank = 1,
+        .epsilon = 12,
+        .mscale = 1,
+        .rope = yarn(2, 163840),
+        .recipe = {.recipe = assay_quant_recipe_by_name("deepseek_v3"), .powers = true, .type = ASSAY_FLOAT32}};
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", (double[]){1}, DIMS(1, 1, 1));
+    case_indices(&c, "inputs/positions", (int32_t[]){0}, DIMS(1, 1));
+    case_values(&c, "weights/query/kernel", (double[]){1, 2, 3}, DIMS(1, 1, 3));
+    case_values(&c, "weights/wkv_a/kernel", (double[]){2, 0, 0}, DIMS(1, 3));
+    case_values(&c, "weights/kv_norm/scale", (double[]){3}, DIMS(1));
+    case_values(&c, "weights/wkv_b/kernel", (double[]){1, 1.5}, DIMS(1, 1, 2));
+    case_values(&c, "weights/out/kernel", (double[]){2}, DIMS(1, 1, 1));
+    case_values(&c, "cotangents/y", (double[]){17}, DIMS(1, 1, 1));
+    assert_ok(&c.ctx, spec_quantised_mla(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 1, (double[]){4.5}, 0);
+    assert_result(&c, "checkpoints/mla_kv", 1, (double[]){1.5}, 0);
+    assert_result(&c, "checkpoints/q_gradient", 3, (double[]){0, 0, 0}, 0);
+    assert_result(&c, "checkpoints/kv_gradient", 2, (double[]){0, 32}, 0);
+    assert_result(&c, "checkpoints/kv_wa_proj_gradient", 3, (double[]){27, 0, 0}, 1e-15);
+    assert_result(&c, "gradients/weights/out/kernel", 1, (double[]){36}, 0);
+    assert_result(&c, "gradients/weights/wkv_b/kernel", 2, (double[]){0, 48}, 0);
+    assert_result(&c, "gradients/weights/kv_norm/scale", 1, (double[]){24}, 0);
+    assert_result(&c, "gradients/weights/wkv_a/kernel", 3, (double[]){28, 0, 0}, 0);
+    assert_result(&c, "gradients/weights/query/kernel", 3, (double[]){0, 0, 0}, 0);
+    assert_result(&c, "gradients/inputs/x", 1, (double[]){56}, 0);
+    assert_null(spec_tensors_find(&c.out, "checkpoints/query_wa_proj_gradient"));
+    case_end(&c);
+}
+
 TEST(test_mla_refusals)
 {
     spec_case c;
