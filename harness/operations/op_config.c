@@ -234,23 +234,25 @@ cleanup:
 }
 
 /* Of a linear layer of its own, that is no grouped product: qwix cuts its gradients off at the range of a calibration. */
-static assay_status refuse_cutting_off(assay_context *ctx, const assay_case *c, const assay_recipe_config *config)
+static assay_status refuse_cutting_off(assay_context *ctx, const char *layer, const assay_recipe_config *config)
 {
     const assay_calibration *const calibrations[] = {&config->x, &config->w};
     for (int i = 0; config->recipe != NULL && i < 2; i++) {
         const int key = ASSAY_KEY_AT_act_quantization_calibration_method + i;
         if (calibrations[i]->fixed == 0 && calibrations[i]->factor == 1) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s is no absmax, expected absmax: the gradients of op %s would be cut off at its range",
-                          assay_model_keys[key].name, c->op);
+                          "%s is no absmax, expected absmax: the gradients of %s would be cut off at its range",
+                          assay_model_keys[key].name, layer);
     }
     return ASSAY_OK;
 }
 
 assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
 {
+    char layer[64];
+    snprintf(layer, sizeof layer, "op %s", c->op);
     const assay_status status = assay_recipe_config_of(ctx, c, config);
-    return status == ASSAY_OK ? refuse_cutting_off(ctx, c, config) : status;
+    return status == ASSAY_OK ? refuse_cutting_off(ctx, layer, config) : status;
 }
 
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
@@ -340,6 +342,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                               m->shared_experts);
         }
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
+        TRY(refuse_cutting_off(ctx, "the shared expert", &config->recipe));
     }
     if (m->num_redundant_experts > 0) config->physical_experts = m->num_experts + m->num_redundant_experts;
     TRY(assay_moe_check(ctx, config));

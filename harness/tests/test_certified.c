@@ -137,6 +137,7 @@ typedef struct variants {
     "base_mlp_dim=7;base_moe_mlp_dim=5;load_balance_loss_weight=0.7;routed_bias_update_rate=0.001;positions.step=900"
 #define PATHS "sparse_matmul=true|sparse_matmul=false|sparse_matmul=false;capacity_factor=1"
 #define BALANCE "load_balance_loss_weight=0.7;routed_bias_update_rate=0.001"
+#define RECIPES "quant_recipe=fp8_full|quant_recipe=deepseek_v3"
 #define EXCHANGES "ragged_buffer_factor=0.75|use_ring_of_experts=true"
 #define GATES                                                                                                          \
     "mlp_activations=[silu, linear]|mlp_activations=[gelu, linear]|mlp_activations=[gelu_exact, linear]|"              \
@@ -153,8 +154,8 @@ static const variants tables[] = {
      {"base_emb_dim=1|base_emb_dim=13|base_emb_dim=64",
       "normalization_layer_epsilon=0.5|normalization_layer_epsilon=0"}},
     {"gmm/recipe-fp8-full",
-     {"base_emb_dim=7;base_moe_mlp_dim=5", "quant_recipe=fp8_full|quant_recipe=deepseek_v3",
-      "dtype=float16|dtype=float32", "bwd_quantization_calibration_method=absmax"}},
+     {"base_emb_dim=7;base_moe_mlp_dim=5", RECIPES, "dtype=float16|dtype=float32",
+      "bwd_quantization_calibration_method=absmax"}},
     {"batch_split/quantized-psum-scatter-expert4",
      {"batch=4|batch=8", "base_emb_dim=1|base_emb_dim=9", "dtype=float16|dtype=bfloat16"}},
     {"batch_split/compute-gating-recipe-mesh2",
@@ -222,6 +223,16 @@ static const variants tables[] = {
     {"moe/gpt-oss", {TINY_MOE ";mlp_activations_limit=0.5", PATHS, BALANCE "|prefuse_moe_weights=false"}},
     {"moe/mixtral", {TINY_MOE, PATHS, "mlp_activations=gelu_exact|mlp_activations=relu", "mlp_bias=true|"}},
     {"moe/qwen3", {TINY_MOE, PATHS}},
+    {"moe/small",
+     {RECIPES "|quant_recipe=fp8_full;bwd_quantization_calibration_method=fixed,2",
+      "batch=1;sequence=1;num_experts=1;num_experts_per_tok=1;base_emb_dim=1;base_moe_mlp_dim=1|"
+      "batch=1;sequence=1;num_experts=5;num_experts_per_tok=2;base_emb_dim=3;base_moe_mlp_dim=2|"
+      "batch=2;sequence=3;num_experts=7;num_experts_per_tok=3;base_emb_dim=11;base_moe_mlp_dim=13",
+      "shared_experts=0|shared_experts=2;prefuse_moe_weights=true", "n_routing_groups=-1;topk_routing_group=-1"}},
+    {"moe/gpt-oss", {TINY_MOE ";mlp_activations_limit=0.5", RECIPES, "prefuse_moe_weights=true|" BALANCE}},
+    {"moe/given-none", {RECIPES}},
+    {"moe/given-ids-none", {RECIPES}},
+    {"moe/given-mixtral", {RECIPES}},
     {"moe/gemma4", {TINY_MOE ";base_mlp_dim=9", PATHS, BALANCE "|norm_topk_prob=false"}},
     {"moe/near-ties", {TINY_MOE, PATHS}},
     {"moe/llama4", {TINY_MOE ";num_experts_per_tok=1", "sparse_matmul=true|sparse_matmul=false"}},
@@ -421,6 +432,7 @@ TEST(what_is_altered_is_not_certified)
         {"gmm/empty-run", "seed=1", 3},
         {"gmm/recipe-fp8-full", "base_emb_dim=9", 3},
         {"gmm/recipe-deepseek-v3-powers", "base_emb_dim=9", 3},
+        {"moe/recipe-fp8-full-shared", "base_emb_dim=9", 20},
         {"batch_split/quantized-psum-scatter-mesh2", "base_emb_dim=5", 2},
         {"batch_split/gmm-bwd-recipe-mesh2", "base_emb_dim=5", 2},
         {"permute/one-token", "seed=1", 4},

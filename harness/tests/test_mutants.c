@@ -47,6 +47,7 @@ TEST(table_is_well_formed)
 static const char *const cases[] = {"moe/recipe-deepseek-v3-powers",
                                     "mla/recipe-fp8-full-no-q-lora",
                                     "mla/recipe-deepseek-v3-powers",
+                                    "moe/recipe-fp8-full",
                                     "mlp/recipe-fp8-full",
                                     "mlp/recipe-deepseek-v3-powers",
                                     "gmm/recipe-fp8-full",
@@ -279,8 +280,6 @@ static const struct {
     {"gmm mla", "operand_scales_of_up_for_gate operand_tensor_scale_of_gate operand_tensor_scale_of_larger "
                 "operand_scales_interleaved"},
     {"mla mlp", "operand_scale_of_next_expert operand_tensor_scale_of_first operand_scales_at_unpadded_offsets"},
-    /* of fp8_full alone */
-    {"moe", "recipe_calibrated_over_other_axis recipe_forward_scales_lost recipe_calibration_other"},
     /* bits have no gradients, and what changes numbers changes none of them */
     {"quantize dequantize", "zero_gradients zero_input_gradients negated_gradients"},
     {"quantize",

@@ -168,6 +168,7 @@ static void set_sizes(moe_block *block)
     block->per_token = assay_moe_slots(config);
     block->experts = config->routing.num_experts;
     block->local_experts = assay_moe_local_experts(config);
+    block->joined = assay_quant_recipe_joins_groups(config->recipe.recipe);
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
 }

@@ -65,7 +65,7 @@ typedef struct assay_moe_config {
     double limit;                 /* mlp_activations_limit */
     bool fused_weights;           /* prefuse_moe_weights: weights/wi */
     assay_quantize_config hidden; /* of the experts and the shared one: assay_gated_mlp_config */
-    assay_recipe_config recipe;   /* likewise; of the sparse path, whose scales are those of one expert's rows */
+    assay_recipe_config recipe;   /* likewise, of the sparse path; all weights are in memory for scales of all */
     int64_t shared_mlp_dim;       /* 0: no shared expert */
     int64_t
         fused_shared_experts; /* num_fused_shared_experts: so many experts behind the routed ones, for every token */

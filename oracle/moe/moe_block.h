@@ -186,6 +186,7 @@ struct moe_block {
     moe_results results;
     int64_t tokens, per_token, experts, emb_dim; /* per_token: slots; experts: of the router */
     int64_t local_experts;                       /* that are computed here, fused shared ones too */
+    bool joined; /* by a recipe with scales of all experts these come together, as one gated MLP of groups of rows */
     bool llama4;
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;

@@ -1,17 +1,22 @@
 /* The routed experts, one after the other: what an expert's weights are needed for is done while they are in memory. They
- * may be of several ranks, of which the first joins what comes of them in the order of experts. */
+ * may be of several ranks, of which the first joins what comes of them in the order of experts. Joined, all of them are one. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
+static int64_t expert_count(const moe_block *block)
+{
+    return block->joined ? 1 : block->local_experts;
+}
+
 static assay_status alloc_expert(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
     const int64_t pieces = block->split.pieces;
     int64_t most = 1;
-    for (int64_t i = 0; i < block->local_experts * pieces; i++) {
+    for (int64_t i = 0; i < expert_count(block) * pieces; i++) {
         const int64_t count = block->placement->row_count(block, i / pieces, i % pieces);
         if (count > most) most = count;
     }
@@ -21,6 +26,10 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
         .first_result = MOE_ROUTED,
         .pieces = pieces,
     };
+    if (block->joined) {
+        block->expert.config.groups = block->local_experts;
+        block->expert.config.group_sizes = block->group_sizes;
+    }
     TRY(block->placement->alloc_rows(ctx, block, most));
     TRY(moe_mlp_alloc(ctx, &block->expert, block));
     TRY(moe_checkpoints_alloc(ctx, &block->checkpoints, block, &block->expert, &block->results));
@@ -141,11 +150,11 @@ cleanup:
     return status;
 }
 
-/* Checkpoints that are kept whole, and replicas, are of one process. */
+/* Checkpoints that are kept whole, replicas and joined experts are of one process. */
 static bool is_everywhere(const moe_block *block)
 {
     const bool kept = block->kept_rows > 0 && moe_wants_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
-    return kept || block->split.pieces > 1 || block->placement->place_rows == NULL;
+    return kept || block->joined || block->split.pieces > 1 || block->placement->place_rows == NULL;
 }
 
 typedef struct shared_sum {
@@ -306,7 +315,7 @@ assay_status moe_experts_run(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     const bool alone = ctx->ranks != NULL && !pays(block, &block->results, ctx->ranks->least);
     const assay_pieces experts = {.self = block,
-                                  .count = block->local_experts,
+                                  .count = expert_count(block),
                                   .everywhere = alone || is_everywhere(block),
                                   .work = run_expert,
                                   .take = take_expert};

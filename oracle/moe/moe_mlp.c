@@ -14,7 +14,12 @@ static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_bl
 {
     assay_status status = ASSAY_OK;
     const assay_sink *out = block->results.out;
+    const int64_t groups = mlp->config.groups;
     mlp->table = assay_mlp_weight_table(&mlp->config, mlp->place);
+    for (int i = 0; groups > 0 && i < mlp->table.count; i++) {
+        assay_tensor_row *row = &mlp->table.rows[i];
+        if (row->name != NULL) *row = assay_tensor_row_below("E", &groups, *row);
+    }
     TRY(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->weights));
     TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->gradients));
     if (mlp->pieces > 1) TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->partials));
@@ -127,6 +132,7 @@ static assay_status forward_up(assay_context *ctx, moe_mlp *mlp, const moe_block
     if (both) TRY(moe_read_given(ctx, mlp, block, ASSAY_MLPWI, rows, r->a));
     if (both || (gate && up)) return ASSAY_OK;
     const assay_gated_mlp_branch missing = gate ? ASSAY_BRANCH_UP : up ? ASSAY_BRANCH_GATE : ASSAY_BRANCH_BOTH;
+    if (mlp->config.recipe.recipe != NULL) return assay_gated_mlp_up(ctx, r, missing, rows->x, &w, &mlp->config);
     if (mlp->config.fused) TRY(up_product(ctx, mlp, r->a, rows->x, w.w[ASSAY_MLP_WI]));
     if (!mlp->config.fused && !gate) TRY(up_product(ctx, mlp, r->a, rows->x, w.w[ASSAY_MLP_WI_0]));
     if (!mlp->config.fused && !up) TRY(up_product(ctx, mlp, r->b, rows->x, w.w[ASSAY_MLP_WI_1]));

@@ -177,6 +177,9 @@ cleanup:
 static int64_t row_count(const moe_block *block, int64_t expert, int64_t piece)
 {
     const assay_replicas *replicas = block->placed;
+    int64_t all = 0;
+    for (int64_t e = 0; block->joined && e < block->local_experts; e++) all += block->group_sizes[e];
+    if (block->joined) return all;
     if (replicas == NULL) return block->path->row_count(block, expert);
     const int64_t place = replicas->first[expert] + piece;
     return place < replicas->first[expert + 1] ? block->replica_sizes[place] : 0;
@@ -249,7 +252,7 @@ static void place_piece(moe_block *block, int64_t expert, int64_t piece)
     rows->first = 0;
     for (int64_t e = 0; e < expert; e++) rows->first += block->group_sizes[e];
     for (int64_t before = 0; before < piece; before++) rows->first += row_count(block, expert, before);
-    rows->size = block->placed != NULL ? row_count(block, expert, piece) : block->group_sizes[expert];
+    rows->size = block->placed != NULL || block->joined ? row_count(block, expert, piece) : block->group_sizes[expert];
     rows->count = row_count(block, expert, piece);
     rows->x = is_dense(block) ? (block->llama4 ? block->scaled_x : block->x) : block->rows_x;
     rows->dy = block->rows_dy;

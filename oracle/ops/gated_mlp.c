@@ -56,9 +56,9 @@ assay_gated_mlp_gradients assay_gated_mlp_gradients_of(double *dx, double *const
     return g;
 }
 
-static void add_bias(double *values, const double *bias, int64_t count)
+static void add_to(double *values, const double *terms, int64_t count)
 {
-    for (int64_t i = 0; bias != NULL && i < count; i++) values[i] += bias[i];
+    for (int64_t i = 0; i < count; i++) values[i] += terms[i];
 }
 
 /* sum += term, both of which may be stored before. */
@@ -68,7 +68,7 @@ static void add_rows(const assay_context *ctx, double *sum, double *term, int64_
     for (int64_t row = 0; row < rows; row++) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, dim, sum + row * dim);
         assay_round(ctx, ASSAY_ROUND_STORAGE, dim, term + row * dim);
-        add_bias(sum + row * dim, term + row * dim, dim);
+        add_to(sum + row * dim, term + row * dim, dim);
     }
 }
 
@@ -77,14 +77,40 @@ static int64_t hidden_shards_of(const assay_gated_mlp_config *config)
     return config->hidden_shards == 0 ? 1 : config->hidden_shards;
 }
 
+static int64_t groups_of(const assay_gated_mlp_config *config)
+{
+    return config->groups == 0 ? 1 : config->groups;
+}
+
+static int64_t group_size(const assay_gated_mlp_config *config, int64_t group)
+{
+    return config->groups == 0 ? config->rows : config->group_sizes[group];
+}
+
 /* What a product with w [k,n] and its two of backward take; without a recipe what is given. */
 static assay_status operands_of(assay_context *ctx, assay_recipe_operands *operands, assay_recipe_given given,
                                 int64_t k, int64_t n, const assay_gated_mlp_config *config)
 {
-    const assay_gmm_dims dims = {.m = config->rows, .k = k, .n = n, .groups = 1};
+    const assay_gmm_dims dims = {.m = config->rows, .k = k, .n = n, .groups = groups_of(config)};
     const int32_t all = (int32_t)config->rows;
-    given.group_sizes = &all;
+    given.group_sizes = config->groups == 0 ? &all : config->group_sizes;
     return assay_recipe_quantise(ctx, operands, &given, &dims, &config->recipe);
+}
+
+/* Rows of a times their group's b, which has `size` numbers. */
+static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, int64_t size,
+                                    const assay_gated_mlp_config *config)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t group = 0; group < groups_of(config); group++) {
+        args.m = group_size(config, group);
+        TRY(assay_matmul(ctx, &args));
+        args.a += args.m * args.lda;
+        args.c += args.m * args.ldc;
+        args.b += size;
+    }
+cleanup:
+    return status;
 }
 
 static assay_status up_product(assay_context *ctx, double *out, const double *x, const double *w,
@@ -95,20 +121,37 @@ static assay_status up_product(assay_context *ctx, double *out, const double *x,
     TRY(operands_of(ctx, &o, (assay_recipe_given){.x = x, .w = w}, config->emb_dim, r->ld, config));
     assay_matmul_args args = assay_product_ab(out, o.x, o.w, config->rows, r->ld, config->emb_dim);
     args.kind = ASSAY_PRODUCT_LINEAR;
-    TRY(assay_matmul(ctx, &args));
+    TRY(product_of_rows(ctx, args, config->emb_dim * r->ld, config));
 cleanup:
     assay_recipe_operands_free(&o);
     return status;
 }
 
+/* Rows `ld` apart get the `count` numbers that their group has of the bias; NULL: there is none. */
+static void add_bias(const assay_context *ctx, double *values, int64_t ld, const double *bias, int64_t count,
+                     const assay_gated_mlp_config *config)
+{
+    for (int64_t group = 0; bias != NULL && group < groups_of(config); group++) {
+        const int64_t rows = group_size(config, group);
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t row = 0; row < rows; row++) add_to(values + row * ld, bias, count);
+        values += rows * ld;
+        bias += count;
+    }
+}
+
+static void round_rows(const assay_context *ctx, double *values, int64_t ld, const assay_gated_mlp_config *config)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < config->rows; row++)
+        assay_round(ctx, ASSAY_ROUND_STORAGE, config->mlp_dim, values + row * ld);
+}
+
 static void finish_branch(const assay_context *ctx, double *branch, const double *bias,
                           const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < config->rows; row++) {
-        add_bias(branch + row * r->ld, bias, config->mlp_dim);
-        assay_round(ctx, ASSAY_ROUND_STORAGE, config->mlp_dim, branch + row * r->ld);
-    }
+    add_bias(ctx, branch, r->ld, bias, config->mlp_dim, config);
+    round_rows(ctx, branch, r->ld, config);
 }
 
 void assay_gated_mlp_add_biases(const assay_context *ctx, assay_gated_mlp_residuals *r, assay_gated_mlp_branch branch,
@@ -162,14 +205,11 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
     for (int64_t shard = 0; shard < shards; shard++) {
         down.a = o.x + shard * own;
         down.b = o.w + shard * own * dim;
-        TRY(assay_matmul(ctx, &down));
+        TRY(product_of_rows(ctx, down, hidden * dim, config));
         if (shard > 0) add_rows(ctx, y, part, rows, dim);
         down.c = part;
     }
-    if (w->w[ASSAY_MLP_WO_BIAS] != NULL) {
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = 0; row < rows; row++) add_bias(y + row * dim, w->w[ASSAY_MLP_WO_BIAS], dim);
-    }
+    add_bias(ctx, y, dim, w->w[ASSAY_MLP_WO_BIAS], dim, config);
 cleanup:
     assay_recipe_operands_free(&o);
     free(part);
@@ -190,14 +230,35 @@ assay_status assay_gated_mlp_forward(assay_context *ctx, double *y, assay_gated_
     return assay_gated_mlp_down(ctx, y, r, w, config);
 }
 
-/* out [n_x,n_dy] = x^T dy over the rows; NULL: skipped. */
+/* out [groups,n_x,n_dy] = x^T dy over the rows of each group; NULL: skipped. */
 static assay_status weight_gradient(assay_context *ctx, double *out, const double *x, int64_t n_x, const double *dy,
-                                    int64_t n_dy, int64_t ld_dy, int64_t rows)
+                                    int64_t n_dy, int64_t ld_dy, const assay_gated_mlp_config *config)
 {
-    assay_matmul_args args = assay_product_atb(out, x, dy, n_x, n_dy, rows);
+    assay_status status = ASSAY_OK;
+    assay_matmul_args args = assay_product_atb(out, x, dy, n_x, n_dy, 0);
     args.ldb = ld_dy;
     args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
-    return out == NULL ? ASSAY_OK : assay_matmul(ctx, &args);
+    for (int64_t group = 0; out != NULL && group < groups_of(config); group++) {
+        args.k = group_size(config, group);
+        TRY(assay_matmul(ctx, &args));
+        args.a += args.k * n_x;
+        args.b += args.k * ld_dy;
+        args.c += n_x * n_dy;
+    }
+cleanup:
+    return status;
+}
+
+/* out [groups,columns]; NULL: skipped. */
+static void bias_gradient(const assay_context *ctx, double *out, int64_t columns, int64_t ld, const double *dy,
+                          const assay_gated_mlp_config *config)
+{
+    for (int64_t group = 0; out != NULL && group < groups_of(config); group++) {
+        const int64_t rows = group_size(config, group);
+        assay_column_sums(ctx, out, rows, columns, ld, dy);
+        out += columns;
+        dy += rows * ld;
+    }
 }
 
 /* dy wo^T, with rows `ld` apart. */
@@ -208,7 +269,7 @@ static assay_status hidden_gradient(assay_context *ctx, double *dh, int64_t ld, 
         assay_product_abt(dh, down->dx_dy, down->dx_w, config->rows, config->mlp_dim, config->emb_dim);
     args.ldc = ld;
     args.kind = ASSAY_PRODUCT_LINEAR;
-    return assay_matmul(ctx, &args);
+    return product_of_rows(ctx, args, config->mlp_dim * config->emb_dim, config);
 }
 
 /* dx = da wi_0^T + db wi_1^T: two chains and an addition also where wi is one matrix, for the same bits. Of each shard of
@@ -233,11 +294,11 @@ static assay_status input_gradient(assay_context *ctx, double *dx, const assay_r
         args.c = sum;
         args.a = da + shard * own;
         args.b = wi_0 + shard * own;
-        TRY(assay_matmul(ctx, &args));
+        TRY(product_of_rows(ctx, args, dim * r->ld, config));
         args.c = through_b;
         args.a = db + shard * own;
         args.b = wi_1 + shard * own;
-        TRY(assay_matmul(ctx, &args));
+        TRY(product_of_rows(ctx, args, dim * r->ld, config));
         add_rows(ctx, sum, through_b, rows, dim);
         if (shard > 0) add_rows(ctx, dx, part, rows, dim);
     }
@@ -259,12 +320,6 @@ static void gate_gradient(const assay_context *ctx, double *da, double *db, cons
                                piece_size(first, config->mlp_dim), config);
         }
     }
-}
-
-static void round_rows(const assay_context *ctx, double *values, int64_t ld, const assay_gated_mlp_config *config)
-{
-    for (int64_t row = 0; row < config->rows; row++)
-        assay_round(ctx, ASSAY_ROUND_STORAGE, config->mlp_dim, values + row * ld);
 }
 
 static bool wants_beyond_gate(const assay_gated_mlp_gradients *g)
@@ -302,11 +357,11 @@ static assay_status backward_beyond_gate(assay_context *ctx, const assay_gated_m
         const assay_recipe_given given = {.x = x, .w = wi[i], .dy = da + first, .dy_spread = spread};
         TRY(operands_of(ctx, &up[i], given, dim, r->ld, config));
     }
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI], up[0].dw_x, dim, up[0].dw_dy, 2 * hidden, r->ld, rows));
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_0], up[0].dw_x, dim, up[0].dw_dy, hidden, r->ld, rows));
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_1], up[1].dw_x, dim, up[1].dw_dy, hidden, r->ld, rows));
-    if (g->g[ASSAY_MLP_WI_0_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WI_0_BIAS], rows, hidden, r->ld, da);
-    if (g->g[ASSAY_MLP_WI_1_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WI_1_BIAS], rows, hidden, r->ld, db);
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI], up[0].dw_x, dim, up[0].dw_dy, 2 * hidden, r->ld, config));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_0], up[0].dw_x, dim, up[0].dw_dy, hidden, r->ld, config));
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WI_1], up[1].dw_x, dim, up[1].dw_dy, hidden, r->ld, config));
+    bias_gradient(ctx, g->g[ASSAY_MLP_WI_0_BIAS], hidden, r->ld, da, config);
+    bias_gradient(ctx, g->g[ASSAY_MLP_WI_1_BIAS], hidden, r->ld, db, config);
     if (g->dx != NULL) TRY(input_gradient(ctx, g->dx, up, r, config));
 cleanup:
     for (int i = 0; i < 2; i++) assay_recipe_operands_free(&up[i]);
@@ -319,13 +374,13 @@ assay_status assay_gated_mlp_backward(assay_context *ctx, const assay_gated_mlp_
                                       const assay_gated_mlp_weights *w, const assay_gated_mlp_config *config)
 {
     assay_status status = ASSAY_OK;
-    const int64_t rows = config->rows, dim = config->emb_dim, hidden = config->mlp_dim;
+    const int64_t dim = config->emb_dim, hidden = config->mlp_dim;
     assay_recipe_operands down = {0};
     const assay_recipe_given given = {
         .x = r->h, .w = w->w[ASSAY_MLP_WO], .dy = dy, .x_spread = r->h_spread, .dy_spread = r->dy_spread};
     TRY(operands_of(ctx, &down, given, hidden, dim, config));
-    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WO], down.dw_x, hidden, down.dw_dy, dim, dim, rows));
-    if (g->g[ASSAY_MLP_WO_BIAS] != NULL) assay_column_sums(ctx, g->g[ASSAY_MLP_WO_BIAS], rows, dim, dim, dy);
+    TRY(weight_gradient(ctx, g->g[ASSAY_MLP_WO], down.dw_x, hidden, down.dw_dy, dim, dim, config));
+    bias_gradient(ctx, g->g[ASSAY_MLP_WO_BIAS], dim, dim, dy, config);
     if (g->dh != NULL) {
         TRY(hidden_gradient(ctx, g->dh, hidden, &down, config));
         round_rows(ctx, g->dh, hidden, config);

@@ -33,6 +33,10 @@ typedef struct assay_gated_mlp_config {
     /* That H is split over, each of which has its own columns of wi_0 and wi_1 and rows of wo: what is a product over H
      * is the sum of theirs, ascending, and wo_bias comes once, after it. 0 is 1. Divides H. */
     int64_t hidden_shards;
+    /* Rows that come in groups, one after the other, of which each has weights of its own: these then have an axis of groups
+     * in front, and so have their gradients, which of an empty group are 0. 0: one group of all rows, without that axis. */
+    int64_t groups;
+    const int32_t *group_sizes; /* [groups]; they add up to `rows` */
     assay_quantize_config
         hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
     assay_recipe_config recipe; /* of one shard of H; its recipe is NULL: none */

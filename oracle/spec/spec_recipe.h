@@ -38,7 +38,7 @@ void spec_recipe_free(spec_recipe_layer *layer);
 typedef struct spec_recipe_mlp {
     const assay_gated_mlp_config *config;
     int64_t rows, groups;
-    const int64_t *group;                  /* of each row */
+    const int64_t *group;                  /* of each row; -1: of none, where x and dy are 0 */
     const spec_quad *x, *dy;               /* [rows,D] */
     const spec_quad *w[ASSAY_MLP_WEIGHTS]; /* [groups,...] */
     spec_recipe_layer up[2], down;

@@ -69,8 +69,10 @@ static spec_recipe_layer layer_of(const spec_recipe_mlp *m, const spec_quad *x, 
 
 static void add_bias(const spec_recipe_mlp *m, int weight, int64_t columns, spec_quad *y)
 {
-    for (int64_t i = 0; m->w[weight] != NULL && i < m->rows * columns; i++)
-        y[i] += m->w[weight][m->group[i / columns] * columns + i % columns];
+    for (int64_t i = 0; m->w[weight] != NULL && i < m->rows * columns; i++) {
+        const int64_t group = m->group[i / columns];
+        if (group >= 0) y[i] += m->w[weight][group * columns + i % columns];
+    }
 }
 
 static spec_quad glu(const spec_recipe_mlp *m, spec_quad a, spec_quad b)
@@ -94,7 +96,8 @@ static assay_status forward(assay_context *ctx, spec_recipe_mlp *m)
         const int64_t row = i / width, j = i % width;
         spec_quad *const ab[] = {element(m, m->made, 0, row, j), element(m, m->made, 1, row, j)};
         for (int branch = 0; branch < 2; branch++)
-            if (m->w[biases[branch]] != NULL) *ab[branch] += m->w[biases[branch]][m->group[row] * width + j];
+            if (m->w[biases[branch]] != NULL && m->group[row] >= 0)
+                *ab[branch] += m->w[biases[branch]][m->group[row] * width + j];
         m->h[i] = m->numbers[i] = glu(m, *ab[0], *ab[1]);
     }
     for (int64_t row = 0; config->hidden.format != NULL && row < m->rows; row++)
@@ -118,8 +121,10 @@ static spec_quad slope(const spec_recipe_mlp *m, int branch, spec_quad a, spec_q
 static void sum_rows(const spec_recipe_mlp *m, int64_t columns, const spec_quad *terms, int64_t ld, spec_quad *sums)
 {
     for (int64_t i = 0; sums != NULL && i < m->groups * columns; i++) sums[i] = 0;
-    for (int64_t i = 0; sums != NULL && i < m->rows * columns; i++)
-        sums[m->group[i / columns] * columns + i % columns] += terms[i / columns * ld + i % columns];
+    for (int64_t i = 0; sums != NULL && i < m->rows * columns; i++) {
+        const int64_t group = m->group[i / columns];
+        if (group >= 0) sums[group * columns + i % columns] += terms[i / columns * ld + i % columns];
+    }
 }
 
 static assay_status backward(assay_context *ctx, spec_recipe_mlp *m)

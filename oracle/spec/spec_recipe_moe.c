@@ -1,5 +1,5 @@
-/* A MoE block by a training recipe: the rows of each expert are a group, in the order of tokens. Of the router, which is not
- * quantised, gradients are central differences. */
+/* A MoE block by a training recipe: the rows of each expert are a group, in the order of tokens; rows of no choice are 0 and
+ * of no group. Of the router, which is not quantised, gradients are central differences. */
 #include <quadmath.h>
 #include <string.h>
 
@@ -54,7 +54,9 @@ static assay_status read(assay_context *ctx, const spec_tensors *in, const spec_
     const int32_t *selected = spec_tensors_find(out, "routing/selected_experts")->indices;
     for (int64_t i = 0; i < m->copies * dim; i++) {
         const int64_t choice = m->order[i / dim], at = choice / m->per_token * dim + i % dim;
-        m->group[i / dim] = selected[choice];
+        m->group[i / dim] = choice < 0 ? -1 : selected[choice];
+        m->rows_x[i] = m->rows_dy[i] = 0;
+        if (choice < 0) continue;
         m->rows_x[i] = m->x->values[at];
         m->rows_dy[i] = m->weights[choice] * m->dy[at];
     }
@@ -77,6 +79,7 @@ static assay_status run_experts(assay_context *ctx, recipe_moe *m)
     for (int64_t i = 0; i < m->copies; i++) m->d_weights[i] = 0;
     for (int64_t i = 0; i < m->copies * dim; i++) {
         const int64_t choice = m->order[i / dim], at = choice / m->per_token * dim + i % dim;
+        if (choice < 0) continue;
         m->y[at] += m->weights[choice] * m->experts.y[i];
         m->dx[at] += m->experts.dx[i];
         m->d_weights[choice] += m->experts.y[i] * m->dy[at];
@@ -148,11 +151,15 @@ cleanup:
     return status;
 }
 
+/* And into dx. */
 static assay_status put_router(assay_context *ctx, const recipe_moe *m, const spec_tensors *in, spec_tensors *out)
 {
     static const char *const paths[][2] = {{"weights/gate/kernel", "gradients/weights/gate/kernel"},
                                            {"weights/gate/bias", "gradients/weights/gate/bias"}};
     assay_status status = ASSAY_OK;
+    const spec_tensor *given = spec_tensors_find(in, "inputs/routing_weights");
+    if (given != NULL) return spec_put(ctx, out, "gradients/inputs/routing_weights", &given->shape, m->d_weights);
+    TRY(add_router_gradient(ctx, m, in, "inputs/x", m->dx));
     for (int i = 0; i < 2; i++) {
         const spec_tensor *of = spec_tensors_find(in, paths[i][0]);
         spec_quad *gradient = NULL;
@@ -207,7 +214,6 @@ assay_status spec_quantised_moe(assay_context *ctx, const spec_moe_config *confi
     TRY(spec_route(ctx, &moe->routing, in, out));
     TRY(read(ctx, in, out, &m));
     TRY(run_experts(ctx, &m));
-    TRY(add_router_gradient(ctx, &m, in, "inputs/x", m.dx));
     TRY(put_router(ctx, &m, in, out));
     TRY(put_mlps(ctx, &m, out));
     TRY(spec_put(ctx, out, "outputs/y", &m.x->shape, m.y));

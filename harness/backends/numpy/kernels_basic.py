@@ -120,35 +120,43 @@ class GatedMlp:
     def quantise(self, h):
         return hidden(self.s, h)
 
-    def by_recipe(self, x, ups, wo, b_0=None, b_1=None, b_o=None, weight=None):
-        """ups: the kernel of gate and up side by side, or those of both; weight as below."""
-        ar, s, whole = self.ar, self.s, [len(x)]
-        up = [Recipe(s, x, w[None], whole) for w in ups]
-        pair = np.split(np.concatenate([ar.linear(r.x, r.w[0]) for r in up], -1), 2, -1)
-        a, b = (ar.made(name, ar.keep(v if bias is None else v + bias)) for name, v, bias in zip(("mlpwi_0", "mlpwi_1"), pair, (b_0, b_1)))
+    def by_recipe(self, x, ups, wo, *biases, weight=None):
+        """All rows are one group."""
+        biases = [None if bias is None else bias[None] for bias in biases]
+        y, back_groups = self.groups_by_recipe(x, [w[None] for w in ups], wo[None], *biases, sizes=[len(x)], weight=weight)
+
+        def back(d_y):
+            dx, gradients, d_weight = back_groups(d_y)
+            return dx, [None if d is None else d[0] for d in gradients], d_weight
+
+        return y, back
+
+    def groups_by_recipe(self, x, ups, wo, b_0=None, b_1=None, b_o=None, *, sizes, weight=None):
+        """Rows of groups one after the other, kernels and biases with an axis of groups. ups: the kernel of gate and up side by side, or
+        those of both; weight as below."""
+        ar, s, group = self.ar, self.s, np.repeat(np.arange(len(sizes)), sizes)
+        products = [grouped_product(ar, x, w, sizes, Recipe(s, x, w, sizes)) for w in ups]
+        pair = np.split(np.concatenate([y for y, _ in products], -1), 2, -1)
+        a, b = (ar.made(name, ar.keep(v if bias is None else v + bias[group])) for name, v, bias in zip(("mlpwi_0", "mlpwi_1"), pair, (b_0, b_1)))
         (f, df), (g, dg) = self.gate(a), self.up(b)
         h = ar.keep(ar.made("intermediate", f * g))
         codes, scale, taken = self.quantise(h) if self.requantises else (None, None, h)
-        down = Recipe(s, taken, wo[None], whole)
-        y = ar.made("mlpwo", ar.linear(down.x, down.w[0]) + (0 if b_o is None else b_o))
+        y, back_down = grouped_product(ar, taken, wo, sizes, Recipe(s, taken, wo, sizes))
+        y = ar.made("mlpwo", y if b_o is None else y + b_o[group])
         self.made = a, b, h, y, codes, scale
         out = y if weight is None else ar.keep(y)
 
         def back(d_y):
             dy = d_y if weight is None else ar.keep(d_y * weight)
-            dy_of_x, w, x_of_w, dy_of_w = down.back(dy)
-            dh, d_wo = ar.keep(ar.linear(dy_of_x, w[0].T)), ar.weight_gradient(x_of_w, dy_of_w)
+            dh, d_wo = back_down(dy)
+            dh = ar.keep(dh)
             da, db = ar.keep(dh * g * df), ar.keep(dh * f * dg)
             self.made_back = da, db, dy
-            parts, d_ups = [], []
-            for r, d in zip(up, (da, db) if len(up) == 2 else (np.concatenate([da, db], -1),)):
-                d_of_x, w, x_of_w, d_of_w = r.back(d)
-                halves = zip(np.split(d_of_x, 3 - len(up), -1), np.split(w[0], 3 - len(up), -1))
-                parts += [ar.keep(ar.linear(d_half, w_half.T)) for d_half, w_half in halves]
-                d_ups.append(ar.weight_gradient(x_of_w, d_of_w))
-            d_wi = np.split(np.concatenate(d_ups, -1), 2, -1)
-            biases = [None if bias is None else ar.sum(d, 0) for d, bias in ((da, b_0), (db, b_1), (dy, b_o))]
-            return parts[0] + parts[1], [*d_wi, d_wo, *biases], None if weight is None else ar.sum(out * d_y)
+            of_ups = [back_up(d) for (_, back_up), d in zip(products, (da, db) if len(ups) == 2 else (np.concatenate([da, db], -1),))]
+            d_wi = np.split(np.concatenate([d_w for _, d_w in of_ups], -1), 2, -1)
+            biases = [None if bias is None else np.stack([ar.sum(d[group == i], 0) for i in range(len(sizes))])
+                      for d, bias in ((da, b_0), (db, b_1), (dy, b_o))]
+            return sum(ar.keep(dx) for dx, _ in of_ups), [*d_wi, d_wo, *biases], None if weight is None else ar.sum(out * d_y)
 
         return out if weight is None else out * weight, back
 

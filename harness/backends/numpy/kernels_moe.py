@@ -117,6 +117,12 @@ def gradient_checkpoints(ar, place, made, fused, rows=()):
         ar.checkpoint(place + name + "_gradient", value)
 
 
+def sorted_copies(chosen):
+    """The token and the slot of each copy, by expert."""
+    order = np.argsort(chosen.reshape(-1), kind="stable")
+    return np.divmod(order, chosen.shape[1])
+
+
 def moe(ar, s, t, prefix, x):
     """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
     s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
@@ -131,13 +137,15 @@ def moe(ar, s, t, prefix, x):
     expert, backs = GatedMlp(ar, s, both=False), []
     sorted_rows = []
     terms = np.zeros((*router.weights.shape, flat.shape[-1]), ar.float)
-    for e in range(len(wi_0)):
-        token, k = np.nonzero(router.chosen == e)
+    for e in [slice(None)] if expert.recipe else range(len(wi_0)):  # by a recipe all are groups of one call
+        token, k = sorted_copies(router.chosen) if expert.recipe else np.nonzero(router.chosen == e)
         if len(token):
             own = [None if m is None else m[e] for m in weights]
             weight = router.weights[token, k][:, None]
             if expert.recipe:
-                terms[token, k], back = expert.by_recipe(flat[token], [w["wi"][e]] if fused else own[:2], *own[2:], weight=weight)
+                sizes = np.bincount(router.chosen.reshape(-1), minlength=len(wi_0))
+                ups = [w["wi"]] if fused else own[:2]
+                terms[token, k], back = expert.groups_by_recipe(flat[token], ups, *own[2:], sizes=sizes, weight=weight)
             else:
                 terms[token, k], back = expert(flat[token], *own, weight=weight)
             backs.append((e, token, k, back))

@@ -1,11 +1,22 @@
 /* Forms of a block that some models and engines have: what each is where it changes nothing, its bits, want of memory. */
+#include <stdio.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
-enum { GATED, SLOTS, ON_INPUT, FORMS };
+enum { GATED, SLOTS, ON_INPUT, RECIPE, FORMS };
+
+static assay_recipe_config fp8_full(void)
+{
+    const assay_calibration absmax = {.factor = 1};
+    return (assay_recipe_config){.recipe = assay_quant_recipe_by_name("fp8_full"),
+                                 .type = ASSAY_BFLOAT16,
+                                 .x = absmax,
+                                 .w = absmax,
+                                 .dy = absmax};
+}
 
 static moe_case form_case(int form)
 {
@@ -20,7 +31,9 @@ static moe_case form_case(int form)
     config->fused_shared_experts = form == SLOTS ? 2 : 0;
     config->late_factor = form == SLOTS ? 2.5 : 0;
     config->weight_on_input = form == ON_INPUT;
-    moe_case_fill(&c, false);
+    c.expert_bias = form == RECIPE;
+    if (form == RECIPE) config->recipe = fp8_full();
+    moe_case_fill(&c, form == RECIPE);
     return c;
 }
 
@@ -102,6 +115,60 @@ TEST(test_slots)
     assert_int_equal(sizes[6], TOKENS);
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
+}
+
+enum { ROWS = 12, JOINED = 5, DIM = 7, WIDTH = 4 };
+
+/* A linear layer of the experts is the grouped product of all their rows. */
+static void check_layer(const moe_case *c, const test_tensors *out, const double *x, const char *weight, const char *y,
+                        const char *dy, const assay_gmm_dims *dims)
+{
+    char of_weight[ASSAY_PATH_SIZE];
+    assay_context ctx = assay_context_default(2);
+    snprintf(of_weight, sizeof of_weight, "gradients/%s", weight);
+    const assay_recipe_given given = {.x = x,
+                                      .w = moe_case_get(&c->in, weight)->values,
+                                      .dy = moe_case_get(out, dy)->values,
+                                      .group_sizes = moe_case_get(out, "routing/group_sizes")->indices};
+    assay_recipe_operands o;
+    double product[ROWS * DIM], dw[JOINED * DIM * WIDTH];
+    assert_ok(&ctx, assay_recipe_quantise(&ctx, &o, &given, dims, &c->config.recipe));
+    assert_ok(&ctx, assay_gmm_forward(&ctx, product, o.x, o.w, given.group_sizes, dims));
+    assert_ok(&ctx, assay_gmm_backward(&ctx, NULL, dw, o.dw_dy, o.dw_x, NULL, given.group_sizes, dims));
+    assert_same_bits(moe_case_get(out, y)->values, product, dims->m * dims->n);
+    assert_same_bits(moe_case_get(out, of_weight)->values, dw, dims->groups * dims->k * dims->n);
+    assay_recipe_operands_free(&o);
+}
+
+/* The rows are those of a token for each choice, by expert; one expert has none, and in the end one has them all. */
+TEST(test_a_recipe_joins_the_experts)
+{
+    enum { CHOICES = 2 };
+    const assay_gmm_dims up = {.m = ROWS, .k = DIM, .n = WIDTH, .groups = JOINED},
+                         down = {.m = ROWS, .k = WIDTH, .n = DIM, .groups = JOINED};
+    for (int crowded = 0; crowded < 2; crowded++) {
+        assay_context ctx = assay_context_default(2);
+        moe_case c = moe_case_deepseek3(2, 3, JOINED, CHOICES, DIM, WIDTH);
+        c.config.recipe = fp8_full();
+        moe_case_fill(&c, true);
+        double *bias = assay_tensor_set_find(&c.in.set, "weights/gate/bias")->values;
+        bias[2] = -50;
+        bias[0] = crowded ? 50 : 0;
+        test_tensors out = {0};
+        moe_case_run(&ctx, &c, &out, NULL, 0);
+        assert_int_equal(moe_case_get(&out, "routing/group_sizes")->indices[2], 0);
+        if (crowded) assert_int_equal(moe_case_get(&out, "routing/group_sizes")->indices[0], ROWS / CHOICES);
+        double x[ROWS * DIM];
+        const int32_t *order = moe_case_get(&out, "routing/sorted_selected_experts")->indices;
+        for (int i = 0; i < ROWS * DIM; i++)
+            x[i] = moe_case_get(&c.in, "inputs/x")->values[order[i / DIM] / CHOICES * DIM + i % DIM];
+        const double *h = moe_case_get(&out, "checkpoints/moe_intermediate")->values;
+        check_layer(&c, &out, x, "weights/wi_0", "checkpoints/moe_mlpwi_0", "checkpoints/moe_mlpwi_0_gradient", &up);
+        check_layer(&c, &out, x, "weights/wi_1", "checkpoints/moe_mlpwi_1", "checkpoints/moe_mlpwi_1_gradient", &up);
+        check_layer(&c, &out, h, "weights/wo", "checkpoints/moe_mlpwo", "checkpoints/moe_mlpwo_gradient", &down);
+        assay_tensor_set_free(&out.set);
+        moe_case_free(&c);
+    }
 }
 
 TEST(test_same_bits)
