@@ -91,7 +91,9 @@ static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const
                              const assay_gmm_dims *dims, int64_t shard)
 {
     static const assay_recipe_config none = {0};
-    const assay_recipe_given given = {.x = args->lhs + shard * dims->m * dims->k,
+    const int64_t rows = shard * dims->m * dims->k;
+    const assay_recipe_given given = {.x = args->lhs + rows,
+                                      .x_spread = args->lhs_spread == NULL ? NULL : args->lhs_spread + rows,
                                       .w = args->rhs + shard * dims->groups * dims->k * dims->n,
                                       .dy = dy == NULL ? NULL : dy + shard * dims->m * dims->n,
                                       .group_sizes = args->group_sizes + shard * dims->groups};

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "oracle/spec/spec_batch_split_function_internal.h"
+#include "oracle/spec/spec_recipe.h"
 
 /* The gradient of the result `name`, as a _bwd or a case of the forward function is given it; NULL: none is. */
 static const spec_quad *cotangent_of(const spec_call *c, const spec_tensors *in, const char *name)
@@ -164,6 +165,109 @@ cleanup:
     return status;
 }
 
+/* --- from gate and up on: what is quantised is their h, weighed --- */
+
+/* What one shard has, and its results. */
+typedef struct linear {
+    const spec_quad *a, *b, *weights;
+    spec_quad *hidden, *da, *db, *d_weights;
+} linear;
+
+static spec_quad gated(spec_quad a)
+{
+    return a * spec_sigmoid(a);
+}
+
+static spec_quad slope_of_gated(spec_quad a)
+{
+    return spec_sigmoid(a) * (1 + a * (1 - spec_sigmoid(a)));
+}
+
+/* d_hidden [R,H]: the gradient of h weighed. */
+static void linear_gradients(const linear *l, const spec_quad *d_hidden, int64_t count, int64_t width)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = i / width;
+        const spec_quad dh = d_hidden[i] * l->weights[row];
+        l->da[i] = dh * l->b[i] * slope_of_gated(l->a[i]);
+        l->db[i] = dh * gated(l->a[i]);
+        l->d_weights[row] += d_hidden[i] * gated(l->a[i]) * l->b[i];
+    }
+}
+
+/* dwo [E/P,H,D] is added to. */
+static assay_status shard_linear(spec_call *c, const linear *l, const spec_quad *dy, int64_t shard, spec_quad *dwo)
+{
+    assay_status status;
+    const int64_t copies = c->s.copies, width = c->config->stack.moe.moe_mlp_dim, dim = c->mla->emb_dim;
+    const int64_t groups = c->s.local_experts, kernel = groups * width * dim;
+    const int32_t *sizes = spec_given_indices(c, "inputs/group_sizes") + shard * groups;
+    spec_recipe_layer layer = {.recipe = &c->config->recipe,
+                               .rows = copies,
+                               .k = width,
+                               .n = dim,
+                               .groups = groups,
+                               .counts_all = true,
+                               .x = l->hidden,
+                               .w = spec_in_shard(c, "weights/wo", shard),
+                               .dy = dy};
+    void *group = NULL;
+    spec_quad *d_hidden = NULL, *part = NULL;
+    TRY(assay_alloc(c->ctx, "groups of rows", copies, sizeof *layer.group, &group));
+    TRY(spec_alloc(c->ctx, copies * width, &d_hidden));
+    TRY(spec_alloc(c->ctx, kernel, &part));
+    for (int64_t row = 0, g = 0, end = sizes[0]; row < copies; row++) {
+        while (g < groups && row == end) end += ++g < groups ? sizes[g] : 0;
+        ((int64_t *)group)[row] = g < groups ? g : -1;
+    }
+    layer.group = group;
+    for (int64_t i = 0; i < copies * width; i++) l->hidden[i] = gated(l->a[i]) * l->b[i] * l->weights[i / width];
+    TRY(spec_recipe_take(c->ctx, &layer));
+    TRY(spec_recipe_take_back(c->ctx, &layer));
+    spec_recipe_forward(&layer, spec_out_shard(c, "outputs/layer_wo", shard));
+    spec_recipe_backward(&layer, d_hidden, part);
+    linear_gradients(l, d_hidden, copies * width, width);
+    for (int64_t i = 0; i < kernel; i++) dwo[i] += part[i];
+cleanup:
+    spec_recipe_free(&layer);
+    free(group);
+    free(d_hidden);
+    free(part);
+    return status;
+}
+
+static assay_status compute_linear(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status;
+    const int64_t copies = c->s.copies, width = c->config->stack.moe.moe_mlp_dim, dim = c->mla->emb_dim;
+    const int64_t kernel = c->s.local_experts * width * dim;
+    const assay_shape of_h = assay_shape_of(3, c->s.shards, copies, width),
+                      of_rows = assay_shape_of(2, c->s.shards, copies);
+    const assay_shape of_wo = c->view->backward
+                                  ? assay_shape_of(4, c->s.shards, c->s.local_experts, width, dim)
+                                  : assay_shape_of(3, c->s.expert_shards * c->s.local_experts, width, dim);
+    const spec_quad *dy = cotangent_of(c, in, "layer_wo");
+    spec_quad *hidden = NULL, *da = NULL, *db = NULL, *d_weights = NULL, *dwo = NULL;
+    TRY(spec_tensors_add(c->ctx, out, "checkpoints/intermediate_layer", &of_h, &hidden));
+    TRY(add_gradient(c, out, "inputs", "layer_w0", &of_h, &da));
+    TRY(add_gradient(c, out, "inputs", "layer_w1", &of_h, &db));
+    TRY(add_gradient(c, out, "inputs", "weights", &of_rows, &d_weights));
+    TRY(add_gradient(c, out, "weights", "wo", &of_wo, &dwo));
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        const int64_t at = shard * copies * width, of = c->view->backward ? shard : shard % c->s.expert_shards;
+        const linear l = {.a = spec_in_shard(c, "inputs/layer_w0", shard),
+                          .b = spec_in_shard(c, "inputs/layer_w1", shard),
+                          .weights = spec_in_shard(c, "inputs/weights", shard),
+                          .hidden = hidden + at,
+                          .da = da + at,
+                          .db = db + at,
+                          .d_weights = d_weights + shard * copies};
+        TRY(shard_linear(c, &l, dy + shard * copies * dim, shard, dwo + of * kernel));
+    }
+cleanup:
+    return status;
+}
+
 /* --- keys and values: one product of all rows --- */
 
 static assay_status key_value(spec_call *c, const spec_tensors *in, spec_tensors *out)
@@ -228,6 +332,8 @@ assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_
         TRY(products_of(c, in, out, &gmm));
     } else if (strcmp(c->view->name, "compute_gating") == 0) {
         TRY(products_of(c, in, out, &gating));
+    } else if (strcmp(c->view->name, "compute_linear") == 0) {
+        TRY(compute_linear(c, in, out));
     } else if (strcmp(c->view->name, "get_key_value") == 0) {
         TRY(key_value(c, in, out));
     } else {
