@@ -160,9 +160,10 @@ static const assay_batch_split_function table[] = {
      {T("inputs_grad", "mjaSD")}, .summed = true, .call = bs_call_mla_with_norms_bwd},
 
     {"shared_expert", NULL, W(SHARED_WEIGHTS), {T("inputs", "maSD")}, {T("y", "maSD")}, .products = "mTDF mTDF mTFD",
-     .call = bs_call_shared_expert},
+     .quantises = true, .made = {T("shared_intermediate", "maSF")}, .call = bs_call_shared_expert},
     {"shared_expert_bwd", "shared_expert", W(SHARED_WEIGHTS), {T("inputs", "maSD"), T("y_grad", "maSD")},
-     {T("inputs_grad", "maSD")}, .call = bs_call_shared_expert_bwd},
+     {T("inputs_grad", "maSD")}, .quantises = true,
+     .made = {T("shared_mlpwi_0_gradient", "maSF"), T("shared_mlpwi_1_gradient", "maSF")}, .call = bs_call_shared_expert_bwd},
     {"expert_group_mask", .in = {T("gate_logits", "mTE")}, .out = {T("mask", "mTE")}, .call = bs_call_expert_group_mask},
     {"expert_indices_and_weights",
      .in = {T("gate_logits", "mTE"), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS)},
@@ -586,15 +587,16 @@ bool assay_function_quantises(const assay_batch_split_function *f)
     return f->quantises;
 }
 
-/* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, and what a calibration cuts off has no
- * gradient. */
+/* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, but within the shard_map of its
+ * route_compute_unroute, and what a calibration cuts off has no gradient. */
 static assay_status check_dot(assay_context *ctx, const assay_function_config *config)
 {
     const assay_recipe_config *r = &config->recipe;
     const char *name = config->function->name;
     const int64_t shards = assay_mesh_shards(&config->stack.sharding.mesh);
-    if (strncmp(name, "get_key_value", 13) != 0) return ASSAY_OK;
-    if (shards > 1)
+    const bool shared = strncmp(name, "shared_expert", 13) == 0;
+    if (strncmp(name, "get_key_value", 13) != 0 && !shared) return ASSAY_OK;
+    if (shards > 1 && !shared)
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "the mesh has %" PRId64
                           " shards, expected one: by %s the weight gradient of %s has scales of the "
@@ -617,7 +619,7 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
         return assay_fail(
             ctx, ASSAY_BAD_INPUT,
             "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, which "
-            "is here for compute_linear alone",
+            "is here for compute_linear and shared_expert alone",
             r->name, config->function->name);
     }
     if (r->folds || r->wrong) return check_dot(ctx, config);

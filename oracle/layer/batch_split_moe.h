@@ -19,7 +19,7 @@
 typedef struct bs_moe_layer {
     const bs_run *run;
     const bs_weights *w, *g;
-    const assay_recipe_config *recipe; /* of compute_gating and compute_linear; NULL: none */
+    const assay_recipe_config *recipe; /* of a function by itself; NULL: none */
     const bs_made *made;               /* NULL: nobody looks */
 } bs_moe_layer;
 

@@ -268,6 +268,68 @@ cleanup:
     return status;
 }
 
+/* --- the shared expert: a gated MLP of each shard --- */
+
+static assay_status shared_expert(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    enum { WEIGHTS = 3, MADE = 3 };
+    static const char *const weights[WEIGHTS] = {"shared_w0", "shared_w1", "shared_wo"};
+    static const char *const made[MADE] = {"shared_intermediate", "shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
+    static const int places[WEIGHTS] = {ASSAY_MLP_WI_0, ASSAY_MLP_WI_1, ASSAY_MLP_WO};
+    assay_status status = ASSAY_OK;
+    const int64_t rows = c->s.tokens, dim = c->mla->emb_dim, width = c->config->stack.moe.shared_mlp_dim;
+    const assay_gated_mlp_config config = {.rows = rows,
+                                           .emb_dim = dim,
+                                           .mlp_dim = width,
+                                           .activation = {ASSAY_SILU, ASSAY_LINEAR},
+                                           .recipe = c->config->recipe};
+    const assay_shape of_x = spec_tensors_find(&c->in, "inputs/inputs")->shape;
+    const assay_shape of_h = assay_shape_of(4, of_x.dims[0], of_x.dims[1], of_x.dims[2], width);
+    const spec_quad *dy = cotangent_of(c, in, "y");
+    spec_quad *dx = NULL, *dw[WEIGHTS], *shown[MADE];
+    spec_recipe_mlp m = {0};
+    void *group = NULL;
+    TRY(add_gradient(c, out, "inputs", "inputs", &of_x, &dx));
+    for (int i = 0; i < WEIGHTS; i++) {
+        const int64_t k = i < 2 ? dim : width, n = i < 2 ? width : dim;
+        const assay_shape own = assay_shape_of(3, c->s.shards, k, n), whole = assay_shape_of(2, k, n);
+        TRY(add_gradient(c, out, "weights", weights[i], c->view->backward ? &own : &whole, &dw[i]));
+    }
+    for (int i = 0; i < MADE; i++) {
+        char path[ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "checkpoints/%s", made[i]);
+        TRY(spec_tensors_add(c->ctx, out, path, &of_h, &shown[i]));
+    }
+    TRY(assay_alloc(c->ctx, "groups of rows", rows, sizeof *m.group, &group));
+    memset(group, 0, (size_t)rows * sizeof *m.group);
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        m = (spec_recipe_mlp){.config = &config, .rows = rows, .groups = 1, .group = group};
+        m.x = spec_in_shard(c, "inputs/inputs", shard);
+        m.dy = dy + shard * rows * dim;
+        for (int i = 0; i < WEIGHTS; i++) {
+            char path[ASSAY_PATH_SIZE];
+            snprintf(path, sizeof path, "weights/%s", weights[i]);
+            m.w[places[i]] = spec_in_shard(c, path, shard);
+        }
+        TRY(spec_recipe_mlp_run(c->ctx, &m));
+        const spec_quad *const values[MADE] = {m.h, m.gradient[0], m.gradient[1]};
+        memcpy(spec_out_shard(c, "outputs/y", shard), m.y, (size_t)(rows * dim) * sizeof *m.y);
+        memcpy(dx + shard * rows * dim, m.dx, (size_t)(rows * dim) * sizeof *m.dx);
+        for (int i = 0; i < MADE; i++)
+            memcpy(shown[i] + shard * rows * width, values[i], (size_t)(rows * width) * sizeof *values[i]);
+        for (int i = 0; i < WEIGHTS; i++) {
+            spec_quad *to = dw[i] + (c->view->backward ? shard * dim * width : 0); /* of forward the sum over shards */
+            for (int64_t k = 0; k < dim * width; k++) to[k] += m.dw[places[i]][k];
+        }
+        spec_recipe_mlp_free(&m);
+        m = (spec_recipe_mlp){0};
+    }
+cleanup:
+    spec_recipe_mlp_free(&m);
+    free(group);
+    return status;
+}
+
 /* --- keys and values: one product of all rows --- */
 
 static assay_status key_value(spec_call *c, const spec_tensors *in, spec_tensors *out)
@@ -334,6 +396,8 @@ assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_
         TRY(products_of(c, in, out, &gating));
     } else if (strcmp(c->view->name, "compute_linear") == 0) {
         TRY(compute_linear(c, in, out));
+    } else if (strcmp(c->view->name, "shared_expert") == 0) {
+        TRY(shared_expert(c, in, out));
     } else if (strcmp(c->view->name, "get_key_value") == 0) {
         TRY(key_value(c, in, out));
     } else {

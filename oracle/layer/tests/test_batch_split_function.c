@@ -279,6 +279,8 @@ TEST(no_memory_is_reported)
                                         "insert_layer_ws_grad",
                                         "compute_gating_bwd",
                                         "compute_linear_bwd",
+                                        "shared_expert",
+                                        "shared_expert_bwd",
                                         "quantized_psum_scatter_bwd"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const assay_function_config config = config_by(assay_batch_split_function_of(names[i]), "fp8_full");
