@@ -15,11 +15,11 @@ static const assay_tensor_spec *beside(const assay_tensor_list *list, const char
     return entry == NULL ? NULL : &entry->spec;
 }
 
-static bool is_checkpoint(const assay_tensor_spec *spec, const char *ending)
+static bool is_codes(const assay_tensor_spec *spec)
 {
-    const size_t length = strlen(spec->path), of_ending = strlen(ending);
+    const size_t length = strlen(spec->path), of_ending = strlen(CODES);
     return spec->role == ASSAY_ROLE_CHECKPOINT && length >= of_ending &&
-           strcmp(spec->path + length - of_ending, ending) == 0;
+           strcmp(spec->path + length - of_ending, CODES) == 0;
 }
 
 int assay_hidden_list(const assay_tensor_list *list, assay_hidden hidden[ASSAY_MOST_HIDDEN])
@@ -27,7 +27,7 @@ int assay_hidden_list(const assay_tensor_list *list, assay_hidden hidden[ASSAY_M
     int count = 0;
     for (int i = 0; i < list->count && count < ASSAY_MOST_HIDDEN; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
-        if (!is_checkpoint(spec, CODES)) continue;
+        if (!is_codes(spec)) continue;
         hidden[count++] = (assay_hidden){.h = beside(list, spec->path, "intermediate"),
                                          .codes = spec,
                                          .scale = beside(list, spec->path, "hidden_codes_scale")};
@@ -37,17 +37,9 @@ int assay_hidden_list(const assay_tensor_list *list, assay_hidden hidden[ASSAY_M
 
 int assay_made_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_HIDDEN])
 {
-    static const char GRADIENT[] = "_gradient";
     int count = assay_hidden_list(list, made);
-    bool recipe = false;
-    const bool codes = count > 0;
-    for (int i = 0; i < list->count; i++) recipe |= is_checkpoint(&list->entries[i].spec, GRADIENT);
-    for (int i = 0; recipe && i < list->count && count < ASSAY_MOST_HIDDEN; i++) {
-        const assay_tensor_spec *spec = &list->entries[i].spec;
-        const bool latent = is_checkpoint(spec, "/mla_q") || is_checkpoint(spec, "/mla_kv");
-        const bool operand = latent || is_checkpoint(spec, "/attention_out");
-        if (is_checkpoint(spec, GRADIENT) || operand || (!codes && is_checkpoint(spec, "_intermediate")))
-            made[count++] = (assay_hidden){.h = spec};
+    for (int i = 0; i < list->count && count < ASSAY_MOST_HIDDEN; i++) {
+        if (list->entries[i].made) made[count++] = (assay_hidden){.h = &list->entries[i].spec};
     }
     return count;
 }

@@ -15,8 +15,7 @@ enum { ASSAY_MOST_HIDDEN = 256 };
 int assay_hidden_list(const assay_tensor_list *list, assay_hidden hidden[ASSAY_MOST_HIDDEN]);
 
 /* Likewise of everything that a kernel computes and then quantises: h, with its codes and scales where the case has them, and
- * by a recipe the gradients of gate and up, and of MLA the latents, attention_out and the gradients of what its
- * products give; else codes and scale are NULL. */
+ * by a recipe what the operation calls `made`, whose codes and scale are NULL. */
 int assay_made_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_HIDDEN]);
 
 #endif

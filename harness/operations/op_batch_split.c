@@ -176,6 +176,19 @@ cleanup:
     return status;
 }
 
+static assay_status describe_made(assay_context *ctx, const assay_function_config *config, assay_tensor_list *list)
+{
+    assay_status status = ASSAY_OK;
+    assay_function_tensors made;
+    assay_function_made_of(config, &made);
+    for (int i = 0; i < made.count; i++) {
+        TRY(assay_describe(ctx, list, made.items[i].path, ASSAY_FLOAT64, NULL, dims_of(&made.items[i])));
+        list->entries[list->count - 1].made = true;
+    }
+cleanup:
+    return status;
+}
+
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
@@ -187,6 +200,8 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     for (int i = 0; i < tensors.count; i++) {
         const assay_function_tensor *tensor = &tensors.items[i];
         const bool output = assay_role_of(tensor->path) == ASSAY_ROLE_OUTPUT;
+        if (output && i > 0 && assay_role_of(tensors.items[i - 1].path) != ASSAY_ROLE_OUTPUT)
+            TRY(describe_made(ctx, &config, list));
         if (!output) {
             TRY(describe_given(ctx, c, &config, tensor, list));
         } else if (tensor->integers) {

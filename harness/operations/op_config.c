@@ -249,7 +249,7 @@ static assay_status refuse_cutting_off(assay_context *ctx, const char *layer, co
 
 assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
 {
-    char layer[64];
+    char layer[sizeof c->op + 3];
     snprintf(layer, sizeof layer, "op %s", c->op);
     const assay_status status = assay_recipe_config_of(ctx, c, config);
     return status == ASSAY_OK ? refuse_cutting_off(ctx, layer, config) : status;

@@ -59,6 +59,13 @@ cleanup:
     return status;
 }
 
+/* By a recipe what its products take that it computed itself, and the gradients of what they give. */
+static bool quantises_made(const assay_mla_config *config, assay_mla_tensor tensor)
+{
+    const bool latent = tensor == ASSAY_MLA_MLA_Q || tensor == ASSAY_MLA_MLA_KV;
+    return config->recipe.recipe != NULL && (latent || tensor == ASSAY_MLA_ATTENTION_OUT || tensor > ASSAY_MLA_LSE);
+}
+
 /* Of a mesh: what has heads is each shard's own. */
 static assay_status describe_checkpoint(const assay_describer *d, const assay_mla_config *config,
                                         const assay_mesh *mesh, assay_mla_tensor tensor)
@@ -67,7 +74,11 @@ static assay_status describe_checkpoint(const assay_describer *d, const assay_ml
     const int64_t shards = assay_mesh_shards(mesh);
     const assay_tensor_row whole = assay_mla_tensor_row(config, tensor), part = assay_mla_tensor_row(&own, tensor);
     const assay_tensor_row each = assay_tensor_row_below("m", &shards, part);
-    return assay_describe_checkpoint(d, shards > 1 && assay_row_has_heads(&whole) ? &each : &whole);
+    const assay_status status =
+        assay_describe_checkpoint(d, shards > 1 && assay_row_has_heads(&whole) ? &each : &whole);
+    if (status == ASSAY_OK && whole.name != NULL && quantises_made(config, tensor))
+        d->list->entries[d->list->count - 1].made = true;
+    return status;
 }
 
 static assay_status describe_checkpoints(const assay_describer *d, const assay_mla_config *config,

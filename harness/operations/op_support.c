@@ -136,6 +136,13 @@ cleanup:
     return status;
 }
 
+/* By a recipe h is, but where it has codes, and gradients are. */
+static bool quantises_made(const assay_gated_mlp_config *config, int checkpoint)
+{
+    const bool hidden = checkpoint == ASSAY_MLP_INTERMEDIATE && config->hidden.format == NULL;
+    return config->recipe.recipe != NULL && (hidden || checkpoint >= ASSAY_MLPWI_GRADIENT);
+}
+
 assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
                                             assay_mlp_place place, assay_dims rows)
 {
@@ -144,6 +151,7 @@ assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assa
         const assay_tensor_row own = assay_mlp_checkpoint_row(config, place, i);
         const assay_tensor_row row = assay_tensor_row_below(rows.labels, rows.dims, own);
         TRY(assay_describe_checkpoint(d, &row));
+        if (row.name != NULL && quantises_made(config, i)) d->list->entries[d->list->count - 1].made = true;
     }
 cleanup:
     return status;

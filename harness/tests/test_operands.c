@@ -192,6 +192,7 @@ TEST(what_is_no_operand_is_refused)
         {"batch_split/mla", "quant_recipe=fp8_full", "mla would quantise nothing, or what it computed itself"},
         {"batch_split/get-key-value-mesh2", "quant_recipe=fp8_full", "the mesh has 2 shards, expected one"},
         {"batch_split/get-key-value-recipe", "act_quantization_calibration_method=fixed,1", "cuts something off"},
+        {"batch_split/shared-expert-recipe", "weight_quantization_calibration_method=fixed,1", "cuts something off"},
         {"batch_split/gmm", "quant_recipe=deepseek_v3", "expected fp8_full: gmm has no other"},
         {"batch_split/gmm-recipe", "dtype=float64", "dtype is float64, expected float32"},
         {"batch_split/gmm-recipe", "weight_quantization_calibration_method=fixed,0.9",

@@ -13,6 +13,52 @@ static assay_gated_mlp_config shared_config(const bs_run *run)
     return assay_moe_shared_config(&run->stack->config->moe, run->sizes.tokens);
 }
 
+/* By the recipe of a function by itself. */
+static assay_gated_mlp_config shared_config_of(const bs_moe_layer *at)
+{
+    assay_gated_mlp_config config = shared_config(at->run);
+    if (at->recipe != NULL) config.recipe = *at->recipe;
+    return config;
+}
+
+/* h of a shard, which a recipe quantises. */
+static assay_status show_hidden(assay_context *ctx, const bs_moe_layer *at, bool again, int64_t shard,
+                                const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config,
+                                double **spread)
+{
+    const int64_t count = config->rows * config->mlp_dim;
+    if (config->recipe.recipe == NULL) return ASSAY_OK;
+    return bs_made_show(ctx, at->made, "shared_intermediate", again, shard * count, count, r->h, spread);
+}
+
+/* The gradients of a shard's gate and up, which a recipe quantises. */
+typedef struct up_gradients {
+    const bs_moe_layer *at;
+    const assay_gated_mlp_config *config;
+    int64_t shard;
+    assay_gated_mlp_residuals *r; /* gets d_up_spread */
+    double *spread;
+} up_gradients;
+
+static assay_status show_up_gradients(assay_context *ctx, void *self, double *da, double *db)
+{
+    assay_status status = ASSAY_OK;
+    static const char *const names[] = {"shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
+    up_gradients *u = self;
+    double *const values[] = {da, db}, *spread[] = {NULL, NULL};
+    const int64_t count = u->config->rows * u->config->mlp_dim;
+    for (int i = 0; i < 2; i++) {
+        TRY(bs_made_show(ctx, u->at->made, names[i], false, u->shard * count, count, values[i], &spread[i]));
+    }
+    if (spread[0] == NULL) goto cleanup;
+    TRY(assay_alloc_f64(ctx, "spread of gradients", 2 * count, &u->spread));
+    for (int i = 0; i < 2; i++) memcpy(u->spread + i * count, spread[i], (size_t)count * sizeof(double));
+    u->r->d_up_spread = u->spread;
+cleanup:
+    for (int i = 0; i < 2; i++) free(spread[i]);
+    return status;
+}
+
 static assay_gated_mlp_weights shared_weights(const bs_run *run, const bs_weights *w, int64_t shard)
 {
     assay_gated_mlp_weights weights;
@@ -23,15 +69,23 @@ static assay_gated_mlp_weights shared_weights(const bs_run *run, const bs_weight
 assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_config config = shared_config(at->run);
+    const assay_gated_mlp_config config = shared_config_of(at);
     const int64_t size = config.rows * config.emb_dim;
     assay_gated_mlp_residuals residuals = {0};
+    double *spread = NULL;
     TRY(assay_gated_mlp_residuals_alloc(ctx, &residuals, &config));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
         const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
-        TRY(assay_gated_mlp_forward(ctx, y + shard * size, &residuals, x + shard * size, &w, &config));
+        TRY(assay_gated_mlp_up(ctx, &residuals, ASSAY_BRANCH_BOTH, x + shard * size, &w, &config));
+        assay_gated_mlp_gate(ctx, &residuals, &config);
+        TRY(show_hidden(ctx, at, false, shard, &residuals, &config, &spread));
+        residuals.h_spread = spread;
+        TRY(assay_gated_mlp_down(ctx, y + shard * size, &residuals, &w, &config));
+        free(spread);
+        spread = NULL;
     }
 cleanup:
+    free(spread);
     assay_gated_mlp_residuals_free(&residuals);
     return status;
 }
@@ -46,7 +100,7 @@ assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, 
                                     const double *x)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_config config = shared_config(at->run);
+    const assay_gated_mlp_config config = shared_config_of(at);
     const int64_t size = config.rows * config.emb_dim, shards = at->run->sizes.shards;
     void *room = NULL;
     TRY(assay_alloc(ctx, "residuals of the shared expert", shards, sizeof **shared, &room));
@@ -68,16 +122,29 @@ assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, do
                                   const double *x, const assay_gated_mlp_residuals *shared)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_config config = shared_config(at->run);
+    const assay_gated_mlp_config config = shared_config_of(at);
     const int64_t size = config.rows * config.emb_dim;
+    up_gradients up = {.at = at, .config = &config};
+    double *spread = NULL;
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
         const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
         assay_gated_mlp_gradients gradients = {.dx = dx + shard * size};
+        assay_gated_mlp_residuals r = shared[shard]; /* lent */
         for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) gradients.g[i] = bs_weight_of(at->run, at->g, BS_SHARED + i, shard);
-        TRY(assay_gated_mlp_backward(ctx, &gradients, dy + shard * size, shared + shard, x + shard * size, &w,
-                                     &config));
+        TRY(show_hidden(ctx, at, true, shard, &r, &config, &spread));
+        r.h_spread = spread;
+        up.shard = shard;
+        up.r = &r;
+        if (config.recipe.recipe != NULL) gradients.take_d_up = show_up_gradients;
+        gradients.self = &up;
+        TRY(assay_gated_mlp_backward(ctx, &gradients, dy + shard * size, &r, x + shard * size, &w, &config));
+        free(spread);
+        free(up.spread);
+        spread = up.spread = NULL;
     }
 cleanup:
+    free(spread);
+    free(up.spread);
     return status;
 }
 
@@ -91,7 +158,9 @@ static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const
                              const assay_gmm_dims *dims, int64_t shard)
 {
     static const assay_recipe_config none = {0};
-    const assay_recipe_given given = {.x = args->lhs + shard * dims->m * dims->k,
+    const int64_t rows = shard * dims->m * dims->k;
+    const assay_recipe_given given = {.x = args->lhs + rows,
+                                      .x_spread = args->lhs_spread == NULL ? NULL : args->lhs_spread + rows,
                                       .w = args->rhs + shard * dims->groups * dims->k * dims->n,
                                       .dy = dy == NULL ? NULL : dy + shard * dims->m * dims->n,
                                       .group_sizes = args->group_sizes + shard * dims->groups};

@@ -160,9 +160,10 @@ static const assay_batch_split_function table[] = {
      {T("inputs_grad", "mjaSD")}, .summed = true, .call = bs_call_mla_with_norms_bwd},
 
     {"shared_expert", NULL, W(SHARED_WEIGHTS), {T("inputs", "maSD")}, {T("y", "maSD")}, .products = "mTDF mTDF mTFD",
-     .call = bs_call_shared_expert},
+     .quantises = true, .made = {T("shared_intermediate", "maSF")}, .call = bs_call_shared_expert},
     {"shared_expert_bwd", "shared_expert", W(SHARED_WEIGHTS), {T("inputs", "maSD"), T("y_grad", "maSD")},
-     {T("inputs_grad", "maSD")}, .call = bs_call_shared_expert_bwd},
+     {T("inputs_grad", "maSD")}, .quantises = true,
+     .made = {T("shared_mlpwi_0_gradient", "maSF"), T("shared_mlpwi_1_gradient", "maSF")}, .call = bs_call_shared_expert_bwd},
     {"expert_group_mask", .in = {T("gate_logits", "mTE")}, .out = {T("mask", "mTE")}, .call = bs_call_expert_group_mask},
     {"expert_indices_and_weights",
      .in = {T("gate_logits", "mTE"), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS)},
@@ -211,11 +212,13 @@ static const assay_batch_split_function table[] = {
     {"compute_linear", NULL, W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
      {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
       T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS)},
-     {T("layer_wo", "mrD")}, .products = "mrHD", .call = bs_call_compute_linear},
+     {T("layer_wo", "mrD")}, .products = "mrHD", .quantises = true, .made = {T("intermediate_layer", "mrH")},
+     .call = bs_call_compute_linear},
     {"compute_linear_bwd", "compute_linear", W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
      {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
       T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS), T("layer_wo_grad", "mrD")},
-     {T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH"), T("weights_grad", "mr")}, .call = bs_call_compute_linear_bwd},
+     {T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH"), T("weights_grad", "mr")}, .quantises = true,
+     .call = bs_call_compute_linear_bwd},
 
     {"shared_expert_and_route", NULL, W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
      {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"),
@@ -423,6 +426,16 @@ static bool has_gradient(const bs_tensor_form *forms, const char *name)
     return false;
 }
 
+static assay_function_tensor *add_form(const assay_function_config *config, const bs_run *run, const char *folder,
+                                       const bs_tensor_form *form, assay_function_tensors *list)
+{
+    assay_function_tensor *tensor = add(list, folder, "", form->name);
+    snprintf(tensor->axes, sizeof tensor->axes, "%s", form->axes);
+    tensor->shape.rank = (int)strlen(form->axes);
+    for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = bs_axis_size(config, run, form->axes[k]);
+    return tensor;
+}
+
 static void add_arguments(const assay_function_config *config, const bs_run *run, const bs_tensor_form *forms,
                           bool results, assay_function_tensors *list)
 {
@@ -430,10 +443,7 @@ static void add_arguments(const assay_function_config *config, const bs_run *run
     for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
         const bs_tensor_form *form = &forms[i];
         if (strchr(form->axes, 'o') != NULL && run->factor == 1) continue; /* there is no microbatch but the last */
-        assay_function_tensor *tensor = add(list, results ? "outputs" : "inputs", "", form->name);
-        snprintf(tensor->axes, sizeof tensor->axes, "%s", form->axes);
-        tensor->shape.rank = (int)strlen(form->axes);
-        for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = bs_axis_size(config, run, form->axes[k]);
+        assay_function_tensor *tensor = add_form(config, run, results ? "outputs" : "inputs", form, list);
         tensor->holds = form->holds;
         tensor->integers = is_integer(form->holds);
         tensor->differentiated = bwd != NULL && has_gradient(results ? bwd->in : bwd->out, form->name);
@@ -554,20 +564,39 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
     if (bundles > 0) add_bundle(config, &run, "outputs", &f->bundles[bundles - 1], tensors);
 }
 
+static void add_made(const assay_function_config *config, const bs_run *run, const assay_batch_split_function *f,
+                     assay_function_tensors *made)
+{
+    for (int i = 0; f != NULL && i < BS_MOST_MADE && f->made[i].name != NULL; i++)
+        add_form(config, run, "checkpoints", &f->made[i], made);
+}
+
+void assay_function_made_of(const assay_function_config *config, assay_function_tensors *made)
+{
+    stack_run stack;
+    const bs_run run = run_of(config, &stack);
+    const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
+    made->count = 0;
+    if (config->recipe.recipe == NULL) return;
+    add_made(config, &run, forward != NULL ? forward : f, made);
+    add_made(config, &run, forward != NULL ? f : assay_function_backward(f), made);
+}
+
 bool assay_function_quantises(const assay_batch_split_function *f)
 {
     return f->quantises;
 }
 
-/* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, and what a calibration cuts off has no
- * gradient. */
+/* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, but within the shard_map of its
+ * route_compute_unroute, and what a calibration cuts off has no gradient. */
 static assay_status check_dot(assay_context *ctx, const assay_function_config *config)
 {
     const assay_recipe_config *r = &config->recipe;
     const char *name = config->function->name;
     const int64_t shards = assay_mesh_shards(&config->stack.sharding.mesh);
-    if (strncmp(name, "get_key_value", 13) != 0) return ASSAY_OK;
-    if (shards > 1)
+    const bool shared = strncmp(name, "shared_expert", 13) == 0;
+    if (strncmp(name, "get_key_value", 13) != 0 && !shared) return ASSAY_OK;
+    if (shards > 1 && !shared)
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "the mesh has %" PRId64
                           " shards, expected one: by %s the weight gradient of %s has scales of the "
@@ -589,8 +618,8 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
     if (!config->function->quantises) {
         return assay_fail(
             ctx, ASSAY_BAD_INPUT,
-            "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, whose "
-            "codes follow from no input",
+            "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, which "
+            "is here for compute_linear and shared_expert alone",
             r->name, config->function->name);
     }
     if (r->folds || r->wrong) return check_dot(ctx, config);
@@ -705,10 +734,12 @@ int64_t assay_function_memory(const assay_function_config *config)
 {
     stack_run stack;
     const bs_run run = run_of(config, &stack);
-    assay_function_tensors tensors;
+    assay_function_tensors tensors, made;
     double numbers = 0;
     assay_function_tensors_of(config, &tensors);
+    assay_function_made_of(config, &made);
     for (int i = 0; i < tensors.count; i++) numbers += 4 * (double)assay_shape_count(&tensors.items[i].shape);
+    for (int i = 0; i < made.count; i++) numbers += 6 * (double)assay_shape_count(&made.items[i].shape);
     for (int weight = 0; weight < BS_WEIGHTS; weight++)
         numbers += 3 * (double)run.sizes.shards * (double)bs_weight_count(&run, weight, true);
     const double bytes = numbers * (double)sizeof(double) + (double)assay_batch_split_memory(&config->stack);

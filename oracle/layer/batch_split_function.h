@@ -80,7 +80,7 @@ typedef struct assay_function_config {
 /* Whether no shard reads what another one has: its results are those of one shard with all rows. */
 bool assay_function_is_local(const assay_batch_split_function *f);
 
-/* Whether it quantises by a recipe: what it quantises is given to it, so codes and scales follow. */
+/* Whether it quantises by a recipe. */
 bool assay_function_quantises(const assay_batch_split_function *f);
 
 /* Refuses stacked weights whose axis a tensor does not have, and a recipe that the function has not. */
@@ -88,6 +88,9 @@ assay_status assay_function_check(assay_context *ctx, const assay_function_confi
 
 /* Inputs, then weights, then outputs. */
 void assay_function_tensors_of(const assay_function_config *config, assay_function_tensors *tensors);
+/* checkpoints/: what it, or the function that it is the gradient of, computes and then quantises by the recipe, and what backward does so
+ * beside that. A run may read "spread/checkpoints/NAME" of each (oracle/ops/quantised_spread.h). */
+void assay_function_made_of(const assay_function_config *config, assay_function_tensors *made);
 /* What a second form takes from the table: names and shapes. */
 typedef struct assay_function_view {
     const assay_function_config *config;
@@ -101,7 +104,7 @@ typedef struct assay_function_view {
 } assay_function_view;
 void assay_function_view_of(const assay_function_config *config, assay_function_view *view);
 
-/* Reads inputs and weights, writes the outputs that the sink wants, and of a forward function gradients/ from
+/* Reads inputs and weights, writes the outputs and checkpoints that the sink wants, and of a forward function gradients/ from
  * cotangents/, where one is wanted. */
 assay_status assay_function_run(assay_context *ctx, const assay_function_config *config, const assay_source *in,
                                 const assay_sink *out);

@@ -8,7 +8,7 @@
 #include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/batch_split_weights.h"
 
-enum { BS_MOST_ARGUMENTS = 12 };
+enum { BS_MOST_ARGUMENTS = 12, BS_MOST_MADE = 4 };
 
 /* An input or a result. Microbatches of a list lie one after the other, each [M,...], whatever the tensor's own order. */
 typedef struct bs_slot {
@@ -24,6 +24,7 @@ typedef struct bs_call {
     bs_weights w, g; /* gathered; all gradients that the function has, NaN before */
     bs_slot in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
     bs_weights bundles[3]; /* of functions on all weights: those that it takes, then the one that it gives */
+    bs_made made;          /* where what it computes and quantises by the recipe goes */
 } bs_call;
 
 typedef struct bs_tensor_form {
@@ -55,6 +56,8 @@ struct assay_batch_split_function {
         *products;  /* axes of each product, " " between them; NULL: there are none. Of forward also of its _bwd */
     bool summed;    /* the norms' gradients come summed over the shards already */
     bool quantises; /* it has fp8_full */
+    /* What it computes and then quantises; a _bwd: beside what its forward function does, and makes again. */
+    bs_tensor_form made[BS_MOST_MADE];
     assay_status (*call)(assay_context *ctx, bs_call *c);
 };
 

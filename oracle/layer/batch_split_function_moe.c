@@ -11,7 +11,7 @@
 
 static bs_moe_layer layer_of(const bs_call *c)
 {
-    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config->recipe};
+    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config->recipe, .made = &c->made};
 }
 
 /* --- the shared expert --- */

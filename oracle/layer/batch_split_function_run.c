@@ -63,6 +63,7 @@ static assay_status call_open(assay_context *ctx, const assay_function_config *c
     *opened = memset(c, 0, sizeof *c);
     c->config = config;
     c->stack = (stack_run){.config = &config->stack, .in = &no_source, .out = &no_sink};
+    c->made = (bs_made){.in = &no_source, .out = &no_sink};
     bs_run_of(&c->run, &c->stack);
     TRY(assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers));
 cleanup:
@@ -393,6 +394,10 @@ static bool wants_gradient(const assay_batch_split_function *bwd, const assay_si
 {
     char path[ASSAY_PATH_SIZE], of[ASSAY_PATH_SIZE];
     bool wanted = false;
+    for (int i = 0; i < BS_MOST_MADE && bwd->made[i].name != NULL; i++) {
+        path_in(path, "checkpoints", "", bwd->made[i].name);
+        wanted |= out->wants(out->self, path);
+    }
     for (int i = 0; i < BS_MOST_ARGUMENTS && bwd->out[i].name != NULL; i++) {
         is_gradient(bwd->out[i].name, of);
         path_in(path, "gradients/inputs", "", of);
@@ -414,6 +419,7 @@ static assay_status run_gradient(assay_context *ctx, const assay_function_config
     bs_call *c = NULL;
     if (bwd == NULL || !wants_gradient(bwd, out)) return ASSAY_OK;
     TRY(call_open(ctx, config, &c));
+    c->made = (bs_made){.in = in, .out = out, .after_forward = true};
     TRY(fill_backward(ctx, c, forward, f, bwd, in));
     TRY(evaluate(ctx, c, bwd));
     for (int i = 0; i < BS_MOST_ARGUMENTS && bwd->out[i].name != NULL; i++) {
@@ -475,6 +481,7 @@ assay_status assay_function_run(assay_context *ctx, const assay_function_config 
     const assay_batch_split_function *f = config->function;
     bs_call *c = NULL;
     TRY(call_open(ctx, config, &c));
+    c->made = (bs_made){.in = in, .out = out};
     TRY(read_all(ctx, c, f, in, true));
     if (f->bundles[0].lying != BS_NO_BUNDLE) {
         TRY(run_bundles(ctx, c, in, out));

@@ -2,19 +2,42 @@
  * own are 0 on the way in, so they are 0 all the way.
  *
  * The schedule weighs the rows that go into wo. A kernel that weighs those that come out computes the same with other
- * roundings, above all of a gradient that cancels in the product with wo: half of the emulated runs are such a kernel.
+ * roundings, above all of a gradient that cancels in the product with wo: half of the emulated runs are such a kernel. By a
+ * recipe it is not the same: what is quantised is h weighed.
  */
 #include <stdlib.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/moe/permute.h"
 #include "oracle/ops/glu.h"
 #include "oracle/ops/vector_sums.h"
 
-static bool weighs_outputs(const assay_context *ctx)
+static bool quantises(const bs_moe_layer *at)
 {
-    return assay_takes_second_form(ctx);
+    return at->recipe != NULL && at->recipe->recipe != NULL;
+}
+
+static bool weighs_outputs(const assay_context *ctx, const bs_moe_layer *at)
+{
+    return assay_takes_second_form(ctx) && !quantises(at);
+}
+
+/* Beside products of codes, which are exact, errors of functions show as in a run stage by stage: the context that has them. */
+typedef struct gate_context {
+    assay_context ctx;
+    assay_emulation emulation;
+} gate_context;
+
+static const assay_context *gate_context_of(const assay_context *ctx, const bs_moe_layer *at, gate_context *own)
+{
+    if (!quantises(at) || ctx->emulation == NULL) return ctx;
+    own->ctx = *ctx;
+    own->emulation = *ctx->emulation;
+    own->emulation.staged = true;
+    own->ctx.emulation = &own->emulation;
+    return &own->ctx;
 }
 
 static int64_t row_count(const bs_run *run)
@@ -28,7 +51,8 @@ static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_routed *routed, 
                          .rhs = at->w->values[BS_ROUTED + ASSAY_MLP_WO],
                          .group_sizes = routed->group_sizes,
                          .k = at->run->stack->config->moe.moe_mlp_dim,
-                         .n = at->run->mla.emb_dim};
+                         .n = at->run->mla.emb_dim,
+                         .recipe = at->recipe};
 }
 
 static assay_gated_mlp_config glu_config(const bs_run *run)
@@ -37,16 +61,30 @@ static assay_gated_mlp_config glu_config(const bs_run *run)
 }
 
 /* hidden [M,R,H]: silu(layer_w0) * layer_w1. */
-static void gate_rows(const assay_context *ctx, const bs_run *run, double *hidden, const bs_gating *gating)
+static void gate_rows(const assay_context *ctx, const bs_moe_layer *at, double *hidden, const bs_gating *gating)
 {
+    const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim;
     const assay_gated_mlp_config config = glu_config(run);
+    gate_context own;
+    const assay_context *gate = gate_context_of(ctx, at, &own);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < row_count(run); row++) {
-        const int64_t at = row * width;
-        assay_glu_forward(ctx, hidden + at, gating->layer_w0 + at, gating->layer_w1 + at, width, &config);
-        assay_round(ctx, ASSAY_ROUND_STORAGE, width, hidden + at);
+        const int64_t first = row * width;
+        assay_glu_forward(gate, hidden + first, gating->layer_w0 + first, gating->layer_w1 + first, width, &config);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, width, hidden + first);
     }
+}
+
+/* What goes into wo of h, in its place; a recipe quantises it, and spread is what may be said of its errors. */
+static assay_status weigh_hidden(assay_context *ctx, const bs_moe_layer *at, bool again, double *hidden,
+                                 const bs_routed *routed, double **spread)
+{
+    const int64_t rows = row_count(at->run), width = at->run->stack->config->moe.moe_mlp_dim;
+    assay_weigh_rows(ctx, hidden, routed->weights, hidden, rows, width);
+    if (!quantises(at)) return ASSAY_OK;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, hidden);
+    return bs_made_show(ctx, at->made, "intermediate_layer", again, 0, rows * width, hidden, spread);
 }
 
 assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
@@ -55,32 +93,37 @@ assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, doubl
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim, dim = run->mla.emb_dim;
-    double *hidden = NULL;
+    double *hidden = NULL, *spread = NULL;
     TRY(bs_alloc_shards(ctx, run, "hidden rows", run->sizes.copies, width, &hidden));
-    const bs_gmm_args args = linear_args(at, routed, hidden);
-    gate_rows(ctx, run, hidden, gating);
-    if (!weighs_outputs(ctx)) assay_weigh_rows(ctx, hidden, routed->weights, hidden, rows, width);
+    bs_gmm_args args = linear_args(at, routed, hidden);
+    gate_rows(ctx, at, hidden, gating);
+    if (!weighs_outputs(ctx, at)) TRY(weigh_hidden(ctx, at, false, hidden, routed, &spread));
+    args.lhs_spread = spread;
     TRY(bs_gmm(ctx, run, y, &args));
-    if (weighs_outputs(ctx)) {
+    if (weighs_outputs(ctx, at)) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
         assay_weigh_rows(ctx, y, routed->weights, y, rows, dim);
     }
 cleanup:
     free(hidden);
+    free(spread);
     return status;
 }
 
 /* From the gradient of each row's h to those of what it came from. */
-static void gate_rows_bwd(const assay_context *ctx, const bs_run *run, bs_gating *d_gating, const double *d_hidden,
+static void gate_rows_bwd(const assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, const double *d_hidden,
                           const bs_gating *gating)
 {
+    const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim;
     const assay_gated_mlp_config config = glu_config(run);
+    gate_context own;
+    const assay_context *gate = gate_context_of(ctx, at, &own);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < row_count(run); row++) {
-        const int64_t at = row * width;
-        assay_glu_backward(ctx, d_gating->layer_w0 + at, d_gating->layer_w1 + at, d_hidden + at, gating->layer_w0 + at,
-                           gating->layer_w1 + at, width, &config);
+        const int64_t first = row * width;
+        assay_glu_backward(gate, d_gating->layer_w0 + first, d_gating->layer_w1 + first, d_hidden + first,
+                           gating->layer_w0 + first, gating->layer_w1 + first, width, &config);
     }
 }
 
@@ -101,14 +144,19 @@ static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *a
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim;
-    const bs_gmm_args args = linear_args(at, routed, hidden);
-    assay_weigh_rows(ctx, hidden, routed->weights, hidden, rows, width);
+    bs_gmm_args args = linear_args(at, routed, hidden);
+    double *spread = NULL;
+    TRY(weigh_hidden(ctx, at, true, hidden, routed, &spread));
+    args.lhs_spread = spread;
     TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], dy, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
-    gate_rows(ctx, run, hidden, gating);
+    gate_rows(ctx, at, hidden, gating);
     weights_bwd(ctx, run, d_weights, hidden, d_hidden, width);
     assay_weigh_rows(ctx, d_hidden, routed->weights, d_hidden, rows, width);
+    /* else the members that weigh outputs err by more */
+    if (quantises(at)) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
 cleanup:
+    free(spread);
     return status;
 }
 
@@ -142,13 +190,13 @@ assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, b
     double *hidden = NULL, *d_hidden = NULL;
     TRY(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
     TRY(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
-    gate_rows(ctx, run, hidden, gating);
-    if (weighs_outputs(ctx)) {
+    gate_rows(ctx, at, hidden, gating);
+    if (weighs_outputs(ctx, at)) {
         TRY(weighed_outputs_bwd(ctx, at, d_hidden, d_weights, dy, hidden, routed));
     } else {
         TRY(weighed_inputs_bwd(ctx, at, d_hidden, d_weights, dy, hidden, gating, routed));
     }
-    gate_rows_bwd(ctx, run, d_gating, d_hidden, gating);
+    gate_rows_bwd(ctx, at, d_gating, d_hidden, gating);
 cleanup:
     free(hidden);
     free(d_hidden);

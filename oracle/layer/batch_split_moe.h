@@ -12,13 +12,15 @@
 #define ASSAY_LAYER_BATCH_SPLIT_MOE_H
 
 #include "oracle/layer/batch_split_internal.h"
+#include "oracle/layer/batch_split_made.h"
 #include "oracle/ops/quant_recipe.h"
 
 /* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
 typedef struct bs_moe_layer {
     const bs_run *run;
     const bs_weights *w, *g;
-    const assay_recipe_config *recipe; /* of compute_gating alone; NULL: none */
+    const assay_recipe_config *recipe; /* of a function by itself; NULL: none */
+    const bs_made *made;               /* NULL: nobody looks */
 } bs_moe_layer;
 
 /* --- choosing experts (batch_split_selection.c) --- */
@@ -108,6 +110,7 @@ assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, do
 
 typedef struct bs_gmm_args {
     const double *lhs;          /* [M,R,k] */
+    const double *lhs_spread;   /* of one that a recipe quantises (quantised_spread.h); NULL: it is exact */
     const double *rhs;          /* [M,E/P,k,n] */
     const int32_t *group_sizes; /* [M,E/P] */
     int64_t k, n;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "oracle/spec/spec_batch_split_function_internal.h"
+#include "oracle/spec/spec_recipe.h"
 
 /* The gradient of the result `name`, as a _bwd or a case of the forward function is given it; NULL: none is. */
 static const spec_quad *cotangent_of(const spec_call *c, const spec_tensors *in, const char *name)
@@ -164,6 +165,171 @@ cleanup:
     return status;
 }
 
+/* --- from gate and up on: what is quantised is their h, weighed --- */
+
+/* What one shard has, and its results. */
+typedef struct linear {
+    const spec_quad *a, *b, *weights;
+    spec_quad *hidden, *da, *db, *d_weights;
+} linear;
+
+static spec_quad gated(spec_quad a)
+{
+    return a * spec_sigmoid(a);
+}
+
+static spec_quad slope_of_gated(spec_quad a)
+{
+    return spec_sigmoid(a) * (1 + a * (1 - spec_sigmoid(a)));
+}
+
+/* d_hidden [R,H]: the gradient of h weighed. */
+static void linear_gradients(const linear *l, const spec_quad *d_hidden, int64_t count, int64_t width)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t row = i / width;
+        const spec_quad dh = d_hidden[i] * l->weights[row];
+        l->da[i] = dh * l->b[i] * slope_of_gated(l->a[i]);
+        l->db[i] = dh * gated(l->a[i]);
+        l->d_weights[row] += d_hidden[i] * gated(l->a[i]) * l->b[i];
+    }
+}
+
+/* dwo [E/P,H,D] is added to. */
+static assay_status shard_linear(spec_call *c, const linear *l, const spec_quad *dy, int64_t shard, spec_quad *dwo)
+{
+    assay_status status;
+    const int64_t copies = c->s.copies, width = c->config->stack.moe.moe_mlp_dim, dim = c->mla->emb_dim;
+    const int64_t groups = c->s.local_experts, kernel = groups * width * dim;
+    const int32_t *sizes = spec_given_indices(c, "inputs/group_sizes") + shard * groups;
+    spec_recipe_layer layer = {.recipe = &c->config->recipe,
+                               .rows = copies,
+                               .k = width,
+                               .n = dim,
+                               .groups = groups,
+                               .counts_all = true,
+                               .x = l->hidden,
+                               .w = spec_in_shard(c, "weights/wo", shard),
+                               .dy = dy};
+    void *group = NULL;
+    spec_quad *d_hidden = NULL, *part = NULL;
+    TRY(assay_alloc(c->ctx, "groups of rows", copies, sizeof *layer.group, &group));
+    TRY(spec_alloc(c->ctx, copies * width, &d_hidden));
+    TRY(spec_alloc(c->ctx, kernel, &part));
+    for (int64_t row = 0, g = 0, end = sizes[0]; row < copies; row++) {
+        while (g < groups && row == end) end += ++g < groups ? sizes[g] : 0;
+        ((int64_t *)group)[row] = g < groups ? g : -1;
+    }
+    layer.group = group;
+    for (int64_t i = 0; i < copies * width; i++) l->hidden[i] = gated(l->a[i]) * l->b[i] * l->weights[i / width];
+    TRY(spec_recipe_take(c->ctx, &layer));
+    TRY(spec_recipe_take_back(c->ctx, &layer));
+    spec_recipe_forward(&layer, spec_out_shard(c, "outputs/layer_wo", shard));
+    spec_recipe_backward(&layer, d_hidden, part);
+    linear_gradients(l, d_hidden, copies * width, width);
+    for (int64_t i = 0; i < kernel; i++) dwo[i] += part[i];
+cleanup:
+    spec_recipe_free(&layer);
+    free(group);
+    free(d_hidden);
+    free(part);
+    return status;
+}
+
+static assay_status compute_linear(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status;
+    const int64_t copies = c->s.copies, width = c->config->stack.moe.moe_mlp_dim, dim = c->mla->emb_dim;
+    const int64_t kernel = c->s.local_experts * width * dim;
+    const assay_shape of_h = assay_shape_of(3, c->s.shards, copies, width),
+                      of_rows = assay_shape_of(2, c->s.shards, copies);
+    const assay_shape of_wo = c->view->backward
+                                  ? assay_shape_of(4, c->s.shards, c->s.local_experts, width, dim)
+                                  : assay_shape_of(3, c->s.expert_shards * c->s.local_experts, width, dim);
+    const spec_quad *dy = cotangent_of(c, in, "layer_wo");
+    spec_quad *hidden = NULL, *da = NULL, *db = NULL, *d_weights = NULL, *dwo = NULL;
+    TRY(spec_tensors_add(c->ctx, out, "checkpoints/intermediate_layer", &of_h, &hidden));
+    TRY(add_gradient(c, out, "inputs", "layer_w0", &of_h, &da));
+    TRY(add_gradient(c, out, "inputs", "layer_w1", &of_h, &db));
+    TRY(add_gradient(c, out, "inputs", "weights", &of_rows, &d_weights));
+    TRY(add_gradient(c, out, "weights", "wo", &of_wo, &dwo));
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        const int64_t at = shard * copies * width, of = c->view->backward ? shard : shard % c->s.expert_shards;
+        const linear l = {.a = spec_in_shard(c, "inputs/layer_w0", shard),
+                          .b = spec_in_shard(c, "inputs/layer_w1", shard),
+                          .weights = spec_in_shard(c, "inputs/weights", shard),
+                          .hidden = hidden + at,
+                          .da = da + at,
+                          .db = db + at,
+                          .d_weights = d_weights + shard * copies};
+        TRY(shard_linear(c, &l, dy + shard * copies * dim, shard, dwo + of * kernel));
+    }
+cleanup:
+    return status;
+}
+
+/* --- the shared expert: a gated MLP of each shard --- */
+
+static assay_status shared_expert(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    enum { WEIGHTS = 3, MADE = 3 };
+    static const char *const weights[WEIGHTS] = {"shared_w0", "shared_w1", "shared_wo"};
+    static const char *const made[MADE] = {"shared_intermediate", "shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
+    static const int places[WEIGHTS] = {ASSAY_MLP_WI_0, ASSAY_MLP_WI_1, ASSAY_MLP_WO};
+    assay_status status = ASSAY_OK;
+    const int64_t rows = c->s.tokens, dim = c->mla->emb_dim, width = c->config->stack.moe.shared_mlp_dim;
+    const assay_gated_mlp_config config = {.rows = rows,
+                                           .emb_dim = dim,
+                                           .mlp_dim = width,
+                                           .activation = {ASSAY_SILU, ASSAY_LINEAR},
+                                           .recipe = c->config->recipe};
+    const assay_shape of_x = spec_tensors_find(&c->in, "inputs/inputs")->shape;
+    const assay_shape of_h = assay_shape_of(4, of_x.dims[0], of_x.dims[1], of_x.dims[2], width);
+    const spec_quad *dy = cotangent_of(c, in, "y");
+    spec_quad *dx = NULL, *dw[WEIGHTS], *shown[MADE];
+    spec_recipe_mlp m = {0};
+    void *group = NULL;
+    TRY(add_gradient(c, out, "inputs", "inputs", &of_x, &dx));
+    for (int i = 0; i < WEIGHTS; i++) {
+        const int64_t k = i < 2 ? dim : width, n = i < 2 ? width : dim;
+        const assay_shape own = assay_shape_of(3, c->s.shards, k, n), whole = assay_shape_of(2, k, n);
+        TRY(add_gradient(c, out, "weights", weights[i], c->view->backward ? &own : &whole, &dw[i]));
+    }
+    for (int i = 0; i < MADE; i++) {
+        char path[ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "checkpoints/%s", made[i]);
+        TRY(spec_tensors_add(c->ctx, out, path, &of_h, &shown[i]));
+    }
+    TRY(assay_alloc(c->ctx, "groups of rows", rows, sizeof *m.group, &group));
+    memset(group, 0, (size_t)rows * sizeof *m.group);
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        m = (spec_recipe_mlp){.config = &config, .rows = rows, .groups = 1, .group = group};
+        m.x = spec_in_shard(c, "inputs/inputs", shard);
+        m.dy = dy + shard * rows * dim;
+        for (int i = 0; i < WEIGHTS; i++) {
+            char path[ASSAY_PATH_SIZE];
+            snprintf(path, sizeof path, "weights/%s", weights[i]);
+            m.w[places[i]] = spec_in_shard(c, path, shard);
+        }
+        TRY(spec_recipe_mlp_run(c->ctx, &m));
+        const spec_quad *const values[MADE] = {m.h, m.gradient[0], m.gradient[1]};
+        memcpy(spec_out_shard(c, "outputs/y", shard), m.y, (size_t)(rows * dim) * sizeof *m.y);
+        memcpy(dx + shard * rows * dim, m.dx, (size_t)(rows * dim) * sizeof *m.dx);
+        for (int i = 0; i < MADE; i++)
+            memcpy(shown[i] + shard * rows * width, values[i], (size_t)(rows * width) * sizeof *values[i]);
+        for (int i = 0; i < WEIGHTS; i++) {
+            spec_quad *to = dw[i] + (c->view->backward ? shard * dim * width : 0); /* of forward the sum over shards */
+            for (int64_t k = 0; k < dim * width; k++) to[k] += m.dw[places[i]][k];
+        }
+        spec_recipe_mlp_free(&m);
+        m = (spec_recipe_mlp){0};
+    }
+cleanup:
+    spec_recipe_mlp_free(&m);
+    free(group);
+    return status;
+}
+
 /* --- keys and values: one product of all rows --- */
 
 static assay_status key_value(spec_call *c, const spec_tensors *in, spec_tensors *out)
@@ -228,6 +394,10 @@ assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_
         TRY(products_of(c, in, out, &gmm));
     } else if (strcmp(c->view->name, "compute_gating") == 0) {
         TRY(products_of(c, in, out, &gating));
+    } else if (strcmp(c->view->name, "compute_linear") == 0) {
+        TRY(compute_linear(c, in, out));
+    } else if (strcmp(c->view->name, "shared_expert") == 0) {
+        TRY(shared_expert(c, in, out));
     } else if (strcmp(c->view->name, "get_key_value") == 0) {
         TRY(key_value(c, in, out));
     } else {

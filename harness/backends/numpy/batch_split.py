@@ -1,7 +1,7 @@
 """Functions of the batch-split module that have a recipe, in numpy, over all shards: docs/operations.md#batch_split."""
 import numpy as np
 
-from kernels_basic import grouped_product
+from kernels_basic import GatedMlp, activation, grouped_product
 from quant_recipes import Recipe, vectors
 from request import Unsupported
 
@@ -65,6 +65,48 @@ def products(ar, s, t, cotangent, names):
             {w: np.stack(v) for w, v in d_weights.items()})
 
 
+def linear(ar, s, t, cotangent):
+    """From gate and up on, each row weighed before the product."""
+    a, b, weight, wo = (t[n] for n in ("inputs/layer_w0", "inputs/layer_w1", "inputs/weights", "weights/wo"))
+    sizes, dy, parts = t["inputs/group_sizes"], t[cotangent("layer_wo")], expert_shards(s)
+    local, recipe = len(wo) // parts, s.text.get("quant_recipe", "") != ""
+    f, df = activation(ar, s, "silu")(a)
+    h = ar.keep(f * b)
+    weighed = ar.keep(ar.made("intermediate_layer", h * weight[..., None]))
+    y, d_weighed, d_wo = [], [], []
+    for shard, x in enumerate(weighed):
+        own = wo[shard % parts * local :][:local]
+        y_of, back = grouped_product(ar, x, own, sizes[shard], Recipe(s, x, own, sizes[shard]) if recipe else None)
+        for to, value in zip((y, d_weighed, d_wo), (y_of, *back(dy[shard]))):
+            to.append(value)
+    d = ar.keep(np.stack(d_weighed))
+    dh = ar.keep(d * weight[..., None])
+    return {"layer_wo": np.stack(y)}, {"layer_w0": dh * b * df, "layer_w1": dh * f, "weights": ar.sum(h * d, -1)}, {
+        "wo": np.stack(d_wo)}, {"intermediate_layer": weighed} if recipe else {}
+
+
+def shared_expert(ar, s, t, cotangent):
+    """A gated MLP of each shard."""
+    weights = ("shared_w0", "shared_w1", "shared_wo")
+    wi_0, wi_1, wo = (t["weights/" + w] for w in weights)
+    x, dy = t["inputs/inputs"], t[cotangent("y")]
+    y, d_x, d_w, shown = [], [], {w: [] for w in weights}, {}
+    for shard, d in zip(x, dy):
+        mlp, rows = GatedMlp(ar, s), shard.reshape(-1, x.shape[-1])
+        y_of, back = mlp.by_recipe(rows, (wi_0, wi_1), wo) if mlp.recipe else mlp(rows, wi_0, wi_1, wo)
+        d_rows, gradients, _ = back(d.reshape(rows.shape))
+        y.append(y_of)
+        d_x.append(d_rows)
+        for w, gradient in zip(weights, gradients):
+            d_w[w].append(gradient)
+        if mlp.recipe:
+            numbers = (mlp.made[2], *mlp.made_back[:2])
+            for name, value in zip(("shared_intermediate", "shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"), numbers):
+                shown.setdefault(name, []).append(value.reshape(*shard.shape[:-1], -1))
+    return {"y": np.stack(y).reshape(x.shape)}, {"inputs": np.stack(d_x).reshape(x.shape)}, {
+        w: np.stack(v) for w, v in d_w.items()}, {n: np.stack(v) for n, v in shown.items()}
+
+
 def key_value(ar, s, t, cotangent):
     """One product of all rows; the rotated part of keys is the same for every head."""
     x, rope, kernel = t["inputs/low_rank_main"], t.get("inputs/key_rope"), t["weights/wkv_b_weights"]
@@ -92,19 +134,25 @@ def run_function(ar, s, t):
     def cotangent(result):
         return f"inputs/{result}_grad" if backward else "cotangents/" + result
 
+    quantised = {}
     if forward == "quantized_psum_scatter":
         made, d_inputs, d_weights = psum_scatter(ar, s, t, cotangent)
+    elif forward == "compute_linear":
+        made, d_inputs, d_weights, quantised = linear(ar, s, t, cotangent)
+    elif forward == "shared_expert":
+        made, d_inputs, d_weights, quantised = shared_expert(ar, s, t, cotangent)
     elif forward == "get_key_value":
         made, d_inputs, d_weights = key_value(ar, s, t, cotangent)
     elif forward in PRODUCTS:
         made, d_inputs, d_weights = products(ar, s, t, cotangent, PRODUCTS[forward])
     else:
         raise Unsupported("no function " + name)
+    quantised = {"checkpoints/" + n: v for n, v in quantised.items()}
     if backward:
-        return {f"outputs/{n}_grad": g for n, g in (d_inputs | d_weights).items()}
+        return quantised | {f"outputs/{n}_grad": g for n, g in (d_inputs | d_weights).items()}
     parts = expert_shards(s)
     whole = {}
-    for n, g in d_weights.items():  # shards behind each other have the same experts again
-        groups = g.reshape(-1, parts * g.shape[1], *g.shape[2:])
+    for n, g in d_weights.items():  # shards behind each other have the same experts again, or all the whole weight
+        groups = g if g.shape[1:] == t["weights/" + n].shape else g.reshape(-1, parts * g.shape[1], *g.shape[2:])
         whole["gradients/weights/" + n] = groups[0] if len(groups) == 1 else ar.sum(ar.keep(groups), 0)
-    return {"outputs/" + n: v for n, v in made.items()} | {"gradients/inputs/" + n: g for n, g in d_inputs.items()} | whole
+    return quantised | {"outputs/" + n: v for n, v in made.items()} | {"gradients/inputs/" + n: g for n, g in d_inputs.items()} | whole

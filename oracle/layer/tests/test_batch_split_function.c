@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/layer/batch_split_function.h"
 #include "oracle/layer/tests/layer_case.h"
+#include "oracle/ops/quantised_spread.h"
 #include "tests/support/assay_test.h"
 #include "tests/support/test_tensors.h"
 
@@ -225,6 +227,49 @@ TEST(a_bwd_is_the_gradient_of_its_function)
     assert_true(compare_with_gradients("fp8_full") >= 20);
 }
 
+/* What a function computes and then quantises: shown once, the same in forward and in backward, and moved in an emulated run alone,
+ * by what the source says of it. */
+TEST(what_is_made_and_quantised_is_shown_and_moved)
+{
+    for (int i = 0; function(i) != NULL; i++) {
+        const assay_function_config config = config_by(function(i), "fp8_full");
+        assay_context ctx = assay_context_default(1);
+        assay_function_tensors tensors, made;
+        test_tensors in = {0}, plain = {0}, spread = {0}, moved = {0};
+        assay_function_made_of(&config, &made);
+        if (made.count == 0) continue;
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        run(&ctx, &config, &in, &plain);
+        for (int k = 0; k < made.count; k++) {
+            char path[ASSAY_PATH_SIZE];
+            const assay_tensor *t = assay_tensor_set_find(&plain.set, made.items[k].path);
+            if (t == NULL) fail_msg("%s shows no %s", assay_function_name(function(i)), made.items[k].path);
+            assert_int_equal(t->count, assay_shape_count(&made.items[k].shape));
+            assert_int_equal(t->written, t->count);
+            assay_spread_path(made.items[k].path, path);
+            double *values = test_tensors_add(&in, path, t->count);
+            for (int64_t n = 0; n < t->count; n++) values[n] = 0.05;
+        }
+        run(&ctx, &config, &in, &spread); /* no emulated run */
+        const assay_emulation emulation = {
+            .precision = {.given = ASSAY_FLOAT64}, .storage = ASSAY_FLOAT64, .multiply = ASSAY_FLOAT64, .seed = 5};
+        ctx.emulation = &emulation;
+        run(&ctx, &config, &in, &moved);
+        bool other = false;
+        for (int k = 0; k < plain.set.count; k++) {
+            const assay_tensor *a = &plain.set.items[k], *b = assay_tensor_set_find(&spread.set, a->spec.path),
+                               *c = assay_tensor_set_find(&moved.set, a->spec.path);
+            if (a->values == NULL) continue;
+            assert_same_bits(a->values, b->values, a->count);
+            other |= memcmp(a->values, c->values, (size_t)a->count * sizeof(double)) != 0;
+        }
+        assert_true(other);
+        test_tensors *all[] = {&in, &plain, &spread, &moved};
+        for (int k = 0; k < 4; k++) assay_tensor_set_free(&all[k]->set);
+    }
+}
+
 /* Memory that is short at any allocation is reported, and nothing is lost. */
 TEST(no_memory_is_reported)
 {
@@ -233,6 +278,9 @@ TEST(no_memory_is_reported)
                                         "route_compute_unroute",
                                         "insert_layer_ws_grad",
                                         "compute_gating_bwd",
+                                        "compute_linear_bwd",
+                                        "shared_expert",
+                                        "shared_expert_bwd",
                                         "quantized_psum_scatter_bwd"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const assay_function_config config = config_by(assay_batch_split_function_of(names[i]), "fp8_full");

@@ -1,4 +1,6 @@
 /* Functions of the batch-split module, in the second form, against numbers found by hand. */
+#include <math.h>
+
 #include "oracle/layer/batch_split_function.h"
 #include "oracle/spec/tests/spec_case.h"
 
@@ -129,5 +131,29 @@ TEST(rows_of_no_group_count_for_scales)
     evaluate_by_recipe(&c, &config);
     assert_result(&c, "outputs/inputs_grad", 4, (double[]){2016, 0, 2016, 0}, 0.01);
     assert_result(&c, "outputs/kernel_grad", 2, (double[]){1792, 2016}, 0.01);
+    case_end(&c);
+}
+
+/* h is w0 sigmoid(w0) w1 weight = 2 sigmoid(2) * 56 / sigmoid(2) * 4 = 448: its scale is 1, as those of wo and of dy. */
+TEST(what_goes_into_wo_is_quantised_weighed)
+{
+    spec_case c;
+    assay_function_config config = config_of("compute_linear_bwd");
+    const double s = 1 / (1 + exp(-2)), up = 56 / s;
+    case_start(&c, 1);
+    case_values(&c, "inputs/layer_w0", (double[]){2, 2, 2, 2}, DIMS(2, 2, 1));
+    case_values(&c, "inputs/layer_w1", (double[]){up, up, up, up}, DIMS(2, 2, 1));
+    case_values(&c, "inputs/weights", (double[]){4, 4, 4, 4}, DIMS(2, 2));
+    case_indices(&c, "inputs/group_sizes", (int32_t[]){1, 1}, DIMS(2, 1));
+    case_values(&c, "weights/wo", (double[]){448, 448}, DIMS(2, 1, 1));
+    case_values(&c, "inputs/layer_wo_grad", (double[]){4.5, 57344, 4.5, 1}, DIMS(2, 2, 1));
+    evaluate_by_recipe(&c, &config);
+    assert_result(&c, "checkpoints/intermediate_layer", 4, (double[]){448, 448, 448, 448}, 1e-12);
+    /* the gradient of h weighed is 4.5 * 448, as 4.5 is its row's largest; for wo it goes to 4 where a row of no group is larger */
+    assert_result(&c, "outputs/weights_grad", 4, (double[]){2016 * 112., 0, 2016 * 112., 0}, 0.01);
+    assert_result(&c, "outputs/layer_w1_grad", 4, (double[]){2016 * 8 * s, 0, 2016 * 8 * s, 0}, 0.01);
+    assert_result(&c, "outputs/layer_w0_grad", 4,
+                  (double[]){2016 * 4 * up * s * (1 + 2 * (1 - s)), 0, 2016 * 4 * up * s * (1 + 2 * (1 - s)), 0}, 0.01);
+    assert_result(&c, "outputs/wo_grad", 2, (double[]){1792, 2016}, 0.01);
     case_end(&c);
 }

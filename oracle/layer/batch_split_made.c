@@ -1,0 +1,23 @@
+#include "oracle/layer/batch_split_made.h"
+
+#include <stdio.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/ops/quantised_spread.h"
+
+assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, bool again, int64_t first,
+                          int64_t count, const double *values, double **spread)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE], of_spread[ASSAY_PATH_SIZE];
+    if (made == NULL) return ASSAY_OK;
+    snprintf(path, sizeof path, "checkpoints/%.100s", name);
+    assay_spread_path(path, of_spread);
+    if (!(again && made->after_forward) && made->out->wants(made->out->self, path))
+        TRY(made->out->write(ctx, made->out->self, path, count, values));
+    if (!made->in->has(made->in->self, of_spread)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, of_spread, count, spread));
+    TRY(made->in->read(ctx, made->in->self, of_spread, first, count, *spread));
+cleanup:
+    return status;
+}
