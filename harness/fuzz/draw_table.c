@@ -105,6 +105,9 @@ const assay_draw_key assay_draw_keys[] = {
      "mxfp4;quant_scale_rounding=up mxfp4;quant_scale_rounding=down;quant_ties=down "
      "nvfp4;quant_scale=invert;quant_hidden_tensor_scale=2.0e-3 fp4_e4m3_1x16 fp4_1x32;quant_scale=multiply "
      "fp4_1x128;quant_negative_zero=false"},
+    {"quant_recipe", GATED | GROUPS | LATENT, 4,
+     "deepseek_v3 deepseek_v3;quant_scale_rounding=up fp8_full fp8_full;dtype=float32 "
+     "fp8_full;bwd_quantization_calibration_method=fixed,2 fp8_full;bwd_quantization_calibration_method=absmax,0.9"},
 
     /* attention */
     {"attention_sink", GROUPED | SHARING, 3, "true false"},
