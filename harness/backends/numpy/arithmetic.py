@@ -215,7 +215,7 @@ class Arithmetic:
         def block(i):
             scale = np.abs(b[..., i : i + 16, :]).max(-2, keepdims=True).astype(np.float32).astype(np.float64)
             scale = np.where(scale == 0, 1, scale)
-            return self.value(self.value(a[..., i : i + 16] @ (b[..., i : i + 16, :] / scale)).astype(np.float64) * scale).astype(np.float64)
+            return self.value(self.value(a[..., i : i + 16] @ b[..., i : i + 16, :] / scale).astype(np.float64) * scale).astype(np.float64)
 
         return self.reduce(block, range(0, max(a.shape[-1], 1), 16))
 

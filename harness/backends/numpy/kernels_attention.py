@@ -2,13 +2,17 @@
 import numpy as np
 
 from kernels_basic import rms_norm
+from kernels_quantize import Operand
 from quant_recipes import Recipe
 
 
 def dense(ar, x, w, s=None):
     """x [..., n] times w [n, ...]; s: the settings, where these may have a training recipe."""
     flat_x, flat_w = x.reshape(-1, w.shape[0]), w.reshape(w.shape[0], -1)
-    recipe = Recipe(s, ar.keep(flat_x), flat_w[None], [len(flat_x)]) if s is not None and s.text.get("quant_recipe", "") else None
+    recipe = None
+    if s is not None and s.text.get("quant_recipe", ""):
+        rows = flat_x if isinstance(flat_x, Operand) else ar.keep(flat_x)
+        recipe = Recipe(s, rows, flat_w[None], [len(rows)])
 
     def back(dy):
         dy = dy.reshape(len(flat_x), -1)
