@@ -239,6 +239,8 @@ const assay_mutant assay_mutants[] = {
      "42, 84", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_other_axis},
     {"recipe_forward_scales_lost", "backward multiplies codes of forward without their scales", "43", RECIPE,
      ASSAY_ALONE, .configure = assay_edit_recipe_scales_lost},
+    {"recipe_scales_of_each_expert", "scales by column are of one expert each instead of all", "84", RECIPE,
+     ASSAY_ALONE, .configure = assay_edit_recipe_scales_of_each_expert},
     {"recipe_scales_of_next_shard", "gathered codes are multiplied with the scales of the shard after their own", "84",
      ASSAY_IS_FUNCTION, ASSAY_NOWHERE, .configure = assay_edit_recipe_scales_of_next_shard},
     {"recipe_scales_of_receiver", "codes are gathered without their scales, and the receiving shard's are taken", "84",

@@ -97,6 +97,11 @@ bool assay_edit_recipe_scales_of_receiver(assay_case *c)
     return gathers_codes(c) && c->mesh_expert > 1 && change_recipe(c, "receiver");
 }
 
+bool assay_edit_recipe_scales_of_each_expert(assay_case *c)
+{
+    return strcmp(c->op, "moe") == 0 && change_recipe(c, "each_expert");
+}
+
 /* Where it cannot be left out it is one that quantises nothing. */
 bool assay_edit_recipe_ignored(assay_case *c)
 {

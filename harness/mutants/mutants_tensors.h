@@ -35,7 +35,8 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
 assay_case_edit assay_edit_recipe_ignored, assay_edit_recipe_dw_along_rows, assay_edit_recipe_dx_along_columns,
     assay_edit_recipe_forward_x, assay_edit_recipe_other_type, assay_edit_recipe_other_axis,
     assay_edit_recipe_scales_lost, assay_edit_recipe_other_rounding, assay_edit_recipe_other_calibration,
-    assay_edit_recipe_scales_of_next_shard, assay_edit_recipe_scales_of_receiver;
+    assay_edit_recipe_scales_of_next_shard, assay_edit_recipe_scales_of_receiver,
+    assay_edit_recipe_scales_of_each_expert;
 assay_case_edit assay_edit_other_ties, assay_edit_other_scale_rounding, assay_edit_other_scale_division;
 
 /* Of h that the kernel quantises itself (mutants_requantise.c). */

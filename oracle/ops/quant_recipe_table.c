@@ -34,6 +34,7 @@ static const assay_quant_recipe recipes[] = {
     {"fp8_full ignored", .wrong = true},
     {"fp8_full next_shard", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_NEXT_SHARD},
     {"fp8_full receiver", .wrong = true, FP8_FULL, .scales_of = ASSAY_SCALES_OF_RECEIVER},
+    {"fp8_full each_expert", .wrong = true, FP8_FULL, .parts_experts = true},
     {"fp8_full scales_lost", .wrong = true, FORWARD_FP8, .dx_dy = E5M2(ROWS), .dw_dy = E5M2(COLUMNS)},
 };
 enum { RECIPES = sizeof recipes / sizeof *recipes };
@@ -48,7 +49,7 @@ const assay_quant_recipe *assay_quant_recipe_by_name(const char *name)
 
 bool assay_quant_recipe_joins_groups(const assay_quant_recipe *recipe)
 {
-    return recipe != NULL && recipe->w.scales == ASSAY_SCALES_COLUMNS;
+    return recipe != NULL && recipe->w.scales == ASSAY_SCALES_COLUMNS && !recipe->parts_experts;
 }
 
 bool assay_calibration_of(const char *text, assay_calibration *calibration)
