@@ -161,7 +161,7 @@ static const variants tables[] = {
      {"dtype=bfloat16|dtype=float16", "base_emb_dim=1|base_moe_mlp_dim=1",
       "act_quantization_calibration_method=fixed,2|act_quantization_calibration_method=absmax,0.5"}},
     {"batch_split/shared-expert-recipe-mesh2", {"dtype=bfloat16|dtype=float16", "base_emb_dim=1|base_moe_mlp_dim=1"}},
-    {"batch_split/expert-selection-recipe", {"dtype=float32|dtype=float16", "base_emb_dim=1|num_experts_per_tok=1"}},
+    {"batch_split/expert-selection-recipe", {"dtype=float32|dtype=float16", "base_emb_dim=1|base_emb_dim=9"}},
     {"batch_split/compute-gating-recipe-mesh2",
      {"merge_gating_gmm=true|merge_gating_gmm=false", "base_emb_dim=1|base_emb_dim=9", "dtype=float32|dtype=float16",
       "bwd_quantization_calibration_method=absmax,0.5|weight_quantization_calibration_method=fixed,-4,4"}},
