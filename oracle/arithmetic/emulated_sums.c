@@ -60,6 +60,58 @@ emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, cons
     return errors;
 }
 
+/* a and b of term l of the sum c[i,j]. */
+static double of_a_at(const assay_matmul_args *args, int64_t i, int64_t l)
+{
+    return args->transpose_a ? args->a[l * args->lda + i] : args->a[i * args->lda + l];
+}
+
+static double of_b_at(const assay_matmul_args *args, int64_t l, int64_t j)
+{
+    return args->transpose_b ? args->b[j * args->ldb + l] : args->b[l * args->ldb + j];
+}
+
+static bool is_row_of_zeros(const assay_matmul_args *args, int64_t i)
+{
+    for (int64_t l = 0; l < args->k; l++) {
+        if (of_a_at(args, i, l) != 0) return false;
+    }
+    return true;
+}
+
+/* A sum of 0: what it may come out as in another order of its terms; 0 where all of them are 0. */
+static double cancelled(const emulated_sum_error *errors, uint64_t key, const assay_matmul_args *args, int64_t i,
+                        int64_t j)
+{
+    double of_a = 0, of_b = 0;
+    bool cancels = false;
+    for (int64_t l = 0; l < args->k; l++) {
+        const double a = of_a_at(args, i, l), b = of_b_at(args, l, j);
+        of_a += a * a;
+        of_b += b * b;
+        cancels |= a * b != 0;
+    }
+    if (!cancels) return 0;
+    const double size = sqrt(of_a) * sqrt(of_b);
+    return 2 * SQRT_3 * errors->spread * size * emulated_centred(emulated_hash(emulated_bits_of(size) ^ key) >> 16);
+}
+
+void emulated_move_cancelled(const assay_context *ctx, const assay_matmul_args *args, const emulated_sum_error *errors)
+{
+    const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
+    if (!ctx->emulation->codes || args->accumulate) return;
+#pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= EMULATED_SHARED)
+    for (int64_t i = 0; i < args->m; i++) {
+        double *c = args->c + i * args->ldc;
+        int64_t j = 0;
+        while (j < args->n && c[j] != 0) j++;
+        if (j == args->n || is_row_of_zeros(args, i)) continue;
+        for (; j < args->n; j++) {
+            if (c[j] == 0) c[j] = cancelled(errors, key, args, i, j);
+        }
+    }
+}
+
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
     assay_status status = ASSAY_OK;
@@ -78,6 +130,7 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
     for (int64_t i = 0; i < args->m; i++) {
         loops->add_sum_error(&errors, key, args->n, args->c + i * args->ldc, of_a[i], of_b);
     }
+    emulated_move_cancelled(ctx, args, &errors);
 cleanup:
     free(roots);
     return status;

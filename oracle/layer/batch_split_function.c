@@ -173,10 +173,10 @@ static const assay_batch_split_function table[] = {
      .out = {T("pre_bias_logits_grad", "mTE")}, .call = bs_call_expert_indices_and_weights_bwd},
     {"expert_selection", NULL, W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}), {T("x", "mTD")},
      {T("selected_experts", "mTK", .holds = INTEGERS), T("weights", "mTK"), T("group_sizes", "mE", .holds = INTEGERS)},
-     .products = "mTDE", .call = bs_call_expert_selection},
+     .products = "mTDE", .quantises = true, .call = bs_call_expert_selection},
     {"expert_selection_bwd", "expert_selection", W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}),
-     {T("x", "mTD"), T("weights_grad", "mTK")}, {T("x_grad", "mTD")}, .summed = true,
-     .call = bs_call_expert_selection_bwd},
+     {T("x", "mTD"), T("weights_grad", "mTK")}, {T("x_grad", "mTD")}, .summed = true, .quantises = true,
+     .made = {T("logits_gradient", "mTE")}, .call = bs_call_expert_selection_bwd},
     {"route",
      .in = {T("x", "mTD"), T("selected_experts", "mTK", .holds = ASSAY_HOLDS_CHOICES), T("weights", "mTK", .holds = ASSAY_HOLDS_WEIGHTS),
             T("group_sizes", "mE", .holds = ASSAY_HOLDS_COUNTS)},
@@ -594,9 +594,10 @@ static assay_status check_dot(assay_context *ctx, const assay_function_config *c
     const assay_recipe_config *r = &config->recipe;
     const char *name = config->function->name;
     const int64_t shards = assay_mesh_shards(&config->stack.sharding.mesh);
-    const bool shared = strncmp(name, "shared_expert", 13) == 0;
-    if (strncmp(name, "get_key_value", 13) != 0 && !shared) return ASSAY_OK;
-    if (shards > 1 && !shared)
+    const bool whole = strncmp(name, "get_key_value", 13) == 0; /* no shard_map */
+    const bool dot = whole || strncmp(name, "shared_expert", 13) == 0 || strncmp(name, "expert_selection", 16) == 0;
+    if (!dot) return ASSAY_OK;
+    if (shards > 1 && whole)
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "the mesh has %" PRId64
                           " shards, expected one: by %s the weight gradient of %s has scales of the "
@@ -619,7 +620,7 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
         return assay_fail(
             ctx, ASSAY_BAD_INPUT,
             "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, which "
-            "is here for compute_linear and shared_expert alone",
+            "is here for compute_linear, shared_expert and expert_selection alone",
             r->name, config->function->name);
     }
     if (r->folds || r->wrong) return check_dot(ctx, config);

@@ -76,22 +76,43 @@ assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run 
     return assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 0, &selection->routing, &inputs, &config);
 }
 
+/* What the products of a shard with the gate's kernel take: by a recipe they are a linear layer. d_logits NULL: of forward
+ * alone. */
+static assay_status gate_operands(assay_context *ctx, const bs_moe_layer *at, int64_t shard, const double *x,
+                                  const double *d_logits, const double *spread, assay_recipe_operands *o)
+{
+    static const assay_recipe_config none = {0};
+    const bs_run *run = at->run;
+    const int32_t all = (int32_t)run->sizes.tokens;
+    const assay_gmm_dims dims = {run->sizes.tokens, run->mla.emb_dim, run->routing.num_experts, 1};
+    const int64_t logits = shard * dims.m * dims.n;
+    const assay_recipe_given given = {.x = x + shard * dims.m * dims.k,
+                                      .w = bs_weight_of(run, at->w, BS_GATE, shard),
+                                      .dy = d_logits == NULL ? NULL : d_logits + logits,
+                                      .dy_spread = spread == NULL ? NULL : spread + logits,
+                                      .group_sizes = &all};
+    return assay_recipe_quantise(ctx, o, &given, &dims, at->recipe != NULL ? at->recipe : &none);
+}
+
 assay_status bs_expert_selection(assay_context *ctx, const bs_moe_layer *at, bs_selection *selection, const double *x,
                                  const int32_t *given)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
+    assay_recipe_operands o = {0};
     TRY(bs_selection_alloc(ctx, run, selection));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        TRY(gate_operands(ctx, at, shard, x, NULL, NULL, &o));
         const assay_matmul_args args =
-            assay_product_ab(selection->logits + shard * tokens * experts, x + shard * tokens * dim,
-                             bs_weight_of(run, at->w, BS_GATE, shard), tokens, experts, dim);
+            assay_product_ab(selection->logits + shard * tokens * experts, o.x, o.w, tokens, experts, dim);
         TRY(assay_matmul(ctx, &args));
+        assay_recipe_operands_free(&o);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, run->sizes.shards * tokens * experts, selection->logits);
     TRY(bs_expert_indices_and_weights(ctx, run, selection, at->w, given));
 cleanup:
+    assay_recipe_operands_free(&o);
     return status;
 }
 
@@ -101,21 +122,28 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_moe_layer *at,
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
-    double *d_logits = NULL, *d_bias = at->g->values[BS_GATE_BIAS];
+    const int64_t count = run->sizes.shards * tokens * experts;
+    double *d_logits = NULL, *spread = NULL, *d_bias = at->g->values[BS_GATE_BIAS];
+    assay_recipe_operands o = {0};
     TRY(bs_alloc_shards(ctx, run, "d_logits", tokens, experts, &d_logits));
     TRY(bs_expert_indices_and_weights_bwd(ctx, run, d_logits, d_bias, d_weights, selection, at->w));
-    assay_round(ctx, ASSAY_ROUND_ROUTER, run->sizes.shards * tokens * experts, d_logits);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_logits);
+    if (at->recipe != NULL && at->recipe->recipe != NULL)
+        TRY(bs_made_show(ctx, at->made, "logits_gradient", false, 0, count, d_logits, &spread));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const double *d = d_logits + shard * tokens * experts, *kernel = bs_weight_of(run, at->w, BS_GATE, shard);
         double *d_kernel = bs_weight_of(run, at->g, BS_GATE, shard);
         const int64_t row = shard * tokens * dim;
-        const assay_matmul_args input = assay_product_abt(dx + row, d, kernel, tokens, dim, experts);
-        const assay_matmul_args weight = assay_product_atb(d_kernel, x + row, d, dim, experts, tokens);
+        TRY(gate_operands(ctx, at, shard, x, d_logits, spread, &o));
+        const assay_matmul_args input = assay_product_abt(dx + row, o.dx_dy, o.dx_w, tokens, dim, experts);
+        const assay_matmul_args weight = assay_product_atb(d_kernel, o.dw_x, o.dw_dy, dim, experts, tokens);
         TRY(assay_matmul(ctx, &input));
         if (d_kernel != NULL) TRY(assay_matmul(ctx, &weight));
         if (d_bias != NULL && shard > 0) memcpy(d_bias + shard * experts, d_bias, (size_t)experts * sizeof *d_bias);
+        assay_recipe_operands_free(&o);
     }
 cleanup:
+    assay_recipe_operands_free(&o);
+    free(spread);
     free(d_logits);
     return status;
 }

@@ -57,6 +57,11 @@ assay_status spec_mla_with_norms(spec_call *c);
 /* Of one shard's x [T,D]: selected and weights [T,K]; `kernel` and `bias` name the router. */
 assay_status spec_select_rows(spec_call *c, int64_t shard, const char *kernel, const char *bias, const spec_quad *x,
                               int32_t *selected, spec_quad *weights);
+/* The same from its logits [T,E]. */
+assay_status spec_select_by_logits(spec_call *c, int64_t shard, const char *bias, const spec_quad *logits,
+                                   int32_t *selected, spec_quad *weights);
+/* sizes [groups]: how many of `ids` [count] are of each; others may be of none. */
+void spec_count_groups(int64_t count, const int32_t *ids, int64_t groups, int32_t *sizes);
 /* What route gives of all shards: x [M,R,D], weights [M,R], the rolled choices [M,R], and sizes [M,E/P] of the experts
  * of each shard. */
 typedef struct spec_routed {

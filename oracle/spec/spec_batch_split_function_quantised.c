@@ -330,6 +330,91 @@ cleanup:
     return status;
 }
 
+/* --- choosing: the gradient of the logits is quantised --- */
+
+/* d_logits [T,E] of a shard from those of its weights [T,K], which are the chosen scores over their sum. */
+static void logits_gradients(const spec_call *c, const spec_quad *logits, const int32_t *selected,
+                             const spec_quad *d_weights, spec_quad *d_logits)
+{
+    const int64_t experts = c->routing->num_experts, chosen = c->routing->num_experts_per_tok;
+    for (int64_t i = 0; i < c->s.tokens * experts; i++) d_logits[i] = 0;
+    for (int64_t t = 0; t < c->s.tokens; t++) {
+        spec_quad sum = 0, mean = 0;
+        for (int64_t k = 0; k < chosen; k++) {
+            const spec_quad score = spec_sigmoid(logits[t * experts + selected[t * chosen + k]]);
+            sum += score;
+            mean += score * d_weights[t * chosen + k];
+        }
+        for (int64_t k = 0; k < chosen; k++) {
+            const int64_t at = t * experts + selected[t * chosen + k];
+            const spec_quad score = spec_sigmoid(logits[at]), slope = score * (1 - score);
+            d_logits[at] = c->routing->routed_scaling_factor * (d_weights[t * chosen + k] - mean / sum) / sum * slope;
+        }
+    }
+}
+
+static assay_status shard_selection(spec_call *c, const spec_quad *d_weights, int64_t shard, const int64_t *group,
+                                    spec_quad *d_logits, spec_quad *dx, spec_quad *dw)
+{
+    assay_status status;
+    const int64_t experts = c->routing->num_experts, dim = c->mla->emb_dim, tokens = c->s.tokens;
+    spec_recipe_layer layer = {.recipe = &c->config->recipe,
+                               .rows = tokens,
+                               .k = dim,
+                               .n = experts,
+                               .groups = 1,
+                               .group = group,
+                               .x = spec_in_shard(c, "inputs/x", shard),
+                               .w = spec_in_shard(c, "weights/routing_kernel", shard),
+                               .dy = d_logits};
+    spec_quad *logits = NULL, *part = NULL;
+    int32_t *selected = spec_out_indices(c, "outputs/selected_experts", shard);
+    TRY(spec_alloc(c->ctx, tokens * experts, &logits));
+    TRY(spec_alloc(c->ctx, dim * experts, &part));
+    TRY(spec_recipe_take(c->ctx, &layer));
+    spec_recipe_forward(&layer, logits);
+    TRY(spec_select_by_logits(c, shard, "weights/routing_bias", logits, selected,
+                              spec_out_shard(c, "outputs/weights", shard)));
+    spec_count_groups(tokens * c->routing->num_experts_per_tok, selected, experts,
+                      spec_out_indices(c, "outputs/group_sizes", shard));
+    logits_gradients(c, logits, selected, d_weights, d_logits);
+    TRY(spec_recipe_take_back(c->ctx, &layer));
+    spec_recipe_backward(&layer, dx, part);
+    for (int64_t i = 0; i < dim * experts; i++) dw[i] += part[i];
+cleanup:
+    spec_recipe_free(&layer);
+    free(logits);
+    free(part);
+    return status;
+}
+
+static assay_status expert_selection(spec_call *c, const spec_tensors *in, spec_tensors *out)
+{
+    assay_status status;
+    const int64_t experts = c->routing->num_experts, dim = c->mla->emb_dim, tokens = c->s.tokens;
+    const assay_shape of_x = assay_shape_of(3, c->s.shards, tokens, dim), of_bias = assay_shape_of(1, experts);
+    const assay_shape of_logits = assay_shape_of(3, c->s.shards, tokens, experts);
+    const assay_shape of_w =
+        c->view->backward ? assay_shape_of(3, c->s.shards, dim, experts) : assay_shape_of(2, dim, experts);
+    const spec_quad *d_weights = cotangent_of(c, in, "weights");
+    spec_quad *d_logits = NULL, *dx = NULL, *dw = NULL, *d_bias = NULL; /* of the bias nothing: it only chooses */
+    void *group = NULL;
+    TRY(add_gradient(c, out, "inputs", "x", &of_x, &dx));
+    TRY(add_gradient(c, out, "weights", "routing_kernel", &of_w, &dw));
+    TRY(add_gradient(c, out, "weights", "routing_bias", &of_bias, &d_bias));
+    TRY(spec_tensors_add(c->ctx, out, "checkpoints/logits_gradient", &of_logits, &d_logits));
+    TRY(assay_alloc(c->ctx, "groups of rows", tokens, sizeof(int64_t), &group));
+    memset(group, 0, (size_t)tokens * sizeof(int64_t));
+    for (int64_t shard = 0; shard < c->s.shards; shard++) {
+        TRY(shard_selection(c, d_weights + shard * tokens * c->routing->num_experts_per_tok, shard, group,
+                            d_logits + shard * tokens * experts, dx + shard * tokens * dim,
+                            dw + (c->view->backward ? shard * dim * experts : 0)));
+    }
+cleanup:
+    free(group);
+    return status;
+}
+
 /* --- keys and values: one product of all rows --- */
 
 static assay_status key_value(spec_call *c, const spec_tensors *in, spec_tensors *out)
@@ -398,6 +483,8 @@ assay_status spec_quantised_function(spec_call *c, const spec_tensors *in, spec_
         TRY(compute_linear(c, in, out));
     } else if (strcmp(c->view->name, "shared_expert") == 0) {
         TRY(shared_expert(c, in, out));
+    } else if (strcmp(c->view->name, "expert_selection") == 0) {
+        TRY(expert_selection(c, in, out));
     } else if (strcmp(c->view->name, "get_key_value") == 0) {
         TRY(key_value(c, in, out));
     } else {

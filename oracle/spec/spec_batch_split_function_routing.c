@@ -57,20 +57,16 @@ static assay_status expert_indices_and_weights(spec_call *c)
                   spec_out_shard(c, "outputs/weights", 0));
 }
 
-assay_status spec_select_rows(spec_call *c, int64_t shard, const char *kernel, const char *bias, const spec_quad *x,
-                              int32_t *selected, spec_quad *weights)
+assay_status spec_select_by_logits(spec_call *c, int64_t shard, const char *bias, const spec_quad *logits,
+                                   int32_t *selected, spec_quad *weights)
 {
     assay_status status = ASSAY_OK;
-    const int64_t experts = c->routing->num_experts, dim = c->mla->emb_dim, tokens = c->s.tokens;
+    const int64_t experts = c->routing->num_experts, tokens = c->s.tokens;
     spec_quad *scores = NULL;
     TRY(spec_alloc(c->ctx, 2 * tokens * experts, &scores));
-    for (int64_t t = 0; t < tokens; t++) {
-        spec_quad *row = scores + t * experts;
-        spec_vector_matrix(dim, experts, x + t * dim, spec_in_shard(c, kernel, shard), experts, row);
-        for (int64_t e = 0; e < experts; e++) {
-            row[e] = spec_sigmoid(row[e]);
-            row[tokens * experts + e] = row[e] + spec_in_shard(c, bias, shard)[e];
-        }
+    for (int64_t i = 0; i < tokens * experts; i++) {
+        scores[i] = spec_sigmoid(logits[i]);
+        scores[tokens * experts + i] = scores[i] + spec_in_shard(c, bias, shard)[i % experts];
     }
     TRY(choose(c, tokens, scores + tokens * experts, scores, selected, weights));
 cleanup:
@@ -78,8 +74,22 @@ cleanup:
     return status;
 }
 
-/* sizes [groups]: how many of `ids` [count] are of each; others may be of none. */
-static void count_groups(int64_t count, const int32_t *ids, int64_t groups, int32_t *sizes)
+assay_status spec_select_rows(spec_call *c, int64_t shard, const char *kernel, const char *bias, const spec_quad *x,
+                              int32_t *selected, spec_quad *weights)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t experts = c->routing->num_experts, dim = c->mla->emb_dim, tokens = c->s.tokens;
+    spec_quad *logits = NULL;
+    TRY(spec_alloc(c->ctx, tokens * experts, &logits));
+    for (int64_t t = 0; t < tokens; t++)
+        spec_vector_matrix(dim, experts, x + t * dim, spec_in_shard(c, kernel, shard), experts, logits + t * experts);
+    TRY(spec_select_by_logits(c, shard, bias, logits, selected, weights));
+cleanup:
+    free(logits);
+    return status;
+}
+
+void spec_count_groups(int64_t count, const int32_t *ids, int64_t groups, int32_t *sizes)
 {
     for (int64_t e = 0; e < groups; e++) sizes[e] = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -97,7 +107,7 @@ static assay_status expert_selection(spec_call *c)
         TRY(spec_select_rows(c, shard, "weights/routing_kernel", "weights/routing_bias",
                              spec_in_shard(c, "inputs/x", shard), selected,
                              spec_out_shard(c, "outputs/weights", shard)));
-        count_groups(chosen, selected, experts, sizes);
+        spec_count_groups(chosen, selected, experts, sizes);
     }
 cleanup:
     return status;
@@ -180,7 +190,7 @@ assay_status spec_route_rows(spec_call *c, const spec_quad *rows, const int32_t 
         roll(c, shard, choices, rolled);
         TRY(sort_rows(c, shard, rolled, rows, dim, chosen, to->x + shard * copies * dim));
         TRY(sort_rows(c, shard, rolled, weights, 1, 1, to->weights + shard * copies));
-        count_groups(copies, rolled, c->s.local_experts, sizes);
+        spec_count_groups(copies, rolled, c->s.local_experts, sizes);
     }
 cleanup:
     return status;

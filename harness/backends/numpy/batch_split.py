@@ -2,6 +2,7 @@
 import numpy as np
 
 from kernels_basic import GatedMlp, activation, grouped_product
+from kernels_moe import Router
 from quant_recipes import Recipe, vectors
 from request import Unsupported
 
@@ -107,6 +108,26 @@ def shared_expert(ar, s, t, cotangent):
         w: np.stack(v) for w, v in d_w.items()}, {n: np.stack(v) for n, v in shown.items()}
 
 
+def selection(ar, s, t, cotangent):
+    """Experts of each shard's tokens; no gradient reaches the bias, which only chooses."""
+    kernel, bias = t["weights/routing_kernel"], t["weights/routing_bias"]
+    recipe, shown = s.text.get("quant_recipe", "") != "", []
+    made, d_x, d_w = {"selected_experts": [], "weights": [], "group_sizes": []}, [], []
+    for x, d in zip(t["inputs/x"], t[cotangent("weights")]):
+        of_recipe = Recipe(s, x, kernel[None], [len(x)]) if recipe else None
+        router = Router(ar, s, ar.contract(of_recipe.x, of_recipe.w[0]) if recipe else ar.contract(x, kernel), bias, 1)
+        d_logits, _ = router.back(d, None)
+        dy_of_x, w, x_of_w, dy_of_w = of_recipe.back(d_logits) if recipe else (d_logits, kernel[None], x, d_logits)
+        d_x.append(ar.contract(dy_of_x, w[0].T))
+        d_w.append(ar.contract(x_of_w.T, dy_of_w))
+        shown.append(d_logits)
+        counts = np.bincount(router.chosen.reshape(-1), minlength=kernel.shape[1])
+        for to, value in zip(made.values(), (router.chosen.astype(np.int32), router.weights, counts.astype(np.int32))):
+            to.append(value)
+    return {n: np.stack(v) for n, v in made.items()}, {"x": np.stack(d_x)}, {
+        "routing_kernel": np.stack(d_w), "routing_bias": np.zeros_like(bias)}, {"logits_gradient": np.stack(shown)} if recipe else {}
+
+
 def key_value(ar, s, t, cotangent):
     """One product of all rows; the rotated part of keys is the same for every head."""
     x, rope, kernel = t["inputs/low_rank_main"], t.get("inputs/key_rope"), t["weights/wkv_b_weights"]
@@ -141,6 +162,8 @@ def run_function(ar, s, t):
         made, d_inputs, d_weights, quantised = linear(ar, s, t, cotangent)
     elif forward == "shared_expert":
         made, d_inputs, d_weights, quantised = shared_expert(ar, s, t, cotangent)
+    elif forward == "expert_selection":
+        made, d_inputs, d_weights, quantised = selection(ar, s, t, cotangent)
     elif forward == "get_key_value":
         made, d_inputs, d_weights = key_value(ar, s, t, cotangent)
     elif forward in PRODUCTS:
@@ -153,6 +176,8 @@ def run_function(ar, s, t):
     parts = expert_shards(s)
     whole = {}
     for n, g in d_weights.items():  # shards behind each other have the same experts again, or all the whole weight
+        if n == "routing_bias":
+            g = g[None]
         groups = g if g.shape[1:] == t["weights/" + n].shape else g.reshape(-1, parts * g.shape[1], *g.shape[2:])
         whole["gradients/weights/" + n] = groups[0] if len(groups) == 1 else ar.sum(ar.keep(groups), 0)
     return quantised | {"outputs/" + n: v for n, v in made.items()} | {"gradients/inputs/" + n: g for n, g in d_inputs.items()} | whole

@@ -537,6 +537,26 @@ TEST(test_zeros_stay_and_nothing_is_possible)
     assert_ok(&ctx, assay_matmul(&ctx, &args));
 }
 
+/* 3 * 1 + 1 * -4 + 1 * 1, with sums in float32 and in float64. */
+TEST(test_sums_of_codes_that_cancel_are_moved)
+{
+    for (int way = 0; way < 2; way++) {
+        double a[6] = {3, 1, 1, 0, 0, 0}, b[6] = {1, 0, -4, 0, 1, 0}, c[4];
+        const assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 3, .b = b, .ldb = 2, .m = 2, .n = 2, .k = 3};
+        for (int codes = 0; codes < 2; codes++) {
+            assay_emulation e = emulation_of(way == 0 ? ASSAY_FLOAT32 : ASSAY_FLOAT64, 1);
+            assay_context ctx = context_of(&e, 1);
+            e.codes = codes == 1;
+            assert_ok(&ctx, assay_matmul(&ctx, &args));
+            assert_true(codes == 1 ? c[0] != 0 && fabs(c[0]) < 1e-5 : c[0] == 0);
+            assert_true(c[1] == 0 && c[2] == 0 && c[3] == 0);
+            e.nearest = true;
+            assert_ok(&ctx, assay_matmul(&ctx, &args));
+            assert_true(c[0] == 0);
+        }
+    }
+}
+
 TEST(test_no_memory)
 {
     product p = product_of(67, 73, 31, 0, 1, 1);

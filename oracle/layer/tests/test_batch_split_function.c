@@ -75,6 +75,19 @@ static void fill(const assay_function_config *config, const assay_function_tenso
     }
 }
 
+static void add_cotangents(const assay_function_tensors *tensors, test_tensors *in)
+{
+    uint64_t seed = 11;
+    for (int i = 0; i < tensors->count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        const int64_t count = assay_shape_count(&tensors->items[i].shape);
+        if (strncmp(tensors->items[i].path, "outputs/", 8) != 0 || !tensors->items[i].differentiated) continue;
+        snprintf(path, sizeof path, "cotangents/%.140s", tensors->items[i].path + 8);
+        double *values = test_tensors_add(in, path, count);
+        for (int64_t k = 0; k < count; k++) values[k] = layer_case_uniform(&seed);
+    }
+}
+
 static void run(assay_context *ctx, const assay_function_config *config, const test_tensors *in, test_tensors *out)
 {
     const assay_source source = test_tensors_source((test_tensors *)(uintptr_t)in);
@@ -196,19 +209,11 @@ static int compare_with_gradients(const char *recipe)
         assay_function_tensors tensors;
         assay_function_view *view = malloc(sizeof *view);
         test_tensors in = {0}, out = {0}, given = {0}, gradients = {0};
-        uint64_t seed = 11;
         assert_non_null(view);
         assay_function_view_of(&of_bwd, view);
         assay_function_tensors_of(&config, &tensors);
         fill(&config, &tensors, &in);
-        for (int k = 0; k < tensors.count; k++) {
-            char path[ASSAY_PATH_SIZE];
-            const int64_t count = assay_shape_count(&tensors.items[k].shape);
-            if (strncmp(tensors.items[k].path, "outputs/", 8) != 0 || !tensors.items[k].differentiated) continue;
-            snprintf(path, sizeof path, "cotangents/%.140s", tensors.items[k].path + 8);
-            double *values = test_tensors_add(&in, path, count);
-            for (int64_t n = 0; n < count; n++) values[n] = layer_case_uniform(&seed);
-        }
+        add_cotangents(&tensors, &in);
         run(&ctx, &config, &in, &out);
         lend(view, &in, &out, &given);
         run(&ctx, &of_bwd, &given, &gradients);
@@ -227,8 +232,8 @@ TEST(a_bwd_is_the_gradient_of_its_function)
     assert_true(compare_with_gradients("fp8_full") >= 20);
 }
 
-/* What a function computes and then quantises: shown once, the same in forward and in backward, and moved in an emulated run alone,
- * by what the source says of it. */
+/* What a function computes and then quantises: shown once, and moved in an emulated run alone, by what the source says of
+ * it. */
 TEST(what_is_made_and_quantised_is_shown_and_moved)
 {
     for (int i = 0; function(i) != NULL; i++) {
@@ -240,6 +245,7 @@ TEST(what_is_made_and_quantised_is_shown_and_moved)
         if (made.count == 0) continue;
         assay_function_tensors_of(&config, &tensors);
         fill(&config, &tensors, &in);
+        add_cotangents(&tensors, &in);
         run(&ctx, &config, &in, &plain);
         for (int k = 0; k < made.count; k++) {
             char path[ASSAY_PATH_SIZE];
@@ -281,6 +287,7 @@ TEST(no_memory_is_reported)
                                         "compute_linear_bwd",
                                         "shared_expert",
                                         "shared_expert_bwd",
+                                        "expert_selection_bwd",
                                         "quantized_psum_scatter_bwd"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const assay_function_config config = config_by(assay_batch_split_function_of(names[i]), "fp8_full");

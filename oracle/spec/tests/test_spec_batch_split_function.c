@@ -149,7 +149,8 @@ TEST(what_goes_into_wo_is_quantised_weighed)
     case_values(&c, "inputs/layer_wo_grad", (double[]){4.5, 57344, 4.5, 1}, DIMS(2, 2, 1));
     evaluate_by_recipe(&c, &config);
     assert_result(&c, "checkpoints/intermediate_layer", 4, (double[]){448, 448, 448, 448}, 1e-12);
-    /* the gradient of h weighed is 4.5 * 448, as 4.5 is its row's largest; for wo it goes to 4 where a row of no group is larger */
+    /* the gradient of h weighed is 4.5 * 448, as 4.5 is its row's largest; for wo it goes to 4 where a row of no group is
+     * larger */
     assert_result(&c, "outputs/weights_grad", 4, (double[]){2016 * 112., 0, 2016 * 112., 0}, 0.01);
     assert_result(&c, "outputs/layer_w1_grad", 4, (double[]){2016 * 8 * s, 0, 2016 * 8 * s, 0}, 0.01);
     assert_result(&c, "outputs/layer_w0_grad", 4,
