@@ -284,7 +284,7 @@ static const struct {
                 "operand_scales_interleaved"},
     {"mla mlp", "operand_scale_of_next_expert operand_tensor_scale_of_first operand_scales_at_unpadded_offsets"},
     /* of a block's experts */
-    {"gmm mlp batch_split", "recipe_scales_of_each_expert"},
+    {"gmm mlp mla batch_split", "recipe_scales_of_each_expert"},
     /* bits have no gradients, and what changes numbers changes none of them */
     {"quantize dequantize", "zero_gradients zero_input_gradients negated_gradients"},
     {"quantize",
