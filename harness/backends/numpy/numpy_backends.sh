@@ -26,9 +26,11 @@ passes bf16 0 gmm/contiguous-nan gmm/masked-exact gmm/psum-primes gmm/k-grouped-
 passes bf16 0 decoder_layer/qwen3 decoder_layer/mixtral-fused decoder_layer/deepseek2
 passes f32 1 decoder_stack/mixtral-documents decoder_stack/qwen3-balance
 passes bf16 0 'quantize/*' 'dequantize/*'
-passes bf16 0 --tag quantized --no-mesh --exclude 'm*/recipe-fp8-full-fused' --exclude mla/recipe-fp8-full # which have float32 tensors
+passes bf16 0 --tag quantized --no-mesh --exclude 'm*/recipe-fp8-full-fused' --exclude mla/recipe-fp8-full \
+  --exclude batch_split/expert-selection-recipe # which have float32 tensors
 passes f32 2 moe/nvfp4 moe/mixed-formats-fused mlp/fp8 mla/fp8 gmm/fp8-deepgemm gmm/fp8-k-grouped gmm/mxfp8-backward
-passes f32 3 gmm/recipe-deepseek-v3 gmm/recipe-fp8-full-fixed 'm*/recipe-fp8-full-fused' mla/recipe-fp8-full --set dtype=float32
+passes f32 3 gmm/recipe-deepseek-v3 gmm/recipe-fp8-full-fixed 'm*/recipe-fp8-full-fused' mla/recipe-fp8-full \
+  batch_split/expert-selection-recipe --set dtype=float32
 passes f32 3 quantize/nvfp4-outlier dequantize/nvfp4 dequantize/fp8-128x128
 # held to equality at the shapes of tiles, whatever the order of sums
 passes bf16 5 gmm/exact-k136 gmm/exact-one-hot gmm/exact-contiguous-k136 mlp/exact-k136 moe/exact-pairs unpermute/exact-d136
