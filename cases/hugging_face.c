@@ -30,13 +30,13 @@ static const struct {
 } FAMILIES[] = {
     {"deepseek_v2", DEEPSEEK2,
      "{model_name: deepseek2, decoder_block: deepseek, routed_score_func: softmax, routed_bias: false,"
-     " mlp_activations: [silu, linear], rope_interleave: true}"},
+     " mlp_activations: [silu, linear], rope_interleave: true, mscale: 0.0}"},
     {"deepseek_v3", DEEPSEEK3,
      "{model_name: deepseek3, decoder_block: deepseek, routed_score_func: sigmoid, routed_bias: true,"
-     " mlp_activations: [silu, linear], rope_interleave: true}"},
+     " mlp_activations: [silu, linear], rope_interleave: true, mscale: 0.0}"},
     {"kimi_k2", DEEPSEEK3,
      "{model_name: kimi-k2, decoder_block: kimi_k2, routed_score_func: sigmoid, routed_bias: true,"
-     " mlp_activations: [silu, linear], rope_interleave: true}"},
+     " mlp_activations: [silu, linear], rope_interleave: true, mscale: 0.0}"},
     {"glm4_moe", GLM4,
      "{model_name: glm4-moe, decoder_block: glm4_moe, routed_score_func: sigmoid, routed_bias: true,"
      " mlp_activations: [silu, linear], rope_interleave: false}"},
@@ -264,11 +264,16 @@ static assay_status settle_mscale(const hf_reader *r, const yaml_node_t *rope)
     }
     r->config->rope_attention_scaling = one == 0;
     r->config->given[ASSAY_KEY_AT_rope_attention_scaling] = true;
-    if ((r->family & LATENT) != 0) {
-        r->config->mscale = other;
-        r->config->given[ASSAY_KEY_AT_mscale] = true;
-    }
     return ASSAY_OK;
+}
+
+/* The factor of scores goes by mscale_all_dim alone. MaxText has it where max_position_embeddings is above the original. */
+static void settle_scores(const hf_reader *r)
+{
+    assay_model_config *config = r->config;
+    if (config->rope_factor <= 1) config->mscale = 0;
+    if (config->mscale != 0 && config->max_position_embeddings <= config->original_max_position_embeddings)
+        config->max_position_embeddings = config->original_max_position_embeddings + 1;
 }
 
 static assay_status read_rope(const hf_reader *r, const yaml_node_t *rope, const char *what)
@@ -276,7 +281,11 @@ static assay_status read_rope(const hf_reader *r, const yaml_node_t *rope, const
     static const char *const NEEDED[] = {"factor", "original_max_position_embeddings"};
     if (is_null(rope)) return ASSAY_OK;
     const assay_status status = read_pairs(r, rope, what, ROPE);
-    if (status != ASSAY_OK || strcmp(r->config->rope_type.text, "yarn") != 0) return status;
+    RETURN_IF(status != ASSAY_OK, status);
+    if (strcmp(r->config->rope_type.text, "yarn") != 0) {
+        if (is_null(value_of(r->y, rope, "mscale_all_dim"))) return ASSAY_OK;
+        return assay_yaml_refuse(r->y, rope, "%s has mscale_all_dim, expected none where the type is not yarn", what);
+    }
     for (size_t i = 0; i < sizeof NEEDED / sizeof *NEEDED; i++) {
         if (!is_null(value_of(r->y, rope, NEEDED[i]))) continue;
         return assay_yaml_refuse(r->y, rope, "%s has no %s", what, NEEDED[i]);
@@ -348,6 +357,7 @@ static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
     TRY(check_layer_types(r, value_of(r->y, root, "layer_types")));
     if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
     if ((r->family & GROUPED) != 0) settle_heads(r);
+    if ((r->family & LATENT) != 0) settle_scores(r);
 cleanup:
     return status;
 }

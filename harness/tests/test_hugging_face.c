@@ -1,6 +1,9 @@
 /* A config.json in place of a model: those of public models say what our models of the same name say, key by key; what
  * would change numbers is refused. The files hold facts of the published configurations. */
+#include <math.h>
+
 #include "cases/hugging_face.h"
+#include "harness/operations/op_support.h"
 #include "harness/operations/operation.h"
 #include "harness/plan/weight_names.h"
 #include "harness/tests/harness_test.h"
@@ -54,9 +57,9 @@ TEST(public_configurations_say_what_our_models_say)
     }
 }
 
-/* One setting of a configuration that is changed: `from` becomes `to`. */
-static assay_status read_changed(const test_folder *folder, assay_context *ctx, const char *model, const char *from,
-                                 const char *to)
+/* A case of a configuration with one setting changed: `from` becomes `to`. To be freed with assay_cases_free(c, 1). */
+static assay_case *changed(const test_folder *folder, assay_context *ctx, const char *model, const char *from,
+                           const char *to, assay_status *status)
 {
     char path[TEST_PATH_SIZE], assignment[2 * TEST_PATH_SIZE];
     size_t size = 0;
@@ -73,10 +76,17 @@ static assay_status read_changed(const test_folder *folder, assay_context *ctx, 
     assert_int_equal(rename(folder->file, path), 0);
     snprintf(assignment, sizeof assignment, "model=%s", path);
     assay_case *c = case_named("moe/small", NULL);
-    const assay_status status = assay_case_set(ctx, c, assignment);
-    assay_cases_free(c, 1);
+    *status = assay_case_set(ctx, c, assignment);
     free(text);
     assert_int_equal(unlink(path), 0);
+    return c;
+}
+
+static assay_status read_changed(const test_folder *folder, assay_context *ctx, const char *model, const char *from,
+                                 const char *to)
+{
+    assay_status status;
+    assay_cases_free(changed(folder, ctx, model, from, to, &status), 1);
     return status;
 }
 
@@ -103,6 +113,8 @@ TEST_IN_FOLDER(what_changes_numbers_is_refused)
         {"deepseek3-671b", "\"yarn\"", "\"dynamic\"", "type: expected default|yarn"},
         {"deepseek3-671b", "\"mscale\": 1.0", "\"mscale\": 0.707", "mscale is 0.707 and mscale_all_dim 1"},
         {"deepseek3-671b", "\"factor\": 40,", "", "rope_scaling has no factor"},
+        {"deepseek3-671b", "\"type\": \"yarn\"", "\"type\": \"default\"",
+         "rope_scaling has mscale_all_dim, expected none where the type is not yarn"},
         {"deepseek3-671b", "\"beta_fast\": 32", "\"beta_fats\": 32", "did you mean beta_fast?"},
         {"deepseek3-671b", "\"rope_theta\": 10000,", "", "the key rope_theta is missing"},
         {"deepseek3-671b", "\"hidden_size\": 7168", "\"hidden_size\": \"7168\"",
@@ -143,6 +155,38 @@ TEST_IN_FOLDER(other_forms_are_read)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         assert_ok(&ctx, read_changed(folder, &ctx, table[i].model, table[i].from, table[i].to));
+    }
+}
+
+/* DeepSeek's attention: scores times (Dn + Dr)^-0.5, with yarn times m^2, m = 0.1 mscale_all_dim ln(factor) + 1, whatever
+ * max_position_embeddings is; m is 1 without mscale_all_dim and for a factor up to 1. */
+TEST_IN_FOLDER(scores_are_scaled_as_in_transformers)
+{
+    static const char plain[] = "\"rope_scaling\": null, \"task_specific_params\": {";
+    const struct {
+        const char *from, *to;
+        double mscale_all_dim, factor;
+    } table[] = {
+        {"\"type\": \"yarn\"", "\"type\": \"yarn\"", 1, 40},
+        {"\"rope_scaling\": {", plain, 0, 40},
+        {"\"rope_scaling\": {", plain + strlen("\"rope_scaling\": null, "), 0, 40},
+        {"\"rope_scaling\": {", "\"rope_scaling\": {\"type\": \"default\"}, \"task_specific_params\": {", 0, 40},
+        {"\"max_position_embeddings\": 163840", "\"max_position_embeddings\": 4096", 1, 40},
+        {"\"max_position_embeddings\": 163840", "\"max_position_embeddings\": 2048", 1, 40},
+        {"\"factor\": 40", "\"factor\": 1", 1, 1},
+        {"\"mscale\": 1.0,\n    \"mscale_all_dim\": 1.0", "\"finetuned\": true", 0, 40},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_mla_config mla;
+        assay_status status;
+        assay_case *c = changed(folder, &ctx, "deepseek3-671b", table[i].from, table[i].to, &status);
+        assert_ok(&ctx, status);
+        assert_ok(&ctx, assay_mla_config_of(&ctx, c, &mla));
+        const double m = 0.1 * table[i].mscale_all_dim * log(table[i].factor) + 1;
+        const double wanted = m * m / sqrt(192), found = assay_mla_softmax_scale(&mla);
+        if (!(fabs(found - wanted) < 1e-15)) fail_msg("%s: expected %.17g, found %.17g", table[i].to, wanted, found);
+        assay_cases_free(c, 1);
     }
 }
 
