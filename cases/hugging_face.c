@@ -94,7 +94,7 @@ const assay_hugging_face_key assay_hugging_face_keys[] = {
     {"head_dim", GROUPED, false, {"head_dim"}, NULL, NULL},
     {"head_dim", LATENT, false, {NULL}, NULL, "the same as `qk_rope_head_dim`"},
     {"qk_head_dim", LATENT, false, {NULL}, NULL, "the sum of the two widths"},
-    {"q_lora_rank", LATENT, true, {"q_lora_rank"}, NULL, NULL},
+    {"q_lora_rank", LATENT, true, {"q_lora_rank"}, NULL, "null: none"},
     {"kv_lora_rank", LATENT, true, {"kv_lora_rank"}, NULL, NULL},
     {"qk_nope_head_dim", LATENT, true, {"qk_nope_head_dim"}, NULL, NULL},
     {"qk_rope_head_dim", LATENT, true, {"qk_rope_head_dim"}, NULL, NULL},
@@ -331,20 +331,40 @@ static void settle_heads(const hf_reader *r)
     config->given[ASSAY_KEY_AT_query_pre_attn_scalar] = true;
 }
 
+/* Without division Qwen3 weighs by the softmax over all experts, MaxText's block by one over the chosen. */
+static void settle_division(const hf_reader *r)
+{
+    assay_model_config *config = r->config;
+    if (config->norm_topk_prob) return;
+    snprintf(config->routing_method.text, sizeof config->routing_method.text, "Default");
+    config->given[ASSAY_KEY_AT_routing_method] = true;
+}
+
+static assay_status require_key(const hf_reader *r, const yaml_node_t *root, const char *name, bool may_be_null)
+{
+    const yaml_node_t *value = value_of(r->y, root, name);
+    if (value == NULL) {
+        return assay_yaml_refuse(r->y, root, "the key %s is missing, which a configuration of %s has", name,
+                                 r->model_type);
+    }
+    if (may_be_null || !is_null(value)) return ASSAY_OK;
+    return assay_yaml_refuse(r->y, value, "%s is null, expected a value", name);
+}
+
 static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
 {
+    assay_status status = ASSAY_OK;
+    const yaml_node_t *parameters = value_of(r->y, root, "rope_parameters");
     for (int i = 0; i < KEY_COUNT; i++) {
-        if (!assay_hugging_face_keys[i].required || (assay_hugging_face_keys[i].families & r->family) == 0 ||
-            value_of(r->y, root, assay_hugging_face_keys[i].name) != NULL)
-            continue;
-        return assay_yaml_refuse(r->y, root, "the key %s is missing, which a configuration of %s has",
-                                 assay_hugging_face_keys[i].name, r->model_type);
+        const assay_hugging_face_key *key = &assay_hugging_face_keys[i];
+        if (!key->required || (key->families & r->family) == 0) continue;
+        TRY(require_key(r, root, key->name, key->settled != NULL));
     }
-    if (value_of(r->y, root, "rope_theta") == NULL &&
-        value_of(r->y, value_of(r->y, root, "rope_parameters"), "rope_theta") == NULL) {
-        return assay_yaml_refuse(r->y, root, "the key rope_theta is missing");
-    }
-    return ASSAY_OK;
+    if (is_null(value_of(r->y, parameters, "rope_theta"))) TRY(require_key(r, root, "rope_theta", false));
+    /* transformers fills in yarn by 32 */
+    if (r->family == GPT_OSS && is_null(parameters)) TRY(require_key(r, root, "rope_scaling", false));
+cleanup:
+    return status;
 }
 
 static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
@@ -358,6 +378,7 @@ static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
     if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
     if ((r->family & GROUPED) != 0) settle_heads(r);
     if ((r->family & LATENT) != 0) settle_scores(r);
+    if (r->family == QWEN3) settle_division(r);
 cleanup:
     return status;
 }

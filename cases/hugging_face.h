@@ -6,7 +6,7 @@
 
 /* A key in the families where it stands. `to`: the MaxText keys that take its value, where it is not null. `only`: any
  * value but these ("|" between) would change numbers in a way that no operation has. Neither: it changes nothing, or
- * `settled` says what is done with it. */
+ * `settled` says what is done with it, and of a required key what null means, which the others may not be. */
 typedef struct assay_hugging_face_key {
     const char *name;
     unsigned families; /* bits */

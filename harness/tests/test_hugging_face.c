@@ -117,6 +117,14 @@ TEST_IN_FOLDER(what_changes_numbers_is_refused)
          "rope_scaling has mscale_all_dim, expected none where the type is not yarn"},
         {"deepseek3-671b", "\"beta_fast\": 32", "\"beta_fats\": 32", "did you mean beta_fast?"},
         {"deepseek3-671b", "\"rope_theta\": 10000,", "", "the key rope_theta is missing"},
+        {"deepseek3-671b", "\"rope_theta\": 10000,", "\"rope_theta\": null,", "rope_theta is null, expected a value"},
+        {"deepseek3-671b", "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": null",
+         "rms_norm_eps is null, expected a value"},
+        {"mixtral-8x7b", "\"num_key_value_heads\": 8", "\"num_key_value_heads\": null",
+         "num_key_value_heads is null, expected a value"},
+        {"gpt-oss-20b", "\"rope_scaling\": {", "\"task_specific_params\": {", "the key rope_scaling is missing"},
+        {"gpt-oss-20b", "\"rope_scaling\": {", "\"rope_scaling\": null, \"task_specific_params\": {",
+         "rope_scaling is null, expected a value"},
         {"deepseek3-671b", "\"hidden_size\": 7168", "\"hidden_size\": \"7168\"",
          "base_emb_dim: expected a whole number"},
         {"deepseek3-671b", "\"hidden_size\": 7168", "\"hidden_size\": 7168, \"hidden_size\": 1", "is given twice"},
@@ -151,6 +159,8 @@ TEST_IN_FOLDER(other_forms_are_read)
         {"mixtral-8x7b", "\"sliding_window\": null", "\"sliding_window\": null, \"head_dim\": null"},
         {"gpt-oss-20b", "\"swiglu_limit\"", "\"swiglu_alpha\": 1.702, \"swiglu_limit\""},
         {"mixtral-8x7b", "\"use_cache\": true", "\"use_cache\":true"},
+        {"deepseek3-671b", "\"q_lora_rank\": 1536", "\"q_lora_rank\": null"},
+        {"gpt-oss-20b", "\"rope_scaling\"", "\"rope_parameters\""},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
@@ -186,6 +196,42 @@ TEST_IN_FOLDER(scores_are_scaled_as_in_transformers)
         const double m = 0.1 * table[i].mscale_all_dim * log(table[i].factor) + 1;
         const double wanted = m * m / sqrt(192), found = assay_mla_softmax_scale(&mla);
         if (!(fabs(found - wanted) < 1e-15)) fail_msg("%s: expected %.17g, found %.17g", table[i].to, wanted, found);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* Qwen3 weighs by a softmax over all experts, and divides where norm_topk_prob says so; transformers' default is false. */
+TEST_IN_FOLDER(qwen3_divides_where_it_says_so)
+{
+    enum { EXPERTS = 128, CHOSEN = 8 };
+    static const struct {
+        const char *to;
+        bool divided;
+    } table[] = {{"\"norm_topk_prob\": true", true}, {"\"norm_topk_prob\": false", false}, {"\"id2label\": {}", false}};
+    double logits[EXPERTS], all = 0, chosen = 0;
+    for (int e = 0; e < EXPERTS; e++) {
+        logits[e] = -0.25 * e;
+        all += exp(logits[e]);
+        chosen += e < CHOSEN ? exp(logits[e]) : 0;
+    }
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_routing_config config;
+        assay_routing routing = {0};
+        assay_status status;
+        assay_case *c = changed(folder, &ctx, "qwen3-30b-a3b", "\"norm_topk_prob\": true", table[i].to, &status);
+        assert_ok(&ctx, status);
+        c->batch = c->sequence = 1;
+        assert_ok(&ctx, assay_model_check(&ctx, c, ASSAY_PART_ROUTER));
+        assert_ok(&ctx, assay_routing_config_of(&ctx, c, &config));
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &routing, &config));
+        assert_ok(&ctx, assay_routing_forward(&ctx, &routing, &(assay_routing_inputs){.logits = logits}, &config));
+        for (int k = 0; k < CHOSEN; k++) {
+            const double wanted = exp(logits[k]) / (table[i].divided ? chosen : all);
+            assert_int_equal(routing.selected_experts[k], k);
+            assert_true(fabs(routing.weights[k] - wanted) < 1e-15);
+        }
+        assay_routing_free(&routing);
         assay_cases_free(c, 1);
     }
 }
@@ -251,7 +297,8 @@ TEST(every_key_is_documented)
         size_t used = (size_t)snprintf(line, sizeof line, "| `%s` | %s | ", key->name, families);
         for (int t = 0; t < 2 && key->to[t] != NULL; t++)
             used += (size_t)snprintf(line + used, sizeof line - used, "%s`%s`", t > 0 ? ", " : "", key->to[t]);
-        snprintf(line + used, sizeof line - used, "%s%s%s |%s", key->only != NULL && key->to[0] != NULL ? "; " : "",
+        snprintf(line + used, sizeof line - used, "%s%s%s |%s",
+                 (key->only != NULL || key->settled != NULL) && key->to[0] != NULL ? "; " : "",
                  key->only != NULL ? "only " : "",
                  key->only != NULL      ? only
                  : key->settled != NULL ? key->settled
