@@ -64,8 +64,9 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
         snprintf(message, sizeof report->message, "%s", wrong->message);
     } else if (report->unknown_count > 0) {
         report->verdict = ASSAY_FAIL;
-        snprintf(message, sizeof report->message, "%.128s: unknown path, the golden has no such dataset",
-                 report->unknown[0]);
+        const bool result = assay_role_is_result(assay_role_of(report->unknown[0]));
+        snprintf(message, sizeof report->message, "%.128s: unknown path, %s", report->unknown[0],
+                 result ? "the golden has no such dataset" : "no result has it");
     } else if (along != NULL) {
         char text[ASSAY_DIRECTION_TEXT];
         assay_direction_text(along, text);

@@ -237,10 +237,16 @@ for file in "$work/cut.h5" "$work/text.h5" "$work/empty.h5" "$work/missing.h5" "
   refuses "$file" compare "$golden" "$file"
   refuses "$file" generate moe/small -o "$out/wrong.h5" --inputs "$file"
 done
+refuses 'kind is golden, expected candidate' compare "$golden" "$golden"
+"$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
+"$python" -c 'import h5py, sys; f = h5py.File(sys.argv[1], "a"); f["error_scale/bf16/outputs/y"] = f["outputs/y"][()] * 0' "$work/candidate.h5"
+expect 1 compare "$golden" "$work/candidate.h5"
+prints '^FAIL  error_scale/bf16/outputs/y: unknown path, no result has it'
+"$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
 cp "$golden" "$work/calibrated.h5"
 expect 0 calibrate "$work/calibrated.h5" --precision tpu_default
 expect 0 verify "$work/calibrated.h5" --budget 0
-expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision tpu_default
+expect 0 compare "$work/calibrated.h5" "$work/candidate.h5" --precision tpu_default
 cp "$work/calibrated.h5" "$work/kept.h5"
 refuses 'has the profile tpu_default already' calibrate "$work/calibrated.h5" --precision tpu_default
 refuses 'calibrate needs --precision' calibrate "$work/calibrated.h5"
@@ -250,32 +256,33 @@ cmp "$work/calibrated.h5" "$work/kept.h5" || exit 1
 ## a profile of one's own
 mine=$work/mine.yml
 printf 'name: mine\nlike: bf16\naccumulate: {bits: 13, rounding: truncate, block: 64}\n' >"$mine"
-expect 1 compare "$golden" "$golden" --precision "$mine"
+expect 1 compare "$golden" "$work/candidate.h5" --precision "$mine"
 prints 'the golden has error scales for bf16, .*not for the profile mine: assay calibrate adds them'
-refuses '--precision is "mine", expected f64, .*, or a profile of your own in a .yml file' compare "$golden" "$golden" --precision mine
+refuses '--precision is "mine", expected f64, .*, or a profile of your own in a .yml file' compare "$golden" "$work/candidate.h5" --precision mine
 refuses '--precision is "mine", expected' calibrate "$work/calibrated.h5" --precision mine
 expect 0 calibrate "$work/calibrated.h5" --precision "$mine"
 for name in "$mine" mine; do
-  expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision "$name"
+  expect 0 compare "$work/calibrated.h5" "$work/candidate.h5" --precision "$name"
   prints 'profile mine,'
   prints "reproduce: assay compare .* --precision $name$"
 done
-expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision tpu_default # still there
+expect 0 compare "$work/calibrated.h5" "$work/candidate.h5" --precision tpu_default # still there
 expect 0 verify "$work/calibrated.h5" --budget 0
 expect 0 certify "$work/calibrated.h5" --precision mine
 cp "$work/calibrated.h5" "$work/kept.h5"
 refuses 'has the profile mine already' calibrate "$work/calibrated.h5" --precision "$mine"
 sed 's/bits: 13/bits: 10/' "$mine" >"$work/other.yml"
 refuses 'error scales are of another profile mine: it has "accumulate: \{bits: 13, .*found "accumulate: \{bits: 10' \
-  compare "$work/calibrated.h5" "$work/calibrated.h5" --precision "$work/other.yml"
+  compare "$work/calibrated.h5" "$work/candidate.h5" --precision "$work/other.yml"
 cmp "$work/calibrated.h5" "$work/kept.h5" || exit 1
 sed 's/mine/second/; s/bits: 13/bits: 10/' "$mine" >"$work/second.yml"
 expect 0 calibrate "$work/calibrated.h5" --precision "$work/second.yml"
-expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision second
-expect 0 compare "$work/calibrated.h5" "$work/calibrated.h5" --precision mine
+expect 0 compare "$work/calibrated.h5" "$work/candidate.h5" --precision second
+expect 0 compare "$work/calibrated.h5" "$work/candidate.h5" --precision mine
 expect 0 generate gmm/ragged -o "$out/mine.h5" --precision "$mine"
-expect 0 compare "$out/mine.h5" "$out/mine.h5" --precision mine
-expect 0 compare "$out/mine.h5" "$out/mine.h5"
+"$python" "$here/copy_outputs.py" "$out/mine.h5" "$work/gmm.h5"
+expect 0 compare "$out/mine.h5" "$work/gmm.h5" --precision mine
+expect 0 compare "$out/mine.h5" "$work/gmm.h5"
 "$python" -c 'import h5py, sys; f = h5py.File(sys.argv[1]); p = f.attrs["profiles"]
 assert len(p) == 1 and "name: mine\n" in p[0] and "bits: 13, rounding: truncate, block: 64" in p[0], p
 assert "error_scale/mine/outputs/y" in f' "$out/mine.h5"
@@ -283,9 +290,8 @@ refuses 'profiles has "mine", expected' generate gmm/ragged -o "$out/wrong.h5" -
 sed 's/block/length/' "$mine" >"$work/wrong.yml"
 refuses 'wrong.yml:3:[0-9]+: unknown key length, expected type, bits, rounding or block of accumulate' \
   calibrate "$work/calibrated.h5" --precision "$work/wrong.yml"
-refuses 'nowhere.yml: No such file' compare "$golden" "$golden" --precision "$work/nowhere.yml"
+refuses 'nowhere.yml: No such file' compare "$golden" "$work/candidate.h5" --precision "$work/nowhere.yml"
 refuses 'kind is request, expected golden' compare "$out/request.h5" "$golden"
-"$python" "$here/copy_outputs.py" "$golden" "$work/candidate.h5"
 refuses 'kind is not given, expected golden' compare "$work/candidate.h5" "$golden"
 expect 1 verify "$work/candidate.h5" # not a file of this program
 prints '^FAIL'
