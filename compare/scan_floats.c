@@ -62,7 +62,7 @@ static void measure(const scan *s, block *b)
         b->zeros[i] = magnitude * magnitude * weight;
         suspicious += !(error <= bar * threshold) | !(error <= DBL_MAX) | !(scale >= 0.0) | !(scale <= FLT_MAX);
         unscaled += scale == 0.0;
-        nonzero += !(magnitude <= threshold);
+        nonzero += !(magnitude <= quantile * floored + rounding); /* what the floor hides shows nothing */
     }
     b->suspicious = suspicious;
     b->unscaled = unscaled;

@@ -168,6 +168,28 @@ TEST(test_vacuous)
     trial_free(&s);
 }
 
+/* Error scales are float32: what lies below them is not seen, so whatever the candidate has shows nothing. */
+TEST(test_below_every_error_scale)
+{
+    static const struct {
+        double size, factor;
+        assay_verdict verdict;
+    } rows[] = {{1e-50, 1, ASSAY_VACUOUS},
+                {1e-50, 0, ASSAY_VACUOUS},
+                {1e-50, 1.5, ASSAY_VACUOUS},
+                {1e-40, 1, ASSAY_PASS},
+                {1e-40, 0, ASSAY_FAIL}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        trial s = single_of("f64", 40, 0.0);
+        for (int k = 0; k < 40; k++) s.golden.tensors[0].values[k] *= rows[i].size;
+        s.candidate = candidate_of(&s.golden);
+        for (int k = 0; k < 40; k++) s.candidate.tensors[0].values[k] *= rows[i].factor;
+        assert_int_equal(compare_single(&s)->verdict, rows[i].verdict);
+        assert_int_equal(s.report.verdict, rows[i].verdict);
+        trial_free(&s);
+    }
+}
+
 /* An exact zero is a check like any other, but not when it is all there is. */
 TEST(test_nothing_but_zeros)
 {
