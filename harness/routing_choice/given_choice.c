@@ -123,6 +123,8 @@ static assay_status plan_again(assay_context *ctx, const assay_golden *golden, c
     if (!staged) return assay_golden_plan(ctx, &a->golden, profile);
     TRY(assay_case_set(ctx, a->golden.c, "checkpoints=all"));
     TRY(assay_plan_describe_stages(ctx, &a->golden.plan, a->golden.c, golden->reader, profile));
+    a->golden.plan.only = golden->plan.only; /* of the stages no more is asked for than of the whole */
+    a->golden.plan.only_count = golden->plan.only_count;
 cleanup:
     return status;
 }

@@ -613,11 +613,12 @@ TEST_IN_FOLDER(test_golden_as_a_case)
     }
 }
 
-/* What need not be given is judged all the same where it is. */
-TEST(test_only_some_results_are_required)
+static void require_some(bool staged)
 {
-    static const char *const only[] = {"outputs/*", "gradients/inputs/x"};
-    assay_test *test = open_with("moe/small", &(assay_test_options){.cache = "", .only = only, .only_count = 2});
+    static const char *const only[] = {"outputs/*", "gradients/inputs/x"}, *const set = "checkpoints=all";
+    assay_test *test = open_with(
+        "moe/small", &(assay_test_options){
+                         .cache = "", .only = only, .only_count = 2, .sets = &set, .set_count = 1, .staged = staged});
     int required = 0;
     for (int i = 0; i < assay_test_expected_count(test); i++) required += assay_test_expected(test, i)->required;
     assert_int_equal(required, 2);
@@ -626,17 +627,18 @@ TEST(test_only_some_results_are_required)
     run_kernel(&wrong, test, ASSAY_BFLOAT16);
     const assay_backend_tensor y = *result_of(&right, "outputs/y"), dx = *result_of(&right, "gradients/inputs/x"),
                                dw = *result_of(&right, "gradients/weights/wo"),
-                               zeros = *result_of(&wrong, "gradients/weights/wo");
+                               zeros = *result_of(&wrong, "gradients/weights/wo"),
+                               stage = *result_of(&right, "checkpoints/moe_mlpwi_0");
     memset((void *)(uintptr_t)zeros.data, 0, (size_t)count_of(&zeros) * 2);
     const struct {
-        assay_backend_tensor results[3];
+        assay_backend_tensor results[4];
         int32_t count;
         const char *first_wrong;
-    } table[] = {{{y, dx}, 2, ""},
-                 {{y, dx, dw}, 3, ""},
-                 {{y, dx, zeros}, 3, "gradients/weights/wo"},
-                 {{y, dw}, 2, "gradients/inputs/x"},
-                 {{dx, dw}, 2, "outputs/y"}};
+    } table[] = {{{stage, y, dx}, 3, ""},
+                 {{stage, y, dx, dw}, 4, ""},
+                 {{stage, y, dx, zeros}, 4, "gradients/weights/wo"},
+                 {{stage, y, dw}, 3, "gradients/inputs/x"},
+                 {{stage, dx, dw}, 3, "outputs/y"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_test_report *report;
         assert_done(assay_test_check(test, table[i].count, table[i].results, &report, said));
@@ -646,6 +648,13 @@ TEST(test_only_some_results_are_required)
     free_results(&right);
     free_results(&wrong);
     assay_test_close(test);
+}
+
+/* What need not be given is judged all the same where it is. Of stages no more is asked for than of the whole. */
+TEST(test_only_some_results_are_required)
+{
+    require_some(false);
+    require_some(true);
 }
 
 /* A profile that the case does not name is evaluated too, and one of the user's own. */

@@ -239,6 +239,9 @@ def test_stages() -> None:
         for path in ("checkpoints/mla_kv", "checkpoints/attention_out"):
             report = case.judge({**right, path: right[path] * np.float32(1.05)}, "f32")
             assert (report.verdict, report.first_wrong) == ("FAIL", path)
+        forward = {path: tensor for path, tensor in right.items() if not path.startswith("gradients/")}
+        assert "every stage by itself too" in case.check(forward, "f32", gradients=False).text()
+        assert "every stage by itself too" in case.check(forward, "f32", only="outputs/y").text()
     with pytest.raises(assay.BadInput, match="spread over a mesh"):
         with assay.case("mla/mesh-heads2", staged=True) as case:
             case.judge({"outputs/y": case.golden("outputs/y")})
