@@ -179,6 +179,7 @@ static assay_status describe_quantize(assay_context *ctx, const assay_case *c, a
     if (q.format->tensor_scale) TRY(assay_describe(ctx, list, "outputs/tensor_scale", ASSAY_INT32, NULL, ONE));
     TRY(assay_describe(ctx, list, "outputs/scale", ASSAY_INT32, NULL, scale_dims(&q)));
     TRY(assay_describe(ctx, list, "outputs/codes", ASSAY_INT32, NULL, codes_dims(&q)));
+    list->entries[list->count - 1].nan_codes = q.format->element == ASSAY_FLOAT8_E4M3FN;
 cleanup:
     return status;
 }

@@ -23,6 +23,7 @@ typedef struct assay_tensor_entry {
     int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
                                number them; 0: every row counts. Such rows of a result are not judged */
     bool derived;           /* it follows from other inputs (assay_operation.derive) */
+    bool nan_codes;         /* codes of e4m3, of which 0x7f and 0xff are NaN: for the one the other will do */
     bool made;              /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
     assay_operand_axes operand;
     const assay_block_format *format; /* of quantised operands (operands.h); NULL: it is numbers */

@@ -82,6 +82,49 @@ cleanup:
     return status;
 }
 
+static bool is_nan(int32_t code)
+{
+    return code == 0x7f || code == 0xff;
+}
+
+static assay_status take_nan_codes(assay_context *ctx, const char *path, int64_t count, assay_fixture_reader *golden,
+                                   assay_fixture_reader *candidate)
+{
+    assay_status status;
+    int32_t *codes = NULL, *expected = NULL;
+    TRY(assay_alloc_i32(ctx, path, count, &codes));
+    TRY(assay_alloc_i32(ctx, path, count, &expected));
+    TRY(assay_fixture_read_i32(ctx, golden, path, 0, count, expected));
+    status = assay_fixture_read_i32(ctx, candidate, path, 0, count, codes);
+    if (is_left(ctx, status)) {
+        status = ASSAY_OK;
+        goto cleanup;
+    }
+    TRY(status);
+    for (int64_t i = 0; i < count; i++) {
+        if (is_nan(expected[i]) && is_nan(codes[i])) codes[i] = expected[i];
+    }
+    status = assay_fixture_replace(ctx, candidate, path, NULL, codes);
+    codes = NULL;
+cleanup:
+    free(codes);
+    free(expected);
+    return status;
+}
+
+assay_status assay_candidate_take_nan_codes(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                            assay_fixture_reader *candidate)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_entry *entry = &plan->list.entries[i];
+        if (!entry->nan_codes || !is_shared(golden, candidate, entry->spec.path)) continue;
+        TRY(take_nan_codes(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), golden, candidate));
+    }
+cleanup:
+    return status;
+}
+
 assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                        assay_tensor_set *results)
 {

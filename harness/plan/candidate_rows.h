@@ -1,5 +1,5 @@
 /* What a candidate may have otherwise than the golden without being wrong, put as the golden has it before the two are
- * compared: rows of results that belong to nothing, gradients in full, rows of one expert in another order, other replicas of an expert. */
+ * compared: rows of results that belong to nothing, the sign of NaN, gradients in full, rows of one expert in another order, other replicas of an expert. */
 #ifndef ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
 #define ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
 
@@ -8,6 +8,10 @@
 /* The candidate's rows that belong to nothing (unused_row_axes of the operation's entries) become the golden's. */
 assay_status assay_candidate_take_unused(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                          assay_fixture_reader *candidate);
+
+/* The candidate's codes of NaN become the golden's where that is NaN too: recipes do not agree on its sign. */
+assay_status assay_candidate_take_nan_codes(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                            assay_fixture_reader *candidate);
 
 /* Gradients that the golden holds as sketches, and the candidate in full, become sketches. A tensor of another shape or
  * type stays, and is missing then. */

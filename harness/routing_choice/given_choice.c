@@ -536,6 +536,7 @@ assay_status assay_compare_given_choice(assay_context *ctx, assay_golden *golden
     const assay_order order = assay_plan_order(&golden->plan);
     TRY(assay_candidate_take_sketches(ctx, &golden->plan, candidate));
     TRY(assay_candidate_take_unused(ctx, &golden->plan, golden->reader, candidate));
+    TRY(assay_candidate_take_nan_codes(ctx, &golden->plan, golden->reader, candidate));
     TRY(assay_given_choice_read(ctx, golden->reader, order, candidate, &c));
     if (any_differs(&c)) {
         TRY(compare_differing(ctx, golden, candidate, profile, false_alarm, quiet, &c, report, against));

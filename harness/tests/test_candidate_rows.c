@@ -272,6 +272,30 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
     close_case(&f);
 }
 
+/* For a number beyond e4m3's largest either code of NaN, and no other. */
+TEST_IN_FOLDER(nan_codes_of_either_sign)
+{
+    moved f;
+    open_case(&f, folder, "quantize/mxfp8-e4m3-ocp", "quant_saturate=false");
+    assay_tensor *codes = assay_tensor_set_find(&f.results, "outputs/codes");
+    int64_t number = -1, nan = -1;
+    for (int64_t i = 0; i < codes->count; i++) {
+        const bool is_nan = (codes->indices[i] & 0x7f) == 0x7f;
+        *(is_nan ? &nan : &number) = i;
+        if (is_nan) codes->indices[i] ^= 0x80;
+    }
+    assert_true(number >= 0 && nan >= 0);
+    assay_report report = judged(&f);
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assay_report_free(&report);
+    codes->indices[nan] = 0x7e;
+    expect(&f, "outputs/codes: 1 of 512 integers differ");
+    codes->indices[nan] = 0x7f;
+    codes->indices[number] = 0xff;
+    expect(&f, "outputs/codes: 1 of 512 integers differ");
+    close_case(&f);
+}
+
 TEST_IN_FOLDER(no_memory_is_reported)
 {
     moved f;
