@@ -387,13 +387,32 @@ static bool other_replayed(const assay_case *c, assay_other_form *form)
     return (has_moe(c) || is_op(c, "routing")) && !assay_gives_choice(c) && c->config.first_num_hash_layers == 0;
 }
 
+/* Whether a kernel's weight gradient has scales of all rows that it sums: of a part of these rows it has others. */
+static bool scales_of_all_rows(const assay_case *c)
+{
+    assay_context ctx = {0};
+    assay_recipe_config config;
+    if (assay_recipe_config_of(&ctx, c, &config) != ASSAY_OK || config.recipe == NULL) return false;
+    return config.recipe->dw_dy.scales != ASSAY_SCALES_NONE && config.dy.fixed == 0;
+}
+
+/* Whether a rank with some of the experts has other scales than the block: rows and blocks end with an expert, columns of
+ * kernels and of rows do not. */
+static bool scales_of_all_experts(const assay_case *c)
+{
+    assay_context ctx = {0};
+    assay_recipe_config config;
+    if (assay_recipe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
+    return assay_quant_recipe_joins_groups(config.recipe) && (config.w.fixed == 0 || scales_of_all_rows(c));
+}
+
 static bool other_ranks(const assay_case *c, assay_other_form *form)
 {
     const bool sorts = c->config.sparse_matmul || c->config.fused_moe_func;
     form->run = assay_run_ranks;
     const bool placed = c->config.local_num_experts > 0 || c->config.num_fused_shared_experts > 0 ||
                         c->config.num_redundant_experts > 0 || c->config.w13_reorder_size > 1;
-    return is_op(c, "moe") && sorts && !is_sharded(c) && !placed;
+    return is_op(c, "moe") && sorts && !is_sharded(c) && !placed && !scales_of_all_experts(c);
 }
 
 static bool other_kernels(const assay_case *c, assay_other_form *form)
@@ -442,12 +461,26 @@ static bool other_blas(const assay_case *c, assay_other_form *form)
            !is_op(c, "quantize") && !is_op(c, "dequantize");
 }
 
+/* Those of a function that is backward are results: each shard has its own. */
+static bool sums_weight_gradients(const assay_case *c)
+{
+    assay_context ctx = {0};
+    const assay_operation *operation = NULL;
+    assay_tensor_list list = {0};
+    bool sums = false;
+    assay_operation_prepare(&ctx, c, &operation, &list);
+    for (int i = 0; i < list.count; i++) sums |= strncmp(list.entries[i].spec.path, "gradients/weights/", 18) == 0;
+    assay_tensor_list_free(&list);
+    return sums;
+}
+
 /* A list of microbatches has its rows in another order on another mesh. */
 static bool other_mesh(const assay_case *c, assay_other_form *form)
 {
     if (!is_op(c, "batch_split") || c->config.batch_split_factor > 1) return false;
     const assay_batch_split_function *f = assay_batch_split_function_of(c->config.function.text);
     if (f == NULL || !assay_function_is_local(f)) return false;
+    if (scales_of_all_rows(c) && sums_weight_gradients(c)) return false;
     const bool one = c->mesh_data * c->mesh_fsdp * c->mesh_expert == 1;
     on_one_device(&form->c);
     if (one) form->c.mesh_data = 2;

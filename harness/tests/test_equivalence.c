@@ -127,6 +127,18 @@ static const char losses[] =
 static const char function[] =
     "{case: batch_split/x, op: batch_split, " HEAD ", mesh: {data: 2, expert: 2}, model: {" MOE_MODEL ", " MLA_MODEL
     ", rope_pairwise: true, routed_bias: true, base_num_decoder_layers: 1}, config: {function: mla_with_norms}}";
+/* Training recipes: with fixed ranges no scale is of several rows or experts. */
+#define FUNCTION_RECIPE(function)                                                                                      \
+    "{case: batch_split/x, op: batch_split, " HEAD ", mesh: {expert: 2}, model: {" MOE_MODEL ", " MLA_MODEL            \
+    ", rope_pairwise: true, routed_bias: true, base_num_decoder_layers: 1}, config: {function: " function              \
+    ", quant_recipe: fp8_full}}"
+static const char expert_recipe[] = FUNCTION_RECIPE("shared_expert");
+static const char backward_recipe[] = FUNCTION_RECIPE("shared_expert_bwd");
+static const char moe_recipe[] = "{case: moe/x, op: moe, " HEAD ", model: {" FUSED_MODEL
+                                 "}, config: {quant_recipe: fp8_full, weight_quantization_calibration_method: "
+                                 "\"fixed,0.6\", bwd_quantization_calibration_method: \"fixed,9\"}}";
+static const char block_recipe[] =
+    "{case: moe/x, op: moe, " HEAD ", model: {" FUSED_MODEL "}, config: {quant_recipe: deepseek_v3}}";
 
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
@@ -251,6 +263,8 @@ static const struct {
     {"replayed-chosen", schedule, "mscale=1.0000001"},
     {"ranks-whole", moe, "routed_scaling_factor=1.0000001"},
     {"ranks-whole", moe, "mlp_activations=gelu"},
+    {"ranks-whole", moe_recipe, "mlp_activations=gelu"},
+    {"ranks-whole", block_recipe, "mlp_activations=gelu"},
     {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
     {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},
@@ -376,6 +390,9 @@ TEST(cases_without_another_form_are_passed_over)
         {"ranks-whole", mesh, "seed=1"},
         {"ranks-whole", moe, "sparse_matmul=false"},
         {"ranks-whole", moe, "local_num_experts=2"},
+        {"ranks-whole", moe_recipe, "weight_quantization_calibration_method=absmax"},
+        {"ranks-whole", moe_recipe, "bwd_quantization_calibration_method=absmax"},
+        {"function-mesh", expert_recipe, "seed=1"},
         {"weight-before-after-wo", moe, "mlp_bias=true"},
         {"weight-before-after-wo", moe, "sparse_matmul=false"},
     };
@@ -386,6 +403,27 @@ TEST(cases_without_another_form_are_passed_over)
         const assay_equivalence *e = assay_equivalence_by_name(none[i].name);
         assert_ok(&ctx, assay_case_set(&ctx, c, none[i].set));
         if (assay_other_form_of(&ctx, c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
+        assay_cases_free(c, 1);
+    }
+}
+
+/* A recipe's scales are of the rows of a shard: of its weight gradients alone, and unless their range is fixed. */
+TEST(functions_by_a_recipe_agree_where_no_scale_is_of_all_rows)
+{
+    static const struct {
+        const char *yaml, *set;
+    } cases[] = {{expert_recipe, "bwd_quantization_calibration_method=fixed,9"}, {backward_recipe, "seed=2"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_form one;
+        assay_equivalence_result result;
+        assay_case *c = case_from(cases[i].yaml);
+        assert_ok(&ctx, assay_case_set(&ctx, c, cases[i].set));
+        evaluate(&ctx, c, &one);
+        assert_ok(&ctx, assay_equivalence_check(&ctx, &one, assay_equivalence_by_name("function-mesh"), &result));
+        if (!result.applies || !result.holds) fail_msg("row %d: %g at %s", (int)i, result.worst, result.path);
+        assert_true(result.tensors > 0);
+        assay_form_free(&one);
         assay_cases_free(c, 1);
     }
 }
