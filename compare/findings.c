@@ -31,7 +31,7 @@ static void judge_missing(const char *kind, assay_tensor_result *result)
     } else if (kind != NULL && strcmp(kind, "candidate") != 0) {
         judge(result, ASSAY_FAIL, ASSAY_FINDING_MISSING, "missing: the file's kind is %.32s, not candidate", kind);
     } else {
-        judge(result, ASSAY_FAIL, ASSAY_FINDING_MISSING, "missing");
+        judge(result, ASSAY_FAIL, ASSAY_FINDING_MISSING, "missing: never written");
     }
 }
 

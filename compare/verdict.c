@@ -51,6 +51,19 @@ static void say_passed(assay_report *report)
     }
 }
 
+/* A kernel without backward, of which nobody said so. */
+static bool has_no_gradient(const assay_report *report)
+{
+    int gradients = 0;
+    for (int i = 0; i < report->count; i++) {
+        const assay_tensor_result *r = &report->tensors[i];
+        if (r->spec.role != ASSAY_ROLE_GRADIENT || !r->required) continue;
+        if (r->finding != ASSAY_FINDING_MISSING) return false;
+        gradients++;
+    }
+    return gradients > 0;
+}
+
 void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
 {
     const assay_tensor_result *wrong = first_of(report, ASSAY_FAIL);
@@ -62,6 +75,9 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
     if (wrong != NULL) {
         report->verdict = ASSAY_FAIL;
         snprintf(message, sizeof report->message, "%s", wrong->message);
+        if (wrong->spec.role == ASSAY_ROLE_GRADIENT && has_no_gradient(report))
+            snprintf(message, sizeof report->message,
+                     "%.160s, nor is any gradient (forward only? --set gradients=none)", wrong->message);
     } else if (report->unknown_count > 0) {
         report->verdict = ASSAY_FAIL;
         const bool result = assay_role_is_result(assay_role_of(report->unknown[0]));

@@ -1,6 +1,7 @@
 #include "harness/host/host.h"
 
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 #include "harness/backends/backend.h"
 #include "oracle/base/memory.h"
 
-enum { GUARD = 16384, GUARD_BYTE = 0xa5, WIDEST = 8 };
+enum { GUARD = 16384, GUARD_BYTE = 0xa5, NAN_BYTE = 0xff, WIDEST = 8 };
 
 typedef struct maker {
     assay_context *ctx;
@@ -76,16 +77,18 @@ cleanup:
     return status;
 }
 
-static int64_t bytes_of(const assay_tensor_spec *spec)
+/* Of a result whose type is not known yet. Integers have but one. */
+static int64_t room_of(const assay_tensor_spec *spec)
 {
-    return assay_shape_count(&spec->shape) * WIDEST;
+    return assay_shape_count(&spec->shape) * (spec->type == ASSAY_INT32 ? (int64_t)sizeof(int32_t) : WIDEST);
 }
 
 static assay_status add_result(const maker *m, const assay_tensor_spec *spec)
 {
     assay_host *h = m->host;
     h->specs[h->result_count] = *spec;
-    return take(m, spec->path, bytes_of(spec) + 2 * GUARD, 1, &h->blocks[h->result_count++]);
+    h->filled[h->result_count] = room_of(spec);
+    return take(m, spec->path, room_of(spec) + 2 * GUARD, 1, &h->blocks[h->result_count++]);
 }
 
 assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const assay_source *in,
@@ -99,6 +102,7 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
     TRY(take(&m, "results", specs, sizeof *host->results, &host->results));
     TRY(take(&m, "results", specs, sizeof *host->specs, &host->specs));
     TRY(take(&m, "results", specs, sizeof *host->blocks, &host->blocks));
+    TRY(take(&m, "results", specs, sizeof *host->filled, &host->filled));
     TRY(take(&m, "message", ASSAY_HOST_MESSAGE, 1, &host->message));
     TRY(fill_settings(&m, plan->c));
     for (int i = 0; i < plan->spec_count; i++) {
@@ -110,42 +114,86 @@ cleanup:
     return status;
 }
 
-/* Results as the backend finds them: NaN in every float type, guards intact. */
+/* What the backend says of a result's type; float64, which is the widest, where that is none. */
+static assay_dtype type_of(const assay_host *h, int i)
+{
+    assay_dtype type;
+    return assay_dtype_of_backend(h->results[i].type, &type) ? type : ASSAY_FLOAT64;
+}
+
+/* Bytes that the backend may have written; all that there is room for where it says that it wrote none. */
+static int64_t written_of(const assay_host *h, int i)
+{
+    const int64_t room = room_of(&h->specs[i]);
+    const int64_t bytes = assay_shape_count(&h->specs[i].shape) * (int64_t)assay_dtype_size(type_of(h, i));
+    return h->results[i].written != 0 && bytes < room ? bytes : room;
+}
+
+/* Results as the backend finds them: NaN in every float type, guards intact. From the second call on the guard behind begins
+ * where the type of the call before ends: what is added to a NaN there would not show. */
 static void poison(assay_host *h)
 {
     for (int i = 0; i < h->result_count; i++) {
-        const assay_tensor_spec *spec = &h->specs[i];
-        const size_t bytes = (size_t)bytes_of(spec);
+        unsigned char *data = h->blocks[i] + GUARD;
         memset(h->blocks[i], GUARD_BYTE, GUARD);
-        memset(h->blocks[i] + GUARD, 0xff, bytes);
-        memset(h->blocks[i] + GUARD + bytes, GUARD_BYTE, GUARD);
-        h->results[i] = assay_backend_result_of(spec);
-        h->results[i].data = h->blocks[i] + GUARD;
+        memset(data, NAN_BYTE, (size_t)h->filled[i]);
+        memset(data + h->filled[i], GUARD_BYTE, (size_t)(room_of(&h->specs[i]) + GUARD - h->filled[i]));
+        h->results[i] = assay_backend_result_of(&h->specs[i]);
+        h->results[i].data = data;
     }
     h->message[0] = '\0';
 }
 
-static bool is_whole(const unsigned char *guard)
+/* The first of them that is not `byte`; count where all are. */
+static int64_t first_other(const unsigned char *bytes, int64_t count, unsigned char byte)
 {
-    return guard[0] == GUARD_BYTE && memcmp(guard, guard + 1, GUARD - 1) == 0;
+    int64_t i = 0;
+    if (count > 0 && bytes[0] == byte && memcmp(bytes, bytes + 1, (size_t)count - 1) == 0) return count;
+    while (i < count && bytes[i] == byte) i++;
+    return i;
 }
 
-/* The result that the backend wrote beside, or NULL. */
-static const char *broken_guard(const assay_host *h, const char **where)
+/* The byte, counted from the first of the data, that the backend wrote beside a result, before it or behind it; false: none. */
+static bool is_broken(const assay_host *h, int i, int64_t *at)
+{
+    const unsigned char *data = h->blocks[i] + GUARD;
+    const int64_t written = written_of(h, i), end = room_of(&h->specs[i]) + GUARD;
+    const int64_t guard = h->filled[i] > written ? h->filled[i] : written;
+    *at = first_other(h->blocks[i], GUARD, GUARD_BYTE) - GUARD;
+    if (*at < 0) return true;
+    *at = written + first_other(data + written, guard - written, NAN_BYTE);
+    if (*at == guard) *at += first_other(data + guard, end - guard, GUARD_BYTE);
+    return *at < end;
+}
+
+/* What the backend wrote beside a result, if anything, as the call's message. */
+static bool say_broken(assay_host *h)
 {
     for (int i = 0; i < h->result_count; i++) {
-        const size_t bytes = (size_t)bytes_of(&h->specs[i]);
-        const bool before = is_whole(h->blocks[i]);
-        if (before && is_whole(h->blocks[i] + GUARD + bytes)) continue;
-        *where = before ? "behind" : "before";
-        return h->specs[i].path;
+        int64_t at = 0;
+        if (!is_broken(h, i, &at)) continue;
+        const assay_dtype type = type_of(h, i);
+        const int64_t size = (int64_t)assay_dtype_size(type), count = assay_shape_count(&h->specs[i].shape);
+        snprintf(h->message, ASSAY_HOST_MESSAGE,
+                 "the backend wrote %s the buffer of %s, which has %" PRId64 " elements of %s: first at index %" PRId64,
+                 at < 0 ? "before" : "behind", h->specs[i].path, count, assay_dtype_name(type),
+                 at < 0 ? -((size - 1 - at) / size) : at / size);
+        return true;
     }
-    return NULL;
+    return false;
+}
+
+/* A float result whose every bit is set as before the call. A byte of a code may lawfully be so. */
+static bool is_untouched(const assay_host *h, int i)
+{
+    const int64_t bytes = written_of(h, i);
+    const bool fills = h->specs[i].type != ASSAY_INT32 && assay_dtype_size(type_of(h, i)) > 1;
+    return fills && bytes > 0 && first_other(h->blocks[i] + GUARD, bytes, NAN_BYTE) == bytes;
 }
 
 int assay_host_call(assay_host *h, assay_backend_function backend)
 {
-    const char *where = "", *nothing = "the backend gave no reason";
+    const char *nothing = "the backend gave no reason";
     poison(h);
     const assay_backend_request request = {.version = ASSAY_BACKEND_VERSION,
                                            .setting_count = h->setting_count,
@@ -159,11 +207,9 @@ int assay_host_call(assay_host *h, assay_backend_function backend)
     const int code = backend(&request);
     h->message[ASSAY_HOST_MESSAGE - 1] = '\0';
     fflush(stdout); /* what the backend printed comes before what is said of it */
-    const char *path = broken_guard(h, &where);
-    if (path != NULL) {
-        snprintf(h->message, ASSAY_HOST_MESSAGE, "the backend wrote %s the buffer of %s", where, path);
-        return EXIT_FAILURE;
-    }
+    for (int i = 0; code != ASSAY_BACKEND_DONE && i < h->result_count; i++) h->results[i].written = 0; /* no type yet */
+    if (say_broken(h)) return EXIT_FAILURE;
+    for (int i = 0; i < h->result_count; i++) h->filled[i] = written_of(h, i);
     if (code == ASSAY_BACKEND_DONE) return ASSAY_BACKEND_EXIT_DONE;
     if (code == ASSAY_BACKEND_UNSUPPORTED) nothing = "the backend does not have this case";
     if (h->message[0] == '\0') snprintf(h->message, ASSAY_HOST_MESSAGE, "%s", nothing);
@@ -175,7 +221,7 @@ assay_status assay_host_result(assay_context *ctx, const assay_host *host, int i
 {
     *spec = host->specs[index];
     *bytes = host->blocks[index] + GUARD;
-    *written = host->results[index].written != 0;
+    *written = host->results[index].written != 0 && !is_untouched(host, index);
     if (!*written || assay_dtype_of_backend(host->results[index].type, &spec->type)) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the backend set type %d, which there is not", spec->path,
                       (int)host->results[index].type);

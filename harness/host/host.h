@@ -22,6 +22,7 @@ typedef struct assay_host {
     assay_backend_result *results;
     assay_tensor_spec *specs; /* of the results */
     unsigned char **blocks;   /* guard, data, guard */
+    int64_t *filled;          /* bytes of the data that hold NaN before the next call; those behind are guard */
     int setting_count, tensor_count, result_count;
     char *message; /* [ASSAY_HOST_MESSAGE] */
 } assay_host;
@@ -35,7 +36,7 @@ assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const a
  * host->message. */
 int assay_host_call(assay_host *host, assay_backend_function backend);
 
-/* A result's bytes and the type that the backend says they have; false where it wrote none. Refuses a type that there is
+/* A result's bytes and the type that the backend says they have; false where it wrote none, and says so or left it as it was. Refuses a type that there is
  * not. */
 assay_status assay_host_result(assay_context *ctx, const assay_host *host, int index, assay_tensor_spec *spec,
                                const void **bytes, bool *written);

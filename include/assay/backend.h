@@ -41,7 +41,9 @@ typedef struct assay_backend_tensor {
 
 /* A result to be filled. `type` is float32 at first (int32 for indices); set it to the type in which you write, any float
  * type above: the buffer has room for float64. It is filled with NaN (every bit set) beforehand, with guards before and
- * behind. A result that is not `required` may be left alone: set `written` to 0 (it is 1 at first). */
+ * behind: what lies behind its elements in that type must stay as it was. A result that is left as it was counts as not
+ * written, and so does one whose `written` (1 at first) you set to 0; one that is not `required` may be left out so.
+ * Integers, and codes of a byte, may lawfully have every bit set: of these only `written` says that there are none. */
 typedef struct assay_backend_result {
     const char *path;
     assay_backend_type type;

@@ -23,6 +23,7 @@
 #define EXITS_LATER 15
 #define HIDES 16
 #define CACHES 17
+#define FORWARD_ONLY 18
 
 #if ODD_BACKEND != 0
 static int64_t count_of(const assay_backend_result *r)
@@ -48,6 +49,13 @@ static assay_backend_result *write_zeros(const assay_backend_request *request)
 int assay_backend_run(const assay_backend_request *request)
 {
     static int calls = 0;
+    if (ODD_BACKEND == FORWARD_ONLY) { /* and nothing else: no word that there is no gradient */
+        for (int32_t i = 0; i < request->result_count; i++) {
+            assay_backend_result *r = &request->results[i];
+            if (r->required && strncmp(r->path, "gradients/", 10) != 0) memset(r->data, 0, (size_t)count_of(r) * 4);
+        }
+        return ASSAY_BACKEND_DONE;
+    }
     assay_backend_result *y = write_zeros(request);
     calls++;
     switch (ODD_BACKEND) {
