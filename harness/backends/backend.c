@@ -351,7 +351,8 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
     } else {
         char message[600];
         snprintf(message, sizeof message, "in a second run: %.580s", end->message);
-        assay_backend_fail(end, message);
+        snprintf(end->message, sizeof end->message, "%s", message);
+        end->outcome = ASSAY_OUTCOME_FAILED; /* UNSUPPORTED now, and not before, as well */
     }
 cleanup:
     return status;

@@ -7,7 +7,13 @@
 #include "harness/backends/process.h"
 
 /* Exit status of a backend command (and of the process that hosts a shared object). */
-enum { ASSAY_BACKEND_EXIT_DONE = 0, ASSAY_BACKEND_EXIT_UNSUPPORTED = 77 };
+enum {
+    ASSAY_BACKEND_EXIT_DONE = 0,
+    ASSAY_BACKEND_EXIT_UNSUPPORTED = 77,
+    ASSAY_BACKEND_EXIT_NOT_STARTED =
+        126, /* as a shell has it of what it cannot start, and 127 of what it cannot find */
+    ASSAY_BACKEND_EXIT_NOT_FOUND = 127
+};
 
 typedef enum assay_backend_outcome {
     ASSAY_OUTCOME_DONE,
@@ -19,7 +25,9 @@ enum { ASSAY_BACKEND_LINES = 20 }; /* of its output that are kept */
 
 typedef struct assay_backend_end {
     assay_backend_outcome outcome;
-    bool repeats;      /* two runs on the same request gave the same bits */
+    bool repeats; /* two runs on the same request gave the same bits */
+    bool
+        is_unfit; /* FAILED: it cannot be started, or gave nothing that can be read: that says nothing of its kernels */
     char message[600]; /* why it failed or is unsupported; what did not repeat */
     char output[4096]; /* the last lines that the (last) run printed */
     double seconds;    /* wall clock of the (first) run */

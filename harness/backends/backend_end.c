@@ -10,6 +10,7 @@ enum { EXIT_OF_AN_EXCEPTION = 1 }; /* Python's */
 void assay_backend_fail(assay_backend_end *end, const char *message)
 {
     end->outcome = ASSAY_OUTCOME_FAILED;
+    end->is_unfit = true;
     snprintf(end->message, sizeof end->message, "%.590s", message);
 }
 
@@ -38,4 +39,6 @@ void assay_backend_judge(const assay_process_result *process, const char *log, d
         return;
     }
     assay_backend_fail(end, message);
+    end->is_unfit = process->end == ASSAY_PROCESS_EXITED &&
+                    (process->code == ASSAY_BACKEND_EXIT_NOT_STARTED || process->code == ASSAY_BACKEND_EXIT_NOT_FOUND);
 }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/nearest.h"
+
 enum { LINE_SIZE = 1024 };
 
 void assay_expected_failures_free(assay_expected_failures *failures)
@@ -81,4 +83,27 @@ assay_status assay_expected_failures_read(assay_context *ctx, const char *path, 
     fclose(file);
     if (status != ASSAY_OK) assay_expected_failures_free(failures);
     return status;
+}
+
+assay_status assay_expected_failures_check(assay_context *ctx, const char *path,
+                                           const assay_expected_failures *failures, const assay_named_cases *lists,
+                                           int count)
+{
+    for (int i = 0; i < failures->count; i++) {
+        const assay_expected_failure *entry = &failures->entries[i];
+        bool found = strncmp(entry->pattern, "fuzz/", 5) == 0;
+        char hint[ASSAY_MESSAGE_SIZE / 2];
+        assay_nearest nearest = {.word = entry->pattern, .most = 1};
+        for (int list = 0; list < count && !found; list++) {
+            for (int k = 0; k < lists[list].count && !found; k++) {
+                assay_nearest_offer(&nearest, lists[list].cases[k].name);
+                found = fnmatch(entry->pattern, lists[list].cases[k].name, 0) == 0;
+            }
+        }
+        if (found) continue;
+        assay_nearest_text(&nearest, hint, sizeof hint);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%.200s:%d: no case of the catalogue or of this run is named %s%s",
+                          path, entry->line, entry->pattern, hint);
+    }
+    return ASSAY_OK;
 }

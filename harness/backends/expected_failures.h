@@ -1,11 +1,11 @@
 /* Expected failures: cases that a backend is known to fail. They are run all the same and reported apart; one that passes
- * is a failure, so that the list stays true.
+ * is a failure, and a name that no case has is refused, so that the list stays true.
  *
  * A text file. Each line: a case (a name or a glob over names), then the reason in words; '#' begins a comment. */
 #ifndef ASSAY_HARNESS_EXPECTED_FAILURES_H
 #define ASSAY_HARNESS_EXPECTED_FAILURES_H
 
-#include "oracle/base/tensor.h"
+#include "cases/case.h"
 
 typedef struct assay_expected_failure {
     char pattern[ASSAY_PATH_SIZE];
@@ -25,5 +25,15 @@ void assay_expected_failures_free(assay_expected_failures *failures); /* safe on
 /* The first entry that matches, or NULL. */
 const assay_expected_failure *assay_expected_failures_find(const assay_expected_failures *failures,
                                                            const char *case_name);
+
+/* Cases that a list may name. */
+typedef struct assay_named_cases {
+    const assay_case *cases;
+    int count;
+} assay_named_cases;
+/* Refuses the first entry that names none of them; those of assay fuzz (fuzz/...) name no case. */
+assay_status assay_expected_failures_check(assay_context *ctx, const char *path,
+                                           const assay_expected_failures *failures, const assay_named_cases *lists,
+                                           int count);
 
 #endif

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/yaml_reader.h"
 #include "compare/printable.h"
 #include "harness/backends/backend_files.h"
 #include "harness/backends/expected_failures.h"
@@ -13,6 +14,7 @@
 
 typedef struct tally {
     int passed, failed, vacuous, unsupported, known;
+    int judged; /* had a candidate */
 } tally;
 
 /* One call of the command. */
@@ -28,21 +30,27 @@ typedef struct runs {
     int done;              /* that are there */
 } runs;
 
-/* An expected failure is noted as known; where the case passes, that is a failure of the list. */
+/* An expected failure is noted as known; where the case passes, that is a failure of the list. What shows nothing of a kernel
+ * is none that could be expected: a backend that cannot be started, or gives no candidate that can be read. */
 static void apply_expected_failures(const assay_expected_failures *expected, const char *path, const assay_case *c,
                                     assay_case_run *r)
 {
+    assay_report *report = &r->report, *stages = report->stages;
     const assay_expected_failure *entry = assay_expected_failures_find(expected, c->name);
-    if (entry == NULL || r->report.verdict == ASSAY_UNSUPPORTED) return;
-    if (r->report.verdict != ASSAY_PASS) {
-        assay_report *stages = r->report.stages;
-        snprintf(r->report.expected_failure, sizeof r->report.expected_failure, "%s", entry->reason);
+    if (entry == NULL || report->verdict == ASSAY_UNSUPPORTED || report->verdict == ASSAY_VACUOUS) return;
+    if (report->verdict == ASSAY_PASS) {
+        report->verdict = ASSAY_FAIL;
+        snprintf(report->message, sizeof report->message, "passes, but is a known failure by %.80s:%d: %.120s", path,
+                 entry->line, entry->reason);
+    } else if (r->end.is_unfit) {
+        char message[sizeof report->message];
+        snprintf(message, sizeof message, "%s", report->message);
+        snprintf(report->message, sizeof report->message, "%.150s; no kernel's failure, which %.60s:%d could excuse",
+                 message, path, entry->line);
+    } else {
+        snprintf(report->expected_failure, sizeof report->expected_failure, "%s", entry->reason);
         if (stages != NULL) snprintf(stages->expected_failure, sizeof stages->expected_failure, "%s", entry->reason);
-        return;
     }
-    r->report.verdict = ASSAY_FAIL;
-    snprintf(r->report.message, sizeof r->report.message, "passes, but is a known failure by %.80s:%d: %.120s", path,
-             entry->line, entry->reason);
 }
 
 static void print_case(const assay_options *options, const assay_case *c, const assay_case_run *r, tally *t)
@@ -54,6 +62,7 @@ static void print_case(const assay_options *options, const assay_case *c, const 
     const char *word = known ? "KNOWN" : assay_verdict_name(verdict);
     t->unsupported += unsupported;
     t->known += known;
+    t->judged += r->end.outcome == ASSAY_OUTCOME_DONE;
     t->passed += verdict == ASSAY_PASS;
     t->vacuous += !known && verdict == ASSAY_VACUOUS;
     t->failed += !known && (verdict == ASSAY_FAIL || verdict == ASSAY_NOT_COMPARABLE);
@@ -102,7 +111,7 @@ static assay_status print_detail(assay_context *ctx, const assay_options *option
 static int exit_code_of(const tally *t)
 {
     if (t->failed > 0) return ASSAY_EXIT_FAIL;
-    if (t->vacuous > 0 || t->passed + t->known == 0) return ASSAY_EXIT_VACUOUS; /* nothing was shown */
+    if (t->vacuous > 0 || t->judged == 0) return ASSAY_EXIT_VACUOUS; /* nothing was shown */
     return ASSAY_EXIT_PASS;
 }
 
@@ -163,6 +172,7 @@ static assay_status take(assay_context *ctx, void *self, int i, const char *resu
     all->t.vacuous += t.vacuous;
     all->t.unsupported += t.unsupported;
     all->t.known += t.known;
+    all->t.judged += t.judged;
     return status;
 }
 
@@ -203,6 +213,30 @@ static assay_status run_cases(assay_context *ctx, runs *all)
     return status;
 }
 
+/* A list may be shared by runs of other cases of the catalogue, and by those that a filter or a shard leaves out here. */
+static assay_status check_known_names(assay_context *ctx, const assay_options *options, const runs *all)
+{
+    assay_status status;
+    assay_named_cases lists[] = {{all->chosen->cases, all->chosen->count}, {0}, {0}};
+    assay_case *catalogue = NULL, *named = NULL;
+    char **files = calloc((size_t)options->argument_count + 1, sizeof *files);
+    int count = 0;
+    if (files == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
+    for (int i = 0; i < options->argument_count; i++) {
+        if (assay_yaml_extension(options->arguments[i]) != NULL) files[count++] = options->arguments[i];
+    }
+    TRY(assay_catalogue(ctx, &catalogue, &lists[1].count));
+    if (count > 0) TRY(assay_cases_find(ctx, count, files, &named, &lists[2].count));
+    lists[1].cases = catalogue;
+    lists[2].cases = named;
+    status = assay_expected_failures_check(ctx, options->known_file, all->expected, lists, 3);
+cleanup:
+    assay_cases_free(catalogue, lists[1].count);
+    assay_cases_free(named, lists[2].count);
+    free(files);
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
@@ -213,6 +247,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     if (options->known_file != NULL) TRY(assay_expected_failures_read(ctx, options->known_file, &expected));
     TRY(assay_command_backend_check(ctx, options));
     TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
+    if (options->known_file != NULL) TRY(check_known_names(ctx, options, &all));
     TRY(assay_run_check(ctx, options, &chosen));
     if (options->keep != NULL && assay_ranks_is_first(ctx)) TRY(assay_backend_folder_make(ctx, options->keep, &kept));
     all.reports = calloc((size_t)chosen.count, sizeof *all.reports);
@@ -227,6 +262,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
            all.t.vacuous, all.t.unsupported);
     if (options->known_file != NULL) printf(", %d known failures", all.t.known);
     printf("\n");
+    if (all.t.known > 0 && all.t.judged == 0)
+        printf("known failures alone, none of which gave results: does the backend start?\n");
     if (options->serve)
         printf("both runs of a case were one process, which keeps its memory (docs/backends.md, \"A server\")\n");
     *exit_code = exit_code_of(&all.t);

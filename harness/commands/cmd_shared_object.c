@@ -96,7 +96,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_end_is_meant();
     const assay_backend_function backend = assay_host_load(library, why, sizeof why);
     if (backend == NULL) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s", why);
+        fprintf(stderr, "%s\n", why);
+        *exit_code = ASSAY_BACKEND_EXIT_NOT_STARTED;
         goto cleanup;
     }
     TRY(run_calls(ctx, &host, backend, calls, request.c->name, candidate, exit_code));

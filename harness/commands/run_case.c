@@ -177,6 +177,7 @@ static assay_status judge(assay_context *ctx, const assay_options *options, cons
     if (status != ASSAY_BAD_INPUT) return status;
     /* of the two files the candidate is the one that others wrote */
     r->end.outcome = ASSAY_OUTCOME_FAILED;
+    r->end.is_unfit = true;
     snprintf(r->end.message, sizeof r->end.message, "%.590s", ctx->message);
     return ASSAY_OK;
 }

@@ -28,6 +28,10 @@ backend 1 FAIL 'took longer than 0.5 s and was stopped' "$modules/odd_loops.so" 
 backend 1 FAIL 'wrote behind the buffer of outputs/y' "$modules/odd_writes_behind.so"
 backend 1 FAIL 'wrote before the buffer of outputs/y' "$modules/odd_writes_before.so"
 backend 1 FAIL 'outputs/y' "$modules/odd_leaves_nan.so"
+# a kernel without backward where its zeros are right
+expect 1 run rms_norm/all-zero --backend "$modules/odd_forward_only.so" --quiet
+prints 'gradients/weights/scale: missing: never written, nor is any gradient \(forward only\? --set gradients=none\)$'
+expect 3 run rms_norm/all-zero --backend "$modules/odd_forward_only.so" --quiet --set gradients=none
 backend 1 FAIL 'two runs gave different bits in outputs/y' "$modules/odd_does_not_repeat.so"
 backend 3 UNSUPPORTED 'no such op here' "$modules/odd_unsupported.so"
 backend 1 FAIL 'status 1: *luck' "$modules/odd_gives_up.so"
@@ -212,6 +216,38 @@ prints 'passes, but is a known failure by .*known.txt:4: passes by now'
 import sys, xml.etree.ElementTree as tree
 assert tree.parse(sys.argv[1]).getroot().get("failures") == "1"
 ' "$work/report.xml"
+# what shows nothing of a kernel is no known failure, and known failures that gave no results show nothing
+known() { expect "$1" run 'rms_norm/one-*' --quiet --known "$work/all.txt" --backend "$2"; }
+echo '* not yet' >"$work/all.txt"
+known 1 '/nonexistent {request} {candidate}'
+prints "^FAIL .*ended with status 127.*; no kernel's failure, which .*all.txt:1 could excuse"
+prints '^2 cases: 0 passed, 2 failed, 0 vacuous, 0 unsupported, 0 known failures$'
+known 1 "$modules/odd_no_symbol.so"
+known 1 ': {request} {candidate}'
+known 1 'echo garbage >{candidate} # {request}'
+for nothing in 'exit 1 # {request} {candidate}' "'$python' -c 'import no_such_module' {request} {candidate}" 'kill -SEGV $$ # {request} {candidate}'; do
+  known 3 "$nothing"
+  prints '^2 cases: 0 passed, 0 failed, 0 vacuous, 0 unsupported, 2 known failures$'
+  prints '^known failures alone, none of which gave results: does the backend start\?$'
+done
+echo 'rms_norm/one-row crashes there' >"$work/all.txt"
+expect 0 generate rms_norm/one-column -o "$work"
+known 0 "case {request} in *one-row*) kill -SEGV \$\$ ;; *) '$python' '$here/copy_outputs.py' '$work/rms_norm/one-column.h5' {candidate} ;; esac"
+prints '^KNOWN .*crashes there \(the backend crashed: Segmentation fault'
+prints '^2 cases: 1 passed, 0 failed, 0 vacuous, 0 unsupported, 1 known failures$'
+# nor is a verdict that nothing can be shown
+echo 'rms_norm/all-zero nothing there' >"$work/all.txt"
+expect 3 run rms_norm/all-zero --set gradients=none --quiet --backend "$modules/odd_zeros.so" --known "$work/all.txt"
+prints '^VACUOUS '
+# a name is one of the catalogue, or of a file of this run, whatever a filter takes
+printf 'case: mine/one\nop: rms_norm\nmodel: {base_emb_dim: 4}\n---\ncase: mine/two\nop: gmm\nmodel: {base_emb_dim: 4, base_moe_mlp_dim: 3, num_experts: 2}\n' >"$work/mine_too.yml"
+printf 'mine/* ours\nmoe/mixtral elsewhere\ngmm/rag* elsewhere\nfuzz/gmm:outputs/y:values drawn\n' >"$work/names.txt"
+expect 0 run "$work/mine_too.yml" --op rms_norm --quiet --backend "$modules/odd_zeros.so" --known "$work/names.txt"
+printf 'mine/tow ours\n' >"$work/names.txt"
+refuses 'names.txt:1: no case of the catalogue or of this run is named mine/tow, did you mean mine/two\?' \
+  run "$work/mine_too.yml" --op rms_norm --backend "$modules/odd_zeros.so" --known "$work/names.txt"
+printf 'moe/small why\ngmm/typo* why\n' >"$work/names.txt"
+refuses 'names.txt:2: no case of the catalogue or of this run is named gmm/typo' run moe/small --backend "$modules/odd_zeros.so" --known "$work/names.txt"
 echo 'moe/small' >"$work/bad.txt"
 refuses 'bad.txt:1: no reason, expected a case' run moe/small --backend "$modules/odd_zeros.so" --known "$work/bad.txt"
 printf 'a/b x\na/b y\n' >"$work/bad.txt"
