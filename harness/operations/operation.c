@@ -204,14 +204,19 @@ cleanup:
     return status;
 }
 
+assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved)
+{
+    const assay_operation *operation = assay_operation_by_name(c->op);
+    const bool function = c->config.function.text[0] != '\0'; /* of a layer, whose router it may have */
+    const unsigned parts = operation != NULL ? operation->parts | (function ? ASSAY_PART_ROUTER : 0) : 0;
+    return assay_model_resolve(ctx, c, parts, resolved);
+}
+
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text)
 {
     assay_status status;
     assay_case resolved = *c;
-    const assay_operation *operation = assay_operation_by_name(c->op);
-    const bool function = c->config.function.text[0] != '\0'; /* of a layer, whose router it may have */
-    const unsigned parts = operation != NULL ? operation->parts | (function ? ASSAY_PART_ROUTER : 0) : 0;
-    TRY(assay_model_resolve(ctx, c, parts, &resolved.config));
+    TRY(assay_case_resolve(ctx, c, &resolved.config));
     TRY(assay_case_to_yaml(ctx, &resolved, text));
 cleanup:
     return status;

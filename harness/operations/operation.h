@@ -119,7 +119,9 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
                                  const assay_source *in, const assay_sink *out, const assay_precision *precisions,
                                  int precision_count);
 
-/* case_yaml: the complete case (assay_case_to_yaml) with what is computed in the place of values that are left open. */
+/* The configuration with what is computed in the place of values that are left open. */
+assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved);
+/* case_yaml: the complete case (assay_case_to_yaml), resolved so. */
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text);
 
 /* Of a tensor whose rows may be unused: how many numbers a row has. */

@@ -10,7 +10,7 @@
 assay_backend_type assay_backend_type_of(assay_dtype dtype);
 bool assay_dtype_of_backend(assay_backend_type type, assay_dtype *dtype); /* false: there is no such type */
 
-/* Every key of a configuration, as text. Starts zeroed. */
+/* Every key of a configuration, resolved as case_yaml is, as text. Starts zeroed. */
 typedef struct assay_backend_settings {
     assay_backend_setting *items;
     char (*values)[ASSAY_KEY_VALUE_SIZE];

@@ -272,7 +272,8 @@ TEST(known_failures_are_those_of_their_line)
         char yaml[128];
         assay_context ctx = assay_context_default(1);
         assay_expected_failure *found = NULL;
-        snprintf(yaml, sizeof yaml, "{case: c, op: %s, model: {base_emb_dim: 20}}", rows[i].op);
+        snprintf(yaml, sizeof yaml,
+                 "{case: c, op: %s, model: {base_emb_dim: 20, num_experts: 4, num_experts_per_tok: 2}}", rows[i].op);
         assay_case *c = case_from(yaml);
         assert_ok(&ctx, assay_known_find(&ctx, &list, c, &rows[i].reason, &found));
         assay_cases_free(c, 1);

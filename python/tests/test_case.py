@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,21 @@ def test_config() -> None:
     assert case.expected["outputs/y"] == assay.Expected((2, 17, 64), True, False)
     assert case.expected["routing/selected_experts"] == assay.Expected((2, 17, 8), False, True)
     assert list(case.cotangents()) == ["cotangents/y"]
+
+
+@pytest.mark.parametrize(
+    "name, key, value",
+    [
+        ("gqa/qwen3", "query_pre_attn_scalar", 1 / math.sqrt(8)),
+        ("moe/deepseek3-groups", "group_score", "top2_sum"),
+        ("moe/deepseek3-groups", "norm_topk_prob", True),
+    ],
+)
+def test_config_is_resolved(name: str, key: str, value: Any) -> None:
+    """What a case leaves open has the value that is computed with, as in its YAML and in a golden."""
+    case = assay.case(name)
+    assert case.config[key] == value
+    assert f"  {key}: {json.dumps(value)}\n".replace('"', "") in case.yaml
 
 
 def test_names() -> None:
