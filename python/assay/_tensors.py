@@ -123,7 +123,7 @@ def give(array: np.ndarray[Any, Any], name: str, module: Any, device: Any, requi
 def give_torch(array: np.ndarray[Any, Any], name: str, torch: Any, device: Any, requires_grad: bool) -> Any:
     if name == "bfloat16":
         array = array.view(np.int16)  # PyTorch before 2.3 has no uint16
-    tensor = torch.from_numpy(array.copy())
+    tensor = torch.tensor(array)  # in memory of its own: leaves over memory of numpy may hang at exit, in PyTorch 1.13
     if name in NARROW and hasattr(torch, name):  # PyTorch before 2.1 has no float8: uint8
         tensor = tensor.view(getattr(torch, name))
     if device is not None:

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch_moe
 
 # A kernel that is right, wrong on one case, and without another.
 KERNEL = """
@@ -152,3 +154,22 @@ def test_without_the_plugin(run, pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-q", "-p", "no:assay", "test_kernel.py")
     outcomes = result.parseoutcomes()
     assert outcomes["failed"] == 1 and outcomes["skipped"] == 1
+
+
+def test_a_failed_backward_ends(pytester: pytest.Pytester) -> None:
+    """Leaves over memory of numpy hang at exit in PyTorch 1.13, when a second backward has failed."""
+    shutil.copy(Path(torch_moe.__file__), pytester.path)
+    pytester.makepyfile(
+        """
+        import assay, torch, torch_moe
+        def test_twice():
+            case = assay.case("moe/deepseek3-tiny-sparse")
+            given = case.inputs(torch, requires_grad=True)
+            outputs = torch_moe.moe(given, case.config)
+            case.backward(outputs, given)
+            case.backward(outputs, given)
+        """
+    )
+    result = pytester.runpytest_subprocess("-q", "-p", "assay.pytest_plugin", timeout=60)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*RuntimeError: Trying to backward through the graph a second time*"])
