@@ -118,6 +118,7 @@ static assay_status check(assay_context *ctx, assay_test *test, int32_t count, c
                                .quiet = true,
                                .unexplained = test->unexplained,
                                .staged = test->staged};
+    TRY(assay_test_open_golden(ctx, test));
     TRY(take_results(ctx, r, count, results));
     r->held = test->held;
     r->held->users++;
@@ -139,13 +140,13 @@ int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor
 {
     assay_context ctx = test->ctx;
     *report = NULL;
-    const int prepared = assay_test_prepare(test, message);
-    if (prepared != ASSAY_TEST_OK) return prepared;
     assay_test_report *made = calloc(1, sizeof *made);
     if (made == NULL) return assay_test_end(&ctx, assay_fail(&ctx, ASSAY_NO_MEMORY, "no memory for a report"), message);
     made->ctx = ctx;
     made->profile = test->profile;
+    pthread_mutex_lock(&test->held->turn);
     const assay_status status = check(&ctx, test, count, results, made);
+    pthread_mutex_unlock(&test->held->turn);
     if (status == ASSAY_OK) {
         *report = made;
     } else {
@@ -228,7 +229,9 @@ const char *assay_test_report_text(assay_test_report *r, int verbose, int color,
     assay_status status = ASSAY_OK;
     const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
     char **text = &r->text[verbose != 0][color != 0];
+    pthread_mutex_lock(&r->held->turn);
     if (*text == NULL) status = assay_report_text(&ctx, &r->report, &style, text);
+    pthread_mutex_unlock(&r->held->turn);
     return give(&ctx, status, text, message);
 }
 
@@ -236,7 +239,9 @@ const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST
 {
     assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
+    pthread_mutex_lock(&r->held->turn);
     if (r->json == NULL) status = assay_report_json(&ctx, 1, &r->report, &r->json);
+    pthread_mutex_unlock(&r->held->turn);
     return give(&ctx, status, &r->json, message);
 }
 
@@ -244,10 +249,12 @@ const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST
 {
     assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
+    pthread_mutex_lock(&r->held->turn);
     if (r->report.pictures == NULL) {
         assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
         status = assay_pictures_draw(&ctx, judged_by->reader, r->candidate, &r->profile, &r->report);
     }
     if (status == ASSAY_OK && r->html == NULL) status = assay_report_html(&ctx, 1, &r->report, &r->html);
+    pthread_mutex_unlock(&r->held->turn);
     return give(&ctx, status, &r->html, message);
 }

@@ -13,10 +13,27 @@
 enum { MOST_THREADS = 1024 };
 #define USUAL_FALSE_ALARM 1e-6
 
+assay_status assay_held_golden_make(assay_context *ctx, assay_held_golden **held)
+{
+    *held = calloc(1, sizeof **held);
+    if (*held == NULL || pthread_mutex_init(&(*held)->turn, NULL) != 0) {
+        free(*held);
+        *held = NULL;
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden");
+    }
+    (*held)->users = 1;
+    return ASSAY_OK;
+}
+
 void assay_held_golden_release(assay_held_golden *held)
 {
-    if (held == NULL || --held->users > 0) return;
+    if (held == NULL) return;
+    pthread_mutex_lock(&held->turn);
+    const bool is_last = --held->users == 0;
+    pthread_mutex_unlock(&held->turn);
+    if (!is_last) return;
     assay_golden_close(&held->golden);
+    pthread_mutex_destroy(&held->turn);
     free(held);
 }
 
@@ -104,12 +121,10 @@ static assay_status open_golden(assay_context *ctx, assay_test *t, const char *p
     if (o->set_count > 0 || o->inputs != NULL || o->weights != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: nothing can be set in a golden, its results are there", path);
     }
-    t->path = strdup(path);
-    t->held = calloc(1, sizeof *t->held);
-    if (t->path == NULL || t->held == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden");
-    t->held->users = 1;
     assay_golden *golden = &t->held->golden;
+    TRY(copy_path(ctx, path, &t->path));
     TRY(assay_golden_open(ctx, path, golden));
+    t->held->open = true;
     TRY(assay_profile_named(ctx, "precision", o->precision, golden->reader, assay_dtype_name(golden->c->dtype),
                             &t->profile));
     t->yaml = strdup(assay_fixture_text(golden->reader, "case_yaml"));
@@ -183,6 +198,7 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     TRY(assay_cache_folder(ctx, o->cache, &t->cache));
     TRY(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
     TRY(copy_only(ctx, t, o));
+    TRY(assay_held_golden_make(ctx, &t->held));
     TRY(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
     t->plan.only = (const char *const *)t->only;
     t->plan.only_count = t->only_count;

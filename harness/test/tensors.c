@@ -18,6 +18,7 @@ int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tens
 {
     assay_status status = ASSAY_OK;
     assay_context ctx = test->ctx;
+    pthread_mutex_lock(&test->held->turn);
     if (index < 0 || index >= test->given_count) {
         status = assay_fail(&ctx, ASSAY_BAD_INPUT, "given tensor %" PRId32 ", expected 0 to %d", index,
                             test->given_count - 1);
@@ -27,6 +28,7 @@ int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tens
         status = assay_backend_tensor_read(&ctx, &source, test->given_specs[index], &test->given[index]);
     }
     if (status == ASSAY_OK) *tensor = test->given[index];
+    pthread_mutex_unlock(&test->held->turn);
     return assay_test_end(&ctx, status, message);
 }
 
@@ -40,26 +42,23 @@ const assay_backend_result *assay_test_expected(const assay_test *test, int32_t 
     return index >= 0 && index < test->expected_count ? &test->expected[index] : NULL;
 }
 
-static assay_status prepare(assay_context *ctx, assay_test *test)
+assay_status assay_test_open_golden(assay_context *ctx, assay_test *test)
 {
-    if (test->held != NULL) return ASSAY_OK;
-    assay_held_golden *held = calloc(1, sizeof *held);
-    if (held == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden");
-    held->users = 1;
+    if (test->held->open) return ASSAY_OK;
     const assay_status status = assay_cache_golden(ctx, &test->plan, &test->inputs, &test->profile, test->cache,
-                                                   test->cache_bytes, &held->golden);
-    if (status == ASSAY_OK) {
-        test->held = held;
-    } else {
-        assay_held_golden_release(held);
-    }
+                                                   test->cache_bytes, &test->held->golden);
+    test->held->open = status == ASSAY_OK;
+    if (!test->held->open) assay_golden_close(&test->held->golden);
     return status;
 }
 
 int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE])
 {
     assay_context ctx = test->ctx;
-    return assay_test_end(&ctx, prepare(&ctx, test), message);
+    pthread_mutex_lock(&test->held->turn);
+    const assay_status status = assay_test_open_golden(&ctx, test);
+    pthread_mutex_unlock(&test->held->turn);
+    return assay_test_end(&ctx, status, message);
 }
 
 /* A golden tensor's elements, as numbers or indices. */
@@ -80,7 +79,8 @@ int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *
     assay_context ctx = test->ctx;
     int index = 0;
     assay_status status;
-    TRY(prepare(&ctx, test));
+    pthread_mutex_lock(&test->held->turn);
+    TRY(assay_test_open_golden(&ctx, test));
     while (index < test->expected_count && strcmp(test->expected[index].path, path) != 0) index++;
     if (index == test->expected_count) {
         TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test)));
@@ -90,6 +90,7 @@ int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *
     }
     *tensor = test->results[index];
 cleanup:
+    pthread_mutex_unlock(&test->held->turn);
     return assay_test_end(&ctx, status, message);
 }
 

@@ -3,17 +3,21 @@
 #define ASSAY_HARNESS_TEST_INTERNAL_H
 
 #include <assay/test.h>
+#include <pthread.h>
 
 #include "harness/plan/backend_view.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/inputs.h"
 
-/* Held by its test and by every report that was made with it. */
+/* Held by its test and by every report that was made with it, whose calls take turns. */
 typedef struct assay_held_golden {
+    pthread_mutex_t turn;
+    bool open; /* the golden is there */
     assay_golden golden;
     int users;
 } assay_held_golden;
 
+assay_status assay_held_golden_make(assay_context *ctx, assay_held_golden **held);
 void assay_held_golden_release(assay_held_golden *held); /* NULL is safe */
 
 struct assay_test {
@@ -30,9 +34,9 @@ struct assay_test {
     char *path; /* of a golden that was given; NULL */
     char *cache;
     int64_t cache_bytes;
-    assay_held_golden *held; /* NULL before the golden is there */
-    char *inputs_path;       /* of the user's own; NULL */
-    char *weights_text;      /* of a checkpoint; NULL */
+    assay_held_golden *held;
+    char *inputs_path;  /* of the user's own; NULL */
+    char *weights_text; /* of a checkpoint; NULL */
     assay_inputs inputs;
     assay_backend_settings settings;
     const assay_tensor_spec **given_specs;
@@ -42,6 +46,9 @@ struct assay_test {
 };
 
 const assay_case *assay_test_case(const assay_test *test);
+
+/* Evaluates the golden or finds it, in this test's turn. */
+assay_status assay_test_open_golden(assay_context *ctx, assay_test *test);
 
 /* What a call returns to the user, and its message. */
 int assay_test_end(const assay_context *ctx, assay_status status, char *message);

@@ -833,3 +833,40 @@ TEST(test_threads_use_tests_of_their_own)
         }
     }
 }
+
+static void *use_shared(void *shared)
+{
+    assay_test *test = shared;
+    char message[ASSAY_TEST_MESSAGE];
+    intptr_t right = 1;
+    for (int round = 0; right && round < 4; round++) {
+        assay_test_report *report = NULL;
+        assay_backend_tensor tensor;
+        for (int i = 0; right && i < assay_test_given_count(test); i++) {
+            right = assay_test_given(test, i, &tensor, message) == ASSAY_TEST_OK;
+        }
+        right = right && assay_test_check(test, 0, NULL, &report, message) == ASSAY_TEST_OK &&
+                assay_test_report_html(report, message) != NULL &&
+                assay_test_golden(test, "outputs/y", &tensor, message) == ASSAY_TEST_OK;
+        assay_test_report_free(report);
+    }
+    return (void *)right;
+}
+
+/* From the first call on, which evaluates the golden. */
+TEST(test_threads_share_a_test)
+{
+    enum { THREADS = 8, ROUNDS = 5 };
+    const assay_test_options options = {.cache = "", .threads = 1, .no_explanation = 1};
+    for (int round = 0; round < ROUNDS; round++) {
+        pthread_t threads[THREADS];
+        assay_test *test = open_with("mlp/silu", &options);
+        for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, use_shared, test), 0);
+        for (int i = 0; i < THREADS; i++) {
+            void *right = NULL;
+            assert_int_equal(pthread_join(threads[i], &right), 0);
+            assert_non_null(right);
+        }
+        assay_test_close(test);
+    }
+}

@@ -10,8 +10,9 @@
  *
  * Link libassay (`pkg-config --cflags --libs assay`, or find_package(assay) and assay::assay). C and C++. Tensors are those of
  * <assay/backend.h>: little-endian, row-major, bfloat16 and narrower as raw bits. What a function gives out belongs to the test or
- * the report and lives as long; a report may outlive its test. Two threads may use two tests at the same time, not one (nor a
- * test and its report). `message` may be NULL where nobody reads it. docs/in-process.md. */
+ * the report and lives as long; a report may outlive its test. Threads may share tests and
+ * reports: the calls of one test and its reports take turns, and those of two tests run side by side. What closes a test or frees a
+ * report comes last. `message` may be NULL where nobody reads it. docs/in-process.md. */
 #ifndef ASSAY_TEST_H
 #define ASSAY_TEST_H
 
