@@ -8,17 +8,18 @@ import shlex
 from fnmatch import fnmatchcase
 from html import escape
 from pathlib import Path
-from typing import Any, Generator
+from typing import Any, Collection, Generator
 
 import pytest
 
-from ._case import Case, Unsupported
+from ._case import Case, Unsupported, names
 from ._report import Mismatch
+from ._results import meant
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay")
-    group.addoption("--assay-known", metavar="FILE", help="expected failures, as `assay run --known` takes them: a case or glob and the reason on each line")
+    group.addoption("--assay-known", metavar="FILE", help="expected failures, as `assay run --known` takes them: a case or glob and the reason on each line; a Mismatch is expected, no other error")
     group.addoption("--assay-html", metavar="FILE", help="write the reports of all failing cases as one page")
     group.addoption("--assay-cache", metavar="DIR", help="folder of goldens (default: $ASSAY_CACHE, else assay/ in the user's cache folder)")
 
@@ -37,8 +38,8 @@ def case_of(item: pytest.Item) -> Case | None:
     return case if isinstance(case, Case) else None
 
 
-def read_known(path: str) -> list[tuple[str, str]]:
-    """Globs of cases and reasons, in their order."""
+def read_known(path: str, existing: Collection[str]) -> list[tuple[str, str]]:
+    """Globs of cases and reasons, in their order; each matches some of those that there are."""
     known: dict[str, str] = {}
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -52,20 +53,26 @@ def read_known(path: str) -> list[tuple[str, str]]:
             raise pytest.UsageError(f"{path}:{number}: no reason, expected a case and why it fails")
         if words[0] in known:
             raise pytest.UsageError(f"{path}:{number}: the case of an earlier line again")
+        if words[0].startswith("fuzz/"):  # of `assay fuzz --known`
+            continue
+        if not any(fnmatchcase(name, words[0]) for name in existing):
+            raise pytest.UsageError(f"{path}:{number}: no case is named {words[0]}{meant(words[0], existing)}")
         known[words[0]] = words[1].strip()
     return list(known.items())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     path = config.getoption("assay_known")
-    known = read_known(path) if path is not None else []
+    if path is None:
+        return
+    known = read_known(path, [*names(), *(case.what for case in map(case_of, items) if case is not None)])
     for item in items:
         case = case_of(item)
         if case is None:
             continue
         for pattern, reason in known:
             if fnmatchcase(case.what, pattern):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+                item.add_marker(pytest.mark.xfail(reason=reason, raises=Mismatch, strict=True))
                 break
 
 

@@ -74,11 +74,26 @@ def test_an_expected_failure_that_passes_fails(run, pytester: pytest.Pytester) -
     result.stdout.fnmatch_lines(["*XPASS(strict)* wrong long ago"])
 
 
+@pytest.mark.parametrize("error", ["ImportError", "MemoryError", "assay.BadInput", "AssertionError"])
+def test_an_expected_failure_is_one_by_its_verdict(pytester: pytest.Pytester, error: str) -> None:
+    pytester.path.joinpath("known.txt").write_text("rms_norm/deepseek epsilon is missing\n")
+    pytester.makepyfile(f"""
+        import assay
+        @assay.cases("rms_norm/deepseek")
+        def test_norm(case):
+            raise {error}("the kernel does not start")
+    """)
+    result = pytester.runpytest_inprocess("-q", "-p", "assay.pytest_plugin", "--assay-known", "known.txt")
+    assert result.ret == 1 and result.parseoutcomes() == {"failed": 1}
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
         ("rms_norm/deepseek\n", "known.txt:1: no reason, expected a case"),
-        ("\na why\na again\n", "known.txt:3: the case of an earlier line again"),
+        ("\nmla/small why\nmla/small again\n", "known.txt:3: the case of an earlier line again"),
+        ("fuzz/* drawn\nrms_norm/deepsek why\n", "known.txt:2: no case is named rms_norm/deepsek, did you mean rms_norm/deepseek?"),
+        ("gmm/typo* why\n", "known.txt:1: no case is named gmm/typo*"),
         (None, "known.txt"),
     ],
 )
