@@ -4,14 +4,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import unittest
 from ctypes import byref, c_void_p
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Any, Collection, Iterable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
 
 import numpy as np
 
 from . import _library as lib
-from . import _tensors
+from . import _results, _supports, _tensors
 from ._report import Mismatch, Report
 
 __tracebackhide__ = True  # pytest shows the test, not these functions
@@ -37,19 +38,6 @@ def settings(overrides: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in flat.items()]
 
 
-def setting_value(key: str, text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    if key == "mlp_activations":
-        return text.split(",")
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            pass
-    return text
-
-
 def share_of_cores() -> int:
     """Threads of one worker of pytest-xdist; 0 leaves it to the library."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -59,7 +47,7 @@ def share_of_cores() -> int:
 class Case:
     """Inputs, weights and cotangents of a case, and the judge of what a kernel makes of them. `assay.case` makes one.
 
-    Nothing is opened before it is asked for. `close` forgets what was drawn and evaluated; arrays given out stay.
+    Nothing is opened before it is asked for. Threads may share a case. `close` forgets what was drawn and evaluated; arrays given out stay.
     """
 
     def __init__(
@@ -74,6 +62,7 @@ class Case:
         inputs: str | os.PathLike[str] | None = None,
         weights: str | os.PathLike[str] | None = None,
         staged: bool = False,
+        supports: Mapping[str, Any] | None = None,
     ):
         self.what, self._sets, self._precision = what, tuple(sets), precision
         self._options: dict[str, Any] = {
@@ -85,7 +74,9 @@ class Case:
             "weights": None if weights is None else os.fspath(weights),
             "staged": staged,
         }
+        self._supports = _supports.checked(supports or {})
         self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<assay.Case {' '.join((self.what.strip().splitlines()[0], *self._sets))}>"
@@ -98,13 +89,20 @@ class Case:
 
     def close(self) -> None:
         """Forgets what was drawn and evaluated. The case can be used again: it is opened anew."""
-        self._tests.clear()
+        with self._opening:
+            self._tests.clear()
 
     def _open(self, precision: str | None = None, only: Sequence[str] = ()) -> lib.Test:
+        """A test of these; raises `Unsupported` where the kernel does not have the case."""
         key = (precision or self._precision, tuple(only))
-        if key not in self._tests:
-            self._tests[key] = lib.Test(self.what, self._sets, key[0], only=key[1], **self._options)
-        return self._tests[key]
+        with self._opening:
+            if key not in self._tests:
+                test = lib.Test(self.what, self._sets, key[0], only=key[1], **self._options)
+                why = self._supports and _supports.lacks(self._supports, lib.config(test), lambda: inputs_of(test))
+                if why:
+                    self.unsupported(why)
+                self._tests[key] = test
+            return self._tests[key]
 
     @property
     def name(self) -> str:
@@ -129,60 +127,60 @@ class Case:
     @property
     def config(self) -> dict[str, Any]:
         """Every setting: MaxText's model keys, and op, case, batch, sequence, dtype, mesh.data, mesh.expert ..."""
-        test = self._open()
-        settings = (lib.call("setting", test.handle, i).contents for i in range(lib.call("setting_count", test.handle)))
-        return {lib.text(s.key): setting_value(lib.text(s.key), lib.text(s.value)) for s in settings}
+        return lib.config(self._open())
 
     @property
     def expected(self) -> dict[str, Expected]:
         """What may be given to `check`, by path. Outputs and gradients are required; routing and checkpoints are not."""
-        test = self._open()
-        results = (lib.call("expected", test.handle, i).contents for i in range(lib.call("expected_count", test.handle)))
-        return {lib.text(r.path): Expected(lib.dims(r), bool(r.required), lib.TYPE_NAMES[r.type] == "int32") for r in results}
+        return expected(self._open())
 
-    def _given(self, folders: tuple[str, ...]) -> Iterator[tuple[str, lib.Test, lib.Tensor]]:
-        test = self._open()
-        for i in range(lib.call("given_count", test.handle)):
-            tensor = lib.Tensor()
-            lib.attempt("given", test.handle, i, byref(tensor))
-            path = lib.text(tensor.path)
-            if path.startswith(folders):
-                yield path, test, tensor
+    def _give(self, folders: tuple[str, ...], module: Any, device: Any, wanted: Collection[str] = ()) -> dict[str, Any]:
+        """`wanted`: gradients of those that require one."""
+        test, library = self._open(), _tensors.module_of(module)
+        return {
+            path: _tensors.give(*_tensors.view(test, tensor), library, device, "gradients/" + path in wanted)
+            for path, tensor in given(test)
+            if path.startswith(folders)
+        }
 
     def inputs(self, module: Any = np, device: Any = None, requires_grad: bool = False) -> dict[str, Any]:
-        """Inputs and weights by path ("inputs/x", "weights/wo"), in the type of the case's grid; `module` is torch, jax or numpy.
+        """Inputs and weights by path ("inputs/x", "weights/wo"), in the type of the case's grid; `module` is torch, jax or numpy, or
+        the name of one.
 
         They are the caller's: a kernel may write into them. `requires_grad` (torch): those that the case has a gradient
         of are leaves that require it. numpy has no bfloat16 and fp8: they are ml_dtypes' where that package is there, else
         bits in uint16 and uint8, which `assay.to_float32` reads.
         """
-        wanted = set(self.expected) if requires_grad else set()
-        return {
-            path: _tensors.give(*_tensors.view(test, tensor), module, device, "gradients/" + path in wanted)
-            for path, test, tensor in self._given(("inputs/", "weights/"))
-        }
+        return self._give(("inputs/", "weights/"), module, device, self.expected if requires_grad else ())
 
     def cotangents(self, module: Any = np, device: Any = None) -> dict[str, Any]:
         """Upstream gradients of outputs by path: "cotangents/y" is that of "outputs/y". Otherwise as `inputs`."""
-        return {
-            path: _tensors.give(*_tensors.view(test, tensor), module, device, False)
-            for path, test, tensor in self._given(("cotangents/",))
-        }
+        return self._give(("cotangents/",), module, device)
 
     def backward(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Gradients by PyTorch's autograd, through the case's cotangents: {"gradients/inputs/x": ...}.
 
         `outputs` are results ("outputs/y") with their graph, `inputs` those of ``inputs(torch, requires_grad=True)``. An input that
-        no output depends on has the gradient 0, as the formula says.
+        no output depends on has the gradient 0, as the formula says. Of a case without gradients it gives none.
         """
+        _results.check_mapping("backward: outputs", outputs)
+        _results.check_mapping("backward: inputs", inputs)
+        found = self.expected
+        if not any(path.startswith("gradients/") for path in found):
+            return {}
+        if "torch" not in sys.modules:
+            raise lib.BadInput("backward: torch is not imported, and its autograd gives the gradients")
         torch = sys.modules["torch"]
-        leaves = {path: tensor for path, tensor in inputs.items() if tensor.requires_grad}
+        for path in outputs:
+            if path not in found and "/" not in path:
+                raise lib.BadInput(f"backward: outputs: {path}: no result of the case{_results.meant(path, found)}")
+        leaves = {path: tensor for path, tensor in inputs.items() if getattr(tensor, "requires_grad", False) and "gradients/" + path in found}
         if not leaves:
             raise lib.BadInput("backward: no input requires a gradient; take them by inputs(torch, requires_grad=True)")
         results, upstream = [], []
         for path, cotangent in self.cotangents(torch).items():
-            output = outputs.get(path.replace("cotangents/", "outputs/", 1))
-            if output is not None and output.requires_grad:
+            output: Any = outputs.get(path.replace("cotangents/", "outputs/", 1))
+            if getattr(output, "requires_grad", False):
                 results.append(output)
                 upstream.append(cotangent.to(output.device, output.dtype).reshape(output.shape))
         if not results:
@@ -208,13 +206,23 @@ class Case:
     ) -> Report:
         """The report on results by path; `check` raises where this has another verdict than PASS."""
         required = [only] if isinstance(only, str) else list(only)
+        _results.check_mapping("check", results)
         test = self._open(precision, required or ([] if gradients else ["outputs/*"]))
-        integers = {path for path, expected in self.expected.items() if expected.integer}
+        found = self.expected
+        _results.check_paths(results, found, self._checkpoints)
+        integers = {path for path, of in found.items() if of.integer}
         arrays = {path: _tensors.take(path, value, path in integers) for path, value in results.items()}
         tensors = (lib.Tensor * max(1, len(arrays)))(*(_tensors.struct(path, *array) for path, array in arrays.items()))
         report = c_void_p()
         lib.attempt("check", test.handle, len(arrays), tensors, byref(report))
         return Report(report, test, self.name)
+
+    def _checkpoints(self) -> Collection[str]:
+        """All that the case could be asked for; none of a golden, which is as it is."""
+        try:
+            return expected(lib.Test(self.what, (*self._sets, "checkpoints=[all]"), self._precision, **self._options))
+        except lib.BadInput:
+            return ()
 
     def check(
         self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()
@@ -228,12 +236,30 @@ class Case:
         """
         report = self.judge(results, precision, gradients, only)
         if report.verdict != "PASS":
-            raise Mismatch(report)
+            forgotten = report.first_wrong.startswith("gradients/") and not any(path.startswith("gradients/") for path in results)
+            raise Mismatch(report, "no gradient is given: gradients=False judges outputs alone" if forgotten else "")
         return report
 
     def unsupported(self, why: str) -> NoReturn:
         """The kernel does not have this case: the test is skipped, and `why` is its reason."""
         raise Unsupported(f"unsupported: {why}")
+
+
+def expected(test: lib.Test) -> dict[str, Expected]:
+    results = (lib.call("expected", test.handle, i).contents for i in range(lib.call("expected_count", test.handle)))
+    return {lib.text(r.path): Expected(lib.dims(r), bool(r.required), lib.TYPE_NAMES[r.type] == "int32") for r in results}
+
+
+def given(test: lib.Test) -> Iterator[tuple[str, lib.Tensor]]:
+    for i in range(lib.call("given_count", test.handle)):
+        tensor = lib.Tensor()
+        lib.attempt("given", test.handle, i, byref(tensor))
+        yield lib.text(tensor.path), tensor
+
+
+def inputs_of(test: lib.Test) -> list[str]:
+    """Names of what is given beside the weights: x, selected_experts."""
+    return [path.split("/", 1)[1] for path, _ in given(test) if path.startswith("inputs/")]
 
 
 def case(
@@ -246,6 +272,7 @@ def case(
     explain: bool = True,
     weights: str | os.PathLike[str] | None = None,
     staged: bool = False,
+    supports: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Case:
     """Opens a case: a name of the catalogue, the text of a case file, a mapping with its keys, the path of a case file or golden.
@@ -258,12 +285,13 @@ def case(
     (docs/hugging-face.md). ``explain=False``: failures are not held against the known bugs, which takes time.
     ``staged=True``: every checkpoint that is given is held to float64 that starts from your own inputs to that stage
     (docs/comparing.md, "Stage by stage"); with ``checkpoints="all"`` `expected` lists them.
+    `supports`: what the kernel has, by key; another case raises `Unsupported` (docs/python.md, "What a kernel has").
     """
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"
     own = overrides.get("inputs")
     file = None if isinstance(own, Mapping) else overrides.pop("inputs", None)
-    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file, weights, staged)
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file, weights, staged, supports)
     opened._open()
     return opened
 

@@ -184,6 +184,8 @@ def names(globs: Sequence[str], exclude: Sequence[str]) -> list[str]:
 class Test:
     """An assay_test; freed when nothing refers to it any more, views of its tensors included."""
 
+    handle = c_void_p()  # of one whose options were refused
+
     def __init__(
         self,
         what: str,
@@ -199,20 +201,23 @@ class Test:
         staged: bool = False,
     ):
         self.handle = c_void_p()
-        options = Options(
-            sets=texts(sets),
-            set_count=len(sets),
-            threads=threads,
-            precision=encoded(precision),
-            false_alarm=false_alarm,
-            cache=encoded(cache),
-            no_explanation=not explain,
-            only_count=len(only),
-            only=texts(only),
-            inputs=encoded(inputs),
-            weights=encoded(weights),
-            staged=staged,
-        )
+        try:
+            options = Options(
+                sets=texts(sets),
+                set_count=len(sets),
+                threads=threads,
+                precision=encoded(precision),
+                false_alarm=false_alarm,
+                cache=encoded(cache),
+                no_explanation=not explain,
+                only_count=len(only),
+                only=texts(only),
+                inputs=encoded(inputs),
+                weights=encoded(weights),
+                staged=staged,
+            )
+        except TypeError as error:
+            raise BadInput(f"options: {error}") from error
         if options.threads != threads:  # ctypes has cut it off
             raise BadInput(f"threads is {threads}, which is no int32")
         attempt("open", encoded(what), byref(options), byref(self.handle))
@@ -221,3 +226,22 @@ class Test:
         if self.handle:
             call("close", self.handle)
             self.handle = c_void_p()
+
+
+def setting_value(key: str, text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if key == "mlp_activations":
+        return text.split(",")
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text
+
+
+def config(test: Test) -> dict[str, Any]:
+    """Every setting of a case, as a number, bool, str or list."""
+    pairs = (call("setting", test.handle, i).contents for i in range(call("setting_count", test.handle)))
+    return {text(pair.key): setting_value(text(pair.key), text(pair.value)) for pair in pairs}

@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import sys
 from ctypes import c_int64, c_void_p
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,18 @@ def ml_dtype(name: str) -> Any:
         return None
 
 
+def module_of(module: Any) -> Any:
+    """torch, jax, numpy or another that makes arrays; a name will do."""
+    if isinstance(module, str):
+        try:
+            module = importlib.import_module(module)
+        except ImportError as error:
+            raise lib.BadInput(f"{error}; expected torch, jax, numpy or another module with asarray") from error
+    if not isinstance(module, ModuleType) or not (module.__name__ in ("torch", "jax") or hasattr(module, "asarray")):
+        raise lib.BadInput(f"{module!r}: expected torch, jax, numpy or another module with asarray")
+    return module
+
+
 def view(test: lib.Test, tensor: lib.Tensor) -> tuple[np.ndarray[Any, Any], str]:
     """A read-only array over the library's memory, which keeps the test alive; and its type."""
     name = lib.TYPE_NAMES[tensor.type]
@@ -136,7 +149,7 @@ def take(path: str, value: Any, expects_integers: bool) -> tuple[np.ndarray[Any,
     said = None
     if isinstance(value, Bits):
         value, said = value
-    array, name = take_torch(value) if is_torch(value) else (as_numpy(path, value), None)
+    array, name = read(path, value)
     name = said or name or array.dtype.name
     if expects_integers and name in NARROW and name != "bfloat16":  # codes and scales, which are judged as integers
         array, name = np.asarray(array, order="C").view(np.uint8), "uint8"
@@ -145,6 +158,9 @@ def take(path: str, value: Any, expects_integers: bool) -> tuple[np.ndarray[Any,
             name = "bfloat16"
         elif name == "uint8" and not expects_integers:
             raise lib.BadInput(f'{path} is uint8: give assay.bits(array, "float8_e4m3fn") or "float8_e5m2"')
+        elif not expects_integers:
+            bits_of = '; bits are given as assay.bits(array, "bfloat16")' if name == "int16" else ""
+            raise lib.BadInput(f"{path} is {name}, expected the float type in which the kernel computed it{bits_of}")
         else:
             array, name = narrowed(path, array), "int32"
     if name not in lib.TYPES:
@@ -161,8 +177,38 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def take_torch(tensor: Any) -> tuple[np.ndarray[Any, Any], str | None]:
+def read(path: str, value: Any) -> tuple[np.ndarray[Any, Any], str | None]:
+    """An array of this machine's memory; the type where its own does not say it."""
+    kind = type(value).__name__
+    try:
+        if not is_torch(value) and not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+            value = of_dlpack(value)
+        return take_torch(path, value) if is_torch(value) else (as_numpy(path, value), None)
+    except lib.BadInput:
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError, BufferError) as error:
+        raise lib.BadInput(f"{path} is {kind}, which cannot be read: {str(error).splitlines()[0] if str(error) else error!r}") from error
+
+
+def of_dlpack(value: Any) -> Any:
+    """PyTorch knows types and devices that numpy does not."""
+    torch = sys.modules.get("torch")
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError, TypeError, AttributeError) as error:
+        if torch is None:
+            raise RuntimeError(f"{error} Where torch is imported, it reads it") from error
+        return torch.from_dlpack(value)
+
+
+def take_torch(path: str, tensor: Any) -> tuple[np.ndarray[Any, Any], str | None]:
     torch = sys.modules["torch"]
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise lib.BadInput(f"{path} is a tensor of {tensor.layout}, expected a dense one, as to_dense() gives")
+    if tensor.is_meta:
+        raise lib.BadInput(f"{path} is on the device meta, expected a tensor with numbers")
+    if tensor.is_quantized:
+        raise lib.BadInput(f"{path} is {tensor.dtype}, expected numbers, as dequantize() gives, or int_repr() where codes are judged")
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     name = str(tensor.dtype).split(".")[-1]
     if name not in NARROW:
@@ -172,10 +218,7 @@ def take_torch(tensor: Any) -> tuple[np.ndarray[Any, Any], str | None]:
 
 
 def as_numpy(path: str, value: Any) -> np.ndarray[Any, Any]:
-    if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
-        array = np.from_dlpack(value)
-    else:
-        array = np.asarray(value)
+    array = np.asarray(value)
     if array.dtype.kind not in "biuf" and array.dtype.name not in NARROW:
         raise lib.BadInput(f"{path} is {type(value).__name__} of {array.dtype}, expected a tensor of real numbers")
     return array if array.dtype.name in NARROW else array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -10,12 +10,15 @@ from torch import Tensor
 
 DEEPSEEK3 = ("glm4_moe", "kimi_k2")
 
-# Settings that this block honours with one value only.
-ONLY = {
-    "fused_moe_func": False,
+# What this block has, for @assay.cases(supports=SUPPORTS); of other keys it takes every value. None: as where a case says nothing.
+SUPPORTS = {
+    "decoder_block": lambda block: block not in ("llama4", "gemma4"),
+    "inputs": "x",  # no choice of experts that is given
+    "mesh": None,
     "capacity_factor": -1,
+    "fused_moe_func": False,
     "first_num_hash_layers": 0,
-    "routing_method": "",
+    "routing_method": None,
     "use_random_routing": False,
     "local_num_experts": 0,
     "num_redundant_experts": 0,
@@ -24,20 +27,10 @@ ONLY = {
     "apply_routed_scaling_factor_on_output": True,
     "router_z_loss_weight": 0,
     "load_balance_loss_scope": "sequence",
+    "quant_formats": None,
+    "quant_hidden_format": None,
+    "quant_recipe": None,
 }
-
-
-def lacks(config: dict, given: dict) -> str:
-    """What of a case this block does not have; empty where it has everything."""
-    for key, value in ONLY.items():
-        if config[key] != value:
-            return f"{key} is {config[key]}"
-    if config["decoder_block"] in ("llama4", "gemma4"):
-        return f"decoder_block is {config['decoder_block']}"
-    if any(path.startswith("inputs/") and path != "inputs/x" for path in given):
-        return "a choice of experts is given"
-    return "" if config["mesh.expert"] * config["mesh.fsdp"] * config["mesh.tensor"] == 1 else "a mesh"
-
 
 
 def route(config: dict, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,10 @@
 """Cases, and verdicts on kernels that are right and wrong in every way."""
 from __future__ import annotations
 
+import gc
 import json
 import math
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch_moe
+from assay import _library as lib
 
 NAME = "moe/deepseek3-tiny-sparse"
 
@@ -138,10 +141,6 @@ def broken(change: str, good: dict[str, torch.Tensor]) -> dict[str, object]:
         return {**good, "outputs/y": holes}
     if change == "missing":
         return {path: tensor for path, tensor in good.items() if path != "gradients/weights/wo"}
-    if change == "unknown":
-        return {**good, "outputs/yy": y}
-    if change == "integers":
-        return {**good, "outputs/y": y.to(torch.int64)}
     if change == "coarse":
         return {**good, "outputs/y": assay.bits(np.zeros(y.shape, np.uint8), "float8_e4m3fn")}
     if change == "element":
@@ -161,8 +160,6 @@ def broken(change: str, good: dict[str, torch.Tensor]) -> dict[str, object]:
         ("shape", "outputs/y", "shape"),
         ("nan", "outputs/y", "NaN"),
         ("missing", "gradients/weights/wo", "missing"),
-        ("unknown", "outputs/yy", "outputs/yy"),
-        ("integers", "outputs/y", "int32"),
         ("coarse", "outputs/y", "float8_e4m3fn"),
         ("element", "outputs/y", r"\[0,2,7\]"),
         ("index", "routing/selected_experts", "99"),
@@ -174,6 +171,69 @@ def test_wrong_in_every_way(change: str, first: str, words: str) -> None:
     with pytest.raises(assay.Mismatch, match=words) as failure:
         case.check(broken(change, results(case)))
     assert failure.value.report.first_wrong == first
+
+
+Y = np.zeros((2, 8, 64), np.float32)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (lambda case: {"y": Y}, "^y: no result of the case, did you mean outputs/y[?]$"),
+        (lambda case: {"outputs/yy": Y}, "^outputs/yy: .*did you mean outputs/y[?]$"),
+        (lambda case: {"selected_experts": Y}, "did you mean routing/selected_experts[?]$"),
+        (lambda case: {"weights/wo": Y}, "did you mean gradients/weights/wo[?]$"),
+        (lambda case: {"outputs/attention": Y}, "^outputs/attention: no result of the case; case.expected lists"),
+        (lambda case: {"checkpoints/mlpwi_0": Y}, "^checkpoints/mlpwi_0: the case asks for no such checkpoint; .*checkpoints=\"all\"$"),
+        (lambda case: {"checkpoints/none": Y}, "^checkpoints/none: no result of the case"),
+        (lambda case: {"outputs/y": None}, "^outputs/y is None, expected a tensor"),
+        (lambda case: {"outputs/y": Y, "gradients/inputs/x": None}, "^gradients/inputs/x is None, .* give zeros$"),
+        (lambda case: Y, "^check: a ndarray, expected a dict by path, as {\"outputs/y\": y}$"),
+        (lambda case: torch.zeros(3), "^check: a Tensor, expected a dict"),
+        (lambda case: (Y, Y), "^check: a tuple, expected a dict"),
+        (lambda case: None, "^check: None, expected a dict"),
+        (lambda case: {0: Y}, "^check: 0 is a int, expected a path"),
+        (lambda case: {"outputs/y": Y.astype(np.int64)}, "^outputs/y is int64, expected the float type"),
+        (lambda case: case.backward(torch.zeros(3), case.inputs(torch, requires_grad=True)), "^backward: outputs: a Tensor, expected a dict"),
+        (lambda case: case.backward({"y": torch.zeros(3)}, case.inputs(torch, requires_grad=True)), "^backward: .* y: .*mean outputs/y"),
+        (lambda case: case.backward({}, torch.zeros(3)), "^backward: inputs: a Tensor, expected a dict"),
+    ],
+)
+def test_no_results_at_all(wrong, words: str) -> None:
+    case = assay.case(NAME)
+    with pytest.raises(assay.BadInput, match=words):
+        case.check(wrong(case))
+
+
+def test_forgotten_gradients_are_said() -> None:
+    case = assay.case("mlp/silu", explain=False)
+    y = {"outputs/y": case.golden("outputs/y")}
+    with pytest.raises(assay.Mismatch, match=r"gradients/weights/wo/kernel: missing \(no gradient is given: gradients=False judges outputs"):
+        case.check(y, "f64")
+    with pytest.raises(assay.Mismatch) as failure:
+        case.check({**y, "gradients/inputs/x": case.golden("gradients/inputs/x")}, "f64")
+    assert "gradients=False" not in str(failure.value)
+
+
+def test_backward_of_a_case_without_gradients() -> None:
+    case = assay.case("mla/exact-flat")
+    given = case.inputs(torch, requires_grad=True)
+    assert not any(tensor.requires_grad for tensor in given.values())
+    assert case.backward({"outputs/y": torch.zeros(3)}, given) == {}
+    part = assay.case("mlp/silu", gradients=["inputs/x"])
+    given = {path: tensor.detach().requires_grad_() for path, tensor in part.inputs(torch).items()}
+    outputs = {"outputs/y": sum(tensor.sum() for tensor in given.values()).expand(part.expected["outputs/y"].shape)}
+    assert list(part.backward(outputs, given)) == ["gradients/inputs/x"]
+
+
+def test_refused_options_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", behind.append)
+    for options in ({"cache": 3}, {"threads": "many"}, {"false_alarm": "none"}, {"threads": 1 << 32}, {"precision": 3}, {"nothing": 1}):
+        with pytest.raises((assay.BadInput, TypeError)):
+            lib.Test("mlp/silu", **options)
+    gc.collect()
+    assert behind == []
 
 
 def test_without_gradients() -> None:
@@ -301,6 +361,18 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_threads_share_a_case(tmp_path: Path) -> None:
+    case = assay.case("mlp/silu", cache="", explain=False)
+    right = {path: assay.case("mlp/silu", cache="").golden(path).astype(np.float32) for path in case.expected}
+    verdicts: list[str] = []
+    threads = [threading.Thread(target=lambda: verdicts.extend(case.judge(right).verdict for _ in range(8))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == ["PASS"] * 64
 
 
 def test_no_cache(tmp_path: Path) -> None:

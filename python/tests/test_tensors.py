@@ -1,6 +1,7 @@
 """Tensors of other libraries to results and back."""
 from __future__ import annotations
 
+import json
 import sys
 import types
 
@@ -26,11 +27,9 @@ def taken(value: object, expects_integers: bool = False) -> tuple[np.ndarray, st
         (torch.arange(6.0).reshape(2, 3).T, "float32", [[0, 3], [1, 4], [2, 5]]),
         (torch.arange(6).reshape(2, 3).T.to(torch.bfloat16)[1:], "bfloat16", [[0x3F80, 0x4080], [0x4000, 0x40A0]]),
         (torch.tensor([1.0], requires_grad=True) * 2, "float32", [2]),
-        (torch.tensor([3, -1]), "int32", [3, -1]),
         (np.array([1.5], ">f4"), "float32", [1.5]),
         (np.arange(4.0)[::2], "float64", [0, 2]),
         (np.array([0x3F80], np.uint16), "bfloat16", [0x3F80]),
-        (np.array([True, False]), "int32", [1, 0]),
         (np.float64(2), "float64", 2),
         (2.5, "float64", 2.5),
         (assay.bits(np.array([0x38], np.uint8), "float8_e4m3fn"), "float8_e4m3fn", [0x38]),
@@ -67,6 +66,11 @@ def test_taken_by_protocol() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return self.array.__dlpack_device__()
 
+    class Unread(Capsule):
+        """bfloat16, which numpy's DLPack does not know and PyTorch's does."""
+
+    half = taken(Unread(torch.tensor([1.0, -2.0], dtype=torch.bfloat16)))  # type: ignore[arg-type]
+    assert half[1] == "bfloat16" and half[0].tolist() == [0x3F80, 0xC000]
     assert taken(Array())[0].tolist() == [4.0]
     assert taken(Capsule(np.array([5.0])))[0].tolist() == [5.0]
 
@@ -75,6 +79,8 @@ def test_integers_are_narrowed_where_they_fit() -> None:
     array, name = taken(np.array([2**31 - 1, -(2**31)]), expects_integers=True)
     assert name == "int32" and array.tolist() == [2**31 - 1, -(2**31)]
     assert taken(np.array([3], np.uint16), expects_integers=True)[1] == "int32"
+    assert taken(torch.tensor([3, -1]), expects_integers=True)[0].tolist() == [3, -1]
+    assert taken(np.array([True, False]), expects_integers=True)[0].tolist() == [1, 0]
     for values, where in (([0, 2**31], "[1] is 2147483648"), ([-(2**31) - 1], "[0] is -2147483649")):
         with pytest.raises(assay.BadInput, match="no int32") as error:
             taken(torch.tensor(values), expects_integers=True)
@@ -93,6 +99,13 @@ def test_integers_are_narrowed_where_they_fit() -> None:
         (np.array([1], np.uint8), "assay.bits"),
         (np.zeros([1] * 7), "7 axes"),
         (torch.tensor([1j]), "expected one of"),
+        (torch.zeros(2, 3).to_sparse(), "outputs/y is a tensor of torch.sparse_coo, expected a dense one"),
+        (torch.zeros(2, device="meta"), "outputs/y is on the device meta"),
+        (torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8), "outputs/y is torch.qint8.*dequantize"),
+        (torch.tensor([3]), "outputs/y is int64, expected the float type"),
+        (torch.tensor([True]), "outputs/y is bool, expected the float type"),
+        (np.array([3], np.int16), r'int16, expected .* assay.bits\(array, "bfloat16"\)'),
+        ([1.0, [2.0, 3.0]], "outputs/y is list, which cannot be read"),
     ],
 )
 def test_refused(value: object, words: str) -> None:
@@ -162,6 +175,11 @@ def test_given_to_numpy_and_others() -> None:
     bits = given(np)["inputs/x"]
     if "ml_dtypes" not in sys.modules:
         assert bits.dtype == np.uint16
+    assert given("torch", "float32")["inputs/x"].dtype == torch.float32
+    assert given("numpy", "float32")["inputs/x"].dtype == np.float32
+    for module in ("cuda", torch.float32, None, json):
+        with pytest.raises(assay.BadInput, match="expected torch, jax, numpy or another module"):
+            given(module)
     with pytest.raises(assay.BadInput, match="device is 'cuda'"):
         given(np, device="cuda")
     with pytest.raises(assay.BadInput, match="requires_grad"):
