@@ -222,8 +222,48 @@ static assay_status check_sets(assay_context *ctx, const assay_options *options)
     return ASSAY_OK;
 }
 
+/* NAME.yml of a draw, which counts as if a backend had it, with the profile that it would be judged by. */
+static assay_status write_draw(assay_context *ctx, const assay_options *options, assay_draws *draws, int64_t number)
+{
+    assay_status status;
+    assay_case c = {0};
+    assay_drawn drawn;
+    assay_profile profile;
+    char file[2304], set[64 + ASSAY_PRECISION_NAME_SIZE], *yaml = NULL;
+    TRY(assay_draw(ctx, draws, number, &c, &drawn));
+    assay_draws_learn(draws, &drawn, &c, true);
+    TRY(assay_command_profile(ctx, options, NULL, assay_dtype_name(c.dtype), &profile));
+    snprintf(set, sizeof set, "profiles=[%s]", profile.precision.name);
+    TRY(assay_case_set(ctx, &c, set));
+    TRY(case_text(ctx, &c, &yaml));
+    assay_backend_file(file, sizeof file, options->output, c.name, "yml");
+    TRY(assay_write_whole_file(ctx, file, yaml));
+cleanup:
+    free(yaml);
+    assay_case_free(&c);
+    return status;
+}
+
+static assay_status draw_only(assay_context *ctx, const assay_options *options, int *exit_code)
+{
+    assay_status status;
+    assay_draws draws = {0};
+    const assay_draw_sets sets = {(const char *const *)options->sets, options->set_count};
+    *exit_code = ASSAY_EXIT_PASS;
+    if (options->output == NULL || options->fuzz_cases == 0 || options->backend != NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--draw-only: expected --cases N and -o DIR, and no --backend");
+    TRY(check_sets(ctx, options));
+    TRY(assay_draws_start(ctx, &draws, (uint64_t)options->fuzz_seed, options->fuzz_op, &sets));
+    TRY(make_output(ctx, options->output));
+    for (int64_t i = 0; i < options->fuzz_cases; i++) TRY(write_draw(ctx, options, &draws, i));
+cleanup:
+    assay_draws_free(&draws);
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
+    if (options->draw_only) return draw_only(ctx, options, exit_code);
     assay_status status;
     assay_profile profile;
     assay_expected_failures known = {0};

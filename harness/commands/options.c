@@ -58,7 +58,8 @@ enum {
     LAYER,
     LAYERS,
     RANKS,
-    TRUST
+    TRUST,
+    DRAW_ONLY
 };
 
 static const assay_option_row rows[] = {
@@ -123,6 +124,8 @@ static const assay_option_row rows[] = {
     {"cases", FUZZ_CASES, true, ASSAY_OPT_FUZZ, "N", "how many cases are drawn, in place of a time"},
     {"failures", FUZZ_FAILURES, true, ASSAY_OPT_FUZZ, "N", "end when so many different failures were found"},
     {"seed", FUZZ_SEED, true, ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)"},
+    {"draw-only", DRAW_ONLY, false, ASSAY_OPT_FUZZ, NULL,
+     "run nothing: write the --cases that are drawn to the folder of -o"},
     {"output", 'o', true, ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder"},
     {"trust", TRUST, false, ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests"},
     {"ranks", RANKS, true, ASSAY_OPT_RANKS, "N[,N]",
@@ -303,19 +306,13 @@ static bool take_flag(assay_options *o, int letter)
     const struct {
         int letter;
         bool *flag;
-    } flags[] = {{'q', &o->quiet},
-                 {'h', &o->help},
-                 {'v', &o->verbose},
-                 {JSON, &o->json},
-                 {RECIPE, &o->recipe},
-                 {MATERIALISE, &o->materialise},
-                 {CERTIFY, &o->certify},
-                 {MUTANTS, &o->mutants},
-                 {RESUME, &o->resume},
-                 {TRUST, &o->trust},
-                 {NO_MESH, &o->filter.no_mesh},
-                 {STAGED, &o->staged},
-                 {SERVE, &o->serve}};
+    } flags[] = {{'q', &o->quiet},           {'h', &o->help},
+                 {'v', &o->verbose},         {JSON, &o->json},
+                 {RECIPE, &o->recipe},       {MATERIALISE, &o->materialise},
+                 {CERTIFY, &o->certify},     {MUTANTS, &o->mutants},
+                 {RESUME, &o->resume},       {TRUST, &o->trust},
+                 {DRAW_ONLY, &o->draw_only}, {NO_MESH, &o->filter.no_mesh},
+                 {STAGED, &o->staged},       {SERVE, &o->serve}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         if (flags[i].letter != letter) continue;
         *flags[i].flag = true;

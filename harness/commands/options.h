@@ -47,7 +47,7 @@ typedef struct assay_options {
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, serve, staged, recipe, materialise, resume, trust;
+    bool certify, mutants, serve, staged, recipe, materialise, resume, trust, draw_only;
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;

@@ -41,7 +41,15 @@ refuses 'known:1: .* with a key of the case' fuzz --backend "$backend" --known "
 echo 'fuzz/mlp:outputs/y:values' >"$work/known"
 refuses 'known:1: no reason, expected a case' fuzz --backend "$backend" --known "$work/known"
 refuses 'no/such: No such file' fuzz --backend "$backend" --known "$work/no/such"
+refuses '--draw-only: expected --cases N and -o DIR, and no --backend' fuzz --draw-only --cases 3
+refuses '--draw-only: expected --cases N and -o DIR, and no --backend' fuzz --draw-only --cases 3 -o "$work/drawn" --backend "$backend"
 leaves_nothing "$TMPDIR"
+
+## cases alone
+for folder in drawn again; do expect 0 fuzz --draw-only --cases 6 --seed 6 --op permute -o "$work/$folder"; done
+diff -r "$work/drawn" "$work/again"
+[ "$(ls "$work/drawn" | grep -c '^fuzz-permute-[0-9]*\.yml$')" = 6 ]
+expect 0 run "$work/drawn"/*.yml --backend "$backend"
 
 ## nothing that it has, nothing wrong
 expect 3 fuzz --backend "$modules/odd_unsupported.so" --cases 20

@@ -47,7 +47,7 @@ def to_float32(array: Any, type: str = "bfloat16") -> np.ndarray[Any, Any]:  # n
     raw = np.asarray(bits(array, type).array)
     raw = raw.view(f"u{raw.dtype.itemsize}")
     if type == "bfloat16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if type == "float16":
         return raw.view(np.float16).astype(np.float32)
     numbers: np.ndarray[Any, Any]

@@ -123,6 +123,7 @@ def test_bits_are_checked() -> None:
 def test_to_float32() -> None:
     values = torch.tensor([1.0, -3.5, 1e-40, float("inf")], dtype=torch.bfloat16)
     np.testing.assert_array_equal(assay.to_float32(values.view(torch.int16).numpy()), values.float().numpy())
+    assert assay.to_float32(np.array(0x3FC0, np.uint16)) == 1.5  # of no axes, as the cotangent of a loss
     e4m3 = {0x38: 1.0, 0x7E: 448.0, 0xFE: -448.0, 0x01: 2.0**-9, 0x08: 2.0**-6, 0x00: 0.0, 0x7F: np.nan}
     e5m2 = {0x3C: 1.0, 0x7B: 57344.0, 0x01: 2.0**-16, 0xFC: -np.inf, 0x7E: np.nan, 0x04: 2.0**-14}
     e2m1 = {0x00: 0.0, 0x01: 0.5, 0x03: 1.5, 0x07: 6.0, 0x08: -0.0, 0x0D: -3.0, 0x0F: -6.0}

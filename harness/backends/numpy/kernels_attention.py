@@ -93,8 +93,12 @@ def online_softmax(ar, scores, value):
     return out / np.where(empty, ar.float(1), total), lse[..., 0], p
 
 
-def window_of(s):
-    return 0 if s["attention_type"] == "global" else s.count("sliding_window_size")
+def window_of(s, results=""):
+    """results: "layers/3/" in a stack. GPT-OSS has a window in every other layer; alone a layer is the first, or, where attention is global, the second."""
+    window = s.count("sliding_window_size")
+    if s["decoder_block"] == "gpt_oss" and results:
+        return 0 if int(results.split("/")[1]) % 2 else window
+    return 0 if s["attention_type"] == "global" else window
 
 
 def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks=None):
@@ -294,7 +298,7 @@ def gqa(ar, s, t, prefix, x):
     scale, late = ar.float(s.number("query_pre_attn_scalar")), ar.variant.fused
     query = made[0].y if late else ar.store(made[0].y) * scale
     out, lse, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
-                                         scale if late else None, window_of(s), w.get("sinks"))
+                                         scale if late else None, window_of(s, ar.layer), w.get("sinks"))
     flat = out.reshape(*x.shape[:2], -1)
     y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
     if "out/bias" in w:

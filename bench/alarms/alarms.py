@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""How often assay rejects a correct kernel: cases are drawn as `assay fuzz` draws them, and two sets of kernels that share nothing with the oracle run
+them at every profile, judged whole and stage by stage. `ci/alarms` starts it (docs/power.md, "A standing army of correct kernels").
+
+Everything is in one process for each job: cases and verdicts by the Python package, no files between."""
+import argparse
+import collections
+import concurrent.futures
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "python"), str(ROOT / "harness/backends/numpy"), str(ROOT / "bench/alarms")]
+PROFILES = ("f64", "f32", "bf16", "f16", "tf32", "fp8_e4m3_block128")
+KINDS = ("numpy", "torch")
+COMMANDS = {"numpy": "harness/backends/numpy/backend.py", "torch": "bench/alarms/backend.py"}
+BATCH = 40  # cases that a job takes at once
+VARIANTS = 1000  # of a set of kernels
+
+
+class Given:
+    """A case's tensors as a kernel takes them, from the package; like numpy's Request, of which this has the attributes."""
+
+    def __init__(self, case, float_type):
+        from assay import _tensors, to_float32
+        from request import Settings
+
+        self.settings, self.op, self.case = Settings(case.yaml), case.op, case.name
+        self.expects = set(case.expected)
+        self.tensors, self.wide = {}, set()
+        coded = {p.strip() + end for p in self.settings.text.get("quant_formats", "").strip("{}").replace(":", ",").split(",")
+                 for end in ("", "_scale", "_tensor_scale")}
+        of_bits = self.op == "dequantize"
+        narrow = self.settings["dtype"] not in ("float32", "float64")
+        for path, test, tensor in case._given(("inputs/", "weights/", "cotangents/")):
+            array, kind = _tensors.view(test, tensor)
+            if path not in coded and array.dtype.kind != "i" and not (of_bits and array.dtype.itemsize == 1):
+                array = (to_float32(array, kind) if kind in _tensors.NARROW else array).astype(float_type)
+            self.tensors[path] = array
+            if narrow and kind == "float32":
+                self.wide.add(path)
+
+
+def by_numpy(case, profile, variant):
+    import arithmetic
+    import operations
+    from request import Unsupported
+
+    if profile != "f64" and profile not in arithmetic.STORAGE:
+        raise Unsupported("no profile " + profile)
+    ar = arithmetic.Arithmetic(profile, arithmetic.variant(variant))
+    given = Given(case, ar.float)
+    given.expects = [path for path in given.expects if not path.startswith("routing/")]
+    return operations.run(ar, given)
+
+
+def by_torch(case, profile, variant):
+    import numpy
+    import engine_operations
+
+    given = Given(case, numpy.float64)
+    return engine_operations.run(given.op, given.settings, given.tensors, given.wide, given.expects, profile, variant)
+
+
+def judged(case, kind, profile, variant):
+    """A word, and a line where there is something to say."""
+    from assay import BadInput
+    from request import Unsupported
+
+    try:
+        results = (by_numpy if kind == "numpy" else by_torch)(case, profile, variant)
+    except Unsupported as reason:
+        return "unsupported", str(reason)
+    except Exception as reason:  # of a case that the oracle refuses too, or the kernels' fault
+        results, line = {}, f"{type(reason).__name__}: {reason}"
+    try:
+        report = case.judge(results, precision=profile)
+    except BadInput as reason:
+        return "refused", str(reason)
+    if not results:
+        return "failed", line
+    return ("failed" if report.verdict in ("FAIL", "NOT COMPARABLE") else "passed"), report.message
+
+
+def try_case(path, draw, options):
+    """At each profile some variants of each set of kernels, and of every other pair of case and profile one of one set in stages: that costs ten times as
+    much. Variants are drawn by the case's number."""
+    text = path.read_text()
+    for place, profile in enumerate(options.profiles):
+        for staged in (False, True) if (draw + place) % 2 == 0 else (False,):
+            yield from try_profile(text, draw + place, profile, staged, options)
+
+
+def try_profile(text, draw, profile, staged, options):
+    import assay
+
+    try:
+        case = assay.case(text, precision=profile, threads=1, cache="", explain=False, staged=staged, **({"checkpoints": "all"} if staged else {}))
+    except assay.BadInput as reason:
+        yield None, profile, staged, 0, "refused", str(reason)
+        return
+    if staged and not any(p.startswith("checkpoints/") for p in case.expected):
+        return  # an operation of one stage
+    for i, kind in enumerate(options.kinds):
+        for again in range(options.variants if not staged else (draw // 2 + i) % len(options.kinds) == 0):
+            variant = (draw * options.variants + again) * 7 % VARIANTS + i
+            yield kind, profile, staged, variant, *judged(case, kind, profile, variant)
+
+
+def batch(number, options):
+    """Draws its cases and tries them: counts, and the failures with their cases."""
+    import torch
+
+    torch.set_num_threads(1)
+    counts, failures = collections.Counter(), []
+    with tempfile.TemporaryDirectory() as folder:
+        command = [options.program, "fuzz", "--draw-only", "--cases", str(BATCH), "--seed", str(number), "-o", folder]
+        subprocess.run(command + [x for op in options.op for x in ("--op", op)], check=True)
+        paths = {int(path.stem.rsplit("-", 1)[1]): path for path in pathlib.Path(folder).iterdir()}
+        for place, path in sorted(paths.items()):
+            if time.time() > options.end:
+                break
+            draw = number * BATCH + place
+            op = path.stem.split("-")[1]
+            for kind, profile, staged, variant, word, line in try_case(path, draw, options):
+                counts[kind, profile, op, staged, word] += 1
+                if word == "failed":
+                    failures.append((kind, profile, op, staged, variant, f"{number}-{path.name}", path.read_text(), line))
+    return counts, failures
+
+
+def tell(failure, options):
+    kind, profile, op, staged, variant, name, text, line = failure
+    folder = pathlib.Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    print(f"FAIL  {op} {profile} {kind} variant {variant}{' staged' if staged else ''}: {line}")
+    print(f"    repeat: {os.path.relpath(options.program)} run {folder / name} --precision {profile} --set profiles={profile}{' --staged' if staged else ''} --backend "
+          f"'{sys.executable} {COMMANDS[kind]} {{request}} {{candidate}} --precision {profile} --variant {variant}'", flush=True)
+
+
+def table(title, rows, of, counts):
+    print(f"\n| {title} | runs | staged | failed | refused | unsupported |\n| --- | --- | --- | --- | --- | --- |")
+    for row in [*rows, "all"]:
+        mine = [(key, n) for key, n in counts.items() if row == "all" or key[of] == row]
+        runs = [(key, n) for key, n in mine if key[4] in ("passed", "failed")]
+        total = lambda chosen: sum(n for _, n in chosen)
+        print(f"| {row} | {total(runs)} | {total(x for x in runs if x[0][3])} | {total(x for x in runs if x[0][4] == 'failed')} | "
+              f"{total(x for x in mine if x[0][4] == 'refused')} | {total(x for x in mine if x[0][4] == 'unsupported')} |")
+
+
+def seconds(text):
+    return float(text.rstrip("smh")) * {"m": 60, "h": 3600}.get(text[-1], 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="ci/alarms", description="how often assay rejects a correct kernel")
+    parser.add_argument("--time", type=seconds, default=60.0, help="how long cases are tried: 90, 90s, 5m, 1h (default 60)")
+    parser.add_argument("--runs", type=int, default=0, help="how many runs, in place of a time")
+    parser.add_argument("--seed", type=int, default=1, help="the same cases again (default 1)")
+    parser.add_argument("--only", choices=KINDS, help="one set of kernels")
+    parser.add_argument("--op", action="append", default=[], help="cases of this operation alone")
+    parser.add_argument("--profiles", default=",".join(PROFILES), help="of " + ",".join(PROFILES))
+    parser.add_argument("--variants", type=int, default=3, help="of each set of kernels, for a case and profile judged whole (default 3)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--program", default=str(ROOT / "build/release/harness/assay"))
+    parser.add_argument("-o", "--output", default="alarms-found", help="the folder for cases that failed")
+    options = parser.parse_args()
+    options.kinds = (options.only,) if options.only else KINDS
+    options.profiles = options.profiles.split(",")
+    started = time.time()
+    options.end = started + (options.time if options.runs == 0 else 1e9)
+    counts, failed = collections.Counter(), 0
+    numbers = itertools.count(options.seed * 100000)
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        waiting = {pool.submit(batch, next(numbers), options) for _ in range(options.jobs)}
+        while waiting:
+            done, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                of_batch, failures = future.result()
+                counts.update(of_batch)
+                failed += len(failures)
+                for failure in failures:
+                    tell(failure, options)
+            runs = sum(n for key, n in counts.items() if key[4] in ("passed", "failed"))
+            over = time.time() > options.end or (options.runs and runs >= options.runs)
+            waiting |= set() if over else {pool.submit(batch, next(numbers), options) for _ in done}
+    table("profile", options.profiles, 1, counts)
+    table("operation", sorted({key[2] for key in counts}), 2, counts)
+    table("kernels", options.kinds, 0, counts)
+    taken = time.time() - started
+    print(f"\n{runs} runs in {taken:.0f} s ({runs / taken:.0f} a second), seed {options.seed}: {failed} failed")
+    sys.exit(1 if failed else 0 if runs else 3)
+
+
+if __name__ == "__main__":
+    main()
