@@ -30,10 +30,8 @@ bool assay_text_list_matches(const assay_text_list *list, const char *prefix, co
 {
     size_t length = strlen(prefix);
     if (strncmp(path, prefix, length) != 0) return false;
-    if (list->count == 1 && strcmp(list->items[0], "all") == 0) return true;
-    if (list->count == 1 && strcmp(list->items[0], "none") == 0) return false;
     for (int i = 0; i < list->count; i++) {
-        if (fnmatch(list->items[i], path + length, 0) == 0) return true;
+        if (strcmp(list->items[i], "all") == 0 || fnmatch(list->items[i], path + length, 0) == 0) return true;
     }
     return false;
 }

@@ -126,8 +126,8 @@ bool assay_case_quantises(const assay_case *c, const char *path); /* it, or it i
  * candidate is held to equality. */
 bool assay_case_is_exact(const assay_case *c);
 
-/* Whether `path` ("gradients/inputs/x") matches the list: "all", "none", or patterns (globs) over the path without
- * `prefix` ("gradients/"). */
+/* Whether `path` ("gradients/inputs/x") matches an entry of the list: "all", or a pattern (glob) over the path without
+ * `prefix` ("gradients/"). "none" matches nothing. */
 bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path);
 
 #endif

@@ -127,6 +127,7 @@ TEST(bad_cases_are_refused)
         {"moe/small", "group_score=mean", "group_score"},
         {"moe/small", "mlp_activations=[swish, linear]", "mlp_activations[0] is \"swish\""},
         {"moe/small", "gradients=[inputs/z]", "gradients has \"inputs/z\", which matches no tensor"},
+        {"moe/small", "gradients=[none, inputs/x]", "gradients has \"none\", which matches no tensor"},
         {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\""},
         {"moe/small", "profiles=[bf17]",
          "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128"},
