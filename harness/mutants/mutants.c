@@ -89,7 +89,7 @@ const assay_mutant assay_mutants[] = {
     {"score_function_other", "softmax instead of sigmoid, or the reverse", "5", ROUTER, ASSAY_IN_BLOCKS,
      .configure = assay_edit_other_score},
     {"division_missing", "routing weights are not divided by their sum", "6", ROUTER, ASSAY_IN_BLOCKS,
-     .golden_choice = true, .configure = assay_edit_not_divided, INPUTS("gate/bias", assay_edit_replace, .by = 0)},
+     .golden_choice = true, .configure = assay_edit_not_divided},
     {"division_flag_ignored", "norm_topk_prob is taken the other way round", "6, 18", ROUTER, ASSAY_IN_BLOCKS,
      KEY(norm_topk_prob, FLIP, 0)},
     {"routing_method_other", "a serving engine's routing method is taken for its neighbour", "6", ROUTER,

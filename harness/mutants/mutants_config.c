@@ -110,13 +110,6 @@ static bool is_deepseek3(const assay_model_config *m)
     return assay_router_family_of(m) == ASSAY_ROUTER_DEEPSEEK3 && m->first_num_hash_layers == 0;
 }
 
-/* DeepSeek-V3's rule without its division is DeepSeek-V2's. */
-static bool as_deepseek2(assay_case *c)
-{
-    return is_deepseek3(&c->config) && set_text(&c->config.decoder_block, "deepseek") &&
-           set_text(&c->config.model_name, "deepseek2");
-}
-
 static bool divides(const assay_model_config *m)
 {
     return is(&m->routed_score_func, "sigmoid") || is(&m->routed_score_func, "sqrtsoftplus");
@@ -124,12 +117,14 @@ static bool divides(const assay_model_config *m)
 
 bool assay_edit_not_divided(assay_case *c)
 {
-    return divides(&c->config) && as_deepseek2(c);
+    c->config.undivided = true;
+    return is_deepseek3(&c->config) && divides(&c->config);
 }
 
 bool assay_edit_biased_weights(assay_case *c)
 {
-    return c->config.routed_bias && as_deepseek2(c);
+    c->config.weigh_biased = c->config.undivided = true;
+    return c->config.routed_bias && is_deepseek3(&c->config);
 }
 
 /* Of the model that divides: no other one's rule is this. */

@@ -91,6 +91,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .use_random_routing = m->use_random_routing,
         .renormalize_exactly = m->use_batch_split_schedule,
         .weigh_biased = m->weigh_biased,
+        .undivided = m->undivided,
         .masked_at_zero = m->masked_at_zero,
         .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
         .z_loss_weight = m->router_z_loss_weight,

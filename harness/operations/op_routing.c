@@ -302,8 +302,8 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     TRY(assay_routing_forward(ctx, &r.routing, &inputs, &r.config));
     TRY(assay_routing_backward(ctx, r.d_logits, r.bias == NULL ? NULL : r.d_bias,
                                r.per_expert_scale == NULL ? NULL : r.d_scale, r.d_weights,
-                               r.d_lb_loss == NULL ? 0.0 : r.d_lb_loss[0], &r.routing, &inputs, &r.config));
-    assay_routing_z_backward(ctx, r.d_logits, r.d_z_loss == NULL ? 0.0 : r.d_z_loss[0], &r.routing, &inputs, &r.config);
+                               r.d_lb_loss == NULL ? 0.0 : r.d_lb_loss[0], r.d_z_loss == NULL ? 0.0 : r.d_z_loss[0],
+                               &r.routing, &inputs, &r.config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, assay_routing_propagates(&r.config) ? 0 : r.tokens * r.experts, r.d_logits);
     if (r.x != NULL) {
         assay_matmul_args dx = dx_product(&r, r.dx), kernel = kernel_product(&r, r.d_kernel);

@@ -73,7 +73,7 @@ assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run 
 {
     const assay_routing_config config = config_of(run);
     const assay_routing_inputs inputs = inputs_of(run, selection, w);
-    return assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 0, &selection->routing, &inputs, &config);
+    return assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 0, 0, &selection->routing, &inputs, &config);
 }
 
 /* What the products of a shard with the gate's kernel take: by a recipe they are a linear layer. d_logits NULL: of forward

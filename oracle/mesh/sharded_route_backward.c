@@ -24,11 +24,10 @@ static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, i
         const bool first = c == 0 && shard == 0;
         double *d_weights = chunk->d_weights + shard * s->copies, *d_logits = d_routed + shard * tokens * experts;
         assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, d_weights);
-        TRY(assay_routing_backward(
-            ctx, d_logits, first ? sums->bias : sums->bias_part, first ? sums->scale : sums->scale_part, d_weights,
-            router->d_lb_loss[shard % losses] / parts, &chunk->routings[shard], &inputs, &run->routing));
-        assay_routing_z_backward(ctx, d_logits, router->d_z_loss[shard % losses] / parts, &chunk->routings[shard],
-                                 &inputs, &run->routing);
+        TRY(assay_routing_backward(ctx, d_logits, first ? sums->bias : sums->bias_part,
+                                   first ? sums->scale : sums->scale_part, d_weights,
+                                   router->d_lb_loss[shard % losses] / parts, router->d_z_loss[shard % losses] / parts,
+                                   &chunk->routings[shard], &inputs, &run->routing));
         assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, d_logits);
         if (!first && sums->bias != NULL) moe_join(ctx, experts, sums->bias, sums->bias_part);
         if (!first && sums->scale != NULL) moe_join(ctx, experts, sums->scale, sums->scale_part);

@@ -74,7 +74,12 @@ double assay_balance_coefficient(const assay_routing_config *config)
     return config->load_balance_loss_weight * (double)config->num_experts / (double)(config->batch * config->sequence);
 }
 
-double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits,
+static double logit_of(const double *logits, const double *bias, int64_t e)
+{
+    return bias == NULL ? logits[e] : logits[e] + bias[e];
+}
+
+double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits, const double *bias,
                     const assay_routing_config *config)
 {
     const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
@@ -82,8 +87,8 @@ double assay_z_loss(const assay_context *ctx, double *log_sums, const double *lo
     for (int64_t t = 0; t < tokens; t++) {
         const double *x = logits + t * experts;
         double largest = -INFINITY, sum = 0.0;
-        for (int64_t e = 0; e < experts; e++) largest = fmax(largest, x[e]);
-        for (int64_t e = 0; e < experts; e++) sum += assay_exp(x[e] - largest);
+        for (int64_t e = 0; e < experts; e++) largest = fmax(largest, logit_of(x, bias, e));
+        for (int64_t e = 0; e < experts; e++) sum += assay_exp(logit_of(x, bias, e) - largest);
         log_sums[t] = largest + assay_log(sum);
     }
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, tokens, log_sums);
@@ -95,20 +100,20 @@ double assay_z_loss(const assay_context *ctx, double *log_sums, const double *lo
     return total / (double)tokens * config->z_loss_weight;
 }
 
-void assay_routing_z_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const assay_routing *r,
-                              const assay_routing_inputs *in, const assay_routing_config *config)
+void assay_z_loss_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const double *log_sums,
+                           const double *logits, const double *bias, const assay_routing_config *config)
 {
     const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
-    if (r->log_sums == NULL) return;
+    if (log_sums == NULL) return;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < tokens; t++) {
-        const double coefficient = d_z_loss * config->z_loss_weight * 2.0 / (double)tokens * r->log_sums[t];
-        for (int64_t e = t * experts; e < (t + 1) * experts; e++) {
-            double probability = assay_exp(in->logits[e] - r->log_sums[t]);
+        const double coefficient = d_z_loss * config->z_loss_weight * 2.0 / (double)tokens * log_sums[t];
+        for (int64_t e = 0; e < experts; e++) {
+            double probability = assay_exp(logit_of(logits + t * experts, bias, e) - log_sums[t]);
             assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &probability);
             double term = coefficient * probability;
             assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &term);
-            d_logits[e] += term;
+            d_logits[t * experts + e] += term;
         }
     }
 }

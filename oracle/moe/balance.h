@@ -21,8 +21,12 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
 /* The derivative of the loss by probabilities[b,s,e] is this times density[b,e], for every s. */
 double assay_balance_coefficient(const assay_routing_config *config);
 
-/* log_sums [T] of logits [T,E], and z_loss of them. */
-double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits,
+/* log_sums [T] of logits [T,E] plus bias [E] or NULL, and z_loss of them. */
+double assay_z_loss(const assay_context *ctx, double *log_sums, const double *logits, const double *bias,
                     const assay_routing_config *config);
+
+/* Adds to d_logits [T,E] what reaches it by way of z_loss; nothing without log_sums. */
+void assay_z_loss_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const double *log_sums,
+                           const double *logits, const double *bias, const assay_routing_config *config);
 
 #endif

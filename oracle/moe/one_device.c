@@ -336,9 +336,7 @@ static assay_status route_backward(assay_context *ctx, moe_block *block, double 
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * chosen, block->d_weights);
     const assay_status status =
         assay_routing_backward(ctx, router->d_logits, d_bias, d_scale, block->d_weights, router->d_lb_loss[0],
-                               &router->routing, &router->inputs, &block->config->routing);
-    assay_routing_z_backward(ctx, router->d_logits, router->d_z_loss[0], &router->routing, &router->inputs,
-                             &block->config->routing);
+                               router->d_z_loss[0], &router->routing, &router->inputs, &block->config->routing);
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->d_logits);
     return status;
 }

@@ -134,7 +134,9 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
     }
     if (rule.bias_updates) assay_balance_bias_updates(r->bias_updates, r->group_sizes, config);
     r->lb_loss = 0.0;
-    r->z_loss = r->log_sums == NULL ? 0.0 : assay_z_loss(ctx, r->log_sums, in->logits, config);
+    r->z_loss = r->log_sums == NULL
+                    ? 0.0
+                    : assay_z_loss(ctx, r->log_sums, in->logits, rule.bias_linear ? in->bias : NULL, config);
     if (rule.balance) {
         assay_balance_density(r->density, r->selected_experts, config);
         TRY(assay_balance_loss(ctx, &r->lb_loss, r->probabilities, r->density, config));
@@ -372,16 +374,18 @@ static void expert_scale_backward(double *d_scale, const backward_pass *pass)
 }
 
 assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,
-                                    const double *d_weights, double d_lb_loss, const assay_routing *r,
+                                    const double *d_weights, double d_lb_loss, double d_z_loss, const assay_routing *r,
                                     const assay_routing_inputs *in, const assay_routing_config *config)
 {
     assay_status status = ASSAY_OK;
     backward_pass pass = {ctx, d_logits, NULL, d_weights, d_lb_loss, r, in, config, assay_routing_rule_of(config)};
+    const bool linear = pass.rule.bias_linear;
     TRY(assay_alloc_f64(ctx, "routing: scratch gradients", config->num_experts_per_tok * ctx->threads, &pass.scratch));
     walk_tokens(&pass, step_to_bias);
-    if (d_bias != NULL && !pass.rule.bias_inside) bias_backward(d_bias, &pass);
+    if (d_bias != NULL && !linear) bias_backward(d_bias, &pass);
     walk_tokens(&pass, step_to_logits);
-    if (d_bias != NULL && pass.rule.bias_inside) bias_backward(d_bias, &pass);
+    assay_z_loss_backward(ctx, d_logits, d_z_loss, r->log_sums, in->logits, linear ? in->bias : NULL, config);
+    if (d_bias != NULL && linear) bias_backward(d_bias, &pass);
     if (d_per_expert_scale != NULL) expert_scale_backward(d_per_expert_scale, &pass);
 cleanup:
     free(pass.scratch);

@@ -6,7 +6,7 @@
  * the softmax for f. What each family chooses by, what it weighs (gathered at the K chosen), and how:
  *   deepseek3  by biased; scores, / (sum + 1e-20) when f is sigmoid or sqrtsoftplus, * routed_scaling_factor; undivided
  *              and by the logits where a serving engine's method says so
- *   deepseek2  by biased; biased, not divided, * routed_scaling_factor
+ *   deepseek2  by biased; biased, / and * likewise
  *   default    by biased; softmax over the K chosen biased, / sum if norm_topk_prob, * per_expert_scale
  *   llama4     by biased; biased
  *   gemma4     by logits + bias; scores, / sum if norm_topk_prob, * per_expert_scale
@@ -17,7 +17,8 @@
  * lb_loss: P = softmax of what experts are chosen by, density[b,e] = mean over S of the times e is chosen,
  * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone. With another scope all
  * tokens count as one sequence (arXiv 2501.11873).
- * z_loss = mean over T of (log of the sum of exp(logits))^2 * weight, without the bias (ST-MoE, arXiv 2202.08906).
+ * z_loss = mean over T of (log of the sum of exp(logits))^2 * weight (ST-MoE, arXiv 2202.08906), with a bias that the logits
+ * themselves have (Megatron-LM router.py, apply_z_loss): no score function comes before it, and weights have it too.
  * bias_updates = rate * sign(choices / E - count_e); choices is T K, less those of -1.
  *
  * A case may give the choice, and its weights. A slot of -1 is none: weight 0, gradient 0, not counted, and the other
@@ -73,7 +74,7 @@ typedef struct assay_routing_config {
     int64_t top_k_in_group;       /* of ASSAY_GROUP_TOP2_SUM: so many values are summed; 0: two, as the name says */
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
-    bool undivided;               /* deepseek3: weights are not divided (flashinfer's Sigmoid) */
+    bool undivided;               /* deepseek families: weights are not divided (flashinfer's Sigmoid) */
     bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
@@ -107,10 +108,11 @@ typedef struct assay_routing {
     double *gathered;          /* [T,K] what is divided and scaled (default family: after its softmax) */
     double *probabilities;     /* [T,E] softmax of what experts are chosen by, when lb_loss is on, else NULL */
     double *density;           /* [B,E], when lb_loss is on, else NULL */
-    double *log_sums;          /* [T] log of the sum of exp(logits), when z_loss is on, else NULL */
-    double lb_loss, z_loss;    /* 0 when off */
-    double *bias_updates;      /* [E] or NULL when off */
-    int32_t *group_sizes;      /* [E] bincount of selected_experts */
+    double
+        *log_sums; /* [T] log of the sum of exp(logits), and what they have of a bias, when z_loss is on, else NULL */
+    double lb_loss, z_loss; /* 0 when off */
+    double *bias_updates;   /* [E] or NULL when off */
+    int32_t *group_sizes;   /* [E] bincount of selected_experts */
 } assay_routing;
 
 const char *assay_score_func_name(assay_score_func score_func); /* "" for none */
@@ -133,15 +135,11 @@ assay_status assay_routing_selecting(assay_context *ctx, double *selecting, cons
 assay_status assay_expert_group_mask(assay_context *ctx, double *mask, const double *biased, int64_t tokens,
                                      const assay_routing_config *config);
 
-/* d_weights [T,K] or NULL (zero), d_lb_loss (0 without one) -> d_logits [T,E], d_bias [E] or NULL,
+/* d_weights [T,K] or NULL (zero), d_lb_loss and d_z_loss (0 without one) -> d_logits [T,E], d_bias [E] or NULL,
  * d_per_expert_scale [E] or NULL; overwritten. */
 assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double *d_bias, double *d_per_expert_scale,
-                                    const double *d_weights, double d_lb_loss, const assay_routing *r,
+                                    const double *d_weights, double d_lb_loss, double d_z_loss, const assay_routing *r,
                                     const assay_routing_inputs *in, const assay_routing_config *config);
-
-/* Adds to d_logits [T,E] what reaches it by way of z_loss; nothing where that is off. */
-void assay_routing_z_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const assay_routing *r,
-                              const assay_routing_inputs *in, const assay_routing_config *config);
 
 /* Token dropping (SPEC 8; moe.py generate_masks): rows of capacity per batch row and expert,
  * int(max(ceil(S*K/E) * capacity_factor, capacity_factor)); capacity_factor > 0. */

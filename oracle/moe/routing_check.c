@@ -38,6 +38,7 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
                    : gemma4 ? ASSAY_SELECTS_ARGUMENT
                             : ASSAY_SELECTS_BIASED,
         .bias_inside = fused || gemma4,
+        .bias_linear = fused || gemma4 || (family != ASSAY_ROUTER_DEEPSEEK3 && config->score_func == ASSAY_SCORE_NONE),
         .weighs_scores = fused || gemma4 || (family == ASSAY_ROUTER_DEEPSEEK3 && !config->weigh_biased),
         .softmax_chosen = family == ASSAY_ROUTER_DEFAULT,
         .divide = config->norm_topk_prob,
@@ -57,9 +58,9 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
         return rule;
     }
     if (deepseek) {
-        /* MaxText goes by the score function alone; no DeepSeek-V2 divides */
+        /* MaxText goes by the score function alone, whatever the model's name */
         if (config->select_by_logits) rule.selects = ASSAY_SELECTS_ARGUMENT;
-        rule.divide = family == ASSAY_ROUTER_DEEPSEEK3 && !config->undivided &&
+        rule.divide = !config->undivided &&
                       (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }

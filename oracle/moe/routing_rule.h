@@ -12,6 +12,7 @@ typedef struct assay_routing_rule {
     assay_score_func score_func;
     assay_selects selects;
     bool bias_inside;    /* scores = f(logits + bias) */
+    bool bias_linear;    /* the logits themselves have it: inside, or f is none and the weights have it */
     bool weighs_scores;  /* else what selects */
     bool softmax_chosen; /* softmax over the K chosen */
     bool divide;         /* by the sum over the K chosen plus epsilon */

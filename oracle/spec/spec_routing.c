@@ -72,7 +72,10 @@ static void token_scores(route *r, int64_t t)
     memcpy(r->token_logits, r->logits + t * experts, (size_t)experts * sizeof *r->token_logits);
     if (config->z_loss_weight > 0) {
         spec_quad sum = 0;
-        for (int64_t e = 0; e < experts; e++) sum += expq(r->token_logits[e]);
+        /* the logits of a gate with a bias have it; one that selects alone comes behind the scores */
+        const bool linear = config->score_func == ASSAY_SCORE_NONE && config->family != ASSAY_ROUTER_DEEPSEEK3;
+        for (int64_t e = 0; e < experts; e++)
+            sum += expq(r->token_logits[e] + (linear && r->bias != NULL ? r->bias[e] : 0));
         r->sum_of_squares += logq(sum) * logq(sum);
     }
     bool bias_first = config->family == ASSAY_ROUTER_FUSED;
@@ -137,10 +140,11 @@ static void weigh(const route *r, int64_t k, const int32_t *selected, spec_quad 
         return;
     }
     if (family == ASSAY_ROUTER_LLAMA4) return;
-    if (family == ASSAY_ROUTER_DEEPSEEK3 && unbounded && !config->undivided) {
+    const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
+    if (deepseek && unbounded && !config->undivided) {
         divide_by_sum(k, weights, config->renormalize_exactly ? 0 : 1 / (spec_quad)1e20);
     }
-    if (family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2) {
+    if (deepseek) {
         for (int64_t i = 0; i < k; i++) weights[i] *= config->routed_scaling_factor;
         return;
     }

@@ -195,7 +195,7 @@ static void family_set_up(const example *e, moe *m, bool has_bias)
     m->weights_from_biased = !m->bias_inside && (!deepseek || deepseek2 || m->bug == BIASED_WEIGHTS);
     m->softmax_chosen = !deepseek && !fused && !llama4 && !gemma4;
     m->divide = divided || (fused && !llama4 && !gemma4);
-    if (deepseek) m->divide = (m->sigmoid || m->sqrtsoftplus) && !deepseek2 && m->bug != BIASED_WEIGHTS;
+    if (deepseek) m->divide = (m->sigmoid || m->sqrtsoftplus) && m->bug != BIASED_WEIGHTS;
     m->divide &= m->bug != NO_RENORMALISATION;
     m->epsilon = deepseek ? 1e-20F : 0;
     m->scales_tokens = llama4 && !fused;

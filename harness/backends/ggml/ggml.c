@@ -276,7 +276,7 @@ static ggml_tensor *routing(call *c, ggml_tensor *logits, ggml_tensor **ids)
     const bool sigmoid = strcmp(function, "sigmoid") == 0, softmax = strcmp(function, "softmax") == 0;
     const bool of_deepseek = strncmp(setting(r, "decoder_block"), "deepseek", 8) == 0 ||
                              is(r, "decoder_block", "glm4_moe") || is(r, "decoder_block", "kimi_k2");
-    const bool deepseek2 = strncmp(setting(r, "model_name"), "deepseek2", 9) == 0; /* divides by no sum */
+    const bool deepseek2 = strncmp(setting(r, "model_name"), "deepseek2", 9) == 0; /* weighs with the bias */
     need(c, sigmoid ? !deepseek2 : softmax || (*function == '\0' && !of_deepseek), "routed_score_func");
     ggml_tensor *scores = sigmoid ? ggml_sigmoid(c->ctx, logits) : softmax ? ggml_soft_max(c->ctx, logits) : logits;
     ggml_tensor *bias = given(c, "weights/gate/bias", E, 1);

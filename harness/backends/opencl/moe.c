@@ -137,7 +137,7 @@ static family family_of(const assay_backend_request *request, bool has_bias, boo
     f.weights_from_biased = !f.bias_inside && (!deepseek || v2);
     f.softmax_chosen = !deepseek && !fused && !llama4 && !gemma4;
     f.divide = divided || (fused && !llama4 && !gemma4);
-    if (deepseek) f.divide = (f.score == SIGMOID_SCORE || f.score == SQRTSOFTPLUS) && !v2;
+    if (deepseek) f.divide = f.score == SIGMOID_SCORE || f.score == SQRTSOFTPLUS;
     if (deepseek) f.factor = (cl_float)number(request, "routed_scaling_factor");
     if (grouped) f.groups = (cl_int)number(request, "n_routing_groups");
     if (grouped) f.groups_kept = (cl_int)number(request, "topk_routing_group");

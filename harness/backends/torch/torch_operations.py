@@ -189,11 +189,12 @@ class Router:
         self.chosen = best(c, allowed, self.k)
         gathered = (scores if self.family == "deepseek3" else self.biased).gather(-1, self.chosen)
         self.weights = gathered if deepseek else torch.softmax(gathered, -1)
-        divides = score in ("sigmoid", "sqrtsoftplus") and self.family == "deepseek3" if deepseek else s.true("norm_topk_prob")
+        divides = score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
         if divides:
             self.weights = self.weights / (self.weights.sum(-1, keepdim=True) + (1e-20 if deepseek else 0))
         self.weights = self.weights * (s.number("routed_scaling_factor") if deepseek else 1)
-        self.outputs = self.balance(c, logits)
+        linear = score == "" and self.family != "deepseek3"  # the logits' own bias, which the z-loss has too
+        self.outputs = self.balance(c, self.biased if linear else logits)
 
     def of_groups(self, c: Call, bias: Tensor | None) -> Tensor:
         """-inf for the experts of groups that are not kept."""

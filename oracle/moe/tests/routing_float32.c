@@ -23,8 +23,7 @@ static float32_pass prepare(const case_data *data, float d_lb_loss)
     pass.divide = c->norm_topk_prob;
     if (pass.inside && c->score_func == ASSAY_SCORE_NONE) pass.score_func = ASSAY_SCORE_SOFTMAX;
     if (deepseek) {
-        pass.divide = c->family == ASSAY_ROUTER_DEEPSEEK3 &&
-                      (c->score_func == ASSAY_SCORE_SIGMOID || c->score_func == ASSAY_SCORE_SQRTSOFTPLUS);
+        pass.divide = c->score_func == ASSAY_SCORE_SIGMOID || c->score_func == ASSAY_SCORE_SQRTSOFTPLUS;
         pass.epsilon = c->renormalize_exactly ? 0.0f : 1e-20f;
         pass.factor = (float)c->routed_scaling_factor;
     }

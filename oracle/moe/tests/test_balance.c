@@ -88,18 +88,20 @@ TEST(test_z_loss_by_hand)
     const assay_routing_config config = {
         .batch = 1, .sequence = 2, .num_experts = 2, .num_experts_per_tok = 1, .z_loss_weight = 0.5};
     const double logits[] = {0.0, 1.0986122886681098, 1000.0, 1000.0};
+    const double less[] = {0.0, 1.5986122886681098, 1000.0, 1000.5}, bias[] = {0.0, -0.5}; /* the same together */
     const double logs[] = {1.3862943611198906, 1000.6931471805599};
     const double expected = 0.25 * (logs[0] * logs[0] + logs[1] * logs[1]);
     const double gradient[] = {0.25 * logs[0] * 0.5, 0.75 * logs[0] * 0.5, 0.25 * logs[1] + 1, 0.25 * logs[1] + 1};
     for (int threads = 1; threads <= 7; threads += 3) {
         assay_context ctx = assay_context_default(threads);
-        double log_sums[2], d_logits[] = {0, 0, 1, 1};
-        const double loss = assay_z_loss(&ctx, log_sums, logits, &config);
-        const assay_routing routing = {.log_sums = log_sums};
-        const assay_routing_inputs in = {.logits = logits};
-        assert_close(log_sums, logs, 2, 1e-15, 0.0);
-        assert_close(&loss, &expected, 1, 1e-15, 0.0);
-        assay_routing_z_backward(&ctx, d_logits, 1.0, &routing, &in, &config);
-        assert_close(d_logits, gradient, 4, 1e-13, 0.0);
+        for (int biased = 0; biased < 2; biased++) {
+            const double *x = biased ? less : logits, *b = biased ? bias : NULL;
+            double log_sums[2], d_logits[] = {0, 0, 1, 1};
+            const double loss = assay_z_loss(&ctx, log_sums, x, b, &config);
+            assert_close(log_sums, logs, 2, 1e-15, 0.0);
+            assert_close(&loss, &expected, 1, 1e-15, 0.0);
+            assay_z_loss_backward(&ctx, d_logits, 1.0, log_sums, x, b, &config);
+            assert_close(d_logits, gradient, 4, 1e-13, 0.0);
+        }
     }
 }

@@ -36,7 +36,7 @@ static void add(spec_case *c, bool there, const char *path, const double *values
 
 /* What the second form reads of the case, at the choice of `r`. */
 static void describe(spec_case *c, const case_data *data, const assay_routing *r, const double *d_weights,
-                     double d_lb_loss)
+                     double d_lb_loss, double d_z_loss)
 {
     const int64_t k = data->config.num_experts_per_tok;
     case_start(c, 1);
@@ -49,6 +49,13 @@ static void describe(spec_case *c, const case_data *data, const assay_routing *r
     if (data->in.input_ids != NULL) case_indices(c, "inputs/input_ids", data->input_ids, DIMS(BATCH, SEQUENCE));
     if (d_weights != NULL) case_values(c, "cotangents/weights", d_weights, DIMS(BATCH, SEQUENCE, k));
     if (has_balance(data)) case_values(c, "cotangents/lb_loss", &d_lb_loss, assay_shape_of(0));
+    if (data->config.z_loss_weight > 0) case_values(c, "cotangents/z_loss", &d_z_loss, assay_shape_of(0));
+}
+
+/* Not every router has one. */
+static void turn_z_loss_on(case_data *data)
+{
+    if (data->config.family != ASSAY_ROUTER_FUSED && data->config.hash_rows == 0) data->config.z_loss_weight = 0.3;
 }
 
 static assay_status second_form(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
@@ -58,10 +65,10 @@ static assay_status second_form(assay_context *ctx, const void *config, const sp
 
 static const spec_operation routing_form = {.evaluate = second_form};
 
-/* The weights' gradients alone, the loss's alone, both. */
+/* The weights' gradients alone, the losses' alone, both. */
 TEST(test_every_case_against_the_second_form)
 {
-    static const double D_LB_LOSS[] = {0.0, 1.3, -0.8};
+    static const double D_LB_LOSS[] = {0.0, 1.3, -0.8}, D_Z_LOSS[] = {0.0, -0.7, 0.4};
     static const spec_budget budget = {.coordinates = 4, .directions = 1, .seed = 1};
     for (int part = 0; part < 3 * CASE_COUNT; part++) {
         case_data data;
@@ -71,17 +78,20 @@ TEST(test_every_case_against_the_second_form)
         spec_certificates found = {0};
         double d_logits[TOKENS * EXPERTS], d_bias[EXPERTS], d_scale[EXPERTS];
         fill_case(&data, &CASES[part / 3]);
+        turn_z_loss_on(&data);
         run_forward(&r, &data, 1);
         const double *d_weights = part % 3 == 1 ? NULL : data.d_weights, d_lb_loss = D_LB_LOSS[part % 3];
+        const double d_z_loss = D_Z_LOSS[part % 3];
         assay_fill_nan(d_logits, TOKENS * EXPERTS);
         assay_fill_nan(d_bias, EXPERTS);
         assay_fill_nan(d_scale, EXPERTS);
-        describe(&c, &data, &r, d_weights, d_lb_loss);
-        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, d_scale, d_weights, d_lb_loss, &r, &data.in,
-                                               &data.config));
+        describe(&c, &data, &r, d_weights, d_lb_loss, d_z_loss);
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, d_scale, d_weights, d_lb_loss, d_z_loss, &r,
+                                               &data.in, &data.config));
         add(&c, true, "outputs/weights", r.weights, DIMS(BATCH, SEQUENCE, data.config.num_experts_per_tok));
         add(&c, true, "routing/margin", r.margin, DIMS(BATCH, SEQUENCE));
         add(&c, has_balance(&data), "outputs/lb_loss", &r.lb_loss, assay_shape_of(0));
+        add(&c, data.config.z_loss_weight > 0, "outputs/z_loss", &r.z_loss, assay_shape_of(0));
         add(&c, r.bias_updates != NULL, "outputs/bias_updates", r.bias_updates, DIMS(EXPERTS));
         const assay_shape experts = DIMS(EXPERTS);
         assert_ok(&c.ctx, spec_tensors_copy_i32(&c.ctx, &c.results, "routing/group_sizes", &experts, r.group_sizes));
@@ -99,6 +109,53 @@ TEST(test_every_case_against_the_second_form)
         }
         spec_certificates_free(&found);
         case_end(&c);
+        assay_routing_free(&r);
+    }
+}
+
+/* The z-loss is of the logits as the gate gives them: with a bias that no score function comes before, unless it selects alone. */
+TEST(test_which_bias_the_z_loss_has)
+{
+    int with = 0, without = 0;
+    for (int c = 0; c < CASE_COUNT; c++) {
+        case_data data;
+        assay_routing r;
+        double expected = 0;
+        fill_case(&data, &CASES[c]);
+        turn_z_loss_on(&data);
+        if (data.in.bias == NULL || data.config.z_loss_weight == 0) continue;
+        const bool linear =
+            CASES[c].config.score_func == ASSAY_SCORE_NONE && CASES[c].config.family != ASSAY_ROUTER_DEEPSEEK3;
+        for (int t = 0; t < TOKENS; t++) {
+            double sum = 0;
+            for (int e = 0; e < EXPERTS; e++) sum += exp(data.logits[t * EXPERTS + e] + (linear ? data.bias[e] : 0));
+            expected += 0.3 * log(sum) * log(sum) / TOKENS;
+        }
+        run_forward(&r, &data, 1);
+        if (!(fabs(r.z_loss - expected) < 1e-13)) fail_msg("%s: %g, expected %g", CASES[c].name, r.z_loss, expected);
+        *(linear ? &with : &without) += 1;
+        assay_routing_free(&r);
+    }
+    assert_true(with > 3 && without > 3);
+}
+
+/* MaxText's deepseek_scale_weights goes by the score function, whatever the model's name: 16 is the factor. */
+TEST(test_deepseek2_divides_sigmoids)
+{
+    case_data data;
+    for (int f = 0; f < 3; f++) {
+        static const assay_score_func FUNCTIONS[] = {ASSAY_SCORE_SIGMOID, ASSAY_SCORE_SQRTSOFTPLUS,
+                                                     ASSAY_SCORE_SOFTMAX};
+        assay_routing r;
+        fill_case(&data, case_named("deepseek2 sigmoid"));
+        data.config.score_func = FUNCTIONS[f];
+        run_forward(&r, &data, 1);
+        for (int t = 0; t < TOKENS; t++) {
+            double sum = 0;
+            for (int k = 0; k < data.config.num_experts_per_tok; k++)
+                sum += r.weights[t * data.config.num_experts_per_tok + k];
+            assert_true((fabs(sum - 16) < 1e-13) == (FUNCTIONS[f] != ASSAY_SCORE_SOFTMAX));
+        }
         assay_routing_free(&r);
     }
 }
@@ -122,7 +179,7 @@ TEST(test_bias_gradient)
         double d_logits[TOKENS * EXPERTS], d_bias[EXPERTS];
         fill_case(&data, &CASES[c]);
         run_forward(&r, &data, 1);
-        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, data.d_weights, 0.0, &r, &data.in,
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, data.d_weights, 0.0, 0, &r, &data.in,
                                                &data.config));
         const bool one_is_all = data.config.family == ASSAY_ROUTER_DEFAULT && data.config.num_experts_per_tok == 1;
         if (data.config.family == ASSAY_ROUTER_DEEPSEEK3) {
@@ -149,7 +206,7 @@ TEST(test_same_bits_for_any_threads)
         for (int i = 0; i < 3; i++) {
             assay_context ctx = assay_context_default(THREADS[i]);
             run_forward(&r[i], &data, THREADS[i]);
-            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits[i], d_bias[i], NULL, data.d_weights, 0.9, &r[i],
+            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits[i], d_bias[i], NULL, data.d_weights, 0.9, 0, &r[i],
                                                    &data.in, &data.config));
             assert_memory_equal(r[i].selected_experts, r[0].selected_experts, sizeof(int32_t) * (size_t)choices);
             assert_same_bits(r[i].weights, r[0].weights, choices);
@@ -298,7 +355,7 @@ TEST(test_emulated_gradients_where_they_cancel)
             assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
             assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
             assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, balance == 1 ? NULL : d_weights,
-                                                   balance, &r, &in, &config));
+                                                   balance, 0, &r, &in, &config));
             if (seed == 0) exact = found[0];
             squares += (found[0] - exact) * (found[0] - exact) / SEEDS;
             assay_routing_free(&r);

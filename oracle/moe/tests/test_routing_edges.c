@@ -68,7 +68,7 @@ TEST(test_far_logits)
                 const double expected = result_at(&c, "outputs/weights", k);
                 assert_close(&r.weights[k], &expected, 1, 4e-15, 0.0);
             }
-            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0.0, &r, &in, &config));
+            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0.0, 0, &r, &in, &config));
             differences(&c, &config, d_weights, d_expected);
             /* Element by element: what is small is not drowned by what is large. */
             assert_close(d_logits, d_expected, 6, 1e-13, 1e-22);
@@ -94,7 +94,7 @@ TEST(test_one_expert_divided)
         assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
         assert_int_equal(r.selected_experts[0], 3);
         assert_close(r.weights, &factor, 1, 1e-11, 0.0);
-        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, &r, &in, &config));
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, 0, &r, &in, &config));
         if (exactly) {
             assert_true(r.weights[0] == factor);
             assert_same_bits(d_logits, expected, 6);
@@ -131,7 +131,7 @@ TEST(test_gradient_of_one_probability_of_many)
         assay_routing r;
         assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
         assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
-        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, &r, &in, &config));
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, &d_weight, 0.0, 0, &r, &in, &config));
         for (int e = 0; e < EXPERTS; e++) {
             const long double p = shares[e] / sum;
             const double expected = (double)(d_weight * p * (e == 24 ? others : -shares[24]) / sum);
@@ -261,7 +261,7 @@ static assay_status forward_and_backward(assay_context *ctx, const double *logit
     assay_status status = assay_routing_alloc(ctx, &r, config);
     if (status == ASSAY_OK) status = assay_routing_forward(ctx, &r, &in, config);
     if (status == ASSAY_OK)
-        status = assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 1.0, &r, &in, config);
+        status = assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 1.0, 0, &r, &in, config);
     assay_routing_free(&r);
     return status;
 }

@@ -43,7 +43,7 @@ static void run(problem *p, assay_routing *r, const assay_routing_config *config
     assay_fill_nan(p->d_bias, E);
     assert_ok(&ctx, assay_routing_alloc(&ctx, r, config));
     assert_ok(&ctx, assay_routing_forward(&ctx, r, &in, config));
-    assert_ok(&ctx, assay_routing_backward(&ctx, p->d_logits, p->d_bias, NULL, d_weights, 0.5, r, &in, config));
+    assert_ok(&ctx, assay_routing_backward(&ctx, p->d_logits, p->d_bias, NULL, d_weights, 0.5, 0, r, &in, config));
 }
 
 static assay_routing_config config_of(assay_router_family family, assay_score_func score_func)
@@ -160,7 +160,7 @@ TEST(test_random_routing_may_repeat)
     const assay_routing_inputs in = {.logits = logits, .bias = bias, .given_experts = given, .choice_is_input = true};
     assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
     assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
-    assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, d_weights, 0, &r, &in, &config));
+    assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, d_weights, 0, 0, &r, &in, &config));
     const double s0 = 1 / (1 + exp(-0.5)), s2 = 1 / (1 + exp(-2.0));
     const double weights[] = {s2 - 0.5, s0 + 0.25, s2 - 0.5}, of_bias[] = {5, 0, 10};
     const double of_logits[] = {5 * s0 * (1 - s0), 0, 10 * s2 * (1 - s2)};

@@ -26,7 +26,7 @@ static void compute(outcome *result, const case_data *data, const double *d_weig
     assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &data->config));
     assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &data->config));
     assert_ok(&ctx, assay_routing_backward(&ctx, result->d_logits, result->d_bias, result->d_scale, d_weights,
-                                           d_lb_loss, &r, &in, &data->config));
+                                           d_lb_loss, 0, &r, &in, &data->config));
     memcpy(result->weights, r.weights, sizeof(double) * (size_t)(TOKENS * data->config.num_experts_per_tok));
     result->lb_loss = r.lb_loss;
     assay_routing_free(&r);
