@@ -160,6 +160,10 @@ assay_status assay_checkpoint_open(assay_context *ctx, const char *path, assay_c
     const char *dot = strrchr(c->path, '.');
     TRY(dot != NULL && strcmp(dot, ".json") == 0 ? list_index(ctx, c) : list_file(ctx, c));
     qsort(c->entries, (size_t)c->count, sizeof *c->entries, by_name);
+    for (int i = 1; i < c->count; i++) {
+        if (strcmp(c->entries[i - 1].name, c->entries[i].name) == 0)
+            TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s twice", c->path, c->entries[i].name));
+    }
     *checkpoint = c;
     c = NULL;
 cleanup:

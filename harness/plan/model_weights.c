@@ -137,6 +137,16 @@ static assay_status find_scale(assay_context *ctx, const assay_model_weights *w,
     if (*scale < 0 && blocks) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s", w->file, name, other);
     if (*scale < 0) return ASSAY_OK;
     w->used[*scale] = true;
+    if (!blocks) {
+        const assay_tensor_spec *numbers = NULL;
+        const int index = assay_checkpoint_find(w->checkpoint, name);
+        const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, index, &numbers);
+        RETURN_IF(status != ASSAY_OK, status);
+        if (numbers->type != ASSAY_FLOAT8_E4M3FN) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s, and %s is %s, expected %s beside it", w->file, other,
+                              name, assay_dtype_name(numbers->type), assay_dtype_name(ASSAY_FLOAT8_E4M3FN));
+        }
+    }
     return assay_weights_check_shape(ctx, w, *scale, &expected);
 }
 
@@ -267,6 +277,19 @@ static assay_status check_query_scale(assay_context *ctx, const assay_model_weig
                       w->c->name, assay_query_scale_of(m), scale, scale);
 }
 
+/* Of models whose first layers are dense: which layer of theirs ours is says LAYER, of which kind ours is the case. */
+static assay_status check_kind_of_layer(assay_context *ctx, const assay_model_weights *w)
+{
+    static const char *const names[] = {"mlp.gate_proj.weight", "mlp.gate.weight"};
+    static const char *const kinds[] = {"dense", "of experts"};
+    const bool dense = w->c->config.first_num_dense_layers > 0;
+    char name[NAME_SIZE];
+    if (!assay_is_layer(w->c) || assay_is_stack(w->c) || find_name(w, -1, names[dense], 0, name) < 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "%s has %s: that layer is %s, and %s is %s: give --set first_num_dense_layers=%d", w->file, name,
+                      kinds[dense], w->c->name, kinds[!dense], !dense);
+}
+
 static assay_status plan_targets(assay_context *ctx, assay_model_weights *w, const assay_tensor_list *list)
 {
     assay_status status = ASSAY_OK;
@@ -274,6 +297,7 @@ static assay_status plan_targets(assay_context *ctx, assay_model_weights *w, con
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: expected weights_on_shards: false");
     }
     TRY(check_query_scale(ctx, w, list));
+    TRY(check_kind_of_layer(ctx, w));
     w->targets = calloc((size_t)list->count + 1, sizeof *w->targets);
     if (w->targets == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of weights");
     for (int i = 0; i < list->count; i++) {

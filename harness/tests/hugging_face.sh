@@ -110,6 +110,8 @@ echo '{"weight_map": {"a": "../b"}}' >shards/model.safetensors.index.json
 refuses 'weight_map has "a", expected the name of a .safetensors file beside it' generate moe/small --weights shards -o x.h5
 echo '{"weight_map": {"a": "b.h5"}}' >shards/model.safetensors.index.json
 refuses 'weight_map has "a", expected the name of a .safetensors file beside it' generate moe/small --weights shards -o x.h5
+echo '{"weight_map": {"a": "b.safetensors", "c": "b.safetensors", "a": "d.safetensors"}}' >shards/model.safetensors.index.json
+refuses 'index.json has a twice' generate moe/small --weights shards -o x.h5
 echo '{"weights": 1}' >shards/model.safetensors.index.json
 refuses 'expected JSON with a weight_map' generate moe/small --weights shards -o x.h5
 rm shards/model.safetensors.index.json
@@ -122,6 +124,15 @@ checkpoint moe/small split missing
 refuses 'has no model.layers.3.mlp.experts.5.up_proj.weight, which weights/wi_1 needs' generate moe/small --weights model.safetensors -o x.h5
 checkpoint moe/small split left_over
 refuses 'which no weight of moe/small takes \(1 such tensors\)' generate moe/small --weights model.safetensors -o x.h5
+checkpoint moe/small split scaled
+refuses 'up_proj.weight_scale_inv, and .*up_proj.weight is bfloat16, expected float8_e4m3fn beside it' \
+  generate moe/small --weights model.safetensors -o x.h5
+checkpoint deepseek_layer/moe split
+refuses 'model.layers.3.mlp.gate.weight: that layer is of experts, and deepseek_layer/moe is dense: give --set first_num_dense_layers=0$' \
+  generate deepseek_layer/moe --set first_num_dense_layers=1 --weights model.safetensors -o x.h5
+checkpoint deepseek_layer/dense split
+refuses 'model.layers.3.mlp.gate_proj.weight: that layer is dense, and .* is of experts: give --set first_num_dense_layers=1$' \
+  generate deepseek_layer/dense --set first_num_dense_layers=0 --weights model.safetensors -o x.h5
 checkpoint mla/small split misshapen
 refuses 'q_proj.weight has shape|q_a_proj.weight has shape|q_b_proj.weight has shape' generate mla/small --weights model.safetensors -o x.h5
 checkpoint mlp/silu split transposed

@@ -3,7 +3,8 @@
 usage: hugging_face_export.py GOLDEN FORM OUT.safetensors [PREFIX [WRONG]]
 
 FORM says how experts lie: split (an expert's own tensors), mixtral, fused (transformers 5), plain (the same, not
-transposed), vllm, gpt_oss, mxfp4, fp8 (split, with scales). WRONG: transposed, swapped, missing, left_over, misshapen.
+transposed), vllm, gpt_oss, mxfp4, fp8 (split, with scales). WRONG: transposed, swapped, missing, left_over, misshapen,
+scaled.
 Beside OUT come OUT.h5, the weights under their own paths, and for fp8 and mxfp4 they are what the checkpoint holds."""
 
 import json
@@ -173,6 +174,8 @@ def spoil(tensors: Tensors, wrong: str) -> None:
         tensors[name + ".lora_A"] = kind, values
     elif wrong == "misshapen":
         tensors[name] = kind, np.ascontiguousarray(values[..., :-1])
+    elif wrong == "scaled":  # scales of fp8 beside numbers
+        tensors[name + "_scale_inv"] = "F32", np.full([-(-size // 128) for size in values.shape], 2, np.float32)
     elif wrong == "floats":  # where bytes belong
         name = next(n for n in tensors if n.endswith("gate_up_proj_blocks"))
         tensors[name] = "F32", tensors[name][1].astype(np.float32) + 0.5
