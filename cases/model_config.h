@@ -93,6 +93,7 @@
     X(B, rope_pairwise, false)                                                                                         \
     X(B, mask_padding, true)                                                                                           \
     X(D, normalization_layer_epsilon, 1e-5)                                                                            \
+    X(D, latent_norm_epsilon, -1.0) /* of q_norm and kv_norm of MLA; -1: as the one above */                           \
     X(A, mlp_activations, "silu")                                                                                      \
     X(D, mlp_activations_limit, 0.0)                                                                                   \
     X(B, mlp_bias, false)                                                                                              \

@@ -194,8 +194,9 @@ bool assay_edit_other_interleave(assay_case *c)
 
 bool assay_edit_other_epsilon(assay_case *c)
 {
-    double *epsilon = &c->config.normalization_layer_epsilon;
+    double *epsilon = &c->config.normalization_layer_epsilon, *latent = &c->config.latent_norm_epsilon;
     *epsilon = *epsilon < 5e-6 ? 1e-5 : 1e-6;
+    if (*latent != -1.0) *latent = *latent < 5e-6 ? 1e-5 : 1e-6;
     return true;
 }
 

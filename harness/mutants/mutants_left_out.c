@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/op_support.h"
 
 /* Those of a case whose inputs were scaled are no backend's; it need not give them. */
 bool assay_edit_omit_checkpoints(const assay_mutation *m)
@@ -30,7 +31,7 @@ static bool shrink_latent(const assay_mutation *m, assay_tensor *tensor)
 
 static bool undo_norm(const assay_mutation *m, assay_tensor *tensor)
 {
-    const double epsilon = m->c->config.normalization_layer_epsilon;
+    const double epsilon = assay_latent_epsilon_of(&m->c->config);
     return assay_fill_values(tensor, 0, sqrt(epsilon) / SMALL) && epsilon > 0.0;
 }
 

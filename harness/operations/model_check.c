@@ -425,6 +425,7 @@ assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsign
     assay_status status = ASSAY_OK;
     assay_routing_config routing;
     *resolved = c->config;
+    resolved->latent_norm_epsilon = assay_latent_epsilon_of(&c->config);
     if ((parts_of(c, parts) & ASSAY_PART_GROUPED) != 0) {
         resolved->query_pre_attn_scalar = assay_query_scale_of(&c->config);
         if (c->config.base_num_kv_heads == 0) resolved->base_num_kv_heads = c->config.base_num_query_heads;

@@ -442,6 +442,11 @@ double assay_query_scale_of(const assay_model_config *m)
     return assay_block_has(m->decoder_block.text, ASSAY_BLOCK_SCALES_QUERY) ? 1 / sqrt((double)m->head_dim) : 1;
 }
 
+double assay_latent_epsilon_of(const assay_model_config *m)
+{
+    return m->latent_norm_epsilon == -1.0 ? m->normalization_layer_epsilon : m->latent_norm_epsilon;
+}
+
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -483,7 +488,7 @@ assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .v_head_dim = m->v_head_dim,
                                  .q_lora_rank = m->q_lora_rank,
                                  .kv_lora_rank = m->kv_lora_rank,
-                                 .epsilon = m->normalization_layer_epsilon,
+                                 .epsilon = assay_latent_epsilon_of(m),
                                  .mscale = m->mscale,
                                  .mask_padding = m->mask_padding};
     TRY(assay_rope_config_of(ctx, c, &config->rope));

@@ -204,7 +204,7 @@ static const variants tables[] = {
       "bwd_quantization_calibration_method=absmax"}},
     {"mla/small",
      {"sequence=1|sequence=5;base_num_query_heads=1;qk_nope_head_dim=1;qk_rope_head_dim=2;v_head_dim=1;q_lora_rank=1;"
-      "kv_lora_rank=1;normalization_layer_epsilon=0.25"}},
+      "kv_lora_rank=1;normalization_layer_epsilon=0.25|latent_norm_epsilon=0.5"}},
     {"routing/balance",
      {"num_experts=6|num_experts=6;n_routing_groups=3;topk_routing_group=2;num_experts_per_tok=3",
       "group_score=max|group_score=top2_sum",

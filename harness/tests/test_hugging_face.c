@@ -200,6 +200,27 @@ TEST_IN_FOLDER(scores_are_scaled_as_in_transformers)
     }
 }
 
+/* transformers keeps 1e-6 in the norms of the latents; the others take rms_norm_eps. */
+TEST(the_latents_may_have_an_epsilon_of_their_own)
+{
+    static const struct {
+        const char *set;
+        double latent, layer;
+    } table[] = {{"normalization_layer_epsilon=1e-5", 1e-5, 1e-5},
+                 {"normalization_layer_epsilon=1e-5;latent_norm_epsilon=1e-6", 1e-6, 1e-5},
+                 {"latent_norm_epsilon=0", 0, 1e-6}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char set[TEST_PATH_SIZE];
+        assay_context ctx = assay_context_default(1);
+        assay_stack_config stack;
+        snprintf(set, sizeof set, "model=" CONFIGS "deepseek3-671b.json;%s", table[i].set);
+        assay_case *c = case_named("deepseek_layer/moe", set);
+        assert_ok(&ctx, assay_stack_config_of(&ctx, c, &stack));
+        assert_true(stack.mla.epsilon == table[i].latent && stack.epsilon == table[i].layer);
+        assay_cases_free(c, 1);
+    }
+}
+
 /* Qwen3 weighs by a softmax over all experts, and divides where norm_topk_prob says so; transformers' default is false. */
 TEST_IN_FOLDER(qwen3_divides_where_it_says_so)
 {

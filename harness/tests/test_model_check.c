@@ -231,6 +231,9 @@ TEST(what_is_left_open_is_said)
         {"routing/deepseek3-groups", "routed_bias=false", {"  norm_topk_prob: true\n", "  group_score: max\n"}},
         {"moe/deepseek3-tiny-sparse", NULL, {"  norm_topk_prob: true\n", "  group_score: \"\"\n"}},
         {"moe/deepseek2-16b", NULL, {"  norm_topk_prob: false\n", "  group_score: \"\"\n"}},
+        {"mla/small",
+         "normalization_layer_epsilon=0.25",
+         {"  normalization_layer_epsilon: 0.25\n", "  latent_norm_epsilon: 0.25\n"}},
         {"moe/mixtral", NULL, {"  norm_topk_prob: false\n", "  decoder_block: mixtral\n"}},
         {"moe/mixtral", "fused_moe_func=true", {"  norm_topk_prob: true\n", "  fused_moe_func: true\n"}},
     };

@@ -28,7 +28,7 @@ typedef struct assay_mla_config {
     int64_t batch, sequence, emb_dim, heads;
     int64_t qk_nope_head_dim, v_head_dim; /* Dn, Dv; Dr is rope.dim */
     int64_t q_lora_rank, kv_lora_rank;    /* q_lora_rank 0: no query compression */
-    double epsilon;                       /* normalization_layer_epsilon, of q_norm and kv_norm */
+    double epsilon;                       /* of q_norm and kv_norm */
     double mscale;
     assay_rope_config rope;
     bool mask_padding;

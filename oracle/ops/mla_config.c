@@ -87,7 +87,8 @@ assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config)
                           sizes[i].value, sizes[i].least);
     }
     if (!(config->epsilon >= 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "latent_norm_epsilon is %g, expected 0 or more (-1: as normalization_layer_epsilon)",
                           config->epsilon);
     }
     TRY(assay_rope_check(ctx, &config->rope));

@@ -19,7 +19,7 @@ static float softmax_scale(const example *e, const mla *m)
 static void set_up(example *e, mla *m)
 {
     const assay_backend_request *request = e->request;
-    const float epsilon = e->bug == LATENT_EPSILON ? 1e-5F : (float)number(request, "normalization_layer_epsilon");
+    const float epsilon = e->bug == LATENT_EPSILON ? 1e-5F : (float)number(request, "latent_norm_epsilon");
     const assay_backend_tensor *out = tensor_in(e, m->weights, "out/kernel");
     const assay_backend_tensor *wq_a = tensor_in(e, m->weights, "wq_a/kernel");
     m->heads = out->dims[0], m->v_dim = out->dims[1], m->emb = out->dims[2];

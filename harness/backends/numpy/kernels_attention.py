@@ -203,7 +203,7 @@ def mla(ar, s, t, prefix, x):
     """t holds the weights under `prefix`; back gives dx and the gradients by path."""
     w = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
     rank, nope, rotated = w["kv_norm/scale"].shape[0], s.count("qk_nope_head_dim"), s.count("qk_rope_head_dim")
-    epsilon, positions = s.number("normalization_layer_epsilon"), t["inputs/positions"]
+    epsilon, positions = s.number("latent_norm_epsilon"), t["inputs/positions"]
     scale, late = softmax_scale(ar, s, nope + rotated), ar.variant.fused
     queries = Queries(ar, s, w, x, epsilon)
     q = ar.keep(queries.q)

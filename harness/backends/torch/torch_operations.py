@@ -46,9 +46,9 @@ class Call:
 # ---- norms, projections, gated MLP ----
 
 
-def rms_norm(c: Call, x: Tensor, scale: Tensor) -> Tensor:
+def rms_norm(c: Call, x: Tensor, scale: Tensor, epsilon: str = "normalization_layer_epsilon") -> Tensor:
     n = x.to(c.wide)
-    n = n * torch.rsqrt(n.pow(2).mean(-1, keepdim=True) + c.s.number("normalization_layer_epsilon"))
+    n = n * torch.rsqrt(n.pow(2).mean(-1, keepdim=True) + c.s.number(epsilon))
     return scale * n.to(x.dtype)
 
 
@@ -348,10 +348,11 @@ def run_attention(c: Call) -> Tensors:
 def mla(c: Call, prefix: str, x: Tensor) -> Tensor:
     s, w = c.s, c.under(prefix)
     rank, nope = w["kv_norm/scale"].shape[0], s.count("qk_nope_head_dim")
-    q = dense(rms_norm(c, dense(x, w["wq_a/kernel"]), w["q_norm/scale"]), w["wq_b/kernel"]) if "wq_a/kernel" in w else dense(
-        x, w["query/kernel"])
+    epsilon = "latent_norm_epsilon"
+    q = dense(rms_norm(c, dense(x, w["wq_a/kernel"]), w["q_norm/scale"], epsilon), w["wq_b/kernel"]) if (
+        "wq_a/kernel" in w) else dense(x, w["query/kernel"])
     kv_a = dense(x, w["wkv_a/kernel"])
-    kv = dense(rms_norm(c, kv_a[..., :rank], w["kv_norm/scale"]), w["wkv_b/kernel"])
+    kv = dense(rms_norm(c, kv_a[..., :rank], w["kv_norm/scale"], epsilon), w["wkv_b/kernel"])
     k_pe = rope(c, kv_a[:, :, None, rank:]).expand(-1, -1, kv.shape[2], -1)
     m = 0.1 * s.number("mscale") * math.log(s.number("rope_factor")) + 1
     stretched = s.number("max_position_embeddings") > s.number("original_max_position_embeddings")
