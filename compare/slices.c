@@ -19,13 +19,16 @@ static void index_text(const assay_tensor_result *result, int axis, int64_t inde
     static const char *const words[][2] = {{"B", "batch"},  {"S", "token"}, {"T", "token"},    {"T*K", "copy"},
                                            {"E", "expert"}, {"N", "head"},  {"E/P", "expert"}, {"shard", "shard"},
                                            {"G", "group"},  {"K", "choice"}};
-    const char *label = result->axis_labels[axis];
+    const bool last = axis == result->spec.shape.rank - 1;
+    /* a grouped product's N is its width; heads have an axis behind theirs, or are all there is */
+    const char *label =
+        last && axis > 0 && strcmp(result->axis_labels[axis], "N") == 0 ? "" : result->axis_labels[axis];
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         if (strcmp(words[i][0], label) != 0) continue;
         snprintf(text, ASSAY_SLICE_TEXT, "%s %" PRId64, words[i][1], index);
         return;
     }
-    if (axis == result->spec.shape.rank - 1) {
+    if (last) {
         snprintf(text, ASSAY_SLICE_TEXT, "column %" PRId64, index);
     } else if (label[0] != '\0') {
         snprintf(text, ASSAY_SLICE_TEXT, "index %" PRId64 " of axis %s", index, label);

@@ -1,7 +1,9 @@
 /* Statistics of errors against the plain formulas, and what they are there to see. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "compare/slices.h"
 #include "compare/statistics.h"
 #include "compare/tests/compare_test.h"
 #include "compare/thresholds.h"
@@ -245,6 +247,29 @@ TEST(signs_of_small_errors_count_less)
     assert_true(assay_statistic_widening(ASSAY_STATISTIC_SIZE, &found) == 1);
     found.values[ASSAY_STATISTIC_SIZE] = -(double)INFINITY; /* no error at all */
     assert_true(assay_statistic_widening(ASSAY_STATISTIC_SIGN, &found) > 1);
+}
+
+/* N is the heads' axis, and the width of a grouped product, which has nothing behind it. */
+TEST(an_axis_is_called_by_what_it_is)
+{
+    static const struct {
+        int rank, axis;
+        const char *labels[4], *text;
+    } table[] = {{2, 1, {"M", "N"}, "column 23"},
+                 {3, 2, {"G", "Kd", "N"}, "column 23"},
+                 {3, 1, {"B", "N", "S"}, "head 23"},
+                 {1, 0, {"N"}, "head 23"},
+                 {3, 0, {"E", "D", "H"}, "expert 23"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char text[ASSAY_SLICE_TEXT];
+        assay_tensor_result result = {.spec.shape.rank = table[i].rank};
+        for (int axis = 0; axis < table[i].rank; axis++)
+            snprintf(result.axis_labels[axis], sizeof result.axis_labels[axis], "%s", table[i].labels[axis]);
+        const int statistic = ASSAY_STATISTIC_AXIS + table[i].axis;
+        result.statistics[statistic].slice = 23;
+        assay_slice_text(&result, statistic, text);
+        assert_string_equal(text, table[i].text);
+    }
 }
 
 TEST(axes_that_are_too_long)

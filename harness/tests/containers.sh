@@ -66,6 +66,20 @@ expect 1 run "${norm[@]}" --container npz --backend ": {request}; echo PK >{cand
 prints 'no npz file \(a ZIP archive\), or cut short'
 expect 1 run "${norm[@]}" --container safetensors --backend ": {request}; echo x >{candidate}"
 prints 'is no safetensors file: it has 2 bytes'
+expect 0 request gmm/mxfp4-weights -o "$work/codes.safetensors" --quiet
+expect 0 request gmm/mxfp4-weights -o "$work/codes.h5" --quiet
+"$python" - "$root/docs/candidates.md" "$work" <<'PYTHON' || complain "what candidates.md loads of float4 are not its codes"
+import re
+import sys
+
+import h5py
+
+program = re.search(r"^```python\n(.*?)^```$", open(sys.argv[1]).read().split("## safetensors")[1], re.S | re.M).group(1)
+exec(program.split("request, candidate =")[0])
+_, arrays = load(f"{sys.argv[2]}/codes.safetensors")
+with h5py.File(f"{sys.argv[2]}/codes.h5") as given:
+    sys.exit(not (arrays["weights/rhs"] == given["weights/rhs"][()]).all())
+PYTHON
 for kind in safetensors npz; do
   expect 0 run "${case[@]}" --container "$kind" --backend "$example" --keep "$work/kept"
   for what in golden request candidate; do
