@@ -24,6 +24,7 @@ typedef struct finding {
     char error_model[32]; /* of a golden whose error scales this assay does not make; "": it does */
     assay_certificate_scope scope;
     spec_certificates certificates;
+    char numbers[65]; /* digest */
 } finding;
 
 static assay_status certify(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *reader,
@@ -140,6 +141,8 @@ static assay_status verify(assay_context *ctx, assay_golden *golden, const char 
     for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
         found->drawn += assay_fixture_recipe(golden->reader, assay_fixture_spec(golden->reader, i)->path) != NULL;
     }
+    status = assay_fixture_numbers_digest(ctx, golden->reader, found->numbers);
+    RETURN_IF(status != ASSAY_OK, status);
     const char *kind = assay_fixture_text(golden->reader, "kind");
     found->golden = kind != NULL && strcmp(kind, "golden") == 0;
     return found->golden ? verify_golden(ctx, golden, path, options, found) : ASSAY_OK;
@@ -202,6 +205,7 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
         }
         if (found->golden && found->layers == 0) print_certified(found);
         printf("\n");
+        if (found->golden) printf("      numbers %s\n", found->numbers);
     } else {
         char shown[ASSAY_PRINTABLE_SIZE];
         printf("FAIL  %s: %s\n", path, assay_printable(ctx->message, shown));

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A stack made a layer at a time, from the command line: killed and begun again, checked by layers, judged by layers.
-# usage: whole_model.sh PROGRAM EXAMPLE_BACKEND
+# usage: whole_model.sh PROGRAM EXAMPLE_BACKEND PYTHON
 set -euo pipefail
-assay=$1 backend=$2
+assay=$1 backend=$2 python=$3
 . "$(dirname "$0")/cli_test.sh"
 cd "$work"
 cat >whole.yml <<'YAML'
@@ -53,6 +53,25 @@ refuses '--resume goes without --certify' generate whole.yml -o x.h5 --resume --
 ## by layers
 expect 0 verify parts.h5 --layers 0,3-4 --quiet
 prints '^PASS  parts.h5: [0-9]+ digests, 3 layers recomputed bit for bit$'
+
+## the digest of the numbers alone: the same whatever the case is called, another of other numbers
+numbers_of() { "$assay" verify "$1" --budget 0 --quiet | sed -n 's/^ *numbers //p'; }
+numbers=$("$python" -c '
+import hashlib, h5py
+own = {}
+with h5py.File("parts.h5") as golden:
+    golden.visititems(lambda path, item: own.update({path: item.attrs["digest"]} if isinstance(item, h5py.Dataset) else {}))
+lines = "".join(f"{path} {own[path]}\n" for path in sorted(own) if path.split("/")[0] not in ("error_scale", "null"))
+print(hashlib.sha256(lines.encode()).hexdigest())')
+[ "$(numbers_of parts.h5)" = "$numbers" ] || complain "parts.h5: the numbers are $(numbers_of parts.h5), expected $numbers"
+sed 's/five small layers/others/' whole.yml >named.yml
+sed 's/seed: 4/seed: 5/' whole.yml >seeded.yml
+expect 0 generate named.yml -o named.h5 --quiet
+expect 0 generate seeded.yml -o seeded.h5 --quiet
+[ "$(digest named.h5)" != "$(digest parts.h5)" ] || complain "another description, and the root has the same digest"
+[ "$(numbers_of named.h5)" = "$numbers" ] || complain "another description changed the numbers"
+[ "$(numbers_of seeded.h5)" != "$numbers" ] || complain "another seed did not change the numbers"
+
 refuses '--layers is "5", expected numbers from 0 to 4' verify parts.h5 --layers 5
 refuses '--layers is "1,", expected' verify parts.h5 --layers 1,
 refuses '--layers is "3-1", expected' verify parts.h5 --layers 3-1
