@@ -93,8 +93,8 @@ static assay_status check_patterns(assay_context *ctx, const assay_plan *plan, c
     snprintf(prefix, sizeof prefix, "%s/", assay_role_folders[role]);
     for (int i = 0; i < patterns->count; i++) {
         assay_text_list one = {.items = &patterns->items[i], .count = 1};
-        bool found = strcmp(patterns->items[i], "all") == 0 ||
-                     (patterns->count == 1 && strcmp(patterns->items[i], "none") == 0);
+        bool found =
+            strcmp(patterns->items[i], "all") == 0 || (patterns->count == 1 && strcmp(patterns->items[i], "none") == 0);
         for (int j = 0; !found && j < plan->list.count; j++) {
             const assay_tensor_spec *spec = &plan->list.entries[j].spec;
             found = spec->role == role && assay_text_list_matches(&one, prefix, spec->path);
