@@ -27,7 +27,7 @@ static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer
 {
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
     const assay_shape shape = assay_shape_of(2, (int64_t)ROWS, (int64_t)COLUMNS);
-    const int count = assay_statistics_count(&shape);
+    const int count = assay_statistics_rows(&shape);
     assay_tensor_spec spec = {.type = ASSAY_FLOAT32,
                               .path = "null/bf16/outputs/y",
                               .shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS),

@@ -57,6 +57,7 @@ typedef struct assay_statistic_result {
     double value, least, most;        /* what was found, and what is allowed */
     double spreads;                   /* how many of them beyond the range are allowed */
     int64_t slice;
+    double slope;  /* of the slice, where the statistic is one of slopes */
     double excess; /* how far out over how far out it may be: above 1 fails */
 } assay_statistic_result;
 

@@ -154,9 +154,9 @@ static void write_quantile(FILE *out, const assay_report *report, const assay_te
     const double members = r->statistics[r->worst_statistic].expected[ASSAY_NULL_MEMBERS];
     const assay_thresholds thresholds = {.statistic_tail = report->statistic_tail};
     fprintf(out,
-            "    allowed %.3g spreads beyond the range of %.0f emulated correct runs: Student's t with %.0f degrees of "
+            "    allowed %.3g spreads beyond the range of emulated correct runs: Student's t with %.0f degrees of "
             "freedom, %.2g on each side\n",
-            assay_statistic_quantile(&thresholds, members), members, members - 1, report->statistic_tail);
+            assay_statistic_quantile(&thresholds, members), members - 1, report->statistic_tail);
 }
 
 static void write_details(FILE *out, const assay_report *report, const assay_report_style *style)

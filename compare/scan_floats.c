@@ -250,6 +250,7 @@ static void judge_statistics(scan *s)
         }
         to->value = found.values[i];
         to->slice = found.slices[i];
+        to->slope = found.slopes[i];
         const double allowed = quantile * assay_statistic_widening(i, &found);
         to->spreads = allowed;
         to->least = expected[ASSAY_NULL_LOW] - allowed * spread;

@@ -10,6 +10,8 @@
 const char *assay_statistic_name(int statistic)
 {
     static const char *const names[] = {"size", "bias", "slope", "sign", "toward_zero", "row", "tile"};
+    if (statistic >= ASSAY_STATISTIC_AXIS_SLOPE) return "axis_slope";
+    if (statistic >= ASSAY_STATISTIC_TILE_SLOPE) return "tile_slope";
     return statistic < ASSAY_STATISTIC_AXIS ? names[statistic] : "axis";
 }
 
@@ -37,12 +39,30 @@ static void index_text(const assay_tensor_result *result, int axis, int64_t inde
     }
 }
 
+/* "rows [1,0] to [1,7], columns 8-15" */
+static void tile_text(const assay_shape *shape, int level, int64_t tile, char text[ASSAY_SLICE_TEXT])
+{
+    char first[ASSAY_INDEX_TEXT], last[ASSAY_INDEX_TEXT];
+    const int64_t size = assay_tile_size(level), across = assay_tiles_across(shape, level);
+    const int64_t columns = shape->dims[shape->rank - 1], rows = assay_shape_count(shape) / columns;
+    const int64_t row = tile / across * size, column = tile % across * size;
+    assay_row_text(shape, row, first);
+    assay_row_text(shape, (row + size < rows ? row + size : rows) - 1, last);
+    const int length = rows > 1 ? snprintf(text, ASSAY_SLICE_TEXT, "rows %s to %s, ", first, last) : 0;
+    snprintf(text + length, (size_t)(ASSAY_SLICE_TEXT - length), "columns %" PRId64 "-%" PRId64, column,
+             (column + size < columns ? column + size : columns) - 1);
+}
+
 void assay_slice_text(const assay_tensor_result *result, int statistic, char text[ASSAY_SLICE_TEXT])
 {
     const assay_shape *shape = &result->spec.shape;
     const int64_t slice = result->statistics[statistic].slice;
     text[0] = '\0';
-    if (statistic >= ASSAY_STATISTIC_AXIS) {
+    if (statistic >= ASSAY_STATISTIC_AXIS_SLOPE) {
+        index_text(result, statistic - ASSAY_STATISTIC_AXIS_SLOPE, slice, text);
+    } else if (statistic >= ASSAY_STATISTIC_TILE_SLOPE) {
+        tile_text(shape, statistic - ASSAY_STATISTIC_TILE_SLOPE, slice, text);
+    } else if (statistic >= ASSAY_STATISTIC_AXIS) {
         index_text(result, statistic - ASSAY_STATISTIC_AXIS, slice, text);
     } else if (statistic == ASSAY_STATISTIC_TILE) {
         const int64_t last = shape->dims[shape->rank - 1], end = (slice + 1) * ASSAY_TILE;
@@ -58,7 +78,11 @@ void assay_slice_text(const assay_tensor_result *result, int statistic, char tex
 void assay_statistic_text(const assay_tensor_result *result, int statistic, char text[ASSAY_SLICE_TEXT])
 {
     const assay_statistic_result *s = &result->statistics[statistic];
-    if (assay_statistic_is_size(statistic)) {
+    if (assay_statistic_is_slice_slope(statistic)) {
+        snprintf(text, ASSAY_SLICE_TEXT,
+                 "%.6g times the golden, off by %.3g deviations together, of a correct implementation up to %.3g",
+                 1 + s->slope, s->value, s->most);
+    } else if (assay_statistic_is_size(statistic)) {
         snprintf(text, ASSAY_SLICE_TEXT, "RMS of error / deviation %.3g, of a correct implementation up to %.3g",
                  exp(s->value), exp(s->most));
     } else if (statistic == ASSAY_STATISTIC_BIAS) {

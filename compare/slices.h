@@ -4,7 +4,7 @@
 
 #include "compare/compare.h"
 
-enum { ASSAY_SLICE_TEXT = 192 };
+enum { ASSAY_SLICE_TEXT = 400 };
 
 const char *assay_statistic_name(int statistic); /* "size", "bias", ..., "axis" */
 

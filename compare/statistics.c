@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/quantiles.h"
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
 
@@ -19,14 +20,15 @@ enum { PIECE = 512, HALF = ASSAY_LANES / 2 }; /* elements at a time; lanes at a 
 /* Read and written at any double. */
 typedef double half_lanes __attribute__((vector_size(HALF * sizeof(double)), aligned(sizeof(double)), may_alias));
 
-int assay_statistics_count(const assay_shape *shape)
+bool assay_statistic_is_slice_slope(int statistic)
 {
-    return ASSAY_STATISTIC_AXIS + shape->rank;
+    return statistic >= ASSAY_STATISTIC_TILE_SLOPE;
 }
 
 bool assay_statistic_is_size(int statistic)
 {
-    return statistic == ASSAY_STATISTIC_SIZE || statistic >= ASSAY_STATISTIC_ROW;
+    const bool of_slices = statistic >= ASSAY_STATISTIC_ROW && !assay_statistic_is_slice_slope(statistic);
+    return statistic == ASSAY_STATISTIC_SIZE || of_slices;
 }
 
 /* Sums for each index of a longer axis would be no small memory. */
@@ -42,14 +44,26 @@ static int axes_above_one(const assay_shape *shape)
     return count;
 }
 
+/* The axis that a statistic is one of; -1: of none. */
+static int axis_of(int statistic)
+{
+    if (statistic >= ASSAY_STATISTIC_AXIS_SLOPE) return statistic - ASSAY_STATISTIC_AXIS_SLOPE;
+    if (statistic >= ASSAY_STATISTIC_TILE_SLOPE) return -1;
+    return statistic >= ASSAY_STATISTIC_AXIS ? statistic - ASSAY_STATISTIC_AXIS : -1;
+}
+
 bool assay_statistic_counts(const assay_shape *shape, int statistic)
 {
-    const int last = shape->rank - 1, above_one = axes_above_one(shape);
+    const int last = shape->rank - 1, above_one = axes_above_one(shape), axis = axis_of(statistic);
+    if (axis >= shape->rank) return false;
+    if (statistic >= ASSAY_STATISTIC_TILE_SLOPE && axis < 0) {
+        return last >= 0 && axis_is_summed(shape, last) &&
+               assay_tiles_count(shape, statistic - ASSAY_STATISTIC_TILE_SLOPE) > 1;
+    }
     if (statistic == ASSAY_STATISTIC_ROW) return last >= 0 && above_one - (shape->dims[last] > 1) > 1;
     if (statistic == ASSAY_STATISTIC_TILE)
         return last >= 0 && shape->dims[last] > ASSAY_TILE && axis_is_summed(shape, last);
-    if (statistic < ASSAY_STATISTIC_AXIS) return true;
-    const int axis = statistic - ASSAY_STATISTIC_AXIS;
+    if (axis < 0) return true;
     return shape->dims[axis] > 1 && axis_is_summed(shape, axis);
 }
 
@@ -60,22 +74,46 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
     *pass = (assay_statistics_pass){.shape = *shape, .isa = ctx->isa, .unit = unit, .tiny = tiny, .worst_row_count = 1};
     pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
     for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
-    assay_status status = assay_alloc_f64(ctx, "statistics of errors", 2 * total + 1, &pass->memory);
+    assay_status status = assay_alloc_zeros(ctx, "statistics of errors", 4 * total + 1, &pass->memory);
     RETURN_IF(status != ASSAY_OK, status);
     double *next = pass->memory;
-    for (int axis = 0; axis < shape->rank; axis++) {
-        if (!axis_is_summed(shape, axis)) continue;
-        pass->squares[axis] = next;
-        pass->counts[axis] = next + shape->dims[axis];
-        next += 2 * shape->dims[axis];
+    for (int axis = 0; axis < shape->rank; axis++) { /* the last axis' slopes are among the tiles' */
+        double **const sums[] = {&pass->squares[axis], &pass->counts[axis], &pass->products[axis],
+                                 &pass->weights[axis]};
+        for (int i = 0; i < 4 && axis_is_summed(shape, axis); i++, next += shape->dims[axis]) *sums[i] = next;
     }
-    memset(pass->memory, 0, (size_t)(2 * total + 1) * sizeof *pass->memory);
-    return ASSAY_OK;
+    if (shape->rank > 0 && axis_is_summed(shape, shape->rank - 1)) {
+        status = assay_tile_slopes_start(ctx, shape, &pass->tiles);
+        pass->products[shape->rank - 1] = pass->tiles.whole_products;
+        pass->weights[shape->rank - 1] = pass->tiles.whole_weights;
+    }
+    if (status != ASSAY_OK) assay_statistics_free(pass);
+    return status;
+}
+
+/* Of those before slopes of slices. */
+static int earlier_rows(const assay_shape *shape)
+{
+    return ASSAY_STATISTIC_AXIS + shape->rank;
+}
+
+int assay_statistics_rows(const assay_shape *shape)
+{
+    return earlier_rows(shape) + ASSAY_TILE_SIZES + shape->rank;
+}
+
+bool assay_statistics_rows_are_known(const assay_shape *shape, int64_t rows)
+{
+    const int earlier = earlier_rows(shape);
+    return rows == assay_statistics_rows(shape) || rows == earlier || rows == earlier - 1;
 }
 
 int assay_statistic_row(const assay_shape *shape, int statistic)
 {
-    if (statistic == ASSAY_STATISTIC_TOWARD_ZERO) return assay_statistics_count(shape) - 1;
+    const int earlier = earlier_rows(shape);
+    if (axis_of(statistic) >= shape->rank) return -1;
+    if (statistic >= ASSAY_STATISTIC_TILE_SLOPE) return earlier + statistic - ASSAY_STATISTIC_TILE_SLOPE;
+    if (statistic == ASSAY_STATISTIC_TOWARD_ZERO) return earlier - 1;
     return statistic < ASSAY_STATISTIC_TOWARD_ZERO ? statistic : statistic - 1;
 }
 
@@ -88,12 +126,19 @@ static void end_row(assay_statistics_pass *pass)
 {
     const int last = pass->shape.rank - 1;
     const double squares = add_lanes(pass->sums.row_squares), count = add_lanes(pass->sums.row_count);
-    for (int lane = 0; lane < ASSAY_LANES; lane++) pass->sums.row_squares[lane] = pass->sums.row_count[lane] = 0;
+    const double products = add_lanes(pass->sums.row_products), weights = add_lanes(pass->sums.row_weights);
+    for (int lane = 0; lane < ASSAY_LANES; lane++) {
+        pass->sums.row_squares[lane] = pass->sums.row_count[lane] = 0;
+        pass->sums.row_products[lane] = pass->sums.row_weights[lane] = 0;
+    }
     for (int axis = 0; axis < last; axis++) {
         if (pass->squares[axis] == NULL) continue;
         pass->squares[axis][pass->index[axis]] += squares;
         pass->counts[axis][pass->index[axis]] += count;
+        pass->products[axis][pass->index[axis]] += products;
+        pass->weights[axis][pass->index[axis]] += weights;
     }
+    if (pass->tiles.memory != NULL) assay_tile_slopes_end_row(&pass->tiles);
     if (squares * pass->worst_row_count > pass->worst_row * count) {
         pass->worst_row = squares;
         pass->worst_row_count = count;
@@ -101,6 +146,8 @@ static void end_row(assay_statistics_pass *pass)
     }
     pass->all += squares;
     pass->count += count;
+    pass->all_products += products;
+    pass->all_weights += weights;
     pass->column = 0;
     pass->row++;
     for (int axis = last - 1; axis >= 0; axis--) {
@@ -147,8 +194,8 @@ static inline __attribute__((always_inline)) void add_element(assay_statistics_s
     sums->row_squares[lane] += r * r;
     sums->row_count[lane] += p->counts[i];
     sums->errors[lane] += r;
-    sums->products[lane] += r * size;
-    sums->weights[lane] += size * size;
+    sums->row_products[lane] += r * size;
+    sums->row_weights[lane] += size * size;
     sums->signed_count[lane] += fabs(p->sign[i]);
     sums->signs[lane] += p->sign[i];
     sums->outward[lane] += p->outward[i];
@@ -161,8 +208,8 @@ static inline __attribute__((always_inline)) void add_whole(assay_statistics_sum
     half_lanes row_squares = *(half_lanes *)(sums->row_squares + lane);
     half_lanes row_count = *(half_lanes *)(sums->row_count + lane);
     half_lanes errors = *(half_lanes *)(sums->errors + lane);
-    half_lanes products = *(half_lanes *)(sums->products + lane);
-    half_lanes weights = *(half_lanes *)(sums->weights + lane);
+    half_lanes products = *(half_lanes *)(sums->row_products + lane);
+    half_lanes weights = *(half_lanes *)(sums->row_weights + lane);
     half_lanes signed_count = *(half_lanes *)(sums->signed_count + lane);
     half_lanes signs = *(half_lanes *)(sums->signs + lane);
     half_lanes outward = *(half_lanes *)(sums->outward + lane);
@@ -181,8 +228,8 @@ static inline __attribute__((always_inline)) void add_whole(assay_statistics_sum
     *(half_lanes *)(sums->row_squares + lane) = row_squares;
     *(half_lanes *)(sums->row_count + lane) = row_count;
     *(half_lanes *)(sums->errors + lane) = errors;
-    *(half_lanes *)(sums->products + lane) = products;
-    *(half_lanes *)(sums->weights + lane) = weights;
+    *(half_lanes *)(sums->row_products + lane) = products;
+    *(half_lanes *)(sums->row_weights + lane) = weights;
     *(half_lanes *)(sums->signed_count + lane) = signed_count;
     *(half_lanes *)(sums->signs + lane) = signs;
     *(half_lanes *)(sums->outward + lane) = outward;
@@ -203,6 +250,9 @@ static inline __attribute__((always_inline)) void add_to_row(assay_statistics_pa
         double *counts = pass->counts[pass->shape.rank - 1] + pass->column;
         for (int64_t i = 0; i < count; i++) squares[i] += p.r[i] * p.r[i];
         for (int64_t i = 0; i < count; i++) counts[i] += p.counts[i];
+        double *products = pass->tiles.products[0] + pass->column, *weights = pass->tiles.weights[0] + pass->column;
+        for (int64_t i = 0; i < count; i++) products[i] += p.r[i] * p.size[i];
+        for (int64_t i = 0; i < count; i++) weights[i] += p.size[i] * p.size[i];
     }
     for (int64_t i = 0; i < head; i++) add_element(sums, &p, i, (pass->column + i) & (ASSAY_LANES - 1));
     add_whole(sums, &p, head, whole, 0);
@@ -295,19 +345,76 @@ static void set_largest(assay_statistics *found, int statistic, const double *sq
     set_size(found, statistic, worst, worst_count, slice);
 }
 
+/* Independent errors have the z that one error has. */
+static void set_slope(const assay_statistics_pass *pass, assay_statistics *found, int statistic,
+                      const assay_worst_slope *worst)
+{
+    const double largest = assay_largest_of_slices(assay_statistic_slices(&pass->shape, statistic));
+    found->values[statistic] = sqrt(worst->square);
+    found->slices[statistic] = worst->slice;
+    found->slopes[statistic] = worst->slope;
+    found->least_spreads[statistic] = largest * sqrt(pass->all / pass->count);
+}
+
+/* Of results that many statistics are taken of. */
+#define USUAL_TAIL 1e-9
+
+double assay_largest_of_slices(int64_t slices)
+{
+    const double count = (double)(slices > 1 ? slices : 1);
+    return assay_normal_upper_quantile(USUAL_TAIL / count) / assay_normal_upper_quantile(USUAL_TAIL);
+}
+
+int64_t assay_statistic_slices(const assay_shape *shape, int statistic)
+{
+    const int axis = axis_of(statistic);
+    if (axis >= 0) return shape->dims[axis];
+    return assay_statistic_is_slice_slope(statistic) ? assay_tiles_count(shape, statistic - ASSAY_STATISTIC_TILE_SLOPE)
+                                                     : 1;
+}
+
+assay_status assay_statistics_keep_slices(assay_context *ctx, assay_statistics_pass *pass)
+{
+    return pass->tiles.memory == NULL ? ASSAY_OK : assay_tile_slopes_keep(ctx, &pass->shape, &pass->tiles);
+}
+
+void assay_statistics_add_squares(const assay_statistics_pass *pass, int statistic, double *squares)
+{
+    const int axis = axis_of(statistic), level = statistic - ASSAY_STATISTIC_TILE_SLOPE;
+    const int64_t count = assay_statistic_slices(&pass->shape, statistic);
+    for (int64_t i = 0; i < count; i++) {
+        squares[i] += axis >= 0 ? assay_slope_square(pass->products[axis][i], pass->weights[axis][i])
+                                : pass->tiles.squares[level][i];
+    }
+}
+
+static void set_slice_slopes(const assay_statistics_pass *pass, assay_statistics *found)
+{
+    const int last = pass->shape.rank - 1;
+    for (int level = 0; level < ASSAY_TILE_SIZES && pass->tiles.memory != NULL; level++) {
+        set_slope(pass, found, ASSAY_STATISTIC_TILE_SLOPE + level, &pass->tiles.worst[level]);
+    }
+    for (int axis = 0; axis <= last; axis++) {
+        if (pass->squares[axis] == NULL) continue;
+        const int64_t length = pass->shape.dims[axis];
+        const assay_worst_slope worst = assay_worst_slope_of(length, pass->products[axis], pass->weights[axis]);
+        set_slope(pass, found, ASSAY_STATISTIC_AXIS_SLOPE + axis, &worst);
+    }
+}
+
 void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics *found)
 {
     const assay_shape *shape = &pass->shape;
     const int last = shape->rank - 1;
     *found = (assay_statistics){0};
     if (!(pass->count > 0)) return;
-    const double rms = sqrt(pass->all / pass->count), weights = add_lanes(pass->sums.weights);
+    const double rms = sqrt(pass->all / pass->count), weights = pass->all_weights;
     const double signs = add_lanes(pass->sums.signed_count);
     set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
     found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->sums.errors) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
     if (weights > 0) {
-        found->values[ASSAY_STATISTIC_SLOPE] = add_lanes(pass->sums.products) / weights;
+        found->values[ASSAY_STATISTIC_SLOPE] = pass->all_products / weights;
         found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
     found->values[ASSAY_STATISTIC_SIGN] = 0.5 * add_lanes(pass->sums.signs) / pass->count;
@@ -323,11 +430,13 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
         if (!axis_is_summed(shape, axis)) continue;
         set_largest(found, ASSAY_STATISTIC_AXIS + axis, pass->squares[axis], pass->counts[axis], shape->dims[axis], 1);
     }
+    set_slice_slopes(pass, found);
 }
 
 void assay_statistics_free(assay_statistics_pass *pass)
 {
     free(pass->memory);
+    assay_tile_slopes_free(&pass->tiles);
     *pass = (assay_statistics_pass){0};
 }
 

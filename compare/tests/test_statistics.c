@@ -71,6 +71,26 @@ static double ratio(const errors *e, int64_t i, double *size)
     return counts ? r : NAN;
 }
 
+/* The largest |z| over the slices to which `of` assigns elements, and the slope there. */
+static double steepest_of(const errors *e, int64_t slices, int64_t (*of)(const errors *e, int64_t i, int axis),
+                          int axis, int64_t *where, double *slope)
+{
+    double largest = 0;
+    *where = 0, *slope = 0;
+    for (int64_t slice = 0; slice < slices; slice++) {
+        double products = 0, weights = 0, size;
+        for (int64_t i = 0; i < e->count; i++) {
+            const double r = ratio(e, i, &size);
+            if (of(e, i, axis) != slice || isnan(r)) continue;
+            products += r * size, weights += size * size;
+        }
+        if (!(fabs(products) / sqrt(weights) > largest)) continue;
+        largest = fabs(products) / sqrt(weights);
+        *where = slice, *slope = products / weights;
+    }
+    return largest;
+}
+
 /* Logarithm of the largest RMS over the slices to which `of` assigns elements. */
 static double largest_of(const errors *e, int64_t slices, int64_t (*of)(const errors *e, int64_t i, int axis), int axis,
                          int64_t *where)
@@ -108,6 +128,13 @@ static int64_t tile_of(const errors *e, int64_t i, int axis)
     return index_on_axis(e, i, axis) / ASSAY_TILE;
 }
 
+/* `axis`: the size's number. */
+static int64_t square_of(const errors *e, int64_t i, int axis)
+{
+    const int64_t columns = e->shape.dims[e->shape.rank - 1], size = 8 << axis;
+    return i / columns / size * ((columns + size - 1) / size) + i % columns / size;
+}
+
 static void check_largest(const assay_statistics *found, int statistic, double expected, int64_t slice)
 {
     assert_close(&found->values[statistic], &expected, 1, 1e-12, 1e-12);
@@ -138,11 +165,20 @@ static void check(const errors *e)
         const double value = largest_of(e, e->shape.dims[axis], index_on_axis, axis, &slice);
         check_largest(&found, ASSAY_STATISTIC_AXIS + axis, value, slice);
     }
+    for (int s = ASSAY_STATISTIC_TILE_SLOPE; s < ASSAY_STATISTIC_AXIS_SLOPE + e->shape.rank; s++) {
+        const bool of_axis = s >= ASSAY_STATISTIC_AXIS_SLOPE;
+        const int number = s - (of_axis ? ASSAY_STATISTIC_AXIS_SLOPE : ASSAY_STATISTIC_TILE_SLOPE);
+        const int64_t slices = of_axis ? e->shape.dims[number] : assay_tiles_count(&e->shape, number);
+        const double value = steepest_of(e, slices, of_axis ? index_on_axis : square_of, number, &slice, &size);
+        check_largest(&found, s, value, slice);
+        assert_close(&found.slopes[s], &size, 1, 1e-12, 1e-12);
+    }
 }
 
 TEST(the_plain_formulas)
 {
-    static const int64_t shapes[][3] = {{1, 1, 1}, {1, 1, 7}, {3, 5, 1}, {2, 3, 131}, {1, 2, 513}, {13, 1, 8}};
+    static const int64_t shapes[][3] = {{1, 1, 1},   {1, 1, 7},  {3, 5, 1},   {2, 3, 131},
+                                        {1, 2, 513}, {13, 1, 8}, {5, 7, 100}, {2, 9, 17}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         errors e = errors_of(3, shapes[i]);
         check(&e);
@@ -193,6 +229,36 @@ TEST(slices_are_seen)
     errors_free(&e);
 }
 
+/* A factor on one tile, of which no element and no size says anything. */
+TEST(tiles_are_seen)
+{
+    errors e = errors_of(3, DIMS(2, 64, 96));
+    for (int64_t i = 0; i < e.count; i++) e.candidate[i] *= square_of(&e, i, 2) == 5 ? 1.012 : 1;
+    const assay_statistics found = measure(&e, e.count);
+    const int of_32 = ASSAY_STATISTIC_TILE_SLOPE + 2;
+    assert_int_equal(found.slices[of_32], 5);
+    assert_true(fabs(found.slopes[of_32] - 0.012) < 0.002);
+    assert_true(found.values[of_32] > 8 && found.values[ASSAY_STATISTIC_SIZE] < log(1.2));
+    for (int s = ASSAY_STATISTIC_TILE_SLOPE; s < ASSAY_STATISTICS; s++) {
+        assert_true(found.values[s] <= found.values[of_32]);
+    }
+    errors_free(&e);
+}
+
+/* What is the whole tensor is none of its slices. */
+TEST(tiles_that_count)
+{
+    const assay_shape square = assay_shape_of(2, (int64_t)16, (int64_t)16), vector = assay_shape_of(1, (int64_t)24),
+                      none = assay_shape_of(2, (int64_t)3, (int64_t)ASSAY_LONGEST_AXIS + 1);
+    assert_true(assay_statistic_counts(&square, ASSAY_STATISTIC_TILE_SLOPE));
+    assert_false(assay_statistic_counts(&square, ASSAY_STATISTIC_TILE_SLOPE + 1));
+    assert_true(assay_statistic_counts(&vector, ASSAY_STATISTIC_TILE_SLOPE + 1));
+    assert_false(assay_statistic_counts(&vector, ASSAY_STATISTIC_TILE_SLOPE + 2));
+    assert_false(assay_statistic_counts(&none, ASSAY_STATISTIC_TILE_SLOPE));
+    assert_true(assay_statistic_counts(&square, ASSAY_STATISTIC_AXIS_SLOPE));
+    assert_false(assay_statistic_counts(&vector, ASSAY_STATISTIC_AXIS_SLOPE + 1));
+}
+
 /* Rounding less than the profile: tiny errors, all to one side, are no bias of signs. */
 TEST(tiny_errors_have_no_sign)
 {
@@ -225,13 +291,20 @@ TEST(errors_towards_zero)
 TEST(rows_of_null_distributions)
 {
     const assay_shape shape = assay_shape_of(2, (int64_t)3, (int64_t)5);
-    const int rows = assay_statistics_count(&shape);
+    const int rows = assay_statistics_rows(&shape), earlier = 9;
     static const int before[] = {ASSAY_STATISTIC_SIZE, ASSAY_STATISTIC_BIAS,    ASSAY_STATISTIC_SLOPE,
                                  ASSAY_STATISTIC_SIGN, ASSAY_STATISTIC_ROW,     ASSAY_STATISTIC_TILE,
                                  ASSAY_STATISTIC_AXIS, ASSAY_STATISTIC_AXIS + 1};
-    assert_int_equal(rows, 9);
-    for (int row = 0; row < rows - 1; row++) assert_int_equal(assay_statistic_row(&shape, before[row]), row);
-    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_TOWARD_ZERO), rows - 1);
+    assert_int_equal(rows, earlier + ASSAY_TILE_SIZES + 2);
+    for (int row = 0; row < earlier - 1; row++) assert_int_equal(assay_statistic_row(&shape, before[row]), row);
+    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_TOWARD_ZERO), earlier - 1);
+    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_TILE_SLOPE), earlier);
+    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_AXIS_SLOPE + 1), rows - 1);
+    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_AXIS + 2), -1);
+    assert_int_equal(assay_statistic_row(&shape, ASSAY_STATISTIC_AXIS_SLOPE + 2), -1);
+    static const int known[] = {8, 9, 18}, unknown[] = {0, 7, 10, 17, 19};
+    for (size_t i = 0; i < 3; i++) assert_true(assay_statistics_rows_are_known(&shape, known[i]));
+    for (size_t i = 0; i < 5; i++) assert_false(assay_statistics_rows_are_known(&shape, unknown[i]));
 }
 
 /* Errors below an eighth of a deviation: the smaller, the farther their signs may go together. */

@@ -127,7 +127,7 @@ static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay
     if (assay_plan_is_exact(plan) || of->role == ASSAY_ROLE_ROUTING) goto cleanup;
     assay_tensor_spec null = {
         .type = ASSAY_FLOAT32,
-        .shape = assay_shape_of(2, (int64_t)assay_statistics_count(&of->shape), (int64_t)ASSAY_NULL_COLUMNS),
+        .shape = assay_shape_of(2, (int64_t)assay_statistics_rows(&of->shape), (int64_t)ASSAY_NULL_COLUMNS),
         .labels = {"statistic", "column"}};
     TRY(add_at(ctx, plan, ASSAY_ROLE_NULL, precision, of->path, &null));
 cleanup:

@@ -9,7 +9,7 @@
 
 /* What a tensor's null distribution is so far, by its statistics: the range, and the members' spread. */
 typedef struct assay_null_draws {
-    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS], spread[ASSAY_STATISTICS];
+    double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS], spread[ASSAY_STATISTICS], members[ASSAY_STATISTICS];
     double scale_squares, scale_count; /* of error scale / deviation, where that counts */
 } assay_null_draws;
 
@@ -134,7 +134,7 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
 assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
                                     int members);
 /* After these: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
-assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members);
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p);
 /* Filters along known errors at plan precision p and their null distributions (directions.c), from members of their own;
  * the run to nearest is in slot 0 still. */
 assay_status assay_directions_write(assay_context *ctx, const assay_ensemble *e, int p);

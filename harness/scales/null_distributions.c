@@ -1,11 +1,16 @@
 /* Null distributions: what the statistics of a tensor come to in correct implementations. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
 
 enum { PIECE = 512, AS_THEY_ARE = 0, STORED = 1 };
+
+/* How far out the largest slope of one run may lie, by the spread that it has among such runs. */
+#define SPREADS_OF_ONE 4
 
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
 {
@@ -113,6 +118,10 @@ static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
         assay_statistics found;
         assay_statistics_finish(&pass->form[form], &found);
         for (int s = 0; s < ASSAY_STATISTICS; s++) {
+            if (assay_statistic_is_slice_slope(s)) {
+                null->spread[s] = fmax(null->spread[s], found.values[s] / SPREADS_OF_ONE);
+                continue;
+            }
             null->low[s] = fmin(null->low[s], found.values[s]);
             null->high[s] = fmax(null->high[s], found.values[s]);
         }
@@ -140,7 +149,10 @@ static assay_status start_range(assay_context *ctx, const assay_scaled *t, const
 {
     passes pass = {0};
     assay_status status;
-    for (int s = 0; s < ASSAY_STATISTICS; s++) t->null->low[s] = t->null->high[s] = t->null->spread[s] = 0;
+    for (int s = 0; s < ASSAY_STATISTICS; s++) {
+        t->null->low[s] = t->null->high[s] = t->null->spread[s] = 0;
+        t->null->members[s] = ASSAY_MOST_MEMBERS;
+    }
     TRY(start(ctx, t, f, &pass));
     add_scales(t, p, &pass.form[AS_THEY_ARE]);
     add_results(t, f, p, NULL, &pass);
@@ -150,64 +162,125 @@ cleanup:
     return status;
 }
 
-/* Statistics of the members whose errors are there, in each form. */
+/* Of the members, in each form: their statistics, and of each statistic of slopes the spread of its largest slice, and how
+ * many members know as much of a single number. */
+typedef struct draws {
+    assay_statistics of[2][ASSAY_MOST_MEMBERS];
+    double slope_spreads[2][ASSAY_STATISTICS], slope_members[2][ASSAY_STATISTICS];
+} draws;
+
+/* How well a variance is known that is the same for many slices: by how little its estimate differs from member to member
+ * (Satterthwaite: 2 over the relative variance of the mean), which is itself known from few, so a quarter of that. Between
+ * what one slice would have and what ASSAY_MOST_MEMBERS would. */
+static double members_of(int members, const double *squares)
+{
+    enum { DOUBT = 4 };
+    double mean = 0, variance = 0;
+    for (int m = 0; m < members; m++) mean += squares[m] / members;
+    for (int m = 0; m < members; m++) variance += (squares[m] - mean) * (squares[m] - mean) / (members - 1);
+    const double freedom = 2 * members * mean * mean / (DOUBT * variance);
+    return fmin(fmax(members, freedom + 1), ASSAY_MOST_MEMBERS); /* members where nothing is finite */
+}
+
+/* The largest mean square of z over the members that a slice has, for as many slices. */
+static assay_status find_slope_spread(assay_context *ctx, const assay_scaled *t, int form, int members, int statistic,
+                                      const passes *pass, draws *drawn)
+{
+    double *squares = NULL, largest = 0, before = 0, of_member[ASSAY_MOST_MEMBERS];
+    const int64_t slices = assay_statistic_slices(&t->spec->shape, statistic);
+    const assay_status status = assay_alloc_zeros(ctx, "slopes of slices", slices, &squares);
+    RETURN_IF(status != ASSAY_OK, status);
+    for (int m = 0; m < members; m++) {
+        double sum = 0;
+        assay_statistics_add_squares(&pass[m].form[form], statistic, squares);
+        for (int64_t i = 0; i < slices; i++) sum += squares[i];
+        of_member[m] = sum - before;
+        before = sum;
+    }
+    for (int64_t i = 0; i < slices; i++) largest = fmax(largest, squares[i]);
+    drawn->slope_spreads[form][statistic] = assay_largest_of_slices(slices) * sqrt(largest / members);
+    drawn->slope_members[form][statistic] = members_of(members, of_member);
+    free(squares);
+    return ASSAY_OK;
+}
+
+/* Statistics of the members whose errors are there. */
 static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms *f, int p, int members,
-                         const assay_leave_one_out *held, assay_statistics drawn[2][ASSAY_MOST_MEMBERS])
+                         const assay_leave_one_out *held, draws *drawn)
 {
     assay_status status;
     passes pass[ASSAY_MOST_MEMBERS] = {0};
     for (int m = 0; m < members; m++) TRY(start(ctx, t, f, &pass[m]));
+    for (int m = 0; m < members; m++) {
+        for (int form = 0; form < f->count; form++) TRY(assay_statistics_keep_slices(ctx, &pass[m].form[form]));
+    }
     const int workers = ctx->threads < members ? ctx->threads : members;
 #pragma omp parallel for num_threads(workers)
     for (int worker = 0; worker < workers; worker++) add_members(t, f, p, worker, workers, members, held, pass);
-    for (int m = 0; m < members; m++) {
-        for (int form = 0; form < f->count; form++) assay_statistics_finish(&pass[m].form[form], &drawn[form][m]);
+    for (int form = 0; form < f->count; form++) {
+        for (int m = 0; m < members; m++) assay_statistics_finish(&pass[m].form[form], &drawn->of[form][m]);
+        for (int s = ASSAY_STATISTIC_TILE_SLOPE; s < ASSAY_STATISTICS; s++) {
+            if (!assay_statistic_counts(&t->spec->shape, s)) continue;
+            TRY(find_slope_spread(ctx, t, form, members, s, pass, drawn));
+        }
     }
 cleanup:
     for (int m = 0; m < members; m++) end(&pass[m]);
     return status;
 }
 
-/* Mean, standard deviation with members - 1, and the least one. */
-static void moments(const assay_statistics *drawn, int members, int statistic, double *mean, double *spread)
+/* Mean, standard deviation with members - 1, and the least one. The largest of many slopes is no Gaussian number: it is held
+ * from 0 on. */
+static void moments(const draws *drawn, int form, int members, int statistic, double *mean, double *spread)
 {
+    const assay_statistics *of = drawn->of[form];
     double sum = 0, squares = 0, least = 0;
     for (int m = 0; m < members; m++) {
-        sum += drawn[m].values[statistic];
-        least += drawn[m].least_spreads[statistic];
+        sum += of[m].values[statistic];
+        least += of[m].least_spreads[statistic];
     }
     *mean = sum / members;
     for (int m = 0; m < members; m++) {
-        const double off = drawn[m].values[statistic] - *mean;
+        const double off = of[m].values[statistic] - *mean;
         squares += off * off;
     }
-    *spread = fmax(sqrt(squares / (members - 1)), least / members);
+    *spread = sqrt(squares / (members - 1));
+    if (assay_statistic_is_slice_slope(statistic)) {
+        *mean = 0;
+        *spread = drawn->slope_spreads[form][statistic];
+    }
+    *spread = fmax(*spread, least / members);
 }
 
 /* How much smaller the members' errors are than the error scales allow, the rounding of results aside. Where a scale
  * allows what no member shows (a difference that cancels exactly in this code), correct implementations may. */
-static double understated(const assay_scaled *t, const assay_statistics *drawn, int members)
+static double understated(const assay_scaled *t, const draws *drawn, int members)
 {
     const assay_null_draws *null = t->null;
     double squares = 0;
     for (int m = 0; m < members; m++) {
-        const double rms = assay_exp(drawn[m].values[ASSAY_STATISTIC_SIZE]);
+        const double rms = assay_exp(drawn->of[AS_THEY_ARE][m].values[ASSAY_STATISTIC_SIZE]);
         squares += rms * rms;
     }
     return fmax(sqrt(null->scale_squares / fmax(null->scale_count, 1) * members / squares), 1);
 }
 
-/* The range takes in each form's mean; the spread is the largest, times `times`. */
+/* The range takes in each form's mean; the spread is the largest. Of what errors have in common, correct implementations may
+ * have `times` as much; sizes are held against what error scales allow already. */
 static void take_members(const assay_scaled *t, const forms *f, int members, int statistic, double times,
-                         assay_statistics drawn[2][ASSAY_MOST_MEMBERS])
+                         const draws *drawn)
 {
     assay_null_draws *null = t->null;
     for (int form = 0; form < f->count; form++) {
         double mean, own;
-        moments(drawn[form], members, statistic, &mean, &own);
+        moments(drawn, form, members, statistic, &mean, &own);
+        if (!assay_statistic_is_size(statistic)) own *= times;
         null->low[statistic] = fmin(null->low[statistic], mean);
         null->high[statistic] = fmax(null->high[statistic], mean);
-        null->spread[statistic] = fmax(null->spread[statistic], own * times);
+        null->spread[statistic] = fmax(null->spread[statistic], own);
+        const bool by_slices = assay_statistic_is_slice_slope(statistic);
+        null->members[statistic] =
+            fmin(null->members[statistic], by_slices ? drawn->slope_members[form][statistic] : members);
     }
 }
 
@@ -215,13 +288,12 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
                              const assay_leave_one_out *held)
 {
     assay_status status;
-    assay_statistics drawn[2][ASSAY_MOST_MEMBERS];
+    draws drawn = {0};
     const forms f = forms_of(e, p);
     TRY(start_range(ctx, t, &f, p));
-    TRY(draw(ctx, t, &f, p, members, held, drawn));
-    const double times = understated(t, drawn[AS_THEY_ARE], members);
-    for (int s = 0; s < ASSAY_STATISTICS; s++)
-        take_members(t, &f, members, s, assay_statistic_is_size(s) ? 1 : times, drawn);
+    TRY(draw(ctx, t, &f, p, members, held, &drawn));
+    const double times = understated(t, &drawn, members);
+    for (int s = 0; s < ASSAY_STATISTICS; s++) take_members(t, &f, members, s, times, &drawn);
 cleanup:
     return status;
 }
@@ -229,11 +301,11 @@ cleanup:
 assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
                                     int members)
 {
-    assay_statistics drawn[2][ASSAY_MOST_MEMBERS];
+    draws drawn = {0};
     const forms f = forms_of(e, p);
-    const assay_status status = draw(ctx, t, &f, p, members, NULL, drawn);
+    const assay_status status = draw(ctx, t, &f, p, members, NULL, &drawn);
     for (int s = 0; status == ASSAY_OK && s < ASSAY_STATISTICS; s++)
-        if (!assay_statistic_is_size(s)) take_members(t, &f, members, s, 1, drawn);
+        if (!assay_statistic_is_size(s)) take_members(t, &f, members, s, 1, &drawn);
     return status;
 }
 
@@ -246,7 +318,7 @@ static bool is_usable(const assay_scaled *t, const forms *f, int statistic)
 }
 
 /* One row of the null distribution. */
-static void summarise(const assay_scaled *t, const forms *f, int members, int statistic, double row[ASSAY_NULL_COLUMNS])
+static void summarise(const assay_scaled *t, const forms *f, int statistic, double row[ASSAY_NULL_COLUMNS])
 {
     const assay_null_draws *null = t->null;
     const double spread = null->spread[statistic];
@@ -254,22 +326,23 @@ static void summarise(const assay_scaled *t, const forms *f, int members, int st
     row[ASSAY_NULL_LOW] = used ? null->low[statistic] : 0;
     row[ASSAY_NULL_HIGH] = used ? null->high[statistic] : 0;
     row[ASSAY_NULL_SPREAD] = used ? spread : 0;
-    row[ASSAY_NULL_MEMBERS] = used ? members : 0;
+    row[ASSAY_NULL_MEMBERS] = used ? null->members[statistic] : 0;
 }
 
-assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members)
+assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p)
 {
     assay_status status;
     passes pass = {0};
     char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
     const forms f = forms_of(e, p);
-    const int count = assay_statistics_count(&t->spec->shape);
+    const int count = assay_statistics_rows(&t->spec->shape);
     TRY(start(ctx, t, &f, &pass));
     add_results(t, &f, p, t->errors, &pass);
     take_in(&f, &pass, t->null);
-    for (int s = 0; s < count; s++) {
-        summarise(t, &f, members, s, rows + assay_statistic_row(&t->spec->shape, s) * ASSAY_NULL_COLUMNS);
+    for (int s = 0; s < ASSAY_STATISTICS; s++) {
+        const int row = assay_statistic_row(&t->spec->shape, s);
+        if (row >= 0) summarise(t, &f, s, rows + row * ASSAY_NULL_COLUMNS);
     }
     assay_path_at(ASSAY_ROLE_NULL, f.profile->precision.name, t->spec->path, path);
     TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
