@@ -107,9 +107,9 @@ typedef struct assay_report {
     char explanation[768]; /* of a failure: which known bugs give this candidate, as far as somebody found out */
     char explained_by[ASSAY_EXPLAINED_MOST][ASSAY_EXPLAINED_NAME]; /* their names */
     int explained_count;
-    char expected_failure[160];                               /* why it is known to fail; "" when it is not */
-    assay_power power;                                        /* as the golden states it */
-    assay_direction_result directions[ASSAY_MOST_DIRECTIONS]; /* along known errors; over all tensors together */
+    char expected_failure[160];         /* why it is known to fail; "" when it is not */
+    assay_power power;                  /* as the golden states it */
+    assay_direction_result *directions; /* along known errors; over all tensors together */
     int direction_count;
     assay_tensor_result *tensors; /* in the order of the data flow: what stands first is blamed first */
     int count;

@@ -4,10 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 
-/* A golden is made before anybody says which probability of a false alarm counts, and of how many statistics. */
-#define USUAL_FALSE_ALARM 1e-6
-#define USUAL_STATISTICS 200
-
 /* How much of the way to the known error correct implementations may go. The rest is for what else a kernel with this
  * error rounds. */
 #define MOST_OF_THE_WAY 0.85
@@ -22,13 +18,12 @@ double assay_projection(int64_t count, const double *filter, const double *golde
     return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
-bool assay_direction_is_resolved(const double expected[ASSAY_NULL_COLUMNS])
+bool assay_direction_is_resolved(const assay_thresholds *thresholds, const double expected[ASSAY_NULL_COLUMNS])
 {
-    const assay_thresholds usual = assay_thresholds_of(USUAL_FALSE_ALARM, 1, 1, USUAL_STATISTICS);
     const double spread = expected[ASSAY_NULL_SPREAD];
     if (!(spread > 0)) return false;
     const double farthest = fmax(-expected[ASSAY_NULL_LOW], expected[ASSAY_NULL_HIGH]);
-    const double quantile = assay_statistic_quantile(&usual, expected[ASSAY_NULL_MEMBERS]);
+    const double quantile = assay_statistic_quantile(thresholds, expected[ASSAY_NULL_MEMBERS]);
     return farthest + quantile * spread <= MOST_OF_THE_WAY;
 }
 

@@ -2,21 +2,20 @@
  *
  * p = sum(filter x error), with the filter that directions/PROFILE/NAME/... has: a candidate with the known error has
  * p = 1, a correct one about 0, within what null/PROFILE/directions/NAME says. How the filter is found says
- * harness/scales/directions.c. */
+ * harness/scales/directions.h. */
 #ifndef ASSAY_COMPARE_DIRECTION_H
 #define ASSAY_COMPARE_DIRECTION_H
 
 #include "compare/statistics.h"
 #include "compare/thresholds.h"
 
-enum { ASSAY_MOST_DIRECTIONS = 4, ASSAY_DIRECTION_NAME = 40, ASSAY_DIRECTION_TEXT = 160 };
+enum { ASSAY_DIRECTION_NAME = 40, ASSAY_DIRECTION_TEXT = 160 };
 
 /* The sum of filter x (candidate - golden); what is not finite, or has no filter, counts for nothing. */
 double assay_projection(int64_t count, const double *filter, const double *golden, const double *candidate);
 
-/* Whether p tells the error from correct implementations, at the usual probability of a false alarm. A direction that does
- * not is left out of the golden's null, and takes nothing from the others' share. */
-bool assay_direction_is_resolved(const double expected[ASSAY_NULL_COLUMNS]);
+/* Whether p tells the error from correct implementations. A golden holds no other filters. */
+bool assay_direction_is_resolved(const assay_thresholds *thresholds, const double expected[ASSAY_NULL_COLUMNS]);
 
 /* One direction against its null distribution. */
 typedef struct assay_direction_result {

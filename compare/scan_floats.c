@@ -27,7 +27,6 @@ typedef struct scan {
     double ratio; /* sum of squares over the tensor */
     double max_error[LANES], worst_beyond[LANES];
     assay_statistics_pass statistics;
-    bool lies_along[ASSAY_MOST_DIRECTIONS]; /* which of the directions the tensor has a part of */
 } scan;
 
 /* One block: the given and what is made of it. */
@@ -337,7 +336,7 @@ static void add_statistics(scan *s, int64_t count)
     assay_statistics_weigh(&s->statistics, count, c->golden_values, c->inverse, c->inverse);
     assay_statistics_add(&s->statistics, count, c->golden_values, c->candidate_values, c->inverse);
     for (int k = 0; k < c->direction_count; k++) {
-        if (!s->lies_along[k]) continue;
+        if (!c->lies_along[k]) continue;
         c->directions[k].value += assay_projection(count, c->direction_values + (int64_t)k * ASSAY_CHUNK,
                                                    c->golden_values, c->candidate_values);
         c->directions[k].seen += count;
@@ -351,9 +350,9 @@ static assay_status read_directions(assay_context *ctx, scan *s, int64_t first, 
     for (int k = 0; k < c->direction_count; k++) {
         char path[ASSAY_PATH_SIZE];
         assay_filter_path(c->profile->precision.name, c->directions[k].name, s->result->spec.path, path);
-        s->lies_along[k] = assay_fixture_find(c->golden, path) != NULL;
+        c->lies_along[k] = assay_fixture_find(c->golden, path) != NULL;
         double *values = c->direction_values + (int64_t)k * ASSAY_CHUNK;
-        if (s->lies_along[k]) TRY(assay_fixture_read(ctx, c->golden, path, first, count, values));
+        if (c->lies_along[k]) TRY(assay_fixture_read(ctx, c->golden, path, first, count, values));
     }
 cleanup:
     return status;

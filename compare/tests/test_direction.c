@@ -86,7 +86,8 @@ TEST(a_filter_is_used_where_it_tells)
     } table[] = {{{-0.01, 0.01, 0.1, 256}, true}, {{-0.01, 0.01, 0.15, 256}, false},
                  {{-0.5, 0.01, 0.1, 256}, false}, {{-0.01, 0.01, 0.1, 8}, false},
                  {{0, 0, 0, 0}, false},           {{0, 0, NAN, 256}, false}};
+    const assay_thresholds thresholds = assay_thresholds_of(1e-6, 1, 1, 200);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assert_true(assay_direction_is_resolved(table[i].row) == table[i].used);
+        assert_true(assay_direction_is_resolved(&thresholds, table[i].row) == table[i].used);
     }
 }

@@ -5,7 +5,6 @@
 
 #include "harness/golden/golden.h"
 #include "harness/operations/op_support.h"
-#include "harness/plan/directions.h"
 #include "harness/plan/sections.h"
 #include "harness/ranks/ranks.h"
 #include "harness/sketch/sketch.h"
@@ -173,33 +172,6 @@ static void add_members(const assay_plan *plan, double run, assay_shared_work *w
     work->drawn += loop->drawn;
 }
 
-/* Filters along known errors: the case with the error, and members that ranks share. */
-static void add_directions(const assay_plan *plan, double run, assay_shared_work *work)
-{
-    const double given = given_bytes(plan), part = part_again(plan);
-    double elements = 0;
-    for (int i = 0; i < plan->list.count; i++) {
-        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (assay_has_error_scale(spec) && has_scale(plan, spec->path)) elements += bytes_of(spec, sizeof(float));
-    }
-    for (int p = 0; p < plan->precision_count; p++) {
-        for (int k = 0; k < assay_direction_count; k++) {
-            char path[ASSAY_PATH_SIZE];
-            assay_ranks_loop members = {.pieces = ASSAY_DIRECTION_MEMBERS,
-                                        .times = 1,
-                                        .put = ASSAY_DIRECTION_MEMBERS * elements,
-                                        .operations = ASSAY_DIRECTION_MEMBERS * run,
-                                        .drawn = ASSAY_DIRECTION_MEMBERS * part * given};
-            assay_direction_null_path(&assay_directions[k], plan->precisions[p].name, path);
-            if (assay_plan_find(plan, path) < 0) continue;
-            add_run(plan, SCALED_VALUES, &(run_kind){.drawn = part}, work);
-            assay_ranks_loop_add(&work->loops[ASSAY_LOOP_MEMBERS], &members);
-            work->operations += members.operations;
-            work->drawn += members.drawn;
-        }
-    }
-}
-
 /* What an ensemble passes on to all ranks of a golden run that has left it with the first one. */
 static double golden_bytes(const assay_plan *plan)
 {
@@ -258,7 +230,6 @@ assay_shared_work assay_shared_work_of(const assay_plan *plan, double least)
     add_looks(plan, &work);
     add_runs(plan, &work);
     add_members(plan, plan->operation->flops(plan->c, true), &work);
-    add_directions(plan, plan->operation->flops(plan->c, true), &work);
     return work;
 }
 

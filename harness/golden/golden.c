@@ -6,10 +6,14 @@
 #include "compare/profile_yaml.h"
 #include "fixtures/files.h"
 #include "harness/certify/certificate.h"
+#include "harness/filters/filters.h"
 #include "harness/golden/golden_finite.h"
 #include "harness/golden/golden_internal.h"
+#include "harness/golden/golden_memory.h"
+#include "harness/plan/directions.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/progress.h"
+#include "harness/plan/results.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -279,18 +283,84 @@ cleanup:
     return status;
 }
 
+assay_status assay_golden_give_results(assay_context *ctx, void *self, const assay_plan *plan,
+                                       const assay_source *source, const assay_sink *out, bool quiet)
+{
+    assay_status status = ASSAY_OK;
+    const assay_tensor_set *results = self;
+    (void)source, (void)quiet;
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        const char *path = tensor->spec.path;
+        if (assay_role_is_given(tensor->spec.role) || !assay_tensor_is_complete(tensor)) continue;
+        TRY(tensor->indices != NULL ? out->write_i32(ctx, out->self, path, tensor->count, tensor->indices)
+                                    : out->write(ctx, out->self, path, tensor->count, tensor->values));
+    }
+    if (plan->mutants) TRY(assay_power_evaluate(ctx, plan, results, out));
+cleanup:
+    return status;
+}
+
+assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
+                                  assay_tensor_set *results)
+{
+    assay_status status;
+    const bool first = assay_ranks_is_first(ctx);
+    TRY(assay_plan_tensors(ctx, results, plan, first ? source : NULL));
+    for (int i = 0; i < results->count; i++) {
+        assay_tensor *tensor = &results->items[i];
+        if (!assay_role_is_given(tensor->spec.role)) tensor->written = 0; /* a choice that the source gives */
+    }
+    TRY(assay_golden_evaluate(ctx, plan, source, quiet, results));
+cleanup:
+    return status;
+}
+
+assay_status assay_golden_write_filtered(assay_context *ctx, assay_plan *plan, assay_tensor_set *results,
+                                         const char *path, const assay_source *source, bool quiet)
+{
+    assay_status status;
+    assay_golden_evaluator evaluator = {.self = results, .evaluate = assay_golden_give_results};
+    assay_overlay both = {assay_given_source(results), *source};
+    const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
+    TRY(assay_filters_add(ctx, plan, results));
+    TRY(assay_golden_write_with(ctx, plan, path, &given, &evaluator, quiet));
+cleanup:
+    return status;
+}
+
+/* Which filters it has is known when everything else is. */
+static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan, const char *path,
+                                      const assay_source *source, bool quiet)
+{
+    assay_status status;
+    assay_plan filtered = {0};
+    assay_tensor_set results = {0};
+    assay_ranks *const ranks = ctx->ranks;
+    TRY(assay_plan_without_directions(ctx, plan, &filtered));
+    TRY(assay_golden_results(ctx, &filtered, source, quiet, &results));
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
+    ctx->ranks = NULL; /* filters and mutants are of the first rank */
+    TRY(assay_golden_write_filtered(ctx, &filtered, &results, path, source, quiet));
+cleanup:
+    ctx->ranks = ranks;
+    free(filtered.specs);
+    assay_tensor_set_free(&results);
+    return status;
+}
+
 static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
                              const assay_sink *out, bool quiet)
 {
     (void)self;
-    return plan->mutants ? assay_evaluate_with_power(ctx, plan, source, out, quiet)
-                         : assay_evaluate_as_planned(ctx, plan, source, out, quiet);
+    return assay_evaluate_as_planned(ctx, plan, source, out, quiet);
 }
 
 assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                      const assay_source *source, bool quiet)
 {
     assay_golden_evaluator evaluator = {.evaluate = evaluate};
+    if (plan->mutants || assay_direction_members(plan) > 0) return write_from_memory(ctx, plan, path, source, quiet);
     return assay_golden_write_with(ctx, plan, path, source, &evaluator, quiet);
 }
 

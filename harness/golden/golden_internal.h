@@ -3,6 +3,7 @@
 #define ASSAY_HARNESS_GOLDEN_INTERNAL_H
 
 #include "harness/golden/golden.h"
+#include "oracle/base/tensor_set.h"
 
 /* Who gives the results of a golden. */
 typedef struct assay_golden_evaluator {
@@ -20,5 +21,15 @@ assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan,
 assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                          const assay_source *source, const assay_golden_evaluator *evaluator,
                                          bool quiet);
+
+/* The plan's results, but for filters and mutants; and an evaluator that gives those of a set, its `self`, and mutants. */
+assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
+                                  assay_tensor_set *results);
+assay_status assay_golden_give_results(assay_context *ctx, void *self, const assay_plan *plan,
+                                       const assay_source *source, const assay_sink *out, bool quiet);
+
+/* The golden of results that are there, with the filters that these have, which the plan gets too. */
+assay_status assay_golden_write_filtered(assay_context *ctx, assay_plan *plan, assay_tensor_set *results,
+                                         const char *path, const assay_source *source, bool quiet);
 
 #endif

@@ -12,10 +12,12 @@
 #include "harness/golden/layer_run.h"
 #include "harness/golden/moved_part.h"
 #include "harness/operations/op_support.h"
+#include "harness/plan/directions.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/plan/progress.h"
+#include "harness/plan/results.h"
 #include "oracle/base/memory.h"
 
 /* Of a layer's time, of which backward computes the forward again. */
@@ -298,6 +300,26 @@ cleanup:
     return status;
 }
 
+/* Filters of a small stack are made of the whole golden: that is read, and written again. */
+static assay_status add_filters(assay_context *ctx, const maker *m, const char *path)
+{
+    assay_status status;
+    assay_fixture_reader *reader = NULL;
+    assay_plan filtered = {0};
+    assay_tensor_set results = {0};
+    if (assay_direction_members(m->plan) == 0) return ASSAY_OK;
+    TRY(assay_plan_without_directions(ctx, m->plan, &filtered));
+    TRY(assay_fixture_open(ctx, path, &reader));
+    const assay_source stored = assay_fixture_source(reader);
+    TRY(assay_plan_tensors(ctx, &results, &filtered, &stored));
+    TRY(assay_golden_write_filtered(ctx, &filtered, &results, path, m->given, true));
+cleanup:
+    assay_fixture_close(reader);
+    assay_tensor_set_free(&results);
+    free(filtered.specs);
+    return status;
+}
+
 /* Beside the numbers once, and what the journal has of them already: a part that is moved is there twice. */
 static assay_status require_disk(assay_context *ctx, maker *m, const char *path)
 {
@@ -349,6 +371,7 @@ assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *pla
         TRY(make_parts(ctx, &m, quiet));
         TRY(join_parts(ctx, &m, path));
     }
+    TRY(add_filters(ctx, &m, path));
     TRY(assay_journal_remove(ctx, &m.journal, m.layers));
 cleanup:
     assay_journal_close(&m.journal);

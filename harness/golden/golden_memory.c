@@ -2,9 +2,11 @@
 
 #include <stdlib.h>
 
+#include "harness/certify/certificate.h"
+#include "harness/filters/filters.h"
 #include "harness/golden/golden_finite.h"
+#include "harness/plan/directions.h"
 #include "harness/plan/results.h"
-#include "harness/scales/ensemble.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 
@@ -14,14 +16,17 @@ static bool is_computed(void *self, const char *path)
     return tensor != NULL && !assay_role_is_given(tensor->spec.role);
 }
 
-/* What a file would have: zeros for the scales of an exact case, and every number on the grid of its dataset. */
-static assay_status store(assay_context *ctx, const assay_plan *plan, assay_tensor *tensor)
+assay_status assay_golden_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
+                                   assay_tensor_set *tensors)
 {
-    if (tensor->values == NULL) return ASSAY_OK;
-    const bool zero = assay_plan_scale_is_zero(plan, &tensor->spec);
-    for (int64_t i = 0; i < tensor->count; i++)
-        tensor->values[i] = zero ? 0.0 : assay_dtype_round(tensor->spec.type, tensor->values[i], false);
-    return assay_golden_require_finite(ctx, plan->c, &tensor->spec, 0, tensor->count, tensor->values);
+    const int threads = ctx->threads;
+    assay_sink out = assay_tensor_set_sink(tensors);
+    out.wants = is_computed;
+    if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
+    const assay_status status = assay_evaluate_as_planned(ctx, plan, source, &out, quiet);
+    assay_results_store(plan, tensors);
+    ctx->threads = threads;
+    return status;
 }
 
 assay_status assay_fixture_of_tensors(assay_context *ctx, const char *kind, const assay_tensor_set *tensors,
@@ -66,17 +71,20 @@ assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, 
                                     assay_golden *golden)
 {
     assay_status status;
-    const int threads = ctx->threads;
-    ctx->threads = assay_plan_threads(ctx, plan);
+    assay_plan filtered = {0};
     *golden = (assay_golden){0};
+    TRY(assay_plan_without_directions(ctx, plan, &filtered));
     const assay_source in = assay_given_source(tensors);
-    assay_sink out = assay_tensor_set_sink(tensors);
-    out.wants = is_computed;
-    TRY(assay_evaluate(ctx, plan, &in, &out));
+    TRY(assay_golden_evaluate(ctx, &filtered, &in, true, tensors));
     TRY(assay_tensor_set_require_complete(ctx, tensors));
-    for (int i = 0; i < tensors->count; i++) TRY(store(ctx, plan, &tensors->items[i]));
+    for (int i = 0; i < tensors->count; i++) {
+        const assay_tensor *tensor = &tensors->items[i];
+        if (tensor->values != NULL)
+            TRY(assay_golden_require_finite(ctx, plan->c, &tensor->spec, 0, tensor->count, tensor->values));
+    }
+    TRY(assay_filters_add(ctx, &filtered, tensors));
     TRY(open_reader(ctx, plan, tensors, golden));
 cleanup:
-    ctx->threads = threads;
+    free(filtered.specs);
     return status;
 }

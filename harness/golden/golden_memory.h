@@ -11,6 +11,11 @@
 assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, assay_tensor_set *tensors,
                                     assay_golden *golden);
 
+/* The plan's results, but for filters and mutants, into `tensors` with all that is given; from `source`, which may give the
+ * choice of experts too. */
+assay_status assay_golden_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
+                                   assay_tensor_set *tensors);
+
 /* A reader over a set: those of its tensors that are complete. */
 assay_status assay_fixture_of_tensors(assay_context *ctx, const char *kind, const assay_tensor_set *tensors,
                                       assay_fixture_reader **reader);

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/filters/filters.h"
 #include "harness/golden/golden_internal.h"
+#include "harness/plan/directions.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/progress.h"
 #include "harness/power/power_test.h"
@@ -146,12 +148,26 @@ cleanup:
     return status;
 }
 
+/* Filters are made of everything else, and mutants judged by them. */
 static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
                              const assay_sink *out, bool quiet)
 {
+    assay_status status;
+    assay_plan with_filters = *plan, certified = *plan;
+    assay_tensor_set results = {0};
+    assay_ranks *const ranks = ctx->ranks;
     (void)self;
-    return plan->mutants ? assay_evaluate_with_power(ctx, plan, source, out, quiet)
-                         : assay_evaluate(ctx, plan, source, out);
+    if (!plan->mutants && !assay_plan_has_directions(plan)) return assay_evaluate(ctx, plan, source, out);
+    certified.certify = false;
+    TRY(assay_golden_results(ctx, &certified, source, quiet, &results));
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
+    ctx->ranks = NULL;
+    if (assay_plan_has_directions(plan)) TRY(assay_filters_add(ctx, &with_filters, &results));
+    TRY(assay_golden_give_results(ctx, &results, plan, source, out, quiet));
+cleanup:
+    ctx->ranks = ranks;
+    assay_tensor_set_free(&results);
+    return status;
 }
 
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,

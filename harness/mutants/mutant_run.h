@@ -26,5 +26,19 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
 /* A reader over the tensors that are there; with `storage` over those of a candidate, in that profile's type. */
 assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
                                 const assay_profile *storage, assay_fixture_reader **reader);
+/* Of a candidate that gives its checkpoints too. */
+assay_status assay_trial_staged_reader(assay_context *ctx, const assay_tensor_set *results,
+                                       const assay_profile *storage, assay_fixture_reader **reader);
+
+/* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
+ * backend need not tell it. */
+bool assay_is_of_candidate(const assay_tensor *tensor);
+/* Checkpoints and the choice of experts: what stages are judged by. */
+bool assay_is_of_stages(const assay_tensor *tensor);
+/* The type in which a backend of the profile has a result. Codes and scales of h are no stored numbers, and are given as
+ * they are. */
+assay_dtype assay_candidate_type(const assay_profile *profile, const assay_tensor_spec *spec);
+/* Results as they are stored. */
+void assay_candidate_round(const assay_tensor_set *candidate, const assay_profile *profile);
 
 #endif

@@ -16,7 +16,6 @@
 
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/op_support.h"
-#include "harness/plan/directions.h"
 
 /* Traits of operations: one of them is enough; 0 is every operation. */
 #define ROUTER ASSAY_PART_ROUTER
@@ -467,7 +466,7 @@ const assay_mutant assay_mutants[] = {
     {"rope_truncation", "the ramp's ends are truncated, or not, the other way round", "49", ROPE, ASSAY_NOWHERE,
      KEY(rope_truncate, FLIP, 0)},
     {"rope_type", "plain instead of YaRN, or the reverse", "49", ROPE, ASSAY_NOWHERE,
-     .configure = assay_change_rope_type},
+     .configure = assay_edit_other_rope_type},
     {"rope_factor", "YaRN's factor is twice what it should be", "49", ROPE, ASSAY_NOWHERE, .where = assay_has_yarn,
      KEY(rope_factor, TIMES, 2)},
     {"rope_betas", "YaRN's ramp ends at half the rotations", "49", ROPE, ASSAY_NOWHERE, .where = assay_has_yarn,
@@ -491,6 +490,8 @@ const assay_mutant assay_mutants[] = {
      INPUTS("scale per_expert_scale", assay_edit_replace, .by = 1)},
     {"epsilon_other", "epsilon 1e-5 instead of 1e-6, or the reverse", "52", NORMED, ASSAY_NOWHERE,
      .configure = assay_edit_other_epsilon},
+    {"epsilon_doubled", "epsilon twice; or outside the root, of vectors of size 1", "52", NORMED, ASSAY_NOWHERE,
+     KEY(normalization_layer_epsilon, TIMES, 2)},
     {"mask_off_by_one", "keys and values of the token before", "55", ATTENTION, ASSAY_ALONE,
      INPUTS("key value", assay_edit_lag_tokens)},
     {"segments_ignored", "tokens see other documents", "55", ATTENTION, ASSAY_ALONE,
@@ -583,6 +584,8 @@ const assay_mutant assay_mutants[] = {
      RESULTS("outputs", assay_edit_scale, .by = -1)},
     {"negated_gradients", "gradients with the wrong sign", "", 0, ASSAY_EVERYWHERE,
      RESULTS("gradients", assay_edit_scale, .by = -1)},
+    {"gradients_99", "gradients are 1 % too small", "59", 0, ASSAY_NOWHERE,
+     RESULTS("gradients", assay_edit_scale, .by = 0.99)},
     {"integers_off_by_one", "indices and counts are one too large", "21", SORT, ASSAY_ALONE,
      INTEGERS("outputs routing", assay_edit_increment)},
     {"integers_rolled", "indices and counts of the place after", "20, 29", SORT, ASSAY_ALONE,

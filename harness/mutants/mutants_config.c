@@ -23,6 +23,13 @@ bool assay_has_yarn(const assay_case *c)
     return is(&c->config.rope_type, "yarn");
 }
 
+/* The layout of the pairs goes by the type, but is no part of this error. */
+bool assay_edit_other_rope_type(assay_case *c)
+{
+    c->config.given[ASSAY_KEY_AT_rope_interleave] = true;
+    return set_text(&c->config.rope_type, assay_has_yarn(c) ? "default" : "yarn");
+}
+
 bool assay_has_one_layer(const assay_case *c)
 {
     return !assay_is_stack(c);

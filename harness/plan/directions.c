@@ -1,100 +1,97 @@
 #include "harness/plan/directions.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* Operations of a run, and elements of outputs and gradients, up to which the runs of a filter are cheap. */
-#define MOST_WORK 2e6
-#define MOST_ELEMENTS 1e4
+/* Operations of all runs of a profile, numbers that these leave, and runs: of fewer than LEAST no covariance is known. */
+#define MOST_WORK 4e8
+#define MOST_NUMBERS 1.2e7
+enum { MOST = 256, LEAST = 96 };
 
-/* Another base of the frequencies lies along it too, on the other side. */
-const assay_direction assay_directions[] = {{"rope_type", assay_change_rope_type}};
-const int assay_direction_count = sizeof assay_directions / sizeof *assay_directions;
-_Static_assert(sizeof assay_directions / sizeof *assay_directions <= ASSAY_MOST_DIRECTIONS,
-               "a report has room for them");
-
-/* The layout of the pairs goes by the type, but is no part of this error. */
-bool assay_change_rope_type(assay_case *c)
-{
-    assay_text *type = &c->config.rope_type;
-    c->config.given[ASSAY_KEY_AT_rope_interleave] = true;
-    snprintf(type->text, sizeof type->text, "%s", strcmp(type->text, "yarn") == 0 ? "default" : "yarn");
-    return true;
-}
-
-bool assay_direction_apply(const assay_direction *direction, const assay_case *c, assay_case *changed)
-{
-    *changed = *c;
-    assay_model_forget_given(&changed->config); /* an error does not ask what the family honours */
-    return direction->change(changed);
-}
-
-void assay_direction_null_path(const assay_direction *direction, const char *profile, char path[ASSAY_PATH_SIZE])
-{
-    char name[ASSAY_PATH_SIZE];
-    snprintf(name, sizeof name, "%s/%s", assay_role_folders[ASSAY_ROLE_DIRECTION], direction->name);
-    assay_path_at(ASSAY_ROLE_NULL, profile, name, path);
-}
-
-/* Whether the operation has the case with the error. */
-static bool can_be_made(const assay_context *ctx, const assay_plan *plan, const assay_direction *direction)
-{
-    assay_case changed;
-    assay_context own = *ctx; /* a refusal is no error here */
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
-    const bool made = assay_direction_apply(direction, plan->c, &changed) &&
-                      assay_operation_prepare(&own, &changed, &operation, &list) == ASSAY_OK;
-    assay_tensor_list_free(&list);
-    return made;
-}
-
-static bool has_filter(const assay_tensor_spec *spec)
+bool assay_direction_covers(const assay_tensor_spec *spec)
 {
     return assay_role_is_required(spec->role) && assay_has_error_scale(spec);
 }
 
-static bool is_cheap(const assay_plan *plan)
+int64_t assay_direction_elements(const assay_plan *plan)
 {
-    double elements = 0;
+    int64_t elements = 0;
     for (int i = 0; i < plan->spec_count; i++) {
-        elements += has_filter(&plan->specs[i]) ? (double)assay_shape_count(&plan->specs[i].shape) : 0;
+        elements += assay_direction_covers(&plan->specs[i]) ? assay_shape_count(&plan->specs[i].shape) : 0;
     }
-    return plan->operation->flops(plan->c, true) <= MOST_WORK && elements <= MOST_ELEMENTS;
+    return elements;
 }
 
-/* Of a rope alone other statistics find the error. In a layer it is lost among the roundings of experts and norms. */
-static bool is_for(const assay_context *ctx, const assay_plan *plan, const assay_direction *direction)
+/* Codes that a kernel makes itself jump, and runs with other ones are no sample of a covariance. */
+static bool has_own_codes(const assay_plan *plan)
 {
-    const unsigned needed = ASSAY_PART_ROPE | ASSAY_PART_ATTENTION, parts = plan->operation->parts;
-    const bool compared = plan->null_left_out[0] == '\0' && !assay_plan_is_exact(plan) && !plan->staged;
-    return compared && (parts & needed) == needed && (parts & ASSAY_PART_LAYER) == 0 &&
-           plan->list.sketched_count == 0 && is_cheap(plan) && can_be_made(ctx, plan, direction);
+    bool found = plan->c->config.quant_recipe.text[0] != '\0';
+    for (int i = 0; i < plan->list.count; i++) found |= assay_path_is_hidden(plan->list.entries[i].spec.path);
+    return found;
 }
 
-/* At finer types the error is found without, and blocks of fp8 round too much. */
-static bool stores_bfloat16(const assay_plan *plan, const assay_precision *precision)
+static bool has_null(const assay_plan *plan)
 {
-    return assay_plan_profile(plan, precision->name)->storage == ASSAY_BFLOAT16 && precision->scaled.block == 0;
+    bool found = false;
+    for (int i = 0; !found && i < plan->spec_count; i++) found = plan->specs[i].role == ASSAY_ROLE_NULL;
+    return found;
+}
+
+int assay_direction_members(const assay_plan *plan)
+{
+    const double elements = (double)assay_direction_elements(plan);
+    if (!has_null(plan) || assay_plan_is_exact(plan) || plan->staged || elements == 0 ||
+        plan->list.sketched_count > 0 || has_own_codes(plan))
+        return 0;
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (assay_is_drawn(plan->c, &plan->specs[i])) return 0;
+    }
+    const double by_work = MOST_WORK / plan->operation->flops(plan->c, true), by_numbers = MOST_NUMBERS / elements;
+    const double members = by_work < by_numbers ? by_work : by_numbers;
+    return members >= MOST ? MOST : members >= LEAST ? (int)members : 0;
+}
+
+void assay_direction_null_path(const char *name, const char *profile, char path[ASSAY_PATH_SIZE])
+{
+    char folder[ASSAY_PATH_SIZE];
+    snprintf(folder, sizeof folder, "%s/%s", assay_role_folders[ASSAY_ROLE_DIRECTION], name);
+    assay_path_at(ASSAY_ROLE_NULL, profile, folder, path);
+}
+
+const char *assay_direction_name(const char *path, const char *profile)
+{
+    char prefix[ASSAY_PATH_SIZE];
+    assay_direction_null_path("", profile, prefix);
+    return strncmp(path, prefix, strlen(prefix)) == 0 ? path + strlen(prefix) : NULL;
+}
+
+static assay_status make_room(assay_context *ctx, assay_plan *plan, int more)
+{
+    assay_tensor_spec *specs = realloc(plan->specs, ((size_t)plan->spec_count + (size_t)more + 1) * sizeof *specs);
+    if (specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    plan->specs = specs;
+    return ASSAY_OK;
 }
 
 /* On the grid of bfloat16: of a filter no more need be known. */
-static assay_status add_filter(assay_context *ctx, assay_plan *plan, const char *profile,
-                               const assay_direction *direction)
+assay_status assay_plan_add_direction(assay_context *ctx, assay_plan *plan, const char *profile, const char *name)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
+    const int count = plan->spec_count;
     assay_tensor_spec null = {.role = ASSAY_ROLE_NULL,
                               .type = ASSAY_FLOAT32,
                               .shape = assay_shape_of(1, (int64_t)ASSAY_NULL_COLUMNS),
                               .labels = {"column"}};
-    assay_direction_null_path(direction, profile, null.path);
+    assay_direction_null_path(name, profile, null.path);
+    TRY(make_room(ctx, plan, count + 1));
     TRY(assay_plan_add_spec(ctx, plan, &null));
-    for (int i = 0; i < plan->spec_count; i++) {
-        const char *of = plan->specs[i].path;
+    for (int i = 0; i < count; i++) {
         assay_tensor_spec spec = plan->specs[i];
-        if (!has_filter(&spec)) continue;
-        assay_filter_path(profile, direction->name, of, spec.path);
-        if (!assay_path_ends(spec.path, of)) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", of);
+        if (!assay_direction_covers(&spec)) continue;
+        assay_filter_path(profile, name, plan->specs[i].path, spec.path);
+        if (!assay_path_ends(spec.path, plan->specs[i].path))
+            return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", plan->specs[i].path);
         spec.role = ASSAY_ROLE_DIRECTION;
         spec.type = ASSAY_BFLOAT16;
         TRY(assay_plan_add_spec(ctx, plan, &spec));
@@ -106,13 +103,43 @@ cleanup:
 assay_status assay_plan_add_directions(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden)
 {
     assay_status status = ASSAY_OK;
-    if (golden != NULL && !assay_fixture_has(golden, ASSAY_ROLE_DIRECTION)) return ASSAY_OK;
-    for (int i = 0; i < assay_direction_count; i++) {
-        if (!is_for(ctx, plan, &assay_directions[i])) continue;
-        for (int p = 0; p < plan->precision_count; p++) {
-            if (!stores_bfloat16(plan, &plan->precisions[p])) continue;
-            TRY(add_filter(ctx, plan, plan->precisions[p].name, &assay_directions[i]));
+    const int count = golden == NULL || plan->staged ? 0 : assay_fixture_count(golden);
+    for (int p = 0; p < plan->precision_count; p++) {
+        for (int i = 0; i < count; i++) {
+            const char *profile = plan->precisions[p].name;
+            const char *name = assay_direction_name(assay_fixture_spec(golden, i)->path, profile);
+            if (name != NULL) TRY(assay_plan_add_direction(ctx, plan, profile, name));
         }
+    }
+cleanup:
+    return status;
+}
+
+bool assay_plan_has_directions(const assay_plan *plan)
+{
+    bool any = false;
+    for (int i = 0; i < plan->spec_count; i++) any |= plan->specs[i].role == ASSAY_ROLE_DIRECTION;
+    return any;
+}
+
+static bool is_of_filter(const assay_plan *plan, const assay_tensor_spec *spec)
+{
+    bool found = spec->role == ASSAY_ROLE_DIRECTION;
+    for (int p = 0; p < plan->precision_count; p++)
+        found |= assay_direction_name(spec->path, plan->precisions[p].name) != NULL;
+    return found;
+}
+
+assay_status assay_plan_without_directions(assay_context *ctx, const assay_plan *plan, assay_plan *without)
+{
+    assay_status status = ASSAY_OK;
+    *without = *plan;
+    without->specs = NULL;
+    without->spec_count = 0;
+    without->elements = without->file_bytes = 0;
+    TRY(make_room(ctx, without, plan->spec_count));
+    for (int i = 0; i < plan->spec_count; i++) {
+        if (!is_of_filter(plan, &plan->specs[i])) TRY(assay_plan_add_spec(ctx, without, &plan->specs[i]));
     }
 cleanup:
     return status;

@@ -134,13 +134,12 @@ cleanup:
     return status;
 }
 
-/* What a golden holds for each tensor of the case, null distributions included; with room for directions. */
+/* What a golden holds for each tensor of the case, null distributions included. */
 static assay_status add_specs(assay_context *ctx, assay_plan *plan)
 {
     assay_status status = ASSAY_OK;
-    const int of_directions = assay_direction_count * plan->precision_count;
-    const int for_each = 1 + 2 * plan->precision_count + of_directions;
-    plan->specs = calloc((size_t)plan->list.count * (size_t)for_each + (size_t)of_directions + 1, sizeof *plan->specs);
+    const int for_each = 1 + 2 * plan->precision_count;
+    plan->specs = calloc((size_t)plan->list.count * (size_t)for_each + 1, sizeof *plan->specs);
     if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;

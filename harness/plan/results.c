@@ -1,5 +1,7 @@
 #include "harness/plan/results.h"
 
+#include <string.h>
+
 #include "oracle/base/memory.h"
 
 assay_status assay_plan_tensors(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
@@ -23,6 +25,17 @@ assay_tensor *assay_results_scales(const assay_tensor_set *tensors, const assay_
     char scale[ASSAY_PATH_SIZE];
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, path, scale);
     return assay_tensor_set_find(tensors, scale);
+}
+
+void assay_results_store(const assay_plan *plan, const assay_tensor_set *results)
+{
+    for (int i = 0; i < results->count; i++) {
+        const assay_tensor *tensor = &results->items[i];
+        if (tensor->values == NULL || !assay_tensor_is_complete(tensor)) continue;
+        assay_dtype_round_many(tensor->spec.type, tensor->count, tensor->values, tensor->values);
+        if (assay_plan_scale_is_zero(plan, &tensor->spec))
+            memset(tensor->values, 0, (size_t)tensor->count * sizeof *tensor->values);
+    }
 }
 
 static bool gives(void *self, const char *path)

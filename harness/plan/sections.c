@@ -136,18 +136,11 @@ void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REAS
     }
 }
 
-/* Filters along known errors have members of their own. */
+/* Filters along known errors have members of their own, of one profile after the other. */
 static double bytes_of_filters(const assay_plan *plan)
 {
-    double elements = 0, filtered = 0;
-    for (int i = 0; i < plan->spec_count; i++) {
-        const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        elements += assay_plan_scales(plan, &plan->specs[i]) ? count : 0;
-        filtered += plan->specs[i].role == ASSAY_ROLE_DIRECTION ? count : 0;
-    }
-    if (filtered == 0) return 0;
-    return ASSAY_DIRECTION_MEMBERS * (elements * sizeof(float) + filtered * sizeof(double)) +
-           7 * filtered * sizeof(double) + 2.0 * ASSAY_DIRECTION_MEMBERS * ASSAY_DIRECTION_MEMBERS * sizeof(double);
+    const double runs = assay_direction_members(plan), elements = (double)assay_direction_elements(plan);
+    return runs * elements * (sizeof(float) + sizeof(double)) + 2 * runs * runs * sizeof(double);
 }
 
 int64_t assay_ensemble_memory(const assay_plan *plan)

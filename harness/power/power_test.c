@@ -7,72 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/filters/filters.h"
+#include "harness/plan/directions.h"
 #include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/power/power_whole.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
-
-/* A candidate has the tensors that every backend gives: the choice of experts would give away many a mutant, but a
- * backend need not tell it. */
-static bool is_of_candidate(const assay_tensor *tensor)
-{
-    return assay_tensor_is_complete(tensor) && assay_role_is_required(tensor->spec.role);
-}
-
-/* Checkpoints and the choice of experts: what stages are judged by. */
-static bool is_of_stages(const assay_tensor *tensor)
-{
-    const assay_tensor_role role = tensor->spec.role;
-    return assay_tensor_is_complete(tensor) && (role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING);
-}
-
-/* The type in which a backend of the profile has a result. Codes and scales of h are no stored numbers, and are given as they are. */
-static assay_dtype type_of(const assay_profile *profile, const assay_tensor_spec *spec)
-{
-    if (assay_path_is_hidden(spec->path)) return ASSAY_FLOAT32;
-    return spec->role == ASSAY_ROLE_ROUTING ? profile->router : profile->storage;
-}
-
-static assay_status open_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
-                                const assay_profile *storage, bool staged, assay_fixture_reader **reader)
-{
-    assay_status status;
-    void *memory = NULL;
-    int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", results->count, sizeof(assay_memory_tensor), &memory));
-    assay_memory_tensor *tensors = memory;
-    for (int i = 0; i < results->count; i++) {
-        const assay_tensor *tensor = &results->items[i];
-        const bool given = is_of_candidate(tensor) || (staged && is_of_stages(tensor));
-        if (storage != NULL ? !given : !assay_tensor_is_complete(tensor)) continue;
-        tensors[count] =
-            (assay_memory_tensor){.spec = tensor->spec, .numbers = tensor->values, .integers = tensor->indices};
-        if (storage != NULL && tensor->values != NULL) tensors[count].spec.type = type_of(storage, &tensor->spec);
-        count++;
-    }
-    TRY(assay_fixture_of_memory(ctx, kind, count, tensors, reader));
-cleanup:
-    free(memory);
-    return status;
-}
-
-assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
-                                const assay_profile *storage, assay_fixture_reader **reader)
-{
-    return open_reader(ctx, results, kind, storage, false, reader);
-}
-
-static void round_results(const assay_tensor_set *candidate, const assay_profile *profile)
-{
-    for (int i = 0; i < candidate->count; i++) {
-        const assay_tensor *tensor = &candidate->items[i];
-        const assay_tensor_role role = tensor->spec.role;
-        if (tensor->values == NULL || assay_role_is_given(role) || role == ASSAY_ROLE_ERROR_SCALE) continue;
-        const assay_dtype type = type_of(profile, &tensor->spec);
-        assay_dtype_round_many(type, tensor->count, tensor->values, tensor->values);
-    }
-}
 
 /* One unit of the storage type at that value. */
 static double unit_at(double value, assay_dtype type)
@@ -194,7 +135,7 @@ static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writ
 {
     assay_status status;
     assay_tensor_spec spec = tensor->spec;
-    if (tensor->values != NULL) spec.type = type_of(profile, &spec);
+    if (tensor->values != NULL) spec.type = assay_candidate_type(profile, &spec);
     TRY(assay_fixture_declare(ctx, writer, &spec));
     TRY(tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, tensor->count, tensor->indices)
                                 : assay_fixture_append(ctx, writer, spec.path, tensor->count, tensor->values));
@@ -205,7 +146,8 @@ cleanup:
 /* Of a golden with checkpoints these too. */
 static bool is_written(const assay_trial *t, const assay_tensor *tensor)
 {
-    return is_of_candidate(tensor) || (is_of_stages(tensor) && assay_fixture_has(t->reader, ASSAY_ROLE_CHECKPOINT));
+    return assay_is_of_candidate(tensor) ||
+           (assay_is_of_stages(tensor) && assay_fixture_has(t->reader, ASSAY_ROLE_CHECKPOINT));
 }
 
 /* The candidate that was judged, as FOLDER/MUTANT.h5. */
@@ -234,9 +176,24 @@ cleanup:
     return status;
 }
 
+/* How far out the mutant is along the filter that is best for it. */
+static assay_status find_signal(assay_context *ctx, const assay_trial *t, const assay_correct_runs *runs,
+                                const assay_tensor_set *candidate, assay_mutant_result *result)
+{
+    assay_status status;
+    double *moved = NULL, row[ASSAY_NULL_COLUMNS];
+    TRY(assay_alloc_f64(ctx, "what a mutant moves", 2 * runs->count, &moved));
+    if (!assay_filter_moved(t->plan, t->golden, candidate, moved)) goto cleanup;
+    TRY(assay_correct_runs_filter(ctx, runs, moved, moved + runs->count, row));
+    result->signal = row[ASSAY_NULL_SPREAD] > 0 ? 1 / row[ASSAY_NULL_SPREAD] : 0;
+cleanup:
+    free(moved);
+    return status;
+}
+
 /* `made`: the trial itself, or that of whole gradients where its golden has sketches. */
 static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const assay_trial *made,
-                               const assay_mutant *mutant, assay_mutant_result *result)
+                               const assay_mutant *mutant, const assay_correct_runs *runs, assay_mutant_result *result)
 {
     assay_status status = ASSAY_OK;
     assay_tensor_set candidate = {0}, sketched = {0};
@@ -246,7 +203,8 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
     if (!applies) goto cleanup;
-    round_results(&candidate, t->profile);
+    if (runs->members > 0 && assay_filter_is_for(mutant)) TRY(find_signal(ctx, t, runs, &candidate, result));
+    assay_candidate_round(&candidate, t->profile);
     if (made != t) TRY(assay_whole_take(ctx, t, &candidate, &sketched));
     TRY(judge(ctx, t, made != t ? &sketched : &candidate, &report));
     conclude(made, &report, &candidate, result);
@@ -266,7 +224,7 @@ static assay_status check_control(assay_context *ctx, const assay_trial *t)
     assay_tensor_set candidate = {0};
     assay_report report = {0};
     TRY(assay_tensor_set_copy(ctx, t->golden, &candidate));
-    round_results(&candidate, t->profile);
+    assay_candidate_round(&candidate, t->profile);
     TRY(judge(ctx, t, &candidate, &report));
     if (report.verdict == ASSAY_FAIL || report.verdict == ASSAY_NOT_COMPARABLE) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, are %s: %.200s",
@@ -292,8 +250,8 @@ static assay_status try_by_stage(assay_context *ctx, const assay_trial *t, const
     assay_fixture_reader *reader = NULL;
     bool applies = true, fails = false;
     TRY(assay_mutant_make(ctx, staged, result->mutant, &candidate, &applies));
-    round_results(&candidate, t->profile);
-    TRY(open_reader(ctx, &candidate, "candidate", t->profile, true, &reader));
+    assay_candidate_round(&candidate, t->profile);
+    TRY(assay_trial_staged_reader(ctx, &candidate, t->profile, &reader));
     TRY(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
     result->by_stage = fails ? ASSAY_MUTANT_DETECTED : ASSAY_MUTANT_PASSES;
 cleanup:
@@ -310,8 +268,8 @@ static assay_status check_control_by_stage(assay_context *ctx, const assay_trial
     assay_fixture_reader *reader = NULL;
     bool fails = false;
     TRY(assay_tensor_set_copy(ctx, staged->golden, &candidate));
-    round_results(&candidate, t->profile);
-    TRY(open_reader(ctx, &candidate, "candidate", t->profile, true, &reader));
+    assay_candidate_round(&candidate, t->profile);
+    TRY(assay_trial_staged_reader(ctx, &candidate, t->profile, &reader));
     TRY(t->plan->by_stage->compare(ctx, t->reader, reader, t->profile, t->false_alarm / 2, &fails));
     if (fails) {
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, FAIL by stage",
@@ -397,22 +355,28 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     const bool sketched = plan->list.sketched_count > 0;
     assay_whole whole = {0};
     assay_trial made = t;
+    assay_correct_runs runs = {0};
     *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
     TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
     found->items = items;
+    for (int p = 0; plan->signals && assay_direction_members(plan) > 0 && p < plan->precision_count; p++) {
+        if (strcmp(plan->precisions[p].name, profile->precision.name) == 0)
+            TRY(assay_correct_runs_make(ctx, plan, golden, p, &runs));
+    }
     if (sketched) {
         TRY(assay_whole_make(ctx, &t, &whole));
         made.plan = &whole.plan;
         made.golden = &whole.golden;
     }
     for (int i = 0; i < assay_mutant_count; i++) {
-        TRY(try_mutant(ctx, &t, sketched ? &made : &t, &assay_mutants[i], &found->items[i]));
+        TRY(try_mutant(ctx, &t, sketched ? &made : &t, &assay_mutants[i], &runs, &found->items[i]));
     }
     if (has_stages(ctx, plan)) TRY(run_by_stage(ctx, &t, found));
     tally(found);
 cleanup:
+    assay_correct_runs_free(&runs);
     assay_whole_free(&whole);
     assay_fixture_close(t.reader);
     if (status != ASSAY_OK) assay_power_test_free(found);

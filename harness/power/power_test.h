@@ -17,6 +17,9 @@ typedef struct assay_mutant_result {
     bool fails;                    /* the verdict on the candidate */
     assay_mutant_outcome by_stage; /* DETECTED: it fails, or does once it gives its checkpoints too and each stage is
                                       judged by itself; NOT_APPLICABLE: nobody judged stages */
+    double
+        signal; /* how many spreads of correct implementations it moves the results by, along itself; 0: not asked, or
+                      nobody knows */
     double excess; /* the largest error over its threshold; of mutants that are judged tensor by tensor the
                            least of these */
     char where[ASSAY_PATH_SIZE]; /* that tensor; "" */
@@ -45,9 +48,9 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
                                   assay_power_test *found);
 void assay_power_test_free(assay_power_test *found); /* safe on a zeroed struct */
 
-/* assay_evaluate_as_planned for a plan with mutants: the results, then discrimination/PROFILE for each profile. */
-assay_status assay_evaluate_with_power(assay_context *ctx, const assay_plan *plan, const assay_source *source,
-                                       const assay_sink *out, bool quiet);
+/* Of a golden with mutants, whose `results` are there with all that is given: discrimination/PROFILE for each profile. */
+assay_status assay_power_evaluate(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *results,
+                                  const assay_sink *out);
 
 /* The golden is to hold which mutants it detects, at each of its profiles. */
 assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan);

@@ -1,55 +1,20 @@
-/* Filters along known errors, and what passes them in correct implementations.
- *
- * A known error moves the results by d. Errors of correct implementations along d are far from independent: the same
- * scores move them. So the filter is not d over its variances, but C^-1 d / (d^T C^-1 d) with the covariance C of emulated
- * correct runs: what these have in common with d is taken out of it. C is (R^T R + lambda I), R [members,elements] being
- * the members' errors over their deviations; its inverse needs no matrix larger than [members,members]:
- *
- *     filter ~ w - R^T A h,    A = (R R^T + lambda I)^-1,  h = R w,  w = d / deviation
- *
- * A member cannot tell what passes a filter that it went into. What it is without the member follows from A (the formula of
- * leaving one out in ridge regression): p_m = (a_m / A_mm) / (w w - h a + a_m^2 / A_mm), a = A h. */
+#include "harness/scales/directions.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "harness/operations/op_support.h"
 #include "harness/plan/directions.h"
+#include "harness/plan/results.h"
 #include "harness/scales/ensemble_internal.h"
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 
-enum { MEMBERS = ASSAY_DIRECTION_MEMBERS, LANES = 8 };
+enum { LANES = 8 };
 
 /* lambda, as a part of the mean of R R^T's diagonal. */
 #define RIDGE 0.1
-
-/* All elements that a filter has, one tensor after the other. */
-typedef struct filter {
-    assay_ensemble *e; /* a copy whose tensors have room for the filter's own members */
-    const assay_direction *direction;
-    int p;
-    int64_t count;
-    double *memory;
-    double *golden, *deviation, *scale; /* deviation 0: it does not count */
-    double *moved;                      /* d, then d / deviation */
-    double *nearest[2];                 /* errors of the run to nearest, as they are and stored */
-    double *values;                     /* the filter */
-    double *errors;                     /* R [MEMBERS,count] */
-    double *gram, *inverse;             /* [MEMBERS,MEMBERS] */
-} filter;
-
-static bool is_in(const filter *f, const assay_scaled *t)
-{
-    char path[ASSAY_PATH_SIZE];
-    assay_filter_path(f->e->plan->precisions[f->p].name, f->direction->name, t->spec->path, path);
-    return assay_plan_find(f->e->plan, path) >= 0;
-}
-
-static assay_dtype storage_of(const filter *f)
-{
-    return assay_plan_profile(f->e->plan, f->e->plan->precisions[f->p].name)->storage;
-}
 
 static double dot(int64_t count, const double *a, const double *b)
 {
@@ -63,153 +28,211 @@ static double dot(int64_t count, const double *a, const double *b)
     return sum;
 }
 
-static assay_status alloc_filter(assay_context *ctx, filter *f)
+static assay_status alloc_runs(assay_context *ctx, assay_correct_runs *r)
 {
-    for (int i = 0; i < f->e->golden.count; i++) f->count += is_in(f, &f->e->tensors[i]) ? f->e->tensors[i].count : 0;
-    const int64_t square = (int64_t)MEMBERS * MEMBERS;
+    const int64_t square = (int64_t)r->members * r->members, nearest = ASSAY_NEAREST_RUNS * r->count;
     const assay_status status =
-        assay_alloc_zeros(ctx, "filters of known errors", (MEMBERS + 7) * f->count + 2 * square + 1, &f->memory);
+        assay_alloc_zeros(ctx, "correct runs", (r->members + 4) * r->count + 2 * nearest + square + 1, &r->memory);
     RETURN_IF(status != ASSAY_OK, status);
-    double **const parts[] = {&f->golden,     &f->deviation,  &f->scale,  &f->moved,
-                              &f->nearest[0], &f->nearest[1], &f->values, &f->errors};
-    double *next = f->memory;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++, next += f->count) *parts[i] = next;
-    f->gram = f->errors + MEMBERS * f->count;
-    f->inverse = f->gram + square;
+    r->golden = r->memory;
+    r->scale = r->golden + r->count;
+    r->deviation = r->scale + r->count;
+    r->squares = r->deviation + r->count;
+    r->nearest[0] = r->squares + r->count;
+    r->nearest[1] = r->nearest[0] + nearest;
+    r->errors = r->nearest[1] + nearest;
+    r->inverse = r->errors + r->members * r->count;
     return ASSAY_OK;
 }
 
-/* The errors of a slot, rounded to storage if `stored`. What does not count has none. */
-static void take_errors(const filter *f, int64_t slot, bool stored, double *to)
+/* The ensemble of one precision, over a golden that is there; with room for all members. */
+static assay_status fill_ensemble(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                  int members, assay_ensemble *e)
 {
-    const assay_dtype storage = storage_of(f);
-    for (int i = 0; i < f->e->golden.count; i++) {
-        const assay_scaled *t = &f->e->tensors[i];
-        if (!is_in(f, t)) continue;
+    assay_status status = ASSAY_OK;
+    const assay_source all = assay_tensor_set_source(golden);
+    e->tensors = calloc((size_t)plan->spec_count + 1, sizeof *e->tensors);
+    if (e->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        const bool there = all.has(all.self, spec->path);
+        void *memory = NULL;
+        if (there && (assay_role_is_given(spec->role) || assay_path_is_choice(spec->path)))
+            TRY(assay_tensor_set_read(ctx, &e->given, spec, &all));
+        if (!there || !assay_direction_covers(spec)) continue;
+        TRY(assay_tensor_set_read(ctx, &e->golden, spec, &all));
+        const assay_tensor *values = &e->golden.items[e->golden.count - 1];
+        assay_scaled *t = &e->tensors[e->golden.count - 1];
+        *t = (assay_scaled){.spec = spec, .count = values->count, .golden = values->values};
+        TRY(assay_alloc(ctx, "errors of correct runs", t->count, (size_t)members * sizeof *t->errors, &memory));
+        t->errors = memory;
+    }
+cleanup:
+    return status;
+}
+
+/* The errors in a slot, rounded to storage if `stored`. What is not finite has none. */
+static void take_errors(const assay_correct_runs *r, const assay_ensemble *e, int64_t slot, bool stored, double *to)
+{
+    for (int i = 0; i < e->golden.count; i++) {
+        const assay_scaled *t = &e->tensors[i];
         for (int64_t k = 0; k < t->count; k++) to[k] = t->golden[k] + t->errors[slot * t->count + k];
-        if (stored) assay_dtype_round_many(storage, t->count, to, to);
+        if (stored) assay_dtype_round_many(r->profile->storage, t->count, to, to);
         for (int64_t k = 0; k < t->count; k++) to[k] = isfinite(to[k] - t->golden[k]) ? to[k] - t->golden[k] : 0;
         to += t->count;
     }
 }
 
-/* Golden values, deviations, and the errors of the run to nearest, which is in slot 0. */
-static void take_golden(const filter *f)
+static assay_status take_golden(assay_context *ctx, const assay_correct_runs *r, const assay_ensemble *e,
+                                const assay_tensor_set *golden)
 {
-    const assay_dtype storage = storage_of(f);
-    const double unit = assay_dtype_unit_roundoff(storage);
+    const double unit = assay_dtype_unit_roundoff(r->profile->storage);
     int64_t at = 0;
-    for (int i = 0; i < f->e->golden.count; i++) {
-        const assay_scaled *t = &f->e->tensors[i];
-        if (!is_in(f, t)) continue;
+    for (int i = 0; i < e->golden.count; i++) {
+        const assay_scaled *t = &e->tensors[i];
+        const assay_tensor *scales = assay_results_scales(golden, r->profile, t->spec->path);
+        if (scales == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "%s has no error scales", t->spec->path);
         for (int64_t k = 0; k < t->count; k++, at++) {
-            const double scale = t->scales[f->p][k], rounding = unit * t->golden[k];
+            const double scale = scales->values[k], rounding = unit * t->golden[k];
             const double deviation = sqrt(scale * scale + rounding * rounding * (1.0 / 3.0));
-            f->golden[at] = t->golden[k];
-            f->scale[at] = scale;
-            f->deviation[at] = scale > 0 && isfinite(deviation) ? deviation : 0;
+            r->golden[at] = t->golden[k];
+            r->scale[at] = scale;
+            r->deviation[at] = scale > 0 && isfinite(deviation) ? deviation : 0;
         }
     }
-    take_errors(f, 0, false, f->nearest[0]);
-    take_errors(f, 0, true, f->nearest[1]);
-}
-
-/* The case with the known error, into slot 0. */
-static bool error_wants(void *self, const char *path)
-{
-    const filter *f = self;
-    const assay_scaled *t = assay_ensemble_tensor(f->e, path);
-    return t != NULL && is_in(f, t);
-}
-
-static assay_status error_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    const filter *f = self;
-    assay_scaled *t = assay_ensemble_tensor(f->e, path);
-    if (count > t->count - t->written) return assay_fail(ctx, ASSAY_INTERNAL, "%s has too many elements", path);
-    for (int64_t i = 0; i < count; i++) t->errors[t->written + i] = (float)(values[i] - t->golden[t->written + i]);
-    t->written += count;
     return ASSAY_OK;
 }
 
-static assay_status run_error(assay_context *ctx, filter *f)
+static assay_status run_nearest(assay_context *ctx, const assay_correct_runs *r, assay_ensemble *e, int p)
 {
-    assay_case changed;
-    const assay_plan *plan = f->e->plan;
-    assay_overlay numbers = {assay_tensor_set_source(&f->e->given), *f->e->in};
-    const assay_source in = assay_overlay_source(&numbers);
-    const assay_sink out = {.self = f, .wants = error_wants, .write = error_write};
-    assay_direction_apply(f->direction, plan->c, &changed);
-    for (int i = 0; i < f->e->golden.count; i++) f->e->tensors[i].written = 0;
-    const assay_status status = assay_operation_run(ctx, plan->operation, &changed, &in, &out, NULL, 0);
-    if (status == ASSAY_OK) take_errors(f, 0, false, f->moved);
+    assay_status status = ASSAY_OK;
+    for (int form = 0; form < ASSAY_NEAREST_RUNS; form++) {
+        const assay_member member = {.precision = &e->plan->precisions[p], .number = 2 * form, .nearest = true};
+        TRY(assay_ensemble_run(ctx, e, &member));
+        for (int stored = 0; stored < 2; stored++)
+            take_errors(r, e, 0, stored == 1, r->nearest[stored] + form * r->count);
+    }
+cleanup:
     return status;
 }
 
-/* A = (R R^T + lambda I)^-1, by Cholesky: L, then its inverse from below, then their product. */
-static void invert(const filter *f)
+static void over_deviations(const assay_correct_runs *r)
 {
-    double *l = f->gram, *inverse = f->inverse, mean = 0;
-    for (int i = 0; i < MEMBERS; i++) {
-        for (int j = 0; j <= i; j++) {
-            l[i * MEMBERS + j] = dot(f->count, f->errors + i * f->count, f->errors + j * f->count);
-        }
-        mean += l[i * MEMBERS + i] / MEMBERS;
-    }
-    for (int i = 0; i < MEMBERS; i++) l[i * MEMBERS + i] += RIDGE * mean;
-    for (int i = 0; i < MEMBERS; i++) {
-        for (int j = 0; j <= i; j++) {
-            const double rest = l[i * MEMBERS + j] - dot(j, l + i * MEMBERS, l + j * MEMBERS);
-            l[i * MEMBERS + j] = i == j ? sqrt(rest) : rest / l[j * MEMBERS + j];
-        }
-    }
-    for (int column = 0; column < MEMBERS; column++) { /* of L^-1, as a row of `inverse` */
-        double *x = inverse + (int64_t)column * MEMBERS;
-        for (int i = column; i < MEMBERS; i++) {
-            const double rest = (i == column ? 1 : 0) - dot(i - column, l + i * MEMBERS + column, x + column);
-            x[i] = rest / l[i * MEMBERS + i];
-        }
-    }
-    for (int i = 0; i < MEMBERS; i++) {
-        for (int j = i; j < MEMBERS; j++) {
-            f->gram[i * MEMBERS + j] = f->gram[j * MEMBERS + i] =
-                dot(MEMBERS - j, inverse + i * MEMBERS + j, inverse + j * MEMBERS + j);
+    for (int64_t i = 0; i < r->count; i++) {
+        const double inverse = r->deviation[i] > 0 ? 1 / r->deviation[i] : 0;
+        for (int m = 0; m < r->members; m++) {
+            double *error = &r->errors[m * r->count + i];
+            *error *= inverse;
+            r->squares[i] += *error * *error / r->members;
         }
     }
 }
 
-/* What passes the filter in each member, of the filter that it did not go into; and the filter itself. */
-static void find_filter(const filter *f, double passed[MEMBERS])
+/* L of L L^T = M, in the lower triangle of M. */
+static void factorise(int64_t n, double *l)
 {
-    double h[MEMBERS], a[MEMBERS];
-    for (int m = 0; m < MEMBERS; m++) h[m] = dot(f->count, f->errors + m * f->count, f->moved);
-    for (int m = 0; m < MEMBERS; m++) a[m] = dot(MEMBERS, f->gram + m * MEMBERS, h);
-    const double left = dot(f->count, f->moved, f->moved) - dot(MEMBERS, h, a);
-    for (int m = 0; m < MEMBERS; m++) {
-        const double own = f->gram[m * MEMBERS + m];
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j <= i; j++) {
+            const double rest = l[i * n + j] - dot(j, l + i * n, l + j * n);
+            l[i * n + j] = i == j ? sqrt(rest) : rest / l[j * n + j];
+        }
+    }
+}
+
+/* A = (R R^T + lambda I)^-1: L, then its inverse from below, then their product. */
+static assay_status invert(assay_context *ctx, const assay_correct_runs *r)
+{
+    assay_status status;
+    const int64_t n = r->members;
+    double *l = r->inverse, *below = NULL, mean = 0;
+    const assay_matmul_args product = assay_product_abt(l, r->errors, r->errors, n, n, r->count);
+    TRY(assay_alloc_zeros(ctx, "an inverse", n * n, &below));
+    TRY(assay_arithmetic_reference.matmul(ctx, &product));
+    for (int64_t i = 0; i < n; i++) mean += l[i * n + i] / (double)n;
+    for (int64_t i = 0; i < n; i++) l[i * n + i] += RIDGE * mean;
+    factorise(n, l);
+    for (int64_t column = 0; column < n; column++) { /* of L^-1, as a row of `below` */
+        double *x = below + column * n;
+        for (int64_t i = column; i < n; i++) {
+            const double rest = (i == column ? 1 : 0) - dot(i - column, l + i * n + column, x + column);
+            x[i] = rest / l[i * n + i];
+        }
+    }
+    const assay_matmul_args inverse = assay_product_abt(l, below, below, n, n, n);
+    TRY(assay_arithmetic_reference.matmul(ctx, &inverse));
+cleanup:
+    free(below);
+    return status;
+}
+
+assay_status assay_correct_runs_make(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden, int p,
+                                     assay_correct_runs *runs)
+{
+    assay_status status;
+    assay_plan settled = *plan;
+    void *precisions = NULL;
+    assay_source in = assay_given_source(golden);
+    assay_ensemble e = {.plan = &settled, .in = &in};
+    *runs = (assay_correct_runs){.profile = assay_plan_profile(plan, plan->precisions[p].name),
+                                 .members = assay_direction_members(plan)};
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
+    settled.precisions = precisions;
+    TRY(assay_settle_given(ctx, plan, &in, settled.precisions));
+    const assay_member member = {.precision = &settled.precisions[p]};
+    TRY(fill_ensemble(ctx, plan, golden, runs->members, &e));
+    for (int i = 0; i < e.golden.count; i++) runs->count += e.tensors[i].count;
+    TRY(alloc_runs(ctx, runs));
+    TRY(take_golden(ctx, runs, &e, golden));
+    TRY(run_nearest(ctx, runs, &e, p));
+    TRY(assay_ensemble_run_members(ctx, &e, &member, runs->members));
+    for (int m = 0; m < runs->members; m++) take_errors(runs, &e, m, true, runs->errors + m * runs->count);
+    over_deviations(runs);
+    TRY(invert(ctx, runs));
+cleanup:
+    assay_ensemble_release(&e);
+    free(precisions);
+    if (status != ASSAY_OK) assay_correct_runs_free(runs);
+    return status;
+}
+
+void assay_correct_runs_free(assay_correct_runs *runs)
+{
+    free(runs->memory);
+    *runs = (assay_correct_runs){0};
+}
+
+/* The filter, and what passes it in each member, of the filter that this did not go into. `w`: the error over deviations. */
+static void find_filter(const assay_correct_runs *r, const double *w, double *a, double *passed, double *filter)
+{
+    const int n = r->members;
+    double *h = passed;
+    for (int m = 0; m < n; m++) h[m] = dot(r->count, r->errors + m * r->count, w);
+    for (int m = 0; m < n; m++) a[m] = dot(n, r->inverse + (int64_t)m * n, h);
+    const double left = dot(r->count, w, w) - dot(n, h, a);
+    for (int m = 0; m < n; m++) {
+        const double own = r->inverse[(int64_t)m * n + m];
         passed[m] = a[m] / own / (left + a[m] * a[m] / own);
     }
-    memcpy(f->values, f->moved, (size_t)f->count * sizeof *f->values);
-    for (int m = 0; m < MEMBERS; m++) {
-        for (int64_t i = 0; i < f->count; i++) f->values[i] -= a[m] * f->errors[m * f->count + i];
+    memcpy(filter, w, (size_t)r->count * sizeof *filter);
+    for (int m = 0; m < n; m++) {
+        const double *error = r->errors + m * r->count;
+        for (int64_t i = 0; i < r->count; i++) filter[i] -= a[m] * error[i];
     }
-    for (int64_t i = 0; i < f->count; i++) {
-        const double value = f->deviation[i] > 0 ? f->values[i] / f->deviation[i] / left : 0;
-        f->values[i] = isfinite(value) ? assay_dtype_round(ASSAY_BFLOAT16, value, false) : 0;
+    for (int64_t i = 0; i < r->count; i++) {
+        const double value = r->deviation[i] > 0 ? filter[i] / r->deviation[i] / left : 0;
+        filter[i] = isfinite(value) ? assay_dtype_round(ASSAY_BFLOAT16, value, false) : 0;
     }
 }
 
 /* How much smaller the members' errors are than error scales allow, where the filter has its weight; and the spread that
  * independent errors of the members' size would have. */
-static double understated(const filter *f, double *independent)
+static double understated(const assay_correct_runs *r, const double *filter, double *independent)
 {
     double allowed = 0, shown = 0;
-    for (int64_t i = 0; i < f->count; i++) {
-        const double weight = f->values[i] * f->deviation[i];
-        double squares = 0;
-        for (int m = 0; m < MEMBERS; m++) squares += f->errors[m * f->count + i] * f->errors[m * f->count + i];
-        shown += weight * weight * squares / MEMBERS;
-        allowed += f->values[i] * f->values[i] * f->scale[i] * f->scale[i];
+    for (int64_t i = 0; i < r->count; i++) {
+        const double weight = filter[i] * r->deviation[i];
+        shown += weight * weight * r->squares[i];
+        allowed += filter[i] * filter[i] * r->scale[i] * r->scale[i];
     }
     *independent = sqrt(shown);
     return fmax(sqrt(allowed / shown), 1);
@@ -222,110 +245,37 @@ static void take_in(double p, double row[ASSAY_NULL_COLUMNS])
 }
 
 /* As of any statistic (null_distributions.c). */
-static void summarise(const filter *f, const double passed[MEMBERS], double row[ASSAY_NULL_COLUMNS])
+static void summarise(const assay_correct_runs *r, const double *filter, const double *passed,
+                      double row[ASSAY_NULL_COLUMNS])
 {
     double mean = 0, squares = 0, independent, stored = 0;
-    const double factor = understated(f, &independent);
-    for (int m = 0; m < MEMBERS; m++) mean += passed[m] / MEMBERS;
-    for (int m = 0; m < MEMBERS; m++) squares += (passed[m] - mean) * (passed[m] - mean);
-    for (int64_t i = 0; i < f->count; i++) {
-        stored += f->values[i] * (assay_dtype_round(storage_of(f), f->golden[i], false) - f->golden[i]);
+    const double factor = understated(r, filter, &independent);
+    for (int m = 0; m < r->members; m++) mean += passed[m] / r->members;
+    for (int m = 0; m < r->members; m++) squares += (passed[m] - mean) * (passed[m] - mean);
+    for (int64_t i = 0; i < r->count; i++) {
+        stored += filter[i] * (assay_dtype_round(r->profile->storage, r->golden[i], false) - r->golden[i]);
     }
     memset(row, 0, ASSAY_NULL_COLUMNS * sizeof *row);
     take_in(mean, row);
     take_in(stored, row);
-    for (int form = 0; form < 2; form++) take_in(dot(f->count, f->values, f->nearest[form]), row);
-    row[ASSAY_NULL_SPREAD] = fmax(sqrt(squares / (MEMBERS - 1)), independent) * factor;
-    row[ASSAY_NULL_MEMBERS] = MEMBERS;
+    for (int run = 0; run < 2 * ASSAY_NEAREST_RUNS; run++)
+        take_in(dot(r->count, filter, r->nearest[run % 2] + run / 2 * r->count), row);
+    row[ASSAY_NULL_SPREAD] = fmax(sqrt(squares / (r->members - 1)), independent) * factor;
+    row[ASSAY_NULL_MEMBERS] = r->members;
 }
 
-/* Zeros where the filter tells nothing. */
-static assay_status write_filter(assay_context *ctx, const filter *f, const double row[ASSAY_NULL_COLUMNS])
+assay_status assay_correct_runs_filter(assay_context *ctx, const assay_correct_runs *runs, const double *moved,
+                                       double *filter, double row[ASSAY_NULL_COLUMNS])
 {
     assay_status status;
-    char path[ASSAY_PATH_SIZE];
-    const double *values = f->values;
-    const char *profile = f->e->plan->precisions[f->p].name;
-    assay_direction_null_path(f->direction, profile, path);
-    TRY(assay_write_result(ctx, f->e->out, path, ASSAY_NULL_COLUMNS, row));
-    for (int i = 0; i < f->e->golden.count; i++) {
-        const assay_scaled *t = &f->e->tensors[i];
-        if (!is_in(f, t)) continue;
-        assay_filter_path(profile, f->direction->name, t->spec->path, path);
-        TRY(assay_write_result(ctx, f->e->out, path, t->count, values));
-        values += t->count;
-    }
+    double *w = NULL, *a = NULL;
+    TRY(assay_alloc_f64(ctx, "a known error", runs->count, &w));
+    TRY(assay_alloc_f64(ctx, "what passes a filter", 2 * runs->members, &a));
+    for (int64_t i = 0; i < runs->count; i++) w[i] = runs->deviation[i] > 0 ? moved[i] / runs->deviation[i] : 0;
+    find_filter(runs, w, a, a + runs->members, filter);
+    summarise(runs, filter, a + runs->members, row);
 cleanup:
-    return status;
-}
-
-static assay_status finish(assay_context *ctx, const filter *f)
-{
-    double passed[MEMBERS], row[ASSAY_NULL_COLUMNS];
-    for (int64_t i = 0; i < f->count; i++) {
-        const double inverse = f->deviation[i] > 0 ? 1 / f->deviation[i] : 0;
-        f->moved[i] *= inverse;
-        for (int m = 0; m < MEMBERS; m++) f->errors[m * f->count + i] *= inverse;
-    }
-    invert(f);
-    find_filter(f, passed);
-    summarise(f, passed, row);
-    if (!assay_direction_is_resolved(row)) {
-        memset(row, 0, sizeof row);
-        memset(f->values, 0, (size_t)f->count * sizeof *f->values);
-    }
-    return write_filter(ctx, f, row);
-}
-
-/* The ensemble's tensors, with room for the errors of as many members. */
-static assay_status give_room(assay_context *ctx, assay_ensemble *own)
-{
-    assay_status status = ASSAY_OK;
-    assay_scaled *tensors = calloc((size_t)own->golden.count + 1, sizeof *tensors);
-    if (tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for filters of known errors");
-    memcpy(tensors, own->tensors, (size_t)own->golden.count * sizeof *tensors);
-    own->tensors = tensors;
-    for (int i = 0; i < own->golden.count; i++) tensors[i].errors = NULL;
-    for (int i = 0; i < own->golden.count; i++) {
-        void *memory = NULL;
-        TRY(assay_alloc(ctx, "errors of an ensemble", tensors[i].count, MEMBERS * sizeof *tensors->errors, &memory));
-        tensors[i].errors = memory;
-    }
-cleanup:
-    return status;
-}
-
-static assay_status make_filter(assay_context *ctx, const assay_ensemble *e, filter *f)
-{
-    assay_status status;
-    assay_ensemble own = *e;
-    const assay_member member = {.precision = &e->plan->precisions[f->p]};
-    f->e = &own;
-    TRY(alloc_filter(ctx, f));
-    if (assay_ranks_is_first(ctx)) take_golden(f);
-    TRY(give_room(ctx, &own));
-    TRY(run_error(ctx, f));
-    TRY(assay_ensemble_run_members(ctx, &own, &member, MEMBERS));
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
-    for (int m = 0; m < MEMBERS; m++) take_errors(f, m, true, f->errors + m * f->count);
-    TRY(finish(ctx, f));
-cleanup:
-    for (int i = 0; own.tensors != e->tensors && i < own.golden.count; i++) free(own.tensors[i].errors);
-    if (own.tensors != e->tensors) free(own.tensors);
-    free(f->memory);
-    return status;
-}
-
-assay_status assay_directions_write(assay_context *ctx, const assay_ensemble *e, int p)
-{
-    assay_status status = ASSAY_OK;
-    for (int k = 0; k < assay_direction_count; k++) {
-        char path[ASSAY_PATH_SIZE];
-        filter f = {.direction = &assay_directions[k], .p = p};
-        assay_direction_null_path(f.direction, e->plan->precisions[p].name, path);
-        if (assay_plan_find(e->plan, path) < 0 || !assay_wants(e->out, path)) continue;
-        TRY(make_filter(ctx, e, &f));
-    }
-cleanup:
+    free(w);
+    free(a);
     return status;
 }

@@ -137,7 +137,6 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
         assay_scaled *t = &e->tensors[i];
         if (t->null != NULL) TRY(assay_null_finish(ctx, e, t, p));
     }
-    TRY(assay_directions_write(ctx, e, p));
     for (int i = 0; i < e->golden.count; i++) {
         assay_scaled *t = &e->tensors[i];
         if (t->null == NULL) continue;

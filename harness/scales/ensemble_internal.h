@@ -135,9 +135,6 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
                                     int members);
 /* After these: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
 assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p);
-/* Filters along known errors at plan precision p and their null distributions (directions.c), from members of their own;
- * the run to nearest is in slot 0 still. */
-assay_status assay_directions_write(assay_context *ctx, const assay_ensemble *e, int p);
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path);
 
 #endif

@@ -41,6 +41,16 @@ static assay_report judge_mutant(trial *t, const char *name)
     return report;
 }
 
+static const assay_direction_result *along(const assay_report *report, const char *name)
+{
+    const assay_direction_result *found = NULL;
+    for (int i = 0; i < report->direction_count; i++) {
+        if (strcmp(report->directions[i].name, name) == 0) found = &report->directions[i];
+    }
+    assert_non_null(found);
+    return found;
+}
+
 /* No tensor shows it, all together do: another base of the frequencies lies along the other type, on the other side. */
 TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
 {
@@ -49,12 +59,11 @@ TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
         trial_write(&t, folder, case_named(names[i], "profiles=[bf16]"));
         assay_report report = judge(&t, &t.golden);
         assert_int_equal(report.verdict, ASSAY_PASS);
-        assert_int_equal(report.direction_count, 1);
-        assert_true(report.directions[0].judged && fabs(report.directions[0].value) < 0.1);
+        assert_true(along(&report, "rope_type")->judged && fabs(along(&report, "rope_type")->value) < 0.1);
         assay_report_free(&report);
         report = judge_mutant(&t, "rope_type");
         assert_int_equal(report.verdict, ASSAY_FAIL);
-        assert_true(fabs(report.directions[0].value - 1) < 0.1);
+        assert_true(fabs(along(&report, "rope_type")->value - 1) < 0.1);
         assert_non_null(strstr(report.message, "no tensor alone, but errors are "));
         assert_non_null(strstr(report.message, " of those of rope_type, give or take 0."));
         assert_true(report.explained_count > 0);
@@ -62,7 +71,7 @@ TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
         assay_report_free(&report);
         report = judge_mutant(&t, "rope_timescale");
         assert_int_equal(report.verdict, ASSAY_FAIL);
-        assert_true(report.directions[0].value < -0.8);
+        assert_true(along(&report, "rope_type")->value < -0.8);
         assert_true(report.explained_count > 0);
         assert_string_equal(report.explained_by[0], "rope_timescale");
         assay_report_free(&report);
@@ -70,58 +79,83 @@ TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
     }
 }
 
-/* The same filters come out again; a golden without them is judged as before. */
+/* Whether the golden's filters alone show it. */
+static void check_shown(trial *t, const char *name, const char *profile)
+{
+    const assay_profile *at = assay_profile_by_name(profile);
+    assay_tensor_set results = {0};
+    bool applies = false;
+    const assay_trial made = trial_at(t, profile);
+    assert_ok(&t->ctx, assay_mutant_make(&t->ctx, &made, assay_mutant_by_name(name), &results, &applies));
+    assert_true(applies);
+    trial_write_candidate(t, &results, at, is_required);
+    assay_report report = trial_compare(t, at);
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assert_non_null(assay_direction_worst(report.direction_count, report.directions));
+    for (int i = 0; i < report.count; i++) assert_int_not_equal(report.tensors[i].verdict, ASSAY_FAIL);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_write_candidate(t, &t->golden, at, is_required);
+    report = trial_compare(t, at);
+    assert_int_equal(report.verdict, ASSAY_PASS);
+    assay_report_free(&report);
+}
+
+/* In blocks and stacks, by no tensor of theirs. */
+TEST_IN_FOLDER(what_no_tensor_shows_all_show_together)
+{
+    const struct {
+        const char *name, *profile, *mutant;
+    } table[] = {{"decoder_layer/gpt-oss", "f16", "rope_betas"},
+                 {"decoder_stack/qwen3-late-positions", "f32", "rope_type"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t;
+        char settings[64];
+        snprintf(settings, sizeof settings, "profiles=[%s]", table[i].profile);
+        trial_write(&t, folder, case_named(table[i].name, settings));
+        check_shown(&t, table[i].mutant, table[i].profile);
+        trial_close(&t);
+    }
+}
+
+/* The same filters come out again; a golden without them is judged and verified as before. */
 TEST_IN_FOLDER(filters_are_part_of_the_golden)
 {
     trial t;
-    assay_plan older = {0};
+    assay_plan again = {0}, without = {0};
     trial_write(&t, folder, case_named(names[0], "profiles=[bf16]"));
     assert_true(assay_fixture_has(t.reader, ASSAY_ROLE_DIRECTION));
-    assert_ok(&t.ctx, assay_golden_recompute(&t.ctx, &t.plan, t.reader, true));
-    trial_close(&t);
-    trial_plan(&t, case_named(names[0], "profiles=[bf16]"));
-    assay_plan_drop(&t.plan, ASSAY_ROLE_DIRECTION);
-    for (int i = 0; i < t.plan.spec_count; i++) {
-        if (strcmp(t.plan.specs[i].path, "null/bf16/directions/rope_type") == 0) {
-            t.plan.specs[i] = t.plan.specs[--t.plan.spec_count];
-        }
-    }
-    assert_ok(&t.ctx, assay_golden_write(&t.ctx, &t.plan, folder->file, NULL, true));
-    assert_ok(&t.ctx, assay_fixture_open(&t.ctx, folder->file, &t.reader));
-    assert_ok(&t.ctx, assay_plan_describe(&t.ctx, &older, t.c, t.reader, NULL));
-    assert_int_equal(older.spec_count, t.plan.spec_count);
-    assert_ok(&t.ctx, assay_golden_recompute(&t.ctx, &older, t.reader, true));
-    assay_plan_free(&older);
+    assert_ok(&t.ctx, assay_plan_describe(&t.ctx, &again, t.c, t.reader, NULL));
+    assert_true(assay_plan_has_directions(&again));
+    assert_ok(&t.ctx, assay_golden_recompute(&t.ctx, &again, t.reader, true));
+    assert_ok(&t.ctx, assay_plan_without_directions(&t.ctx, &again, &without));
+    assert_int_equal(again.spec_count, t.plan.spec_count);
+    assert_true(without.spec_count < again.spec_count && !assay_plan_has_directions(&without));
+    assert_ok(&t.ctx, assay_golden_recompute(&t.ctx, &without, t.reader, true));
+    free(without.specs);
+    assay_plan_free(&again);
     trial_close(&t);
 }
 
-/* Where they are cheap, and may tell: attention with a rope, in small cases, at profiles that store bfloat16. */
-TEST(filters_are_planned_where_they_are_cheap)
+/* Where runs are cheap, and say what correct implementations have in common. */
+TEST(filters_are_made_where_runs_are_cheap)
 {
     const struct {
         const char *name, *settings;
-        bool planned;
-    } table[] = {{"mla/small", "profiles=[bf16]", true},           {"mla/small", "profiles=[f16]", false},
-                 {"mla/small", "profiles=[f32]", false},           {"mla/small", "profiles=[fp8_e4m3_block128]", false},
-                 {"mla/small", "profiles=[bf16];batch=64", false}, {"yarn_rope/deepseek", "profiles=[bf16]", false},
-                 {"moe/small", "profiles=[bf16]", false},          {"deepseek_layer/dense", "profiles=[bf16]", false}};
+        bool made;
+    } table[] = {{"mla/small", "profiles=[bf16]", true},
+                 {"mla/small", "batch=1024", false},
+                 {"moe/small", "profiles=[f32]", true},
+                 {"deepseek_stack/two-dense", "profiles=[bf16]", true},
+                 {"mlp/requantised-fp8", "profiles=[bf16]", false},
+                 {"moe/recipe-fp8-full", "profiles=[bf16]", false}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         assay_plan plan = {0};
         assay_case *c = case_named(table[i].name, table[i].settings);
-        assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-        assert_int_equal(assay_plan_find(&plan, "null/bf16/directions/rope_type") >= 0, table[i].planned);
+        assert_ok(&ctx, assay_plan_describe(&ctx, &plan, c, NULL, NULL));
+        assert_int_equal(assay_direction_members(&plan) > 0, table[i].made);
         assay_plan_free(&plan);
         assay_cases_free(c, 1);
-    }
-}
-
-/* The list says what the table of mutants has under that name. */
-TEST(known_errors_are_mutants)
-{
-    for (int i = 0; i < assay_direction_count; i++) {
-        const assay_mutant *mutant = assay_mutant_by_name(assay_directions[i].name);
-        assert_non_null(mutant);
-        assert_true(mutant->configure == assay_directions[i].change);
     }
 }
