@@ -156,6 +156,8 @@ static const variants tables[] = {
     {"gmm/recipe-fp8-full",
      {"base_emb_dim=7;base_moe_mlp_dim=5", RECIPES, "dtype=float16|dtype=float32",
       "bwd_quantization_calibration_method=absmax"}},
+    {"batch_split/split-mesh2", {"q_lora_rank=0"}},
+    {"batch_split/merge-mesh2", {"q_lora_rank=0"}},
     {"batch_split/quantized-psum-scatter-expert4",
      {"batch=4|batch=8", "base_emb_dim=1|base_emb_dim=9", "dtype=float16|dtype=bfloat16"}},
     {"batch_split/compute-linear-recipe-mesh2",
