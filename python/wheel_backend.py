@@ -1,4 +1,4 @@
-"""Builds the wheel: libassay and the libraries that it stands on, in a package without compiled Python.
+"""Builds the wheel: libassay, the program, and the libraries that they stand on, in a package without compiled Python.
 
 `ci/wheel` runs it as a program, `pip install ./python` as a PEP 517 backend; both need what ci/setup installs, and patchelf.
 """
@@ -29,16 +29,19 @@ LICENCES = {
     "libgcc_s": "GPL-3.0 with the GCC Runtime Library Exception",
     "libgomp": "GPL-3.0 with the GCC Runtime Library Exception",
     "libhdf5_serial": "BSD",
+    "libicuuc": "Apache-2.0, a stand-in of ours without functions",
+    "liblzma": "public domain",
     "libpng16": "libpng-2.0",
     "libquadmath": "LGPL-2.1, a file of its own, which you may replace",
     "libsleef": "BSL-1.0",
     "libsz": "BSD-2-Clause",
+    "libxml2": "MIT",
     "libxxhash": "BSD-2-Clause",
     "libyaml": "MIT",
     "libz": "Zlib",
 }
 COMMON = {"libquadmath": "LGPL-2.1", "libgomp": "GPL-3"}  # texts that Debian's copyright files refer to
-NOTICE = """This package holds libassay, under the Apache licence 2.0, into which Random123 (BSD-3-Clause) is compiled.
+NOTICE = """This package holds libassay and the program assay, under the Apache licence 2.0, into which Random123 (BSD-3-Clause) is compiled.
 In assay/libs it holds libraries of Debian, unchanged but for their names. Their licences lie beside this file.
 
 """
@@ -51,13 +54,14 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def build() -> Path:
-    """libassay.so, and the stand-in of libcurl beside it."""
+def build() -> tuple[Path, Path, dict[str, Path]]:
+    """libassay.so, the program, and stand-ins of libraries by name."""
     cache = ["-DCMAKE_C_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DASSAY_GSL=OFF", *cache]
     run("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", *options)
-    run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl")
-    return BUILD / "python"
+    run("cmake", "--build", BUILD, "--target", "assay_python", "assay_no_curl", "assay_no_icu", "assay")
+    stand_ins = {name: (BUILD / "python" / name).resolve() for name in ("libcurl.so.4", "libicuuc.so.72")}
+    return BUILD / "python" / "libassay.so", BUILD / "harness" / "assay", stand_ins
 
 
 def needed(library: Path) -> list[str]:
@@ -77,16 +81,18 @@ def glibc(library: Path) -> tuple[int, int]:
     return max(((int(major), int(minor)) for major, minor in versions), default=(2, 17))
 
 
-def bundle(built: Path, package: Path) -> dict[str, Path]:
-    """Puts libassay.so into the package and what it needs into its libs/, each under a name of its own, so that the same
-    library of another package in the process is not taken for it. Returns where each came from."""
+def bundle(library: Path, program: Path, stand_ins: dict[str, Path], package: Path) -> dict[str, Path]:
+    """Puts libassay.so and bin/assay into the package and what they need into its libs/, each under a name of its own, so that
+    the same library of another package in the process is not taken for it. Returns where each came from."""
     (package / "libs").mkdir()
-    paths = found(built / "libassay.so") | {"libcurl.so.4": (built / "libcurl.so.4").resolve()}
-    main = package / "libassay.so"
-    shutil.copyfile(built / "libassay.so", main)
-    run("strip", "--strip-unneeded", main)
+    (package / "bin").mkdir()
+    paths = found(library) | found(program) | stand_ins
+    ours = {package / "libassay.so": library, package / "bin" / "assay": program}
+    for copy, built in ours.items():
+        shutil.copyfile(built, copy)
+        run("strip", "--strip-unneeded", copy)
     names: dict[str, str] = {}  # soname: name in the wheel
-    waiting = [main]
+    waiting = list(ours)
     while waiting:
         library = waiting.pop()
         for soname in needed(library):
@@ -100,7 +106,8 @@ def bundle(built: Path, package: Path) -> dict[str, Path]:
                 run("patchelf", "--set-rpath", "$ORIGIN", copy)
                 waiting.append(copy)
             run("patchelf", "--replace-needed", soname, names[soname], library)
-    run("patchelf", "--set-rpath", "$ORIGIN/libs", main)
+    run("patchelf", "--set-rpath", "$ORIGIN/libs", package / "libassay.so")
+    run("patchelf", "--set-rpath", "$ORIGIN/../libs", package / "bin" / "assay")
     return {names[soname]: paths[soname] for soname in sorted(names)}
 
 
@@ -162,15 +169,16 @@ def make(wheel_directory: Path) -> Path:
     with tempfile.TemporaryDirectory() as work:
         tree = Path(work)
         shutil.copytree(HERE / "assay", tree / "assay", ignore=shutil.ignore_patterns("__pycache__", "*.so", "libs"))
-        sources = bundle(build(), tree / "assay")
-        libraries = [tree / "assay" / "libassay.so", *sorted((tree / "assay" / "libs").iterdir())]
+        sources = bundle(*build(), tree / "assay")
+        package = tree / "assay"
+        libraries = [package / "libassay.so", package / "bin" / "assay", *sorted((package / "libs").iterdir())]
         major, minor = max(map(glibc, libraries))
         tag = f"py3-none-manylinux_{major}_{minor}_x86_64"
         info = tree / f"assay-{version()}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(metadata())
         (info / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: assay\nRoot-Is-Purelib: false\nTag: {tag}\n")
-        (info / "entry_points.txt").write_text("[pytest11]\nassay = assay.pytest_plugin\n")
+        (info / "entry_points.txt").write_text("[pytest11]\nassay = assay.pytest_plugin\n\n[console_scripts]\nassay = assay.__main__:main\n")
         licences(sources, info / "licenses")
         files = {str(file.relative_to(tree)): file for file in sorted(tree.rglob("*")) if file.is_file()}
         (info / "RECORD").write_text(record(files, f"{info.name}/RECORD"))
@@ -181,7 +189,7 @@ def make(wheel_directory: Path) -> Path:
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for path, file in files.items():
                 entry = zipfile.ZipInfo(path)  # of 1980: the same content gives the same wheel
-                entry.external_attr = (0o755 if ".so" in file.name else 0o644) << 16
+                entry.external_attr = (0o100755 if file in libraries else 0o100644) << 16  # a regular file: pip looks
                 archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
         unfinished.replace(wheel)
     return wheel

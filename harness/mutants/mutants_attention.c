@@ -160,7 +160,7 @@ static void add_gradient(const exchange *x, assay_tensor *from, assay_tensor *to
     if (blocks_of(from, &b)) exchange_rows(x, &b, from);
     for (int64_t i = 0; i < to->count; i++) {
         const double before = x->part > 0 ? to->values[i] : 0.0;
-        to->values[i] = scales ? hypot(before, from->values[i]) : before + from->values[i];
+        to->values[i] = scales ? (double)hypotl(before, from->values[i]) : before + from->values[i];
     }
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -381,3 +383,15 @@ def test_no_cache(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) > 0
     assay.case(NAME, cache="").golden("outputs/y")
     assert assay.version().startswith("0.")
+
+
+def test_program(tmp_path: Path) -> None:
+    """As the wheel's: python3 -m assay passes on arguments and status."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+    for mode, status in ((0o755, 3), (0o644, 1)):
+        program.chmod(mode)
+        environment = {**os.environ, "ASSAY_PROGRAM": str(program)}
+        done = subprocess.run([sys.executable, "-m", "assay", "list", "moe/*"], env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        assert (done.stdout == "list moe/*\n") == (status == 3) and (f"{program}: Permission denied" in done.stderr) == (status == 1)

@@ -16,15 +16,16 @@ complain() {
 /usr/bin/python3 "$root/python/wheel_backend.py" "$work/again" >/dev/null
 wheel=$(echo "$work"/dist/assay-*-py3-none-manylinux_*_x86_64.whl)
 cmp "$wheel" "$work/again/${wheel##*/}" || complain "a second build gives other bytes"
+[[ $wheel == *manylinux_2_34_x86_64.whl ]] || complain "another glibc than 2.34 is asked for: ${wheel##*/}"
 [ "$(ls "$work/dist")" = "${wheel##*/}" ] || complain "more than the wheel in dist: $(ls "$work/dist")"
 
 /usr/bin/python3 -m venv --system-site-packages "$work/env"
 "$work/env/bin/pip" install --quiet --no-index "$wheel"
 package=$(cd "$work" && env/bin/python -c 'import assay; print(assay.__path__[0])')
 [[ $package == $work/env/* ]] || complain "assay is $package"
-(cd "$package" && ldd libassay.so libs/*) >"$work/ldd"
+(cd "$package" && ldd libassay.so bin/assay libs/*) >"$work/ldd"
 ! grep -q "not found" "$work/ldd" || complain "$(grep "not found" "$work/ldd")"
-outside=$(grep -o '=> /[^ ]*' "$work/ldd" | grep -vE "$package/(\./)?libs/" | grep -vE '/(libc|libm)\.so\.6$' || true)
+outside=$(grep -o '=> /[^ ]*' "$work/ldd" | grep -vE "$package/(\./|bin/\.\./)?libs/" | grep -vE '/(libc|libm)\.so\.6$' || true)
 [ -z "$outside" ] || complain "libraries of the system are taken: $outside"
 ! ls "$package/libs" | grep -iE 'gsl|blas|curl-gnutls' || complain "a library that must not be there"
 ! nm -D --defined-only "$package/libassay.so" | grep -v ' assay_test_' || complain "other functions than assay_test_*"
@@ -37,6 +38,14 @@ done
 cp "$root"/python/examples/*.py "$root/python/tests/test_company.py" "$work"
 cd "$work"
 pytest=(env -i PATH=/usr/bin:/bin HOME="$work" env/bin/python -m pytest -q -p no:cacheprovider)
+# The program, on PATH and as a module; what is refused keeps its status.
+for assay in "env/bin/assay" "env/bin/python -m assay"; do
+  [ "$($assay --version | cut -d' ' -f1)" = assay ] || complain "$assay --version: $($assay --version)"
+  $assay generate mlp/silu -o golden.h5 >/dev/null || complain "$assay generate"
+  status=0
+  $assay show none/such 2>refused || status=$?
+  [ $status = 2 ] && grep -q none/such refused || complain "$assay: status $status of what is refused"
+done
 "${pytest[@]}" test_company.py >company || { cat company; complain "beside PyTorch and h5py"; }
 pytest+=(test_torch_moe.py)
 "${pytest[@]}" >right || { cat right; complain "a right kernel fails"; }
