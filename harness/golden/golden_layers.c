@@ -100,7 +100,7 @@ static assay_status declare(assay_context *ctx, const part_sink *sink)
     const assay_plan *plan = sink->m->plan;
     assay_tensor_spec next = assay_tensor_list_find(&plan->list, "outputs/y")->spec;
     assay_tensor_call(&next, passed_on(sink->backward));
-    TRY(assay_fixture_set_text(ctx, sink->writer, "kind", "part"));
+    TRY(assay_journal_sign(ctx, &sink->m->journal, sink->layer, sink->backward, sink->writer));
     TRY(assay_fixture_declare(ctx, sink->writer, &next));
     for (int i = 0; i < plan->spec_count; i++) {
         if (!assay_is_of_layer(&plan->specs[i], sink->layer, sink->backward)) continue;

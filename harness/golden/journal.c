@@ -49,6 +49,15 @@ cleanup:
     return status;
 }
 
+static assay_status digest_of(assay_context *ctx, const char *identity, char digest[ASSAY_DIGEST_SIZE])
+{
+    assay_sha256 *hash = NULL;
+    const assay_status status = assay_sha256_start(ctx, &hash);
+    RETURN_IF(status != ASSAY_OK, status);
+    assay_sha256_add(hash, strlen(identity), identity);
+    return assay_sha256_finish(ctx, hash, digest);
+}
+
 static assay_status io_error(assay_context *ctx, const char *path)
 {
     return assay_fail(ctx, ASSAY_IO, "%s: %s", path, strerror(errno));
@@ -96,6 +105,7 @@ assay_status assay_journal_open(assay_context *ctx, assay_journal *journal, cons
     snprintf(journal->folder, sizeof journal->folder, "%s.journal", path);
     case_path(journal, file);
     TRY(identity_of(ctx, plan, &identity));
+    TRY(digest_of(ctx, identity, journal->work));
     if (mkdir(journal->folder, 0777) == 0) {
         TRY(assay_write_whole_file(ctx, file, identity));
     } else if (errno != EEXIST) {
@@ -161,6 +171,40 @@ bool assay_journal_has(const assay_journal *journal, int64_t layer, bool backwar
     return access(path, F_OK) == 0;
 }
 
+enum { PART_NAME = 64 };
+
+static void name_part(int64_t layer, bool backward, char name[PART_NAME])
+{
+    snprintf(name, PART_NAME, "%s of layer %" PRId64, backward ? "backward" : "forward", layer);
+}
+
+assay_status assay_journal_sign(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
+                                assay_fixture_writer *writer)
+{
+    assay_status status;
+    char name[PART_NAME];
+    name_part(layer, backward, name);
+    TRY(assay_fixture_set_text(ctx, writer, "kind", "part"));
+    TRY(assay_fixture_set_text(ctx, writer, "part", name));
+    TRY(assay_fixture_set_text(ctx, writer, "work", journal->work));
+cleanup:
+    return status;
+}
+
+static assay_status check_signature(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
+                                    const assay_fixture_reader *reader, const char *path)
+{
+    char name[PART_NAME];
+    const char *part = assay_fixture_text(reader, "part"), *work = assay_fixture_text(reader, "work");
+    name_part(layer, backward, name);
+    if (part == NULL || strcmp(part, name) != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %.64s, expected %s: remove it, and it is made again", path,
+                          part != NULL ? part : "of no layer", name);
+    }
+    if (work != NULL && strcmp(work, journal->work) == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is of another journal: remove it, and it is made again", path);
+}
+
 assay_status assay_journal_read(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
                                 assay_fixture_reader **reader)
 {
@@ -170,6 +214,7 @@ assay_status assay_journal_read(assay_context *ctx, const assay_journal *journal
     assay_journal_part(journal, layer, backward, path);
     TRY(assay_fixture_open(ctx, path, reader));
     TRY(assay_fixture_check_digests(ctx, *reader));
+    TRY(check_signature(ctx, journal, layer, backward, *reader, path));
 cleanup:
     if (status != ASSAY_OK) {
         assay_fixture_close(*reader);

@@ -4,12 +4,14 @@
 #ifndef ASSAY_HARNESS_GOLDEN_JOURNAL_H
 #define ASSAY_HARNESS_GOLDEN_JOURNAL_H
 
+#include "fixtures/digest.h"
 #include "fixtures/fixture.h"
 #include "harness/plan/plan.h"
 
 typedef struct assay_journal {
     char folder[4000];
-    int lock; /* descriptor of case.yml; -1: none */
+    int lock;                     /* descriptor of case.yml; -1: none */
+    char work[ASSAY_DIGEST_SIZE]; /* of what case.yml says */
 } assay_journal;
 
 enum { ASSAY_JOURNAL_PATH = 4096, ASSAY_MOST_RESULTS = 64 };
@@ -27,7 +29,10 @@ void assay_journal_part(const assay_journal *journal, int64_t layer, bool backwa
 /* The golden while it grows; each run that parts are moved in has a number of its own (moved_part.h). */
 void assay_journal_results(const assay_journal *journal, int number, char path[ASSAY_JOURNAL_PATH]);
 bool assay_journal_has(const assay_journal *journal, int64_t layer, bool backward);
-/* Opens a part that is there; refuses one that is damaged. */
+/* A part is signed with what it is: the layer, the direction, and the work that it is of. */
+assay_status assay_journal_sign(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
+                                assay_fixture_writer *writer);
+/* Opens a part that is there; refuses one that is damaged, of another layer or of another journal. */
 assay_status assay_journal_read(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
                                 assay_fixture_reader **reader);
 

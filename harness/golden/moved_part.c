@@ -267,13 +267,14 @@ cleanup:
     return status;
 }
 
-static assay_status write_thin(assay_context *ctx, thin_part *thin, const char *path)
+static assay_status write_thin(assay_context *ctx, thin_part *thin, int64_t layer, bool backward)
 {
     assay_status status;
-    char number[16];
+    char number[16], path[ASSAY_JOURNAL_PATH];
+    assay_journal_part(thin->moving->journal, layer, backward, path);
     snprintf(number, sizeof number, "%d", thin->moving->results);
     TRY(assay_fixture_create(ctx, path, &thin->to));
-    TRY(assay_fixture_set_text(ctx, thin->to, "kind", "part"));
+    TRY(assay_journal_sign(ctx, thin->moving->journal, layer, backward, thin->to));
     TRY(assay_fixture_set_text(ctx, thin->to, RESULTS, number));
     if (thin->count > 0) TRY(assay_fixture_set_texts(ctx, thin->to, MOVED, thin->count, thin->texts));
     for (int i = 0; i < assay_fixture_count(thin->from); i++) {
@@ -324,13 +325,11 @@ assay_status assay_moving_note(assay_context *ctx, const assay_moving *moving, a
                                int64_t layer, bool backward, const char *stays, assay_fixture_writer *writer)
 {
     assay_status status;
-    char path[ASSAY_JOURNAL_PATH];
     thin_part thin = {.moving = moving, .from = part, .golden = writer, .stays = stays};
-    assay_journal_part(moving->journal, layer, backward, path);
     TRY(list_moved(ctx, &thin));
     if (thin.count == 0) goto cleanup;
     TRY(assay_fixture_sync(ctx, writer));
-    TRY(write_thin(ctx, &thin, path));
+    TRY(write_thin(ctx, &thin, layer, backward));
     TRY(free_disk(ctx, &thin));
 cleanup:
     free(thin.lines);

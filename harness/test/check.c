@@ -7,6 +7,7 @@
 #include "compare/pictures.h"
 #include "compare/report.h"
 #include "harness/judge/judge.h"
+#include "harness/test/float_mode.h"
 #include "harness/test/test_internal.h"
 #include "oracle/base/memory.h"
 
@@ -144,9 +145,12 @@ int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor
     if (made == NULL) return assay_test_end(&ctx, assay_fail(&ctx, ASSAY_NO_MEMORY, "no memory for a report"), message);
     made->ctx = ctx;
     made->profile = test->profile;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&test->held->turn);
     const assay_status status = check(&ctx, test, count, results, made);
     pthread_mutex_unlock(&test->held->turn);
+    assay_float_mode_restore(&mode);
     if (status == ASSAY_OK) {
         *report = made;
     } else {
@@ -229,9 +233,12 @@ const char *assay_test_report_text(assay_test_report *r, int verbose, int color,
     assay_status status = ASSAY_OK;
     const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
     char **text = &r->text[verbose != 0][color != 0];
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, 1);
     pthread_mutex_lock(&r->held->turn);
     if (*text == NULL) status = assay_report_text(&ctx, &r->report, &style, text);
     pthread_mutex_unlock(&r->held->turn);
+    assay_float_mode_restore(&mode);
     return give(&ctx, status, text, message);
 }
 
@@ -239,9 +246,12 @@ const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST
 {
     assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, 1);
     pthread_mutex_lock(&r->held->turn);
     if (r->json == NULL) status = assay_report_json(&ctx, 1, &r->report, &r->json);
     pthread_mutex_unlock(&r->held->turn);
+    assay_float_mode_restore(&mode);
     return give(&ctx, status, &r->json, message);
 }
 
@@ -249,6 +259,8 @@ const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST
 {
     assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&r->held->turn);
     if (r->report.pictures == NULL) {
         assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
@@ -256,5 +268,6 @@ const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST
     }
     if (status == ASSAY_OK && r->html == NULL) status = assay_report_html(&ctx, 1, &r->report, &r->html);
     pthread_mutex_unlock(&r->held->turn);
+    assay_float_mode_restore(&mode);
     return give(&ctx, status, &r->html, message);
 }

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include "compare/profile_yaml.h"
+#include "harness/test/float_mode.h"
 #include "harness/test/golden_cache.h"
 #include "harness/test/test_internal.h"
 #include "harness/version/version.h"
 
-enum { MOST_THREADS = 1024 };
 #define USUAL_FALSE_ALARM 1e-6
 
 assay_status assay_held_golden_make(assay_context *ctx, assay_held_golden **held)
@@ -54,9 +54,9 @@ static assay_status check_options(assay_context *ctx, const assay_test_options *
         return assay_fail(ctx, ASSAY_BAD_INPUT, "options: set_count is %" PRId32 " and sets %s", o->set_count,
                           o->sets == NULL ? "is NULL" : "is not");
     }
-    if (o->threads < 0 || o->threads > MOST_THREADS) {
+    if (o->threads < 0 || o->threads > ASSAY_MOST_THREADS) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "options: threads is %" PRId32 ", expected 0 to %d", o->threads,
-                          MOST_THREADS);
+                          ASSAY_MOST_THREADS);
     }
     if (!(o->false_alarm == 0.0 || (o->false_alarm >= 1e-300 && o->false_alarm <= 0.5))) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "options: false_alarm is %g, expected 0 or 1e-300 to 0.5",
@@ -191,7 +191,8 @@ static assay_status open_test(assay_context *ctx, assay_test *t, const char *wha
     TRY(check_options(ctx, o));
     TRY(assay_isa_from_environment(ctx));
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    ctx->threads = o->threads > 0 ? o->threads : cores > 0 ? (int)cores : 1;
+    const int usual = cores < 1 ? 1 : cores > ASSAY_MOST_THREADS ? ASSAY_MOST_THREADS : (int)cores;
+    ctx->threads = o->threads > 0 ? o->threads : usual;
     t->false_alarm = o->false_alarm > 0.0 ? o->false_alarm : USUAL_FALSE_ALARM;
     t->unexplained = o->no_explanation != 0;
     t->staged = o->staged != 0;
@@ -217,6 +218,8 @@ int assay_test_open(const char *what, const assay_test_options *options, assay_t
     static const assay_test_options usual = {0};
     assay_context ctx = assay_context_default(1);
     assay_status status;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, 1);
     *test = calloc(1, sizeof **test);
     if (*test == NULL) {
         status = assay_fail(&ctx, ASSAY_NO_MEMORY, "no memory for a test");
@@ -229,6 +232,7 @@ int assay_test_open(const char *what, const assay_test_options *options, assay_t
         assay_test_close(*test);
         *test = NULL;
     }
+    assay_float_mode_restore(&mode);
     return assay_test_end(&ctx, status, message);
 }
 

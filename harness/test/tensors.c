@@ -5,6 +5,7 @@
 
 #include "harness/golden/golden.h"
 #include "harness/plan/golden_read.h"
+#include "harness/test/float_mode.h"
 #include "harness/test/golden_cache.h"
 #include "harness/test/test_internal.h"
 #include "oracle/base/memory.h"
@@ -18,6 +19,8 @@ int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tens
 {
     assay_status status = ASSAY_OK;
     assay_context ctx = test->ctx;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&test->held->turn);
     if (index < 0 || index >= test->given_count) {
         status = assay_fail(&ctx, ASSAY_BAD_INPUT, "given tensor %" PRId32 ", expected 0 to %d", index,
@@ -29,6 +32,7 @@ int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tens
     }
     if (status == ASSAY_OK) *tensor = test->given[index];
     pthread_mutex_unlock(&test->held->turn);
+    assay_float_mode_restore(&mode);
     return assay_test_end(&ctx, status, message);
 }
 
@@ -55,9 +59,12 @@ assay_status assay_test_open_golden(assay_context *ctx, assay_test *test)
 int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE])
 {
     assay_context ctx = test->ctx;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&test->held->turn);
     const assay_status status = assay_test_open_golden(&ctx, test);
     pthread_mutex_unlock(&test->held->turn);
+    assay_float_mode_restore(&mode);
     return assay_test_end(&ctx, status, message);
 }
 
@@ -79,6 +86,8 @@ int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *
     assay_context ctx = test->ctx;
     int index = 0;
     assay_status status;
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&test->held->turn);
     TRY(assay_test_open_golden(&ctx, test));
     while (index < test->expected_count && strcmp(test->expected[index].path, path) != 0) index++;
@@ -91,6 +100,7 @@ int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *
     *tensor = test->results[index];
 cleanup:
     pthread_mutex_unlock(&test->held->turn);
+    assay_float_mode_restore(&mode);
     return assay_test_end(&ctx, status, message);
 }
 
@@ -121,5 +131,9 @@ cleanup:
 int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE])
 {
     assay_context ctx = test->ctx;
-    return assay_test_end(&ctx, save(&ctx, test, path), message);
+    assay_float_mode mode;
+    assay_float_mode_set(&mode, ctx.threads);
+    const assay_status status = save(&ctx, test, path);
+    assay_float_mode_restore(&mode);
+    return assay_test_end(&ctx, status, message);
 }

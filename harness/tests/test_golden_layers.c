@@ -303,6 +303,37 @@ TEST_IN_FOLDER(another_journal_is_refused)
     assay_cases_free(other, 1);
 }
 
+/* Names are the part's own: one under another's would pass on what is another layer's. */
+TEST_IN_FOLDER(parts_are_of_their_layer_and_journal)
+{
+    assay_context ctx = assay_context_default(1);
+    char journal[JOURNAL_SIZE], one[2 * JOURNAL_SIZE], two[2 * JOURNAL_SIZE], aside[2 * JOURNAL_SIZE];
+    assay_case *c = case_named(TINY, BOUNDARIES), *other = case_named(TINY, BOUNDARIES ";seed=99");
+    journal_of(folder->file, journal);
+    snprintf(one, sizeof one, "%s/forward-0.h5", journal);
+    snprintf(two, sizeof two, "%s/forward-1.h5", journal);
+    snprintf(aside, sizeof aside, "%s/aside", folder->path);
+    for (int64_t n = 400; access(two, F_OK) != 0; n += 100) {
+        assay_fail_allocation(n);
+        assert_false(had_memory(&ctx, write_layers(&ctx, c, folder->file)));
+    }
+    assay_fail_allocation(-1);
+    assert_int_equal(rename(one, aside) + rename(two, one) + rename(aside, two), 0);
+    assert_int_equal(write_layers(&ctx, c, folder->file), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "is forward of layer");
+    assert_int_equal(access(folder->file, F_OK), -1);
+    assert_int_equal(rename(one, aside), 0); /* the second layer's, from its own journal */
+    remove_journal(folder->file);
+    stop_in_the_middle(other, folder->file);
+    assert_int_equal(rename(aside, two), 0);
+    assert_int_equal(write_layers(&ctx, other, folder->file), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "forward-1.h5 is of another journal: remove it");
+    assert_int_equal(remove(two), 0);
+    assert_ok(&ctx, write_layers(&ctx, other, folder->file));
+    assay_cases_free(c, 1);
+    assay_cases_free(other, 1);
+}
+
 TEST_IN_FOLDER(two_do_not_work_in_one_journal)
 {
     assay_context ctx = assay_context_default(1);

@@ -1,6 +1,7 @@
 /* <assay/test.h>: the verdict on tensors in memory is the one on the same bits in files, goldens are kept and never trusted
  * blindly, and what cannot be judged is refused with one line. */
 #include <assay/test.h>
+#include <fenv.h>
 #include <pthread.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -450,6 +451,52 @@ TEST_IN_FOLDER(test_no_cache)
     assert_string_equal(verdict_with("rms_norm/one-row", &(assay_test_options){.cache = below}), "PASS");
     assert_string_equal(verdict_with("rms_norm/one-row", &(assay_test_options){.cache = ""}), "PASS");
     assert_int_equal(folder_count(folder->path, false), 1);
+}
+
+/* As a program may have set it, in its own thread and in those that it works with. */
+static void set_rounding(int threads, int rounding)
+{
+#pragma omp parallel num_threads(threads)
+    fesetround(rounding);
+}
+
+/* The bits of a golden do not follow the caller's way of rounding, which is his again after each call. */
+TEST(test_rounding_is_to_nearest)
+{
+    for (int threads = 1; threads <= 3; threads += 2) {
+        /* large enough for several threads, in double precision so that a last bit shows */
+        static const char *const sets[] = {"gradients=all", "sequence=64", "dtype=float32"};
+        const assay_test_options options = {
+            .cache = "", .precision = "f32", .sets = sets, .set_count = 3, .threads = threads, .no_explanation = 1};
+        kernel right, other;
+        assay_test *test[2];
+        int verdict[2];
+        for (int i = 0; i < 2; i++) {
+            assay_test_report *report = NULL;
+            kernel *k = i == 0 ? &right : &other;
+            set_rounding(threads, i == 0 ? FE_TONEAREST : FE_UPWARD);
+            test[i] = open_with("mla/small", &options);
+            run_kernel(k, test[i], ASSAY_FLOAT64);
+            assert_done(assay_test_check(test[i], k->count, k->results, &report, said));
+            verdict[i] = assay_test_report_verdict(report);
+            assert_non_null(assay_test_report_text(report, 1, 0, said));
+            assay_test_report_free(report);
+            const int left = fegetround();
+            set_rounding(threads, FE_TONEAREST);
+            assert_int_equal(left, i == 0 ? FE_TONEAREST : FE_UPWARD);
+        }
+        assert_int_equal(verdict[0], ASSAY_TEST_PASS);
+        assert_int_equal(verdict[1], ASSAY_TEST_PASS);
+        assert_int_equal(right.count, other.count);
+        for (int i = 0; i < right.count; i++) {
+            const size_t size = right.results[i].type == ASSAY_BACKEND_INT32 ? sizeof(int32_t) : sizeof(double);
+            assert_memory_equal(right.results[i].data, other.results[i].data,
+                                (size_t)count_of(&right.results[i]) * size);
+        }
+        free_results(&right);
+        free_results(&other);
+        for (int i = 0; i < 2; i++) assay_test_close(test[i]);
+    }
 }
 
 TEST_IN_FOLDER(test_cache_of_the_environment)
