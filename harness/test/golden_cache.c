@@ -1,9 +1,10 @@
-#define _GNU_SOURCE /* futimens, AT_ flags */
+#define _GNU_SOURCE /* AT_ flags, gettid */
 #include "harness/test/golden_cache.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "harness/golden/golden.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/leftovers.h"
 #include "oracle/base/memory.h"
 
 #define SUFFIX ".golden.h5"
@@ -140,13 +142,21 @@ cleanup:
     return status;
 }
 
-/* Ours, or one of ours that a process is writing or has left behind: .KEY.golden.h5.partial-... */
+/* Whoever makes a golden opens it under a name of his own before it has its key's: KEY.golden.h5.THREAD.h5. */
+#define OWN_SUFFIX ".%08x.h5"
+enum { OWN_EXTRA = 12 };
+
+/* Ours; but what a living thread has not opened yet is that thread's. */
 static bool is_ours(const char *name)
 {
-    const bool partial = name[0] == '.';
-    name += partial;
+    const char *rest = name + DIGITS + strlen(SUFFIX);
+    unsigned thread = 0;
+    int length = 0;
     if (strspn(name, "0123456789abcdef") != DIGITS || strncmp(name + DIGITS, SUFFIX, strlen(SUFFIX)) != 0) return false;
-    return partial || name[DIGITS + strlen(SUFFIX)] == '\0';
+    if (rest[0] == '\0') return true;
+    const bool own =
+        sscanf(rest, OWN_SUFFIX "%n", &thread, &length) == 1 && length == OWN_EXTRA && rest[length] == '\0';
+    return own && kill((pid_t)thread, 0) != 0 && errno == ESRCH;
 }
 
 typedef struct kept_file {
@@ -215,6 +225,27 @@ static bool can_be_written(assay_context *ctx, const char *folder, const char *p
     return made && access(folder, W_OK | X_OK) == 0;
 }
 
+/* Evaluated, opened, and then put where others find it: they may remove it as soon as it is there. */
+static assay_status evaluate_into(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                                  const char *folder, const char *path, const char *yaml, assay_golden *golden)
+{
+    assay_status status;
+    char *own = NULL;
+    if (!can_be_written(ctx, folder, path)) return ASSAY_IO;
+    if (asprintf(&own, "%s" OWN_SUFFIX, path, (unsigned)gettid()) < 0)
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a golden");
+    const int place = assay_leftover_path(own);
+    TRY(assay_golden_write_from(ctx, plan, own, source, true));
+    status = open_checked(ctx, own, yaml, golden);
+    if (status == ASSAY_OK && rename(own, path) == 0) goto cleanup;
+    unlink(own);
+    if (status != ASSAY_OK && status != ASSAY_NO_MEMORY) status = ASSAY_IO; /* others have removed or changed it */
+cleanup:
+    assay_leftover_done(place);
+    free(own);
+    return status;
+}
+
 assay_status assay_cache_golden(assay_context *ctx, const assay_plan *plan, assay_inputs *inputs,
                                 const assay_profile *profile, const char *folder, int64_t bytes, assay_golden *golden)
 {
@@ -235,8 +266,7 @@ assay_status assay_cache_golden(assay_context *ctx, const assay_plan *plan, assa
         goto cleanup;
     }
     if (status == ASSAY_NO_MEMORY) goto cleanup;
-    status = can_be_written(ctx, folder, path) ? assay_golden_write_from(ctx, plan, path, &source, true) : ASSAY_IO;
-    if (status == ASSAY_OK) status = open_checked(ctx, path, yaml, golden);
+    status = evaluate_into(ctx, plan, &source, folder, path, yaml, golden);
     if (status == ASSAY_OK) {
         remove_oldest(folder, bytes);
     } else if (status == ASSAY_IO) { /* a full disk, or a folder that others have removed */
