@@ -1,8 +1,10 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "cases/case_internal.h"
 
@@ -21,8 +23,13 @@ assay_status assay_read_text_file(assay_context *ctx, const char *path, char **t
     char *read = NULL;
     struct stat about;
     *text = NULL;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) return assay_fail(ctx, ASSAY_IO, "%s: %s", path, strerror(errno));
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO may have no writer */
+    FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "rb");
+    if (file == NULL) {
+        status = assay_fail(ctx, ASSAY_IO, "%s: %s", path, strerror(errno));
+        if (descriptor >= 0) close(descriptor);
+        return status;
+    }
     if (fstat(fileno(file), &about) != 0 || !S_ISREG(about.st_mode) || about.st_size > LARGEST) {
         status = assay_fail(ctx, ASSAY_IO, "%s: expected a file of at most %d bytes", path, LARGEST);
         goto cleanup;

@@ -106,8 +106,15 @@ static assay_status refuse_pattern(assay_context *ctx, const assay_case_list *ca
 {
     char hint[ASSAY_MESSAGE_SIZE / 2];
     assay_nearest nearest = {.word = pattern, .most = ASSAY_NEAREST_MOST};
-    for (int i = 0; i < catalogue->count; i++) assay_nearest_offer(&nearest, catalogue->cases[i].name);
+    const size_t length = strlen(pattern);
+    bool is_folder = false;
+    for (int i = 0; i < catalogue->count; i++) {
+        const char *name = catalogue->cases[i].name;
+        is_folder |= strncmp(name, pattern, length) == 0 && name[length] == '/';
+        assay_nearest_offer(&nearest, name);
+    }
     assay_nearest_text(&nearest, hint, sizeof hint);
+    if (is_folder) snprintf(hint, sizeof hint, ", did you mean '%.100s/*'?", pattern);
     return assay_fail(ctx, ASSAY_BAD_INPUT,
                       "%.200s: expected a case of the catalogue, a glob that matches some, or a YAML file; "
                       "there is none of this name%s",

@@ -166,6 +166,7 @@ TEST(refuses_what_matches_nothing)
         const char *pattern, *words;
     } REFUSED[] = {
         {"moe/deepsek3-tiny-sparse", "there is none of this name, did you mean moe/deepseek3-tiny-sparse"},
+        {"moe", "there is none of this name, did you mean 'moe/*'?"},
         {"deepseek3-tiny-sparse", "did you mean moe/deepseek3-tiny-sparse"},
         {"nothing/*", "nothing/*: expected a case of the catalogue, a glob that matches some, or a YAML file"},
         {"nowhere.yml", "nowhere.yml: No such file"},

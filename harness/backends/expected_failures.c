@@ -1,15 +1,16 @@
 #include "harness/backends/expected_failures.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cases/nearest.h"
+#include "cases/yaml_reader.h"
+#include "oracle/base/memory.h"
 
-enum { LINE_SIZE = 1024 };
+enum { LONGEST_LINE = 1022 };
 
 void assay_expected_failures_free(assay_expected_failures *failures)
 {
@@ -65,22 +66,26 @@ static assay_status add(assay_context *ctx, const char *path, int line, char *te
 
 assay_status assay_expected_failures_read(assay_context *ctx, const char *path, assay_expected_failures *failures)
 {
-    assay_status status = ASSAY_OK;
-    char line[LINE_SIZE];
+    assay_status status;
+    char *text = NULL;
+    size_t size = 0;
     *failures = (assay_expected_failures){0};
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s", path, strerror(errno));
-    for (int number = 1; status == ASSAY_OK && fgets(line, sizeof line, file) != NULL; number++) {
-        if (strchr(line, '\n') == NULL && !feof(file)) {
-            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: longer than %d bytes", path, number, LINE_SIZE - 2);
-            break;
+    TRY(assay_read_text_file(ctx, path, &text, &size));
+    text[size] = '\0'; /* what lies behind a zero byte is no list */
+    char *line = text, *next;
+    for (int number = 1; line != NULL; line = next, number++) {
+        next = strchr(line, '\n');
+        if (next != NULL) *next++ = '\0';
+        if (strlen(line) > LONGEST_LINE) {
+            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: longer than %d bytes", path, number, LONGEST_LINE);
+            goto cleanup;
         }
         line[strcspn(line, "#")] = '\0';
-        char *text = trim(line);
-        if (text[0] != '\0') status = add(ctx, path, number, text, failures);
+        line = trim(line);
+        if (line[0] != '\0') TRY(add(ctx, path, number, line, failures));
     }
-    if (status == ASSAY_OK && ferror(file)) status = assay_fail(ctx, ASSAY_IO, "%s: cannot be read", path);
-    fclose(file);
+cleanup:
+    free(text);
     if (status != ASSAY_OK) assay_expected_failures_free(failures);
     return status;
 }

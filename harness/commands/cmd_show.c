@@ -157,13 +157,17 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     assay_status status;
     assay_chosen chosen = {0};
     assay_plan plan = {0};
+    assay_fixture_reader *golden = NULL;
     char *yaml = NULL;
     *exit_code = ASSAY_EXIT_PASS;
-    TRY(assay_choose(ctx, options, 0, &chosen));
+    TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
     for (int i = 0; i < chosen.count; i++) {
-        TRY(assay_plan_describe(ctx, &plan, &chosen.cases[i], NULL, NULL));
+        if (chosen.goldens[i] != NULL) TRY(assay_fixture_open(ctx, chosen.goldens[i], &golden));
+        TRY(assay_plan_describe(ctx, &plan, &chosen.cases[i], golden, NULL));
         TRY(assay_case_yaml(ctx, &chosen.cases[i], &yaml));
         printf("%s", yaml);
+        if (golden != NULL)
+            printf("\ngolden    %s, by %s\n", chosen.goldens[i], assay_fixture_text(golden, "generator"));
         print_tensors(&plan);
         print_costs(&plan);
         TRY(print_remat(ctx, &plan));
@@ -172,19 +176,24 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         free(yaml);
         yaml = NULL;
         assay_plan_free(&plan);
+        assay_fixture_close(golden);
+        golden = NULL;
     }
 cleanup:
     free(yaml);
     assay_plan_free(&plan);
+    assay_fixture_close(golden);
     assay_chosen_free(&chosen);
     return status;
 }
 
 const assay_command assay_command_show = {
     .name = "show",
-    .arguments = "CASE...",
+    .arguments = "CASE|GOLDEN...",
     .summary = "one case in full: configuration, tensors, cost",
-    .details = "What it prints above the table is a case file: save it and change it to make your own.\n",
+    .details =
+        "What it prints above the table is a case file: save it and change it to make your own. Of a golden it is the\n"
+        "case that is stored in it.\n",
     .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS,
     .least = 1,
     .most = -1,
