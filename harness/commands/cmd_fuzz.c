@@ -109,6 +109,15 @@ static void print_indented(const char *text)
     }
 }
 
+/* Where it was wrong in the larger case says more of tiles than the smallest does. */
+static void print_as_drawn(const assay_found *found)
+{
+    char message[ASSAY_PRINTABLE_SIZE];
+    printf("    as it was drawn: %s\n", assay_printable(found->message, message));
+    if (found->diagnosis[0] != '\0') printf("      looked like this: %s\n", found->diagnosis);
+    if (found->explanation[0] != '\0') printf("      known bugs: %s\n", found->explanation);
+}
+
 static assay_status tell(assay_context *ctx, void *self, const assay_found *found, const assay_attempt *a)
 {
     assay_status status;
@@ -128,7 +137,11 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
     printf("    its line in a list of known failures: %s", assay_reason_line(found->c.op, &found->reason, line));
     if (a->reason.excess > 0) printf("<%.0f", floor(a->reason.excess) + 1);
     printf("\n");
-    printf("    %s; shrunk in %d steps of %d tries\n", found->drawn, found->steps, found->tries);
+    printf("    %s; shrunk in %d steps of %d tries%s\n", found->drawn, found->steps, found->tries,
+           found->ran_out ? ", when time was over" : "");
+    if (found->steps > 0) print_as_drawn(found);
+    if (found->edges[0] != '\0') printf("    sizes around it, one at a time:\n");
+    print_indented(found->edges);
     print_shapes(&a->plan);
     printf("    the case:\n");
     print_indented(yaml);

@@ -1,6 +1,8 @@
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cases/yaml_reader.h"
 #include "compare/printable.h"
@@ -8,9 +10,33 @@
 #include "harness/backends/expected_failures.h"
 #include "harness/backends/server.h"
 #include "harness/commands/command.h"
+#include "harness/commands/ending.h"
 #include "harness/commands/report_parcel.h"
 #include "harness/commands/run_case.h"
 #include "harness/plan/progress.h"
+#include "oracle/base/leftovers.h"
+
+/* A signal can say so in no other way. */
+static volatile sig_atomic_t interrupted;
+
+/* What runs is ended, and what is done is reported. A second time it is the end. */
+static void interrupt(int number)
+{
+    static const char line[] = "\nassay run: interrupted; what is done is reported. Once more ends it at once\n";
+    interrupted = number;
+    signal(number, assay_end_by_signal);
+    if (write(STDERR_FILENO, line, sizeof line - 1) < 0) return;
+    assay_leftovers_remove();
+}
+
+static void heed_interrupts(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction before;
+    for (int i = 0; i < 3; i++) {
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) signal(numbers[i], interrupt);
+    }
+}
 
 typedef struct tally {
     int passed, failed, vacuous, unsupported, known;
@@ -147,6 +173,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     assay_progress_add(&all->progress, 0, where);
     assay_status status = assay_run_case(ctx, options, &r);
     assay_progress_end(&all->progress);
+    if (interrupted != 0) status = assay_fail(ctx, ASSAY_IO, "interrupted"); /* whatever became of the case */
     if (status == ASSAY_OK && assay_ranks_is_first(ctx)) {
         apply_expected_failures(all->expected, options->known_file, r.c, &r);
         print_case(options, r.c, &r, &t);
@@ -185,7 +212,7 @@ static assay_status run_firsts(assay_context *ctx, runs *all)
     all->firsts = calloc((size_t)count, sizeof *all->firsts);
     if (all->firsts == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the first runs");
     assay_progress_start(&all->progress, all->options->quiet, "first runs", count);
-    for (int i = count - 1; i >= 0 && status == ASSAY_OK; i--) {
+    for (int i = count - 1; i >= 0 && status == ASSAY_OK && interrupted == 0; i--) {
         assay_case_run r = {.c = &all->chosen->cases[i], .stored = all->chosen->goldens[i], .server = all->server};
         status = assay_run_case_first(ctx, all->options, &r, &all->firsts[i]);
         assay_progress_add(&all->progress, 1, r.c->name);
@@ -255,12 +282,15 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
         goto cleanup;
     }
+    if (ctx->ranks == NULL) heed_interrupts();
     status = run_cases(ctx, &all);
     if (!assay_ranks_is_first(ctx)) goto cleanup;
-    TRY(write_reports(ctx, options, all.done, all.reports, status));
+    status = write_reports(ctx, options, all.done, all.reports, status);
+    if (interrupted == 0) TRY(status);
     printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported", chosen.count, all.t.passed, all.t.failed,
            all.t.vacuous, all.t.unsupported);
     if (options->known_file != NULL) printf(", %d known failures", all.t.known);
+    if (interrupted != 0) printf(", %d not run: interrupted", chosen.count - all.done);
     printf("\n");
     if (all.t.known > 0 && all.t.judged == 0)
         printf("known failures alone, none of which gave results: does the backend start?\n");
@@ -273,6 +303,10 @@ cleanup:
     assay_backend_folder_end(&kept);
     assay_chosen_free(&chosen);
     assay_expected_failures_free(&expected);
+    if (interrupted != 0) {
+        fflush(stdout);
+        assay_end_by_signal(interrupted); /* whoever waits sees how it ended */
+    }
     return status;
 }
 

@@ -38,14 +38,28 @@ static assay_status grow(assay_context *ctx, void *items, int count, size_t size
 
 /* ---- a new failure ---- */
 
+/* Two thirds of a failure's own time are for shrinking. */
+static double deadline_of(const assay_fuzzing *f, double own)
+{
+    const double end = f->started + f->seconds, least = assay_clock() + own;
+    return f->seconds <= 0 ? 0 : end > least ? end : least;
+}
+
 static assay_status shrink(assay_context *ctx, assay_fuzzing *f, const assay_case *c, assay_found *found)
 {
     assay_status status;
-    assay_shrinking s = {.tried = f->tried, .sets = f->sets, .stop = f->stop, .reason = found->reason};
+    assay_shrinking s = {.tried = f->tried,
+                         .sets = f->sets,
+                         .stop = f->stop,
+                         .deadline = deadline_of(f, ASSAY_FOUND_SECONDS * 2 / 3),
+                         .reason = found->reason};
     TRY(assay_case_copy(ctx, c, &found->c));
     TRY(assay_shrink(ctx, &s, &found->c));
     found->tries = s.tries;
     found->steps = s.steps;
+    found->ran_out = s.deadline > 0 && assay_clock() > s.deadline;
+    s.deadline = assay_clock() + ASSAY_FOUND_SECONDS / 3;
+    TRY(assay_edges_find(ctx, &s, &found->c, found->edges));
 cleanup:
     return status;
 }
@@ -65,12 +79,15 @@ cleanup:
 }
 
 static assay_status add_found(assay_context *ctx, assay_fuzzing *f, int64_t draw, const assay_case *c,
-                              const assay_reason *reason)
+                              const assay_attempt *a)
 {
     assay_status status;
     TRY(grow(ctx, &f->found, f->found_count, sizeof *f->found));
     assay_found *found = &f->found[f->found_count];
-    *found = (assay_found){.draw = draw, .alike = 1, .reason = *reason};
+    *found = (assay_found){.draw = draw, .alike = 1, .reason = a->reason};
+    snprintf(found->message, sizeof found->message, "%s", a->message);
+    snprintf(found->diagnosis, sizeof found->diagnosis, "%s", a->report.diagnosis);
+    snprintf(found->explanation, sizeof found->explanation, "%s", a->report.explanation);
     snprintf(found->drawn, sizeof found->drawn, "%.150s", c->description);
     f->found_count++;
     TRY(shrink(ctx, f, c, found));
@@ -124,7 +141,7 @@ static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings
     if (place >= 0) {
         f->found[place].alike++;
     } else {
-        TRY(add_found(ctx, f, draw, c, &a->reason));
+        TRY(add_found(ctx, f, draw, c, a));
     }
 cleanup:
     return status;
@@ -171,11 +188,11 @@ assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f)
     assay_status status;
     assay_progress progress = {0};
     sightings seen = {0};
-    const double started = assay_clock();
+    f->started = assay_clock();
     TRY(assay_draws_start(ctx, &f->draws, f->seed, f->op, &f->sets));
     assay_progress_start(&progress, f->quiet, "fuzz", 1000);
     while (!stopped(f)) {
-        const double past = assay_clock() - started;
+        const double past = assay_clock() - f->started;
         if ((f->cases > 0 && f->drawn >= f->cases) || (f->seconds > 0 && past > f->seconds)) break;
         show(f, &progress, f->cases > 0 ? (double)f->drawn / (double)f->cases : past / f->seconds);
         TRY(try_draw(ctx, f, &seen, f->drawn));
@@ -183,7 +200,7 @@ assay_status assay_fuzz(assay_context *ctx, assay_fuzzing *f)
     }
 cleanup:
     assay_progress_end(&progress);
-    f->taken = assay_clock() - started;
+    f->taken = assay_clock() - f->started;
     free(seen.items);
     return status;
 }

@@ -4,8 +4,8 @@
 
 #include <signal.h>
 
-#include "harness/fuzz/attempt.h"
 #include "harness/fuzz/draw.h"
+#include "harness/fuzz/edges.h"
 
 typedef struct assay_found {
     int64_t draw;                /* its number */
@@ -13,9 +13,16 @@ typedef struct assay_found {
     assay_case c;                /* shrunk */
     char drawn[ASSAY_PATH_SIZE]; /* what it was drawn from, in a word: the description */
     assay_reason reason;
-    int tries, steps; /* of shrinking */
-    bool is_unsteady; /* the shrunk case did not fail again */
+    int tries, steps;                                    /* of shrinking */
+    bool is_unsteady;                                    /* the shrunk case did not fail again */
+    bool ran_out;                                        /* of time, before it was as small as it gets */
+    char message[600], diagnosis[512], explanation[768]; /* of the case as it was drawn */
+    char edges[ASSAY_EDGES_TEXT];                        /* sizes around the shrunk one that fail, and that pass */
 } assay_found;
+
+/* What a failure has for shrinking and for sizes around it, though the time of the draws is over; the attempt that runs is
+ * waited for. Without a time of the draws nothing is cut short. */
+#define ASSAY_FOUND_SECONDS 15.0
 
 typedef struct assay_fuzzing assay_fuzzing;
 struct assay_fuzzing {
@@ -23,7 +30,7 @@ struct assay_fuzzing {
     uint64_t seed;
     const char *op;                    /* NULL: every operation */
     assay_draw_sets sets;              /* none of them of `profiles` */
-    double seconds;                    /* how long draws are made */
+    double seconds;                    /* how long draws are made; a failure may take ASSAY_FOUND_SECONDS more */
     int64_t cases;                     /* how many are; 0: as many as there is time for */
     int stop_after;                    /* so many reasons were found; 0: never */
     bool quiet;                        /* no progress */
@@ -36,7 +43,7 @@ struct assay_fuzzing {
     assay_found *found;
     int found_count;
     int64_t drawn, passed, failed, known, unsupported, refused;
-    double taken; /* seconds */
+    double started, taken; /* of assay_clock; seconds */
 };
 
 /* To be freed also where it fails: what was found stays. */

@@ -6,11 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/base/clock.h"
+
 enum { TRIES_MOST = 600, ROUNDS_MOST = 4, KEYS = ASSAY_MODEL_KEYS };
 
-static bool is_over(const assay_shrinking *s)
+bool assay_shrinking_is_over(const assay_shrinking *s)
 {
-    return s->tries >= TRIES_MOST || (s->stop != NULL && *s->stop != 0);
+    return s->tries >= TRIES_MOST || (s->stop != NULL && *s->stop != 0) ||
+           (s->deadline > 0 && assay_clock() > s->deadline);
 }
 
 /* Whether the case fails alike, and is no known failure. A reason without a name may be any bug's: then the first wrong
@@ -57,7 +60,7 @@ static assay_status offer(assay_context *ctx, assay_shrinking *s, assay_case *c,
         assay_draw_fit(changed);
         TRY(assay_draw_check(ctx, changed, s->tried->profile, &is_case));
     }
-    if (!is_case || is_over(s)) goto cleanup;
+    if (!is_case || assay_shrinking_is_over(s)) goto cleanup;
     if (assay_draw_elements(changed, s->tried->profile) > assay_draw_elements(c, s->tried->profile)) goto cleanup;
     TRY(fails_alike(ctx, s, changed, taken));
     if (*taken) {
@@ -387,7 +390,7 @@ assay_status assay_shrink(assay_context *ctx, assay_shrinking *s, assay_case *c)
     static assay_status (*const passes[])(assay_context *, assay_shrinking *, assay_case *) = {
         shrink_tags, shrink_formats, shrink_settings, shrink_options, shrink_inputs, shrink_sizes, shrink_values};
     assay_status status = ASSAY_OK;
-    for (int round = 0, steps = -1; round < ROUNDS_MOST && steps != s->steps && !is_over(s); round++) {
+    for (int round = 0, steps = -1; round < ROUNDS_MOST && steps != s->steps && !assay_shrinking_is_over(s); round++) {
         steps = s->steps;
         for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) TRY(passes[i](ctx, s, c));
     }

@@ -41,6 +41,7 @@ ASSAY_ISA=sse9 refuses 'ASSAY_ISA is "sse9", expected scalar, avx2 or avx512' ge
 ## cases
 refuses 'moe/smal.*moe/small' show moe/smal
 refuses 'nothing/' show 'nothing/*'
+refuses "there is none of this name, did you mean 'moe/\*'\?" list moe
 printf 'case: moe/small\nop: rms_norm\nconfig: {base_emb_dim: 4}\n' >"$work/same.yml"
 refuses 'moe/small' generate moe/small "$work/same.yml" -o "$out"
 cat >"$work/bad.yml" <<'YAML'
@@ -186,6 +187,10 @@ expect_full show moe/small
 golden=$out/golden.h5
 expect 0 generate moe/small -o "$golden"
 prints "^$golden\$"
+expect 0 show "$golden"
+prints '^case: moe/small$'
+prints "^golden    $golden, by assay "
+prints '^gradients/weights/gate/kernel '
 expect 0 generate 'unpermute/one-*' moe/small -o "$out/many"
 [ -f "$out/many/unpermute/one-token.h5" ] || complain "a folder for each part of the name expected"
 cmp "$golden" "$out/many/moe/small.h5" || complain "the same case, other bytes"

@@ -252,6 +252,13 @@ echo 'moe/small' >"$work/bad.txt"
 refuses 'bad.txt:1: no reason, expected a case' run moe/small --backend "$modules/odd_zeros.so" --known "$work/bad.txt"
 printf 'a/b x\na/b y\n' >"$work/bad.txt"
 refuses 'bad.txt:2: the case of line 1 again' run moe/small --backend "$modules/odd_zeros.so" --known "$work/bad.txt"
+mkfifo "$work/fifo.txt" # without a writer
+for place in '--known' '--precision'; do
+  mv "$work"/fifo.* "$work/fifo.${place:2:1}ml"
+  [ "$place" = --known ] || mv "$work"/fifo.* "$work/fifo.yml"
+  refuses 'fifo.*: expected a file of at most' run moe/small --backend "$modules/odd_zeros.so" "$place" "$work"/fifo.*
+done
+refuses 'fifo.yml: expected a file of at most' run "$work/fifo.yml" --backend "$modules/odd_zeros.so"
 refuses 'nowhere.txt: No such file' run moe/small --backend "$modules/odd_zeros.so" --known "$work/nowhere.txt"
 
 ## refused before anything runs
@@ -268,7 +275,33 @@ refuses 'text\.so/' run moe/small --backend "$touching" --keep "$work/text.so/be
 [ ! -e "$work/ran" ] || complain "a backend ran although the command was refused"
 [ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR: $(ls -A "$TMPDIR")"
 
-## interrupted: the backend goes too
+## interrupted: the backend goes too, and what was done is reported
+rm -f "$work"/report.* "$work/pid"
+"$assay" run mlp/silu moe/small rms_norm/one-row --quiet --json "$work/report.json" --junit "$work/report.xml" --backend \
+  "case {request} in *mlp-silu*) cp '$work/mlp/silu.h5' {candidate} ;; *) echo \$\$ >'$work/pid'; exec sleep 300 ;; esac" >"$work/out" 2>"$work/err" &
+program=$!
+for ((i = 0; i < 400; i++)); do
+  [ ! -s "$work/pid" ] || break
+  sleep 0.05
+done
+kill -TERM "$program"
+status=0
+wait "$program" || status=$?
+[ "$status" -eq 143 ] || complain "status $status of an interrupted run"
+prints '^3 cases: 0 passed, 1 failed, 0 vacuous, 0 unsupported, 2 not run: interrupted$'
+grep -q 'assay run: interrupted; what is done is reported' "$work/err" || complain "no line about the interruption"
+"$python" -c '
+import json, sys, xml.etree.ElementTree as tree
+assert [r["case"] for r in json.load(open(sys.argv[1]))["reports"]] == ["mlp/silu"]
+assert len(list(tree.parse(sys.argv[2]).getroot().iter("testsuite"))) == 1
+' "$work/report.json" "$work/report.xml"
+for ((i = 0; i < 100; i++)); do
+  kill -0 "$(cat "$work/pid")" 2>/dev/null || break
+  sleep 0.05
+done
+! kill -0 "$(cat "$work/pid")" 2>/dev/null || complain "the backend outlives an interrupted run"
+[ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR: $(ls -A "$TMPDIR")"
+rm -f "$work/pid"
 "$assay" run moe/small --quiet --backend "echo \$\$ >'$work/pid'; exec sleep 300 # {request} {candidate}" >/dev/null 2>&1 &
 program=$!
 for ((i = 0; i < 200; i++)); do

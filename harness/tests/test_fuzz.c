@@ -6,6 +6,7 @@
 #include "harness/fuzz/fuzz.h"
 #include "harness/fuzz/shrink.h"
 #include "harness/tests/harness_test.h"
+#include "oracle/base/clock.h"
 
 #define SHARED_BYTES (INT64_C(64) << 20)
 
@@ -305,6 +306,51 @@ TEST(known_failures_are_counted_and_not_shrunk_to)
     assay_shrinking s = {.tried = &tried, .reason = {.what = "the backend crashed: Segmentation fault"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_int_equal(s.steps, 0);
+    assay_cases_free(c, 1);
+    assay_forks_stop(&tried.forks);
+}
+
+/* The smallest case that loses its tail is one element, which any bug may be; sizes around it name the tile. */
+TEST(sizes_that_pass_and_fail_name_a_tile)
+{
+    assay_context ctx = assay_context_default(1);
+    hunt h;
+    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "loses_tail", "rms_norm", 2000);
+    assert_true(found->c.config.base_emb_dim < 16 && found->steps > 0 && !found->ran_out);
+    assert_non_null(strstr(found->edges,
+                           "base_emb_dim: 1 to 15 fail, 16 passes, 17 to 31 fail, 32 passes, 33 to 63 fail, "
+                           "64 passes, 65 fails (16 sizes tried)\n"));
+    assert_null(strstr(found->edges, "sequence:")); /* which decides nothing */
+    /* as it was drawn */
+    assert_non_null(strstr(found->message, "outputs/y"));
+    assert_true(found->explanation[0] != '\0');
+    end_hunt(&h);
+}
+
+/* What a user has set is no size to be tried. */
+TEST(sizes_that_are_set_stay)
+{
+    assay_context ctx = assay_context_default(1);
+    static const char *const items[] = {"base_emb_dim=20"};
+    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
+    char text[ASSAY_EDGES_TEXT];
+    setenv("HOSTILE", "loses_tail", 1);
+    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
+    unsetenv("HOSTILE");
+    assay_case *c = case_named("rms_norm/deepseek", "sequence=2;batch=1;base_emb_dim=20;gradients=none");
+    assay_shrinking s = {.tried = &tried, .sets = {items, 1}, .reason = {.where = "outputs/y", .what = "values"}};
+    assert_ok(&ctx, assay_edges_find(&ctx, &s, c, text));
+    assert_string_equal(text, "");
+    s.sets.count = 0;
+    assert_ok(&ctx, assay_edges_find(&ctx, &s, c, text));
+    assert_non_null(strstr(text, "16 passes"));
+    /* no time, no try */
+    s.deadline = assay_clock() - 1;
+    s.tries = 0;
+    assert_ok(&ctx, assay_shrink(&ctx, &s, c));
+    assert_int_equal(s.tries, 0);
+    assert_ok(&ctx, assay_edges_find(&ctx, &s, c, text));
+    assert_string_equal(text, "");
     assay_cases_free(c, 1);
     assay_forks_stop(&tried.forks);
 }

@@ -40,6 +40,20 @@ static void enlarge(const assay_backend_request *request, const char *path)
     }
 }
 
+/* Of each row what is behind its last whole tile of 16. */
+static void lose_tail(const assay_backend_request *request, const char *path)
+{
+    for (int i = 0; i < request->result_count; i++) {
+        const assay_backend_result *r = &request->results[i];
+        if (strcmp(r->path, path) != 0 || r->type != ASSAY_BACKEND_BFLOAT16) continue;
+        const int64_t width = r->dims[r->rank - 1], tail = width % 16;
+        int64_t rows = 1;
+        for (int axis = 0; axis + 1 < r->rank; axis++) rows *= r->dims[axis];
+        for (int64_t row = 0; row < rows; row++)
+            memset((char *)r->data + 2 * (row * width + width - tail), 0, 2 * (size_t)tail);
+    }
+}
+
 /* The bits of the result stay, and are no bfloat16 any more. */
 static void call_float16(const assay_backend_request *request)
 {
@@ -58,6 +72,7 @@ int assay_backend_run(const assay_backend_request *request)
     if (strcmp(trap, "nan_beside_crash") == 0 && sequence < 3) raise(SIGSEGV);
     if (strcmp(trap, "nan_beside_crash") == 0 && width > 8) spoil(request, "outputs/y", NAN);
     if (strcmp(trap, "unsteady") == 0 && sequence > 4) spoil(request, "outputs/y", (float)(getpid() % 64));
+    if (strcmp(trap, "loses_tail") == 0) lose_tail(request, "outputs/y");
     if (strcmp(trap, "enlarges") == 0) enlarge(request, "outputs/y");
     if (strcmp(trap, "nan_in_float16") == 0) spoil(request, "outputs/y", NAN), call_float16(request);
     if (strcmp(trap, "hangs") == 0 && sequence == 8) pause();
