@@ -30,6 +30,11 @@ void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t coun
     if (ctx->arithmetic->round != NULL) ctx->arithmetic->round(ctx, rounding, count, values);
 }
 
+void assay_round_terms(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums)
+{
+    if (ctx->arithmetic->round_terms != NULL) ctx->arithmetic->round_terms(ctx, terms, count, squares, sums);
+}
+
 bool assay_takes_second_form(const assay_context *ctx)
 {
     return ctx->emulation != NULL && ctx->emulation->second_form;

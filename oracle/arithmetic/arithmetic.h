@@ -75,7 +75,7 @@ typedef enum assay_rounding {
     ASSAY_ROUND_STORAGE,    /* a tensor that may be stored between kernels */
     ASSAY_ROUND_ROUTER,     /* logits, scores and routing weights */
     ASSAY_ROUND_ELEMENTARY, /* results of exp, tanh and the like, of norms and softmax */
-    ASSAY_ROUND_ACCUMULATE  /* sums of few terms */
+    ASSAY_ROUND_ACCUMULATE  /* partial sums, outside of products */
 } assay_rounding;
 
 typedef struct assay_arithmetic {
@@ -86,6 +86,8 @@ typedef struct assay_arithmetic {
     /* NULL: nothing is rounded. May be called from several threads; what becomes of a value depends on the value alone.
      */
     void (*round)(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
+    /* As assay_round_terms; NULL with `round`. */
+    void (*round_terms)(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums);
 } assay_arithmetic;
 
 /* Whether this run takes the second of two orders of operations that are equal but for rounding: only some of the
@@ -120,6 +122,10 @@ void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t coun
 
 /* Sums whose partial sums were rounded: errors like those of `roundings` independent ones of the final values. */
 void assay_round_sums(const assay_context *ctx, double roundings, int64_t count, double *sums);
+
+/* Sums of `terms` each, whose squares add up to `squares`, in whatever order: partial sums, and terms that are products, were
+ * rounded. Where terms cancel that is more than assay_round_sums knows of. */
+void assay_round_terms(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums);
 
 /* The best instruction set of this processor. */
 assay_isa assay_isa_best(void);

@@ -99,4 +99,4 @@ cleanup:
 }
 
 const assay_arithmetic assay_arithmetic_emulated = {
-    .name = "emulated", .matmul = emulated_matmul, .round = emulated_round};
+    .name = "emulated", .matmul = emulated_matmul, .round = emulated_round, .round_terms = emulated_round_terms};

@@ -112,6 +112,23 @@ void emulated_move_cancelled(const assay_context *ctx, const assay_matmul_args *
     }
 }
 
+void emulated_round_terms(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums)
+{
+    enum { PIECE = 256 };
+    double roots[PIECE];
+    const assay_matmul_args args = {.m = 1, .n = count, .k = terms, .kind = ASSAY_PRODUCT_OTHER};
+    assay_emulation plain = *ctx->emulation;
+    plain.precision.accumulator = (assay_accumulator){0}; /* that is of products */
+    const uint64_t key = emulated_key(&plain, EMULATED_PRODUCTS);
+    if (terms == 0 || plain.nearest || emulated_accumulator_of(&plain, args.kind).unit == 0) return;
+    const emulated_sum_error errors = emulated_sum_errors_of(&plain, &args);
+    for (int64_t first = 0; first < count; first += PIECE) {
+        const int64_t length = emulated_smaller(PIECE, count - first);
+        for (int64_t i = 0; i < length; i++) roots[i] = sqrt(squares[first + i]);
+        emulated_loops_for(ctx->isa)->add_sum_error(&errors, key, length, sums + first, sqrt((double)terms), roots);
+    }
+}
+
 assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args *args)
 {
     assay_status status = ASSAY_OK;

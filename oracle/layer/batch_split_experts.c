@@ -6,6 +6,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/ops/gmm.h"
+#include "oracle/ops/vector_sums.h"
 
 /* Of one shard. */
 static assay_gated_mlp_config shared_config(const bs_run *run)
@@ -295,7 +296,7 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, d
     if (merged) goto cleanup;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, through_up);
-    bs_accumulate(ctx, dx, through_up, count);
+    assay_add(ctx, count, through_up, dx);
 cleanup:
     free(through_up);
     return status;

@@ -76,13 +76,15 @@ cleanup:
 }
 
 /* The scores of a token's choices [K], and their sum. */
-static double gather_scores(const bs_call *c, int64_t token, const int32_t *indices, double *gathered)
+static double gather_scores(const assay_context *ctx, const bs_call *c, int64_t token, const int32_t *indices,
+                            double *gathered)
 {
     const int64_t chosen = c->run.routing.num_experts_per_tok;
     double sum = 0;
     for (int64_t k = 0; k < chosen; k++) {
         gathered[k] = c->in[1].values[token * c->run.routing.num_experts + indices[k]];
         sum += gathered[k];
+        if (k > 0) assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &sum);
     }
     return sum;
 }
@@ -94,8 +96,7 @@ assay_status bs_call_expert_indices_and_weights(assay_context *ctx, bs_call *c)
     TRY(choose_all(ctx, c, c->out[0].indices));
     for (int64_t t = 0; t < c->run.sizes.shards * c->run.sizes.tokens; t++) {
         double *weights = c->out[1].values + t * chosen;
-        double sum = gather_scores(c, t, c->out[0].indices + t * chosen, weights);
-        assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &sum);
+        const double sum = gather_scores(ctx, c, t, c->out[0].indices + t * chosen, weights);
         for (int64_t k = 0; k < chosen; k++) weights[k] /= sum;
         assay_round(ctx, ASSAY_ROUND_ROUTER, chosen, weights);
         for (int64_t k = 0; k < chosen; k++) weights[k] *= c->run.routing.routed_scaling_factor;
@@ -119,9 +120,11 @@ assay_status bs_call_expert_indices_and_weights_bwd(assay_context *ctx, bs_call 
     for (int64_t t = 0; t < tokens; t++) {
         double *d = gathered + chosen, mean = 0;
         const double *d_weights = c->in[2].values + t * chosen;
-        const double sum = gather_scores(c, t, indices + t * chosen, gathered);
-        for (int64_t k = 0; k < chosen; k++) mean = fma(gathered[k] / sum, d_weights[k], mean);
-        assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &mean);
+        const double sum = gather_scores(ctx, c, t, indices + t * chosen, gathered);
+        for (int64_t k = 0; k < chosen; k++) {
+            mean = fma(gathered[k] / sum, d_weights[k], mean);
+            assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &mean);
+        }
         for (int64_t k = 0; k < chosen; k++) d[k] = rule.factor * (d_weights[k] - mean) / sum;
         assay_round(ctx, ASSAY_ROUND_ROUTER, chosen, d);
         for (int64_t k = 0; k < chosen; k++) c->out[0].values[t * experts + indices[t * chosen + k]] = d[k];

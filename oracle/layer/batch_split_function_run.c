@@ -10,6 +10,7 @@
 #include "oracle/layer/batch_split_function_internal.h"
 #include "oracle/mesh/collectives.h"
 #include "oracle/mesh/shard_rows.h"
+#include "oracle/ops/vector_sums.h"
 
 double *bs_part(const bs_slot *slot, int64_t i)
 {
@@ -381,7 +382,7 @@ static assay_status write_weight_gradient(assay_context *ctx, const bs_call *c, 
         if (shard < parts) {
             memcpy(whole + part * local, each + shard * local, (size_t)local * sizeof *whole);
         } else {
-            bs_accumulate(ctx, whole + part * local, each + shard * local, local);
+            assay_add(ctx, local, each + shard * local, whole + part * local);
         }
     }
     TRY(out->write(ctx, out->self, path, count, whole));

@@ -59,9 +59,6 @@ assay_status bs_alloc_shards_i32(assay_context *ctx, const bs_run *run, const ch
 /* A shard's part of a gathered weight or of its gradient; NULL where there is none. */
 double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t shard);
 
-/* sum += term, not rounded. */
-void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count);
-
 /* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
 

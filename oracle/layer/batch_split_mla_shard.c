@@ -6,6 +6,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/ops/vector_sums.h"
 
 void bs_initialize_yarn_freqs(const assay_context *ctx, double *yarn_freqs, const int32_t *positions,
                               const assay_mla_config *config)
@@ -254,7 +255,7 @@ assay_status bs_mla_bwd(assay_context *ctx, const bs_mla_shard *at, const assay_
     if (g->dx != NULL) TRY(alloc_tensor(ctx, &d, ASSAY_MLA_OUT_PROJ, at->config));
     from_kv.dx = d.values[ASSAY_MLA_OUT_PROJ];
     TRY(bs_kv_projection_bwd(ctx, at, &from_kv, qkv.dkey, qkv.dvalue, r));
-    if (g->dx != NULL) bs_accumulate(ctx, g->dx, from_kv.dx, count);
+    if (g->dx != NULL) assay_add(ctx, count, from_kv.dx, g->dx);
 cleanup:
     assay_mla_residuals_free(&d);
     return status;

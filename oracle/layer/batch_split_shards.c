@@ -39,20 +39,12 @@ int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard)
     return rows;
 }
 
-void bs_accumulate(const assay_context *ctx, double *sum, const double *term, int64_t count)
-{
-    enum { PIECE = 4096 };
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t first = 0; first < count; first += PIECE)
-        assay_add_scaled(ctx, count - first < PIECE ? count - first : PIECE, 1, term + first, sum + first);
-}
-
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count)
 {
     const int64_t shards = run->sizes.shards;
     if (values == NULL || shards == 1) return;
     assay_round(ctx, ASSAY_ROUND_STORAGE, shards * count, values);
-    for (int64_t shard = 1; shard < shards; shard++) bs_accumulate(ctx, values, values + shard * count, count);
+    for (int64_t shard = 1; shard < shards; shard++) assay_add(ctx, count, values + shard * count, values);
     for (int64_t shard = 1; shard < shards; shard++)
         memcpy(values + shard * count, values, (size_t)count * sizeof *values);
 }
@@ -100,7 +92,7 @@ void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_grad
         const int64_t count = run->sizes.shards * bs_weight_count(run, weight, true);
         if (i > 0) {
             assay_round(ctx, ASSAY_ROUND_STORAGE, count, each);
-            bs_accumulate(ctx, sum, each, count);
+            assay_add(ctx, count, each, sum);
         }
         if (i < run->factor - 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, sum);
     }

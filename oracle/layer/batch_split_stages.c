@@ -5,6 +5,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/ops/rms_norm.h"
+#include "oracle/ops/vector_sums.h"
 
 void bs_routed_free(bs_routed *routed, const bs_run *run)
 {
@@ -96,11 +97,11 @@ static assay_status route_and_shared_bwd(assay_context *ctx, const bs_moe_layer 
     TRY(bs_expert_selection_bwd(ctx, at, term, d_weights, routed->x_norm, &routed->selection));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_norm);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-    bs_accumulate(ctx, d_norm, term, count);
+    assay_add(ctx, count, term, d_norm);
     TRY(bs_shared_expert_bwd(ctx, at, term, d_shared_out, routed->x_norm, routed->shared));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_norm);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-    bs_accumulate(ctx, d_norm, term, count);
+    assay_add(ctx, count, term, d_norm);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_norm);
 cleanup:
     free(d_weights);

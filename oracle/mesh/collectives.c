@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/ops/vector_sums.h"
+
 /* A shard's array seen along one dimension: `outer` pieces of `piece` numbers each. */
 typedef struct tiling {
     int64_t outer, piece;
@@ -53,13 +55,9 @@ void assay_psum(const assay_context *ctx, double *out, const double *in, int64_t
     const int64_t shards = assay_mesh_shards(mesh);
     for (int64_t shard = 0; shard < shards; shard++) {
         double *sum = out + shard * count;
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t i = 0; i < count; i++) {
-            double total = in[assay_mesh_peer(mesh, shard, axis, 0) * count + i];
-            for (int64_t part = 1; part < assay_mesh_size(mesh, axis); part++)
-                total += in[assay_mesh_peer(mesh, shard, axis, part) * count + i];
-            sum[i] = total;
-        }
+        memcpy(sum, in + assay_mesh_peer(mesh, shard, axis, 0) * count, (size_t)count * sizeof *sum);
+        for (int64_t part = 1; part < assay_mesh_size(mesh, axis); part++)
+            assay_add(ctx, count, in + assay_mesh_peer(mesh, shard, axis, part) * count, sum);
     }
 }
 
@@ -84,13 +82,12 @@ void assay_psum_scatter(const assay_context *ctx, double *out, const double *in,
     const int64_t kept = t.piece / parts, whole = t.outer * t.piece;
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t own = assay_mesh_index(mesh, shard, axis);
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t i = 0; i < t.outer * kept; i++) {
-            const int64_t at = i / kept * t.piece + own * kept + i % kept;
-            double total = in[assay_mesh_peer(mesh, shard, axis, 0) * whole + at];
+        for (int64_t o = 0; o < t.outer; o++) {
+            double *sum = out + (shard * t.outer + o) * kept;
+            const double *from = in + o * t.piece + own * kept;
+            memcpy(sum, from + assay_mesh_peer(mesh, shard, axis, 0) * whole, (size_t)kept * sizeof *sum);
             for (int64_t part = 1; part < parts; part++)
-                total += in[assay_mesh_peer(mesh, shard, axis, part) * whole + at];
-            out[shard * t.outer * kept + i] = total;
+                assay_add_scaled(ctx, kept, 1, from + assay_mesh_peer(mesh, shard, axis, part) * whole, sum);
         }
     }
 }

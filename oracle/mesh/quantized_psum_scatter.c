@@ -1,9 +1,11 @@
 #include "oracle/mesh/quantized_psum_scatter.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/ops/vector_sums.h"
 
 /* Term after term in ascending order: what is not the sum of all yet may be stored. */
 void assay_quantized_psum_scatter_forward(const assay_context *ctx, double *y, const double *x,
@@ -13,11 +15,11 @@ void assay_quantized_psum_scatter_forward(const assay_context *ctx, double *y, c
     const int64_t count = dims->rows * dims->columns, parts = assay_mesh_size(mesh, axis);
     const int64_t all = assay_mesh_shards(mesh) * count;
     for (int64_t part = 0; part < parts; part++) {
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t i = 0; i < all; i++) {
-            const int64_t shard = i / count, own = assay_mesh_index(mesh, shard, axis);
-            const double term = x[(assay_mesh_peer(mesh, shard, axis, part) * parts + own) * count + i % count];
-            y[i] = part == 0 ? term : y[i] + term;
+        for (int64_t shard = 0; shard < assay_mesh_shards(mesh); shard++) {
+            const int64_t own = assay_mesh_index(mesh, shard, axis);
+            const double *term = x + (assay_mesh_peer(mesh, shard, axis, part) * parts + own) * count;
+            if (part == 0) memcpy(y + shard * count, term, (size_t)count * sizeof *y);
+            if (part > 0) assay_add(ctx, count, term, y + shard * count);
         }
         if (part > 0 && part + 1 < parts) assay_round(ctx, ASSAY_ROUND_STORAGE, all, y);
     }

@@ -5,6 +5,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/collectives.h"
+#include "oracle/ops/vector_sums.h"
 
 assay_status assay_ragged_params_alloc(assay_context *ctx, assay_ragged_params *params, const assay_mesh *mesh,
                                        assay_mesh_axis axis)
@@ -117,7 +118,7 @@ assay_status assay_ragged_all_to_all_transpose(assay_context *ctx, double *d_in,
             const slice s = slice_of(params, mesh, axis, shard, part);
             const int64_t to = (s.to_shard * dims->out_rows + s.to_row) * columns;
             double *sum = d_in + (s.from_shard * dims->in_rows + s.from_row) * columns;
-            for (int64_t i = 0; i < s.rows * columns; i++) sum[i] += d_out[to + i];
+            assay_add(ctx, s.rows * columns, d_out + to, sum);
             if (d_out_operand != NULL && s.rows > 0)
                 memset(d_out_operand + to, 0, (size_t)(s.rows * columns) * sizeof *d_out_operand);
         }

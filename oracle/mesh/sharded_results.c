@@ -6,6 +6,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/ops/vector_sums.h"
 
 /* For each shard of the mesh, those of mlp_tensor innermost, which have the same. */
 static int64_t devices(const sharded_run *run)
@@ -90,7 +91,7 @@ static assay_status write_loss(assay_context *ctx, const sharded_run *run, int r
                 const assay_routing *routing = &run->chunks[c].routings[shard];
                 double part = result == MOE_LB_LOSS ? routing->lb_loss : routing->z_loss;
                 if (losses < s->shards) assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &part);
-                loss += part;
+                assay_add_scaled(ctx, 1, 1, &part, &loss);
             }
         }
         loss /= (double)(s->chunks * s->shards / losses);
@@ -114,8 +115,7 @@ static assay_status write_updates(assay_context *ctx, const sharded_run *run)
         memset(updates, 0, (size_t)experts * sizeof *updates);
         for (int64_t c = 0; c < s->chunks; c++) {
             const assay_routing *routing = &run->chunks[c].routings[device / s->hidden_shards];
-            for (int64_t e = 0; routing->bias_updates != NULL && e < experts; e++)
-                updates[e] += routing->bias_updates[e];
+            if (routing->bias_updates != NULL) assay_add_scaled(ctx, experts, 1, routing->bias_updates, updates);
         }
         for (int64_t e = 0; e < experts; e++) updates[e] /= chunks;
         TRY(moe_write(ctx, &run->block->results, MOE_BIAS_UPDATES, experts, updates));

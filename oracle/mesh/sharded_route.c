@@ -6,6 +6,7 @@
 #include "oracle/mesh/sharded_moe_internal.h"
 #include "oracle/moe/balance.h"
 #include "oracle/ops/activation.h"
+#include "oracle/ops/vector_sums.h"
 
 assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharded_chunk *chunk, int64_t shard)
 {
@@ -104,7 +105,10 @@ static assay_status share_density(assay_context *ctx, sharded_run *run)
     TRY(assay_alloc_zeros(ctx, "density of all shards", experts, &mean));
     for (int64_t i = 0; i < parts; i++) {
         const double *density = run->chunks[i / shards].routings[i % shards].density;
-        for (int64_t e = 0; density != NULL && e < experts; e++) mean[e] += density[e] / (double)parts;
+        for (int64_t e = 0; density != NULL && e < experts; e++) {
+            const double share = density[e] / (double)parts;
+            assay_add_scaled(ctx, 1, 1, &share, &mean[e]);
+        }
     }
     for (int64_t i = 0; i < parts; i++) {
         assay_routing *routing = &run->chunks[i / shards].routings[i % shards];

@@ -5,6 +5,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
+#include "oracle/ops/vector_sums.h"
 
 static const assay_mesh_axis EXPERT = ASSAY_AXIS_EXPERT;
 
@@ -48,7 +49,8 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
         for (int64_t shard = 0; shard < s->shards; shard++) {
             double *sum = part + shard / alike * count;
             const double *term = routed + shard * count;
-            for (int64_t i = 0; i < count; i++) sum[i] = shard % alike == 0 ? term[i] : sum[i] + term[i];
+            if (shard % alike == 0) memcpy(sum, term, (size_t)count * sizeof *sum);
+            if (shard % alike > 0) assay_add(ctx, count, term, sum);
         }
     }
     for (int64_t row = 0; row < batch; row++)

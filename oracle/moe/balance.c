@@ -53,7 +53,6 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
     TRY(assay_alloc_f64(ctx, "load balance: mean probabilities", experts, &sums));
     for (int64_t b = 0; b < of.batch; b++) {
         assay_column_sums(ctx, sums, sequence, experts, experts, probabilities + b * sequence * experts);
-        assay_round_sums(ctx, (double)sequence, experts, sums); /* an error for each term */
         for (int64_t e = 0; e < experts; e++) sums[e] /= (double)sequence;
         assay_round(ctx, ASSAY_ROUND_ROUTER, experts, sums);
         for (int64_t e = 0; e < experts; e++) total = fma(density[b * experts + e], sums[e], total);
@@ -89,6 +88,7 @@ double assay_z_loss(const assay_context *ctx, double *log_sums, const double *lo
         double largest = -INFINITY, sum = 0.0;
         for (int64_t e = 0; e < experts; e++) largest = fmax(largest, logit_of(x, bias, e));
         for (int64_t e = 0; e < experts; e++) sum += assay_exp(logit_of(x, bias, e) - largest);
+        assay_round_sums(ctx, ceil((double)experts / 3), 1, &sum);
         log_sums[t] = largest + assay_log(sum);
     }
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, tokens, log_sums);

@@ -216,9 +216,9 @@ static assay_status weight_gradients(assay_context *ctx, const moe_mlp *mlp, con
     const double *bias = weights.w[ASSAY_MLP_WO_BIAS];
     TRY(assay_gated_mlp_backward(ctx, &g, rows->dy, &mlp->residuals, rows->x, &weights, &mlp->config));
     for (int64_t row = 0; row < rows->count; row++) {
-        double d_weight = assay_dot(ctx, width, mlp->residuals.h + row * width, mlp->dh + row * width);
-        if (bias != NULL) d_weight += assay_dot(ctx, dim, bias, rows->dy + row * dim);
-        rows->d_h_weights[row] = d_weight;
+        const double of_bias = bias == NULL ? 0 : assay_dot(ctx, dim, bias, rows->dy + row * dim);
+        rows->d_h_weights[row] = assay_dot(ctx, width, mlp->residuals.h + row * width, mlp->dh + row * width);
+        assay_add_scaled(ctx, 1, 1, &of_bias, &rows->d_h_weights[row]);
     }
 cleanup:
     return status;

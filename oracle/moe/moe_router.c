@@ -4,6 +4,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
+#include "oracle/ops/vector_sums.h"
 
 static assay_status read_f64(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
 {
@@ -28,7 +29,7 @@ static assay_status read_losses(assay_context *ctx, const moe_block *block, cons
     TRY(in->read(ctx, in->self, path, 0, losses * copies, *d_losses));
     for (int64_t i = 0; i < losses; i++) {
         double sum = (*d_losses)[i * copies];
-        for (int64_t copy = 1; copy < copies; copy++) sum += (*d_losses)[i * copies + copy];
+        for (int64_t copy = 1; copy < copies; copy++) assay_add_scaled(ctx, 1, 1, *d_losses + i * copies + copy, &sum);
         (*d_losses)[i] = sum;
     }
 cleanup:

@@ -33,8 +33,7 @@ void moe_join(const assay_context *ctx, int64_t count, double *total, double *te
 {
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) total[i] += term[i];
+    assay_add(ctx, count, term, total);
 }
 
 int64_t moe_row_of(const moe_block *block, int64_t j)

@@ -340,20 +340,10 @@ static void step_to_logits(const backward_pass *pass, int64_t t, double *scratch
     through_scores(pass, t);
 }
 
-/* Emulated: every partial sum is rounded. */
 static void bias_backward(double *d_bias, const backward_pass *pass)
 {
-    const assay_context *ctx = pass->ctx;
     const int64_t tokens = pass->config->batch * pass->config->sequence, experts = pass->config->num_experts;
-    if (ctx->arithmetic->round == NULL) {
-        assay_column_sums(ctx, d_bias, tokens, experts, experts, pass->d_logits);
-        return;
-    }
-    for (int64_t e = 0; e < experts; e++) d_bias[e] = 0.0;
-    for (int64_t t = 0; t < tokens; t++) {
-        for (int64_t e = 0; e < experts; e++) d_bias[e] += pass->d_logits[t * experts + e];
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, experts, d_bias);
-    }
+    assay_column_sums(pass->ctx, d_bias, tokens, experts, experts, pass->d_logits);
 }
 
 static void expert_scale_backward(double *d_scale, const backward_pass *pass)
@@ -367,8 +357,8 @@ static void expert_scale_backward(double *d_scale, const backward_pass *pass)
         for (int64_t k = 0; k < count; k++) {
             const int32_t e = pass->r->selected_experts[t * count + k];
             if (e == ASSAY_NO_EXPERT) continue;
-            double *d = &d_scale[e];
-            *d = fma(pass->d_weights[t * count + k], gathered[k] / divisor * pass->rule.factor, *d);
+            const double weight = gathered[k] / divisor * pass->rule.factor;
+            assay_add_scaled(pass->ctx, 1, pass->d_weights[t * count + k], &weight, &d_scale[e]);
         }
     }
 }

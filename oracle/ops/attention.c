@@ -266,7 +266,6 @@ static void add_row_by_row(const assay_context *ctx, const attention_triangle *t
         for (int64_t i = from; i < to; i++) {
             const double w = t->transpose ? t->w[i * t->ld + row] : t->w[row * t->ld + i];
             assay_add_scaled(ctx, t->width, w, t->x + i * t->width, y);
-            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, t->width, y);
         }
         assay_round_sums(ctx, ceil((double)(to - from) / 3), t->width, y);
     }

@@ -149,8 +149,7 @@ static void give_to_keys(const assay_context *ctx, const attention_rows *rows, d
     if (group > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, part);
     if (rows->query.index % group > 0) {
         attention_gather(rows, rows->kv, sum, tensor, dim);
-        for (int64_t i = 0; i < count; i++) part[i] += sum[i];
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, part);
+        assay_add(ctx, count, sum, part);
     }
     attention_scatter(rows, rows->kv, tensor, part, dim);
 }
@@ -196,7 +195,6 @@ static assay_status sink_gradients(assay_context *ctx, const backward_job *job, 
             d[t] = padding ? 0 : assay_dot(ctx, wide, job->dout + row * wide, job->out + row * wide);
         }
         assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, p);
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, tokens, d);
         TRY(assay_matmul(ctx, &sum));
     }
 cleanup:

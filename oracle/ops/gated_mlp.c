@@ -56,11 +56,6 @@ assay_gated_mlp_gradients assay_gated_mlp_gradients_of(double *dx, double *const
     return g;
 }
 
-static void add_to(double *values, const double *terms, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) values[i] += terms[i];
-}
-
 /* sum += term, both of which may be stored before. */
 static void add_rows(const assay_context *ctx, double *sum, double *term, int64_t rows, int64_t dim)
 {
@@ -68,7 +63,7 @@ static void add_rows(const assay_context *ctx, double *sum, double *term, int64_
     for (int64_t row = 0; row < rows; row++) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, dim, sum + row * dim);
         assay_round(ctx, ASSAY_ROUND_STORAGE, dim, term + row * dim);
-        add_to(sum + row * dim, term + row * dim, dim);
+        assay_add_scaled(ctx, dim, 1, term + row * dim, sum + row * dim);
     }
 }
 
@@ -134,7 +129,7 @@ static void add_bias(const assay_context *ctx, double *values, int64_t ld, const
     for (int64_t group = 0; bias != NULL && group < groups_of(config); group++) {
         const int64_t rows = group_size(config, group);
 #pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t row = 0; row < rows; row++) add_to(values + row * ld, bias, count);
+        for (int64_t row = 0; row < rows; row++) assay_add_scaled(ctx, count, 1, bias, values + row * ld);
         values += rows * ld;
         bias += count;
     }

@@ -8,6 +8,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/gqa_internal.h"
 #include "oracle/ops/rms_norm.h"
+#include "oracle/ops/vector_sums.h"
 
 assay_gqa_weights assay_gqa_weights_of(double *const weights[ASSAY_GQA_WEIGHTS])
 {
@@ -117,9 +118,7 @@ static assay_status linear(assay_context *ctx, double *c, const double *a, const
     if (status != ASSAY_OK || bias == NULL) return status;
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * n, c);
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < rows; row++) {
-        for (int64_t i = 0; i < n; i++) c[row * n + i] += bias[i];
-    }
+    for (int64_t row = 0; row < rows; row++) assay_add_scaled(ctx, n, 1, bias, c + row * n);
     return ASSAY_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/gqa_internal.h"
 #include "oracle/ops/rms_norm.h"
+#include "oracle/ops/vector_sums.h"
 
 enum { PROJECTIONS = 3 };
 static const assay_gqa_tensor PROJECTED[PROJECTIONS] = {ASSAY_GQA_QUERY_PROJ, ASSAY_GQA_KEY_PROJ, ASSAY_GQA_VALUE_PROJ};
@@ -174,8 +175,7 @@ static assay_status through_projections(assay_context *ctx, backward *b)
         const linear projection = projection_of(b, PROJECTED[i], i == 0 ? dx : part);
         TRY(linear_backward(ctx, &projection, b->heads[i]));
         if (i == 0 || dx == NULL) continue;
-#pragma omp parallel for num_threads(ctx->threads)
-        for (int64_t j = 0; j < count; j++) dx[j] += part[j];
+        assay_add(ctx, count, part, dx);
         if (i + 1 < PROJECTIONS) assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     }
 cleanup:

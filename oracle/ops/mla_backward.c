@@ -5,6 +5,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/mla_steps.h"
 #include "oracle/ops/rms_norm.h"
+#include "oracle/ops/vector_sums.h"
 
 /* What one call works with; gradients of intermediates come and go, since they are as large as those. */
 typedef struct backward {
@@ -197,8 +198,7 @@ static void sum_heads(const assay_context *ctx, const mla_key_value_gradients *d
         const double *key = dkey + t * s->heads * s->qk + s->nope;
         memcpy(sum, key, (size_t)s->rope * sizeof *sum);
         for (int64_t head = 1; head < s->heads; head++) {
-            for (int64_t i = 0; i < s->rope; i++) sum[i] += key[head * s->qk + i];
-            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->rope, sum);
+            assay_add_scaled(ctx, s->rope, 1, key + head * s->qk, sum);
         }
         assay_round(ctx, ASSAY_ROUND_STORAGE, s->rope, sum);
     }
@@ -289,8 +289,7 @@ static assay_status through_key_value(assay_context *ctx, backward *b)
     if (dx != NULL) TRY(assay_alloc_f64(ctx, "gradient through key and value", count, &b->x));
     TRY(mla_kv_latent_backward(ctx, call, b->x, b->kv_wa, b->mla_kv));
     if (dx == NULL) goto cleanup;
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) dx[i] += b->x[i];
+    assay_add(ctx, count, b->x, dx);
 cleanup:
     return status;
 }

@@ -7,12 +7,11 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/vector_sums.h"
 
-/* 1 / sqrt(mean of squares + epsilon). A sum of `dim` squares that is rounded after every term has the error of dim / 3
- * roundings of its final value, and one of dim / 48 of them that all go one way (rstd_variance). */
+/* 1 / sqrt(mean of squares + epsilon). A sum of `dim` squares has, besides the errors of its partial sums, one of dim / 48
+ * roundings of its final value that all go one way (rstd_variance). */
 static double root(const assay_context *ctx, double squares, int64_t dim, double epsilon)
 {
     const bool rounds = ctx->arithmetic->round != NULL;
-    assay_round_sums(ctx, ceil((double)dim / 3), 1, &squares);
     double rounded = squares;
     if (rounds) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
     squares += (rounded - squares) * ((double)dim / 48);
@@ -109,7 +108,6 @@ static void scale_gradient(const assay_context *ctx, double *dscale, const doubl
             assay_round(ctx, ASSAY_ROUND_STORAGE, count, product);
         }
         assay_add_scaled(ctx, count, normalised ? 1 : rstd[row], product, dscale + first);
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, dscale + first);
     }
 }
 

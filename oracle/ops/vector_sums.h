@@ -1,5 +1,6 @@
 /* Sums of rows and columns in ascending order, one fma a step, at the speed of the processor's own fma (ctx->isa; the
- * bits do not depend on it). */
+ * bits do not depend on it). In the emulated arithmetic their partial sums are rounded: every sum of the oracle that is no
+ * product is one of these, or rounds its own. What a term of 0 leaves as it was, or begins a sum of plain terms, is exact. */
 #ifndef ASSAY_OPS_VECTOR_SUMS_H
 #define ASSAY_OPS_VECTOR_SUMS_H
 
@@ -10,6 +11,9 @@ double assay_dot(const assay_context *ctx, int64_t count, const double *a, const
 
 /* y[i] = fma(factor, x[i], y[i]). Not threaded. */
 void assay_add_scaled(const assay_context *ctx, int64_t count, double factor, const double *x, double *y);
+
+/* sum[i] += term[i], split over threads. */
+void assay_add(const assay_context *ctx, int64_t count, const double *term, double *sum);
 
 /* sums [columns] = the sum over rows, from +0.0, of values [rows,columns], whose rows are `ld` apart. Columns are split
  * over threads. */

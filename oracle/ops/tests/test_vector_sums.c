@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/propagate/rules.h"
 
 static void check(assay_context *ctx, void *data)
 {
@@ -64,4 +66,58 @@ TEST(test_column_sums)
     double sums[2];
     assay_column_sums(&ctx, sums, 2, 2, 2, values);
     assert_true(sums[0] == 3 && isnan(sums[1]));
+}
+
+static assay_context emulated(const assay_emulation *e)
+{
+    assay_context ctx = assay_context_default(1);
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = e;
+    return ctx;
+}
+
+/* Emulated, sums err as error propagation expects of terms in random order; one of a single term does not. */
+TEST(test_emulated_column_sums)
+{
+    enum { TERMS = 96, COLUMNS = 400, MEMBERS = 16 };
+    uint64_t seed = 5;
+    double *values = test_normals(&seed, 1, ASSAY_FLOAT64, TERMS * COLUMNS), *sums = test_nans(COLUMNS);
+    double *exact = test_nans(COLUMNS), ratio = 0;
+    assay_context plain = assay_context_default(1);
+    for (int64_t i = 0; i < TERMS; i++) values[i * COLUMNS] = i == 3 ? 0.7 : 0;
+    assay_column_sums(&plain, exact, TERMS, COLUMNS, COLUMNS, values);
+    for (uint64_t member = 0; member < MEMBERS; member++) {
+        const assay_emulation e = {.precision = {.accumulate = ASSAY_FLOAT32_RMS}, .seed = member};
+        assay_context ctx = emulated(&e);
+        assay_column_sums(&ctx, sums, TERMS, COLUMNS, COLUMNS, values);
+        assert_same_bits(sums, exact, 1);
+        for (int64_t column = 1; column < COLUMNS; column++) {
+            double terms[TERMS], ones[TERMS];
+            for (int64_t i = 0; i < TERMS; i++) terms[i] = values[i * COLUMNS + column];
+            for (int64_t i = 0; i < TERMS; i++) ones[i] = 1;
+            const double variance = assay_propagate_dot(&e.precision, TERMS, terms, ones);
+            ratio += assay_square(sums[column] - exact[column]) / variance;
+        }
+    }
+    ratio /= (double)MEMBERS * (COLUMNS - 1);
+    if (ratio < 0.7 || ratio > 1.4) fail_msg("%g times the variance", ratio);
+    free(values);
+    free(sums);
+    free(exact);
+}
+
+/* A plain term that begins a sum, and one of 0, are exact; a product and a sum of two are not. */
+TEST(test_emulated_steps)
+{
+    const assay_emulation e = {.precision = {.accumulate = 0x1p-10}};
+    assay_context ctx = emulated(&e);
+    static const struct {
+        double factor, x, y;
+        bool exact;
+    } rows[] = {{1, 0.7, 0, true}, {1, 0, 0.7, true}, {0, 0.7, 0.3, true}, {0.3, 0.7, 0, false}, {1, 0.7, 0.3, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double y = rows[i].y;
+        assay_add_scaled(&ctx, 1, rows[i].factor, &rows[i].x, &y);
+        assert_int_equal(y == fma(rows[i].factor, rows[i].x, rows[i].y), rows[i].exact);
+    }
 }
