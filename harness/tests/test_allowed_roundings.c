@@ -101,6 +101,112 @@ TEST(half_of_the_members_store_it)
     trial_close(&t);
 }
 
+/* One row of attention in float32, its keys in `parts` that are merged by their lse: as flash-decoding and ring attention do. */
+static float merged_row(const assay_tensor *const qkv[3], int64_t row, int64_t head, int parts, float *out)
+{
+    const int64_t *sizes = qkv[0]->spec.shape.dims, heads = sizes[2], deep = sizes[3],
+                  wide = qkv[2]->spec.shape.dims[3];
+    const int64_t first = row / sizes[1] * sizes[1], keys = row - first + 1;
+    const double *q = qkv[0]->values + (row * heads + head) * deep;
+    float lses[4], parts_of[4 * 64] = {0}, largest = -INFINITY, sum = 0;
+    for (int part = 0; part < parts; part++) {
+        float scores[64], most = -INFINITY, l = 0, *o = parts_of + part * 64;
+        const int64_t begin = first + keys * part / parts, end = first + keys * (part + 1) / parts;
+        for (int64_t k = begin; k < end; k++) {
+            float score = 0;
+            const double *key = qkv[1]->values + (k * heads + head) * deep;
+            for (int64_t d = 0; d < deep; d++) score += (float)q[d] * (float)key[d];
+            scores[k - begin] = score;
+            most = fmaxf(most, score);
+        }
+        for (int64_t k = begin; k < end; k++) {
+            const float p = expf(scores[k - begin] - most);
+            l += p;
+            for (int64_t d = 0; d < wide; d++) o[d] += p * (float)qkv[2]->values[(k * heads + head) * wide + d];
+        }
+        lses[part] = begin == end ? -INFINITY : most + logf(l);
+        for (int64_t d = 0; d < wide && begin < end; d++) o[d] /= l;
+        largest = fmaxf(largest, lses[part]);
+    }
+    for (int part = 0; part < parts; part++) sum += expf(lses[part] - largest);
+    const float lse = largest + logf(sum);
+    for (int64_t d = 0; d < wide; d++) {
+        out[d] = 0;
+        for (int part = 0; part < parts; part++) out[d] += parts_of[part * 64 + d] * expf(lses[part] - lse);
+    }
+    return lse;
+}
+
+TEST_IN_FOLDER(a_softmax_may_be_merged_from_parts)
+{
+    static const char *const seeds[] = {"1", "2", "3"};
+    const assay_profile *profile = assay_profile_by_name("f32");
+    for (int i = 0; i < 3; i++) {
+        trial t;
+        char set[TEST_PATH_SIZE];
+        assay_tensor_set results = {0};
+        snprintf(set, sizeof set,
+                 "profiles=f32;gradients=none;batch=1;sequence=33;base_num_query_heads=2;seed=%s;inputs.query="
+                 "{distribution: normal, scale: 1.3};qk_nope_head_dim=32;qk_rope_head_dim=32;v_head_dim=64",
+                 seeds[i]);
+        trial_write(&t, folder, case_named("attention/deepseek", set));
+        assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
+        assay_tensor *out = assay_tensor_set_find(&results, "outputs/attention_out");
+        assay_tensor *lse = assay_tensor_set_find(&results, "outputs/lse");
+        const assay_tensor *qkv[] = {assay_tensor_set_find(&t.golden, "inputs/query"),
+                                     assay_tensor_set_find(&t.golden, "inputs/key"),
+                                     assay_tensor_set_find(&t.golden, "inputs/value")};
+        const int64_t tokens = out->spec.shape.dims[1], heads = out->spec.shape.dims[2];
+        for (int64_t row = 0; row < tokens; row++) {
+            for (int64_t head = 0; head < heads; head++) {
+                float values[64];
+                lse->values[head * tokens + row] = (double)merged_row(qkv, row, head, 4, values);
+                for (int64_t d = 0; d < 64; d++) out->values[(row * heads + head) * 64 + d] = (double)values[d];
+            }
+        }
+        trial_write_candidate(&t, &results, profile, is_result);
+        assay_report report = trial_compare(&t, profile);
+        if (report.verdict != ASSAY_PASS) fail_msg("seed %s: %s", seeds[i], report.message);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+        trial_close(&t);
+    }
+}
+
+/* What a sink takes as 1 - sigmoid(lse - sink), which automatic differentiation has. */
+TEST_IN_FOLDER(a_sinks_gradient_through_a_sigmoid)
+{
+    const assay_profile *profile = assay_profile_by_name("f32");
+    trial t;
+    assay_tensor_set results = {0};
+    trial_write(&t, folder,
+                case_named("attention/sinks", "profiles=f32;inputs.weights/sinks={distribution: constant, mean: -7}"));
+    assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
+    assay_tensor *gradient = assay_tensor_set_find(&results, "gradients/weights/sinks");
+    const assay_tensor *lse = assay_tensor_set_find(&t.golden, "outputs/lse");
+    const assay_tensor *out = assay_tensor_set_find(&t.golden, "outputs/attention_out");
+    const assay_tensor *dout = assay_tensor_set_find(&t.golden, "cotangents/attention_out");
+    const int64_t *sizes = out->spec.shape.dims;
+    for (int64_t head = 0; head < sizes[2]; head++) {
+        float sum = 0;
+        for (int64_t row = 0; row < sizes[0] * sizes[1]; row++) {
+            float d = 0;
+            const float of_row = (float)lse->values[(row / sizes[1] * sizes[2] + head) * sizes[1] + row % sizes[1]];
+            const float gate = 1 / (1 + expf(-7 - of_row));
+            for (int64_t i = (row * sizes[2] + head) * sizes[3], k = 0; k < sizes[3]; k++)
+                d += (float)dout->values[i + k] * ((float)out->values[i + k] / gate);
+            sum -= d * gate * (1 - gate);
+        }
+        gradient->values[head] = (double)sum;
+    }
+    trial_write_candidate(&t, &results, profile, is_result);
+    assay_report report = trial_compare(&t, profile);
+    if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
 /* Bfloat16 reaches further down than float16, whose grid is finer elsewhere: only numbers that lie there are rounded. */
 TEST(inputs_beyond_the_range_of_a_type_are_rounded)
 {

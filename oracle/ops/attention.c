@@ -117,9 +117,18 @@ int64_t attention_block(const assay_attention_config *config)
 
 double attention_gate(const assay_context *ctx, double lse, double sink)
 {
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
     double gate = assay_sigmoid(lse - sink);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &gate);
     return gate;
+}
+
+double attention_sink_share(const assay_context *ctx, double lse, double sink)
+{
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
+    double share = assay_sigmoid(sink - lse);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &share);
+    return share;
 }
 
 typedef struct head_loop {
@@ -326,9 +335,39 @@ static row_form form_of(const assay_context *ctx, int64_t row, const double *sin
     return sink != NULL && assay_takes_third_form_at(ctx, row) ? GATED_FIRST : DIVIDED_FIRST;
 }
 
+static double rounded_log(const assay_context *ctx, double x)
+{
+    double log = assay_log(x);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log);
+    return log;
+}
+
+/* A kernel that has the keys in parts (split KV, a ring) keeps an lse of each, and merges results by exp(lse_part - lse): where lse is
+ * large, its rounding is a common error of the row. In the emulated runs rows take turns here too. Exponentials of a row, of the sum
+ * `sum`, become what such a kernel weighs with, times that sum; returns its lse. */
+static double merge_parts(const assay_context *ctx, double *p, int64_t count, double largest, double sum)
+{
+    const int64_t ends[] = {0, count / 2, count};
+    double lse[2], sums[2] = {0}, merged = 0;
+    for (int part = 0; part < 2; part++) {
+        for (int64_t j = ends[part]; j < ends[part + 1]; j++) sums[part] += p[j];
+        lse[part] = largest + rounded_log(ctx, sums[part]);
+    }
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 2, lse);
+    for (int part = 0; part < 2; part++) merged += assay_exp(lse[part] - largest);
+    merged = largest + rounded_log(ctx, merged);
+    double stored = merged;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &stored);
+    for (int part = 0; part < 2; part++) {
+        const double factor = sums[part] > 0 ? sum * (assay_exp(lse[part] - stored) / sums[part]) : 0;
+        for (int64_t j = ends[part]; j < ends[part + 1]; j++) p[j] *= factor;
+    }
+    return merged;
+}
+
 /* Scores of a row become probabilities but for a division by `divisor`; returns its lse. */
-static double softmax_row(const assay_context *ctx, double *p, int64_t count, row_form form, const double *sink,
-                          double *divisor)
+static double softmax_row(const assay_context *ctx, double *p, int64_t count, row_form form, bool merges,
+                          const double *sink, double *divisor)
 {
     double largest = -INFINITY;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
@@ -337,9 +376,7 @@ static double softmax_row(const assay_context *ctx, double *p, int64_t count, ro
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
-    double log_sum = assay_log(sum);
-    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log_sum);
-    const double lse = largest + log_sum;
+    const double lse = merges ? merge_parts(ctx, p, count, largest, sum) : largest + rounded_log(ctx, sum);
     const double gate = form == GATED_FIRST ? attention_gate(ctx, lse, *sink) : 1;
     *divisor = form == DIVIDED_LAST ? sum : 1;
     for (int64_t j = 0; j < count && form != DIVIDED_LAST; j++) p[j] = p[j] / sum * gate;
@@ -374,7 +411,8 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         const int64_t seen = attention_first_key(rows, i);
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
-        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), sink, &divisors[i - first]);
+        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), assay_takes_third_form_at(ctx, i),
+                             sink, &divisors[i - first]);
     }
     TRY(assay_matmul(ctx, &rectangle));
     TRY(attention_add_triangle(ctx, &triangle));

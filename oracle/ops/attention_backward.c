@@ -189,8 +189,10 @@ static assay_status sink_gradients(assay_context *ctx, const backward_job *job, 
             const double lse = job->lse[(t / length * config->heads + head) * length + t % length];
             const bool padding = segments != NULL && segments[t] == 0;
             const double sink = job->in->sinks[head];
-            /* 1 less the gate is the same, and loses digits that the rest of a whole run hides */
-            const double share = assay_is_staged(ctx) ? 1 - attention_gate(ctx, lse, sink) : assay_sigmoid(sink - lse);
+            /* 1 less the gate is the same, as the derivative of a sigmoid has it, and loses digits */
+            const double share = assay_is_staged(ctx) || assay_takes_second_form_at(ctx, t)
+                                     ? 1 - attention_gate(ctx, lse, sink)
+                                     : attention_sink_share(ctx, lse, sink);
             p[t] = padding ? 0 : -share;
             d[t] = padding ? 0 : assay_dot(ctx, wide, job->dout + row * wide, job->out + row * wide);
         }

@@ -50,8 +50,9 @@ void attention_scatter(const attention_rows *rows, attention_head head, double *
 int64_t attention_first_key(const attention_rows *rows, int64_t i);
 int64_t attention_block(const assay_attention_config *config);
 
-/* What a sink leaves of a row: exp(lse) / (exp(lse) + exp(sink)). */
+/* What a sink leaves of a row: exp(lse) / (exp(lse) + exp(sink)), from an lse that was stored; and what it takes. */
 double attention_gate(const assay_context *ctx, double lse, double sink);
+double attention_sink_share(const assay_context *ctx, double lse, double sink);
 
 /* What a head fills: [B,S,heads,dim], or [B,heads,S] where dim is 0. */
 typedef struct attention_result {

@@ -364,7 +364,8 @@ static void compare_spread(const assay_emulation *profile, int64_t length, bool 
     attention_problem_free(&p);
 }
 
-/* The members are an envelope of a sound float32 implementation, and not a wide one. */
+/* The members are an envelope of a sound float32 implementation, and not a wide one: they also merge parts of a row by an lse that is
+ * stored, which this one does not. */
 TEST(test_emulated_spread_is_that_of_a_float32_implementation)
 {
     static const assay_emulation PROFILES[] = {
@@ -380,7 +381,7 @@ TEST(test_emulated_spread_is_that_of_a_float32_implementation)
         double ratio[ATTENTION_RESULTS];
         compare_spread(&PROFILES[i % 2], LENGTHS[i / 2 % 3], i >= 6, ratio);
         for (int r = 0; r < ATTENTION_DSINKS; r++) {
-            if (ratio[r] > 0.15 && ratio[r] < 1.5) continue;
+            if (ratio[r] > 0.12 && ratio[r] < 1.5) continue;
             fail_msg("%s, S %d, %s: %g", PROFILES[i % 2].precision.name, (int)LENGTHS[i / 2 % 3],
                      attention_result_names[r], ratio[r]);
         }
