@@ -48,9 +48,10 @@ static bool judge_type(const assay_profile *profile, assay_tensor_result *result
               "type is int32, expected a float type; bits of one need the attribute float_type");
         return true;
     }
-    if (!(assay_dtype_unit_roundoff(found) <= assay_dtype_unit_roundoff(profile->storage))) {
+    const assay_dtype kept = assay_profile_type_of(profile, &result->spec);
+    if (!(assay_dtype_unit_roundoff(found) <= assay_dtype_unit_roundoff(kept))) {
         judge(result, ASSAY_FAIL, ASSAY_FINDING_TYPE, "type is %s, coarser than profile %s allows: %s or finer",
-              assay_dtype_name(found), profile->precision.name, assay_dtype_name(profile->storage));
+              assay_dtype_name(found), profile->precision.name, assay_dtype_name(kept));
         return true;
     }
     return false;
@@ -77,12 +78,14 @@ static void judge_nonfinite(const assay_profile *profile, const assay_facts *fac
 {
     char place[ASSAY_INDEX_TEXT];
     assay_element_text(&result->spec.shape, facts->first_nonfinite, place);
-    bool overflow = isfinite(facts->first_golden) && fabs(facts->first_golden) > assay_dtype_max(profile->storage);
+    bool overflow = isfinite(facts->first_golden) &&
+                    fabs(facts->first_golden) > assay_dtype_max(assay_profile_type_of(profile, &result->spec));
     judge(result, ASSAY_FAIL, ASSAY_FINDING_NONFINITE,
           "%" PRId64 " of %" PRId64 " elements are NaN or infinite where the golden is not so, the first %s: golden "
           "%.6g, candidate %g%s%s",
           facts->nonfinite, result->elements, place, facts->first_golden, facts->first_candidate,
-          overflow ? "; the golden is too large for " : "", overflow ? assay_dtype_name(profile->storage) : "");
+          overflow ? "; the golden is too large for " : "",
+          overflow ? assay_dtype_name(assay_profile_type_of(profile, &result->spec)) : "");
 }
 
 static void judge_unequal(assay_tensor_result *result)

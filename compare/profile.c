@@ -20,6 +20,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 52,
      .router = ASSAY_FLOAT64,
      .elementary = ASSAY_FLOAT64,
+     .statistics = ASSAY_FLOAT64,
      .elementary_ulps = 2,
      .summary = "float64 throughout"},
     {.precision = {.name = "f32",
@@ -34,6 +35,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 23,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "float32 throughout"},
     {.precision = {.name = "bf16",
@@ -48,6 +50,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 23,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
     {.precision = {.name = "bf16_router",
@@ -62,6 +65,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 23,
      .router = ASSAY_BFLOAT16,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "bf16 with logits, scores and routing weights in bfloat16 too"},
     {.precision = {.name = "f16",
@@ -76,6 +80,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 23,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "float16 stored and multiplied, float32 accumulated; router in float32"},
     {.precision = {.name = "tf32",
@@ -90,6 +95,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 23,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated"},
     {.precision = {.name = "tpu_default",
@@ -104,6 +110,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 23,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default on TPU)"},
     {.precision = {.name = "fp8_e4m3_block128",
@@ -120,6 +127,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 13,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary =
          "bfloat16 stored, linear layers in block-scaled fp8 with truncated sums of 128 products, added in float32; "
@@ -146,6 +154,19 @@ assay_precision assay_profile_precision(const assay_profile *given)
     p.router = RMS(assay_dtype_unit_roundoff(given->router));
     p.elementary = 2 * assay_dtype_unit_roundoff(given->elementary) * given->elementary_ulps;
     return p;
+}
+
+assay_dtype assay_profile_type_of(const assay_profile *profile, const assay_tensor_spec *spec)
+{
+    switch (assay_tensor_kept(spec)) {
+    case ASSAY_KEPT_BY_ROUTER:
+        return profile->router;
+    case ASSAY_KEPT_AS_STATISTIC:
+        return profile->statistics;
+    case ASSAY_KEPT_STORED:
+        break;
+    }
+    return profile->storage;
 }
 
 const assay_profile *assay_profiles(int *count)

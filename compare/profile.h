@@ -4,6 +4,7 @@
 
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/dtype.h"
+#include "oracle/base/tensor.h"
 
 typedef struct assay_profile {
     assay_precision precision; /* precision.name is the profile's name; the rest follows from what stands below */
@@ -11,6 +12,7 @@ typedef struct assay_profile {
     assay_dtype multiply;      /* type of a product's operands, where they are not block-scaled */
     int accumulate_bits;       /* after the point */
     assay_dtype router, elementary;
+    assay_dtype statistics; /* of a log-sum-exp */
     double elementary_ulps;
     bool any_of_tied; /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
@@ -18,6 +20,9 @@ typedef struct assay_profile {
 
 /* The precision of a profile, which is `given` but for the numbers that follow from types, bits and ulps. */
 assay_precision assay_profile_precision(const assay_profile *given);
+
+/* The type in which a result may be stored. */
+assay_dtype assay_profile_type_of(const assay_profile *profile, const assay_tensor_spec *spec);
 
 const assay_profile *assay_profiles(int *count);              /* as in assay_profile_names */
 const char *assay_profile_names(void);                        /* "f64, f32, ... or ...", for messages */

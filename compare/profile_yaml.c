@@ -9,7 +9,7 @@
 
 enum { LEAST_BITS = 2, MOST_BITS = 52, LONGEST = 1 << 30, MOST_ULPS = 1 << 20 };
 
-#define KEYS "name, like, storage, multiply, accumulate, router, elementary or ties"
+#define KEYS "name, like, storage, multiply, accumulate, router, statistics, elementary or ties"
 
 static assay_status read_type(const assay_yaml *y, const yaml_node_t *node, const char *what, unsigned types,
                               assay_dtype *type)
@@ -182,6 +182,7 @@ static assay_status read_key(const assay_yaml *y, const char *key, const yaml_no
     if (strcmp(key, "multiply") == 0) return read_multiply(y, value, p);
     if (strcmp(key, "accumulate") == 0) return read_accumulate(y, value, p);
     if (strcmp(key, "router") == 0) return read_type(y, value, "router", STORED, &p->router);
+    if (strcmp(key, "statistics") == 0) return read_type(y, value, "statistics", STORED, &p->statistics);
     if (strcmp(key, "ties") == 0) return read_word(y, value, "ties", "lower", "any", &p->any_of_tied);
     if (strcmp(key, "elementary") == 0) return read_keys(y, value, "elementary", read_elementary_key, p);
     return unknown_key(y, key_node, key, KEYS);
@@ -268,12 +269,13 @@ void assay_profile_to_yaml(const assay_profile *profile, char text[ASSAY_PROFILE
         snprintf(multiply, sizeof multiply, "%s", assay_dtype_name(profile->multiply));
     }
     snprintf(text, ASSAY_PROFILE_YAML_SIZE,
-             "name: %s\nstorage: %s\nmultiply: %s\naccumulate: {bits: %d, rounding: %s, block: %lld}\nrouter: %s\n"
+             "name: %s\nstorage: %s\nmultiply: %s\naccumulate: {bits: %d, rounding: %s, block: %lld}\nrouter: "
+             "%s\nstatistics: %s\n"
              "elementary: {type: %s, ulps: %.17g}\nties: %s\n",
              p->name, assay_dtype_name(profile->storage), multiply, profile->accumulate_bits,
              p->accumulator.truncate ? "truncate" : "nearest", (long long)p->accumulator.block,
-             assay_dtype_name(profile->router), assay_dtype_name(profile->elementary), profile->elementary_ulps,
-             profile->any_of_tied ? "any" : "lower");
+             assay_dtype_name(profile->router), assay_dtype_name(profile->statistics),
+             assay_dtype_name(profile->elementary), profile->elementary_ulps, profile->any_of_tied ? "any" : "lower");
 }
 
 assay_status assay_profiles_of_golden(assay_context *ctx, const assay_fixture_reader *golden, assay_profile **profiles,

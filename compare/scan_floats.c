@@ -274,14 +274,6 @@ static void finish(scan *s)
     r->worst_row = r->rows_worst_count > 0 ? r->rows_worst[0].excess : 0.0;
 }
 
-/* Routing weights are kept in the router's type, where the file has them as fine. */
-static assay_dtype storage_of(const assay_comparison *c, const assay_tensor_result *result)
-{
-    const assay_dtype router = c->profile->router, found = result->candidate_type;
-    if (result->spec.role != ASSAY_ROLE_ROUTING) return c->profile->storage;
-    return assay_dtype_unit_roundoff(found) > assay_dtype_unit_roundoff(router) ? found : router;
-}
-
 static bool has_errors(const assay_tensor_result *result)
 {
     bool found = false;
@@ -292,7 +284,7 @@ static bool has_errors(const assay_tensor_result *result)
 /* Correct implementations may round a result to the profile's storage type, whatever type the file has. */
 static scan scan_start(const assay_comparison *c, assay_tensor_result *result, assay_facts *facts)
 {
-    const assay_dtype storage = storage_of(c, result);
+    const assay_dtype storage = assay_profile_type_of(c->profile, &result->spec);
     double least = assay_dtype_least_subnormal(storage);
     double least_of_candidate = assay_dtype_least_subnormal(result->candidate_type);
     *facts = (assay_facts){.golden_nan = -1, .bad_scale = -1, .all_zero = true, .zeros_pass = true};

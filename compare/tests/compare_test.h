@@ -204,6 +204,13 @@ static inline test_fixture ordinary_golden(const char *profile, double sigma)
     return f;
 }
 
+/* The type, or float32 for what 16-bit profiles keep so. */
+static inline assay_dtype kept_in(assay_dtype type, const assay_tensor_spec *spec)
+{
+    const bool coarse = assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
+    return coarse && assay_tensor_kept(spec) != ASSAY_KEPT_STORED ? ASSAY_FLOAT32 : type;
+}
+
 /* A golden, a candidate, and what is said of it. */
 typedef struct trial {
     assay_context ctx;

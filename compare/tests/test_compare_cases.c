@@ -1,4 +1,5 @@
 /* Cases that are out of the ordinary: exact ones, infinities, no error scales, nothing shown, damage, no memory. */
+#include "compare/profile_yaml.h"
 #include "compare/tests/compare_test.h"
 
 /* One required tensor. */
@@ -166,6 +167,59 @@ TEST(test_vacuous)
     assert_int_equal(s.report.verdict, ASSAY_PASS);
     assert_contains(s.report.message, "zeros would pass in outputs/y");
     trial_free(&s);
+}
+
+/* A log-sum-exp, losses and what a router gives are float32 beside results in 16 bits, unless a profile says otherwise. */
+TEST(test_statistics_are_kept_finer)
+{
+    static const struct {
+        const char *path, *profile;
+        assay_dtype rounded, file;
+        assay_verdict verdict;
+    } rows[] = {
+        {"outputs/lse", "bf16", ASSAY_FLOAT32, ASSAY_FLOAT32, ASSAY_PASS},
+        {"outputs/lse", "bf16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"outputs/lse", "bf16", ASSAY_BFLOAT16, ASSAY_BFLOAT16, ASSAY_FAIL},
+        {"outputs/lse", "f16", ASSAY_FLOAT16, ASSAY_FLOAT16, ASSAY_FAIL},
+        {"outputs/lse", "bf16_router", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"outputs/lse", "statistics: bfloat16", ASSAY_BFLOAT16, ASSAY_BFLOAT16, ASSAY_PASS},
+        {"outputs/lse", "statistics: bfloat16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_PASS},
+        {"checkpoints/lse", "bf16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"outputs/lb_loss", "bf16", ASSAY_BFLOAT16, ASSAY_BFLOAT16, ASSAY_FAIL},
+        {"outputs/layers/3/z_loss", "bf16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"outputs/lb_loss", "bf16_router", ASSAY_BFLOAT16, ASSAY_BFLOAT16, ASSAY_PASS},
+        {"outputs/bias_updates", "bf16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"routing/weights", "bf16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"routing/weights", "bf16_router", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_PASS},
+        {"outputs/weights", "bf16", ASSAY_BFLOAT16, ASSAY_FLOAT32, ASSAY_FAIL},
+        {"gradients/weights/wo", "bf16", ASSAY_BFLOAT16, ASSAY_BFLOAT16, ASSAY_PASS},
+        {"checkpoints/out_proj", "bf16", ASSAY_BFLOAT16, ASSAY_BFLOAT16, ASSAY_PASS},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char own[64];
+        assay_profile profile;
+        assay_context ctx = {.threads = 1};
+        const bool named = assay_profile_by_name(rows[i].profile) != NULL;
+        snprintf(own, sizeof own, "name: mine\n%.32s\n", rows[i].profile);
+        if (named) profile = *assay_profile_by_name(rows[i].profile);
+        if (!named) assert_ok(&ctx, assay_profile_parse(&ctx, "mine.yml", own, strlen(own), &profile));
+        trial s = {.golden = {.kind = "golden", .profile = profile.precision.name}, .ctx = {.threads = 1}};
+        add_tensor(&s.golden, rows[i].path, ASSAY_FLOAT64, 1, DIMS(40), 1e-9);
+        s.candidate = candidate_of(&s.golden);
+        s.candidate.tensors[0].spec.type = rows[i].file;
+        double *values = s.candidate.tensors[0].values;
+        assay_dtype_round_many(rows[i].rounded, 40, values, values);
+        assay_fixture_reader *g = NULL, *c = NULL;
+        open_fixtures(&s.ctx, &s.golden, &s.candidate, &g, &c);
+        assert_ok(&s.ctx, assay_compare(&s.ctx, g, c, &profile, 1e-6, (assay_order){0}, &s.report));
+        assay_fixture_close(g);
+        assay_fixture_close(c);
+        const assay_tensor_result *r = result_at(&s.report, rows[i].path);
+        if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
+        if (rows[i].file != ASSAY_FLOAT32 && rows[i].verdict == ASSAY_FAIL)
+            assert_int_equal(r->finding, ASSAY_FINDING_TYPE);
+        trial_free(&s);
+    }
 }
 
 /* Error scales are float32: what lies below them is not seen, so whatever the candidate has shows nothing. */

@@ -49,8 +49,8 @@ static bool is_margin(const assay_tensor_spec *spec)
 static void widen_scales(const assay_profile *profile, bool exact, const assay_tensor *tensor,
                          const assay_tensor *scales)
 {
-    const double unit = assay_dtype_unit_roundoff(profile->storage);
-    const double tiny = 0.5 * assay_dtype_least_subnormal(profile->storage);
+    const assay_dtype storage = assay_profile_type_of(profile, &tensor->spec);
+    const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
     for (int64_t i = 0; scales != NULL && i < tensor->count; i++) {
         const double scale = scales->values[i], rounding = unit * fabs(tensor->values[i]) + tiny;
         if (scale > 0 && isfinite(rounding)) scales->values[i] = sqrt(2 * scale * scale + rounding * rounding / 3);

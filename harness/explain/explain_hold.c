@@ -177,13 +177,13 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
     left_over all = {0}, failed_before = {0}, failed_after = {0};
     bool holds = report->unknown_count == 0;
     const bool coarser = mutant->results.edit == assay_edit_coarser;
-    const assay_dtype type = assay_coarser_type(t->profile->storage);
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);
         const bool failed = before != NULL && before->verdict == ASSAY_FAIL;
         if (mutant->each && before != NULL && !failed && (!is_explained(r) || before->rms_ratio < r->rms_ratio)) {
             r = before;
         }
+        const assay_dtype type = assay_coarser_type(assay_profile_type_of(t->profile, &r->spec));
         holds &= is_explained(r) && (!coarser || r == before || lies_on_grid(given, r->spec.path, type));
         add(&all, r);
         if (failed) add(&failed_before, before), add(&failed_after, r);

@@ -49,7 +49,7 @@ static void grow(const assay_trial *t, const assay_tensor *golden, const assay_t
 {
     const int64_t width = assay_tensor_width(golden);
     const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
-    const double unit = assay_dtype_unit_roundoff(t->profile->storage);
+    const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(t->profile, &golden->spec));
     const double relative = size > 0.0 ? error / size : assay_plan_is_exact(t->plan) ? 0.0 : unit;
     for (int64_t row = 0; row + width <= golden->count; row += width) {
         const double before = rms_of(golden->values + row, width), after = rms_of(mutated->values + row, width);
@@ -80,7 +80,7 @@ static void renew(const assay_trial *t, const assay_tensor *golden, const assay_
 static void expect_truncated(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated,
                              double *scales)
 {
-    const double unit = assay_dtype_unit_roundoff(t->profile->storage);
+    const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(t->profile, &golden->spec));
     for (int64_t i = 0; i < golden->count; i++) {
         mutated->values[i] = golden->values[i] * (1 - unit);
         scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], unit / 16 * fabs(golden->values[i])), false);
@@ -92,7 +92,7 @@ static void expect_truncated(const assay_trial *t, const assay_tensor *golden, c
 static void expect_coarser(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated,
                            double *scales)
 {
-    const assay_dtype type = assay_coarser_type(t->profile->storage);
+    const assay_dtype type = assay_coarser_type(assay_profile_type_of(t->profile, &golden->spec));
     const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
     for (int64_t i = 0; i < golden->count; i++) {
         const double rounding = fmax(unit * fabs(golden->values[i]), least / 2) / sqrt(3.0);

@@ -6,7 +6,7 @@
 /* Towards zero. With the unit roundoff u the grid's next number is 2u 2^e away from one of [2^e, 2^(e + 1)). */
 bool assay_edit_truncate(const assay_mutation *m, assay_tensor *tensor)
 {
-    const assay_dtype type = m->profile->storage;
+    const assay_dtype type = assay_profile_type_of(m->profile, &tensor->spec);
     if (type == ASSAY_FLOAT64) return false;
     const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
     for (int64_t i = 0; i < tensor->count; i++) {
@@ -32,7 +32,7 @@ assay_dtype assay_coarser_type(assay_dtype type)
 
 bool assay_edit_coarser(const assay_mutation *m, assay_tensor *tensor)
 {
-    const assay_dtype less = assay_coarser_type(m->profile->storage);
+    const assay_dtype less = assay_coarser_type(assay_profile_type_of(m->profile, &tensor->spec));
     assay_dtype_round_many(less, tensor->count, tensor->values, tensor->values);
     return true;
 }

@@ -56,13 +56,6 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
     return precision;
 }
 
-bool assay_plan_scales(const assay_plan *plan, const assay_tensor_spec *spec)
-{
-    const bool weights = spec->role == ASSAY_ROLE_ROUTING && spec->type != ASSAY_INT32 &&
-                         (assay_path_ends(spec->path, "weights") || assay_path_ends(spec->path, "topk_weights"));
-    return assay_has_error_scale(spec) || (plan->staged && weights);
-}
-
 bool assay_is_drawn(const assay_case *c, const assay_tensor_spec *spec)
 {
     return c->drawn_above > 0 && spec->role == ASSAY_ROLE_WEIGHT && spec->type != ASSAY_INT32 &&

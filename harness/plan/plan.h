@@ -47,8 +47,6 @@ assay_precision assay_case_precision(const assay_case *c, const assay_profile *p
 /* The type of a product's operands in the emulated arithmetic: the profile's; or the finest that `dtypes:` names, where
  * the profile multiplies operands as they are stored. */
 assay_dtype assay_case_multiply(const assay_case *c, const assay_profile *profile);
-/* Whether the plan has error scales of a tensor: those of assay_has_error_scale, and routing weights where it is staged. */
-bool assay_plan_scales(const assay_plan *plan, const assay_tensor_spec *spec);
 /* The golden is to hold no datasets of the role: old goldens have no null distributions. Without them filters along known
  * errors say nothing, and go too. */
 void assay_plan_drop(assay_plan *plan, assay_tensor_role role);

@@ -145,7 +145,7 @@ static assay_status add_specs(assay_context *ctx, assay_plan *plan)
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!is_held(plan->c, spec)) continue;
         TRY(assay_plan_add_spec(ctx, plan, spec));
-        for (int p = 0; assay_plan_scales(plan, spec) && p < plan->precision_count; p++) {
+        for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
             TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
         }
     }

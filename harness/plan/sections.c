@@ -102,7 +102,7 @@ static double bytes_left(const assay_plan *plan, int scales)
     double bytes = 0, largest = 0;
     const int floats = assay_ensemble_most_members(plan) + scales;
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
-        if (!assay_plan_scales(plan, &plan->specs[i])) continue;
+        if (!assay_has_error_scale(&plan->specs[i])) continue;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
         bytes += (double)(sizeof(double) + (size_t)floats * sizeof(float)) * count;
         largest = fmax(largest, (double)sizeof(double) * count); /* squares, of one tensor at a time */

@@ -29,7 +29,7 @@ static double unit_at(double value, assay_dtype type)
 static bool has_effect(const assay_trial *t, const assay_tensor *golden, const assay_tensor *candidate)
 {
     enum { EVALUATION = 4 };
-    const assay_dtype storage = t->profile->storage;
+    const assay_dtype storage = assay_profile_type_of(t->profile, &golden->spec);
     const assay_tensor *error = assay_results_scales(t->golden, t->profile, golden->spec.path);
     const double *scales = error == NULL ? NULL : error->values;
     if (!assay_tensor_is_complete(candidate)) return golden->count > 0;

@@ -37,7 +37,8 @@ static bool begins_stage(const assay_tensor_spec *spec)
 static bool is_usable(const assay_profile *profile, const assay_tensor_spec *expected, const assay_tensor_spec *found)
 {
     return found != NULL && found->type != ASSAY_INT32 && assay_shape_equal(&found->shape, &expected->shape) &&
-           assay_dtype_unit_roundoff(found->type) <= assay_dtype_unit_roundoff(profile->storage);
+           assay_dtype_unit_roundoff(found->type) <=
+               assay_dtype_unit_roundoff(assay_profile_type_of(profile, expected));
 }
 
 static bool are_finite(const assay_tensor *tensor)
@@ -65,6 +66,12 @@ cleanup:
     return status;
 }
 
+/* Given weights of a router are a result of its stage, which begins at the inputs where no checkpoint comes before it. */
+static bool ends_stage(const assay_tensor_spec *spec)
+{
+    return spec->role == ASSAY_ROLE_ROUTING && assay_has_error_scale(spec);
+}
+
 /* Tensors that stay without elements are not in the set's source. */
 static assay_status take_all(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
                              assay_fixture_reader *candidate, assay_tensor_set *staged, int *taken)
@@ -73,7 +80,9 @@ static assay_status take_all(assay_context *ctx, const assay_plan *plan, const a
     *taken = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
-        if (!begins_stage(spec) || !is_usable(profile, spec, assay_fixture_find(candidate, spec->path))) continue;
+        const bool found = is_usable(profile, spec, assay_fixture_find(candidate, spec->path));
+        *taken += found && ends_stage(spec);
+        if (!found || !begins_stage(spec)) continue;
         TRY(take(ctx, spec, candidate, staged));
         *taken += assay_tensor_is_complete(&staged->items[staged->count - 1]);
     }

@@ -14,8 +14,7 @@ static bool wants_null(const assay_ensemble *e)
     bool wanted = false;
     const assay_tensor_list *list = &e->plan->list;
     for (int i = 0; !wanted && i < list->count; i++) {
-        wanted =
-            assay_plan_scales(e->plan, &list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
+        wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
     }
     return wanted && !assay_plan_is_exact(e->plan) && e->plan->null_left_out[0] == '\0';
 }

@@ -66,7 +66,7 @@ assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool 
         const assay_tensor_spec *spec = &list->entries[i].spec;
         assay_tensor *golden = NULL;
         if (assay_path_is_choice(spec->path)) TRY(assay_tensor_set_add(ctx, &e->given, spec, NULL));
-        if (!assay_plan_scales(e->plan, spec) || !scale_is_wanted(e, spec->path)) continue;
+        if (!assay_has_error_scale(spec) || !scale_is_wanted(e, spec->path)) continue;
         TRY(assay_tensor_set_add(ctx, &e->golden, spec, &golden));
         assay_scaled *t = &e->tensors[e->golden.count - 1];
         *t = (assay_scaled){.spec = spec, .count = golden->count, .golden = golden->values};

@@ -23,16 +23,17 @@ bool assay_null_is_wanted(const assay_ensemble *e, const char *path)
     return wanted;
 }
 
-/* The profile of a precision, and what results are rounded to. Rounding to float64 makes no other form of a result. */
+/* What a tensor's results are rounded to. Rounding to float64 makes no other form of a result. */
 typedef struct forms {
-    const assay_profile *profile;
+    assay_dtype storage;
     int count;
 } forms;
 
-static forms forms_of(const assay_ensemble *e, int p)
+static forms forms_of(const assay_ensemble *e, const assay_scaled *t, int p)
 {
     const assay_profile *profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
-    return (forms){.profile = profile, .count = profile->storage == ASSAY_FLOAT64 ? 1 : 2};
+    const assay_dtype storage = assay_profile_type_of(profile, t->spec);
+    return (forms){.storage = storage, .count = storage == ASSAY_FLOAT64 ? 1 : 2};
 }
 
 /* Of one run's results, one for each form. */
@@ -43,8 +44,7 @@ typedef struct passes {
 static assay_status start(assay_context *ctx, const assay_scaled *t, const forms *f, passes *pass)
 {
     assay_status status = ASSAY_OK;
-    const assay_dtype storage = f->profile->storage;
-    const double unit = assay_dtype_unit_roundoff(storage), tiny = 0.5 * assay_dtype_least_subnormal(storage);
+    const double unit = assay_dtype_unit_roundoff(f->storage), tiny = 0.5 * assay_dtype_least_subnormal(f->storage);
     for (int form = 0; form < f->count; form++) {
         TRY(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &pass->form[form]));
     }
@@ -68,7 +68,7 @@ static void add_piece(const assay_scaled *t, const forms *f, int64_t first, int6
     assay_statistics_weigh(&pass->form[AS_THEY_ARE], n, golden, weights, weights);
     assay_statistics_add(&pass->form[AS_THEY_ARE], n, golden, values, weights);
     if (f->count == 1) return;
-    assay_dtype_round_many(f->profile->storage, n, values, stored);
+    assay_dtype_round_many(f->storage, n, values, stored);
     assay_statistics_add(&pass->form[STORED], n, golden, stored, weights);
 }
 
@@ -289,7 +289,7 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
 {
     assay_status status;
     draws drawn = {0};
-    const forms f = forms_of(e, p);
+    const forms f = forms_of(e, t, p);
     TRY(start_range(ctx, t, &f, p));
     TRY(draw(ctx, t, &f, p, members, held, &drawn));
     const double times = understated(t, &drawn, members);
@@ -302,7 +302,7 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
                                     int members)
 {
     draws drawn = {0};
-    const forms f = forms_of(e, p);
+    const forms f = forms_of(e, t, p);
     const assay_status status = draw(ctx, t, &f, p, members, NULL, &drawn);
     for (int s = 0; status == ASSAY_OK && s < ASSAY_STATISTICS; s++)
         if (!assay_statistic_is_size(s)) take_members(t, &f, members, s, 1, &drawn);
@@ -313,7 +313,7 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
  * gives as many. */
 static bool is_usable(const assay_scaled *t, const forms *f, int statistic)
 {
-    const bool coarse = assay_dtype_unit_roundoff(f->profile->storage) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
+    const bool coarse = assay_dtype_unit_roundoff(f->storage) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
     return assay_statistic_counts(&t->spec->shape, statistic) && (statistic != ASSAY_STATISTIC_TOWARD_ZERO || coarse);
 }
 
@@ -335,7 +335,7 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     passes pass = {0};
     char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
-    const forms f = forms_of(e, p);
+    const forms f = forms_of(e, t, p);
     const int count = assay_statistics_rows(&t->spec->shape);
     TRY(start(ctx, t, &f, &pass));
     add_results(t, &f, p, t->errors, &pass);
@@ -344,7 +344,7 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
         const int row = assay_statistic_row(&t->spec->shape, s);
         if (row >= 0) summarise(t, &f, s, rows + row * ASSAY_NULL_COLUMNS);
     }
-    assay_path_at(ASSAY_ROLE_NULL, f.profile->precision.name, t->spec->path, path);
+    assay_path_at(ASSAY_ROLE_NULL, e->plan->precisions[p].name, t->spec->path, path);
     TRY(assay_write_result(ctx, e->out, path, count * ASSAY_NULL_COLUMNS, rows));
 cleanup:
     end(&pass);

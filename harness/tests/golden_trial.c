@@ -60,7 +60,9 @@ void trial_round(const assay_tensor_set *results, assay_dtype type)
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         if (tensor->values == NULL || assay_role_is_given(tensor->spec.role)) continue;
-        assay_dtype_round_many(type, tensor->count, tensor->values, tensor->values);
+        const bool stored = assay_tensor_kept(&tensor->spec) == ASSAY_KEPT_STORED;
+        const bool coarse = assay_dtype_unit_roundoff(type) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
+        assay_dtype_round_many(coarse && !stored ? ASSAY_FLOAT32 : type, tensor->count, tensor->values, tensor->values);
     }
 }
 
@@ -75,7 +77,7 @@ void trial_write_candidate(trial *t, const assay_tensor_set *results, const assa
         const assay_tensor *found = assay_tensor_set_find(results, spec.path);
         if (!is_wanted(&spec)) continue;
         assert_non_null(found);
-        if (spec.type != ASSAY_INT32) spec.type = profile->storage;
+        if (spec.type != ASSAY_INT32) spec.type = assay_profile_type_of(profile, &spec);
         assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
         assert_ok(&t->ctx, spec.type == ASSAY_INT32
                                ? assay_fixture_append_i32(&t->ctx, writer, spec.path, found->count, found->indices)

@@ -45,6 +45,16 @@ static void write_candidate(fixture *f)
     assert_ok(&f->t.ctx, assay_golden_write_from(&f->t.ctx, &f->t.plan, f->t.candidate, &source, true));
 }
 
+/* What the golden of the candidate's choice has besides results is no candidate's. */
+static void forget_scales(assay_fixture_reader *candidate)
+{
+    for (int i = assay_fixture_count(candidate) - 1; i >= 0; i--) {
+        const assay_tensor_spec spec = *assay_fixture_spec(candidate, i);
+        if (!assay_role_is_compared(spec.role) && !assay_role_is_given(spec.role))
+            assay_fixture_forget(candidate, spec.path);
+    }
+}
+
 /* Whatever its digests say: tests tamper with it. */
 static assay_status open_golden(assay_context *ctx, const char *path, assay_golden *golden)
 {
@@ -60,6 +70,7 @@ static assay_status try_compare(fixture *f, bool conditionally, const assay_prof
     *report = (assay_report){0};
     TRY(open_golden(&f->t.ctx, f->t.file, &golden));
     TRY(assay_fixture_open(&f->t.ctx, f->t.candidate, &candidate));
+    forget_scales(candidate);
     TRY(conditionally
             ? assay_compare_given_choice(&f->t.ctx, &golden, candidate, profile, 1e-6, true, report, &against)
             : assay_compare(&f->t.ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&f->t.plan), report));
@@ -305,7 +316,7 @@ TEST_IN_FOLDER(nothing_is_loosened)
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 0);
     assert_true(report.routing.evaluated_again);
-    assert_non_null(strstr(report.message, "routing/sorted_selected_experts"));
+    assert_non_null(strstr(report.message, "routing/weights: "));
     assay_report_free(&report);
     fixture_free(&f);
 }

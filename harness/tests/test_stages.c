@@ -61,7 +61,7 @@ static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is
         const assay_tensor *r = &results->items[i];
         assay_tensor_spec spec = r->spec;
         if (!is_wanted(&spec) || !assay_tensor_is_complete(r)) continue;
-        if (r->values != NULL) spec.type = ASSAY_BFLOAT16;
+        if (r->values != NULL) spec.type = assay_profile_type_of(profile(), &spec);
         assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
         assert_ok(&t->ctx, r->indices != NULL
                                ? assay_fixture_append_i32(&t->ctx, writer, spec.path, r->count, r->indices)
@@ -342,18 +342,33 @@ TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
     }
 }
 
+static bool ends_no_stage(const assay_tensor_spec *spec)
+{
+    return is_no_checkpoint(spec) && strcmp(spec->path, "routing/weights") != 0;
+}
+
+/* But a router's weights: its stage begins at x then. */
 TEST_IN_FOLDER(without_checkpoints_there_are_no_stages)
 {
     trial t = {0};
     assay_tensor_set results = {0};
     trial_write(&t, folder, case_named("moe/small", SETS));
     make(&t, NULL, 1, &results);
-    write_candidate(&t, &results, is_no_checkpoint);
+    write_candidate(&t, &results, ends_no_stage);
     assay_report report = judge(&t);
     assert_int_equal(report.verdict, ASSAY_PASS);
     assert_int_equal(report.stages->count, 0);
     assert_non_null(strstr(report.message, "no checkpoint is given"));
     assay_report_free(&report);
+    const assay_tensor *weights = assay_tensor_set_find(&results, "routing/weights");
+    for (int coarse = 0; coarse < 2; coarse++) {
+        if (coarse) assay_dtype_round_many(ASSAY_BFLOAT16, weights->count, weights->values, weights->values);
+        write_candidate(&t, &results, is_no_checkpoint);
+        report = judge(&t);
+        assert_int_equal(find(report.stages, "routing/weights")->verdict, coarse ? ASSAY_FAIL : ASSAY_PASS);
+        assert_int_equal(find(&report, "routing/weights")->verdict, coarse ? ASSAY_FAIL : ASSAY_PASS);
+        assay_report_free(&report);
+    }
     assay_tensor_set_free(&results);
     trial_close(&t);
 }

@@ -100,8 +100,36 @@ bool assay_path_is_hidden(const char *path)
 
 bool assay_has_error_scale(const assay_tensor_spec *spec)
 {
+    const bool weights = spec->role == ASSAY_ROLE_ROUTING &&
+                         (assay_path_ends(spec->path, "weights") || assay_path_ends(spec->path, "topk_weights"));
     return spec->type != ASSAY_INT32 && !assay_path_is_hidden(spec->path) &&
-           (spec->role == ASSAY_ROLE_CHECKPOINT || assay_role_is_required(spec->role));
+           (weights || spec->role == ASSAY_ROLE_CHECKPOINT || assay_role_is_required(spec->role));
+}
+
+/* By the end of the path: a layer's stand in folders of their own. */
+static const struct {
+    const char *end;
+    assay_tensor_role role;
+    assay_kept kept;
+} KEPT[] = {
+    {"weights", ASSAY_ROLE_ROUTING, ASSAY_KEPT_BY_ROUTER},
+    {"topk_weights", ASSAY_ROLE_ROUTING, ASSAY_KEPT_BY_ROUTER},
+    {"biased_scores", ASSAY_ROLE_ROUTING, ASSAY_KEPT_BY_ROUTER},
+    {"combine_mask", ASSAY_ROLE_ROUTING, ASSAY_KEPT_BY_ROUTER},
+    {"outputs/weights", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_BY_ROUTER},
+    {"lb_loss", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_BY_ROUTER},
+    {"z_loss", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_BY_ROUTER},
+    {"bias_updates", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_BY_ROUTER},
+    {"lse", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_AS_STATISTIC},
+    {"lse", ASSAY_ROLE_CHECKPOINT, ASSAY_KEPT_AS_STATISTIC},
+};
+
+assay_kept assay_tensor_kept(const assay_tensor_spec *spec)
+{
+    for (size_t i = 0; i < sizeof KEPT / sizeof *KEPT; i++) {
+        if (KEPT[i].role == spec->role && assay_path_ends(spec->path, KEPT[i].end)) return KEPT[i].kept;
+    }
+    return ASSAY_KEPT_STORED;
 }
 
 bool assay_path_is_choice(const char *path)

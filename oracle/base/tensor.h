@@ -68,6 +68,11 @@ typedef struct assay_tensor_spec {
 void assay_tensor_call(assay_tensor_spec *spec, const char *path);
 /* Whether goldens hold error scales of such a tensor: floats among outputs, gradients and checkpoints. */
 bool assay_has_error_scale(const assay_tensor_spec *spec);
+
+/* Which type of a profile a result is kept in: activations and gradients in that of storage; what a router gives, and losses,
+ * in the router's; a log-sum-exp in that of statistics. */
+typedef enum assay_kept { ASSAY_KEPT_STORED, ASSAY_KEPT_BY_ROUTER, ASSAY_KEPT_AS_STATISTIC } assay_kept;
+assay_kept assay_tensor_kept(const assay_tensor_spec *spec);
 /* A choice of experts: routing/selected_experts, or that of a layer. */
 bool assay_path_is_choice(const char *path);
 /* Whether the path is that name, or ends in it after a slash. */

@@ -18,12 +18,14 @@ enum {
     MLP_GRADIENT = ASSAY_MLP_CHECKPOINTS,
     MLP_RESULTS = MLP_GRADIENT + ASSAY_MLP_WEIGHTS,
 };
-/* Everything that a sink may want, but the integers and what belongs to routing. */
+/* Everything that a sink may want, but integers, and of routing what has no error scale. */
 enum {
     MOE_Y,
     MOE_LB_LOSS,
     MOE_Z_LOSS,
     MOE_BIAS_UPDATES,
+    MOE_WEIGHTS,
+    MOE_SLOT_WEIGHTS,
     MOE_DX,
     MOE_DKERNEL,
     MOE_DBIAS,

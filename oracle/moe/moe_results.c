@@ -9,6 +9,8 @@ static const char *const result_paths[MOE_ROUTED] = {
     [MOE_LB_LOSS] = "outputs/lb_loss",
     [MOE_Z_LOSS] = "outputs/z_loss",
     [MOE_BIAS_UPDATES] = "outputs/bias_updates",
+    [MOE_WEIGHTS] = "routing/weights",
+    [MOE_SLOT_WEIGHTS] = "routing/topk_weights",
     [MOE_DX] = "gradients/inputs/x",
     [MOE_DKERNEL] = "gradients/weights/gate/kernel",
     [MOE_DBIAS] = "gradients/weights/gate/bias",
@@ -39,6 +41,7 @@ static bool result_path(const assay_moe_config *config, int result, char path[AS
     snprintf(path, ASSAY_PATH_SIZE, "%s", result_paths[result]);
     if (result == MOE_Z_LOSS) return routing->z_loss_weight > 0;
     if (result == MOE_LB_LOSS) return balance && routing->load_balance_loss_weight > 0;
+    if (result == MOE_SLOT_WEIGHTS) return config->fused_shared_experts > 0;
     return result != MOE_BIAS_UPDATES || (balance && routing->routed_bias_update_rate > 0);
 }
 

@@ -16,10 +16,10 @@ static assay_status write_routing(assay_context *ctx, const moe_block *block)
     const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
     TRY(moe_write_selecting(ctx, block, &block->router.inputs, 0, block->tokens, &block->config->routing));
     TRY(moe_write_i32(ctx, block, "routing/selected_experts", choices, routing->selected_experts));
-    TRY(moe_write_f64(ctx, block, "routing/weights", choices, routing->weights));
+    TRY(moe_write(ctx, &block->results, MOE_WEIGHTS, choices, routing->weights));
     TRY(moe_write_f64(ctx, block, "routing/margin", block->tokens, routing->margin));
     if (block->slot_ids != NULL) TRY(moe_write_i32(ctx, block, "routing/topk_ids", slots, block->slot_ids));
-    if (block->slot_ids != NULL) TRY(moe_write_f64(ctx, block, "routing/topk_weights", slots, block->slot_weights));
+    TRY(moe_write(ctx, &block->results, MOE_SLOT_WEIGHTS, slots, block->slot_weights));
     if (block->config->local_num_experts > 0) {
         TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->experts, routing->group_sizes));
         TRY(moe_write_i32(ctx, block, "routing/local_group_sizes", block->local_experts, block->group_sizes));

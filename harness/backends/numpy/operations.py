@@ -7,7 +7,7 @@ from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermut
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from quant_recipes import Recipe
-from request import Unsupported
+from request import Unsupported, is_statistic
 
 
 def run_rms_norm(ar, s, t):
@@ -229,7 +229,7 @@ PLAIN_VALUES = {"local_num_experts": "0", "num_fused_shared_experts": "0", "appl
 
 
 def is_router_or_statistic(op, path):
-    return path.endswith(("/lse", "/lb_loss", "/bias_updates", "/gate/kernel", "/gate/bias")) or op == "routing" or path.startswith("routing/")
+    return is_statistic(path) or path.endswith(("/gate/kernel", "/gate/bias")) or op == "routing"
 
 
 def run(ar, request):
@@ -254,8 +254,7 @@ def run(ar, request):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}
     made = ar.checkpoints | made
-    asked = any(path.startswith("checkpoints/") for path in request.expects)
-    beside = [p for p in made if p.startswith("routing/") and (asked or not p.endswith("weights"))]
+    beside = [p for p in made if p.startswith("routing/")]
     for path in request.expects + beside:
         if path not in made and path.startswith("checkpoints/"):
             continue

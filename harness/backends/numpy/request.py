@@ -90,13 +90,18 @@ class Request:
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 
+def is_statistic(path):
+    """Whether a result is float32 whatever activations are stored in."""
+    return path.endswith(("/lse", "/lb_loss", "/z_loss", "/bias_updates")) or path.startswith("routing/") or path == "outputs/weights"
+
+
 def write_candidate(path, results, profile):
     """bfloat16 as its bits where the numbers are such, else the numpy type."""
     with h5py.File(path, "w", libver=("v110", "v110")) as f:
         f.attrs["kind"] = "candidate"
         for name, value in results.items():
             value = np.array(value, order="C")
-            if value.dtype == np.float32 and storage_profile(profile) in ("bf16", "fp8_e4m3_block128"):
+            if value.dtype == np.float32 and not is_statistic(name) and storage_profile(profile) in ("bf16", "fp8_e4m3_block128"):
                 bits = value.view(np.uint32)
                 if not (bits & 0xFFFF).any():
                     f[name] = (bits >> 16).astype(np.uint16)
