@@ -248,42 +248,6 @@ static assay_status compare(assay_context *ctx, const assay_tried *tried, assay_
     return status;
 }
 
-static bool has_subnormal(const assay_tensor *tensor)
-{
-    for (int64_t k = 0; k < tensor->count; k++) {
-        if (tensor->values[k] != 0 && fabs(tensor->values[k]) < FLT_MIN) return true;
-    }
-    return false;
-}
-
-/* What is wrong most lacks so little that it may be a quotient or product of vanished numbers, which the golden does not
- * hold: of a few terms of a sum in a tensor of larger numbers, 0 in its place, or less than the least normal number. */
-static bool vanishes(const assay_tensor_result *r, const assay_tensor *golden)
-{
-    const assay_outlier *worst = &r->elements_worst[0];
-    const double least = sqrt(FLT_MIN), off = fabs(worst->candidate - worst->golden);
-    double largest = 0;
-    if (r->elements_worst_count == 0 || worst->golden == 0 || !(off < least)) return false;
-    for (int64_t k = 0; k < golden->count; k++) largest = fmax(largest, fabs(golden->values[k]));
-    return worst->candidate == 0 || largest > least || off < FLT_MIN;
-}
-
-/* Whether what is wrong first may be so by numbers that float32 has only below its normal ones, there or before it in the
- * data flow: many a right kernel has 0 there (1 / (1 + exp(93)), hardware that flushes), and no error scale allows for it. */
-static bool underflows(const assay_report *report, const assay_tensor_set *golden)
-{
-    bool wrong = false;
-    for (int i = 0; i < report->count; i++) {
-        const assay_tensor_result *r = &report->tensors[i];
-        const assay_tensor *tensor = assay_tensor_set_find(golden, r->spec.path);
-        wrong = wrong || r->verdict == ASSAY_FAIL;
-        if (tensor == NULL || tensor->values == NULL) continue; /* of a wrong choice, the weights say why */
-        if (has_subnormal(tensor)) return true;
-        if (wrong) return vanishes(r, tensor);
-    }
-    return false;
-}
-
 static bool is_beyond(const assay_tensor *tensor, double most)
 {
     const assay_tensor_role role = tensor->spec.role;
@@ -339,8 +303,8 @@ assay_status assay_attempt_make(assay_context *ctx, assay_tried *tried, assay_ca
     /* numbers that are no case, group sizes beyond the rows above all, are found here: no backend must bear them */
     status = assay_golden_of_memory(ctx, &a->plan, &a->tensors, &a->golden);
     if (status == ASSAY_OK && a->end == ASSAY_ATTEMPT_PASS) status = compare(ctx, tried, a);
-    if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL && underflows(&a->report, &a->tensors))
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too small for float32", c->name);
+    if (status == ASSAY_OK && a->report.verdict == ASSAY_NOT_COMPARABLE)
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s", c->name, a->report.message);
     if (status == ASSAY_OK && a->report.verdict == ASSAY_FAIL) status = overflows(ctx, tried, c, a, &overflow);
     if (status == ASSAY_OK && overflow)
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its numbers are too large for %s", c->name,

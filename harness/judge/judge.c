@@ -6,6 +6,7 @@
 
 #include "compare/pictures.h"
 #include "harness/explain/explain.h"
+#include "harness/judge/vanishing.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/routing_choice/stages.h"
 #include "harness/version/version.h"
@@ -52,6 +53,8 @@ assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture
                                    &again));
     if (how->staged) TRY(judge_stages(ctx, golden, candidate, how, share * how->false_alarm, report, &by));
     held = assay_judged_by(golden, &again);
+    TRY(assay_judge_vanishing(ctx, held->reader, how->profile, report));
+    if (by.golden.reader != NULL) TRY(assay_judge_vanishing(ctx, by.golden.reader, how->profile, report->stages));
     if (!how->unexplained) TRY(assay_explain(ctx, held, candidate, how->profile, how->quiet, report));
     if (!how->unexplained && by.golden.reader != NULL && report->explained_count == 0) {
         TRY(assay_explain_stages(ctx, &by, candidate, how->profile, how->quiet, report->stages));

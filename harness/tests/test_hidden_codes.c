@@ -73,7 +73,7 @@ static void append(trial *t, assay_fixture_writer *writer, const assay_tensor *r
     int32_t *bits = calloc((size_t)r->count, sizeof *bits);
     int64_t count = r->count;
     if (!hidden || form == NUMBERS) {
-        spec.type = r->values == NULL ? ASSAY_INT32 : hidden ? type : ASSAY_BFLOAT16;
+        spec.type = r->values == NULL ? ASSAY_INT32 : hidden ? type : assay_profile_type_of(profile(), &r->spec);
         assert_ok(&t->ctx, assay_fixture_declare(&t->ctx, writer, &spec));
         assert_ok(&t->ctx, r->values == NULL ? assay_fixture_append_i32(&t->ctx, writer, spec.path, count, r->indices)
                                              : assay_fixture_append(&t->ctx, writer, spec.path, count, r->values));
@@ -108,7 +108,7 @@ static assay_report judge(trial *t, const assay_tensor_set *results, codes_form 
         if (!assay_role_is_result(r->spec.role) || left_out || !assay_tensor_is_complete(r)) continue;
         if (strcmp(without, "all") == 0 && assay_path_is_hidden(r->spec.path)) continue;
         for (int64_t k = 0; r->values != NULL && !assay_path_is_hidden(r->spec.path) && k < r->count; k++)
-            r->values[k] = assay_dtype_round(ASSAY_BFLOAT16, r->values[k], false);
+            r->values[k] = assay_dtype_round(assay_profile_type_of(profile(), &r->spec), r->values[k], false);
         append(t, writer, r, form);
     }
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
