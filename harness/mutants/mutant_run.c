@@ -337,18 +337,20 @@ static int64_t count_parts(const assay_mutant *mutant, const assay_case *c)
 assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                    assay_tensor_set *candidate, bool *applies)
 {
-    assay_case c = *t->plan->c;
+    assay_case c = *t->plan->c; /* as its golden has it, whether that is a file or not */
     assay_plan plan = {0};
     assay_emulation ignored = {0};
     const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_tensor_set *)t->golden};
     char *profile = (char *)t->profile->precision.name;
     const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
+    assay_status status = assay_case_resolve(ctx, t->plan->c, &c.config);
+    RETURN_IF(status != ASSAY_OK, status);
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
     *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
     if (!*applies) return ASSAY_OK;
-    assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
+    status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = count_parts(mutant, &c);
     for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
         status = evaluate_part(ctx, t, mutant, &plan, part, candidate, applies);

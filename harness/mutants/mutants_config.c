@@ -207,6 +207,14 @@ bool assay_edit_other_epsilon(assay_case *c)
     return true;
 }
 
+bool assay_edit_double_epsilon(assay_case *c)
+{
+    const bool changes = c->config.normalization_layer_epsilon > 0 || c->config.latent_norm_epsilon > 0;
+    c->config.normalization_layer_epsilon *= 2;
+    if (c->config.latent_norm_epsilon > 0) c->config.latent_norm_epsilon *= 2;
+    return changes;
+}
+
 bool assay_edit_other_windows(assay_case *c)
 {
     c->config.windows_in_odd_layers = true;

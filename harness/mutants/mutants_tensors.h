@@ -28,9 +28,9 @@ bool assay_has_function_sums(const assay_case *c); /* over the shards of experts
 assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
     assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
-    assay_edit_other_epsilon, assay_edit_other_rope_type, assay_edit_longer_window, assay_edit_no_window,
-    assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities, assay_edit_other_windows,
-    assay_edit_other_method, assay_edit_masked_at_zero;
+    assay_edit_other_epsilon, assay_edit_double_epsilon, assay_edit_other_rope_type, assay_edit_longer_window,
+    assay_edit_no_window, assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities,
+    assay_edit_other_windows, assay_edit_other_method, assay_edit_masked_at_zero;
 /* Of the rules of quantising (mutants_quantize.c). */
 assay_case_edit assay_edit_recipe_ignored, assay_edit_recipe_dw_along_rows, assay_edit_recipe_dx_along_columns,
     assay_edit_recipe_forward_x, assay_edit_recipe_other_type, assay_edit_recipe_other_axis,

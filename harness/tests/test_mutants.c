@@ -287,10 +287,10 @@ static const struct {
     {"gmm mlp mla batch_split", "recipe_scales_of_each_expert"},
     /* bits have no gradients, and what changes numbers changes none of them */
     {"quantize dequantize", "zero_gradients zero_input_gradients negated_gradients gradients_99"},
-    {"quantize",
-     "nan_results zero_outputs negated_outputs nan_last_element doubled halved scaled_by_root scaled_1_2^-7 "
-     "scaled_1_2^-8 rows_reversed rows_shifted columns_swapped halves_swapped last_row_zero last_row_stale "
-     "last_tile_zero last_columns_zero last_tile_off truncated stored_coarser"},
+    {"quantize", "nan_results zero_outputs negated_outputs outputs_1_2^-7 nan_last_element doubled halved "
+                 "scaled_by_root scaled_1_2^-7 "
+                 "scaled_1_2^-8 rows_reversed rows_shifted columns_swapped halves_swapped last_row_zero last_row_stale "
+                 "last_tile_zero last_columns_zero last_tile_off truncated stored_coarser"},
 };
 
 static bool is_word(const char *text, const char *word)
