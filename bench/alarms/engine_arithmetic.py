@@ -198,7 +198,10 @@ class Arithmetic:
         return torch.exp2(x * 1.4426950408889634) if self.forms.exponential == "exp2" and not self.exact else torch.exp(x)
 
     def sigmoid(self, x):
-        return torch.sigmoid(x) if self.forms.sigmoid == "library" else 1 / (1 + torch.exp(-x))
+        if self.forms.sigmoid == "library":
+            return torch.sigmoid(x)
+        e = torch.exp(-x.abs())  # an exponential that overflows has the gradient 0 times infinity
+        return torch.where(x < 0, e, torch.ones_like(e)) / (1 + e)
 
     def softmax(self, x):
         if self.forms.softmax == "library":

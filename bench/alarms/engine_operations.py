@@ -66,7 +66,7 @@ def dense(c, point, x, kernel, bias=None):
     """x [..., n] times kernel [n, ...]; between kernels it is stored, and so is the gradient of x."""
     flat = c.ar.linear(c.ar.part(x.reshape(-1, kernel.shape[0]), False, c.ar.forms.stores(point + " dx")), kernel.reshape(kernel.shape[0], -1))
     if bias is not None:
-        flat = c.ar.add_bias(c.ar.keep(point + " product", flat), bias.reshape(-1))
+        flat = c.ar.add_bias(flat, bias.reshape(-1))
     return c.ar.keep(point, flat).reshape(*x.shape[:-1], *kernel.shape[1:])
 
 

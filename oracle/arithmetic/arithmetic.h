@@ -75,7 +75,8 @@ typedef enum assay_rounding {
     ASSAY_ROUND_STORAGE,    /* a tensor that may be stored between kernels */
     ASSAY_ROUND_ROUTER,     /* logits, scores and routing weights */
     ASSAY_ROUND_ELEMENTARY, /* results of exp, tanh and the like, of norms and softmax */
-    ASSAY_ROUND_ACCUMULATE  /* partial sums, outside of products */
+    ASSAY_ROUND_ACCUMULATE, /* partial sums, outside of products */
+    ASSAY_ROUND_OPERAND     /* operands of a product that is added up without assay_matmul, which rounds its own */
 } assay_rounding;
 
 typedef struct assay_arithmetic {

@@ -81,6 +81,9 @@ static emulated_rounder rounder_of(const assay_emulation *emulation, assay_round
         return unit_rounder(emulation, rounding, p->elementary);
     case ASSAY_ROUND_ACCUMULATE:
         return unit_rounder(emulation, rounding, emulated_accumulator_of(emulation, ASSAY_PRODUCT_OTHER).unit);
+    case ASSAY_ROUND_OPERAND:
+        if (emulation->multiply == ASSAY_FLOAT64) return (emulated_rounder){.way = EMULATED_NOTHING};
+        return emulated_storage_rounder(emulation, emulation->multiply);
     case ASSAY_ROUND_STORAGE:
         break;
     }

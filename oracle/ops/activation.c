@@ -216,6 +216,20 @@ static void activate_chunk(const assay_context *ctx, form f, int64_t n, chunk *c
     activate_scalar(ctx, f, n, c);
 }
 
+/* What an emulated run makes of 1 + erf or 1 + tanh, as kernels write gelu: that cancels where x is far below 0. */
+static void cancel_as_kernels(const assay_context *ctx, int64_t n, chunk *c)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const double phi = c->x[i] == 0 ? 0.5 : c->value[i] / c->x[i];
+        double odd = 2 * phi - 1;
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &odd);
+        const double moved = (1 + odd) / 2 - phi;
+        if (!isfinite(moved)) continue;
+        c->value[i] += c->x[i] * moved;
+        c->derivative[i] += moved;
+    }
+}
+
 static void activate_many(const assay_context *ctx, form f, int64_t count, const double *x, double *value,
                           double *derivative)
 {
@@ -225,6 +239,7 @@ static void activate_many(const assay_context *ctx, form f, int64_t count, const
         size_t bytes = (size_t)n * sizeof *x;
         memcpy(c.x, x + first, bytes);
         activate_chunk(ctx, f, n, &c);
+        if (ctx->emulation != NULL && (f == FORM_GELU || f == FORM_GELU_EXACT)) cancel_as_kernels(ctx, n, &c);
         if (value != NULL) memcpy(value + first, c.value, bytes);
         if (derivative != NULL) memcpy(derivative + first, c.derivative, bytes);
     }

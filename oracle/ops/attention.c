@@ -381,6 +381,7 @@ static double softmax_row(const assay_context *ctx, double *p, int64_t count, ro
     *divisor = form == DIVIDED_LAST ? sum : 1;
     for (int64_t j = 0; j < count && form != DIVIDED_LAST; j++) p[j] = p[j] / sum * gate;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, count, p);
     return lse;
 }
 
@@ -447,6 +448,7 @@ static assay_status forward_segment(assay_context *ctx, void *self, const attent
     attention_gather(rows, rows->query, q, job->in->query, config->qk_dim);
     attention_gather(rows, rows->kv, k, job->in->key, config->qk_dim);
     attention_gather(rows, rows->kv, v, job->in->value, config->v_dim);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, out - q, q);
     for (int64_t first = 0; first < count; first += block) {
         const int64_t end = count - first < block ? count : first + block;
         assay_status status = forward_block(ctx, out, lse, q, k, v, sink, p, rows, first, end);

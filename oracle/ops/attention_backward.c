@@ -65,6 +65,8 @@ static void load(const assay_context *ctx, const backward_job *job, const attent
     }
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->lse);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->shift);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, 2 * rows->count * config->qk_dim, s->q);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, 2 * rows->count * wide, s->v);
     memset(s->dk, 0, (size_t)(rows->count * config->qk_dim) * sizeof *s->dk);
     memset(s->dv, 0, (size_t)(rows->count * wide) * sizeof *s->dv);
 }
@@ -81,6 +83,8 @@ static void row_gradient(const assay_context *ctx, double *p, double *ds, double
     for (int64_t j = 0; j < count; j++) ds[j] = p[j] * (ds[j] - shift);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, count, p);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, count, ds);
 }
 
 /* to [keys,width] += w [rows,keys]^T from [rows,width]: what a block of queries gives to the keys before it. */

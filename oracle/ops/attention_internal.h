@@ -78,7 +78,7 @@ assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const
                               const double *b, int64_t columns, int64_t k);
 
 /* y [size,width] += W x [size,width], where W is the lower triangle (with its diagonal) of w [size,size], whose rows
- * are `ld` apart, or the transpose of that. Every element of y continues one chain of ascending index. */
+ * are `ld` apart, or the transpose of that. Every element of y continues one chain of ascending index. Operands are taken as they are. */
 typedef struct attention_triangle {
     const double *w;
     int64_t ld;

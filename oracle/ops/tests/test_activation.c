@@ -207,6 +207,32 @@ TEST(test_results_may_be_missing_or_in_place)
     }
 }
 
+/* As kernels write gelu, 1 + erf and 1 + tanh cancel far below 0: what is left has an absolute error of float32. */
+TEST(test_emulated_gelu_cancels_far_below_0)
+{
+    enum { SEEDS = 64 };
+    const assay_activation forms[] = {ASSAY_GELU, ASSAY_GELU_EXACT};
+    const double x = -4, unit = 0x1p-24;
+    for (int which = 0; which < 2; which++) {
+        assay_context reference = assay_context_default(1);
+        double right, slope, squares = 0, of_slope = 0;
+        assay_activation_many(&reference, forms[which], 1, &x, &right, &slope);
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            double value, derivative;
+            const assay_emulation emulation = {
+                .precision.elementary = unit, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
+            assay_context ctx = assay_context_default(1);
+            ctx.arithmetic = &assay_arithmetic_emulated;
+            ctx.emulation = &emulation;
+            assay_activation_many(&ctx, forms[which], 1, &x, &value, &derivative);
+            squares += (value - right) * (value - right) / SEEDS;
+            of_slope += (derivative - slope) * (derivative - slope) / SEEDS;
+        }
+        assert_true(sqrt(squares) > unit && sqrt(squares) < 4 * unit);
+        assert_true(sqrt(of_slope) > unit / 4 && sqrt(of_slope) < unit);
+    }
+}
+
 TEST(test_names)
 {
     for (int f = 0; f < ASSAY_ACTIVATION_COUNT; f++) {

@@ -137,6 +137,29 @@ TEST(test_emulated_sums_err_where_they_cancel)
     assert_true(sqrt(squares) > unit / 3 && sqrt(squares) < 3 * unit);
 }
 
+/* Probabilities, and values of more bits, enter a product in TensorFloat-32: next to the diagonal too. */
+TEST(test_emulated_operands_are_rounded_next_to_the_diagonal)
+{
+    enum { SEEDS = 64 };
+    const assay_attention_config config = {.batch = 1, .sequence = 2, .heads = 1, .qk_dim = 1, .v_dim = 1};
+    const double q[] = {0, 1}, k[] = {0, -0.3}, exact[] = {1 + 0x1p-12, 1 / (1 + exp(0.3))};
+    const assay_attention_inputs of_values = {.query = q, .key = k, .value = (const double[]){1 + 0x1p-12, 0}};
+    const assay_attention_inputs of_probabilities = {.query = q, .key = k, .value = (const double[]){0, 1}};
+    double squares[2] = {0};
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        double out[2], lse[2];
+        const assay_emulation emulation = {.storage = ASSAY_FLOAT32, .multiply = ASSAY_TFLOAT32, .seed = seed};
+        assay_context ctx = assay_context_default(1);
+        ctx.arithmetic = &assay_arithmetic_emulated;
+        ctx.emulation = &emulation;
+        assert_ok(&ctx, assay_attention_forward(&ctx, out, lse, &of_values, &config));
+        squares[0] += (out[0] - exact[0]) * (out[0] - exact[0]);
+        assert_ok(&ctx, assay_attention_forward(&ctx, out, lse, &of_probabilities, &config));
+        squares[1] += (out[1] - exact[1]) * (out[1] - exact[1]);
+    }
+    for (int i = 0; i < 2; i++) assert_true(sqrt(squares[i] / SEEDS) > 0x1p-14 && sqrt(squares[i] / SEEDS) < 0x1p-10);
+}
+
 TEST(test_segment_ids_below_0_are_refused)
 {
     assay_context ctx = assay_context_default(1);
