@@ -175,7 +175,7 @@ def mutants(golden, profile, plain, folder, write):
             accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds, golden.task.family)
         found.append({"case": golden.task.name(), "family": golden.task.group(profile), "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
-                      "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
+                      "fails": mutant.get("fails", False), "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],
                       "by_stage": mutant["by_stage"], "excess": mutant["excess"], "signal": mutant.get("signal"), "accepted": accepted})
     return found
 

@@ -27,7 +27,7 @@ def run_rejected(run, staged=False):
 
 def mutant_rejected(mutant, staged=False):
     """By a tensor, or by all of them together. Of an operation without stages, checkpoints change nothing."""
-    return mutant["tensors_failed"] > 0 or mutant["outcome"] == "detected" or (staged and mutant["by_stage"] == "detected")
+    return mutant["fails"] or mutant["tensors_failed"] > 0 or mutant["outcome"] == "detected" or (staged and mutant["by_stage"] == "detected")
 
 
 def count(records, name, detected):

@@ -95,7 +95,8 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
            cJSON_AddStringToObject(item, "outcome", outcome_name(r->outcome)) != NULL &&
            cJSON_AddStringToObject(item, "by_stage", outcome_name(r->by_stage)) != NULL &&
            cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
-           cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL && put_excess(item, r->excess) &&
+           cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL &&
+           cJSON_AddBoolToObject(item, "fails", r->fails) != NULL && put_excess(item, r->excess) &&
            (r->signal == 0 || cJSON_AddNumberToObject(item, "signal", r->signal) != NULL) &&
            cJSON_AddStringToObject(item, "where", r->where) != NULL;
 }
