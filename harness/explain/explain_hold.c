@@ -96,38 +96,6 @@ static const assay_tensor_result *result_of(const assay_report *report, const ch
     return NULL;
 }
 
-static const double *numbers_of(const assay_given_results *given, const char *path)
-{
-    for (int i = 0; i < given->count; i++) {
-        if (strcmp(given->tensors[i].spec.path, path) == 0) return given->tensors[i].numbers;
-    }
-    return NULL;
-}
-
-/* Where no tensor fails alone: what is left of the candidate lies along no known error by which it failed. Errors that do
- * show are larger, and so may be what is left of them. */
-static bool is_off_directions(const assay_trial *t, const assay_given_results *given, const assay_tensor_set *expected,
-                              const assay_report *plain)
-{
-    for (int i = 0; i < plain->count; i++) {
-        if (plain->tensors[i].verdict == ASSAY_FAIL) return true;
-    }
-    for (int d = 0; d < plain->direction_count; d++) {
-        const assay_direction_result *known = &plain->directions[d];
-        double along = 0;
-        for (int i = 0; i < expected->count; i++) {
-            char path[ASSAY_PATH_SIZE];
-            const assay_tensor *result = &expected->items[i];
-            assay_filter_path(t->profile->precision.name, known->name, result->spec.path, path);
-            const assay_tensor *filter = assay_tensor_set_find(t->golden, path);
-            const double *candidate = filter == NULL ? NULL : numbers_of(given, result->spec.path);
-            if (candidate != NULL) along += assay_projection(filter->count, filter->values, result->values, candidate);
-        }
-        if (known->excess > 1 && (along < known->least || along > known->most)) return false;
-    }
-    return true;
-}
-
 static bool is_explained(const assay_tensor_result *r)
 {
     return r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE && !(r->rms_ratio > EXPLAINED_TENSOR);
@@ -148,48 +116,30 @@ static bool lies_on_grid(const assay_given_results *given, const char *path, ass
     return true;
 }
 
-/* Squares of error / deviation, and the largest excess over a threshold. */
-typedef struct left_over {
-    double squares, elements, worst;
-} left_over;
-
-static void add(left_over *left, const assay_tensor_result *r)
+bool assay_tensor_stays(const assay_mutant *mutant, const assay_tensor_result *before, const assay_tensor_result *after)
 {
-    const bool without_values = r->verdict == ASSAY_FAIL && r->wrong_elements + r->wrong_rows == 0;
-    if (without_values || r->finding == ASSAY_FINDING_NONFINITE) left->squares = left->worst = INFINITY;
-    if (!r->compared || r->spec.type == ASSAY_INT32) return;
-    left->squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
-    left->elements += (double)r->elements;
-    left->worst = fmax(left->worst, fmax(r->worst_element, r->worst_row));
-}
-
-/* Where the candidate fails, a hypothesis must leave much less than there was: one that has next to no effect passes
- * whatever next to passes without it. */
-static bool is_much_less(const left_over *after, const left_over *before)
-{
-    return before->elements == 0.0 || after->squares <= 0.5 * before->squares || after->worst <= 0.5 * before->worst;
+    if (!mutant->each || before == NULL || before->verdict == ASSAY_FAIL) return false;
+    return !is_explained(after) || before->rms_ratio < after->rms_ratio;
 }
 
 /* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's. */
 static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_given_results *given,
                      const assay_report *plain, const assay_report *report, double *residual)
 {
-    left_over all = {0}, failed_before = {0}, failed_after = {0};
+    double squares = 0.0, elements = 0.0;
     bool holds = report->unknown_count == 0;
     const bool coarser = mutant->results.edit == assay_edit_coarser;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);
-        const bool failed = before != NULL && before->verdict == ASSAY_FAIL;
-        if (mutant->each && before != NULL && !failed && (!is_explained(r) || before->rms_ratio < r->rms_ratio)) {
-            r = before;
-        }
+        if (assay_tensor_stays(mutant, before, r)) r = before;
         const assay_dtype type = assay_coarser_type(assay_profile_type_of(t->profile, &r->spec));
         holds &= is_explained(r) && (!coarser || r == before || lies_on_grid(given, r->spec.path, type));
-        add(&all, r);
-        if (failed) add(&failed_before, before), add(&failed_after, r);
+        if (!r->compared || r->spec.type == ASSAY_INT32) continue;
+        squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+        elements += (double)r->elements;
     }
-    *residual = all.elements > 0.0 ? sqrt(all.squares / all.elements) : 0.0;
-    return holds && *residual <= EXPLAINED && is_much_less(&failed_after, &failed_before);
+    *residual = elements > 0.0 ? sqrt(squares / elements) : 0.0;
+    return holds && *residual <= EXPLAINED;
 }
 
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
@@ -222,7 +172,8 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
         if (result && tensor->values != NULL) find_nan(tensor->count, tensor->values);
     }
     TRY(assay_expected_compare(ctx, t, results, given, &report));
-    *holds = conclude(t, mutant, given, plain, &report, residual) && is_off_directions(t, given, results, plain);
+    *holds = conclude(t, mutant, given, plain, &report, residual);
+    if (*holds) TRY(assay_beats_golden(ctx, t, mutant, given, plain, results, &report, holds));
 cleanup:
     assay_report_free(&report);
     return status;

@@ -23,6 +23,19 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
                                    const assay_given_results *given, const assay_report *plain,
                                    assay_tensor_set *results, bool *holds, double *residual);
 
+/* Whether a hypothesis that leaves no more than a correct candidate does explains more than the golden itself, which is one
+ * too: `expected` are the mutant's results as they were compared, `report` what came of it. */
+assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                const assay_given_results *given, const assay_report *plain,
+                                const assay_tensor_set *expected, const assay_report *report, bool *beats);
+
+/* Whether no element, row or integer fails, and none is missing: statistics do. */
+bool assay_only_statistics_fail(const assay_report *plain);
+
+/* Of a mutant that may be in some tensors alone: this tensor, which did not fail, is the golden's. */
+bool assay_tensor_stays(const assay_mutant *mutant, const assay_tensor_result *before,
+                        const assay_tensor_result *after);
+
 /* The mutant's results become what is expected of a backend with this bug, and the golden's error scales in `results`
  * the deviations from that. */
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

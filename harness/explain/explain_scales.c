@@ -76,14 +76,21 @@ static void renew(const assay_trial *t, const assay_tensor *golden, const assay_
     }
 }
 
-/* Truncation depends on the last bit that is left; what it does on average does not: a unit less, give or take one. */
+/* Truncation depends on the last bit that is left; what it does on average does not: half a step of the grid less, give or
+ * take as much, and nothing where the golden lies on the grid. */
 static void expect_truncated(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated,
                              double *scales)
 {
-    const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(t->profile, &golden->spec));
+    const assay_dtype type = assay_profile_type_of(t->profile, &golden->spec);
+    const double unit = assay_dtype_unit_roundoff(type), least = assay_dtype_least_subnormal(type);
     for (int64_t i = 0; i < golden->count; i++) {
-        mutated->values[i] = golden->values[i] * (1 - unit);
-        scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], unit / 16 * fabs(golden->values[i])), false);
+        const double value = golden->values[i];
+        int exponent = 0;
+        frexp(value, &exponent);
+        const double half = fmin(fmax(ldexp(unit, exponent - 1), least / 2), fabs(value));
+        const bool exact = assay_dtype_round(type, value, false) == value;
+        mutated->values[i] = exact ? value : value - copysign(half, value);
+        scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], unit / 16 * fabs(value)), false);
     }
 }
 

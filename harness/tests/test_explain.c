@@ -4,6 +4,7 @@
 
 #include "harness/explain/explain.h"
 #include "harness/explain/explain_internal.h"
+#include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/golden_trial.h"
 
 /* A golden, and a profile at which it is explained. */
@@ -234,6 +235,88 @@ TEST_IN_FOLDER(what_is_no_selection_stays)
         assay_tensor_set_free(&results);
     }
     trial_close(&f.t);
+}
+
+/* --- a statistic alone fails: no element and no row does --- */
+
+static void scale_tensor(fixture *f, assay_tensor_set *results, const char *path, double factor)
+{
+    (void)f;
+    const assay_tensor *tensor = assay_tensor_set_find(results, path);
+    for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
+}
+
+/* Errors of so many deviations, this way and that, in the second half of the columns. */
+static void shake_columns(fixture *f, assay_tensor_set *results, const char *path, double deviations)
+{
+    const assay_tensor *tensor = assay_tensor_set_find(results, path);
+    const assay_tensor *scale = assay_results_scales(&f->t.golden, f->at.profile, path);
+    const int64_t width = assay_tensor_width(tensor);
+    for (int64_t i = 0; i < tensor->count; i++) {
+        if (i % width >= width / 2) tensor->values[i] += (i * 7 % 3 == 1 ? -1 : 1) * deviations * scale->values[i];
+    }
+}
+
+/* The ramp of YaRN ends elsewhere, which only the filter along rope_type sees. */
+static void move_ramp(fixture *f, assay_tensor_set *results, const char *path, double times)
+{
+    const assay_mutant moved = {.name = "ramp",
+                                .key = {.key = ASSAY_KEY_AT_beta_slow, .how = ASSAY_KEY_TIMES, .by = times}};
+    bool applies = false;
+    (void)path;
+    assay_tensor_set_free(results);
+    assert_ok(&f->t.ctx, assay_mutant_make(&f->t.ctx, &f->at, &moved, results, &applies));
+    assert_true(applies);
+}
+
+static bool only_statistics_fail(const assay_report *report)
+{
+    return report->verdict == ASSAY_FAIL && assay_only_statistics_fail(report);
+}
+
+static bool is_word(const char *text, const char *word)
+{
+    return strcmp(text, word) == 0;
+}
+
+/* Then whatever changes next to nothing passes where the golden would. A name is for what explains the statistic. */
+TEST_IN_FOLDER(what_changes_nothing_is_not_named)
+{
+    static const struct {
+        const char *name, *path;
+        void (*change)(fixture *f, assay_tensor_set *results, const char *path, double by);
+        double by;
+        const char *must, *may;
+    } rows[] = {
+        {"mla/small", "outputs/y", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"mla/small", "gradients/inputs/x", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"moe/small", "outputs/y", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"moe/deepseek3-groups", "outputs/y", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"moe/float32-grid", "outputs/y", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"gqa/qwen3", "outputs/y", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"mlp/silu", "gradients/inputs/x", scale_tensor, 1 + 0x1p-8, "scaled_1_2^-8", ""},
+        {"moe/float32-grid", "outputs/y", scale_tensor, 1 - 0x1p-8, "", "truncated"},
+        {"moe/float32-grid", "outputs/y", shake_columns, 2, "", ""},
+        {"mla/no-query-compression", "outputs/y", shake_columns, 3.5, "", ""},
+        {"mla/no-query-compression", NULL, move_ramp, 8, "", "rope_timescale rope_type rope_betas"},
+    };
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        start(&f, folder, rows[i].name, "profiles=[bf16];checkpoints=none", "bf16");
+        assay_tensor_set results = make(&f, NULL);
+        rows[i].change(&f, &results, rows[i].path, rows[i].by);
+        assay_report report = explain(&f, &results);
+        assert_true(only_statistics_fail(&report));
+        if (rows[i].must[0] != '\0' && !is_named(&report, rows[i].must))
+            fail_msg("%s, %s: %s", rows[i].name, rows[i].path, report.explanation);
+        for (int k = 0; k < report.explained_count; k++) {
+            const char *name = report.explained_by[k];
+            if (strcmp(name, rows[i].must) != 0 && !assay_any_word(rows[i].may, name, is_word))
+                fail_msg("%s, %s: %s", rows[i].name, rows[i].path, report.explanation);
+        }
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
 }
 
 TEST_IN_FOLDER(one_wrong_element_is_not_known)

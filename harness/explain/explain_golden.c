@@ -1,0 +1,167 @@
+/* The golden itself among the hypotheses: a mutant that next to nothing comes of would pass wherever the golden does but
+ * for what the mutant's own comparison does not look at. So it must explain what failed better than "nothing is wrong". */
+#include <math.h>
+#include <string.h>
+
+#include "harness/explain/explain_internal.h"
+
+/* What a mutant may leave of what there is with the golden: of the squares of errors or the worst one; of both, and of how
+ * far out a statistic is. */
+#define MUCH_LESS 0.5
+#define CLEARLY_LESS 0.7
+
+static bool fails_by_statistic(const assay_tensor_result *r)
+{
+    return r->verdict == ASSAY_FAIL && r->finding >= ASSAY_FINDING_SIZE && r->finding <= ASSAY_FINDING_TOWARD_ZERO;
+}
+
+bool assay_only_statistics_fail(const assay_report *plain)
+{
+    for (int i = 0; i < plain->count; i++) {
+        if (plain->tensors[i].verdict == ASSAY_FAIL && !fails_by_statistic(&plain->tensors[i])) return false;
+    }
+    return true;
+}
+
+static const assay_tensor_result *result_of(const assay_report *report, const char *path)
+{
+    for (int i = 0; i < report->count; i++) {
+        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
+    }
+    return NULL;
+}
+
+static bool is_result(const assay_tensor *tensor)
+{
+    const assay_tensor_role role = tensor->spec.role;
+    return !assay_role_is_given(role) && role != ASSAY_ROLE_ERROR_SCALE && role != ASSAY_ROLE_NULL &&
+           role != ASSAY_ROLE_DIRECTION;
+}
+
+/* The numbers of `from` among the scales of `to`; of a mutant that is in some tensors alone those that are its. */
+static void take_values(const assay_tensor_set *from, const assay_mutant *mutant, const assay_report *plain,
+                        const assay_report *report, assay_tensor_set *to)
+{
+    for (int i = 0; i < to->count; i++) {
+        assay_tensor *tensor = &to->items[i];
+        const assay_tensor *of = &from->items[i];
+        const assay_tensor_result *after = result_of(report, tensor->spec.path);
+        if (!is_result(tensor) || tensor->values == NULL || !assay_tensor_is_complete(of)) continue;
+        if (mutant != NULL && after != NULL && assay_tensor_stays(mutant, result_of(plain, tensor->spec.path), after))
+            continue;
+        memcpy(tensor->values, of->values, (size_t)of->count * sizeof *of->values);
+    }
+}
+
+/* Squares of error / deviation, and the largest excess over a threshold. */
+typedef struct left_over {
+    double squares, worst;
+} left_over;
+
+/* Of the tensors that fail otherwise than by a statistic. */
+static left_over left_of(const assay_report *plain, const assay_report *report)
+{
+    left_over left = {0};
+    for (int i = 0; i < plain->count; i++) {
+        const assay_tensor_result *before = &plain->tensors[i], *r = result_of(report, before->spec.path);
+        if (before->verdict != ASSAY_FAIL || fails_by_statistic(before) || r == NULL) continue;
+        const bool by_values = r->finding == ASSAY_FINDING_ELEMENTS || r->finding == ASSAY_FINDING_ROWS;
+        if (r->verdict == ASSAY_FAIL && !by_values && !fails_by_statistic(r)) left.squares = left.worst = INFINITY;
+        if (!r->compared || r->spec.type == ASSAY_INT32) continue;
+        left.squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
+        left.worst = fmax(left.worst, fmax(r->worst_element, r->worst_row));
+    }
+    return left;
+}
+
+static bool is_less(const left_over *after, const left_over *before, double squares, double worst)
+{
+    return !(after->squares > squares * before->squares) && !(after->worst > worst * before->worst);
+}
+
+/* The golden with the mutant's deviations: larger ones alone would explain much. */
+static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                              const assay_given_results *given, const assay_report *plain,
+                              const assay_tensor_set *expected, const assay_report *report, bool *nearer)
+{
+    assay_status status;
+    assay_tensor_set golden = {0};
+    assay_report alone = {0};
+    /* of what is rounded to a coarser type the golden is what is expected: that it lies on the grid tells */
+    const bool coarser = mutant->results.edit == assay_edit_coarser;
+    TRY(assay_tensor_set_copy(ctx, expected, &golden));
+    take_values(t->golden, NULL, plain, report, &golden);
+    if (!coarser) TRY(assay_expected_compare(ctx, t, &golden, given, &alone));
+    const left_over after = left_of(plain, report), before = left_of(plain, coarser ? plain : &alone);
+    *nearer = is_less(&after, &before, MUCH_LESS, INFINITY) || is_less(&after, &before, INFINITY, MUCH_LESS) ||
+              is_less(&after, &before, CLEARLY_LESS, CLEARLY_LESS);
+cleanup:
+    assay_report_free(&alone);
+    assay_tensor_set_free(&golden);
+    return status;
+}
+
+static double excess_of(const assay_tensor_result *r)
+{
+    double most = 0.0;
+    for (int i = 0; i < r->statistics_count; i++) most = fmax(most, r->statistics[i].excess);
+    return most;
+}
+
+/* Squares of error / deviation over the tensors that fail, or where a filter alone does over all. */
+static double squares_of(const assay_report *plain, const assay_report *report)
+{
+    double failed = 0.0, all = 0.0;
+    for (int i = 0; i < plain->count; i++) {
+        const assay_tensor_result *r = result_of(report, plain->tensors[i].spec.path);
+        if (r == NULL || !r->compared || r->spec.type == ASSAY_INT32) continue;
+        const double squares = r->rms_ratio * r->rms_ratio * (double)r->elements;
+        all += squares;
+        if (plain->tensors[i].verdict == ASSAY_FAIL) failed += squares;
+    }
+    return failed > 0.0 ? failed : all;
+}
+
+static bool explains_each(const assay_report *plain, const assay_report *found)
+{
+    for (int i = 0; i < plain->count; i++) {
+        const assay_tensor_result *before = &plain->tensors[i], *r = result_of(found, before->spec.path);
+        if (before->verdict != ASSAY_FAIL) continue;
+        if (r == NULL || r->verdict == ASSAY_FAIL || excess_of(r) > CLEARLY_LESS * excess_of(before)) return false;
+    }
+    for (int d = 0; d < plain->direction_count; d++) {
+        const double before = plain->directions[d].excess;
+        if (before <= 1) continue;
+        if (d >= found->direction_count || found->directions[d].excess > CLEARLY_LESS * before) return false;
+    }
+    return true;
+}
+
+/* What fails by statistics alone is as near to the golden as the mutant is, so that the golden's deviations and null
+ * distributions are the mutant's too: with these every such statistic must be right, and not just so, and errors smaller. */
+static assay_status explains_statistics(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                        const assay_given_results *given, const assay_report *plain,
+                                        const assay_tensor_set *expected, const assay_report *report, bool *explains)
+{
+    assay_status status;
+    assay_tensor_set mutated = {0};
+    assay_report found = {0};
+    TRY(assay_tensor_set_copy(ctx, t->golden, &mutated));
+    take_values(expected, mutant, plain, report, &mutated);
+    TRY(assay_expected_compare(ctx, t, &mutated, given, &found));
+    *explains = explains_each(plain, &found) && squares_of(plain, &found) < squares_of(plain, plain);
+cleanup:
+    assay_report_free(&found);
+    assay_tensor_set_free(&mutated);
+    return status;
+}
+
+assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                const assay_given_results *given, const assay_report *plain,
+                                const assay_tensor_set *expected, const assay_report *report, bool *beats)
+{
+    *beats = true;
+    return assay_only_statistics_fail(plain)
+               ? explains_statistics(ctx, t, mutant, given, plain, expected, report, beats)
+               : is_nearer(ctx, t, mutant, given, plain, expected, report, beats);
+}
