@@ -22,7 +22,7 @@ const char *assay_verdict_name(assay_verdict verdict);  /* "PASS", ... */
 const char *assay_verdict_color(assay_verdict verdict); /* what makes a terminal show it in its colour */
 
 #define ASSAY_WORST_COUNT 5
-enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 40 };
+enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 48 };
 
 /* One element or row that lies far out. */
 typedef struct assay_outlier {

@@ -19,7 +19,8 @@
 #define NEAR 50.0
 #define NEARER 0.02
 
-/* Of those that hold, the ones that are no further from the candidate than this are not told apart. */
+/* Of those that hold, the ones that are no further from the candidate than this are not told apart; or than this part of what
+ * the golden itself is. */
 #define AS_NEAR 0.25
 
 typedef struct hypothesis {
@@ -32,8 +33,8 @@ typedef struct search {
     assay_trial trial;
     assay_given_results given;
     const assay_report *plain;
-    hypothesis *held; /* [assay_mutant_count] */
-    int held_count, tried;
+    hypothesis *held; /* [assay_mutant_count + assay_ignored_setting_count] */
+    int held_count, tried, settings_tried;
     const assay_tensor_set *given_too; /* checkpoints that stages begin with; NULL: a whole candidate is explained */
     bool noise;                        /* held are mutants whose errors are as large, not the same */
     double before;                     /* RMS of error / deviation from the golden, over all tensors */
@@ -75,13 +76,14 @@ static double compared_elements(const assay_plan *plan)
     return elements;
 }
 
-static bool is_too_large(const assay_plan *plan)
+static bool is_too_large(const assay_plan *plan, const assay_mutant *mutants, int count)
 {
     int evaluated = 0, applicable = 0;
-    for (int i = 0; i < assay_mutant_count; i++) {
-        const bool is_for = assay_mutant_is_for(&assay_mutants[i], plan);
+    for (int i = 0; i < count; i++) {
+        assay_case c = *plan->c;
+        const bool is_for = assay_mutant_is_for(&mutants[i], plan) && assay_mutant_configure(&mutants[i], &c);
         applicable += is_for;
-        evaluated += is_for && assay_mutant_is_evaluated(&assay_mutants[i]);
+        evaluated += is_for && assay_mutant_is_evaluated(&mutants[i]);
     }
     return evaluated * plan->operation->flops(plan->c, true) > MOST_FLOPS ||
            (double)applicable * compared_elements(plan) > MOST_ELEMENTS;
@@ -121,7 +123,7 @@ static assay_status try_mutant(assay_context *ctx, search *s, const assay_trial 
     *residual = INFINITY;
     TRY(assay_mutant_make(ctx, t, mutant, &results, &applies));
     if (!applies) goto cleanup;
-    if (!t->scales) s->tried++;
+    if (!t->scales) *(assay_mutant_is_ignored_setting(mutant) ? &s->settings_tried : &s->tried) += 1;
     TRY(try_variant(ctx, s, t, mutant, &results, residual));
     TRY(assay_mutant_pull_back(ctx, t, mutant, &results, &differs));
     if (differs) TRY(try_variant(ctx, s, t, mutant, &results, residual));
@@ -166,6 +168,12 @@ static int by_distance(const void *a, const void *b)
     return x->mutant < y->mutant ? -1 : x->mutant > y->mutant;
 }
 
+/* What a sentence says of a hypothesis: a setting that is ignored is said as the case that was computed. */
+static const char *word_of(const assay_mutant *mutant)
+{
+    return assay_mutant_is_ignored_setting(mutant) ? mutant->models : mutant->name;
+}
+
 /* "NAME (0.31) or NAME (0.35)" of those that are as near as the first; counts them. */
 static int name_nearest(const search *s, char *text, size_t size)
 {
@@ -173,9 +181,10 @@ static int name_nearest(const search *s, char *text, size_t size)
     int count = 0;
     for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
         const hypothesis *h = &s->held[count];
-        if (h->distance > s->held[0].distance + AS_NEAR) break;
+        if (h->distance > s->held[0].distance + AS_NEAR * fmin(1.0, s->before)) break;
         length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
-                                   h->mutant->name, h->residual);
+                                   word_of(h->mutant), h->residual);
+        if (length >= size) break;
     }
     return count;
 }
@@ -203,8 +212,14 @@ static void say(const search *s, assay_report *report)
     const size_t size = sizeof report->explanation;
     const int count = name_nearest(s, names, sizeof names);
     if (count == 0 || s->noise) {
-        const int length = snprintf(text, size, "no known bug explains it (%d mutants tried)", s->tried);
+        char settings[48] = "";
+        if (s->settings_tried > 0) snprintf(settings, sizeof settings, " and %d ignored settings", s->settings_tried);
+        const int length = snprintf(text, size, "no known bug explains it (%d mutants%s tried)", s->tried, settings);
         if (s->noise) ask(s, text + length, size - (size_t)length);
+    } else if (assay_mutant_is_ignored_setting(s->held[0].mutant)) {
+        snprintf(text, size,
+                 "equals %s: does the kernel ignore the setting?; in brackets the standard deviations that are left",
+                 names);
     } else {
         snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
                  count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);
@@ -232,6 +247,19 @@ cleanup:
     return status;
 }
 
+/* A mutant that says more keeps its name: settings are tried where none holds. */
+static assay_status try_settings(assay_context *ctx, search *s)
+{
+    assay_status status = ASSAY_OK;
+    const assay_plan *plan = s->trial.plan;
+    if (s->held_count > 0 || is_too_large(plan, assay_ignored_settings, assay_ignored_setting_count)) return ASSAY_OK;
+    for (int i = 0; i < assay_ignored_setting_count; i++) {
+        if (assay_mutant_is_for(&assay_ignored_settings[i], plan)) TRY(try_twice(ctx, s, &assay_ignored_settings[i]));
+    }
+cleanup:
+    return status;
+}
+
 static assay_status search_all(assay_context *ctx, search *s, bool quiet)
 {
     assay_status status = ASSAY_OK;
@@ -240,6 +268,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
     TRY(try_all(ctx, s, true, &progress));
     TRY(try_all(ctx, s, false, &progress));
+    TRY(try_settings(ctx, s));
     /* that errors are as large says less than that they are the same: other bugs may make such */
     const bool unexplained = s->held_count == 0;
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
@@ -286,7 +315,7 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     if (s->given_too != NULL) TRY(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
     TRY(assay_given_results_load(ctx, results, candidate, &s->given));
-    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count, sizeof *s->held, &held));
+    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count + assay_ignored_setting_count, sizeof *s->held, &held));
     s->held = held;
 cleanup:
     return status;
@@ -302,7 +331,7 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, const assa
     const assay_plan *plan = &golden->plan;
     TRY(assay_golden_plan(ctx, golden, profile));
     TRY(assay_plan_require_memory(ctx, plan));
-    if (is_too_large(plan)) {
+    if (is_too_large(plan, assay_mutants, assay_mutant_count)) {
         snprintf(report->explanation, sizeof report->explanation,
                  "not tried, the case is too large: a smaller one tells, or the files of assay power --write");
         goto cleanup;
@@ -326,7 +355,8 @@ assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixt
     *holds = false;
     if (report->verdict != ASSAY_FAIL || !is_worth_it(report)) return ASSAY_OK;
     TRY(assay_golden_plan(ctx, golden, profile));
-    if (is_too_large(&golden->plan) || !assay_mutant_is_for(mutant, &golden->plan)) goto cleanup;
+    if (is_too_large(&golden->plan, assay_mutants, assay_mutant_count) || !assay_mutant_is_for(mutant, &golden->plan))
+        goto cleanup;
     TRY(open_search(ctx, &s, golden, candidate, profile, &results));
     TRY(try_twice(ctx, &s, mutant));
     *holds = s.held_count > 0;

@@ -53,7 +53,7 @@
     "wo_tensor_scale kernel_tensor_scale"
 #define EVERYTHING "outputs gradients checkpoints"
 
-#define KEY(name, how, by) .key = {ASSAY_KEY_AT_##name, ASSAY_KEY_##how, by}
+#define KEY(name, change, value) .key = {.key = ASSAY_KEY_AT_##name, .how = ASSAY_KEY_##change, .by = value}
 #define INPUTS(paths, ...) .inputs = {.of = paths, .edit = __VA_ARGS__}
 #define RESULTS(folders, ...) .results = {.of = folders, .edit = __VA_ARGS__}
 #define INTEGERS(folders, ...) .integers = {.of = folders, .edit = __VA_ARGS__}
@@ -649,6 +649,9 @@ const assay_mutant *assay_mutant_by_name(const char *name)
 {
     for (int i = 0; i < assay_mutant_count; i++) {
         if (strcmp(assay_mutants[i].name, name) == 0) return &assay_mutants[i];
+    }
+    for (int i = 0; i < assay_ignored_setting_count; i++) {
+        if (strcmp(assay_ignored_settings[i].name, name) == 0) return &assay_ignored_settings[i];
     }
     return NULL;
 }

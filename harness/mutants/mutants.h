@@ -36,11 +36,13 @@ typedef struct assay_hidden_mutation {
 typedef bool assay_hidden_edit(const assay_hidden_mutation *m);
 typedef bool assay_arithmetic_edit(const assay_mutation *m, assay_emulation *emulation);
 
-/* One key of the configuration. Numbers are changed where they are above 0: else what they scale or limit is off. */
+/* One key of the configuration. Numbers are changed where they are above 0: else what they scale or limit is off; READ_AS
+ * changes any value to that of a text. */
 typedef struct assay_key_change {
     int key; /* ASSAY_KEY_AT_... */
-    enum { ASSAY_KEY_STAYS, ASSAY_KEY_FLIP, ASSAY_KEY_TO, ASSAY_KEY_TIMES, ASSAY_KEY_SQUARED } how;
+    enum { ASSAY_KEY_STAYS, ASSAY_KEY_FLIP, ASSAY_KEY_TO, ASSAY_KEY_TIMES, ASSAY_KEY_SQUARED, ASSAY_KEY_READ_AS } how;
     double by;
+    const char *value; /* READ_AS */
 } assay_key_change;
 
 /* Some tensors. Lists have spaces between their words. */
@@ -101,7 +103,13 @@ typedef struct assay_mutant {
 
 extern const assay_mutant assay_mutants[];
 extern const int assay_mutant_count;
-const assay_mutant *assay_mutant_by_name(const char *name); /* NULL when there is none */
+/* One for each setting of a case that changes numbers: what a backend gives that has not read it (ignored_settings.c).
+ * Explanations of a failure alone; the power of a golden counts none. */
+extern const assay_mutant assay_ignored_settings[];
+extern const int assay_ignored_setting_count;
+bool assay_mutant_is_ignored_setting(const assay_mutant *mutant);
+
+const assay_mutant *assay_mutant_by_name(const char *name); /* of either table; NULL when there is none */
 
 /* "configuration", "inputs", "arithmetic" or "results": the first of its parts. */
 const char *assay_mutant_way(const assay_mutant *mutant);

@@ -1,6 +1,7 @@
 /* Mutants by a changed configuration. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cases/decoder_block.h"
@@ -85,10 +86,25 @@ static double changed_number(const assay_key_change *change, double value)
     return change->how == ASSAY_KEY_TO ? change->by : value * (change->how == ASSAY_KEY_TIMES ? change->by : value);
 }
 
+/* Whether it had another value. */
+static bool read_as(const assay_model_key *key, const char *text, assay_model_config *config)
+{
+    char *at = (char *)config + key->offset, before[ASSAY_KEY_VALUE_SIZE], after[ASSAY_KEY_VALUE_SIZE];
+    assay_model_key_text(key, config, before, sizeof before);
+    if (key->type == ASSAY_KEY_I) *(int64_t *)(void *)at = strtoll(text, NULL, 10);
+    if (key->type == ASSAY_KEY_D) *(double *)(void *)at = strtod(text, NULL);
+    if (key->type == ASSAY_KEY_B) *(bool *)at = strcmp(text, "true") == 0;
+    if (key->type == ASSAY_KEY_S) set_text((assay_text *)at, text);
+    if (key->type == ASSAY_KEY_A) snprintf(at, ASSAY_TEXT_SIZE, "%s", text); /* of the gate */
+    assay_model_key_text(key, config, after, sizeof after);
+    return strcmp(before, after) != 0;
+}
+
 static bool change_key(const assay_key_change *change, assay_model_config *config)
 {
     const assay_model_key *key = &assay_model_keys[change->key];
     char *at = (char *)config + key->offset;
+    if (change->how == ASSAY_KEY_READ_AS) return read_as(key, change->value, config);
     bool *flag = (bool *)at;
     int64_t *whole = (int64_t *)(void *)at;
     double *number = (double *)(void *)at;

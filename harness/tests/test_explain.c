@@ -319,6 +319,57 @@ TEST_IN_FOLDER(what_changes_nothing_is_not_named)
     }
 }
 
+/* What the case gives with another value of a key, among the golden's tensors. */
+static assay_tensor_set make_with(fixture *f, const char *name, const char *set)
+{
+    trial other;
+    assay_tensor_set results = make(f, NULL);
+    trial_evaluate(&other, case_named(name, set), NULL);
+    for (int i = 0; i < results.count; i++) {
+        assay_tensor *to = &results.items[i];
+        const assay_tensor *from = assay_tensor_set_find(&other.golden, to->spec.path);
+        if (!assay_role_is_required(to->spec.role) || to->values == NULL) continue;
+        assert_non_null(from);
+        assert_int_equal(from->count, to->count);
+        memcpy(to->values, from->values, (size_t)to->count * sizeof *to->values);
+    }
+    trial_close(&other);
+    return results;
+}
+
+/* A kernel that has not read a key gives what the case gives without it. */
+TEST_IN_FOLDER(ignored_settings_are_named)
+{
+    static const struct {
+        const char *name, *set, *is, *says;
+    } rows[] = {
+        {"moe/deepseek3-capacity", "capacity_factor=-1", "ignores_capacity_factor",
+         "this case with capacity_factor -1"},
+        {"yarn_rope/equal-betas", "beta_fast=32", "ignores_beta_fast", "this case with beta_fast 32"},
+        {"mlp/sigmoid", "mlp_activations=[silu, linear]", "ignores_mlp_activations",
+         "this case with mlp_activations silu"},
+        {"gmm/mxfp4-weights", NULL, "codes_as_integers", "codes taken as plain integers, times their scales"},
+        {"gmm/mxfp4-weights", NULL, "codes_as_integers_unscaled",
+         "codes taken as plain integers, without their scales"},
+        /* a mutant that says more keeps its name */
+        {"attention/window", "sliding_window_size=0", "window_ignored", "equals mutant window_ignored"},
+    };
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        start(&f, folder, rows[i].name, "profiles=[bf16];checkpoints=none", "bf16");
+        char set[128];
+        snprintf(set, sizeof set, "profiles=none;checkpoints=none;%s", rows[i].set == NULL ? "" : rows[i].set);
+        assay_tensor_set results = rows[i].set == NULL ? make(&f, rows[i].is) : make_with(&f, rows[i].name, set);
+        assay_report report = explain(&f, &results);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        if (!is_named(&report, rows[i].is) || report.explained_count != 1 ||
+            strstr(report.explanation, rows[i].says) == NULL)
+            fail_msg("%s: %s", rows[i].name, report.explanation);
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
+}
+
 TEST_IN_FOLDER(one_wrong_element_is_not_known)
 {
     fixture f;

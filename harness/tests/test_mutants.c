@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "compare/profile.h"
+#include "compare/compare.h"
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/power/power_test.h"
 #include "harness/tests/golden_trial.h"
@@ -41,6 +41,48 @@ TEST(table_is_well_formed)
                     m->change_results != NULL);
     }
     assert_null(assay_mutant_by_name("no_such"));
+}
+
+/* Keys that are no setting which a kernel could leave unread: sizes, what tensors there are and how they lie, the family,
+ * the schedule, what is kept in memory, and sums of shards. Every other key has an ignored setting. */
+static const char no_settings[] =
+    "model_name decoder_block base_emb_dim base_mlp_dim base_moe_mlp_dim base_num_query_heads base_num_decoder_layers "
+    "first_num_dense_layers num_experts num_experts_per_tok topk_routing_group local_num_experts q_lora_rank "
+    "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim base_num_kv_heads head_dim fused_qkv fused_mlp "
+    "prefuse_moe_weights fused_moe_mlp sparse_matmul gmm_layout use_ring_of_experts num_moe_emb_chunks "
+    "num_moe_token_chunks weights_on_shards shard_exp_on_fsdp vocab_size batch_split_factor use_batch_split_schedule "
+    "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy";
+
+static bool is_word(const char *text, const char *word)
+{
+    return strcmp(text, word) == 0;
+}
+
+static bool is_checkpoint_key(const char *name)
+{
+#define X(type, key, value)                                                                                            \
+    if (strcmp(name, #key) == 0) return true;
+    ASSAY_CHECKPOINT_KEY_TABLE(X)
+#undef X
+    return false;
+}
+
+TEST(each_key_has_an_ignored_setting)
+{
+    int rows[ASSAY_MODEL_KEYS] = {0};
+    for (int i = 0; i < assay_ignored_setting_count; i++) {
+        const assay_mutant *m = &assay_ignored_settings[i];
+        assert_true(strlen(m->name) < ASSAY_EXPLAINED_NAME);
+        assert_ptr_equal(assay_mutant_by_name(m->name), m);
+        assert_true(assay_mutant_is_ignored_setting(m) && strncmp(m->models, "this case with ", 15) == 0);
+        rows[m->key.key] += m->key.how == ASSAY_KEY_READ_AS;
+    }
+    assert_false(assay_mutant_is_ignored_setting(&assay_mutants[0]));
+    for (int key = 0; key < ASSAY_MODEL_KEYS; key++) {
+        const char *name = assay_model_keys[key].name;
+        const bool none = assay_any_word(no_settings, name, is_word) || is_checkpoint_key(name);
+        if (rows[key] != !none) fail_msg("%s: %d ignored settings, expected %d", name, rows[key], !none);
+    }
 }
 
 /* Small cases that have, between them, what every mutant changes. */
@@ -292,11 +334,6 @@ static const struct {
                  "scaled_1_2^-8 rows_reversed rows_shifted columns_swapped halves_swapped last_row_zero last_row_stale "
                  "last_tile_zero last_columns_zero last_tile_off truncated stored_coarser"},
 };
-
-static bool is_word(const char *text, const char *word)
-{
-    return strcmp(text, word) == 0;
-}
 
 static bool has_case(const char *mutant, const char *op)
 {
