@@ -67,7 +67,23 @@ static const assay_profile profiles[] = {
      .elementary = ASSAY_FLOAT32,
      .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
-     .summary = "bf16 with logits, scores and routing weights in bfloat16 too"},
+     .summary = "bf16 with logits, scores and routing weights in bfloat16 too",
+     .coarser = "a router in bfloat16"},
+    {.precision = {.name = "bf16_sums",
+                   .storage = RMS(0x1p-8),
+                   .multiply = 0.0,
+                   .accumulate = RMS(0x1p-8),
+                   .router = RMS(0x1p-24),
+                   .elementary = 0x1p-22,
+                   .least = 0x1p-133},
+     .storage = ASSAY_BFLOAT16,
+     .multiply = ASSAY_BFLOAT16,
+     .accumulate_bits = 7,
+     .router = ASSAY_FLOAT32,
+     .elementary = ASSAY_FLOAT32,
+     .elementary_ulps = 2,
+     .summary = "bf16 with sums accumulated in bfloat16 too",
+     .coarser = "sums in bfloat16 (accumulate: {type: bfloat16})"},
     {.precision = {.name = "f16",
                    .storage = RMS(0x1p-11),
                    .multiply = 0.0,
@@ -97,7 +113,8 @@ static const assay_profile profiles[] = {
      .elementary = ASSAY_FLOAT32,
      .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
-     .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated"},
+     .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated",
+     .coarser = "operands of products in TensorFloat-32"},
     {.precision = {.name = "tpu_default",
                    .storage = RMS(0x1p-24),
                    .multiply = RMS(0x1p-8),
@@ -112,7 +129,8 @@ static const assay_profile profiles[] = {
      .elementary = ASSAY_FLOAT32,
      .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
-     .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default on TPU)"},
+     .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default on TPU)",
+     .coarser = "operands of products in bfloat16"},
     {.precision = {.name = "fp8_e4m3_block128",
                    .storage = RMS(0x1p-8),
                    .multiply = 0.0,
@@ -177,7 +195,7 @@ const assay_profile *assay_profiles(int *count)
 
 const char *assay_profile_names(void)
 {
-    return "f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128";
+    return "f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default or fp8_e4m3_block128";
 }
 
 const assay_profile *assay_profile_by_name(const char *name)

@@ -16,6 +16,7 @@ typedef struct assay_profile {
     double elementary_ulps;
     bool any_of_tied; /* of experts whose scores are equal any may be chosen; else the lower index */
     const char *summary;
+    const char *coarser; /* what it has coarser than the first profile of its storage type: "sums in bfloat16"; NULL */
 } assay_profile;
 
 /* The precision of a profile, which is `given` but for the numbers that follow from types, bits and ulps. */

@@ -339,6 +339,11 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, const assa
     TRY(open_search(ctx, &s, golden, candidate, profile, &results));
     TRY(search_all(ctx, &s, quiet));
     say(&s, report);
+    if (report->explained_count == 0 && given_too == NULL) {
+        const size_t said = strlen(report->explanation);
+        TRY(assay_coarser_profiles(ctx, &s.trial, candidate, report->explanation + said,
+                                   sizeof report->explanation - said));
+    }
 cleanup:
     close_search(&s, &results);
     return status;

@@ -53,6 +53,11 @@ assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const as
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
                                     const assay_given_results *given, assay_report *report);
 
+/* "; passes at the profile bf16_sums: does the kernel have sums in bfloat16?", or "": of profiles that store the same type and
+ * are coarser elsewhere. */
+assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, assay_fixture_reader *candidate,
+                                    char *text, size_t size);
+
 /* Gradients by the inputs as the operation read them become those by the inputs that were given, where the mutant
  * changes inputs. *changed: whether it makes a difference. */
 assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

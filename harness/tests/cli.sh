@@ -87,7 +87,7 @@ for command in generate request run show; do
   bad 'moe_mlp_dim is 12, expected a multiple of mesh.mlp_tensor, which is 5' moe/mesh-expert2 --set mesh.mlp_tensor=5
   bad 'num_experts is 8, expected a multiple of mesh.expert times mesh.fsdp .*which is 16' moe/mesh-weights-exp-fsdp4 --set mesh.expert=4 --set batch=16
   bad 'weights_on_shards needs a layer of experts, found 1 dense ones' deepseek_layer/dense-fused --set weights_on_shards=true
-  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, f16, tf32, tpu_default or fp8_e4m3_block128' moe/small --set profiles=bf17
+  bad 'profiles has "bf17", expected f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default or fp8_e4m3_block128' moe/small --set profiles=bf17
   bad 'inputs\.y is no tensor' moe/small --set 'inputs.y={scale: 0}'
   bad 'positions go from 163830 to 163845, expected 0 to 163839' yarn_rope/deepseek --set positions.start=163830
   bad 'positions go from 3 to 262143' mla/small --set positions.step=43690 --set sequence=7 --set positions.start=3

@@ -6,6 +6,7 @@
 #include "harness/explain/explain_internal.h"
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/tests/golden_trial.h"
+#include "oracle/arithmetic/emulated.h"
 
 /* A golden, and a profile at which it is explained. */
 typedef struct fixture {
@@ -411,6 +412,44 @@ TEST_IN_FOLDER(arithmetics_are_remarked_on)
     assert_string_equal(report.explained_by[0], "stored_coarser");
     assay_report_free(&report);
     trial_close(&f.t);
+}
+
+/* A draw of the emulated arithmetic of a profile, at which no bug is named but the profile is. */
+TEST_IN_FOLDER(coarser_profiles_are_tried)
+{
+    static const struct {
+        const char *name, *at, *has, *says;
+    } rows[] = {
+        {"mlp/silu", "bf16", "bf16_sums",
+         "passes at the profile bf16_sums: does the kernel have sums in bfloat16 (accumulate: {type: bfloat16})?"},
+        {"mla/no-query-compression", "f32", "tf32",
+         "passes at the profile tf32: does the kernel have operands of products in TensorFloat-32?"},
+    };
+    static const assay_mutant none = {.name = "none", .golden_choice = true};
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char set[64];
+        snprintf(set, sizeof set, "profiles=[%s]", rows[i].at);
+        start(&f, folder, rows[i].name, set, rows[i].at);
+        const assay_profile *has = assay_profile_by_name(rows[i].has);
+        const assay_emulation draw = {.precision = has->precision,
+                                      .storage = has->storage,
+                                      .multiply = assay_case_multiply(f.t.c, has),
+                                      .seed = 20240607};
+        assay_context ctx = f.t.ctx;
+        assay_tensor_set results = make(&f, NULL);
+        bool applies = false;
+        ctx.arithmetic = &assay_arithmetic_emulated;
+        ctx.emulation = &draw;
+        assert_ok(&ctx, assay_mutant_evaluate(&ctx, &f.at, &none, &results, &applies));
+        assert_true(applies);
+        assay_report report = explain(&f, &results);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        assert_int_equal(report.explained_count, 0);
+        if (strstr(report.explanation, rows[i].says) == NULL) fail_msg("%s: %s", rows[i].name, report.explanation);
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
 }
 
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */

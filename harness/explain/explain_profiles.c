@@ -1,0 +1,68 @@
+/* Coarser arithmetic: at which other profiles, that store the same type, a failed candidate would pass. */
+#include <stdio.h>
+#include <string.h>
+
+#include "harness/explain/explain_internal.h"
+#include "harness/golden/golden_memory.h"
+#include "harness/routing_choice/given_choice.h"
+
+/* The golden's case from the golden's inputs, with the profile's error scales alone. */
+static assay_status make_golden(assay_context *ctx, const assay_trial *t, const assay_profile *profile,
+                                assay_plan *plan, assay_case *c, assay_tensor_set *tensors, assay_golden *golden)
+{
+    assay_status status;
+    char set[ASSAY_PRECISION_NAME_SIZE + 16];
+    const assay_source given = assay_given_source(t->golden);
+    TRY(assay_case_copy(ctx, t->plan->c, c));
+    snprintf(set, sizeof set, "profiles=[%s]", profile->precision.name);
+    TRY(assay_case_set(ctx, c, set));
+    TRY(assay_plan_make(ctx, plan, c));
+    TRY(assay_plan_tensors(ctx, tensors, plan, &given));
+    TRY(assay_golden_of_memory(ctx, plan, tensors, golden));
+cleanup:
+    return status;
+}
+
+static assay_status passes_at(assay_context *ctx, const assay_trial *t, const assay_profile *profile,
+                              assay_fixture_reader *candidate, bool *passes)
+{
+    assay_status status;
+    assay_case c = {0};
+    assay_plan plan = {0};
+    assay_tensor_set tensors = {0};
+    assay_golden golden = {0}, against = {0};
+    assay_report report = {0};
+    *passes = false;
+    TRY(make_golden(ctx, t, profile, &plan, &c, &tensors, &golden));
+    TRY(assay_compare_given_choice(ctx, &golden, candidate, profile, t->false_alarm, true, &report, &against));
+    *passes = report.verdict == ASSAY_PASS;
+cleanup:
+    assay_report_free(&report);
+    assay_golden_close(&against);
+    assay_golden_close(&golden);
+    assay_tensor_set_free(&tensors);
+    assay_plan_free(&plan);
+    assay_case_free(&c);
+    return status;
+}
+
+assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, assay_fixture_reader *candidate,
+                                    char *text, size_t size)
+{
+    assay_status status = ASSAY_OK;
+    int count = 0;
+    const assay_profile *profiles = assay_profiles(&count);
+    size_t length = 0;
+    text[0] = '\0';
+    if (t->profile != assay_profile_for_dtype(t->profile->storage)) return ASSAY_OK;
+    for (int i = 0; i < count && length < size; i++) {
+        bool passes = false;
+        if (profiles[i].coarser == NULL || profiles[i].storage != t->profile->storage) continue;
+        TRY(passes_at(ctx, t, &profiles[i], candidate, &passes));
+        if (!passes) continue;
+        length += (size_t)snprintf(text + length, size - length, "; passes at the profile %s: does the kernel have %s?",
+                                   profiles[i].precision.name, profiles[i].coarser);
+    }
+cleanup:
+    return status;
+}
