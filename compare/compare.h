@@ -104,6 +104,7 @@ typedef struct assay_report {
     assay_verdict verdict;
     char message[256];     /* why, in one line; names the first wrong tensor */
     char diagnosis[512];   /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
+    double factor;         /* where that is the golden times a factor; else 0 */
     char explanation[768]; /* of a failure: which known bugs give this candidate, as far as somebody found out */
     char explained_by[ASSAY_EXPLAINED_MOST][ASSAY_EXPLAINED_NAME]; /* their names */
     int explained_count;

@@ -14,6 +14,8 @@
 #define EXPLAINED 1.5
 #define UNEXPLAINED 3.0
 
+#define TIMES "the golden times"
+
 /* Of slices with fewer elements some other is always near: numbers sorted by size fit any numbers. */
 enum { LEAST_SLICE = 4 };
 
@@ -85,7 +87,7 @@ static bool look_scaled(const assay_wrong_tensor *t, double before, char *text, 
     if (fabs(factor + 1) < 1e-2) {
         snprintf(text, size, "the golden negated (%.2g standard deviations are left of %.3g)", left, before);
     } else {
-        snprintf(text, size, "the golden times %.6g (%.2g standard deviations are left of %.3g)", factor, left, before);
+        snprintf(text, size, TIMES " %.6g (%.2g standard deviations are left of %.3g)", factor, left, before);
     }
     return true;
 }
@@ -373,6 +375,7 @@ assay_status assay_diagnose(assay_context *ctx, assay_fixture_reader *golden, as
     double *values[3] = {NULL};
     char scale[ASSAY_PATH_SIZE], text[sizeof report->diagnosis - ASSAY_PATH_SIZE - 8];
     report->diagnosis[0] = '\0';
+    report->factor = 0;
     if (r == NULL || r->elements < 1 || r->elements > ASSAY_DIAGNOSIS_MOST) return ASSAY_OK;
     if (r->finding != ASSAY_FINDING_ELEMENTS && r->finding != ASSAY_FINDING_ROWS) return ASSAY_OK;
     const assay_tensor_spec *spec = assay_fixture_find(golden, r->spec.path);
@@ -385,6 +388,7 @@ assay_status assay_diagnose(assay_context *ctx, assay_fixture_reader *golden, as
     assay_wrong_tensor t = {values[0], values[1], values[2], r->elements, r->spec.shape, {NULL}};
     memcpy(t.labels, spec->labels, sizeof t.labels);
     TRY(assay_diagnose_tensor(ctx, &t, text, sizeof text));
+    if (strncmp(text, TIMES, strlen(TIMES)) == 0) report->factor = best_factor(&t);
     if (text[0] == '\0') TRY(look_exchanged(ctx, golden, &t, r->spec.path, text, sizeof text));
     if (text[0] != '\0') snprintf(report->diagnosis, sizeof report->diagnosis, "%s is %s", r->spec.path, text);
 cleanup:

@@ -330,6 +330,7 @@ static assay_status explain(assay_context *ctx, assay_golden *golden, const assa
     search s = {.plain = report, .before = residual_of(report), .given_too = given_too};
     const assay_plan *plan = &golden->plan;
     TRY(assay_golden_plan(ctx, golden, profile));
+    assay_name_factor(plan, report);
     TRY(assay_plan_require_memory(ctx, plan));
     if (is_too_large(plan, assay_mutants, assay_mutant_count)) {
         snprintf(report->explanation, sizeof report->explanation,

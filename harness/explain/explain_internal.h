@@ -58,6 +58,9 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
 assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, assay_fixture_reader *candidate,
                                     char *text, size_t size);
 
+/* "; that factor is 1/routed_scaling_factor" behind the diagnosis, where it is a constant of the case. */
+void assay_name_factor(const assay_plan *plan, assay_report *report);
+
 /* Gradients by the inputs as the operation read them become those by the inputs that were given, where the mutant
  * changes inputs. *changed: whether it makes a difference. */
 assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

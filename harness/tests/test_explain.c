@@ -452,6 +452,32 @@ TEST_IN_FOLDER(coarser_profiles_are_tried)
     }
 }
 
+/* The comparer knows no constants of a case. */
+TEST_IN_FOLDER(factors_are_named)
+{
+    static const struct {
+        const char *name, *path, *is;
+        double factor;
+    } rows[] = {
+        {"moe/small", "gradients/weights/wo", "; that factor is 1/routed_scaling_factor", 1 / 2.5},
+        {"moe/small", "outputs/y", "; that factor is routed_scaling_factor", 2.5},
+        {"gqa/qwen3", "outputs/y", NULL, 3.3},
+    };
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        start(&f, folder, rows[i].name, "profiles=[bf16];checkpoints=none", "bf16");
+        assay_tensor_set results = make(&f, NULL);
+        scale_tensor(&f, &results, rows[i].path, rows[i].factor);
+        assay_report report = explain(&f, &results);
+        const char *said = strstr(report.diagnosis, "; that factor is");
+        assert_non_null(strstr(report.diagnosis, "the golden times"));
+        if (rows[i].is == NULL) assert_null(said);
+        if (rows[i].is != NULL && (said == NULL || strcmp(said, rows[i].is) != 0)) fail_msg("%s", report.diagnosis);
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
+}
+
 /* Nothing is said of a candidate that passes, nor of shapes and types; a case that is too large is left out. */
 TEST_IN_FOLDER(where_nothing_is_said)
 {
