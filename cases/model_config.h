@@ -168,7 +168,8 @@ typedef struct assay_model_config {
 #undef X
     bool given[ASSAY_MODEL_KEYS];           /* by a model or over it; what is not given is left open */
     assay_text maxtext[ASSAY_MAXTEXT_KEYS]; /* of keys that are none of a case, where they might change something */
-    bool weigh_biased, undivided, masked_at_zero, windows_in_odd_layers; /* no keys: what no model does, and mutants */
+    bool weigh_biased, undivided, masked_at_zero, division_detached,
+        windows_in_odd_layers; /* no keys: what no model does, and mutants */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;

@@ -67,8 +67,9 @@ static bool has_choice_too(void *self, const char *path)
  * linear layers over whole blocks alone. */
 typedef struct lossy {
     assay_emulation emulation; /* first: the context points to it */
-    int64_t whole_blocks;
-    bool rows_too; /* sums over rows as well: gradients of weights */
+    int64_t whole_blocks, whole_rows;
+    int64_t tokens; /* products of so many rows are none of an expert's */
+    bool rows_too;  /* sums over rows as well: gradients of weights */
     const assay_tensor_set *given;
     const char *weight;
     int64_t w13_shards; /* whose gate and up lie side by side in wi */
@@ -125,11 +126,31 @@ static bool is_lost(const lossy *l, const assay_matmul_args *args)
     return false;
 }
 
+/* Rows of a group that are left: whole blocks, or all but the last. */
+static int64_t rows_left(const lossy *l, int64_t rows)
+{
+    if (rows == l->tokens || rows == 0) return rows;
+    return l->whole_rows < 0 ? rows - 1 : rows - rows % l->whole_rows;
+}
+
+/* The product of the rows that are left; the others of a result are 0. */
+static assay_status product_of_rows_left(assay_context *ctx, const lossy *l, const assay_matmul_args *args)
+{
+    assay_matmul_args cut = *args;
+    if (args->kind == ASSAY_PRODUCT_LINEAR_GRADIENT) cut.k = rows_left(l, args->k);
+    if (args->kind == ASSAY_PRODUCT_LINEAR) cut.m = rows_left(l, args->m);
+    for (int64_t i = cut.m; !args->accumulate && i < args->m; i++) {
+        for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = 0.0;
+    }
+    return assay_arithmetic_reference.matmul(ctx, &cut);
+}
+
 static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
     const lossy *l = (const lossy *)(const void *)ctx->emulation;
     const bool is_cut =
         args->kind == ASSAY_PRODUCT_LINEAR || (args->kind == ASSAY_PRODUCT_LINEAR_GRADIENT && l->rows_too);
+    if (l->whole_rows != 0) return product_of_rows_left(ctx, l, args);
     if (l->whole_blocks > 0) {
         assay_matmul_args cut = *args;
         cut.k -= is_cut ? cut.k % l->whole_blocks : 0;
@@ -229,7 +250,10 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         own.emulation = &emulation;
     }
     /* a kernel masks the rows of experts where one expert's end, on whatever row that is */
+    const bool grouped = (plan->operation->parts & ASSAY_PART_GROUPS) != 0;
     const lossy loss = {.whole_blocks = mutant->whole_blocks,
+                        .whole_rows = mutant->whole_rows,
+                        .tokens = grouped ? -1 : plan->c->batch * plan->c->sequence,
                         .rows_too = (plan->operation->parts & ASSAY_PART_EXPERTS) == 0,
                         .given = given,
                         .weight = mutant->lost_weight,
@@ -321,7 +345,8 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
         assay_take_exchanged(&m, &results, candidate);
     } else {
         /* where no axis has a whole block nothing is left, which is zero_results */
-        *applies = !(mutant->whole_blocks > 0 && is_zero(&results)) && take_results(mutant, &results, candidate);
+        const bool cut = mutant->whole_blocks > 0 || mutant->whole_rows != 0;
+        *applies = !(cut && is_zero(&results)) && take_results(mutant, &results, candidate);
     }
 cleanup:
     assay_tensor_set_free(&results);

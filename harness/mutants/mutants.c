@@ -6,7 +6,7 @@
  *   INPUTS(paths, edit, .by = n) inputs, weights and chosen experts whose paths end in one of these
  *   RESULTS(folders, edit, ...)  the golden's results in these folders; with `.named = paths` those of them alone
  *   INTEGERS(folders, edit, ...) the same of indices and counts
- *   .degrade, .lost_weight, .whole_blocks: the arithmetic
+ *   .degrade, .lost_weight, .whole_blocks, .whole_rows: the arithmetic
  *   .configure, .change_inputs, .change_results: a function, for what one key or tensor alone cannot say
  * and, where it needs to, how it is evaluated (`.golden_choice` ...) and to which cases alone it applies (`.where`).
  * mutants.h says what each member means; mutants_tensors.h lists the functions to choose from. A new one is declared
@@ -97,6 +97,11 @@ const assay_mutant assay_mutants[] = {
      KEY(routed_scaling_factor, TO, 1)},
     {"scaling_twice", "the scaling factor is applied twice", "8", ROUTER, ASSAY_IN_BLOCKS,
      KEY(routed_scaling_factor, SQUARED, 0)},
+    {"scaling_not_in_backward", "what flows back through routed experts is without the scaling factor", "7, 59", ROUTER,
+     ASSAY_NOWHERE, .each = true, .golden_choice = true, KEY(routed_scaling_factor, TO, 1),
+     .takes = {.of = "gradients"}},
+    {"division_detached", "backward takes the sum that weights are divided by for a constant", "6, 59", ROUTER,
+     ASSAY_NOWHERE, .golden_choice = true, .configure = assay_edit_detached_division},
     {"router_bias_missing", "the router's bias is dropped", "19", ROUTER, ASSAY_ALONE,
      INPUTS("gate/bias", assay_edit_replace, .by = 0)},
     {"router_missing", "logits of zero: the first experts for every token", "15", ROUTER, ASSAY_IN_BLOCKS,
@@ -148,8 +153,18 @@ const assay_mutant assay_mutants[] = {
     {"block_of_first_row", "blocks of twice the alignment are of the group of their first row", "29", GROUPS,
      ASSAY_ALONE, .where = assay_has_contiguous_layout, KEY(mk_alignment_for_contiguous_layout, TO, 1),
      INPUTS("m_indices", assay_edit_group_of_first_row)},
-    {"rows_cut_to_blocks", "of each group the rows beyond its last whole block of 8 are left out", "28, 30", GROUPS,
-     ASSAY_ALONE, INPUTS("masked_m", assay_edit_cut_to_blocks, .by = 8)},
+    {"rows_cut_to_blocks", "of each group the rows beyond its last whole block of 8 are left out", "28, 30",
+     EXPERTS | GROUPS, ASSAY_ALONE, .golden_choice = true, .whole_rows = 8},
+    {"rows_cut_to_16", "of each group the rows beyond its last whole block of 16 are left out", "28, 30",
+     EXPERTS | GROUPS, ASSAY_NOWHERE, .each = true, .golden_choice = true, .whole_rows = 16},
+    {"rows_cut_to_32", "of each group the rows beyond its last whole block of 32 are left out", "28, 30",
+     EXPERTS | GROUPS, ASSAY_NOWHERE, .each = true, .golden_choice = true, .whole_rows = 32},
+    {"rows_cut_to_64", "of each group the rows beyond its last whole block of 64 are left out", "28, 30",
+     EXPERTS | GROUPS, ASSAY_NOWHERE, .each = true, .golden_choice = true, .whole_rows = 64},
+    {"rows_cut_to_128", "of each group the rows beyond its last whole block of 128 are left out", "28, 30",
+     EXPERTS | GROUPS, ASSAY_NOWHERE, .each = true, .golden_choice = true, .whole_rows = 128},
+    {"last_row_of_groups", "the last row of each group is left out", "28, 30", EXPERTS | GROUPS, ASSAY_NOWHERE,
+     .each = true, .golden_choice = true, .whole_rows = -1},
     {"groups_unaligned", "a group begins where the one before ends, not at the next aligned row", "24", GROUPS,
      ASSAY_ALONE, .where = assay_has_psum_layout, KEY(mk_alignment_for_contiguous_layout, TO, 1)},
     {"accumulator_missing", "what the product is added to is overwritten", "", GROUPS, ASSAY_ALONE,
@@ -414,6 +429,9 @@ const assay_mutant assay_mutants[] = {
      .lost_weight = "wi_1"},
     {"activation_other", "gelu instead of silu, or the reverse", "", GATED, ASSAY_NOWHERE,
      .configure = assay_edit_other_activation},
+    {"alpha_other", "the gate goes into its sigmoid as it is, not times 1.702", "36", GATED, ASSAY_NOWHERE,
+     .where = assay_has_gpt_oss_gate,
+     INPUTS("wi wi/kernel wi_0 wi_0/kernel wi_0_bias wi_0/bias wo wo/kernel", assay_edit_other_alpha)},
     {"clamp_missing", "the clamp of the gate is dropped", "36", GATED, ASSAY_NOWHERE,
      KEY(mlp_activations_limit, TO, 1e30)},
     {"biases_missing", "the biases of the experts are dropped", "37", GATED, ASSAY_IN_BLOCKS,
@@ -666,7 +684,7 @@ const char *assay_mutant_way(const assay_mutant *mutant)
 
 bool assay_mutant_is_lossy(const assay_mutant *mutant)
 {
-    return mutant->lost_weight != NULL || mutant->whole_blocks > 0;
+    return mutant->lost_weight != NULL || mutant->whole_blocks > 0 || mutant->whole_rows != 0;
 }
 
 bool assay_mutant_is_evaluated(const assay_mutant *mutant)

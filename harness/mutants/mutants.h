@@ -89,6 +89,7 @@ typedef struct assay_mutant {
     double requantise_by;
     const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
     int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
+    int64_t whole_rows;   /* the same of the rows of a group or an expert, in all its products; -1: the last row */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
     assay_tensors_change integers; /* of the results */
     assay_mutation_edit *change_results;

@@ -184,6 +184,19 @@ bool assay_edit_masked_at_zero(assay_case *c)
     return c->config.n_routing_groups > 0;
 }
 
+bool assay_edit_detached_division(assay_case *c)
+{
+    assay_context ctx = {0}; /* for the message of a case that was checked */
+    assay_routing_config config;
+    c->config.division_detached = true;
+    return assay_routing_config_of(&ctx, c, &config) == ASSAY_OK && assay_routing_divides(&config);
+}
+
+bool assay_has_gpt_oss_gate(const assay_case *c)
+{
+    return strcmp(c->config.decoder_block.text, "gpt_oss") == 0;
+}
+
 bool assay_edit_no_shared_gate(assay_case *c)
 {
     const bool applies =

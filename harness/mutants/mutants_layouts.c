@@ -100,17 +100,6 @@ bool assay_edit_group_of_first_row(const assay_mutation *m, assay_tensor *index)
     return changed;
 }
 
-bool assay_edit_cut_to_blocks(const assay_mutation *m, assay_tensor *sizes)
-{
-    bool changed = false;
-    for (int64_t i = 0; i < sizes->count; i++) {
-        const int32_t beyond = sizes->indices[i] % (int32_t)m->by;
-        sizes->indices[i] -= beyond;
-        changed |= beyond > 0;
-    }
-    return changed;
-}
-
 /* The others' rows are 0, and their places name the first. */
 bool assay_edit_keep_first_copies(const assay_mutation *m)
 {

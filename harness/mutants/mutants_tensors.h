@@ -21,6 +21,7 @@ bool assay_has_psum_layout(const assay_case *c);
 bool assay_drops_tokens(const assay_case *c); /* beyond a capacity */
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
 bool assay_has_replicas(const assay_case *c);
+bool assay_has_gpt_oss_gate(const assay_case *c);
 bool assay_has_function_shards(const assay_case *c);
 bool assay_has_function_sums(const assay_case *c); /* over the shards of experts */
 
@@ -30,7 +31,7 @@ assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_bi
     assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
     assay_edit_other_epsilon, assay_edit_double_epsilon, assay_edit_other_rope_type, assay_edit_longer_window,
     assay_edit_no_window, assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities,
-    assay_edit_other_windows, assay_edit_other_method, assay_edit_masked_at_zero;
+    assay_edit_other_windows, assay_edit_other_method, assay_edit_masked_at_zero, assay_edit_detached_division;
 /* Of the rules of quantising (mutants_quantize.c). */
 assay_case_edit assay_edit_recipe_ignored, assay_edit_recipe_dw_along_rows, assay_edit_recipe_dx_along_columns,
     assay_edit_recipe_forward_x, assay_edit_recipe_other_type, assay_edit_recipe_other_axis,
@@ -63,10 +64,10 @@ assay_tensor_edit assay_edit_fill_last, assay_edit_fill_last_row, assay_edit_sta
 /* Of inputs, weights and the choice of experts (mutants_inputs.c). */
 assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_other_layout,
     assay_edit_zero_last_of_first_axis, assay_edit_zero_tail_of_rows, assay_edit_times_scaling_factor,
-    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up, assay_edit_scale_shared_slots;
+    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up, assay_edit_scale_shared_slots,
+    assay_edit_other_alpha;
 /* Of the layouts of grouped products (mutants_layouts.c). */
-assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_cut_to_blocks,
-    assay_edit_group_of_first_row;
+assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_group_of_first_row;
 /* Of codes and scales (mutants_quantize.c). */
 assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_roll_blocks, assay_edit_roll_beside,
     assay_edit_read_transposed, assay_edit_roll_matrices, assay_edit_zero_last_block, assay_edit_all_to_first,

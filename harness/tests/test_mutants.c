@@ -128,6 +128,7 @@ static const char *const cases[] = {"moe/recipe-deepseek-v3-powers",
                                     "gmm/exact-padded",
                                     "gmm/padded-tail",
                                     "gmm/rows-7-8-9",
+                                    "gmm/rows-127-128-129",
                                     "gmm/empty-run",
                                     "gmm/contiguous-any-order",
                                     "gmm/masked-primes",
@@ -303,7 +304,7 @@ static const struct {
      "local_offset_twice expert_map_ignored tensor_part_missing tensor_sum_twice hidden_bias_summed buffer_unlimited "
      "losses_of_first_shard shared_gate_missing scale_from_hidden head_part_alone head_sum_twice head_axes_exchanged "
      "latent_gradients_local mask_off_by_one blind_rows_nan lse_in_base_2"},
-    {"deepseek_layer deepseek_stack", "clamp_missing biases_missing down_bias_twice positions_in_bf16"},
+    {"deepseek_layer deepseek_stack", "alpha_other clamp_missing biases_missing down_bias_twice positions_in_bf16"},
     {"decoder_layer decoder_stack",
      "group_score_other groups_ignored masked_groups_at_zero group_count_off_by_one routing_method_other capacity_half "
      "ring_step_missing hidden_shared_part_alone fsdp_gathered_rolled fsdp_scattered_rolled expert_axes_exchanged "
@@ -312,7 +313,7 @@ static const struct {
     /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */
     {"batch_split",
      "replicas_summed replica_gradients_averaged slot_order_lost hash_ids_ignored padding_in_last_group "
-     "padding_contracted padding_in_group_0 padding_in_group_last block_of_first_row rows_cut_to_blocks "
+     "padding_contracted padding_in_group_0 padding_in_group_last block_of_first_row alpha_other "
      "groups_unaligned accumulator_missing capacity_half local_ids_global local_offset_twice expert_map_ignored "
      "ring_step_missing tensor_part_missing tensor_sum_twice hidden_part_alone hidden_shared_part_alone "
      "hidden_sum_twice hidden_bias_summed hidden_shards_mismatched hidden_halves_contiguous hidden_dx_local "

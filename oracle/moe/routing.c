@@ -172,7 +172,7 @@ void assay_routing_gathered_backward(double *d_values, const double *d_weights, 
     }
     if (rule->divide) {
         const double divisor = assay_routing_divisor(gathered, count, rule);
-        assay_center(d_values, gathered, divisor, rule->epsilon / divisor, count);
+        if (!rule->detached) assay_center(d_values, gathered, divisor, rule->epsilon / divisor, count);
         for (int64_t k = 0; k < count; k++) d_values[k] /= divisor;
     }
     if (rule->softmax_chosen) {

@@ -80,6 +80,7 @@ typedef struct assay_routing_config {
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */
     bool weigh_biased;            /* deepseek3: weights from biased, as no model has it; harness/mutants/mutants.h */
     bool masked_at_zero;          /* experts of groups that go are chosen by 0, as no model has it; the same */
+    bool division_detached;       /* backward takes the divisor for a constant; the same */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
     assay_balance_scope balance_scope;
     double z_loss_weight;           /* > 0 turns z_loss on */

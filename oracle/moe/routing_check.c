@@ -42,6 +42,7 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
         .weighs_scores = fused || gemma4 || (family == ASSAY_ROUTER_DEEPSEEK3 && !config->weigh_biased),
         .softmax_chosen = family == ASSAY_ROUTER_DEFAULT,
         .divide = config->norm_topk_prob,
+        .detached = config->division_detached,
         .epsilon = 0.0,
         .factor = deepseek ? config->routed_scaling_factor : 1.0,
         .expert_scale = family == ASSAY_ROUTER_DEFAULT || gemma4,

@@ -16,6 +16,7 @@ typedef struct assay_routing_rule {
     bool weighs_scores;  /* else what selects */
     bool softmax_chosen; /* softmax over the K chosen */
     bool divide;         /* by the sum over the K chosen plus epsilon */
+    bool detached;       /* no gradient of that sum */
     double epsilon;
     double factor; /* routed_scaling_factor or 1 */
     bool expert_scale;
