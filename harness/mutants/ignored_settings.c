@@ -109,6 +109,7 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(SHARING, query_pre_attn_scalar, "0"),
     KEY(ASSAY_PART_ATTENTION, mask_padding, "true"),
     KEY(NORMED | SHARING, normalization_layer_epsilon, "1e-5"),
+    KEY(ASSAY_PART_LATENT, latent_norm_epsilon, "-1"),
     KEY(ROPE, rope_type, "default"),
     KEY(ROPE, rope_max_timescale, "10000"),
     KEY(ROPE, rope_factor, "1"),
