@@ -354,6 +354,25 @@ cleanup:
     return status;
 }
 
+/* Whether some expert has so many rows that one is left: else all that is routed would be lost, whatever the blocks are, and
+ * the mutant has no effect. */
+static bool keeps_rows(const assay_trial *t, const assay_mutant *mutant)
+{
+    const int64_t least = mutant->whole_rows < 0 ? 2 : mutant->whole_rows;
+    bool chosen = false;
+    for (int i = 0; i < t->golden->count && mutant->whole_rows != 0; i++) {
+        const assay_tensor *tensor = &t->golden->items[i];
+        if (!assay_path_ends(tensor->spec.path, "selected_experts") || tensor->indices == NULL) continue;
+        chosen = true;
+        for (int32_t e = 0; e < t->plan->c->config.num_experts; e++) {
+            int64_t rows = 0;
+            for (int64_t k = 0; k < tensor->count; k++) rows += tensor->indices[k] == e;
+            if (rows >= least) return true;
+        }
+    }
+    return !chosen;
+}
+
 static int64_t count_parts(const assay_mutant *mutant, const assay_case *c)
 {
     return mutant->each_shard ? assay_case_shards(c) : mutant->exchanges_tokens ? 2 : 1;
@@ -374,7 +393,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     c.seed += mutant->other_seed ? 1 : 0;
     assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
     *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
-    if (!*applies) return ASSAY_OK;
+    if (!*applies || !keeps_rows(t, mutant)) return ASSAY_OK;
     status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = count_parts(mutant, &c);
     for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
