@@ -14,6 +14,7 @@ typedef struct assay_given_results {
 
 assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
                                       assay_fixture_reader *candidate, assay_given_results *given);
+void assay_nan_to_infinity(int64_t count, double *values);
 void assay_given_results_free(assay_given_results *given); /* safe on a zeroed struct */
 
 /* Whether the candidate is the mutant's: `results` are its, and become what the comparer takes for a golden, with their
@@ -31,6 +32,9 @@ assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const 
 
 /* Whether no element, row or integer fails, and none is missing: statistics do. */
 bool assay_only_statistics_fail(const assay_report *plain);
+
+/* Whether no more is left of a tensor than of a correct candidate's. */
+bool assay_tensor_is_explained(const assay_tensor_result *r);
 
 /* Of a mutant that may be in some tensors alone: this tensor, which did not fail, is the golden's. */
 bool assay_tensor_stays(const assay_mutant *mutant, const assay_tensor_result *before,

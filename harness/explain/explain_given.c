@@ -1,0 +1,113 @@
+/* What a candidate gives, held against expected results. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/compare.h"
+#include "harness/explain/explain_internal.h"
+#include "oracle/base/memory.h"
+
+/* RMS of error / deviation in one tensor of a correct candidate, whose errors may have one cause. */
+#define EXPLAINED_TENSOR 3.0
+
+void assay_nan_to_infinity(int64_t count, double *values)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (isnan(values[i])) values[i] = INFINITY;
+    }
+}
+
+static assay_status load_tensor(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,
+                                assay_given_results *given)
+{
+    assay_status status;
+    const int64_t count = assay_shape_count(&spec->shape);
+    assay_memory_tensor *to = &given->tensors[given->count++];
+    *to = (assay_memory_tensor){.spec = *spec};
+    if (spec->type == ASSAY_INT32) {
+        int32_t *integers = NULL;
+        TRY(assay_alloc_i32(ctx, spec->path, count, &integers));
+        to->integers = integers;
+        TRY(assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, integers));
+    } else {
+        double *numbers = NULL;
+        TRY(assay_alloc_f64(ctx, spec->path, count, &numbers));
+        to->numbers = numbers;
+        TRY(assay_fixture_read(ctx, candidate, spec->path, 0, count, numbers));
+        assay_nan_to_infinity(count, numbers);
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
+                                      assay_fixture_reader *candidate, assay_given_results *given)
+{
+    assay_status status;
+    void *tensors = NULL;
+    TRY(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &tensors));
+    given->tensors = tensors;
+    for (int i = 0; i < golden->count; i++) {
+        const assay_tensor_spec *spec = &golden->items[i].spec, *found = assay_fixture_find(candidate, spec->path);
+        if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
+        TRY(load_tensor(ctx, candidate, found, given));
+    }
+cleanup:
+    return status;
+}
+
+void assay_given_results_free(assay_given_results *given)
+{
+    for (int i = 0; i < given->count; i++) {
+        free((void *)given->tensors[i].numbers);
+        free((void *)given->tensors[i].integers);
+    }
+    free(given->tensors);
+    *given = (assay_given_results){0};
+}
+
+/* Of optional results those that the mutant has too. */
+static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given,
+                                     const assay_tensor_set *results, assay_fixture_reader **reader)
+{
+    assay_status status;
+    void *memory = NULL;
+    int count = 0;
+    TRY(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &memory));
+    assay_memory_tensor *tensors = memory;
+    for (int i = 0; i < given->count; i++) {
+        const assay_tensor *tensor = assay_tensor_set_find(results, given->tensors[i].spec.path);
+        const bool known = tensor != NULL && assay_tensor_is_complete(tensor);
+        if (known || assay_role_is_required(given->tensors[i].spec.role)) tensors[count++] = given->tensors[i];
+    }
+    TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
+cleanup:
+    free(memory);
+    return status;
+}
+
+assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
+                                    const assay_given_results *given, assay_report *report)
+{
+    assay_status status;
+    assay_fixture_reader *golden = NULL, *candidate = NULL;
+    TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
+    TRY(candidate_reader(ctx, given, expected, &candidate));
+    TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
+                                  report));
+cleanup:
+    assay_fixture_close(golden);
+    assay_fixture_close(candidate);
+    return status;
+}
+
+bool assay_tensor_is_explained(const assay_tensor_result *r)
+{
+    return r->verdict != ASSAY_FAIL && r->verdict != ASSAY_NOT_COMPARABLE && !(r->rms_ratio > EXPLAINED_TENSOR);
+}
+
+bool assay_tensor_stays(const assay_mutant *mutant, const assay_tensor_result *before, const assay_tensor_result *after)
+{
+    if (!mutant->each || before == NULL || before->verdict == ASSAY_FAIL) return false;
+    return !assay_tensor_is_explained(after) || before->rms_ratio < after->rms_ratio;
+}
