@@ -73,7 +73,8 @@ static const assay_option_row rows[] = {
     {"weights", WEIGHTS, true, ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
      "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)"},
     {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
-     "profile: f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with your own"},
+     "profile: f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with "
+     "your own"},
     {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
      "probability that a correct backend fails (default 1e-6)"},
     {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail"},

@@ -130,7 +130,8 @@ TEST(bad_cases_are_refused)
         {"moe/small", "gradients=[none, inputs/x]", "gradients has \"none\", which matches no tensor"},
         {"moe/small", "checkpoints=[mlpwi_9]", "checkpoints has \"mlpwi_9\""},
         {"moe/small", "profiles=[bf17]",
-         "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default or fp8_e4m3_block128"},
+         "profiles has \"bf17\", expected f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default or "
+         "fp8_e4m3_block128"},
         {"moe/small", "inputs.z={scale: 1}", "inputs.z is no tensor of op moe"},
         {"moe/small", "inputs.y={scale: 1}", "inputs.y is no tensor of op moe"},
         {"moe/small", "dtypes.gate/bais=float32",
