@@ -111,6 +111,25 @@ TEST_IN_FOLDER(correct_candidates_pass)
     assert_true(all.beyond_3 < all.used / 50);
 }
 
+/* Statistics beyond float32 are left out: softmax leaves some golden gradients at 1e-60, and their errors more. */
+TEST_IN_FOLDER(statistics_beyond_float32_are_not_used)
+{
+    static const struct {
+        const char *name, *null;
+    } table[] = {{"mla/small", "null/bf16/gradients/weights/wq_b/kernel"},
+                 {"moe/mixtral", "null/bf16/gradients/weights/gate/kernel"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t;
+        trial_write(&t, folder,
+                    case_named(table[i].name, "profiles=bf16;inputs.x={distribution: normal, scale: 10000}"));
+        const double *rows = assay_tensor_set_find(&t.golden, table[i].null)->values;
+        assert_true(rows[ASSAY_STATISTIC_SIZE * ASSAY_NULL_COLUMNS + ASSAY_NULL_SPREAD] > 0);
+        for (int k = 0; k < ASSAY_NULL_COLUMNS; k++)
+            assert_true(rows[ASSAY_STATISTIC_SLOPE * ASSAY_NULL_COLUMNS + k] == 0);
+        trial_close(&t);
+    }
+}
+
 static void scaled(const assay_tensor_spec *spec, const double *golden, const double *scale, double *values)
 {
     (void)golden, (void)scale;
