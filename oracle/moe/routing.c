@@ -83,6 +83,8 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
                            : rule->hash              ? in->tid2eid + in->input_ids[t] * count
                                                      : NULL;
     for (int64_t k = 0; fixed != NULL && k < count; k++) selected[k] = fixed[k];
+    if (in->bias != NULL)
+        assay_round(ctx, ASSAY_ROUND_ROUTER, experts, scratch->selecting); /* a large bias, a large sum */
     weigh(ctx, r, t, scratch->selecting, in, config, rule);
     if (!rule->balance) return;
     assay_softmax_row(ctx, r->probabilities + t * experts, scratch->selecting, experts);

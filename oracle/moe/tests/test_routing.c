@@ -326,6 +326,38 @@ TEST(test_emulated_weights_share_an_error)
     }
 }
 
+/* Logit plus bias is a number of its own, whose rounding a large bias makes large: weights of the softmax over the chosen have it. */
+TEST(test_emulated_sums_with_a_large_bias)
+{
+    enum { SEEDS = 128 };
+    const double unit = 0x1p-24 / sqrt(3.0), logits[] = {0.3, -0.2}, bias[] = {34.5, 34.4};
+    const assay_routing_config config = {.batch = 1,
+                                         .sequence = 1,
+                                         .num_experts = 2,
+                                         .num_experts_per_tok = 2,
+                                         .family = ASSAY_ROUTER_DEFAULT,
+                                         .routed_scaling_factor = 1,
+                                         .n_routing_groups = -1,
+                                         .topk_routing_group = -1};
+    const assay_routing_inputs in = {.logits = logits, .bias = bias};
+    double squares = 0, exact = 0;
+    for (uint64_t seed = 0; seed <= SEEDS; seed++) {
+        const assay_emulation emulation = {
+            .precision = {.router = unit}, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
+        assay_context ctx = assay_context_default(1);
+        assay_routing r = {0};
+        if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+        assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+        if (seed == 0) exact = r.weights[0];
+        squares += (r.weights[0] - exact) * (r.weights[0] - exact) / SEEDS;
+        assay_routing_free(&r);
+    }
+    const double error =
+        sqrt(squares) / (exact * (1 - exact) * 34.5 * sqrt(2.0)) / unit; /* of the difference of two sums */
+    if (!(error > 0.5 && error < 2)) fail_msg("%g roundings", error);
+}
+
 /* Where a gradient cancels, what cancels is rounded: s (1 - s) of a sigmoid near 1, a softmax whose gradients are all the same. */
 TEST(test_emulated_gradients_where_they_cancel)
 {
