@@ -334,7 +334,8 @@ static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c
         assay_judge_unreadable(ctx->message, result);
         ctx->message[0] = '\0';
     } else {
-        assay_judge_values(c->profile, &facts, floats && scale == NULL ? scales : NULL, result);
+        assay_judge_values(c->profile, &facts, floats && scale == NULL ? scales : NULL,
+                           assay_profile_left_out(c->golden, c->profile->precision.name), result);
         note_evidence(result, &facts, shown);
     }
 cleanup:

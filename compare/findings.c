@@ -149,12 +149,16 @@ static void judge_statistic(assay_tensor_result *result)
           text, result->statistics[s].excess);
 }
 
-static void judge_unscaled(const assay_profile *profile, const char *scales, assay_tensor_result *result)
+static void judge_unscaled(const assay_profile *profile, const char *scales, const char *left_out,
+                           assay_tensor_result *result)
 {
     const bool own = assay_profile_by_name(profile->precision.name) == NULL;
     result->compared = false;
     if (result->spec.role == ASSAY_ROLE_ROUTING) {
         judge(result, ASSAY_PASS, ASSAY_FINDING_NO_SCALE, "not compared: the golden has no error scale for it");
+    } else if (left_out != NULL) {
+        judge(result, ASSAY_NOT_COMPARABLE, ASSAY_FINDING_NO_SCALE, "the golden has no profile %s: %s",
+              profile->precision.name, left_out);
     } else if (own) {
         judge(result, ASSAY_NOT_COMPARABLE, ASSAY_FINDING_NO_SCALE,
               "the golden has error scales for %.48s, not for the profile %s: assay calibrate adds them",
@@ -179,10 +183,12 @@ static void judge_golden(const assay_facts *facts, assay_tensor_result *result)
 }
 
 void assay_judge_values(const assay_profile *profile, const assay_facts *facts, const char *scales,
-                        assay_tensor_result *result)
+                        const char *left_out, assay_tensor_result *result)
 {
     result->compared = true;
-    if (facts->nonfinite > 0) {
+    if (scales != NULL && left_out != NULL) {
+        judge_unscaled(profile, scales, left_out, result); /* a correct candidate may overflow there */
+    } else if (facts->nonfinite > 0) {
         judge_nonfinite(profile, facts, result);
     } else if (result->wrong_elements > 0 && result->exact) {
         judge_unequal(result);
@@ -193,7 +199,7 @@ void assay_judge_values(const assay_profile *profile, const assay_facts *facts, 
     } else if (statistic_is_wrong(result)) {
         judge_statistic(result);
     } else if (scales != NULL) {
-        judge_unscaled(profile, scales, result);
+        judge_unscaled(profile, scales, left_out, result);
     } else if (facts->golden_nan >= 0 || facts->bad_scale >= 0) {
         judge_golden(facts, result);
     } else if (facts->zeros_pass && !(facts->all_zero && result->exact) && result->elements > 0) {

@@ -10,9 +10,9 @@ bool assay_judge_structure(const assay_profile *profile, const assay_tensor_spec
                            assay_tensor_result *result);
 
 /* What the pass over its values says. `scales` names the profiles whose error scales the golden has, and is NULL when
- * it has the one that was asked for. */
+ * it has the one that was asked for; `left_out` is why it cannot have that, or NULL. */
 void assay_judge_values(const assay_profile *profile, const assay_facts *facts, const char *scales,
-                        assay_tensor_result *result);
+                        const char *left_out, assay_tensor_result *result);
 
 /* The candidate's values could not be read; `why` is the reader's message. */
 void assay_judge_unreadable(const char *why, assay_tensor_result *result);

@@ -302,6 +302,18 @@ cleanup:
     return status;
 }
 
+const char *assay_profile_left_out(const assay_fixture_reader *golden, const char *name)
+{
+    const char *const *texts = NULL;
+    const size_t length = strlen(name);
+    const int count = assay_fixture_texts(golden, ASSAY_PROFILES_LEFT_OUT, &texts);
+    for (int i = 0; i < count; i++) {
+        if (strncmp(texts[i], name, length) == 0 && strncmp(texts[i] + length, ": ", 2) == 0)
+            return texts[i] + length + 2;
+    }
+    return NULL;
+}
+
 /* The lines of two texts that have as many: the first pair that differs. */
 static assay_status refuse_difference(assay_context *ctx, const char *name, const char *golden, const char *given)
 {

@@ -21,6 +21,11 @@ void assay_profile_to_yaml(const assay_profile *profile, char text[ASSAY_PROFILE
 assay_status assay_profiles_of_golden(assay_context *ctx, const assay_fixture_reader *golden, assay_profile **profiles,
                                       int *count);
 
+/* Profiles that the golden's case lists and the golden cannot have: a text for each, "f16: why". */
+#define ASSAY_PROFILES_LEFT_OUT "profiles_left_out"
+/* Why the golden has not this one; NULL: it does not say. */
+const char *assay_profile_left_out(const assay_fixture_reader *golden, const char *name);
+
 /* The profile of a name: built in, in a YAML file, or the golden's own (NULL: there is none); without a name the usual one of
  * a grid ("bfloat16"). `option` is what messages call it. */
 assay_status assay_profile_named(assay_context *ctx, const char *option, const char *name,

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compare/profile_yaml.h"
 #include "harness/backends/backend_files.h"
 #include "harness/judge/judge.h"
 #include "harness/plan/golden_read.h"
@@ -58,6 +59,10 @@ static assay_status check_scales(assay_context *ctx, const char *path, const ass
         if (!assay_role_is_required(spec->role) || !assay_has_error_scale(spec)) continue;
         assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, spec->path, scale);
         if (assay_fixture_find(golden, scale) != NULL) continue;
+        const char *why = assay_profile_left_out(golden, profile->precision.name);
+        if (why != NULL)
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%.300s: the golden has no profile %s: %s", path,
+                              profile->precision.name, why);
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "%.300s: the golden has no error scales of %s for the profile %s: assay calibrate adds them",
                           path, spec->path, profile->precision.name);

@@ -1,5 +1,6 @@
 #include "harness/golden/golden.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "harness/golden/golden_memory.h"
 #include "harness/plan/directions.h"
 #include "harness/plan/inputs.h"
+#include "harness/plan/left_out.h"
 #include "harness/plan/progress.h"
 #include "harness/plan/results.h"
 #include "harness/power/power_test.h"
@@ -236,6 +238,14 @@ cleanup:
     return status;
 }
 
+static assay_status set_left_out(assay_context *ctx, assay_fixture_writer *writer, const assay_plan *plan)
+{
+    const char *list[ASSAY_MOST_LEFT_OUT];
+    for (int i = 0; i < plan->left_out_count; i++) list[i] = plan->profiles_left_out[i];
+    if (plan->left_out_count == 0) return ASSAY_OK;
+    return assay_fixture_set_texts(ctx, writer, ASSAY_PROFILES_LEFT_OUT, plan->left_out_count, list);
+}
+
 static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *writer)
 {
     const char **names = calloc((size_t)assay_mutant_count, sizeof *names);
@@ -255,6 +265,7 @@ static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assa
     TRY(begin(ctx, sink, source, path, partial, "golden", true));
     TRY(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
     TRY(set_profiles(ctx, sink->writer, plan));
+    TRY(set_left_out(ctx, sink->writer, plan));
     if (plan->null_left_out[0] != '\0') {
         TRY(assay_fixture_set_text(ctx, sink->writer, "null_left_out", plan->null_left_out));
     }
@@ -356,12 +367,32 @@ static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *p
     return assay_evaluate_as_planned(ctx, plan, source, out, quiet);
 }
 
-assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
-                                     const assay_source *source, bool quiet)
+static assay_status write_with_all(assay_context *ctx, const assay_plan *plan, const char *path,
+                                   const assay_source *source, bool quiet)
 {
     assay_golden_evaluator evaluator = {.evaluate = evaluate};
     if (plan->mutants || assay_direction_members(plan) > 0) return write_from_memory(ctx, plan, path, source, quiet);
     return assay_golden_write_with(ctx, plan, path, source, &evaluator, quiet);
+}
+
+/* Which datasets a file has is settled before it has any: without a profile that turns out to be impossible it is written
+ * anew. */
+assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
+                                     const assay_source *source, bool quiet)
+{
+    assay_lost_profile lost = {{0}, {0}};
+    assay_plan all = *plan, fewer = {0};
+    all.lost = &lost;
+    assay_status status = write_with_all(ctx, &all, path, source, quiet);
+    if (status != ASSAY_BAD_INPUT || !assay_plan_may_leave_out(ctx, plan, &lost)) return status;
+    if (!quiet) fprintf(stderr, "%s: left out: its golden has no profile %s\n", ctx->message, lost.name);
+    ctx->message[0] = '\0';
+    TRY(assay_plan_leave_out(ctx, plan, &lost, &fewer));
+    TRY(assay_golden_write_from(ctx, &fewer, path, source, quiet));
+cleanup:
+    free(fewer.specs);
+    free(fewer.precisions);
+    return status;
 }
 
 assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,

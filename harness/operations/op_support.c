@@ -236,8 +236,9 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
         const int64_t i = first_not_finite(width, values + token * width);
         if (i == width) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 ",%" PRId64 ",...] is %g, expected a finite number: the token is no padding",
-                          path, token / c->sequence, token % c->sequence, values[token * width + i]);
+                          "%s[%" PRId64 ",%" PRId64 ",...] is %g%s, expected a finite number: the token is no padding",
+                          path, token / c->sequence, token % c->sequence, values[token * width + i],
+                          ctx->emulation != NULL ? " once stored" : "");
     }
     return ASSAY_OK;
 }

@@ -6,7 +6,13 @@
 #include "fixtures/fixture.h"
 #include "harness/operations/operation.h"
 
-enum { ASSAY_REASON_SIZE = 128 };
+enum { ASSAY_REASON_SIZE = 128, ASSAY_LEFT_OUT_SIZE = 320, ASSAY_MOST_LEFT_OUT = 8 };
+
+/* A profile whose error scales the case cannot have, and why. */
+typedef struct assay_lost_profile {
+    char name[ASSAY_PRECISION_NAME_SIZE];
+    char reason[ASSAY_LEFT_OUT_SIZE - ASSAY_PRECISION_NAME_SIZE - 2];
+} assay_lost_profile;
 
 /* What a golden of a case will hold and need, all of it checked before anything is written. */
 typedef struct assay_plan {
@@ -22,11 +28,15 @@ typedef struct assay_plan {
     assay_profile *own; /* profiles of the case that are not built in */
     int own_count;
     char null_left_out[ASSAY_REASON_SIZE]; /* why it has no null distributions; "": it has, or is exact */
-    bool certify;                          /* the golden is to hold its certificate (harness/certify/certificate.h) */
-    int64_t budget;                        /* of that: coordinates of each gradient */
-    const char *weights;                   /* of --weights (harness/plan/model_weights.h), or NULL */
-    bool recipe;                           /* what its source knows how to draw is stored as a recipe */
-    bool mutants; /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
+    char profiles_left_out[ASSAY_MOST_LEFT_OUT][ASSAY_LEFT_OUT_SIZE]; /* of those that the case lists: "f16: why" */
+    int left_out_count;
+    char asked[ASSAY_PRECISION_NAME_SIZE]; /* the profile that is never left out; "": each may be */
+    assay_lost_profile *lost; /* where an evaluation that fails says which profile it is for; NULL: nowhere */
+    bool certify;             /* the golden is to hold its certificate (harness/certify/certificate.h) */
+    int64_t budget;           /* of that: coordinates of each gradient */
+    const char *weights;      /* of --weights (harness/plan/model_weights.h), or NULL */
+    bool recipe;              /* what its source knows how to draw is stored as a recipe */
+    bool mutants;             /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
     bool signals;                             /* of the power: say by how much each mutant could be seen */
     bool staged; /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */

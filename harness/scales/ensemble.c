@@ -1,9 +1,14 @@
 #include "harness/scales/ensemble.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "compare/outliers.h"
 #include "harness/operations/op_support.h"
+#include "harness/plan/left_out.h"
 #include "harness/scales/ensemble_internal.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
@@ -111,6 +116,24 @@ cleanup:
     return status;
 }
 
+/* Correct kernels overflow where an emulated run does, in a result or on the way to it: no error scale says what they may
+ * err by. Golden values beyond the type's range are no matter of this (docs/comparing.md, "Narrow range"). */
+static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
+                                   int members)
+{
+    const assay_profile *profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
+    const double most = assay_dtype_max(assay_profile_type_of(profile, t->spec));
+    for (int64_t i = 0; i < members * t->count && !e->overflows; i++) {
+        const double golden = t->golden[i % t->count];
+        if (isfinite(t->errors[i]) || !(fabs(golden) <= most)) continue;
+        char place[ASSAY_INDEX_TEXT];
+        assay_element_text(&t->spec->shape, i % t->count, place);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "emulated correct runs overflow %s at %s%s, where the golden is %.3g",
+                          assay_dtype_name(profile->storage), t->spec->path, place, golden);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
 {
     assay_status status = ASSAY_OK;
@@ -125,6 +148,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     for (int i = 0; first && i < e->golden.count; i++) {
         /* Of one stage there are few roundings, and a few draws of them may all come out the same; where a result is far
          * larger than its neighbours the model does not make up for that. */
+        if (e->tensors[i].null != NULL || !e->null_only) TRY(require_finite(ctx, e, &e->tensors[i], p, members));
         e->tensors[i].least = e->plan->staged ? member.precision->elementary : 0;
         TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
     }
@@ -146,6 +170,14 @@ cleanup:
     return status;
 }
 
+/* The golden run was right: what an emulated one does not take, inputs of 70000 in float16, is the profile's. */
+static assay_status refuse_profile(assay_context *ctx, const assay_ensemble *e, int p)
+{
+    char reason[ASSAY_MESSAGE_SIZE];
+    snprintf(reason, sizeof reason, "%s", ctx->message);
+    return assay_plan_lose(ctx, e->plan, e->plan->precisions[p].name, reason);
+}
+
 static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
 {
     assay_status status;
@@ -153,9 +185,65 @@ static assay_status evaluate(assay_context *ctx, assay_ensemble *e, bool null)
     TRY(assay_ensemble_run_golden(ctx, e));
     if (e->golden.count == 0) goto cleanup;
     TRY(assay_ensemble_read_given(ctx, e));
-    for (int p = 0; p < e->plan->precision_count; p++) TRY(evaluate_precision(ctx, e, p, null));
+    for (int p = 0; p < e->plan->precision_count; p++) {
+        status = evaluate_precision(ctx, e, p, null);
+        if (status == ASSAY_BAD_INPUT && !e->lost) status = refuse_profile(ctx, e, p);
+        TRY(status);
+    }
 cleanup:
     return status;
+}
+
+/* On the way to the caller's sink: error scales that float32 has. */
+typedef struct checked {
+    assay_ensemble *e;
+    const assay_sink *out;
+} checked;
+
+static bool checked_wants(void *self, const char *path)
+{
+    return assay_wants(((const checked *)self)->out, path);
+}
+
+/* Whether a golden itself overflows: then nothing else is to be said. -inf is the lse of no key. */
+static bool overflows(assay_tensor_role role, int64_t count, const double *values)
+{
+    bool found = false;
+    if (role != ASSAY_ROLE_OUTPUT && role != ASSAY_ROLE_GRADIENT && role != ASSAY_ROLE_CHECKPOINT) return false;
+    for (int64_t i = 0; i < count; i++) found |= !(values[i] <= DBL_MAX);
+    return found;
+}
+
+static assay_status checked_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    const checked *c = self;
+    const assay_tensor_role role = assay_role_of(path);
+    const bool scale = role == ASSAY_ROLE_ERROR_SCALE && !assay_plan_is_exact(c->e->plan);
+    c->e->overflows |= overflows(role, count, values);
+    for (int64_t i = 0; scale && !c->e->overflows && i < count; i++) {
+        if (isfinite((float)values[i])) continue;
+        char profile[ASSAY_PRECISION_NAME_SIZE], reason[ASSAY_PATH_SIZE + 64];
+        const char *name = strchr(path, '/') + 1;
+        snprintf(profile, sizeof profile, "%.*s", (int)strcspn(name, "/"), name);
+        snprintf(reason, sizeof reason, "an error scale of %s is %g, which float32 has not", assay_path_of(path),
+                 fabs(values[i]));
+        c->e->lost = true;
+        return assay_plan_lose(ctx, c->e->plan, profile, reason);
+    }
+    return c->out->write(ctx, c->out->self, path, count, values);
+}
+
+static assay_status checked_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
+                                      const int32_t *values)
+{
+    const assay_sink *out = ((const checked *)self)->out;
+    return out->write_i32(ctx, out->self, path, count, values);
+}
+
+static assay_status checked_write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
+{
+    const assay_sink *out = ((const checked *)self)->out;
+    return out->write_zeros(ctx, out->self, path, count);
 }
 
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
@@ -163,13 +251,20 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     assay_status status;
     void *precisions = NULL;
     assay_plan settled = *plan;
-    assay_ensemble e = {.plan = &settled, .in = in, .out = out};
+    checked passed = {.out = out};
+    const assay_sink own = {.self = &passed,
+                            .wants = checked_wants,
+                            .write = checked_write,
+                            .write_i32 = checked_write_i32,
+                            .write_zeros = out->write_zeros != NULL ? checked_write_zeros : NULL};
+    assay_ensemble e = {.plan = &settled, .in = in, .out = &own};
+    passed.e = &e;
     const bool null = wants_null(&e);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
     settled.precisions = precisions;
     TRY(assay_settle_given(ctx, plan, in, settled.precisions));
     if (assay_ensemble_needs_no_runs(&settled) && !null) {
-        TRY(assay_operation_run(ctx, plan->operation, plan->c, in, out, settled.precisions, plan->precision_count));
+        TRY(assay_operation_run(ctx, plan->operation, plan->c, in, &own, settled.precisions, plan->precision_count));
     } else {
         TRY(evaluate(ctx, &e, null));
     }

@@ -38,6 +38,8 @@ typedef struct assay_ensemble {
     assay_tensor_set given;
     assay_tensor_set spread; /* of h that is quantised, at the precision at hand (hidden_spread.h) */
     bool null_only; /* the scales of the precision at hand are propagated: members are run for null distributions */
+    bool overflows; /* the golden run is not finite */
+    bool lost;      /* an error scale was refused, and its profile named */
     int slot;       /* of errors: where those of the member that is running go */
 } assay_ensemble;
 

@@ -1,0 +1,79 @@
+/* Profiles that a case lists and its golden cannot have. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/profile_yaml.h"
+#include "harness/plan/golden_open.h"
+#include "harness/tests/harness_test.h"
+
+/* The golden's own verdict on a candidate of NaN at f16. */
+static void check_compared(const assay_golden *golden, const char *path)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_report report = {0};
+    assay_fixture_reader *candidate = NULL;
+    const assay_tensor_spec *spec = assay_fixture_find(golden->reader, path);
+    double *numbers = calloc((size_t)assay_shape_count(&spec->shape), sizeof *numbers);
+    assert_non_null(numbers);
+    numbers[0] = NAN;
+    const assay_memory_tensor tensor = {.spec = *spec, .numbers = numbers};
+    bool found = false;
+    assert_ok(&ctx, assay_fixture_of_memory(&ctx, "candidate", 1, &tensor, &candidate));
+    assert_ok(&ctx, assay_compare(&ctx, golden->reader, candidate, assay_profile_by_name("f16"), 1e-6,
+                                  assay_plan_order(&golden->plan), &report));
+    for (int i = 0; i < report.count; i++) {
+        if (strcmp(report.tensors[i].spec.path, path) != 0) continue;
+        found = true;
+        assert_int_equal(report.tensors[i].verdict, ASSAY_NOT_COMPARABLE);
+        assert_non_null(strstr(report.tensors[i].message, "the golden has no profile f16: "));
+    }
+    assert_true(found);
+    assay_fixture_close(candidate);
+    assay_report_free(&report);
+    free(numbers);
+}
+
+/* A profile that is merely listed is left out; one that was asked for, or is the only one, is refused. */
+TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
+{
+    static const struct {
+        const char *name, *input, *output, *why;
+    } table[] = {
+        {"attention/deepseek", "inputs.query={distribution: normal, scale: 30000}", "outputs/attention_out",
+         "inputs/query[0,0,...] is inf once stored"},
+        {"attention/deepseek", "inputs.query={distribution: normal, scale: 3000}", "outputs/attention_out",
+         "emulated correct runs overflow float16 at "},
+        {"gqa/qwen3", "inputs.x={distribution: normal, scale: 300}", "outputs/y",
+         "emulated correct runs overflow float16 at "},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_plan plan = {0};
+        assay_golden golden = {0};
+        assay_case *c = case_named(table[i].name, "profiles=[f16, bf16]");
+        assert_ok(&ctx, assay_case_set(&ctx, c, table[i].input));
+        assert_ok(&ctx, assay_plan_make_with(&ctx, &plan, c, NULL, assay_profile_by_name("f16")));
+        assert_int_equal(assay_golden_write(&ctx, &plan, folder->file, NULL, true), ASSAY_BAD_INPUT);
+        assert_message(&ctx, ": profile f16: ");
+        assert_int_equal(folder_count(folder->path, false), 0);
+        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+        assert_ok(&ctx, assay_golden_open(&ctx, folder->file, &golden));
+        const char *why = assay_profile_left_out(golden.reader, "f16");
+        if (why == NULL || strstr(why, table[i].why) == NULL) fail_msg("row %zu: %s", i, why);
+        assert_ok(&ctx, assay_golden_plan(&ctx, &golden, NULL));
+        assert_int_equal(golden.plan.precision_count, 1);
+        assert_string_equal(golden.plan.precisions[0].name, "bf16");
+        for (int k = 0; k < assay_fixture_count(golden.reader); k++)
+            assert_null(strstr(assay_fixture_spec(golden.reader, k)->path, "/f16/"));
+        assert_ok(&ctx, assay_golden_recompute(&ctx, &golden.plan, golden.reader, true));
+        check_compared(&golden, table[i].output);
+        assay_golden_close(&golden);
+        assay_plan_free(&plan);
+        assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=f16"));
+        assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
+        assert_message(&ctx, table[i].why);
+        assert_int_equal(remove(folder->file), 0);
+        assay_cases_free(c, 1);
+    }
+}
