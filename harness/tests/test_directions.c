@@ -92,7 +92,9 @@ static void check_shown(trial *t, const char *name, const char *profile)
     assay_report report = trial_compare(t, at);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_non_null(assay_direction_worst(report.direction_count, report.directions));
-    for (int i = 0; i < report.count; i++) assert_int_not_equal(report.tensors[i].verdict, ASSAY_FAIL);
+    for (int i = 0; i < report.count; i++) {
+        if (report.tensors[i].verdict == ASSAY_FAIL) fail_msg("%s: %s", name, report.tensors[i].message);
+    }
     assay_report_free(&report);
     assay_tensor_set_free(&results);
     trial_write_candidate(t, &t->golden, at, is_required);
@@ -101,12 +103,12 @@ static void check_shown(trial *t, const char *name, const char *profile)
     assay_report_free(&report);
 }
 
-/* In blocks and stacks, by no tensor of theirs. */
+/* In a block and a stack, by no tensor of theirs. */
 TEST_IN_FOLDER(what_no_tensor_shows_all_show_together)
 {
     const struct {
         const char *name, *profile, *mutant;
-    } table[] = {{"decoder_layer/gpt-oss", "f16", "rope_betas"},
+    } table[] = {{"mla/no-query-compression", "bf16", "rope_timescale"},
                  {"decoder_stack/qwen3-late-positions", "f32", "rope_type"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         trial t;

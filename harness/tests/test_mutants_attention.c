@@ -211,17 +211,17 @@ TEST(keys_are_changed)
         const char *set; /* before */
         double expected;
     } table[] = {
-        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_SQUARED, 0}, true, "routed_scaling_factor=2.5", 6.25},
-        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_SQUARED, 0}, false, "routed_scaling_factor=1", 1},
-        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_TO, 1}, false, "routed_scaling_factor=1", 1},
-        {{ASSAY_KEY_AT_capacity_factor, ASSAY_KEY_TIMES, 0.5}, true, "capacity_factor=3", 1.5},
-        {{ASSAY_KEY_AT_capacity_factor, ASSAY_KEY_TIMES, 0.5}, false, "capacity_factor=-1", -1},
-        {{ASSAY_KEY_AT_shared_experts, ASSAY_KEY_TO, 0}, true, "shared_experts=2", 0},
-        {{ASSAY_KEY_AT_shared_experts, ASSAY_KEY_TO, 0}, false, "shared_experts=0", 0},
-        {{ASSAY_KEY_AT_mask_padding, ASSAY_KEY_TO, false}, true, "mask_padding=true", 0},
-        {{ASSAY_KEY_AT_mask_padding, ASSAY_KEY_TO, false}, false, "mask_padding=false", 0},
-        {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0}, true, "norm_topk_prob=false", 1},
-        {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0}, true, "norm_topk_prob=true", 0},
+        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_SQUARED, 0, NULL}, true, "routed_scaling_factor=2.5", 6.25},
+        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_SQUARED, 0, NULL}, false, "routed_scaling_factor=1", 1},
+        {{ASSAY_KEY_AT_routed_scaling_factor, ASSAY_KEY_TO, 1, NULL}, false, "routed_scaling_factor=1", 1},
+        {{ASSAY_KEY_AT_capacity_factor, ASSAY_KEY_TIMES, 0.5, NULL}, true, "capacity_factor=3", 1.5},
+        {{ASSAY_KEY_AT_capacity_factor, ASSAY_KEY_TIMES, 0.5, NULL}, false, "capacity_factor=-1", -1},
+        {{ASSAY_KEY_AT_shared_experts, ASSAY_KEY_TO, 0, NULL}, true, "shared_experts=2", 0},
+        {{ASSAY_KEY_AT_shared_experts, ASSAY_KEY_TO, 0, NULL}, false, "shared_experts=0", 0},
+        {{ASSAY_KEY_AT_mask_padding, ASSAY_KEY_TO, false, NULL}, true, "mask_padding=true", 0},
+        {{ASSAY_KEY_AT_mask_padding, ASSAY_KEY_TO, false, NULL}, false, "mask_padding=false", 0},
+        {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0, NULL}, true, "norm_topk_prob=false", 1},
+        {{ASSAY_KEY_AT_norm_topk_prob, ASSAY_KEY_FLIP, 0, NULL}, true, "norm_topk_prob=true", 0},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_case *c = case_named("moe/small", table[i].set);

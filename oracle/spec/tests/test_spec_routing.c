@@ -37,7 +37,7 @@ TEST(test_families)
         {ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, false, false, {2.5 * 16 / 31, 2.5 * 15 / 31}}, /* of 4/5, 3/4 */
         {ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_NONE, false, false, {2.5 * 1.3862943611198906, 2.5 * 1.0986122886681098}},
         {ASSAY_ROUTER_DEEPSEEK2, ASSAY_SCORE_SOFTMAX, false, false, {1, .75}},
-        {ASSAY_ROUTER_DEEPSEEK2, ASSAY_SCORE_SIGMOID, false, false, {2, 1.875}}, /* no division */
+        {ASSAY_ROUTER_DEEPSEEK2, ASSAY_SCORE_SIGMOID, false, false, {2.5 * 16 / 31, 2.5 * 15 / 31}},
         {ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, false, false, {4. / 7, 3. / 7}},
         {ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, true, true, {16. / 7, 6. / 7}},
         {ASSAY_ROUTER_GEMMA4, ASSAY_SCORE_NONE, false, false, {.4, .3}},
