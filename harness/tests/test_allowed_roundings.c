@@ -101,54 +101,57 @@ TEST(half_of_the_members_store_it)
     trial_close(&t);
 }
 
-/* One row of attention in float32, its keys in `parts` that are merged by their lse: as flash-decoding and ring attention do. */
-static float merged_row(const assay_tensor *const qkv[3], int64_t row, int64_t head, int parts, float *out)
+/* One row of attention in float64, its keys in `parts` that are merged by their lse: as flash-decoding and ring attention do. */
+static double merged_row(const assay_tensor *const qkv[3], int64_t row, int64_t head, int parts, double *out)
 {
     const int64_t *sizes = qkv[0]->spec.shape.dims, heads = sizes[2], deep = sizes[3],
                   wide = qkv[2]->spec.shape.dims[3];
     const int64_t first = row / sizes[1] * sizes[1], keys = row - first + 1;
     const double *q = qkv[0]->values + (row * heads + head) * deep;
-    float lses[4], parts_of[4 * 64] = {0}, largest = -INFINITY, sum = 0;
+    double lses[8], parts_of[8 * 64] = {0}, largest = -INFINITY, sum = 0;
     for (int part = 0; part < parts; part++) {
-        float scores[64], most = -INFINITY, l = 0, *o = parts_of + part * 64;
+        double scores[64], most = -INFINITY, l = 0, *o = parts_of + part * 64;
         const int64_t begin = first + keys * part / parts, end = first + keys * (part + 1) / parts;
         for (int64_t k = begin; k < end; k++) {
-            float score = 0;
+            double score = 0;
             const double *key = qkv[1]->values + (k * heads + head) * deep;
-            for (int64_t d = 0; d < deep; d++) score += (float)q[d] * (float)key[d];
+            for (int64_t d = 0; d < deep; d++) score += q[d] * key[d];
             scores[k - begin] = score;
-            most = fmaxf(most, score);
+            most = fmax(most, score);
         }
         for (int64_t k = begin; k < end; k++) {
-            const float p = expf(scores[k - begin] - most);
+            const double p = exp(scores[k - begin] - most);
             l += p;
-            for (int64_t d = 0; d < wide; d++) o[d] += p * (float)qkv[2]->values[(k * heads + head) * wide + d];
+            for (int64_t d = 0; d < wide; d++) o[d] += p * qkv[2]->values[(k * heads + head) * wide + d];
         }
-        lses[part] = begin == end ? -INFINITY : most + logf(l);
+        lses[part] = begin == end ? -INFINITY : most + log(l);
         for (int64_t d = 0; d < wide && begin < end; d++) o[d] /= l;
-        largest = fmaxf(largest, lses[part]);
+        largest = fmax(largest, lses[part]);
     }
-    for (int part = 0; part < parts; part++) sum += expf(lses[part] - largest);
-    const float lse = largest + logf(sum);
+    for (int part = 0; part < parts; part++) sum += exp(lses[part] - largest);
+    const double lse = largest + log(sum);
     for (int64_t d = 0; d < wide; d++) {
         out[d] = 0;
-        for (int part = 0; part < parts; part++) out[d] += parts_of[part * 64 + d] * expf(lses[part] - lse);
+        for (int part = 0; part < parts; part++) out[d] += parts_of[part * 64 + d] * exp(lses[part] - lse);
     }
     return lse;
 }
 
 TEST_IN_FOLDER(a_softmax_may_be_merged_from_parts)
 {
-    static const char *const seeds[] = {"1", "2", "3"};
-    const assay_profile *profile = assay_profile_by_name("f32");
-    for (int i = 0; i < 3; i++) {
+    static const struct {
+        const char *seed, *scale;
+        int parts;
+    } cases[] = {{"1", "1.3", 2}, {"2", "1.3", 8}, {"3", "3", 3}, {"4", "3", 7}};
+    const assay_profile *profile = assay_profile_by_name("f64");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         trial t;
         char set[TEST_PATH_SIZE];
         assay_tensor_set results = {0};
         snprintf(set, sizeof set,
-                 "profiles=f32;gradients=none;batch=1;sequence=33;base_num_query_heads=2;seed=%s;inputs.query="
-                 "{distribution: normal, scale: 1.3};qk_nope_head_dim=32;qk_rope_head_dim=32;v_head_dim=64",
-                 seeds[i]);
+                 "profiles=f64;gradients=none;batch=1;sequence=33;base_num_query_heads=2;seed=%s;inputs.query="
+                 "{distribution: normal, scale: %s};qk_nope_head_dim=32;qk_rope_head_dim=32;v_head_dim=64",
+                 cases[i].seed, cases[i].scale);
         trial_write(&t, folder, case_named("attention/deepseek", set));
         assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
         assay_tensor *out = assay_tensor_set_find(&results, "outputs/attention_out");
@@ -159,14 +162,15 @@ TEST_IN_FOLDER(a_softmax_may_be_merged_from_parts)
         const int64_t tokens = out->spec.shape.dims[1], heads = out->spec.shape.dims[2];
         for (int64_t row = 0; row < tokens; row++) {
             for (int64_t head = 0; head < heads; head++) {
-                float values[64];
-                lse->values[head * tokens + row] = (double)merged_row(qkv, row, head, 4, values);
-                for (int64_t d = 0; d < 64; d++) out->values[(row * heads + head) * 64 + d] = (double)values[d];
+                double values[64];
+                lse->values[head * tokens + row] = merged_row(qkv, row, head, cases[i].parts, values);
+                for (int64_t d = 0; d < 64; d++) out->values[(row * heads + head) * 64 + d] = values[d];
             }
         }
         trial_write_candidate(&t, &results, profile, is_result);
         assay_report report = trial_compare(&t, profile);
-        if (report.verdict != ASSAY_PASS) fail_msg("seed %s: %s", seeds[i], report.message);
+        if (report.verdict != ASSAY_PASS)
+            fail_msg("seed %s, scale %s, parts %d: %s", cases[i].seed, cases[i].scale, cases[i].parts, report.message);
         assay_report_free(&report);
         assay_tensor_set_free(&results);
         trial_close(&t);

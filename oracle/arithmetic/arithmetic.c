@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/arithmetic/emulated.h"
+#include "oracle/arithmetic/emulated_internal.h"
 #include "oracle/arithmetic/matmul_shared.h"
 
 static const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
@@ -48,6 +48,13 @@ bool assay_takes_second_form_at(const assay_context *ctx, int64_t row)
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)
 {
     return ctx->emulation != NULL && !ctx->emulation->nearest && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
+}
+
+int64_t assay_drawn_at(const assay_context *ctx, int64_t row, int64_t count)
+{
+    if (ctx->emulation == NULL) return 0;
+    const uint64_t key = emulated_key(ctx->emulation, EMULATED_PARTS);
+    return (int64_t)(emulated_hash(key + (uint64_t)row) % (uint64_t)count);
 }
 
 bool assay_is_staged(const assay_context *ctx)

@@ -335,6 +335,15 @@ static row_form form_of(const assay_context *ctx, int64_t row, const double *sin
     return sink != NULL && assay_takes_third_form_at(ctx, row) ? GATED_FIRST : DIVIDED_FIRST;
 }
 
+/* Half of the rows that are merged have two parts, whose errors are the largest; the others up to ATTENTION_PARTS. */
+static int64_t parts_of(const assay_context *ctx, int64_t row)
+{
+    const int64_t more = ATTENTION_PARTS - 2;
+    if (!assay_takes_third_form_at(ctx, row)) return 1;
+    const int64_t drawn = assay_drawn_at(ctx, row, 2 * more);
+    return drawn < more ? 2 : 3 + drawn - more;
+}
+
 static double rounded_log(const assay_context *ctx, double x)
 {
     double log = assay_log(x);
@@ -343,30 +352,31 @@ static double rounded_log(const assay_context *ctx, double x)
 }
 
 /* A kernel that has the keys in parts (split KV, a ring) keeps an lse of each, and merges results by exp(lse_part - lse): where lse is
- * large, its rounding is a common error of the row. In the emulated runs rows take turns here too. Exponentials of a row, of the sum
+ * large, its rounding is a common error of the row. How many keys a part has decides which of them share it. In the emulated runs rows
+ * take turns here too, and draw the number of parts. Exponentials of a row, of the sum
  * `sum`, become what such a kernel weighs with, times that sum; returns its lse. */
-static double merge_parts(const assay_context *ctx, double *p, int64_t count, double largest, double sum)
+static double merge_parts(const assay_context *ctx, double *p, int64_t count, int64_t parts, double largest, double sum)
 {
-    const int64_t ends[] = {0, count / 2, count};
-    double lse[2], sums[2] = {0}, merged = 0;
-    for (int part = 0; part < 2; part++) {
-        for (int64_t j = ends[part]; j < ends[part + 1]; j++) sums[part] += p[j];
+    double lse[ATTENTION_PARTS], sums[ATTENTION_PARTS], weights[ATTENTION_PARTS];
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t begin = count * part / parts;
+        sums[part] = sum_row(ctx, p + begin, count * (part + 1) / parts - begin);
         lse[part] = largest + rounded_log(ctx, sums[part]);
     }
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 2, lse);
-    for (int part = 0; part < 2; part++) merged += assay_exp(lse[part] - largest);
-    merged = largest + rounded_log(ctx, merged);
-    double stored = merged;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, parts, lse);
+    for (int64_t part = 0; part < parts; part++) weights[part] = assay_exp(lse[part] - largest);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, parts, weights);
+    double stored = largest + rounded_log(ctx, sum_row(ctx, weights, parts));
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &stored);
-    for (int part = 0; part < 2; part++) {
+    for (int64_t part = 0; part < parts; part++) {
         const double factor = sums[part] > 0 ? sum * (assay_exp(lse[part] - stored) / sums[part]) : 0;
-        for (int64_t j = ends[part]; j < ends[part + 1]; j++) p[j] *= factor;
+        for (int64_t j = count * part / parts; j < count * (part + 1) / parts; j++) p[j] *= factor;
     }
-    return merged;
+    return stored;
 }
 
-/* Scores of a row become probabilities but for a division by `divisor`; returns its lse. */
-static double softmax_row(const assay_context *ctx, double *p, int64_t count, row_form form, bool merges,
+/* Scores of a row become probabilities but for a division by `divisor`; returns its lse. Fewer than 2 parts: nothing is merged. */
+static double softmax_row(const assay_context *ctx, double *p, int64_t count, row_form form, int64_t parts,
                           const double *sink, double *divisor)
 {
     double largest = -INFINITY;
@@ -376,7 +386,7 @@ static double softmax_row(const assay_context *ctx, double *p, int64_t count, ro
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
-    const double lse = merges ? merge_parts(ctx, p, count, largest, sum) : largest + rounded_log(ctx, sum);
+    const double lse = parts > 1 ? merge_parts(ctx, p, count, parts, largest, sum) : largest + rounded_log(ctx, sum);
     const double gate = form == GATED_FIRST ? attention_gate(ctx, lse, *sink) : 1;
     *divisor = form == DIVIDED_LAST ? sum : 1;
     for (int64_t j = 0; j < count && form != DIVIDED_LAST; j++) p[j] = p[j] / sum * gate;
@@ -412,8 +422,8 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         const int64_t seen = attention_first_key(rows, i);
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
-        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), assay_takes_third_form_at(ctx, i),
-                             sink, &divisors[i - first]);
+        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), parts_of(ctx, i), sink,
+                             &divisors[i - first]);
     }
     TRY(assay_matmul(ctx, &rectangle));
     TRY(attention_add_triangle(ctx, &triangle));

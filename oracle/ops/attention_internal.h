@@ -13,6 +13,7 @@
 
 enum {
     ATTENTION_BLOCK = 128,  /* rows of queries */
+    ATTENTION_PARTS = 8,    /* of keys, at most, that an emulated row is merged from */
     ATTENTION_TRIANGLE = 8, /* the largest triangle that is done row by row */
 };
 
