@@ -2,6 +2,9 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+#include "oracle/base/memory.h"
 
 static void path_of(char scale[ASSAY_PATH_SIZE], const assay_precision *precision, const char *path)
 {
@@ -18,17 +21,16 @@ bool assay_wants_scale(const assay_sink *out, const assay_precision *precision, 
 assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
                                const char *path, int64_t count, const double *variance)
 {
-    enum { CHUNK = 1024 };
     char scale[ASSAY_PATH_SIZE];
-    double deviation[CHUNK];
+    double *deviation = NULL;
     assay_status status = ASSAY_OK;
     path_of(scale, precision, path);
     if (!out->wants(out->self, scale)) return ASSAY_OK;
-    for (int64_t first = 0; first < count; first += CHUNK) {
-        const int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        for (int64_t i = 0; i < n; i++) deviation[i] = sqrt(variance[first + i]);
-        TRY(out->write(ctx, out->self, scale, n, deviation));
-    }
+    /* In one piece, as the result itself is written: some sinks take whole rows. */
+    TRY(assay_alloc_f64(ctx, "error scale", count, &deviation));
+    for (int64_t i = 0; i < count; i++) deviation[i] = sqrt(variance[i]);
+    TRY(out->write(ctx, out->self, scale, count, deviation));
 cleanup:
+    free(deviation);
     return status;
 }
