@@ -128,8 +128,8 @@ static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, 
         if (isfinite(t->errors[i]) || !(fabs(golden) <= most)) continue;
         char place[ASSAY_INDEX_TEXT];
         assay_element_text(&t->spec->shape, i % t->count, place);
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "emulated correct runs overflow %s at %s%s, where the golden is %.3g",
-                          assay_dtype_name(profile->storage), t->spec->path, place, golden);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "emulated correct runs overflow at %s%s, where the golden is %.3g",
+                          t->spec->path, place, golden);
     }
     return ASSAY_OK;
 }

@@ -1,4 +1,4 @@
-/* Profiles that a case lists and its golden cannot have. */
+/* Error scales at the edge of what a golden holds: profiles that a case lists and its golden cannot have, and layouts. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,9 +43,8 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         {"attention/deepseek", "inputs.query={distribution: normal, scale: 30000}", "outputs/attention_out",
          "inputs/query[0,0,...] is inf once stored"},
         {"attention/deepseek", "inputs.query={distribution: normal, scale: 3000}", "outputs/attention_out",
-         "emulated correct runs overflow float16 at "},
-        {"gqa/qwen3", "inputs.x={distribution: normal, scale: 300}", "outputs/y",
-         "emulated correct runs overflow float16 at "},
+         "emulated correct runs overflow at "},
+        {"gqa/qwen3", "inputs.x={distribution: normal, scale: 300}", "outputs/y", "emulated correct runs overflow at "},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
@@ -76,4 +75,25 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         assert_int_equal(remove(folder->file), 0);
         assay_cases_free(c, 1);
     }
+}
+
+/* A golden of 1e60 in float64, whose error scale float32 has not. */
+TEST_IN_FOLDER(error_scales_beyond_float32_are_refused_by_profile)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named("routing/z-loss", "profiles=f32;inputs.x={distribution: normal, scale: 1e30}");
+    assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "profile f32: an error scale of outputs/z_loss is inf, which float32 has not");
+    assert_int_equal(folder_count(folder->path, false), 0);
+    assay_cases_free(c, 1);
+}
+
+/* Gate and up laid out on shards in rows of 48, of which no 1024 are whole ones. */
+TEST_IN_FOLDER(scales_of_weights_laid_out_on_shards)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named("moe/fused-shards2", "gradients=all;profiles=f64");
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assert_int_equal(remove(folder->file), 0);
+    assay_cases_free(c, 1);
 }
