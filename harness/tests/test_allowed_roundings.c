@@ -177,6 +177,49 @@ TEST_IN_FOLDER(a_softmax_may_be_merged_from_parts)
     }
 }
 
+/* The gradient of the values from exponentials of a row, and dout over their sum, both rounded as operands. */
+TEST_IN_FOLDER(a_value_gradient_from_exponentials)
+{
+    static const char *const names[] = {"attention/sharp", "attention/narrow-values"};
+    const assay_profile *profile = assay_profile_by_name("tf32");
+    for (int n = 0; n < 2; n++) {
+        trial t;
+        assay_tensor_set results = {0};
+        trial_write(&t, folder, case_named(names[n], "profiles=tf32"));
+        assert_ok(&t.ctx, assay_tensor_set_copy(&t.ctx, &t.golden, &results));
+        assay_tensor *gradient = assay_tensor_set_find(&results, "gradients/inputs/value");
+        const double *q = assay_tensor_set_find(&t.golden, "inputs/query")->values;
+        const assay_tensor *key = assay_tensor_set_find(&t.golden, "inputs/key");
+        const double *dout = assay_tensor_set_find(&t.golden, "cotangents/attention_out")->values;
+        const int64_t *sizes = key->spec.shape.dims, length = sizes[1], heads = sizes[2], deep = sizes[3];
+        const int64_t wide = gradient->spec.shape.dims[3];
+        memset(gradient->values, 0, (size_t)gradient->count * sizeof *gradient->values);
+        for (int64_t row = 0; row < sizes[0] * length * heads; row++) {
+            const int64_t at = row / heads % length, first = row - at * heads;
+            double e[256], most = -INFINITY, sum = 0;
+            for (int64_t j = 0; j <= at; j++) {
+                e[j] = 0;
+                for (int64_t d = 0; d < deep; d++)
+                    e[j] += q[row * deep + d] * key->values[(first + j * heads) * deep + d];
+                most = fmax(most, e[j]);
+            }
+            for (int64_t j = 0; j <= at; j++) sum += e[j] = exp(e[j] - most);
+            for (int64_t j = 0; j <= at; j++) {
+                for (int64_t d = 0; d < wide; d++)
+                    gradient->values[(first + j * heads) * wide + d] +=
+                        assay_dtype_round(profile->multiply, e[j], false) *
+                        assay_dtype_round(profile->multiply, dout[row * wide + d] / sum, false);
+            }
+        }
+        trial_write_candidate(&t, &results, profile, is_result);
+        assay_report report = trial_compare(&t, profile);
+        if (report.verdict != ASSAY_PASS) fail_msg("%s: %s", names[n], report.message);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+        trial_close(&t);
+    }
+}
+
 /* What a sink takes as 1 - sigmoid(lse - sink), which automatic differentiation has. */
 TEST_IN_FOLDER(a_sinks_gradient_through_a_sigmoid)
 {

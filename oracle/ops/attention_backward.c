@@ -1,4 +1,5 @@
 /* The gradient of attention from its lse, in one pass over the queries. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ typedef struct backward_job {
 typedef struct segment {
     double *q, *k, *v, *dq, *dk, *dv;
     double *dout;        /* times the sink's gate, which is all that a sink is to the rest */
+    double *factor;      /* of probabilities, by which dout was divided: see set_factor */
     double *lse, *shift; /* shift_i = D_i - dlse_i */
     double *p, *ds;      /* [ATTENTION_BLOCK,count] */
 } segment;
@@ -33,18 +35,22 @@ static segment cut(const attention_rows *rows, double *scratch)
     s.v = s.dk + qk;
     s.dout = s.v + v;
     s.dv = s.dout + v;
-    s.lse = s.dv + v;
+    s.factor = s.dv + v;
+    s.lse = s.factor + count;
     s.shift = s.lse + count;
     s.p = s.shift + count;
     s.ds = s.p + (count < ATTENTION_BLOCK ? count : ATTENTION_BLOCK) * count;
     return s;
 }
 
-static void gate_row(const assay_context *ctx, int64_t wide, double *dout, double lse, double sink)
+/* The gradient of the values rounds probabilities and dout, one of which a kernel gates. In the emulated runs rows take turns. Returns
+ * what is left for probabilities. */
+static double gate_row(const assay_context *ctx, int64_t wide, double *dout, double gate, int64_t row)
 {
-    const double gate = attention_gate(ctx, lse, sink);
+    if (assay_takes_third_form_at(ctx, row)) return gate;
     for (int64_t d = 0; d < wide; d++) dout[d] *= gate;
     assay_round(ctx, ASSAY_ROUND_STORAGE, wide, dout);
+    return 1;
 }
 
 static void load(const assay_context *ctx, const backward_job *job, const attention_rows *rows, segment *s)
@@ -58,21 +64,39 @@ static void load(const assay_context *ctx, const backward_job *job, const attent
     attention_gather(rows, rows->query, s->dv, job->out, wide); /* a place for it until dv begins */
     for (int64_t i = 0; i < rows->count; i++) {
         s->lse[i] = job->lse[head + rows->tokens[i]];
+        s->factor[i] = 1;
         if (job->in->sinks != NULL)
-            gate_row(ctx, wide, s->dout + i * wide, s->lse[i], job->in->sinks[rows->query.index]);
-        s->shift[i] = assay_dot(ctx, wide, s->dout + i * wide, s->dv + i * wide);
+            s->factor[i] = gate_row(ctx, wide, s->dout + i * wide,
+                                    attention_gate(ctx, s->lse[i], job->in->sinks[rows->query.index]), i);
+        s->shift[i] = s->factor[i] * assay_dot(ctx, wide, s->dout + i * wide, s->dv + i * wide);
         if (job->dlse != NULL) s->shift[i] -= job->dlse[head + rows->tokens[i]];
     }
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->lse);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->shift);
     assay_round(ctx, ASSAY_ROUND_OPERAND, 2 * rows->count * config->qk_dim, s->q);
-    assay_round(ctx, ASSAY_ROUND_OPERAND, 2 * rows->count * wide, s->v);
+    assay_round(ctx, ASSAY_ROUND_OPERAND, rows->count * wide, s->v);
     memset(s->dk, 0, (size_t)(rows->count * config->qk_dim) * sizeof *s->dk);
     memset(s->dv, 0, (size_t)(rows->count * wide) * sizeof *s->dv);
 }
 
-/* p_ij and ds_ij of row i, from s_ij and <dout_i, v_j>. */
-static void row_gradient(const assay_context *ctx, double *p, double *ds, double lse, double shift, int64_t count)
+/* Automatic differentiation divides dout by the sum of a row's exponentials, which stay as they are: what is rounded lies elsewhere on
+ * the grid. Rows take turns. s_ij of row i are in p. */
+static void set_factor(const assay_context *ctx, const segment *s, const double *p, int64_t i, int64_t count,
+                       int64_t wide)
+{
+    double largest = -INFINITY, *dout = s->dout + i * wide;
+    for (int64_t j = 0; j < count; j++) largest = p[j] > largest ? p[j] : largest;
+    const double sum = assay_takes_second_form_at(ctx, i) ? assay_exp(s->lse[i] - largest) : 1;
+    if (sum > 0 && isfinite(sum)) {
+        for (int64_t d = 0; d < wide && sum != 1; d++) dout[d] /= sum;
+        s->factor[i] *= sum;
+    }
+    assay_round(ctx, ASSAY_ROUND_OPERAND, wide, dout);
+}
+
+/* p_ij, times the factor of its row, and ds_ij of row i, from s_ij and <dout_i, v_j>. */
+static void row_gradient(const assay_context *ctx, double *p, double *ds, double lse, double factor, double shift,
+                         int64_t count)
 {
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
@@ -80,7 +104,10 @@ static void row_gradient(const assay_context *ctx, double *p, double *ds, double
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     if (assay_stores_softmax(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
-    for (int64_t j = 0; j < count; j++) ds[j] = p[j] * (ds[j] - shift);
+    for (int64_t j = 0; j < count; j++) {
+        ds[j] = p[j] * (factor * ds[j] - shift);
+        p[j] *= factor;
+    }
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
     assay_round(ctx, ASSAY_ROUND_OPERAND, count, p);
@@ -129,13 +156,18 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
     to_queries.lda = ld;
     assay_status status = ASSAY_OK;
     TRY(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, end - start, deep));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = first; i < end; i++) {
+        const int64_t seen = attention_first_key(rows, i);
+        set_factor(ctx, s, s->p + (i - first) * ld + seen, i, i + 1 - seen, wide);
+    }
     TRY(attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, end - start, wide));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
         memset(s->p + row + start, 0, (size_t)(seen - start) * sizeof *s->p);
         memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
-        row_gradient(ctx, s->p + at, s->ds + at, s->lse[i], s->shift[i], i + 1 - seen);
+        row_gradient(ctx, s->p + at, s->ds + at, s->lse[i], s->factor[i], s->shift[i], i + 1 - seen);
     }
     TRY(assay_matmul(ctx, &to_queries));
     TRY(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
@@ -216,7 +248,7 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
     const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
     const int64_t kv_rows = tokens * assay_attention_kv_heads(config);
     const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
-    const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 2 + 2 * block);
+    const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 3 + 2 * block);
     backward_job job = {g, dout, dlse, attention_out, lse, in};
     /* What padding gives. */
     memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);
