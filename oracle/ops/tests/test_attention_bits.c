@@ -274,23 +274,39 @@ static void add_to(int64_t count, float factor, const double *x, double *sums)
     for (int64_t i = 0; i < count; i++) sums[i] = (float)sums[i] + factor * (float)x[i];
 }
 
-/* An implementation in float32 that stores s, p, dp and ds, and the output before it reads it again, as `storage`. */
+static float lse_of(int64_t count, const float *s)
+{
+    float largest = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < count; j++) largest = fmaxf(largest, s[j]);
+    for (int64_t j = 0; j < count; j++) sum += expf(s[j] - largest);
+    return largest + logf(sum);
+}
+
+/* The shares of a row whose two halves are computed apart and merged by their lse, and the lse of all. */
+static float merged(int64_t count, const float *s, float *p)
+{
+    const int64_t half = count / 2;
+    const float lse[2] = {lse_of(half, s), lse_of(count - half, s + half)}, whole = lse_of(2, lse);
+    for (int64_t j = 0; j < count; j++) p[j] = expf(s[j] - lse[j >= half]) * expf(lse[j >= half] - whole);
+    return whole;
+}
+
+/* An implementation in float32 that stores s, p, dp and ds, and the output before it reads it again, as `storage`. Every other row is
+ * merged from two halves. */
 static void low_precision_row(const attention_problem *a, assay_dtype storage, double *r[ATTENTION_RESULTS], float *s,
                               int64_t i)
 {
     const int64_t qk = a->config.qk_dim, v = a->config.v_dim;
     const double *dout = a->dout + i * v;
-    float largest = -INFINITY, sum = 0, d = 0, gate = 1;
-    for (int64_t j = 0; j <= i; j++) {
-        s[j] = rounded(storage, sum_of(qk, a->query + i * qk, a->key + j * qk));
-        largest = fmaxf(largest, s[j]);
-    }
-    for (int64_t j = 0; j <= i; j++) sum += expf(s[j] - largest);
-    const float lse = largest + logf(sum);
+    float d = 0, gate = 1, *share = s + i + 1;
+    for (int64_t j = 0; j <= i; j++) s[j] = rounded(storage, sum_of(qk, a->query + i * qk, a->key + j * qk));
+    float lse = lse_of(i + 1, s);
+    for (int64_t j = 0; j <= i; j++) share[j] = expf(s[j] - lse);
+    if (i % 2 == 1) lse = merged(i + 1, s, share);
     r[ATTENTION_LSE][i] = lse;
-    if (a->sinks != NULL) gate = sum / (sum + expf((float)a->sinks[0] - largest));
+    if (a->sinks != NULL) gate = 1 / (1 + expf((float)a->sinks[0] - lse));
     for (int64_t j = 0; j <= i; j++) {
-        add_to(v, rounded(storage, gate * (expf(s[j] - largest) / sum)), a->value + j * v, r[ATTENTION_OUT] + i * v);
+        add_to(v, rounded(storage, gate * share[j]), a->value + j * v, r[ATTENTION_OUT] + i * v);
     }
     for (int64_t k = 0; k < v; k++) d += (float)dout[k] * rounded(storage, (float)r[ATTENTION_OUT][i * v + k]);
     for (int64_t j = 0; j <= i; j++) {
@@ -347,7 +363,7 @@ static void compare_spread(const assay_emulation *profile, int64_t length, bool 
             squares[r] += squared_error(p.count[r], of, golden.results[r]) / MEMBERS;
         }
     }
-    float *scratch = malloc((size_t)length * sizeof *scratch);
+    float *scratch = malloc(2 * (size_t)length * sizeof *scratch);
     assert_non_null(scratch);
     for (int r = 0; r < ATTENTION_DSINKS; r++) {
         low[r] = calloc((size_t)p.count[r], sizeof *low[r]);
@@ -364,8 +380,7 @@ static void compare_spread(const assay_emulation *profile, int64_t length, bool 
     attention_problem_free(&p);
 }
 
-/* The members are an envelope of a sound float32 implementation, and not a wide one: they also merge parts of a row by an lse that is
- * stored, which this one does not. */
+/* The members are an envelope of a sound float32 implementation, and not a wide one. */
 TEST(test_emulated_spread_is_that_of_a_float32_implementation)
 {
     static const assay_emulation PROFILES[] = {
@@ -376,12 +391,12 @@ TEST(test_emulated_spread_is_that_of_a_float32_implementation)
          .storage = ASSAY_BFLOAT16,
          .multiply = ASSAY_BFLOAT16},
     };
-    static const int64_t LENGTHS[] = {5, 120, 180};
+    static const int64_t LENGTHS[] = {24, 120, 180};
     for (size_t i = 0; i < 12; i++) {
         double ratio[ATTENTION_RESULTS];
         compare_spread(&PROFILES[i % 2], LENGTHS[i / 2 % 3], i >= 6, ratio);
         for (int r = 0; r < ATTENTION_DSINKS; r++) {
-            if (ratio[r] > 0.12 && ratio[r] < 1.5) continue;
+            if (ratio[r] > 0.15 && ratio[r] < 1.5) continue;
             fail_msg("%s, S %d, %s: %g", PROFILES[i % 2].precision.name, (int)LENGTHS[i / 2 % 3],
                      attention_result_names[r], ratio[r]);
         }
