@@ -311,9 +311,9 @@ TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
 {
     static const struct {
         const char *name, *stage, *says;
-        int emb_dim; /* 160: there is no filter along another rope, which would tell it without stages */
-    } table[] = {{"rope_type", "checkpoints/query_proj", "by stage, equals mutant rope_type", 160},
-                 {"rope_timescale", "checkpoints/query_proj", "by stage, equals mutant rope_timescale", 160},
+        int emb_dim; /* 1024: there is no filter along another rope, which would tell it without stages */
+    } table[] = {{"rope_type", "checkpoints/query_proj", "by stage, equals mutant rope_type", 1024},
+                 {"rope_timescale", "checkpoints/query_proj", "by stage, equals mutant rope_timescale", 1024},
                  {"functions_in_bf16", "checkpoints/query_proj", "does the kernel take exponentials", 24},
                  {"checkpoints/mla_kv", "checkpoints/mla_kv", "by stage, no known bug explains it", 24}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {

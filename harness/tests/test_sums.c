@@ -69,18 +69,20 @@ static const results_of SUMS[] = {{"rms_norm/*", "*"},
                                   {"batch_split/unroute", "outputs/*"}};
 
 /* What is moved, weighed or rotated, and no sum of several terms. */
-static const results_of NO_SUMS[] = {{"permute/*", "outputs/sorted_inputs"},
-                                     {"permute/one-expert-each", "*"},
-                                     {"unpermute/*", "gradients/inputs/sorted"},
-                                     {"gmm/*", "gradients/inputs/c"},
-                                     {"yarn_rope/*", "*"},
-                                     {"quantize/*", "*"},
-                                     {"dequantize/*", "*"},
-                                     {"*", "outputs/*bias_updates"},
-                                     {"*", "*decoder_layer_input"},
-                                     {"rms_norm/all-zero", "*"},
-                                     {"*one-expert*", "outputs/weights"},
-                                     {"routing/method-topk-sigmoid-saturated", "outputs/weights"}};
+static const results_of NO_SUMS[] = {
+    {"permute/*", "outputs/sorted_inputs"},
+    {"permute/one-expert-each", "*"},
+    {"unpermute/*", "gradients/inputs/sorted"},
+    {"gmm/*", "gradients/inputs/c"},
+    {"yarn_rope/*", "*"},
+    {"quantize/*", "*"},
+    {"dequantize/*", "*"},
+    {"*", "outputs/*bias_updates"},
+    {"*", "*decoder_layer_input"},
+    {"rms_norm/all-zero", "*"},
+    {"*one-expert*", "outputs/weights"},
+    {"*", "routing/*weights"}, /* routing has them as outputs, divided by a sum or not */
+    {"routing/method-topk-sigmoid-saturated", "outputs/weights"}};
 
 /* Whose sums are a router's own, which rounds terms and partial sums alike; and functions of the batch-split schedule, most of
  * which move what they are given. */
