@@ -385,10 +385,12 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     all.lost = &lost;
     assay_status status = write_with_all(ctx, &all, path, source, quiet);
     if (status != ASSAY_BAD_INPUT || !assay_plan_may_leave_out(ctx, plan, &lost)) return status;
-    if (!quiet) fprintf(stderr, "%s: left out: its golden has no profile %s\n", ctx->message, lost.name);
     ctx->message[0] = '\0';
     TRY(assay_plan_leave_out(ctx, plan, &lost, &fewer));
     TRY(assay_golden_write_from(ctx, &fewer, path, source, quiet));
+    if (!quiet) /* of a golden that is there: a case that is refused after all has one line */
+        fprintf(stderr, "%s: profile %s: %s: left out: its golden has no profile %s\n", plan->c->name, lost.name,
+                lost.reason, lost.name);
 cleanup:
     free(fewer.specs);
     free(fewer.precisions);
