@@ -54,7 +54,8 @@ assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, as
     const assay_profile *profiles = assay_profiles(&count);
     size_t length = 0;
     text[0] = '\0';
-    if (t->profile != assay_profile_for_dtype(t->profile->storage)) return ASSAY_OK;
+    const assay_profile *usual = assay_profile_for_dtype(t->profile->storage);
+    if (usual == NULL || strcmp(t->profile->precision.name, usual->precision.name) != 0) return ASSAY_OK;
     for (int i = 0; i < count && length < size; i++) {
         bool passes = false;
         if (profiles[i].coarser == NULL || profiles[i].storage != t->profile->storage) continue;
