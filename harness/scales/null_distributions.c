@@ -310,12 +310,13 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
     return status;
 }
 
-/* Whether errors towards zero say anything of how results are stored: not where a constant that is rounded to float32
- * gives as many. */
+/* Whether errors towards zero, and slopes of slices, say anything: not where a constant that is rounded to float32 gives
+ * as much. */
 static bool is_usable(const assay_scaled *t, const forms *f, int statistic)
 {
     const bool coarse = assay_dtype_unit_roundoff(f->storage) > assay_dtype_unit_roundoff(ASSAY_FLOAT32);
-    return assay_statistic_counts(&t->spec->shape, statistic) && (statistic != ASSAY_STATISTIC_TOWARD_ZERO || coarse);
+    const bool by_direction = statistic == ASSAY_STATISTIC_TOWARD_ZERO || assay_statistic_is_slice_slope(statistic);
+    return assay_statistic_counts(&t->spec->shape, statistic) && (coarse || !by_direction);
 }
 
 /* A statistic that lies beyond the grid of files is left out: a slope where golden values are 1e-60. */

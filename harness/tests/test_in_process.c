@@ -963,7 +963,7 @@ TEST_IN_FOLDER(test_memory_may_run_out_anywhere)
         const char *what;
         const assay_test_options *options;
         int64_t first_step, step; /* of few allocations each is tried, of many some */
-    } forms[] = {{"rms_norm/one-row", &kept, 1, 7}, {"rms_norm/one-row", &fresh, 1, 7}, {"moe/small", &plain, 11, 53}};
+    } forms[] = {{"rms_norm/one-row", &kept, 1, 7}, {"rms_norm/one-row", &fresh, 1, 7}, {"moe/small", &plain, 41, 997}};
     for (size_t form = 0; form < sizeof forms / sizeof *forms; form++) {
         assert_int_equal(use_all(forms[form].what, forms[form].options), ASSAY_TEST_OK);
         for (int64_t n = 0;; n += n < 300 ? forms[form].first_step : forms[form].step) {

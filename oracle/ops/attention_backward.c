@@ -87,7 +87,7 @@ static void set_factor(const assay_context *ctx, const segment *s, const double 
     double largest = -INFINITY, *dout = s->dout + i * wide;
     for (int64_t j = 0; j < count; j++) largest = p[j] > largest ? p[j] : largest;
     const double sum = assay_takes_second_form_at(ctx, i) ? assay_exp(s->lse[i] - largest) : 1;
-    if (sum > 0 && isfinite(sum)) {
+    if (sum >= 0.5 && sum <= 2 * (double)count) { /* else the row's largest score is not among these */
         for (int64_t d = 0; d < wide && sum != 1; d++) dout[d] /= sum;
         s->factor[i] *= sum;
     }
