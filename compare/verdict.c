@@ -77,7 +77,8 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
         snprintf(message, sizeof report->message, "%s", wrong->message);
         if (wrong->spec.role == ASSAY_ROLE_GRADIENT && has_no_gradient(report))
             snprintf(message, sizeof report->message,
-                     "%.160s, nor is any gradient (forward only? --set gradients=none)", wrong->message);
+                     "%.160s, nor is any gradient (forward only? --set gradients=none, in Python gradients=False)",
+                     wrong->message);
     } else if (report->unknown_count > 0) {
         report->verdict = ASSAY_FAIL;
         const bool result = assay_role_is_result(assay_role_of(report->unknown[0]));

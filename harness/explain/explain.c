@@ -269,8 +269,9 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     TRY(try_all(ctx, s, true, &progress));
     TRY(try_all(ctx, s, false, &progress));
     TRY(try_settings(ctx, s));
-    /* that errors are as large says less than that they are the same: other bugs may make such */
-    const bool unexplained = s->held_count == 0;
+    /* that errors are as large says less than that they are the same: other bugs may make such; and where a recipe
+     * quantises, errors of any origin are steps of its codes */
+    const bool unexplained = s->held_count == 0 && plan->c->config.quant_recipe.text[0] == '\0';
     for (int i = 0; unexplained && i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->degrade != NULL && assay_mutant_is_for(mutant, plan)) TRY(try_noise(ctx, s, mutant));

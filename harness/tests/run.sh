@@ -30,7 +30,7 @@ backend 1 FAIL 'wrote before the buffer of outputs/y' "$modules/odd_writes_befor
 backend 1 FAIL 'outputs/y' "$modules/odd_leaves_nan.so"
 # a kernel without backward where its zeros are right
 expect 1 run rms_norm/all-zero --backend "$modules/odd_forward_only.so" --quiet
-prints 'gradients/weights/scale: missing: never written, nor is any gradient \(forward only\? --set gradients=none\)$'
+prints 'gradients/weights/scale: missing: never written, nor is any gradient \(forward only\? --set gradients=none, in Python gradients=False\)$'
 expect 3 run rms_norm/all-zero --backend "$modules/odd_forward_only.so" --quiet --set gradients=none
 backend 1 FAIL 'two runs gave different bits in outputs/y' "$modules/odd_does_not_repeat.so"
 backend 3 UNSUPPORTED 'no such op here' "$modules/odd_unsupported.so"

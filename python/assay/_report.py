@@ -51,8 +51,8 @@ class Mismatch(AssertionError):
 
     __module__ = "assay"  # as a failing test shows it
 
-    def __init__(self, report: Report, hint: str = ""):
+    def __init__(self, report: Report):
         self.report = report
         bugs = f"known bug {' or '.join(report.bugs)}: " if report.bugs else ""
-        self.headline = f"{report.verdict} {report.case}  {bugs}{report.message}{f' ({hint})' if hint else ''}"
+        self.headline = f"{report.verdict} {report.case}  {bugs}{report.message}"
         super().__init__(f"{self.headline}\n\n{report.text()}")
