@@ -92,6 +92,7 @@ typedef struct assay_error_model {
     assay_error_view views[ASSAY_MAX_RANK + 1];
     int count, best, members;
     double mean;
+    double tails; /* scales are so many times what squares say: errors may have heavier tails than Gaussian ones */
     double *memory;
 } assay_error_model;
 
@@ -110,6 +111,7 @@ double assay_per(double x); /* 1 / x, but finite, and 0 for 0 */
  * own a member looks smaller than it is. */
 typedef struct assay_leave_one_out {
     const assay_error_view *view;
+    double tails;
     assay_isa isa;
     int members;
     const float *errors; /* [members,count] */

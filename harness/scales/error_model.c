@@ -222,7 +222,7 @@ assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape,
 {
     assay_status status = ASSAY_OK;
     int64_t factors = 0;
-    *model = (assay_error_model){.members = members};
+    *model = (assay_error_model){.members = members, .tails = 1};
     model->count = views_of(shape, model->views);
     const int64_t elements = model->views[0].rows * model->views[0].columns;
     if (elements == 0) return ASSAY_OK;

@@ -149,7 +149,8 @@ assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_mod
     const assay_error_view *v = &model->views[model->best];
     const int members = model->members;
     const int64_t rows = v->blocks * v->rows, columns = v->blocks * v->columns;
-    *held = (assay_leave_one_out){.view = v, .isa = ctx->isa, .members = members, .errors = errors, .count = count};
+    *held = (assay_leave_one_out){
+        .view = v, .tails = model->tails, .isa = ctx->isa, .members = members, .errors = errors, .count = count};
     if (count == 0) return ASSAY_OK;
     assay_status status = assay_alloc_f64(ctx, "factors of error scales", members * (rows + columns), &held->memory);
     RETURN_IF(status != ASSAY_OK, status);
@@ -188,7 +189,7 @@ void assay_leave_one_out_variances(const assay_leave_one_out *held, int member, 
                                    const double *squares, double *variance)
 {
     const assay_error_view *v = held->view;
-    const double per_other = 0.5 / (held->members - 1);
+    const double per_other = held->tails * held->tails * 0.5 / (held->members - 1);
     while (count > 0) {
         const int64_t row = first / v->columns, column = first % v->columns, left = v->columns - column;
         const int64_t n = count < left ? count : left;

@@ -9,6 +9,7 @@
 
 #include "compare/profile.h"
 #include "compare/statistics.h"
+#include "compare/thresholds.h"
 #include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/arithmetic/emulated.h"
@@ -22,7 +23,7 @@ enum { TOKENS = 24, DIM = 40, EXPERTS = 3, HIDDEN = 56 };
 /* What the operation was asked for, and how it is to misbehave. */
 static struct {
     int runs, emulated, replayed, precisions;
-    double flops;
+    double flops, outlier; /* which one of the emulated runs adds to the first number of y */
     bool writes_too_much, leaves_out, fails_when_emulated, computes_nothing;
     uint64_t seeds[128];
     bool nearest[128];
@@ -117,6 +118,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
     memset(y, 0, TOKENS * TOKENS * sizeof *y);
     memset(dw, 0, SIZE * sizeof *dw);
     if (!told.computes_nothing) TRY(compute(ctx, x, w, choice, h, y, dw));
+    if (told.emulated == 7) y[0] += told.outlier;
     TRY(assay_write_result_i32(ctx, out, CHOICE, TOKENS, choice));
     TRY(assay_write_result(ctx, out, "routing/margin", TOKENS, y));
     /* slices of one tensor arrive in order, those of others between */
@@ -324,6 +326,30 @@ TEST_WITH(test_correct_candidates_lie_within_the_scales, trial_setup, trial_tear
         if (!(of_y > least && of_y < 1.1)) fail_msg("%s y: %g", profiles[i], of_y);
         if (!(of_dw > least && of_dw < 1.1)) fail_msg("%s dw: %g", profiles[i], of_dw);
     }
+}
+
+/* One run in 64 is far out in one element: by 11 of what its scale would be. Thresholds are quantiles of Gaussian errors,
+ * so it is to be as far out as the largest of as many of these. */
+TEST_WITH(test_heavy_tails_are_in_the_scales, trial_setup, trial_teardown)
+{
+    trial *t = *state;
+    static double dw[EXPERTS * DIM * HIDDEN], y[TOKENS * TOKENS];
+    assay_context ctx = assay_context_default(1);
+    t->plan.precision_count = 1;
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    memcpy(dw, scales(t, "bf16", "gradients/weights/w", EXPERTS * DIM * HIDDEN), sizeof dw);
+    memcpy(y, scales(t, "bf16", "outputs/y", TOKENS * TOKENS), sizeof y);
+    const double golden = fabs(result(t, "outputs/y", TOKENS * TOKENS)[0]);
+    assay_tensor_set_free(&t->results.set);
+    memset(&told, 0, sizeof told);
+    told.outlier = 1000 * y[0];
+    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
+    assert_same_bits(scales(t, "bf16", "gradients/weights/w", EXPERTS * DIM * HIDDEN), dw, EXPERTS * DIM * HIDDEN);
+    const double *wider = scales(t, "bf16", "outputs/y", TOKENS * TOKENS);
+    const double gaussian = assay_thresholds_of(0.03, 64 * TOKENS * TOKENS, 1, 1).element;
+    const double error = told.outlier - assay_dtype_unit_roundoff(ASSAY_BFLOAT16) * golden;
+    if (!(fabs(error / wider[0] / gaussian - 1) < 0.01)) fail_msg("%g, not %g", error / wider[0], gaussian);
+    for (int64_t i = 0; i < TOKENS * TOKENS; i++) assert_true(wider[i] > 1.5 * y[i]);
 }
 
 TEST_WITH(test_nothing_more_is_run_than_is_wanted, trial_setup, trial_teardown)
