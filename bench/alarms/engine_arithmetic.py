@@ -151,7 +151,7 @@ class Arithmetic:
         return x.sum(0)
 
     def tiles(self, x, rows):
-        """x [m, k] in e4m3, with a scale for each tile of rows by 128 numbers, as float64."""
+        """x [m, k] in e4m3, with a scale for each tile of rows by 128 numbers: codes and scales [m, k], as float64."""
         m, k = x.shape
         pad = torch.zeros(-(-m // rows) * rows, -(-k // FP8_BLOCK) * FP8_BLOCK, dtype=torch.float64)
         pad[:m, :k] = x
@@ -160,21 +160,21 @@ class Arithmetic:
         if self.forms.scales == "power":
             scale = torch.exp2(torch.ceil(torch.log2(torch.where(scale == 0, 1.0, scale))))
         scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-        return (to_e4m3(cut / scale) * scale).view(pad.shape)[:m, :k]
+        return [t.reshape(pad.shape)[:m, :k] for t in (to_e4m3(cut / scale), scale.expand(cut.shape))]
 
     def scaled(self, a, b, rows_of_b):
         """a [m, k] times b [k, n] in block-scaled e4m3; blocks of 128 products go into a float32 sum."""
-        a, b = self.tiles(self.round(a), 1), self.tiles(self.round(b).t(), rows_of_b).t()
+        a, b = self.tiles(self.round(a), 1), [t.t() for t in self.tiles(self.round(b).t(), rows_of_b)]
         parts = []
-        for x, y in zip(a.split(FP8_BLOCK, -1), b.split(FP8_BLOCK, -2)):
+        for x, of_x, y, of_y in zip(*(t.split(FP8_BLOCK, -1) for t in a), *(t.split(FP8_BLOCK, -2) for t in b)):
             if self.forms.accumulator == "wide":
-                parts.append(torch.matmul(x, y).float())
+                parts.append(torch.matmul(x * of_x, y * of_y).float())
                 continue
             total = torch.zeros(len(x), y.shape[-1], dtype=torch.float64)
             for i in range(x.shape[-1]):
                 total = cut_off(total + x[:, i, None] * y[i], 13)
-            parts.append(total.float())
-        return self.in_turn(parts) if parts else torch.matmul(a, b).float()
+            parts.append((total * of_x[:, :1] * of_y[:1]).float())  # codes are added up, and scaled after
+        return self.in_turn(parts) if parts else torch.matmul(a[0], b[0]).float()
 
     # products with their gradients
 
@@ -200,7 +200,8 @@ class Arithmetic:
     def sigmoid(self, x):
         if self.forms.sigmoid == "library":
             return torch.sigmoid(x)
-        e = torch.exp(-x.abs())  # an exponential that overflows has the gradient 0 times infinity
+        # no exponential that overflows, whose gradient is 0 times infinity; nor abs(x), which has the gradient 0 at 0
+        e = torch.exp(torch.where(x < 0, x, -x))
         return torch.where(x < 0, e, torch.ones_like(e)) / (1 + e)
 
     def softmax(self, x):

@@ -155,6 +155,7 @@ def moe(ar, s, t, prefix, x):
     y, back_shared = ar.keep(ar.sum(terms, 1)), None
     shared = ["shared_experts/" + n + "/kernel" for n in ("wi_0", "wi_1", "wo")]
     if shared[0] in w:
+        s.need(s["decoder_block"] != "gpt_oss", "no shared experts beside clamped ones")
         kernels = [w[n] for n in shared]
         y_shared, back_shared = expert.by_recipe(flat, kernels[:2], kernels[2]) if expert.recipe else expert(flat, *kernels)
         y = y + ar.keep(y_shared)
