@@ -8,6 +8,7 @@ where it judges, with 1 or 3, or as "# exit status N" says. What stands below a 
 with "$ " must be among what it prints, "..." standing for anything. Globs over a folder of the catalogue are cut to one case,
 and --time to 5 s. What needs a library that ci/backends has not built is left out. Python blocks must
 compile, YAML blocks that are a case must be one, C blocks must compile."""
+import concurrent.futures
 import os
 import re
 import shutil
@@ -148,7 +149,7 @@ def check_document(path, environment):
         text = file.read()
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder)
-        environment["PATH"] = os.path.join(folder, "bin") + ":" + environment["PATH"]
+        environment = environment | {"PATH": os.path.join(folder, "bin") + ":" + environment["PATH"]}
         for language, name, lines in blocks(text):
             if name:
                 with open(os.path.join(folder, name), "w") as file:
@@ -183,8 +184,9 @@ def main():
     environment |= {"PYTHONPATH": f"{python}:{python}/examples", "PYTEST_PLUGINS": "assay.pytest_plugin",  # as the wheel would
                     "ASSAY_LIBRARY": os.path.join(ROOT, "build/release/python/libassay.so")}
     failed, total = 0, 0
-    for path in documents:
-        ran, left_out, wrong = check_document(path, environment)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        checked = list(pool.map(lambda path: check_document(path, environment), documents))
+    for path, (ran, left_out, wrong) in zip(documents, checked):
         print(f"{os.path.relpath(path, ROOT)}: {ran} commands ran, {left_out} left out, {len(wrong)} wrong")
         for text in wrong:
             print(f"  WRONG  {text}")
