@@ -349,6 +349,21 @@ cleanup:
     return status;
 }
 
+/* Equal rows have equal errors in a kernel, and other ones in every emulated run: what they add up to along a known error
+ * is not in the members. */
+static bool rows_repeat(const assay_tensor_set *given)
+{
+    bool found = false;
+    for (int i = 0; i < given->count && !found; i++) {
+        const assay_tensor *tensor = &given->items[i];
+        const int64_t width = assay_tensor_width(tensor);
+        if (tensor->spec.role != ASSAY_ROLE_INPUT || tensor->values == NULL || tensor->count < 2 * width) continue;
+        found = true;
+        for (int64_t k = width; k < tensor->count && found; k++) found = tensor->values[k] == tensor->values[k - width];
+    }
+    return found;
+}
+
 assay_status assay_filters_add(assay_context *ctx, assay_plan *plan, assay_tensor_set *golden)
 {
     assay_status status;
@@ -359,6 +374,7 @@ assay_status assay_filters_add(assay_context *ctx, assay_plan *plan, assay_tenso
     if (assay_direction_members(plan) == 0 || plan->precision_count == 0) return ASSAY_OK;
     ctx->threads = assay_plan_threads(ctx, plan);
     TRY(take_bare(ctx, &m));
+    if (!m.chosen && rows_repeat(&m.bare)) goto cleanup;
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &m.reader));
     TRY(find_errors(ctx, &m));
     for (int p = 0; p < plan->precision_count; p++) {

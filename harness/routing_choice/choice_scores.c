@@ -1,4 +1,5 @@
 /* What the experts of a case are chosen by, given choices, and its errors. */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,13 +97,14 @@ static void add_errors(const assay_tensor *scores, assay_router_choice *router)
     }
 }
 
+/* Numbers below `vanishing` may be 0, or be flushed to it: a softmax of far scores in float32. */
 static assay_status tau_of(assay_context *ctx, assay_router_choice *router, int64_t experts, int members,
-                           double deviations)
+                           double deviations, double vanishing)
 {
     assay_status status = ASSAY_OK;
     const assay_shape shape = assay_shape_of(2, router->tokens, experts);
     if (members > 0) TRY(assay_ensemble_smooth(ctx, &shape, members, router->tau));
-    for (int64_t i = 0; i < router->tokens * experts; i++) router->tau[i] *= deviations;
+    for (int64_t i = 0; i < router->tokens * experts; i++) router->tau[i] = router->tau[i] * deviations + vanishing;
 cleanup:
     return status;
 }
@@ -112,6 +114,7 @@ assay_status assay_given_choice_tau(assay_context *ctx, assay_given_choice *c, c
 {
     assay_status status = ASSAY_OK;
     const int members = assay_ensemble_members(plan, &plan->precisions[0]);
+    const double vanishing = plan->precisions[0].router > DBL_EPSILON ? FLT_MIN : 0;
     const int64_t experts = plan->c->config.num_experts;
     assay_tensor_set scores = {0};
     for (int i = 0; i < c->count; i++) {
@@ -131,7 +134,7 @@ assay_status assay_given_choice_tau(assay_context *ctx, assay_given_choice *c, c
         if (status != ASSAY_OK) goto cleanup;
         for (int i = 0; i < c->count; i++) add_errors(&scores.items[i], &c->routers[i]);
     }
-    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], experts, members, deviations));
+    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], experts, members, deviations, vanishing));
 cleanup:
     assay_tensor_set_free(&scores);
     return status;

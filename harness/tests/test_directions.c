@@ -145,6 +145,22 @@ TEST_IN_FOLDER(filters_are_part_of_the_golden)
     }
 }
 
+/* A kernel makes the same error in equal rows, which no emulated run does. */
+TEST_IN_FOLDER(equal_rows_have_no_filters)
+{
+    static const struct {
+        const char *settings;
+        bool made;
+    } table[] = {{"profiles=[bf16];inputs.x={distribution: constant, mean: 1}", false},
+                 {"profiles=[bf16];inputs.x={distribution: normal, mean: 1}", true}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t;
+        trial_write(&t, folder, case_named("mla/small", table[i].settings));
+        assert_int_equal(assay_plan_has_directions(&t.plan), table[i].made);
+        trial_close(&t);
+    }
+}
+
 /* Where runs are cheap, and say what correct implementations have in common. */
 TEST(filters_are_made_where_runs_are_cheap)
 {

@@ -181,6 +181,31 @@ static void swap_one(fixture *f, int32_t from, int32_t to, int64_t token)
     "batch: 1\nsequence: 2\ndtype: float32\nprofiles: [bf16]\ninputs:\n  gate/bias: {distribution: constant, mean: "   \
     "0}\n"
 
+/* Probabilities that float32 does not have are 0 in a correct kernel, and tie; those of 1e-30 do not. */
+TEST_IN_FOLDER(vanished_scores_tie)
+{
+    static const struct {
+        const char *logits;
+        int wrong;
+    } table[] = {{"[0, -103, -120, -110]", 0}, {"[0, -70, -120, -75]", 1}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char set[256];
+        fixture f;
+        snprintf(
+            set, sizeof set,
+            "num_experts=4;num_experts_per_tok=2;batch=1;sequence=2;inputs.logits={distribution: values, values: %s}",
+            table[i].logits);
+        fixture_open(&f, folder, "routing/deepseek2-16b", set);
+        swap_one(&f, 1, 3, 0);
+        write_candidate(&f);
+        assay_report report = compare(&f);
+        assert_int_equal(report.routing.wrong, table[i].wrong);
+        assert_int_equal(report.routing.admissible, 1 - table[i].wrong);
+        assay_report_free(&report);
+        fixture_free(&f);
+    }
+}
+
 /* Logits of two tokens given as values: which token may swap its second expert for which. */
 TEST_IN_FOLDER(the_gap_decides)
 {
