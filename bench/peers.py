@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "harness/backends/numpy"))
+sys.path += [str(Path(__file__).resolve().parents[1] / "harness/backends" / name) for name in ("shell", "numpy")]
 ALLOWED = 1e-10  # of the largest element: two orders of the same sums are far within
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "python"), str(ROOT / "harness/backends/numpy"), str(ROOT / "bench/alarms")]
+sys.path += [str(ROOT / "python"), str(ROOT / "harness/backends/shell"), str(ROOT / "harness/backends/numpy"), str(ROOT / "bench/alarms")]
 PROFILES = ("f64", "f32", "bf16", "f16", "tf32", "fp8_e4m3_block128")
 KINDS = ("numpy", "torch")
 COMMANDS = {"numpy": "harness/backends/numpy/backend.py", "torch": "bench/alarms/backend.py"}

@@ -14,7 +14,8 @@ from cases import FP8, FP8_CASES, PROFILES
 from kernels_quantize import operands
 from operations import run
 from peers import judge, product_bounds
-from request import Request, Unsupported, write_candidate
+from request import Request, Unsupported
+from storage import write_stored
 
 
 # How far the kernel in float64 may be from the golden.
@@ -142,12 +143,12 @@ def correct_run(golden, profile, number, plain, folder):
     request = Request(golden.with_checkpoints or golden.path, arithmetic.float)
     results = run(arithmetic, request)
     candidate = str(Path(folder) / "candidate.h5")
-    write_candidate(candidate, {p: v for p, v in results.items() if p in golden.results or p.startswith("routing/")}, profile)
+    write_stored(candidate, {p: v for p, v in results.items() if p in golden.results or p.startswith("routing/")}, profile)
     assay = golden.task.assay
     report = compare(assay, golden.path, candidate, profile, folder)
     staged = report
     if golden.with_checkpoints:
-        write_candidate(candidate, results, profile)
+        write_stored(candidate, results, profile)
         staged = compare(assay, golden.with_checkpoints, candidate, profile, folder, "--staged")
     chose = all(np.array_equal(golden.choices[p], results[p]) for p in golden.choices if p in results)
     plain = plain or results

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "harness/backends/numpy")]
+sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[2] / "harness/backends" / name) for name in ("shell", "numpy"))]
 
 import quantised  # noqa: E402
 import self_test  # noqa: E402

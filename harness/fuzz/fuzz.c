@@ -58,7 +58,7 @@ static assay_status shrink(assay_context *ctx, assay_fuzzing *f, const assay_cas
     found->tries = s.tries;
     found->steps = s.steps;
     found->ran_out = s.deadline > 0 && assay_clock() > s.deadline;
-    s.deadline = assay_clock() + ASSAY_FOUND_SECONDS / 3;
+    if (f->seconds > 0) s.deadline = assay_clock() + ASSAY_FOUND_SECONDS / 3;
     TRY(assay_edges_find(ctx, &s, &found->c, found->edges));
 cleanup:
     return status;

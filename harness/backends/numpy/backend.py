@@ -10,50 +10,31 @@ assay. Arithmetic is emulated (arithmetic.py): --precision names a profile, --va
 that it allows.
 """
 import argparse
+import pathlib
 import sys
-import traceback
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "shell"))
+
+import serving
 from arithmetic import Arithmetic, variant
 from operations import run
-from request import Request, Unsupported, usual_precision, write_candidate
-
-
-def answer(options, request, candidate):
-    precision = options.precision or usual_precision(request)
-    ar = Arithmetic(precision, variant(options.variant))
-    write_candidate(candidate, run(ar, Request(request, ar.float)), precision)
-
-
-def serve(options):
-    for line in sys.stdin:
-        request, candidate = line.rstrip("\n").split("\t")
-        try:
-            answer(options, request, candidate)
-            print("assay: done", flush=True)
-        except Unsupported as reason:
-            print(f"assay: unsupported {reason}", flush=True)
-        except Exception as error:
-            traceback.print_exc()
-            print(f"assay: failed {type(error).__name__}: {error}".replace("\n", " "), flush=True)
+from request import Request
+from storage import usual_precision, write_stored
 
 
 def main():
     parser = argparse.ArgumentParser(description="assay's operations in numpy; without paths a server for assay run --serve")
-    parser.add_argument("request", nargs="?")
-    parser.add_argument("candidate", nargs="?")
+    serving.add_arguments(parser)
     parser.add_argument("--precision", help="a profile; else that of the case's grid")
     parser.add_argument("--variant", type=int, default=0)
     options = parser.parse_args()
-    if (options.request is None) != (options.candidate is None):
-        parser.error("expected both request and candidate, or neither: a server")
-    if options.request is None:
-        serve(options)
-        return
-    try:
-        answer(options, options.request, options.candidate)
-    except Unsupported as reason:
-        print(reason)
-        sys.exit(77)
+
+    def answer(request, candidate):
+        precision = options.precision or usual_precision(request)
+        ar = Arithmetic(precision, variant(options.variant))
+        write_stored(candidate, run(ar, Request(request, ar.float)), precision)
+
+    serving.start(parser, options, answer)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermut
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from quant_recipes import Recipe
-from request import Unsupported, is_statistic
+from request import Unsupported
+from storage import is_statistic
 
 
 def run_rms_norm(ar, s, t):

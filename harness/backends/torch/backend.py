@@ -11,21 +11,21 @@ gathers), and chooses experts by topk; --form wide lets PyTorch do the first thr
 """
 import argparse
 import contextlib
-import os
+import pathlib
 import sys
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "numpy"))
+BACKENDS = pathlib.Path(__file__).resolve().parents[1]
+sys.path += [str(BACKENDS / "shell"), str(BACKENDS / "numpy")]
 
-import h5py
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from request import Request, Unsupported
+import serving
+from request import Bfloat16, Request, write_candidate
 from torch_operations import run
 
-UNSUPPORTED = 77
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 
 
@@ -42,57 +42,27 @@ class WideSums(TorchFunctionMode):
         return function(*wide, **(kwargs or {})).to(narrow)
 
 
-def store(file: h5py.File, path: str, tensor: torch.Tensor) -> None:
-    """bfloat16 by its bits, any other type as it is."""
+def stored(tensor: torch.Tensor) -> np.ndarray | Bfloat16:
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        file[path] = tensor.view(torch.int16).numpy().view(np.uint16)
-        file[path].attrs["float_type"] = "bfloat16"
-    else:
-        file[path] = tensor.numpy()
-
-
-def answer(request: str, candidate: str, options: argparse.Namespace) -> None:
-    with WideSums() if options.wide_sums else contextlib.nullcontext():
-        results = run(Request(request, np.float64), DTYPES[options.dtype], options)
-    with h5py.File(candidate, "w", libver=("v110", "v110")) as file:
-        file.attrs["kind"] = "candidate"
-        for path, tensor in results.items():
-            store(file, path, tensor)
-
-
-def serve(options: argparse.Namespace) -> None:
-    """A request a line, REQUEST<TAB>CANDIDATE; the answer is a line that begins with "assay: "."""
-    for line in sys.stdin:
-        try:
-            answer(*line.rstrip("\n").split("\t"), options)
-            print("assay: done", flush=True)
-        except Unsupported as reason:
-            print("assay: unsupported", reason, flush=True)
-        except Exception as reason:  # whatever PyTorch raises is this case's failure, not the next one's
-            print("assay: failed", " ".join(str(reason).split()), flush=True)
+    return Bfloat16(tensor.view(torch.int16).numpy().view(np.uint16)) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="PyTorch's kernels")
-    parser.add_argument("request", nargs="?")
-    parser.add_argument("candidate", nargs="?")
-    parser.add_argument("--serve", action="store_true")
+    serving.add_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--form", choices=("wide", "plain"), default="wide")
     parser.add_argument("--script", action="store_true")
     parser.add_argument("--wide-sums", action="store_true")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    if options.serve:
-        return serve(options)
-    if options.candidate is None:
-        parser.error("expected a request and a candidate, or --serve")
-    try:
-        answer(options.request, options.candidate, options)
-    except Unsupported as reason:
-        print(reason)
-        sys.exit(UNSUPPORTED)
+
+    def answer(request: str, candidate: str) -> None:
+        with WideSums() if options.wide_sums else contextlib.nullcontext():
+            results = run(Request(request, np.float64), DTYPES[options.dtype], options)
+        write_candidate(candidate, {path: stored(tensor) for path, tensor in results.items()})
+
+    serving.start(parser, options, answer)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""What a case asks for: settings, tensors, and results by their paths."""
+"""What a case asks for: settings, tensors, and results by their paths. Needs h5py and numpy, nothing of assay."""
 import re
 from pathlib import Path
 
 import h5py
 import numpy as np
-
-from arithmetic import storage_profile
 
 RESULTS = ("outputs/", "gradients/", "checkpoints/")
 
@@ -38,13 +36,6 @@ class Settings:
     def need(self, condition, reason):
         if not condition:
             raise Unsupported(reason)
-
-
-def usual_precision(path):
-    """The profile that goes with the grid of the case's inputs."""
-    with h5py.File(path) as f:
-        dtype = Settings(f.attrs["case_yaml"])["dtype"]
-    return {"float64": "f64", "float32": "f32", "float16": "f16"}.get(dtype, "bf16")
 
 
 def drawn(recipes):
@@ -90,21 +81,20 @@ class Request:
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 
-def is_statistic(path):
-    """Whether a result is float32 whatever activations are stored in."""
-    return path.endswith(("/lse", "/lb_loss", "/z_loss", "/bias_updates")) or path.startswith("routing/") or path == "outputs/weights"
+class Bfloat16:
+    """Numbers that numpy has no type of, by their bits (uint16)."""
+
+    def __init__(self, bits):
+        self.bits = bits
 
 
-def write_candidate(path, results, profile):
-    """bfloat16 as its bits where the numbers are such, else the numpy type."""
+def write_candidate(path, results):
+    """Results by their paths: arrays, and bfloat16 as Bfloat16."""
     with h5py.File(path, "w", libver=("v110", "v110")) as f:
         f.attrs["kind"] = "candidate"
         for name, value in results.items():
-            value = np.array(value, order="C")
-            if value.dtype == np.float32 and not is_statistic(name) and storage_profile(profile) in ("bf16", "fp8_e4m3_block128"):
-                bits = value.view(np.uint32)
-                if not (bits & 0xFFFF).any():
-                    f[name] = (bits >> 16).astype(np.uint16)
-                    f[name].attrs["float_type"] = "bfloat16"
-                    continue
-            f[name] = value
+            if isinstance(value, Bfloat16):
+                f[name] = value.bits
+                f[name].attrs["float_type"] = "bfloat16"
+            else:
+                f[name] = np.array(value, order="C")
