@@ -39,25 +39,36 @@ static void add_squares(const assay_context *ctx, const assay_scaled *t, int mem
     }
 }
 
+/* What the largest of so many errors exceeds in one of a hundred tensors, were errors Gaussian, over scales that are
+ * estimated: half of a variance is the mean of the other members' squares, so it is Student's distribution with about
+ * 4 (members - 1) degrees of freedom. The quantile is that of Gaver and Kafadar (1984). */
+static double largest_of_gaussian(int members, int64_t count)
+{
+    const double degrees = 4.0 * (members - 1);
+    const double z = assay_thresholds_of(0.03, members * count, 1, 1).element; /* a third is the elements' */
+    return sqrt(degrees * expm1(z * z * (degrees - 1.5) / ((degrees - 1) * (degrees - 1))));
+}
+
 /* By how much the tails of errors are heavier than Gaussian ones, which thresholds of elements are quantiles of: where a
- * hidden number seldom goes another way (the largest score of a softmax in fp8) few members err, and by much. Gaussian
- * members would have their largest error, beyond the rounding of the result, in one of a hundred tensors. */
+ * hidden number seldom goes another way (the largest score of a softmax in fp8) few members err, and by much. The
+ * member's own square is no part of the scale that it is held against: it would hide how far out it is. */
 static double tail_factor(const assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
                           const double *scales)
 {
     const assay_profile *profile = assay_plan_profile(e->plan, e->plan->precisions[p].name);
     const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(profile, t->spec));
-    const double gaussian = assay_thresholds_of(0.03, members * t->count, 1, 1).element; /* a third is the elements' */
     double largest = 0;
 #pragma omp parallel for num_threads(ctx->threads) reduction(max : largest)
     for (int m = 0; m < members; m++) {
         const float *errors = t->errors + m * t->count;
         for (int64_t i = 0; i < t->count; i++) {
-            const double error = fabs(errors[i]) - unit * fabs(t->golden[i]);
-            if (scales[i] > 0 && error > 0 && isfinite(error)) largest = fmax(largest, error / scales[i]);
+            const double square = (double)errors[i] * errors[i];
+            const double others = scales[i] * scales[i] - 0.5 * square / members;
+            const double error = fabs(errors[i]) - unit * fabs(t->golden[i]); /* beyond the rounding of the result */
+            if (others > 0 && error > 0 && isfinite(error)) largest = fmax(largest, error / sqrt(others));
         }
     }
-    return fmax(largest / gaussian, 1);
+    return (float)fmax(largest / largest_of_gaussian(members, t->count), 1); /* libm's last bits differ by processor */
 }
 
 /* The model is fitted to the members' squares, and the error scales that follow are written, and kept for null
@@ -72,7 +83,7 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
     add_squares(ctx, t, members, values);
     if (members > 0) TRY(assay_error_model_fit(ctx, &t->spec->shape, members, values, model));
     assay_error_model_scale(ctx, model, values);
-    if (members > 0 && t->count > 0) model->tails = tail_factor(ctx, e, t, p, members, values);
+    if (members > 1 && t->count > 0) model->tails = tail_factor(ctx, e, t, p, members, values);
     for (int64_t i = 0; i < t->count; i++) {
         const double least = values[i] > 0 ? t->least * fabs(t->golden[i]) : 0;
         values[i] = isfinite(t->golden[i]) ? fmax(model->tails * values[i], least) : 0;

@@ -328,8 +328,8 @@ TEST_WITH(test_correct_candidates_lie_within_the_scales, trial_setup, trial_tear
     }
 }
 
-/* One run in 64 is far out in one element: by 11 of what its scale would be. Thresholds are quantiles of Gaussian errors,
- * so it is to be as far out as the largest of as many of these. */
+/* One run in 64 is far out in one element, by 20 scales. The next run may be so in any other, whose scale knows nothing of that: it lies
+ * about where the largest of so many Gaussian errors does. Other tensors keep their scales. */
 TEST_WITH(test_heavy_tails_are_in_the_scales, trial_setup, trial_teardown)
 {
     trial *t = *state;
@@ -339,17 +339,17 @@ TEST_WITH(test_heavy_tails_are_in_the_scales, trial_setup, trial_teardown)
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     memcpy(dw, scales(t, "bf16", "gradients/weights/w", EXPERTS * DIM * HIDDEN), sizeof dw);
     memcpy(y, scales(t, "bf16", "outputs/y", TOKENS * TOKENS), sizeof y);
-    const double golden = fabs(result(t, "outputs/y", TOKENS * TOKENS)[0]);
     assay_tensor_set_free(&t->results.set);
     memset(&told, 0, sizeof told);
-    told.outlier = 1000 * y[0];
+    told.outlier = 20 * y[0];
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_same_bits(scales(t, "bf16", "gradients/weights/w", EXPERTS * DIM * HIDDEN), dw, EXPERTS * DIM * HIDDEN);
     const double *wider = scales(t, "bf16", "outputs/y", TOKENS * TOKENS);
     const double gaussian = assay_thresholds_of(0.03, 64 * TOKENS * TOKENS, 1, 1).element;
-    const double error = told.outlier - assay_dtype_unit_roundoff(ASSAY_BFLOAT16) * golden;
-    if (!(fabs(error / wider[0] / gaussian - 1) < 0.01)) fail_msg("%g, not %g", error / wider[0], gaussian);
-    for (int64_t i = 0; i < TOKENS * TOKENS; i++) assert_true(wider[i] > 1.5 * y[i]);
+    for (int64_t i = 1; i < TOKENS * TOKENS; i++) {
+        const double places = 20 * y[i] / wider[i] / gaussian;
+        if (!(places > 0.3 && places < 1.5)) fail_msg("element %d: %g of the Gaussian quantile", (int)i, places);
+    }
 }
 
 TEST_WITH(test_nothing_more_is_run_than_is_wanted, trial_setup, trial_teardown)
