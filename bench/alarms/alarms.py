@@ -185,7 +185,7 @@ def main():
     parser.add_argument("--variants", type=int, default=3, help="of each set of kernels, for a case and profile judged whole (default 3)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--program", default=str(ROOT / "build/release/harness/assay"))
-    parser.add_argument("-o", "--output", default="alarms-found", help="the folder for cases that failed")
+    parser.add_argument("-o", "--output", default="build/alarms-found", help="the folder for cases that failed")
     options = parser.parse_args()
     options.kinds = (options.only,) if options.only else KINDS
     options.profiles = options.profiles.split(",")
