@@ -70,6 +70,7 @@ typedef struct assay_tensor_result {
     bool compared, required, exact;
     int64_t elements, rows, wrong_elements, wrong_rows;
     double max_error;                /* largest absolute error */
+    double max_wrong_error;          /* of finite elements beyond their threshold */
     double rms_ratio;                /* RMS of error / error scale over the tensor */
     double seconds;                  /* that its comparison took */
     double worst_element, worst_row; /* largest excess */

@@ -81,6 +81,7 @@ static const assay_profile profiles[] = {
      .accumulate_bits = 7,
      .router = ASSAY_FLOAT32,
      .elementary = ASSAY_FLOAT32,
+     .statistics = ASSAY_FLOAT32,
      .elementary_ulps = 2,
      .summary = "bf16 with sums accumulated in bfloat16 too",
      .coarser = "sums in bfloat16 (accumulate: {type: bfloat16})"},

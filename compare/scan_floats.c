@@ -133,7 +133,10 @@ static void look_closely(scan *s, block *b)
             excess = excess_of(s, golden, candidate, scale);
             if (excess == 0.0 || isinf(excess)) b->ratio[i] = excess;
         }
-        if (!(excess <= 1.0)) r->wrong_elements++;
+        if (!(excess <= 1.0)) {
+            r->wrong_elements++;
+            r->max_wrong_error = fmax(r->max_wrong_error, b->error[i]);
+        }
         if (isinf(excess)) b->beyond[i] = INFINITY; /* the difference of an exact element may be less than a rounding */
         if (excess > assay_outlier_bar(r->elements_worst, r->elements_worst_count)) {
             assay_outlier found = {.index = index, .golden = golden, .candidate = candidate, .excess = excess};

@@ -81,8 +81,9 @@ def reason_to_leave_out(command):
 
 
 def needs_a_library(command, folder):
-    """A backend that ci/backends builds around a library, which is not here."""
-    return any(not os.path.exists(os.path.join(folder, path)) for path in re.findall(r"\S*libassay_(?!example)\w+\.so", command))
+    """A backend that ci/backends builds around a library, or an environment of ci/setup, which is not here."""
+    needed = re.findall(r"\S*libassay_(?!example)\w+\.so|build/environments/[\w-]+", command)
+    return any(not os.path.exists(os.path.join(folder, path)) for path in needed)
 
 
 def one_case(command):

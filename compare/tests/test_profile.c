@@ -33,6 +33,7 @@ TEST(test_profiles)
         const double multiply = p->multiply == p->storage ? 0 : lost;
         assert_close(&p->precision.multiply, &multiply, 1, 1e-15, 0.0);
         assert_false(p->any_of_tied);
+        assert_int_equal(p->statistics, p->storage == ASSAY_FLOAT64 ? ASSAY_FLOAT64 : ASSAY_FLOAT32);
         if (p->coarser != NULL || scaled) continue; /* not the first of its type */
         assert_ptr_equal(assay_profile_by_name(assay_dtype_name(p->storage)), p);
         assert_ptr_equal(assay_profile_for_dtype(p->storage), p);

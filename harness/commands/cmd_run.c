@@ -146,7 +146,7 @@ static assay_status write_reports(assay_context *ctx, const assay_options *optio
                                   const assay_report *reports, assay_status stopped)
 {
     const assay_context before = *ctx;
-    if (stopped != ASSAY_OK && done == 0) return stopped;
+    if (stopped != ASSAY_OK && done == 0 && interrupted == 0) return stopped;
     const assay_status status = assay_command_write_reports(ctx, options, done, reports);
     if (stopped == ASSAY_OK) return status;
     *ctx = before;

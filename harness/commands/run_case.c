@@ -89,8 +89,7 @@ static assay_status plan_case(assay_context *ctx, const assay_options *options, 
         TRY(assay_plan_describe(ctx, &p->plan, c, p->stored, &p->profile));
         goto cleanup;
     }
-    const char *name = p->profile.precision.name;
-    if (assay_profile_by_name(name) == NULL) TRY(assay_case_add_profile(ctx, c, name));
+    TRY(assay_case_add_profile(ctx, c, p->profile.precision.name));
     TRY(assay_plan_make_with(ctx, &p->plan, c, NULL, &p->profile));
     p->plan.weights = options->weights;
 cleanup:

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/operations/operation.h"
 #include "harness/plan/backend_view.h"
 
 #define PREFIX "fuzz/"
@@ -70,6 +71,16 @@ static bool holds(const char *conditions, const assay_backend_settings *settings
     return all;
 }
 
+/* Whether there is an operation that "fuzz/OP:..." can mean. */
+static bool names_operation(const char *glob)
+{
+    char op[ASSAY_PATH_SIZE];
+    bool found = false;
+    snprintf(op, sizeof op, "%.*s", (int)strcspn(glob + strlen(PREFIX), ":"), glob + strlen(PREFIX));
+    for (int i = 0; assay_operations[i] != NULL; i++) found |= fnmatch(op, assay_operations[i]->name, 0) == 0;
+    return found;
+}
+
 assay_status assay_known_read(assay_context *ctx, const char *path, assay_expected_failures *known)
 {
     assay_status status;
@@ -89,6 +100,9 @@ assay_status assay_known_read(assay_context *ctx, const char *path, assay_expect
             status = assay_fail(ctx, ASSAY_BAD_INPUT,
                                 "%s:%d: '%.100s', expected fuzz/OP:TENSOR:HOW, or that and <N with N above 1", path,
                                 entry.line, entry.pattern);
+        } else if (!names_operation(parts.glob)) {
+            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: '%.100s', expected an operation behind fuzz/, see --op",
+                                path, entry.line, entry.pattern);
         } else if (!keys) {
             status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s:%d: '%.100s', expected {KEY=VALUE} with a key of the case",
                                 path, entry.line, entry.pattern);

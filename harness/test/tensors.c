@@ -90,6 +90,8 @@ int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *
     assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&test->held->turn);
     TRY(assay_test_open_golden(&ctx, test));
+    if (path == NULL)
+        TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "golden: path is NULL, expected a result of %s", assay_test_name(test)));
     while (index < test->expected_count && strcmp(test->expected[index].path, path) != 0) index++;
     if (index == test->expected_count) {
         TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test)));
@@ -114,8 +116,9 @@ static assay_status save(assay_context *ctx, assay_test *test, const char *path)
     if (test->path != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden already: copy the file", test->path);
     }
-    if (!assay_fixture_is_file_name(path)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5, .safetensors or .npz", path);
+    if (path == NULL || !assay_fixture_is_file_name(path)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5, .safetensors or .npz",
+                          path == NULL ? "NULL" : path);
     }
     TRY(assay_cases_parse_stored(ctx, "case", test->yaml, strlen(test->yaml), &cases, &count));
     TRY(assay_case_add_profile(ctx, cases, test->profile.precision.name));

@@ -275,6 +275,25 @@ refuses 'text\.so/' run moe/small --backend "$touching" --keep "$work/text.so/be
 [ ! -e "$work/ran" ] || complain "a backend ran although the command was refused"
 [ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR: $(ls -A "$TMPDIR")"
 
+## a profile of assay's that the case does not list, and a float32 log-sum-exp beside sums in bfloat16
+for name in bf16_router bf16_sums; do
+  expect 0 run attention/flat mlp/silu --backend "$example" --precision $name --quiet
+  prints '^2 cases: 2 passed, 0 failed'
+done
+
+## interrupted before a case is done: reports of none
+rm -f "$work"/report.* "$work/pid"
+"$assay" run mlp/silu --quiet --json "$work/report.json" --backend "echo \$\$ >'$work/pid'; exec sleep 300; : {request} {candidate}" >"$work/out" 2>"$work/err" &
+program=$!
+for ((i = 0; i < 400; i++)); do
+  [ ! -s "$work/pid" ] || break
+  sleep 0.05
+done
+kill -TERM "$program"
+wait "$program" || true
+prints '^1 cases: 0 passed, 0 failed, 0 vacuous, 0 unsupported, 1 not run: interrupted$'
+"$python" -c 'import json, sys; assert json.load(open(sys.argv[1]))["reports"] == []' "$work/report.json"
+
 ## interrupted: the backend goes too, and what was done is reported
 rm -f "$work"/report.* "$work/pid"
 "$assay" run mlp/silu moe/small rms_norm/one-row --quiet --json "$work/report.json" --junit "$work/report.xml" --backend \

@@ -181,6 +181,9 @@ class Case:
         for path, cotangent in self.cotangents(torch).items():
             output: Any = outputs.get(path.replace("cotangents/", "outputs/", 1))
             if getattr(output, "requires_grad", False):
+                shape = found["outputs/" + path.removeprefix("cotangents/")].shape
+                if tuple(output.shape) != shape:
+                    raise lib.BadInput(f"backward: {path.replace('cotangents/', 'outputs/', 1)}: shape is {list(output.shape)}, expected {list(shape)}")
                 results.append(output)
                 upstream.append(cotangent.to(output.device, output.dtype).reshape(output.shape))
         if not results:
@@ -193,6 +196,8 @@ class Case:
 
     def golden(self, path: str) -> np.ndarray[Any, Any]:
         """The right result: float64 (int32 for indices), read-only. Evaluates the golden, unless the cache has it."""
+        if not isinstance(path, str):
+            raise lib.BadInput(f"golden: {path!r}: expected the path of a result, as outputs/y")
         test, tensor = self._open(), lib.Tensor()
         lib.attempt("golden", test.handle, lib.encoded(path), byref(tensor))
         return _tensors.view(test, tensor)[0]

@@ -41,6 +41,8 @@ def case_of(item: pytest.Item) -> Case | None:
 def read_known(path: str, existing: Collection[str]) -> list[tuple[str, str]]:
     """Globs of cases and reasons, in their order; each matches some of those that there are."""
     known: dict[str, str] = {}
+    if Path(path).exists() and not Path(path).is_file():
+        raise pytest.UsageError(f"--assay-known: {path} is no ordinary file")
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -395,3 +395,26 @@ def test_program(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "assay", "list", "moe/*"], env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
         assert (done.stdout == "list moe/*\n") == (status == 3) and (f"{program}: Permission denied" in done.stderr) == (status == 1)
+
+
+def test_vanished_numbers_excuse_no_others() -> None:
+    """float32 has 0 for products below 1e-45; that says nothing of ordinary rows of the same tensor."""
+    case = assay.case("gmm/ragged", dtype="float32", precision="f32", gradients=["none"], inputs={"lhs": {"distribution": "row_powers", "low": -130, "high": 0}})
+    y = case.golden("outputs/y")
+    flushed = np.where(np.abs(y) < 1e-37, 0, y).astype(np.float32)
+    assert case.judge({"outputs/y": flushed}).verdict in ("PASS", "NOT COMPARABLE")
+    assert case.judge({"outputs/y": np.where(np.abs(y) > 1e-6, np.float32(1.5) * flushed, flushed)}).verdict == "FAIL"
+
+
+def test_what_is_no_path_of_a_result() -> None:
+    case = assay.case(NAME)
+    for path in (None, 3, "outputs/z"):
+        with pytest.raises(assay.BadInput):
+            case.golden(path)  # type: ignore[arg-type]
+
+
+def test_backward_says_a_wrong_shape() -> None:
+    case = assay.case("rms_norm/one-row")
+    given = case.inputs(torch, requires_grad=True)
+    with pytest.raises(assay.BadInput, match="backward: outputs/y: shape is .*, expected"):
+        case.backward({"outputs/y": given["inputs/x"].reshape(-1)}, given)

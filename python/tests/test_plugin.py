@@ -1,6 +1,7 @@
 """The pytest plugin, in runs of their own."""
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -103,6 +104,13 @@ def test_bad_known_file(run, pytester: pytest.Pytester, text: str | None, words:
     result = run("--assay-known", "known.txt")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{words}*".replace("[", "[[]")])
+
+
+def test_a_known_file_that_never_ends(run, pytester: pytest.Pytester) -> None:
+    os.mkfifo(pytester.path / "known.txt")
+    result = run("--assay-known", "known.txt")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*known.txt is no ordinary file*"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
