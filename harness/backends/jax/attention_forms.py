@@ -66,13 +66,13 @@ def splash_by(form: str, window: int, heads: int, length: int) -> Callable:
         tensors = [jnp.swapaxes(given["inputs/" + name], 1, 2) for name in ("query", "key", "value")]
         segments, sinks = rest.get("segments"), given.get("weights/sinks")
 
-        def of_batch(kernel: Callable) -> jax.Array:
+        def of_batch(kernel: Callable, tensors: list[jax.Array], sinks: jax.Array | None) -> jax.Array:
             def one(query: jax.Array, key: jax.Array, value: jax.Array, segment: jax.Array | None) -> jax.Array:
                 return kernel(query, key, value, None if segment is None else ids(q=segment, kv=segment), sinks)
             return jax.vmap(one)(*tensors, segments)
 
-        out = of_batch(make())
-        _, statistics = of_batch(make(save_residuals=True))
+        out = of_batch(make(), tensors, sinks)
+        _, statistics = of_batch(make(save_residuals=True), *jax.lax.stop_gradient((tensors, sinks)))
         statistics = statistics["logsumexp"] if isinstance(statistics, dict) else statistics[0]
         return {"outputs/attention_out": jnp.swapaxes(out, 1, 2)}, {"outputs/lse": statistics}
 

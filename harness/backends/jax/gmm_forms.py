@@ -7,7 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import tokamax
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.megablox import gmm as megablox_gmm
+from jax.sharding import AbstractDevice, AbstractMesh
+from tokamax._src.ops.ragged_dot import base
 from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu import Config, PallasMosaicTpuRaggedDot
 
 import qwix_forms
@@ -15,6 +18,11 @@ from case import Case, Operation, Tensors
 
 ROWS_ARE_SUMMED = jax.lax.RaggedDotDimensionNumbers(dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0],
                                                     rhs_group_dimensions=[])
+# left to itself it asks the device for its kind, to choose tiles, and does so again for the products of its gradient; its pipeline
+# asks too, and runs in the interpreter of TPUs alone
+TOKAMAX_PRODUCT = PallasMosaicTpuRaggedDot(interpret=pltpu.InterpretParams(), config=Config(), bypass_device_check=True)
+TOKAMAX_GMM = TOKAMAX_PRODUCT.replace(vjp=functools.partial(base.vjp, dlhs_ragged_dot=TOKAMAX_PRODUCT, drhs_ragged_dot=TOKAMAX_PRODUCT))
+TPU = AbstractMesh((), (), (), abstract_device=AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu"))
 LARGEST_TILE = 32  # of rows: cases are small, and groups are to begin and end inside of tiles
 
 
@@ -27,12 +35,14 @@ def product_by(form: str) -> Callable:
         if form == "tokamax":
             return tokamax.ragged_dot(lhs, rhs, sizes, implementation="xla")
         if form == "tokamax_gmm":
-            return PallasMosaicTpuRaggedDot(interpret=True, config=Config())(lhs, rhs, group_sizes=sizes)
+            return TOKAMAX_GMM(lhs, rhs, group_sizes=sizes)
         return jax.lax.ragged_dot(lhs, rhs, sizes)
 
     def gmm(given: Tensors, rest: Tensors) -> tuple[Tensors, Tensors]:
         return {"outputs/y": product(given["inputs/lhs"], given["weights/rhs"], rest["sizes"])}, {}
 
+    if form == "tokamax_gmm":
+        gmm.mesh = TPU
     return gmm
 
 
@@ -59,5 +69,5 @@ def gmm(c: Case) -> Operation:
         s.need(c.dtype in (jnp.bfloat16, jnp.float32), "bfloat16 and float32 alone")
         s.need(layout == "ragged", "the product over rows has no gradient")
     if c.form == "tokamax_gmm":
-        s.need(min(c.tensors["inputs/lhs"].shape + c.tensors["weights/rhs"].shape[1:]) >= 128, "no size below 128")
+        s.need(all(size % 128 == 0 for size in c.tensors["inputs/lhs"].shape + c.tensors["weights/rhs"].shape[1:]), "whole tiles of 128 alone")
     return (product_by if layout == "ragged" else k_grouped_by)(c.form), c.given, sizes

@@ -5,6 +5,7 @@ An operation gives (function, given, rest): function(given, rest) -> (outputs, b
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -86,16 +87,23 @@ OPERATIONS: dict[str, Callable[[Case], Operation]] = {
     "quantize": qwix_forms.quantize, "dequantize": qwix_forms.dequantize}
 
 
+def traced_for(function: Callable) -> contextlib.AbstractContextManager:
+    """The device that a function has to believe it is on, where it asks."""
+    return jax.sharding.use_abstract_mesh(function.mesh) if hasattr(function, "mesh") else contextlib.nullcontext()
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(function: Callable, given: Tensors, rest: Tensors) -> Tensors:
-    outputs, beside = function(given, rest)
+    with traced_for(function):
+        outputs, beside = function(given, rest)
     return outputs | beside
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward_and_backward(function: Callable, given: Tensors, rest: Tensors, cotangents: Tensors) -> Tensors:
-    outputs, backward, beside = jax.vjp(lambda given: function(given, rest), given, has_aux=True)
-    (gradients,) = backward({path: cotangents[path].astype(y.dtype) for path, y in outputs.items()})
+    with traced_for(function):
+        outputs, backward, beside = jax.vjp(lambda given: function(given, rest), given, has_aux=True)
+        (gradients,) = backward({path: cotangents[path].astype(y.dtype) for path, y in outputs.items()})
     return outputs | beside | {"gradients/" + path: gradient for path, gradient in gradients.items()}
 
 
