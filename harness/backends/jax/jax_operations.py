@@ -49,6 +49,8 @@ def mlp_by(form: str, names: tuple[str, str]) -> Callable:
 
     def dense(given: Tensors, name: str, x: jax.Array) -> jax.Array:
         kernel, bias = given[f"weights/{name}/kernel"], given.get(f"weights/{name}/bias")
+        if name == "wi" and "weights/wi_0/bias" in given:
+            bias = jnp.concatenate([given["weights/wi_0/bias"], given["weights/wi_1/bias"]])
         module = linen.Dense(kernel.shape[-1], use_bias=bias is not None, dtype=x.dtype, param_dtype=x.dtype)
         return module.apply({"params": {"kernel": kernel} | ({} if bias is None else {"bias": bias})}, x)
 

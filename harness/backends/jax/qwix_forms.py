@@ -1,4 +1,5 @@
-"""qwix: codes and scales of tensors, and the quantised products that MaxText's fp8_full is made of."""
+"""qwix: codes and scales of tensors, and the quantised products that MaxText's fp8_full is made of. Its public functions, and below them
+ragged_dot_qt and dot_general_qt, which its rules put in the place of JAX's."""
 from __future__ import annotations
 
 import functools
@@ -68,7 +69,8 @@ def quantize(c: Case) -> Operation:
     kind, scales, rows, columns, known = FORMATS[name]
     s.need(known != "", f"no {name}")
     whole_blocks(s, x.shape, rows, columns)
-    s.need(s["quant_scale"] == "divide", "scales are amax / largest alone")
+    # its source divides by the constant; XLA multiplies by the constant's reciprocal, eager too
+    s.need(s["quant_scale"] == "multiply", "scales are amax times 1 / largest")
     s.need(s["quant_scale_rounding"] == ("up" if scales == E8M0 else "nearest"), "powers of two are rounded up, other scales to nearest")
     s.need(s.number("quant_smallest_amax") == 0, "no smallest amax")
     s.need(s.true("quant_saturate") and s["quant_ties"] == "even" and s.true("quant_negative_zero"), "no such rounding of elements")
