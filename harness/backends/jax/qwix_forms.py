@@ -104,9 +104,10 @@ def dequantize(c: Case) -> Operation:
 
 # ---- products ----
 
-def absmax(s: Settings) -> None:
-    for operand in ("act", "weight", "bwd"):
-        s.need(s[f"{operand}_quantization_calibration_method"] == "absmax", "ragged_dot_qt has no calibration but absmax")
+
+def calibrations(s: Settings) -> tuple[str, str, str]:
+    """Of rows, weights and gradients: absmax, and the like."""
+    return tuple(s[f"{operand}_quantization_calibration_method"] for operand in ("act", "weight", "bwd"))
 
 
 @functools.cache
@@ -147,7 +148,7 @@ def gmm(c: Case, sizes: Tensors) -> Operation:
     formats = tuple(re.findall(r"([\w/]+): (\w+)", s.text.get("quant_formats", "")))
     if s.text.get("quant_recipe", "") == "fp8_full":
         s.need(not formats and s["gmm_layout"] == "ragged", "ragged_dot_qt quantises all that it takes")
-        absmax(s)
+        s.need(set(calibrations(s)) == {"absmax"}, "ragged_dot_qt has no calibration but absmax")
         return gmm_fp8_full(), c.given, sizes
     s.need(not s.text.get("quant_recipe"), "no such recipe")
     s.need(bool(formats), "nothing is quantised")
@@ -163,8 +164,9 @@ def gmm(c: Case, sizes: Tensors) -> Operation:
 
 
 @functools.cache
-def mlp_fp8_full(gate: Callable, up: Callable) -> Callable:
-    config = DotGeneralQtConfig(lhs_qtype=E4M3, rhs_qtype=E4M3, dlhs_grad_qtype=E5M2, drhs_grad_qtype=E5M2)
+def mlp_fp8_full(gate: Callable, up: Callable, act: str, weight: str, backward: str) -> Callable:
+    config = DotGeneralQtConfig(lhs_qtype=E4M3, rhs_qtype=E4M3, dlhs_grad_qtype=E5M2, drhs_grad_qtype=E5M2, lhs_calibration_method=act,
+                                rhs_calibration_method=weight, dlhs_grad_calibration_method=backward, drhs_grad_calibration_method=backward)
 
     def dense(given: Tensors, name: str, x: jax.Array) -> jax.Array:
         return dot_general_qt(x, given[f"weights/{name}/kernel"], (((x.ndim - 1,), (0,)), ((), ())), config)
@@ -180,10 +182,9 @@ def mlp_fp8_full(gate: Callable, up: Callable) -> Callable:
 def mlp(c: Case, activations: dict[str, Callable]) -> Operation:
     s = c.s
     s.need(s.text.get("quant_recipe", "") == "fp8_full", "fp8_full alone")
-    absmax(s)
     s.need(s.number("mlp_activations_limit") == 0 and s["decoder_block"] != "gpt_oss", "no clamped unit")
     s.need(not any(path.endswith("/bias") for path in c.given), "dot_general_qt has no biases")
-    return mlp_fp8_full(*(activations[name] for name in s.words("mlp_activations"))), c.given, {}
+    return mlp_fp8_full(*(activations[name] for name in s.words("mlp_activations")), *calibrations(s)), c.given, {}
 
 
 def multiply_by_reciprocals() -> None:
