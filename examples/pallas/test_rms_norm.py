@@ -58,7 +58,8 @@ def rms_norm_forward(x, scale, epsilon):
 
 def rms_norm_backward(epsilon, saved, dy):
     x, scale = saved
-    dx, dscale = call(backward_kernel, epsilon, [jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(scale.shape, jnp.float32)], x, scale, dy)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(scale.shape, jnp.float32)]
+    dx, dscale = call(backward_kernel, epsilon, results, x, scale, dy)
     return dx, dscale.astype(scale.dtype)
 
 
