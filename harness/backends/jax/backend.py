@@ -11,9 +11,10 @@
     splash        jax.experimental.pallas.ops.tpu.splash_attention, interpreted; splash_fused with its fused backward kernel
     tokamax       tokamax's functions, implementation="xla"
     tokamax_chunked   its attention, implementation="xla_chunked"
-    tokamax_gmm   its Pallas kernel of the grouped product for TPUs, interpreted
+    tokamax_gmm   its Pallas kernel of the grouped product for TPUs, in Pallas' interpreter of TPUs, told that it is on one
     tokamax_splash    its splash attention, interpreted
-    qwix          codes and scales of qwix.quantize, numbers of qwix.dequantize, quantised products and their gradients
+    qwix          codes and scales of qwix.quantize, numbers of qwix.dequantize, quantised products and their gradients;
+                  qwix_reciprocal has qwix's switch on that multiplies by 1 / scale
 
 --dtype is the type that tensors have. Interpreted kernels compute what their source says, block by block, on the processor; what Mosaic
 makes of them on a TPU they do not show. Routers are not here: neither JAX nor tokamax's XLA forms have MaxText's.
