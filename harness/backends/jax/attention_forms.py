@@ -25,7 +25,7 @@ def window_of(c: Case) -> int:
 
 @functools.cache
 def whole_by(form: str, window: int) -> Callable:
-    """jax.nn's and tokamax's: the whole of [B,N,S,S], or tokamax's in chunks."""
+    """jax.nn's and tokamax's, the whole of [B,N,S,S]. tokamax's in chunks gives no statistics of rows."""
 
     def attend(given: Tensors, rest: Tensors) -> tuple[Tensors, Tensors]:
         query, key, value = (given["inputs/" + name] for name in ("query", "key", "value"))
@@ -39,8 +39,7 @@ def whole_by(form: str, window: int) -> Callable:
         ends = None if lengths is None else lengths[:, None, None]
         seen = Mask(mask, is_causal=True, q_end=ends, k_end=ends)
         seen = seen & CausalMask(offset=0, window_size=window) if window > 0 else seen
-        attention = tokamax_api.IMPLEMENTATIONS["xla_chunked" if form == "tokamax_chunked" else "xla"]
-        out, (largest, total) = attention(query, key, value, mask=seen, logits_scale=1.0, return_residuals=True)
+        out, (largest, total) = tokamax_api.IMPLEMENTATIONS["xla"](query, key, value, mask=seen, logits_scale=1.0, return_residuals=True)
         return {"outputs/attention_out": out}, {"outputs/lse": largest + jnp.log(total)}
 
     return attend
@@ -83,7 +82,7 @@ def attention(c: Case) -> Operation:
     s, given = c.s, c.given
     splashes = c.form in ("splash", "splash_fused", "tokamax_splash")
     if not splashes:
-        c.forms("jax", "tokamax", "tokamax_chunked")
+        c.forms("jax", "tokamax")
     s.need(not c.has_gradient_of("lse"), "no gradient of lse")
     query, value, ids = given["inputs/query"], given["inputs/value"], c.raw.get("inputs/segment_ids")
     length, padded = query.shape[1], ids is not None and s.true("mask_padding") and bool(np.any(ids == 0))

@@ -10,7 +10,6 @@
     megablox      the grouped product of jax.experimental.pallas.ops.tpu.megablox, interpreted
     splash        jax.experimental.pallas.ops.tpu.splash_attention, interpreted; splash_fused with its fused backward kernel
     tokamax       tokamax's functions, implementation="xla"
-    tokamax_chunked   its attention, implementation="xla_chunked"
     tokamax_gmm   its Pallas kernel of the grouped product for TPUs, in Pallas' interpreter of TPUs, told that it is on one
     tokamax_splash    its splash attention, interpreted
     qwix          codes and scales of qwix.quantize, numbers of qwix.dequantize, quantised products and their gradients;

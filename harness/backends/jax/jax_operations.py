@@ -20,9 +20,18 @@ import qwix_forms
 from case import Case, Operation, Tensors
 from request import Request, Unsupported
 
-FORMS = ("jax", "megablox", "splash", "splash_fused", "tokamax", "tokamax_chunked", "tokamax_gmm", "tokamax_splash", "qwix", "qwix_reciprocal")
-ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "gelu_exact": functools.partial(jax.nn.gelu, approximate=False), "relu": jax.nn.relu,
-               "sigmoid": jax.nn.sigmoid, "linear": lambda x: x}
+FORMS = ("jax", "megablox", "splash", "splash_fused", "tokamax", "tokamax_gmm", "tokamax_splash", "qwix", "qwix_reciprocal")
+
+
+def gelu_exact(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def linear(x: jax.Array) -> jax.Array:
+    return x
+
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "gelu_exact": gelu_exact, "relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid, "linear": linear}
 
 
 @functools.cache
