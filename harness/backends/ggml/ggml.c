@@ -250,6 +250,7 @@ static void check_moe(call *c)
                                             {"num_fused_shared_experts", "0"},
                                             {"w13_reorder_size", "1"},
                                             {"apply_router_weight_on_input", "false"},
+                                            {"apply_routed_scaling_factor_on_output", "true"},
                                             {"use_random_routing", "false"},
                                             {"first_num_hash_layers", "0"},
                                             {"fused_moe_func", "false"},
