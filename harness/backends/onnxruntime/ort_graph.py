@@ -46,10 +46,14 @@ class Graph:
     def transpose(self, name: str, *order: int) -> str:
         return self.add("Transpose", name, perm=order)
 
-    def run(self, wanted: dict[str, str]) -> dict[str, np.ndarray]:
-        """The values of these tensors, by the same keys; all of them are of the graph's type."""
+    def float32(self, name: str) -> str:
+        return self.add("Cast", name, to=TensorProto.FLOAT)
+
+    def run(self, wanted: dict[str, str], wide: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+        """The values of these tensors, by the same keys. They are of the graph's type, those of `wide` float32."""
         feeds = [helper.make_tensor_value_info(name, ELEMENTS[array.dtype], array.shape) for name, array in self.feeds.items()]
-        ends = [helper.make_tensor_value_info(name, ELEMENTS[self.dtype], None) for name in wanted.values()]
+        ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT if key in wide else ELEMENTS[self.dtype], None)
+                for key, name in wanted.items()]
         model = helper.make_model(helper.make_graph(self.nodes, "assay", feeds, ends), ir_version=10,
                                   opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
         options = onnxruntime.SessionOptions()

@@ -125,7 +125,8 @@ def run_moe(g: Graph, r: Request) -> Results:
         y = g.add("Mul", y, g.scalar(s.number("routed_scaling_factor")))
     if "weights/shared_experts/wo/kernel" in t:
         y = g.add("Add", y, gated_mlp(g, r, tokens, "weights/shared_experts/", 0))
-    made = g.run({"outputs/y": g.reshape(y, *x.shape), "probabilities": g.add("Softmax", logits, axis=-1)})
+    probabilities = g.add("Softmax", g.float32(logits), axis=-1)
+    made = g.run({"outputs/y": g.reshape(y, *x.shape), "probabilities": probabilities}, wide=("probabilities",))
     # which experts it chose, it does not say: it sorts its probabilities, and of equal ones takes the higher index
     order = np.argsort(-made.pop("probabilities")[:, ::-1], axis=-1, kind="stable")[:, :k]
     return {**made, "routing/selected_experts": (experts - 1 - order).astype(np.int32).reshape(*x.shape[:2], k)}
@@ -205,13 +206,16 @@ def run_attention(g: Graph, r: Request) -> Results:
     (batch, length, heads, width), (_, _, shared, wide) = arrays[0].shape, arrays[2].shape
     names = [g.input(array) for array in arrays]
     out = g.reshape(attend(g, r, names, arrays[0].shape, arrays[2].shape), batch, length, heads, wide)
-    # [B,Nkv,N/Nkv,S,.], so that heads of keys are shared
-    query = g.transpose(g.reshape(names[0], batch, length, shared, heads // shared, width), 0, 2, 3, 1, 4)
-    key = g.transpose(g.reshape(names[1], batch, length, shared, 1, width), 0, 2, 3, 4, 1)
+    # the log-sum-exp of scores in float32; [B,Nkv,N/Nkv,S,.], so that heads of keys are shared
+    query = g.transpose(g.reshape(g.float32(names[0]), batch, length, shared, heads // shared, width), 0, 2, 3, 1, 4)
+    key = g.transpose(g.reshape(g.float32(names[1]), batch, length, shared, 1, width), 0, 2, 3, 4, 1)
     scores = g.reshape(g.add("MatMul", query, key), batch, heads, length, length)
-    masked = g.add("Add", scores, g.input(mask_of(r, length, window_of(r.settings))))
+    masked = g.add("Add", scores, g.float32(g.input(mask_of(r, length, window_of(r.settings)))))
     lse = g.add("ReduceLogSumExp", masked, g.integers([3]), keepdims=0)
-    return g.run({"outputs/attention_out": out, "outputs/lse": with_padding(g, r, lse, -math.inf, batch, 1, length)})
+    made = g.run({"outputs/attention_out": out, "outputs/lse": lse}, wide=("outputs/lse",))
+    if rows is not None:
+        made["outputs/lse"] = np.where(rows[:, None], np.float32(-np.inf), made["outputs/lse"])
+    return made
 
 
 def run_gqa(g: Graph, r: Request) -> Results:
