@@ -1,10 +1,11 @@
 /* ggml (llama.cpp) as a backend, forward only: the shipped libraries' own operators on the processor. This file says in which order
  * they come, and lays weights out as ggml has them (a row for each output).
  *
- * ASSAY_GGML_TYPE says what weights, keys and values are: f32 (where nothing is said), f16 or bf16; activations are float32, as in llama.cpp.
- * ASSAY_GGML_LIBRARIES is the folder of the shared objects, ASSAY_GGML_CPU one of its libggml-cpu-NAME.so, else the best. */
-#include "ggml_api.h"
-
+ * ASSAY_GGML_TYPE says what weights, keys and values are: f32 (where nothing is said), f16 or bf16; activations are float32, as in llama.cpp. */
+#include <ggml-alloc.h>
+#include <ggml-backend.h>
+#include <ggml-cpu.h>
+#include <ggml.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +15,15 @@
 
 enum { MOST_TENSORS = 1024, MOST_FED = 64 };
 
+typedef struct ggml_tensor ggml_tensor;
+typedef struct ggml_context ggml_context;
+
 typedef struct call {
     const assay_backend_request *request;
     memory memory;
     ggml_backend_t backend;
     ggml_context *ctx;
-    ggml_cgraph *graph;
+    struct ggml_cgraph *graph;
     ggml_backend_buffer_t buffer;
     struct {
         ggml_tensor *tensor;
@@ -246,6 +250,7 @@ static void check_moe(call *c)
                                             {"num_fused_shared_experts", "0"},
                                             {"w13_reorder_size", "1"},
                                             {"apply_router_weight_on_input", "false"},
+                                            {"apply_routed_scaling_factor_on_output", "true"},
                                             {"use_random_routing", "false"},
                                             {"first_num_hash_layers", "0"},
                                             {"fused_moe_func", "false"},
@@ -348,7 +353,7 @@ static void run_yarn_rope(call *c)
     ggml_tensor *x = feed(c, GGML_TYPE_F32, 3, (const int64_t[]){width, N, T}, numbers(c, input));
     ggml_tensor *positions = feed(c, GGML_TYPE_I32, 1, &T, places->data);
     ggml_tensor *y =
-        ggml_rope_ext(c->ctx, x, positions, NULL, (int)width, pairs ? GGML_ROPE_NORMAL : GGML_ROPE_NEOX,
+        ggml_rope_ext(c->ctx, x, positions, NULL, (int)width, pairs ? GGML_ROPE_TYPE_NORMAL : GGML_ROPE_TYPE_NEOX,
                       (int)number(r, "original_max_position_embeddings"), (float)number(r, "rope_max_timescale"),
                       1 / factor, yarn ? 1 : 0, scale, (float)number(r, "beta_fast"), (float)number(r, "beta_slow"));
     compute(c, 1, &y);
@@ -441,27 +446,6 @@ static const struct {
     int type;
 } TYPES[] = {{"f32", GGML_TYPE_F32}, {"f16", GGML_TYPE_F16}, {"bf16", GGML_TYPE_BF16}};
 
-/* ggml keeps what it has loaded: the second call finds it. */
-static ggml_backend_t backend_of(void)
-{
-    const char *folder = getenv("ASSAY_GGML_LIBRARIES"), *cpu = getenv("ASSAY_GGML_CPU");
-    if (ggml_backend_reg_by_name("CPU") == NULL && folder != NULL) {
-        char path[4096];
-        snprintf(path, sizeof path, "%s/libggml-cpu-%s.so", folder, cpu == NULL ? "" : cpu);
-        if (cpu != NULL)
-            ggml_backend_load(path);
-        else
-            ggml_backend_load_all_from_path(folder);
-    }
-    ggml_backend_t backend = ggml_backend_init_by_name("CPU", NULL);
-    if (backend == NULL) return NULL;
-    void *found = ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("CPU"), "ggml_backend_set_n_threads");
-    void (*set_threads)(ggml_backend_t, int);
-    memcpy(&set_threads, &found, sizeof found);
-    if (found != NULL) set_threads(backend, 1);
-    return backend;
-}
-
 static void check_mesh(call *c)
 {
     static const char *const AXES[] = {"mesh.data",   "mesh.fsdp",   "mesh.fsdp_transpose",
@@ -473,9 +457,9 @@ static int attempt(call *c, const struct operation *operation)
 {
     if (setjmp(c->memory.out_of_memory) != 0) return say(c->request, ASSAY_BACKEND_ERROR, "out of memory");
     if (setjmp(c->ended) != 0) return c->code;
-    c->backend = backend_of();
-    if (c->backend == NULL)
-        end(c, ASSAY_BACKEND_ERROR, "ASSAY_GGML_LIBRARIES: no libggml-cpu there that this processor can run");
+    c->backend = ggml_backend_cpu_init();
+    if (c->backend == NULL) end(c, ASSAY_BACKEND_ERROR, "ggml_backend_cpu_init failed");
+    ggml_backend_cpu_set_n_threads(c->backend, 1);
     c->ctx =
         ggml_init((struct ggml_init_params){MOST_TENSORS * ggml_tensor_overhead() + ggml_graph_overhead(), NULL, true});
     if (c->ctx == NULL) end(c, ASSAY_BACKEND_ERROR, "out of memory");

@@ -2,18 +2,23 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import ScalingType
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from kernels_attention import frequencies, window_of
 from kernels_moe import family_of
 from operations import rows_of_groups
 from request import Request, Settings, Unsupported
+from torchao_quantize import run_quantize
 
 Tensors = dict[str, Tensor]
 
@@ -24,6 +29,7 @@ class Call:
     def __init__(self, request: Request, dtype: torch.dtype, options: argparse.Namespace):
         self.s, self.dtype, self.options = request.settings, dtype, options
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.backward = any(path.startswith("gradients/") for path in request.expects)
         self.t = {path: self.tensor(path, value) for path, value in request.tensors.items()}
         self.raw = request.tensors
 
@@ -34,7 +40,7 @@ class Call:
             return made.long()
         router = "/gate/" in path or path.endswith(("inputs/logits", "per_expert_scale", "/lb_loss", "/z_loss", "/lse"))
         made = made.to(self.wide if router or path.endswith("cotangents/weights") else self.dtype)
-        return made.requires_grad_(path.startswith(("inputs/", "weights/")))
+        return made.requires_grad_(self.backward and path.startswith(("inputs/", "weights/")))
 
     def under(self, prefix: str) -> Tensors:
         return {path[len(prefix):]: tensor for path, tensor in self.t.items() if path.startswith(prefix)}
@@ -47,6 +53,8 @@ class Call:
 
 
 def rms_norm(c: Call, x: Tensor, scale: Tensor, epsilon: str = "normalization_layer_epsilon") -> Tensor:
+    if c.options.form == "sdpa":
+        return F.rms_norm(x, scale.shape, scale, c.s.number(epsilon))
     n = x.to(c.wide)
     n = n * torch.rsqrt(n.pow(2).mean(-1, keepdim=True) + c.s.number(epsilon))
     return scale * n.to(x.dtype)
@@ -83,13 +91,19 @@ def gate_and_up(c: Call, routed: bool, dense_layer: bool) -> Callable[[Tensor, T
     return h
 
 
-@torch.jit.script
-def scripted_swiglu(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
+def swiglu(x: Tensor, wi_0: Tensor, wi_1: Tensor, wo: Tensor) -> Tensor:
     return torch.matmul(F.silu(torch.matmul(x, wi_0)) * torch.matmul(x, wi_1), wo)
 
 
-def scripted(s: Settings) -> bool:
+def is_swiglu(s: Settings) -> bool:
     return s.words("mlp_activations") == ["silu", "linear"] and s.number("mlp_activations_limit") == 0
+
+
+@functools.cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """For all shapes at once, so that a run has few compilations. Beyond its limit of these PyTorch would go on without."""
+    torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 100, True
+    return torch.compile(function, dynamic=True)
 
 
 def halves(w: Tensors, end: str) -> list[Tensor | None]:
@@ -101,8 +115,8 @@ def halves(w: Tensors, end: str) -> list[Tensor | None]:
 
 def gated_mlp(c: Call, w: Tensors, x: Tensor, shared: bool = False) -> Tensor:
     (wi_0, wi_1), (b_0, b_1) = halves(w, "/kernel"), halves(w, "/bias")
-    if c.options.script and scripted(c.s) and b_0 is None:
-        return scripted_swiglu(x, wi_0, wi_1, w["wo/kernel"])
+    if c.options.compile and is_swiglu(c.s) and b_0 is None:
+        return compiled(swiglu)(x, wi_0, wi_1, w["wo/kernel"])
     h = gate_and_up(c, False, not shared)
     return dense(h(dense(x, wi_0, b_0), dense(x, wi_1, b_1)), w["wo/kernel"], w.get("wo/bias"))
 
@@ -110,19 +124,44 @@ def gated_mlp(c: Call, w: Tensors, x: Tensor, shared: bool = False) -> Tensor:
 # ---- grouped product, permutation ----
 
 
+def ends_of(sizes: list[int]) -> Tensor:
+    return torch.tensor(sizes).cumsum(0).int()
+
+
 def run_gmm(c: Call) -> Tensors:
     s, t = c.s, c.t
     places, sizes = rows_of_groups(s, {path: np.asarray(value) for path, value in c.raw.items()})
     places = torch.from_numpy(places).to(c.options.device)
-    lhs = t["inputs/lhs"].reshape(-1, t["inputs/lhs"].shape[-1])[places].split(sizes)
+    lhs = t["inputs/lhs"].reshape(-1, t["inputs/lhs"].shape[-1])[places]
     if s["gmm_layout"] == "k_grouped":
-        rhs = t["inputs/rhs"][places].split(sizes)
-        y = torch.stack([torch.matmul(a.t(), b) for a, b in zip(lhs, rhs)])
+        rhs = t["inputs/rhs"][places]
+        if c.options.form == "grouped":
+            y = F.grouped_mm(lhs.t(), rhs, offs=ends_of(sizes))
+        else:
+            y = torch.stack([torch.matmul(a.t(), b) for a, b in zip(lhs.split(sizes), rhs.split(sizes))])
         return {"outputs/y": y + t["inputs/c"] if "inputs/c" in t else y}
-    rows = torch.cat([torch.matmul(a, w) for a, w in zip(lhs, t["weights/rhs"])])
+    if c.options.form == "grouped":
+        rows = F.grouped_mm(lhs, t["weights/rhs"], offs=ends_of(sizes))
+    else:
+        rows = torch.cat([torch.matmul(a, w) for a, w in zip(lhs.split(sizes), t["weights/rhs"])])
     shape = (*t["inputs/lhs"].shape[:-1], rows.shape[-1])
     y = rows.new_zeros(math.prod(shape[:-1]), shape[-1])
     return {"outputs/y": y.index_copy(0, places, rows).reshape(shape)}
+
+
+def run_scaled_gmm(c: Call) -> Tensors:
+    """By F.scaled_mm, which has scales of rows and of columns on the processor: a block has to be as long as the rows, or longer."""
+    formats = {"inputs/lhs": "fp8_e4m3_1x128", "weights/rhs": "fp8_e4m3_128x128"}
+    c.s.need(re.findall(r"([\w/]+): (\w+)", c.s.text["quant_formats"]) == list(formats.items()), "scaled_mm: formats " + c.s.text["quant_formats"])
+    lhs, rhs = (torch.from_numpy(c.raw[path]).view(torch.float8_e4m3fn) for path in formats)
+    of_rows, of_columns = (torch.from_numpy(c.raw[path + "_scale"]) for path in formats)
+    c.s.need(of_rows.shape[1] == 1 and of_columns.shape[2] == 1, "scaled_mm: scales of rows and columns alone")
+    places, sizes = rows_of_groups(c.s, c.raw)
+    y = torch.zeros(len(lhs), rhs.shape[-1], dtype=c.dtype)
+    for e, rows in enumerate(torch.from_numpy(places).split(sizes)):
+        y[rows] = F.scaled_mm(lhs[rows], rhs[e].t().contiguous().t(), of_rows[rows], ScalingType.RowWise,
+                              of_columns[e].expand(1, y.shape[1]).contiguous(), ScalingType.RowWise, output_dtype=c.dtype)
+    return {"outputs/y": y}
 
 
 def spread(c: Call, x: Tensor, ids: Tensor, order: Tensor) -> Tensor:
@@ -250,8 +289,16 @@ def experts_sorted(c: Call, w: Tensors, x: Tensor, router: Router) -> Tensor:
     order = torch.argsort(router.chosen.reshape(-1), stable=True)
     (wi_0, wi_1), (b_0, b_1) = halves(w, ""), halves(w, "_bias")
     h, b_o = gate_and_up(c, True, False), w.get("wo_bias")
-    made = []
-    for e, rows in enumerate(spread(c, x, router.chosen, order).split(c.counts(router.chosen).tolist())):
+    made, rows, sizes = [], spread(c, x, router.chosen, order), c.counts(router.chosen).tolist()
+    if c.options.form == "grouped":
+        ends, of = ends_of(sizes), torch.repeat_interleave(torch.tensor(sizes))
+
+        def product(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+            y = F.grouped_mm(x, kernel, offs=ends)
+            return y if bias is None else y + bias[of]
+
+        return combine(c, product(h(product(rows, wi_0, b_0), product(rows, wi_1, b_1)), w["wo"], b_o), order, router.weights)
+    for e, rows in enumerate(rows.split(sizes)):
         own = [None if bias is None else bias[e] for bias in (b_0, b_1, b_o)]
         made.append(dense(h(dense(rows, wi_0[e], own[0]), dense(rows, wi_1[e], own[1])), w["wo"][e], own[2]))
     return combine(c, torch.cat(made), order, router.weights)
@@ -307,10 +354,30 @@ def rope(c: Call, x: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
-@torch.jit.script
-def scripted_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, empty: Tensor) -> Tensor:
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, empty: Tensor) -> Tensor:
     scores = torch.matmul(query, key.transpose(-1, -2)).masked_fill(~seen, -float("inf")).masked_fill(empty, 0.0)
     return torch.matmul(torch.softmax(scores, -1).masked_fill(empty, 0.0), value)
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """PyTorch chooses the kernel. It gives no log-sum-exp."""
+    out = F.scaled_dot_product_attention(query, key, value, seen, scale=1.0, enable_gqa=query.shape[1] != key.shape[1])
+    return out, query.new_zeros(0)
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """The mask is a score_mod, as those of documents are where no whole block can be left out."""
+    seen = seen.expand(len(query), 1, *seen.shape[2:])[:, 0]
+
+    def masked(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(seen[b, i, j], score, -math.inf)
+
+    out, aux = flex_attention(query, key, value, masked, scale=1.0, enable_gqa=query.shape[1] != key.shape[1],
+                              return_aux=AuxRequest(lse=True))
+    return out, aux.lse
+
+
+OWN_ATTENTION = {"sdpa": sdpa, "flex": flex}
 
 
 def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 0, sinks: Tensor | None = None
@@ -327,9 +394,13 @@ def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 
         if c.s.true("mask_padding"):
             empty = (ids == 0)[:, None, :, None]
     query, key, value = (x.transpose(1, 2).masked_fill(empty, 0) for x in (query, key, value))
+    if c.options.form in ("sdpa", "flex"):
+        c.s.need(sinks is None, "no sinks in " + c.options.form)
+        out, lse = OWN_ATTENTION[c.options.form](query, key, value, seen | empty)
+        return out.masked_fill(empty, 0).transpose(1, 2), lse.masked_fill(empty[..., 0], -math.inf) if len(lse) else lse
     key, value = (x[:, :, None].expand(-1, -1, copies, -1, -1).flatten(1, 2) for x in (key, value))
-    if c.options.script and sinks is None:
-        out = scripted_attention(query, key, value, seen, empty).masked_fill(empty, 0)
+    if c.options.compile and sinks is None:
+        out = compiled(masked_attention)(query, key, value, seen, empty).masked_fill(empty, 0)
         return out.transpose(1, 2), query.new_zeros(0)
     scores = torch.matmul(query, key.transpose(-1, -2)).masked_fill(~seen, -math.inf).masked_fill(empty, 0)
     scores = scores if c.options.form == "plain" else scores.to(c.wide)
@@ -420,23 +491,30 @@ OPERATIONS: dict[str, Callable[[Call], Tensors]] = {
     "decoder_stack": run_stack}
 
 
+# an operator that PyTorch does not have in this type; grouped_mm with an odd width, which it does not have either
+REFUSALS = ("not implemented for", "strides should be multiple of 16 bytes")
+
+
 def run(request: Request, dtype: torch.dtype, options: argparse.Namespace) -> Tensors:
     """The results that the request expects, and the choice of experts."""
     s = request.settings
+    if request.op == "quantize":
+        return run_quantize(request)
     s.need(request.op in OPERATIONS, "no " + request.op)
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
-    s.need("quant_formats" not in s.text and not s.text.get("quant_recipe"), "no quantised operands")
+    scaled = options.form == "scaled" and request.op == "gmm" and "quant_formats" in s.text
+    s.need((scaled or "quant_formats" not in s.text) and not s.text.get("quant_recipe"), "no quantised operands")
     s.need(not s.text.get("quant_hidden_format"), "no requantised h")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     c = Call(request, dtype, options)
     try:
-        made = OPERATIONS[request.op](c)
+        made = run_scaled_gmm(c) if scaled else OPERATIONS[request.op](c)
         ends = [(value, c.t["cotangents" + path[7:]]) for path, value in made.items() if "cotangents" + path[7:] in c.t]
         ends = [(value, d.to(value.dtype)) for value, d in ends if value.requires_grad]
         if ends:
             torch.autograd.backward(*zip(*ends))
     except RuntimeError as error:
-        if "not implemented for" in str(error):  # an operator that PyTorch does not have in this type
+        if isinstance(error, NotImplementedError) or any(words in str(error) for words in REFUSALS):
             raise Unsupported(str(error).splitlines()[0]) from error
         raise
     results = {path: value for path, value in made.items() if path.startswith("routing/") or path in request.expects}
