@@ -3,7 +3,6 @@ its checkpoint has them (torch.func.functional_call), so autograd carries gradie
 
 What is set beside a config: `scaling` of an attention whose case says another scale of the query, which is a plain attribute; a shared expert of
 zeros where the block of transformers has one and the case has none; a choice that the case gives stands in the place of the router."""
-import copy
 import functools
 import math
 
@@ -28,14 +27,12 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu"
 
 
 class Family:
-    """A model type: its files, and the names of its parts."""
+    """A model type: its files, and the names of its parts. fp32: what it keeps in float32."""
 
-    def __init__(self, modeling, configuration, stem, block="", experts="", router="gate", shared="shared_experts", **own):
-        self.stem, self.router, self.shared, self.own = stem, router, shared, own
-        self.block, self.modeling = block, modeling
-        self.config = getattr(configuration, own.pop("config", stem + "Config"))
-        self.pretrained = getattr(modeling, stem + "PreTrainedModel", None)
-        self.fp32 = getattr(self.pretrained, "_keep_in_fp32_modules_strict", None) or []
+    def __init__(self, modeling, configuration, stem, block, router="gate", shared="shared_experts"):
+        self.modeling, self.stem, self.block, self.router, self.shared = modeling, stem, block, router, shared
+        self.config = getattr(configuration, stem + "Config")
+        self.fp32 = getattr(getattr(modeling, stem + "PreTrainedModel", None), "_keep_in_fp32_modules_strict", None) or []
 
     def part(self, end):
         return getattr(self.modeling, self.stem + end)
@@ -90,7 +87,8 @@ def family_of(s):
     s.need(not s.true("fused_moe_func"), "no fused_moe_func: each model type has one router")
     if method:
         s.need(method in METHODS, f"no model type here has the router {method}")
-        return METHODS[method]
+        divided = method in ("Renormalize", "RenormalizeNaive")  # Mixtral's and Qwen3's routers are one then
+        return block if divided and block in ("mixtral", "qwen3_moe") else METHODS[method]
     if block in ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss", "llama4", "glm4_moe"):
         return block
     s.need(block != "gemma4", "Gemma 4's router has a norm of its own in front")
@@ -113,21 +111,13 @@ def rope_of(s):
     return rope
 
 
-@functools.lru_cache(maxsize=64)
-def made_config(family, keys):
-    config = FAMILIES[family].config(**{key: (dict(value[1:]) if isinstance(value, tuple) and value[:1] == ("mapping",) else value) for key, value in keys})
-    config._attn_implementation = "eager"
-    return config
-
-
 def config_of(c, family, **keys):
     s = c.s
     plain = {"hidden_act": ACTIVATIONS.get(s.words("mlp_activations")[0], "none"), "num_hidden_layers": 1, "vocab_size": 8,
              "max_position_embeddings": s.count("max_position_embeddings"), "rms_norm_eps": s.number("normalization_layer_epsilon"), **keys}
     if "rope_parameters" not in plain and family != "deepseek_v4":
         plain["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
-    frozen = tuple((key, ("mapping", *value.items()) if isinstance(value, dict) else value) for key, value in sorted(plain.items()))
-    config = copy.deepcopy(made_config(family, frozen))
+    config = FAMILIES[family].config(**plain)
     config._attn_implementation, config._experts_implementation = "eager", c.experts
     return config
 
@@ -140,7 +130,7 @@ def moe_keys(c, family, width, hidden):
     keys = {"hidden_size": width, "num_experts_per_tok": k}
     if family in ("deepseek_v2", "deepseek_v3", "glm4_moe", "deepseek_v4"):
         keys.update(n_routed_experts=e, moe_intermediate_size=hidden, n_shared_experts=max(1, s.count("shared_experts")),
-                    routed_scaling_factor=factor)
+                    routed_scaling_factor=factor, num_attention_heads=1)
     if family in ("deepseek_v3", "glm4_moe"):
         keys.update(n_group=max(1, groups), topk_group=s.count("topk_routing_group") if groups > 0 else 1,
                     norm_topk_prob=s.true("norm_topk_prob"))
@@ -152,14 +142,13 @@ def moe_keys(c, family, width, hidden):
         keys.update(topk_method="group_limited_greedy", n_group=groups, topk_group=s.count("topk_routing_group")) if groups > 0 else None
     if family == "deepseek_v4":
         s.need(groups <= 0, "no groups")
-        s.need(limit > 0, "always with a clamp")
         hashed = s.count("first_num_hash_layers") > 0
-        keys.update(swiglu_limit=limit, mlp_layer_types=["hash_moe" if hashed else "moe"], vocab_size=s.count("vocab_size"))
+        keys.update(swiglu_limit=limit if limit > 0 else math.inf, mlp_layer_types=["hash_moe" if hashed else "moe"], vocab_size=s.count("vocab_size"))
     if family in ("mixtral", "gpt_oss", "minimax_m2", "llama4"):
         keys.update(num_local_experts=e, intermediate_size=hidden)
     if family in ("qwen3_moe", "qwen3_next"):
         default = s.text.get("routing_method") == "Default"
-        keys.update(num_experts=e, moe_intermediate_size=hidden, norm_topk_prob=s.true("norm_topk_prob") and not default)
+        keys.update(num_experts=e, moe_intermediate_size=hidden, norm_topk_prob=not default and (s.true("norm_topk_prob") or s.text.get("routing_method") == "RenormalizeNaive"))
     if family == "qwen3_next":
         keys.update(shared_expert_intermediate_size=hidden * s.count("shared_experts"))
     if family == "gpt_oss":
@@ -171,8 +160,6 @@ def moe_keys(c, family, width, hidden):
         s.need(s.words("mlp_activations")[0] in ACTIVATIONS, "no such activation")
     if family == "minimax_m2":
         s.need(factor == 1, "no routed_scaling_factor")
-    if family == "mixtral":
-        keys.update(num_attention_heads=1, num_key_value_heads=1, head_dim=2)
     return keys
 
 
