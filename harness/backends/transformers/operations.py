@@ -88,7 +88,7 @@ def family_of(s):
     if method:
         s.need(method in METHODS, f"no model type here has the router {method}")
         divided = method in ("Renormalize", "RenormalizeNaive")  # Mixtral's and Qwen3's routers are one then
-        return block if divided and block in ("mixtral", "qwen3_moe") else METHODS[method]
+        return block if divided and block in ("mixtral", "qwen3_moe", "qwen3_next") else METHODS[method]
     if block in ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss", "llama4", "glm4_moe"):
         return block
     s.need(block != "gemma4", "Gemma 4's router has a norm of its own in front")
@@ -413,7 +413,7 @@ def mask_of(c, config, x, window):
     ids = c.t.get("inputs/segment_ids")
     packed = None
     if ids is not None:
-        c.s.need(not (c.s.true("mask_padding") and bool((ids == 0).any())), "a row of padding sees every key evenly in eager attention")
+        c.s.need(not (c.s.true("mask_padding") and bool((ids == 0).any())), "transformers has no rows that see nothing: padding attends too")
         packed = masking_utils.packed_sequence_mask_function(ids)
     make = masking_utils.create_sliding_window_causal_mask if window else masking_utils.create_causal_mask
     return make(config=config, inputs_embeds=x, attention_mask=None, cache=None, position_ids=None, and_mask_function=packed)
@@ -492,11 +492,6 @@ def heads_width(c, width, heads, family):
     return width if family != "deepseek_v2" or width % heads == 0 else width * heads
 
 
-def windowed(c, layer=0):
-    """Whether GPT-OSS's layer has its window."""
-    return c.s.count("sliding_window_size") > 0 and c.s.text.get("attention_type", "") != "global" and layer % 2 == 0
-
-
 def run_gqa(c):
     family = gqa_family(c.s, c.raw, "weights/")
     config = config_of(c, family, hidden_size=c.raw["inputs/x"].shape[-1], **gqa_keys(c, family, c.raw, "weights/"))
@@ -534,7 +529,7 @@ def run_stack(c):
         dense = next((w[f"weights/{r}mlp/wo/kernel"].shape[0] for r in results if f"weights/{r}mlp/wo/kernel" in w), 1)
         keys.update(intermediate_size=dense, first_k_dense_replace=sum(f"weights/{r}mlp/wo/kernel" in w for r in results))
         keys["hidden_size"] = heads_width(c, width, keys["num_attention_heads"], family)
-    alone = not numbers and s.text.get("attention_type", "") == "global"  # GPT-OSS's layer 1
+    alone = not numbers and family == "gpt_oss" and s.text.get("attention_type", "") == "global"  # GPT-OSS's layer 1
     config = config_of(c, family, **{"hidden_size": width, **keys, "num_hidden_layers": len(results) + alone})
     config.hidden_size = width
     c.read(own.fp32)
