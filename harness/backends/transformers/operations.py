@@ -341,6 +341,7 @@ def run_routing(c):
     c.s.need("inputs/selected_experts" not in c.raw, "no given choice")
     c.s.need(family != "llama4", "Llama 4's router gives sigmoids, and the weight is a logit")
     given = "inputs/x" if "inputs/x" in c.raw else "inputs/logits"
+    c.s.need(c.dtype != torch.bfloat16 or given == "inputs/x" or c.s["dtype"] == "bfloat16", "no logits finer than the model's hidden states")
     keys = moe_keys(c, family, c.raw[given].shape[-1], 1)
     config = config_of(c, family, **keys)
     c.read(own.fp32)
