@@ -22,8 +22,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import serving
-from operations import run
 from request import Bfloat16, Request, write_candidate
+from transformers_operations import run
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 

@@ -139,16 +139,19 @@ def moe_keys(c, family, width, hidden):
     if family == "deepseek_v2":
         s.need(not s.true("routed_bias"), "softmax scores have no bias")
         s.need(groups <= 0 or s["group_score"] == "max", "groups by their largest score alone")
-        keys.update(topk_method="group_limited_greedy", n_group=groups, topk_group=s.count("topk_routing_group")) if groups > 0 else None
+        if groups > 0:
+            keys.update(topk_method="group_limited_greedy", n_group=groups, topk_group=s.count("topk_routing_group"))
     if family == "deepseek_v4":
         s.need(groups <= 0, "no groups")
         hashed = s.count("first_num_hash_layers") > 0
-        keys.update(swiglu_limit=limit if limit > 0 else math.inf, mlp_layer_types=["hash_moe" if hashed else "moe"], vocab_size=s.count("vocab_size"))
+        keys.update(swiglu_limit=limit if limit > 0 else math.inf, mlp_layer_types=["hash_moe" if hashed else "moe"],
+                    vocab_size=s.count("vocab_size"))
     if family in ("mixtral", "gpt_oss", "minimax_m2", "llama4"):
         keys.update(num_local_experts=e, intermediate_size=hidden)
     if family in ("qwen3_moe", "qwen3_next"):
-        default = s.text.get("routing_method") == "Default"
-        keys.update(num_experts=e, moe_intermediate_size=hidden, norm_topk_prob=not default and (s.true("norm_topk_prob") or s.text.get("routing_method") == "RenormalizeNaive"))
+        method = s.text.get("routing_method", "")
+        divides = method == "RenormalizeNaive" or method != "Default" and s.true("norm_topk_prob")
+        keys.update(num_experts=e, moe_intermediate_size=hidden, norm_topk_prob=divides)
     if family == "qwen3_next":
         keys.update(shared_expert_intermediate_size=hidden * s.count("shared_experts"))
     if family == "gpt_oss":
@@ -478,8 +481,9 @@ def scaled(c, module):
 
 def run_mla(c):
     family, w = mla_family(c.s), c.raw
-    config = config_of(c, family, hidden_size=heads_width(c, w["inputs/x"].shape[-1], w["weights/out/kernel"].shape[0], family), **mla_keys(c, w, "weights/"))
-    config.hidden_size = w["inputs/x"].shape[-1]
+    width, keys = w["inputs/x"].shape[-1], mla_keys(c, w, "weights/")
+    config = config_of(c, family, hidden_size=heads_width(width, keys["num_attention_heads"], family), **keys)
+    config.hidden_size = width
     c.read()
     x = c.t["inputs/x"]
     module = FAMILIES[family].part("Attention")(config, 0)
@@ -488,7 +492,7 @@ def run_mla(c):
     return {"outputs/y": made}
 
 
-def heads_width(c, width, heads, family):
+def heads_width(width, heads, family):
     """DeepSeek-V2's config refuses a width that heads do not divide, and uses it nowhere."""
     return width if family != "deepseek_v2" or width % heads == 0 else width * heads
 
@@ -529,12 +533,12 @@ def run_stack(c):
     if latent:
         dense = next((w[f"weights/{r}mlp/wo/kernel"].shape[0] for r in results if f"weights/{r}mlp/wo/kernel" in w), 1)
         keys.update(intermediate_size=dense, first_k_dense_replace=sum(f"weights/{r}mlp/wo/kernel" in w for r in results))
-        keys["hidden_size"] = heads_width(c, width, keys["num_attention_heads"], family)
+        keys["hidden_size"] = heads_width(width, keys["num_attention_heads"], family)
     alone = not numbers and family == "gpt_oss" and s.text.get("attention_type", "") == "global"  # GPT-OSS's layer 1
     config = config_of(c, family, **{"hidden_size": width, **keys, "num_hidden_layers": len(results) + alone})
     config.hidden_size = width
     c.read(own.fp32)
-    y, made = c.t["inputs/x"], {}
+    y = c.t["inputs/x"]
     turned = rotary(c, family, config)
     for i, name in enumerate(results):
         layer = own.part("DecoderLayer")(config, i + alone)
@@ -554,7 +558,7 @@ def run_stack(c):
         y = call(layer, parameters, y, attention_mask=mask_of(c, config, y, window), position_embeddings=turned)
         y = y[0] if isinstance(y, tuple) else y
     shape = c.t["inputs/x"].shape[:2]
-    return {"outputs/y": y, **made, **{path: ids.reshape(*shape, -1) for path, ids in c.routed.items()}}
+    return {"outputs/y": y, **{path: ids.reshape(*shape, -1) for path, ids in c.routed.items()}}
 
 
 OPERATIONS = {"rms_norm": run_rms_norm, "mlp": run_mlp, "yarn_rope": run_yarn_rope, "routing": run_routing, "moe": run_moe, "mla": run_mla,
