@@ -74,7 +74,8 @@ const assay_hugging_face_key assay_hugging_face_keys[] = {
     /* experts */
     {"n_routed_experts", DEEPSEEKS_ROUTER, true, {"num_experts"}, NULL, NULL},
     {"num_local_experts", MIXTRAL | GPT_OSS, true, {"num_experts"}, NULL, NULL},
-    {"num_experts", QWEN3, true, {"num_experts"}, NULL, NULL},
+    {"num_experts", QWEN3, false, {"num_experts"}, NULL, NULL}, /* one of the two: require_experts */
+    {"num_local_experts", QWEN3, false, {"num_experts"}, NULL, NULL},
     {"num_experts_per_tok", EVERY, true, {"num_experts_per_tok"}, NULL, NULL},
     {"experts_per_token", GPT_OSS, false, {NULL}, NULL, "the same as `num_experts_per_tok`"},
     {"n_shared_experts", DEEPSEEKS_ROUTER, true, {"shared_experts"}, NULL, NULL},
@@ -351,6 +352,15 @@ static assay_status require_key(const hf_reader *r, const yaml_node_t *root, con
     return assay_yaml_refuse(r->y, value, "%s is null, expected a value", name);
 }
 
+/* Of Qwen3-MoE transformers wrote num_experts, and num_local_experts since version 5. */
+static assay_status require_experts(const hf_reader *r, const yaml_node_t *root)
+{
+    const yaml_node_t *later = value_of(r->y, root, "num_local_experts");
+    if (later == NULL) return require_key(r, root, "num_experts", false);
+    if (value_of(r->y, root, "num_experts") == NULL) return require_key(r, root, "num_local_experts", false);
+    return assay_yaml_refuse(r->y, later, "num_local_experts: num_experts stands there too, expected one of the two");
+}
+
 static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
 {
     assay_status status = ASSAY_OK;
@@ -361,6 +371,7 @@ static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
         TRY(require_key(r, root, key->name, key->settled != NULL));
     }
     if (is_null(value_of(r->y, parameters, "rope_theta"))) TRY(require_key(r, root, "rope_theta", false));
+    if (r->family == QWEN3) TRY(require_experts(r, root));
     /* transformers fills in yarn by 32 */
     if (r->family == GPT_OSS && is_null(parameters)) TRY(require_key(r, root, "rope_scaling", false));
 cleanup:

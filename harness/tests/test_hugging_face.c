@@ -135,6 +135,9 @@ TEST_IN_FOLDER(what_changes_numbers_is_refused)
         {"qwen3-30b-a3b", "\"mlp_only_layers\": []", "\"mlp_only_layers\": [3]", "mlp_only_layers: expected []"},
         {"qwen3-30b-a3b", "\"decoder_sparse_step\": 1", "\"decoder_sparse_step\": 2",
          "decoder_sparse_step: expected 1"},
+        {"qwen3-30b-a3b", "\"num_experts\": 128", "\"id2label\": {}", "the key num_experts is missing"},
+        {"qwen3-30b-a3b", "\"num_experts\": 128", "\"num_experts\": 128, \"num_local_experts\": 128",
+         "num_experts stands there too"},
         {"gpt-oss-20b", "\"sliding_attention\"", "\"full_attention\"", "layer_types: expected sliding_attention"},
         {"gpt-oss-20b", "\"swiglu_limit\"", "\"swiglu_alpha\": 1.5, \"swiglu_limit\"", "swiglu_alpha: expected 1.702"},
         {"gpt-oss-20b", "{", "[", "expected YAML"},
@@ -155,6 +158,7 @@ TEST_IN_FOLDER(other_forms_are_read)
     } table[] = {
         {"qwen3-30b-a3b", "\"rope_theta\": 10000000",
          "\"rope_parameters\": {\"rope_theta\": 10000000, \"rope_type\": \"default\"}"},
+        {"qwen3-30b-a3b", "\"num_experts\": 128", "\"num_local_experts\": 128"},
         {"deepseek3-671b", "\"type\": \"yarn\"", "\"type\": \"yarn\", \"rope_type\": \"yarn\""},
         {"mixtral-8x7b", "\"sliding_window\": null", "\"sliding_window\": null, \"head_dim\": null"},
         {"gpt-oss-20b", "\"swiglu_limit\"", "\"swiglu_alpha\": 1.702, \"swiglu_limit\""},
