@@ -118,7 +118,8 @@ def gmm_fp8_full() -> Callable:
 
 def gmm(c: Case, sizes: Tensors) -> Operation:
     s = c.s
-    s.need(s.text.get("quant_recipe", "") == "fp8_full" and "quant_formats" not in s.text and s["gmm_layout"] == "ragged", "fp8_full of ragged rows alone")
+    s.need(s.text.get("quant_recipe", "") == "fp8_full" and "quant_formats" not in s.text and s["gmm_layout"] == "ragged",
+           "fp8_full of ragged rows alone")
     s.need(set(calibrations(s)) == {"absmax"}, "ragged_dot_qt has no calibration but absmax")
     return gmm_fp8_full(), c.given, sizes
 
