@@ -3,7 +3,6 @@ ragged_dot_qt and dot_general_qt, which its rules put in the place of JAX's."""
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 
 import jax
@@ -11,15 +10,12 @@ import jax.numpy as jnp
 import qwix
 from qwix._src.core import qarray
 from qwix._src.core.dot_general_qt import DotGeneralQtConfig, dot_general_qt
-from qwix._src.core.ragged_dot import ragged_dot, ragged_dot_general
 from qwix._src.core.ragged_dot_qt import RaggedDotQtConfig, ragged_dot_qt
 
 from case import Case, Operation, Tensors
 from request import Settings
 
 E2M1, E4M3, E5M2, E8M0 = jnp.float4_e2m1fn, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu
-ROWS_ARE_SUMMED = jax.lax.RaggedDotDimensionNumbers(dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0],
-                                                    rhs_group_dimensions=[])
 # elements, scales, rows and columns of a block, qwix's name of the type where it has one for the block
 FORMATS = {
     "mxfp4": (E2M1, E8M0, 1, 32, "mxfp4"), "mxfp8_e4m3": (E4M3, E8M0, 1, 32, "mxfp8"), "mxfp8_e5m2": (E5M2, E8M0, 1, 32, ""),
@@ -120,47 +116,12 @@ def gmm_fp8_full() -> Callable:
     return gmm
 
 
-@functools.cache
-def gmm_of_codes(formats: tuple[tuple[str, str], ...], dtype: jnp.dtype) -> Callable:
-    kinds = dict(formats)
-
-    def operand(rest: Tensors, path: str) -> jax.Array | qwix.QArray:
-        if path not in kinds:
-            return rest[path]
-        kind, scales, _, _, _ = FORMATS[kinds[path]]
-        scale = rest[path + "_scale"]
-        scale = scale if scales == jnp.float32 else from_bits(scale, scales).astype(jnp.float32)
-        return qwix.QArray(from_bits(rest[path], kind), scale)
-
-    def gmm(given: Tensors, rest: Tensors) -> tuple[Tensors, Tensors]:
-        lhs = operand(rest, "inputs/lhs")
-        if "weights/rhs" in rest:
-            y = ragged_dot(lhs, operand(rest, "weights/rhs"), rest["sizes"], preferred_element_type=dtype)
-        else:
-            y = ragged_dot_general(lhs, operand(rest, "inputs/rhs"), rest["sizes"], ROWS_ARE_SUMMED, preferred_element_type=dtype)
-        return {"outputs/y": y}, {}
-
-    return gmm
-
-
 def gmm(c: Case, sizes: Tensors) -> Operation:
     s = c.s
-    formats = tuple(re.findall(r"([\w/]+): (\w+)", s.text.get("quant_formats", "")))
-    if s.text.get("quant_recipe", "") == "fp8_full":
-        s.need(not formats and s["gmm_layout"] == "ragged", "ragged_dot_qt quantises all that it takes")
-        s.need(set(calibrations(s)) == {"absmax"}, "ragged_dot_qt has no calibration but absmax")
-        return gmm_fp8_full(), c.given, sizes
-    s.need(not s.text.get("quant_recipe"), "no such recipe")
-    s.need(bool(formats), "nothing is quantised")
-    s.need(not any(path.endswith("_tensor_scale") for path in c.raw), "no scale of the tensor")
-    s.need(not any(path.startswith("gradients/") for path in c.expects), "no gradients through codes")
-    s.need("inputs/c" not in c.raw, "nothing is added")
-    for path, name in formats:
-        codes, scale = c.raw[path].shape, c.raw[path + "_scale"].shape
-        s.need(all(n % m == 0 for n, m in zip(codes, scale)), "no blocks that are cut short")
-    rest = {path: jnp.asarray(value, jnp.float32 if path.endswith("_scale") else jnp.int32) if path in dict(formats) or path.endswith("_scale")
-            else c.tensors[path] for path, value in c.raw.items() if path.endswith(("/lhs", "/rhs", "_scale"))}
-    return gmm_of_codes(formats, c.dtype), {}, rest | sizes
+    s.need(s.text.get("quant_recipe", "") == "fp8_full" and "quant_formats" not in s.text and s["gmm_layout"] == "ragged",
+           "fp8_full of ragged rows alone")
+    s.need(set(calibrations(s)) == {"absmax"}, "ragged_dot_qt has no calibration but absmax")
+    return gmm_fp8_full(), c.given, sizes
 
 
 @functools.cache
