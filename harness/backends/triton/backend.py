@@ -3,7 +3,7 @@
 
     python3 harness/backends/triton/backend.py --kernels liger --serve
 
---kernels liger: Liger-Kernel, forward and its own backward. vllm: the kernels of vLLM, forward. openai: triton_kernels, which vLLM ships, forward.
+--kernels liger: Liger-Kernel, forward and its own backward. vllm: kernels of vLLM, forward. gpt_oss: the PyTorch model of GPT-OSS, which has no kernels.
 --dtype is the type that tensors have. What a package leaves to PyTorch (projections around a GLU, routers, tables of rotations) is PyTorch's here too.
 interpreter.py says what was put into Triton's interpreter. It computes no bfloat16: products of such tensors are products of their bits.
 """
@@ -36,7 +36,7 @@ def stored(tensor):
 def main():
     parser = argparse.ArgumentParser(description="Triton kernels in the interpreter")
     serving.add_arguments(parser)
-    parser.add_argument("--kernels", choices=("liger", "vllm", "openai"), default="liger")
+    parser.add_argument("--kernels", choices=("liger", "vllm", "gpt_oss"), default="liger")
     parser.add_argument("--dtype", choices=DTYPES, default="f32")
     options = parser.parse_args()
     torch.set_num_threads(1)
