@@ -7,6 +7,7 @@ Two things that the compiler does, and the interpreter of 3.9 does not:
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # without a GPU vLLM has no Triton, but where its devices are hidden
 os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"  # Liger's own switch: one size of tiles, none is measured
 
 import numpy as np

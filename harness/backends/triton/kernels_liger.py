@@ -63,7 +63,7 @@ def moe(c):
     if "shared_experts/wo/kernel" in w:
         shared = [w[f"shared_experts/{name}/kernel"] for name in ("wi_0", "wi_1", "wo")]
         y = y + LigerSiLUMulFunction.apply(x @ shared[0], x @ shared[1]) @ shared[2]
-    return {"outputs/y": y, "routing/selected_experts": c.t["inputs/selected_experts"], "routing/weights": c.t["inputs/routing_weights"]}
+    return {"outputs/y": y, "routing/selected_experts": c.t["inputs/selected_experts"], "routing/weights": c.t["inputs/routing_weights"].to(c.wide)}
 
 
 OPERATIONS = {"rms_norm": rms_norm, "mlp": mlp, "yarn_rope": yarn_rope, "moe": moe}
