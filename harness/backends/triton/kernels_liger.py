@@ -36,13 +36,13 @@ def mlp(c):
 
 
 def yarn_rope(c):
-    """Pairs are halves; the tables of cos and sin are a caller's. Its other rotated tensor, of keys, is the same one."""
+    """Pairs are halves; the tables of cos and sin are a caller's, in float32: the kernel computes in their type. Its keys are the queries again."""
     s, x = c.s, c.t["inputs/x"]
     s.need(not s.true("rope_interleave"), "no pairs side by side")
     angle = c.t["inputs/positions"].double()[..., None] * torch.from_numpy(frequencies(s, x.shape[-1]))
     factor = s.number("rope_factor")
     size = 0.1 * math.log(factor) + 1 if s["rope_type"] == "yarn" and s.true("rope_attention_scaling") and factor > 1 else 1.0
-    cos, sin = (torch.cat([size * table, size * table], -1).to(c.dtype) for table in (angle.cos(), angle.sin()))
+    cos, sin = (torch.cat([size * table, size * table], -1).to(c.wide) for table in (angle.cos(), angle.sin()))
     heads = x.transpose(1, 2)
     return {"outputs/y": LigerRopeFunction.apply(heads, heads.detach().clone(), cos, sin)[0].transpose(1, 2)}
 
