@@ -3,7 +3,7 @@
 
     python3 harness/backends/triton/backend.py --kernels liger --serve
 
---kernels liger: Liger-Kernel, forward and its own backward. vllm: kernels of vLLM, forward. gpt_oss: the PyTorch model of GPT-OSS, no kernels.
+--kernels liger: Liger-Kernel, forward and its own backward. vllm: kernels of vLLM, forward. gpt_oss: GPT-OSS's PyTorch model.
 --dtype is the type that tensors have. What a package leaves to PyTorch (projections around a GLU, routers, tables of rotations) is PyTorch's here too.
 interpreter.py says what was put into Triton's interpreter. It computes no bfloat16: products of such tensors are products of their bits.
 """
