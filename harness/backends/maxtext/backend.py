@@ -57,7 +57,7 @@ def main() -> None:
         if options.wide_casts:
             importlib.import_module("wide_casts").apply()
         results = module.run(request, DTYPES[options.dtype])
-        write_candidate(candidate, {p: stored(value) for p, value in results.items() if p in request.expects})
+        write_candidate(candidate, {p: stored(value) for p, value in results.items() if p in request.expects or p.startswith("routing/")})
 
     serving.start(parser, options, answer)
 

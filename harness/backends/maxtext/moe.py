@@ -1,6 +1,232 @@
-"""The MoE block, its router and its parts."""
-from request import Request, Unsupported
+"""The MoE block, its router and its parts: RoutedMoE, RoutedAndSharedMoE, Qwen3-Next's block, MlpBlock; gradients by jax.vjp.
+
+Routing results come from the block's own gate and get_topk; balance losses and bias updates of the op `routing` from its permute.
+Logits that a case gives go through a gate whose kernel is the unit matrix, which changes no bit.
+"""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.linen import partitioning
+
+import config as configuration
+from maxtext.layers import linears, moe
+from maxtext.layers.initializers import nd_dense_init
+from maxtext.models.qwen3 import Qwen3NextSparseMoeBlock
+
+from request import Request, Settings, Unsupported
+
+INIT = nd_dense_init(1.0, "fan_in", "truncated_normal")
+TILES = {f"{product}_tile_{pass_}_{dim}": 8 for product in ("wi", "wo") for pass_ in ("fwd", "dlhs", "drhs") for dim in ("batch_seq", "embed_dim", "mlp_dim")}
+GATED_SHARED = ("qwen3_next", "qwen3_5")
+
+
+# ---- modules and their state ----
+
+
+@functools.cache
+def state_of(config, mesh, kind: str, hash_routing: bool):
+    """(structure, state) of a module with weights of MaxText's own drawing, which a case then replaces."""
+    rngs = nnx.Rngs(params=0)
+    common = {"config": config, "mesh": mesh, "rngs": rngs, "dtype": config.dtype, "weight_dtype": config.weight_dtype}
+    with mesh, partitioning.axis_rules(config.logical_axis_rules):
+        if kind == "routed":
+            module = moe.RoutedMoE(num_experts=config.num_experts, num_experts_per_tok=config.num_experts_per_tok, kernel_init=INIT,
+                                   kernel_axes=("embed", None), intermediate_dim=config.moe_mlp_dim, is_hash_routing=hash_routing, **common)
+        elif kind == "shared":
+            module = moe.RoutedAndSharedMoE(kernel_init=INIT, kernel_axes=("embed", None), is_hash_routing=hash_routing, **common)
+        elif kind == "gated shared":
+            module = Qwen3NextSparseMoeBlock(config, mesh, rngs=rngs)
+        else:
+            module = linears.MlpBlock(in_features=config.emb_dim, intermediate_dim=config.mlp_dim, activations=config.mlp_activations, kernel_init=INIT,
+                                      intermediate_dropout_rate=0.0, use_bias=config.mlp_bias, **common)
+    return nnx.split(module)
+
+
+def merged(structure, state, weights: dict):
+    """The module with these weights, by their paths in MaxText."""
+    pure = nnx.to_pure_dict(state)
+    for path, value in weights.items():
+        at, names = pure, path.split("/")
+        for name in names[:-1]:
+            at = at[name]
+        if at[names[-1]].shape != value.shape:
+            raise Unsupported(f"{path} is {at[names[-1]].shape} in MaxText, not {value.shape}")
+        at[names[-1]] = value
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, pure)
+    return nnx.merge(structure, state)
+
+
+def path_in(kind: str, path: str) -> str:
+    """Where MaxText has a weight that assay calls so."""
+    if kind == "mlp" or kind == "routed":
+        return path
+    if path.startswith("shared_expert"):
+        return path.replace("shared_experts/", "shared_expert/") if kind == "gated shared" else path
+    return ("routed_experts/" if kind == "gated shared" else "MoeBlock_0/") + path
+
+
+def routed_of(kind: str, module):
+    return {"routed": lambda: module, "shared": lambda: module.routed_moe, "gated shared": lambda: module.routed_experts}[kind]()
+
+
+# ---- what MaxText has of a case ----
+
+
+def check(s: Settings) -> None:
+    s.need(s["decoder_block"] != "glm4_moe", "no GLM-4.5 in MaxText")
+    for key, value, reason in (
+            ("routing_method", '', "flashinfer's routing methods are none of MaxText's"), ("use_random_routing", "false", "random routing draws its own numbers"),
+            ("fused_moe_func", "false", "fused_moe_func is tpu_inference's"), ("apply_router_weight_on_input", "false", "no weights on the input"),
+            ("apply_routed_scaling_factor_on_output", "true", "no factor behind the sum"), ("num_fused_shared_experts", "0", "no shared experts as slots"),
+            ("num_redundant_experts", "0", "no replicas of experts"), ("local_num_experts", "0", "no rank that has some of the experts"),
+            ("w13_reorder_size", "1", "this order of gate and up is the fused path's"), ("gmm_layout", "ragged", "ragged rows alone")):
+        s.need(s.text.get(key, value) == value, reason)
+    s.need(s.number("router_z_loss_weight") == 0, "no z-loss of the router")
+    s.need(s.number("load_balance_loss_weight") == 0 or s["load_balance_loss_scope"] == "sequence", "balance loss of a sequence alone")
+    grouped = s.count("n_routing_groups") > 1
+    s.need(not grouped or s["group_score"] == "top2_sum", "groups by their largest value are not MaxText's")
+    s.need(s.text.get("quant_recipe", "{}") in ("{}", "[]", "none", ""), "no training recipe here")
+    s.need(not s.text.get("quant_hidden_format"), "no h that the kernel quantises")
+
+
+def activation(s: Settings) -> list:
+    names = s.words("mlp_activations")
+    s.need(all(name in ("silu", "gelu", "relu", "sigmoid", "linear") for name in names), f"no activation {names}")
+    return names
+
+
+class Call:
+    """One case: MaxText's configuration, module, tensors by MaxText's paths."""
+
+    def __init__(self, request: Request, dtype: str):
+        s = self.s = request.settings
+        self.request, self.dtype, self.t = request, jnp.dtype(dtype), request.tensors
+        check(s)
+        activation(s)
+        more = {"float32_gate_logits": dtype == "bfloat16", "float32_weight_sum": dtype != "float64", **TILES}
+        logits = self.t.get("inputs/logits")
+        if logits is not None:
+            more["moe_expert_input_dim"] = logits.shape[-1]
+        self.hash_routing = s.count("first_num_hash_layers") > 0
+        if self.hash_routing:
+            more["vocab_size"] = self.t["weights/tid2eid"].shape[0]
+        self.kind = "routed"
+        if any(path.startswith("weights/shared_experts/") for path in self.t):
+            self.kind = "gated shared" if s["decoder_block"] in GATED_SHARED else "shared"
+        self.config, self.mesh = configuration.load(s, dtype, **more)
+        s.need("inputs/routing_weights" not in self.t, "a block has its gate")
+        self.structure, self.state = state_of(self.config, self.mesh, self.kind, self.hash_routing)
+
+    def array(self, path: str):
+        """The router stays wide, as MaxText's float32_gate_logits has it."""
+        value = self.t[path]
+        if value.dtype.kind == "i":
+            return jnp.asarray(value, self.dtype if path.endswith("tid2eid") else jnp.int32)
+        wide = self.dtype == jnp.bfloat16 and (path in self.request.wide or "/gate/" in path or path.endswith(("logits", "lb_loss")))
+        return jnp.asarray(value, jnp.float32 if wide else self.dtype)
+
+    def weights(self, kind: str) -> dict:
+        return {path_in(kind, path.removeprefix("weights/")): self.array(path) for path in self.t if path.startswith("weights/")}
+
+
+def differentiate(call, function, weights: dict, inputs: dict, cotangents: dict, fixed: dict):
+    """Outputs, what came beside them, and gradients of weights and inputs. Compiled once for a configuration and its shapes."""
+    with call.mesh, partitioning.axis_rules(call.config.logical_axis_rules):
+        return compiled(function, call.structure, call.config, call.mesh, call.kind)(call.state, weights, inputs, cotangents, fixed)
+
+
+@functools.cache
+def compiled(function, structure, config, mesh, kind: str):
+    def run(state, weights, inputs, cotangents, fixed):
+        def forward(weights, inputs):
+            return function(kind, merged(structure, state, weights), inputs, fixed)
+
+        outputs, back, beside = jax.vjp(forward, weights, inputs, has_aux=True)
+        given = {path: cotangents[path].astype(value.dtype) if path in cotangents else jnp.zeros_like(value) for path, value in outputs.items()}
+        return outputs, beside, back(given)
+
+    return jax.jit(run)
+
+
+def results(call, outputs: dict, beside: dict, gradients: tuple, names: dict) -> dict:
+    """By assay's paths. names: MaxText's path of each weight's own."""
+    made = {f"outputs/{path}": value for path, value in outputs.items()} | beside
+    made |= {f"gradients/weights/{names[path]}": value for path, value in gradients[0].items()}
+    return made | {f"gradients/inputs/{path}": value for path, value in gradients[1].items()}
+
+
+# ---- moe, routing ----
+
+
+def route(module, x, input_ids, forced):
+    logits, before_bias = module.gate(x)
+    weights, ids = module.get_topk(logits, before_bias, None, input_ids, forced)
+    return logits, before_bias, weights, ids
+
+
+def block(kind: str, module, inputs: dict, fixed: dict):
+    x, ids, forced = inputs["x"], fixed.get("input_ids"), fixed.get("selected_experts")
+    routed = routed_of(kind, module)
+    _, _, weights, selected = route(routed, x.astype(routed.config.dtype), ids, forced)
+    if kind == "gated shared":
+        y, lb_loss = module(x, deterministic=True, forced_routed_experts=forced)
+        bias_updates = None
+    else:
+        y, lb_loss, bias_updates = module(x, input_ids=ids, forced_routed_experts=forced)
+    outputs = {"y": y, **({} if lb_loss is None else {"lb_loss": lb_loss})}
+    beside = {"routing/selected_experts": selected, "routing/weights": weights}
+    return outputs, beside if bias_updates is None else {**beside, "outputs/bias_updates": bias_updates}
+
+
+def router(kind: str, module, inputs: dict, fixed: dict):
+    x = inputs["x"] if "x" in inputs else inputs["logits"]
+    logits, before_bias, weights, selected = route(module, x, fixed.get("input_ids"), fixed.get("selected_experts"))
+    _, order, _, sizes, _, lb_loss, bias_updates, *_ = module.permute(x, logits, before_bias, precomputed_topk=(weights, selected))
+    outputs = {"weights": weights, **({} if lb_loss is None else {"lb_loss": lb_loss})}
+    beside = {"routing/selected_experts": selected, "routing/group_sizes": sizes, "routing/sorted_selected_experts": order}
+    return outputs, beside if bias_updates is None else {**beside, "outputs/bias_updates": bias_updates}
+
+
+def run_moe(request: Request, dtype: str) -> dict:
+    call = Call(request, dtype)
+    weights = call.weights(call.kind)
+    names = {path_in(call.kind, path.removeprefix("weights/")): path.removeprefix("weights/") for path in call.t if path.startswith("weights/")}
+    inputs = {"x": call.array("inputs/x")}
+    fixed = {name: call.array(f"inputs/{name}") for name in ("input_ids", "selected_experts") if f"inputs/{name}" in call.t}
+    cotangents = {path.removeprefix("cotangents/"): call.array(path) for path in call.t if path.startswith("cotangents/")}
+    return results(call, *differentiate(call, block, weights, inputs, cotangents, fixed), names)
+
+
+def run_routing(request: Request, dtype: str) -> dict:
+    call = Call(request, dtype)
+    weights = {path.removeprefix("weights/"): call.array(path) for path in call.t if path.startswith("weights/")}
+    if "inputs/logits" in call.t:
+        weights["gate/kernel"] = jnp.eye(call.t["inputs/logits"].shape[-1], dtype=call.dtype)
+    inputs = {name: call.array(f"inputs/{name}") for name in ("x", "logits") if f"inputs/{name}" in call.t}
+    fixed = {name: call.array(f"inputs/{name}") for name in ("input_ids", "selected_experts") if f"inputs/{name}" in call.t}
+    cotangents = {path.removeprefix("cotangents/"): call.array(path) for path in call.t if path.startswith("cotangents/")}
+    return results(call, *differentiate(call, router, weights, inputs, cotangents, fixed), {path: path for path in weights})
+
+
+# ---- mlp ----
+
+
+def gated_mlp(kind: str, module, inputs: dict, fixed: dict):
+    return {"y": module(inputs["x"], deterministic=True)}, {}
+
+
+def run_mlp(request: Request, dtype: str) -> dict:
+    raise Unsupported("not yet")
+
+
+OPERATIONS = {"moe": run_moe, "routing": run_routing, "mlp": run_mlp}
 
 
 def run(request: Request, dtype: str) -> dict:
-    raise Unsupported("not yet")
+    if request.op not in OPERATIONS:
+        raise Unsupported(f"no {request.op} in MaxText")
+    return OPERATIONS[request.op](request, dtype)
