@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from maxtext.kernels.attention import splash_attention_kernel as splash
 from maxtext.models import deepseek_batchsplit as bs
-from request import Unsupported
+from maxtext.models.deepseek_batchsplit_fp8 import quantized_psum_scatter
 
 AXES = ("data", "fsdp", "expert")
 ACTIVATIONS = P(AXES, None, None)
@@ -60,11 +60,11 @@ class Call:
         self.sizes = [sizes.get(a, 1) for a in AXES]
         self.shards, self.parts = int(np.prod(self.sizes)), self.sizes[2]
         s.need(set(sizes) <= set(AXES) and self.shards <= len(jax.devices()), "a mesh of other axes or more devices")
-        s.need(not s.text.get("quant_recipe", ""), "fp8_full: its grouped product is tokamax's kernel for TPUs")
+        s.need(s["function"].startswith("quantized") or not s.text.get("quant_recipe", ""), "fp8_full: its grouped product is tokamax's kernel for TPUs")
         devices = np.array(jax.devices()[:self.shards]).reshape(self.sizes)
         self.mesh = jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Explicit,) * 3)
         self.manual = jax.sharding.Mesh(devices, AXES)
-        self.dtype, self.wide = dtype, jnp.float64 if dtype == jnp.float64 else jnp.float32
+        self.dtype, self.wide = dtype, jnp.float64 if dtype == "float64" else jnp.float32
         self.microbatches = s.count("batch_split_factor")
         self.length = s.count("sequence")
         grouped = s.count("n_routing_groups") > 1
@@ -123,8 +123,12 @@ class Call:
     def angles(self, tensor):
         return self.rows(tensor)[:, :, None, :]
 
+    def unused_out(self):
+        """A remat function computes the output too, which nobody takes: its case has no such weight."""
+        return jnp.zeros((self.config.num_query_heads, self.s.count("v_head_dim"), self.s.count("base_emb_dim")), self.dtype)
+
     def gathered(self, name):
-        weight = self.weights[name]
+        weight = self.weights[name] if name in self.weights else self.unused_out()
         if name in WHOLE:
             return jax.device_put(weight, NamedSharding(self.mesh, P(*(None,) * weight.ndim)))
         expert = name in EXPERTS
@@ -142,7 +146,7 @@ class Call:
     def array(self, pieces, spec):
         """The array of which each shard has this."""
         sharding = NamedSharding(self.mesh, spec)
-        shape = [n * (1 if a is None else self.mesh.shape[a]) for n, a in zip(pieces.shape[1:], tuple(spec) + (None,) * pieces.ndim)]
+        shape = [n * (1 if a is None else self.mesh.shape[a]) for n, a in zip(pieces.shape[1:], spec.partitions + (None,) * pieces.ndim)]
         pieces = np.asarray(pieces)
         return jax.make_array_from_single_device_arrays(
             tuple(shape), sharding, [jax.device_put(p, d) for p, d in zip(pieces, self.mesh.devices.ravel())])
@@ -235,6 +239,7 @@ def local_functions(c):
             "layer_wo": bs.compute_linear(layer_w0, layer_w1, wo, group_sizes, weights, **product)},
         "shared_expert_and_route": shared_expert_and_route,
         "unroute_ubatch_fn": unroute_ubatch,
+        "quantized_psum_scatter": lambda x: {"out": quantized_psum_scatter(x, "expert", 0, True)},
     }
 
 
@@ -254,21 +259,6 @@ def local_backwards(c):
 
 def is_float(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def differentiated(c, function, arguments, weights, cotangents):
-    """Results, and gradients of arguments and weights; with_weights is how a shard gets them."""
-    floats = {n: a for n, a in arguments.items() if is_float(a)}
-    others = {n: a for n, a in arguments.items() if not is_float(a)}
-
-    def run(floats, weights, others):
-        made = c.over_shards(function, {**floats, **weights, **others})
-        return {n: made[n] for n in cotangents}, made
-
-    def whole(floats, weights, others):
-        return run(floats, {n: c.spread(n, w) for n, w in weights.items()}, others)
-
-    return run, whole, floats, others
 
 
 def run_local(c, function):
@@ -307,6 +297,8 @@ def run_local_backward(c, function):
                  "group_sizes": jnp.stack([jnp.bincount(i.ravel(), length=c.config.num_experts) for i in ids])}
     elif name == "yarn":
         given["inputs"] = jnp.zeros_like(cotangents["output"])
+    elif name == "quantized_psum_scatter":
+        given["x"] = jnp.zeros((c.shards, c.parts * cotangents["out"].shape[1], cotangents["out"].shape[2]), c.dtype)
     elif name == "get_key_value":
         given["key_rope"] = jnp.zeros((*given["low_rank_main"].shape[:-1], c.config.qk_rope_head_dim), c.dtype)
     weights = {n: c.spread(n, w) for n, w in c.weights.items()}
@@ -418,7 +410,7 @@ def mla(c, function):
         made = {"out": c.by_shard(out), **{n: c.by_shard(a) for n, a in kept.items()}}
         kept, d_out = (kept["attn_out"], kept["lse"]), c.rows(c.cotangents["out"])
     elif function == "mla_remat":
-        zeros = jnp.zeros((*c.inputs["inputs"].shape[:3], c.config.num_query_heads, c.weights["out_weights"].shape[1]), c.dtype)
+        zeros = jnp.zeros((*c.inputs["inputs"].shape[:3], c.config.num_query_heads, c.s.count("v_head_dim")), c.dtype)
         kept = c.rows(zeros), c.rows(jnp.zeros((*zeros.shape[:2], zeros.shape[3], zeros.shape[2]), c.wide))
     else:
         kept, d_out = (c.rows(c.inputs["attn_out"]), c.rows(c.inputs["lse"])), c.rows(c.inputs["out_grad"])
@@ -448,7 +440,7 @@ def mla_with_norms(c, function):
         made = {n: c.by_microbatch(a) for n, a in kept.items()}
         kept, d_out = {n: kept[n] for n in ("attn_out", "lse")}, c.microbatch_rows(c.cotangents["mla_out"])
     elif function == "mla_with_norms_remat":
-        heads = jnp.zeros((*c.inputs["layer_inputs"].shape[:4], c.config.num_query_heads, c.weights["out_weights"].shape[1]), c.dtype)
+        heads = jnp.zeros((*c.inputs["layer_inputs"].shape[:4], c.config.num_query_heads, c.s.count("v_head_dim")), c.dtype)
         kept = {"attn_out": c.microbatch_rows(heads),
                 "lse": c.microbatch_rows(jnp.zeros((*heads.shape[:3], heads.shape[4], heads.shape[3]), c.wide))}
 
@@ -582,7 +574,7 @@ def collectives(c, function):
     if function == "gather_weights":
         made = jax.jit(lambda w: bs.gather_weights(w, c.mesh))(scattered(c, "weights/"))
     elif function == "reduce_scatter_ws_grad":
-        unreduced = {n: P(*bundle_spec(n, "e"), unreduced=set(AXES[:2] if "e" in BUNDLE[n] else AXES)) if "f" in BUNDLE[n] else P(None)
+        unreduced = {n: bundle_spec(n, "e", unreduced=set(AXES[:2] if "e" in BUNDLE[n] else AXES)) if "f" in BUNDLE[n] else P(None)
                      for n in BUNDLE}
         grads = tree({n: c.array(c.inputs["ws_grad/" + n], unreduced[n]) for n in BUNDLE})
         made = jax.jit(lambda g: bs.reduce_scatter_ws_grad(g, c.mesh))(grads)
@@ -601,10 +593,9 @@ MESH = {
 
 
 def run(request, dtype):
-    function = request.settings["function"]
+    dtype = jnp.dtype(dtype)
+    function = request.settings["function"].replace("moe", "route_compute_unroute")
     name = function[:-len("_bwd")] if function.endswith("_bwd") else function
-    if name.startswith("quantized"):
-        raise Unsupported("quantized_psum_scatter is of deepseek_batchsplit_fp8.py, and nothing calls it there")
     c = Call(request, dtype)
     if name in MESH:
         with jax.set_mesh(c.mesh):
