@@ -5,7 +5,8 @@
 
 An operation's file has run(request, dtype) -> {path: array}. --dtype is the type of activations and weights. With f64 the modules are the same, under jax_enable_x64.
 --wide-casts makes their own casts to float32 (routers, norms, softmax) casts to float64: jnp.float32 is jnp.float64 in what MaxText's modules see. What agrees with
-it and not without it differs by these casts alone. A case with a mesh runs on eight devices of the processor.
+it and not without it differs by these casts alone. --megablox: its grouped product is MaxText's own Pallas kernel, interpreted, in tiles of 8 rows; without it
+jax.lax.ragged_dot. A case with a mesh runs on eight devices of the processor.
 """
 import argparse
 import importlib
@@ -42,10 +43,13 @@ def main() -> None:
     serving.add_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--wide-casts", action="store_true", help="with --dtype f64: MaxText's casts to float32 go to float64")
+    parser.add_argument("--megablox", action="store_true", help="grouped products by MaxText's Pallas kernel, interpreted")
     options = parser.parse_args()
     if options.wide_casts and options.dtype != "f64":
         parser.error("--wide-casts is of --dtype f64")
     jax.config.update("jax_enable_x64", options.dtype == "f64")
+    for key, value in (("dir", "build/backends/maxtext-compiled"), ):
+        jax.config.update(f"jax_compilation_cache_{key}", value)
 
     def answer(path: str, candidate: str) -> None:
         request = Request(path, np.float64)
@@ -54,6 +58,7 @@ def main() -> None:
         if "quant_formats" in request.settings.text:
             raise Unsupported("no quantised operands")
         module = importlib.import_module(MODULES[request.op])
+        importlib.import_module("config").choices["megablox"] = options.megablox
         if options.wide_casts:
             importlib.import_module("wide_casts").apply()
         results = module.run(request, DTYPES[options.dtype])

@@ -5,6 +5,7 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 import yaml
 
 import maxtext
@@ -26,6 +27,10 @@ PASSED_OVER = {"model_name", "decoder_block", "vocab_size", "remat_policy", "dec
                "kv_wa_proj", "mla_q", "mla_kv", "attention_out", "context", "out_proj", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi", "moe_mlpwi_0", "moe_mlpwi_1",
                "moe_mlpwo", "max_position_embeddings", "attention_type", "use_batch_split_schedule", "batch_split_factor", "merge_gating_gmm", "fused_mlp"}
 WHERE_GIVEN = {"base_num_kv_heads", "head_dim", "q_lora_rank", "attention_type"}  # 0 and "" leave them to the model
+
+
+choices = {"megablox": False}  # what options of the shell ask for, in every case
+pyconfig._load_config = functools.cache(pyconfig._load_config)  # the same few files, which it only reads
 
 
 @functools.cache
@@ -58,11 +63,14 @@ def load(s: Settings, dtype: str, **more):
     for key, text in s.text.items():
         if key in MaxTextConfig.model_fields and key not in PASSED_OVER | {"dtype"}:
             value = yaml.safe_load(text)
-            if not (key in WHERE_GIVEN and value in (0, "")):
+            if value is not None and not (key in WHERE_GIVEN and value in (0, "")):
                 keys[key] = value
-    keys.update(more)
+    keys.update(choices | more)
     shape = mesh_shape(s)
-    config = initialize(dtype, shape, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in keys.items()))
+    try:
+        config = initialize(dtype, shape, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in keys.items()))
+    except pydantic.ValidationError as error:
+        raise Unsupported("MaxText refuses it: " + error.errors()[0]["msg"].removeprefix("Value error, "))
     return config, device_mesh(config)
 
 

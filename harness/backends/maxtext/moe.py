@@ -28,36 +28,41 @@ GATED_SHARED = ("qwen3_next", "qwen3_5")
 
 @functools.cache
 def state_of(config, mesh, kind: str, hash_routing: bool):
-    """(structure, state) of a module with weights of MaxText's own drawing, which a case then replaces."""
-    rngs = nnx.Rngs(params=0)
-    common = {"config": config, "mesh": mesh, "rngs": rngs, "dtype": config.dtype, "weight_dtype": config.weight_dtype}
-    with mesh, partitioning.axis_rules(config.logical_axis_rules):
+    """(structure, state) of a module; the state has shapes alone."""
+
+    def build():
+        rngs = nnx.Rngs(params=0)
+        common = {"config": config, "mesh": mesh, "rngs": rngs, "dtype": config.dtype, "weight_dtype": config.weight_dtype}
         if kind == "routed":
-            module = moe.RoutedMoE(num_experts=config.num_experts, num_experts_per_tok=config.num_experts_per_tok, kernel_init=INIT,
-                                   kernel_axes=("embed", None), intermediate_dim=config.moe_mlp_dim, is_hash_routing=hash_routing, **common)
-        elif kind == "shared":
-            module = moe.RoutedAndSharedMoE(kernel_init=INIT, kernel_axes=("embed", None), is_hash_routing=hash_routing, **common)
-        elif kind == "gated shared":
-            module = Qwen3NextSparseMoeBlock(config, mesh, rngs=rngs)
-        else:
-            module = linears.MlpBlock(in_features=config.emb_dim, intermediate_dim=config.mlp_dim, activations=config.mlp_activations, kernel_init=INIT,
-                                      intermediate_dropout_rate=0.0, use_bias=config.mlp_bias, **common)
-    return nnx.split(module)
+            return moe.RoutedMoE(num_experts=config.num_experts, num_experts_per_tok=config.num_experts_per_tok, kernel_init=INIT,
+                                 kernel_axes=("embed", None), intermediate_dim=config.moe_mlp_dim, is_hash_routing=hash_routing, **common)
+        if kind == "shared":
+            return moe.RoutedAndSharedMoE(kernel_init=INIT, kernel_axes=("embed", None), is_hash_routing=hash_routing, **common)
+        if kind == "gated shared":
+            return Qwen3NextSparseMoeBlock(config, mesh, rngs=rngs)
+        return linears.MlpBlock(in_features=config.emb_dim, intermediate_dim=config.mlp_dim, activations=config.mlp_activations, kernel_init=INIT,
+                                intermediate_dropout_rate=0.0, use_bias=config.mlp_bias, **common)
+
+    with mesh, partitioning.axis_rules(config.logical_axis_rules):
+        return nnx.split(nnx.eval_shape(build))
 
 
 def merged(structure, state, weights: dict):
-    """The module with these weights, by their paths in MaxText."""
-    pure = nnx.to_pure_dict(state)
-    for path, value in weights.items():
-        at, names = pure, path.split("/")
-        for name in names[:-1]:
-            at = at[name]
-        if at[names[-1]].shape != value.shape:
-            raise Unsupported(f"{path} is {at[names[-1]].shape} in MaxText, not {value.shape}")
-        at[names[-1]] = value
-    state = jax.tree.map(lambda leaf: leaf, state)
-    nnx.replace_by_pure_dict(state, pure)
-    return nnx.merge(structure, state)
+    """The module with these weights, by their paths in MaxText; it has no others."""
+    leaves, left = [], set(weights)
+    for path, variable in nnx.to_flat_state(state):
+        name, shape = "/".join(map(str, path)), variable.get_value()
+        if isinstance(variable, nnx.RngState):
+            value = jax.random.key(0) if isinstance(variable, nnx.RngKey) else jnp.zeros(shape.shape, shape.dtype)
+        elif name not in weights or weights[name].shape != shape.shape:
+            raise Unsupported(f"MaxText's block has {name} {shape.shape}, the case {weights[name].shape if name in weights else 'no such weight'}")
+        else:
+            value = weights[name]
+            left.discard(name)
+        leaves.append((path, variable.replace(value)))
+    if left:
+        raise Unsupported(f"MaxText's block has no {', '.join(sorted(left))}")
+    return nnx.merge(structure, nnx.from_flat_state(leaves))
 
 
 def path_in(kind: str, path: str) -> str:
@@ -108,6 +113,10 @@ class Call:
         check(s)
         activation(s)
         more = {"float32_gate_logits": dtype == "bfloat16", "float32_weight_sum": dtype != "float64", **TILES}
+        if s["decoder_block"] != "gemma4":  # whose shared expert has this width
+            more["base_mlp_dim"] = s.count("base_moe_mlp_dim")
+        if s.text.get("fused_moe_mlp") == "true":
+            more["prefuse_moe_weights"] = True
         logits = self.t.get("inputs/logits")
         if logits is not None:
             more["moe_expert_input_dim"] = logits.shape[-1]
@@ -119,7 +128,6 @@ class Call:
             self.kind = "gated shared" if s["decoder_block"] in GATED_SHARED else "shared"
         self.config, self.mesh = configuration.load(s, dtype, **more)
         s.need("inputs/routing_weights" not in self.t, "a block has its gate")
-        self.structure, self.state = state_of(self.config, self.mesh, self.kind, self.hash_routing)
 
     def array(self, path: str):
         """The router stays wide, as MaxText's float32_gate_logits has it."""
@@ -136,12 +144,14 @@ class Call:
 def differentiate(call, function, weights: dict, inputs: dict, cotangents: dict, fixed: dict):
     """Outputs, what came beside them, and gradients of weights and inputs. Compiled once for a configuration and its shapes."""
     with call.mesh, partitioning.axis_rules(call.config.logical_axis_rules):
-        return compiled(function, call.structure, call.config, call.mesh, call.kind)(call.state, weights, inputs, cotangents, fixed)
+        return compiled(function, call.config, call.mesh, call.kind, call.hash_routing)(weights, inputs, cotangents, fixed)
 
 
 @functools.cache
-def compiled(function, structure, config, mesh, kind: str):
-    def run(state, weights, inputs, cotangents, fixed):
+def compiled(function, config, mesh, kind: str, hash_routing: bool):
+    structure, state = state_of(config, mesh, kind, hash_routing)
+
+    def run(weights, inputs, cotangents, fixed):
         def forward(weights, inputs):
             return function(kind, merged(structure, state, weights), inputs, fixed)
 
