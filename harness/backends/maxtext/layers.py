@@ -52,7 +52,7 @@ def keys_of(s: Settings, block: str) -> dict:
             "max_position_embeddings": s.count("max_position_embeddings"), "original_max_position_embeddings": s.count("original_max_position_embeddings"),
             "dropout_rate": 0.0, "rope_type": s["rope_type"], "fused_qkv": s.true("fused_qkv"), **moe.TILES}
     if block == "deepseek":
-        more |= {"base_num_kv_heads": s.count("base_num_query_heads"), "attention_type": "mla"}
+        more |= {"base_num_kv_heads": s.count("base_num_query_heads"), "attention_type": "mla", "q_lora_rank": s.count("q_lora_rank")}
     if s.count("first_num_dense_layers") == 0 and s.count("base_moe_mlp_dim"):  # MaxText wants one width of a model that has experts alone
         more["base_mlp_dim"] = s.count("base_moe_mlp_dim")
     return more
@@ -101,8 +101,29 @@ def differentiated(build, function, call: Call, kind, weights: dict) -> tuple:
 
 @functools.cache
 def state_of(build, config, mesh, kind):
+    """(structure, state) of a module without the work of drawing weights: those of a case replace these zeros."""
     with mesh, partitioning.axis_rules(config.logical_axis_rules):
-        return nnx.split(build(config, mesh, kind))
+        structure, state = nnx.split(nnx.eval_shape(lambda: build(config, mesh, kind)))
+    return structure, jax.tree.map(zeros, state)
+
+
+def merged(structure, state, weights: dict):
+    """The module with these weights, by their paths; a stack's last norm and its head, which no case has, stay zero."""
+    pure = nnx.to_pure_dict(state)
+    for path, value in weights.items():
+        at, names = pure, [int(n) if n.isdigit() else n for n in path.split("/")]
+        for name in names[:-1]:
+            at = at.get(name, {})
+        if names[-1] not in at or at[names[-1]].shape != value.shape:
+            raise Unsupported(f"MaxText has no {path} {value.shape}")
+        at[names[-1]] = value
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, pure)
+    return nnx.merge(structure, state)
+
+
+def zeros(leaf):
+    return jnp.zeros(leaf.shape, leaf.dtype) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jax.random.key(0)
 
 
 @functools.cache
@@ -111,7 +132,7 @@ def compiled(build, function, config, mesh, kind):
 
     def run(weights, x, fixed, cotangents):
         def forward(weights, x):
-            module = moe.merged(structure, state, weights)
+            module = merged(structure, state, weights)
             y = function(module, x, fixed)
             return {"y": y, **losses(module)}, beside(module)
 
@@ -158,7 +179,9 @@ def apply_layer(module, x, fixed):
 
 
 def attention_of(s: Settings, block: str):
-    return (SLIDING if s["attention_type"] == "local_sliding" else GLOBAL) if block == "gpt_oss" else None
+    """GPT-OSS alone has windows in some of its layers, the first of them."""
+    first = {"": s["op"] == "decoder_layer", "local_sliding": True, "global": False}
+    return (SLIDING if first.get(s["attention_type"], False) else GLOBAL) if block == "gpt_oss" else None
 
 
 def run_layer(request: Request, dtype: str) -> dict:
