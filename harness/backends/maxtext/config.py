@@ -1,4 +1,5 @@
 """MaxText's configuration of a case: its keys are MaxText's own, so they are handed on. One for all cases that ask for the same."""
+import copy
 import functools
 import os
 
@@ -17,7 +18,7 @@ from request import Settings, Unsupported
 
 BASE = os.path.join(os.path.dirname(maxtext.__file__), "configs/decoupled_base_test.yml")
 MESH = {"data": "ici_data_parallelism", "fsdp": "ici_fsdp_parallelism", "fsdp_transpose": "ici_fsdp_transpose_parallelism", "context": "ici_context_parallelism",
-        "tensor": "ici_tensor_parallelism", "expert": "ici_expert_parallelism"}
+        "mlp_tensor": "ici_tensor_parallelism", "expert": "ici_expert_parallelism"}
 # of blocks that a case names without a model; MaxText takes parts of the family from the model's name
 MODELS = {"deepseek": "deepseek3-tiny", "deepseek4": "deepseek4-tiny", "kimi_k2": "kimi-k2-1t", "mixtral": "mixtral-8x7b", "qwen3_moe": "qwen3-30b-a3b",
           "gpt_oss": "gpt-oss-20b", "gemma4": "gemma4-26b", "llama4": "llama4-17b-16e", "qwen3_next": "qwen3-next-80b-a3b", "": "default"}
@@ -30,7 +31,8 @@ WHERE_GIVEN = {"base_num_kv_heads", "head_dim", "q_lora_rank", "attention_type"}
 
 
 choices = {"megablox": False}  # what options of the shell ask for, in every case
-pyconfig._load_config = functools.cache(pyconfig._load_config)  # the same few files, which it only reads
+read_once = functools.cache(pyconfig._load_config)  # the same few files
+pyconfig._load_config = lambda path: copy.deepcopy(read_once(path))  # whose caller changes what it gets
 
 
 @functools.cache
@@ -46,12 +48,15 @@ def initialize(dtype: str, mesh_shape: tuple, keys: tuple):
     return config
 
 
+def axes(s: Settings) -> dict:
+    """Of the mesh, those with more than one device."""
+    return {axis: size for axis, size in yaml.safe_load(s["mesh"]).items() if size > 1}
+
+
 def mesh_shape(s: Settings) -> tuple:
-    """The axes with more than one device."""
-    sizes = yaml.safe_load(s["mesh"])
-    unknown = [axis for axis in sizes if axis not in MESH]
-    s.need(not unknown, f"no mesh axis {unknown}")
-    return tuple((axis, size) for axis, size in sizes.items() if size > 1)
+    unknown = [axis for axis in axes(s) if axis not in MESH]
+    s.need(not unknown, f"MaxText has no mesh axis for {', '.join(unknown)}")
+    return tuple(axes(s).items())
 
 
 def load(s: Settings, dtype: str, **more):

@@ -1,6 +1,8 @@
 """The MoE block, its router and its parts: RoutedMoE, RoutedAndSharedMoE, Qwen3-Next's block, MlpBlock; gradients by jax.vjp.
 
 Routing results come from the block's own gate and get_topk; balance losses and bias updates of the op `routing` from its permute.
+On a mesh jax.lax.ragged_all_to_all, which XLA has no code of for a processor, is replaced by an all_gather of what it sends and of its offsets, of which each shard takes
+what is for it (exchange.py); kernels of experts lie as MaxText's rules say. Kernels that a case has on shards are joined before, and their gradients cut behind.
 Logits that a case gives go through a gate whose kernel is the unit matrix, which changes no bit.
 """
 import functools
@@ -12,6 +14,7 @@ from flax import nnx
 from flax.linen import partitioning
 
 import config as configuration
+import exchange
 from maxtext.layers import linears, moe
 from maxtext.layers.initializers import nd_dense_init
 from maxtext.models.qwen3 import Qwen3NextSparseMoeBlock
@@ -20,6 +23,7 @@ from request import Request, Settings, Unsupported
 
 INIT = nd_dense_init(1.0, "fan_in", "truncated_normal")
 TILES = {f"{product}_tile_{pass_}_{dim}": 8 for product in ("wi", "wo") for pass_ in ("fwd", "dlhs", "drhs") for dim in ("batch_seq", "embed_dim", "mlp_dim")}
+KERNELS = ("wi", "wi_0", "wi_1", "wo")
 GATED_SHARED = ("qwen3_next", "qwen3_5")
 
 
@@ -112,7 +116,7 @@ class Call:
         self.request, self.dtype, self.t = request, jnp.dtype(dtype), request.tensors
         check(s)
         activation(s)
-        more = {"float32_gate_logits": dtype == "bfloat16", "float32_weight_sum": dtype != "float64", **TILES}
+        more = {"use_ragged_sort": False, "float32_gate_logits": dtype == "bfloat16", "float32_weight_sum": dtype != "float64", **TILES}
         if s["decoder_block"] != "gemma4":  # whose shared expert has this width
             more["base_mlp_dim"] = s.count("base_moe_mlp_dim")
         if s.text.get("fused_moe_mlp") == "true":
@@ -120,6 +124,16 @@ class Call:
         logits = self.t.get("inputs/logits")
         if logits is not None:
             more["moe_expert_input_dim"] = logits.shape[-1]
+        devices = configuration.axes(s)
+        self.on_shards = s.true("weights_on_shards")
+        one = not devices or not s.true("sparse_matmul")
+        s.need(one or s.number("load_balance_loss_weight") == 0 and s.number("routed_bias_update_rate") == 0,
+               "of a mesh MaxText gives one balance loss and one bias update, not each shard's")
+        s.need(not s.true("use_ring_of_experts") or devices.get("expert", 1) > 1, "MaxText has no ring of one device")
+        if self.on_shards:
+            for name in KERNELS:
+                if f"weights/{name}" in self.t:
+                    self.t[f"weights/{name}"] = whole(s, name, self.t[f"weights/{name}"])
         self.hash_routing = s.count("first_num_hash_layers") > 0
         if self.hash_routing:
             more["vocab_size"] = self.t["weights/tid2eid"].shape[0]
@@ -141,10 +155,53 @@ class Call:
         return {path_in(kind, path.removeprefix("weights/")): self.array(path) for path in self.t if path.startswith("weights/")}
 
 
+def placed(call, weights: dict) -> dict:
+    """Kernels of experts over the mesh as MaxText has them, everything else on every device."""
+    if call.mesh.size == 1:
+        return weights
+    module = routed_of(call.kind, nnx.merge(*state_of(call.config, call.mesh, call.kind, call.hash_routing)))
+
+    def sharding(path):
+        name = path.rsplit("/", 1)[-1]
+        axes = {"wo": module.wo_kernel_axes}.get(name, module.wi_kernel_axes) if name in KERNELS else ()
+        return jax.sharding.NamedSharding(call.mesh, module._logical_to_mesh_axes(axes))
+
+    return {path: jax.device_put(value, sharding(path)) for path, value in weights.items()}
+
+
+def pieces(s: Settings, name: str, shape: tuple):
+    """Of a kernel [E,D,H], [E,D,2,H] (gate and up in one) or [E,H,D]: where each shard's piece lies in the whole, in the order of docs/expert-parallelism.md."""
+    sizes = [configuration.axes(s).get(axis, 1) for axis in ("fsdp", "fsdp_transpose", "expert", "mlp_tensor")]
+    for f, t, p, n in np.ndindex(*sizes):
+        experts, columns = (p * sizes[0] + f, sizes[2] * sizes[0]) if s.true("shard_exp_on_fsdp") else (p, sizes[2]), (t * sizes[3] + n, sizes[1] * sizes[3])
+        width = (0, 1) if s.true("shard_exp_on_fsdp") else (f, sizes[0])
+        parts = {"wo": (experts, columns, width), "wi": (experts, width, (0, 1), columns)}.get(name, (experts, width, columns))
+        yield tuple(slice(i * size // count, (i + 1) * size // count) for (i, count), size in zip(parts, shape))
+
+
+def whole(s: Settings, name: str, shards: np.ndarray) -> np.ndarray:
+    sizes = configuration.axes(s)
+    f, t, p, n = (sizes.get(axis, 1) for axis in ("fsdp", "fsdp_transpose", "expert", "mlp_tensor"))
+    if name == "wi":
+        shards = shards.reshape(*shards.shape[:-1], 2, -1)
+    experts, width = (p * f, 1) if s.true("shard_exp_on_fsdp") else (p, f)
+    counts = {"wo": (experts, t * n, width), "wi": (experts, width, 1, t * n)}.get(name, (experts, width, t * n))
+    made = np.empty([count * size for count, size in zip(counts, shards.shape[1:])], shards.dtype)
+    for place, shard in zip(pieces(s, name, made.shape), shards):
+        made[place] = shard
+    return made.reshape(*made.shape[:2], -1) if name == "wi" else made
+
+
+def cut(s: Settings, name: str, kernel: np.ndarray) -> np.ndarray:
+    kernel = kernel.reshape(*kernel.shape[:-1], 2, -1) if name == "wi" else kernel
+    shards = np.stack([kernel[place] for place in pieces(s, name, kernel.shape)])
+    return shards.reshape(*shards.shape[:-2], -1) if name == "wi" else shards
+
+
 def differentiate(call, function, weights: dict, inputs: dict, cotangents: dict, fixed: dict):
     """Outputs, what came beside them, and gradients of weights and inputs. Compiled once for a configuration and its shapes."""
     with call.mesh, partitioning.axis_rules(call.config.logical_axis_rules):
-        return compiled(function, call.config, call.mesh, call.kind, call.hash_routing)(weights, inputs, cotangents, fixed)
+        return compiled(function, call.config, call.mesh, call.kind, call.hash_routing)(placed(call, weights), inputs, cotangents, fixed)
 
 
 @functools.cache
@@ -208,7 +265,13 @@ def run_moe(request: Request, dtype: str) -> dict:
     inputs = {"x": call.array("inputs/x")}
     fixed = {name: call.array(f"inputs/{name}") for name in ("input_ids", "selected_experts") if f"inputs/{name}" in call.t}
     cotangents = {path.removeprefix("cotangents/"): call.array(path) for path in call.t if path.startswith("cotangents/")}
-    return results(call, *differentiate(call, block, weights, inputs, cotangents, fixed), names)
+    with exchange.gathered():
+        made = results(call, *differentiate(call, block, weights, inputs, cotangents, fixed), names)
+    if call.on_shards:
+        for name in KERNELS:
+            if f"gradients/weights/{name}" in made:
+                made[f"gradients/weights/{name}"] = cut(call.s, name, np.asarray(made[f"gradients/weights/{name}"]))
+    return made
 
 
 def run_routing(request: Request, dtype: str) -> dict:
