@@ -6,7 +6,7 @@
 An operation's file has run(request, dtype) -> {path: array}. --dtype is the type of activations and weights. With f64 the modules are the same, under jax_enable_x64.
 --wide-casts makes their own casts to float32 (routers, norms, softmax) casts to float64: jnp.float32 is jnp.float64 in what MaxText's modules see. What agrees with
 it and not without it differs by these casts alone. --megablox: its grouped product is MaxText's own Pallas kernel, interpreted, in tiles of 8 rows; without it
-jax.lax.ragged_dot. A case with a mesh runs on devices of the processor, sixteen at most.
+jax.lax.ragged_dot. A case with a mesh runs on devices of the processor, 24 at most.
 """
 import argparse
 import importlib
@@ -15,7 +15,7 @@ import pathlib
 import sys
 
 os.environ.update(JAX_PLATFORMS="cpu", DECOUPLE_GCLOUD="TRUE",
-                  XLA_FLAGS="--xla_force_host_platform_device_count=16 --xla_cpu_multi_thread_eigen=false")
+                  XLA_FLAGS="--xla_force_host_platform_device_count=24 --xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "shell"))
 

@@ -27,7 +27,7 @@ BLOCKS = {"kimi_k2": "deepseek", "": "llama2"}  # the block in MaxText's words
 PASSED_OVER = {"model_name", "decoder_block", "vocab_size", "remat_policy", "decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "query_wa_proj",
                "kv_wa_proj", "mla_q", "mla_kv", "attention_out", "context", "out_proj", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi", "moe_mlpwi_0", "moe_mlpwi_1",
                "moe_mlpwo", "max_position_embeddings", "attention_type", "use_batch_split_schedule", "batch_split_factor", "merge_gating_gmm", "fused_mlp"}
-WHERE_GIVEN = {"base_num_kv_heads", "head_dim", "q_lora_rank", "attention_type"}  # 0 and "" leave them to the model
+WHERE_GIVEN = {"num_experts", "num_experts_per_tok", "base_num_kv_heads", "head_dim", "q_lora_rank", "attention_type"}  # 0 and "" leave them to the model
 
 
 choices = {"megablox": False}  # what options of the shell ask for, in every case

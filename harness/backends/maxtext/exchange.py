@@ -1,8 +1,14 @@
-"""jax.lax.ragged_all_to_all where XLA has none (on processors): everybody gets everything, and takes what is for it."""
+"""What MaxText calls and a processor does not have.
+
+jax.lax.ragged_all_to_all: everybody gets everything, and takes what is for it. In float64 megablox' gmm, which is of bfloat16 and float32: jax.lax.ragged_dot of the
+groups that the kernel has; rows of other groups are 0, as megablox leaves them out.
+"""
 import contextlib
 
 import jax
 import jax.numpy as jnp
+
+from maxtext.layers import moe
 
 
 def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name, axis_index_groups=None):
@@ -19,11 +25,20 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
     return output
 
 
+def ragged_gmm(lhs, rhs, group_sizes, preferred_element_type, *, group_offset, partial_sum=None, **_):
+    """group_offset is 0 wherever MaxText sorts the rows of its own experts first."""
+    y = jax.lax.ragged_dot(lhs, rhs, group_sizes[:rhs.shape[0]].astype(jnp.int32), preferred_element_type=preferred_element_type)
+    return y if partial_sum is None else y + partial_sum
+
+
 @contextlib.contextmanager
-def gathered():
-    """MaxText's modules look the function up in jax.lax when they are traced."""
-    original, jax.lax.ragged_all_to_all = jax.lax.ragged_all_to_all, ragged_all_to_all
+def replaced(dtype: str):
+    """While MaxText's modules are traced, which look these functions up then."""
+    originals = jax.lax.ragged_all_to_all, moe.mblx.gmm
+    jax.lax.ragged_all_to_all = ragged_all_to_all
+    if dtype == "float64":
+        moe.mblx.gmm = ragged_gmm
     try:
         yield
     finally:
-        jax.lax.ragged_all_to_all = original
+        jax.lax.ragged_all_to_all, moe.mblx.gmm = originals

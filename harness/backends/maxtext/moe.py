@@ -37,7 +37,7 @@ def state_of(config, mesh, kind: str, hash_routing: bool):
     def build():
         rngs = nnx.Rngs(params=0)
         common = {"config": config, "mesh": mesh, "rngs": rngs, "dtype": config.dtype, "weight_dtype": config.weight_dtype}
-        if kind == "routed":
+        if kind in ("routed", "router"):
             return moe.RoutedMoE(num_experts=config.num_experts, num_experts_per_tok=config.num_experts_per_tok, kernel_init=INIT,
                                  kernel_axes=("embed", None), intermediate_dim=config.moe_mlp_dim, is_hash_routing=hash_routing, **common)
         if kind == "shared":
@@ -51,13 +51,15 @@ def state_of(config, mesh, kind: str, hash_routing: bool):
         return nnx.split(nnx.eval_shape(build))
 
 
-def merged(structure, state, weights: dict):
-    """The module with these weights, by their paths in MaxText; it has no others."""
+def merged(kind: str, structure, state, weights: dict):
+    """The module with these weights, by their paths in MaxText; a block has no others."""
     leaves, left = [], set(weights)
     for path, variable in nnx.to_flat_state(state):
         name, shape = "/".join(map(str, path)), variable.get_value()
         if isinstance(variable, nnx.RngState):
             value = jax.random.key(0) if isinstance(variable, nnx.RngKey) else jnp.zeros(shape.shape, shape.dtype)
+        elif kind == "router" and name not in weights and name.startswith("w"):  # of the experts, which it does not use
+            value = jnp.zeros(shape.shape, shape.dtype)
         elif name not in weights or weights[name].shape != shape.shape:
             raise Unsupported(f"MaxText's block has {name} {shape.shape}, the case {weights[name].shape if name in weights else 'no such weight'}")
         else:
@@ -71,7 +73,7 @@ def merged(structure, state, weights: dict):
 
 def path_in(kind: str, path: str) -> str:
     """Where MaxText has a weight that assay calls so."""
-    if kind == "mlp" or kind == "routed":
+    if kind in ("mlp", "routed", "router"):
         return path
     if path.startswith("shared_expert"):
         return path.replace("shared_experts/", "shared_expert/") if kind == "gated shared" else path
@@ -79,7 +81,7 @@ def path_in(kind: str, path: str) -> str:
 
 
 def routed_of(kind: str, module):
-    return {"routed": lambda: module, "shared": lambda: module.routed_moe, "gated shared": lambda: module.routed_experts}[kind]()
+    return {"routed": lambda: module, "router": lambda: module, "shared": lambda: module.routed_moe, "gated shared": lambda: module.routed_experts}[kind]()
 
 
 # ---- what MaxText has of a case ----
@@ -117,6 +119,8 @@ class Call:
         check(s)
         activation(s)
         more = {"use_ragged_sort": False, "float32_gate_logits": dtype == "bfloat16", "float32_weight_sum": dtype != "float64", **TILES}
+        if s.true("use_ring_of_experts"):
+            more["megablox"] = True
         if s["decoder_block"] != "gemma4":  # whose shared expert has this width
             more["base_mlp_dim"] = s.count("base_moe_mlp_dim")
         if s.text.get("fused_moe_mlp") == "true":
@@ -137,7 +141,7 @@ class Call:
         self.hash_routing = s.count("first_num_hash_layers") > 0
         if self.hash_routing:
             more["vocab_size"] = self.t["weights/tid2eid"].shape[0]
-        self.kind = "routed"
+        self.kind = "router" if request.op == "routing" else "routed"
         if any(path.startswith("weights/shared_experts/") for path in self.t):
             self.kind = "gated shared" if s["decoder_block"] in GATED_SHARED else "shared"
         self.config, self.mesh = configuration.load(s, dtype, **more)
@@ -210,7 +214,7 @@ def compiled(function, config, mesh, kind: str, hash_routing: bool):
 
     def run(weights, inputs, cotangents, fixed):
         def forward(weights, inputs):
-            return function(kind, merged(structure, state, weights), inputs, fixed)
+            return function(kind, merged(kind, structure, state, weights), inputs, fixed)
 
         outputs, back, beside = jax.vjp(forward, weights, inputs, has_aux=True)
         given = {path: cotangents[path].astype(value.dtype) if path in cotangents else jnp.zeros_like(value) for path, value in outputs.items()}
@@ -265,7 +269,7 @@ def run_moe(request: Request, dtype: str) -> dict:
     inputs = {"x": call.array("inputs/x")}
     fixed = {name: call.array(f"inputs/{name}") for name in ("input_ids", "selected_experts") if f"inputs/{name}" in call.t}
     cotangents = {path.removeprefix("cotangents/"): call.array(path) for path in call.t if path.startswith("cotangents/")}
-    with exchange.gathered():
+    with exchange.replaced(dtype):
         made = results(call, *differentiate(call, block, weights, inputs, cotangents, fixed), names)
     if call.on_shards:
         for name in KERNELS:
@@ -292,8 +296,29 @@ def gated_mlp(kind: str, module, inputs: dict, fixed: dict):
     return {"y": module(inputs["x"], deterministic=True)}, {}
 
 
+def split(path: str, array):
+    """MaxText has gate and up of one kernel on an axis of their own."""
+    return array.reshape(*array.shape[:-1], 2, -1) if path.startswith("wi/") else array
+
+
+class MlpCall(Call):
+    def __init__(self, request: Request, dtype: str):
+        s = self.s = request.settings
+        check(s)
+        activation(s)
+        s.need(s.number("mlp_activations_limit") == 0, "MaxText's dense MLP has no clamp")
+        s.need(not configuration.axes(s), "a dense MLP on a mesh is not tried")
+        self.request, self.dtype, self.t, self.kind, self.hash_routing = request, jnp.dtype(dtype), request.tensors, "mlp", False
+        self.config, self.mesh = configuration.load(s, dtype, fused_mlp=s.true("fused_mlp"))
+
+
 def run_mlp(request: Request, dtype: str) -> dict:
-    raise Unsupported("not yet")
+    call = MlpCall(request, dtype)
+    paths = [path.removeprefix("weights/") for path in call.t if path.startswith("weights/")]
+    weights = {path: split(path, call.array("weights/" + path)) for path in paths}
+    cotangents = {"y": call.array("cotangents/y")} if "cotangents/y" in call.t else {}
+    made = results(call, *differentiate(call, gated_mlp, weights, {"x": call.array("inputs/x")}, cotangents, {}), {path: path for path in paths})
+    return {path: value.reshape(request.tensors[path.removeprefix("gradients/")].shape) if path.startswith("gradients/") else value for path, value in made.items()}
 
 
 OPERATIONS = {"moe": run_moe, "routing": run_routing, "mlp": run_mlp}
