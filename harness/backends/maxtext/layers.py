@@ -88,7 +88,7 @@ class Call:
         d_weights, d_x = gradients
         made = {"outputs/" + n: v for n, v in outputs.items()} | {"gradients/inputs/x": d_x}
         made |= {"gradients/" + own[p]: v for p, v in d_weights.items()}
-        missing = [p for p in self.request.expects if p not in made]
+        missing = [p for p in self.request.expects if p not in made and not p.startswith("checkpoints/")]
         self.s.need(not missing, "MaxText gives no " + ", ".join(missing[:3]))
         return made
 
