@@ -12,6 +12,7 @@ from flax import nnx
 from flax.linen import partitioning
 
 import config as configuration
+import exchange
 from maxtext.common.common_types import AttentionType
 from maxtext.layers.nnx_decoders import NNXDecoder
 from maxtext.models.deepseek import DeepSeekDenseLayer, DeepSeekMoELayer
@@ -95,7 +96,7 @@ class Call:
 
 def differentiated(build, function, call: Call, kind, weights: dict) -> tuple:
     """Outputs and gradients of function(module, x, fixed), compiled once for a configuration and its shapes."""
-    with call.mesh, partitioning.axis_rules(call.config.logical_axis_rules):
+    with call.mesh, partitioning.axis_rules(call.config.logical_axis_rules), exchange.replaced(str(call.dtype)):
         return compiled(build, function, call.config, call.mesh, kind)(weights, call.x, call.fixed, call.cotangents)
 
 
@@ -179,9 +180,9 @@ def apply_layer(module, x, fixed):
 
 
 def attention_of(s: Settings, block: str):
-    """GPT-OSS alone has windows in some of its layers, the first of them."""
-    first = {"": s["op"] == "decoder_layer", "local_sliding": True, "global": False}
-    return (SLIDING if first.get(s["attention_type"], False) else GLOBAL) if block == "gpt_oss" else None
+    """GPT-OSS alone has windows, in some of its layers."""
+    sliding = s["attention_type"] != "global" and s.count("sliding_window_size") > 0
+    return (SLIDING if sliding else GLOBAL) if block == "gpt_oss" else None
 
 
 def run_layer(request: Request, dtype: str) -> dict:
