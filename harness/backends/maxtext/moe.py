@@ -255,10 +255,13 @@ def block(kind: str, module, inputs: dict, fixed: dict):
 
 def router(kind: str, module, inputs: dict, fixed: dict):
     x = inputs["x"] if "x" in inputs else inputs["logits"]
-    logits, before_bias, weights, selected = route(module, x, fixed.get("input_ids"), fixed.get("selected_experts"))
-    _, order, _, sizes, _, lb_loss, bias_updates, *_ = module.permute(x, logits, before_bias, precomputed_topk=(weights, selected))
+    forced = fixed.get("selected_experts")
+    logits, before_bias, weights, selected = route(module, x, fixed.get("input_ids"), forced)
+    _, order, _, sizes, _, lb_loss, bias_updates, *_ = module.permute(x, logits, before_bias, forced_routed_experts=forced, precomputed_topk=(weights, selected))
     outputs = {"weights": weights, **({} if lb_loss is None else {"lb_loss": lb_loss})}
-    beside = {"routing/selected_experts": selected, "routing/group_sizes": sizes, "routing/sorted_selected_experts": order}
+    beside = {"routing/selected_experts": selected}
+    if forced is None:  # with given ids MaxText counts and sorts slots without an expert among those of experts
+        beside |= {"routing/group_sizes": sizes, "routing/sorted_selected_experts": order}
     return outputs, beside if bias_updates is None else {**beside, "outputs/bias_updates": bias_updates}
 
 
@@ -296,7 +299,7 @@ def gated_mlp(kind: str, module, inputs: dict, fixed: dict):
     return {"y": module(inputs["x"], deterministic=True)}, {}
 
 
-def split(path: str, array):
+def stacked(path: str, array):
     """MaxText has gate and up of one kernel on an axis of their own."""
     return array.reshape(*array.shape[:-1], 2, -1) if path.startswith("wi/") else array
 
@@ -315,7 +318,7 @@ class MlpCall(Call):
 def run_mlp(request: Request, dtype: str) -> dict:
     call = MlpCall(request, dtype)
     paths = [path.removeprefix("weights/") for path in call.t if path.startswith("weights/")]
-    weights = {path: split(path, call.array("weights/" + path)) for path in paths}
+    weights = {path: stacked(path, call.array("weights/" + path)) for path in paths}
     cotangents = {"y": call.array("cotangents/y")} if "cotangents/y" in call.t else {}
     made = results(call, *differentiate(call, gated_mlp, weights, {"x": call.array("inputs/x")}, cotangents, {}), {path: path for path in paths})
     return {path: value.reshape(request.tensors[path.removeprefix("gradients/")].shape) if path.startswith("gradients/") else value for path, value in made.items()}
