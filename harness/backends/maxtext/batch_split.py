@@ -60,7 +60,7 @@ class Call:
         self.sizes = [sizes.get(a, 1) for a in AXES]
         self.shards, self.parts = int(np.prod(self.sizes)), self.sizes[2]
         s.need(set(sizes) <= set(AXES) and self.shards <= len(jax.devices()), "a mesh of other axes or more devices")
-        s.need(s["function"].startswith("quantized") or not s.text.get("quant_recipe", ""), "fp8_full: its grouped product is tokamax's kernel for TPUs")
+        s.need(s.text.get("function", "").startswith("quantized") or not s.text.get("quant_recipe", ""), "fp8_full: its grouped product is tokamax's kernel for TPUs")
         devices = np.array(jax.devices()[:self.shards]).reshape(self.sizes)
         self.mesh = jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Explicit,) * 3)
         self.manual = jax.sharding.Mesh(devices, AXES)
@@ -489,6 +489,7 @@ def moe(c, function):
     rows = c.microbatch_rows(c.inputs[name])
     more, factor = moe_arguments(c)
     c.s.need(not schedule or factor == 2, "batch_split_schedule has a capacity_factor of 2 in its code")
+    one_device(c)
     b = c.inputs[name].shape[2]
     c.ids_shape = (b * c.length * c.parts, c.config.num_experts_per_tok)
     weights = moe_weights(c)
@@ -536,10 +537,15 @@ def yarn_tables(c, function):
 
 
 def fetch_weights(c, function):
-    p = {n: c.inputs["params/" + n] for n in BUNDLE}
+    params = parameters({n: c.inputs["params/" + n] for n in BUNDLE})
+    return {"outputs/weights/" + n: w for n, w in leaves(bs.fetch_weights(params, c.dtype)).items()}
+
+
+def parameters(p):
+    """A layer's parameters as MaxText's modules have them, from weights by name."""
     kernel = lambda name: {"kernel": p[name]}
     scale = lambda name: {"scale": p[name]}
-    params = {
+    return {
         "pre_self_attention_layer_norm": scale("pre_attn_norm"), "post_self_attention_layer_norm": scale("post_attn_norm"),
         "self_attention": {"q_norm": scale("q_norm"), "kv_norm": scale("kv_norm"),
                            **{n: kernel(n) for n in ("wq_a", "wq_b", "wkv_a", "wkv_b", "out")}},
@@ -547,7 +553,6 @@ def fetch_weights(c, function):
             "MoeBlock_0": {"gate": {"kernel": p["gate"], "bias": p["bias"]}, "wi_0": p["routed_wi_0"], "wi_1": p["routed_wi_1"],
                            "wo": p["routed_wo"]},
             "shared_experts": {"wi_0": kernel("shared_wi_0"), "wi_1": kernel("shared_wi_1"), "wo": kernel("shared_wo")}}}
-    return {"outputs/weights/" + n: w for n, w in leaves(bs.fetch_weights(params, c.dtype)).items()}
 
 
 def layer_weights(c, function):
@@ -574,6 +579,7 @@ def collectives(c, function):
     if function == "gather_weights":
         made = jax.jit(lambda w: bs.gather_weights(w, c.mesh))(scattered(c, "weights/"))
     elif function == "reduce_scatter_ws_grad":
+        one_device(c)
         unreduced = {n: bundle_spec(n, "e", unreduced=set(AXES[:2] if "e" in BUNDLE[n] else AXES)) if "f" in BUNDLE[n] else P(None)
                      for n in BUNDLE}
         grads = tree({n: c.array(c.inputs["ws_grad/" + n], unreduced[n]) for n in BUNDLE})
@@ -590,6 +596,59 @@ MESH = {
     "initialize_yarn_mask": yarn_tables, "initialize_yarn_freqs": yarn_tables, "fetch_weights": fetch_weights,
     "extract_layer_weights": layer_weights, "insert_layer_ws_grad": layer_weights, "gather_weights": collectives,
     "reduce_scatter_ws_grad": collectives, "all_reduce_ws_grad_dcn": collectives}
+
+
+# ---- the schedule as a whole: batch_split_layer and scan_batch_split_layers ----
+
+LAYER = {
+    "pre_attn_norm": "pre_self_attention_layer_norm/scale", "post_attn_norm": "post_self_attention_layer_norm/scale",
+    "q_norm": "self_attention/q_norm/scale", "kv_norm": "self_attention/kv_norm/scale",
+    **{n: f"self_attention/{n}/kernel" for n in ("wq_a", "wq_b", "wkv_a", "wkv_b", "out")}, "gate": "moe/gate/kernel", "bias": "moe/gate/bias",
+    **{"routed_" + n: "moe/" + n for n in ("wi_0", "wi_1", "wo")}, **{f"shared_{n}": f"moe/shared_experts/{n}/kernel" for n in ("wi_0", "wi_1", "wo")}}
+
+
+def run_schedule(request, dtype):
+    """deepseek_layer and deepseek_stack under the schedule; a stack's layers lie along axis 0 (param_scan_axis)."""
+    s, t = request.settings, request.tensors
+    stack = request.op.endswith("stack")
+    s.need(s.count("batch_split_factor") == 2, "moe() has specs for two microbatches")
+    s.need(not stack or s.count("first_num_dense_layers") == 0, "no dense layers before the schedule here")
+    s.need(not any("selected_experts" in p for p in t), "a layer has its router's choice")
+    c = Call(request, jnp.dtype(dtype))
+    one_device(c)
+    layers = s.count("base_num_decoder_layers") if stack else 1
+
+    def placed(name):
+        of_layers = [jnp.asarray(t[f"weights/layers/{i}/" * stack + "weights/" * (not stack) + LAYER[name]], c.dtype) for i in range(layers)]
+        spec = bundle_spec(name, "fe")
+        value = jnp.stack(of_layers) if stack else of_layers[0]
+        return jax.device_put(value, NamedSharding(c.mesh, P(None, *spec.partitions) if stack else spec))
+
+    rows = NamedSharding(c.mesh, P(AXES, None, None))
+    x, dy = (jax.device_put(jnp.asarray(t[p], c.dtype), rows) for p in ("inputs/x", "cotangents/y"))
+    positions = jax.device_put(jnp.asarray(t["inputs/positions"]), NamedSharding(c.mesh, P(AXES, None)))
+    more = {"mesh": c.mesh, "cfg": c.config} | ({"num_layers": layers} if stack else {})
+    function = bs.scan_batch_split_layers if stack else bs.batch_split_layer
+    original, bs.init_splash_kernel = bs.init_splash_kernel, lambda config: c.attention
+    try:
+        with jax.set_mesh(c.mesh):
+            def run(x, weights, dy):
+                y, back = jax.vjp(lambda x, w: function(x, parameters(w), positions, **more), x, weights)
+                return y, back(dy)
+
+            y, (d_x, d_weights) = jax.jit(run)(x, {n: placed(n) for n in BUNDLE}, dy)
+    finally:
+        bs.init_splash_kernel = original
+    made = {"outputs/y": np.asarray(y), "gradients/inputs/x": np.asarray(d_x)}
+    for name, path in LAYER.items():
+        for i in range(layers):
+            g = np.asarray(d_weights[name])
+            made["gradients/weights/" + (f"layers/{i}/" if stack else "") + path] = g[i] if stack else g
+    return made
+
+
+def one_device(c):
+    c.s.need(c.shards > 1, "JAX 0.12.0.1 does not lower sums that are still to be made (unreduced) on a mesh of one device")
 
 
 def run(request, dtype):

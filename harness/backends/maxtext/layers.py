@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from flax.linen import partitioning
 
+import batch_split
 import config as configuration
 import exchange
 from maxtext.common.common_types import AttentionType
@@ -221,7 +222,6 @@ def run_stack(request: Request, dtype: str) -> dict:
     s = request.settings
     moe.check(s)
     block = block_of(s)
-    s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule here")
     s.need(not any("selected_experts" in p for p in request.tensors), "a layer has its router's choice")
     policy = s["remat_policy"]
     keys = {"base_num_decoder_layers": s.count("base_num_decoder_layers"), "remat_policy": policy}
@@ -234,4 +234,6 @@ def run_stack(request: Request, dtype: str) -> dict:
 
 
 def run(request: Request, dtype: str) -> dict:
+    if request.settings.true("use_batch_split_schedule"):
+        return batch_split.run_schedule(request, dtype)
     return run_stack(request, dtype) if request.op.endswith("_stack") else run_layer(request, dtype)
