@@ -61,6 +61,7 @@ class Call:
         self.shards, self.parts = int(np.prod(self.sizes)), self.sizes[2]
         s.need(set(sizes) <= set(AXES) and self.shards <= len(jax.devices()), "a mesh of other axes or more devices")
         s.need(s.text.get("function", "").startswith("quantized") or not s.text.get("quant_recipe", ""), "fp8_full: its grouped product is tokamax's kernel for TPUs")
+        s.need(not s.text.get("function", "").startswith("quantized") or s["dtype"] == dtype.name, "scales of codes have the case's type")
         devices = np.array(jax.devices()[:self.shards]).reshape(self.sizes)
         self.mesh = jax.sharding.Mesh(devices, AXES, axis_types=(AxisType.Explicit,) * 3)
         self.manual = jax.sharding.Mesh(devices, AXES)

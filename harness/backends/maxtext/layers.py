@@ -52,7 +52,10 @@ def keys_of(s: Settings, block: str) -> dict:
     """What MaxText's configuration has beside the keys that a case hands on."""
     more = {"max_target_length": s.count("sequence"), "per_device_batch_size": float(s.count("batch")), "scan_layers": False, "vocab_size": 8,
             "max_position_embeddings": s.count("max_position_embeddings"), "original_max_position_embeddings": s.count("original_max_position_embeddings"),
-            "dropout_rate": 0.0, "rope_type": s["rope_type"], "fused_qkv": s.true("fused_qkv"), **moe.TILES}
+            "dropout_rate": 0.0, "use_ragged_sort": False, "rope_type": s["rope_type"], "fused_qkv": s.true("fused_qkv"), **moe.TILES}
+    if s.true("use_ring_of_experts"):
+        more["megablox"] = True
+    s.need(block == "gpt_oss" or s.count("sliding_window_size") == 0, "windows are GPT-OSS's alone")
     if block == "deepseek":
         more |= {"base_num_kv_heads": s.count("base_num_query_heads"), "attention_type": "mla", "q_lora_rank": s.count("q_lora_rank")}
     if s.count("first_num_dense_layers") == 0 and s.count("base_moe_mlp_dim"):  # MaxText wants one width of a model that has experts alone

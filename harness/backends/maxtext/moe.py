@@ -96,18 +96,14 @@ def check(s: Settings) -> None:
             ("num_redundant_experts", "0", "no replicas of experts"), ("local_num_experts", "0", "no rank that has some of the experts"),
             ("w13_reorder_size", "1", "this order of gate and up is the fused path's"), ("gmm_layout", "ragged", "ragged rows alone")):
         s.need(s.text.get(key, value) == value, reason)
+    names = s.words("mlp_activations")
+    s.need(all(name in ("silu", "gelu", "relu", "sigmoid", "linear") for name in names), f"no activation {names}")
     s.need(s.number("router_z_loss_weight") == 0, "no z-loss of the router")
     s.need(s.number("load_balance_loss_weight") == 0 or s["load_balance_loss_scope"] == "sequence", "balance loss of a sequence alone")
     grouped = s.count("n_routing_groups") > 1
     s.need(not grouped or s["group_score"] == "top2_sum", "groups by their largest value are not MaxText's")
     s.need(s.text.get("quant_recipe", "{}") in ("{}", "[]", "none", ""), "no training recipe here")
     s.need(not s.text.get("quant_hidden_format"), "no h that the kernel quantises")
-
-
-def activation(s: Settings) -> list:
-    names = s.words("mlp_activations")
-    s.need(all(name in ("silu", "gelu", "relu", "sigmoid", "linear") for name in names), f"no activation {names}")
-    return names
 
 
 class Call:
@@ -117,7 +113,6 @@ class Call:
         s = self.s = request.settings
         self.request, self.dtype, self.t = request, jnp.dtype(dtype), request.tensors
         check(s)
-        activation(s)
         more = {"use_ragged_sort": False, "float32_gate_logits": dtype == "bfloat16", "float32_weight_sum": dtype != "float64", **TILES}
         if s.true("use_ring_of_experts"):
             more["megablox"] = True
@@ -308,7 +303,6 @@ class MlpCall(Call):
     def __init__(self, request: Request, dtype: str):
         s = self.s = request.settings
         check(s)
-        activation(s)
         s.need(s.number("mlp_activations_limit") == 0, "MaxText's dense MLP has no clamp")
         s.need(not configuration.axes(s), "a dense MLP on a mesh is not tried")
         self.request, self.dtype, self.t, self.kind, self.hash_routing = request, jnp.dtype(dtype), request.tensors, "mlp", False
@@ -319,8 +313,12 @@ def run_mlp(request: Request, dtype: str) -> dict:
     call = MlpCall(request, dtype)
     paths = [path.removeprefix("weights/") for path in call.t if path.startswith("weights/")]
     weights = {path: stacked(path, call.array("weights/" + path)) for path in paths}
+    if "wi/kernel" in weights and "wi_0/bias" in weights:
+        weights["wi/bias"] = jnp.stack([weights.pop("wi_0/bias"), weights.pop("wi_1/bias")])
     cotangents = {"y": call.array("cotangents/y")} if "cotangents/y" in call.t else {}
-    made = results(call, *differentiate(call, gated_mlp, weights, {"x": call.array("inputs/x")}, cotangents, {}), {path: path for path in paths})
+    made = results(call, *differentiate(call, gated_mlp, weights, {"x": call.array("inputs/x")}, cotangents, {}), {path: path for path in weights})
+    if "gradients/weights/wi/bias" in made:
+        made["gradients/weights/wi_0/bias"], made["gradients/weights/wi_1/bias"] = made.pop("gradients/weights/wi/bias")
     return {path: value.reshape(request.tensors[path.removeprefix("gradients/")].shape) if path.startswith("gradients/") else value for path, value in made.items()}
 
 
