@@ -3,10 +3,10 @@
 
     assay run 'moe/*' --serve --backend 'build/environments/maxtext/bin/python backend.py --serve'
 
-An operation's file has run(request, dtype) -> {path: array}. --dtype is the type of activations and weights. With f64 the modules are the same, under jax_enable_x64.
---wide-casts makes their own casts to float32 (routers, norms, softmax) casts to float64: jnp.float32 is jnp.float64 in what MaxText's modules see. What agrees with
-it and not without it differs by these casts alone. --megablox: its grouped product is MaxText's own Pallas kernel, interpreted, in tiles of 8 rows; without it
-jax.lax.ragged_dot. A case with a mesh runs on devices of the processor, 24 at most.
+An operation's file has run(request, dtype) -> {path: array}. --dtype is the type of activations and weights; f64 are the same modules under
+jax_enable_x64. --wide-casts makes their own casts to float32 (routers, norms, softmax) casts to float64: jnp.float32 is jnp.float64 in what
+MaxText's modules see. What agrees with it and not without it differs by these casts alone. --megablox: grouped products are MaxText's own Pallas
+kernel, interpreted, in tiles of 8 rows; without it jax.lax.ragged_dot. A case with a mesh runs on devices of the processor, 24 at most.
 """
 import argparse
 import importlib

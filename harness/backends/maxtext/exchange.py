@@ -1,7 +1,7 @@
 """What MaxText calls and a processor does not have.
 
-jax.lax.ragged_all_to_all: everybody gets everything, and takes what is for it. In float64 megablox' gmm, which is of bfloat16 and float32: jax.lax.ragged_dot of the
-groups that the kernel has; rows of other groups are 0, as megablox leaves them out.
+jax.lax.ragged_all_to_all: everybody gets everything, and takes what is for it. In float64 megablox' gmm, which is of bfloat16 and float32:
+jax.lax.ragged_dot of the groups that the kernel has; rows of other groups are 0, as megablox leaves them out.
 """
 import contextlib
 

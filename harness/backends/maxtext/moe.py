@@ -1,8 +1,10 @@
 """The MoE block, its router and its parts: RoutedMoE, RoutedAndSharedMoE, Qwen3-Next's block, MlpBlock; gradients by jax.vjp.
 
 Routing results come from the block's own gate and get_topk; balance losses and bias updates of the op `routing` from its permute.
-On a mesh jax.lax.ragged_all_to_all, which XLA has no code of for a processor, is replaced by an all_gather of what it sends and of its offsets, of which each shard takes
-what is for it (exchange.py); kernels of experts lie as MaxText's rules say. Kernels that a case has on shards are joined before, and their gradients cut behind.
+On a mesh jax.lax.ragged_all_to_all, which XLA has no code of for a processor, is replaced by an all_gather of what it sends and of its
+offsets, of which each shard takes what is for it. The ring of experts MaxText computes by its Pallas kernel alone, which is none of float64:
+jax.lax.ragged_dot stands there in its place (exchange.py for both). Kernels of experts lie as MaxText's rules say. Kernels that a case has on
+shards are joined before, and their gradients cut behind.
 Logits that a case gives go through a gate whose kernel is the unit matrix, which changes no bit.
 """
 import functools
@@ -22,7 +24,8 @@ from maxtext.models.qwen3 import Qwen3NextSparseMoeBlock
 from request import Request, Settings, Unsupported
 
 INIT = nd_dense_init(1.0, "fan_in", "truncated_normal")
-TILES = {f"{product}_tile_{pass_}_{dim}": 8 for product in ("wi", "wo") for pass_ in ("fwd", "dlhs", "drhs") for dim in ("batch_seq", "embed_dim", "mlp_dim")}
+TILES = {f"{product}_tile_{pass_}_{dim}": 8
+         for product in ("wi", "wo") for pass_ in ("fwd", "dlhs", "drhs") for dim in ("batch_seq", "embed_dim", "mlp_dim")}
 KERNELS = ("wi", "wi_0", "wi_1", "wo")
 GATED_SHARED = ("qwen3_next", "qwen3_5")
 
@@ -81,7 +84,8 @@ def path_in(kind: str, path: str) -> str:
 
 
 def routed_of(kind: str, module):
-    return {"routed": lambda: module, "router": lambda: module, "shared": lambda: module.routed_moe, "gated shared": lambda: module.routed_experts}[kind]()
+    name = {"shared": "routed_moe", "gated shared": "routed_experts"}.get(kind)
+    return module if name is None else getattr(module, name)
 
 
 # ---- what MaxText has of a case ----
@@ -90,9 +94,11 @@ def routed_of(kind: str, module):
 def check(s: Settings) -> None:
     s.need(s["decoder_block"] != "glm4_moe", "no GLM-4.5 in MaxText")
     for key, value, reason in (
-            ("routing_method", '', "flashinfer's routing methods are none of MaxText's"), ("use_random_routing", "false", "random routing draws its own numbers"),
+            ("routing_method", "", "flashinfer's routing methods are none of MaxText's"),
+            ("use_random_routing", "false", "random routing draws its own numbers"),
             ("fused_moe_func", "false", "fused_moe_func is tpu_inference's"), ("apply_router_weight_on_input", "false", "no weights on the input"),
-            ("apply_routed_scaling_factor_on_output", "true", "no factor behind the sum"), ("num_fused_shared_experts", "0", "no shared experts as slots"),
+            ("apply_routed_scaling_factor_on_output", "true", "no factor behind the sum"),
+            ("num_fused_shared_experts", "0", "no shared experts as slots"),
             ("num_redundant_experts", "0", "no replicas of experts"), ("local_num_experts", "0", "no rank that has some of the experts"),
             ("w13_reorder_size", "1", "this order of gate and up is the fused path's"), ("gmm_layout", "ragged", "ragged rows alone")):
         s.need(s.text.get(key, value) == value, reason)
@@ -169,10 +175,11 @@ def placed(call, weights: dict) -> dict:
 
 
 def pieces(s: Settings, name: str, shape: tuple):
-    """Of a kernel [E,D,H], [E,D,2,H] (gate and up in one) or [E,H,D]: where each shard's piece lies in the whole, in the order of docs/expert-parallelism.md."""
+    """Of a kernel [E,D,H], [E,D,2,H] (gate and up in one) or [E,H,D]: where each shard's piece lies, in the order of docs/expert-parallelism.md."""
     sizes = [configuration.axes(s).get(axis, 1) for axis in ("fsdp", "fsdp_transpose", "expert", "mlp_tensor")]
     for f, t, p, n in np.ndindex(*sizes):
-        experts, columns = (p * sizes[0] + f, sizes[2] * sizes[0]) if s.true("shard_exp_on_fsdp") else (p, sizes[2]), (t * sizes[3] + n, sizes[1] * sizes[3])
+        experts = (p * sizes[0] + f, sizes[2] * sizes[0]) if s.true("shard_exp_on_fsdp") else (p, sizes[2])
+        columns = (t * sizes[3] + n, sizes[1] * sizes[3])
         width = (0, 1) if s.true("shard_exp_on_fsdp") else (f, sizes[0])
         parts = {"wo": (experts, columns, width), "wi": (experts, width, (0, 1), columns)}.get(name, (experts, width, columns))
         yield tuple(slice(i * size // count, (i + 1) * size // count) for (i, count), size in zip(parts, shape))
@@ -252,7 +259,8 @@ def router(kind: str, module, inputs: dict, fixed: dict):
     x = inputs["x"] if "x" in inputs else inputs["logits"]
     forced = fixed.get("selected_experts")
     logits, before_bias, weights, selected = route(module, x, fixed.get("input_ids"), forced)
-    _, order, _, sizes, _, lb_loss, bias_updates, *_ = module.permute(x, logits, before_bias, forced_routed_experts=forced, precomputed_topk=(weights, selected))
+    _, order, _, sizes, _, lb_loss, bias_updates, *_ = module.permute(
+        x, logits, before_bias, forced_routed_experts=forced, precomputed_topk=(weights, selected))
     outputs = {"weights": weights, **({} if lb_loss is None else {"lb_loss": lb_loss})}
     beside = {"routing/selected_experts": selected}
     if forced is None:  # with given ids MaxText counts and sorts slots without an expert among those of experts
@@ -319,7 +327,8 @@ def run_mlp(request: Request, dtype: str) -> dict:
     made = results(call, *differentiate(call, gated_mlp, weights, {"x": call.array("inputs/x")}, cotangents, {}), {path: path for path in weights})
     if "gradients/weights/wi/bias" in made:
         made["gradients/weights/wi_0/bias"], made["gradients/weights/wi_1/bias"] = made.pop("gradients/weights/wi/bias")
-    return {path: value.reshape(request.tensors[path.removeprefix("gradients/")].shape) if path.startswith("gradients/") else value for path, value in made.items()}
+    shapes = {"gradients/" + path: tensor.shape for path, tensor in request.tensors.items()}
+    return {path: value.reshape(shapes.get(path, value.shape)) for path, value in made.items()}
 
 
 OPERATIONS = {"moe": run_moe, "routing": run_routing, "mlp": run_mlp}
