@@ -210,8 +210,35 @@ def mtp_packed_documents() -> bool:
                    f"token of the second, and the weights count {np.asarray(block.weights.get_value()).tolist()} targets")
 
 
+# ---- grouped-query attention ----
+
+
+def fused_qkv_shards() -> bool:
+    """With fused_qkv the same kernel is another function on another number of tensor shards."""
+    from maxtext.models.mixtral import MixtralDecoderLayer
+
+    made = {}
+    for shards in (1, 3):
+        keys = {"model_name": "mixtral-8x7b", "base_emb_dim": 15, "base_num_query_heads": 6, "base_num_kv_heads": 3, "head_dim": 4, "fused_qkv": True, "vocab_size": 8,
+                "base_num_decoder_layers": 1, "base_mlp_dim": 8, "base_moe_mlp_dim": 8, "num_experts": 2, "num_experts_per_tok": 1, "max_target_length": 8}
+        config = configuration.initialize("float64", (("tensor", shards),) if shards > 1 else (), tuple(keys.items()))
+
+        def run(mesh):
+            structure, state = nnx.split(MixtralDecoderLayer(config, mesh, "train", rngs=nnx.Rngs(params=0, dropout=0)).self_attention)
+            pure = nnx.to_pure_dict(state)
+            pure["qkv_proj"]["kernel"], pure["out"]["kernel"] = drawn(5, 15, 12, 4), drawn(6, 6, 4, 15)
+            nnx.replace_by_pure_dict(state, pure)
+            x, positions = drawn(7, 1, 8, 15), jnp.arange(8)[None]
+            return jax.jit(lambda state: nnx.merge(structure, state)(x, x, positions, deterministic=True)[0])(state)
+
+        made[shards] = np.asarray(in_mesh(config, run))
+    off = float(abs(made[3] - made[1]).max() / abs(made[1]).max())
+    return verdict(off > 1e-3, f"6 heads of queries, 3 of keys, one kernel [15,12,4]: the output on 3 tensor shards differs from that of one device by {off:.2g} of its largest element")
+
+
 NAMES = {f.__name__.replace("_", "-"): f for f in (
-    indexer_early_return, indexer_dense_warmup_mask, indexer_loss_padding, v4_rope_without_yarn, v4_windows_of_packed_documents, v4_check_norm, mtp_packed_documents)}
+    indexer_early_return, indexer_dense_warmup_mask, indexer_loss_padding, v4_rope_without_yarn, v4_windows_of_packed_documents, v4_check_norm, mtp_packed_documents,
+    fused_qkv_shards)}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:
