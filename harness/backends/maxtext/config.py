@@ -67,7 +67,7 @@ def load(s: Settings, dtype: str, **more):
     keys = {"model_name": name, "decoder_block": BLOCKS.get(block, block), "base_num_decoder_layers": 1}
     for key, text in s.text.items():
         if key in MaxTextConfig.model_fields and key not in PASSED_OVER | {"dtype"}:
-            value = yaml.safe_load(text)
+            value = "" if key == "routed_score_func" and not text else yaml.safe_load(text)
             if value is not None and not (key in WHERE_GIVEN and value in (0, "")):
                 keys[key] = value
     keys.update(choices | more)
