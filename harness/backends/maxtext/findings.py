@@ -221,7 +221,7 @@ def fused_qkv_shards() -> bool:
     for shards in (1, 3):
         keys = {"model_name": "mixtral-8x7b", "base_emb_dim": 15, "base_num_query_heads": 6, "base_num_kv_heads": 3, "head_dim": 4, "fused_qkv": True, "vocab_size": 8,
                 "base_num_decoder_layers": 1, "base_mlp_dim": 8, "base_moe_mlp_dim": 8, "num_experts": 2, "num_experts_per_tok": 1, "max_target_length": 8}
-        config = configuration.initialize("float64", (("tensor", shards),) if shards > 1 else (), tuple(keys.items()))
+        config = configuration.initialize("float64", (("mlp_tensor", shards),) if shards > 1 else (), tuple(keys.items()))
 
         def run(mesh):
             structure, state = nnx.split(MixtralDecoderLayer(config, mesh, "train", rngs=nnx.Rngs(params=0, dropout=0)).self_attention)
