@@ -7,7 +7,8 @@
 --dtype is the type that tensors have; routers, norms, softmax and rotations are float32 inside, as in the models that people run, and float64
 in float64. --form says by what of PyTorch it is computed:
     wide     softmax and activations in float32; experts chosen by a stable sort
-    plain    softmax and activations in the tensors' type, sums over experts as Hugging Face's models write them (index_add and gathers), experts chosen by topk
+    plain    softmax and activations in the tensors' type, sums over experts as Hugging Face's models write them (index_add and gathers),
+             experts chosen by topk
     grouped  as wide, with F.grouped_mm for grouped products and the experts of a sparse block
     sdpa     as wide, with F.scaled_dot_product_attention and F.rms_norm
     scaled   fp8 operands of a grouped product by F.scaled_mm
