@@ -1,4 +1,6 @@
-"""assay's operations by ONNX Runtime's operators. Layouts of weights, rotary tables and masks are the shell's, what is computed with them is ONNX Runtime's."""
+"""assay's operations by ONNX Runtime's operators.
+
+Layouts of weights, rotary tables and masks are the shell's, what is computed with them is ONNX Runtime's."""
 from __future__ import annotations
 
 import math
@@ -119,8 +121,8 @@ def run_moe(g: Graph, r: Request) -> Results:
     tokens = g.input(x.reshape(-1, x.shape[-1]))
     logits = product(g, r, tokens, t["weights/gate/kernel"], "weights/gate/bias")
     clamp = {"swiglu_limit": limit} if limit > 0 else {}
-    y = g.microsoft("MoE", tokens, logits, fc1, bias1, fc2, bias2, k=k, activation_type="swiglu", swiglu_fusion=1, normalize_routing_weights=normalize,
-                    activation_alpha=1.702 if oss else 1.0, activation_beta=1.0 if oss else 0.0, **clamp)
+    y = g.microsoft("MoE", tokens, logits, fc1, bias1, fc2, bias2, k=k, activation_type="swiglu", swiglu_fusion=1,
+                    normalize_routing_weights=normalize, activation_alpha=1.702 if oss else 1.0, activation_beta=1.0 if oss else 0.0, **clamp)
     if s.number("routed_scaling_factor") != 1:
         y = g.add("Mul", y, g.scalar(s.number("routed_scaling_factor")))
     if "weights/shared_experts/wo/kernel" in t:

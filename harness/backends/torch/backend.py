@@ -7,9 +7,11 @@
 --dtype is the type that tensors have; routers, norms, softmax and rotations are float32 inside, as in the models that people run, and float64
 in float64. --form says by what of PyTorch it is computed:
     wide     softmax and activations in float32; experts chosen by a stable sort
-    plain    softmax and activations in the tensors' type, sums over experts as Hugging Face's models write them (index_add and gathers), experts chosen by topk
+    plain    softmax and activations in the tensors' type, sums over experts as Hugging Face's models write them (index_add and gathers),
+             experts chosen by topk
     grouped  as wide, with F.grouped_mm for grouped products and the experts of a sparse block
     sdpa     as wide, with F.scaled_dot_product_attention and F.rms_norm
+    torchao  `quantize` by torchao's encoders
     scaled   fp8 operands of a grouped product by F.scaled_mm
     flex     as wide, with flex_attention, which has no backward on the processor
 --compile: gated MLP and attention by torch.compile. --device cuda puts it all there.
@@ -40,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="PyTorch's kernels")
     serving.add_arguments(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--form", choices=("wide", "plain", "grouped", "sdpa", "flex", "scaled"), default="wide")
+    parser.add_argument("--form", choices=("wide", "plain", "grouped", "sdpa", "flex", "scaled", "torchao"), default="wide")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()

@@ -498,7 +498,7 @@ REFUSALS = ("not implemented for", "strides should be multiple of 16 bytes")
 def run(request: Request, dtype: torch.dtype, options: argparse.Namespace) -> Tensors:
     """The results that the request expects, and the choice of experts."""
     s = request.settings
-    if request.op == "quantize":
+    if request.op == "quantize" and options.form == "torchao":
         return run_quantize(request)
     s.need(request.op in OPERATIONS, "no " + request.op)
     s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")

@@ -25,7 +25,8 @@ def run_quantize(request: Request) -> dict[str, Tensor]:
     s.need(kind in FORMATS or kind in ("nvfp4", "fp4_e4m3_1x16"), "no " + kind)
     s.need(s["dtype"] in ("bfloat16", "float32"), "torchao takes bfloat16 and float32")
     s.need(kind.startswith("mxfp8") or s.true("pack_codes"), "torchao packs codes")
-    s.need(s.true("quant_saturate") and s["quant_ties"] == "even" and s.true("quant_negative_zero"), "torchao saturates, ties to even, keeps the sign of 0")
+    s.need(s.true("quant_saturate") and s["quant_ties"] == "even" and s.true("quant_negative_zero"),
+           "torchao saturates, ties to even, keeps the sign of 0")
     s.need(s.number("quant_smallest_amax") == 0, "no smallest amax to choose")
     x = torch.from_numpy(np.array(request.tensors["inputs/x"])).to(torch.bfloat16 if s["dtype"] == "bfloat16" else torch.float32)
     swizzled = s["quant_scale_layout"] == "swizzled_128x4"
