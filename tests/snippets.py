@@ -29,6 +29,7 @@ LEFT_OUT = [
     (r"backends/opencl/build", "needs OpenCL; the test opencl_backend builds it"),
     (r"libgmm_(cuda|host)", "needs nvcc; the test cuda_backend builds it"),
     (r"TRITON_INTERPRET", "needs Triton"),
+    (r"examples/maxtext", "needs MaxText"),
     (r"/tmp/examples|\$PREFIX", "of an installed assay: tests/install.sh"),
 ]
 SECONDS = re.compile(r"\b\d+(\.\d+)? s\b")
