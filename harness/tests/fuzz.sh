@@ -68,9 +68,9 @@ prints '^    known bugs: equals mutant codes_swapped_in_byte'
 
 ## the same seed, the same cases
 export ASSAY_EXAMPLE_BUG=gate_up_swapped
-expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --failures 1 -o "$work/one"
+expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --failures 1 -o "$work/one"
 sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" >"$work/first"
-expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --failures 1 -o "$work/one"
+expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --failures 1 -o "$work/one"
 sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" | cmp - "$work/first" || complain "another run printed something else"
 prints '^FAIL  fuzz/mlp-[0-9]+  outputs/y: '
 prints '^    known bugs: equals mutant gate_up_swapped'
@@ -80,13 +80,13 @@ prints '^    its line in a list of known failures: fuzz/mlp:outputs/y:values<[0-
 
 ## what is known does not fail it, but within its bound
 printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/mlp:*:values  two branches change places' >"$work/known"
-expect 0 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
+expect 0 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --known "$work/known"
 prints '^ *[1-9][0-9]* times  known: fuzz/mlp:\*:values: two branches change places$'
 prints ' 0 failed for 0 reasons, .*, [1-9][0-9]* known failures$'
 echo 'fuzz/mlp{mlp_activations=gelu*}:*:values  two branches change places' >"$work/known"
-expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
+expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --known "$work/known"
 echo 'fuzz/mlp:*:values<1.001  two branches change places' >"$work/known"
-expect 1 fuzz --backend "$backend" --cases 60 --op mlp --seed 4 --known "$work/known"
+expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --known "$work/known"
 
 ## what it wrote: the command repeats it, the golden is of the case, and without the bug all is well
 case=$(echo "$work"/one/*.yml)
