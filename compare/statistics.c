@@ -12,7 +12,8 @@
 /* The logarithm of an RMS of 0. */
 #define LEAST_RMS 0x1p-60
 
-/* Errors below this share of a deviation have no sign: who rounds less than the profile may err to one side. */
+/* Errors below this share of a deviation have no sign: who rounds less than the profile may err to one side. Nor have errors
+ * up to half of the type's least number, which are gone where results are stored in it. */
 #define LEAST_SIGNED 0x1p-6
 
 enum { PIECE = 512, HALF = ASSAY_LANES / 2 }; /* elements at a time; lanes at a time */
@@ -173,16 +174,16 @@ typedef struct piece {
     double r[PIECE], size[PIECE], counts[PIECE], sign[PIECE], outward[PIECE];
 } piece;
 
-static inline __attribute__((always_inline)) void measure(int64_t count, const double *golden, const double *candidate,
-                                                          const double *inverse, piece *p)
+static inline __attribute__((always_inline)) void measure(double tiny, int64_t count, const double *golden,
+                                                          const double *candidate, const double *inverse, piece *p)
 {
     for (int64_t i = 0; i < count; i++) {
-        const double r = (candidate[i] - golden[i]) * inverse[i];
-        const bool counts = (inverse[i] > 0) & (fabs(r) <= DBL_MAX);
+        const double error = candidate[i] - golden[i], r = error * inverse[i];
+        const bool counts = (inverse[i] > 0) & (fabs(r) <= DBL_MAX), shows = fabs(error) > tiny;
         p->r[i] = counts ? r : 0;
         p->size[i] = counts ? golden[i] * inverse[i] : 0;
         p->counts[i] = counts ? 1 : 0;
-        p->sign[i] = p->r[i] > LEAST_SIGNED ? 1 : p->r[i] < -LEAST_SIGNED ? -1 : 0;
+        p->sign[i] = !shows ? 0 : p->r[i] > LEAST_SIGNED ? 1 : p->r[i] < -LEAST_SIGNED ? -1 : 0;
         p->outward[i] = golden[i] > 0 ? p->sign[i] : golden[i] < 0 ? -p->sign[i] : 0;
     }
 }
@@ -244,7 +245,7 @@ static inline __attribute__((always_inline)) void add_to_row(assay_statistics_pa
     const int64_t to_lane_0 = -pass->column & (ASSAY_LANES - 1), head = to_lane_0 < count ? to_lane_0 : count;
     const int64_t whole = head + (count - head) / ASSAY_LANES * ASSAY_LANES;
     assay_statistics_sums *sums = &pass->sums;
-    measure(count, golden, candidate, inverse, &p);
+    measure(pass->tiny, count, golden, candidate, inverse, &p);
     if (pass->shape.rank > 0 && pass->squares[pass->shape.rank - 1] != NULL) {
         double *squares = pass->squares[pass->shape.rank - 1] + pass->column;
         double *counts = pass->counts[pass->shape.rank - 1] + pass->column;

@@ -10,10 +10,11 @@
 /* r is the error over its deviation, that of the scale and of the result's own rounding together; elements with a scale of
  * 0, NaN or infinity do not count. Those of RMS are logarithms. */
 typedef enum assay_statistic {
-    ASSAY_STATISTIC_SIZE,  /* RMS of r */
-    ASSAY_STATISTIC_BIAS,  /* mean of r */
-    ASSAY_STATISTIC_SLOPE, /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
-    ASSAY_STATISTIC_SIGN,  /* half of positive errors less negative ones, over all; below 2^-6 deviations neither */
+    ASSAY_STATISTIC_SIZE,        /* RMS of r */
+    ASSAY_STATISTIC_BIAS,        /* mean of r */
+    ASSAY_STATISTIC_SLOPE,       /* of candidate on golden, weighted by 1 / deviation^2, minus 1 */
+    ASSAY_STATISTIC_SIGN,        /* half of positive errors less negative ones, over all; below 2^-6 deviations, or
+                              half of the type's least number, neither */
     ASSAY_STATISTIC_TOWARD_ZERO, /* the same of errors towards zero less those away from it */
     ASSAY_STATISTIC_ROW,         /* RMS of r over all indices of the last axis, in the row with the largest */
     ASSAY_STATISTIC_TILE, /* over 128 indices of the last axis and all of the others, in the tile with the largest */

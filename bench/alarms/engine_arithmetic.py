@@ -27,6 +27,7 @@ CHOICES = {
     "inputs": ("rounded", "wide"),  # those on a finer grid than the profile's: where they are read, or in products alone
     "scales": ("amax", "power"),  # fp8
     "accumulator": ("wide", "cut"),  # fp8: 13 bits within a block of 128
+    "chosen": ("softmax", "naive"),  # a softmax over the chosen, or over all and divided by their sum
 }
 ROUNDINGS = {"f64": None, "f32": None, "bf16": torch.bfloat16, "f16": torch.float16, "tf32": None, "fp8_e4m3_block128": torch.bfloat16}
 FP8_BLOCK, FP8_LARGEST = 128, 448.0

@@ -282,8 +282,12 @@ class Router:
         biased = scores if bias is None else ar.add_bias(scores, bias)
         allowed = self.in_groups(s, biased, bias) if deepseek and s.count("n_routing_groups") > 0 else biased
         self.chosen = best(allowed.detach(), k)
-        weights = (scores if family == "deepseek3" else biased).gather(-1, self.chosen)
-        if not deepseek:
+        naive = not deepseek and score == "" and ar.forms.chosen == "naive"
+        weighed = ar.softmax(biased) if naive else scores if family == "deepseek3" else biased
+        weights = weighed.gather(-1, self.chosen)
+        if naive:
+            weights = weights / weights.sum(-1, keepdim=True)
+        elif not deepseek:
             weights = ar.softmax(weights)
         divides = family == "deepseek3" and score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
         if divides:
@@ -554,5 +558,5 @@ def run(op, settings, tensors, wide, expects, profile, number):
         of = c.t.get(path[len("gradients/"):], ar.checkpoints.get(path[len("gradients/"):])) if path.startswith("gradients/") else None
         if of is not None:
             results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-        s.need(path in results or path.startswith("checkpoints/"), "no " + path)
+        s.need(path in results or path.startswith(("checkpoints/", "routing/")), "no " + path)
     return {path: result(ar, op, path, value.detach()).numpy() for path, value in results.items()}

@@ -15,11 +15,12 @@ typedef struct errors {
     assay_shape shape;
     int64_t count;
     double *golden, *candidate, *scale, *inverse;
+    double tiny; /* half of the least number */
 } errors;
 
 static errors errors_of(int rank, const int64_t *dims)
 {
-    errors e = {.shape = {.rank = rank}};
+    errors e = {.shape = {.rank = rank}, .tiny = TINY};
     for (int axis = 0; axis < rank; axis++) e.shape.dims[axis] = dims[axis];
     e.count = assay_shape_count(&e.shape);
     e.golden = calloc((size_t)e.count, sizeof *e.golden);
@@ -49,7 +50,7 @@ static assay_statistics measure(const errors *e, int64_t piece)
     assay_context ctx = {.threads = 1};
     assay_statistics_pass pass;
     assay_statistics found;
-    assert_ok(&ctx, assay_statistics_start(&ctx, &e->shape, UNIT, TINY, &pass));
+    assert_ok(&ctx, assay_statistics_start(&ctx, &e->shape, UNIT, e->tiny, &pass));
     for (int64_t first = 0; first < e->count; first += piece) {
         const int64_t n = e->count - first < piece ? e->count - first : piece;
         for (int64_t i = first; i < first + n; i++) e->inverse[i] = e->scale[i] * e->scale[i];
@@ -269,6 +270,9 @@ TEST(tiny_errors_have_no_sign)
     for (int64_t i = 0; i < e.count; i++) e.candidate[i] = e.golden[i] + 0.1 * e.scale[i];
     found = measure(&e, e.count);
     assert_true(found.values[ASSAY_STATISTIC_SIGN] == 0.5);
+    e.tiny = 1;
+    found = measure(&e, e.count);
+    assert_true(found.values[ASSAY_STATISTIC_SIGN] == 0);
     errors_free(&e);
 }
 

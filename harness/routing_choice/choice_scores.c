@@ -54,7 +54,8 @@ static assay_status choose(assay_context *ctx, const assay_plan *plan, const ass
     const int64_t experts = config.num_experts, room = 2 * experts + 1; /* groups and experts are no more */
     TRY(assay_alloc_f64(ctx, "scores of a token", 2 * experts + room, &values));
     TRY(assay_alloc_i32(ctx, "experts of a token", room + experts, &indices));
-    const assay_routing_scratch scratch = {values, values + experts, values + 2 * experts, indices, indices + room};
+    const assay_routing_scratch scratch = {values,  values + experts, values + 2 * experts,
+                                           indices, indices + room,   NULL};
     for (int64_t t = 0; t < router->tokens; t++) {
         memcpy(values, router->scores + t * experts, (size_t)experts * sizeof *values);
         assay_routing_select(router->golden + t * router->per_token, &margin, &scratch, &config, &rule);

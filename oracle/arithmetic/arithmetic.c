@@ -35,6 +35,11 @@ void assay_round_terms(const assay_context *ctx, int64_t terms, int64_t count, c
     if (ctx->arithmetic->round_terms != NULL) ctx->arithmetic->round_terms(ctx, terms, count, squares, sums);
 }
 
+bool assay_rounds_at_random(const assay_context *ctx)
+{
+    return ctx->emulation != NULL && !ctx->emulation->nearest;
+}
+
 bool assay_takes_second_form(const assay_context *ctx)
 {
     return ctx->emulation != NULL && ctx->emulation->second_form;
@@ -42,12 +47,12 @@ bool assay_takes_second_form(const assay_context *ctx)
 
 bool assay_takes_second_form_at(const assay_context *ctx, int64_t row)
 {
-    return ctx->emulation != NULL && !ctx->emulation->nearest && ctx->emulation->second_form == (row % 2 == 0);
+    return assay_rounds_at_random(ctx) && ctx->emulation->second_form == (row % 2 == 0);
 }
 
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)
 {
-    return ctx->emulation != NULL && !ctx->emulation->nearest && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
+    return assay_rounds_at_random(ctx) && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
 }
 
 int64_t assay_drawn_at(const assay_context *ctx, int64_t row, int64_t count)
@@ -59,7 +64,7 @@ int64_t assay_drawn_at(const assay_context *ctx, int64_t row, int64_t count)
 
 bool assay_is_staged(const assay_context *ctx)
 {
-    return ctx->emulation != NULL && ctx->emulation->staged && !ctx->emulation->nearest;
+    return assay_rounds_at_random(ctx) && ctx->emulation->staged;
 }
 
 bool assay_stores_softmax(const assay_context *ctx)

@@ -100,6 +100,8 @@ bool assay_takes_second_form_at(const assay_context *ctx, int64_t row);
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row);
 /* 0 to count - 1: what an emulated run draws for a row; 0 in any other. */
 int64_t assay_drawn_at(const assay_context *ctx, int64_t row, int64_t count);
+/* Whether this is an emulated run, and not that to nearest. */
+bool assay_rounds_at_random(const assay_context *ctx);
 /* Whether this run rounds the result of a softmax to storage before its gradient reads it, as where a kernel ends there:
  * only some of the emulated runs do. */
 bool assay_stores_softmax(const assay_context *ctx);

@@ -27,11 +27,20 @@ static double rounded_divisor(const assay_context *ctx, double divisor, int64_t 
     return divisor;
 }
 
-static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double *selecting,
+/* Emulated runs take the naive form: errors of the other are among its own. `p` [E] is scratch. */
+static bool weighs_naively(const assay_context *ctx, double *gathered, double *p, const double *selecting,
+                           const int32_t *selected, const assay_routing_config *config, const assay_routing_rule *rule)
+{
+    return assay_rounds_at_random(ctx) && assay_routing_has_naive_form(rule) &&
+           assay_routing_naive_forward(ctx, gathered, p, selecting, selected, config);
+}
+
+static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const assay_routing_scratch *scratch,
                   const assay_routing_inputs *in, const assay_routing_config *config, const assay_routing_rule *rule)
 {
     const int64_t count = config->num_experts_per_tok, experts = config->num_experts;
     const int32_t *selected = r->selected_experts + t * count;
+    const double *selecting = scratch->selecting;
     const double *weighed = rule->weighs_scores ? r->scores + t * experts : selecting;
     double *gathered = r->gathered + t * count;
     const double none = rule->softmax_chosen ? -INFINITY : 0.0; /* a slot of no expert has no part in the sums */
@@ -40,7 +49,10 @@ static void weigh(assay_context *ctx, assay_routing *r, int64_t t, const double 
         any |= selected[k] != ASSAY_NO_EXPERT;
         gathered[k] = selected[k] == ASSAY_NO_EXPERT ? none : weighed[selected[k]];
     }
-    if (rule->softmax_chosen && any) assay_softmax_row(ctx, gathered, gathered, count);
+    if (rule->softmax_chosen && any &&
+        !weighs_naively(ctx, gathered, scratch->probability, selecting, selected, config, rule)) {
+        assay_softmax_row(ctx, gathered, gathered, count);
+    }
     const double divisor = rounded_divisor(ctx, assay_routing_divisor(gathered, count, rule), count, experts, rule);
     for (int64_t k = 0; k < count; k++) {
         if (selected[k] == ASSAY_NO_EXPERT) gathered[k] = 0.0;
@@ -85,7 +97,7 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
     for (int64_t k = 0; fixed != NULL && k < count; k++) selected[k] = fixed[k];
     if (in->bias != NULL)
         assay_round(ctx, ASSAY_ROUND_ROUTER, experts, scratch->selecting); /* a large bias, a large sum */
-    weigh(ctx, r, t, scratch->selecting, in, config, rule);
+    weigh(ctx, r, t, scratch, in, config, rule);
     if (!rule->balance) return;
     assay_softmax_row(ctx, r->probabilities + t * experts, scratch->selecting, experts);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, experts, r->probabilities + t * experts);
@@ -99,7 +111,7 @@ static assay_status route_tokens(assay_context *ctx, assay_routing *r, const ass
     const int64_t groups = rule->groups ? config->n_routing_groups : 0;
     const int64_t kept = rule->groups ? config->topk_routing_group : 0;
     const int64_t tops = (kept > config->num_experts_per_tok ? kept : config->num_experts_per_tok) + 1;
-    const int64_t values_each = experts + groups + tops, indices_each = tops + groups;
+    const int64_t values_each = 2 * experts + groups + tops, indices_each = tops + groups;
     double *values = NULL;
     int32_t *indices = NULL;
     TRY(assay_alloc_f64(ctx, "routing: scratch values", values_each * ctx->threads, &values));
@@ -108,8 +120,8 @@ static assay_status route_tokens(assay_context *ctx, assay_routing *r, const ass
     for (int part = 0; part < ctx->threads; part++) {
         double *own = values + part * values_each;
         int32_t *own_indices = indices + part * indices_each;
-        const assay_routing_scratch scratch = {own, own + experts, own + experts + groups, own_indices,
-                                               own_indices + tops};
+        const assay_routing_scratch scratch = {own,         own + experts,      own + experts + groups,
+                                               own_indices, own_indices + tops, own + values_each - experts};
         const int64_t end = assay_part_begin(ctx, tokens, part + 1);
         for (int64_t t = assay_part_begin(ctx, tokens, part); t < end; t++) {
             route_token(ctx, r, t, &scratch, in, config, rule);
@@ -190,7 +202,7 @@ void assay_routing_gathered_backward(double *d_values, const double *d_weights, 
 typedef struct backward_pass {
     const assay_context *ctx;
     double *d_logits;
-    double *scratch; /* [threads,K] */
+    double *scratch; /* [threads,K + 2 E] */
     const double *d_weights;
     double d_lb_loss;
     const assay_routing *r;
@@ -263,13 +275,33 @@ static void round_gathered_backward(const backward_pass *pass, int64_t t, double
     assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_values);
 }
 
+/* The weights' part in the naive form: it reaches all experts, but those that are not chosen by its rounding alone. False: the
+ * run does not take that form. */
+static bool add_weights_naively(const backward_pass *pass, int64_t t, double *scratch)
+{
+    const assay_context *ctx = pass->ctx;
+    const int64_t count = pass->config->num_experts_per_tok, experts = pass->config->num_experts;
+    const int32_t *selected = pass->r->selected_experts + t * count;
+    const assay_routing_inputs *in = pass->in;
+    double *d_normalized = scratch, *p = scratch + count, *selecting = p + experts;
+    if (!assay_rounds_at_random(ctx) || !assay_routing_has_naive_form(&pass->rule)) return false;
+    assay_routing_scores(ctx, p, selecting, in->logits + t * experts, in->bias, experts, &pass->rule);
+    if (in->bias != NULL) assay_round(ctx, ASSAY_ROUND_ROUTER, experts, selecting);
+    for (int64_t k = 0; k < count; k++) {
+        d_normalized[k] =
+            pass->d_weights[t * count + k] * assay_routing_scale(&pass->rule, in->per_expert_scale, selected[k]);
+    }
+    return assay_routing_naive_backward(ctx, pass->d_logits + t * experts, p, selecting, d_normalized,
+                                        pass->r->gathered + t * count, selected, pass->config);
+}
+
 /* The weights' part, added at the chosen experts. */
 static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
 {
     const int64_t count = pass->config->num_experts_per_tok;
     const int32_t *selected = pass->r->selected_experts + t * count;
     double *d = pass->d_logits + t * pass->config->num_experts;
-    if (pass->d_weights == NULL) return;
+    if (pass->d_weights == NULL || add_weights_naively(pass, t, d_values)) return;
     assay_routing_gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
                                     pass->in->per_expert_scale, count, &pass->rule);
     round_gathered_backward(pass, t, d_values);
@@ -316,6 +348,11 @@ static void through_scores(const backward_pass *pass, int64_t t)
     }
 }
 
+static int64_t scratch_size(const assay_routing_config *config)
+{
+    return config->num_experts_per_tok + 2 * config->num_experts;
+}
+
 static void walk_tokens(const backward_pass *pass, void (*step)(const backward_pass *pass, int64_t t, double *scratch))
 {
     const assay_context *ctx = pass->ctx;
@@ -324,7 +361,7 @@ static void walk_tokens(const backward_pass *pass, void (*step)(const backward_p
     for (int part = 0; part < ctx->threads; part++) {
         const int64_t end = assay_part_begin(ctx, tokens, part + 1);
         for (int64_t t = assay_part_begin(ctx, tokens, part); t < end; t++) {
-            step(pass, t, pass->scratch + part * pass->config->num_experts_per_tok);
+            step(pass, t, pass->scratch + part * scratch_size(pass->config));
         }
     }
 }
@@ -372,7 +409,7 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
     assay_status status = ASSAY_OK;
     backward_pass pass = {ctx, d_logits, NULL, d_weights, d_lb_loss, r, in, config, assay_routing_rule_of(config)};
     const bool linear = pass.rule.bias_linear;
-    TRY(assay_alloc_f64(ctx, "routing: scratch gradients", config->num_experts_per_tok * ctx->threads, &pass.scratch));
+    TRY(assay_alloc_f64(ctx, "routing: scratch gradients", scratch_size(config) * ctx->threads, &pass.scratch));
     walk_tokens(&pass, step_to_bias);
     if (d_bias != NULL && !linear) bias_backward(d_bias, &pass);
     walk_tokens(&pass, step_to_logits);

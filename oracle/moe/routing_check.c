@@ -69,6 +69,11 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
     return rule;
 }
 
+bool assay_routing_has_naive_form(const assay_routing_rule *rule)
+{
+    return rule->softmax_chosen && rule->score_func == ASSAY_SCORE_NONE && !rule->detached;
+}
+
 bool assay_routing_divides(const assay_routing_config *config)
 {
     return assay_routing_rule_of(config).divide;

@@ -27,13 +27,20 @@ static inline int64_t assay_part_begin(const assay_context *ctx, int64_t tokens,
 /* scores_t [E] and what selects [E] of one token. */
 void assay_routing_scores(const assay_context *ctx, double *scores, double *selecting, const double *logits,
                           const double *bias, int64_t experts, const assay_routing_rule *rule);
-/* y = softmax(x); y may be x. */
-void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int64_t count);
 /* What assay_center takes off every d[i] first: the d of the largest p, since d - mean cancels where that has nearly all the
  * weight; 0 where it has little, since the differences cancel there. */
 double assay_center_reference(const double *d, const double *p, double divisor, int64_t count);
 /* d[i] -= sum over j of p[j] / divisor * d[j]; the p[j] / divisor add up to 1 - missing. */
 void assay_center(double *d, const double *p, double divisor, double missing, int64_t count);
+
+/* The naive form of a softmax over the chosen (assay_routing_has_naive_form), rounded step by step: emulated runs alone take
+ * it. p [E] is the softmax over all. False: the chosen have too little of it for that form, and nothing is set. */
+bool assay_routing_naive_forward(const assay_context *ctx, double *gathered, double *p, const double *selecting,
+                                 const int32_t *selected, const assay_routing_config *config);
+/* Adds to d [E], which takes what selects, from d_normalized [K] and what the forward gave. */
+bool assay_routing_naive_backward(const assay_context *ctx, double *d, double *p, const double *selecting,
+                                  const double *d_normalized, const double *gathered, const int32_t *selected,
+                                  const assay_routing_config *config);
 
 /* d_values [K]: gradient of what was gathered, before the softmax over the chosen, from d_weights [K]. */
 void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,

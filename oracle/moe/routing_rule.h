@@ -26,7 +26,12 @@ typedef struct assay_routing_rule {
     bool bias_updates;
 } assay_routing_rule;
 assay_routing_rule assay_routing_rule_of(const assay_routing_config *config);
+/* Whether a softmax over the chosen may be computed as flashinfer's RenormalizeNaive and transformers' Mixtral and Qwen3 do: over
+ * all experts, then divided by the sum of the chosen. It is the same function, with other roundings. */
+bool assay_routing_has_naive_form(const assay_routing_rule *rule);
 
+/* y = softmax(x); y may be x. */
+void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int64_t count);
 /* f'(x) of an elementwise score function. */
 double assay_score_derivative(assay_score_func score_func, double x);
 /* Divisor of the gathered values of one token: their sum in order, plus epsilon; 1 without a division. */
@@ -39,6 +44,7 @@ typedef struct assay_routing_scratch {
     double *top_value;   /* [max(K, topk_routing_group) + 1] */
     int32_t *top_index;  /* the same */
     int32_t *group_kept; /* [n_routing_groups] */
+    double *probability; /* [E] of the naive form; a selection does not need it */
 } assay_routing_scratch;
 
 /* selected [K]: one token's experts, best first; margin: of that choice, groups included. */

@@ -8,12 +8,15 @@
 #include "oracle/moe/balance.h"
 #include "oracle/ops/vector_sums.h"
 #include "oracle/propagate/routing_token.h"
+#include "oracle/propagate/rules.h"
 
 /* What a pass over the tokens fills; NULL where nobody asks. */
 typedef struct pass {
+    const assay_context *ctx;
     const assay_precision *precision;
     const assay_routing_run *run;
     assay_routing_rule rule;
+    bool naive;               /* assay_routing_has_naive_form */
     double *weights;          /* [T,K] */
     double *normalized;       /* [T,K] variance of the weights before scaling */
     double *d_logits;         /* [T,E] */
@@ -25,8 +28,8 @@ static void put_weights(const pass *p, routing_token *token)
 {
     const int64_t count = p->run->config->num_experts_per_tok, first = token->t * count;
     const double unit = p->precision->router, *own = p->run->in->per_expert_scale;
-    /* A sum and a quotient each. */
-    const double roundings = (p->rule.softmax_chosen ? 2 : 0) + (p->rule.divide ? 2 : 0);
+    /* A sum and a quotient each; the naive form has two. */
+    const double roundings = p->naive ? 4 : (p->rule.softmax_chosen ? 2 : 0) + (p->rule.divide ? 2 : 0);
     assay_errors_variance(&token->space, &token->normalized, token->variance);
     for (int64_t k = 0; k < count; k++) {
         const double n = token->normalized.value[token->place[k]], scale = token->scale[k];
@@ -63,7 +66,37 @@ static void put_gradient(const pass *p, routing_token *token, const assay_uncert
     }
 }
 
-static void propagate_token(const pass *p, routing_token *token, double *memory, int64_t t)
+static void add_to_all(const pass *p, int64_t at, double variance)
+{
+    if (p->d_logits != NULL) p->d_logits[at] += variance;
+    if (p->bias != NULL) p->bias[at] += variance;
+}
+
+/* What the naive form rounds besides: the sum that a softmax over all takes off is 0 but for its rounding, and reaches all
+ * experts. */
+static void add_naive(const pass *p, const routing_token *token, double *probability)
+{
+    const assay_routing_config *config = p->run->config;
+    const int64_t experts = config->num_experts, count = config->num_experts_per_tok;
+    const double unit2 = assay_square(p->precision->router), *bias = p->run->in->bias;
+    double squares = 0, mean = 0;
+    for (int64_t k = 0; k < count; k++) {
+        const double term = token->normalized.value[token->place[k]] * token->d_normalized.value[token->place[k]];
+        squares += term * term;
+        mean += term;
+    }
+    const double of_mean = unit2 * (4 * squares + 3 * assay_propagate_partial_squares(count, squares, mean));
+    for (int64_t e = 0; e < experts; e++)
+        probability[e] = p->run->in->logits[token->t * experts + e] + (bias == NULL ? 0 : bias[e]);
+    assay_softmax_row(p->ctx, probability, probability, experts);
+    for (int64_t e = 0; e < experts; e++) add_to_all(p, token->t * experts + e, of_mean * assay_square(probability[e]));
+    for (int64_t k = 0; k < count; k++) { /* quotients of the chosen, and the mean that they have taken off */
+        const double d = token->d_normalized.value[token->place[k]], w = token->normalized.value[token->place[k]];
+        add_to_all(p, token->t * experts + token->expert[token->place[k]], w * w * (unit2 * d * d + of_mean));
+    }
+}
+
+static void propagate_token(const pass *p, routing_token *token, double *memory, double *probability, int64_t t)
 {
     const int64_t count = p->run->config->num_experts_per_tok;
     const double *own = p->run->in->per_expert_scale;
@@ -77,13 +110,16 @@ static void propagate_token(const pass *p, routing_token *token, double *memory,
     routing_token_backward(token);
     put_gradient(p, token, &token->d_argument, true, p->d_logits, NULL);
     put_gradient(p, token, &token->d_bias, p->rule.bias_inside, p->bias, p->bias_size);
+    if (p->naive && p->run->d_weights != NULL) add_naive(p, token, probability);
 }
 
 static assay_status propagate_tokens(assay_context *ctx, const pass *p)
 {
     const int64_t tokens = p->run->config->batch * p->run->config->sequence;
     const int64_t n = routing_token_experts(p->run->config), count = p->run->config->num_experts_per_tok;
-    const int64_t size = assay_errors_size(n) + ROUTING_VECTORS * assay_uncertain_size(n) + ROUTING_SCRATCH * n;
+    const int64_t experts = p->run->config->num_experts;
+    const int64_t own = assay_errors_size(n) + ROUTING_VECTORS * assay_uncertain_size(n) + ROUTING_SCRATCH * n;
+    const int64_t size = own + experts;
     assay_status status = ASSAY_OK;
     double *memory = NULL;
     void *places = NULL;
@@ -95,7 +131,7 @@ static assay_status propagate_tokens(assay_context *ctx, const pass *p)
         routing_token token = {
             .precision = p->precision, .run = p->run, .rule = p->rule, .n = n, .expert = expert, .place = expert + n};
         for (int64_t t = tokens * part / ctx->threads; t < tokens * (part + 1) / ctx->threads; t++)
-            propagate_token(p, &token, memory + part * size, t);
+            propagate_token(p, &token, memory + part * size, memory + part * size + own, t);
     }
 cleanup:
     free(memory);
@@ -208,7 +244,13 @@ assay_status assay_propagate_routing(assay_context *ctx, const assay_precision *
     const assay_routing_config *config = run->config;
     const int64_t experts = config->num_experts, tokens = config->batch * config->sequence;
     const assay_routing_rule rule = assay_routing_rule_of(config);
-    pass p = {.precision = precision, .run = run, .rule = rule, .weights = v->weights, .d_logits = v->d_logits};
+    pass p = {.ctx = ctx,
+              .precision = precision,
+              .run = run,
+              .rule = rule,
+              .naive = assay_routing_has_naive_form(&rule),
+              .weights = v->weights,
+              .d_logits = v->d_logits};
     double *size = NULL;
     TRY(assay_alloc_f64(ctx, "error scale of routing: sizes", experts, &size));
     if (v->d_bias != NULL) {

@@ -7,11 +7,11 @@ typedef struct float32_pass {
     const case_data *data;
     const assay_routing_config *config;
     assay_score_func score_func;
-    bool inside, weighs_scores, softmax_chosen, divide;
+    bool inside, weighs_scores, softmax_chosen, divide, naive;
     float epsilon, factor, bias[EXPERTS], coefficient; /* of the loss */
 } float32_pass;
 
-static float32_pass prepare(const case_data *data, float d_lb_loss)
+static float32_pass prepare(const case_data *data, float d_lb_loss, bool naive)
 {
     const assay_routing_config *c = &data->config;
     float32_pass pass = {.data = data, .config = c, .score_func = c->score_func, .factor = 1.0f};
@@ -19,8 +19,10 @@ static float32_pass prepare(const case_data *data, float d_lb_loss)
     const bool gemma4 = c->family == ASSAY_ROUTER_GEMMA4, fused = c->family == ASSAY_ROUTER_FUSED;
     pass.inside = gemma4 || fused;
     pass.weighs_scores = pass.inside || c->family == ASSAY_ROUTER_DEEPSEEK3;
-    pass.softmax_chosen = c->family == ASSAY_ROUTER_DEFAULT;
-    pass.divide = c->norm_topk_prob;
+    const bool softmax_chosen = c->family == ASSAY_ROUTER_DEFAULT;
+    pass.naive = naive && softmax_chosen && c->score_func == ASSAY_SCORE_NONE;
+    pass.softmax_chosen = softmax_chosen && !pass.naive;
+    pass.divide = c->norm_topk_prob || pass.naive;
     if (pass.inside && c->score_func == ASSAY_SCORE_NONE) pass.score_func = ASSAY_SCORE_SOFTMAX;
     if (deepseek) {
         pass.divide = c->score_func == ASSAY_SCORE_SIGMOID || c->score_func == ASSAY_SCORE_SQRTSOFTPLUS;
@@ -90,8 +92,8 @@ static void normalize_backward(float *d, const float *v, const float32_pass *pas
     if (pass->softmax_chosen) softmax(p, v, count);
     for (int64_t k = 0; k < count; k++) sum += p[k];
     sum += pass->epsilon;
-    for (int64_t k = 0; k < count; k++) dot += d[k] * (p[k] / sum);
-    for (int64_t k = 0; k < count && pass->divide; k++) d[k] = (d[k] - dot) / sum;
+    for (int64_t k = 0; k < count; k++) dot += d[k] * (pass->naive ? p[k] / sum / sum : p[k] / sum);
+    for (int64_t k = 0; k < count && pass->divide; k++) d[k] = pass->naive ? d[k] / sum - dot : (d[k] - dot) / sum;
     if (pass->softmax_chosen) softmax_backward(d, p, count);
 }
 
@@ -108,7 +110,8 @@ static void token(float32_results *out, const float32_pass *pass, int64_t t, con
     scores_forward(scores, x, pass->score_func);
     for (int e = 0; e < EXPERTS; e++) biased[e] = pass->inside ? x[e] : scores[e] + pass->bias[e];
     softmax(p, biased, EXPERTS);
-    for (int64_t k = 0; k < count; k++) v[k] = pass->weighs_scores ? scores[selected[k]] : biased[selected[k]];
+    const float *weighed = pass->naive ? p : pass->weighs_scores ? scores : biased;
+    for (int64_t k = 0; k < count; k++) v[k] = weighed[selected[k]];
     normalize(n, v, pass);
     for (int e = 0; e < EXPERTS; e++) d_logits[e] = pass->coefficient * density[e] / SEQUENCE;
     softmax_backward(d_logits, p, EXPERTS);
@@ -122,6 +125,7 @@ static void token(float32_results *out, const float32_pass *pass, int64_t t, con
     }
     normalize_backward(d, v, pass);
     for (int64_t k = 0; k < count; k++) to_scores[selected[k]] = d[k];
+    if (pass->naive) softmax_backward(to_scores, p, EXPERTS);
     for (int e = 0; e < EXPERTS && !pass->inside; e++) {
         out->d_bias[e] += d_logits[e] + (pass->weighs_scores ? 0.0f : to_scores[e]);
         to_scores[e] += d_logits[e];
@@ -133,10 +137,10 @@ static void token(float32_results *out, const float32_pass *pass, int64_t t, con
 }
 
 void float32_routing(float32_results *out, const case_data *data, const double *d_weights, float d_lb_loss,
-                     const int32_t *selected)
+                     const int32_t *selected, bool naive)
 {
     const bool balance = has_balance(data);
-    const float32_pass pass = prepare(data, balance ? d_lb_loss : 0.0f);
+    const float32_pass pass = prepare(data, balance ? d_lb_loss : 0.0f, naive);
     const int64_t count = data->config.num_experts_per_tok;
     float p[TOKENS * EXPERTS], density[BATCH * EXPERTS] = {0}, total = 0.0f;
     memset(out, 0, sizeof *out);
