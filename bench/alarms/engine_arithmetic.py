@@ -209,7 +209,7 @@ class Arithmetic:
         if self.forms.softmax == "library":
             return torch.softmax(x, -1)
         if self.forms.softmax == "lse":
-            return torch.exp(x - torch.logsumexp(x, -1, keepdim=True))
+            return torch.exp(torch.log_softmax(x, -1))  # x less the largest first: an lse of large scores is too coarse
         e = torch.exp(x - x.amax(-1, keepdim=True).detach())
         return e / e.sum(-1, keepdim=True)
 
