@@ -4,8 +4,8 @@
  * low precision: the mutated case evaluated in the emulated arithmetic of the profile, as another draw than any that
  * made the error scales. The diagnosis must name the mutant, or say that it does not know; and it must not know what is
  * wrong in another way. Prints what it does not name; ends with 1 where it names others, with -a also where a mutant is
- * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. A mutant that MOST cases have named is not
- * tried on more, unless ASSAY_NIGHTLY is set. */
+ * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. A mutant that MOST cases have named, and
+ * the comparer has seen, is not tried on more, unless ASSAY_NIGHTLY is set. */
 #include <getopt.h>
 #include <limits.h>
 #include <math.h>
@@ -133,6 +133,15 @@ static void start(subject *s, const char *name, const assay_profile *profile, co
                                      .multiply = assay_case_multiply(s->t.c, profile),
                                      .seed = 20240607};
     make_noisy(s);
+}
+
+/* Whether more cases of the mutant would show nothing new. */
+static bool is_done(const tally *t, int mutant, int most)
+{
+    for (int i = 0; i < STRUCTURES; i++) {
+        if (!t->seen[i] && strcmp(structures[i].mutant, assay_mutants[mutant].name) == 0) return false;
+    }
+    return t->met[mutant] >= most;
 }
 
 /* Mutants that no case named. */
@@ -354,7 +363,7 @@ int main(int argc, char **argv)
         subject s;
         start(&s, optarg, assay_profile_by_name(profile), set);
         for (int k = 0; k < assay_mutant_count; k++) {
-            if (t.met[k] < most && (only == NULL || strcmp(only, assay_mutants[k].name) == 0))
+            if (!is_done(&t, k, most) && (only == NULL || strcmp(only, assay_mutants[k].name) == 0))
                 try_mutant(&s, &assay_mutants[k], verbose, &t);
         }
         if (only == NULL) try_unknown(&s, verbose, &t);
