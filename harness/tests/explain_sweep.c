@@ -4,9 +4,12 @@
  * low precision: the mutated case evaluated in the emulated arithmetic of the profile, as another draw than any that
  * made the error scales. The diagnosis must name the mutant, or say that it does not know; and it must not know what is
  * wrong in another way. Prints what it does not name; ends with 1 where it names others, with -a also where a mutant is
- * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. */
+ * named on none of the cases. -p PROFILE and -s KEY=VALUE hold for the cases after them. A mutant that MOST cases have named, and
+ * the comparer has seen, is not tried on more, unless ASSAY_NIGHTLY is set. */
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "harness/explain/explain.h"
 #include "harness/mutants/mutants_tensors.h"
@@ -14,9 +17,11 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
 
+enum { MOST = 3 };
+
 typedef struct tally {
-    int named, unknown, wrong, passed;
-    bool met[256], seen[256]; /* of each mutant: named once; a structure that the comparer sees by itself, once */
+    int named, unknown, wrong, passed, met[256];
+    bool seen[256]; /* of each mutant: how many cases named it; a structure that the comparer sees by itself, once */
 } tally;
 
 /* What the comparer itself says of the first wrong tensor under these mutants, when it says anything (compare/
@@ -130,12 +135,21 @@ static void start(subject *s, const char *name, const assay_profile *profile, co
     make_noisy(s);
 }
 
+/* Whether more cases of the mutant would show nothing new. */
+static bool is_done(const tally *t, int mutant, int most)
+{
+    for (int i = 0; i < STRUCTURES; i++) {
+        if (!t->seen[i] && strcmp(structures[i].mutant, assay_mutants[mutant].name) == 0) return false;
+    }
+    return t->met[mutant] >= most;
+}
+
 /* Mutants that no case named. */
 static int say_missed(const tally *t)
 {
     int missed = 0;
     for (int i = 0; i < assay_mutant_count; i++) {
-        if (t->met[i]) continue;
+        if (t->met[i] > 0) continue;
         printf("never named: %s\n", assay_mutants[i].name);
         missed++;
     }
@@ -231,7 +245,7 @@ static void judge(subject *s, const char *what, const char *name, assay_tensor_s
     const bool unknown = failed && !named && !others;
     t->passed += !failed;
     t->named += named;
-    if (named) t->met[mutant - assay_mutants] = true;
+    if (named) t->met[mutant - assay_mutants]++;
     t->unknown += unknown;
     t->wrong += wrong;
     if (failed && (verbose || wrong || (unknown && name != NULL))) {
@@ -336,6 +350,7 @@ int main(int argc, char **argv)
     const char *profile = "bf16", *set = NULL, *only = NULL;
     bool verbose = false, all = false;
     tally t = {0};
+    const int most = getenv("ASSAY_NIGHTLY") != NULL ? INT_MAX : MOST;
     /* "-": cases come as the value of option 1, in their place between the options */
     for (int letter; (letter = getopt(argc, argv, "-avm:p:s:")) != -1;) {
         if (letter == 'a') all = true;
@@ -348,7 +363,7 @@ int main(int argc, char **argv)
         subject s;
         start(&s, optarg, assay_profile_by_name(profile), set);
         for (int k = 0; k < assay_mutant_count; k++) {
-            if (only == NULL || strcmp(only, assay_mutants[k].name) == 0)
+            if (!is_done(&t, k, most) && (only == NULL || strcmp(only, assay_mutants[k].name) == 0))
                 try_mutant(&s, &assay_mutants[k], verbose, &t);
         }
         if (only == NULL) try_unknown(&s, verbose, &t);

@@ -163,7 +163,7 @@ TEST(a_list_is_whole_or_none)
         const assay_options options = {.json = json == 1};
         int exit_code;
         int64_t n = 0;
-        for (;; n += n / 50 + 4) {
+        for (;; n += n / 12 + 4) {
             assay_context ctx = assay_context_default(1);
             assay_fail_allocation(n);
             const assay_status status = run(&ctx, &assay_command_list, &options, &exit_code);

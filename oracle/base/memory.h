@@ -33,7 +33,7 @@ void assay_keep_freed_memory(void);
  * and what RLIMIT_AS leaves. */
 int64_t assay_memory_available(void);
 
-/* Refuses with ASSAY_NO_MEMORY, naming both numbers, when `bytes` exceeds what is available. */
+/* Refuses with ASSAY_NO_MEMORY, naming both numbers, when `bytes` exceeds what is available; a few megabytes never do. */
 assay_status assay_require_memory(assay_context *ctx, const char *what, int64_t bytes);
 
 #endif
