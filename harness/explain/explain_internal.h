@@ -40,6 +40,10 @@ bool assay_tensor_is_explained(const assay_tensor_result *r);
 bool assay_tensor_stays(const assay_mutant *mutant, const assay_tensor_result *before,
                         const assay_tensor_result *after);
 
+/* Of a mutant of any alpha: it gets the one with which it is nearest to the candidate. */
+assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const assay_given_results *given,
+                              assay_mutant *mutant);
+
 /* The mutant's results become what is expected of a backend with this bug, and the golden's error scales in `results`
  * the deviations from that. */
 assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

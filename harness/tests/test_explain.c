@@ -160,6 +160,37 @@ TEST_IN_FOLDER(tails_of_contracted_axes_are_named)
     trial_close(&f.t);
 }
 
+/* GPT-OSS's gate with another number than 1.702, also where most is clamped: the report says which. */
+TEST_IN_FOLDER(any_alpha_is_named)
+{
+    static const struct {
+        const char *name, *profile;
+        double alpha;
+    } rows[] = {
+        {"mlp/gpt-oss-clamp", "f32", 1.7},   {"mlp/gpt-oss-clamp", "f32", 4},
+        {"mlp/gpt-oss-clamp", "bf16", 1.6},  {"moe/requantised-gpt-oss", "f32", 1.5},
+        {"decoder_layer/gpt-oss", "f32", 1}, {"decoder_layer/gpt-oss", "f32", 1.8},
+    };
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char set[64], says[64];
+        bool applies = false;
+        assay_mutant other = *assay_mutant_by_name("alpha_other");
+        assay_tensor_set results = {0};
+        snprintf(set, sizeof set, "profiles=[%s];checkpoints=none", rows[i].profile);
+        snprintf(says, sizeof says, "equals mutant alpha_other with %g (", rows[i].alpha);
+        start(&f, folder, rows[i].name, set, rows[i].profile);
+        other.key.by = rows[i].alpha;
+        assert_ok(&f.t.ctx, assay_mutant_make(&f.t.ctx, &f.at, &other, &results, &applies));
+        assert_true(applies);
+        assay_report report = explain(&f, &results);
+        if (strncmp(report.explanation, says, strlen(says)) != 0)
+            fail_msg("%s, %g: %s", rows[i].name, rows[i].alpha, report.explanation);
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
+}
+
 /* Gradients by the weights that were given, not by those that the operation read in their place. */
 TEST_IN_FOLDER(gradients_may_be_pulled_back)
 {
