@@ -229,8 +229,10 @@ static void say(const search *s, assay_report *report)
                  "equals %s: does the kernel ignore the setting?; in brackets the standard deviations that are left",
                  names);
     } else {
-        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
-                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);
+        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left%s", names,
+                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models,
+                 !s->held[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
+                                                                               : "");
     }
     for (; !s->noise && report->explained_count < count; report->explained_count++) {
         snprintf(report->explained_by[report->explained_count], ASSAY_EXPLAINED_NAME, "%s",

@@ -15,7 +15,7 @@ static double part_of_way(const assay_trial *t, const assay_given_results *given
                           const assay_tensor_set *to)
 {
     double product = 0.0, square = 0.0;
-    for (int i = 0; i < given->count; i++) {
+    for (int i = 0; i < given->given; i++) {
         const assay_memory_tensor *tensor = &given->tensors[i];
         const assay_tensor *a = assay_tensor_set_find(from, tensor->spec.path),
                            *b = assay_tensor_set_find(to, tensor->spec.path),

@@ -10,6 +10,7 @@
 typedef struct assay_given_results {
     assay_memory_tensor *tensors;
     int count;
+    int given; /* so many are the candidate's; the others are gradients that it lacks, where it has some, as zeros */
 } assay_given_results;
 
 assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
