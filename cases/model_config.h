@@ -170,6 +170,7 @@ typedef struct assay_model_config {
     assay_text maxtext[ASSAY_MAXTEXT_KEYS]; /* of keys that are none of a case, where they might change something */
     bool weigh_biased, undivided, masked_at_zero, division_detached,
         windows_in_odd_layers; /* no keys: what no model does, and mutants */
+    double gate_alpha;         /* none either: of GPT-OSS's gate; 0 is 1.702 */
 } assay_model_config;
 
 extern const assay_model_config assay_model_defaults;

@@ -33,7 +33,8 @@ typedef struct search {
     assay_trial trial;
     assay_given_results given;
     const assay_report *plain;
-    hypothesis *held; /* [assay_mutant_count + assay_ignored_setting_count] */
+    hypothesis *held;    /* [assay_mutant_count + assay_ignored_setting_count] */
+    assay_mutant fitted; /* the row of any alpha, with the candidate's */
     int held_count, tried, settings_tried;
     const assay_tensor_set *given_too; /* checkpoints that stages begin with; NULL: a whole candidate is explained */
     bool noise;                        /* held are mutants whose errors are as large, not the same */
@@ -141,6 +142,11 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     const int held = s->held_count;
     assay_trial own = s->trial;
     own.scales = true;
+    if (mutant->key.how == ASSAY_KEY_ALPHA) {
+        s->fitted = *mutant;
+        mutant = &s->fitted;
+        TRY(assay_mutant_fit(ctx, &s->trial, &s->given, &s->fitted));
+    }
     TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !assay_mutant_is_lossy(mutant) && !mutant->each_shard;
     const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
@@ -174,7 +180,7 @@ static const char *word_of(const assay_mutant *mutant)
     return assay_mutant_is_ignored_setting(mutant) ? mutant->models : mutant->name;
 }
 
-/* "NAME (0.31) or NAME (0.35)" of those that are as near as the first; counts them. */
+/* "NAME (0.31) or NAME with 1.6 (0.35)" of those that are as near as the first; counts them. */
 static int name_nearest(const search *s, char *text, size_t size)
 {
     size_t length = 0;
@@ -182,8 +188,10 @@ static int name_nearest(const search *s, char *text, size_t size)
     for (; count < s->held_count && count < ASSAY_EXPLAINED_MOST; count++) {
         const hypothesis *h = &s->held[count];
         if (h->distance > s->held[0].distance + AS_NEAR * fmin(1.0, s->before)) break;
-        length += (size_t)snprintf(text + length, size - length, "%s%s (%.2g)", count == 0 ? "" : " or ",
-                                   word_of(h->mutant), h->residual);
+        char with[24] = "";
+        if (h->mutant->key.how == ASSAY_KEY_ALPHA) snprintf(with, sizeof with, " with %.4g", h->mutant->key.by);
+        length += (size_t)snprintf(text + length, size - length, "%s%s%s (%.2g)", count == 0 ? "" : " or ",
+                                   word_of(h->mutant), with, h->residual);
         if (length >= size) break;
     }
     return count;
@@ -221,8 +229,10 @@ static void say(const search *s, assay_report *report)
                  "equals %s: does the kernel ignore the setting?; in brackets the standard deviations that are left",
                  names);
     } else {
-        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left", names,
-                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models);
+        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left%s", names,
+                 count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models,
+                 !s->held[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
+                                                                               : "");
     }
     for (; !s->noise && report->explained_count < count; report->explained_count++) {
         snprintf(report->explained_by[report->explained_count], ASSAY_EXPLAINED_NAME, "%s",

@@ -40,17 +40,34 @@ cleanup:
     return status;
 }
 
+/* A gradient that is never given: frameworks have none where nothing flows back. */
+static assay_status add_zeros(assay_context *ctx, const assay_tensor_spec *spec, assay_given_results *given)
+{
+    double *zeros = NULL;
+    const assay_status status = assay_alloc_zeros(ctx, spec->path, assay_shape_count(&spec->shape), &zeros);
+    given->tensors[given->count++] = (assay_memory_tensor){.spec = *spec, .numbers = zeros};
+    return status;
+}
+
 assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
                                       assay_fixture_reader *candidate, assay_given_results *given)
 {
     assay_status status;
     void *tensors = NULL;
+    bool backward = false;
     TRY(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &tensors));
     given->tensors = tensors;
     for (int i = 0; i < golden->count; i++) {
         const assay_tensor_spec *spec = &golden->items[i].spec, *found = assay_fixture_find(candidate, spec->path);
         if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
         TRY(load_tensor(ctx, candidate, found, given));
+        backward |= spec->role == ASSAY_ROLE_GRADIENT;
+    }
+    given->given = given->count;
+    for (int i = 0; backward && i < golden->count; i++) {
+        const assay_tensor_spec *spec = &golden->items[i].spec;
+        const bool lacks = assay_fixture_find(candidate, spec->path) == NULL;
+        if (lacks && spec->role == ASSAY_ROLE_GRADIENT) TRY(add_zeros(ctx, spec, given));
     }
 cleanup:
     return status;
@@ -66,7 +83,7 @@ void assay_given_results_free(assay_given_results *given)
     *given = (assay_given_results){0};
 }
 
-/* Of optional results those that the mutant has too. */
+/* Of optional results, and of gradients that are not given, those that the mutant has too. */
 static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given,
                                      const assay_tensor_set *results, assay_fixture_reader **reader)
 {
@@ -78,7 +95,8 @@ static assay_status candidate_reader(assay_context *ctx, const assay_given_resul
     for (int i = 0; i < given->count; i++) {
         const assay_tensor *tensor = assay_tensor_set_find(results, given->tensors[i].spec.path);
         const bool known = tensor != NULL && assay_tensor_is_complete(tensor);
-        if (known || assay_role_is_required(given->tensors[i].spec.role)) tensors[count++] = given->tensors[i];
+        const bool required = i < given->given && assay_role_is_required(given->tensors[i].spec.role);
+        if (known || required) tensors[count++] = given->tensors[i];
     }
     TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
 cleanup:

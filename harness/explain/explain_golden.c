@@ -79,6 +79,18 @@ static bool is_less(const left_over *after, const left_over *before, double squa
     return !(after->squares > squares * before->squares) && !(after->worst > worst * before->worst);
 }
 
+/* Whether all that fails are gradients that are not given and that the golden has as zeros: nothing is to be explained,
+ * unless they are what the mutant does not give. */
+static bool only_zeros_are_missing(const assay_report *plain, const assay_report *alone)
+{
+    for (int i = 0; i < plain->count; i++) {
+        const assay_tensor_result *before = &plain->tensors[i], *r = result_of(alone, before->spec.path);
+        if (before->verdict != ASSAY_FAIL) continue;
+        if (before->finding != ASSAY_FINDING_MISSING || r == NULL || r->verdict == ASSAY_FAIL) return false;
+    }
+    return true;
+}
+
 /* The golden with the mutant's deviations: larger ones alone would explain much. */
 static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                               const assay_given_results *given, const assay_report *plain,
@@ -95,6 +107,7 @@ static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const as
     const left_over after = left_of(plain, report), before = left_of(plain, coarser ? plain : &alone);
     *nearer = is_less(&after, &before, MUCH_LESS, INFINITY) || is_less(&after, &before, INFINITY, MUCH_LESS) ||
               is_less(&after, &before, CLEARLY_LESS, CLEARLY_LESS);
+    *nearer &= !only_zeros_are_missing(plain, &alone);
 cleanup:
     assay_report_free(&alone);
     assay_tensor_set_free(&golden);

@@ -34,7 +34,7 @@ static bool lies_on_grid(const assay_given_results *given, const char *path, ass
     return true;
 }
 
-/* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's. */
+/* Of a mutant that may be in some tensors alone, each tensor is the mutant's or the golden's, and none is left out. */
 static bool conclude(const assay_trial *t, const assay_mutant *mutant, const assay_given_results *given,
                      const assay_report *plain, const assay_report *report, double *residual)
 {
@@ -44,9 +44,11 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);
         if (assay_tensor_stays(mutant, before, r)) r = before;
+        const bool lacks = before != NULL && before->verdict == ASSAY_FAIL && before->finding == ASSAY_FINDING_MISSING;
+        holds &= !(mutant->each && lacks);
         const assay_dtype type = assay_coarser_type(assay_profile_type_of(t->profile, &r->spec));
         holds &= assay_tensor_is_explained(r) && (!coarser || r == before || lies_on_grid(given, r->spec.path, type));
-        if (!r->compared || r->spec.type == ASSAY_INT32) continue;
+        if (!r->compared || r->spec.type == ASSAY_INT32 || lacks) continue;
         squares += r->rms_ratio * r->rms_ratio * (double)r->elements;
         elements += (double)r->elements;
     }

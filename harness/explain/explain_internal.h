@@ -10,6 +10,7 @@
 typedef struct assay_given_results {
     assay_memory_tensor *tensors;
     int count;
+    int given; /* so many are the candidate's; the others are gradients that it lacks, where it has some, as zeros */
 } assay_given_results;
 
 assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
@@ -39,6 +40,10 @@ bool assay_tensor_is_explained(const assay_tensor_result *r);
 /* Of a mutant that may be in some tensors alone: this tensor, which did not fail, is the golden's. */
 bool assay_tensor_stays(const assay_mutant *mutant, const assay_tensor_result *before,
                         const assay_tensor_result *after);
+
+/* Of a mutant of any alpha: it gets the one with which it is nearest to the candidate. */
+assay_status assay_mutant_fit(assay_context *ctx, const assay_trial *t, const assay_given_results *given,
+                              assay_mutant *mutant);
 
 /* The mutant's results become what is expected of a backend with this bug, and the golden's error scales in `results`
  * the deviations from that. */

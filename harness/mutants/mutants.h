@@ -37,10 +37,19 @@ typedef bool assay_hidden_edit(const assay_hidden_mutation *m);
 typedef bool assay_arithmetic_edit(const assay_mutation *m, assay_emulation *emulation);
 
 /* One key of the configuration. Numbers are changed where they are above 0: else what they scale or limit is off; READ_AS
- * changes any value to that of a text. */
+ * changes any value to that of a text. ALPHA is of no key, but of GPT-OSS's gate, which gets `by` for 1.702; explanations
+ * try the number that the candidate has. */
 typedef struct assay_key_change {
     int key; /* ASSAY_KEY_AT_... */
-    enum { ASSAY_KEY_STAYS, ASSAY_KEY_FLIP, ASSAY_KEY_TO, ASSAY_KEY_TIMES, ASSAY_KEY_SQUARED, ASSAY_KEY_READ_AS } how;
+    enum {
+        ASSAY_KEY_STAYS,
+        ASSAY_KEY_FLIP,
+        ASSAY_KEY_TO,
+        ASSAY_KEY_TIMES,
+        ASSAY_KEY_SQUARED,
+        ASSAY_KEY_READ_AS,
+        ASSAY_KEY_ALPHA
+    } how;
     double by;
     const char *value; /* READ_AS */
 } assay_key_change;

@@ -105,6 +105,10 @@ static bool change_key(const assay_key_change *change, assay_model_config *confi
     const assay_model_key *key = &assay_model_keys[change->key];
     char *at = (char *)config + key->offset;
     if (change->how == ASSAY_KEY_READ_AS) return read_as(key, change->value, config);
+    if (change->how == ASSAY_KEY_ALPHA) {
+        config->gate_alpha = change->by;
+        return true;
+    }
     bool *flag = (bool *)at;
     int64_t *whole = (int64_t *)(void *)at;
     double *number = (double *)(void *)at;

@@ -172,21 +172,3 @@ bool assay_edit_pad_last_group(const assay_mutation *m, assay_tensor *sizes)
     sizes->indices[sizes->count - 1] += (int32_t)rest;
     return rest > 0;
 }
-
-/* x sigmoid(x) is 1.702 times what GPT-OSS's gate makes of x / 1.702: gate by that, and wo times it. As long as nothing is clamped,
- * which is then clamped elsewhere. Fused, gate lies in the first half of the columns, and not in tensor shards. */
-bool assay_edit_other_alpha(const assay_mutation *m, assay_tensor *tensor)
-{
-    const double alpha = 1.702;
-    const char *path = tensor->spec.path;
-    const int64_t width = assay_tensor_width(tensor);
-    if (assay_path_ends(path, "wo") || assay_path_ends(path, "wo/kernel")) return assay_scale_values(tensor, alpha);
-    if (!assay_path_ends(path, "wi") && !assay_path_ends(path, "wi/kernel")) {
-        return assay_scale_values(tensor, 1 / alpha);
-    }
-    if (m->c->config.w13_reorder_size > 1) return false;
-    for (int64_t i = 0; i < tensor->count; i++) {
-        if (i % width < width / 2) tensor->values[i] /= alpha;
-    }
-    return true;
-}

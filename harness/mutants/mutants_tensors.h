@@ -64,8 +64,7 @@ assay_tensor_edit assay_edit_fill_last, assay_edit_fill_last_row, assay_edit_sta
 /* Of inputs, weights and the choice of experts (mutants_inputs.c). */
 assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_other_layout,
     assay_edit_zero_last_of_first_axis, assay_edit_zero_tail_of_rows, assay_edit_times_scaling_factor,
-    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up, assay_edit_scale_shared_slots,
-    assay_edit_other_alpha;
+    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up, assay_edit_scale_shared_slots;
 /* Of the layouts of grouped products (mutants_layouts.c). */
 assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_group_of_first_row;
 /* Of codes and scales (mutants_quantize.c). */

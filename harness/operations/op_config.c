@@ -265,6 +265,7 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
                                        .emb_dim = m->base_emb_dim,
                                        .mlp_dim = m->base_mlp_dim,
                                        .limit = m->mlp_activations_limit,
+                                       .alpha = m->gate_alpha,
                                        .fused = m->fused_mlp};
     TRY(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
     TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
@@ -301,6 +302,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .weight_on_input = m->apply_router_weight_on_input,
                                  .capacity_factor = m->capacity_factor,
                                  .limit = m->mlp_activations_limit,
+                                 .alpha = m->gate_alpha,
                                  .local_num_experts = m->local_num_experts,
                                  .local_expert_offset = m->local_expert_offset,
                                  .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};

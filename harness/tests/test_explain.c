@@ -91,6 +91,42 @@ TEST_IN_FOLDER(mutants_are_named)
     trial_close(&f.t);
 }
 
+/* A gradient that is not given counts as zeros. What the golden has as zeros is no bug's, and who gives no gradient at all has
+ * no backward to be wrong. */
+TEST_IN_FOLDER(missing_gradients_are_zeros)
+{
+    static const struct {
+        const char *name, *mutant, *missing, *is; /* "": no name */
+    } rows[] = {
+        {"moe/small", "zero_router_gradient", "gradients/weights/gate/kernel", "zero_router_gradient"},
+        {"moe/small", "zero_router_gradient", "gradients/weights/gate", "zero_router_gradient"},
+        {"moe/small", "router_gradient_lost", "gradients/weights/gate", "router_gradient_lost"},
+        {"moe/small", NULL, "gradients/weights", "zero_weight_gradients"},
+        {"moe/small", NULL, "gradients/inputs", "zero_input_gradients"},
+        {"moe/small", NULL, "gradients/weights/gate/bias", ""},
+        {"moe/small", NULL, "gradients/weights/shared_experts", ""},
+        {"moe/small", NULL, "gradients", ""},
+        {"moe/small", "gate_up_swapped", "gradients", ""},
+        {"decoder_layer/gpt-oss", NULL, "gradients/weights/self_attention/sinks", "sink_gradients_missing"},
+    };
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        start(&f, folder, rows[i].name, "profiles=[f32];checkpoints=none", "f32");
+        assay_tensor_set results = make(&f, rows[i].mutant);
+        for (int k = 0; k < results.count; k++) {
+            const char *path = results.items[k].spec.path;
+            if (strncmp(path, rows[i].missing, strlen(rows[i].missing)) == 0) results.items[k].written = 0;
+        }
+        assay_report report = explain(&f, &results);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        const int named = (rows[i].is[0] != '\0') + is_named(&report, "result_missing");
+        if (report.explained_count > named || (named && !is_named(&report, rows[i].is)))
+            fail_msg("%s without %s: %s", rows[i].name, rows[i].missing, report.explanation);
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
+}
+
 /* A backend may have the bug in one tensor alone. */
 TEST_IN_FOLDER(one_tensor_is_enough_where_each_counts)
 {
@@ -158,6 +194,37 @@ TEST_IN_FOLDER(tails_of_contracted_axes_are_named)
         assay_report_free(&report);
     }
     trial_close(&f.t);
+}
+
+/* GPT-OSS's gate with another number than 1.702, also where most is clamped: the report says which. */
+TEST_IN_FOLDER(any_alpha_is_named)
+{
+    static const struct {
+        const char *name, *profile;
+        double alpha;
+    } rows[] = {
+        {"mlp/gpt-oss-clamp", "f32", 1.7},   {"mlp/gpt-oss-clamp", "f32", 4},
+        {"mlp/gpt-oss-clamp", "bf16", 1.6},  {"moe/requantised-gpt-oss", "f32", 1.5},
+        {"decoder_layer/gpt-oss", "f32", 1}, {"decoder_layer/gpt-oss", "f32", 1.8},
+    };
+    fixture f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char set[64], says[64];
+        bool applies = false;
+        assay_mutant other = *assay_mutant_by_name("alpha_other");
+        assay_tensor_set results = {0};
+        snprintf(set, sizeof set, "profiles=[%s];checkpoints=none", rows[i].profile);
+        snprintf(says, sizeof says, "equals mutant alpha_other with %g (", rows[i].alpha);
+        start(&f, folder, rows[i].name, set, rows[i].profile);
+        other.key.by = rows[i].alpha;
+        assert_ok(&f.t.ctx, assay_mutant_make(&f.t.ctx, &f.at, &other, &results, &applies));
+        assert_true(applies);
+        assay_report report = explain(&f, &results);
+        if (strncmp(report.explanation, says, strlen(says)) != 0)
+            fail_msg("%s, %g: %s", rows[i].name, rows[i].alpha, report.explanation);
+        assay_report_free(&report);
+        trial_close(&f.t);
+    }
 }
 
 /* Gradients by the weights that were given, not by those that the operation read in their place. */

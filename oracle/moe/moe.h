@@ -63,6 +63,7 @@ typedef struct assay_moe_config {
     assay_activation activation;  /* mlp_activations[0] */
     assay_glu glu;                /* of the routed experts; the shared expert is never clamped */
     double limit;                 /* mlp_activations_limit */
+    double alpha;                 /* of gated_mlp.h */
     bool fused_weights;           /* prefuse_moe_weights: weights/wi */
     assay_quantize_config hidden; /* of the experts and the shared one: assay_gated_mlp_config */
     assay_recipe_config recipe;   /* likewise, of the sparse path; all weights are in memory for scales of all */

@@ -9,6 +9,7 @@ assay_gated_mlp_config assay_moe_expert_config(const assay_moe_config *config, i
                                     .activation = {config->activation, ASSAY_LINEAR},
                                     .glu = config->glu,
                                     .limit = config->limit,
+                                    .alpha = config->alpha,
                                     .fused = config->fused_weights,
                                     .hidden = config->hidden,
                                     .recipe = config->recipe};

@@ -12,7 +12,7 @@
 /* Constants in two parts, the second what the first leaves out. */
 static const double TWO_SQRT_2_OVER_PI[] = {1.5957691216057308, -9.96930880911092e-17};
 static const double CUBIC[] = {0.044715, 2.1960211427085595e-18};
-static const double QUICK[] = {1.702, 4.263256414560601e-17};
+static const double QUICK[] = {ASSAY_GPT_OSS_ALPHA, 4.263256414560601e-17};
 static const double SQRT_HALF[] = {0.7071067811865476, -4.833646656726457e-17};
 static const double INVERSE_SQRT_PI = 0.5641895835477563;
 static const double INVERSE_SQRT_2PI = 0.3989422804014327;

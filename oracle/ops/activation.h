@@ -35,6 +35,7 @@ void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t
                            double *derivative);
 
 /* The same for x sigmoid(1.702 x), the gate of GPT-OSS's experts, which is none of mlp_activations. */
+#define ASSAY_GPT_OSS_ALPHA 1.702
 void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value, double *derivative);
 
 #endif

@@ -43,11 +43,16 @@ static void err(const assay_context *ctx, assay_activation function, int64_t n, 
     for (int64_t i = 0; i < n; i++) slope[i] += moved[i] - terms[i];
 }
 
+double assay_glu_stretch(const assay_gated_mlp_config *config)
+{
+    return config->alpha > 0 ? config->alpha / ASSAY_GPT_OSS_ALPHA : 1;
+}
+
 static void clamped_factors(const assay_context *ctx, const double *a, const double *b, int64_t n,
                             const assay_gated_mlp_config *config, factors *f)
 {
     const bool gpt_oss = config->glu == ASSAY_GLU_GPT_OSS;
-    const double limit = config->limit, shift = gpt_oss ? 1 : 0;
+    const double limit = config->limit, shift = gpt_oss ? 1 : 0, stretch = assay_glu_stretch(config);
     double x[CHUNK];
     for (int64_t i = 0; i < n; i++) {
         f->u[i] = clamp_above(a[i], limit);
@@ -56,7 +61,9 @@ static void clamped_factors(const assay_context *ctx, const double *a, const dou
     }
     memcpy(x, f->u, (size_t)n * sizeof *x);
     if (gpt_oss) {
+        for (int64_t i = 0; i < n; i++) f->u[i] *= stretch;
         assay_quick_gelu_many(ctx, n, f->u, f->u, f->du);
+        for (int64_t i = 0; i < n; i++) f->u[i] /= stretch;
     } else {
         assay_activation_many(ctx, config->activation[0], n, f->u, f->u, f->du);
     }

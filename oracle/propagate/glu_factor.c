@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "oracle/arithmetic/elementary.h"
+#include "oracle/ops/glu.h"
 #include "oracle/propagate/rules.h"
 
 /* How much a kink at a distance counts where the argument may be off by `sigma`, an envelope of its errors. */
@@ -50,7 +51,10 @@ assay_glu_factor assay_glu_gate(const assay_gated_mlp_config *config, double a, 
     const double cut = a > config->limit ? config->limit : a;
     assay_glu_factor factor;
     if (config->glu == ASSAY_GLU_GPT_OSS) {
-        const assay_activation_point point = assay_quick_gelu_at(cut);
+        const double stretch = assay_glu_stretch(config);
+        assay_activation_point point = assay_quick_gelu_at(stretch * cut);
+        point.value /= stretch;
+        point.second *= stretch;
         factor = factor_from(&point, true);
     } else {
         factor = activation_factor(config->activation[0], cut, sigma);
