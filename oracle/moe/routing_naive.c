@@ -1,21 +1,13 @@
-#include <float.h>
-#include <math.h>
-
-#include "oracle/arithmetic/emulated.h"
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/routing_internal.h"
 
 /* Less than this of a softmax may underflow in float32, so that no correct kernel divides by it. */
 static const double LEAST_SUM = 0x1p-100;
 
-/* To nearest, in as many bits as the router's type has: where parts cancel, roundings that are drawn would leave an error in
- * every token, and those of a type leave none in many. What differs between runs are the logits. */
 static double rounded(const assay_context *ctx, double x)
 {
-    const double unit = ctx->emulation->precision.router;
-    int exponent;
-    if (unit <= DBL_EPSILON) return x;
-    const double fraction = frexp(x, &exponent), grid = ASSAY_ROUNDING_RMS / unit;
-    return ldexp(nearbyint(fraction * grid) / grid, exponent);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &x);
+    return x;
 }
 
 /* The softmax over all, and the sum of the chosen. */
@@ -25,7 +17,6 @@ static double chosen_sum(const assay_context *ctx, double *p, const double *sele
     double sum = 0.0;
     assay_softmax_row(ctx, p, selecting, config->num_experts);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, config->num_experts, p);
-    for (int64_t e = 0; e < config->num_experts; e++) p[e] = rounded(ctx, p[e]);
     for (int64_t k = 0; k < config->num_experts_per_tok; k++) {
         if (selected[k] == ASSAY_NO_EXPERT) continue;
         sum = rounded(ctx, sum + p[selected[k]]);

@@ -85,7 +85,7 @@ static void add_naive(const pass *p, const routing_token *token, double *probabi
         squares += term * term;
         mean += term;
     }
-    const double of_mean = unit2 * (4 * squares + 3 * assay_propagate_partial_squares(count, squares, mean));
+    const double of_mean = unit2 * (5 * squares + 3 * assay_propagate_partial_squares(count, squares, mean));
     for (int64_t e = 0; e < experts; e++)
         probability[e] = p->run->in->logits[token->t * experts + e] + (bias == NULL ? 0 : bias[e]);
     assay_softmax_row(p->ctx, probability, probability, experts);

@@ -170,8 +170,7 @@ TEST(test_float32)
     }
 }
 
-/* Emulated runs of the naive form err as propagation says, at experts that are not chosen too. Most of their errors are fixed
- * ones, of rounding to nearest: up to sqrt(3) of their mean square. */
+/* Emulated runs of the naive form err as propagation says, at experts that are not chosen too. */
 TEST(test_emulated_naive_form)
 {
     enum { SEEDS = 100 };
