@@ -34,14 +34,9 @@ import numpy as np
 import serving
 from jax_operations import FORMS, run
 from qwix_forms import multiply_by_reciprocals
-from request import Bfloat16, Request, write_candidate
+from request import Request, write_candidate
 
 DTYPES = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32, "f64": jnp.float64}
-
-
-def stored(array: jax.Array) -> np.ndarray | Bfloat16:
-    made = np.asarray(array)
-    return Bfloat16(made.view(np.uint16)) if made.dtype == jnp.bfloat16 else made
 
 
 def main() -> None:
@@ -56,7 +51,7 @@ def main() -> None:
 
     def answer(request: str, candidate: str) -> None:
         results = run(Request(request, np.float64), DTYPES[options.dtype], options.form)
-        write_candidate(candidate, {path: stored(array) for path, array in results.items()})
+        write_candidate(candidate, results)
 
     serving.start(parser, options, answer)
 

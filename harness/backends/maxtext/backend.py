@@ -20,22 +20,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "shell"))
 
 import jax
-import ml_dtypes
 import numpy as np
 
 import serving
-from request import Bfloat16, Request, Unsupported, write_candidate
+from request import Request, Unsupported, write_candidate
 
 DTYPES = {"bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 LAYERS = {op: "layers" for op in ("deepseek_layer", "deepseek_stack", "decoder_layer", "decoder_stack")}
 MODULES = {"moe": "moe", "routing": "moe", "mlp": "moe", "gmm": "moe", "permute": "moe", "unpermute": "moe",
            "mla": "attention", "gqa": "attention", "attention": "attention", "rms_norm": "attention", "yarn_rope": "attention",
            **LAYERS, "batch_split": "batch_split"}
-
-
-def stored(array) -> np.ndarray | Bfloat16:
-    array = np.asarray(array)
-    return Bfloat16(array.view(np.uint16)) if array.dtype == ml_dtypes.bfloat16 else array
 
 
 def main() -> None:
@@ -63,7 +57,7 @@ def main() -> None:
         if options.wide_casts:
             importlib.import_module("wide_casts").apply()
         results = module.run(request, DTYPES[options.dtype])
-        write_candidate(candidate, {p: stored(value) for p, value in results.items() if p in request.expects or p.startswith("routing/")})
+        write_candidate(candidate, {p: value for p, value in results.items() if p in request.expects or p.startswith("routing/")})
 
     serving.start(parser, options, answer)
 

@@ -89,12 +89,15 @@ class Bfloat16:
 
 
 def write_candidate(path, results):
-    """Results by their paths: arrays, and bfloat16 as Bfloat16."""
+    """Results by their paths: arrays; bfloat16 as Bfloat16, or of ml_dtypes' type."""
     with h5py.File(path, "w", libver=("v110", "v110")) as f:
         f.attrs["kind"] = "candidate"
         for name, value in results.items():
+            value = value if isinstance(value, Bfloat16) else np.array(value, order="C")
+            if not isinstance(value, Bfloat16) and value.dtype.name == "bfloat16":
+                value = Bfloat16(value.view(np.uint16))
             if isinstance(value, Bfloat16):
                 f[name] = value.bits
                 f[name].attrs["float_type"] = "bfloat16"
             else:
-                f[name] = np.array(value, order="C")
+                f[name] = value

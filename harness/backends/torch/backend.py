@@ -27,15 +27,11 @@ import numpy as np
 import torch
 
 import serving
-from request import Bfloat16, Request, write_candidate
+from request import Request, write_candidate
 from torch_operations import run
+from torch_results import stored
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
-
-
-def stored(tensor: torch.Tensor) -> np.ndarray | Bfloat16:
-    tensor = tensor.detach().cpu().contiguous()
-    return Bfloat16(tensor.view(torch.int16).numpy().view(np.uint16)) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from kernels_attention import frequencies, window_of
 from kernels_moe import family_of
 from operations import rows_of_groups
 from request import Request, Settings, Unsupported
+from torch_results import with_gradients
 from torchao_quantize import run_quantize
 
 Tensors = dict[str, Tensor]
@@ -508,19 +509,8 @@ def run(request: Request, dtype: torch.dtype, options: argparse.Namespace) -> Te
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     c = Call(request, dtype, options)
     try:
-        made = run_scaled_gmm(c) if scaled else OPERATIONS[request.op](c)
-        ends = [(value, c.t["cotangents" + path[7:]]) for path, value in made.items() if "cotangents" + path[7:] in c.t]
-        ends = [(value, d.to(value.dtype)) for value, d in ends if value.requires_grad]
-        if ends:
-            torch.autograd.backward(*zip(*ends))
+        return with_gradients(run_scaled_gmm(c) if scaled else OPERATIONS[request.op](c), c.t, request.expects)
     except RuntimeError as error:
         if isinstance(error, NotImplementedError) or any(words in str(error) for words in REFUSALS):
             raise Unsupported(str(error).splitlines()[0]) from error
         raise
-    results = {path: value for path, value in made.items() if path.startswith("routing/") or path in request.expects}
-    for path in request.expects:
-        of = c.t.get(path.removeprefix("gradients/"))
-        if path.startswith("gradients/") and of is not None:
-            results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-        s.need(path in results, "no " + path)
-    return {path: value.int() if value.dtype == torch.int64 else value for path, value in results.items()}

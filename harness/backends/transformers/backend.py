@@ -22,7 +22,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import serving
-from request import Bfloat16, Request, write_candidate
+from request import Request, write_candidate
+from torch_results import stored
 from transformers_operations import run
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
@@ -36,11 +37,6 @@ class WideCasts(TorchFunctionMode):
         if function is torch.Tensor.float:
             return args[0].double()
         return function(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
-
-
-def stored(tensor):
-    tensor = tensor.detach().contiguous()
-    return Bfloat16(tensor.view(torch.int16).numpy().view(np.uint16)) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def main():

@@ -22,6 +22,7 @@ from transformers.models.qwen3_moe import configuration_qwen3_moe, modeling_qwen
 from transformers.models.qwen3_next import configuration_qwen3_next, modeling_qwen3_next
 
 from request import Unsupported
+from torch_results import with_gradients
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu", "relu": "relu", "sigmoid": "sigmoid", "linear": "linear"}
 
@@ -574,14 +575,4 @@ def run(request, dtype, experts):
     s.need(s.text.get("w13_reorder_size", "1") == "1", "no fused weights laid out for tensor shards")
     s.need(not any(path.startswith("checkpoints/") for path in request.expects), "no checkpoints")
     c = Call(request, dtype, experts)
-    made = OPERATIONS[request.op](c)
-    ends = [(value, c.t["cotangents" + path[7:]].to(value.dtype)) for path, value in made.items() if "cotangents" + path[7:] in c.t]
-    if ends:
-        torch.autograd.backward(*zip(*ends))
-    results = {path: value for path, value in made.items() if path.startswith("routing/") or path in request.expects}
-    for path in request.expects:
-        of = c.t.get(path.removeprefix("gradients/"))
-        if path.startswith("gradients/") and of is not None:
-            results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-        s.need(path in results, "no " + path)
-    return {path: value.int() if value.dtype == torch.int64 else value for path, value in results.items()}
+    return with_gradients(OPERATIONS[request.op](c), c.t, request.expects)

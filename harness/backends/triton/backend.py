@@ -21,16 +21,10 @@ import torch
 
 import serving
 from call import Call
-from request import Bfloat16, Request, write_candidate
+from request import Request, write_candidate
+from torch_results import stored, with_gradients
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
-
-
-def stored(tensor):
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return Bfloat16(tensor.view(torch.int16).numpy().view(np.uint16))
-    return (tensor.int() if tensor.dtype == torch.int64 else tensor).numpy()
 
 
 def main():
@@ -49,7 +43,7 @@ def main():
         s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
         s.need("quant_formats" not in s.text and not s.text.get("quant_recipe") and not s.text.get("quant_hidden_format"), "no quantised operands")
         call = Call(request, DTYPES[options.dtype])
-        results = call.results(operations[request.op](call))
+        results = with_gradients(operations[request.op](call), call.t, call.expects, optional=["checkpoints/"])
         write_candidate(candidate, {name: stored(tensor) for name, tensor in results.items()})
 
     serving.start(parser, options, answer)

@@ -2,7 +2,7 @@
 import numpy as np
 import torch
 
-from request import Request, Unsupported
+from request import Request
 
 
 class Call:
@@ -25,18 +25,3 @@ class Call:
 
     def forward_only(self):
         self.s.need(not any(path.startswith("gradients/") for path in self.expects), "no backward")
-
-    def results(self, made):
-        """Of outputs by path: those, and the gradients by autograd from the cotangents."""
-        ends = [(made[path], d) for path in made if (d := self.t.get("cotangents" + path[len("outputs"):])) is not None]
-        ends = [(value, d.to(value.dtype)) for value, d in ends if value.requires_grad]
-        if ends and any(path.startswith("gradients/") for path in self.expects):
-            torch.autograd.backward(*zip(*ends))
-        results = {path: value for path, value in made.items() if path.startswith("routing/") or path in self.expects}
-        for path in self.expects:
-            of = self.t.get(path.removeprefix("gradients/"))
-            if path.startswith("gradients/") and of is not None:
-                results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-            if path not in results and not path.startswith("checkpoints/"):
-                raise Unsupported("no " + path)
-        return results
