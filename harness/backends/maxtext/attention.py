@@ -1,5 +1,4 @@
 """MLA, grouped-query attention, rotations and norms by MaxText's modules: the attention that its own decoder layers construct."""
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +6,10 @@ import numpy as np
 from flax import nnx
 
 import layers
-from maxtext.layers.attention_op import AttentionOp
 from maxtext.layers.embeddings import RotaryEmbedding, YarnRotaryEmbedding
 from maxtext.layers.normalizations import RMSNorm
 
-from request import Request, Settings, Unsupported
+from request import Request, Unsupported
 
 
 def of_layer(config, mesh, kind):

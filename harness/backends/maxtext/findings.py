@@ -4,7 +4,6 @@
 Prints "confirmed" or "refuted" and the numbers. float64 but where the module says float32.
 """
 import inspect
-import math
 import os
 import pathlib
 import sys
@@ -180,9 +179,8 @@ def mtp_packed_documents() -> bool:
     """(g) With two depths or more a document's last token is trained on a token of the next document."""
     from maxtext.layers.multi_token_prediction import MultiTokenPredictionBlock
 
-    seen, masks = [], []
+    seen = []
     zeros = jnp.zeros((1, 8, 4))
-    layer = SimpleNamespace(final_norm=lambda h: h)
 
     class Layer:
         def __call__(self, **given):

@@ -1,9 +1,7 @@
 """Liger-Kernel: its autograd functions, so the backward is its own too."""
 import math
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
 from liger_kernel.ops.geglu import LigerGELUMulFunction
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
