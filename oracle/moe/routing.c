@@ -27,7 +27,7 @@ static double rounded_divisor(const assay_context *ctx, double divisor, int64_t 
     return divisor;
 }
 
-/* Emulated runs take the naive form: errors of the other are among its own. `p` [E] is scratch. */
+/* Emulated runs take the naive form, whose weights have all errors of the other's. `p` [E] is scratch. */
 static bool weighs_naively(const assay_context *ctx, double *gathered, double *p, const double *selecting,
                            const int32_t *selected, const assay_routing_config *config, const assay_routing_rule *rule)
 {
@@ -295,15 +295,20 @@ static bool add_weights_naively(const backward_pass *pass, int64_t t, double *sc
                                         pass->r->gathered + t * count, selected, pass->config);
 }
 
-/* The weights' part, added at the chosen experts. */
+/* The weights' part, added at the chosen experts. Of a run in the naive form the errors of the other form come on top: each has
+ * places where the other's cancel. */
 static void add_weights(const backward_pass *pass, int64_t t, double *d_values)
 {
     const int64_t count = pass->config->num_experts_per_tok;
     const int32_t *selected = pass->r->selected_experts + t * count;
     double *d = pass->d_logits + t * pass->config->num_experts;
-    if (pass->d_weights == NULL || add_weights_naively(pass, t, d_values)) return;
+    if (pass->d_weights == NULL) return;
+    const bool naive = add_weights_naively(pass, t, d_values);
     assay_routing_gathered_backward(d_values, pass->d_weights + t * count, pass->r->gathered + t * count, selected,
                                     pass->in->per_expert_scale, count, &pass->rule);
+    for (int64_t k = 0; naive && k < count; k++) {
+        if (selected[k] != ASSAY_NO_EXPERT) d[selected[k]] -= d_values[k];
+    }
     round_gathered_backward(pass, t, d_values);
     for (int64_t k = 0; k < count; k++) {
         if (selected[k] != ASSAY_NO_EXPERT) d[selected[k]] += d_values[k];

@@ -399,3 +399,39 @@ TEST(test_emulated_gradients_where_they_cancel)
         if (balance == 1) assert_true(exact == 0);
     }
 }
+
+/* A softmax over the chosen whose first weight is nearly 1: its mean has the errors of the first gradient, which the naive form
+ * does not have. */
+TEST(test_emulated_gradients_of_a_sure_choice)
+{
+    enum { SEEDS = 64 };
+    const double unit = 0x1p-24 / sqrt(3.0), logits[] = {12, 0, -1}, d_weights[] = {1, 0};
+    const assay_routing_config config = {.batch = 1,
+                                         .sequence = 1,
+                                         .num_experts = 3,
+                                         .num_experts_per_tok = 2,
+                                         .family = ASSAY_ROUTER_DEFAULT,
+                                         .n_routing_groups = -1,
+                                         .topk_routing_group = -1};
+    const assay_routing_inputs in = {.logits = logits};
+    double squares[3] = {0}, exact[3] = {0};
+    for (uint64_t seed = 0; seed <= SEEDS; seed++) {
+        double d_logits[3];
+        const assay_emulation emulation = {.precision = {.accumulate = unit, .router = unit, .elementary = unit},
+                                           .seed = seed};
+        assay_context ctx = assay_context_default(1);
+        assay_routing r = {0};
+        if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+        assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0, 0, &r, &in, &config));
+        for (int e = 0; e < 3; e++) {
+            if (seed == 0) exact[e] = d_logits[e];
+            squares[e] += (d_logits[e] - exact[e]) * (d_logits[e] - exact[e]) / SEEDS;
+        }
+        assay_routing_free(&r);
+    }
+    const double error = sqrt(squares[0]) / unit;
+    if (!(error > 0.5 && error < 4)) fail_msg("%g roundings", error);
+    assert_true(exact[2] == 0 && squares[2] > 0);
+}
