@@ -358,6 +358,22 @@ TEST(test_emulated_sums_with_a_large_bias)
     if (!(error > 0.5 && error < 2)) fail_msg("%g roundings", error);
 }
 
+/* The gradients of a router of one token, exact with the seed 0, else of an emulated run in float32. */
+static void run_backward(double *d_logits, double *d_bias, const assay_routing_config *config,
+                         const assay_routing_inputs *in, const double *d_weights, double d_lb_loss, uint64_t seed)
+{
+    const double unit = 0x1p-24 / sqrt(3.0);
+    const assay_emulation emulation = {.precision = {.accumulate = unit, .router = unit, .elementary = unit},
+                                       .seed = seed};
+    assay_context ctx = assay_context_default(1);
+    assay_routing r = {0};
+    if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
+    assert_ok(&ctx, assay_routing_alloc(&ctx, &r, config));
+    assert_ok(&ctx, assay_routing_forward(&ctx, &r, in, config));
+    assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, d_weights, d_lb_loss, 0, &r, in, config));
+    assay_routing_free(&r);
+}
+
 /* Where a gradient cancels, what cancels is rounded: s (1 - s) of a sigmoid near 1, a softmax whose gradients are all the same. */
 TEST(test_emulated_gradients_where_they_cancel)
 {
@@ -379,18 +395,9 @@ TEST(test_emulated_gradients_where_they_cancel)
         for (uint64_t seed = 0; seed <= SEEDS; seed++) {
             double d_logits[2], d_bias[2];
             const double *found = balance == 1 ? d_bias : d_logits;
-            const assay_emulation emulation = {.precision = {.accumulate = unit, .router = unit, .elementary = unit},
-                                               .seed = seed};
-            assay_context ctx = assay_context_default(1);
-            assay_routing r = {0};
-            if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
-            assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
-            assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
-            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, balance == 1 ? NULL : d_weights,
-                                                   balance, 0, &r, &in, &config));
+            run_backward(d_logits, d_bias, &config, &in, balance == 1 ? NULL : d_weights, balance, seed);
             if (seed == 0) exact = found[0];
             squares += (found[0] - exact) * (found[0] - exact) / SEEDS;
-            assay_routing_free(&r);
         }
         /* the gradient of a probability is 2 here; that of the weight is relative to 1 - s */
         const double size = balance == 1 ? 1 : exact / (1 - 1 / (1 + exp(-logits[0])));
@@ -417,19 +424,11 @@ TEST(test_emulated_gradients_of_a_sure_choice)
     double squares[3] = {0}, exact[3] = {0};
     for (uint64_t seed = 0; seed <= SEEDS; seed++) {
         double d_logits[3];
-        const assay_emulation emulation = {.precision = {.accumulate = unit, .router = unit, .elementary = unit},
-                                           .seed = seed};
-        assay_context ctx = assay_context_default(1);
-        assay_routing r = {0};
-        if (seed > 0) ctx.arithmetic = &assay_arithmetic_emulated, ctx.emulation = &emulation;
-        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
-        assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
-        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0, 0, &r, &in, &config));
+        run_backward(d_logits, NULL, &config, &in, d_weights, 0, seed);
         for (int e = 0; e < 3; e++) {
             if (seed == 0) exact[e] = d_logits[e];
             squares[e] += (d_logits[e] - exact[e]) * (d_logits[e] - exact[e]) / SEEDS;
         }
-        assay_routing_free(&r);
     }
     const double error = sqrt(squares[0]) / unit;
     if (!(error > 0.5 && error < 4)) fail_msg("%g roundings", error);
