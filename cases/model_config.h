@@ -63,6 +63,7 @@
     X(B, use_random_routing, false)                                                                                    \
     X(D, load_balance_loss_weight, 0.0)                                                                                \
     X(S, load_balance_loss_scope, "sequence")                                                                          \
+    X(B, load_balance_loss_pre_bias, false)                                                                            \
     X(D, router_z_loss_weight, 0.0)                                                                                    \
     X(D, routed_bias_update_rate, 0.0)                                                                                 \
     X(I, q_lora_rank, 0)                                                                                               \

@@ -298,7 +298,7 @@ class Router:
         if s.number("routed_bias_update_rate") > 0:
             self.outputs["bias_updates"] = s.number("routed_bias_update_rate") * torch.sign(len(logits) * k - counts * experts).to(ar.wide)
         if s.number("load_balance_loss_weight") > 0:
-            p = ar.softmax(biased).reshape(batch, -1, experts)
+            p = ar.softmax(scores if s.true("load_balance_loss_pre_bias") else biased).reshape(batch, -1, experts)
             density = F.one_hot(self.chosen, experts).sum(1).reshape(p.shape).to(ar.wide).mean(1)
             self.outputs["lb_loss"] = (density * p.mean(1)).mean() * (experts**2 * s.number("load_balance_loss_weight"))
         if s.number("router_z_loss_weight") > 0:

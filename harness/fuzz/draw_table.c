@@ -62,6 +62,7 @@ const assay_draw_key assay_draw_keys[] = {
     {"decoder_block", ROUTER, 3, "deepseek mixtral qwen3_moe gpt_oss llama4 gemma4 glm4_moe kimi_k2"},
     {"load_balance_loss_weight", ROUTER, 3, "0.1 0"},
     {"load_balance_loss_scope", ROUTER, 1, "sequence batch"},
+    {"load_balance_loss_pre_bias", ROUTER, 1, "false true"},
     {"router_z_loss_weight", ROUTER, 2, "0.01 0"},
     {"routed_bias_update_rate", ROUTER, 3, "0.01 0"},
 

@@ -81,6 +81,7 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(ROUTER, first_num_hash_layers, "0"),
     KEY(ROUTER, load_balance_loss_weight, "0"),
     KEY(ROUTER, load_balance_loss_scope, "sequence"),
+    KEY(ROUTER, load_balance_loss_pre_bias, "false"),
     KEY(ROUTER, router_z_loss_weight, "0"),
     KEY(ROUTER, routed_bias_update_rate, "0"),
 

@@ -572,6 +572,8 @@ const assay_mutant assay_mutants[] = {
      KEY(load_balance_loss_weight, TIMES, 2)},
     {"balance_densities_other", "densities of each sequence instead of all tokens, or the reverse", "57", ROUTER,
      ASSAY_NOWHERE, .configure = assay_edit_other_densities},
+    {"balance_bias_other", "the bias that selects has a part in the balance loss, or the reverse", "57", ROUTER,
+     ASSAY_NOWHERE, .where = assay_has_biased_balance, KEY(load_balance_loss_pre_bias, FLIP, 0)},
     {"z_loss_missing", "the z-loss is zero", "57", ROUTER, ASSAY_IN_BLOCKS,
      RESULTS("outputs", assay_edit_fill, .by = 0, .named = "z_loss")},
     {"z_loss_twice", "the z-loss is twice what it should be", "57", ROUTER, ASSAY_NOWHERE,

@@ -208,6 +208,11 @@ bool assay_edit_no_shared_gate(assay_case *c)
     return applies && set_text(&c->config.decoder_block, "qwen3_moe");
 }
 
+bool assay_has_biased_balance(const assay_case *c)
+{
+    return c->config.load_balance_loss_weight > 0 && c->config.routed_bias;
+}
+
 /* Over a mesh one loss of all shards is one of one device, where each sequence may have densities of its own. */
 bool assay_edit_other_densities(assay_case *c)
 {

@@ -21,6 +21,7 @@ bool assay_has_psum_layout(const assay_case *c);
 bool assay_drops_tokens(const assay_case *c); /* beyond a capacity */
 bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
 bool assay_has_replicas(const assay_case *c);
+bool assay_has_biased_balance(const assay_case *c); /* a bias that selects beside a balance loss */
 bool assay_has_gpt_oss_gate(const assay_case *c);
 bool assay_has_function_shards(const assay_case *c);
 bool assay_has_function_sums(const assay_case *c); /* over the shards of experts */

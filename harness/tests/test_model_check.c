@@ -43,6 +43,8 @@ static const row ROWS[] = {
     {"moe", MOE ", routing_method: TopK, fused_moe_func: true", "fused_moe_func has its own rule"},
     {"moe", MOE ", routing_method: TopK, use_random_routing: true", "use_random_routing has its own rule"},
     {"moe", MOE ", routing_method: TopKSigmoid, load_balance_loss_weight: 0.1", "a choice by the logits"},
+    {"moe", MOE ", decoder_block: qwen3_moe, load_balance_loss_weight: 0.1, load_balance_loss_pre_bias: true",
+     "load_balance_loss_pre_bias is true, expected false"},
     {"moe", MOE ", routing_method: Llama4", "llama4 with num_experts_per_tok=2"},
     {"moe", MOE ", decoder_block: gemma4, norm_topk_prob: true, use_random_routing: true", NULL},
     {"moe", MOE ", decoder_block: qwen3_moe, routed_scaling_factor: 2.5", "routed_scaling_factor is 2.5, expected 1"},

@@ -309,7 +309,7 @@ static const struct {
      "group_score_other groups_ignored masked_groups_at_zero group_count_off_by_one routing_method_other capacity_half "
      "ring_step_missing hidden_shared_part_alone fsdp_gathered_rolled fsdp_scattered_rolled expert_axes_exchanged "
      "gathered_halves_concatenated microbatch_choices_first microbatch_gradients_missing shared_slot_scaled "
-     "sinks_in_lse bias_updates_negated router_bias_in_bf16"},
+     "sinks_in_lse bias_updates_negated balance_bias_other router_bias_in_bf16"},
     /* a function has a part of a block under names of its own, and each shard's rows as a tensor's */
     {"batch_split",
      "replicas_summed replica_gradients_averaged slot_order_lost hash_ids_ignored padding_in_last_group "

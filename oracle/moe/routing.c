@@ -99,7 +99,8 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
         assay_round(ctx, ASSAY_ROUND_ROUTER, experts, scratch->selecting); /* a large bias, a large sum */
     weigh(ctx, r, t, scratch, in, config, rule);
     if (!rule->balance) return;
-    assay_softmax_row(ctx, r->probabilities + t * experts, scratch->selecting, experts);
+    assay_softmax_row(ctx, r->probabilities + t * experts,
+                      rule->balance_pre_bias ? r->scores + t * experts : scratch->selecting, experts);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, experts, r->probabilities + t * experts);
 }
 
@@ -241,14 +242,12 @@ static double mean_error(const assay_context *ctx, int64_t experts, const double
     return sum_error(ctx, count, p, d, places) + beyond * assay_center_reference(d, p, 1.0, experts);
 }
 
-/* The load-balance part: the gradient of what selects, or, for gemma4, of the scores (which its probabilities are). */
-static void start_token(const backward_pass *pass, int64_t t)
+/* The load-balance part d [E]: the gradient of what selects or of the scores, as its probabilities are of these (of gemma4 they
+ * are the scores). */
+static void balance_part(const backward_pass *pass, int64_t t, double *d)
 {
     const assay_context *ctx = pass->ctx;
     const int64_t experts = pass->config->num_experts;
-    double *d = pass->d_logits + t * experts;
-    for (int64_t e = 0; e < experts; e++) d[e] = 0.0;
-    if (!pass->rule.balance) return;
     const double *density = pass->r->density + t / assay_balance_sequences(pass->config).sequence * experts;
     const double *probabilities = pass->r->probabilities + t * experts;
     const double coefficient = pass->d_lb_loss * assay_balance_coefficient(pass->config);
@@ -374,12 +373,21 @@ static void walk_tokens(const backward_pass *pass, void (*step)(const backward_p
 /* First step: d_logits holds what reaches a bias that is added to the scores. */
 static void step_to_bias(const backward_pass *pass, int64_t t, double *scratch)
 {
-    start_token(pass, t);
+    const int64_t experts = pass->config->num_experts;
+    double *d = pass->d_logits + t * experts;
+    for (int64_t e = 0; e < experts; e++) d[e] = 0.0;
+    if (pass->rule.balance && !pass->rule.balance_pre_bias) balance_part(pass, t, d);
     if (!pass->rule.weighs_scores) add_weights(pass, t, scratch);
 }
 
 static void step_to_logits(const backward_pass *pass, int64_t t, double *scratch)
 {
+    const int64_t experts = pass->config->num_experts;
+    double *d = pass->d_logits + t * experts;
+    if (pass->rule.balance && pass->rule.balance_pre_bias) {
+        balance_part(pass, t, scratch);
+        for (int64_t e = 0; e < experts; e++) d[e] += scratch[e];
+    }
     if (pass->rule.weighs_scores) add_weights(pass, t, scratch);
     through_scores(pass, t);
 }

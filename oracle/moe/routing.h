@@ -16,7 +16,8 @@
  * The fused family has neither lb_loss nor bias_updates, nor has hash routing.
  * lb_loss: P = softmax of what experts are chosen by, density[b,e] = mean over S of the times e is chosen,
  * loss = mean over (b,e) of density * mean_S(P) * E^2 * weight; differentiated through P alone. With another scope all
- * tokens count as one sequence (arXiv 2501.11873).
+ * tokens count as one sequence (arXiv 2501.11873). balance_pre_bias: P = softmax(scores), as on MaxText's sparse path
+ * (0.2.5, moe.py, permute), so that the bias has no gradient from it.
  * z_loss = mean over T of (log of the sum of exp(logits))^2 * weight (ST-MoE, arXiv 2202.08906), with a bias that the logits
  * themselves have (Megatron-LM router.py, apply_z_loss): no score function comes before it, and weights have it too.
  * bias_updates = rate * sign(choices / E - count_e); choices is T K, less those of -1.
@@ -30,7 +31,8 @@
  * score function of its own, fused with sqrtsoftplus or hash routing, per_expert_scale in a family without it, token
  * ids outside the hash table, z_loss with fused or hash routing, a token's experts outside [0,E) or not distinct (random
  * routing may repeat one), logits and biases that are not finite, given weights that are not finite beside an expert,
- * use_random_routing without a given choice or in the fused family, a choice by the logits with a bias or a balance loss.
+ * use_random_routing without a given choice or in the fused family, a choice by the logits with a bias or a balance loss,
+ * balance_pre_bias in another family than deepseek3.
  */
 #ifndef ASSAY_MOE_ROUTING_H
 #define ASSAY_MOE_ROUTING_H
@@ -83,6 +85,7 @@ typedef struct assay_routing_config {
     bool division_detached;       /* backward takes the divisor for a constant; the same */
     double load_balance_loss_weight; /* > 0 turns lb_loss on (not with hash routing) */
     assay_balance_scope balance_scope;
+    bool balance_pre_bias;          /* deepseek3: P of lb_loss from the scores, not from biased */
     double z_loss_weight;           /* > 0 turns z_loss on */
     double routed_bias_update_rate; /* > 0 turns bias_updates on (not with hash routing) */
     int64_t hash_rows;              /* rows V of tid2eid; 0: no hash routing */

@@ -49,6 +49,7 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
         .groups = deepseek && config->n_routing_groups > 0,
         .hash = hash,
         .balance = config->load_balance_loss_weight > 0.0 && !hash && !fused,
+        .balance_pre_bias = config->balance_pre_bias,
         .bias_updates = config->routed_bias_update_rate > 0.0 && !hash && !fused,
     };
     if (config->use_random_routing) {
@@ -190,6 +191,12 @@ assay_status assay_routing_check(assay_context *ctx, const assay_routing_config 
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "routing: a choice by the logits with load_balance_loss_weight=%g, expected 0",
                           c->load_balance_loss_weight);
+    }
+    if (c->balance_pre_bias && family != ASSAY_ROUTER_DEEPSEEK3) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "routing: load_balance_loss_pre_bias is true, expected false: only the routers of DeepSeek-V3 "
+            "and V4 have scores without the bias that selects");
     }
     if (family == ASSAY_ROUTER_FUSED && c->use_random_routing) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,

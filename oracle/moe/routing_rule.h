@@ -22,7 +22,8 @@ typedef struct assay_routing_rule {
     bool expert_scale;
     bool groups;
     bool hash;
-    bool balance; /* lb_loss */
+    bool balance;          /* lb_loss */
+    bool balance_pre_bias; /* of the scores: a bias that selects has no part in it */
     bool bias_updates;
 } assay_routing_rule;
 assay_routing_rule assay_routing_rule_of(const assay_routing_config *config);

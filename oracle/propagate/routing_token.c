@@ -174,7 +174,7 @@ void routing_token_forward(routing_token *token)
     if (!token->rule.balance) return;
     if (!token->rule.bias_inside) {
         const double *p = token->run->r->probabilities + token->t * token->run->config->num_experts;
-        copy(token, &token->work, &token->selecting);
+        copy(token, &token->work, token->rule.balance_pre_bias ? &token->score : &token->selecting);
         add_exponentials(token, &token->work, token->ones);
         memcpy(token->probability.value, p, (size_t)token->n * sizeof *p);
         assay_errors_softmax(&token->space, &token->probability, &token->work);
@@ -360,7 +360,7 @@ void routing_token_backward(routing_token *token)
     /* A bias that is added to the scores takes the gradient of what selects, and of what is weighed if that is it. */
     copy(token, &token->d_bias, token->rule.weighs_scores ? none : &token->d_value);
     if (balance && !inside) {
-        add(token, &token->d_bias, &token->balance);
+        if (!token->rule.balance_pre_bias) add(token, &token->d_bias, &token->balance);
         add(token, &token->d_value, &token->balance);
     }
     through_score(token, &token->d_value);

@@ -87,7 +87,7 @@ static void token_scores(route *r, int64_t t)
     for (int64_t e = 0; e < experts; e++) {
         r->biased[e] = r->scores[e] + (bias_first || r->bias == NULL ? 0 : r->bias[e]);
     }
-    spec_softmax(experts, r->biased, r->probabilities);
+    spec_softmax(experts, config->balance_pre_bias ? r->scores : r->biased, r->probabilities);
 }
 
 static assay_status choose(assay_context *ctx, const route *r, int64_t t, int32_t *selected, spec_quad *margin)

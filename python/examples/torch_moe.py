@@ -27,6 +27,7 @@ SUPPORTS = {
     "apply_routed_scaling_factor_on_output": True,
     "router_z_loss_weight": 0,
     "load_balance_loss_scope": "sequence",
+    "load_balance_loss_pre_bias": False,
     "quant_formats": None,
     "quant_hidden_format": None,
     "quant_recipe": None,

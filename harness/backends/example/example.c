@@ -172,6 +172,7 @@ static const char *refused_of_blocks(const assay_backend_request *request)
         const char *key, *refused;
     } words[] = {{"load_balance_loss_scope", "batch"},
                  {"load_balance_loss_scope", "global"},
+                 {"load_balance_loss_pre_bias", "true"},
                  {"apply_router_weight_on_input", "true"},
                  {"apply_routed_scaling_factor_on_output", "false"},
                  {"weights_on_shards", "true"}};

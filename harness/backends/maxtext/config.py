@@ -59,8 +59,16 @@ def mesh_shape(s: Settings) -> tuple:
     return tuple(axes(s).items())
 
 
-def load(s: Settings, dtype: str, **more):
-    """The configuration and its mesh. `more` are keys that a case does not have."""
+def balance_loss_weight(s: Settings, model: str, sparse: bool) -> float:
+    """Of the case's loss: MaxText divides the densities by the number of chosen experts. On its sparse path the bias that selects has no part in it."""
+    if s.number("load_balance_loss_weight") > 0 and model.startswith(("deepseek3", "deepseek4", "kimi-k2")) and s.true("routed_bias"):
+        s.need(s.true("load_balance_loss_pre_bias") == sparse,
+               f"the bias has {'no' if sparse else 'a'} part in the balance loss of MaxText's {'sparse' if sparse else 'dense'} path")
+    return s.number("load_balance_loss_weight") * s.count("num_experts_per_tok")
+
+
+def load(s: Settings, dtype: str, sparse=None, **more):
+    """The configuration and its mesh. `more` are keys that a case does not have; `sparse`: the path, where the case does not say it."""
     block, name = s["decoder_block"], s["model_name"] or MODELS.get(s["decoder_block"], "")
     if block == "deepseek4" and not name.startswith("deepseek4"):
         name = MODELS[block]
@@ -70,6 +78,8 @@ def load(s: Settings, dtype: str, **more):
             value = "" if key == "routed_score_func" and not text else yaml.safe_load(text)
             if value is not None and not (key in WHERE_GIVEN and value in (0, "")):
                 keys[key] = value
+    if "load_balance_loss_weight" in keys:
+        keys["load_balance_loss_weight"] = balance_loss_weight(s, name, s.true("sparse_matmul") if sparse is None else sparse)
     keys.update(choices | more)
     shape = mesh_shape(s)
     try:

@@ -145,7 +145,7 @@ class Call:
         self.kind = "router" if request.op == "routing" else "routed"
         if any(path.startswith("weights/shared_experts/") for path in self.t):
             self.kind = "gated shared" if s["decoder_block"] in GATED_SHARED else "shared"
-        self.config, self.mesh = configuration.load(s, dtype, **more)
+        self.config, self.mesh = configuration.load(s, dtype, sparse=True if request.op == "routing" else None, **more)
         s.need("inputs/routing_weights" not in self.t, "a block has its gate")
 
     def array(self, path: str):

@@ -74,7 +74,8 @@ class Router:
             rows = self.chosen.reshape(self.batch, -1)
             chosen = np.stack([np.bincount(row, minlength=self.experts) for row in rows])
             self.density = ar.value(chosen / (tokens / self.batch))
-            self.p = ar.softmax(self.biased).reshape(self.batch, -1, self.experts)
+            self.pre_bias = s.text.get("load_balance_loss_pre_bias") == "true"
+            self.p = ar.softmax(self.scores if self.pre_bias else self.biased).reshape(self.batch, -1, self.experts)
             mean = ar.mean(self.p, 1)[:, 0]
             self.loss = ar.mean(ar.mean(self.density * mean)[:, 0], 0)[0] * ar.float(self.experts**2 * self.loss_weight)
 
@@ -90,7 +91,8 @@ class Router:
         np.put_along_axis(ds if self.from_scores else d_biased, self.chosen, dw, -1)
         if self.loss is not None and d_loss is not None:
             d = d_loss * ar.float(self.loss_weight * self.experts / len(self.chosen)) * self.density[:, None, :]
-            d_biased = d_biased + (self.p * (d - ar.sum(d * self.p)[..., None])).reshape(d_biased.shape)
+            of_p = (self.p * (d - ar.sum(d * self.p)[..., None])).reshape(d_biased.shape)
+            ds, d_biased = (ds + of_p, d_biased) if self.pre_bias else (ds, d_biased + of_p)
         return self.derivative(ds + d_biased), ar.sum(d_biased, 0)
 
     def outputs(self):

@@ -149,6 +149,8 @@ static family family_of(const assay_backend_request *request, bool has_bias, boo
 /* The loss that balances experts, and the step of the bias by which they are balanced instead. */
 static void balance(call *c, router *r)
 {
+    if (is(c->request, "load_balance_loss_pre_bias", "true"))
+        leave(&c->d, ASSAY_BACKEND_UNSUPPORTED, "the balance loss has the bias in it");
     const bool of_sequences = is(c->request, "load_balance_loss_scope", "sequence");
     const int64_t T = r->tokens, E = r->family.experts, K = r->family.chosen;
     const int64_t S = of_sequences ? (int64_t)number(c->request, "sequence") : T;

@@ -253,6 +253,7 @@ class Router:
                 tokens * self.k - c.counts(self.chosen) * self.experts).to(c.wide)
         if s.number("load_balance_loss_weight") > 0:
             s.need(s["load_balance_loss_scope"] == "sequence", "no balance loss but over sequences")
+            s.need(s.text.get("load_balance_loss_pre_bias", "false") == "false", "the balance loss has the bias in it")
             p = torch.softmax(self.biased, -1).reshape(self.batch, -1, self.experts)
             chosen = F.one_hot(self.chosen, self.experts).sum(1).reshape(p.shape).to(c.wide)
             made["lb_loss"] = (chosen.mean(1) * p.mean(1)).mean() * self.experts**2 * s.number("load_balance_loss_weight")

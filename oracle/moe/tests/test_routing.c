@@ -194,6 +194,29 @@ TEST(test_bias_gradient)
     }
 }
 
+/* With balance_pre_bias the loss is another one, and the bias has no gradient from it. */
+TEST(test_balance_before_the_bias)
+{
+    assay_context ctx = assay_context_default(1);
+    double losses[2], d_logits[TOKENS * EXPERTS], d_bias[EXPERTS];
+    const double zeros[EXPERTS] = {0};
+    for (int pre = 0; pre < 2; pre++) {
+        case_data data;
+        assay_routing r;
+        fill_case(&data, case_named("deepseek3"));
+        data.config.load_balance_loss_weight = 0.5;
+        data.config.balance_pre_bias = pre;
+        run_forward(&r, &data, 1);
+        losses[pre] = r.lb_loss;
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, d_bias, NULL, NULL, 1.0, 0, &r, &data.in, &data.config));
+        assert_true(scale_of(d_logits, TOKENS * EXPERTS) > 0.0);
+        if (pre) assert_same_bits(d_bias, zeros, EXPERTS);
+        if (!pre) assert_true(scale_of(d_bias, EXPERTS) > 1e-4);
+        assay_routing_free(&r);
+    }
+    assert_true(fabs(losses[0] - losses[1]) > 1e-4 * losses[0]);
+}
+
 TEST(test_same_bits_for_any_threads)
 {
     for (int c = 0; c < CASE_COUNT; c++) {
