@@ -16,7 +16,6 @@ KERNELS = {"mlp": ("wi_0/kernel", "wi_1/kernel", "wo/kernel"), "moe": ("wi_0", "
            "mla": tuple(name + "/kernel" for name in PROJECTIONS)}
 # in formats for which the catalogue has no case of the operation
 ALSO = (("mlp/nvfp4", ("mxfp8", "mxfp4")), ("moe/nvfp4", ("mxfp8", "mxfp4")), ("mla/nvfp4", ("mxfp8", "mxfp4")))
-RUNS = 84
 OF_BITS = ("quantize", "dequantize")
 QUICK = ("gmm/nvfp4", "mlp/fp8", "moe/nvfp4", "mla/fp8", "quantize/mxfp4-ocp", "dequantize/nvfp4")
 

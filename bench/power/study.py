@@ -27,7 +27,7 @@ def options():
     parser.add_argument("--self-test", action="store_true", help="only: roundings, and kernels in float64 against goldens")
     parser.add_argument("--profiles", default=",".join((*PROFILES, FP8)), metavar="P,...", help="only these (all)")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help="only those of the cases")
-    parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3; quantised: 84)")
+    parser.add_argument("--runs", type=int, metavar="N", help="correct runs of each case and profile (28; quick: 3)")
     parser.add_argument("--output", metavar="FOLDER", help="where power.json goes, with every run")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (all cores)")
     parser.add_argument("--assay", required=True, help=argparse.SUPPRESS)
@@ -68,7 +68,7 @@ def main():
     names = [c for c in chosen if fnmatch.fnmatch(c, o.cases)]
     if not names and not o.quantised:
         sys.exit(f"ci/power: no case of the study matches {o.cases}")
-    runs = o.runs if o.runs is not None else 3 if o.quick else quantised.RUNS if o.quantised else 28
+    runs = o.runs if o.runs is not None else 3 if o.quick else 28
     wanted = o.profiles.split(",")
     if unknown := set(wanted) - {*PROFILES, FP8}:
         sys.exit(f"ci/power: --profiles has {', '.join(sorted(unknown))}, expected of {', '.join((*PROFILES, FP8))}")
