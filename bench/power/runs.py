@@ -1,6 +1,5 @@
 """The work of the study: goldens, correct runs, mutants."""
 import json
-import re
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
@@ -59,7 +58,7 @@ def knows(assay, command, word):
 
 
 def read_results(path):
-    """Outputs and gradients of a golden or candidate, bfloat16 bits as numbers."""
+    """Outputs and gradients of a golden or candidate, bfloat16 bits as numbers; the profiles of a golden, some of which a case may not have."""
     found = {}
     with h5py.File(path) as f:
         def read(name, item):
@@ -70,8 +69,8 @@ def read_results(path):
                 found[name] = np.asarray(value)
 
         f.visititems(read)
-        yaml = f.attrs.get("case_yaml", "")
-    return found, yaml
+        profiles = set(f.get("error_scale", ()))
+    return found, profiles
 
 
 class Golden:
@@ -79,10 +78,9 @@ class Golden:
         self.task, self.path = task, str(Path(folder) / "golden.h5")
         self.generate(self.path)
         self.with_checkpoints = self.make_with_checkpoints(folder) if task.staged else None
-        results, yaml = read_results(self.path)
+        results, has = read_results(self.path)
         self.results = {p: v for p, v in results.items() if not p.startswith("routing/")}
         self.choices = {p: v for p, v in results.items() if p.endswith("selected_experts") and p.startswith("routing/")}
-        has = re.findall(r"\w+", re.search(r"^profiles: (.*)$", yaml, re.M)[1])
         self.profiles = [p for p in task.profiles if p in has] + [Path(file).stem for file in task.own_profiles]
         self.bounds = product_bounds(*self.operation_and_tensors())
 

@@ -1,7 +1,9 @@
-/* Whether inputs lie beyond the range of a type whose grid is no coarser: bfloat16's small numbers in float16. */
+/* Whether inputs lie beyond the range of a type whose grid is no coarser (bfloat16's small numbers in float16), and whether an exact
+ * case has none that a profile's type lacks. */
 #include <math.h>
 #include <stdlib.h>
 
+#include "harness/plan/left_out.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 
@@ -16,21 +18,22 @@ static bool changes(assay_dtype type, int64_t count, const double *values)
     return any;
 }
 
-/* Reads in pieces, up to the first number that rounding changes. */
+/* Reads in pieces, up to the first number that rounding changes: the path of its tensor, NULL: there is none. */
 static assay_status look(assay_context *ctx, const assay_plan *plan, const assay_source *in,
-                         const assay_precision *precision, double *piece, bool *found)
+                         const assay_precision *precision, double *piece, const char **found)
 {
     assay_status status = ASSAY_OK;
-    for (int i = 0; i < plan->list.count && !*found; i++) {
+    *found = NULL;
+    for (int i = 0; i < plan->list.count && *found == NULL; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         const int64_t total = assay_shape_count(&spec->shape);
         if (!assay_role_is_given(spec->role) || spec->type == ASSAY_INT32 || !in->has(in->self, spec->path)) continue;
         if (assay_path_ends(spec->path, "gate/bias")) continue; /* has a type of its own */
         const assay_dtype type = assay_type_of_given(precision, plan->c, spec->path);
-        for (int64_t first = 0; type != ASSAY_FLOAT64 && first < total && !*found; first += PIECE) {
+        for (int64_t first = 0; type != ASSAY_FLOAT64 && first < total && *found == NULL; first += PIECE) {
             const int64_t count = total - first < PIECE ? total - first : PIECE;
             TRY(in->read(ctx, in->self, spec->path, first, count, piece));
-            *found = changes(type, count, piece);
+            if (changes(type, count, piece)) *found = spec->path;
         }
     }
 cleanup:
@@ -41,13 +44,20 @@ assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, cons
                                 assay_precision *precisions)
 {
     assay_status status = ASSAY_OK;
+    const bool exact = assay_plan_is_exact(plan);
     double *piece = NULL;
     TRY(assay_alloc_f64(ctx, "piece of an input", PIECE, &piece));
     for (int p = 0; p < plan->precision_count; p++) {
-        bool beyond = !plan->precisions[p].given_beyond;
+        const char *changed = NULL;
         precisions[p] = plan->precisions[p];
-        if (!beyond) TRY(look(ctx, plan, in, &precisions[p], piece, &beyond));
-        if (!beyond) precisions[p].given = ASSAY_FLOAT64;
+        if (!exact && !precisions[p].given_beyond) continue;
+        TRY(look(ctx, plan, in, &precisions[p], piece, &changed));
+        if (changed == NULL) precisions[p].given = ASSAY_FLOAT64;
+        if (!exact || changed == NULL) continue;
+        char reason[ASSAY_PATH_SIZE + 96];
+        snprintf(reason, sizeof reason,
+                 "%s has numbers that this profile rounds, and an exact case has no error scales", changed);
+        TRY(assay_plan_lose(ctx, plan, precisions[p].name, reason));
     }
 cleanup:
     free(piece);

@@ -45,6 +45,7 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
         {"attention/deepseek", "inputs.query={distribution: normal, scale: 3000}", "outputs/attention_out",
          "emulated correct runs overflow at "},
         {"gqa/qwen3", "inputs.x={distribution: normal, scale: 300}", "outputs/y", "emulated correct runs overflow at "},
+        {"gmm/exact-one-hot", "seed=1001", "gradients/weights/rhs", "inputs/lhs has numbers that this profile rounds"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
