@@ -539,7 +539,7 @@ def run(op, settings, tensors, wide, expects, profile, number):
     """Results by path that are expected, and the choice of experts. `tensors`: float64 or integers by path; `wide`: those used as they are."""
     s = settings
     s.need(op in OPERATIONS, "no " + op)
-    s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need_no_mesh()
     s.need("quant_formats" not in s.text and not s.text.get("quant_recipe") and not s.text.get("quant_hidden_format"), "no quantised operands")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(profile in ROUNDINGS, "no profile " + profile)

@@ -122,7 +122,7 @@ def run(request: Request, dtype: jnp.dtype, form: str) -> dict[str, jax.Array]:
     """The results that the request expects."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
-    s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need_no_mesh()
     c = Case(request, dtype, form)
     function, given, rest = OPERATIONS[request.op](c)
     try:

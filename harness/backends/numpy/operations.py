@@ -237,7 +237,8 @@ def run(ar, request):
     """The results that the request expects, and the choice of experts; of checkpoints those that there are."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
-    s.need(request.op == "batch_split" or s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    if request.op != "batch_split":
+        s.need_no_mesh()
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     for key, plain in PLAIN_VALUES.items():

@@ -35,7 +35,7 @@ def main() -> None:
         s.need(request.op in OPERATIONS, "no " + request.op)
         s.need("quant_formats" not in s.text and not s.text.get("quant_recipe"), "no quantised operands")
         s.need(not s.text.get("quant_hidden_format"), "no requantised h")
-        s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+        s.need_no_mesh()
         graph = Graph(DTYPES[options.dtype], options.exp)
         write_candidate(candidate, OPERATIONS[request.op](graph, request))
 

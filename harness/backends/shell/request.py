@@ -37,6 +37,11 @@ class Settings:
         if not condition:
             raise Unsupported(reason)
 
+    def need_no_mesh(self):
+        """A ring of one device has shards too: one loss for each."""
+        ring = self.text.get("use_ring_of_experts") == "true"
+        self.need(self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and not ring, "no mesh")
+
 
 def drawn(recipes):
     """(path, type, elements) of the tensors that the file has recipes of, by the code of docs/random-inputs.md."""

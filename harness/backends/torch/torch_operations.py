@@ -503,7 +503,7 @@ def run(request: Request, dtype: torch.dtype, options: argparse.Namespace) -> Te
     if request.op == "quantize" and options.form == "torchao":
         return run_quantize(request)
     s.need(request.op in OPERATIONS, "no " + request.op)
-    s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need_no_mesh()
     scaled = options.form == "scaled" and request.op == "gmm" and "quant_formats" in s.text
     s.need((scaled or "quant_formats" not in s.text) and not s.text.get("quant_recipe"), "no quantised operands")
     s.need(not s.text.get("quant_hidden_format"), "no requantised h")

@@ -570,7 +570,7 @@ def run(request, dtype, experts):
     """The results that the request expects, and the choice of experts."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
-    s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+    s.need_no_mesh()
     s.need("quant_formats" not in s.text and not s.text.get("quant_recipe") and not s.text.get("quant_hidden_format"), "no quantised operands")
     s.need(s.text.get("w13_reorder_size", "1") == "1", "no fused weights laid out for tensor shards")
     s.need(not any(path.startswith("checkpoints/") for path in request.expects), "no checkpoints")

@@ -40,7 +40,7 @@ def main():
         request = Request(path, np.float64)
         s = request.settings
         s.need(request.op in operations, f"no {request.op}")
-        s.need(s.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"], "no mesh")
+        s.need_no_mesh()
         s.need("quant_formats" not in s.text and not s.text.get("quant_recipe") and not s.text.get("quant_hidden_format"), "no quantised operands")
         call = Call(request, DTYPES[options.dtype])
         results = with_gradients(operations[request.op](call), call.t, call.expects, optional=["checkpoints/"])
