@@ -289,7 +289,7 @@ class Router:
             weights = weights / weights.sum(-1, keepdim=True)
         elif not deepseek:
             weights = ar.softmax(weights)
-        divides = family == "deepseek3" and score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
+        divides = score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
         if divides:
             weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if deepseek else 0.0))
         self.weights = weights * s.number("routed_scaling_factor") if deepseek else weights

@@ -129,6 +129,7 @@ def moe(ar, s, t, prefix, x):
     """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
     s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
     w = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
+    s.need("shared_expert_gate/kernel" not in w, "no gate of the shared expert")
     flat = x.reshape(-1, x.shape[-1])
     kernel = w["gate/kernel"]
     router = Router(ar, s, ar.contract(flat, kernel), w.get("gate/bias"), len(x))
