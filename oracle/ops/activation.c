@@ -230,6 +230,19 @@ static void cancel_as_kernels(const assay_context *ctx, int64_t n, chunk *c)
     }
 }
 
+/* What an emulated run makes of 1 - s in the slope, of the s that it keeps: near 1 that cancels, up to all that there is of it. */
+static void keep_sigmoid(const assay_context *ctx, form f, int64_t n, chunk *c)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (!(c->z[i] > 0)) continue;
+        const double s = assay_sigmoid(c->z[i]), rest = assay_sigmoid(-c->z[i]);
+        double kept = s;
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &kept);
+        const double moved = clamp(s - kept, rest);
+        if (moved != 0) c->derivative[i] += s * (f == FORM_SIGMOID ? 1 : c->x[i] * c->slope[i]) * moved;
+    }
+}
+
 static void activate_many(const assay_context *ctx, form f, int64_t count, const double *x, double *value,
                           double *derivative)
 {
@@ -240,6 +253,8 @@ static void activate_many(const assay_context *ctx, form f, int64_t count, const
         memcpy(c.x, x + first, bytes);
         activate_chunk(ctx, f, n, &c);
         if (ctx->emulation != NULL && (f == FORM_GELU || f == FORM_GELU_EXACT)) cancel_as_kernels(ctx, n, &c);
+        if (ctx->emulation != NULL && (f == FORM_SILU || f == FORM_SIGMOID || f == FORM_QUICK_GELU))
+            keep_sigmoid(ctx, f, n, &c);
         if (value != NULL) memcpy(value + first, c.value, bytes);
         if (derivative != NULL) memcpy(derivative + first, c.derivative, bytes);
     }

@@ -13,6 +13,8 @@ static assay_activation_point times_sigmoid(double x, double z, double dz, doubl
         .first = s + x * ds * dz,
         .second = 2 * ds * dz + x * ds * ((r - s) * dz * dz + ddz),
         .first_size = s + fabs(x * ds * dz),
+        .first_cancels = z > 0 ? fabs(x * s * s * dz) : 0, /* 1 - s of the s that is kept */
+        .first_left = fabs(x * ds * dz),
     };
 }
 
@@ -29,6 +31,7 @@ static assay_activation_point gelu_at(double x)
     assay_activation_point point = times_sigmoid(x, scale * x * (1 + cubic * square), dz, 6 * scale * cubic * x);
     const double half_tanh = 0.5 - assay_sigmoid(-fabs(scale * x * (1 + cubic * square)));
     if (x < 0) point.cancels = fabs(x) * half_tanh;
+    point.first_left = point.first_size;
     point.first_cancels = (x < 0 ? half_tanh : 0) + 2 * fabs(x) * dz * half_tanh * half_tanh; /* 1 - tanh^2 */
     return point;
 }
@@ -44,6 +47,7 @@ static assay_activation_point gelu_exact_at(double x)
         .first_size = phi + fabs(x * density),
         .cancels = x < 0 ? fabs(x) * (0.5 - phi) : 0,
         .first_cancels = x < 0 ? 0.5 - phi : 0,
+        .first_left = phi + fabs(x * density),
     };
 }
 
@@ -54,7 +58,8 @@ static assay_activation_point sigmoid_at(double x)
                                     .first = s * r,
                                     .second = s * r * (r - s),
                                     .first_size = s * r,
-                                    .first_cancels = x > 0 ? s * s : 0}; /* 1 - s */
+                                    .first_cancels = x > 0 ? s * s : 0, /* 1 - s */
+                                    .first_left = s * r};
 }
 
 assay_activation_point assay_activation_at(assay_activation f, double x)

@@ -21,6 +21,7 @@ static assay_glu_factor factor_from(const assay_activation_point *point, bool el
                               .first_size = point->first_size,
                               .cancels = point->cancels,
                               .first_cancels = point->first_cancels,
+                              .first_left = point->first_left,
                               .slope = fabs(point->first),
                               .elementary = elementary};
 }

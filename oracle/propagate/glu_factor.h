@@ -5,10 +5,11 @@
 #include "oracle/ops/gated_mlp.h"
 
 /* f, f', f'' and the sum of the sizes of the terms of f' at one x. What cancels in a kernel's form of f and f' that is none of
- * ours: x (1 + tanh u) / 2 far below 0; 0 where nothing does. */
+ * ours: x (1 + tanh u) / 2 far below 0, 1 - s of a sigmoid near 1; 0 where nothing does. `first_left`: what is left of the terms of
+ * f' that cancel, which is the most that can be lost. */
 typedef struct assay_activation_point {
     double value, first, second, first_size;
-    double cancels, first_cancels;
+    double cancels, first_cancels, first_left;
 } assay_activation_point;
 assay_activation_point assay_activation_at(assay_activation f, double x);
 assay_activation_point assay_quick_gelu_at(double x);
@@ -21,6 +22,7 @@ typedef struct assay_glu_factor {
     double slope;                  /* |first|, or the weighted slope beyond a kink where that is steeper */
     double jump;                   /* how far the derivative jumps there, weighted */
     double cancels, first_cancels; /* the sizes of what cancels in kernels, in value and in first */
+    double first_left;             /* of the latter, what is left */
     bool elementary;               /* whether elementary functions went into it */
 } assay_glu_factor;
 assay_glu_factor assay_glu_gate(const assay_gated_mlp_config *config, double a, double sigma); /* u */

@@ -86,20 +86,21 @@ static void factors_at(const pass *p, int64_t i, assay_glu_factor *u, assay_glu_
     *v = assay_glu_up(p->run->config, p->r->b[at], sqrt(p->vb[i]));
 }
 
-/* A relative error of each elementary function; of terms that cancel an absolute one, up to all that is left of them. */
-static double elementary_error(double unit, double value, double cancels)
+/* A relative error of each elementary function; of terms that cancel an absolute one, up to all that is `left` of them. */
+static double elementary_error(double unit, double value, double cancels, double left)
 {
-    return assay_square(fmax(unit * value, fmin(unit * cancels, value)));
+    return assay_square(fmax(unit * value, fmin(unit * cancels, left)));
 }
 
 static double factor_error(const pass *p, const assay_glu_factor *f)
 {
-    return f->elementary ? elementary_error(p->precision->elementary, fabs(f->value), f->cancels) : 0;
+    return f->elementary ? elementary_error(p->precision->elementary, fabs(f->value), f->cancels, fabs(f->value)) : 0;
 }
 
 static double slope_error(const pass *p, const assay_glu_factor *f)
 {
-    return f->elementary ? elementary_error(p->precision->elementary, f->first_size, f->first_cancels) : 0;
+    return f->elementary ? elementary_error(p->precision->elementary, f->first_size, f->first_cancels, f->first_left)
+                         : 0;
 }
 
 /* h = u v */

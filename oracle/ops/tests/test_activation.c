@@ -233,6 +233,35 @@ TEST(test_emulated_gelu_cancels_far_below_0)
     }
 }
 
+/* Of an s that is kept, 1 - s has its error: near 1 the slope x s (1 - s) of silu has x times that, up to all that is left. */
+TEST(test_emulated_silu_keeps_its_sigmoid)
+{
+    enum { SEEDS = 64 };
+    const struct {
+        assay_activation f;
+        double x, low, high; /* of the slope's error, in units */
+    } table[] = {
+        {ASSAY_SILU, 14, 3, 14}, {ASSAY_SILU, 30, 0, 1e-3}, {ASSAY_SILU, -14, 0, 1e-3}, {ASSAY_SIGMOID, 14, 0.2, 1}};
+    const double unit = 0x1p-24;
+    for (size_t row = 0; row < sizeof table / sizeof *table; row++) {
+        assay_context reference = assay_context_default(1);
+        double slope, squares = 0;
+        assay_activation_many(&reference, table[row].f, 1, &table[row].x, NULL, &slope);
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            double derivative;
+            const assay_emulation emulation = {
+                .precision.elementary = unit, .storage = ASSAY_FLOAT32, .multiply = ASSAY_FLOAT32, .seed = seed};
+            assay_context ctx = assay_context_default(1);
+            ctx.arithmetic = &assay_arithmetic_emulated;
+            ctx.emulation = &emulation;
+            assay_activation_many(&ctx, table[row].f, 1, &table[row].x, NULL, &derivative);
+            squares += (derivative - slope) * (derivative - slope) / SEEDS;
+        }
+        if (sqrt(squares) < table[row].low * unit || sqrt(squares) > table[row].high * unit)
+            fail_msg("row %zu: %g units", row, sqrt(squares) / unit);
+    }
+}
+
 TEST(test_names)
 {
     for (int f = 0; f < ASSAY_ACTIVATION_COUNT; f++) {

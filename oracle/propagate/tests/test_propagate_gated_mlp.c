@@ -8,6 +8,7 @@
 
 #include "oracle/ops/tests/mlp_machine.h"
 #include "oracle/ops/tests/ops_test.h"
+#include "oracle/propagate/glu_factor.h"
 
 /* The error scales of everything in `results`. `inexact`: x and dy will be rounded to bfloat16. */
 static void propagate(assay_context *ctx, const assay_precision *precision, const mlp_problem *p, bool inexact,
@@ -281,6 +282,19 @@ TEST(test_columns_that_are_alike_err_alike)
     }
     mlp_results_free(&variance);
     mlp_problem_free(&p);
+}
+
+/* What kernels lose of 1 - s where the sigmoid s is nearly 1: x times its error, and no more than there is. */
+TEST(test_slope_of_a_gate_that_is_open)
+{
+    for (double x = 20; x < 60; x += 14) {
+        const assay_activation_point silu = assay_activation_at(ASSAY_SILU, x),
+                                     far = assay_activation_at(ASSAY_SILU, -x);
+        const double left = x * exp(-x);
+        assert_close(&silu.first_cancels, &x, 1, 1e-7, 0.0);
+        assert_close(&silu.first_left, &left, 1, 1e-7, 0.0);
+        assert_true(far.first_cancels == 0);
+    }
 }
 
 /* Values of a kink and of exact zeros: finite, not negative, 0 where nothing can go wrong. */
