@@ -40,11 +40,19 @@ cleanup:
     return status;
 }
 
+/* Codes are of the numbers that are given, which no profile rounds: such a plan has no error scales. */
+static bool has_scales(const assay_plan *plan)
+{
+    bool any = false;
+    for (int i = 0; i < plan->spec_count; i++) any |= plan->specs[i].role == ASSAY_ROLE_ERROR_SCALE;
+    return any;
+}
+
 assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                                 assay_precision *precisions)
 {
     assay_status status = ASSAY_OK;
-    const bool exact = assay_plan_is_exact(plan);
+    const bool exact = assay_plan_is_exact(plan) && has_scales(plan);
     double *piece = NULL;
     TRY(assay_alloc_f64(ctx, "piece of an input", PIECE, &piece));
     for (int p = 0; p < plan->precision_count; p++) {
