@@ -50,8 +50,8 @@ assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); 
 assay_dtype assay_type_of_given(const assay_precision *precision, const assay_case *c, const char *path);
 
 /* precisions [plan->precision_count]: the plan's, whose inputs are exact where they may be rounded only beyond the range of
- * a type, and none lies there. Fails where an exact case with error scales has an input that a precision rounds: the plan loses
- * that profile. */
+ * a type, and none lies there. Fails where an exact case with error scales has an input whose rounding changes a result: the plan
+ * loses that profile. */
 assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                                 assay_precision *precisions);
 

@@ -50,8 +50,9 @@ cleanup:
 static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
 {
     void *memory = NULL;
-    const size_t members = (size_t)assay_ensemble_most_members(plan);
-    assay_status status = assay_alloc(ctx, "errors of an ensemble", t->count, members * sizeof *t->errors, &memory);
+    const int members = assay_ensemble_most_members(plan), slots = members > 0 ? members : 1; /* of a run to nearest */
+    assay_status status =
+        assay_alloc(ctx, "errors of an ensemble", t->count, (size_t)slots * sizeof *t->errors, &memory);
     t->errors = memory;
     return status;
 }

@@ -78,6 +78,23 @@ TEST_IN_FOLDER(a_profile_that_a_case_cannot_have)
     }
 }
 
+/* bfloat16 rounds the router's kernel, and every expert that is chosen still has the weight 1. */
+TEST_IN_FOLDER(an_exact_case_whose_results_no_rounding_changes)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named("moe/exact", "profiles=[bf16, f16]");
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assay_golden golden = {0};
+    assert_ok(&ctx, assay_golden_open(&ctx, folder->file, &golden));
+    assert_non_null(assay_fixture_find(golden.reader, "error_scale/bf16/outputs/y"));
+    assay_golden_close(&golden);
+    assert_int_equal(remove(folder->file), 0);
+    assert_ok(&ctx, assay_case_set(&ctx, c, "inputs.x={distribution: normal, scale: 1}"));
+    assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
+    assert_message(&ctx, "inputs/x has numbers that this profile rounds, which changes results");
+    assay_cases_free(c, 1);
+}
+
 /* A golden of 1e60 in float64, whose error scale float32 has not. */
 TEST_IN_FOLDER(error_scales_beyond_float32_are_refused_by_profile)
 {
