@@ -529,7 +529,7 @@ def moe(c, function):
 def yarn_tables(c, function):
     config = c.config
     if function == "initialize_yarn_mask":
-        return {"outputs/mask": c.swap}
+        return {"outputs/mask": c.swap.astype(c.dtype)}  # -1, 0 and 1
     freqs = jax.jit(lambda positions: bs.initialize_yarn_freqs(
         positions, config.qk_rope_head_dim, config.rope_max_timescale, config.max_position_embeddings,
         config.original_max_position_embeddings, config.beta_fast, config.beta_slow, config.rope_factor, c.mesh, ACTIVATIONS))(

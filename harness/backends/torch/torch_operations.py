@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import re
 from collections.abc import Callable
@@ -100,10 +99,10 @@ def is_swiglu(s: Settings) -> bool:
     return s.words("mlp_activations") == ["silu", "linear"] and s.number("mlp_activations_limit") == 0
 
 
-@functools.cache
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For all shapes at once, so that a run has few compilations. Beyond its limit of these PyTorch would go on without."""
-    torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 100, True
+    """For all shapes at once. Compiled anew for each case: which program PyTorch takes for a shape depends on the shapes before it."""
+    torch.compiler.reset()
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     return torch.compile(function, dynamic=True)
 
 
