@@ -5,21 +5,21 @@
 #include "bench/bench.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/spec/spec_product.h"
+#include "oracle/quad/quad_product.h"
 
 enum { ROWS = 256, COLUMNS = 512, STEPS = 1024 };
 static const double TARGET = 0.01;
 
 typedef struct products {
     double *a, *b, *c;
-    spec_quad *x, *w, *y;
+    quad *x, *w, *y;
 } products;
 
 static assay_status in_binary128(assay_context *ctx, void *self)
 {
     const products *p = self;
-    const spec_product product = spec_product_xw(p->y, p->x, p->w, ROWS, COLUMNS, STEPS);
-    return spec_multiply(ctx, &product);
+    const quad_product product = quad_product_xw(p->y, p->x, p->w, ROWS, COLUMNS, STEPS);
+    return quad_multiply(ctx, &product);
 }
 
 static assay_status in_float64(assay_context *ctx, void *self)
@@ -33,7 +33,7 @@ static assay_status alloc(assay_context *ctx, products *p)
 {
     assay_status status;
     const struct {
-        spec_quad **to;
+        quad **to;
         int64_t count;
     } quads[] = {{&p->x, ROWS * STEPS}, {&p->w, STEPS * COLUMNS}, {&p->y, ROWS * COLUMNS}};
     TRY(assay_alloc_f64(ctx, "a", ROWS * STEPS, &p->a));
@@ -41,7 +41,7 @@ static assay_status alloc(assay_context *ctx, products *p)
     TRY(assay_alloc_f64(ctx, "c", ROWS * COLUMNS, &p->c));
     for (size_t i = 0; i < sizeof quads / sizeof *quads; i++) {
         void *values = NULL;
-        TRY(assay_alloc(ctx, "numbers in binary128", quads[i].count, sizeof(spec_quad), &values));
+        TRY(assay_alloc(ctx, "numbers in binary128", quads[i].count, sizeof(quad), &values));
         *quads[i].to = values;
     }
 cleanup:
@@ -61,8 +61,8 @@ assay_status bench_certificates(assay_context *ctx, bench_report *report)
     bench_heading("Certificates: products in binary128", "binary128", "float64", "GFLOP/s");
     for (int wide = 0; wide < 2; wide++) {
         bench_result result;
-        for (int64_t i = 0; i < ROWS * STEPS; i++) p.x[i] = wide ? p.a[i] / (spec_quad)3 : p.a[i];
-        for (int64_t i = 0; i < STEPS * COLUMNS; i++) p.w[i] = wide ? p.b[i] / (spec_quad)3 : p.b[i];
+        for (int64_t i = 0; i < ROWS * STEPS; i++) p.x[i] = wide ? p.a[i] / (quad)3 : p.a[i];
+        for (int64_t i = 0; i < STEPS * COLUMNS; i++) p.w[i] = wide ? p.b[i] / (quad)3 : p.b[i];
         TRY(bench_side_by_side(&own, (bench_work){in_binary128, &p}, (bench_work){in_float64, &p}, &result));
         bench_line(report, names[wide], own.threads, amount, &result, TARGET);
     }

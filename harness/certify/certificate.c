@@ -37,7 +37,7 @@ assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_
     return ASSAY_OK;
 }
 
-void assay_certificate_fields(const spec_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS])
+void assay_certificate_fields(const quad_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS])
 {
     fields[ASSAY_CERTIFICATE_CHECKED] = (double)certificate->checked;
     fields[ASSAY_CERTIFICATE_KINKS] = (double)certificate->kinks;
@@ -89,7 +89,7 @@ static amounts amounts_of(const assay_plan *plan)
 
 static bool is_large(const assay_plan *plan, const amounts *a)
 {
-    return plan->operation->second_form.evaluate_many != NULL && a->given + a->streamed >= SPEC_LARGE;
+    return plan->operation->second_form.evaluate_many != NULL && a->given + a->streamed >= QUAD_LARGE;
 }
 
 /* One evaluation of the second form on one core, that goes through so many weights. */
@@ -103,7 +103,7 @@ static double seconds_of(const assay_plan *plan, const amounts *a, double weight
 
 /* The probes and what they are held against: two evaluations each. Of those that are made at once, every pass goes through the
  * weights; beyond that a direction goes through those that it moves, and of a coordinate there is little but its results. */
-static double seconds_of_probes(const assay_plan *plan, const amounts *a, const spec_budget *budget, int64_t probes)
+static double seconds_of_probes(const assay_plan *plan, const amounts *a, const quad_budget *budget, int64_t probes)
 {
     const double once = seconds_of(plan, a, a->weights);
     double bytes = 0, directions = 0;
@@ -113,9 +113,9 @@ static double seconds_of_probes(const assay_plan *plan, const amounts *a, const 
         if (plan->specs[i].role != ASSAY_ROLE_GRADIENT) continue;
         directions += 2 * (double)budget->directions * seconds_of(plan, a, count);
         bytes +=
-            2 * (double)sizeof(spec_quad) * (count + a->results) * (double)spec_probe_count(budget, (int64_t)count);
+            2 * (double)sizeof(quad) * (count + a->results) * (double)quad_probe_count(budget, (int64_t)count);
     }
-    return once * ceil(bytes / (double)SPEC_TOGETHER_BYTES) + directions +
+    return once * ceil(bytes / (double)QUAD_TOGETHER_BYTES) + directions +
            2 * (double)probes * a->numbers * SECONDS_PER_NUMBER;
 }
 
@@ -123,10 +123,10 @@ static double seconds_of_probes(const assay_plan *plan, const amounts *a, const 
  * tensor, and the weights and the slices of an expert. */
 static double memory_of(const assay_plan *plan, const amounts *a, int threads)
 {
-    const double size = (double)sizeof(spec_quad), held = size * (a->given + 2 * a->results);
+    const double size = (double)sizeof(quad), held = size * (a->given + 2 * a->results);
     const double moved = size * (a->largest + a->results);
     if (!is_large(plan, a)) return held + threads * moved;
-    return held + fmax(2 * moved, (double)SPEC_TOGETHER_BYTES) + 4 * size * a->expert;
+    return held + fmax(2 * moved, (double)QUAD_TOGETHER_BYTES) + 4 * size * a->expert;
 }
 
 assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget)
@@ -140,7 +140,7 @@ assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, con
         const assay_tensor_spec *spec = &plan->specs[i];
         choices += assay_path_is_choice(spec->path) && plan->operation->second_form.route == NULL;
         if (spec->role != ASSAY_ROLE_GRADIENT || !assay_is_certified(spec)) continue;
-        scope.probes += spec_probe_count(&scope.budget, assay_shape_count(&spec->shape));
+        scope.probes += quad_probe_count(&scope.budget, assay_shape_count(&spec->shape));
     }
     const amounts a = amounts_of(plan);
     const double bytes = memory_of(plan, &a, ctx->threads), once = seconds_of(plan, &a, a.weights);
@@ -164,17 +164,17 @@ assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, con
 
 /* Everything but the choices and the gradients. */
 static assay_status certify_values(assay_context *ctx, const assay_certificate_inputs *inputs,
-                                   spec_certificates *certificates)
+                                   quad_certificates *certificates)
 {
     assay_status status = ASSAY_OK;
     void *items = NULL;
     TRY(assay_alloc(ctx, "list of tensors", inputs->results.count, sizeof *inputs->results.items, &items));
-    spec_tensors values = {.items = items};
+    quad_tensors values = {.items = items};
     for (int i = 0; i < inputs->results.count; i++) {
         if (assay_path_is_choice(inputs->results.items[i].path)) continue;
         values.items[values.count++] = inputs->results.items[i];
     }
-    TRY(spec_certify_outputs(ctx, &inputs->plan->operation->second_form, inputs->plan->c, &inputs->in, &values,
+    TRY(quad_certify_outputs(ctx, &inputs->plan->operation->second_form, inputs->plan->c, &inputs->in, &values,
                              certificates));
 cleanup:
     free(items);
@@ -229,13 +229,13 @@ static bool direction_of_sketch(const void *self, const char *path, int64_t inde
 }
 
 assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *inputs,
-                           const assay_certificate_scope *scope, bool quiet, spec_certificates *certificates)
+                           const assay_certificate_scope *scope, bool quiet, quad_certificates *certificates)
 {
     assay_status status;
     const assay_plan *plan = inputs->plan;
-    const spec_operation *form = &plan->operation->second_form;
+    const quad_operation *form = &plan->operation->second_form;
     assay_progress progress;
-    spec_budget budget = scope->budget;
+    quad_budget budget = scope->budget;
     sketches all = {0};
     char what[ASSAY_PATH_SIZE + 16];
     snprintf(what, sizeof what, "%s in binary128", plan->c->name);
@@ -246,11 +246,11 @@ assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *i
     budget.signed_sums = &all;
     TRY(sketches_make(ctx, plan, &all));
     if (scope->outputs) {
-        TRY(spec_certify_choices(ctx, form, plan->c, &inputs->in, &inputs->results, certificates));
+        TRY(quad_certify_choices(ctx, form, plan->c, &inputs->in, &inputs->results, certificates));
         TRY(certify_values(ctx, inputs, certificates));
     }
     if (scope->gradients) {
-        TRY(spec_certify_gradients(ctx, form, plan->c, &inputs->in, &inputs->results, &budget, certificates));
+        TRY(quad_certify_gradients(ctx, form, plan->c, &inputs->in, &inputs->results, &budget, certificates));
     }
 cleanup:
     assay_progress_end(&progress);
@@ -258,10 +258,10 @@ cleanup:
     return status;
 }
 
-assay_status assay_certificates_check(assay_context *ctx, const spec_certificates *certificates)
+assay_status assay_certificates_check(assay_context *ctx, const quad_certificates *certificates)
 {
     for (int i = 0; i < certificates->count; i++) {
-        const spec_certificate *c = &certificates->items[i];
+        const quad_certificate *c = &certificates->items[i];
         char place[64] = " along a random direction", excess[64] = "";
         if (c->excess <= 1) continue;
         if (c->worst >= 0) snprintf(place, sizeof place, "[%" PRId64 "]", c->worst);
@@ -278,21 +278,21 @@ static bool agrees(double a, double b, double allowed)
     return a == b || fabs(a - b) <= 0.01 * fmax(a, b) + 1e-6 * allowed;
 }
 
-static bool is_as_stored(const spec_certificate *c, const double stored[ASSAY_CERTIFICATE_FIELDS])
+static bool is_as_stored(const quad_certificate *c, const double stored[ASSAY_CERTIFICATE_FIELDS])
 {
     const bool gradient = assay_role_of(c->path) == ASSAY_ROLE_GRADIENT;
     const double probes = stored[ASSAY_CERTIFICATE_CHECKED] + stored[ASSAY_CERTIFICATE_KINKS];
     if (gradient && probes != (double)(c->checked + c->kinks)) {
-        return stored[ASSAY_CERTIFICATE_RELATIVE] <= SPEC_ALLOWED_RELATIVE;
+        return stored[ASSAY_CERTIFICATE_RELATIVE] <= QUAD_ALLOWED_RELATIVE;
     }
     return stored[ASSAY_CERTIFICATE_CHECKED] == (double)c->checked &&
-           agrees(stored[ASSAY_CERTIFICATE_RELATIVE], c->relative, SPEC_ALLOWED_RELATIVE) &&
+           agrees(stored[ASSAY_CERTIFICATE_RELATIVE], c->relative, QUAD_ALLOWED_RELATIVE) &&
            agrees(stored[ASSAY_CERTIFICATE_ULPS], c->ulps, 1) &&
-           agrees(stored[ASSAY_CERTIFICATE_SCALES], c->scales, SPEC_ALLOWED_SCALES);
+           agrees(stored[ASSAY_CERTIFICATE_SCALES], c->scales, QUAD_ALLOWED_SCALES);
 }
 
 assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader *golden,
-                                        const spec_certificates *certificates)
+                                        const quad_certificates *certificates)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < certificates->count; i++) {
@@ -320,7 +320,7 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
 {
     assay_status status;
     assay_certificate_inputs inputs = {0};
-    spec_certificates certificates = {0};
+    quad_certificates certificates = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, plan->budget);
     TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, source, out));
     if (!assay_ranks_is_first(ctx)) goto cleanup;
@@ -334,7 +334,7 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
         TRY(out->write(ctx, out->self, spec.path, ASSAY_CERTIFICATE_FIELDS, fields));
     }
 cleanup:
-    spec_certificates_free(&certificates);
+    quad_certificates_free(&certificates);
     assay_certificate_inputs_free(&inputs);
     return status;
 }

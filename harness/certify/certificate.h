@@ -1,16 +1,16 @@
-/* The certificate of a golden (SPEC 12): its results held against oracle/spec's second form in binary128.
+/* The certificate of a golden (SPEC 12): its results held against oracle/quad's second form in binary128.
  *
  *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of experts;
  *                                      the choice itself against the one that the second form makes
  *   gradients/                         central differences in binary128, at so many coordinates and directions each
  *
- * oracle/spec/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
+ * oracle/quad/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
  * fields below. */
 #ifndef ASSAY_HARNESS_CERTIFICATE_H
 #define ASSAY_HARNESS_CERTIFICATE_H
 
 #include "harness/plan/plan.h"
-#include "oracle/spec/certify.h"
+#include "oracle/quad/certify.h"
 
 /* The numbers of a stored certificate. */
 #define ASSAY_CERTIFICATE_TABLE(X)                                                                                     \
@@ -33,13 +33,13 @@ enum {
 
 /* certificate/<path> [9]. */
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec);
-void assay_certificate_fields(const spec_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS]);
+void assay_certificate_fields(const quad_certificate *certificate, double fields[ASSAY_CERTIFICATE_FIELDS]);
 
 /* How much is certified of a plan's case. What does not fit in memory is left out, and, nobody having asked for a
  * budget, what takes many minutes. */
 typedef struct assay_certificate_scope {
     bool outputs, gradients; /* gradients: false too where the golden has none, or the budget is 0 */
-    spec_budget budget;      /* its seed is the case's */
+    quad_budget budget;      /* its seed is the case's */
     int64_t probes;
     double seconds;     /* about what it takes on one core, all of it */
     char left_out[128]; /* why not all: "needs about 12 min; ask with --budget N"; else empty */
@@ -56,9 +56,9 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
 /* A golden's numbers in memory. Starts zeroed. */
 typedef struct assay_certificate_inputs {
     const assay_plan *plan;
-    spec_tensors in;      /* what was given, and the golden's choice of experts */
-    spec_tensors results; /* what the plan's golden holds of results, and error_scale/f64/ of them */
-    assay_source source;  /* of the weights that are read a piece at a time (spec_operation.streams); must live on */
+    quad_tensors in;      /* what was given, and the golden's choice of experts */
+    quad_tensors results; /* what the plan's golden holds of results, and error_scale/f64/ of them */
+    assay_source source;  /* of the weights that are read a piece at a time (quad_operation.streams); must live on */
 } assay_certificate_inputs;
 
 /* Whether a weight is not held but read where it is needed: a large one, of which no gradient is tested. */
@@ -74,14 +74,14 @@ void assay_certificate_inputs_free(assay_certificate_inputs *inputs); /* safe on
 /* One certificate for each certified tensor that the scope takes in. Runs on ctx->threads threads, which change
  * nothing. */
 assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *inputs,
-                           const assay_certificate_scope *scope, bool quiet, spec_certificates *certificates);
+                           const assay_certificate_scope *scope, bool quiet, quad_certificates *certificates);
 
 /* Refuses with the first certificate that is beyond what is allowed. */
-assay_status assay_certificates_check(assay_context *ctx, const spec_certificates *certificates);
+assay_status assay_certificates_check(assay_context *ctx, const quad_certificates *certificates);
 /* Holds the certificates that an open golden stores against those found now. Those of gradients that were made with
  * another budget need only be within what is allowed. */
 assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader *golden,
-                                        const spec_certificates *certificates);
+                                        const quad_certificates *certificates);
 
 /* assay_evaluate for a plan that certifies: results to the sink, and if all are within what is allowed, certificates.
  */

@@ -19,24 +19,24 @@ bool assay_is_certified(const assay_tensor_spec *spec)
 
 void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
 {
-    spec_tensors_free(&inputs->in);
-    spec_tensors_free(&inputs->results);
+    quad_tensors_free(&inputs->in);
+    quad_tensors_free(&inputs->results);
     *inputs = (assay_certificate_inputs){0};
 }
 
-static assay_status copy(assay_context *ctx, const assay_tensor *from, spec_tensors *to)
+static assay_status copy(assay_context *ctx, const assay_tensor *from, quad_tensors *to)
 {
     const char *path = from->spec.path;
-    return from->indices != NULL ? spec_tensors_copy_i32(ctx, to, path, &from->spec.shape, from->indices)
-                                 : spec_tensors_copy_f64(ctx, to, path, &from->spec.shape, from->values);
+    return from->indices != NULL ? quad_tensors_copy_i32(ctx, to, path, &from->spec.shape, from->indices)
+                                 : quad_tensors_copy_f64(ctx, to, path, &from->spec.shape, from->values);
 }
 
 bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *spec)
 {
     char gradient[ASSAY_PATH_SIZE];
-    const spec_operation *form = &plan->operation->second_form;
+    const quad_operation *form = &plan->operation->second_form;
     if (form->streams == NULL || assay_case_quantises(plan->c, spec->path) ||
-        assay_shape_count(&spec->shape) < SPEC_LARGE)
+        assay_shape_count(&spec->shape) < QUAD_LARGE)
         return false;
     assay_gradient_path(spec->path, gradient);
     return form->streams(plan->c, spec->path) && assay_plan_find(plan, gradient) < 0;
@@ -44,7 +44,7 @@ bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *
 
 /* An input, a weight or a cotangent; of codes and scales the numbers. */
 static assay_status read_given(assay_context *ctx, const assay_source *source, const assay_tensor_list *list,
-                               const assay_tensor_spec *spec, spec_tensors *tensors)
+                               const assay_tensor_spec *spec, quad_tensors *tensors)
 {
     assay_status status;
     assay_tensor_set given = {0};
@@ -116,27 +116,27 @@ cleanup:
 
 /* h of the second form, which its codes are held at: a step of a central difference would cross boundaries. A form that gives
  * gradients itself takes no steps. */
-static assay_status hold_hidden(assay_context *ctx, const assay_plan *plan, spec_tensors *in)
+static assay_status hold_hidden(assay_context *ctx, const assay_plan *plan, quad_tensors *in)
 {
     assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    spec_tensors made = {0};
-    const spec_operation *form = &plan->operation->second_form;
+    quad_tensors made = {0};
+    const quad_operation *form = &plan->operation->second_form;
     const int count = assay_hidden_list(&plan->list, hidden);
     if (count == 0 || (form->gives_gradients != NULL && form->gives_gradients(plan->c))) return ASSAY_OK;
     TRY((form->checkpoints != NULL ? form->checkpoints : form->evaluate)(ctx, plan->c, in, &made));
     for (int i = 0; i < count; i++) {
-        const spec_tensor *h = spec_tensors_find(&made, hidden[i].h->path);
-        spec_quad *held = NULL;
+        const quad_tensor *h = quad_tensors_find(&made, hidden[i].h->path);
+        quad *held = NULL;
         if (h == NULL) {
             status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the second form does not give it", hidden[i].h->path);
             goto cleanup;
         }
-        TRY(spec_tensors_add(ctx, in, h->path, &h->shape, &held));
+        TRY(quad_tensors_add(ctx, in, h->path, &h->shape, &held));
         memcpy(held, h->values, (size_t)assay_shape_count(&h->shape) * sizeof *held);
     }
 cleanup:
-    spec_tensors_free(&made);
+    quad_tensors_free(&made);
     return status;
 }
 
@@ -156,7 +156,7 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
         const assay_tensor_spec *spec = &plan->specs[i];
         if (!assay_role_is_given(spec->role)) continue;
         if (assay_certificate_streams(plan, spec)) {
-            TRY(spec_tensors_stream(ctx, &inputs->in, spec->path, &spec->shape, &inputs->source));
+            TRY(quad_tensors_stream(ctx, &inputs->in, spec->path, &spec->shape, &inputs->source));
         } else {
             TRY(read_given(ctx, source, &plan->list, spec, &inputs->in));
         }

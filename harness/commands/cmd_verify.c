@@ -23,7 +23,7 @@ typedef struct finding {
     int drawn;            /* datasets that are recipes */
     char error_model[32]; /* of a golden whose error scales this assay does not make; "": it does */
     assay_certificate_scope scope;
-    spec_certificates certificates;
+    quad_certificates certificates;
     char numbers[65]; /* digest */
 } finding;
 
@@ -154,7 +154,7 @@ static void print_certified(const finding *found)
     double ulps = 0, scales = 0, relative = 0;
     int64_t probes = 0, kinks = 0;
     for (int i = 0; i < found->certificates.count; i++) {
-        const spec_certificate *c = &found->certificates.items[i];
+        const quad_certificate *c = &found->certificates.items[i];
         const assay_tensor_role role = assay_role_of(c->path);
         if (role == ASSAY_ROLE_GRADIENT) {
             relative = fmax(relative, c->relative);
@@ -181,7 +181,7 @@ static void print_table(const finding *found)
     if (found->certificates.count == 0) return;
     printf("      %-48s %9s %6s %9s %9s %9s %8s\n", "", "checked", "left", "relative", "ulps", "gauge", "worst at");
     for (int i = 0; i < found->certificates.count; i++) {
-        const spec_certificate *c = &found->certificates.items[i];
+        const quad_certificate *c = &found->certificates.items[i];
         printf("      %-48s %9" PRId64 " %6" PRId64 " %9.2g %9.3g %9.2g %8" PRId64 "\n", c->path, c->checked, c->kinks,
                c->relative, c->ulps, c->scales, c->worst);
     }
@@ -243,7 +243,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     /* else it is not the fixture's fault */
     const bool judged = !found.misused && (status == ASSAY_OK || status == ASSAY_BAD_INPUT);
     if (judged) print_finding(ctx, status, path, assay_fixture_count(golden.reader), &found, v->options->verbose);
-    spec_certificates_free(&found.certificates);
+    quad_certificates_free(&found.certificates);
     assay_golden_close(&golden);
     if (!judged) return status;
     fputc(status == ASSAY_OK ? 'y' : 'n', result);

@@ -171,7 +171,7 @@ int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
     if (c->on_shards) {
         const bool down = c->weight == ASSAY_MLP_WO;
         const int64_t rows = down ? c->block.moe.moe_mlp_dim : c->block.moe.emb_dim;
-        *at = spec_kernel_place(&c->block.moe, &c->block.sharding, c->weight, row / rows, down ? place : row % rows,
+        *at = quad_kernel_place(&c->block.moe, &c->block.sharding, c->weight, row / rows, down ? place : row % rows,
                                 down ? row % rows : place);
         return 0;
     }

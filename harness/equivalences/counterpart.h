@@ -25,7 +25,7 @@ typedef struct assay_counterpart {
     int64_t first;               /* where the part begins that is meant */
     assay_layouts layouts;       /* own 0: it is one of them alone; theirs 0: the parts are */
     bool on_shards;              /* part[0] is this weight on the shards of this block */
-    spec_moe_config block;
+    quad_moe_config block;
     int weight;
 } assay_counterpart;
 

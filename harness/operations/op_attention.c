@@ -11,11 +11,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_attention_config_of(ctx, c, &config);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_attention_config config;
     const assay_status status = assay_attention_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_attention(ctx, &config, in, out) : status;
+    return status == ASSAY_OK ? quad_attention(ctx, &config, in, out) : status;
 }
 
 /* Padding at the end of a batch may hold anything. */

@@ -103,7 +103,7 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_status status;
     assay_function_config config;
@@ -111,7 +111,7 @@ static assay_status second_form(assay_context *ctx, const void *c, const spec_te
     TRY(config_of(ctx, c, &config));
     TRY(assay_alloc(ctx, "function", 1, sizeof(assay_function_view), &memory));
     assay_function_view_of(&config, memory);
-    TRY(spec_batch_split_function(ctx, memory, in, out));
+    TRY(quad_batch_split_function(ctx, memory, in, out));
 cleanup:
     free(memory);
     return status;

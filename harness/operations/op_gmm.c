@@ -87,14 +87,14 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_gmm_config config = config_of(c);
     assay_recipe_config recipe;
     const assay_status status = assay_recipe_config_of(ctx, c, &recipe);
     if (status != ASSAY_OK || recipe.recipe == NULL)
-        return status != ASSAY_OK ? status : spec_gmm(ctx, &config, in, out);
-    return spec_quantised_gmm(ctx, &config, &recipe, in, out);
+        return status != ASSAY_OK ? status : quad_gmm(ctx, &config, in, out);
+    return quad_quantised_gmm(ctx, &config, &recipe, in, out);
 }
 
 /* Rows of no group may hold anything, and in the layouts of serving engines results of them too: nobody computes them.

@@ -17,24 +17,24 @@ cleanup:
     return status;
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_gqa_config config;
     const assay_status status = assay_gqa_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_gqa(ctx, &config, in, out) : status;
+    return status == ASSAY_OK ? quad_gqa(ctx, &config, in, out) : status;
 }
 
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_mesh mesh = assay_mesh_of(c);
     assay_gqa_config config;
-    spec_tensors parts = {0};
+    quad_tensors parts = {0};
     assay_status status;
     TRY(assay_gqa_config_of(ctx, c, &config));
-    TRY(spec_gqa_parts(ctx, &config, in, &parts));
-    TRY(spec_spread_heads(ctx, &parts, config.heads, config.kv_heads, &mesh, out));
+    TRY(quad_gqa_parts(ctx, &config, in, &parts));
+    TRY(quad_spread_heads(ctx, &parts, config.heads, config.kv_heads, &mesh, out));
 cleanup:
-    spec_tensors_free(&parts);
+    quad_tensors_free(&parts);
     return status;
 }
 

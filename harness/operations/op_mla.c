@@ -36,26 +36,26 @@ cleanup:
     return status;
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_mla_config config;
     const assay_status status = config_of(ctx, c, &config);
     if (status != ASSAY_OK) return status;
-    return (has_recipe(c) ? spec_quantised_mla : spec_mla)(ctx, &config, in, out);
+    return (has_recipe(c) ? quad_quantised_mla : quad_mla)(ctx, &config, in, out);
 }
 
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_mesh mesh = assay_mesh_of(c);
     assay_mla_config config;
-    spec_tensors parts = {0};
+    quad_tensors parts = {0};
     assay_status status;
     TRY(config_of(ctx, c, &config));
     if (has_recipe(c)) return ASSAY_OK; /* which gives them beside outputs */
-    TRY(spec_mla_checkpoints(ctx, &config, in, &parts));
-    TRY(spec_spread_heads(ctx, &parts, config.heads, config.heads, &mesh, out));
+    TRY(quad_mla_checkpoints(ctx, &config, in, &parts));
+    TRY(quad_spread_heads(ctx, &parts, config.heads, config.heads, &mesh, out));
 cleanup:
-    spec_tensors_free(&parts);
+    quad_tensors_free(&parts);
     return status;
 }
 

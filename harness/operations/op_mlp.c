@@ -20,12 +20,12 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_gated_mlp_config config;
     const assay_status status = assay_mlp_config_of(ctx, c, &config);
     if (status != ASSAY_OK) return status;
-    return (has_recipe(c) ? spec_quantised_mlp : spec_gated_mlp)(ctx, &config, in, out);
+    return (has_recipe(c) ? quad_quantised_mlp : quad_gated_mlp)(ctx, &config, in, out);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)

@@ -5,7 +5,7 @@
 #include "oracle/moe/prefused.h"
 #include "oracle/propagate/propagate_moe.h"
 
-static assay_status check_layout(assay_context *ctx, const spec_moe_config *both)
+static assay_status check_layout(assay_context *ctx, const quad_moe_config *both)
 {
     const assay_moe_config *config = &both->moe;
     const int64_t shards = both->w13_shards, parts = assay_mesh_size(&both->sharding.mesh, ASSAY_AXIS_MLP_TENSOR);
@@ -26,7 +26,7 @@ static assay_status check_layout(assay_context *ctx, const spec_moe_config *both
 }
 
 /* Sparse experts of one device, whose rows are those of the recipe's groups. */
-static assay_status check_recipe(assay_context *ctx, const spec_moe_config *config)
+static assay_status check_recipe(assay_context *ctx, const quad_moe_config *config)
 {
     const assay_moe_config *moe = &config->moe;
     const assay_quant_recipe *recipe = moe->recipe.recipe;
@@ -47,7 +47,7 @@ static assay_status check_recipe(assay_context *ctx, const spec_moe_config *conf
 }
 
 /* A MoE block, and how it is spread over a mesh. */
-static assay_status configs_of(assay_context *ctx, const assay_case *c, spec_moe_config *config)
+static assay_status configs_of(assay_context *ctx, const assay_case *c, quad_moe_config *config)
 {
     assay_status status;
     config->w13_shards = c->config.w13_reorder_size;
@@ -74,7 +74,7 @@ cleanup:
 
 static assay_status check(assay_context *ctx, const assay_case *c)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     return configs_of(ctx, c, &config);
 }
 
@@ -83,42 +83,42 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     const assay_status status = configs_of(ctx, c, &config);
     if (status != ASSAY_OK) return status;
-    return (has_recipe(c) ? spec_quantised_moe : spec_moe)(ctx, &config, in, out);
+    return (has_recipe(c) ? quad_quantised_moe : quad_moe)(ctx, &config, in, out);
 }
 
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     const assay_status status = configs_of(ctx, c, &config);
     if (status != ASSAY_OK || has_recipe(c)) return status; /* which gives them beside outputs */
-    return spec_moe_checkpoints(ctx, &config, in, out);
+    return quad_moe_checkpoints(ctx, &config, in, out);
 }
 
-static assay_status second_forms(assay_context *ctx, const void *c, int count, const spec_tensors *in,
-                                 spec_tensors *out)
+static assay_status second_forms(assay_context *ctx, const void *c, int count, const quad_tensors *in,
+                                 quad_tensors *out)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     const assay_status status = configs_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_moe_many(ctx, &config, count, in, out) : status;
+    return status == ASSAY_OK ? quad_moe_many(ctx, &config, count, in, out) : status;
 }
 
-static assay_status second_route(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_route(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     const assay_status status = configs_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_routing(ctx, &config.moe.routing, in, out) : status;
+    return status == ASSAY_OK ? quad_routing(ctx, &config.moe.routing, in, out) : status;
 }
 
 static bool second_streams(const void *c, const char *path)
 {
     assay_context ctx = {0}; /* for the message of a case that was checked */
-    spec_moe_config config;
-    return configs_of(&ctx, c, &config) == ASSAY_OK && !has_recipe(c) && spec_moe_streams(&config, path);
+    quad_moe_config config;
+    return configs_of(&ctx, c, &config) == ASSAY_OK && !has_recipe(c) && quad_moe_streams(&config, path);
 }
 
 static assay_status describe_router(const assay_describer *d, const assay_moe_config *config)
@@ -300,7 +300,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     assay_status status;
     const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    spec_moe_config both;
+    quad_moe_config both;
     TRY(configs_of(ctx, c, &both));
     const assay_moe_config config = both.moe;
     const assay_dims x = {"BSD", {c->batch, c->sequence, config.emb_dim}};
@@ -336,7 +336,7 @@ typedef struct layout {
 } layout;
 
 /* *in and *out become the block's. */
-static void layout_open(layout *l, const spec_moe_config *config, const assay_source **in, const assay_sink **out)
+static void layout_open(layout *l, const quad_moe_config *config, const assay_source **in, const assay_sink **out)
 {
     l->prefused = (assay_prefused){*in, *out, config->moe.moe_mlp_dim, config->w13_shards,
                                    assay_mesh_size(&config->sharding.mesh, ASSAY_AXIS_MLP_TENSOR)};
@@ -347,7 +347,7 @@ static void layout_open(layout *l, const spec_moe_config *config, const assay_so
 }
 
 /* Not over a mesh, not with replicas, and not of the forms that have no rule in oracle/propagate. */
-static bool has_own_scales(const spec_moe_config *config)
+static bool has_own_scales(const quad_moe_config *config)
 {
     const assay_moe_config *moe = &config->moe;
     const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
@@ -358,7 +358,7 @@ static bool has_own_scales(const spec_moe_config *config)
 static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                         const assay_precision *precisions, int precision_count)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     assay_status status = configs_of(ctx, c, &config);
     if (status != ASSAY_OK) return status;
     layout laid_out;
@@ -373,7 +373,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const assay_sou
 assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,
                                             const assay_sink *out)
 {
-    spec_moe_config config;
+    quad_moe_config config;
     layout laid_out;
     assay_status status;
     TRY(configs_of(ctx, c, &config));
@@ -389,7 +389,7 @@ cleanup:
 static bool ensemble(const assay_case *c)
 {
     assay_context ctx = {0};
-    spec_moe_config config;
+    quad_moe_config config;
     return assay_gives_choice(c) || c->config.local_num_experts > 0 ||
            (configs_of(&ctx, c, &config) == ASSAY_OK && !has_own_scales(&config));
 }
@@ -398,7 +398,7 @@ static void shares_of(const assay_case *c, double least, const assay_source *in,
                       const assay_sink *scales, int count, assay_run_shares *shares)
 {
     assay_context ctx = {0};
-    spec_moe_config config;
+    quad_moe_config config;
     if (configs_of(&ctx, c, &config) != ASSAY_OK || assay_is_sharded(&config.moe, &config.sharding)) return;
     assay_moe_shares_of(shares, least, &config.moe, in, out, scales, has_own_scales(&config) ? count : 0);
 }
@@ -415,7 +415,7 @@ static int64_t memory(const assay_case *c)
 {
     enum { PRECISIONS = 8 }; /* a case seldom has more profiles */
     assay_context ctx = {0};
-    spec_moe_config config;
+    quad_moe_config config;
     if (configs_of(&ctx, c, &config) != ASSAY_OK) return 0;
     return assay_is_sharded(&config.moe, &config.sharding) ? assay_sharded_moe_memory(&config.moe, &config.sharding)
                                                            : assay_moe_memory(&config.moe, PRECISIONS);

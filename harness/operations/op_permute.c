@@ -32,16 +32,16 @@ cleanup:
     return status;
 }
 
-static assay_status second_permute(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_permute(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_permute_dims d = dims_of(c);
-    return spec_permute(ctx, &d, in, out);
+    return quad_permute(ctx, &d, in, out);
 }
 
-static assay_status second_unpermute(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_unpermute(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_permute_dims d = dims_of(c);
-    return spec_unpermute(ctx, &d, in, out);
+    return quad_unpermute(ctx, &d, in, out);
 }
 
 static double moved_flops(const assay_case *c, bool backward)

@@ -317,16 +317,16 @@ cleanup:
     return status;
 }
 
-static assay_status second_quantize(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_quantize(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_quantize_config q = config_of(c);
-    return spec_quantize(ctx, &q, in, out);
+    return quad_quantize(ctx, &q, in, out);
 }
 
-static assay_status second_dequantize(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_dequantize(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     const assay_quantize_config q = config_of(c);
-    return spec_dequantize(ctx, &q, in, out);
+    return quad_dequantize(ctx, &q, in, out);
 }
 
 static double flops(const assay_case *c, bool backward)

@@ -15,9 +15,9 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
-    return spec_rms_norm(ctx, ((const assay_case *)c)->config.normalization_layer_epsilon, in, out);
+    return quad_rms_norm(ctx, ((const assay_case *)c)->config.normalization_layer_epsilon, in, out);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)

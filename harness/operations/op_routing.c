@@ -65,11 +65,11 @@ cleanup:
     return status;
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_routing_config config;
     const assay_status status = assay_routing_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_routing(ctx, &config, in, out) : status;
+    return status == ASSAY_OK ? quad_routing(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)

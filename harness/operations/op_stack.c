@@ -13,18 +13,18 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_stack_config_of(ctx, c, &config);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_stack_config config;
     const assay_status status = assay_stack_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_stack(ctx, &config, in, out) : status;
+    return status == ASSAY_OK ? quad_stack(ctx, &config, in, out) : status;
 }
 
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_stack_config config;
     const assay_status status = assay_stack_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_stack_checkpoints(ctx, &config, in, out) : status;
+    return status == ASSAY_OK ? quad_stack_checkpoints(ctx, &config, in, out) : status;
 }
 
 /* "layers/3/", or "" of a single layer. */

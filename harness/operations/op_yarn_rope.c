@@ -16,11 +16,11 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return config_of(ctx, c, &config);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
 {
     assay_rope_config config;
     const assay_status status = config_of(ctx, c, &config);
-    return status == ASSAY_OK ? spec_yarn_rope(ctx, &config, in, out) : status;
+    return status == ASSAY_OK ? quad_yarn_rope(ctx, &config, in, out) : status;
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)

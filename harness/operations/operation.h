@@ -5,7 +5,7 @@
 #include "cases/case.h"
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/ranks.h"
-#include "oracle/spec/spec.h"
+#include "oracle/quad/quad.h"
 
 /* A tensor as the operand of a product: for each index of its first `batch` axes a matrix, whose rows are the next `rows`
  * axes. Products sum over its columns, or over its rows. rows is 0: it is none that could be quantised. */
@@ -70,7 +70,7 @@ typedef struct assay_operation {
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
     bool quantised;   /* whether operands may be codes with scales (operands.h) */
-    spec_operation second_form; /* its functions take the case */
+    quad_operation second_form; /* its functions take the case */
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */

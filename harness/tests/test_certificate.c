@@ -64,7 +64,7 @@ static void plant(trial *p, const tampering *t)
     p->plan.operation = &wrong;
 }
 
-static void certify(trial *p, int64_t budget, spec_certificates *found)
+static void certify(trial *p, int64_t budget, quad_certificates *found)
 {
     assay_certificate_inputs inputs = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(&p->ctx, &p->plan, budget);
@@ -73,7 +73,7 @@ static void certify(trial *p, int64_t budget, spec_certificates *found)
     assay_certificate_inputs_free(&inputs);
 }
 
-static const spec_certificate *certificate_at(const spec_certificates *found, const char *path)
+static const quad_certificate *certificate_at(const quad_certificates *found, const char *path)
 {
     for (int i = 0; i < found->count; i++) {
         if (strcmp(found->items[i].path, path) == 0) return &found->items[i];
@@ -114,7 +114,7 @@ TEST(wrong_results_are_not)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         trial p;
-        spec_certificates found = {0};
+        quad_certificates found = {0};
         char set[ASSAY_PATH_SIZE + 16] = "gradients=none";
         const bool gradient = assay_role_of(table[i].path) == ASSAY_ROLE_GRADIENT;
         const int64_t budget = gradient ? 2 : 0;
@@ -129,7 +129,7 @@ TEST(wrong_results_are_not)
             fail_msg("%s %s[%d]: certified", table[i].name, table[i].path, (int)table[i].element);
         }
         assert_message(&p.ctx, table[i].path);
-        spec_certificates_free(&found);
+        quad_certificates_free(&found);
         trial_close(&p);
     }
 }
@@ -140,17 +140,17 @@ TEST(every_coordinate_is_seen)
     static const char path[] = "gradients/weights/wo/kernel";
     for (int64_t element = 0; element < 15; element += 7) {
         trial p;
-        spec_certificates found = {0};
+        quad_certificates found = {0};
         problem_from(&p, "case: a\nop: mlp\nconfig: {base_emb_dim: 3, base_mlp_dim: 5}\nsequence: 2\n");
         plant(&p, &(tampering){.path = path, .element = element, .factor = 1, .add = 1e-9});
         certify(&p, ASSAY_BUDGET_ALL, &found);
-        const spec_certificate *c = certificate_at(&found, path);
+        const quad_certificate *c = certificate_at(&found, path);
         assert_int_equal(c->checked, 15 + 2);
         assert_int_equal(c->worst, element);
         assert_true(c->error > .99e-9 && c->error < 1.01e-9);
         assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
         assert_message(&p.ctx, "times the error that is allowed");
-        spec_certificates_free(&found);
+        quad_certificates_free(&found);
         trial_close(&p);
     }
 }
@@ -159,12 +159,12 @@ TEST(every_coordinate_is_seen)
 TEST(a_wrong_choice_is_found)
 {
     trial p;
-    spec_certificates found = {0};
+    quad_certificates found = {0};
     assay_certificate_inputs inputs = {0};
     problem_start(&p, "routing/balance", NULL);
     const assay_certificate_scope scope = assay_certificate_scope_of(&p.ctx, &p.plan, 0);
     assert_ok(&p.ctx, assay_certificate_inputs_collect(&p.ctx, &inputs, &p.plan, &p.source, NULL));
-    const spec_tensor *given = spec_tensors_find(&inputs.in, "routing/selected_experts");
+    const quad_tensor *given = quad_tensors_find(&inputs.in, "routing/selected_experts");
     const int64_t per_token = given->shape.dims[given->shape.rank - 1];
     const int32_t experts = (int32_t)p.c->config.num_experts;
     for (int32_t other = 0; other < experts; other++) { /* the first that the first token has not chosen */
@@ -178,17 +178,17 @@ TEST(a_wrong_choice_is_found)
     assert_true(isinf(certificate_at(&found, "routing/selected_experts")->excess));
     assert_int_equal(assay_certificates_check(&p.ctx, &found), ASSAY_BAD_INPUT);
     assay_certificate_inputs_free(&inputs);
-    spec_certificates_free(&found);
+    quad_certificates_free(&found);
     trial_close(&p);
 }
 
 TEST(threads_change_nothing)
 {
-    spec_certificates first = {0};
+    quad_certificates first = {0};
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
         trial p;
-        spec_certificates found = {0};
+        quad_certificates found = {0};
         problem_start(&p, "moe/small", NULL);
         p.ctx.threads = threads[i];
         certify(&p, 2, &found);
@@ -197,11 +197,11 @@ TEST(threads_change_nothing)
         } else {
             assert_int_equal(found.count, first.count);
             assert_memory_equal(found.items, first.items, (size_t)first.count * sizeof *first.items);
-            spec_certificates_free(&found);
+            quad_certificates_free(&found);
         }
         trial_close(&p);
     }
-    spec_certificates_free(&first);
+    quad_certificates_free(&first);
 }
 
 /* `budget` is what is asked for; `outputs` and `gradients` what is done. */
@@ -251,7 +251,7 @@ TEST(estimates)
 {
     enum { FACTOR = 8 };
     trial p;
-    spec_certificates found = {0};
+    quad_certificates found = {0};
     problem_from(&p,
                  "case: t/block\nop: moe\nmodel: deepseek3-tiny\nconfig: {base_emb_dim: 256, base_moe_mlp_dim: 128, "
                  "num_experts: 16, num_experts_per_tok: 4}\nsequence: 32\nfill: bell\n"
@@ -261,7 +261,7 @@ TEST(estimates)
     certify(&p, 4, &found);
     const double took = processor_seconds() - start;
     if (!(took > said / FACTOR && took < said * FACTOR)) fail_msg("said %.3g s, took %.3g s", said, took);
-    spec_certificates_free(&found);
+    quad_certificates_free(&found);
     trial_close(&p);
     problem_start(&p, "true-size/qwen3-235b-moe", NULL);
     const double all = assay_certificate_scope_of(&p.ctx, &p.plan, ASSAY_BUDGET_UNSAID).seconds;
@@ -283,7 +283,7 @@ TEST_IN_FOLDER(goldens_hold_their_certificate)
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
         trial p, plain;
         assay_fixture_reader *reader = NULL;
-        spec_certificates found = {0};
+        quad_certificates found = {0};
         problem_start(&p, some[i], "checkpoints=all");
         problem_start(&plain, some[i], "checkpoints=all");
         assert_ok(&p.ctx, write_certified(&p, folder->file));
@@ -302,33 +302,33 @@ TEST_IN_FOLDER(goldens_hold_their_certificate)
         }
         assert_ok(&p.ctx, assay_certificates_compare(&p.ctx, reader, &found));
         assay_fixture_close(reader);
-        spec_certificates_free(&found);
+        quad_certificates_free(&found);
         trial_close(&plain);
         trial_close(&p);
     }
 }
 
-static void relative_doubled(spec_certificate *c)
+static void relative_doubled(quad_certificate *c)
 {
     c->relative = 2 * c->relative + 1e-15;
 }
 
-static void checked_more(spec_certificate *c)
+static void checked_more(quad_certificate *c)
 {
     c->checked++;
 }
 
-static void ulps_doubled(spec_certificate *c)
+static void ulps_doubled(quad_certificate *c)
 {
     c->ulps *= 2;
 }
 
-static void scales_halved(spec_certificate *c)
+static void scales_halved(quad_certificate *c)
 {
     c->scales /= 2;
 }
 
-static void by_another_libquadmath(spec_certificate *c)
+static void by_another_libquadmath(quad_certificate *c)
 {
     c->relative *= 1 + 1e-12;
     c->ulps *= 1 - 1e-12;
@@ -340,7 +340,7 @@ TEST_IN_FOLDER(stored_certificates_are_compared)
 {
     static const struct {
         const char *path;
-        void (*change)(spec_certificate *c);
+        void (*change)(quad_certificate *c);
         bool same;
     } table[] = {
         {"outputs/y", relative_doubled, false},
@@ -353,14 +353,14 @@ TEST_IN_FOLDER(stored_certificates_are_compared)
         {"gradients/inputs/x", by_another_libquadmath, true},
     };
     trial p;
-    spec_certificates found = {0};
+    quad_certificates found = {0};
     assay_fixture_reader *reader = NULL;
     problem_start(&p, "moe/small", "gradients=[inputs/x]");
     assert_ok(&p.ctx, write_certified(&p, folder->file));
     certify(&p, 2, &found);
     assert_ok(&p.ctx, assay_fixture_open(&p.ctx, folder->file, &reader));
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        spec_certificate *c = (spec_certificate *)certificate_at(&found, table[i].path), before = *c;
+        quad_certificate *c = (quad_certificate *)certificate_at(&found, table[i].path), before = *c;
         table[i].change(c);
         const assay_status status = assay_certificates_compare(&p.ctx, reader, &found);
         assert_int_equal(status, table[i].same ? ASSAY_OK : ASSAY_BAD_INPUT);
@@ -368,7 +368,7 @@ TEST_IN_FOLDER(stored_certificates_are_compared)
         *c = before;
     }
     assay_fixture_close(reader);
-    spec_certificates_free(&found);
+    quad_certificates_free(&found);
     trial_close(&p);
 }
 

@@ -59,7 +59,7 @@ static void subject_end(subject *s)
     assay_plan_free(&s->t.plan);
 }
 
-static const spec_certificate *certificate_at(const spec_certificates *found, const char *path)
+static const quad_certificate *certificate_at(const quad_certificates *found, const char *path)
 {
     for (int i = 0; i < found->count; i++) {
         if (strcmp(found->items[i].path, path) == 0) return &found->items[i];
@@ -68,7 +68,7 @@ static const spec_certificate *certificate_at(const spec_certificates *found, co
 }
 
 /* Near a tie the two forms may choose apart, which the certifier counts among the kinks. */
-static void check(subject *s, const spec_certificates *found, bool gradients)
+static void check(subject *s, const quad_certificates *found, bool gradients)
 {
     const char *name = s->t.plan.c->name;
     int expected = 0;
@@ -76,7 +76,7 @@ static void check(subject *s, const spec_certificates *found, bool gradients)
         const char *path = s->t.plan.specs[i].path;
         const bool gradient = assay_role_of(path) == ASSAY_ROLE_GRADIENT;
         if (!assay_role_is_result(assay_role_of(path)) || (gradient && !gradients)) continue;
-        const spec_certificate *c = certificate_at(found, path);
+        const quad_certificate *c = certificate_at(found, path);
         if (c == NULL) fail_msg("%s: no certificate of %s", name, path);
         const bool margin = strlen(path) > 6 && strcmp(path + strlen(path) - 6, "margin") == 0;
         const double limit = margin ? MARGIN_LIMIT : OUTPUT_LIMIT;
@@ -95,16 +95,16 @@ static void check(subject *s, const spec_certificates *found, bool gradients)
 static bool certify(assay_case *c, int64_t coordinates)
 {
     subject s;
-    spec_certificates found = {0};
+    quad_certificates found = {0};
     subject_start(&s, c, false);
     assay_certificate_scope scope = assay_certificate_scope_of(&s.t.ctx, &s.t.plan, coordinates);
     assert_true(scope.outputs);
     const bool fits = 2 * (double)scope.probes * s.t.plan.operation->flops(c, false) <= MOST_OPERATIONS;
     scope.gradients &= fits;
     assert_ok(&s.t.ctx, assay_certify(&s.t.ctx, &s.inputs, &scope, true, &found));
-    const spec_operation *form = &s.t.plan.operation->second_form;
+    const quad_operation *form = &s.t.plan.operation->second_form;
     check(&s, &found, scope.gradients || (form->gives_gradients != NULL && form->gives_gradients(c)));
-    spec_certificates_free(&found);
+    quad_certificates_free(&found);
     subject_end(&s);
     return fits;
 }
@@ -341,7 +341,7 @@ TEST(what_no_case_is_made_of)
 /* Zeros, negated, turned by one place, all of it or the largest element alone a little too large. */
 enum { TAMPERINGS = 5 };
 
-static void tamper(int way, int64_t count, const spec_quad *right, spec_quad *wrong)
+static void tamper(int way, int64_t count, const quad *right, quad *wrong)
 {
     int64_t largest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -355,19 +355,19 @@ static void tamper(int way, int64_t count, const spec_quad *right, spec_quad *wr
     if (way == 4) wrong[largest] *= 1 + 1e-10;
 }
 
-static bool is_certified(subject *s, const spec_tensor *tensor)
+static bool is_certified(subject *s, const quad_tensor *tensor)
 {
-    const spec_operation *form = &s->t.plan.operation->second_form;
-    const spec_tensors one = {(spec_tensor *)tensor, 1};
-    const spec_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
-    spec_certificates found = {0};
+    const quad_operation *form = &s->t.plan.operation->second_form;
+    const quad_tensors one = {(quad_tensor *)tensor, 1};
+    const quad_budget budget = {.coordinates = 1, .directions = 1, .seed = 1};
+    quad_certificates found = {0};
     const bool given = form->gives_gradients != NULL && form->gives_gradients(s->t.plan.c);
     assert_ok(&s->t.ctx,
               assay_role_of(tensor->path) == ASSAY_ROLE_GRADIENT && !given
-                  ? spec_certify_gradients(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &budget, &found)
-                  : spec_certify_outputs(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &found));
+                  ? quad_certify_gradients(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &budget, &found)
+                  : quad_certify_outputs(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &found));
     const bool certified = assay_certificates_check(&s->t.ctx, &found) == ASSAY_OK;
-    spec_certificates_free(&found);
+    quad_certificates_free(&found);
     return certified;
 }
 
@@ -392,7 +392,7 @@ TEST(at_a_given_choice)
         assay_case *c = case_named(table[i][0], table[i][1]);
         subject_start(&s, c, true);
         for (int j = 0; j < s.inputs.results.count; j++) {
-            const spec_tensor *tensor = &s.inputs.results.items[j];
+            const quad_tensor *tensor = &s.inputs.results.items[j];
             if (assay_path_is_choice(tensor->path)) assert_int_equal(tensor->indices[c->config.num_experts_per_tok], 1);
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             if (!is_certified(&s, tensor)) fail_msg("%s: %s: %s", c->name, tensor->path, s.t.ctx.message);
@@ -402,11 +402,11 @@ TEST(at_a_given_choice)
     }
 }
 
-static int tampered_numbers(subject *s, const spec_tensor *right)
+static int tampered_numbers(subject *s, const quad_tensor *right)
 {
     const int64_t count = assay_shape_count(&right->shape);
     const size_t bytes = (size_t)count * sizeof *right->values;
-    spec_tensor wrong = *right;
+    quad_tensor wrong = *right;
     int changed = 0;
     wrong.values = malloc(bytes);
     assert_non_null(wrong.values);
@@ -422,7 +422,7 @@ static int tampered_numbers(subject *s, const spec_tensor *right)
     return changed;
 }
 
-static int tampered_indices(subject *s, const spec_tensor *tensor)
+static int tampered_indices(subject *s, const quad_tensor *tensor)
 {
     for (int64_t i = 0; i < assay_shape_count(&tensor->shape); i++) {
         tensor->indices[i]++;
@@ -468,7 +468,7 @@ TEST(what_is_altered_is_not_certified)
         int altered = 0;
         subject_start(&s, c, false);
         for (int j = 0; j < s.inputs.results.count; j++) {
-            const spec_tensor *tensor = &s.inputs.results.items[j];
+            const quad_tensor *tensor = &s.inputs.results.items[j];
             if (!assay_role_is_result(assay_role_of(tensor->path)) || assay_path_is_choice(tensor->path)) continue;
             altered += (tensor->indices != NULL ? tampered_indices : tampered_numbers)(&s, tensor) > 0;
         }

@@ -208,14 +208,14 @@ TEST(rows_are_listed_and_their_headers_public_and_tested)
 TEST(second_forms_are_tested)
 {
     static const char before[] = "\nassay_status ";
-    char *text = text_of("oracle/spec/spec.h");
+    char *text = text_of("oracle/quad/quad.h");
     int found = 0;
     for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
         char call[ASSAY_PATH_SIZE];
         at += strlen(before);
         snprintf(call, sizeof call, "%.*s(", (int)strcspn(at, "("), at);
         if (strncmp(call, "spec_tensors_", 13) == 0) continue;
-        if (!tests_have("oracle/spec", call)) fail_msg("oracle/spec/tests has no test of %s", call);
+        if (!tests_have("oracle/quad", call)) fail_msg("oracle/quad/tests has no test of %s", call);
         found++;
     }
     assert_true(found >= 12);

@@ -23,8 +23,8 @@ static const char *path_of(const mla_shard_case *c, int variable, char path[ASSA
 static void evaluate(mla_shard_case *c)
 {
     assay_context ctx = assay_context_default(1);
-    spec_tensors_free(&c->expected);
-    assert_ok(&ctx, spec_mla_checkpoints(&ctx, &c->p.config, &c->in, &c->expected));
+    quad_tensors_free(&c->expected);
+    assert_ok(&ctx, quad_mla_checkpoints(&ctx, &c->p.config, &c->in, &c->expected));
 }
 
 void mla_shard_make_expected(mla_shard_case *c)
@@ -32,12 +32,12 @@ void mla_shard_make_expected(mla_shard_case *c)
     assay_context ctx = assay_context_default(1);
     const mla_problem *p = &c->p;
     const assay_shape tokens = assay_shape_of(1, p->tokens);
-    assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &c->in, "inputs/positions", &tokens, p->positions));
+    assert_ok(&ctx, quad_tensors_copy_i32(&ctx, &c->in, "inputs/positions", &tokens, p->positions));
     for (int i = 0; i < MLA_VARIABLES; i++) {
         char path[ASSAY_PATH_SIZE];
         const assay_shape shape = assay_shape_of(1, p->sizes[i]);
         if (p->sizes[i] == 0) continue;
-        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c->in, path_of(c, i, path), &shape, p->values[i]));
+        assert_ok(&ctx, quad_tensors_copy_f64(&ctx, &c->in, path_of(c, i, path), &shape, p->values[i]));
     }
     evaluate(c);
 }
@@ -46,7 +46,7 @@ const quad *mla_shard_expected(const mla_shard_case *c, const char *name)
 {
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "checkpoints/%s", name);
-    const spec_tensor *tensor = spec_tensors_find(&c->expected, path);
+    const quad_tensor *tensor = quad_tensors_find(&c->expected, path);
     assert_non_null(tensor);
     return tensor->values;
 }
@@ -64,8 +64,8 @@ void mla_shard_open(mla_shard_case *c, const assay_mla_config *config)
 
 void mla_shard_close(mla_shard_case *c)
 {
-    spec_tensors_free(&c->in);
-    spec_tensors_free(&c->expected);
+    quad_tensors_free(&c->in);
+    quad_tensors_free(&c->expected);
     free(c->yarn_freqs);
     mla_problem_free(&c->p);
 }
@@ -130,7 +130,7 @@ void mla_shard_assert_gradients(mla_shard_case *c, const double *const cotangent
     for (int i = 0; i < MLA_VARIABLES; i++) {
         char path[ASSAY_PATH_SIZE];
         if (gradients[i] == NULL) continue;
-        quad *values = spec_tensors_find(&c->in, path_of(c, i, path))->values;
+        quad *values = quad_tensors_find(&c->in, path_of(c, i, path))->values;
         mla_shard_assert_differences(loss, &self, values, gradients[i], c->p.sizes[i]);
     }
 }

@@ -4,13 +4,13 @@
 
 #include "oracle/layer/batch_split_mla.h"
 #include "oracle/ops/tests/mla_problem.h"
-#include "oracle/spec/spec.h"
+#include "oracle/quad/quad.h"
 
 typedef struct mla_shard_case {
     mla_problem p; /* x, weights, dy; NaN as gradients */
     double *yarn_freqs;
     bs_mla_shard at;
-    spec_tensors in, expected; /* the second form's, after mla_shard_make_expected */
+    quad_tensors in, expected; /* the second form's, after mla_shard_make_expected */
 } mla_shard_case;
 
 /* Pairwise YaRN beyond the original length; rope_dim 2 or more, the other sizes follow `size`. */

@@ -54,16 +54,16 @@ double moe_half_inner(const double *a, const double *b, int64_t count)
     return sum;
 }
 
-void moe_half_give(spec_tensors *in, const char *path, int64_t count, int64_t width, const double *values)
+void moe_half_give(quad_tensors *in, const char *path, int64_t count, int64_t width, const double *values)
 {
     assay_context ctx = assay_context_default(1);
     const assay_shape shape = assay_shape_of(3, (int64_t)1, count / width, width);
-    assert_ok(&ctx, spec_tensors_copy_f64(&ctx, in, path, &shape, values));
+    assert_ok(&ctx, quad_tensors_copy_f64(&ctx, in, path, &shape, values));
 }
 
-void moe_half_assert_near(const spec_tensors *out, const char *path, const double *actual, int64_t count)
+void moe_half_assert_near(const quad_tensors *out, const char *path, const double *actual, int64_t count)
 {
-    const spec_tensor *tensor = spec_tensors_find(out, path);
+    const quad_tensor *tensor = quad_tensors_find(out, path);
     assert_non_null(tensor);
     assert_int_equal(assay_shape_count(&tensor->shape), count);
     for (int64_t i = 0; i < count; i++) {

@@ -5,7 +5,7 @@
 
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/tests/layer_case.h"
-#include "oracle/spec/spec.h"
+#include "oracle/quad/quad.h"
 
 enum { MOE_HALF_LAYER = 1 }; /* of two, the first of which is dense */
 
@@ -42,8 +42,8 @@ double *moe_half_random(uint64_t *seed, int64_t count);
 double moe_half_inner(const double *a, const double *b, int64_t count);
 
 /* The second form as the reference: gives it a tensor [...,width], and holds numbers against a result of it. */
-void moe_half_give(spec_tensors *in, const char *path, int64_t count, int64_t width, const double *values);
-void moe_half_assert_near(const spec_tensors *out, const char *path, const double *actual, int64_t count);
+void moe_half_give(quad_tensors *in, const char *path, int64_t count, int64_t width, const double *values);
+void moe_half_assert_near(const quad_tensors *out, const char *path, const double *actual, int64_t count);
 
 /* The sum of dy [count] times what `forward` fills. */
 typedef struct moe_half_loss {

@@ -72,19 +72,19 @@ static void scatter_weights(experts_case *c)
 }
 
 /* x [count,DIM] and the kernels of a gated MLP, to the second form. */
-static void second_form(spec_tensors *out, const double *x, int64_t count, const double *wi_0, const double *wi_1,
+static void second_form(quad_tensors *out, const double *x, int64_t count, const double *wi_0, const double *wi_1,
                         const double *wo)
 {
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = {
         .rows = count, .emb_dim = DIM, .mlp_dim = WIDTH, .activation = {ASSAY_SILU, ASSAY_LINEAR}};
-    spec_tensors in = {0};
+    quad_tensors in = {0};
     moe_half_give(&in, "inputs/x", count * DIM, DIM, x);
     moe_half_give(&in, "weights/wi_0/kernel", DIM * WIDTH, WIDTH, wi_0);
     moe_half_give(&in, "weights/wi_1/kernel", DIM * WIDTH, WIDTH, wi_1);
     moe_half_give(&in, "weights/wo/kernel", WIDTH * DIM, DIM, wo);
-    assert_ok(&ctx, spec_gated_mlp(&ctx, &config, &in, out));
-    spec_tensors_free(&in);
+    assert_ok(&ctx, quad_gated_mlp(&ctx, &config, &in, out));
+    quad_tensors_free(&in);
 }
 
 static void shared_forward(void *self, double *y)
@@ -110,11 +110,11 @@ TEST(test_shared_expert)
         assay_gated_mlp_residuals *shared = NULL;
         assert_ok(&ctx, bs_shared_expert(&ctx, &c.at, y, x));
         for (int64_t shard = 0; shard < shards; shard++) {
-            spec_tensors out = {0};
+            quad_tensors out = {0};
             second_form(&out, x + shard * own, own / DIM, w[BS_SHARED + ASSAY_MLP_WI_0] + shard * size,
                         w[BS_SHARED + ASSAY_MLP_WI_1] + shard * size, w[BS_SHARED + ASSAY_MLP_WO] + shard * size);
             moe_half_assert_near(&out, "outputs/y", y + shard * own, own);
-            spec_tensors_free(&out);
+            quad_tensors_free(&out);
         }
         assert_ok(&ctx, bs_shared_expert_remat(&ctx, &c.at, &shared, x));
         assert_true(assay_remat_report_of(c.half.stack.store).operations_recomputed ==
@@ -140,15 +140,15 @@ static void assert_gmm(const experts_case *c, const double *y, const bs_gmm_args
     const assay_shape groups = assay_shape_of(1, dims.groups);
     const int64_t lhs = dims.m * dims.k, rhs = dims.groups * dims.k * dims.n;
     for (int64_t shard = 0; shard < z->shards; shard++) {
-        spec_tensors in = {0}, out = {0};
+        quad_tensors in = {0}, out = {0};
         moe_half_give(&in, "inputs/lhs", lhs, dims.k, args->lhs + shard * lhs);
         moe_half_give(&in, "weights/rhs", rhs, dims.n, args->rhs + shard * rhs);
-        assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &in, "inputs/group_sizes", &groups,
+        assert_ok(&ctx, quad_tensors_copy_i32(&ctx, &in, "inputs/group_sizes", &groups,
                                               args->group_sizes + shard * dims.groups));
-        assert_ok(&ctx, spec_gmm(&ctx, &(assay_gmm_config){.dims = dims}, &in, &out));
+        assert_ok(&ctx, quad_gmm(&ctx, &(assay_gmm_config){.dims = dims}, &in, &out));
         moe_half_assert_near(&out, "outputs/y", y + shard * dims.m * dims.n, dims.m * dims.n);
-        spec_tensors_free(&in);
-        spec_tensors_free(&out);
+        quad_tensors_free(&in);
+        quad_tensors_free(&out);
     }
 }
 
@@ -209,11 +209,11 @@ static void assert_computed(const experts_case *c, const double *y)
     for (int64_t row = 0; row < c->rows; row++) {
         const int64_t shard = row / z->copies, group = group_of(c, shard, row % z->copies);
         const int64_t kernel = (shard * z->local_experts + group) * DIM * WIDTH, h = row * WIDTH;
-        spec_tensors out = {0};
+        quad_tensors out = {0};
         if (group >= 0) {
             second_form(&out, c->routed.x + row * DIM, 1, w[BS_ROUTED + ASSAY_MLP_WI_0] + kernel,
                         w[BS_ROUTED + ASSAY_MLP_WI_1] + kernel, w[BS_ROUTED + ASSAY_MLP_WO] + kernel);
-            for (int i = 0; i < DIM; i++) spec_tensors_find(&out, "outputs/y")->values[i] *= c->routed.weights[row];
+            for (int i = 0; i < DIM; i++) quad_tensors_find(&out, "outputs/y")->values[i] *= c->routed.weights[row];
             moe_half_assert_near(&out, "checkpoints/mlpwi_0", c->gating.layer_w0 + h, WIDTH);
             moe_half_assert_near(&out, "checkpoints/mlpwi_1", c->gating.layer_w1 + h, WIDTH);
             moe_half_assert_near(&out, "outputs/y", y + row * DIM, DIM);
@@ -221,7 +221,7 @@ static void assert_computed(const experts_case *c, const double *y)
         for (int i = 0; group < 0 && i < WIDTH; i++)
             assert_true(c->gating.layer_w0[h + i] == 0 && c->gating.layer_w1[h + i] == 0);
         for (int i = 0; group < 0 && i < DIM; i++) assert_true(y[row * DIM + i] == 0);
-        spec_tensors_free(&out);
+        quad_tensors_free(&out);
     }
 }
 

@@ -18,7 +18,7 @@ static assay_mla_config config_of(int shape)
 
 typedef struct attention_case {
     assay_attention_config config;
-    spec_tensors in, out;
+    quad_tensors in, out;
     const double *dout;
     int64_t count; /* of dout */
 } attention_case;
@@ -28,9 +28,9 @@ static quad attention_loss(void *self)
     attention_case *c = self;
     assay_context ctx = assay_context_default(1);
     quad sum = 0;
-    spec_tensors_free(&c->out);
-    assert_ok(&ctx, spec_attention(&ctx, &c->config, &c->in, &c->out));
-    const quad *out = spec_tensors_find(&c->out, "outputs/attention_out")->values;
+    quad_tensors_free(&c->out);
+    assert_ok(&ctx, quad_attention(&ctx, &c->config, &c->in, &c->out));
+    const quad *out = quad_tensors_find(&c->out, "outputs/attention_out")->values;
     for (int64_t i = 0; i < c->count; i++) sum += c->dout[i] * out[i];
     return sum;
 }
@@ -51,23 +51,23 @@ TEST(test_flash_attention)
             const assay_shape of = assay_shape_of(1, counts[i]);
             values[i] = test_normals(&seed, i < 2 ? 0.7 : 1, ASSAY_FLOAT64, counts[i]);
             gradients[i] = test_nans(counts[i]);
-            assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &c.in, paths[i], &of, values[i]));
+            assert_ok(&ctx, quad_tensors_copy_f64(&ctx, &c.in, paths[i], &of, values[i]));
         }
         const assay_attention_inputs in = {.query = values[0], .key = values[1], .value = values[2]};
         const assay_attention_gradients g = {.dquery = gradients[0], .dkey = gradients[1], .dvalue = gradients[2]};
         assert_ok(&ctx, bs_flash_attention(&ctx, out, lse, &in, &config));
         assert_ok(&ctx, bs_flash_attention_bwd(&ctx, &g, dout, out, lse, &in, &config));
         attention_loss(&c);
-        mla_shard_assert_near(out, spec_tensors_find(&c.out, "outputs/attention_out")->values, counts[2]);
-        mla_shard_assert_near(lse, spec_tensors_find(&c.out, "outputs/lse")->values, rows);
+        mla_shard_assert_near(out, quad_tensors_find(&c.out, "outputs/attention_out")->values, counts[2]);
+        mla_shard_assert_near(lse, quad_tensors_find(&c.out, "outputs/lse")->values, rows);
         for (int i = 0; i < 3; i++) {
-            quad *of = spec_tensors_find(&c.in, paths[i])->values;
+            quad *of = quad_tensors_find(&c.in, paths[i])->values;
             mla_shard_assert_differences(attention_loss, &c, of, gradients[i], counts[i]);
             free(values[i]);
             free(gradients[i]);
         }
-        spec_tensors_free(&c.in);
-        spec_tensors_free(&c.out);
+        quad_tensors_free(&c.in);
+        quad_tensors_free(&c.out);
         free(out);
         free(lse);
         free(dout);

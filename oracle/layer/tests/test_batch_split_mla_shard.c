@@ -48,19 +48,19 @@ TEST(test_freqs)
         const assay_shape tokens = assay_shape_of(1, (int64_t)7);
         double *freqs = test_nans(count / 2 + 1), *turned = test_nans(count);
         for (int64_t i = 0; i < count; i++) turned[i] = i % 2 == 0;
-        spec_tensors in = {0}, out = {0};
-        assert_ok(&ctx, spec_tensors_copy_f64(&ctx, &in, "inputs/x", &shape, turned));
-        assert_ok(&ctx, spec_tensors_copy_i32(&ctx, &in, "inputs/positions", &tokens, positions));
-        assert_ok(&ctx, spec_yarn_rope(&ctx, &config.rope, &in, &out));
+        quad_tensors in = {0}, out = {0};
+        assert_ok(&ctx, quad_tensors_copy_f64(&ctx, &in, "inputs/x", &shape, turned));
+        assert_ok(&ctx, quad_tensors_copy_i32(&ctx, &in, "inputs/positions", &tokens, positions));
+        assert_ok(&ctx, quad_yarn_rope(&ctx, &config.rope, &in, &out));
         bs_initialize_yarn_freqs(&ctx, freqs, positions, &config);
         for (int64_t i = 0; i < count; i++) {
             assert_true(fabs(freqs[i / 2]) <= M_PI);
             turned[i] = i % 2 == 0 ? cos(freqs[i / 2]) : sin(freqs[i / 2]);
         }
-        mla_shard_assert_near(turned, spec_tensors_find(&out, "outputs/y")->values, count);
+        mla_shard_assert_near(turned, quad_tensors_find(&out, "outputs/y")->values, count);
         assert_all_nan(freqs + count / 2, 1);
-        spec_tensors_free(&in);
-        spec_tensors_free(&out);
+        quad_tensors_free(&in);
+        quad_tensors_free(&out);
         free(freqs);
         free(turned);
     }

@@ -46,19 +46,19 @@ static void assert_chosen(const moe_half *c, const bs_selection *selection, int6
     const int64_t experts = c->run.routing.num_experts, tokens = c->run.sizes.tokens;
     const int64_t first = shard * tokens, count = tokens * c->run.routing.num_experts_per_tok;
     const assay_routing *found = &selection->routing;
-    spec_tensors in = {0}, out = {0};
+    quad_tensors in = {0}, out = {0};
     moe_half_give(&in, "inputs/x", tokens * DIM, DIM, c->xs[0] + first * DIM);
     moe_half_give(&in, "weights/gate/kernel", DIM * experts, experts, c->w.values[BS_GATE]);
     moe_half_give(&in, "weights/gate/bias", experts, experts, c->w.values[BS_GATE_BIAS]);
-    assert_ok(&ctx, spec_routing(&ctx, &c->run.routing, &in, &out));
+    assert_ok(&ctx, quad_routing(&ctx, &c->run.routing, &in, &out));
     moe_half_assert_near(&out, "outputs/weights", found->weights + shard * count, count);
     moe_half_assert_near(&out, "routing/margin", found->margin + first, tokens);
     assert_memory_equal(found->selected_experts + shard * count,
-                        spec_tensors_find(&out, "routing/selected_experts")->indices, (size_t)count * sizeof(int32_t));
+                        quad_tensors_find(&out, "routing/selected_experts")->indices, (size_t)count * sizeof(int32_t));
     assert_memory_equal(selection->group_sizes + shard * experts,
-                        spec_tensors_find(&out, "routing/group_sizes")->indices, (size_t)experts * sizeof(int32_t));
-    spec_tensors_free(&in);
-    spec_tensors_free(&out);
+                        quad_tensors_find(&out, "routing/group_sizes")->indices, (size_t)experts * sizeof(int32_t));
+    quad_tensors_free(&in);
+    quad_tensors_free(&out);
 }
 
 TEST(test_selection)

@@ -4,7 +4,7 @@
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/moe/tests/routing_cases.h"
-#include "oracle/spec/tests/spec_case.h"
+#include "oracle/quad/tests/quad_case.h"
 
 static void poison(assay_routing *r, const assay_routing_config *config)
 {
@@ -29,13 +29,13 @@ static void run_forward(assay_routing *r, const case_data *data, int threads)
     assert_ok(&ctx, assay_routing_forward(&ctx, r, &data->in, &data->config));
 }
 
-static void add(spec_case *c, bool there, const char *path, const double *values, assay_shape shape)
+static void add(quad_case *c, bool there, const char *path, const double *values, assay_shape shape)
 {
-    if (there) assert_ok(&c->ctx, spec_tensors_copy_f64(&c->ctx, &c->results, path, &shape, values));
+    if (there) assert_ok(&c->ctx, quad_tensors_copy_f64(&c->ctx, &c->results, path, &shape, values));
 }
 
 /* What the second form reads of the case, at the choice of `r`. */
-static void describe(spec_case *c, const case_data *data, const assay_routing *r, const double *d_weights,
+static void describe(quad_case *c, const case_data *data, const assay_routing *r, const double *d_weights,
                      double d_lb_loss, double d_z_loss)
 {
     const int64_t k = data->config.num_experts_per_tok;
@@ -58,24 +58,24 @@ static void turn_z_loss_on(case_data *data)
     if (data->config.family != ASSAY_ROUTER_FUSED && data->config.hash_rows == 0) data->config.z_loss_weight = 0.3;
 }
 
-static assay_status second_form(assay_context *ctx, const void *config, const spec_tensors *in, spec_tensors *out)
+static assay_status second_form(assay_context *ctx, const void *config, const quad_tensors *in, quad_tensors *out)
 {
-    return spec_routing(ctx, config, in, out);
+    return quad_routing(ctx, config, in, out);
 }
 
-static const spec_operation routing_form = {.evaluate = second_form};
+static const quad_operation routing_form = {.evaluate = second_form};
 
 /* The weights' gradients alone, the losses' alone, both. */
 TEST(test_every_case_against_the_second_form)
 {
     static const double D_LB_LOSS[] = {0.0, 1.3, -0.8}, D_Z_LOSS[] = {0.0, -0.7, 0.4};
-    static const spec_budget budget = {.coordinates = 4, .directions = 1, .seed = 1};
+    static const quad_budget budget = {.coordinates = 4, .directions = 1, .seed = 1};
     for (int part = 0; part < 3 * CASE_COUNT; part++) {
         case_data data;
         assay_routing r;
         assay_context ctx = assay_context_default(1);
-        spec_case c;
-        spec_certificates found = {0};
+        quad_case c;
+        quad_certificates found = {0};
         double d_logits[TOKENS * EXPERTS], d_bias[EXPERTS], d_scale[EXPERTS];
         fill_case(&data, &CASES[part / 3]);
         turn_z_loss_on(&data);
@@ -94,20 +94,20 @@ TEST(test_every_case_against_the_second_form)
         add(&c, data.config.z_loss_weight > 0, "outputs/z_loss", &r.z_loss, assay_shape_of(0));
         add(&c, r.bias_updates != NULL, "outputs/bias_updates", r.bias_updates, DIMS(EXPERTS));
         const assay_shape experts = DIMS(EXPERTS);
-        assert_ok(&c.ctx, spec_tensors_copy_i32(&c.ctx, &c.results, "routing/group_sizes", &experts, r.group_sizes));
-        assert_ok(&c.ctx, spec_certify_outputs(&c.ctx, &routing_form, &data.config, &c.in, &c.results, &found));
+        assert_ok(&c.ctx, quad_tensors_copy_i32(&c.ctx, &c.results, "routing/group_sizes", &experts, r.group_sizes));
+        assert_ok(&c.ctx, quad_certify_outputs(&c.ctx, &routing_form, &data.config, &c.in, &c.results, &found));
         add(&c, true, "gradients/inputs/logits", d_logits, DIMS(BATCH, SEQUENCE, EXPERTS));
         add(&c, data.in.bias != NULL, "gradients/weights/gate/bias", d_bias, DIMS(EXPERTS));
         add(&c, data.in.per_expert_scale != NULL, "gradients/weights/per_expert_scale", d_scale, DIMS(EXPERTS));
         assert_ok(&c.ctx,
-                  spec_certify_gradients(&c.ctx, &routing_form, &data.config, &c.in, &c.results, &budget, &found));
+                  quad_certify_gradients(&c.ctx, &routing_form, &data.config, &c.in, &c.results, &budget, &found));
         assert_true(found.count >= 4);
         for (int i = 0; i < found.count; i++) {
             if (found.items[i].excess <= 1 && found.items[i].relative <= 4e-14) continue;
             fail_msg("%s, part %d: %s is off by %g", CASES[part / 3].name, part % 3, found.items[i].path,
                      found.items[i].relative);
         }
-        spec_certificates_free(&found);
+        quad_certificates_free(&found);
         case_end(&c);
         assay_routing_free(&r);
     }

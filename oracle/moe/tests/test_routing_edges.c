@@ -4,7 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/routing.h"
-#include "oracle/spec/tests/spec_case.h"
+#include "oracle/quad/tests/quad_case.h"
 
 /* One token, 3 of 6 experts, sigmoid scores: what the tables below change one thing of. */
 static assay_routing_config plain_config(void)
@@ -20,16 +20,16 @@ static assay_routing_config plain_config(void)
 }
 
 /* The gradient of sum d_weights * weights of one token, by central differences of the second form. */
-static void differences(spec_case *c, const assay_routing_config *config, const double *d_weights, double *d_logits)
+static void differences(quad_case *c, const assay_routing_config *config, const double *d_weights, double *d_logits)
 {
-    const spec_quad step = 0x1p-34Q;
+    const quad step = 0x1p-34Q;
     for (int e = 0; e < 6; e++) {
-        spec_quad *x = &spec_tensors_find(&c->in, "inputs/logits")->values[e], at = *x, slope = 0;
+        quad *x = &quad_tensors_find(&c->in, "inputs/logits")->values[e], at = *x, slope = 0;
         for (int side = -1; side <= 1; side += 2) {
             *x = at + side * step;
-            spec_tensors_free(&c->out);
-            assert_ok(&c->ctx, spec_routing(&c->ctx, config, &c->in, &c->out));
-            const spec_quad *weights = spec_tensors_find(&c->out, "outputs/weights")->values;
+            quad_tensors_free(&c->out);
+            assert_ok(&c->ctx, quad_routing(&c->ctx, config, &c->in, &c->out));
+            const quad *weights = quad_tensors_find(&c->out, "outputs/weights")->values;
             for (int k = 0; k < 3; k++) slope += side * weights[k] * d_weights[k] / (2 * step);
         }
         *x = at;
@@ -59,11 +59,11 @@ TEST(test_far_logits)
             double d_logits[6], d_expected[6];
             assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
             assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
-            spec_case c;
+            quad_case c;
             case_start(&c, 1);
             case_values(&c, "inputs/logits", LOGITS[i], DIMS(1, 1, 6));
             case_indices(&c, "routing/selected_experts", r.selected_experts, DIMS(1, 1, 3));
-            assert_ok(&c.ctx, spec_routing(&c.ctx, &config, &c.in, &c.out));
+            assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
             for (int k = 0; k < 3; k++) {
                 const double expected = result_at(&c, "outputs/weights", k);
                 assert_close(&r.weights[k], &expected, 1, 4e-15, 0.0);

@@ -3,7 +3,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/routing.h"
-#include "oracle/spec/spec_internal.h"
+#include "oracle/quad/quad_internal.h"
 #include "tests/support/assay_test.h"
 
 /* Selection alone: no score function, so that what selects is logits + bias to the bit. */
@@ -64,11 +64,11 @@ TEST(test_against_the_second_form)
         draw(logits, TOKENS, experts, &random);
         route(&r, logits, NULL, &config);
         for (int64_t t = 0; t < TOKENS; t++) {
-            spec_quad values[MOST_EXPERTS], margin = 0;
+            quad values[MOST_EXPERTS], margin = 0;
             int32_t expected[MOST_EXPERTS];
             bool allowed[MOST_EXPERTS];
             for (int64_t e = 0; e < experts; e++) values[e] = logits[t * experts + e];
-            assert_ok(&ctx, spec_select(&ctx, &config, values, allowed, expected, &margin));
+            assert_ok(&ctx, quad_select(&ctx, &config, values, allowed, expected, &margin));
             assert_memory_equal(r.selected_experts + t * per_token, expected, (size_t)per_token * sizeof *expected);
             const double half_gap = (double)margin;
             assert_close(&r.margin[t], &half_gap, 1, 0x1p-52, 0x1p-50); /* sums of groups are rounded */
@@ -232,13 +232,13 @@ TEST(test_offset_bias)
     assay_routing r = {0};
     route(&r, logits, bias, &config);
     for (int t = 0; t < TOKENS; t++) {
-        spec_quad scores[K], sum = 0;
+        quad scores[K], sum = 0;
         double expected[K];
         for (int k = 0; k < K; k++) {
-            scores[k] = spec_sigmoid(logits[t * E + r.selected_experts[t * K + k]]);
+            scores[k] = quad_sigmoid(logits[t * E + r.selected_experts[t * K + k]]);
             sum += scores[k];
         }
-        for (int k = 0; k < K; k++) expected[k] = (double)(scores[k] / (sum + (spec_quad)1e-20));
+        for (int k = 0; k < K; k++) expected[k] = (double)(scores[k] / (sum + (quad)1e-20));
         assert_close(r.weights + t * K, expected, K, 2e-15, 0.0);
         for (int k = 1; k < K; k++) {
             assert_true(bias[r.selected_experts[t * K + k - 1]] + 1e-6 > bias[r.selected_experts[t * K + k]]);

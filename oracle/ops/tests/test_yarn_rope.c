@@ -8,7 +8,7 @@
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
-#include "oracle/spec/spec_internal.h"
+#include "oracle/quad/quad_internal.h"
 
 enum { HEADS = 3, LAST = INT32_MAX - 1 };
 
@@ -52,7 +52,7 @@ static void check_table(const assay_rope_config *c, const char *what)
     assert_ok(&ctx, assay_rope_check(&ctx, c));
     assert_ok(&ctx, assay_rope_check_positions(&ctx, POSITIONS, TOKENS, c));
     assert_ok(&ctx, assay_rope_table_make(&ctx, &table, POSITIONS, TOKENS, c));
-    assert_ok(&ctx, spec_rope_turns(&ctx, c, TOKENS, POSITIONS, &turns));
+    assert_ok(&ctx, quad_rope_turns(&ctx, c, TOKENS, POSITIONS, &turns));
     for (int64_t i = 0; i < TOKENS * half; i++) {
         const quad cosine = turns[2 * i], sine = turns[2 * i + 1], factor = hypotq(cosine, sine);
         if (fabsq(table.cosine[i] - cosine) <= 4e-16 * factor && fabsq(table.sine[i] - sine) <= 4e-16 * factor)
@@ -133,7 +133,7 @@ TEST(test_cut_next_to_whole_numbers)
             double frequencies[12];
             near.beta_fast += step * (nextafter(c.beta_fast, 1e9) - c.beta_fast);
             assay_rope_frequencies(frequencies, &near);
-            assert_ok(&ctx, spec_rope_turns(&ctx, &near, 1, (const int32_t[]){1}, &turns));
+            assert_ok(&ctx, quad_rope_turns(&ctx, &near, 1, (const int32_t[]){1}, &turns));
             for (int64_t i = 0; i < 12; i++) {
                 const double expected = (double)atan2q(turns[2 * i + 1], turns[2 * i]);
                 assert_close(&frequencies[i], &expected, 1, 1e-15, 0);

@@ -1,0 +1,167 @@
+#include "oracle/quad/certify.h"
+
+#include <math.h>
+#include <quadmath.h>
+#include <string.h>
+
+#include "oracle/quad/certify_internal.h"
+#include "oracle/quad/quad_internal.h"
+
+void quad_certificates_free(quad_certificates *certificates)
+{
+    free(certificates->items);
+    *certificates = (quad_certificates){0};
+}
+
+assay_status quad_add_certificate(assay_context *ctx, quad_certificates *certificates, const char *path,
+                                  quad_certificate **added)
+{
+    size_t count = (size_t)certificates->count + 1;
+    quad_certificate *items = realloc(certificates->items, count * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the certificate of '%s'", path);
+    certificates->items = items;
+    *added = &items[certificates->count++];
+    **added = (quad_certificate){.worst = -1};
+    memcpy((*added)->path, path, strlen(path) + 1);
+    return ASSAY_OK;
+}
+
+/* error / unit: 0 without an error, infinite where that is no number. */
+static double in_units(quad error, quad unit)
+{
+    double quotient = error == 0 ? 0 : (double)(error / unit);
+    return isnan(quotient) ? INFINITY : quotient;
+}
+
+static void raise_to(double *largest, double value)
+{
+    if (value > *largest) *largest = value;
+}
+
+void quad_note(quad_certificate *certificate, const quad_comparison *c)
+{
+    double excess = in_units(c->error, c->allowed);
+    bool worse = certificate->checked == 0 || excess > certificate->excess;
+    certificate->checked++;
+    raise_to(&certificate->scale, (double)c->scale);
+    raise_to(&certificate->relative, in_units(c->error, c->scale));
+    if (!worse) return;
+    certificate->worst = c->index;
+    certificate->computed = (double)c->computed;
+    certificate->reference = (double)c->reference;
+    certificate->error = (double)c->error;
+    certificate->excess = excess;
+}
+
+/* The distance between float64 numbers at x. */
+static quad last_place(quad x)
+{
+    int exponent = -1021;
+    if (x != 0) (void)frexpq(x, &exponent);
+    return ldexpq(1, exponent - 53 > -1074 ? exponent - 53 : -1074);
+}
+
+quad quad_largest(int64_t count, const quad *values)
+{
+    quad largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (finiteq(values[i]) && fabsq(values[i]) > largest) largest = fabsq(values[i]);
+    }
+    return largest;
+}
+
+void quad_certify_values(int64_t count, const quad *computed, const quad *reference,
+                         const quad *error_scale, quad_certificate *certificate)
+{
+    const quad scale = quad_largest(count, reference);
+    for (int64_t i = 0; i < count; i++) {
+        const bool same = computed[i] == reference[i] || (isnanq(computed[i]) && isnanq(reference[i]));
+        const quad error = same ? 0 : fabsq(computed[i] - reference[i]), ulp = last_place(reference[i]);
+        quad allowed = QUAD_ALLOWED_RELATIVE * scale;
+        if (error_scale != NULL) {
+            const quad unit = fmaxq(finiteq(error_scale[i]) ? error_scale[i] : 0, QUAD_LEAST_SCALES * ulp);
+            allowed = QUAD_ALLOWED_SCALES * unit;
+            raise_to(&certificate->scales, in_units(error, unit));
+        }
+        raise_to(&certificate->ulps, in_units(error, ulp));
+        quad_note(certificate, &(quad_comparison){.index = i,
+                                                  .computed = computed[i],
+                                                  .reference = reference[i],
+                                                  .error = error,
+                                                  .scale = scale,
+                                                  .allowed = allowed});
+    }
+}
+
+static void certify_indices(int64_t count, const int32_t *computed, const int32_t *reference,
+                            quad_certificate *certificate)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const quad error = fabsq((quad)computed[i] - reference[i]);
+        quad_note(certificate,
+                  &(quad_comparison){.index = i, .computed = computed[i], .reference = reference[i], .error = error});
+    }
+}
+
+bool quad_has_prefix(const char *path, const char *prefix)
+{
+    return strncmp(path, prefix, strlen(prefix)) == 0;
+}
+
+assay_status quad_find_error_scale(assay_context *ctx, const quad_tensors *results, const quad_tensor *tensor,
+                                   const quad **scale)
+{
+    static const char folder[] = "error_scale/f64/";
+    char path[sizeof folder + ASSAY_PATH_SIZE];
+    memcpy(path, folder, sizeof folder);
+    memcpy(path + sizeof folder - 1, tensor->path, strlen(tensor->path) + 1);
+    return quad_read_optional(ctx, results, path, assay_shape_count(&tensor->shape), scale);
+}
+
+static assay_status certify_tensor(assay_context *ctx, const quad_tensors *results, const quad_tensor *computed,
+                                   const quad_tensors *references, quad_certificates *certificates)
+{
+    const quad_tensor *reference = quad_tensors_find(references, computed->path);
+    const quad *error_scale = NULL;
+    if (reference == NULL || (reference->values == NULL) != (computed->values == NULL) ||
+        !assay_shape_equal(&reference->shape, &computed->shape)) {
+        char shape[128], expected[128] = "none";
+        assay_shape_text(&computed->shape, shape, sizeof shape);
+        if (reference != NULL) assay_shape_text(&reference->shape, expected, sizeof expected);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' %s: the second form has %s of that name", computed->path, shape,
+                          expected);
+    }
+    quad_certificate *certificate = NULL;
+    assay_status status = quad_find_error_scale(ctx, results, computed, &error_scale);
+    if (status == ASSAY_OK) status = quad_add_certificate(ctx, certificates, computed->path, &certificate);
+    if (status != ASSAY_OK) return status;
+    int64_t count = assay_shape_count(&computed->shape);
+    if (computed->values != NULL) {
+        quad_certify_values(count, computed->values, reference->values, error_scale, certificate);
+    } else {
+        certify_indices(count, computed->indices, reference->indices, certificate);
+    }
+    return ASSAY_OK;
+}
+
+assay_status quad_certify_outputs(assay_context *ctx, const quad_operation *operation, const void *config,
+                                  const quad_tensors *in, const quad_tensors *computed, quad_certificates *certificates)
+{
+    assay_status status = ASSAY_OK;
+    quad_tensors references = {0};
+    bool checkpoints = false;
+    const bool gradients = operation->gives_gradients != NULL && operation->gives_gradients(config);
+    for (int i = 0; i < computed->count; i++) checkpoints |= quad_has_prefix(computed->items[i].path, "checkpoints/");
+    TRY(operation->evaluate(ctx, config, in, &references));
+    if (checkpoints && operation->checkpoints != NULL) TRY(operation->checkpoints(ctx, config, in, &references));
+    for (int i = 0; i < computed->count; i++) {
+        const quad_tensor *tensor = &computed->items[i];
+        if ((!gradients && quad_has_prefix(tensor->path, "gradients/")) ||
+            quad_has_prefix(tensor->path, "error_scale/"))
+            continue;
+        TRY(certify_tensor(ctx, computed, tensor, &references, certificates));
+    }
+cleanup:
+    quad_tensors_free(&references);
+    return status;
+}

@@ -1,0 +1,273 @@
+/* A training recipe's products, row by row of the tensors as they lie. Types are their digits and least exponents. */
+#include <quadmath.h>
+#include <string.h>
+
+#include "oracle/quad/quad_recipe.h"
+
+enum { BLOCK = 128 };
+
+typedef struct small_type {
+    int digits, least; /* of the significand; the exponent of the least normal number */
+    quad most;
+} small_type;
+
+static small_type type_of(assay_dtype type)
+{
+    switch (type) {
+    case ASSAY_FLOAT8_E4M3FN:
+        return (small_type){4, -6, 448};
+    case ASSAY_FLOAT8_E5M2:
+        return (small_type){3, -14, 57344};
+    case ASSAY_BFLOAT16:
+        return (small_type){8, -126, 0};
+    case ASSAY_FLOAT16:
+        return (small_type){11, -14, 0};
+    default:
+        return (small_type){24, -126, 0};
+    }
+}
+
+static quad nearest(small_type t, quad x)
+{
+    int exponent = 0;
+    if (x == 0) return x;
+    frexpq(x, &exponent);
+    const int first = exponent - 1 > t.least ? exponent - 1 : t.least, last = first - t.digits + 1;
+    return ldexpq(rintq(ldexpq(x, -last)), last);
+}
+
+static quad cut_off(small_type t, quad x)
+{
+    return nearest(t, fabsq(x) > t.most ? copysignq(t.most, x) : x);
+}
+
+static bool counts(const quad_recipe_matrix *m, const assay_recipe_operand *how, int64_t row)
+{
+    return m->group[row] >= 0 || (m->counts_all && how->scales != ASSAY_SCALES_BLOCKS);
+}
+
+static void matrix_free(quad_recipe_matrix *m)
+{
+    free(m->codes);
+    free(m->scale);
+    free(m->numbers);
+}
+
+static quad taken(const assay_recipe_config *r, const assay_recipe_operand *how, quad x)
+{
+    return nearest(type_of(how->scales == ASSAY_SCALES_BLOCKS ? ASSAY_FLOAT32 : r->type), x);
+}
+
+/* Of what shares element i's scale: of its row or column, a block of BLOCK columns, or of BLOCK rows of a group. */
+static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_config *r,
+                                const assay_recipe_operand *how, int64_t i, const int64_t *place)
+{
+    quad largest = 0;
+    const int64_t row = i / m->columns, column = i % m->columns;
+    const bool blocks = how->scales == ASSAY_SCALES_BLOCKS, down = blocks && strstr(how->format, "128x1") != NULL;
+    if (how->scales == ASSAY_SCALES_ROWS || (blocks && !down)) {
+        for (int64_t other = 0; other < m->columns; other++) {
+            if (blocks && other / BLOCK != column / BLOCK) continue;
+            largest = fmaxq(largest, fabsq(taken(r, how, m->x[row * m->columns + other])));
+        }
+        return largest;
+    }
+    for (int64_t other = 0; other < m->rows; other++) {
+        const bool same = m->group[other] == m->group[row] && place[other] / BLOCK == place[row] / BLOCK;
+        if (!counts(m, how, other) || (blocks && !same)) continue;
+        largest = fmaxq(largest, fabsq(taken(r, how, m->x[other * m->columns + column])));
+    }
+    return largest;
+}
+
+static quad scale_of(const assay_recipe_config *r, const assay_recipe_operand *how,
+                          const assay_calibration *calibration, quad largest)
+{
+    const small_type float32 = type_of(ASSAY_FLOAT32), type = type_of(r->type);
+    int exponent = 0;
+    if (how->scales == ASSAY_SCALES_BLOCKS) {
+        const quad most = strstr(how->format, "e5m2") != NULL ? 57344 : 448;
+        const quad s = nearest(float32, fmaxq(largest, nearest(float32, 1e-4Q)) / most);
+        const quad part = frexpq(s, &exponent);
+        return !r->powers ? s : part == 0.5Q ? s : ldexpq(1, exponent);
+    }
+    quad amax = nearest(type, largest * nearest(type, calibration->factor));
+    if (calibration->fixed > 0) amax = nearest(type, calibration->fixed);
+    const quad s = nearest(type, amax / type_of(how->element).most);
+    return s < nearest(type, sqrtq(ldexpq(1, type.least))) ? 1 : s;
+}
+
+static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const assay_recipe_config *r,
+                             const assay_recipe_operand *how, const assay_calibration *calibration)
+{
+    assay_status status;
+    const int64_t count = m->rows * m->columns;
+    const bool blocks = how->scales == ASSAY_SCALES_BLOCKS;
+    const small_type type = type_of(blocks ? ASSAY_FLOAT32 : r->type);
+    const assay_dtype in_blocks =
+        blocks && strstr(how->format, "e5m2") != NULL ? ASSAY_FLOAT8_E5M2 : ASSAY_FLOAT8_E4M3FN;
+    const small_type element = type_of(blocks ? in_blocks : how->element);
+    void *place = NULL;
+    TRY(quad_alloc(ctx, count, &m->codes));
+    TRY(quad_alloc(ctx, count, &m->scale));
+    TRY(quad_alloc(ctx, count, &m->numbers));
+    TRY(assay_alloc(ctx, "rows of groups", m->rows, sizeof(int64_t), &place));
+    for (int64_t row = 0; row < m->rows; row++) {
+        ((int64_t *)place)[row] = 0;
+        for (int64_t before = 0; before < row; before++) ((int64_t *)place)[row] += m->group[before] == m->group[row];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        m->codes[i] = m->numbers[i] = m->x[i];
+        m->scale[i] = 1;
+        if (how->scales == ASSAY_SCALES_NONE || !counts(m, how, i / m->columns)) continue;
+        const quad s = scale_of(r, how, calibration, largest_beside(m, r, how, i, place));
+        const quad y = blocks ? taken(r, how, m->x[i]) * nearest(type, 1 / s) : taken(r, how, m->x[i]) / s;
+        m->codes[i] = cut_off(element, nearest(type, y));
+        m->scale[i] = s;
+        m->numbers[i] = m->codes[i] * s;
+    }
+cleanup:
+    free(place);
+    return status;
+}
+
+assay_status quad_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,
+                                    int64_t columns, const quad *dy, quad *numbers)
+{
+    assay_status status;
+    void *group = NULL;
+    quad_recipe_matrix m = {.rows = rows, .columns = columns, .x = dy};
+    TRY(assay_alloc(ctx, "groups of rows", rows, sizeof *m.group, &group));
+    m.group = memset(group, 0, (size_t)rows * sizeof *m.group);
+    TRY(quantise(ctx, &m, recipe, &recipe->recipe->dx_dy, &recipe->dy));
+    memcpy(numbers, m.numbers, (size_t)(rows * columns) * sizeof *numbers);
+cleanup:
+    matrix_free(&m);
+    free(group);
+    return status;
+}
+
+/* x, dy or what is made of them: a matrix of the layer's rows. */
+static quad_recipe_matrix of_rows(const quad_recipe_layer *l, int64_t columns, const quad *x)
+{
+    return (quad_recipe_matrix){
+        .rows = l->rows, .columns = columns, .x = x, .group = l->group, .counts_all = l->counts_all};
+}
+
+assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *l)
+{
+    assay_status status;
+    void *all = NULL;
+    TRY(assay_alloc(ctx, "groups of rows", l->groups * l->k, sizeof *l->all, &all));
+    l->all = all;
+    for (int64_t row = 0; row < l->groups * l->k; row++) l->all[row] = 0;
+    l->of_x = of_rows(l, l->k, l->x);
+    l->of_w = (quad_recipe_matrix){.rows = l->groups * l->k, .columns = l->n, .x = l->w, .group = l->all};
+    TRY(quantise(ctx, &l->of_x, l->recipe, &l->recipe->recipe->x, &l->recipe->x));
+    TRY(quantise(ctx, &l->of_w, l->recipe, &l->recipe->recipe->w, &l->recipe->w));
+cleanup:
+    return status;
+}
+
+assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *l)
+{
+    assay_status status;
+    const small_type type = type_of(l->recipe->type);
+    const assay_quant_recipe *r = l->recipe->recipe;
+    const int64_t count = l->rows * l->n;
+    TRY(quad_alloc(ctx, count, &l->for_dx));
+    TRY(quad_alloc(ctx, count, &l->for_dw));
+    for (int64_t i = 0; i < count; i++) {
+        const quad dy = r->folds ? nearest(type, l->dy[i]) : l->dy[i];
+        l->for_dx[i] = r->folds ? nearest(type, dy * l->of_w.scale[i % l->n]) : dy;
+        l->for_dw[i] = r->folds ? nearest(type, dy * l->of_x.scale[i / l->n * l->k]) : dy;
+    }
+    l->dx_dy = of_rows(l, l->n, l->for_dx);
+    l->dw_dy = of_rows(l, l->n, l->for_dw);
+    l->dw_x = of_rows(l, l->k, l->of_x.codes);
+    TRY(quantise(ctx, &l->dx_dy, l->recipe, &r->dx_dy, &l->recipe->dy));
+    TRY(quantise(ctx, &l->dw_dy, l->recipe, &r->dw_dy, &l->recipe->dy));
+    TRY(quantise(ctx, &l->dw_x, l->recipe, &r->dw_x, &l->recipe->x));
+cleanup:
+    return status;
+}
+
+void quad_recipe_forward(const quad_recipe_layer *l, quad *y)
+{
+    const int64_t k = l->k, n = l->n;
+    for (int64_t i = 0; i < l->rows * n; i++) y[i] = 0;
+    for (int64_t row = 0; row < l->rows; row++) {
+        const int64_t first = l->group[row] * k * n;
+        for (int64_t at = 0; first >= 0 && at < k * n; at++)
+            y[row * n + at % n] += l->of_x.numbers[row * k + at / n] * l->of_w.numbers[first + at];
+    }
+}
+
+void quad_recipe_backward(const quad_recipe_layer *l, quad *dx, quad *dw)
+{
+    const int64_t k = l->k, n = l->n;
+    for (int64_t i = 0; i < l->rows * k; i++) dx[i] = 0;
+    for (int64_t i = 0; i < l->groups * k * n; i++) dw[i] = 0;
+    for (int64_t row = 0; row < l->rows; row++) {
+        const int64_t first = l->group[row] * k * n;
+        for (int64_t at = 0; first >= 0 && at < k * n; at++) {
+            const int64_t from = row * k + at / n, to = row * n + at % n;
+            dx[from] += l->dx_dy.numbers[to] * l->of_w.codes[first + at];
+            dw[first + at] += l->dw_x.numbers[from] * l->dw_dy.numbers[to];
+        }
+    }
+}
+
+void quad_recipe_free(quad_recipe_layer *l)
+{
+    quad_recipe_matrix *const all[] = {&l->of_x, &l->of_w, &l->dx_dy, &l->dw_x, &l->dw_dy};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) matrix_free(all[i]);
+    free(l->all);
+    free(l->for_dx);
+    free(l->for_dw);
+}
+
+/* The groups of the rows as they lie. */
+static assay_status read_layer(assay_context *ctx, const assay_gmm_config *config, const quad_tensors *in,
+                               int64_t *group, quad_recipe_layer *l)
+{
+    assay_status status;
+    const int32_t *index = NULL;
+    TRY(quad_read(ctx, in, "inputs/lhs", l->rows * l->k, &l->x));
+    TRY(quad_read(ctx, in, "weights/rhs", l->groups * l->k * l->n, &l->w));
+    TRY(quad_read(ctx, in, "cotangents/y", l->rows * l->n, &l->dy));
+    TRY(quad_read_gmm_index(ctx, config, in, &index));
+    for (int64_t row = 0; row < l->rows; row++) group[row] = quad_group_of(config, index, row);
+    l->group = group;
+cleanup:
+    return status;
+}
+
+assay_status quad_quantised_gmm(assay_context *ctx, const assay_gmm_config *config, const assay_recipe_config *recipe,
+                                const quad_tensors *in, quad_tensors *out)
+{
+    assay_status status;
+    const assay_gmm_dims d = config->dims;
+    const int64_t rows = config->layout == ASSAY_GMM_MASKED ? d.groups * d.m : d.m;
+    quad_recipe_layer l = {.recipe = recipe,
+                           .rows = rows,
+                           .k = d.k,
+                           .n = d.n,
+                           .groups = d.groups,
+                           .counts_all = config->layout == ASSAY_GMM_RAGGED};
+    void *group = NULL;
+    quad *y = NULL, *dlhs = NULL, *drhs = NULL;
+    TRY(assay_alloc(ctx, "groups of rows", rows, sizeof *l.group, &group));
+    TRY(read_layer(ctx, config, in, group, &l));
+    TRY(quad_recipe_take(ctx, &l));
+    TRY(quad_recipe_take_back(ctx, &l));
+    TRY(quad_tensors_add(ctx, out, "outputs/y", &quad_tensors_find(in, "cotangents/y")->shape, &y));
+    TRY(quad_tensors_add(ctx, out, "gradients/inputs/lhs", &quad_tensors_find(in, "inputs/lhs")->shape, &dlhs));
+    TRY(quad_tensors_add(ctx, out, "gradients/weights/rhs", &quad_tensors_find(in, "weights/rhs")->shape, &drhs));
+    quad_recipe_forward(&l, y);
+    quad_recipe_backward(&l, dlhs, drhs);
+cleanup:
+    quad_recipe_free(&l);
+    free(group);
+    return status;
+}

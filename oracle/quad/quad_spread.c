@@ -1,0 +1,208 @@
+/* Which copies of tokens each shard of a virtual mesh sorts, and which its experts compute (SPEC 9 and 11). Found by
+ * listing them one by one. */
+#include <math.h>
+
+#include "oracle/quad/quad_internal.h"
+
+void quad_spread_free(quad_spread *s)
+{
+    free(s->sorted);
+    free(s->sizes);
+    free(s->local_order);
+    free(s->local_sizes);
+    free(s->choices);
+    free(s->dropped);
+    *s = (quad_spread){0};
+}
+
+static int64_t one_at_least(int64_t n)
+{
+    return n > 1 ? n : 1;
+}
+
+static assay_status set_sizes(assay_context *ctx, quad_spread *s, const quad_moe_config *config, int64_t microbatches)
+{
+    const assay_sharding *sharding = &config->sharding;
+    const assay_routing_config *routing = &config->moe.routing;
+    const int64_t *axes = sharding->mesh.size;
+    const int64_t mesh[] = {one_at_least(axes[ASSAY_AXIS_DATA]), one_at_least(axes[ASSAY_AXIS_FSDP]),
+                            one_at_least(axes[ASSAY_AXIS_EXPERT]), one_at_least(axes[ASSAY_AXIS_MLP_TENSOR])};
+    assay_status status = assay_checked_count(ctx, "mesh", 4, mesh, &s->shards);
+    if (status != ASSAY_OK) return status;
+    const int64_t token_shards = s->shards / mesh[3];
+    s->expert_shards = mesh[2];
+    s->hidden_shards = one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
+    s->microbatches = one_at_least(microbatches);
+    s->chunks = one_at_least(sharding->token_chunks);
+    s->parts = s->chunks * s->microbatches;
+    s->part_axis = microbatches > 0 || s->chunks > 1;
+    s->exchange = config->moe.path == ASSAY_MOE_FUSED                             ? QUAD_STAY
+                  : microbatches > 0 || sharding->ring_of_experts                 ? QUAD_GATHER
+                  : routing->batch == 1 && token_shards == mesh[2] && mesh[2] > 1 ? QUAD_SAME
+                                                                                  : QUAD_SEND;
+    const int64_t owners = s->exchange == QUAD_SAME   ? 1
+                           : s->exchange == QUAD_STAY ? mesh[0] * mesh[1]
+                                                      : token_shards * s->microbatches;
+    if (routing->batch % owners != 0 || routing->sequence % s->chunks != 0 ||
+        routing->num_experts % s->expert_shards != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%lld batch rows, %lld tokens in each and %lld experts are not to be divided by %lld, %lld "
+                          "and %lld",
+                          (long long)routing->batch, (long long)routing->sequence, (long long)routing->num_experts,
+                          (long long)owners, (long long)s->chunks, (long long)s->expert_shards);
+    }
+    s->experts = routing->num_experts;
+    s->local_experts = s->experts / s->expert_shards;
+    s->per_token = routing->num_experts_per_tok;
+    s->own_rows = routing->batch / owners;
+    s->rows = s->exchange == QUAD_GATHER ? s->own_rows * s->expert_shards : s->own_rows;
+    s->sequence = routing->sequence / s->chunks;
+    s->copies = s->rows * s->sequence * s->per_token;
+    s->buffer = s->copies;
+    if (s->exchange == QUAD_SEND) {
+        /* In float64, as Python does it. */
+        const double most = fmin((double)s->expert_shards, (double)s->experts / (double)s->per_token);
+        const double factor = sharding->ragged_buffer_factor > 0 ? sharding->ragged_buffer_factor : most;
+        s->buffer = (int64_t)((double)s->copies * factor);
+    }
+    return ASSAY_OK;
+}
+
+/* The place among those shards that differ in more than their part of the hidden dimension; and on the expert axis. */
+static int64_t token_shard(const quad_spread *s, int64_t shard)
+{
+    return shard / s->hidden_shards;
+}
+
+static int64_t expert_index(const quad_spread *s, int64_t shard)
+{
+    return token_shard(s, shard) % s->expert_shards;
+}
+
+int64_t quad_spread_peer(const quad_spread *s, int64_t shard, int64_t index)
+{
+    return shard + (index - expert_index(s, shard)) * s->hidden_shards;
+}
+
+int64_t quad_spread_token(const quad_spread *s, int64_t shard, int64_t part, int64_t place)
+{
+    const int64_t row = place / s->sequence, position = place % s->sequence;
+    const int64_t gathered = quad_spread_peer(s, shard, row / s->own_rows);
+    const int64_t owner = s->exchange == QUAD_GATHER ? token_shard(s, gathered)
+                          : s->exchange == QUAD_SAME ? 0
+                          : s->exchange == QUAD_STAY ? token_shard(s, shard) / s->expert_shards
+                                                     : token_shard(s, shard);
+    const int64_t batch_row = (owner * s->own_rows + row % s->own_rows) * s->microbatches + part % s->microbatches;
+    return batch_row * s->sequence * s->chunks + part / s->microbatches * s->sequence + position;
+}
+
+/* The choice that a copy in a shard's list is; of no copy, -1, none. */
+static int64_t choice_of(const quad_spread *s, int64_t shard, int64_t part, int64_t copy)
+{
+    if (copy < 0) return -1;
+    return quad_spread_token(s, shard, part, copy / s->per_token) * s->per_token + copy % s->per_token;
+}
+
+static void sort_copies(quad_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *keys)
+{
+    const int64_t at = shard * s->parts + part;
+    const int64_t own_first = expert_index(s, shard) * s->local_experts;
+    for (int64_t copy = 0; copy < s->copies; copy++) {
+        const int64_t expert = selected[choice_of(s, shard, part, copy)];
+        const int64_t rolled = (expert - own_first + s->experts) % s->experts;
+        keys[copy] = (int32_t)(s->exchange == QUAD_GATHER && expert >= 0 ? rolled : expert);
+    }
+    quad_sort_by_expert(s->copies, keys, s->experts, s->sorted + at * s->copies, s->sizes + at * s->experts);
+}
+
+static bool is_own(const quad_spread *s, const int32_t *selected, int64_t shard, int64_t choice)
+{
+    return choice >= 0 && selected[choice] / s->local_experts == expert_index(s, shard);
+}
+
+/* came [buffer]: the choice in each row as a shard gets them, -1 where there is none of its experts: those that its
+ * expert axis sends, sender by sender, until the buffer is full; or its own of what it has sorted itself. */
+static void receive(const quad_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *came)
+{
+    int64_t row = 0;
+    for (int64_t i = 0; i < s->buffer; i++) came[i] = -1;
+    for (int64_t i = 0; s->exchange != QUAD_SEND && i < s->copies; i++) {
+        const int64_t choice = choice_of(s, shard, part, s->sorted[(shard * s->parts + part) * s->copies + i]);
+        if (is_own(s, selected, shard, choice)) came[i] = (int32_t)choice;
+    }
+    for (int64_t index = 0; s->exchange == QUAD_SEND && index < s->expert_shards; index++) {
+        const int64_t sender = quad_spread_peer(s, shard, index);
+        for (int64_t i = 0; i < s->copies; i++) {
+            const int64_t choice = choice_of(s, sender, part, s->sorted[(sender * s->parts + part) * s->copies + i]);
+            if (is_own(s, selected, shard, choice) && row < s->buffer) came[row++] = (int32_t)choice;
+        }
+    }
+}
+
+/* Rows by the shard's experts, what belongs to none of them last. keys [buffer] and sizes [local_experts+1] are
+ * scratch. */
+static void sort_received(quad_spread *s, const int32_t *selected, int64_t at, const int32_t *came, int32_t *keys,
+                          int32_t *sizes)
+{
+    const int64_t local = s->local_experts;
+    int32_t *order = s->local_order + at * s->buffer, *choices = s->choices + at * s->buffer;
+    for (int64_t i = 0; i < s->buffer; i++) keys[i] = (int32_t)(came[i] < 0 ? local : selected[came[i]] % local);
+    quad_sort_by_expert(s->buffer, keys, local + 1, order, sizes);
+    for (int64_t e = 0; e < local; e++) s->local_sizes[at * local + e] = sizes[e];
+    for (int64_t row = 0; row < s->buffer; row++) {
+        choices[row] = came[s->exchange == QUAD_STAY ? row : order[row]];
+        if (choices[row] >= 0) s->dropped[choices[row]] = false;
+    }
+}
+
+static assay_status alloc_lists(assay_context *ctx, quad_spread *s, const assay_routing_config *routing)
+{
+    assay_status status;
+    int64_t count = 0, choices = 0;
+    void *dropped = NULL;
+    const struct {
+        int32_t **list;
+        int64_t width;
+    } lists[] = {{&s->sorted, s->copies},
+                 {&s->sizes, s->experts},
+                 {&s->local_order, s->buffer},
+                 {&s->local_sizes, s->local_experts},
+                 {&s->choices, s->buffer}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        TRY(assay_checked_count(ctx, "lists of shards", 3, (int64_t[]){s->shards, s->parts, lists[i].width}, &count));
+        TRY(assay_alloc_i32(ctx, "lists of shards", count, lists[i].list));
+    }
+    TRY(assay_checked_count(ctx, "choices", 3, (int64_t[]){routing->batch, routing->sequence, s->per_token}, &choices));
+    TRY(assay_alloc(ctx, "dropped choices", choices, sizeof *s->dropped, &dropped));
+    s->dropped = dropped;
+    for (int64_t i = 0; i < choices; i++) s->dropped[i] = true; /* until a shard has it */
+cleanup:
+    return status;
+}
+
+assay_status quad_spread_make(assay_context *ctx, quad_spread *s, const quad_moe_config *config, int64_t microbatches,
+                              const int32_t *selected)
+{
+    assay_status status;
+    int32_t *came = NULL, *keys = NULL, *sizes = NULL;
+    TRY(set_sizes(ctx, s, config, microbatches));
+    TRY(alloc_lists(ctx, s, &config->moe.routing));
+    TRY(assay_alloc_i32(ctx, "rows of a shard", s->buffer, &came));
+    TRY(assay_alloc_i32(ctx, "experts of copies", s->copies > s->buffer ? s->copies : s->buffer, &keys));
+    TRY(assay_alloc_i32(ctx, "sizes of groups", s->local_experts + 1, &sizes));
+    for (int64_t i = 0; i < s->shards * s->parts; i++) sort_copies(s, selected, i / s->parts, i % s->parts, keys);
+    for (int64_t i = 0; i < s->shards * s->parts; i++) {
+        receive(s, selected, i / s->parts, i % s->parts, came);
+        sort_received(s, selected, i, came, keys, sizes);
+    }
+cleanup:
+    free(came);
+    free(keys);
+    free(sizes);
+    return status;
+}
+
+assay_shape quad_spread_shape(const quad_spread *s, int64_t last)
+{
+    return s->part_axis ? assay_shape_of(3, s->shards, s->parts, last) : assay_shape_of(2, s->shards, last);
+}

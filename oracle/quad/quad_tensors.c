@@ -1,0 +1,248 @@
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/quad/quad_internal.h"
+
+void quad_tensors_free(quad_tensors *tensors)
+{
+    for (int i = 0; i < tensors->count; i++) {
+        free(tensors->items[i].values);
+        free(tensors->items[i].indices);
+    }
+    free(tensors->items);
+    *tensors = (quad_tensors){0};
+}
+
+const quad_tensor *quad_tensors_find(const quad_tensors *tensors, const char *path)
+{
+    for (int i = 0; i < tensors->count; i++) {
+        if (strcmp(tensors->items[i].path, path) == 0) return &tensors->items[i];
+    }
+    return NULL;
+}
+
+static assay_status add(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
+                        size_t element_size, void **data, quad_tensor **added)
+{
+    int64_t count = 0;
+    *data = NULL;
+    if (strlen(path) >= ASSAY_PATH_SIZE) return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s' is too long", path);
+    if (quad_tensors_find(tensors, path) != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
+    }
+    assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &count);
+    if (status != ASSAY_OK) return status;
+    quad_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
+    tensors->items = items;
+    status = assay_alloc(ctx, path, count, element_size, data);
+    if (status != ASSAY_OK) return status;
+    *added = &items[tensors->count++];
+    **added = (quad_tensor){.shape = *shape};
+    memcpy((*added)->path, path, strlen(path) + 1);
+    return ASSAY_OK;
+}
+
+assay_status quad_tensors_add(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
+                              quad **values)
+{
+    quad_tensor *tensor = NULL;
+    void *data = NULL;
+    assay_status status = add(ctx, tensors, path, shape, sizeof **values, &data, &tensor);
+    *values = data;
+    if (status == ASSAY_OK) tensor->values = *values;
+    return status;
+}
+
+assay_status quad_tensors_add_indices(assay_context *ctx, quad_tensors *tensors, const char *path,
+                                      const assay_shape *shape, int32_t **indices)
+{
+    quad_tensor *tensor = NULL;
+    void *data = NULL;
+    assay_status status = add(ctx, tensors, path, shape, sizeof **indices, &data, &tensor);
+    *indices = data;
+    if (status == ASSAY_OK) tensor->indices = *indices;
+    return status;
+}
+
+assay_status quad_tensors_copy_f64(assay_context *ctx, quad_tensors *tensors, const char *path,
+                                   const assay_shape *shape, const double *values)
+{
+    quad *copy = NULL;
+    assay_status status = quad_tensors_add(ctx, tensors, path, shape, &copy);
+    if (status != ASSAY_OK) return status;
+    int64_t count = assay_shape_count(shape);
+    for (int64_t i = 0; i < count; i++) copy[i] = values[i];
+    return ASSAY_OK;
+}
+
+assay_status quad_tensors_copy_i32(assay_context *ctx, quad_tensors *tensors, const char *path,
+                                   const assay_shape *shape, const int32_t *indices)
+{
+    int32_t *copy = NULL;
+    assay_status status = quad_tensors_add_indices(ctx, tensors, path, shape, &copy);
+    if (status != ASSAY_OK) return status;
+    int64_t count = assay_shape_count(shape);
+    for (int64_t i = 0; i < count; i++) copy[i] = indices[i];
+    return ASSAY_OK;
+}
+
+assay_status quad_tensors_stream(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
+                                 const assay_source *source)
+{
+    if (quad_tensors_find(tensors, path) != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
+    }
+    return quad_tensors_list(ctx, tensors, path, &(quad_tensor){.shape = *shape, .source = source});
+}
+
+static assay_status check_tensor(assay_context *ctx, const quad_tensor *tensor, const char *path, int64_t count,
+                                 bool indices)
+{
+    if (tensor == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
+    if (tensor->source != NULL) return assay_fail(ctx, ASSAY_INTERNAL, "'%s' is not in memory as a whole", path);
+    if ((tensor->indices != NULL) != indices) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' holds %s, expected %s", path,
+                          tensor->indices != NULL ? "indices" : "numbers", indices ? "indices" : "numbers");
+    }
+    if (assay_shape_count(&tensor->shape) != count) {
+        char text[128];
+        assay_shape_text(&tensor->shape, text, sizeof text);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has the shape %s, expected %lld elements", path, text,
+                          (long long)count);
+    }
+    return ASSAY_OK;
+}
+
+assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const char *path, const quad_tensor *tensor)
+{
+    quad_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
+    tensors->items = items;
+    items[tensors->count] = *tensor;
+    snprintf(items[tensors->count].path, ASSAY_PATH_SIZE, "%s", path);
+    tensors->count++;
+    return ASSAY_OK;
+}
+
+assay_status quad_tensors_move(assay_context *ctx, quad_tensors *from, const char *path, quad_tensors *to)
+{
+    const quad_tensor *found = quad_tensors_find(from, path);
+    if (found == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "there is no '%s' to take over", path);
+    quad_tensor *tensor = &from->items[found - from->items];
+    assay_status status = quad_tensors_list(ctx, to, path, tensor);
+    if (status != ASSAY_OK) return status;
+    tensor->values = NULL;
+    tensor->indices = NULL;
+    return ASSAY_OK;
+}
+
+assay_status quad_read(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                       const quad **values)
+{
+    const quad_tensor *tensor = quad_tensors_find(in, path);
+    assay_status status = check_tensor(ctx, tensor, path, count, false);
+    *values = status == ASSAY_OK ? tensor->values : NULL;
+    return status;
+}
+
+assay_status quad_read_optional(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                                const quad **values)
+{
+    *values = NULL;
+    return quad_tensors_find(in, path) == NULL ? ASSAY_OK : quad_read(ctx, in, path, count, values);
+}
+
+/* (quad)x in a few instructions, where the compiler calls a function. */
+static quad widened(double x)
+{
+    enum { FRACTION = 52, WIDE_FRACTION = 112, BIASES_APART = 16383 - 1023 };
+    const union {
+        double number;
+        uint64_t bits;
+    } from = {.number = x};
+    const unsigned __int128 magnitude = from.bits & ~((uint64_t)1 << 63), sign = from.bits >> 63;
+    if (!isnormal(x)) return x;
+    const union {
+        unsigned __int128 bits;
+        quad number;
+    } to = {.bits = sign << 127 |
+                    ((magnitude << (WIDE_FRACTION - FRACTION)) + ((unsigned __int128)BIASES_APART << WIDE_FRACTION))};
+    return to.number;
+}
+
+assay_status quad_read_piece(assay_context *ctx, const quad_tensor *tensor, int64_t first, int64_t count,
+                             quad *values)
+{
+    assay_status status;
+    const assay_source *source = tensor->source;
+    double *numbers = NULL;
+    TRY(assay_alloc_f64(ctx, tensor->path, count, &numbers));
+    TRY(source->read(ctx, source->self, tensor->path, first, count, numbers));
+#pragma omp parallel for num_threads(ctx->threads) schedule(static)
+    for (int64_t i = 0; i < count; i++) values[i] = widened(numbers[i]);
+cleanup:
+    free(numbers);
+    return status;
+}
+
+assay_status quad_read_weights(assay_context *ctx, const assay_tensor_table *table, const quad_tensors *in,
+                               int64_t experts, const quad **weights, const quad_tensor **streams)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < table->count; i++) {
+        const assay_tensor_row *row = &table->rows[i];
+        const int64_t count = experts * assay_tensor_row_count(row);
+        char path[ASSAY_PATH_SIZE];
+        weights[i] = NULL;
+        if (row->name == NULL) continue;
+        assay_tensor_path("weights/", "", row, path);
+        if (streams != NULL) {
+            const quad_tensor *found = quad_tensors_find(in, path);
+            streams[i] = found != NULL && found->source != NULL ? found : NULL;
+            if (streams[i] != NULL && assay_shape_count(&found->shape) == count) continue;
+        }
+        TRY((row->kind == ASSAY_BIAS ? quad_read_optional : quad_read)(ctx, in, path, count, &weights[i]));
+    }
+cleanup:
+    return status;
+}
+
+assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                               const int32_t **indices)
+{
+    const quad_tensor *tensor = quad_tensors_find(in, path);
+    assay_status status = check_tensor(ctx, tensor, path, count, true);
+    *indices = status == ASSAY_OK ? tensor->indices : NULL;
+    return status;
+}
+
+assay_status quad_read_optional_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
+                                        const int32_t **indices)
+{
+    *indices = NULL;
+    return quad_tensors_find(in, path) == NULL ? ASSAY_OK : quad_read_indices(ctx, in, path, count, indices);
+}
+
+assay_status quad_read_rows(assay_context *ctx, const quad_tensors *in, const char *path, const quad_tensor **tensor,
+                            int64_t *rows, int64_t *dim)
+{
+    const quad_tensor *x = quad_tensors_find(in, path);
+    if (x == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
+    if (x->values == NULL || x->shape.rank < 1 || x->shape.dims[x->shape.rank - 1] < 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has no last axis of numbers", path);
+    }
+    *tensor = x;
+    *dim = x->shape.dims[x->shape.rank - 1];
+    *rows = assay_shape_count(&x->shape) / *dim;
+    return ASSAY_OK;
+}
+
+assay_status quad_alloc(assay_context *ctx, int64_t count, quad **values)
+{
+    void *memory = NULL;
+    assay_status status = assay_alloc(ctx, "binary128 scratch", count, sizeof **values, &memory);
+    *values = memory;
+    return status;
+}

@@ -1,0 +1,482 @@
+/* The certifier itself: it must accept what is right to float64, and reject each of a table of wrong results. */
+#include <math.h>
+#include <quadmath.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/quad/tests/quad_case.h"
+
+/* y = x^3 w, elementwise: a function whose gradients are known. A kink at x = 2 where the configuration says so. */
+static assay_status cube(assay_context *ctx, const void *config, const quad_tensors *in, quad_tensors *out)
+{
+    const bool *kink = config;
+    const quad_tensor *x = quad_tensors_find(in, "inputs/x"), *w = quad_tensors_find(in, "weights/w");
+    quad *y = NULL;
+    assay_status status = quad_tensors_add(ctx, out, "outputs/y", &x->shape, &y);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < assay_shape_count(&x->shape); i++) {
+        y[i] = x->values[i] * x->values[i] * x->values[i] * w->values[i];
+        if (*kink && x->values[i] > 2) y[i] = 8 * w->values[i];
+    }
+    return ASSAY_OK;
+}
+
+static const quad_operation cubes = {.evaluate = cube};
+
+static assay_status routing(assay_context *ctx, const void *config, const quad_tensors *in, quad_tensors *out)
+{
+    return quad_routing(ctx, config, in, out);
+}
+
+static assay_status permute(assay_context *ctx, const void *config, const quad_tensors *in, quad_tensors *out)
+{
+    return quad_permute(ctx, config, in, out);
+}
+
+static assay_status gmm(assay_context *ctx, const void *config, const quad_tensors *in, quad_tensors *out)
+{
+    return quad_gmm(ctx, config, in, out);
+}
+
+static const quad_operation routing_form = {.evaluate = routing}, permute_form = {.evaluate = permute},
+                            gmm_form = {.evaluate = gmm};
+
+static const double X[] = {1, -3, 2, .5, 1e-3, 40}, W[] = {2, 1, -1, 4, 7, 1e-3}, DY[] = {1, -1, 3, .5, 2, -1};
+enum { COUNT = 6 };
+
+static void add_cubes(quad_case *c, double *y, double *dx, double *dw)
+{
+    case_values(c, "inputs/x", X, DIMS(COUNT));
+    case_values(c, "weights/w", W, DIMS(COUNT));
+    case_values(c, "cotangents/y", DY, DIMS(COUNT));
+    for (int64_t i = 0; i < COUNT; i++) {
+        y[i] = X[i] * X[i] * X[i] * W[i];
+        dx[i] = 3 * X[i] * X[i] * W[i] * DY[i];
+        dw[i] = X[i] * X[i] * X[i] * DY[i];
+    }
+}
+
+static void add_result(quad_case *c, const char *path, const double *values)
+{
+    assay_shape shape = DIMS(COUNT);
+    assert_ok(&c->ctx, quad_tensors_copy_f64(&c->ctx, &c->results, path, &shape, values));
+}
+
+static void certify(quad_case *c, bool kink, const quad_budget *budget, quad_certificates *found)
+{
+    assert_ok(&c->ctx, quad_certify_outputs(&c->ctx, &cubes, &kink, &c->in, &c->results, found));
+    assert_ok(&c->ctx, quad_certify_gradients(&c->ctx, &cubes, &kink, &c->in, &c->results, budget, found));
+}
+
+static const quad_budget all = {.coordinates = COUNT, .directions = 2, .seed = 5};
+
+TEST(test_right_results)
+{
+    quad_case c;
+    double y[COUNT], dx[COUNT], dw[COUNT];
+    quad_certificates found = {0};
+    case_start(&c, 1);
+    add_cubes(&c, y, dx, dw);
+    add_result(&c, "outputs/y", y);
+    add_result(&c, "gradients/inputs/x", dx);
+    add_result(&c, "gradients/weights/w", dw);
+    certify(&c, false, &all, &found);
+    assert_int_equal(found.count, 3);
+    assert_string_equal(found.items[0].path, "outputs/y");
+    assert_int_equal(found.items[0].checked, COUNT);
+    assert_true(found.items[0].relative <= 1e-16 && found.items[0].ulps <= 2 && found.items[0].scale == 64);
+    for (int i = 1; i < 3; i++) {
+        assert_int_equal(found.items[i].checked, COUNT + 2);
+        assert_int_equal(found.items[i].kinks, 0);
+        assert_true(found.items[i].relative <= 1e-15);
+    }
+    quad_certificates_free(&found);
+    case_end(&c);
+}
+
+TEST(test_wrong_gradients)
+{
+    /* dw times 1 + factor, all of it or one element; one probe, at the foremost element, must say at least so much. */
+    static const struct {
+        double factor;
+        int64_t element; /* -1: all */
+        double at_least;
+    } table[] = {{-1, -1, 1},        {-2, -1, 1.9},      {1e-9, -1, .9e-9},  {0x1p-8, -1, .9 * 0x1p-8},
+                 {1e-11, 5, .9e-11}, {NAN, 5, INFINITY}, {NAN, 0, INFINITY}, {INFINITY, 4, INFINITY}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        quad_case c;
+        double y[COUNT], dx[COUNT], dw[COUNT];
+        quad_certificates found = {0};
+        case_start(&c, 1);
+        add_cubes(&c, y, dx, dw);
+        for (int64_t j = 0; j < COUNT; j++) {
+            if (table[i].element < 0 || table[i].element == j) dw[j] *= 1 + table[i].factor;
+        }
+        add_result(&c, "gradients/weights/w", dw);
+        certify(&c, false, &(quad_budget){.coordinates = 1, .directions = 0, .seed = 5}, &found);
+        assert_true(found.items[0].relative >= table[i].at_least);
+        assert_true(found.items[0].excess > 1);
+        quad_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+/* A direction sees an element that no coordinate is spent on. */
+TEST(test_directions)
+{
+    quad_case c;
+    double y[COUNT], dx[COUNT], dw[COUNT];
+    quad_certificates found = {0};
+    case_start(&c, 1);
+    add_cubes(&c, y, dx, dw);
+    dw[0] += 1e-3;
+    add_result(&c, "gradients/weights/w", dw);
+    certify(&c, false, &(quad_budget){.coordinates = 0, .directions = 1, .seed = 1}, &found);
+    assert_int_equal(found.items[0].checked, 1);
+    assert_int_equal(found.items[0].worst, -1);
+    assert_true(found.items[0].relative > 1e-9 && found.items[0].error > .99e-3);
+    quad_certificates_free(&found);
+    case_end(&c);
+}
+
+/* Element 2 stands on the kink: it is counted, and all others are certified. */
+TEST(test_kinks)
+{
+    quad_case c;
+    double y[COUNT], dx[COUNT], dw[COUNT];
+    quad_certificates found = {0};
+    case_start(&c, 1);
+    add_cubes(&c, y, dx, dw);
+    dx[5] = 0;
+    add_result(&c, "gradients/inputs/x", dx);
+    certify(&c, true, &all, &found);
+    assert_int_equal(found.items[0].kinks, 1 + 2); /* the directions cross it too */
+    assert_int_equal(found.items[0].checked, COUNT - 1);
+    assert_true(found.items[0].relative <= 1e-15);
+    quad_certificates_free(&found);
+    case_end(&c);
+}
+
+TEST(test_values)
+{
+    static const struct {
+        double computed, reference, ulps, relative; /* of one value beside a 2 that is right */
+    } table[] = {
+        {1, 1, 0, 0},
+        {1 + 0x1p-52, 1, 1, 0x1p-53},
+        {1, 1 + 0x1p-52, 1, 0x1p-53},
+        {-1, 1, 0x1p53, 1},
+        {0, 1, 0x1p52, .5},
+        {0x1p-1074, 0, 1, 0},
+        {NAN, NAN, 0, 0},
+        {INFINITY, INFINITY, 0, 0},
+        {NAN, 1, INFINITY, INFINITY},
+        {1, NAN, INFINITY, INFINITY},
+        {INFINITY, 1, INFINITY, INFINITY},
+        {1, INFINITY, INFINITY, INFINITY},
+        {INFINITY, -INFINITY, INFINITY, INFINITY},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const quad computed[] = {2, table[i].computed}, reference[] = {2, table[i].reference};
+        quad_certificate found = {0};
+        quad_certify_values(2, computed, reference, NULL, &found);
+        assert_true(found.ulps == table[i].ulps);
+        assert_true(found.relative == table[i].relative);
+        assert_int_equal(found.checked, 2);
+    }
+}
+
+/* A value of 1 beside a 64: what is allowed is ten error scales, or four last places, and not a share of the 64. */
+TEST(test_error_scales)
+{
+    static const double ulp = 0x1p-52;
+    static const struct {
+        double error, scale, scales; /* error and scale in ulps of 1 */
+    } table[] = {
+        {1, 0, 2.5},  {4, 0, 10},    {5, 0, 12.5},   {5, 1, 5},         {10, 1, 10},    {11, 1, 11},
+        {0, 0, 0},    {0, 3, 0},     {1, .125, 2.5}, {4, INFINITY, 10}, {5, NAN, 12.5}, {1000, 101, 1000. / 101},
+        {-10, 1, 10}, {-5, 0, 12.5},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const quad reference[] = {64, 1}, computed[] = {64, 1 + (quad)(table[i].error * ulp)};
+        const quad scale[] = {64 * ulp, table[i].scale * ulp};
+        quad_certificate found = {0};
+        quad_certify_values(2, computed, reference, scale, &found);
+        assert_true(fabs(found.scales - table[i].scales) <= 1e-12);
+        assert_true(fabs(found.excess - table[i].scales / QUAD_ALLOWED_SCALES) <= 1e-12);
+        assert_int_equal(found.worst, table[i].error != 0);
+        assert_true(found.ulps == fabs(table[i].error) && found.scale == 64);
+    }
+}
+
+/* The choice of a routing by logits, without a bias; token 1 ties exactly, token 2 to 1e-14, token 3 not quite. */
+TEST(test_choices)
+{
+    enum { TOKENS = 4, K = 2, E = 3 };
+    static const double logits[TOKENS * E] = {3, 1, 2, 1, 1, 0, 1, 1 + 1e-14, 5, 1, 1 + 1e-9, 5};
+    static const struct {
+        int32_t choice[TOKENS * K];
+        bool good;
+        int64_t ties; /* tokens */
+    } table[] = {
+        {{0, 2, 0, 1, 2, 1, 2, 1}, true, 0},  /* what the second form chooses */
+        {{0, 2, 0, 1, 2, 0, 2, 1}, true, 1},  /* another expert at 1e-14 */
+        {{0, 2, 0, 1, 2, 1, 2, 0}, false, 0}, /* at 1e-9 */
+        {{0, 1, 0, 1, 2, 1, 2, 1}, false, 0},
+        {{2, 0, 0, 1, 2, 1, 2, 1}, false, 0}, /* another order, whose weights differ */
+        {{0, 2, 1, 0, 2, 1, 2, 1}, true, 1},  /* and are the same */
+        {{0, 0, 0, 1, 2, 1, 2, 1}, false, 0},
+        {{0, 2, 0, 1, 2, 1, 2, 2}, false, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        quad_case c;
+        quad_certificates found = {0};
+        case_start(&c, 1);
+        const assay_routing_config config = {.batch = 1,
+                                             .sequence = TOKENS,
+                                             .num_experts = E,
+                                             .num_experts_per_tok = K,
+                                             .n_routing_groups = -1,
+                                             .family = ASSAY_ROUTER_DEFAULT,
+                                             .routed_scaling_factor = 1};
+        double weights[TOKENS * K];
+        for (int t = 0; t < TOKENS; t++) { /* softmax over the chosen values */
+            double sum = 0;
+            for (int k = 0; k < K; k++) sum += exp(logits[t * E + table[i].choice[t * K + k]]);
+            for (int k = 0; k < K; k++) weights[t * K + k] = exp(logits[t * E + table[i].choice[t * K + k]]) / sum;
+        }
+        const assay_shape shape = DIMS(1, TOKENS, K);
+        case_values(&c, "inputs/logits", logits, DIMS(1, TOKENS, E));
+        case_indices(&c, "routing/selected_experts", table[i].choice, shape);
+        assert_ok(&c.ctx, quad_tensors_copy_f64(&c.ctx, &c.results, "outputs/weights", &shape, weights));
+        assert_ok(&c.ctx, quad_certify_choices(&c.ctx, &routing_form, &config, &c.in, &c.results, &found));
+        assert_int_equal(found.count, 1);
+        assert_string_equal(found.items[0].path, "routing/selected_experts");
+        assert_int_equal(found.items[0].excess == 0, table[i].good);
+        assert_true(table[i].good || isinf(found.items[0].excess));
+        assert_int_equal(found.items[0].kinks, K * table[i].ties);
+        assert_int_equal(found.items[0].checked, K * (TOKENS - table[i].ties));
+        quad_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+static void count_probe(void *self, const char *path)
+{
+    int64_t *count = self;
+    assert_string_equal(path, "gradients/weights/w");
+    ++*count;
+}
+
+/* The same certificate from any number of threads, and `advance` after each probe. */
+TEST(test_threads)
+{
+    quad_certificates found[3] = {{0}};
+    static const int threads[] = {1, 2, 7};
+    for (int i = 0; i < 3; i++) {
+        quad_case c;
+        double y[COUNT], dx[COUNT], dw[COUNT];
+        int64_t probes = 0;
+        const bool kink = false;
+        const quad_budget budget = {
+            .coordinates = 3, .directions = 40, .seed = 9, .advance = count_probe, .self = &probes};
+        case_start(&c, 1);
+        add_cubes(&c, y, dx, dw);
+        add_result(&c, "gradients/weights/w", dw);
+        c.ctx.threads = threads[i];
+        assert_ok(&c.ctx, quad_certify_gradients(&c.ctx, &cubes, &kink, &c.in, &c.results, &budget, &found[i]));
+        assert_int_equal(probes, 43);
+        assert_int_equal(probes, quad_probe_count(&budget, COUNT));
+        assert_memory_equal(found[i].items, found[0].items, sizeof *found[i].items);
+        case_end(&c);
+    }
+    for (int i = 0; i < 3; i++) quad_certificates_free(&found[i]);
+}
+
+/* An output that is no number depends on nothing: the others' gradients are certified, and its own is 0. */
+static assay_status infinite_where_negative(assay_context *ctx, const void *config, const quad_tensors *in,
+                                            quad_tensors *out)
+{
+    (void)config;
+    const quad_tensor *x = quad_tensors_find(in, "inputs/x");
+    quad *y = NULL;
+    assay_status status = quad_tensors_add(ctx, out, "outputs/y", &x->shape, &y);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < assay_shape_count(&x->shape); i++) y[i] = x->values[i] < 0 ? -INFINITY : 3 * x->values[i];
+    return ASSAY_OK;
+}
+
+TEST(test_outputs_that_are_no_number)
+{
+    const quad_operation operation = {.evaluate = infinite_where_negative};
+    for (int wrong = 0; wrong < 2; wrong++) {
+        quad_case c;
+        quad_certificates found = {0};
+        double dx[COUNT];
+        case_start(&c, 1);
+        case_values(&c, "inputs/x", X, DIMS(COUNT));
+        case_values(&c, "cotangents/y", DY, DIMS(COUNT));
+        for (int i = 0; i < COUNT; i++) dx[i] = X[i] < 0 ? wrong : 3 * DY[i];
+        add_result(&c, "gradients/inputs/x", dx);
+        assert_ok(&c.ctx, quad_certify_gradients(&c.ctx, &operation, NULL, &c.in, &c.results, &all, &found));
+        assert_int_equal(found.items[0].excess <= 1, !wrong);
+        assert_int_equal(found.items[0].checked, COUNT + 2);
+        quad_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+/* y = sqrt(x^2 + e^2): smooth, and curved within far less than the size of x. */
+static assay_status round_corner(assay_context *ctx, const void *config, const quad_tensors *in, quad_tensors *out)
+{
+    const double *e = config;
+    const quad_tensor *x = quad_tensors_find(in, "inputs/x");
+    quad *y = NULL;
+    assay_status status = quad_tensors_add(ctx, out, "outputs/y", &x->shape, &y);
+    if (status != ASSAY_OK) return status;
+    for (int64_t i = 0; i < assay_shape_count(&x->shape); i++) {
+        y[i] = sqrtq(x->values[i] * x->values[i] + (quad)*e * *e);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status round_corners(assay_context *ctx, const void *config, int count, const quad_tensors *in,
+                                  quad_tensors *out)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < count && status == ASSAY_OK; i++) status = round_corner(ctx, config, &in[i], &out[i]);
+    return status;
+}
+
+/* together: with so many weights (which do nothing) that all probes are evaluated at once. */
+static void check_curvature(bool together)
+{
+    const quad_operation operation = {.evaluate = round_corner, .evaluate_many = round_corners};
+    static const struct {
+        double e, off; /* and by how much the gradient is */
+        int kinks;
+    } table[] = {{1e-5, 0, 0}, {1e-8, 0, 0}, {1e-8, 1e-9, 0}, {1e-30, 0, 1 + 2}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double e = table[i].e, x[] = {e, 1, -2}, dy[] = {1, -1, 2};
+        double dx[3];
+        quad_case c;
+        quad_certificates found = {0};
+        const assay_shape shape = DIMS(3);
+        case_start(&c, 1);
+        if (together) case_random(&c, "weights/none", 1, DIMS(QUAD_LARGE));
+        case_values(&c, "inputs/x", x, shape);
+        case_values(&c, "cotangents/y", dy, shape);
+        for (int j = 0; j < 3; j++) dx[j] = dy[j] * x[j] / sqrt(x[j] * x[j] + e * e) * (1 + table[i].off);
+        assert_ok(&c.ctx, quad_tensors_copy_f64(&c.ctx, &c.results, "gradients/inputs/x", &shape, dx));
+        assert_ok(&c.ctx, quad_certify_gradients(&c.ctx, &operation, &e, &c.in, &c.results, &all, &found));
+        assert_int_equal(found.items[0].kinks, table[i].kinks);
+        assert_int_equal(found.items[0].checked, 3 + 2 - table[i].kinks);
+        assert_int_equal(found.items[0].excess <= 1, table[i].off == 0);
+        quad_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+TEST(test_curvature)
+{
+    check_curvature(false);
+    check_curvature(true);
+}
+
+TEST(test_refusals)
+{
+    const bool kink = false;
+    quad_case c;
+    double y[COUNT], dx[COUNT], dw[COUNT];
+    quad_certificates found = {0};
+    case_start(&c, 1);
+    add_cubes(&c, y, dx, dw);
+    add_result(&c, "outputs/z", y);
+    assert_int_equal(quad_certify_outputs(&c.ctx, &cubes, &kink, &c.in, &c.results, &found), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "'outputs/z' [6]: the second form has none of that name");
+    quad_tensors_free(&c.results);
+
+    assay_shape square = DIMS(2, 3);
+    assert_ok(&c.ctx, quad_tensors_copy_f64(&c.ctx, &c.results, "outputs/y", &square, y));
+    assert_int_equal(quad_certify_outputs(&c.ctx, &cubes, &kink, &c.in, &c.results, &found), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "'outputs/y' [2,3]: the second form has [6] of that name");
+    quad_tensors_free(&c.results);
+
+    add_result(&c, "gradients/weights/v", dw);
+    assert_int_equal(quad_certify_gradients(&c.ctx, &cubes, &kink, &c.in, &c.results, &all, &found), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "the tensor 'weights/v' is missing");
+    case_values(&c, "cotangents/z", (double[]){1}, DIMS(1));
+    assert_int_equal(quad_certify_gradients(&c.ctx, &cubes, &kink, &c.in, &c.results, &all, &found), ASSAY_BAD_INPUT);
+    assert_string_equal(c.ctx.message, "the tensor 'outputs/z' is missing");
+    quad_certificates_free(&found);
+    case_end(&c);
+}
+
+TEST(test_indices)
+{
+    for (int wrong = 0; wrong < 2; wrong++) {
+        quad_case c;
+        quad_certificates found = {0};
+        case_start(&c, 1);
+        const assay_permute_dims sizes = {.tokens = 2, .experts_per_token = 1, .experts = 2, .emb_dim = 1};
+        case_values(&c, "inputs/x", (double[]){1, 2}, DIMS(2, 1));
+        case_indices(&c, "inputs/selected_experts", (int32_t[]){1, 0}, DIMS(2, 1));
+        assay_shape shape = DIMS(2);
+        assert_ok(&c.ctx, quad_tensors_copy_i32(&c.ctx, &c.results, "outputs/sorted_selected_experts", &shape,
+                                                (int32_t[]){1, wrong}));
+        assert_ok(&c.ctx, quad_certify_outputs(&c.ctx, &permute_form, &sizes, &c.in, &c.results, &found));
+        assert_int_equal(found.items[0].checked, 2);
+        assert_true(wrong ? isinf(found.items[0].relative) : found.items[0].relative == 0);
+        quad_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+/* A row of NaN that belongs to no group has gradient 0, and its NaN cotangent is in nothing. */
+TEST(test_rows_that_belong_to_nothing)
+{
+    for (int wrong = 0; wrong < 2; wrong++) {
+        quad_case c;
+        quad_certificates found = {0};
+        case_start(&c, 1);
+        const assay_gmm_config sizes = {.dims = {.m = 2, .k = 1, .n = 1, .groups = 1}};
+        case_values(&c, "inputs/lhs", (double[]){3, NAN}, DIMS(2, 1));
+        case_values(&c, "weights/rhs", (double[]){5}, DIMS(1, 1, 1));
+        case_indices(&c, "inputs/group_sizes", (int32_t[]){1}, DIMS(1));
+        case_values(&c, "cotangents/y", (double[]){7, NAN}, DIMS(2, 1));
+        assay_shape lhs = DIMS(2, 1), rhs = DIMS(1, 1, 1);
+        assert_ok(&c.ctx, quad_tensors_copy_f64(&c.ctx, &c.results, "gradients/inputs/lhs", &lhs,
+                                                (double[]){35, wrong ? 1e-9 : 0}));
+        assert_ok(&c.ctx, quad_tensors_copy_f64(&c.ctx, &c.results, "gradients/weights/rhs", &rhs,
+                                                (double[]){wrong ? NAN : 21}));
+        assert_ok(&c.ctx, quad_certify_gradients(&c.ctx, &gmm_form, &sizes, &c.in, &c.results, &all, &found));
+        for (int i = 0; i < 2; i++) assert_int_equal(found.items[i].relative < 1e-15, !wrong);
+        quad_certificates_free(&found);
+        case_end(&c);
+    }
+}
+
+TEST(test_every_allocation_may_fail)
+{
+    const bool kink = false;
+    quad_case c;
+    double y[COUNT], dx[COUNT], dw[COUNT];
+    case_start(&c, 1);
+    add_cubes(&c, y, dx, dw);
+    add_result(&c, "outputs/y", y);
+    add_result(&c, "gradients/inputs/x", dx);
+    for (int64_t n = 0;; n++) {
+        quad_certificates found = {0};
+        assay_fail_allocation(n);
+        assay_status status = quad_certify_outputs(&c.ctx, &cubes, &kink, &c.in, &c.results, &found);
+        if (status == ASSAY_OK) {
+            status = quad_certify_gradients(&c.ctx, &cubes, &kink, &c.in, &c.results, &all, &found);
+        }
+        quad_certificates_free(&found);
+        if (had_memory(&c.ctx, status)) {
+            assert_true(n > 10);
+            break;
+        }
+    }
+    case_end(&c);
+}

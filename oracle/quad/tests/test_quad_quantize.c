@@ -1,0 +1,102 @@
+/* The second form of quantize and dequantize against codes found by hand. */
+#include <math.h>
+
+#include "oracle/quad/tests/quad_case.h"
+
+static assay_quantize_config config_of(const char *format, int64_t rows, int64_t columns)
+{
+    return (assay_quantize_config){.rows = rows,
+                                   .columns = columns,
+                                   .format = assay_block_format_by_name(format),
+                                   .rounding = ASSAY_SCALE_UP,
+                                   .subnormal_scale = true,
+                                   .saturate = true,
+                                   .negative_zero = true,
+                                   .largest_of_input = 0x1.fep127};
+}
+
+static void expect(quad_case *c, const char *path, int64_t count, const int32_t *expected)
+{
+    const quad_tensor *found = quad_tensors_find(&c->out, path);
+    assert_non_null(found);
+    assert_int_equal(assay_shape_count(&found->shape), count);
+    for (int64_t i = 0; i < count; i++) {
+        if (found->indices[i] != expected[i])
+            fail_msg("%s[%d] is %d, expected %d", path, (int)i, (int)found->indices[i], (int)expected[i]);
+    }
+}
+
+TEST(two_blocks_of_e2m1)
+{
+    quad_case c;
+    double x[34] = {6, 2.5, -0.25, -5};
+    assay_quantize_config config = config_of("mxfp4", 1, 34);
+    x[32] = -13, x[33] = 1.6; /* 13 / 6 is between 2 and 4: -3.25 is nearest to -3, 0.4 to 0.5 */
+    config.pack = true;
+    int32_t codes[17] = {7 | 4 << 4, 8 | 14 << 4};
+    codes[16] = 13 | 1 << 4;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", x, DIMS(1, 34));
+    assert_ok(&c.ctx, quad_quantize(&c.ctx, &config, &c.in, &c.out));
+    expect(&c, "outputs/codes", 17, codes);
+    expect(&c, "outputs/scale", 2, (int32_t[]){127, 129});
+    case_end(&c);
+}
+
+TEST(scale_of_the_tensor)
+{
+    quad_case c;
+    double x[17] = {2688, -448};
+    assay_quantize_config config = config_of("nvfp4", 1, 17);
+    config.rule = ASSAY_SCALE_INVERT;
+    config.rounding = ASSAY_SCALE_NEAREST;
+    x[16] = 6; /* 2688 / 2688 is 1; the scales are 448 and 1 */
+    int32_t codes[17] = {7, 10};
+    codes[16] = 7;
+    case_start(&c, 1);
+    case_values(&c, "inputs/x", x, DIMS(1, 17));
+    assert_ok(&c.ctx, quad_quantize(&c.ctx, &config, &c.in, &c.out));
+    expect(&c, "outputs/tensor_scale", 1, (int32_t[]){0x3f800000});
+    expect(&c, "outputs/scale", 2, (int32_t[]){0x7e, 0x38});
+    expect(&c, "outputs/codes", 17, codes);
+    case_end(&c);
+}
+
+TEST(beyond_the_largest)
+{
+    static const struct {
+        const char *format;
+        double x;
+        bool saturate;
+        int32_t code;
+    } rows[] = {{"mxfp8_e4m3", 464, false, 0x7e},   {"mxfp8_e4m3", 465, false, 0x7f},
+                {"mxfp8_e4m3", -511, false, 0x7f},  {"mxfp8_e4m3", -511, true, 0xfe},
+                {"mxfp8_e5m2", 61440, false, 0x7c}, {"mxfp8_e5m2", -65000, false, 0xfc},
+                {"mxfp8_e5m2", -65000, true, 0xfb}, {"mxfp8_e5m2", 61439, false, 0x7b}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        quad_case c;
+        assay_quantize_config config = config_of(rows[i].format, 1, 1);
+        config.rounding = ASSAY_SCALE_DOWN;
+        config.saturate = rows[i].saturate;
+        case_start(&c, 1);
+        case_values(&c, "inputs/x", &rows[i].x, DIMS(1, 1));
+        assert_ok(&c.ctx, quad_quantize(&c.ctx, &config, &c.in, &c.out));
+        expect(&c, "outputs/codes", 1, &rows[i].code);
+        expect(&c, "outputs/scale", 1, (int32_t[]){127});
+        case_end(&c);
+    }
+}
+
+TEST(back)
+{
+    quad_case c;
+    assay_quantize_config config = config_of("nvfp4", 2, 2);
+    config.pack = true;
+    case_start(&c, 1);
+    case_indices(&c, "inputs/codes", (int32_t[]){0x9f, 0x21}, DIMS(2, 1));
+    case_values(&c, "inputs/scale", (double[]){2, 0.5}, DIMS(2, 1));
+    case_values(&c, "inputs/tensor_scale", (double[]){3}, DIMS(1));
+    assert_ok(&c.ctx, quad_dequantize(&c.ctx, &config, &c.in, &c.out));
+    assert_result(&c, "outputs/y", 4, (double[]){-36, -3, 0.75, 1.5}, 0);
+    case_end(&c);
+}
