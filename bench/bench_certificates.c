@@ -19,7 +19,7 @@ static assay_status in_binary128(assay_context *ctx, void *self)
 {
     const products *p = self;
     const quad_product product = quad_product_xw(p->y, p->x, p->w, ROWS, COLUMNS, STEPS);
-    return quad_multiply(ctx, &product);
+    return quad_matmul(ctx, &product);
 }
 
 static assay_status in_float64(assay_context *ctx, void *self)

@@ -21,10 +21,13 @@
 #define SECONDS_PER_NUMBER 1e-6
 #define SECONDS_PER_WEIGHT 1e-8
 #define SECONDS_PER_SLICED_WEIGHT 2e-8
+/* The way back, of the way forward; what the tape holds of a number that comes out, on both. */
+#define SWEEP 2.5
+#define HELD_OF_RESULT 6.0
 /* Unasked, no more than this on one core. */
 #define MOST_SECONDS 600.0
 
-enum { COORDINATES = 8, DIRECTIONS = 2 };
+enum { SAMPLES = 8, DIRECTIONS = 1 };
 
 assay_status assay_certificate_spec(assay_context *ctx, const char *path, assay_tensor_spec *spec)
 {
@@ -52,11 +55,11 @@ void assay_certificate_fields(const quad_certificate *certificate, double fields
 
 /* What of a plan the second form sees, in numbers. */
 typedef struct amounts {
-    double given, results;   /* held, results without gradients; */
-    double largest;          /* of the given ones that a gradient is tested of */
-    double streamed;         /* weights that are read a piece at a time */
+    double held, streamed;   /* given and compared; weights that are read a piece at a time */
+    double made;             /* results that there could be, asked for or not: the tape has them all */
     double weights, numbers; /* all weights; all else that comes in or goes out */
-    double expert;           /* of these, those of one piece of each together */
+    double expert;           /* of what is streamed one piece of each together */
+    double gradients;        /* tensors that have one */
 } amounts;
 
 static amounts amounts_of(const assay_plan *plan)
@@ -65,119 +68,83 @@ static amounts amounts_of(const assay_plan *plan)
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const double count = (double)assay_shape_count(&spec->shape);
-        char gradient[ASSAY_PATH_SIZE];
-        assay_gradient_path(spec->path, gradient);
-        if (spec->role == ASSAY_ROLE_WEIGHT) {
-            a.weights += count;
-        } else if (assay_role_is_given(spec->role) ||
-                   (assay_role_is_result(spec->role) && spec->role != ASSAY_ROLE_GRADIENT)) {
-            a.numbers += count;
-        }
-        if (assay_role_is_given(spec->role) && assay_certificate_streams(plan, spec)) {
-            a.streamed += count;
-            a.expert += count / (double)spec->shape.dims[0];
-        } else if (assay_role_is_given(spec->role)) {
-            a.given += count;
-            if (assay_plan_find(plan, gradient) >= 0) a.largest = fmax(a.largest, count);
-        } else if (assay_role_is_result(spec->role)) {
-            a.given += count;
-            if (spec->role != ASSAY_ROLE_GRADIENT) a.results += count;
-        }
+        const bool given = assay_role_is_given(spec->role), streams = given && assay_certificate_streams(plan, spec);
+        const bool gradient = spec->role == ASSAY_ROLE_GRADIENT;
+        a.weights += spec->role == ASSAY_ROLE_WEIGHT ? count : 0;
+        a.numbers +=
+            spec->role != ASSAY_ROLE_WEIGHT && !gradient && (given || assay_role_is_result(spec->role)) ? count : 0;
+        a.streamed += streams ? count : 0;
+        a.expert += streams ? count / (double)spec->shape.dims[0] : 0;
+        a.held += !streams && (given || assay_role_is_result(spec->role)) ? count : 0;
+        a.gradients += gradient;
+    }
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (assay_role_is_result(spec->role) && spec->role != ASSAY_ROLE_GRADIENT)
+            a.made += (double)assay_shape_count(&spec->shape);
     }
     return a;
 }
 
-static bool is_large(const assay_plan *plan, const amounts *a)
+static bool is_large(const amounts *a)
 {
-    return plan->operation->second_form.evaluate_many != NULL && a->given + a->streamed >= QUAD_LARGE;
+    return a->held + a->streamed >= QUAD_LARGE;
 }
 
-/* One evaluation of the second form on one core, that goes through so many weights. */
-static double seconds_of(const assay_plan *plan, const amounts *a, double weights)
+/* One evaluation of the second form on one core. */
+static double seconds_of(const assay_plan *plan, const amounts *a)
 {
     const double flops = plan->operation->flops(plan->c, false);
-    const bool large = is_large(plan, a);
+    const bool large = is_large(a);
     return flops * (large ? SECONDS_PER_SLICED_FLOP : SECONDS_PER_FLOP) +
-           weights * (large ? SECONDS_PER_SLICED_WEIGHT : SECONDS_PER_WEIGHT) + a->numbers * SECONDS_PER_NUMBER;
+           a->weights * (large ? SECONDS_PER_SLICED_WEIGHT : SECONDS_PER_WEIGHT) + a->numbers * SECONDS_PER_NUMBER;
 }
 
-/* The probes and what they are held against: two evaluations each. Of those that are made at once, every pass goes through the
- * weights; beyond that a direction goes through those that it moves, and of a coordinate there is little but its results. */
-static double seconds_of_probes(const assay_plan *plan, const amounts *a, const quad_budget *budget, int64_t probes)
+/* Bytes: everything once, the tape, for each thread (or for all of them) another, and the weights and the slices of an expert. */
+static double memory_of(const amounts *a, int threads)
 {
-    const double once = seconds_of(plan, a, a->weights);
-    double bytes = 0, directions = 0;
-    if (!is_large(plan, a)) return once * (1 + 2 * (double)probes);
-    for (int i = 0; i < plan->spec_count; i++) {
-        const double count = (double)assay_shape_count(&plan->specs[i].shape);
-        if (plan->specs[i].role != ASSAY_ROLE_GRADIENT) continue;
-        directions += 2 * (double)budget->directions * seconds_of(plan, a, count);
-        bytes +=
-            2 * (double)sizeof(quad) * (count + a->results) * (double)quad_probe_count(budget, (int64_t)count);
-    }
-    return once * ceil(bytes / (double)QUAD_TOGETHER_BYTES) + directions +
-           2 * (double)probes * a->numbers * SECONDS_PER_NUMBER;
-}
-
-/* Bytes: everything once, the second form's results, for each thread (or for what is made at once) those and a moved
- * tensor, and the weights and the slices of an expert. */
-static double memory_of(const assay_plan *plan, const amounts *a, int threads)
-{
-    const double size = (double)sizeof(quad), held = size * (a->given + 2 * a->results);
-    const double moved = size * (a->largest + a->results);
-    if (!is_large(plan, a)) return held + threads * moved;
-    return held + fmax(2 * moved, (double)QUAD_TOGETHER_BYTES) + 4 * size * a->expert;
+    const double size = (double)sizeof(quad), tape = size * HELD_OF_RESULT * a->made;
+    return size * 2 * a->held + (is_large(a) ? 2 : 1 + threads) * tape + 4 * size * a->expert;
 }
 
 assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget)
 {
-    const int64_t coordinates = budget == ASSAY_BUDGET_UNSAID ? COORDINATES : budget;
-    assay_certificate_scope scope = {
-        .outputs = true,
-        .budget = {.coordinates = coordinates, .directions = coordinates > 0 ? DIRECTIONS : 0, .seed = plan->c->seed}};
-    int choices = 0; /* each of another evaluation, where the form can't route alone */
-    for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &plan->specs[i];
-        choices += assay_path_is_choice(spec->path) && plan->operation->second_form.route == NULL;
-        if (spec->role != ASSAY_ROLE_GRADIENT || !assay_is_certified(spec)) continue;
-        scope.probes += quad_probe_count(&scope.budget, assay_shape_count(&spec->shape));
-    }
     const amounts a = amounts_of(plan);
-    const double bytes = memory_of(plan, &a, ctx->threads), once = seconds_of(plan, &a, a.weights);
-    const double outputs = once * (1 + choices);
-    const double all = outputs + seconds_of_probes(plan, &a, &scope.budget, scope.probes);
-    scope.seconds = scope.probes > 0 ? all : outputs;
-    scope.gradients = scope.probes > 0;
+    const bool probes = budget == ASSAY_BUDGET_UNSAID || budget > 0;
+    assay_certificate_scope scope = {.outputs = true,
+                                     .gradients = probes && a.gradients > 0,
+                                     .budget = {.samples = budget == ASSAY_BUDGET_UNSAID ? SAMPLES : budget,
+                                                .directions = DIRECTIONS,
+                                                .seed = plan->c->seed}};
+    const double bytes = memory_of(&a, ctx->threads), once = seconds_of(plan, &a);
+    scope.directions = !scope.gradients ? 0 : is_large(&a) ? DIRECTIONS : (int64_t)a.gradients * DIRECTIONS;
+    const double all = scope.gradients ? once * (1 + SWEEP + 2 * (double)scope.directions) : once;
+    scope.seconds = all;
     if (bytes > (double)assay_memory_available()) {
         scope = (assay_certificate_scope){0};
         snprintf(scope.left_out, sizeof scope.left_out, "needs %.2g GB of memory", bytes * 1e-9);
         return scope;
     }
     if (budget != ASSAY_BUDGET_UNSAID || all <= MOST_SECONDS) return scope;
-    scope.outputs = outputs <= MOST_SECONDS / (is_large(plan, &a) ? 1 : 5); /* small ones run on one core */
+    scope.outputs = once <= MOST_SECONDS / (is_large(&a) ? 1 : 5); /* small ones run on one core */
     scope.gradients = false;
-    scope.probes = 0;
+    scope.directions = 0;
     snprintf(scope.left_out, sizeof scope.left_out, "needs about %.0f min; ask with --budget N",
-             ceil((outputs + (all - outputs) / ctx->threads) / 60));
+             ceil((once + (all - once) / ctx->threads) / 60));
     return scope;
 }
 
-/* Everything but the choices and the gradients. */
-static assay_status certify_values(assay_context *ctx, const assay_certificate_inputs *inputs,
-                                   quad_certificates *certificates)
+/* What the scope takes in of the results. */
+static assay_status list_results(assay_context *ctx, const assay_certificate_inputs *inputs, bool gradients,
+                                 quad_tensors *some)
 {
-    assay_status status = ASSAY_OK;
     void *items = NULL;
-    TRY(assay_alloc(ctx, "list of tensors", inputs->results.count, sizeof *inputs->results.items, &items));
-    quad_tensors values = {.items = items};
-    for (int i = 0; i < inputs->results.count; i++) {
-        if (assay_path_is_choice(inputs->results.items[i].path)) continue;
-        values.items[values.count++] = inputs->results.items[i];
+    const assay_status status = assay_alloc(ctx, "list of tensors", inputs->results.count, sizeof *some->items, &items);
+    some->items = items;
+    for (int i = 0; status == ASSAY_OK && i < inputs->results.count; i++) {
+        if (gradients || assay_role_of(inputs->results.items[i].path) != ASSAY_ROLE_GRADIENT)
+            some->items[some->count++] = inputs->results.items[i];
     }
-    TRY(quad_certify_outputs(ctx, &inputs->plan->operation->second_form, inputs->plan->c, &inputs->in, &values,
-                             certificates));
-cleanup:
-    free(items);
     return status;
 }
 
@@ -233,28 +200,26 @@ assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *i
 {
     assay_status status;
     const assay_plan *plan = inputs->plan;
-    const quad_operation *form = &plan->operation->second_form;
     assay_progress progress;
     quad_budget budget = scope->budget;
     sketches all = {0};
+    quad_tensors some = {0};
     char what[ASSAY_PATH_SIZE + 16];
     snprintf(what, sizeof what, "%s in binary128", plan->c->name);
-    assay_progress_start(&progress, quiet, what, scope->probes);
+    assay_progress_start(&progress, quiet, what, scope->directions);
+    if (!scope->gradients) budget.directions = 0;
     budget.advance = advance;
     budget.self = &progress;
     budget.direction = direction_of_sketch;
     budget.signed_sums = &all;
     TRY(sketches_make(ctx, plan, &all));
-    if (scope->outputs) {
-        TRY(quad_certify_choices(ctx, form, plan->c, &inputs->in, &inputs->results, certificates));
-        TRY(certify_values(ctx, inputs, certificates));
-    }
-    if (scope->gradients) {
-        TRY(quad_certify_gradients(ctx, form, plan->c, &inputs->in, &inputs->results, &budget, certificates));
-    }
+    TRY(list_results(ctx, inputs, scope->gradients, &some));
+    if (scope->outputs)
+        TRY(quad_certify(ctx, &plan->operation->second_form, plan->c, &inputs->in, &some, &budget, certificates));
 cleanup:
     assay_progress_end(&progress);
     sketches_free(&all);
+    free(some.items);
     return status;
 }
 
@@ -281,8 +246,8 @@ static bool agrees(double a, double b, double allowed)
 static bool is_as_stored(const quad_certificate *c, const double stored[ASSAY_CERTIFICATE_FIELDS])
 {
     const bool gradient = assay_role_of(c->path) == ASSAY_ROLE_GRADIENT;
-    const double probes = stored[ASSAY_CERTIFICATE_CHECKED] + stored[ASSAY_CERTIFICATE_KINKS];
-    if (gradient && probes != (double)(c->checked + c->kinks)) {
+    const double checked = stored[ASSAY_CERTIFICATE_CHECKED] + stored[ASSAY_CERTIFICATE_KINKS];
+    if (gradient && checked != (double)(c->checked + c->kinks)) {
         return stored[ASSAY_CERTIFICATE_RELATIVE] <= QUAD_ALLOWED_RELATIVE;
     }
     return stored[ASSAY_CERTIFICATE_CHECKED] == (double)c->checked &&
@@ -360,7 +325,7 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
     for (int i = 0; i < results; i++) {
         assay_tensor_spec spec;
         const assay_tensor_role role = plan->specs[i].role;
-        if (!assay_is_certified(&plan->specs[i]) || (role == ASSAY_ROLE_GRADIENT && !scope.gradients)) continue;
+        if (!assay_role_is_result(role) || (role == ASSAY_ROLE_GRADIENT && !scope.gradients)) continue;
         TRY(assay_certificate_spec(ctx, plan->specs[i].path, &spec));
         TRY(assay_plan_add_spec(ctx, plan, &spec));
     }

@@ -2,7 +2,8 @@
  *
  *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of experts;
  *                                      the choice itself against the one that the second form makes
- *   gradients/                         central differences in binary128, at so many coordinates and directions each
+ *   gradients/                         those of the second form's tape, element by element, which are held themselves against
+ *                                      central differences in binary128 along a random direction each
  *
  * oracle/quad/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
  * fields below. */
@@ -14,15 +15,15 @@
 
 /* The numbers of a stored certificate. */
 #define ASSAY_CERTIFICATE_TABLE(X)                                                                                     \
-    X(CHECKED, "checked")     /* elements, or probes of a gradient */                                                  \
-    X(KINKS, "kinks")         /* probes left out: a kink (a clamp, relu) lies on them */                               \
+    X(CHECKED, "checked")     /* elements, and directions of a gradient */                                             \
+    X(KINKS, "kinks")         /* directions left out: a kink (a clamp, relu) lies on them */                           \
     X(WORST, "worst")         /* the worst element, or -1: a random direction */                                       \
     X(COMPUTED, "computed")   /* there: the golden's value */                                                          \
     X(REFERENCE, "reference") /* there: the value in binary128, rounded */                                             \
     X(ERROR, "error")         /* there: their distance */                                                              \
     X(RELATIVE, "relative")   /* the largest error over the tensor's largest value (a direction: over the norm) */     \
-    X(ULPS, "ulps")           /* the largest error in last places of float64; of a gradient 0 */                       \
-    X(SCALES, "gauge")        /* the largest error in error scales of the profile f64; of a gradient 0 */
+    X(ULPS, "ulps")           /* the largest error in last places of float64 */                                        \
+    X(SCALES, "gauge")        /* the largest error in error scales of the profile f64; 0 without them */
 
 enum {
 #define X(code, name) ASSAY_CERTIFICATE_##code,
@@ -40,14 +41,14 @@ void assay_certificate_fields(const quad_certificate *certificate, double fields
 typedef struct assay_certificate_scope {
     bool outputs, gradients; /* gradients: false too where the golden has none, or the budget is 0 */
     quad_budget budget;      /* its seed is the case's */
-    int64_t probes;
-    double seconds;     /* about what it takes on one core, all of it */
-    char left_out[128]; /* why not all: "needs about 12 min; ask with --budget N"; else empty */
+    int64_t directions;      /* of all gradients */
+    double seconds;          /* about what it takes on one core, all of it */
+    char left_out[128];      /* why not all: "needs about 12 min; ask with --budget N"; else empty */
 } assay_certificate_scope;
 
 #define ASSAY_BUDGET_UNSAID (-1)
 #define ASSAY_BUDGET_ALL INT64_MAX
-/* `budget`: coordinates of each gradient, 0 for outputs alone, or one of the two above. */
+/* `budget`: elements of each sketch of a gradient, 0 for outputs alone, or one of the two above. */
 assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, const assay_plan *plan, int64_t budget);
 
 /* The golden is to hold its certificate. Refuses what nobody would wait for, unless a budget is given. */
@@ -90,9 +91,5 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
 /* That where the plan certifies, else assay_evaluate. */
 assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                        const assay_sink *out, bool quiet);
-
-/* Whether a result is among what certification is of: not the gradients at the boundaries of layers, since nothing that is
- * given could be moved to probe them. */
-bool assay_is_certified(const assay_tensor_spec *spec);
 
 #endif

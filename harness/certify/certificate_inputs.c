@@ -4,18 +4,11 @@
 
 #include "compare/profile.h"
 #include "harness/certify/certificate.h"
-#include "harness/operations/hidden.h"
 #include "harness/operations/operands.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/ranks.h"
 #include "oracle/base/tensor_set.h"
-
-bool assay_is_certified(const assay_tensor_spec *spec)
-{
-    static const char boundaries[] = "gradients/checkpoints/";
-    return assay_role_is_result(spec->role) && strncmp(spec->path, boundaries, sizeof boundaries - 1) != 0;
-}
 
 void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
 {
@@ -114,32 +107,6 @@ cleanup:
     return status;
 }
 
-/* h of the second form, which its codes are held at: a step of a central difference would cross boundaries. A form that gives
- * gradients itself takes no steps. */
-static assay_status hold_hidden(assay_context *ctx, const assay_plan *plan, quad_tensors *in)
-{
-    assay_status status = ASSAY_OK;
-    assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    quad_tensors made = {0};
-    const quad_operation *form = &plan->operation->second_form;
-    const int count = assay_hidden_list(&plan->list, hidden);
-    if (count == 0 || (form->gives_gradients != NULL && form->gives_gradients(plan->c))) return ASSAY_OK;
-    TRY((form->checkpoints != NULL ? form->checkpoints : form->evaluate)(ctx, plan->c, in, &made));
-    for (int i = 0; i < count; i++) {
-        const quad_tensor *h = quad_tensors_find(&made, hidden[i].h->path);
-        quad *held = NULL;
-        if (h == NULL) {
-            status = assay_fail(ctx, ASSAY_INTERNAL, "%s: the second form does not give it", hidden[i].h->path);
-            goto cleanup;
-        }
-        TRY(quad_tensors_add(ctx, in, h->path, &h->shape, &held));
-        memcpy(held, h->values, (size_t)assay_shape_count(&h->shape) * sizeof *held);
-    }
-cleanup:
-    quad_tensors_free(&made);
-    return status;
-}
-
 assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certificate_inputs *inputs,
                                               const assay_plan *plan, const assay_source *source,
                                               const assay_sink *next)
@@ -148,7 +115,7 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
     assay_tensor_set results = {0};
     *inputs = (assay_certificate_inputs){.plan = plan, .source = *source};
     for (int i = 0; i < plan->spec_count; i++) {
-        if (assay_is_certified(&plan->specs[i])) TRY(add_result(ctx, &plan->specs[i], &results));
+        if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
     if (!assay_ranks_is_first(ctx)) goto cleanup; /* which certifies alone */
@@ -162,7 +129,6 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
         }
     }
     for (int i = 0; i < results.count; i++) TRY(convert(ctx, &results.items[i], inputs));
-    TRY(hold_hidden(ctx, plan, &inputs->in));
 cleanup:
     assay_tensor_set_free(&results);
     if (status != ASSAY_OK) assay_certificate_inputs_free(inputs);

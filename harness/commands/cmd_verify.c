@@ -148,17 +148,17 @@ static assay_status verify(assay_context *ctx, assay_golden *golden, const char 
     return found->golden ? verify_golden(ctx, golden, path, options, found) : ASSAY_OK;
 }
 
-/* ", certified: outputs to 1.5 ulps (0.8 error scales), gradients to 3e-16 (62 probes, 2 left out at kinks)" */
+/* ", certified: outputs to 1.5 ulps (0.8 error scales), gradients to 3e-16 (62 checked, 2 left out at kinks)" */
 static void print_certified(const finding *found)
 {
     double ulps = 0, scales = 0, relative = 0;
-    int64_t probes = 0, kinks = 0;
+    int64_t checked = 0, kinks = 0;
     for (int i = 0; i < found->certificates.count; i++) {
         const quad_certificate *c = &found->certificates.items[i];
         const assay_tensor_role role = assay_role_of(c->path);
         if (role == ASSAY_ROLE_GRADIENT) {
             relative = fmax(relative, c->relative);
-            probes += c->checked;
+            checked += c->checked;
             kinks += c->kinks;
         } else if (role == ASSAY_ROLE_OUTPUT || role == ASSAY_ROLE_CHECKPOINT) {
             ulps = fmax(ulps, c->ulps);
@@ -167,7 +167,7 @@ static void print_certified(const finding *found)
     }
     if (found->scope.outputs) printf(", certified: outputs to %.3g ulps (%.2g error scales)", ulps, scales);
     if (found->scope.gradients) {
-        printf(", gradients to %.2g (%" PRId64 " probes", relative, probes);
+        printf(", gradients to %.2g (%" PRId64 " checked", relative, checked);
         if (kinks > 0) printf(", %" PRId64 " left out at kinks", kinks);
         printf(")");
     }

@@ -11,11 +11,10 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_attention_config_of(ctx, c, &config);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
     assay_attention_config config;
-    const assay_status status = assay_attention_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_attention(ctx, &config, in, out) : status;
+    if (quad_try(t, assay_attention_config_of(quad_context(t), c, &config))) quad_attention(t, &config);
 }
 
 /* Padding at the end of a batch may hold anything. */
@@ -205,7 +204,7 @@ const assay_operation assay_op_attention = {.name = "attention",
                                             .describe = describe,
                                             .run = run,
                                             .ensemble = assay_every_case,
-                                            .second_form = {.evaluate = second_form},
+                                            .second_form = {.form = second_form},
                                             .flops = flops,
                                             .memory = memory,
                                             .shares = shares_of};

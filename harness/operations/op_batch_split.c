@@ -98,23 +98,16 @@ cleanup:
     return status;
 }
 
-static bool has_recipe(const void *c)
+static void second_form(quad_tape *t, const void *c)
 {
-    return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
-}
-
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
-{
-    assay_status status;
     assay_function_config config;
-    void *memory = NULL;
-    TRY(config_of(ctx, c, &config));
-    TRY(assay_alloc(ctx, "function", 1, sizeof(assay_function_view), &memory));
-    assay_function_view_of(&config, memory);
-    TRY(quad_batch_split_function(ctx, memory, in, out));
-cleanup:
-    free(memory);
-    return status;
+    void *view = NULL;
+    if (quad_try(t, config_of(quad_context(t), c, &config)) &&
+        quad_try(t, assay_alloc(quad_context(t), "function", 1, sizeof(assay_function_view), &view))) {
+        assay_function_view_of(&config, view);
+        quad_function(t, view);
+    }
+    free(view);
 }
 
 static assay_dims dims_of(const assay_function_tensor *tensor)
@@ -304,6 +297,6 @@ const assay_operation assay_op_batch_split = {.name = "batch_split",
                                               .run = run,
                                               .ensemble = assay_every_case,
                                               .mesh = true,
-                                              .second_form = {.evaluate = second_form, .gives_gradients = has_recipe},
+                                              .second_form = {.form = second_form},
                                               .flops = flops,
                                               .memory = memory};

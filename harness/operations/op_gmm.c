@@ -87,14 +87,10 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
-    const assay_gmm_config config = config_of(c);
-    assay_recipe_config recipe;
-    const assay_status status = assay_recipe_config_of(ctx, c, &recipe);
-    if (status != ASSAY_OK || recipe.recipe == NULL)
-        return status != ASSAY_OK ? status : quad_gmm(ctx, &config, in, out);
-    return quad_quantised_gmm(ctx, &config, &recipe, in, out);
+    quad_gmm_config config = {.gmm = config_of(c)};
+    if (quad_try(t, assay_recipe_config_of(quad_context(t), c, &config.recipe))) quad_gmm(t, &config);
 }
 
 /* Rows of no group may hold anything, and in the layouts of serving engines results of them too: nobody computes them.
@@ -501,6 +497,6 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .used_rows = used_rows,
                                       .one_product = true,
                                       .quantised = true,
-                                      .second_form = {.evaluate = second_form, .gives_gradients = has_recipe},
+                                      .second_form = {.form = second_form},
                                       .flops = flops,
                                       .memory = memory};

@@ -17,25 +17,10 @@ cleanup:
     return status;
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
-    assay_gqa_config config;
-    const assay_status status = assay_gqa_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_gqa(ctx, &config, in, out) : status;
-}
-
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
-{
-    const assay_mesh mesh = assay_mesh_of(c);
-    assay_gqa_config config;
-    quad_tensors parts = {0};
-    assay_status status;
-    TRY(assay_gqa_config_of(ctx, c, &config));
-    TRY(quad_gqa_parts(ctx, &config, in, &parts));
-    TRY(quad_spread_heads(ctx, &parts, config.heads, config.kv_heads, &mesh, out));
-cleanup:
-    quad_tensors_free(&parts);
-    return status;
+    quad_gqa_config config = {.mesh = assay_mesh_of(c)};
+    if (quad_try(t, assay_gqa_config_of(quad_context(t), c, &config.gqa))) quad_gqa(t, &config);
 }
 
 /* Of a mesh: what has heads is each shard's own. */
@@ -259,7 +244,7 @@ const assay_operation assay_op_gqa = {.name = "gqa",
                                       .run = run,
                                       .ensemble = assay_every_case,
                                       .mesh = true,
-                                      .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
+                                      .second_form = {.form = second_form},
                                       .flops = flops,
                                       .memory = memory,
                                       .shares = shares_of};

@@ -36,27 +36,10 @@ cleanup:
     return status;
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
-    assay_mla_config config;
-    const assay_status status = config_of(ctx, c, &config);
-    if (status != ASSAY_OK) return status;
-    return (has_recipe(c) ? quad_quantised_mla : quad_mla)(ctx, &config, in, out);
-}
-
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
-{
-    const assay_mesh mesh = assay_mesh_of(c);
-    assay_mla_config config;
-    quad_tensors parts = {0};
-    assay_status status;
-    TRY(config_of(ctx, c, &config));
-    if (has_recipe(c)) return ASSAY_OK; /* which gives them beside outputs */
-    TRY(quad_mla_checkpoints(ctx, &config, in, &parts));
-    TRY(quad_spread_heads(ctx, &parts, config.heads, config.heads, &mesh, out));
-cleanup:
-    quad_tensors_free(&parts);
-    return status;
+    quad_mla_config config = {.mesh = assay_mesh_of(c)};
+    if (quad_try(t, config_of(quad_context(t), c, &config.mla))) quad_mla(t, &config);
 }
 
 /* By a recipe what its products take that it computed itself, and the gradients of what they give. */
@@ -350,17 +333,16 @@ static void shares_of(const assay_case *c, double least, const assay_source *in,
         assay_mla_backward_shares(shares, least, &config);
 }
 
-const assay_operation assay_op_mla = {
-    .name = "mla",
-    .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
-    .summary = "multi-head latent attention with YaRN",
-    .check = check,
-    .describe = describe,
-    .run = run,
-    .ensemble = assay_every_case,
-    .mesh = true,
-    .quantised = true,
-    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints, .gives_gradients = has_recipe},
-    .flops = flops,
-    .memory = memory,
-    .shares = shares_of};
+const assay_operation assay_op_mla = {.name = "mla",
+                                      .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
+                                      .summary = "multi-head latent attention with YaRN",
+                                      .check = check,
+                                      .describe = describe,
+                                      .run = run,
+                                      .ensemble = assay_every_case,
+                                      .mesh = true,
+                                      .quantised = true,
+                                      .second_form = {.form = second_form},
+                                      .flops = flops,
+                                      .memory = memory,
+                                      .shares = shares_of};

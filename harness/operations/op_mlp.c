@@ -20,12 +20,10 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
     assay_gated_mlp_config config;
-    const assay_status status = assay_mlp_config_of(ctx, c, &config);
-    if (status != ASSAY_OK) return status;
-    return (has_recipe(c) ? quad_quantised_mlp : quad_gated_mlp)(ctx, &config, in, out);
+    if (quad_try(t, assay_mlp_config_of(quad_context(t), c, &config))) quad_gated_mlp(t, &config);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -270,7 +268,7 @@ const assay_operation assay_op_mlp = {.name = "mlp",
                                       .ensemble =
                                           assay_quantises_made, /* codes that change are no error of first order */
                                       .quantised = true,
-                                      .second_form = {.evaluate = second_form, .gives_gradients = has_recipe},
+                                      .second_form = {.form = second_form},
                                       .flops = flops,
                                       .memory = memory,
                                       .shares = shares_of};

@@ -83,35 +83,10 @@ static bool has_recipe(const void *c)
     return ((const assay_case *)c)->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
     quad_moe_config config;
-    const assay_status status = configs_of(ctx, c, &config);
-    if (status != ASSAY_OK) return status;
-    return (has_recipe(c) ? quad_quantised_moe : quad_moe)(ctx, &config, in, out);
-}
-
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
-{
-    quad_moe_config config;
-    const assay_status status = configs_of(ctx, c, &config);
-    if (status != ASSAY_OK || has_recipe(c)) return status; /* which gives them beside outputs */
-    return quad_moe_checkpoints(ctx, &config, in, out);
-}
-
-static assay_status second_forms(assay_context *ctx, const void *c, int count, const quad_tensors *in,
-                                 quad_tensors *out)
-{
-    quad_moe_config config;
-    const assay_status status = configs_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_moe_many(ctx, &config, count, in, out) : status;
-}
-
-static assay_status second_route(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
-{
-    quad_moe_config config;
-    const assay_status status = configs_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_routing(ctx, &config.moe.routing, in, out) : status;
+    if (quad_try(t, configs_of(quad_context(t), c, &config))) quad_moe(t, &config);
 }
 
 static bool second_streams(const void *c, const char *path)
@@ -430,12 +405,7 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .ensemble = ensemble,
                                       .mesh = true,
                                       .quantised = true,
-                                      .second_form = {.evaluate = second_form,
-                                                      .gives_gradients = has_recipe,
-                                                      .checkpoints = second_checkpoints,
-                                                      .evaluate_many = second_forms,
-                                                      .route = second_route,
-                                                      .streams = second_streams},
+                                      .second_form = {.form = second_form, .streams = second_streams},
                                       .flops = flops,
                                       .memory = memory,
                                       .shares = shares_of};

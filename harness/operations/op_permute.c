@@ -32,16 +32,16 @@ cleanup:
     return status;
 }
 
-static assay_status second_permute(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_permute(quad_tape *t, const void *c)
 {
     const assay_permute_dims d = dims_of(c);
-    return quad_permute(ctx, &d, in, out);
+    quad_permute(t, &d);
 }
 
-static assay_status second_unpermute(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_unpermute(quad_tape *t, const void *c)
 {
     const assay_permute_dims d = dims_of(c);
-    return quad_unpermute(ctx, &d, in, out);
+    quad_unpermute(t, &d);
 }
 
 static double moved_flops(const assay_case *c, bool backward)
@@ -197,7 +197,7 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .check = check,
                                           .describe = describe_permute,
                                           .run = run_permute,
-                                          .second_form = {.evaluate = second_permute},
+                                          .second_form = {.form = second_permute},
                                           .flops = moved_flops,
                                           .memory = memory};
 
@@ -207,6 +207,6 @@ const assay_operation assay_op_unpermute = {.name = "unpermute",
                                             .check = check,
                                             .describe = describe_unpermute,
                                             .run = run_unpermute,
-                                            .second_form = {.evaluate = second_unpermute},
+                                            .second_form = {.form = second_unpermute},
                                             .flops = moved_flops,
                                             .memory = memory};

@@ -317,16 +317,16 @@ cleanup:
     return status;
 }
 
-static assay_status second_quantize(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_quantize(quad_tape *t, const void *c)
 {
     const assay_quantize_config q = config_of(c);
-    return quad_quantize(ctx, &q, in, out);
+    quad_quantize(t, &q);
 }
 
-static assay_status second_dequantize(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_dequantize(quad_tape *t, const void *c)
 {
     const assay_quantize_config q = config_of(c);
-    return quad_dequantize(ctx, &q, in, out);
+    quad_dequantize(t, &q);
 }
 
 static double flops(const assay_case *c, bool backward)
@@ -346,7 +346,7 @@ const assay_operation assay_op_quantize = {.name = "quantize",
                                            .check = check_quantize,
                                            .describe = describe_quantize,
                                            .run = run_quantize,
-                                           .second_form = {.evaluate = second_quantize},
+                                           .second_form = {.form = second_quantize},
                                            .flops = flops,
                                            .memory = memory};
 
@@ -356,6 +356,6 @@ const assay_operation assay_op_dequantize = {.name = "dequantize",
                                              .check = check_format,
                                              .describe = describe_dequantize,
                                              .run = run_dequantize,
-                                             .second_form = {.evaluate = second_dequantize},
+                                             .second_form = {.form = second_dequantize},
                                              .flops = flops,
                                              .memory = memory};

@@ -15,9 +15,9 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
-    return quad_rms_norm(ctx, ((const assay_case *)c)->config.normalization_layer_epsilon, in, out);
+    quad_rms_norm(t, &((const assay_case *)c)->config.normalization_layer_epsilon);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -88,6 +88,6 @@ const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .check = check,
                                            .describe = describe,
                                            .run = run,
-                                           .second_form = {.evaluate = second_form},
+                                           .second_form = {.form = second_form},
                                            .flops = flops,
                                            .memory = memory};

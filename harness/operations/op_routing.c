@@ -65,11 +65,10 @@ cleanup:
     return status;
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
     assay_routing_config config;
-    const assay_status status = assay_routing_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_routing(ctx, &config, in, out) : status;
+    if (quad_try(t, assay_routing_config_of(quad_context(t), c, &config))) quad_routing(t, &config);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -354,6 +353,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .describe = describe,
                                           .run = run,
                                           .ensemble = ensemble,
-                                          .second_form = {.evaluate = second_form},
+                                          .second_form = {.form = second_form},
                                           .flops = flops,
                                           .memory = memory};

@@ -13,18 +13,10 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return assay_stack_config_of(ctx, c, &config);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
     assay_stack_config config;
-    const assay_status status = assay_stack_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_stack(ctx, &config, in, out) : status;
-}
-
-static assay_status second_checkpoints(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
-{
-    assay_stack_config config;
-    const assay_status status = assay_stack_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_stack_checkpoints(ctx, &config, in, out) : status;
+    if (quad_try(t, assay_stack_config_of(quad_context(t), c, &config))) quad_stack(t, &config);
 }
 
 /* "layers/3/", or "" of a single layer. */
@@ -268,63 +260,60 @@ static void shares_of(const assay_case *c, double least, const assay_source *in,
         assay_stack_shares_of(&ctx, shares, least, &config, in, out);
 }
 
-const assay_operation assay_op_deepseek_layer = {
-    .name = "deepseek_layer",
-    .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
-    .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
-    .check = check,
-    .describe = describe,
-    .run = run,
-    .lawful = lawful,
-    .ensemble = assay_every_case,
-    .mesh = true,
-    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
-    .flops = flops,
-    .memory = memory,
-    .shares = shares_of};
+const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
+                                                 .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
+                                                 .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
+                                                 .check = check,
+                                                 .describe = describe,
+                                                 .run = run,
+                                                 .lawful = lawful,
+                                                 .ensemble = assay_every_case,
+                                                 .mesh = true,
+                                                 .second_form = {.form = second_form},
+                                                 .flops = flops,
+                                                 .memory = memory,
+                                                 .shares = shares_of};
 
-const assay_operation assay_op_deepseek_stack = {
-    .name = "deepseek_stack",
-    .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
-    .summary = "decoder layers one after the other, rematerialised",
-    .check = check,
-    .describe = describe,
-    .run = run,
-    .lawful = lawful,
-    .ensemble = assay_every_case,
-    .mesh = true,
-    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
-    .flops = flops,
-    .memory = memory,
-    .shares = shares_of};
+const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
+                                                 .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
+                                                 .summary = "decoder layers one after the other, rematerialised",
+                                                 .check = check,
+                                                 .describe = describe,
+                                                 .run = run,
+                                                 .lawful = lawful,
+                                                 .ensemble = assay_every_case,
+                                                 .mesh = true,
+                                                 .second_form = {.form = second_form},
+                                                 .flops = flops,
+                                                 .memory = memory,
+                                                 .shares = shares_of};
 
 /* The layer that the model says, with one of the two attentions. */
-const assay_operation assay_op_decoder_layer = {
-    .name = "decoder_layer",
-    .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
-    .summary = "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS",
-    .check = check,
-    .describe = describe,
-    .run = run,
-    .lawful = lawful,
-    .ensemble = assay_every_case,
-    .mesh = true,
-    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
-    .flops = flops,
-    .memory = memory,
-    .shares = shares_of};
+const assay_operation assay_op_decoder_layer = {.name = "decoder_layer",
+                                                .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
+                                                .summary =
+                                                    "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS",
+                                                .check = check,
+                                                .describe = describe,
+                                                .run = run,
+                                                .lawful = lawful,
+                                                .ensemble = assay_every_case,
+                                                .mesh = true,
+                                                .second_form = {.form = second_form},
+                                                .flops = flops,
+                                                .memory = memory,
+                                                .shares = shares_of};
 
-const assay_operation assay_op_decoder_stack = {
-    .name = "decoder_stack",
-    .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
-    .summary = "such layers one after the other, rematerialised",
-    .check = check,
-    .describe = describe,
-    .run = run,
-    .lawful = lawful,
-    .ensemble = assay_every_case,
-    .mesh = true,
-    .second_form = {.evaluate = second_form, .checkpoints = second_checkpoints},
-    .flops = flops,
-    .memory = memory,
-    .shares = shares_of};
+const assay_operation assay_op_decoder_stack = {.name = "decoder_stack",
+                                                .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
+                                                .summary = "such layers one after the other, rematerialised",
+                                                .check = check,
+                                                .describe = describe,
+                                                .run = run,
+                                                .lawful = lawful,
+                                                .ensemble = assay_every_case,
+                                                .mesh = true,
+                                                .second_form = {.form = second_form},
+                                                .flops = flops,
+                                                .memory = memory,
+                                                .shares = shares_of};

@@ -16,11 +16,10 @@ static assay_status check(assay_context *ctx, const assay_case *c)
     return config_of(ctx, c, &config);
 }
 
-static assay_status second_form(assay_context *ctx, const void *c, const quad_tensors *in, quad_tensors *out)
+static void second_form(quad_tape *t, const void *c)
 {
     assay_rope_config config;
-    const assay_status status = config_of(ctx, c, &config);
-    return status == ASSAY_OK ? quad_yarn_rope(ctx, &config, in, out) : status;
+    if (quad_try(t, config_of(quad_context(t), c, &config))) quad_yarn_rope(t, &config);
 }
 
 static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
@@ -103,6 +102,6 @@ const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
                                             .describe = describe,
                                             .run = run,
                                             .ensemble = assay_every_case,
-                                            .second_form = {.evaluate = second_form},
+                                            .second_form = {.form = second_form},
                                             .flops = flops,
                                             .memory = memory};

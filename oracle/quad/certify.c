@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <quadmath.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "oracle/quad/certify_internal.h"
@@ -70,8 +71,9 @@ quad quad_largest(int64_t count, const quad *values)
     return largest;
 }
 
-void quad_certify_values(int64_t count, const quad *computed, const quad *reference,
-                         const quad *error_scale, quad_certificate *certificate)
+/* share: of the tensor's largest value, which is allowed anyway. */
+static void certify_values(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
+                           quad share, quad_certificate *certificate)
 {
     const quad scale = quad_largest(count, reference);
     for (int64_t i = 0; i < count; i++) {
@@ -80,7 +82,7 @@ void quad_certify_values(int64_t count, const quad *computed, const quad *refere
         quad allowed = QUAD_ALLOWED_RELATIVE * scale;
         if (error_scale != NULL) {
             const quad unit = fmaxq(finiteq(error_scale[i]) ? error_scale[i] : 0, QUAD_LEAST_SCALES * ulp);
-            allowed = QUAD_ALLOWED_SCALES * unit;
+            allowed = fmaxq(QUAD_ALLOWED_SCALES * unit, share * scale);
             raise_to(&certificate->scales, in_units(error, unit));
         }
         raise_to(&certificate->ulps, in_units(error, ulp));
@@ -91,6 +93,23 @@ void quad_certify_values(int64_t count, const quad *computed, const quad *refere
                                                   .scale = scale,
                                                   .allowed = allowed});
     }
+}
+
+void quad_certify_values(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
+                         quad_certificate *certificate)
+{
+    certify_values(count, computed, reference, error_scale, 0, certificate);
+}
+
+/* The element that is no number, or else the largest. */
+static int64_t foremost(int64_t count, const quad *values)
+{
+    int64_t index = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!finiteq(values[i])) return i;
+        if (fabsq(values[i]) > fabsq(values[index])) index = i;
+    }
+    return index;
 }
 
 static void certify_indices(int64_t count, const int32_t *computed, const int32_t *reference,
@@ -108,8 +127,8 @@ bool quad_has_prefix(const char *path, const char *prefix)
     return strncmp(path, prefix, strlen(prefix)) == 0;
 }
 
-assay_status quad_find_error_scale(assay_context *ctx, const quad_tensors *results, const quad_tensor *tensor,
-                                   const quad **scale)
+static assay_status find_error_scale(assay_context *ctx, const quad_tensors *results, const quad_tensor *tensor,
+                                     const quad **scale)
 {
     static const char folder[] = "error_scale/f64/";
     char path[sizeof folder + ASSAY_PATH_SIZE];
@@ -118,49 +137,100 @@ assay_status quad_find_error_scale(assay_context *ctx, const quad_tensors *resul
     return quad_read_optional(ctx, results, path, assay_shape_count(&tensor->shape), scale);
 }
 
+static assay_status refuse(assay_context *ctx, const quad_tensor *computed, const quad_tensor *reference)
+{
+    char shape[128], expected[128] = "none";
+    assay_shape_text(&computed->shape, shape, sizeof shape);
+    if (reference != NULL) assay_shape_text(&reference->shape, expected, sizeof expected);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' %s: the second form has %s of that name", computed->path, shape,
+                      expected);
+}
+
 static assay_status certify_tensor(assay_context *ctx, const quad_tensors *results, const quad_tensor *computed,
                                    const quad_tensors *references, quad_certificates *certificates)
 {
     const quad_tensor *reference = quad_tensors_find(references, computed->path);
     const quad *error_scale = NULL;
     if (reference == NULL || (reference->values == NULL) != (computed->values == NULL) ||
-        !assay_shape_equal(&reference->shape, &computed->shape)) {
-        char shape[128], expected[128] = "none";
-        assay_shape_text(&computed->shape, shape, sizeof shape);
-        if (reference != NULL) assay_shape_text(&reference->shape, expected, sizeof expected);
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' %s: the second form has %s of that name", computed->path, shape,
-                          expected);
-    }
+        !assay_shape_equal(&reference->shape, &computed->shape))
+        return refuse(ctx, computed, reference);
     quad_certificate *certificate = NULL;
-    assay_status status = quad_find_error_scale(ctx, results, computed, &error_scale);
+    assay_status status = find_error_scale(ctx, results, computed, &error_scale);
     if (status == ASSAY_OK) status = quad_add_certificate(ctx, certificates, computed->path, &certificate);
     if (status != ASSAY_OK) return status;
     int64_t count = assay_shape_count(&computed->shape);
     if (computed->values != NULL) {
-        quad_certify_values(count, computed->values, reference->values, error_scale, certificate);
+        const quad share = quad_has_prefix(computed->path, "gradients/") ? QUAD_ALLOWED_RELATIVE : 0;
+        certify_values(count, computed->values, reference->values, error_scale, share, certificate);
     } else {
         certify_indices(count, computed->indices, reference->indices, certificate);
     }
     return ASSAY_OK;
 }
 
-assay_status quad_certify_outputs(assay_context *ctx, const quad_operation *operation, const void *config,
-                                  const quad_tensors *in, const quad_tensors *computed, quad_certificates *certificates)
+/* Elements of a sum of signs over the gradient of `of`. */
+static assay_status certify_sums(assay_context *ctx, const quad_tensors *results, const quad_tensor *computed,
+                                 const char *of, const quad_tensors *references, const quad_budget *budget,
+                                 quad_certificates *certificates)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
+    char path[ASSAY_PATH_SIZE + 16], ignored[ASSAY_PATH_SIZE];
+    const quad *scale = NULL;
+    quad_certificate *certificate = NULL;
+    void *signs = NULL;
+    uint64_t random = budget->seed;
+    snprintf(path, sizeof path, "gradients/%s", of);
+    const quad_tensor *gradient = quad_tensors_find(references, path);
+    if (gradient == NULL) return refuse(ctx, computed, NULL);
+    const int64_t count = assay_shape_count(&computed->shape), all = assay_shape_count(&gradient->shape);
+    const int64_t samples = budget->samples < count ? budget->samples : count;
+    const quad largest = quad_largest(count, computed->values);
+    TRY(find_error_scale(ctx, results, computed, &scale));
+    TRY(quad_add_certificate(ctx, certificates, computed->path, &certificate));
+    TRY(assay_alloc(ctx, "signs", all, sizeof(signed char), &signs));
+    for (int64_t i = 0; i < samples; i++) {
+        const int64_t index = samples == count ? i
+                              : i == 0         ? foremost(count, computed->values)
+                                               : (int64_t)(quad_next_random(&random) % (uint64_t)count);
+        quad sum = 0;
+        budget->direction(budget->signed_sums, computed->path, index, ignored, signs);
+        for (int64_t k = 0; k < all; k++) sum += ((const signed char *)signs)[k] * gradient->values[k];
+        const quad error = fabsq(computed->values[index] - sum);
+        const quad scales = scale != NULL && finiteq(scale[index]) ? QUAD_ALLOWED_SCALES * scale[index] : 0;
+        quad_note(certificate, &(quad_comparison){.index = index,
+                                                  .computed = computed->values[index],
+                                                  .reference = sum,
+                                                  .error = error,
+                                                  .scale = largest,
+                                                  .allowed = fmaxq(QUAD_ALLOWED_RELATIVE * largest, scales)});
+    }
+cleanup:
+    free(signs);
+    return status;
+}
+
+assay_status quad_certify(assay_context *ctx, const quad_operation *operation, const void *config,
+                          const quad_tensors *in, const quad_tensors *computed, const quad_budget *budget,
+                          quad_certificates *certificates)
+{
+    assay_status status;
     quad_tensors references = {0};
-    bool checkpoints = false;
-    const bool gradients = operation->gives_gradients != NULL && operation->gives_gradients(config);
-    for (int i = 0; i < computed->count; i++) checkpoints |= quad_has_prefix(computed->items[i].path, "checkpoints/");
-    TRY(operation->evaluate(ctx, config, in, &references));
-    if (checkpoints && operation->checkpoints != NULL) TRY(operation->checkpoints(ctx, config, in, &references));
+    bool straight_through = false;
+    TRY(quad_differentiate(ctx, operation->form, config, in, computed, &references, &straight_through));
     for (int i = 0; i < computed->count; i++) {
         const quad_tensor *tensor = &computed->items[i];
-        if ((!gradients && quad_has_prefix(tensor->path, "gradients/")) ||
-            quad_has_prefix(tensor->path, "error_scale/"))
-            continue;
-        TRY(certify_tensor(ctx, computed, tensor, &references, certificates));
+        char of[ASSAY_PATH_SIZE];
+        if (quad_has_prefix(tensor->path, "error_scale/")) continue;
+        if (quad_is_choice(tensor->path)) {
+            TRY(quad_certify_choice(ctx, tensor, computed, &references, certificates));
+        } else if (budget->direction != NULL && budget->direction(budget->signed_sums, tensor->path, 0, of, NULL)) {
+            TRY(certify_sums(ctx, computed, tensor, of, &references, budget, certificates));
+        } else {
+            TRY(certify_tensor(ctx, computed, tensor, &references, certificates));
+        }
     }
+    if (budget->directions > 0 && !straight_through)
+        TRY(quad_check_derivatives(ctx, operation, config, in, &references, budget, certificates));
 cleanup:
     quad_tensors_free(&references);
     return status;

@@ -10,13 +10,13 @@
 typedef struct routing {
     int64_t tokens, per_token;
     const int32_t *computed, *reference; /* [tokens,per_token] */
-    const quad *margin;             /* [tokens], of the second form */
-    const quad *weights;            /* [tokens,per_token], computed */
+    const quad *margin;                  /* [tokens], of the second form */
+    const quad *weights;                 /* [tokens,per_token], computed */
     const quad *reference_weights;
     quad margin_allowed, weight_allowed;
 } routing;
 
-static bool is_choice(const char *path)
+bool quad_is_choice(const char *path)
 {
     const char *name = strrchr(path, '/');
     return quad_has_prefix(path, "routing/") && strcmp(name, "/selected_experts") == 0;
@@ -80,15 +80,17 @@ static assay_status read_routing(assay_context *ctx, const quad_tensor *choice, 
     assay_status status;
     const assay_shape *shape = &choice->shape;
     const int64_t count = assay_shape_count(shape);
-    char weights[ASSAY_PATH_SIZE], margin[ASSAY_PATH_SIZE];
+    char weights[ASSAY_PATH_SIZE], margin[ASSAY_PATH_SIZE], own[ASSAY_PATH_SIZE], own_weights[ASSAY_PATH_SIZE];
     sibling(choice->path, "weights", weights);
     sibling(choice->path, "margin", margin);
+    snprintf(own, sizeof own, "own/%s", choice->path + strlen("routing/"));
+    snprintf(own_weights, sizeof own_weights, "own/%s", weights + strlen("routing/"));
     r->per_token = shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
     r->tokens = r->per_token > 0 ? count / r->per_token : 0;
     r->computed = choice->indices;
-    TRY(quad_read_indices(ctx, references, choice->path, count, &r->reference));
+    TRY(quad_read_indices(ctx, references, own, count, &r->reference));
     TRY(quad_read(ctx, references, margin, r->tokens, &r->margin));
-    TRY(quad_read(ctx, references, weights, count, &r->reference_weights));
+    TRY(quad_read(ctx, references, own_weights, count, &r->reference_weights));
     /* the op `routing` has its weights among the outputs */
     const char *found = quad_tensors_find(computed, weights) != NULL ? weights : "outputs/weights";
     TRY(quad_read(ctx, computed, found, count, &r->weights));
@@ -99,38 +101,15 @@ cleanup:
     return status;
 }
 
-static assay_status certify_choice(assay_context *ctx, const quad_operation *operation, const void *config,
-                                   const quad_tensors *in, const quad_tensors *computed, const quad_tensor *choice,
-                                   quad_certificates *certificates)
+assay_status quad_certify_choice(assay_context *ctx, const quad_tensor *choice, const quad_tensors *computed,
+                                 const quad_tensors *references, quad_certificates *certificates)
 {
     assay_status status;
-    quad_tensors references = {0};
     quad_certificate *certificate = NULL;
     routing r = {0};
-    TRY((operation->route != NULL ? operation->route : operation->evaluate)(ctx, config, in, &references));
-    TRY(read_routing(ctx, choice, computed, &references, &r));
+    TRY(read_routing(ctx, choice, computed, references, &r));
     TRY(quad_add_certificate(ctx, certificates, choice->path, &certificate));
     compare(&r, certificate);
 cleanup:
-    quad_tensors_free(&references);
-    return status;
-}
-
-assay_status quad_certify_choices(assay_context *ctx, const quad_operation *operation, const void *config,
-                                  const quad_tensors *in, const quad_tensors *computed, quad_certificates *certificates)
-{
-    assay_status status;
-    void *items = NULL;
-    TRY(assay_alloc(ctx, "list of tensors", in->count, sizeof *in->items, &items));
-    for (int i = 0; i < in->count; i++) {
-        const quad_tensor *choice = &in->items[i];
-        if (!is_choice(choice->path) || choice->indices == NULL) continue;
-        quad_tensors others = {.items = items, .count = in->count - 1};
-        memcpy(others.items, in->items, (size_t)i * sizeof *others.items);
-        memcpy(others.items + i, in->items + i + 1, (size_t)(in->count - 1 - i) * sizeof *others.items);
-        TRY(certify_choice(ctx, operation, config, &others, computed, choice, certificates));
-    }
-cleanup:
-    free(items);
     return status;
 }

@@ -1,4 +1,4 @@
-/* What certify.c and certify_gradients.c share. */
+/* What the files of certification share. */
 #ifndef ASSAY_QUAD_CERTIFY_INTERNAL_H
 #define ASSAY_QUAD_CERTIFY_INTERNAL_H
 
@@ -14,11 +14,17 @@ typedef struct quad_comparison {
 } quad_comparison;
 /* Takes it into the certificate: the worst stays, and what is no number is the worst of all. */
 void quad_note(quad_certificate *certificate, const quad_comparison *comparison);
-/* The error scales of a tensor of the results, or NULL. */
-assay_status quad_find_error_scale(assay_context *ctx, const quad_tensors *results, const quad_tensor *tensor,
-                                   const quad **scale);
 bool quad_has_prefix(const char *path, const char *prefix);
 /* The largest |value| that is a number. */
 quad quad_largest(int64_t count, const quad *values);
+
+/* routing/.../selected_experts, an input too, against own/.../selected_experts of `references`; `computed` has the weights. */
+bool quad_is_choice(const char *path);
+assay_status quad_certify_choice(assay_context *ctx, const quad_tensor *choice, const quad_tensors *computed,
+                                 const quad_tensors *references, quad_certificates *certificates);
+/* The gradients of `references` against central differences: noted in the certificates of their paths. */
+assay_status quad_check_derivatives(assay_context *ctx, const quad_operation *operation, const void *config,
+                                    const quad_tensors *in, const quad_tensors *references, const quad_budget *budget,
+                                    quad_certificates *certificates);
 
 #endif

@@ -1,230 +1,170 @@
-#include <math.h>
+/* Attention: bare, with grouped heads, and with latent ones. */
 #include <quadmath.h>
 
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
-#include "oracle/quad/quad_product.h"
 
-enum {
-    QUERIES = 64,       /* of a head, that are taken at a time */
-    SHORT_SEQUENCE = 32 /* in which one is: half of a block would go into keys that it does not see */
-};
-
-static bool visible(const quad_attention_problem *p, int64_t b, int64_t query, int64_t key)
+void quad_attention(quad_tape *t, const void *self)
 {
-    if (key > query || (p->config->window > 0 && query - key >= p->config->window)) return false;
-    if (p->segment_ids == NULL) return true;
-    const int32_t *segments = p->segment_ids + b * p->config->sequence;
-    if (p->config->mask_padding && segments[query] == 0) return false;
-    return segments[query] == segments[key];
+    const assay_attention_config *c = self;
+    const int64_t b = c->batch, s = c->sequence, kv = c->kv_heads == 0 ? c->heads : c->kv_heads;
+    quad_node lse;
+    const quad_node out = quad_attend(t, c, quad_given(t, "inputs/query", b * s, c->heads * c->qk_dim),
+                                      quad_given(t, "inputs/key", b * s, kv * c->qk_dim),
+                                      quad_given(t, "inputs/value", b * s, kv * c->v_dim),
+                                      quad_given_optional(t, "weights/sinks", 1, c->heads),
+                                      quad_given_indices_optional(t, "inputs/segment_ids", b * s), &lse);
+    quad_put(t, "outputs/attention_out", assay_shape_of(4, b, s, c->heads, c->v_dim), out);
+    quad_put(t, "outputs/lse", assay_shape_of(3, b, c->heads, s), lse);
 }
 
-static int64_t kv_heads(const assay_attention_config *config)
+quad quad_softmax_scale(const assay_mla_config *config)
 {
-    return config->kv_heads == 0 ? config->heads : config->kv_heads;
+    const quad scale = 1 / sqrtq(config->qk_nope_head_dim + config->rope.dim);
+    if (config->rope.max_position_embeddings <= config->rope.original_max_position_embeddings) return scale;
+    const quad m = logq(config->rope.rope_factor) * config->mscale / 10 + 1;
+    return scale * m * m;
 }
 
-/* Queries [first, last) of one head, and the keys [begin, last) among which are all that they see. */
-typedef struct block {
-    const quad_attention_problem *problem;
-    int64_t b, head, first, last, begin;
-    quad *p; /* [last - first, last - begin]: scores, then probabilities */
-} block;
-
-static int64_t row_of(const block *s, int64_t position)
+static quad_node linear(quad_tape *t, const assay_mla_config *c, quad_node x, const char *kernel, int64_t k, int64_t n)
 {
-    return s->b * s->problem->config->sequence + position;
+    return quad_linear(t, (quad_layer){.x = x, .w = quad_given(t, kernel, k, n), .recipe = &c->recipe});
 }
 
-static const quad *at(const block *s, const quad *values, int64_t position, int64_t dim)
+quad_node quad_of_heads(quad_tape *t, quad_node x, int64_t heads, int64_t first, int64_t width)
 {
-    const int64_t shared = kv_heads(s->problem->config), kv = s->head * shared / s->problem->config->heads;
-    return values + (row_of(s, position) * shared + kv) * dim;
+    const int64_t all = quad_columns(t, x) / heads;
+    return quad_view(t, quad_columns_of(t, quad_view(t, x, all), first, width), heads * width);
 }
 
-static quad *out_of(const block *s, int64_t query)
+quad_node quad_heads_beside(quad_tape *t, quad_node a, quad_node b, int64_t heads)
 {
-    const assay_attention_config *config = s->problem->config;
-    return s->problem->attention_out + (row_of(s, query) * config->heads + s->head) * config->v_dim;
+    const int64_t of_a = quad_columns(t, a) / heads, of_b = quad_columns(t, b) / heads;
+    return quad_view(t, quad_beside(t, quad_view(t, a, of_a), quad_view(t, b, of_b)), heads * (of_a + of_b));
 }
 
-static assay_status make_scores(assay_context *ctx, const block *s)
+quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
 {
-    const assay_attention_config *config = s->problem->config;
-    const int64_t dim = config->qk_dim, keys = s->last - s->begin;
-    return quad_multiply(ctx,
-                         &(quad_product){.m = s->last - s->first,
-                                         .n = keys,
-                                         .k = dim,
-                                         .x = s->problem->query + (row_of(s, s->first) * config->heads + s->head) * dim,
-                                         .ldx = config->heads * dim,
-                                         .w = at(s, s->problem->key, s->begin, dim),
-                                         .ldw = kv_heads(config) * dim,
-                                         .w_transposed = true,
-                                         .y = s->p,
-                                         .ldy = keys});
-}
+    const assay_mla_config *c = &config->mla;
+    const int64_t b = c->batch, s = c->sequence, n = c->heads, d = c->emb_dim, tokens = b * s;
+    const int64_t nope = c->qk_nope_head_dim, rope = c->rope.dim, qk = nope + rope, v = c->v_head_dim;
+    const int64_t lq = c->q_lora_rank, lkv = c->kv_lora_rank;
+    const assay_attention_config attention = {
+        .batch = b, .sequence = s, .heads = n, .qk_dim = qk, .v_dim = v, .mask_padding = c->mask_padding};
+    if (b < 1 || s < 1 || d < 1 || n < 1 || nope < 1 || v < 1 || lq < 0 || lkv < 1)
+        quad_refuse(t, "MLA needs sizes of at least 1, and a q_lora_rank of at least 0");
+    const quad *turns = quad_turns(t, &c->rope, tokens, quad_given_indices(t, "inputs/positions", tokens));
 
-/* One query's scores become probabilities; returns the log of the sum of exponentials. A sink is one more score, whose
- * probability goes nowhere. */
-static quad softmax(const block *s, int64_t query)
-{
-    quad *p = s->p + (query - s->first) * (s->last - s->begin);
-    quad largest = 0, sum = 0;
-    int64_t count = 0;
-    for (int64_t key = s->begin; key < s->last; key++) {
-        const quad score = p[key - s->begin];
-        if (!visible(s->problem, s->b, query, key)) continue;
-        if (count++ == 0 || score > largest) largest = score;
+    quad_node latent = x;
+    if (lq > 0) {
+        const quad_node down = linear(t, c, x, "weights/wq_a/kernel", d, lq);
+        latent = quad_normalise(t, down, quad_given(t, "weights/q_norm/scale", 1, lq), c->epsilon);
+        quad_put(t, "checkpoints/query_wa_proj", assay_shape_of(3, b, s, lq), down);
+        quad_put(t, "checkpoints/mla_q", assay_shape_of(3, b, s, lq), latent);
+        quad_put_gradient(t, "checkpoints/query_wa_proj_gradient", assay_shape_of(3, b, s, lq), down);
     }
-    for (int64_t key = s->begin; key < s->last; key++) {
-        quad *to = &p[key - s->begin];
-        *to = visible(s->problem, s->b, query, key) ? expq(*to - largest) : 0;
-        sum += *to;
+    const quad_node q = lq > 0 ? linear(t, c, latent, "weights/wq_b/kernel", lq, n * qk)
+                               : linear(t, c, x, "weights/query/kernel", d, n * qk);
+    quad_put_gradient(t, "checkpoints/q_gradient", assay_shape_of(4, b, s, n, qk), q);
+    const quad_node q_pe = quad_rotate(t, quad_of_heads(t, q, n, nope, rope), &c->rope, turns);
+    const quad_node query =
+        quad_times(t, quad_heads_beside(t, quad_of_heads(t, q, n, 0, nope), q_pe, n), quad_softmax_scale(c));
+
+    const quad_node down = linear(t, c, x, "weights/wkv_a/kernel", d, lkv + rope);
+    const quad_node kv_scale = quad_given(t, "weights/kv_norm/scale", 1, lkv);
+    const quad_node mla_kv = quad_normalise(t, quad_columns_of(t, down, 0, lkv), kv_scale, c->epsilon);
+    const quad_node kv = linear(t, c, mla_kv, "weights/wkv_b/kernel", lkv, n * (nope + v));
+    const quad_node k_pe = quad_rotate(t, quad_columns_of(t, down, lkv, rope), &c->rope, turns);
+    const quad_node key =
+        quad_heads_beside(t, quad_of_heads(t, kv, n, 0, nope), quad_view(t, quad_repeat(t, k_pe, n), n * rope), n);
+    const quad_node value = quad_of_heads(t, kv, n, nope, v);
+    quad_put(t, "checkpoints/kv_wa_proj", assay_shape_of(3, b, s, lkv + rope), down);
+    quad_put(t, "checkpoints/mla_kv", assay_shape_of(3, b, s, lkv), mla_kv);
+    quad_put_gradient(t, "checkpoints/kv_wa_proj_gradient", assay_shape_of(3, b, s, lkv + rope), down);
+    quad_put_gradient(t, "checkpoints/kv_gradient", assay_shape_of(4, b, s, n, nope + v), kv);
+
+    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", tokens);
+    quad_node lse;
+    const quad_node out = quad_attend(t, &attention, query, key, value, 0, segments, &lse);
+    const quad_node y = linear(t, c, out, "weights/out/kernel", n * v, d);
+    const quad_heads heads = {.batch = b, .sequence = s, .heads = n, .kv_heads = n, .mesh = &config->mesh};
+    quad_put_heads(t, &heads, "checkpoints/query_proj", qk, query);
+    quad_put_heads(t, &heads, "checkpoints/key_proj", qk, key);
+    quad_put_heads(t, &heads, "checkpoints/value_proj", v, value);
+    quad_put_heads(t, &heads, "checkpoints/attention_out", v, out);
+    quad_put_heads(t, &heads, "checkpoints/lse", 0, lse);
+    quad_put(t, "checkpoints/out_proj", assay_shape_of(3, b, s, d), y);
+    return y;
+}
+
+void quad_mla(quad_tape *t, const void *config)
+{
+    const assay_mla_config *c = &((const quad_mla_config *)config)->mla;
+    const quad_node x = quad_given(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
+    quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_mla_of(t, config, x));
+}
+
+/* x times a kernel, plus the bias. */
+static quad_node project(quad_tape *t, quad_node x, const char *kernel, const char *bias, int64_t n)
+{
+    const quad_node w = quad_given(t, kernel, quad_columns(t, x), n);
+    return quad_add_row(t, quad_linear(t, (quad_layer){.x = x, .w = w}), quad_given_optional(t, bias, 1, n));
+}
+
+/* Every head by itself: its norm, its rotation. */
+static quad_node turn_heads(quad_tape *t, const assay_gqa_config *c, quad_node x, const char *scale, const quad *turns)
+{
+    const int64_t all = quad_columns(t, x), dim = c->head_dim;
+    if (c->qk_norm)
+        x = quad_view(t, quad_normalise(t, quad_view(t, x, dim), quad_given(t, scale, 1, dim), c->epsilon), all);
+    return quad_rotate(t, x, &c->rope, turns);
+}
+
+quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
+{
+    const assay_gqa_config *c = &config->gqa;
+    const int64_t b = c->batch, s = c->sequence, dim = c->head_dim, n = c->heads * dim, g = c->kv_heads * dim;
+    const assay_attention_config attention = {.batch = b,
+                                              .sequence = s,
+                                              .heads = c->heads,
+                                              .kv_heads = c->kv_heads,
+                                              .qk_dim = dim,
+                                              .v_dim = dim,
+                                              .window = c->window,
+                                              .mask_padding = c->mask_padding};
+    const quad_heads heads = {
+        .batch = b, .sequence = s, .heads = c->heads, .kv_heads = c->kv_heads, .mesh = &config->mesh};
+    const quad *turns = quad_turns(t, &c->rope, b * s, quad_given_indices(t, "inputs/positions", b * s));
+    quad_node query, key, value, lse;
+    if (c->fused_qkv) {
+        const quad_node all = project(t, x, "weights/qkv_proj/kernel", "weights/qkv_proj/bias", n + 2 * g);
+        quad_put_heads(t, &heads, "checkpoints/qkv_proj", dim, all);
+        query = quad_columns_of(t, all, 0, n);
+        key = quad_columns_of(t, all, n, g);
+        value = quad_columns_of(t, all, n + g, g);
+    } else {
+        query = project(t, x, "weights/query/kernel", "weights/query/bias", n);
+        key = project(t, x, "weights/key/kernel", "weights/key/bias", g);
+        value = project(t, x, "weights/value/kernel", "weights/value/bias", g);
     }
-    if (count == 0) return -INFINITY;
-    const quad sink = s->problem->sinks == NULL ? 0 : expq(s->problem->sinks[s->head] - largest);
-    for (int64_t i = 0; i < s->last - s->begin; i++) p[i] /= sum + sink;
-    return largest + logq(sum);
+    query = quad_times(t, turn_heads(t, c, query, "weights/query_norm/scale", turns), c->query_scale);
+    key = turn_heads(t, c, key, "weights/key_norm/scale", turns);
+    const quad_node sinks = c->sinks ? quad_given(t, "weights/sinks", 1, c->heads) : 0;
+    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", b * s);
+    const quad_node out = quad_attend(t, &attention, query, key, value, sinks, segments, &lse);
+    const quad_node y = project(t, out, "weights/out/kernel", "weights/out/bias", c->emb_dim);
+    quad_put_heads(t, &heads, "checkpoints/query_proj", dim, query);
+    quad_put_heads(t, &heads, "checkpoints/key_proj", dim, key);
+    quad_put_heads(t, &heads, "checkpoints/value_proj", dim, value);
+    quad_put_heads(t, &heads, "checkpoints/attention_out", dim, out);
+    quad_put_heads(t, &heads, "checkpoints/lse", 0, lse);
+    quad_put(t, "checkpoints/out_proj", assay_shape_of(3, b, s, c->emb_dim), y);
+    return y;
 }
 
-static bool values_are_finite(const block *s)
+void quad_gqa(quad_tape *t, const void *config)
 {
-    const int64_t v_dim = s->problem->config->v_dim;
-    bool finite = true;
-    for (int64_t key = s->begin; key < s->last; key++) {
-        const quad *v = at(s, s->problem->value, key, v_dim);
-        for (int64_t d = 0; d < v_dim; d++) finite &= finiteq(v[d]) != 0;
-    }
-    return finite;
-}
-
-/* What a query does not see must not reach it, not even as zero times infinity. */
-static void add_visible(const block *s, int64_t query)
-{
-    const int64_t v_dim = s->problem->config->v_dim;
-    const quad *p = s->p + (query - s->first) * (s->last - s->begin);
-    quad *out = out_of(s, query);
-    for (int64_t d = 0; d < v_dim; d++) out[d] = 0;
-    for (int64_t key = s->begin; key < s->last; key++) {
-        if (!visible(s->problem, s->b, query, key)) continue;
-        const quad *v = at(s, s->problem->value, key, v_dim);
-        for (int64_t d = 0; d < v_dim; d++) out[d] += p[key - s->begin] * v[d];
-    }
-}
-
-static assay_status make_out(assay_context *ctx, const block *s)
-{
-    const assay_attention_config *config = s->problem->config;
-    const int64_t v_dim = config->v_dim, keys = s->last - s->begin;
-    if (!values_are_finite(s)) {
-        for (int64_t query = s->first; query < s->last; query++) add_visible(s, query);
-        return ASSAY_OK;
-    }
-    return quad_multiply(ctx, &(quad_product){.m = s->last - s->first,
-                                              .n = v_dim,
-                                              .k = keys,
-                                              .x = s->p,
-                                              .ldx = keys,
-                                              .w = at(s, s->problem->value, s->begin, v_dim),
-                                              .ldw = kv_heads(config) * v_dim,
-                                              .y = out_of(s, s->first),
-                                              .ldy = config->heads * v_dim});
-}
-
-static assay_status attend(assay_context *ctx, const block *s)
-{
-    const assay_attention_config *config = s->problem->config;
-    quad *lse = s->problem->lse + (s->b * config->heads + s->head) * config->sequence;
-    assay_status status = make_scores(ctx, s);
-    if (status != ASSAY_OK) return status;
-#pragma omp parallel for num_threads(ctx->threads) schedule(static, 1) if (s->last - s->first > 1)
-    for (int64_t query = s->first; query < s->last; query++) lse[query] = softmax(s, query);
-    return make_out(ctx, s);
-}
-
-assay_status quad_attend(assay_context *ctx, const quad_attention_problem *problem)
-{
-    const assay_attention_config *config = problem->config;
-    const int64_t s = config->sequence, queries = s < SHORT_SEQUENCE ? 1 : QUERIES;
-    assay_status status = ASSAY_OK;
-    block own = {.problem = problem};
-    TRY(quad_alloc(ctx, queries * s, &own.p));
-    for (int64_t i = 0; i < config->batch * config->heads; i++) {
-        own.b = i / config->heads;
-        own.head = i % config->heads;
-        for (own.first = 0; own.first < s; own.first = own.last) {
-            own.last = own.first + queries < s ? own.first + queries : s;
-            own.begin = config->window > 0 && own.first >= config->window ? own.first - config->window + 1 : 0;
-            TRY(attend(ctx, &own));
-        }
-    }
-cleanup:
-    free(own.p);
-    return status;
-}
-
-assay_status quad_attention(assay_context *ctx, const assay_attention_config *config, const quad_tensors *in,
-                            quad_tensors *out)
-{
-    assay_status status = ASSAY_OK;
-    int64_t b = config->batch, s = config->sequence, heads = config->heads, rows = b * s * heads;
-    int64_t kv_rows = b * s * kv_heads(config);
-    assay_shape values = assay_shape_of(4, b, s, heads, config->v_dim), sums = assay_shape_of(3, b, heads, s);
-    quad_attention_problem problem = {.config = config};
-    TRY(quad_read(ctx, in, "inputs/query", rows * config->qk_dim, &problem.query));
-    TRY(quad_read(ctx, in, "inputs/key", kv_rows * config->qk_dim, &problem.key));
-    TRY(quad_read(ctx, in, "inputs/value", kv_rows * config->v_dim, &problem.value));
-    TRY(quad_read_optional(ctx, in, "weights/sinks", heads, &problem.sinks));
-    TRY(quad_read_optional_indices(ctx, in, "inputs/segment_ids", b * s, &problem.segment_ids));
-    TRY(quad_tensors_add(ctx, out, "outputs/attention_out", &values, &problem.attention_out));
-    TRY(quad_tensors_add(ctx, out, "outputs/lse", &sums, &problem.lse));
-    TRY(quad_attend(ctx, &problem));
-cleanup:
-    return status;
-}
-
-static quad dot(int64_t count, const quad *a, const quad *b)
-{
-    quad sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
-    return sum;
-}
-
-static void add_scaled(int64_t count, quad factor, const quad *x, quad *sum)
-{
-    for (int64_t i = 0; i < count; i++) sum[i] += factor * x[i];
-}
-
-/* One query of one head. */
-static void query_back(const quad_attention_problem *p, const quad_attention_gradients *d, int64_t b, int64_t head,
-                       int64_t query)
-{
-    const assay_attention_config *config = p->config;
-    const int64_t heads = config->heads, qk = config->qk_dim, v = config->v_dim, first = b * config->sequence;
-    const int64_t row = (first + query) * heads + head;
-    const quad *q = p->query + row * qk, *d_out = d->attention_out + row * v;
-    const quad lse = p->lse[(b * heads + head) * config->sequence + query];
-    const quad through = dot(v, d_out, p->attention_out + row * v);
-    for (int64_t key = 0; key <= query; key++) {
-        const int64_t other = (first + key) * heads + head;
-        if (!visible(p, b, query, key)) continue;
-        const quad probability = expq(dot(qk, q, p->key + other * qk) - lse);
-        const quad d_score = probability * (dot(v, d_out, p->value + other * v) - through);
-        add_scaled(qk, d_score, p->key + other * qk, d->query + row * qk);
-        add_scaled(qk, d_score, q, d->key + other * qk);
-        add_scaled(v, probability, d_out, d->value + other * v);
-    }
-}
-
-void quad_attend_back(const quad_attention_problem *problem, const quad_attention_gradients *d)
-{
-    const assay_attention_config *config = problem->config;
-    const int64_t rows = config->batch * config->sequence * config->heads;
-    for (int64_t i = 0; i < rows * config->qk_dim; i++) d->query[i] = d->key[i] = 0;
-    for (int64_t i = 0; i < rows * config->v_dim; i++) d->value[i] = 0;
-    for (int64_t b = 0; b < config->batch; b++) {
-        for (int64_t head = 0; head < config->heads; head++) {
-            for (int64_t query = 0; query < config->sequence; query++) query_back(problem, d, b, head, query);
-        }
-    }
+    const assay_gqa_config *c = &((const quad_gqa_config *)config)->gqa;
+    const quad_node x = quad_given(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
+    quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_gqa_of(t, config, x));
 }

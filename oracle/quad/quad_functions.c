@@ -29,44 +29,55 @@ quad quad_activation(assay_activation f, quad x)
     return x;
 }
 
-quad quad_glu(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b)
+quad quad_activation_slope(assay_activation f, quad x)
 {
-    quad cut_a = a > limit ? limit : a;
-    quad cut_b = b > limit ? limit : b < -limit ? -limit : b;
-    switch (glu) {
-    case ASSAY_GLU_GPT_OSS:
-        return cut_a * quad_sigmoid((quad)1702 / 1000 * cut_a) * (cut_b + 1);
-    case ASSAY_GLU_CLAMPED:
-        return quad_activation(activation[0], cut_a) * cut_b;
-    case ASSAY_GLU_PLAIN:
+    const quad s = quad_sigmoid(x), root = sqrtq(2 / M_PIq), cubic = (quad)44715 / 1000000;
+    switch (f) {
+    case ASSAY_SILU:
+        return s + x * s * quad_sigmoid(-x);
+    case ASSAY_GELU: { /* of x sigmoid(2u), u = root (x + cubic x^3) */
+        const quad u = 2 * root * (x + cubic * x * x * x), slope = 2 * root * (1 + 3 * cubic * x * x);
+        return quad_sigmoid(u) + x * slope * quad_sigmoid(u) * quad_sigmoid(-u);
+    }
+    case ASSAY_GELU_EXACT:
+        return erfcq(-x / sqrtq(2)) / 2 + x * expq(-x * x / 2) / sqrtq(2 * M_PIq);
+    case ASSAY_RELU:
+        return x > 0 ? 1 : 0;
+    case ASSAY_SIGMOID:
+        return s * quad_sigmoid(-x);
+    case ASSAY_LINEAR:
+    case ASSAY_ACTIVATION_COUNT:
         break;
     }
+    return 1;
+}
+
+/* gpt_oss: a sigmoid(1.702 a) (b + 1) of what is cut; clamped: the activation of the cut a times the cut b. */
+static const quad STRETCH = 1702 / (quad)1000;
+
+quad quad_glu_of(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b)
+{
+    const quad cut_a = a > limit ? limit : a, cut_b = b > limit ? limit : b < -limit ? -limit : b;
+    if (glu == ASSAY_GLU_GPT_OSS) return cut_a * quad_sigmoid(STRETCH * cut_a) * (cut_b + 1);
+    if (glu == ASSAY_GLU_CLAMPED) return quad_activation(activation[0], cut_a) * cut_b;
     return quad_activation(activation[0], a) * quad_activation(activation[1], b);
 }
 
-void quad_softmax(int64_t count, const quad *x, quad *p)
+/* At a clamp's edge the gradient passes. */
+void quad_glu_slopes(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b, quad slopes[2])
 {
-    quad largest = x[0], sum = 0;
-    for (int64_t i = 1; i < count; i++) largest = x[i] > largest ? x[i] : largest;
-    for (int64_t i = 0; i < count; i++) sum += expq(x[i] - largest);
-    for (int64_t i = 0; i < count; i++) p[i] = expq(x[i] - largest) / sum;
-}
-
-void quad_scores(assay_score_func f, int64_t count, const quad *logits, quad *scores)
-{
-    if (f == ASSAY_SCORE_SOFTMAX) {
-        quad_softmax(count, logits, scores);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        quad x = logits[i];
-        if (f == ASSAY_SCORE_SIGMOID) {
-            scores[i] = quad_sigmoid(x);
-        } else if (f == ASSAY_SCORE_SQRTSOFTPLUS) { /* the root of ln(1 + e^x) */
-            scores[i] = sqrtq(x > 0 ? x + log1pq(expq(-x)) : log1pq(expq(x)));
-        } else {
-            scores[i] = x;
-        }
+    const quad cut_a = a > limit ? limit : a, cut_b = b > limit ? limit : b < -limit ? -limit : b;
+    const int passes_a = a > limit ? 0 : 1, passes_b = b > limit || b < -limit ? 0 : 1;
+    const quad s = quad_sigmoid(STRETCH * cut_a);
+    if (glu == ASSAY_GLU_GPT_OSS) {
+        slopes[0] = passes_a * (s + cut_a * STRETCH * s * quad_sigmoid(-STRETCH * cut_a)) * (cut_b + 1);
+        slopes[1] = passes_b * cut_a * s;
+    } else if (glu == ASSAY_GLU_CLAMPED) {
+        slopes[0] = passes_a * quad_activation_slope(activation[0], cut_a) * cut_b;
+        slopes[1] = passes_b * quad_activation(activation[0], cut_a);
+    } else {
+        slopes[0] = quad_activation_slope(activation[0], a) * quad_activation(activation[1], b);
+        slopes[1] = quad_activation(activation[0], a) * quad_activation_slope(activation[1], b);
     }
 }
 

@@ -1,9 +1,10 @@
+/* Grouped products in every layout. */
 #include <stdio.h>
 
 #include "oracle/quad/quad_internal.h"
-#include "oracle/quad/quad_product.h"
+#include "oracle/quad/tape.h"
 
-int64_t quad_group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)
+static int64_t group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)
 {
     int64_t begin = 0;
     if (config->layout == ASSAY_GMM_CONTIGUOUS) return index[row];
@@ -19,74 +20,54 @@ int64_t quad_group_of(const assay_gmm_config *config, const int32_t *index, int6
     return -1;
 }
 
-assay_status quad_read_gmm_index(assay_context *ctx, const assay_gmm_config *config, const quad_tensors *in,
-                                 const int32_t **index)
+static const int32_t *read_index(quad_tape *t, const assay_gmm_config *config)
 {
     char path[ASSAY_PATH_SIZE];
-    assay_status status;
-    snprintf(path, sizeof path, "inputs/%s", assay_gmm_index_name(config->layout));
-    TRY(quad_read_indices(ctx, in, path, assay_gmm_index_count(config), index));
     const bool contiguous = config->layout == ASSAY_GMM_CONTIGUOUS;
     const bool sizes = config->layout == ASSAY_GMM_RAGGED || config->layout == ASSAY_GMM_K_GROUPED;
     int64_t most = contiguous ? config->dims.groups - 1 : config->dims.m;
-    for (int64_t i = 0; i < assay_gmm_index_count(config); i++) {
-        const int32_t found = (*index)[i];
-        if (found < (contiguous ? -1 : 0) || found > most) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%lld] is %d, expected 0 to %lld", path, (long long)i,
-                              (int)found, (long long)most);
-        }
-        if (sizes) most -= found;
+    snprintf(path, sizeof path, "inputs/%s", assay_gmm_index_name(config->layout));
+    const int32_t *index = quad_given_indices(t, path, assay_gmm_index_count(config));
+    for (int64_t i = 0; index != NULL && i < assay_gmm_index_count(config); i++) {
+        if (index[i] < (contiguous ? -1 : 0) || index[i] > most)
+            quad_refuse(t, "%s[%lld] is %d, expected 0 to %lld", path, (long long)i, (int)index[i], (long long)most);
+        if (sizes) most -= index[i];
     }
-cleanup:
-    return status;
+    return t->status == ASSAY_OK ? index : NULL;
 }
 
-static assay_status quad_k_grouped(assay_context *ctx, const assay_gmm_config *config, const quad_tensors *in,
-                                   quad_tensors *out)
+/* y[g] = c[g] + lhs_g^T rhs_g: outer products of rows, which are scattered to their group. */
+static quad_node k_grouped(quad_tape *t, const assay_gmm_dims *d, const int64_t *group)
 {
-    assay_status status;
-    const quad *lhs = NULL, *rhs = NULL;
-    const int32_t *index = NULL;
-    const int64_t m = config->dims.m, k = config->dims.k, n = config->dims.n, groups = config->dims.groups;
-    const assay_shape shape = assay_shape_of(3, groups, k, n);
-    const quad_tensor *c = quad_tensors_find(in, "inputs/c");
-    quad *y = NULL;
-    TRY(quad_read(ctx, in, "inputs/lhs", m * k, &lhs));
-    TRY(quad_read(ctx, in, "inputs/rhs", m * n, &rhs));
-    TRY(quad_read_gmm_index(ctx, config, in, &index));
-    TRY(quad_tensors_add(ctx, out, "outputs/y", &shape, &y));
-    for (int64_t at = 0; at < groups * k * n; at++) y[at] = c != NULL ? c->values[at] : 0;
-    for (int64_t row = 0; row < m; row++) {
-        const int64_t g = quad_group_of(config, index, row);
-        for (int64_t at = 0; g >= 0 && at < k * n; at++)
-            y[g * k * n + at] += lhs[row * k + at / n] * rhs[row * n + at % n];
-    }
-cleanup:
-    return status;
+    const quad_node lhs = quad_given(t, "inputs/lhs", d->m, d->k), rhs = quad_given(t, "inputs/rhs", d->m, d->n);
+    int64_t *of = quad_indices(t, d->m * d->k);
+    for (int64_t i = 0; of != NULL && i < d->m * d->k; i++)
+        of[i] = group[i / d->k] < 0 ? -1 : group[i / d->k] * d->k + i % d->k;
+    const quad_node outer = quad_weigh(t, quad_repeat(t, rhs, d->k), quad_view(t, lhs, 1));
+    return quad_add(t, quad_scatter(t, outer, of, d->groups * d->k),
+                    quad_given_optional(t, "inputs/c", d->groups * d->k, d->n));
 }
 
-assay_status quad_gmm(assay_context *ctx, const assay_gmm_config *config, const quad_tensors *in, quad_tensors *out)
+void quad_gmm(quad_tape *t, const void *self)
 {
-    assay_status status = ASSAY_OK;
-    const quad *lhs = NULL, *rhs = NULL;
-    const int32_t *index = NULL;
-    quad *y = NULL;
-    const int64_t m = config->dims.m, k = config->dims.k, n = config->dims.n, groups = config->dims.groups;
+    const quad_gmm_config *both = self;
+    const assay_gmm_config *config = &both->gmm;
+    const assay_gmm_dims *d = &config->dims;
     const bool masked = config->layout == ASSAY_GMM_MASKED;
-    const int64_t rows = masked ? groups * m : m;
-    const assay_shape shape = masked ? assay_shape_of(3, groups, m, n) : assay_shape_of(2, m, n);
-    if (config->layout == ASSAY_GMM_K_GROUPED) return quad_k_grouped(ctx, config, in, out);
-    TRY(quad_read(ctx, in, "inputs/lhs", rows * k, &lhs));
-    TRY(quad_read(ctx, in, "weights/rhs", groups * k * n, &rhs));
-    TRY(quad_read_gmm_index(ctx, config, in, &index));
-    TRY(quad_tensors_add(ctx, out, "outputs/y", &shape, &y));
-    for (int64_t i = 0; i < rows * n; i++) y[i] = 0;
-    for (int64_t row = 0, count = 1; row < rows; row += count) {
-        const int64_t g = quad_group_of(config, index, row);
-        for (count = 1; row + count < rows && quad_group_of(config, index, row + count) == g;) count++;
-        const quad_product product = quad_product_xw(y + row * n, lhs + row * k, rhs + g * k * n, count, n, k);
-        if (g >= 0) TRY(quad_multiply(ctx, &product));
+    const int64_t rows = masked ? d->groups * d->m : d->m;
+    const int32_t *index = read_index(t, config);
+    int64_t *group = quad_indices(t, rows);
+    for (int64_t row = 0; group != NULL && row < rows; row++) group[row] = group_of(config, index, row);
+    if (group == NULL) return;
+    if (config->layout == ASSAY_GMM_K_GROUPED) {
+        quad_put(t, "outputs/y", assay_shape_of(3, d->groups, d->k, d->n), k_grouped(t, d, group));
+        return;
     }
-cleanup:
-    return status;
+    const quad_node y = quad_linear(t, (quad_layer){.x = quad_given(t, "inputs/lhs", rows, d->k),
+                                                    .w = quad_given(t, "weights/rhs", d->groups * d->k, d->n),
+                                                    .groups = d->groups,
+                                                    .group = group,
+                                                    .recipe = &both->recipe,
+                                                    .counts_all = config->layout == ASSAY_GMM_RAGGED});
+    quad_put(t, "outputs/y", masked ? assay_shape_of(3, d->groups, d->m, d->n) : assay_shape_of(2, d->m, d->n), y);
 }

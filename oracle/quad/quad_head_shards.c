@@ -1,6 +1,7 @@
 /* Heads over a mesh: which numbers of each intermediate a shard has. */
 #include <string.h>
 
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
 static int64_t one_at_least(int64_t n)
@@ -26,64 +27,50 @@ static int64_t head_of(const spread *m, const char *name, int64_t part, int64_t 
 }
 
 /* Shard by shard, ((data, fsdp), expert, mlp_tensor); heads are in blocks by (mlp_tensor, expert). [B,S,N,width], or [B,N,S]. */
-static assay_status add_parts(assay_context *ctx, const quad_tensor *whole, const char *name, const spread *m,
-                              quad_tensors *out)
+static void put_shards(quad_tape *t, const quad_heads *h, const spread *m, const char *path, int64_t width, quad_node x)
 {
-    assay_status status;
-    const bool second = whole->shape.rank == 3;
-    const int64_t *dims = whole->shape.dims, groups = m->data * m->fsdp, parts = m->expert * m->tensor;
-    const int64_t all = dims[second ? 1 : 2], sequence = dims[second ? 2 : 1], width = second ? 1 : dims[3];
-    const int64_t batch = dims[0] / groups, heads = all / parts, shards = groups * parts;
-    const assay_shape shape = second ? assay_shape_of(4, shards, batch, heads, sequence)
-                                     : assay_shape_of(5, shards, batch, sequence, heads, width);
-    quad *to = NULL;
-    TRY(quad_tensors_add(ctx, out, whole->path, &shape, &to));
-    for (int64_t i = 0; i < shards * batch * sequence * heads * width; i++) {
-        const int64_t outer = i / width, shard = outer / (batch * sequence * heads);
-        const int64_t part = shard % m->tensor * m->expert + shard / m->tensor % m->expert;
-        const int64_t b = shard / parts * batch + outer / (sequence * heads) % batch;
-        const int64_t s = second ? outer % sequence : outer / heads % sequence;
-        const int64_t head = head_of(m, name, part, second ? outer / sequence % heads : outer % heads);
-        to[i] = whole->values[second ? (b * all + head) * sequence + s
-                                     : ((b * sequence + s) * all + head) * width + i % width];
+    const bool of_lse = width == 0;
+    const char *name = path + strlen("checkpoints/");
+    const int64_t groups = m->data * m->fsdp, parts = m->expert * m->tensor, shards = groups * parts, s = h->sequence;
+    const int64_t all = quad_rows(t, x) * quad_columns(t, x) / (h->batch * s * one_at_least(width));
+    const int64_t batch = h->batch / groups, heads = all / parts, rows = shards * batch * s * heads;
+    int64_t *index = quad_indices(t, rows);
+    for (int64_t i = 0; index != NULL && i < rows; i++) {
+        const int64_t shard = i / (batch * s * heads),
+                      part = shard % m->tensor * m->expert + shard / m->tensor % m->expert;
+        const int64_t b = shard / parts * batch + i / (s * heads) % batch, at = of_lse ? i % s : i / heads % s;
+        const int64_t head = head_of(m, name, part, of_lse ? i / s % heads : i % heads);
+        index[i] = of_lse ? (b * all + head) * s + at : (b * s + at) * all + head;
     }
-cleanup:
-    return status;
+    quad_put(t, path,
+             of_lse ? assay_shape_of(4, shards, batch, heads, s) : assay_shape_of(5, shards, batch, s, heads, width),
+             quad_gather(t, quad_view(t, x, one_at_least(width)), index, rows));
 }
 
-assay_status quad_spread_heads(assay_context *ctx, const quad_tensors *parts, int64_t heads, int64_t kv_heads,
-                               const assay_mesh *mesh, quad_tensors *out)
+void quad_put_heads(quad_tape *t, const quad_heads *h, const char *path, int64_t width, quad_node x)
 {
-    static const char *const of_heads[] = {"qkv_proj", "query_proj", "key_proj", "value_proj", "attention_out", "lse"};
-    const int64_t *sizes = mesh->size;
+    const int64_t *sizes = h->mesh->size;
     spread m = {one_at_least(sizes[ASSAY_AXIS_DATA]),
                 one_at_least(sizes[ASSAY_AXIS_FSDP]),
                 one_at_least(sizes[ASSAY_AXIS_EXPERT]),
                 one_at_least(sizes[ASSAY_AXIS_MLP_TENSOR]),
-                heads,
-                kv_heads};
-    assay_status status = ASSAY_OK;
-    const bool one = m.data * m.fsdp * m.expert * m.tensor == 1;
-    if (heads % (m.expert * m.tensor) != 0 || kv_heads % (m.expert * m.tensor) != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%lld heads and %lld of keys are not to be divided by %lld",
-                          (long long)heads, (long long)kv_heads, (long long)(m.expert * m.tensor));
+                h->heads,
+                h->kv_heads};
+    const int64_t parts = m.expert * m.tensor;
+    if (x == 0 || !quad_wants(t, path)) return;
+    if (h->heads % parts != 0 || h->kv_heads % parts != 0) {
+        quad_refuse(t, "%lld heads and %lld of keys are not to be divided by %lld", (long long)h->heads,
+                    (long long)h->kv_heads, (long long)parts);
+        return;
     }
-    m.heads /= m.expert * m.tensor;
-    m.kv_heads /= m.expert * m.tensor;
-    for (int i = 0; i < parts->count; i++) {
-        const quad_tensor *whole = &parts->items[i];
-        const char *name = NULL;
-        quad *values = NULL;
-        for (size_t k = 0; k < sizeof of_heads / sizeof *of_heads; k++) {
-            if (strcmp(whole->path + strlen("checkpoints/"), of_heads[k]) == 0) name = of_heads[k];
-        }
-        if (name != NULL && !one) {
-            TRY(add_parts(ctx, whole, name, &m, out));
-            continue;
-        }
-        TRY(quad_tensors_add(ctx, out, whole->path, &whole->shape, &values));
-        memcpy(values, whole->values, (size_t)assay_shape_count(&whole->shape) * sizeof *values);
+    m.heads /= parts;
+    m.kv_heads /= parts;
+    if (m.data * m.fsdp * parts > 1) {
+        put_shards(t, h, &m, path, width, x);
+    } else if (width == 0) {
+        quad_put(t, path, assay_shape_of(3, h->batch, h->heads, h->sequence), x);
+    } else {
+        const int64_t all = quad_columns(t, x) / width;
+        quad_put(t, path, assay_shape_of(4, h->batch, h->sequence, all, width), x);
     }
-cleanup:
-    return status;
 }

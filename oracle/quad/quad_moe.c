@@ -1,189 +1,306 @@
-/* The MoE block: routing, its experts, the masks of dropping. */
-#include <stdlib.h>
+/* The MoE block: y[t] = sum over k of weights[t,k] * expert(selected[t,k])(x[t]), plus the shared expert's gated MLP of x[t]. */
 #include <string.h>
 
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-/* combine_mask [B,S,E,C] holds the weight of a choice at its expert and position; dispatch_mask where it is not 0. */
-static assay_status add_masks(assay_context *ctx, const quad_block *block, quad_tensors *out)
+static int64_t tokens_of(const assay_moe_config *config)
 {
-    const assay_routing_config *routing = &block->config->routing;
-    int64_t experts = routing->num_experts, k = routing->num_experts_per_tok, room = quad_capacity(block->config);
-    assay_shape shape = assay_shape_of(4, routing->batch, routing->sequence, experts, room);
-    assay_status status = ASSAY_OK;
-    quad *combine = NULL;
-    int32_t *dispatch = NULL;
-    TRY(quad_tensors_add(ctx, out, "routing/combine_mask", &shape, &combine));
-    TRY(quad_tensors_add_indices(ctx, out, "routing/dispatch_mask", &shape, &dispatch));
-    int64_t count = assay_shape_count(&shape), choices = routing->batch * routing->sequence * k;
+    return config->routing.batch * config->routing.sequence;
+}
+
+static int64_t slots_of(const assay_moe_config *config)
+{
+    return config->routing.num_experts_per_tok + config->fused_shared_experts;
+}
+
+/* --- experts on rows --- */
+
+assay_status quad_rows_alloc(quad_tape *t, int64_t count, quad_expert_rows *rows)
+{
+    int64_t **const lists[] = {&rows->expert, &rows->token, &rows->choice, &rows->to};
+    rows->count = count;
+    for (int i = 0; i < 4; i++) {
+        *lists[i] = quad_indices(t, count);
+        for (int64_t row = 0; *lists[i] != NULL && row < count; row++) (*lists[i])[row] = -1;
+    }
+    return t->status;
+}
+
+void quad_experts_of(quad_tape *t, const quad_moe_config *both, quad_mlp *m)
+{
+    const assay_moe_config *c = &both->moe;
+    const int64_t all = c->routing.num_experts + c->fused_shared_experts;
+    *m = (quad_mlp){.w13_shards = both->w13_shards,
+                    .config = {.emb_dim = c->emb_dim,
+                               .mlp_dim = c->moe_mlp_dim,
+                               .activation = {c->activation, ASSAY_LINEAR},
+                               .glu = c->glu,
+                               .limit = c->limit,
+                               .fused = c->fused_weights,
+                               .hidden = c->hidden,
+                               .recipe = c->recipe}};
+    quad_mlp_weights(t, m, ASSAY_MLP_ROUTED, c->local_num_experts > 0 ? c->local_num_experts : all);
+    quad_gather_kernels(t, both, m);
+}
+
+/* Of each row the weight of its choice, or 1 in its place; `rest` of a row without one. */
+static quad_node weights_of_rows(quad_tape *t, const quad_router *r, const quad_expert_rows *rows, bool of_choices,
+                                 quad rest)
+{
+    quad *constants;
+    const quad_node parts[] = {quad_view(t, r->weights, 1), quad_constant(t, 2, 1, &constants)};
+    const int64_t choices = quad_rows(t, parts[0]);
+    int64_t *index = quad_indices(t, rows->count);
+    if (index == NULL || constants == NULL) return 0;
+    constants[0] = 1;
+    constants[1] = rest;
+    for (int64_t row = 0; row < rows->count; row++)
+        index[row] = rows->choice[row] < 0 ? choices + 1 : of_choices ? rows->choice[row] : choices;
+    return quad_gather(t, quad_concatenate(t, parts, 2), index, rows->count);
+}
+
+quad_node quad_expert_sum(quad_tape *t, const quad_moe_config *both, quad_node x, const quad_router *r,
+                          const quad_expert_rows *rows, quad_mlp *m)
+{
+    const assay_moe_config *c = &both->moe;
+    const bool scales_x = c->routing.family == ASSAY_ROUTER_LLAMA4, early = both->sharding.weight_before_wo;
+    const bool weighed = scales_x || early || c->weight_on_input;
+    const quad late = c->late_factor != 0 ? c->late_factor : 1; /* of what is routed alone */
+    quad_node in = quad_gather(t, x, rows->token, rows->count);
+    if (scales_x) { /* whose one choice is the token's */
+        const quad_node factors = quad_map(t, quad_view(t, r->weights, 1), QUAD_SIGMOID);
+        in = quad_weigh(t, in, quad_gather(t, factors, rows->token, rows->count));
+    }
+    if (c->weight_on_input) in = quad_weigh(t, in, weights_of_rows(t, r, rows, true, 1));
+    m->group = rows->expert;
+    quad_mlp_run(t, m, in);
+    if (early) m->y = quad_weigh(t, m->y, weights_of_rows(t, r, rows, true, 1));
+    const quad_node out = quad_weigh(t, m->y, weights_of_rows(t, r, rows, !weighed, 1 / late));
+    const quad_node y = quad_scatter(t, out, rows->to, tokens_of(c));
+    return c->late_factor != 0 ? quad_times(t, y, late) : y;
+}
+
+quad_node quad_shared_of(quad_tape *t, const assay_moe_config *c, quad_node x)
+{
+    quad_mlp m = {.config = {.emb_dim = c->emb_dim,
+                             .mlp_dim = c->shared_mlp_dim,
+                             .activation = {c->activation, ASSAY_LINEAR},
+                             .hidden = c->hidden,
+                             .recipe = c->recipe}};
+    const quad_mlp_layout layout = {.rows = assay_shape_of(2, c->routing.batch, c->routing.sequence)};
+    if (c->shared_mlp_dim == 0) return 0;
+    quad_mlp_weights(t, &m, ASSAY_MLP_SHARED, 1);
+    quad_mlp_run(t, &m, x);
+    quad_put_mlp(t, &m, ASSAY_MLP_SHARED, &layout);
+    if (!c->shared_gate) return m.y;
+    const quad_node gate = quad_given(t, "weights/shared_expert_gate/kernel", c->emb_dim, 1);
+    return quad_weigh(t, m.y, quad_map(t, quad_linear(t, (quad_layer){.x = x, .w = gate}), QUAD_SIGMOID));
+}
+
+/* --- rows of each path --- */
+
+int64_t quad_capacity(const assay_moe_config *config)
+{
+    const assay_routing_config *routing = &config->routing;
+    int64_t choices = routing->sequence * routing->num_experts_per_tok;
+    int64_t average = (choices + routing->num_experts - 1) / routing->num_experts;
+    /* In float64, as Python does it: the product of 10 and 0.7 is 7. */
+    double factor = config->capacity_factor, room = (double)average * factor;
+    return (int64_t)(room > factor ? room : factor);
+}
+
+/* The place of a choice: its rank in (s,k) order among the choices of its expert in its batch row. */
+static int64_t position_of(const assay_moe_config *config, const int32_t *selected, int64_t choice)
+{
+    const int64_t in_row = config->routing.sequence * config->routing.num_experts_per_tok;
+    int64_t rank = 0;
+    for (int64_t i = choice / in_row * in_row; i < choice; i++) rank += selected[i] == selected[choice];
+    return rank;
+}
+
+/* Places that no choice has taken hold what an expert makes of a row of zeros. */
+static void list_dropping(quad_tape *t, const assay_moe_config *c, const int32_t *selected, quad_expert_rows *rows)
+{
+    const assay_routing_config *r = &c->routing;
+    const int64_t room = quad_capacity(c), k = r->num_experts_per_tok, in_row = r->sequence * k;
+    if (quad_rows_alloc(t, r->num_experts * r->batch * room, rows) != ASSAY_OK) return;
+    for (int64_t row = 0; row < rows->count; row++) rows->expert[row] = row / (r->batch * room);
+    for (int64_t choice = 0; choice < r->batch * in_row; choice++) {
+        const int64_t e = selected[choice], position = position_of(c, selected, choice);
+        if (position >= room || e < 0) continue;
+        const int64_t row = (e * r->batch + choice / in_row) * room + position;
+        rows->token[row] = rows->to[row] = choice / k;
+        rows->choice[row] = choice;
+    }
+}
+
+/* Every expert on every token, of which those that are chosen count. */
+static void list_dense(quad_tape *t, const assay_moe_config *c, const int32_t *selected, quad_expert_rows *rows)
+{
+    const int64_t experts = c->routing.num_experts, k = c->routing.num_experts_per_tok;
+    if (quad_rows_alloc(t, tokens_of(c) * experts, rows) != ASSAY_OK) return;
+    for (int64_t row = 0; row < rows->count; row++) {
+        rows->expert[row] = row % experts;
+        rows->token[row] = row / experts;
+    }
+    for (int64_t i = 0; i < tokens_of(c) * k; i++) {
+        if (selected[i] < 0) continue;
+        rows->to[i / k * experts + selected[i]] = i / k;
+        rows->choice[i / k * experts + selected[i]] = i;
+    }
+}
+
+/* Copies of tokens by their experts; behind the choices of a token come the experts that all have. */
+static void list_sorted(quad_tape *t, const assay_moe_config *c, const int32_t *selected, const int32_t *order,
+                        quad_expert_rows *rows)
+{
+    const int64_t k = c->routing.num_experts_per_tok, slots = slots_of(c);
+    if (quad_rows_alloc(t, tokens_of(c) * slots, rows) != ASSAY_OK) return;
+    for (int64_t row = 0; row < rows->count; row++) {
+        if (order[row] < 0) continue;
+        const int64_t token = order[row] / slots, slot = order[row] % slots;
+        rows->token[row] = rows->to[row] = token;
+        rows->choice[row] = slot < k ? token * k + slot : -1;
+        rows->expert[row] = slot < k ? selected[token * k + slot] : c->routing.num_experts + slot - k;
+    }
+}
+
+/* dense [B,S,E], dropping [E,B,C], sorted [T*K] otherwise */
+static assay_shape shape_of_rows(const assay_moe_config *config)
+{
+    const assay_routing_config *r = &config->routing;
+    if (config->path == ASSAY_MOE_DENSE) return assay_shape_of(3, r->batch, r->sequence, r->num_experts);
+    if (config->path == ASSAY_MOE_DROPPING) return assay_shape_of(3, r->num_experts, r->batch, quad_capacity(config));
+    return assay_shape_of(1, tokens_of(config) * slots_of(config));
+}
+
+/* --- what routing lists --- */
+
+/* combine_mask [B,S,E,C] holds the weight of a choice at its expert and position; dispatch_mask where it is not 0. */
+static void put_masks(quad_tape *t, const assay_moe_config *c, const quad_router *r)
+{
+    const assay_routing_config *routing = &c->routing;
+    const int64_t experts = routing->num_experts, k = routing->num_experts_per_tok, room = quad_capacity(c);
+    const assay_shape shape = assay_shape_of(4, routing->batch, routing->sequence, experts, room);
+    const int64_t count = assay_shape_count(&shape);
+    quad *combine;
+    int32_t *dispatch = quad_put_indices(t, "routing/dispatch_mask", shape);
+    quad_put(t, "routing/combine_mask", shape, quad_constant(t, tokens_of(c), experts * room, &combine));
+    if (t->status != ASSAY_OK) return;
     for (int64_t i = 0; i < count; i++) combine[i] = 0;
-    for (int64_t choice = 0; choice < choices; choice++) {
-        int64_t position = quad_block_position(block, choice);
-        if (position >= room || block->selected[choice] < 0) continue;
-        combine[(choice / k * experts + block->selected[choice]) * room + position] = block->weights[choice];
+    for (int64_t choice = 0; choice < tokens_of(c) * k; choice++) {
+        const int64_t position = position_of(c, r->selected, choice);
+        if (position >= room || r->selected[choice] < 0) continue;
+        combine[(choice / k * experts + r->selected[choice]) * room + position] = quad_values(t, r->weights)[choice];
     }
     for (int64_t i = 0; i < count; i++) dispatch[i] = combine[i] != 0;
-cleanup:
-    return status;
 }
 
-/* In the place of the routing's own sizes and order, those of all slots: the choices, and behind them the shared experts. */
-static assay_status add_slots(assay_context *ctx, const assay_moe_config *config, quad_tensors *routed,
-                              quad_tensors *out)
+/* The ids of all slots, [T,K+n]: the choices, and behind them the experts that all have; put with their weights where there are such. */
+static const int32_t *slots_ids(quad_tape *t, const assay_moe_config *c, const quad_router *r)
 {
-    static const char *const kept[] = {"routing/selected_experts", "routing/weights",      "routing/margin",
-                                       "outputs/lb_loss",          "outputs/bias_updates", "outputs/z_loss"};
-    const int64_t k = config->routing.num_experts_per_tok, n = config->fused_shared_experts, slots = k + n;
-    const int64_t experts = config->routing.num_experts, tokens = config->routing.batch * config->routing.sequence;
-    const assay_shape shape = assay_shape_of(3, config->routing.batch, config->routing.sequence, slots);
-    const assay_shape copies = assay_shape_of(1, tokens * slots), all = assay_shape_of(1, experts + n);
-    assay_status status = ASSAY_OK;
-    int32_t *ids = NULL, *order = NULL, *sizes = NULL;
-    quad *weights = NULL;
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
-        if (quad_tensors_find(routed, kept[i]) != NULL) TRY(quad_tensors_move(ctx, routed, kept[i], out));
-    }
-    TRY(quad_tensors_add_indices(ctx, out, "routing/topk_ids", &shape, &ids));
-    TRY(quad_tensors_add(ctx, out, "routing/topk_weights", &shape, &weights));
-    TRY(quad_tensors_add_indices(ctx, out, "routing/sorted_selected_experts", &copies, &order));
-    TRY(quad_tensors_add_indices(ctx, out, "routing/group_sizes", &all, &sizes));
-    for (int64_t i = 0; i < tokens * slots; i++) {
+    const int64_t k = c->routing.num_experts_per_tok, slots = slots_of(c), count = tokens_of(c) * slots;
+    const assay_shape shape = assay_shape_of(3, c->routing.batch, c->routing.sequence, slots);
+    quad *weights;
+    if (slots == k) return r->selected;
+    int32_t *ids = quad_put_indices(t, "routing/topk_ids", shape);
+    quad_put(t, "routing/topk_weights", shape, quad_constant(t, tokens_of(c), slots, &weights));
+    for (int64_t i = 0; t->status == ASSAY_OK && i < count; i++) {
         const int64_t slot = i % slots, choice = i / slots * k + slot;
-        ids[i] = slot < k ? quad_tensors_find(out, kept[0])->indices[choice] : (int32_t)(experts + slot - k);
-        weights[i] = slot < k                   ? quad_tensors_find(out, kept[1])->values[choice]
-                     : config->late_factor != 0 ? 1 / (quad)config->late_factor
-                                                : 1;
+        const quad rest = c->late_factor != 0 ? 1 / (quad)c->late_factor : 1;
+        ids[i] = slot < k ? r->selected[choice] : (int32_t)(c->routing.num_experts + slot - k);
+        weights[i] = slot < k ? quad_values(t, r->weights)[choice] : rest;
     }
-    quad_sort_by_expert(tokens * slots, ids, experts + n, order, sizes);
-cleanup:
-    return status;
-}
-
-assay_status quad_moe_route(assay_context *ctx, const assay_moe_config *config, const quad_tensors *in,
-                            quad_tensors *out)
-{
-    quad_tensors routed = {0};
-    if (config->fused_shared_experts == 0) return quad_route(ctx, &config->routing, in, out);
-    assay_status status = quad_route(ctx, &config->routing, in, &routed);
-    if (status == ASSAY_OK) status = add_slots(ctx, config, &routed, out);
-    quad_tensors_free(&routed);
-    return status;
+    return ids;
 }
 
 /* The replica of each choice: of those of its expert, by ascending id, the one at the token modulo their count. */
-static assay_status add_replicas(assay_context *ctx, const assay_moe_config *config, const quad_tensors *in,
-                                 const quad_tensor *selected, quad_tensors *out)
+static void put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
 {
-    assay_status status;
-    const int64_t k = config->routing.num_experts_per_tok, count = assay_shape_count(&selected->shape);
-    const int32_t *map = NULL;
-    int32_t *physical = NULL;
-    TRY(quad_read_indices(ctx, in, "inputs/physical_to_logical_map", config->physical_experts, &map));
-    TRY(quad_tensors_add_indices(ctx, out, "routing/physical_experts", &selected->shape, &physical));
-    for (int64_t i = 0; i < count; i++) {
+    const int64_t k = c->routing.num_experts_per_tok;
+    const int32_t *map = quad_given_indices(t, "inputs/physical_to_logical_map", c->physical_experts);
+    int32_t *physical =
+        quad_put_indices(t, "routing/physical_experts", assay_shape_of(3, c->routing.batch, c->routing.sequence, k));
+    for (int64_t i = 0; t->status == ASSAY_OK && i < tokens_of(c) * k; i++) {
         int64_t replicas = 0, passed = 0;
         physical[i] = -1; /* a slot of none */
-        for (int64_t p = 0; p < config->physical_experts; p++) replicas += map[p] == selected->indices[i];
-        for (int32_t p = 0; p < config->physical_experts; p++) {
-            if (map[p] == selected->indices[i] && passed++ == i / k % replicas) physical[i] = p;
+        for (int64_t p = 0; p < c->physical_experts; p++) replicas += map[p] == selected[i];
+        for (int32_t p = 0; p < c->physical_experts; p++) {
+            if (map[p] == selected[i] && passed++ == i / k % replicas) physical[i] = p;
         }
     }
-cleanup:
-    return status;
 }
 
-assay_status quad_localise(assay_context *ctx, const assay_moe_config *config, const quad_tensors *in,
-                           quad_tensors *out, int32_t **selected)
+/* The choices by the numbers that experts have here, -1 elsewhere. */
+static const int32_t *localised(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
 {
-    assay_status status = ASSAY_OK;
-    const assay_routing_config *routing = &config->routing;
-    const int64_t choices = routing->batch * routing->sequence * routing->num_experts_per_tok;
-    const int64_t first = config->local_expert_offset, here = config->local_num_experts;
-    const int32_t *chosen = quad_tensors_find(out, "routing/selected_experts")->indices, *map = NULL;
-    const assay_shape sizes_shape = assay_shape_of(1, here);
-    int32_t *sizes = NULL;
-    *selected = NULL;
-    if (here == 0) return ASSAY_OK;
-    TRY(quad_read_optional_indices(ctx, in, "inputs/expert_map", routing->num_experts, &map));
-    TRY(assay_alloc_i32(ctx, "local experts", choices, selected));
-    for (int64_t i = 0; i < choices; i++) {
-        const int64_t expert = chosen[i];
-        const bool own = expert >= first && expert < first + here;
-        (*selected)[i] = (int32_t)(expert < 0 ? -1 : map != NULL ? map[expert] : own ? expert - first : -1);
+    const int64_t choices = tokens_of(c) * c->routing.num_experts_per_tok, here = c->local_num_experts;
+    const int32_t *map = quad_given_indices_optional(t, "inputs/expert_map", c->routing.num_experts);
+    int32_t *local = quad_keep(t, choices, sizeof *local);
+    for (int64_t i = 0; local != NULL && i < choices; i++) {
+        const int64_t expert = selected[i], own = expert - c->local_expert_offset;
+        local[i] = (int32_t)(expert < 0 ? -1 : map != NULL ? map[expert] : own >= 0 && own < here ? own : -1);
     }
-    TRY(quad_tensors_add_indices(ctx, out, "routing/local_group_sizes", &sizes_shape, &sizes));
-    quad_sort_by_expert(choices, *selected, here, quad_tensors_find(out, "routing/sorted_selected_experts")->indices,
-                        sizes);
-cleanup:
-    return status;
+    return local;
 }
 
-/* One of the blocks that are computed at once. Starts zeroed. */
-typedef struct run {
-    int32_t *local; /* the choice by the numbers that experts have here, or NULL */
-    quad_tensors *out;
-} run;
-
-static assay_status start(assay_context *ctx, const quad_moe_config *config, const quad_tensors *in, run *own,
-                          quad_block *block)
+/* The order of the copies, and how many each expert has. With local experts the order is of those that are here. */
+static const int32_t *put_order(quad_tape *t, const assay_moe_config *c, const int32_t *ids, const int32_t *local)
 {
-    assay_status status;
-    TRY(quad_moe_route(ctx, &config->moe, in, own->out));
-    TRY(quad_block_read(ctx, &config->moe, in, block));
-    block->experts.w13_shards = config->w13_shards;
-    TRY(quad_tensors_add(ctx, own->out, "outputs/y", &block->x->shape, &block->y));
-    TRY(quad_localise(ctx, &config->moe, in, own->out, &own->local));
-    block->weights = quad_tensors_find(own->out, "routing/weights")->values;
-    block->selected = quad_tensors_find(own->out, "routing/selected_experts")->indices;
-    if (own->local != NULL) block->selected = own->local;
-    TRY(quad_block_hold(ctx, in, quad_tensors_find(own->out, "routing/sorted_selected_experts"), block));
-cleanup:
-    return status;
+    const int64_t copies = tokens_of(c) * slots_of(c), experts = c->routing.num_experts + c->fused_shared_experts;
+    int32_t *order = quad_put_indices(t, "routing/sorted_selected_experts", assay_shape_of(1, copies));
+    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", assay_shape_of(1, experts));
+    if (t->status == ASSAY_OK) quad_sort_by_expert(copies, ids, experts, order, sizes);
+    if (local == NULL) return order;
+    sizes = quad_put_indices(t, "routing/local_group_sizes", assay_shape_of(1, c->local_num_experts));
+    if (t->status == ASSAY_OK) quad_sort_by_expert(copies, local, c->local_num_experts, order, sizes);
+    return order;
 }
 
-static assay_status finish(assay_context *ctx, const assay_moe_config *config, const quad_tensors *in, const run *own,
-                           const quad_block *block)
-{
-    assay_status status = ASSAY_OK;
-    if (config->path == ASSAY_MOE_DROPPING) TRY(add_masks(ctx, block, own->out));
-    if (config->physical_experts > 0)
-        TRY(add_replicas(ctx, config, in, quad_tensors_find(own->out, "routing/selected_experts"), own->out));
-cleanup:
-    return status;
-}
+/* --- the block --- */
 
-assay_status quad_moe_many(assay_context *ctx, const quad_moe_config *config, int count, const quad_tensors *in,
-                           quad_tensors *out)
+static quad_node one_device(quad_tape *t, const quad_moe_config *both, quad_node x)
 {
-    assay_status status = ASSAY_OK;
-    quad_block *blocks = NULL;
-    run *runs = NULL;
-    if (quad_is_sharded(config)) {
-        for (int i = 0; i < count && status == ASSAY_OK; i++) status = quad_sharded_moe(ctx, config, &in[i], &out[i]);
-        return status;
+    const assay_moe_config *c = &both->moe;
+    const quad_router r = quad_route(t, &c->routing, x);
+    const quad_losses losses = quad_losses_of(t, &c->routing, &r, r.selected);
+    quad_put_losses(t, &c->routing, &losses);
+    if (t->status != ASSAY_OK) return 0;
+    const int32_t *local = c->local_num_experts > 0 ? localised(t, c, r.selected) : NULL;
+    const int32_t *ids = slots_ids(t, c, &r), *selected = local != NULL ? local : r.selected;
+    const int32_t *order = put_order(t, c, ids, local);
+    quad_expert_rows rows = {0};
+    quad_mlp m;
+    quad_experts_of(t, both, &m);
+    if (t->status != ASSAY_OK) return 0;
+    if (c->path == ASSAY_MOE_DROPPING) {
+        list_dropping(t, c, selected, &rows);
+        put_masks(t, c, &r);
+    } else if (c->path == ASSAY_MOE_DENSE) {
+        list_dense(t, c, selected, &rows);
+    } else {
+        list_sorted(t, c, selected, order, &rows);
     }
-    blocks = calloc((size_t)count, sizeof *blocks);
-    runs = calloc((size_t)count, sizeof *runs);
-    if (blocks == NULL || runs == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a list of blocks"));
-    for (int i = 0; i < count; i++) {
-        runs[i].out = &out[i];
-        TRY(start(ctx, config, &in[i], &runs[i], &blocks[i]));
-    }
-    TRY(quad_block_combine(ctx, count, blocks));
-    for (int i = 0; i < count; i++) TRY(finish(ctx, &config->moe, &in[i], &runs[i], &blocks[i]));
-cleanup:
-    for (int i = 0; i < count; i++) {
-        if (blocks != NULL) quad_block_free(&blocks[i]);
-        if (runs != NULL) free(runs[i].local);
-    }
-    free(blocks);
-    free(runs);
-    return status;
+    if (c->physical_experts > 0) put_replicas(t, c, r.selected);
+    if (t->status != ASSAY_OK) return 0;
+    const quad_node y = quad_expert_sum(t, both, x, &r, &rows, &m);
+    const quad_mlp_layout layout = {.rows = shape_of_rows(c)};
+    quad_put_mlp(t, &m, ASSAY_MLP_ROUTED, &layout);
+    return y;
 }
 
-assay_status quad_moe(assay_context *ctx, const quad_moe_config *config, const quad_tensors *in, quad_tensors *out)
+quad_node quad_moe_of(quad_tape *t, const quad_moe_config *config, quad_node x)
 {
-    return quad_moe_many(ctx, config, 1, in, out);
+    const quad_node routed = (quad_is_sharded(config) ? quad_sharded_experts : one_device)(t, config, x);
+    return quad_add(t, routed, quad_shared_of(t, &config->moe, x));
+}
+
+void quad_moe(quad_tape *t, const void *config)
+{
+    const assay_moe_config *c = &((const quad_moe_config *)config)->moe;
+    const quad_node x = quad_given(t, "inputs/x", tokens_of(c), c->emb_dim);
+    quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_moe_of(t, config, x));
 }
 
 bool quad_moe_streams(const quad_moe_config *config, const char *path)

@@ -37,7 +37,7 @@ static void scalar_row(const quad_product *p, int64_t row)
     }
 }
 
-void quad_multiply_scalar(const assay_context *ctx, const quad_product *p)
+void quad_matmul_scalar(const assay_context *ctx, const quad_product *p)
 {
     const double work = (double)p->m * (double)p->n * (double)p->k;
 #pragma omp parallel for num_threads(ctx->threads) schedule(static) if (work >= LEAST_WORK)
@@ -165,8 +165,7 @@ static void add_row(const piece *s, int64_t row)
             continue;
         }
         const quad power = s->x->powers[row] * s->w.powers[j];
-        const quad sum =
-            (quad)sum_levels(s, low, most, at) * low_unit + (quad)sum_levels(s, 0, low, at) * high_unit;
+        const quad sum = (quad)sum_levels(s, low, most, at) * low_unit + (quad)sum_levels(s, 0, low, at) * high_unit;
         const bool is_near = power == 0 || s->sizes[at] >= bound;
         p->y[row * p->ldy + j] = is_near ? sum * power : chain(p, row, j);
     }
@@ -234,11 +233,11 @@ cleanup:
     return status;
 }
 
-assay_status quad_multiply_sliced(assay_context *ctx, const quad_product *product, const assay_arithmetic *engine)
+assay_status quad_matmul_sliced(assay_context *ctx, const quad_product *product, const assay_arithmetic *engine)
 {
     const quad_cut cut = quad_cut_for(product->k);
     if (cut.bits == 0 || product->k == 0) {
-        quad_multiply_scalar(ctx, product);
+        quad_matmul_scalar(ctx, product);
         return ASSAY_OK;
     }
     for (int64_t begin = 0; begin < product->m; begin += ROWS) {
@@ -252,12 +251,12 @@ assay_status quad_multiply_sliced(assay_context *ctx, const quad_product *produc
     return ASSAY_OK;
 }
 
-assay_status quad_multiply(assay_context *ctx, const quad_product *p)
+assay_status quad_matmul(assay_context *ctx, const quad_product *p)
 {
     const double work = (double)p->m * (double)p->n * (double)p->k;
     if (p->n >= LEAST_COLUMNS && work >= LEAST_WORK) {
-        return quad_multiply_sliced(ctx, p, &assay_arithmetic_reference);
+        return quad_matmul_sliced(ctx, p, &assay_arithmetic_reference);
     }
-    quad_multiply_scalar(ctx, p);
+    quad_matmul_scalar(ctx, p);
     return ASSAY_OK;
 }

@@ -9,8 +9,8 @@
  * a number meets zeros alone that is far larger than all others of its line, and where a NaN or an infinity is in its row
  * or column, it is made in the scalar form. Which form makes an element is decided by sizes and numbers, never by threads
  * or the instruction set, and so are its bits. */
-#ifndef ASSAY_QUAD_SPEC_PRODUCT_H
-#define ASSAY_QUAD_SPEC_PRODUCT_H
+#ifndef ASSAY_QUAD_QUAD_PRODUCT_H
+#define ASSAY_QUAD_QUAD_PRODUCT_H
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/quad/quad.h"
@@ -29,17 +29,16 @@ typedef struct quad_product {
 } quad_product;
 
 /* All rows without a gap. */
-static inline quad_product quad_product_xw(quad *y, const quad *x, const quad *w, int64_t m, int64_t n,
-                                           int64_t k)
+static inline quad_product quad_product_xw(quad *y, const quad *x, const quad *w, int64_t m, int64_t n, int64_t k)
 {
     return (quad_product){.m = m, .n = n, .k = k, .x = x, .ldx = k, .w = w, .ldw = n, .y = y, .ldy = n};
 }
 
-assay_status quad_multiply(assay_context *ctx, const quad_product *product);
+assay_status quad_matmul(assay_context *ctx, const quad_product *product);
 
 /* The two ways of it, each for any size. k beyond 299593 is too large for slices, and is made in the scalar form. `engine`
  * makes the products of slices, and is refused where it makes one wrong. */
-void quad_multiply_scalar(const assay_context *ctx, const quad_product *product);
-assay_status quad_multiply_sliced(assay_context *ctx, const quad_product *product, const assay_arithmetic *engine);
+void quad_matmul_scalar(const assay_context *ctx, const quad_product *product);
+assay_status quad_matmul_sliced(assay_context *ctx, const quad_product *product, const assay_arithmetic *engine);
 
 #endif

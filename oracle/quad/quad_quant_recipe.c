@@ -2,7 +2,7 @@
 #include <quadmath.h>
 #include <string.h>
 
-#include "oracle/quad/quad_recipe.h"
+#include "oracle/quad/quad_quant_recipe.h"
 
 enum { BLOCK = 128 };
 
@@ -59,8 +59,8 @@ static quad taken(const assay_recipe_config *r, const assay_recipe_operand *how,
 }
 
 /* Of what shares element i's scale: of its row or column, a block of BLOCK columns, or of BLOCK rows of a group. */
-static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_config *r,
-                                const assay_recipe_operand *how, int64_t i, const int64_t *place)
+static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_config *r, const assay_recipe_operand *how,
+                           int64_t i, const int64_t *place)
 {
     quad largest = 0;
     const int64_t row = i / m->columns, column = i % m->columns;
@@ -81,7 +81,7 @@ static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_confi
 }
 
 static quad scale_of(const assay_recipe_config *r, const assay_recipe_operand *how,
-                          const assay_calibration *calibration, quad largest)
+                     const assay_calibration *calibration, quad largest)
 {
     const small_type float32 = type_of(ASSAY_FLOAT32), type = type_of(r->type);
     int exponent = 0;
@@ -206,14 +206,12 @@ void quad_recipe_forward(const quad_recipe_layer *l, quad *y)
 void quad_recipe_backward(const quad_recipe_layer *l, quad *dx, quad *dw)
 {
     const int64_t k = l->k, n = l->n;
-    for (int64_t i = 0; i < l->rows * k; i++) dx[i] = 0;
-    for (int64_t i = 0; i < l->groups * k * n; i++) dw[i] = 0;
     for (int64_t row = 0; row < l->rows; row++) {
         const int64_t first = l->group[row] * k * n;
         for (int64_t at = 0; first >= 0 && at < k * n; at++) {
             const int64_t from = row * k + at / n, to = row * n + at % n;
-            dx[from] += l->dx_dy.numbers[to] * l->of_w.codes[first + at];
-            dw[first + at] += l->dw_x.numbers[from] * l->dw_dy.numbers[to];
+            if (dx != NULL) dx[from] += l->dx_dy.numbers[to] * l->of_w.codes[first + at];
+            if (dw != NULL) dw[first + at] += l->dw_x.numbers[from] * l->dw_dy.numbers[to];
         }
     }
 }
@@ -225,49 +223,4 @@ void quad_recipe_free(quad_recipe_layer *l)
     free(l->all);
     free(l->for_dx);
     free(l->for_dw);
-}
-
-/* The groups of the rows as they lie. */
-static assay_status read_layer(assay_context *ctx, const assay_gmm_config *config, const quad_tensors *in,
-                               int64_t *group, quad_recipe_layer *l)
-{
-    assay_status status;
-    const int32_t *index = NULL;
-    TRY(quad_read(ctx, in, "inputs/lhs", l->rows * l->k, &l->x));
-    TRY(quad_read(ctx, in, "weights/rhs", l->groups * l->k * l->n, &l->w));
-    TRY(quad_read(ctx, in, "cotangents/y", l->rows * l->n, &l->dy));
-    TRY(quad_read_gmm_index(ctx, config, in, &index));
-    for (int64_t row = 0; row < l->rows; row++) group[row] = quad_group_of(config, index, row);
-    l->group = group;
-cleanup:
-    return status;
-}
-
-assay_status quad_quantised_gmm(assay_context *ctx, const assay_gmm_config *config, const assay_recipe_config *recipe,
-                                const quad_tensors *in, quad_tensors *out)
-{
-    assay_status status;
-    const assay_gmm_dims d = config->dims;
-    const int64_t rows = config->layout == ASSAY_GMM_MASKED ? d.groups * d.m : d.m;
-    quad_recipe_layer l = {.recipe = recipe,
-                           .rows = rows,
-                           .k = d.k,
-                           .n = d.n,
-                           .groups = d.groups,
-                           .counts_all = config->layout == ASSAY_GMM_RAGGED};
-    void *group = NULL;
-    quad *y = NULL, *dlhs = NULL, *drhs = NULL;
-    TRY(assay_alloc(ctx, "groups of rows", rows, sizeof *l.group, &group));
-    TRY(read_layer(ctx, config, in, group, &l));
-    TRY(quad_recipe_take(ctx, &l));
-    TRY(quad_recipe_take_back(ctx, &l));
-    TRY(quad_tensors_add(ctx, out, "outputs/y", &quad_tensors_find(in, "cotangents/y")->shape, &y));
-    TRY(quad_tensors_add(ctx, out, "gradients/inputs/lhs", &quad_tensors_find(in, "inputs/lhs")->shape, &dlhs));
-    TRY(quad_tensors_add(ctx, out, "gradients/weights/rhs", &quad_tensors_find(in, "weights/rhs")->shape, &drhs));
-    quad_recipe_forward(&l, y);
-    quad_recipe_backward(&l, dlhs, drhs);
-cleanup:
-    quad_recipe_free(&l);
-    free(group);
-    return status;
 }

@@ -6,6 +6,7 @@
 #include <quadmath.h>
 
 #include "oracle/quad/quad_internal.h"
+#include "oracle/quad/tape.h"
 
 enum { MOST_CODES = 128, FLOAT32_BIAS = 127 };
 
@@ -66,7 +67,7 @@ static int32_t nearest_code(const small_type *t, quad x, bool ties_down, bool sa
 }
 
 static quad largest(const assay_quantize_config *c, const quad *x, int64_t row, int64_t column, int64_t rows,
-                         int64_t columns)
+                    int64_t columns)
 {
     quad most = 0;
     for (int64_t i = row; i < row + rows && i < c->rows; i++) {
@@ -153,25 +154,22 @@ static int64_t address(const assay_quantize_config *c, const assay_shape *shape,
     return c->swizzle ? (((i / 128 * (wide / 4) + j / 4) * 32 + i % 32) * 4 + i % 128 / 32) * 4 + j % 4 : i * wide + j;
 }
 
-assay_status quad_quantize(assay_context *ctx, const assay_quantize_config *config, const quad_tensors *in,
-                           quad_tensors *out)
+void quad_quantize(quad_tape *t, const void *config)
 {
-    assay_status status = ASSAY_OK;
     const assay_quantize_config *c = config;
     const assay_block_format *f = c->format;
     const small_type element = small_type_of(f->element);
     const int64_t row = c->pack ? c->columns / 2 : c->columns;
-    const assay_shape codes_shape = assay_shape_of(2, c->rows, row), one = assay_shape_of(1, (int64_t)1);
     const assay_shape shape = scales_shape(c);
-    const quad *x = NULL;
-    int32_t *codes = NULL, *scale = NULL, *of_tensor = NULL;
+    const quad *x = quad_values(t, quad_given(t, "inputs/x", c->rows, c->columns));
+    int32_t *codes = quad_put_indices(t, "outputs/codes", assay_shape_of(2, c->rows, row));
+    int32_t *scale = quad_put_indices(t, "outputs/scale", shape);
+    int32_t *of_tensor =
+        f->tensor_scale ? quad_put_indices(t, "outputs/tensor_scale", assay_shape_of(1, (int64_t)1)) : NULL;
     quad g = 0;
-    TRY(quad_read(ctx, in, "inputs/x", c->rows * c->columns, &x));
-    TRY(quad_tensors_add_indices(ctx, out, "outputs/codes", &codes_shape, &codes));
-    TRY(quad_tensors_add_indices(ctx, out, "outputs/scale", &shape, &scale));
+    if (t->status != ASSAY_OK) return;
     for (int64_t i = 0; i < shape.dims[0] * shape.dims[1]; i++) scale[i] = 0; /* the padding */
     if (f->tensor_scale) {
-        TRY(quad_tensors_add_indices(ctx, out, "outputs/tensor_scale", &one, &of_tensor));
         g = fminq(to_float32(448 * 6 / largest(c, x, 0, 0, c->rows, c->columns)), FLT_MAX);
         *of_tensor = float32_bits(to_float32(1 / g));
     }
@@ -188,12 +186,10 @@ assay_status quad_quantize(assay_context *ctx, const assay_quantize_config *conf
             codes[place] = c->pack && j % 2 == 1 ? codes[place] + 16 * code : code;
         }
     }
-cleanup:
-    return status;
 }
 
-void quad_requantise_row(const assay_quantize_config *c, int64_t columns, const quad *h, quad *codes,
-                         quad *scale, quad *numbers)
+void quad_requantise_row(const assay_quantize_config *c, int64_t columns, const quad *h, quad *codes, quad *scale,
+                         quad *numbers)
 {
     const assay_block_format *f = c->format;
     const small_type element = small_type_of(f->element);
@@ -217,29 +213,24 @@ void quad_requantise_row(const assay_quantize_config *c, int64_t columns, const 
     }
 }
 
-assay_status quad_dequantize(assay_context *ctx, const assay_quantize_config *config, const quad_tensors *in,
-                             quad_tensors *out)
+void quad_dequantize(quad_tape *t, const void *config)
 {
-    assay_status status = ASSAY_OK;
     const assay_quantize_config *c = config;
     const assay_block_format *f = c->format;
     const small_type e2m1 = small_type_of(ASSAY_FLOAT4_E2M1FN);
-    const assay_shape shape = assay_shape_of(2, c->rows, c->columns), blocks = scales_shape(c);
-    const quad *codes = NULL, *scale = NULL, *of_tensor = NULL;
+    const assay_shape blocks = scales_shape(c);
+    const quad *codes = NULL, *of_tensor = quad_values(t, quad_given_optional(t, "inputs/tensor_scale", 1, 1));
+    const quad *scale = quad_values(t, quad_given(t, "inputs/scale", blocks.dims[0], blocks.dims[1]));
     const int32_t *bytes = NULL;
-    quad *y = NULL;
-    if (c->pack) TRY(quad_read_indices(ctx, in, "inputs/codes", c->rows * c->columns / 2, &bytes));
-    if (!c->pack) TRY(quad_read(ctx, in, "inputs/codes", c->rows * c->columns, &codes));
-    TRY(quad_read(ctx, in, "inputs/scale", blocks.dims[0] * blocks.dims[1], &scale));
-    TRY(quad_read_optional(ctx, in, "inputs/tensor_scale", 1, &of_tensor));
-    TRY(quad_tensors_add(ctx, out, "outputs/y", &shape, &y));
-    for (int64_t i = 0; i < c->rows * c->columns; i++) {
+    quad *y;
+    if (c->pack) bytes = quad_given_indices(t, "inputs/codes", c->rows * c->columns / 2);
+    if (!c->pack) codes = quad_values(t, quad_given(t, "inputs/codes", c->rows, c->columns));
+    quad_put(t, "outputs/y", assay_shape_of(2, c->rows, c->columns), quad_constant(t, c->rows, c->columns, &y));
+    for (int64_t i = 0; t->status == ASSAY_OK && i < c->rows * c->columns; i++) {
         const int64_t block = address(c, &blocks, i / c->columns / f->rows, i % c->columns / f->columns);
         const int nibble = bytes == NULL ? 0 : (int)(i % 2 == 0 ? bytes[i / 2] % 16 : bytes[i / 2] / 16);
         const quad number = e2m1.numbers[nibble % 8];
         y[i] = bytes == NULL ? codes[i] : nibble >= 8 ? -number : number;
         y[i] *= scale[block] * (of_tensor == NULL ? 1 : *of_tensor);
     }
-cleanup:
-    return status;
 }

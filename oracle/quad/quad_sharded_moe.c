@@ -1,7 +1,8 @@
-/* A MoE block over a virtual mesh (SPEC 9): one device's formula without the choices that no shard has room for, and
+/* A MoE block over a virtual mesh (docs/operations.md, "Sharded MoE"): one device's formula without the choices that no shard has room for, and
  * what each shard finds out on the way. */
 #include <string.h>
 
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
 bool quad_is_sharded(const quad_moe_config *config)
@@ -13,183 +14,139 @@ bool quad_is_sharded(const quad_moe_config *config)
     return sharded && (config->moe.path == ASSAY_MOE_SPARSE || config->moe.path == ASSAY_MOE_FUSED);
 }
 
-/* One shard's routing of one part, at a choice that is made. */
-typedef struct shard_routing {
-    const quad_moe_config *config;
-    const quad_spread *spread;
-    const quad_tensors *in;
-    const int32_t *selected; /* [T,K] */
-    quad *x;            /* of the part's tokens; selected likewise */
-    int32_t *part_selected;
-} shard_routing;
+/* --- losses: each shard's own, of the tokens that it sorts; over parts the mean --- */
 
-static assay_status route_part(assay_context *ctx, const shard_routing *r, int64_t shard, int64_t part,
-                               quad_tensors *out)
+static quad_losses losses_of_part(quad_tape *t, const quad_moe_config *config, const quad_router *r,
+                                  const quad_spread *spread, int64_t shard, int64_t part)
 {
-    static const char *const gate[] = {"weights/gate/kernel", "weights/gate/bias"};
-    const quad_spread *spread = r->spread;
-    const int64_t dim = r->config->moe.emb_dim, k = spread->per_token, tokens = spread->rows * spread->sequence;
-    const quad *x = quad_tensors_find(r->in, "inputs/x")->values;
-    assay_routing_config config = r->config->moe.routing;
-    config.batch = spread->rows;
-    config.sequence = spread->sequence;
-    for (int64_t i = 0; i < tokens; i++) {
-        const int64_t token = quad_spread_token(spread, shard, part, i);
-        memcpy(r->x + i * dim, x + token * dim, (size_t)dim * sizeof *x);
-        memcpy(r->part_selected + i * k, r->selected + token * k, (size_t)k * sizeof *r->selected);
+    const int64_t k = spread->per_token, count = spread->rows * spread->sequence;
+    int64_t *tokens = quad_indices(t, count);
+    int32_t *selected = quad_keep(t, count * k, sizeof *selected);
+    assay_routing_config own = config->moe.routing;
+    own.batch = spread->rows;
+    own.sequence = spread->sequence;
+    if (tokens == NULL || selected == NULL) return (quad_losses){0};
+    for (int64_t i = 0; i < count; i++) {
+        tokens[i] = quad_spread_token(spread, shard, part, i);
+        memcpy(selected + i * k, r->selected + tokens[i] * k, (size_t)k * sizeof *selected);
     }
-    quad_tensor items[4] = {
-        {.path = "inputs/x", .shape = assay_shape_of(2, tokens, dim), .values = r->x},
-        {.path = "routing/selected_experts", .shape = assay_shape_of(2, tokens, k), .indices = r->part_selected}};
-    quad_tensors in = {.items = items, .count = 2};
-    for (int i = 0; i < 2; i++) {
-        const quad_tensor *weight = quad_tensors_find(r->in, gate[i]);
-        if (weight != NULL) items[in.count++] = *weight;
-    }
-    return quad_route(ctx, &config, &in, out);
+    const quad_router rows = quad_router_rows(t, r, tokens, count);
+    return quad_losses_of(t, &own, &rows, selected);
 }
 
-/* Each shard's own, of the tokens that it sorts; over parts the mean. */
-static assay_status add_loss(assay_context *ctx, const shard_routing *r, const char *path, quad_tensors *out)
+static quad_losses losses_of_shard(quad_tape *t, const quad_moe_config *config, const quad_router *r,
+                                   const quad_spread *spread, int64_t shard)
 {
-    assay_status status = ASSAY_OK;
-    const int64_t shards = r->spread->shards, parts = r->spread->parts;
-    const assay_shape one_each = assay_shape_of(1, shards);
-    quad_tensors part = {0};
-    quad *loss = NULL;
-    TRY(quad_tensors_add(ctx, out, path, &one_each, &loss));
-    for (int64_t i = 0; i < shards; i++) loss[i] = 0;
-    for (int64_t i = 0; i < shards * parts; i++) {
-        TRY(route_part(ctx, r, i / parts, i % parts, &part));
-        loss[i / parts] += quad_tensors_find(&part, path)->values[0] / parts;
-        quad_tensors_free(&part);
+    quad_losses sum = {0};
+    for (int64_t part = 0; part < spread->parts; part++) {
+        const quad_losses own = losses_of_part(t, config, r, spread, shard, part);
+        const quad share = 1 / (quad)spread->parts;
+        sum.lb_loss = quad_add(t, sum.lb_loss, quad_times(t, own.lb_loss, share));
+        sum.z_loss = quad_add(t, sum.z_loss, quad_times(t, own.z_loss, share));
+        sum.bias_updates = quad_add(t, sum.bias_updates, quad_times(t, own.bias_updates, share));
     }
-cleanup:
-    quad_tensors_free(&part);
-    return status;
+    return sum;
 }
 
-/* whole: what one device has. */
-static assay_status add_losses(assay_context *ctx, const shard_routing *r, quad_tensors *whole, quad_tensors *out)
+static void put_losses(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_spread *spread)
 {
-    static const char *const paths[] = {"outputs/lb_loss", "outputs/z_loss"};
-    assay_status status = ASSAY_OK;
-    const bool global = r->config->moe.routing.balance_scope == ASSAY_BALANCE_GLOBAL;
-    for (int i = 0; i < 2; i++) {
-        if (quad_tensors_find(whole, paths[i]) == NULL) continue;
-        TRY(global ? quad_tensors_move(ctx, whole, paths[i], out) : add_loss(ctx, r, paths[i], out));
+    const int64_t shards = spread->shards, experts = config->moe.routing.num_experts;
+    quad_node *const lists = quad_keep(t, 3 * shards, sizeof *lists);
+    const bool global = config->moe.routing.balance_scope == ASSAY_BALANCE_GLOBAL;
+    for (int64_t shard = 0; lists != NULL && shard < shards; shard++) {
+        const quad_losses own = losses_of_shard(t, config, r, spread, shard);
+        lists[shard] = own.lb_loss;
+        lists[shards + shard] = own.z_loss;
+        lists[2 * shards + shard] = own.bias_updates;
     }
-cleanup:
-    return status;
+    if (t->status != ASSAY_OK) return;
+    const quad_losses whole = quad_losses_of(t, &config->moe.routing, r, r->selected);
+    const assay_shape of_loss = global ? assay_shape_of(0) : assay_shape_of(1, shards);
+    quad_put(t, "outputs/lb_loss", of_loss, global ? whole.lb_loss : quad_concatenate(t, lists, shards));
+    quad_put(t, "outputs/z_loss", of_loss, global ? whole.z_loss : quad_concatenate(t, lists + shards, shards));
+    quad_put(t, "outputs/bias_updates", assay_shape_of(2, shards, experts),
+             quad_concatenate(t, lists + 2 * shards, shards));
 }
 
-static assay_status add_updates(assay_context *ctx, const shard_routing *r, quad_tensors *out)
+/* --- lists --- */
+
+static void put_list(quad_tape *t, const char *path, assay_shape shape, const int32_t *values)
 {
-    assay_status status = ASSAY_OK;
-    const assay_routing_config *routing = &r->config->moe.routing;
-    const int64_t shards = r->spread->shards, parts = r->spread->parts, experts = routing->num_experts;
-    const assay_shape list_each = assay_shape_of(2, shards, experts);
-    quad *updates = NULL;
-    quad_tensors part = {0};
-    if (routing->hash_rows > 0 || !(routing->routed_bias_update_rate > 0)) return ASSAY_OK;
-    TRY(quad_tensors_add(ctx, out, "outputs/bias_updates", &list_each, &updates));
-    for (int64_t i = 0; i < shards * experts; i++) updates[i] = 0;
-    for (int64_t i = 0; i < shards * parts; i++) {
-        const int64_t shard = i / parts;
-        TRY(route_part(ctx, r, shard, i % parts, &part));
-        for (int64_t e = 0; e < experts; e++) {
-            updates[shard * experts + e] += quad_tensors_find(&part, "outputs/bias_updates")->values[e] / parts;
-        }
-        quad_tensors_free(&part);
-    }
-cleanup:
-    quad_tensors_free(&part);
-    return status;
+    int32_t *to = quad_put_indices(t, path, shape);
+    if (to != NULL) memcpy(to, values, (size_t)assay_shape_count(&shape) * sizeof *to);
 }
 
 /* reshaped_group_sizes: copies that a shard sorts by the shard of their expert; all_shards_group_sizes: those of all
  * shards of its expert axis. */
-static assay_status add_traffic(assay_context *ctx, const quad_spread *spread, quad_tensors *out)
+static void put_traffic(quad_tape *t, const quad_spread *spread)
 {
-    assay_status status;
     const int64_t p = spread->expert_shards, shards = spread->shards;
-    const assay_shape own = assay_shape_of(2, shards, p), all = assay_shape_of(3, shards, p, p);
-    int32_t *sent = NULL, *traffic = NULL;
-    TRY(quad_tensors_add_indices(ctx, out, "routing/reshaped_group_sizes", &own, &sent));
-    for (int64_t i = 0; i < shards * p; i++) {
+    int32_t *sent = quad_put_indices(t, "routing/reshaped_group_sizes", assay_shape_of(2, shards, p)), *traffic;
+    for (int64_t i = 0; sent != NULL && i < shards * p; i++) {
         sent[i] = 0;
         for (int64_t e = 0; e < spread->local_experts; e++) sent[i] += spread->sizes[i * spread->local_experts + e];
     }
-    if (spread->exchange == QUAD_SAME) return ASSAY_OK;
-    TRY(quad_tensors_add_indices(ctx, out, "routing/all_shards_group_sizes", &all, &traffic));
-    for (int64_t i = 0; i < shards * p; i++)
+    if (spread->exchange == QUAD_SAME) return;
+    traffic = quad_put_indices(t, "routing/all_shards_group_sizes", assay_shape_of(3, shards, p, p));
+    for (int64_t i = 0; traffic != NULL && i < shards * p; i++)
         memcpy(traffic + i * p, sent + quad_spread_peer(spread, i / p, i % p) * p, (size_t)p * sizeof *sent);
-cleanup:
-    return status;
 }
 
-static assay_status add_lists(assay_context *ctx, const quad_spread *spread, quad_tensors *out)
+static void put_lists(quad_tape *t, const quad_spread *spread)
 {
-    assay_status status;
-    const assay_shape copies = quad_spread_shape(spread, spread->copies);
-    const assay_shape rows = quad_spread_shape(spread, spread->buffer), each = assay_shape_of(1, spread->shards);
-    const assay_shape experts = quad_spread_shape(spread, spread->experts);
-    const assay_shape local = quad_spread_shape(spread, spread->local_experts);
-    int32_t *id = NULL;
-    TRY(quad_tensors_copy_i32(ctx, out, "routing/group_sizes", &experts, spread->sizes));
-    TRY(quad_tensors_copy_i32(ctx, out, "routing/sorted_selected_experts", &copies, spread->sorted));
-    TRY(quad_tensors_copy_i32(ctx, out, "routing/local_group_sizes", &local, spread->local_sizes));
-    if (spread->expert_shards == 1) return ASSAY_OK;
-    TRY(quad_tensors_add_indices(ctx, out, "routing/expert_shard_id", &each, &id));
-    for (int64_t shard = 0; shard < spread->shards; shard++)
+    put_list(t, "routing/group_sizes", quad_spread_shape(spread, spread->experts), spread->sizes);
+    put_list(t, "routing/sorted_selected_experts", quad_spread_shape(spread, spread->copies), spread->sorted);
+    put_list(t, "routing/local_group_sizes", quad_spread_shape(spread, spread->local_experts), spread->local_sizes);
+    if (spread->expert_shards == 1) return;
+    int32_t *id = quad_put_indices(t, "routing/expert_shard_id", assay_shape_of(1, spread->shards));
+    for (int64_t shard = 0; id != NULL && shard < spread->shards; shard++)
         id[shard] = (int32_t)(shard / spread->hidden_shards % spread->expert_shards);
-    if (spread->exchange == QUAD_GATHER || spread->exchange == QUAD_STAY) return ASSAY_OK;
-    TRY(quad_tensors_copy_i32(ctx, out, "routing/local_sorted_indices", &rows, spread->local_order));
-    TRY(add_traffic(ctx, spread, out));
-cleanup:
-    return status;
+    if (spread->exchange == QUAD_GATHER || spread->exchange == QUAD_STAY) return;
+    put_list(t, "routing/local_sorted_indices", quad_spread_shape(spread, spread->buffer), spread->local_order);
+    put_traffic(t, spread);
 }
 
-static assay_status add_y(assay_context *ctx, const quad_moe_config *config, const quad_tensors *in,
-                          const bool *dropped, quad_tensors *out)
+/* --- experts --- */
+
+/* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
+ * the shards have added up to is scattered. */
+static void put_rows(quad_tape *t, const quad_mlp *m, const quad_spread *spread)
 {
-    assay_status status;
-    quad_block block = {.dropped = dropped, .weight_before_wo = config->sharding.weight_before_wo};
-    TRY(quad_block_read(ctx, &config->moe, in, &block));
-    block.experts.w13_shards = config->w13_shards;
-    TRY(quad_block_gather(ctx, &config->sharding, &block));
-    TRY(quad_tensors_add(ctx, out, "outputs/y", &block.x->shape, &block.y));
-    block.weights = quad_tensors_find(out, "routing/weights")->values;
-    block.selected = quad_tensors_find(out, "routing/selected_experts")->indices;
-    TRY(quad_block_combine(ctx, 1, &block));
-cleanup:
-    quad_block_free(&block);
-    return status;
+    const int64_t rows = spread->parts * spread->buffer, parts = spread->hidden_shards;
+    quad_mlp_layout layout = {
+        .rows = quad_spread_shape(spread, spread->buffer), .parts = parts, .count = spread->shards * rows};
+    int64_t *index = quad_indices(t, layout.count);
+    for (int64_t i = 0; index != NULL && i < layout.count; i++)
+        index[i] = spread->choices[i] < 0 ? -1 : spread->choices[i] * parts + i / rows % parts;
+    layout.index = index;
+    if (index != NULL) quad_put_mlp(t, m, ASSAY_MLP_ROUTED, &layout);
 }
 
-assay_status quad_sharded_moe(assay_context *ctx, const quad_moe_config *config, const quad_tensors *in,
-                              quad_tensors *out)
+quad_node quad_spread_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
+                              const quad_spread *spread)
 {
-    assay_status status;
-    quad_tensors whole = {0};
-    quad_spread spread = {0};
-    shard_routing r = {.config = config, .spread = &spread, .in = in};
-    TRY(quad_route(ctx, &config->moe.routing, in, &whole));
-    TRY(quad_tensors_move(ctx, &whole, "routing/selected_experts", out));
-    TRY(quad_tensors_move(ctx, &whole, "routing/weights", out));
-    TRY(quad_tensors_move(ctx, &whole, "routing/margin", out));
-    r.selected = quad_tensors_find(out, "routing/selected_experts")->indices;
-    TRY(quad_spread_make(ctx, &spread, config, 0, r.selected));
-    TRY(add_y(ctx, config, in, spread.dropped, out));
-    TRY(quad_alloc(ctx, spread.rows * spread.sequence * config->moe.emb_dim, &r.x));
-    TRY(assay_alloc_i32(ctx, "choices of a shard", spread.copies, &r.part_selected));
-    TRY(add_losses(ctx, &r, &whole, out));
-    TRY(add_updates(ctx, &r, out));
-    TRY(add_lists(ctx, &spread, out));
-cleanup:
-    free(r.x);
-    free(r.part_selected);
-    quad_spread_free(&spread);
-    quad_tensors_free(&whole);
-    return status;
+    const assay_routing_config *routing = &config->moe.routing;
+    const int64_t k = routing->num_experts_per_tok, choices = routing->batch * routing->sequence * k;
+    quad_expert_rows rows = {0};
+    quad_mlp m;
+    quad_experts_of(t, config, &m);
+    if (quad_rows_alloc(t, choices, &rows) != ASSAY_OK) return 0;
+    for (int64_t i = 0; i < choices; i++) {
+        rows.choice[i] = i;
+        rows.token[i] = rows.to[i] = i / k;
+        if (!spread->dropped[i]) rows.expert[i] = r->selected[i];
+    }
+    const quad_node y = quad_expert_sum(t, config, x, r, &rows, &m);
+    put_rows(t, &m, spread);
+    return y;
+}
+
+quad_node quad_sharded_experts(quad_tape *t, const quad_moe_config *config, quad_node x)
+{
+    const quad_router r = quad_route(t, &config->moe.routing, x);
+    const quad_spread *spread = quad_spread_make(t, config, 0, r.selected);
+    if (spread == NULL) return 0;
+    put_losses(t, config, &r, spread);
+    put_lists(t, spread);
+    return quad_spread_experts(t, config, x, &r, spread);
 }

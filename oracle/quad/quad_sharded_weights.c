@@ -1,4 +1,5 @@
 /* Kernels of experts that lie on shards (SPEC 9): each number of the whole looked up where it is. */
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
 static int64_t one_at_least(int64_t n)
@@ -38,24 +39,25 @@ int64_t quad_kernel_place(const assay_moe_config *config, const assay_sharding *
     return (kernel * of_d.size + of_d.place) * halves * of_h.size + half * of_h.size + of_h.place;
 }
 
-assay_status quad_block_gather(assay_context *ctx, const assay_sharding *sharding, quad_block *block)
+/* Where each number of the whole kernel, [E,D,width] or of wo [E,H,D], is. */
+static quad_node gathered(quad_tape *t, const quad_moe_config *both, int weight, quad_node on_shards)
+{
+    const assay_moe_config *c = &both->moe;
+    const int64_t width = (weight == ASSAY_MLP_WI ? 2 : 1) * c->moe_mlp_dim, dim = c->emb_dim;
+    const int64_t count = c->routing.num_experts * dim * width;
+    int64_t *place = quad_indices(t, count);
+    for (int64_t at = 0; place != NULL && at < count; at++) {
+        const int64_t e = at / (dim * width), row = at / (weight == ASSAY_MLP_WO ? dim : width);
+        const int64_t h = weight == ASSAY_MLP_WO ? row % width : at % width;
+        const int64_t d = weight == ASSAY_MLP_WO ? at % dim : row % dim;
+        place[at] = quad_kernel_place(c, &both->sharding, weight, e, d, h);
+    }
+    return quad_gather(t, quad_view(t, on_shards, 1), place, count);
+}
+
+void quad_gather_kernels(quad_tape *t, const quad_moe_config *both, quad_mlp *m)
 {
     static const int kernels[] = {ASSAY_MLP_WI, ASSAY_MLP_WI_0, ASSAY_MLP_WI_1, ASSAY_MLP_WO};
-    const int64_t experts = block->config->routing.num_experts, dim = block->config->emb_dim;
-    for (int i = 0; sharding->weights_on_shards && i < 4; i++) {
-        const int weight = kernels[i];
-        const int64_t width = (weight == ASSAY_MLP_WI ? 2 : 1) * block->config->moe_mlp_dim;
-        const quad *on_shards = block->experts.w[weight];
-        if (on_shards == NULL) continue;
-        const assay_status status = quad_alloc(ctx, experts * dim * width, &block->gathered[weight]);
-        if (status != ASSAY_OK) return status;
-        for (int64_t at = 0; at < experts * dim * width; at++) {
-            const int64_t e = at / (dim * width), row = at / (weight == ASSAY_MLP_WO ? dim : width);
-            const int64_t h = weight == ASSAY_MLP_WO ? row % width : at % width;
-            const int64_t d = weight == ASSAY_MLP_WO ? at % dim : row % dim;
-            block->gathered[weight][at] = on_shards[quad_kernel_place(block->config, sharding, weight, e, d, h)];
-        }
-        block->experts.w[weight] = block->gathered[weight];
-    }
-    return ASSAY_OK;
+    for (int i = 0; both->sharding.weights_on_shards && i < 4; i++)
+        if (m->w[kernels[i]] != 0) m->w[kernels[i]] = gathered(t, both, kernels[i], m->w[kernels[i]]);
 }

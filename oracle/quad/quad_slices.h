@@ -6,8 +6,8 @@
  * k * most products of two digits is below 2^53 and hence exact in float64, in whatever order it is made.
  *
  * Private to the second form. */
-#ifndef ASSAY_QUAD_SPEC_SLICES_H
-#define ASSAY_QUAD_SPEC_SLICES_H
+#ifndef ASSAY_QUAD_QUAD_SLICES_H
+#define ASSAY_QUAD_QUAD_SLICES_H
 
 #include "oracle/quad/quad.h"
 
@@ -35,9 +35,9 @@ typedef struct quad_slices {
     bool lines_across;
     int used; /* slices; those behind them are 0 */
     double *digits[QUAD_SLICES_MOST];
-    double *sizes;     /* |number| over 2^exponent, less than 2^-52 of it lost, or 0 */
-    quad *powers; /* 2^exponent of each line; of a line of zeros 0 */
-    int32_t *largest;  /* the biased exponent of the line's largest number */
+    double *sizes;    /* |number| over 2^exponent, less than 2^-52 of it lost, or 0 */
+    quad *powers;     /* 2^exponent of each line; of a line of zeros 0 */
+    int32_t *largest; /* the biased exponent of the line's largest number */
 } quad_slices;
 
 /* A line with a NaN or an infinity, or whose largest number is not within 2^-8000 to 2^8000: it counts as 0 here. */

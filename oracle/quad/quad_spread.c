@@ -2,33 +2,23 @@
  * listing them one by one. */
 #include <math.h>
 
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
-
-void quad_spread_free(quad_spread *s)
-{
-    free(s->sorted);
-    free(s->sizes);
-    free(s->local_order);
-    free(s->local_sizes);
-    free(s->choices);
-    free(s->dropped);
-    *s = (quad_spread){0};
-}
 
 static int64_t one_at_least(int64_t n)
 {
     return n > 1 ? n : 1;
 }
 
-static assay_status set_sizes(assay_context *ctx, quad_spread *s, const quad_moe_config *config, int64_t microbatches)
+static void set_sizes(quad_tape *t, quad_spread *s, const quad_moe_config *config, int64_t microbatches)
 {
     const assay_sharding *sharding = &config->sharding;
     const assay_routing_config *routing = &config->moe.routing;
     const int64_t *axes = sharding->mesh.size;
     const int64_t mesh[] = {one_at_least(axes[ASSAY_AXIS_DATA]), one_at_least(axes[ASSAY_AXIS_FSDP]),
                             one_at_least(axes[ASSAY_AXIS_EXPERT]), one_at_least(axes[ASSAY_AXIS_MLP_TENSOR])};
-    assay_status status = assay_checked_count(ctx, "mesh", 4, mesh, &s->shards);
-    if (status != ASSAY_OK) return status;
+    t->status = assay_checked_count(t->ctx, "mesh", 4, mesh, &s->shards);
+    if (t->status != ASSAY_OK) return;
     const int64_t token_shards = s->shards / mesh[3];
     s->expert_shards = mesh[2];
     s->hidden_shards = one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
@@ -45,11 +35,12 @@ static assay_status set_sizes(assay_context *ctx, quad_spread *s, const quad_moe
                                                       : token_shards * s->microbatches;
     if (routing->batch % owners != 0 || routing->sequence % s->chunks != 0 ||
         routing->num_experts % s->expert_shards != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%lld batch rows, %lld tokens in each and %lld experts are not to be divided by %lld, %lld "
-                          "and %lld",
-                          (long long)routing->batch, (long long)routing->sequence, (long long)routing->num_experts,
-                          (long long)owners, (long long)s->chunks, (long long)s->expert_shards);
+        quad_refuse(t,
+                    "%lld batch rows, %lld tokens in each and %lld experts are not to be divided by %lld, %lld "
+                    "and %lld",
+                    (long long)routing->batch, (long long)routing->sequence, (long long)routing->num_experts,
+                    (long long)owners, (long long)s->chunks, (long long)s->expert_shards);
+        return;
     }
     s->experts = routing->num_experts;
     s->local_experts = s->experts / s->expert_shards;
@@ -65,7 +56,6 @@ static assay_status set_sizes(assay_context *ctx, quad_spread *s, const quad_moe
         const double factor = sharding->ragged_buffer_factor > 0 ? sharding->ragged_buffer_factor : most;
         s->buffer = (int64_t)((double)s->copies * factor);
     }
-    return ASSAY_OK;
 }
 
 /* The place among those shards that differ in more than their part of the hidden dimension; and on the expert axis. */
@@ -155,11 +145,9 @@ static void sort_received(quad_spread *s, const int32_t *selected, int64_t at, c
     }
 }
 
-static assay_status alloc_lists(assay_context *ctx, quad_spread *s, const assay_routing_config *routing)
+static void alloc_lists(quad_tape *t, quad_spread *s, const assay_routing_config *routing)
 {
-    assay_status status;
-    int64_t count = 0, choices = 0;
-    void *dropped = NULL;
+    int64_t choices = 0;
     const struct {
         int32_t **list;
         int64_t width;
@@ -168,38 +156,35 @@ static assay_status alloc_lists(assay_context *ctx, quad_spread *s, const assay_
                  {&s->local_order, s->buffer},
                  {&s->local_sizes, s->local_experts},
                  {&s->choices, s->buffer}};
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        TRY(assay_checked_count(ctx, "lists of shards", 3, (int64_t[]){s->shards, s->parts, lists[i].width}, &count));
-        TRY(assay_alloc_i32(ctx, "lists of shards", count, lists[i].list));
+    for (size_t i = 0; t->status == ASSAY_OK && i < sizeof lists / sizeof *lists; i++) {
+        const int64_t sizes[] = {s->shards, s->parts, lists[i].width};
+        int64_t count = 0;
+        t->status = assay_checked_count(t->ctx, "lists of shards", 3, sizes, &count);
+        *lists[i].list = quad_keep(t, count, sizeof(int32_t));
     }
-    TRY(assay_checked_count(ctx, "choices", 3, (int64_t[]){routing->batch, routing->sequence, s->per_token}, &choices));
-    TRY(assay_alloc(ctx, "dropped choices", choices, sizeof *s->dropped, &dropped));
-    s->dropped = dropped;
-    for (int64_t i = 0; i < choices; i++) s->dropped[i] = true; /* until a shard has it */
-cleanup:
-    return status;
+    const int64_t sizes[] = {routing->batch, routing->sequence, s->per_token};
+    if (t->status == ASSAY_OK) t->status = assay_checked_count(t->ctx, "choices", 3, sizes, &choices);
+    s->dropped = quad_keep(t, choices, sizeof *s->dropped);
+    for (int64_t i = 0; s->dropped != NULL && i < choices; i++) s->dropped[i] = true; /* until a shard has it */
 }
 
-assay_status quad_spread_make(assay_context *ctx, quad_spread *s, const quad_moe_config *config, int64_t microbatches,
-                              const int32_t *selected)
+const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
+                                    const int32_t *selected)
 {
-    assay_status status;
-    int32_t *came = NULL, *keys = NULL, *sizes = NULL;
-    TRY(set_sizes(ctx, s, config, microbatches));
-    TRY(alloc_lists(ctx, s, &config->moe.routing));
-    TRY(assay_alloc_i32(ctx, "rows of a shard", s->buffer, &came));
-    TRY(assay_alloc_i32(ctx, "experts of copies", s->copies > s->buffer ? s->copies : s->buffer, &keys));
-    TRY(assay_alloc_i32(ctx, "sizes of groups", s->local_experts + 1, &sizes));
+    quad_spread *s = quad_keep(t, 1, sizeof *s);
+    if (s == NULL) return NULL;
+    *s = (quad_spread){0};
+    set_sizes(t, s, config, microbatches);
+    if (t->status == ASSAY_OK) alloc_lists(t, s, &config->moe.routing);
+    int32_t *came = quad_keep(t, s->buffer, sizeof *came), *sizes = quad_keep(t, s->local_experts + 1, sizeof *sizes);
+    int32_t *keys = quad_keep(t, s->copies > s->buffer ? s->copies : s->buffer, sizeof *keys);
+    if (t->status != ASSAY_OK) return NULL;
     for (int64_t i = 0; i < s->shards * s->parts; i++) sort_copies(s, selected, i / s->parts, i % s->parts, keys);
     for (int64_t i = 0; i < s->shards * s->parts; i++) {
         receive(s, selected, i / s->parts, i % s->parts, came);
         sort_received(s, selected, i, came, keys, sizes);
     }
-cleanup:
-    free(came);
-    free(keys);
-    free(sizes);
-    return status;
+    return s;
 }
 
 assay_shape quad_spread_shape(const quad_spread *s, int64_t last)

@@ -126,20 +126,7 @@ assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const 
     return ASSAY_OK;
 }
 
-assay_status quad_tensors_move(assay_context *ctx, quad_tensors *from, const char *path, quad_tensors *to)
-{
-    const quad_tensor *found = quad_tensors_find(from, path);
-    if (found == NULL) return assay_fail(ctx, ASSAY_INTERNAL, "there is no '%s' to take over", path);
-    quad_tensor *tensor = &from->items[found - from->items];
-    assay_status status = quad_tensors_list(ctx, to, path, tensor);
-    if (status != ASSAY_OK) return status;
-    tensor->values = NULL;
-    tensor->indices = NULL;
-    return ASSAY_OK;
-}
-
-assay_status quad_read(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
-                       const quad **values)
+assay_status quad_read(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count, const quad **values)
 {
     const quad_tensor *tensor = quad_tensors_find(in, path);
     assay_status status = check_tensor(ctx, tensor, path, count, false);
@@ -172,8 +159,7 @@ static quad widened(double x)
     return to.number;
 }
 
-assay_status quad_read_piece(assay_context *ctx, const quad_tensor *tensor, int64_t first, int64_t count,
-                             quad *values)
+assay_status quad_read_piece(assay_context *ctx, const quad_tensor *tensor, int64_t first, int64_t count, quad *values)
 {
     assay_status status;
     const assay_source *source = tensor->source;
@@ -187,28 +173,6 @@ cleanup:
     return status;
 }
 
-assay_status quad_read_weights(assay_context *ctx, const assay_tensor_table *table, const quad_tensors *in,
-                               int64_t experts, const quad **weights, const quad_tensor **streams)
-{
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < table->count; i++) {
-        const assay_tensor_row *row = &table->rows[i];
-        const int64_t count = experts * assay_tensor_row_count(row);
-        char path[ASSAY_PATH_SIZE];
-        weights[i] = NULL;
-        if (row->name == NULL) continue;
-        assay_tensor_path("weights/", "", row, path);
-        if (streams != NULL) {
-            const quad_tensor *found = quad_tensors_find(in, path);
-            streams[i] = found != NULL && found->source != NULL ? found : NULL;
-            if (streams[i] != NULL && assay_shape_count(&found->shape) == count) continue;
-        }
-        TRY((row->kind == ASSAY_BIAS ? quad_read_optional : quad_read)(ctx, in, path, count, &weights[i]));
-    }
-cleanup:
-    return status;
-}
-
 assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
                                const int32_t **indices)
 {
@@ -216,27 +180,6 @@ assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const
     assay_status status = check_tensor(ctx, tensor, path, count, true);
     *indices = status == ASSAY_OK ? tensor->indices : NULL;
     return status;
-}
-
-assay_status quad_read_optional_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,
-                                        const int32_t **indices)
-{
-    *indices = NULL;
-    return quad_tensors_find(in, path) == NULL ? ASSAY_OK : quad_read_indices(ctx, in, path, count, indices);
-}
-
-assay_status quad_read_rows(assay_context *ctx, const quad_tensors *in, const char *path, const quad_tensor **tensor,
-                            int64_t *rows, int64_t *dim)
-{
-    const quad_tensor *x = quad_tensors_find(in, path);
-    if (x == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is missing", path);
-    if (x->values == NULL || x->shape.rank < 1 || x->shape.dims[x->shape.rank - 1] < 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has no last axis of numbers", path);
-    }
-    *tensor = x;
-    *dim = x->shape.dims[x->shape.rank - 1];
-    *rows = assay_shape_count(&x->shape) / *dim;
-    return ASSAY_OK;
 }
 
 assay_status quad_alloc(assay_context *ctx, int64_t count, quad **values)

@@ -24,7 +24,7 @@ static void evaluate(mla_shard_case *c)
 {
     assay_context ctx = assay_context_default(1);
     quad_tensors_free(&c->expected);
-    assert_ok(&ctx, quad_mla_checkpoints(&ctx, &c->p.config, &c->in, &c->expected));
+    assert_ok(&ctx, quad_evaluate(&ctx, quad_mla, &(quad_mla_config){.mla = c->p.config}, &c->in, NULL, &c->expected));
 }
 
 void mla_shard_make_expected(mla_shard_case *c)

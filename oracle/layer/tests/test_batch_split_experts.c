@@ -83,7 +83,7 @@ static void second_form(quad_tensors *out, const double *x, int64_t count, const
     moe_half_give(&in, "weights/wi_0/kernel", DIM * WIDTH, WIDTH, wi_0);
     moe_half_give(&in, "weights/wi_1/kernel", DIM * WIDTH, WIDTH, wi_1);
     moe_half_give(&in, "weights/wo/kernel", WIDTH * DIM, DIM, wo);
-    assert_ok(&ctx, quad_gated_mlp(&ctx, &config, &in, out));
+    assert_ok(&ctx, quad_evaluate(&ctx, quad_gated_mlp, &config, &in, NULL, out));
     quad_tensors_free(&in);
 }
 
@@ -145,7 +145,7 @@ static void assert_gmm(const experts_case *c, const double *y, const bs_gmm_args
         moe_half_give(&in, "weights/rhs", rhs, dims.n, args->rhs + shard * rhs);
         assert_ok(&ctx, quad_tensors_copy_i32(&ctx, &in, "inputs/group_sizes", &groups,
                                               args->group_sizes + shard * dims.groups));
-        assert_ok(&ctx, quad_gmm(&ctx, &(assay_gmm_config){.dims = dims}, &in, &out));
+        assert_ok(&ctx, quad_evaluate(&ctx, quad_gmm, &(quad_gmm_config){.gmm.dims = dims}, &in, NULL, &out));
         moe_half_assert_near(&out, "outputs/y", y + shard * dims.m * dims.n, dims.m * dims.n);
         quad_tensors_free(&in);
         quad_tensors_free(&out);

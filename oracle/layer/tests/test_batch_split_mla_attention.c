@@ -29,7 +29,7 @@ static quad attention_loss(void *self)
     assay_context ctx = assay_context_default(1);
     quad sum = 0;
     quad_tensors_free(&c->out);
-    assert_ok(&ctx, quad_attention(&ctx, &c->config, &c->in, &c->out));
+    assert_ok(&ctx, quad_evaluate(&ctx, quad_attention, &c->config, &c->in, NULL, &c->out));
     const quad *out = quad_tensors_find(&c->out, "outputs/attention_out")->values;
     for (int64_t i = 0; i < c->count; i++) sum += c->dout[i] * out[i];
     return sum;

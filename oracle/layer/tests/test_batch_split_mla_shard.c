@@ -51,7 +51,7 @@ TEST(test_freqs)
         quad_tensors in = {0}, out = {0};
         assert_ok(&ctx, quad_tensors_copy_f64(&ctx, &in, "inputs/x", &shape, turned));
         assert_ok(&ctx, quad_tensors_copy_i32(&ctx, &in, "inputs/positions", &tokens, positions));
-        assert_ok(&ctx, quad_yarn_rope(&ctx, &config.rope, &in, &out));
+        assert_ok(&ctx, quad_evaluate(&ctx, quad_yarn_rope, &config.rope, &in, NULL, &out));
         bs_initialize_yarn_freqs(&ctx, freqs, positions, &config);
         for (int64_t i = 0; i < count; i++) {
             assert_true(fabs(freqs[i / 2]) <= M_PI);

@@ -50,7 +50,7 @@ static void assert_chosen(const moe_half *c, const bs_selection *selection, int6
     moe_half_give(&in, "inputs/x", tokens * DIM, DIM, c->xs[0] + first * DIM);
     moe_half_give(&in, "weights/gate/kernel", DIM * experts, experts, c->w.values[BS_GATE]);
     moe_half_give(&in, "weights/gate/bias", experts, experts, c->w.values[BS_GATE_BIAS]);
-    assert_ok(&ctx, quad_routing(&ctx, &c->run.routing, &in, &out));
+    assert_ok(&ctx, quad_evaluate(&ctx, quad_routing, &c->run.routing, &in, NULL, &out));
     moe_half_assert_near(&out, "outputs/weights", found->weights + shard * count, count);
     moe_half_assert_near(&out, "routing/margin", found->margin + first, tokens);
     assert_memory_equal(found->selected_experts + shard * count,

@@ -27,8 +27,7 @@ static void differences(quad_case *c, const assay_routing_config *config, const 
         quad *x = &quad_tensors_find(&c->in, "inputs/logits")->values[e], at = *x, slope = 0;
         for (int side = -1; side <= 1; side += 2) {
             *x = at + side * step;
-            quad_tensors_free(&c->out);
-            assert_ok(&c->ctx, quad_routing(&c->ctx, config, &c->in, &c->out));
+            assert_ok(&c->ctx, case_evaluate(c, quad_routing, config));
             const quad *weights = quad_tensors_find(&c->out, "outputs/weights")->values;
             for (int k = 0; k < 3; k++) slope += side * weights[k] * d_weights[k] / (2 * step);
         }
@@ -63,7 +62,7 @@ TEST(test_far_logits)
             case_start(&c, 1);
             case_values(&c, "inputs/logits", LOGITS[i], DIMS(1, 1, 6));
             case_indices(&c, "routing/selected_experts", r.selected_experts, DIMS(1, 1, 3));
-            assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+            assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
             for (int k = 0; k < 3; k++) {
                 const double expected = result_at(&c, "outputs/weights", k);
                 assert_close(&r.weights[k], &expected, 1, 4e-15, 0.0);

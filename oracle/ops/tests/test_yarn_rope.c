@@ -8,7 +8,7 @@
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
-#include "oracle/quad/quad_internal.h"
+#include "oracle/quad/tape.h"
 
 enum { HEADS = 3, LAST = INT32_MAX - 1 };
 
@@ -41,18 +41,42 @@ static assay_rope_rows packed_rows(double *y, const double *x, int64_t dim)
                              .heads = HEADS};
 }
 
+/* The second form's cosines and sines, of tokens at some positions. */
+typedef struct turned {
+    const assay_rope_config *config;
+    int64_t tokens;
+    const int32_t *positions;
+    quad *turns; /* [tokens,Dr], written */
+} turned;
+
+static void turn(quad_tape *t, const void *self)
+{
+    const turned *of = self;
+    const quad *turns = quad_turns(t, of->config, of->tokens, of->positions);
+    if (turns != NULL) memcpy(of->turns, turns, (size_t)(of->tokens * of->config->dim) * sizeof *turns);
+}
+
+static quad *turns_of(const assay_rope_config *config, int64_t tokens, const int32_t *positions)
+{
+    assay_context ctx = assay_context_default(1);
+    quad_tensors none = {0};
+    const turned of = {config, tokens, positions, malloc((size_t)(tokens * config->dim) * sizeof *of.turns)};
+    assert_non_null(of.turns);
+    assert_ok(&ctx, quad_evaluate(&ctx, turn, &of, &none, NULL, &none));
+    return of.turns;
+}
+
 /* Cosine and sine times the factor, which is the size of an error, against the second form. harness/tests/test_certified.c
  * has what is turned by them. */
 static void check_table(const assay_rope_config *c, const char *what)
 {
     assay_context ctx = assay_context_default(2);
     const int64_t half = c->dim / 2;
-    quad *turns = NULL;
+    quad *turns = turns_of(c, TOKENS, POSITIONS);
     assay_rope_table table;
     assert_ok(&ctx, assay_rope_check(&ctx, c));
     assert_ok(&ctx, assay_rope_check_positions(&ctx, POSITIONS, TOKENS, c));
     assert_ok(&ctx, assay_rope_table_make(&ctx, &table, POSITIONS, TOKENS, c));
-    assert_ok(&ctx, quad_rope_turns(&ctx, c, TOKENS, POSITIONS, &turns));
     for (int64_t i = 0; i < TOKENS * half; i++) {
         const quad cosine = turns[2 * i], sine = turns[2 * i + 1], factor = hypotq(cosine, sine);
         if (fabsq(table.cosine[i] - cosine) <= 4e-16 * factor && fabsq(table.sine[i] - sine) <= 4e-16 * factor)
@@ -121,8 +145,6 @@ TEST(test_frequencies_of_deepseek)
 /* Where the correction lies next to a whole number float64 could cut it to either side. */
 TEST(test_cut_next_to_whole_numbers)
 {
-    assay_context ctx = assay_context_default(1);
-    quad *turns = NULL;
     int differ = 0;
     for (int whole = 1; whole < 12; whole++) {
         assay_rope_config c = deepseek(24);
@@ -133,7 +155,7 @@ TEST(test_cut_next_to_whole_numbers)
             double frequencies[12];
             near.beta_fast += step * (nextafter(c.beta_fast, 1e9) - c.beta_fast);
             assay_rope_frequencies(frequencies, &near);
-            assert_ok(&ctx, quad_rope_turns(&ctx, &near, 1, (const int32_t[]){1}, &turns));
+            quad *turns = turns_of(&near, 1, (const int32_t[]){1});
             for (int64_t i = 0; i < 12; i++) {
                 const double expected = (double)atan2q(turns[2 * i + 1], turns[2 * i]);
                 assert_close(&frequencies[i], &expected, 1, 1e-15, 0);

@@ -66,6 +66,18 @@ int32_t *case_indices(quad_case *c, const char *path, const int32_t *values, ass
     return copy;
 }
 
+assay_status case_evaluate(quad_case *c, quad_form *form, const void *config)
+{
+    quad_tensors_free(&c->out);
+    return quad_evaluate(&c->ctx, form, config, &c->in, NULL, &c->out);
+}
+
+assay_status case_differentiate(quad_case *c, quad_form *form, const void *config)
+{
+    quad_tensors_free(&c->out);
+    return quad_differentiate(&c->ctx, form, config, &c->in, NULL, &c->out, NULL);
+}
+
 static const quad_tensor *result(const quad_case *c, const char *path)
 {
     const quad_tensor *tensor = quad_tensors_find(&c->out, path);

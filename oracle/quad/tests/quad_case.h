@@ -1,6 +1,6 @@
 /* What the tests of the second form share: a case with named tensors in binary128, and the same numbers in float64. */
-#ifndef ASSAY_QUAD_TESTS_SPEC_CASE_H
-#define ASSAY_QUAD_TESTS_SPEC_CASE_H
+#ifndef ASSAY_QUAD_TESTS_QUAD_CASE_H
+#define ASSAY_QUAD_TESTS_QUAD_CASE_H
 
 #include "oracle/quad/certify.h"
 #include "tests/support/assay_test.h"
@@ -28,6 +28,10 @@ double *case_random(quad_case *c, const char *path, double scale, assay_shape sh
 double *case_values(quad_case *c, const char *path, const double *values, assay_shape shape);
 int32_t *case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape);
 double case_draw(quad_case *c); /* in (-1, 1) */
+
+/* Every result of the form, in the place of what c->out has; and of an operation with cotangents every gradient too. */
+assay_status case_evaluate(quad_case *c, quad_form *form, const void *config);
+assay_status case_differentiate(quad_case *c, quad_form *form, const void *config);
 
 /* The second form's result as float64. */
 double result_at(const quad_case *c, const char *path, int64_t index);

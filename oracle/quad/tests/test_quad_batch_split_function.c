@@ -26,7 +26,7 @@ static void evaluate(quad_case *c, const char *function)
     const assay_function_config config = config_of(function);
     assay_function_view view;
     assay_function_view_of(&config, &view);
-    assert_ok(&c->ctx, quad_batch_split_function(&c->ctx, &view, &c->in, &c->out));
+    assert_ok(&c->ctx, case_differentiate(c, quad_function, &view));
 }
 
 /* The token of shard 0 goes to expert 1, that of shard 1 to expert 0. */
@@ -97,7 +97,7 @@ static void evaluate_by_recipe(quad_case *c, assay_function_config *config)
                                            .w = {.factor = 1},
                                            .dy = {.factor = 1}};
     assay_function_view_of(config, &view);
-    assert_ok(&c->ctx, quad_batch_split_function(&c->ctx, &view, &c->in, &c->out));
+    assert_ok(&c->ctx, case_differentiate(c, quad_function, &view));
 }
 
 /* Scales are 1 on shard 0 and 2^-10 on shard 1: 4.5 goes to 4, and 9/2048 to 8/2048. Forward only adds. */

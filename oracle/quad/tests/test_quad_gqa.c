@@ -32,7 +32,7 @@ TEST(test_windows_and_shared_keys)
         double out[16], lse[16];
         quad_case c;
         flat(&c, &config);
-        assert_ok(&c.ctx, quad_attention(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
         for (int i = 0; i < 16; i++) {
             const int64_t seen = window > 0 && i % 4 + 1 > window ? window : i % 4 + 1;
             out[i] = FIRST[window][i / 4] + (i % 4 < 2 ? 0 : 10); /* heads 0 and 1, 2 and 3 */
@@ -53,7 +53,7 @@ TEST(test_sinks)
     quad_case c;
     flat(&c, &config);
     case_values(&c, "weights/sinks", SINKS, DIMS(4));
-    assert_ok(&c.ctx, quad_attention(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
     for (int i = 0; i < 16; i++) {
         const double seen = i / 4 + 1, head = i % 4;
         out[i] = (MEAN[i / 4] + (i % 4 < 2 ? 0 : 10)) * seen / (seen + head);
@@ -86,8 +86,7 @@ static void one_token(quad_case *c, const assay_gqa_config *config)
     case_values(c, "weights/sinks", (double[]){-INFINITY, 100}, DIMS(2));
     case_values(c, "weights/out/kernel", (double[]){1, 10, 100, 1000}, DIMS(2, 2, 1));
     case_values(c, "weights/out/bias", (double[]){.25}, DIMS(1));
-    assert_ok(&c->ctx, quad_gqa_parts(&c->ctx, config, &c->in, &c->out));
-    assert_ok(&c->ctx, quad_gqa(&c->ctx, config, &c->in, &c->out));
+    assert_ok(&c->ctx, case_evaluate(c, quad_gqa, &(quad_gqa_config){.gqa = *config}));
 }
 
 TEST(test_gqa_by_hand)

@@ -34,7 +34,7 @@ static void rotate(quad_case *c, const assay_rope_config *config, int32_t positi
     case_start(c, 1);
     case_values(c, "inputs/x", x, DIMS(1, 1, 1, config->dim));
     case_indices(c, "inputs/positions", &position, DIMS(1, 1));
-    assert_ok(&c->ctx, quad_yarn_rope(&c->ctx, config, &c->in, &c->out));
+    assert_ok(&c->ctx, case_evaluate(c, quad_yarn_rope, config));
 }
 
 /* Pairs (1,2), (3,4), (5,6) in either layout stay at position 0, and turn by 1 radian and by two small angles at 1. */
@@ -176,7 +176,7 @@ TEST(test_rope_refusals)
         quad_case c;
         rotate(&c, &good, 7, (double[]){1, 2, 3, 4, 5, 6});
         quad_tensors out = {0};
-        assert_int_equal(quad_yarn_rope(&c.ctx, &bad[i], &c.in, &out), ASSAY_BAD_INPUT);
+        assert_int_equal(case_evaluate(&c, quad_yarn_rope, &bad[i]), ASSAY_BAD_INPUT);
         assert_true(c.ctx.message[0] != '\0');
         quad_tensors_free(&out);
         case_end(&c);
@@ -197,7 +197,7 @@ TEST(test_attention_by_hand)
         case_indices(&c, "inputs/segment_ids", (int32_t[]){1, 0, 1, 2}, DIMS(1, 4));
         const assay_attention_config config = {
             .batch = 1, .sequence = 4, .heads = 1, .qk_dim = 2, .v_dim = 1, .mask_padding = mask_padding};
-        assert_ok(&c.ctx, quad_attention(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
         double away = exp(14.5 - 1), out = (8 * away + 16) / (away + 1); /* scores 14.5 and 1 */
         double lse = 14.5 + log1p(exp(1 - 14.5));
         assert_result(&c, "outputs/attention_out", 4, (double[]){8, mask_padding ? 0 : 3, out, -1}, 1e-15);
@@ -225,7 +225,7 @@ TEST(test_equal_scores)
     case_values(&c, "inputs/key", key, DIMS(B, S, N, 1));
     case_values(&c, "inputs/value", value, DIMS(B, S, N, 1));
     const assay_attention_config config = {.batch = B, .sequence = S, .heads = N, .qk_dim = 1, .v_dim = 1};
-    assert_ok(&c.ctx, quad_attention(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
     assert_result(&c, "outputs/attention_out", B * S * N, out, 1e-15);
     assert_result(&c, "outputs/lse", B * N * S, lse, 1e-15);
     case_end(&c);
@@ -258,10 +258,8 @@ TEST(test_mla_by_hand)
                                          .kv_lora_rank = 1,
                                          .mscale = table[i].mscale,
                                          .rope = yarn(2, table[i].original)};
-        assert_ok(&c.ctx, quad_mla(&c.ctx, &config, &c.in, &c.out));
-        assert_int_equal(c.out.count, 1);
+        assert_ok(&c.ctx, case_evaluate(&c, quad_mla, &(quad_mla_config){.mla = config}));
         assert_result(&c, "outputs/y", 1, (double[]){120}, 0);
-        assert_ok(&c.ctx, quad_mla_checkpoints(&c.ctx, &config, &c.in, &c.out));
         double scale = table[i].factor / sqrt(3);
         assert_result(&c, "checkpoints/kv_wa_proj", 3, (double[]){6, 10, 14}, 0);
         assert_result(&c, "checkpoints/mla_kv", 1, (double[]){4}, 0);
@@ -298,9 +296,7 @@ TEST(test_heads_over_a_mesh)
                                      .mscale = 1,
                                      .rope = yarn(2, 163840)};
     const assay_mesh mesh = {{1, 1, 2, 2}}, other = {{1, 1, 3, 1}};
-    quad_tensors parts = {0};
-    assert_ok(&c.ctx, quad_mla_checkpoints(&c.ctx, &config, &c.in, &parts));
-    assert_ok(&c.ctx, quad_spread_heads(&c.ctx, &parts, 4, 4, &mesh, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_mla, &(quad_mla_config){config, mesh}));
     assert_result(&c, "checkpoints/value_proj", 4, (double[]){1, 100, 10, 1000}, 0);
     assert_result(&c, "checkpoints/attention_out", 4, (double[]){1, 100, 10, 1000}, 0);
     assert_result(&c, "checkpoints/key_proj", 12, (double[]){1, 0, 0, 3, 0, 0, 2, 0, 0, 4, 0, 0}, 0);
@@ -309,25 +305,7 @@ TEST(test_heads_over_a_mesh)
     assert_result(&c, "checkpoints/out_proj", 1, (double[]){1111}, 0);
     const assay_shape shape = quad_tensors_find(&c.out, "checkpoints/lse")->shape, expected = DIMS(4, 1, 1, 1);
     assert_true(assay_shape_equal(&shape, &expected));
-    assert_int_equal(quad_spread_heads(&c.ctx, &parts, 4, 4, &other, &c.out), ASSAY_BAD_INPUT);
-    quad_tensors_free(&parts);
-    case_end(&c);
-}
-
-/* Of queries 0 to 3, keys 4 and 5, values 6 and 7 in one kernel a shard has some of each. */
-TEST(test_heads_of_one_kernel_over_a_mesh)
-{
-    quad_case c;
-    quad_tensors parts = {0};
-    const assay_mesh mesh = {{1, 1, 2, 1}};
-    const assay_shape shape = DIMS(1, 1, 8, 1);
-    quad *values = NULL;
-    case_start(&c, 1);
-    assert_ok(&c.ctx, quad_tensors_add(&c.ctx, &parts, "checkpoints/qkv_proj", &shape, &values));
-    for (int i = 0; i < 8; i++) values[i] = i;
-    assert_ok(&c.ctx, quad_spread_heads(&c.ctx, &parts, 4, 2, &mesh, &c.out));
-    assert_result(&c, "checkpoints/qkv_proj", 8, (double[]){0, 1, 4, 6, 2, 3, 5, 7}, 0);
-    quad_tensors_free(&parts);
+    assert_int_equal(case_evaluate(&c, quad_mla, &(quad_mla_config){config, other}), ASSAY_BAD_INPUT);
     case_end(&c);
 }
 
@@ -359,8 +337,7 @@ static void shifted(quad_case *c, int32_t start, bool interleave, bool pairwise)
                                .rope = yarn(4, 4096)};
     config.rope.interleave = interleave;
     config.rope.pairwise = pairwise;
-    assert_ok(&c->ctx, quad_mla(&c->ctx, &config, &c->in, &c->out));
-    assert_ok(&c->ctx, quad_mla_checkpoints(&c->ctx, &config, &c->in, &c->out));
+    assert_ok(&c->ctx, case_evaluate(c, quad_mla, &(quad_mla_config){.mla = config}));
 }
 
 /* Scores know positions by their differences alone, and not how the rotated dimensions are laid out. */
@@ -417,7 +394,7 @@ TEST(test_quantised_mla)
     case_values(&c, "weights/wkv_b/kernel", (double[]){1, 1.5}, DIMS(1, 1, 2));
     case_values(&c, "weights/out/kernel", (double[]){2}, DIMS(1, 1, 1));
     case_values(&c, "cotangents/y", (double[]){17}, DIMS(1, 1, 1));
-    assert_ok(&c.ctx, quad_quantised_mla(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_differentiate(&c, quad_mla, &(quad_mla_config){.mla = config}));
     assert_result(&c, "outputs/y", 1, (double[]){4.5}, 0);
     assert_result(&c, "checkpoints/mla_kv", 1, (double[]){1.5}, 0);
     assert_result(&c, "checkpoints/q_gradient", 3, (double[]){0, 0, 0}, 0);
@@ -437,13 +414,11 @@ TEST(test_mla_refusals)
 {
     quad_case c;
     case_start(&c, 1);
-    quad_tensors out = {0};
-    assay_mla_config config = {.batch = 1, .sequence = 1, .emb_dim = 1, .heads = 1, .qk_nope_head_dim = 1};
-    assert_int_equal(quad_mla(&c.ctx, &config, &c.in, &out), ASSAY_BAD_INPUT); /* no v_head_dim */
-    config.v_head_dim = config.kv_lora_rank = 1;
-    config.rope = plain_rope(2);
-    assert_int_equal(quad_mla(&c.ctx, &config, &c.in, &out), ASSAY_BAD_INPUT);
+    quad_mla_config config = {.mla = {.batch = 1, .sequence = 1, .emb_dim = 1, .heads = 1, .qk_nope_head_dim = 1}};
+    assert_int_equal(case_evaluate(&c, quad_mla, &config), ASSAY_BAD_INPUT); /* no v_head_dim */
+    config.mla.v_head_dim = config.mla.kv_lora_rank = 1;
+    config.mla.rope = plain_rope(2);
+    assert_int_equal(case_evaluate(&c, quad_mla, &config), ASSAY_BAD_INPUT);
     assert_non_null(strstr(c.ctx.message, "'inputs/x' is missing"));
-    quad_tensors_free(&out);
     case_end(&c);
 }

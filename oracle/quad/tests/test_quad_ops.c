@@ -11,7 +11,7 @@ TEST(test_rms_norm)
     /* Mean squares 25 and 1; with epsilon 24 the roots are 7 and 5. */
     case_values(&c, "inputs/x", (double[]){1, 7, 1, -1}, DIMS(1, 2, 2));
     case_values(&c, "weights/scale", (double[]){1, 3}, DIMS(2));
-    assert_ok(&c.ctx, quad_rms_norm(&c.ctx, 24, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_rms_norm, &(double){24}));
     assert_result(&c, "outputs/y", 4, (double[]){1. / 7, 3, .2, -.6}, 1e-16);
     case_end(&c);
 }
@@ -46,7 +46,7 @@ TEST(test_activations)
         case_values(&c, "weights/wi_1/kernel", (double[]){0}, DIMS(1, 1));
         case_values(&c, "weights/wi_1/bias", (double[]){1}, DIMS(1));
         case_values(&c, "weights/wo/kernel", (double[]){1}, DIMS(1, 1));
-        assert_ok(&c.ctx, quad_gated_mlp(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_gated_mlp, &config));
         double value = result_at(&c, "outputs/y", 0);
         assert_close(&value, &table[i].value, 1, 1e-15, 0);
         case_end(&c);
@@ -77,7 +77,7 @@ TEST(test_gated_mlp)
         case_values(&c, "weights/wi_0/bias", (double[]){1, 2}, DIMS(2));
         case_values(&c, "weights/wi_1/bias", (double[]){-1, -2}, DIMS(2));
         case_values(&c, "weights/wo/bias", (double[]){.25, .5}, DIMS(2));
-        assert_ok(&c.ctx, quad_gated_mlp(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_gated_mlp, &config));
         /* a = (3, 1), b = (2, -1.5), h = (6, 0), y = (6, 12) + bias */
         assert_result(&c, "checkpoints/mlpwi_0", 2, (double[]){3, 1}, 0);
         assert_result(&c, "checkpoints/mlpwi_1", 2, (double[]){2, -1.5}, 0);
@@ -114,7 +114,7 @@ TEST(test_clamps)
                                                .glu = table[i].glu,
                                                .limit = .75};
         add_mlp(&c, table[i].x, false);
-        assert_ok(&c.ctx, quad_gated_mlp(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_gated_mlp, &config));
         const double *h = table[i].h;
         assert_result(&c, "outputs/y", 2, (double[]){h[0] + 3 * h[1], 2 * h[0] + 4 * h[1]}, 1e-15);
         case_end(&c);
@@ -129,7 +129,7 @@ TEST(test_gmm)
     case_values(&c, "inputs/lhs", (double[]){1, 2, 3, 4, 5, 6, NAN, NAN}, DIMS(4, 2));
     case_values(&c, "weights/rhs", (double[]){1, 10, NAN, NAN, 2, 20}, DIMS(3, 2, 1));
     case_indices(&c, "inputs/group_sizes", (int32_t[]){1, 0, 2}, DIMS(3));
-    assert_ok(&c.ctx, quad_gmm(&c.ctx, &sizes, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_gmm, &(quad_gmm_config){.gmm = sizes}));
     assert_result(&c, "outputs/y", 4, (double[]){21, 86, 130, 0}, 0);
     case_end(&c);
 
@@ -137,7 +137,7 @@ TEST(test_gmm)
     case_random(&c, "inputs/lhs", 1, DIMS(4, 2));
     case_random(&c, "weights/rhs", 1, DIMS(3, 2, 1));
     case_indices(&c, "inputs/group_sizes", (int32_t[]){3, 1, 1}, DIMS(3));
-    assert_int_equal(quad_gmm(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_gmm, &(quad_gmm_config){.gmm = sizes}), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "inputs/group_sizes[2] is 1, expected 0 to 0");
     case_end(&c);
 }
@@ -170,7 +170,7 @@ TEST(test_quantised_gmm)
         case_values(&c, "weights/rhs", (double[]){3, 1.5}, DIMS(2, 1, 1));
         case_values(&c, "cotangents/y", table[i].dy, DIMS(3, 1));
         case_indices(&c, "inputs/group_sizes", (int32_t[]){2, 1}, DIMS(2));
-        assert_ok(&c.ctx, quad_quantised_gmm(&c.ctx, &sizes, &recipe, &c.in, &c.out));
+        assert_ok(&c.ctx, case_differentiate(&c, quad_gmm, &(quad_gmm_config){sizes, recipe}));
         const double near = i == 0 ? 1e-7 : 0.02; /* bfloat16 scales */
         assert_result(&c, "outputs/y", 3, table[i].y, near);
         assert_result(&c, "gradients/inputs/lhs", 3, table[i].dlhs, near);
@@ -196,7 +196,7 @@ TEST(test_quantised_mlp)
     case_values(&c, "weights/wo/kernel", (double[]){1.5}, DIMS(1, 1));
     case_values(&c, "weights/wo/bias", (double[]){5}, DIMS(1));
     case_values(&c, "cotangents/y", (double[]){17}, DIMS(1, 1));
-    assert_ok(&c.ctx, quad_quantised_mlp(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_differentiate(&c, quad_gated_mlp, &config));
     assert_result(&c, "outputs/y", 1, (double[]){14}, 0);
     assert_result(&c, "checkpoints/mlpwi_0_gradient", 1, (double[]){72}, 1e-15);
     assert_result(&c, "gradients/weights/wo/kernel", 1, (double[]){96}, 1e-15);
@@ -229,7 +229,7 @@ TEST(test_gmm_layouts)
         case_values(&c, "inputs/lhs", lhs, DIMS(6, 1));
         case_values(&c, "weights/rhs", (double[]){10, 100}, DIMS(2, 1, 1));
         case_indices(&c, table[i].index, table[i].values, DIMS(count));
-        assert_ok(&c.ctx, quad_gmm(&c.ctx, &table[i].config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_gmm, &(quad_gmm_config){.gmm = table[i].config}));
         assert_result(&c, "outputs/y", 6, table[i].y, 0);
         case_end(&c);
     }
@@ -245,7 +245,7 @@ TEST(test_gmm_k_grouped)
         case_values(&c, "inputs/rhs", (double[]){1, 10, 2, 20, 3, 30, NAN, NAN}, DIMS(4, 2));
         case_indices(&c, "inputs/group_sizes", (int32_t[]){0, 3}, DIMS(2));
         if (accumulate) case_values(&c, "inputs/c", (double[]){1, 2, 3, 4}, DIMS(2, 1, 2));
-        assert_ok(&c.ctx, quad_gmm(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_gmm, &(quad_gmm_config){.gmm = config}));
         assert_result(&c, "outputs/y", 4, accumulate ? (double[]){1, 2, 17, 144} : (double[]){0, 0, 14, 140}, 0);
         case_end(&c);
     }
@@ -258,7 +258,7 @@ TEST(test_permute)
     const assay_permute_dims sizes = {.tokens = 3, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
     case_values(&c, "inputs/x", (double[]){10, 20, 30}, DIMS(3, 1));
     case_indices(&c, "inputs/selected_experts", (int32_t[]){2, 0, 2, 3, 0, 2}, DIMS(3, 2));
-    assert_ok(&c.ctx, quad_permute(&c.ctx, &sizes, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_permute, &sizes));
     assert_indices(&c, "outputs/sorted_selected_experts", 6, (int32_t[]){1, 4, 0, 2, 5, 3});
     assert_indices(&c, "outputs/group_sizes", 4, (int32_t[]){2, 0, 3, 1});
     assert_result(&c, "outputs/sorted_inputs", 6, (double[]){10, 30, 10, 20, 30, 20}, 0);
@@ -269,7 +269,7 @@ TEST(test_permute)
     case_values(&back, "inputs/sorted", (double[]){10, 30, 10, 20, 30, 20}, DIMS(6, 1));
     case_indices(&back, "inputs/sorted_selected_experts", (int32_t[]){1, 4, 0, 2, 5, 3}, DIMS(6));
     case_values(&back, "inputs/weights", (double[]){1, 2, 4, 8, 16, 32}, DIMS(3, 2));
-    assert_ok(&back.ctx, quad_unpermute(&back.ctx, &sizes, &back.in, &back.out));
+    assert_ok(&back.ctx, case_evaluate(&back, quad_unpermute, &sizes));
     assert_result(&back, "outputs/y", 3, (double[]){30, 240, 1440}, 0);
     case_end(&back);
     case_end(&c);
@@ -281,13 +281,13 @@ TEST(test_refusals)
     case_start(&c, 1);
     const assay_permute_dims sizes = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 1};
     case_values(&c, "inputs/x", (double[]){10}, DIMS(1, 1));
-    assert_int_equal(quad_permute(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_permute, &sizes), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "the tensor 'inputs/selected_experts' is missing");
     case_indices(&c, "inputs/selected_experts", (int32_t[]){2, 4}, DIMS(1, 2));
-    assert_int_equal(quad_permute(&c.ctx, &sizes, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_permute, &sizes), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "element 1 of 'inputs/selected_experts' is 4, expected -1 to 3");
     const assay_permute_dims wider = {.tokens = 1, .experts_per_token = 2, .experts = 4, .emb_dim = 2};
-    assert_int_equal(quad_permute(&c.ctx, &wider, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_permute, &wider), ASSAY_BAD_INPUT);
     assert_string_equal(c.ctx.message, "'inputs/x' has the shape [1,1], expected 2 elements");
     assay_shape one = DIMS(1);
     assert_int_equal(quad_tensors_copy_f64(&c.ctx, &c.in, "inputs/x", &one, (double[]){1}), ASSAY_BAD_INPUT);
@@ -303,7 +303,7 @@ TEST(test_every_allocation_may_fail)
     add_mlp(&c, (double[]){2, -1}, true);
     for (int64_t n = 0;; n++) {
         assay_fail_allocation(n);
-        assay_status status = quad_gated_mlp(&c.ctx, &config, &c.in, &c.out);
+        assay_status status = case_evaluate(&c, quad_gated_mlp, &config);
         quad_tensors_free(&c.out);
         if (had_memory(&c.ctx, status)) {
             assert_true(n > 5);

@@ -123,9 +123,9 @@ static double worst_of(const problem *p)
 static double judge(assay_context *ctx, problem *p)
 {
     p->product.y = p->scalar;
-    quad_multiply_scalar(ctx, &p->product);
+    quad_matmul_scalar(ctx, &p->product);
     p->product.y = p->sliced;
-    assert_ok(ctx, quad_multiply_sliced(ctx, &p->product, &assay_arithmetic_reference));
+    assert_ok(ctx, quad_matmul_sliced(ctx, &p->product, &assay_arithmetic_reference));
     return worst_of(p);
 }
 
@@ -187,7 +187,7 @@ TEST(test_same_bits)
     int count = 0;
     for (int form = 0; test_next_context(&form, &ctx); count++) {
         p.product.y = p.sliced;
-        assert_ok(&ctx, quad_multiply(&ctx, &p.product));
+        assert_ok(&ctx, quad_matmul(&ctx, &p.product));
         if (count == 0) memcpy(first, p.sliced, bytes);
         for (int64_t i = 0; i < 61; i++) {
             assert_memory_equal(p.sliced + i * p.product.ldy, first + i * p.product.ldy, 67 * sizeof *first);
@@ -196,7 +196,7 @@ TEST(test_same_bits)
     assert_true(count >= 3);
     /* and large enough for slices, of which those behind the first give what follows float64's digits */
     p.product.y = p.scalar;
-    quad_multiply_scalar(&ctx, &p.product);
+    quad_matmul_scalar(&ctx, &p.product);
     assert_true(worst_of(&p) <= 1);
     free(first);
     release(&p);
@@ -253,7 +253,7 @@ TEST(test_a_wrong_engine_is_refused)
     assay_context ctx = assay_context_default(1);
     problem p = make(20, 20, 20, false, WIDE);
     p.product.y = p.sliced;
-    assert_int_equal(quad_multiply_sliced(&ctx, &p.product, &engine), ASSAY_INTERNAL);
+    assert_int_equal(quad_matmul_sliced(&ctx, &p.product, &engine), ASSAY_INTERNAL);
     assert_non_null(strstr(ctx.message, "not what integers give"));
     release(&p);
 }
@@ -265,7 +265,7 @@ TEST(test_allocation_failures)
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);
         assay_fail_allocation(n);
-        const assay_status status = quad_multiply_sliced(&ctx, &p.product, &assay_arithmetic_reference);
+        const assay_status status = quad_matmul_sliced(&ctx, &p.product, &assay_arithmetic_reference);
         if (had_memory(&ctx, status)) break;
     }
     release(&p);

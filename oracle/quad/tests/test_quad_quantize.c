@@ -37,7 +37,7 @@ TEST(two_blocks_of_e2m1)
     codes[16] = 13 | 1 << 4;
     case_start(&c, 1);
     case_values(&c, "inputs/x", x, DIMS(1, 34));
-    assert_ok(&c.ctx, quad_quantize(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_quantize, &config));
     expect(&c, "outputs/codes", 17, codes);
     expect(&c, "outputs/scale", 2, (int32_t[]){127, 129});
     case_end(&c);
@@ -55,7 +55,7 @@ TEST(scale_of_the_tensor)
     codes[16] = 7;
     case_start(&c, 1);
     case_values(&c, "inputs/x", x, DIMS(1, 17));
-    assert_ok(&c.ctx, quad_quantize(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_quantize, &config));
     expect(&c, "outputs/tensor_scale", 1, (int32_t[]){0x3f800000});
     expect(&c, "outputs/scale", 2, (int32_t[]){0x7e, 0x38});
     expect(&c, "outputs/codes", 17, codes);
@@ -80,7 +80,7 @@ TEST(beyond_the_largest)
         config.saturate = rows[i].saturate;
         case_start(&c, 1);
         case_values(&c, "inputs/x", &rows[i].x, DIMS(1, 1));
-        assert_ok(&c.ctx, quad_quantize(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_quantize, &config));
         expect(&c, "outputs/codes", 1, &rows[i].code);
         expect(&c, "outputs/scale", 1, (int32_t[]){127});
         case_end(&c);
@@ -96,7 +96,7 @@ TEST(back)
     case_indices(&c, "inputs/codes", (int32_t[]){0x9f, 0x21}, DIMS(2, 1));
     case_values(&c, "inputs/scale", (double[]){2, 0.5}, DIMS(2, 1));
     case_values(&c, "inputs/tensor_scale", (double[]){3}, DIMS(1));
-    assert_ok(&c.ctx, quad_dequantize(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_dequantize, &config));
     assert_result(&c, "outputs/y", 4, (double[]){-36, -3, 0.75, 1.5}, 0);
     case_end(&c);
 }

@@ -54,7 +54,7 @@ TEST(test_families)
         config.norm_topk_prob = table[i].norm;
         add_tenths(&c);
         if (table[i].scale) case_values(&c, "weights/per_expert_scale", (double[]){1, 2, 3, 4}, DIMS(4));
-        assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
         assert_indices(&c, "routing/selected_experts", 2, (int32_t[]){3, 1});
         assert_result(&c, "outputs/weights", 2, table[i].weights, 2e-15);
         assert_result(&c, "routing/weights", 2, table[i].weights, 2e-15);
@@ -72,11 +72,11 @@ TEST(test_llama4)
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 4, 1);
     add_tenths(&c);
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_result(&c, "outputs/weights", 1, &ln4, 0);
     quad_tensors_free(&c.out);
     config.num_experts_per_tok = 2;
-    assert_int_equal(quad_routing(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_routing, &config), ASSAY_BAD_INPUT);
     case_end(&c);
 }
 
@@ -87,7 +87,7 @@ TEST(test_sqrtsoftplus)
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SQRTSOFTPLUS, 3, 2);
     case_values(&c, "inputs/logits", (double[]){0.54132485461291811, -5, 3.9815145531741134}, DIMS(1, 1, 3));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 2, (int32_t[]){2, 0});
     assert_result(&c, "outputs/weights", 2, (double[]){2. / 3, 1. / 3}, 1e-15);
     case_end(&c);
@@ -102,7 +102,7 @@ TEST(test_division_by_almost_nothing)
         assay_routing_config config = one_token(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 2, 1);
         config.renormalize_exactly = exactly;
         case_values(&c, "inputs/logits", (double[]){-50, -46.051701859880914}, DIMS(1, 1, 2));
-        assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
         assert_result(&c, "outputs/weights", 1, exactly ? (double[]){1} : (double[]){.5}, 1e-14);
         case_end(&c);
     }
@@ -127,7 +127,7 @@ TEST(test_bias)
         assay_routing_config config = one_token(table[i].family, table[i].f, 4, 2);
         add_tenths(&c);
         case_values(&c, "weights/gate/bias", (double[]){10, -10, 9, -10}, DIMS(4));
-        assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
         assert_indices(&c, "routing/selected_experts", 2, (int32_t[]){0, 2});
         assert_result(&c, "outputs/weights", 2, table[i].weights, 1e-14);
         case_end(&c);
@@ -139,7 +139,7 @@ TEST(test_bias)
     config.norm_topk_prob = true;
     add_tenths(&c);
     case_values(&c, "weights/gate/bias", (double[]){ln2, 0, 0, 0}, DIMS(4));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 3, (int32_t[]){3, 1, 0});
     assert_result(&c, "outputs/weights", 3, (double[]){4. / 9, 3. / 9, 2. / 9}, 1e-15);
     case_end(&c);
@@ -173,7 +173,7 @@ TEST(test_groups)
         config.topk_routing_group = table[i].kept;
         config.group_score = table[i].rule;
         case_values(&c, "inputs/logits", table[i].logits, DIMS(1, 1, 6));
-        assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
         assert_indices(&c, "routing/selected_experts", 2, table[i].selected);
         assert_result(&c, "routing/margin", 1, &table[i].margin, 0);
         case_end(&c);
@@ -186,7 +186,7 @@ TEST(test_margin_is_infinite_where_all_are_chosen)
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 4);
     add_tenths(&c);
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 4, (int32_t[]){3, 1, 2, 0});
     assert_true(isinf(result_at(&c, "routing/margin", 0)));
     case_end(&c);
@@ -198,7 +198,7 @@ TEST(test_ties_take_the_lower_index)
     case_start(&c, 1);
     assay_routing_config config = one_token(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 5, 3);
     case_values(&c, "inputs/logits", (double[]){1, 2, 1, 2, 1}, DIMS(1, 1, 5));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 3, (int32_t[]){1, 3, 0});
     assert_result(&c, "routing/margin", 1, (double[]){0}, 0);
     case_end(&c);
@@ -214,14 +214,14 @@ TEST(test_hash_and_given_choice)
     add_tenths(&c);
     case_indices(&c, "weights/tid2eid", (int32_t[]){0, 1, 0, 2, 1, 2}, DIMS(3, 2));
     case_indices(&c, "inputs/input_ids", (int32_t[]){2}, DIMS(1, 1));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 2, (int32_t[]){1, 2});
     assert_result(&c, "outputs/weights", 2, (double[]){.3, .2}, 1e-15);
     assert_null(quad_tensors_find(&c.out, "outputs/lb_loss"));
     quad_tensors_free(&c.out);
 
     config.hash_rows = 2;
-    assert_int_equal(quad_routing(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_routing, &config), ASSAY_BAD_INPUT);
     quad_tensors_free(&c.out);
     case_end(&c);
 
@@ -229,7 +229,7 @@ TEST(test_hash_and_given_choice)
     config.hash_rows = 0;
     add_tenths(&c);
     case_indices(&c, "routing/selected_experts", (int32_t[]){0, 3}, DIMS(1, 1, 2));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 2, (int32_t[]){0, 3});
     assert_result(&c, "outputs/weights", 2, (double[]){.1, .4}, 1e-15);
     case_end(&c);
@@ -244,7 +244,7 @@ TEST(test_choice_as_input)
     config.norm_topk_prob = true;
     case_values(&c, "inputs/logits", (double[]){0, ln2, ln3, ln4}, DIMS(1, 1, 4));
     case_indices(&c, "inputs/selected_experts", (int32_t[]){3, -1, 1}, DIMS(1, 1, 3));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_indices(&c, "routing/selected_experts", 3, (int32_t[]){3, -1, 1});
     assert_indices(&c, "routing/group_sizes", 4, (int32_t[]){0, 1, 0, 1});
     assert_indices(&c, "routing/sorted_selected_experts", 3, (int32_t[]){2, 0, -1});
@@ -253,12 +253,12 @@ TEST(test_choice_as_input)
     quad_tensors_free(&c.out);
 
     config.use_random_routing = true;
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_result(&c, "outputs/weights", 3, (double[]){ln4, 0, ln2}, 1e-15);
     quad_tensors_free(&c.out);
 
     case_values(&c, "inputs/routing_weights", (double[]){.5, NAN, -2}, DIMS(1, 1, 3));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_result(&c, "outputs/weights", 3, (double[]){.5, 0, -2}, 0);
     case_end(&c);
 }
@@ -275,7 +275,7 @@ TEST(test_balance)
     config.load_balance_loss_weight = .5;
     config.routed_bias_update_rate = .001;
     case_values(&c, "inputs/logits", (double[]){ln3, 0, ln3, 0, ln3, 0, 0, ln3}, DIMS(2, 2, 2));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     /* density (1, 0), (1/2, 1/2); mean P (3/4, 1/4), (1/2, 1/2): mean of (3/4, 0, 1/4, 1/4) is 5/16; * 4 * 1/2 */
     assert_result(&c, "outputs/lb_loss", 1, (double[]){.625}, 1e-15);
     assert_result(&c, "outputs/bias_updates", 2, (double[]){-.001, .001}, 0);
@@ -289,7 +289,7 @@ TEST(test_logits_from_x)
     assay_routing_config config = one_token(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 2, 1);
     case_values(&c, "inputs/x", (double[]){2, 3}, DIMS(1, 1, 2));
     case_values(&c, "weights/gate/kernel", (double[]){1, 10, 2, 20}, DIMS(2, 2));
-    assert_ok(&c.ctx, quad_routing(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_routing, &config));
     assert_result(&c, "outputs/weights", 1, (double[]){80}, 0);
     assert_result(&c, "routing/margin", 1, (double[]){36}, 0);
     case_end(&c);
@@ -308,7 +308,7 @@ TEST(test_refusals)
         config.n_routing_groups = table[i].groups;
         config.topk_routing_group = table[i].kept;
         case_values(&c, "inputs/logits", (double[]){table[i].first, ln3, ln2, ln4}, DIMS(1, 1, 4));
-        assert_int_equal(quad_routing(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
+        assert_int_equal(case_evaluate(&c, quad_routing, &config), ASSAY_BAD_INPUT);
         assert_true(c.ctx.message[0] != '\0');
         case_end(&c);
     }

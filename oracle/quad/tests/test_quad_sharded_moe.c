@@ -42,8 +42,7 @@ static const double whole_y[] = {1000, 8, 2700, 6400, 125000, 21600};
 static void evaluate(quad_case *c, const quad_moe_config *config)
 {
     quad_tensors_free(&c->out);
-    assert_ok(&c->ctx, quad_moe(&c->ctx, config, &c->in, &c->out));
-    assert_ok(&c->ctx, quad_moe_checkpoints(&c->ctx, config, &c->in, &c->out));
+    assert_ok(&c->ctx, case_evaluate(c, quad_moe, config));
 }
 
 static assay_shape shape_of(const quad_case *c, const char *path)
@@ -314,13 +313,11 @@ TEST(test_batch_split)
 {
     quad_case c;
     assay_stack_config config = small_schedule(&c);
-    assert_ok(&c.ctx, quad_stack(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_stack, &config));
     assert_result(&c, "outputs/y", 4, (double[]){7 + 50, -7 + 30, -7 + 50, 7 + 50}, 1e-15);
     INDICES("routing/selected_experts", 1, 0, 1, 1);
     INDICES("routing/group_sizes", 0, 1, 2, 1);
     assert_shape(&c, "routing/group_sizes", 2, 2, 1);
-    assert_int_equal(c.out.count, 5); /* and weights, margin */
-    assert_ok(&c.ctx, quad_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
     VALUES("checkpoints/decoder_layer_input", 2, -2, -2, 2);
     VALUES("checkpoints/mla_out", 7, -7, -7, 7);
     VALUES("checkpoints/attention_out", 40, -40, -40, 40);
@@ -330,9 +327,8 @@ TEST(test_batch_split)
     /* on one device again rows 0 and 2, then 1 and 3: not halves */
     config.sharding.mesh = (assay_mesh){{1, 1, 1}};
     quad_tensors_free(&c.out);
-    assert_ok(&c.ctx, quad_stack(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_stack, &config));
     INDICES("routing/group_sizes", 0, 2, 1, 1);
-    assert_ok(&c.ctx, quad_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
     VALUES("checkpoints/moe_mlpwi_0", 1, -1, -1, 1);
     case_end(&c);
 }
@@ -353,25 +349,13 @@ TEST(test_refusals)
         quad_moe_config config = small_block(&c, table[i].batch, 6 / table[i].batch, chosen);
         memcpy(config.sharding.mesh.size, table[i].mesh, sizeof table[i].mesh);
         config.sharding.token_chunks = table[i].chunks;
-        assert_int_equal(quad_moe(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
+        assert_int_equal(case_evaluate(&c, quad_moe, &config), ASSAY_BAD_INPUT);
         if (strstr(c.ctx.message, table[i].message) == NULL) fail_msg("%d: %s", (int)i, c.ctx.message);
-        quad_tensors_free(&c.out);
-        assert_int_equal(quad_moe_checkpoints(&c.ctx, &config, &c.in, &c.out), ASSAY_BAD_INPUT);
         case_end(&c);
     }
 }
 
 /* form 0 to 2: a block; 3: a layer under the schedule */
-static assay_status evaluate_form(quad_case *c, int form, const quad_moe_config *block,
-                                  const assay_stack_config *schedule)
-{
-    assay_status status =
-        form == 3 ? quad_stack(&c->ctx, schedule, &c->in, &c->out) : quad_moe(&c->ctx, block, &c->in, &c->out);
-    if (status != ASSAY_OK) return status;
-    return form == 3 ? quad_stack_checkpoints(&c->ctx, schedule, &c->in, &c->out)
-                     : quad_moe_checkpoints(&c->ctx, block, &c->in, &c->out);
-}
-
 TEST(test_every_allocation_may_fail)
 {
     for (int form = 0; form < 4; form++) {
@@ -384,8 +368,8 @@ TEST(test_every_allocation_may_fail)
         block.moe.routing.load_balance_loss_weight = block.moe.routing.routed_bias_update_rate = 1;
         for (int64_t n = 0;; n++) {
             assay_fail_allocation(n);
-            const assay_status status = evaluate_form(&c, form, &block, &schedule);
-            quad_tensors_free(&c.out);
+            const assay_status status =
+                form == 3 ? case_differentiate(&c, quad_stack, &schedule) : case_differentiate(&c, quad_moe, &block);
             if (had_memory(&c.ctx, status)) {
                 assert_true(n > 20);
                 break;

@@ -35,10 +35,8 @@ TEST(test_dense_layer)
     const assay_stack_config config = small_stack(1, 1);
     start(&c);
     add_dense(&c, "", 3);
-    assert_ok(&c.ctx, quad_stack(&c.ctx, &config, &c.in, &c.out));
-    assert_int_equal(c.out.count, 1);
+    assert_ok(&c.ctx, case_evaluate(&c, quad_stack, &config));
     assert_result(&c, "outputs/y", 1, (double[]){2 + 5 + 12}, 0);
-    assert_ok(&c.ctx, quad_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
     assert_result(&c, "checkpoints/decoder_layer_input", 1, (double[]){2}, 0);
     assert_result(&c, "checkpoints/kv_wa_proj", 3, (double[]){15, 3, 3}, 0);
     assert_result(&c, "checkpoints/value_proj", 1, (double[]){40}, 0);
@@ -60,13 +58,12 @@ TEST(test_moe_layer)
         start(&c);
         narrow_moe(&c, "");
         if (given) case_indices(&c, "routing/selected_experts", &expert, DIMS(1, 1, 1));
-        assert_ok(&c.ctx, quad_stack(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_stack, &config));
         assert_result(&c, "outputs/y", 1, (double[]){2 + 5 + 2.5 * output}, 1e-15);
         assert_indices(&c, "routing/selected_experts", 1, &expert);
         assert_result(&c, "routing/weights", 1, (double[]){2.5}, 1e-15);
         assert_result(&c, "outputs/bias_updates", 2, given ? (double[]){-.5, .5} : (double[]){.5, -.5}, 0);
         assert_non_null(quad_tensors_find(&c.out, "outputs/lb_loss"));
-        assert_ok(&c.ctx, quad_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
         assert_result(&c, "checkpoints/moe_mlpwo", 1, &output, 0);
         case_end(&c);
     }
@@ -84,12 +81,11 @@ TEST(test_stack)
         add_dense(&c, prefix, layer == 1 ? 7 : layer == 10 ? 11 : 3);
     }
     narrow_moe(&c, "layers/11/");
-    assert_ok(&c.ctx, quad_stack(&c.ctx, &config, &c.in, &c.out));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_stack, &config));
     double last = 2 + 11 * (5 + 12) + 4 * (7 - 3) + 4 * (11 - 3);
     assert_result(&c, "outputs/y", 1, (double[]){last + 5 + 50}, 1e-15);
     assert_indices(&c, "routing/layers/11/selected_experts", 1, (int32_t[]){1});
     assert_result(&c, "outputs/layers/11/bias_updates", 2, (double[]){.5, -.5}, 0);
-    assert_ok(&c.ctx, quad_stack_checkpoints(&c.ctx, &config, &c.in, &c.out));
     assert_result(&c, "checkpoints/layers/1/mlpwo", 1, (double[]){28}, 0);
     assert_result(&c, "checkpoints/layers/10/mlpwo", 1, (double[]){44}, 0);
     assert_result(&c, "checkpoints/layers/11/decoder_layer_input", 1, &last, 0);
@@ -138,7 +134,7 @@ TEST(test_windows)
             narrow_weight(&c, prefix, "mlp/wi_1/kernel", (double[]){8}, DIMS(1, 1));
             narrow_weight(&c, prefix, "mlp/wo/kernel", (double[]){0}, DIMS(1, 1));
         }
-        assert_ok(&c.ctx, quad_stack(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_stack, &config));
         assert_result(&c, "outputs/y", 2, rows[row].y, 0);
         case_end(&c);
     }
@@ -150,10 +146,8 @@ TEST(test_refusals)
     const assay_stack_config config = small_stack(2, 2);
     start(&c);
     add_dense(&c, "layers/0/", 3);
-    quad_tensors out = {0};
-    assert_int_equal(quad_stack(&c.ctx, &config, &c.in, &out), ASSAY_BAD_INPUT);
+    assert_int_equal(case_evaluate(&c, quad_stack, &config), ASSAY_BAD_INPUT);
     assert_non_null(strstr(c.ctx.message, "'weights/layers/1/pre_self_attention_layer_norm/scale' is missing"));
-    quad_tensors_free(&out);
     case_end(&c);
 }
 
@@ -164,12 +158,10 @@ TEST(test_out_of_memory)
     start(&c);
     add_dense(&c, "layers/0/", 3);
     narrow_moe(&c, "layers/1/");
+    case_values(&c, "cotangents/y", (double[]){1}, DIMS(1, 1, 1));
     for (int64_t n = 0;; n++) {
-        quad_tensors out = {0};
         assay_fail_allocation(n);
-        assay_status status = quad_stack(&c.ctx, &config, &c.in, &out);
-        if (status == ASSAY_OK) status = quad_stack_checkpoints(&c.ctx, &config, &c.in, &out);
-        quad_tensors_free(&out);
+        const assay_status status = case_differentiate(&c, quad_stack, &config);
         if (had_memory(&c.ctx, status)) break;
         assert_true(n < 10000);
     }

@@ -1,5 +1,4 @@
-/* Blocks that are computed at once, and weights that are read an expert at a time: the same bits as one block alone, with
- * its weights in memory. */
+/* Weights that are read an expert at a time: the same bits as with the weights in memory. And attention in blocks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,53 +46,6 @@ static void assert_same(const quad_tensors *a, const quad_tensors *b, const char
     assert_memory_equal(of_a->values, of_b->values, bytes);
 }
 
-/* Everything moved a little, a tensor in each block: all of it, or one element. */
-TEST(test_many_are_as_one)
-{
-    static const struct {
-        const char *path;
-        int64_t element; /* -1: all */
-    } moved[] = {{NULL, 0},
-                 {"inputs/x", 4},
-                 {"inputs/x", -1},
-                 {"weights/gate/kernel", -1},
-                 {"weights/wi_0", 3},
-                 {"weights/wi_1", KERNEL - 1},
-                 {"weights/wo", -1},
-                 {"weights/shared_experts/wi_0/kernel", 2},
-                 {"weights/shared_experts/wo/kernel", -1}};
-    enum { BLOCKS = sizeof moved / sizeof *moved };
-    for (int form = 0; form < 3; form++) {
-        quad_moe_config config = block();
-        quad_case cases[BLOCKS];
-        quad_tensors in[BLOCKS], out[BLOCKS] = {0};
-        config.moe.weight_on_input = form == 1;
-        config.moe.path = form == 2 ? ASSAY_MOE_DROPPING : ASSAY_MOE_SPARSE;
-        config.moe.capacity_factor = 1;
-        for (int i = 0; i < BLOCKS; i++) {
-            add_block(&cases[i]);
-            const quad_tensor *tensor = moved[i].path == NULL ? NULL : quad_tensors_find(&cases[i].in, moved[i].path);
-            for (int64_t at = 0; tensor != NULL && at < assay_shape_count(&tensor->shape); at++) {
-                if (moved[i].element < 0 || moved[i].element == at) tensor->values[at] += 0x1p-80Q;
-            }
-            in[i] = cases[i].in;
-        }
-        assert_ok(&cases[0].ctx, quad_moe_many(&cases[0].ctx, &config, BLOCKS, in, out));
-        for (int i = 0; i < BLOCKS; i++) {
-            assert_ok(&cases[i].ctx, quad_moe(&cases[i].ctx, &config, &cases[i].in, &cases[i].out));
-            assert_same(&out[i], &cases[i].out, "outputs/y");
-            assert_same(&out[i], &cases[i].out, "routing/weights");
-            const quad *y = quad_tensors_find(&out[i], "outputs/y")->values;
-            const quad *first = quad_tensors_find(&out[0], "outputs/y")->values;
-            assert_int_equal(memcmp(y, first, sizeof *y * TOKENS * DIM) == 0, i == 0);
-        }
-        for (int i = 0; i < BLOCKS; i++) {
-            quad_tensors_free(&out[i]);
-            case_end(&cases[i]);
-        }
-    }
-}
-
 /* Gives the kernels in memory, and counts. */
 typedef struct reader {
     quad_case *c;
@@ -131,41 +83,26 @@ static quad_tensors streamed(quad_case *c, const assay_source *source)
 
 TEST(test_streamed_weights)
 {
-    quad_case c, moved;
+    quad_case c;
     const quad_moe_config config = block();
     add_block(&c);
-    add_block(&moved);
-    quad_tensors_find(&moved.in, "inputs/x")->values[1] += 1;
     reader r = {.c = &c};
     const assay_source source = {.self = &r, .read = read_kernel};
-    quad_tensors in[2] = {streamed(&c, &source), streamed(&moved, &source)}, out[2] = {0};
+    quad_tensors in = streamed(&c, &source), out = {0};
     bool used[EXPERTS] = {0};
     int64_t count = 0;
-    assert_ok(&c.ctx, quad_moe(&c.ctx, &config, &c.in, &c.out));
-    assert_ok(&c.ctx, quad_moe(&c.ctx, &config, &moved.in, &moved.out));
-    assert_ok(&c.ctx, quad_moe_many(&c.ctx, &config, 2, in, out));
-    assert_same(&out[0], &c.out, "outputs/y");
-    assert_same(&out[1], &moved.out, "outputs/y");
+    assert_ok(&c.ctx, case_evaluate(&c, quad_moe, &config));
+    assert_ok(&c.ctx, quad_evaluate(&c.ctx, quad_moe, &config, &in, NULL, &out));
+    assert_same(&out, &c.out, "outputs/y");
+    assert_same(&out, &c.out, "checkpoints/moe_mlpwo");
+    assert_same(&out, &c.out, "checkpoints/mlpwo");
     /* each expert that anybody goes to once, the others never */
-    for (int i = 0; i < TOKENS * K; i++) {
-        used[quad_tensors_find(&c.out, "routing/selected_experts")->indices[i]] = true;
-        used[quad_tensors_find(&moved.out, "routing/selected_experts")->indices[i]] = true;
-    }
+    for (int i = 0; i < TOKENS * K; i++) used[quad_tensors_find(&c.out, "routing/selected_experts")->indices[i]] = true;
     for (int e = 0; e < EXPERTS; e++) count += used[e];
     assert_int_equal(r.reads, count * 3 * DIM * WIDTH);
-    /* as checkpoints of the block */
-    quad_tensors_free(&c.out);
-    quad_tensors_free(&out[0]);
-    assert_ok(&c.ctx, quad_moe_checkpoints(&c.ctx, &config, &c.in, &c.out));
-    assert_ok(&c.ctx, quad_moe_checkpoints(&c.ctx, &config, &in[0], &out[0]));
-    assert_same(&out[0], &c.out, "checkpoints/moe_mlpwo");
-    assert_same(&out[0], &c.out, "checkpoints/mlpwo");
-    for (int i = 0; i < 2; i++) {
-        free(in[i].items);
-        quad_tensors_free(&out[i]);
-    }
+    free(in.items);
+    quad_tensors_free(&out);
     case_end(&c);
-    case_end(&moved);
 }
 
 static assay_status broken(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count, double *out)
@@ -186,19 +123,21 @@ TEST(test_streams_that_are_refused)
     const assay_shape shape = DIMS(EXPERTS, DIM, WIDTH + 1), gate = DIMS(DIM, EXPERTS);
     add_block(&c);
     quad_tensors in = streamed(&c, &source);
-    assert_int_equal(quad_moe(&c.ctx, &config, &in, &c.out), ASSAY_IO);
+    assert_int_equal(quad_evaluate(&c.ctx, quad_moe, &config, &in, NULL, &c.out), ASSAY_IO);
     quad_tensors_free(&c.out);
     for (int i = 0; i < in.count; i++) {
         if (strcmp(in.items[i].path, "weights/wi_0") == 0) in.items[i].shape = shape;
     }
-    assert_int_equal(quad_moe(&c.ctx, &config, &in, &c.out), ASSAY_INTERNAL);
+    assert_int_equal(quad_evaluate(&c.ctx, quad_moe, &config, &in, NULL, &c.out), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(c.ctx.message, "'weights/wi_0' has"));
     quad_tensors_free(&c.out);
     assert_int_equal(quad_tensors_stream(&c.ctx, &in, "weights/gate/kernel", &gate, &source), ASSAY_BAD_INPUT);
     for (int i = 0; i < in.count; i++) {
-        if (strcmp(in.items[i].path, "weights/gate/kernel") == 0) in.items[i].source = &source;
+        if (strcmp(in.items[i].path, "weights/wi_0") == 0) in.items[i].shape = DIMS(EXPERTS, DIM, WIDTH);
+        if (strcmp(in.items[i].path, "inputs/x") == 0) in.items[i].source = &source;
     }
-    assert_int_equal(quad_moe(&c.ctx, &config, &in, &c.out), ASSAY_INTERNAL);
-    assert_non_null(strstr(c.ctx.message, "weights/gate/kernel"));
+    assert_int_equal(quad_evaluate(&c.ctx, quad_moe, &config, &in, NULL, &c.out), ASSAY_INTERNAL);
+    assert_non_null(strstr(c.ctx.message, "inputs/x"));
     free(in.items);
     case_end(&c);
 }
@@ -211,12 +150,11 @@ TEST(test_allocation_failures)
         add_block(&c);
         reader r = {.c = &c};
         const assay_source source = {.self = &r, .read = read_kernel};
-        quad_tensors in[2] = {streamed(&c, &source), c.in}, out[2] = {0};
+        quad_tensors in = streamed(&c, &source);
         assay_fail_allocation(n);
-        const assay_status status = quad_moe_many(&c.ctx, &config, 2, in, out);
+        const assay_status status = quad_differentiate(&c.ctx, quad_moe, &config, &in, NULL, &c.out, NULL);
         const bool last = had_memory(&c.ctx, status);
-        for (int i = 0; i < 2; i++) quad_tensors_free(&out[i]);
-        free(in[0].items);
+        free(in.items);
         case_end(&c);
         if (last) break;
     }
@@ -247,7 +185,7 @@ TEST(test_blocks_of_queries)
         const quad *k = quad_tensors_find(&c.in, "inputs/key")->values;
         quad *v = quad_tensors_find(&c.in, "inputs/value")->values;
         if (form == 2) v[S / 2 * SIZE] = INFINITY; /* in the first segment */
-        assert_ok(&c.ctx, quad_attention(&c.ctx, &config, &c.in, &c.out));
+        assert_ok(&c.ctx, case_evaluate(&c, quad_attention, &config));
         for (int i = 0; i < S * HEADS; i++) {
             const int query = i / HEADS, head = i % HEADS;
             double sum = 0, first = 0;

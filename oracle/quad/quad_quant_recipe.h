@@ -1,0 +1,41 @@
+/* A linear layer by a training recipe, in binary128: what its three products take, and the products. */
+#ifndef ASSAY_QUAD_QUAD_QUANT_RECIPE_H
+#define ASSAY_QUAD_QUAD_QUANT_RECIPE_H
+
+#include "oracle/quad/quad_internal.h"
+
+/* A matrix, the group of each of its rows (-1: of none), and what it becomes. */
+typedef struct quad_recipe_matrix {
+    int64_t rows, columns;
+    const quad *x;
+    const int64_t *group;
+    bool counts_all; /* rows of no group count too, but for scales of blocks */
+    quad *codes, *scale, *numbers;
+} quad_recipe_matrix;
+
+/* x [rows,k], w [groups,k,n]; dy [rows,n]. Starts zeroed but for these. */
+typedef struct quad_recipe_layer {
+    const assay_recipe_config *recipe;
+    int64_t rows, k, n, groups;
+    const int64_t *group; /* of each row */
+    bool counts_all;      /* of the matrices of rows */
+    const quad *x, *w, *dy;
+    quad_recipe_matrix of_x, of_w, dx_dy, dw_x, dw_dy;
+    quad *for_dx, *for_dw;
+    int64_t *all; /* the group of each row of w: 0 */
+} quad_recipe_layer;
+
+/* of_x and of_w; then, once dy is there, the others. */
+assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *layer);
+assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *layer);
+
+/* forward: y is overwritten, rows of no group are 0. backward: added to what is there; either may be NULL. */
+void quad_recipe_forward(const quad_recipe_layer *layer, quad *y);
+void quad_recipe_backward(const quad_recipe_layer *layer, quad *dx, quad *dw);
+void quad_recipe_free(quad_recipe_layer *layer);
+
+/* codes times scales of dy [rows,columns] as a recipe quantises it for dx. */
+assay_status quad_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,
+                                    int64_t columns, const quad *dy, quad *numbers);
+
+#endif

@@ -1,0 +1,273 @@
+/* Linear layers on the tape: plain ones, of groups of rows, of weights that are read one group at a time, and by a training recipe. */
+#include <math.h>
+#include <quadmath.h>
+#include <string.h>
+
+#include "oracle/quad/quad_internal.h"
+#include "oracle/quad/quad_product.h"
+#include "oracle/quad/quad_quant_recipe.h"
+#include "oracle/quad/tape.h"
+
+typedef struct linear {
+    int64_t rows, k, n, groups;
+    int64_t *order, *first; /* [rows], [groups+1]: the rows of each group, ascending; those of none are left out */
+    quad_recipe_layer *by;  /* by a recipe */
+    assay_recipe_config recipe;
+} linear;
+
+/* --- rows of a group --- */
+
+static bool together(const linear *l, int64_t group)
+{
+    const int64_t count = l->first[group + 1] - l->first[group];
+    return count > 0 && l->order[l->first[group + 1] - 1] - l->order[l->first[group]] == count - 1;
+}
+
+/* The group's rows of a matrix, where they lie if they lie together, else in `packed`. */
+static const quad *pack(const linear *l, int64_t group, const quad *of, int64_t width, quad *packed)
+{
+    if (together(l, group)) return of + l->order[l->first[group]] * width;
+    for (int64_t i = l->first[group]; i < l->first[group + 1]; i++)
+        memcpy(packed + (i - l->first[group]) * width, of + l->order[i] * width, (size_t)width * sizeof *of);
+    return packed;
+}
+
+static void add_rows(const linear *l, int64_t group, const quad *from, int64_t width, quad *into)
+{
+    for (int64_t i = l->first[group]; i < l->first[group + 1]; i++)
+        for (int64_t j = 0; j < width; j++) into[l->order[i] * width + j] += from[(i - l->first[group]) * width + j];
+}
+
+static int64_t most_rows(const linear *l)
+{
+    int64_t most = 0;
+    for (int64_t g = 0; g < l->groups; g++)
+        most = l->first[g + 1] - l->first[g] > most ? l->first[g + 1] - l->first[g] : most;
+    return most;
+}
+
+static void sort_rows(linear *l, const int64_t *group)
+{
+    int64_t place = 0;
+    for (int64_t g = 0; g <= l->groups; g++) l->first[g] = 0;
+    for (int64_t row = 0; row < l->rows; row++) {
+        const int64_t g = group == NULL ? 0 : group[row];
+        if (g >= 0) l->first[g + 1]++;
+    }
+    for (int64_t g = 0; g < l->groups; g++) l->first[g + 1] += l->first[g];
+    for (int64_t row = 0; row < l->rows; row++) {
+        const int64_t g = group == NULL ? 0 : group[row];
+        if (g < 0) continue;
+        l->order[l->first[g]++] = row; /* which moves on to where the next group begins */
+        place++;
+    }
+    for (int64_t g = l->groups; g > 0; g--) l->first[g] = l->first[g - 1];
+    l->first[0] = 0;
+    l->first[l->groups] = place;
+}
+
+/* --- products --- */
+
+/* The weights of a group; *loaded is the caller's. */
+static assay_status weights_of(assay_context *ctx, const quad_record *w, const linear *l, int64_t group, quad **loaded,
+                               const quad **weights)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t count = l->k * l->n;
+    *weights = w->values == NULL ? NULL : w->values + group * count;
+    if (w->stream == NULL) return ASSAY_OK;
+    if (*loaded == NULL) TRY(quad_alloc(ctx, count, loaded));
+    TRY(quad_read_piece(ctx, w->stream, w->offset + group * count, count, *loaded));
+    *weights = *loaded;
+cleanup:
+    return status;
+}
+
+static assay_status forward(assay_context *ctx, const linear *l, const quad *x, const quad_record *w, quad *y)
+{
+    assay_status status;
+    quad *packed = NULL, *made = NULL, *loaded = NULL;
+    const int64_t most = most_rows(l);
+    TRY(quad_alloc(ctx, most * l->k, &packed));
+    TRY(quad_alloc(ctx, most * l->n, &made));
+    for (int64_t i = 0; i < l->rows * l->n; i++) y[i] = 0;
+    for (int64_t g = 0; g < l->groups; g++) {
+        const int64_t rows = l->first[g + 1] - l->first[g];
+        const quad *weights;
+        if (rows == 0) continue;
+        TRY(weights_of(ctx, w, l, g, &loaded, &weights));
+        const quad_product product = quad_product_xw(made, pack(l, g, x, l->k, packed), weights, rows, l->n, l->k);
+        TRY(quad_matmul(ctx, &product));
+        add_rows(l, g, made, l->n, y);
+    }
+cleanup:
+    free(packed);
+    free(made);
+    free(loaded);
+    return status;
+}
+
+/* dx += dy w^T of the group's rows; dw += x^T dy. */
+static assay_status back_of_group(assay_context *ctx, const linear *l, int64_t g, const quad *x, const quad *dy,
+                                  const quad *weights, quad *dx, quad *dw, quad *scratch[3])
+{
+    assay_status status = ASSAY_OK;
+    const int64_t rows = l->first[g + 1] - l->first[g];
+    const quad *of_dy = pack(l, g, dy, l->n, scratch[0]);
+    if (dx != NULL) {
+        quad_product product = quad_product_xw(scratch[1], of_dy, weights, rows, l->k, l->n);
+        product.ldw = l->n;
+        product.w_transposed = true;
+        TRY(quad_matmul(ctx, &product));
+        add_rows(l, g, scratch[1], l->k, dx);
+    }
+    if (dw != NULL) {
+        const quad *of_x = pack(l, g, x, l->k, scratch[1]);
+        for (int64_t i = 0; i < rows * l->k; i++) scratch[2][i % l->k * rows + i / l->k] = of_x[i];
+        quad *product_of = scratch[2] + rows * l->k;
+        const quad_product product = quad_product_xw(product_of, scratch[2], of_dy, l->k, l->n, rows);
+        TRY(quad_matmul(ctx, &product));
+        for (int64_t i = 0; i < l->k * l->n; i++) dw[g * l->k * l->n + i] += product_of[i];
+    }
+cleanup:
+    return status;
+}
+
+static assay_status backward(assay_context *ctx, const linear *l, const quad *x, const quad_record *w, const quad *dy,
+                             quad *dx, quad *dw)
+{
+    assay_status status;
+    quad *scratch[3] = {NULL, NULL, NULL}, *loaded = NULL;
+    const int64_t most = most_rows(l);
+    TRY(quad_alloc(ctx, most * l->n, &scratch[0]));
+    TRY(quad_alloc(ctx, most * l->k, &scratch[1]));
+    TRY(quad_alloc(ctx, most * l->k + l->k * l->n, &scratch[2]));
+    for (int64_t g = 0; g < l->groups; g++) {
+        const quad *weights;
+        if (l->first[g + 1] == l->first[g]) continue;
+        TRY(weights_of(ctx, w, l, g, &loaded, &weights));
+        TRY(back_of_group(ctx, l, g, x, dy, weights, dx, dw, scratch));
+    }
+cleanup:
+    for (int i = 0; i < 3; i++) free(scratch[i]);
+    free(loaded);
+    return status;
+}
+
+static void linear_back(quad_tape *t, const quad_record *y)
+{
+    const linear *l = y->with;
+    quad *dx = quad_into(t, y->from[0]), *dw = quad_into(t, y->from[1]);
+    if (t->status != ASSAY_OK) return;
+    if (l->by == NULL) {
+        t->status = backward(t->ctx, l, quad_values(t, y->from[0]), &t->records[y->from[1]], y->gradient, dx, dw);
+        return;
+    }
+    l->by->dy = y->gradient;
+    t->status = quad_recipe_take_back(t->ctx, l->by);
+    if (t->status == ASSAY_OK) quad_recipe_backward(l->by, dx, dw);
+}
+
+static void linear_end(const quad_record *y)
+{
+    const linear *l = y->with;
+    if (l->by != NULL) quad_recipe_free(l->by);
+}
+
+/* --- the primitive --- */
+
+/* By its recipe: what forward takes stays for backward. */
+static void by_recipe(quad_tape *t, const quad_layer *layer, linear *l, quad *y)
+{
+    int64_t *group = quad_indices(t, l->rows);
+    l->by = quad_keep(t, 1, sizeof *l->by);
+    if (group == NULL || l->by == NULL) return;
+    for (int64_t row = 0; row < l->rows; row++) group[row] = layer->group == NULL ? 0 : layer->group[row];
+    l->recipe = *layer->recipe;
+    *l->by = (quad_recipe_layer){.recipe = &l->recipe,
+                                 .rows = l->rows,
+                                 .k = l->k,
+                                 .n = l->n,
+                                 .groups = l->groups,
+                                 .group = group,
+                                 .counts_all = layer->counts_all,
+                                 .x = quad_values(t, layer->x),
+                                 .w = quad_values(t, layer->w)};
+    t->straight_through = true;
+    t->status = quad_recipe_take(t->ctx, l->by);
+    if (t->status == ASSAY_OK) quad_recipe_forward(l->by, y);
+}
+
+quad_node quad_linear(quad_tape *t, quad_layer layer)
+{
+    quad_node y;
+    linear *l = quad_keep(t, 1, sizeof *l);
+    if (layer.x == 0 || layer.w == 0 || l == NULL) return 0;
+    if (t->records[layer.x].stream != NULL)
+        t->status =
+            assay_fail(t->ctx, ASSAY_INTERNAL, "'%s' is not in memory as a whole", t->records[layer.x].stream->path);
+    const int64_t groups = layer.groups > 0 ? layer.groups : 1, k = quad_columns(t, layer.x);
+    const int64_t weights = quad_rows(t, layer.w) * quad_columns(t, layer.w), n = weights / (groups * k);
+    *l = (linear){.rows = quad_rows(t, layer.x), .k = k, .n = n, .groups = groups};
+    if (weights != groups * k * n)
+        quad_refuse(t, "%lld weights of %lld groups, of %lld numbers each row", (long long)weights, (long long)groups,
+                    (long long)k);
+    l->order = quad_indices(t, l->rows);
+    l->first = quad_indices(t, groups + 1);
+    quad *values = quad_new(
+        t, l->rows, n,
+        (quad_record){
+            .from = {layer.x, layer.w}, .reads_streams = true, .back = linear_back, .end = linear_end, .with = l},
+        &y);
+    if (values == NULL) return 0;
+    sort_rows(l, layer.group);
+    if (layer.recipe != NULL && layer.recipe->recipe != NULL) {
+        by_recipe(t, &layer, l, values);
+    } else {
+        t->status = forward(t->ctx, l, quad_values(t, layer.x), &t->records[layer.w], values);
+    }
+    return y;
+}
+
+/* --- gradients that a kernel quantises by itself --- */
+
+static void quantised_back(quad_tape *t, const quad_record *y)
+{
+    quad *into = quad_into(t, y->from[0]), *numbers = NULL;
+    const int64_t count = y->rows * y->columns;
+    if (into == NULL) return;
+    t->status = quad_alloc(t->ctx, count, &numbers);
+    if (t->status == ASSAY_OK)
+        t->status = quad_quantise_gradient(t->ctx, y->with, y->rows, y->columns, y->gradient, numbers);
+    for (int64_t i = 0; t->status == ASSAY_OK && i < count; i++) into[i] += numbers[i];
+    free(numbers);
+}
+
+quad_node quad_quantised_gradient(quad_tape *t, quad_node x, const assay_recipe_config *recipe)
+{
+    const quad_node y = quad_taken_as(t, x, quad_values(t, x));
+    assay_recipe_config *with = quad_keep(t, 1, sizeof *with);
+    if (y == 0 || with == NULL) return 0;
+    *with = *recipe;
+    t->records[y].back = quantised_back;
+    t->records[y].with = with;
+    t->straight_through = true;
+    return y;
+}
+
+quad_node quad_requantise(quad_tape *t, quad_node h, const assay_quantize_config *config, quad_node *codes,
+                          quad_node *scale)
+{
+    const int64_t rows = quad_rows(t, h), columns = quad_columns(t, h);
+    *codes = *scale = 0;
+    if (h == 0 || t->status != ASSAY_OK) return 0;
+    const int64_t blocks = assay_block_count(columns, config->format->columns);
+    quad *of_codes, *of_scale, *numbers = quad_keep(t, rows * columns, sizeof *numbers);
+    *codes = quad_constant(t, rows, columns, &of_codes);
+    *scale = quad_constant(t, rows, blocks, &of_scale);
+    for (int64_t row = 0; t->status == ASSAY_OK && row < rows; row++)
+        quad_requantise_row(config, columns, quad_values(t, h) + row * columns, of_codes + row * columns,
+                            of_scale + row * blocks, numbers + row * columns);
+    t->straight_through = true;
+    return t->status == ASSAY_OK ? quad_taken_as(t, h, numbers) : 0;
+}
