@@ -111,7 +111,7 @@ static const assay_option_row rows[] = {
     {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay power)"},
     {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
     {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
-     "certify N coordinates of each gradient (default 8), or all; 0: outputs alone"},
+     "certify N elements of each sketch of a gradient (default 8), or all; 0: outputs alone"},
     {"resume", RESUME, false, ASSAY_OPT_RESUME, NULL,
      "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there"},
     {"layer", LAYER, true, ASSAY_OPT_RESUME, "N",

@@ -1,4 +1,4 @@
-/* Certification: float64 results against the second form (SPEC 12).
+/* Certification: float64 results against the second form.
  *
  * `computed` holds the float64 results as they are (a float64 is exact in binary128) under the paths of a fixture:
  * outputs/, checkpoints/, routing/, gradients/. Where it also has error_scale/f64/ of such a path, those are standard

@@ -27,6 +27,10 @@ typedef struct quad_call {
     quad_argument arguments[ASSAY_FUNCTION_TENSORS]; /* of view->forward */
 } quad_call;
 
+/* Arguments from what was given; and results, or, of a NAME_bwd, gradients of what stands for its arguments. */
+void quad_take(quad_call *c);
+void quad_finish(quad_call *c);
+
 /* What was given: of a tensor [M,parts,..] what one part of one shard has, in rows of so many columns; all of it. */
 quad_node quad_in(quad_call *c, const char *path, int64_t shard, int64_t columns);
 quad_node quad_in_part(quad_call *c, const char *path, int64_t shard, int64_t part, int64_t columns); /* of f */

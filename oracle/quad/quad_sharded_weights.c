@@ -1,4 +1,4 @@
-/* Kernels of experts that lie on shards (SPEC 9): each number of the whole looked up where it is. */
+/* Kernels of experts that lie on shards: each number of the whole looked up where it is. */
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 

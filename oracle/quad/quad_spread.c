@@ -1,4 +1,4 @@
-/* Which copies of tokens each shard of a virtual mesh sorts, and which its experts compute (SPEC 9 and 11). Found by
+/* Which copies of tokens each shard of a virtual mesh sorts, and which its experts compute. Found by
  * listing them one by one. */
 #include <math.h>
 
