@@ -260,17 +260,44 @@ static void balance_part(const backward_pass *pass, int64_t t, double *d)
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
 }
 
+static double rounded(const assay_context *ctx, double x)
+{
+    assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &x);
+    return x;
+}
+
+/* Of weights over their sum, as a framework goes back through the quotient: d / sum, less the sum over k of d_k g_k / sum / sum,
+ * of which each step is rounded. d_values get the errors of the first, and that of the second is common to all. */
+static void round_quotient(const backward_pass *pass, const double *d, const double *gathered, double divisor,
+                           double *d_values)
+{
+    const assay_context *ctx = pass->ctx;
+    const int64_t count = pass->config->num_experts_per_tok;
+    double exact = 0.0, sum = 0.0;
+    for (int64_t k = 0; k < count; k++) {
+        const double of_d = d[k] * pass->rule.factor;
+        exact += of_d * (gathered[k] / divisor / divisor);
+        sum = rounded(ctx, sum + rounded(ctx, of_d * rounded(ctx, rounded(ctx, gathered[k] / divisor) / divisor)));
+        d_values[k] += rounded(ctx, of_d / divisor) - of_d / divisor;
+    }
+    for (int64_t k = 0; k < count; k++) d_values[k] -= sum - exact;
+}
+
 /* Emulated: the errors of the gradient of the weighed values. The mean's is common to all of them. */
 static void round_gathered_backward(const backward_pass *pass, int64_t t, double *d_values)
 {
     const assay_context *ctx = pass->ctx;
     const assay_routing_rule *rule = &pass->rule;
     const int64_t count = pass->config->num_experts_per_tok;
-    const double *gathered = pass->r->gathered + t * count;
+    const double *gathered = pass->r->gathered + t * count, *d = pass->d_weights + t * count;
     if (ctx->arithmetic->round == NULL || !(rule->divide || rule->softmax_chosen)) return;
-    const double divisor = rule->divide ? assay_routing_divisor(gathered, count, rule) : 1.0;
-    const double error = sum_error(ctx, count, gathered, pass->d_weights + t * count, NULL) * rule->factor / divisor;
-    for (int64_t k = 0; k < count; k++) d_values[k] -= error * (rule->softmax_chosen ? gathered[k] : 1.0 / divisor);
+    if (rule->divide && !rule->softmax_chosen) {
+        round_quotient(pass, d, gathered, assay_routing_divisor(gathered, count, rule), d_values);
+    } else {
+        const double divisor = rule->divide ? assay_routing_divisor(gathered, count, rule) : 1.0;
+        const double error = sum_error(ctx, count, gathered, d, NULL) * rule->factor / divisor;
+        for (int64_t k = 0; k < count; k++) d_values[k] -= error * (rule->softmax_chosen ? gathered[k] : 1.0 / divisor);
+    }
     assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_values);
 }
 

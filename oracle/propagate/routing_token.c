@@ -260,10 +260,12 @@ static void set_d_value(routing_token *token)
         squares += assay_square(of_n[i] * d[i]);
         mean = fma(of_n[i], d[i], mean);
     }
-    /* The rounding of partial sums counts where a softmax sums what it leaves; beside the rest it is small. */
-    const double partial =
-        rule->score_func == ASSAY_SCORE_SOFTMAX ? assay_propagate_partial_squares(count, squares, mean) : mean * mean;
-    const double rounding = unit2 * (2 * squares + partial);
+    /* Each term is a product and two quotients, of which a softmax has none; of partial sums the rounding counts where what they leave cancels. */
+    const bool quotient = rule->divide && !rule->softmax_chosen;
+    const double partial = quotient || rule->score_func == ASSAY_SCORE_SOFTMAX
+                               ? assay_propagate_partial_squares(count, squares, mean)
+                               : mean * mean;
+    const double rounding = unit2 * ((quotient ? 4 : 2) * squares + partial);
     if (rule->softmax_chosen) { /* divided as well: centred twice */
         assay_errors_center(&token->space, &token->d_value, &token->normalized, &token->d_normalized,
                             (rule->divide ? 2 : 1) * rounding);
@@ -283,7 +285,11 @@ static void set_d_value(routing_token *token)
         copy(token, &token->d_value, &token->d_normalized);
         return;
     }
-    for (int64_t i = 0; i < n; i++) token->b[i] = 2 * unit2 * assay_square(token->d_value.value[i]);
+    /* A framework divides d and the mean each by itself, so that the first quotient's rounding is left where they cancel. */
+    for (int64_t i = 0; i < n; i++) {
+        token->b[i] = 2 * unit2 * assay_square(token->d_value.value[i]);
+        if (quotient) token->b[i] += unit2 * assay_square(token->chosen[i] * d[i] / token->divisor);
+    }
     assay_errors_add(&token->space, &token->d_value, token->b);
 }
 
