@@ -90,11 +90,12 @@ def family_of(s):
         s.need(method in METHODS, f"no model type here has the router {method}")
         divided = method in ("Renormalize", "RenormalizeNaive")  # Mixtral's and Qwen3's routers are one then
         return block if divided and block in ("mixtral", "qwen3_moe", "qwen3_next") else METHODS[method]
+    score = s["routed_score_func"]
     if block in ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss", "llama4", "glm4_moe"):
+        s.need(block != "glm4_moe" or score == "sigmoid", "GLM-4.5's router has sigmoids")
         return block
     s.need(block != "gemma4", "Gemma 4's router has a norm of its own in front")
     s.need(block.startswith("deepseek") or block == "kimi_k2" or name.startswith("deepseek"), f"no model type for the block '{block}'")
-    score = s["routed_score_func"]
     s.need(score in SCORES, "every router of DeepSeek has a score function")
     return SCORES[score]
 
@@ -210,8 +211,9 @@ def moe_parameters(c, family, w, to=""):
         made[to + "experts.gate_up_proj"] = fused.transpose(1, 2).contiguous() if turned else fused
         made[to + "experts.down_proj"] = down.transpose(1, 2).contiguous() if turned else down
     made.update(router_parameters(c, family, w, f"{to}{own.router}."))
+    shared = {name[len("shared_experts/"):]: value for name, value in w.items() if name.startswith("shared_experts/")}
+    c.s.need(own.shared or not shared, "no shared expert")
     if own.shared:
-        shared = {name[len("shared_experts/"):]: value for name, value in w.items() if name.startswith("shared_experts/")}
         if not shared:
             c.s.need(family != "qwen3_next", "always with a shared expert")
             size, hidden = gate.shape[1:]
@@ -433,8 +435,9 @@ def mla_keys(c, w, prefix=""):
     heads, rope = w[prefix + "out/kernel"].shape[0], s.count("qk_rope_head_dim")
     s.need(s.number("latent_norm_epsilon") == 1e-6, "the latents' norms have an epsilon of 1e-6")
     rotation = rope_of(s)
-    m = s.number("mscale")
-    if rotation["rope_type"] == "yarn" and m > 0 and s.number("max_position_embeddings") > s.number("original_max_position_embeddings"):
+    m, factor = s.number("mscale"), s.number("rope_factor")
+    if m != 0 and factor != 1 and s.number("max_position_embeddings") > s.number("original_max_position_embeddings"):
+        s.need(rotation["rope_type"] == "yarn" and factor > 1, "mscale is in the softmax scale with YaRN alone")
         rotation.update(mscale=m, mscale_all_dim=m)
         if rotation["attention_factor"] == 1:
             del rotation["attention_factor"]  # transformers finds it: the ratio of both
@@ -532,8 +535,9 @@ def run_stack(c):
     if routed:
         keys = {**moe_keys(c, family, width, w[routed + "wo"].shape[1]), **keys}
     if latent:
-        dense = next((w[f"weights/{r}mlp/wo/kernel"].shape[0] for r in results if f"weights/{r}mlp/wo/kernel" in w), 1)
-        keys.update(intermediate_size=dense, first_k_dense_replace=sum(f"weights/{r}mlp/wo/kernel" in w for r in results))
+        dense = [w[f"weights/{r}mlp/wo/kernel"].shape[0] for r in results if f"weights/{r}mlp/wo/kernel" in w]
+        s.need(not dense or s.number("mlp_activations_limit") <= 0 and s.words("mlp_activations")[1] == "linear", "no clamp and no activation of up")
+        keys.update(intermediate_size=max(dense, default=1), first_k_dense_replace=len(dense))
         keys["hidden_size"] = heads_width(width, keys["num_attention_heads"], family)
     alone = not numbers and family == "gpt_oss" and s.text.get("attention_type", "") == "global"  # GPT-OSS's layer 1
     config = config_of(c, family, **{"hidden_size": width, **keys, "num_hidden_layers": len(results) + alone})
