@@ -25,11 +25,18 @@ import numpy as np
 import serving
 from request import Request, Unsupported, write_candidate
 
+MOST_MAPPINGS = 30000  # of the 65530 that Linux gives a process (vm.max_map_count); XLA ends it by a signal where none is left
 DTYPES = {"bf16": "bfloat16", "f32": "float32", "f64": "float64"}
 LAYERS = {op: "layers" for op in ("deepseek_layer", "deepseek_stack", "decoder_layer", "decoder_stack")}
 MODULES = {"moe": "moe", "routing": "moe", "mlp": "moe", "gmm": "moe", "permute": "moe", "unpermute": "moe",
            "mla": "attention", "gqa": "attention", "attention": "attention", "rms_norm": "attention", "yarn_rope": "attention",
            **LAYERS, "batch_split": "batch_split"}
+
+
+def drop_programs() -> None:
+    """What one case compiles takes a hundred mappings of memory or more, on a mesh most; a server of a thousand cases has no more."""
+    if pathlib.Path("/proc/self/maps").read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 def main() -> None:
@@ -47,6 +54,7 @@ def main() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
     def answer(path: str, candidate: str) -> None:
+        drop_programs()
         request = Request(path, np.float64)
         if request.op not in MODULES:
             raise Unsupported(f"no {request.op} in MaxText")

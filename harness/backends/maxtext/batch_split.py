@@ -145,10 +145,14 @@ class Call:
         return np.stack([np.asarray(s.data) for s in shards])
 
     def array(self, pieces, spec):
-        """The array of which each shard has this."""
+        """The array of which each shard has this. What several shards have is one and the same, but for sums that are still to be made."""
         sharding = NamedSharding(self.mesh, spec)
         shape = [n * (1 if a is None else self.mesh.shape[a]) for n, a in zip(pieces.shape[1:], spec.partitions + (None,) * pieces.ndim)]
-        pieces = np.asarray(pieces)
+        pieces, first = np.asarray(pieces), {}
+        parts = NamedSharding(self.mesh, P(*spec.partitions)).devices_indices_map(tuple(shape))
+        for place, piece in zip(np.ndindex(*self.sizes), pieces):
+            part = parts[self.mesh.devices[place]], *(i for i, axis in zip(place, AXES) if axis in spec.unreduced)
+            self.s.need(np.array_equal(first.setdefault(part, piece), piece, equal_nan=True), "copies of one array differ from shard to shard")
         return jax.make_array_from_single_device_arrays(
             tuple(shape), sharding, [jax.device_put(p, d) for p, d in zip(pieces, self.mesh.devices.ravel())])
 

@@ -140,6 +140,7 @@ class Call:
                 if f"weights/{name}" in self.t:
                     self.t[f"weights/{name}"] = whole(s, name, self.t[f"weights/{name}"])
         self.hash_routing = s.count("first_num_hash_layers") > 0
+        s.need(s.number("routed_bias_update_rate") == 0 or s.true("routed_bias") or self.hash_routing, "MaxText has no updates without a bias")
         if self.hash_routing:
             more["vocab_size"] = self.t["weights/tid2eid"].shape[0]
         self.kind = "router" if request.op == "routing" else "routed"
