@@ -108,6 +108,7 @@ def check(s: Settings) -> None:
     s.need(s.number("load_balance_loss_weight") == 0 or s["load_balance_loss_scope"] == "sequence", "balance loss of a sequence alone")
     grouped = s.count("n_routing_groups") > 1
     s.need(not grouped or s["group_score"] == "top2_sum", "groups by their largest value are not MaxText's")
+    s.need(not grouped or not s["model_name"].startswith("deepseek2"), "DeepSeek-V2 has no groups in MaxText")
     s.need(s.text.get("quant_recipe", "{}") in ("{}", "[]", "none", ""), "no training recipe here")
     s.need(not s.text.get("quant_hidden_format"), "no h that the kernel quantises")
 
