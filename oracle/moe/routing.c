@@ -187,11 +187,11 @@ void assay_routing_gathered_backward(double *d_values, const double *d_weights, 
     }
     if (rule->divide) {
         const double divisor = assay_routing_divisor(gathered, count, rule);
-        if (!rule->detached) assay_center(d_values, gathered, divisor, rule->epsilon / divisor, count);
+        if (!rule->detached) assay_center(d_values, gathered, rule->epsilon / divisor, count);
         for (int64_t k = 0; k < count; k++) d_values[k] /= divisor;
     }
     if (rule->softmax_chosen) {
-        assay_center(d_values, gathered, 1.0, 0.0, count);
+        assay_center(d_values, gathered, 0.0, count);
         for (int64_t k = 0; k < count; k++) d_values[k] *= gathered[k];
     }
     for (int64_t k = 0; k < count; k++) {
@@ -212,34 +212,25 @@ typedef struct backward_pass {
     assay_routing_rule rule;
 } backward_pass;
 
-/* The error that a router's arithmetic makes of the terms and partial sums of a sum of a[i] b[i] over `count` places i
- * (NULL: the first ones). Where the whole cancels it is all that is left. */
-static double sum_error(const assay_context *ctx, int64_t count, const double *a, const double *b,
-                        const int32_t *places)
+/* What a router's arithmetic makes of the mean that assay_center takes off: it rounds the terms and partial sums of p[i] d[i] over
+ * `count` places i (NULL: the first ones), and does not divide by the sum of the p [all], which their roundings keep from 1.
+ * Where the whole cancels this is all that is left. */
+static double mean_error(const assay_context *ctx, int64_t all, const double *p, const double *d, int64_t count,
+                         const int32_t *places)
 {
-    double exact = 0.0, rounded = 0.0;
+    double weights = 0.0, exact = 0.0, rounded = 0.0;
     if (ctx->arithmetic->round == NULL) return 0.0;
+    for (int64_t i = 0; i < all; i++) weights += p[i];
     for (int64_t k = 0; k < count; k++) {
         const int64_t at = places == NULL ? k : places[k];
         if (at == ASSAY_NO_EXPERT) continue;
-        double term = a[at] * b[at];
+        double term = p[at] * d[at];
         exact += term;
         assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &term);
         rounded += term;
         assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &rounded);
     }
-    return rounded - exact;
-}
-
-/* The error of the mean that assay_center takes off: that of sum_error, and what the p [E] lack of a sum of 1, of which
- * assay_center knows nothing: its differences to the gradient of the largest cancel it. */
-static double mean_error(const assay_context *ctx, int64_t experts, const double *p, const double *d, int64_t count,
-                         const int32_t *places)
-{
-    double beyond = -1.0;
-    if (ctx->arithmetic->round == NULL) return 0.0;
-    for (int64_t e = 0; e < experts; e++) beyond += p[e];
-    return sum_error(ctx, count, p, d, places) + beyond * assay_center_reference(d, p, 1.0, experts);
+    return weights == 0.0 ? 0.0 : rounded - exact / weights;
 }
 
 /* The load-balance part d [E]: the gradient of what selects or of the scores, as its probabilities are of these (of gemma4 they
@@ -255,7 +246,7 @@ static void balance_part(const backward_pass *pass, int64_t t, double *d)
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
     if (pass->rule.bias_inside) return;
     const double error = mean_error(ctx, experts, probabilities, d, experts, NULL);
-    assay_center(d, probabilities, 1.0, 0.0, experts);
+    assay_center(d, probabilities, 0.0, experts);
     for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * probabilities[e];
     assay_round(ctx, ASSAY_ROUND_ROUTER, experts, d);
 }
@@ -295,7 +286,7 @@ static void round_gathered_backward(const backward_pass *pass, int64_t t, double
         round_quotient(pass, d, gathered, assay_routing_divisor(gathered, count, rule), d_values);
     } else {
         const double divisor = rule->divide ? assay_routing_divisor(gathered, count, rule) : 1.0;
-        const double error = sum_error(ctx, count, gathered, d, NULL) * rule->factor / divisor;
+        const double error = mean_error(ctx, count, gathered, d, count, NULL) * rule->factor / divisor;
         for (int64_t k = 0; k < count; k++) d_values[k] -= error * (rule->softmax_chosen ? gathered[k] : 1.0 / divisor);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_values);
@@ -367,7 +358,7 @@ static void through_scores(const backward_pass *pass, int64_t t)
         const int32_t *selected = pass->r->selected_experts + t * count;
         const double error = mean_error(pass->ctx, experts, scores, d, pass->rule.balance ? experts : count,
                                         pass->rule.balance ? NULL : selected);
-        assay_center(d, scores, 1.0, 0.0, experts);
+        assay_center(d, scores, 0.0, experts);
         for (int64_t e = 0; e < experts; e++) d[e] = (d[e] - error) * scores[e];
     } else if (pass->rule.balance || pass->config->use_random_routing) { /* a token may have an expert twice */
         for (int64_t e = 0; e < experts; e++) d[e] *= slope_of(pass, t, e);

@@ -37,23 +37,30 @@ void assay_softmax_row(const assay_context *ctx, double *y, const double *x, int
     for (int64_t i = 0; i < count; i++) y[i] /= sum;
 }
 
-double assay_center_reference(const double *d, const double *p, double divisor, int64_t count)
+/* A sum, and what its roundings left of it (Ogita, Rump and Oishi, "Accurate sum and dot product", 2005). */
+typedef struct compensated_sum {
+    double sum, rest;
+} compensated_sum;
+
+static void add_product(compensated_sum *s, double a, double b)
 {
-    enum { MOST = 8 }; /* where the largest has a share of 1 / MOST, either way loses up to three bits */
-    int64_t top = 0;
-    for (int64_t i = 1; i < count; i++) {
-        if (p[i] > p[top]) top = i;
-    }
-    return p[top] / divisor * MOST < 1.0 ? 0.0 : d[top];
+    const double product = a * b, of_product = fma(a, b, -product);
+    const double sum = s->sum + product, added = sum - s->sum;
+    s->rest += (s->sum - (sum - added)) + (product - added) + of_product;
+    s->sum = sum;
 }
 
-void assay_center(double *d, const double *p, double divisor, double missing, int64_t count)
+void assay_center(double *d, const double *p, double missing, int64_t count)
 {
-    const double reference = assay_center_reference(d, p, divisor, count);
-    double mean = 0.0;
-    for (int64_t i = 0; i < count; i++) d[i] -= reference;
-    for (int64_t i = 0; i < count; i++) mean = fma(p[i] / divisor, d[i], mean);
-    for (int64_t i = 0; i < count; i++) d[i] = d[i] - mean + reference * missing;
+    compensated_sum weights = {0}, products = {0};
+    for (int64_t i = 0; i < count; i++) {
+        add_product(&weights, p[i], 1.0);
+        add_product(&products, p[i], d[i]);
+    }
+    if (weights.sum == 0.0) return;
+    const double mean = products.sum / weights.sum;
+    const double rest = fma(-mean, weights.sum, products.sum) + fma(-mean, weights.rest, products.rest);
+    for (int64_t i = 0; i < count; i++) d[i] = d[i] - mean - (rest / weights.sum - mean * missing);
 }
 
 static void apply_score_func(const assay_context *ctx, double *scores, const double *x, int64_t experts,

@@ -84,21 +84,27 @@ static ramp_range ramp_range_of(const assay_rope_config *config)
     return (ramp_range){.low = fmaxq(low, 0), .high = fminq(high, config->dim - 1)};
 }
 
-static quad frequency(const assay_rope_config *config, const ramp_range *range, int64_t i)
+/* 0 where a frequency is kept, 1 where it is interpolated. */
+static quad ramp_of(const assay_rope_config *config, const ramp_range *range, int64_t i)
 {
-    const quad exponent = -2 * (quad)i / config->dim, base = powq(config->rope_max_timescale, exponent);
     const quad low = range->low, high = range->high;
-    if (!config->yarn) return base;
     const bool empty = low == high || (config->pairwise && low > high); /* pairwise is the batch-split model */
     const quad width = empty ? (quad)1 / 1000 : high - low;
-    const quad ramp = fminq(fmaxq((i - low) / width, 0), 1);
-    return base / config->rope_factor * ramp + base * (1 - ramp);
+    return config->yarn ? fminq(fmaxq((i - low) / width, 0), 1) : 0;
+}
+
+static quad frequency(const assay_rope_config *config, quad ramp, int64_t i)
+{
+    const quad exponent = -2 * (quad)i / config->dim, base = powq(config->rope_max_timescale, exponent);
+    return config->yarn ? base / config->rope_factor * ramp + base * (1 - ramp) : base;
 }
 
 void assay_rope_frequencies(double *frequencies, const assay_rope_config *config)
 {
     const ramp_range range = ramp_range_of(config);
-    for (int64_t i = 0; i < config->dim / 2; i++) frequencies[i] = (double)frequency(config, &range, i);
+    for (int64_t i = 0; i < config->dim / 2; i++) {
+        frequencies[i] = (double)frequency(config, ramp_of(config, &range, i), i);
+    }
 }
 
 static double attention_factor(const assay_rope_config *config)
@@ -131,7 +137,9 @@ void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *
     const ramp_range range = ramp_range_of(config);
     quad frequencies[ASSAY_ROPE_DIM_MAX / 2];
     for (int64_t i = 0; i < half; i++) {
-        frequencies[i] = frequency(config, &range, i);
+        quad ramp = ramp_of(config, &range, i);
+        if (ramp > 0 && ramp < 1) ramp += rounding_of(ctx, (double)ramp); /* of 1 - ramp near 0 it is many roundings */
+        frequencies[i] = frequency(config, ramp, i);
         frequencies[i] += rounding_of(ctx, (double)frequencies[i]);
     }
 #pragma omp parallel for num_threads(ctx->threads)

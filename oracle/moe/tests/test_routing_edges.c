@@ -106,6 +106,40 @@ TEST(test_one_expert_divided)
     }
 }
 
+/* Softmax over 125 experts, and weights over their sum: what the chosen get adds up to 0, so the others learn nothing but by
+ * the roundings of what the chosen get. Those of the mean itself must not be many times larger. */
+TEST(test_others_learn_nothing_of_weights_over_their_sum)
+{
+    enum { EXPERTS = 125, CHOSEN = 8 };
+    const double d_weights[CHOSEN] = {0.3, -1.1, 0.7, 0.2, -0.4, 1.3, -0.6, 0.9};
+    double worst = 0.0;
+    for (int draw = 0; draw < 20; draw++) {
+        assay_routing_config config = plain_config();
+        config.num_experts = EXPERTS;
+        config.num_experts_per_tok = CHOSEN;
+        config.family = ASSAY_ROUTER_GEMMA4;
+        config.score_func = ASSAY_SCORE_NONE;
+        config.norm_topk_prob = true;
+        double logits[EXPERTS], d_logits[EXPERTS], learnt = 0.0, others = 0.0;
+        for (int e = 0; e < EXPERTS; e++) logits[e] = 2 * sin(1.7 * e + draw) + (e == 7 ? 4 : 0);
+        const assay_routing_inputs in = {.logits = logits};
+        assay_context ctx = assay_context_default(1);
+        assay_routing r;
+        assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
+        assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
+        assert_ok(&ctx, assay_routing_backward(&ctx, d_logits, NULL, NULL, d_weights, 0.0, 0, &r, &in, &config));
+        for (int k = 0; k < CHOSEN; k++) {
+            learnt += fabs(d_logits[r.selected_experts[k]]);
+            d_logits[r.selected_experts[k]] = 0.0;
+        }
+        for (int e = 0; e < EXPERTS; e++) others += fabs(d_logits[e]);
+        worst = fmax(worst, others / learnt);
+        assay_routing_free(&r);
+    }
+    print_message("others: %g of what the chosen learn\n", worst);
+    assert_true(worst < 0x1p-53);
+}
+
 /* Softmax over 38 experts of which one is chosen: each gradient is accurate, whether its probability is near 1 or small. */
 TEST(test_gradient_of_one_probability_of_many)
 {

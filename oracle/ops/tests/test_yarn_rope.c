@@ -279,6 +279,32 @@ TEST(test_emulated_angles_are_off_as_the_profile_allows)
     }
 }
 
+/* Where the ramp is nearly 1, a rounding of it is many of the frequency: 1 - ramp has it whole. */
+TEST(test_emulated_frequencies_have_the_rounding_of_the_ramp)
+{
+    enum { MEMBERS = 200, PAIR = 15 };
+    static const double UNIT = 0x1p-22;
+    static const int32_t positions[] = {1};
+    assay_rope_config c = deepseek(64);
+    c.rope_max_timescale = 1e6;
+    c.truncate = false;
+    assay_emulation emulation = {.precision = {.elementary = UNIT}, .storage = ASSAY_FLOAT32};
+    assay_context ctx = assay_context_default(1);
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &emulation;
+    double frequencies[32], angles[32], squares = 0;
+    assay_rope_frequencies(frequencies, &c);
+    const double f = frequencies[PAIR], of_ramp = pow(c.rope_max_timescale, -2.0 * PAIR / 64) / f - 1;
+    for (int member = 0; member < MEMBERS; member++) {
+        emulation.seed = (uint64_t)member;
+        assay_rope_angles(&ctx, angles, positions, 1, &c);
+        squares += pow(angles[PAIR] / f - 1, 2) / MEMBERS;
+    }
+    const double expected = UNIT * UNIT * (2 + of_ramp * of_ramp);
+    assert_true(of_ramp > 30);
+    if (!(squares > 0.7 * expected && squares < 1.4 * expected)) fail_msg("%g, expected %g", squares, expected);
+}
+
 TEST(test_refusals)
 {
     static const struct {
