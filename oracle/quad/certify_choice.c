@@ -80,16 +80,17 @@ static assay_status read_routing(assay_context *ctx, const quad_tensor *choice, 
     assay_status status;
     const assay_shape *shape = &choice->shape;
     const int64_t count = assay_shape_count(shape);
-    char weights[ASSAY_PATH_SIZE], margin[ASSAY_PATH_SIZE], own[ASSAY_PATH_SIZE], own_weights[ASSAY_PATH_SIZE];
+    const char *of = choice->path + strlen("routing/");
+    char weights[ASSAY_PATH_SIZE], own[ASSAY_PATH_SIZE], own_margin[ASSAY_PATH_SIZE], own_weights[ASSAY_PATH_SIZE];
     sibling(choice->path, "weights", weights);
-    sibling(choice->path, "margin", margin);
-    snprintf(own, sizeof own, "own/%s", choice->path + strlen("routing/"));
-    snprintf(own_weights, sizeof own_weights, "own/%s", weights + strlen("routing/"));
+    snprintf(own, sizeof own, "own/%s", of);
+    sibling(own, "margin", own_margin);
+    sibling(own, "weights", own_weights);
     r->per_token = shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
     r->tokens = r->per_token > 0 ? count / r->per_token : 0;
     r->computed = choice->indices;
     TRY(quad_read_indices(ctx, references, own, count, &r->reference));
-    TRY(quad_read(ctx, references, margin, r->tokens, &r->margin));
+    TRY(quad_read(ctx, references, own_margin, r->tokens, &r->margin));
     TRY(quad_read(ctx, references, own_weights, count, &r->reference_weights));
     /* the op `routing` has its weights among the outputs */
     const char *found = quad_tensors_find(computed, weights) != NULL ? weights : "outputs/weights";

@@ -250,6 +250,7 @@ quad_router quad_route(quad_tape *t, const assay_routing_config *config, quad_no
     const bool same = memcmp(own, selected, (size_t)copies * sizeof *own) == 0;
     quad_put(t, "own/weights", choices, same ? r.weights : weights_of(t, config, &r, own));
     quad_put(t, "routing/weights", choices, r.weights);
+    quad_put(t, "own/margin", assay_shape_of(2, b, s), of_margin);
     quad_put(t, "routing/margin", assay_shape_of(2, b, s), of_margin);
     return r;
 }

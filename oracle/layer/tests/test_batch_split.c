@@ -17,10 +17,10 @@ static double largest(const assay_tensor *t)
 
 /* Outputs and routing of `split` have the bits of `plain`; gradients are the same but for the order of sums, which
  * layer after layer makes a few ulps of. (With two tokens a row, gradients of queries are small differences, and it is
- * more.) How many gradients there are. */
+ * more. Of twelve seeds the worst is 12 to 68.) How many gradients there are. */
 static int assert_equal_results(const test_tensors *split, const test_tensors *plain)
 {
-    const double few_ulps = 64 * 0x1p-52;
+    const double few_ulps = 128 * 0x1p-52;
     int compared = 0;
     for (int i = 0; i < split->set.count; i++) {
         const assay_tensor *found = &split->set.items[i];
