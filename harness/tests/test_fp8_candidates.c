@@ -129,6 +129,25 @@ TEST(test_correct_backends_pass)
     assay_cases_free(all, count);
 }
 
+/* Sums of whole numbers that are 0, of scaled operands: a kernel that multiplies numbers by scales before it adds them up
+ * has something left there. */
+TEST(test_whole_numbers_that_cancel)
+{
+    fixture f;
+    int zeros = 0;
+    start(&f,
+          case_named("mlp/exact", "checkpoints=all;inputs.weights/wi_1/kernel={distribution: normal, scale: 0.001}"));
+    const assay_tensor *h = assay_tensor_set_find(&f.t.golden, "checkpoints/mlpwi_0"),
+                       *scales = assay_results_scales(&f.t.golden, f.profile, "checkpoints/mlpwi_0");
+    for (int64_t i = 0; i < h->count; i++) {
+        if (h->values[i] != 0) continue;
+        assert_true(scales->values[i] > 0);
+        zeros++;
+    }
+    assert_true(zeros > 10);
+    trial_close(&f.t);
+}
+
 TEST(test_wrong_backends_fail)
 {
     static const struct {
