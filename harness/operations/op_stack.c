@@ -70,8 +70,8 @@ static assay_status describe_batch_split_results(const assay_describer *d, const
     const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}},
                      chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
-    const assay_tensor_row attention_out = assay_mla_tensor_row(mla, ASSAY_MLA_ATTENTION_OUT);
-    const assay_tensor_row lse = assay_mla_tensor_row(mla, ASSAY_MLA_LSE);
+    const assay_tensor_row attention_out = assay_stack_attention_row(config, ASSAY_REMAT_ATTENTION_OUT);
+    const assay_tensor_row lse = assay_stack_attention_row(config, ASSAY_REMAT_LSE);
     const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
     TRY(assay_describe_checkpoint(d, &lse));

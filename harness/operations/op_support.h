@@ -5,7 +5,6 @@
 #include "harness/operations/operation.h"
 #include "oracle/layer/deepseek_stack.h"
 #include "oracle/moe/moe.h"
-#include "oracle/ops/gqa.h"
 #include "oracle/ops/quant_recipe.h"
 
 /* A shape as text and numbers: assay_dims("BSD", b, s, d) gives labels "B", "S", "D". */

@@ -5,6 +5,7 @@
 #include "cases/case.h"
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/ranks.h"
+#include "oracle/graph/graph.h"
 #include "oracle/quad/quad.h"
 
 /* A tensor as the operand of a product: for each index of its first `batch` axes a matrix, whose rows are the next `rows`
@@ -71,6 +72,8 @@ typedef struct assay_operation {
     bool mesh;        /* whether a case may be spread over a mesh */
     bool quantised;   /* whether operands may be codes with scales (operands.h) */
     quad_operation second_form; /* its functions take the case */
+    /* Of an operation that is a graph (op_block.c): that of the case, or what one shard of its mesh has of it. */
+    assay_status (*graph)(assay_context *ctx, const assay_case *c, bool one_shard, graph *g);
     /* of its products, forward or forward and backward together; a multiply and an add are 2 */
     double (*flops)(const assay_case *c, bool backward);
     int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */

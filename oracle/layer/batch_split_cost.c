@@ -29,8 +29,9 @@ int64_t assay_batch_split_memory(const assay_stack_config *config)
     for (int weight = 0; weight < BS_WEIGHTS; weight++)
         numbers += 6 * shards * (double)bs_weight_count(&run, weight, true); /* two layers, gradients, parts of them */
     if (dim > widest) widest = dim;
-    for (int tensor = 0; tensor < ASSAY_MLA_TENSORS; tensor++)
-        numbers += 3 * shards * (double)run.factor * (double)assay_mla_tensor_count(&run.mla, (assay_mla_tensor)tensor);
+    for (int t = 1; t < run.attention.tensor_count; t++)
+        if (run.attention.tensors[t].role == GRAPH_CHECKPOINT)
+            numbers += 3 * shards * (double)run.factor * (double)graph_size(&run.attention, t);
     numbers += (double)run.factor * (12 * tokens * dim + 6 * tokens * (double)moe->routing.num_experts);
     numbers += (double)run.factor * (4 * rows * widest + 6 * rows * (double)moe->moe_mlp_dim);
     numbers += (double)run.factor * 6 * tokens * (double)moe->shared_mlp_dim;

@@ -19,6 +19,7 @@ typedef struct bs_slot {
 
 typedef struct bs_call {
     const assay_function_config *config;
+    const assay_batch_split_function *function; /* that is called: the configuration's, its _bwd or its forward */
     bs_run run;
     stack_run stack; /* of the run: nothing is read from it, and nobody wants anything */
     bs_weights w, g; /* gathered; all gradients that the function has, NaN before */
@@ -67,10 +68,8 @@ bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_ex
     bs_call_insert_layer_ws_grad, bs_call_gather_weights, bs_call_reduce_scatter_ws_grad,
     bs_call_all_reduce_ws_grad_dcn;
 bs_function_call bs_call_rms_norm, bs_call_rms_norm_bwd, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs,
-    bs_call_yarn, bs_call_yarn_bwd, bs_call_query_projection, bs_call_query_projection_bwd, bs_call_kv_projection,
-    bs_call_kv_projection_bwd, bs_call_get_key_value, bs_call_get_key_value_bwd, bs_call_tpu_flash_attention,
-    bs_call_tpu_flash_attention_bwd, bs_call_mla, bs_call_mla_remat, bs_call_mla_bwd, bs_call_mla_with_norms,
-    bs_call_mla_with_norms_remat, bs_call_mla_with_norms_bwd;
+    bs_call_yarn, bs_call_yarn_bwd, bs_call_attention, bs_call_tpu_flash_attention, bs_call_tpu_flash_attention_bwd,
+    bs_call_mla_with_norms, bs_call_mla_with_norms_remat, bs_call_mla_with_norms_bwd;
 bs_function_call bs_call_shared_expert, bs_call_shared_expert_bwd, bs_call_expert_group_mask,
     bs_call_expert_indices_and_weights, bs_call_expert_indices_and_weights_bwd, bs_call_expert_selection,
     bs_call_expert_selection_bwd, bs_call_route, bs_call_route_bwd, bs_call_route_impl, bs_call_route_impl_bwd,

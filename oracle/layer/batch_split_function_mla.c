@@ -44,10 +44,17 @@ cleanup:
     return status;
 }
 
+/* mask [Dr,Dr]: x mask has the two numbers of each pair swapped, and the first of them negated. */
 assay_status bs_call_initialize_yarn_mask(assay_context *ctx, bs_call *c)
 {
+    const int64_t dims = c->run.mla.rope.dim;
+    double *mask = c->out[0].values;
     (void)ctx;
-    bs_initialize_yarn_mask(c->out[0].values, c->run.mla.rope.dim);
+    memset(mask, 0, (size_t)(dims * dims) * sizeof *mask);
+    for (int64_t first = 0; first < dims; first += 2) {
+        mask[first * dims + first + 1] = 1;
+        mask[(first + 1) * dims + first] = -1;
+    }
     return ASSAY_OK;
 }
 
@@ -80,15 +87,14 @@ static assay_status angles_of(assay_context *ctx, const bs_slot *slot, int64_t m
     return status;
 }
 
-static assay_status rotate(assay_context *ctx, bs_call *c, const bs_slot *x, const bs_slot *freqs,
-                           assay_status (*turn)(assay_context *ctx, const assay_rope_rows *rows,
-                                                const double *yarn_freqs, const assay_mla_config *config))
+/* y = x cos(yarn_freqs) + (x mask) sin(yarn_freqs), which is a pairwise rotation; or its gradient. */
+static assay_status rotate(assay_context *ctx, bs_call *c, const bs_slot *x, const bs_slot *freqs, bool back)
 {
     assay_status status;
-    assay_mla_config all = c->run.mla;
-    const int64_t heads = all.heads, dim = all.rope.dim;
+    const assay_rope_config *rope = &c->run.mla.rope;
+    const int64_t heads = c->run.mla.heads, dim = rope->dim;
     double *angles = NULL;
-    all.batch *= c->run.sizes.shards;
+    assay_rope_table table = {0};
     const assay_rope_rows rows = {.y = c->out[0].values,
                                   .y_token_stride = heads * dim,
                                   .y_head_stride = dim,
@@ -97,257 +103,150 @@ static assay_status rotate(assay_context *ctx, bs_call *c, const bs_slot *x, con
                                   .x_head_stride = dim,
                                   .heads = heads};
     TRY(angles_of(ctx, freqs, 0, &angles));
-    TRY(turn(ctx, &rows, angles, &all));
+    TRY(assay_rope_table_of_angles(ctx, &table, angles, tokens_of(c), rope));
+    (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, rope);
 cleanup:
+    assay_rope_table_free(&table);
     free(angles);
     return status;
 }
 
 assay_status bs_call_yarn(assay_context *ctx, bs_call *c)
 {
-    return rotate(ctx, c, &c->in[0], &c->in[1], bs_yarn);
+    return rotate(ctx, c, &c->in[0], &c->in[1], false);
 }
 
 assay_status bs_call_yarn_bwd(assay_context *ctx, bs_call *c)
 {
-    return rotate(ctx, c, &c->in[1], &c->in[0], bs_yarn_bwd);
+    return rotate(ctx, c, &c->in[1], &c->in[0], true);
 }
 
-/* --- one shard after the other --- */
+/* --- ranges of the attention's steps, one shard after the other --- */
 
-/* What a shard's function works with. */
-typedef struct shard_call {
-    bs_call *c;
-    int64_t shard;
-    bs_mla_shard at;
-    assay_mla_gradients g;
-    assay_mla_residuals r; /* its own */
-} shard_call;
+/* What the module calls the tensors of the graph; with _grad it is a gradient. */
+static int tensor_of(const graph *g, const char *name, bool *gradient)
+{
+    static const char *const names[][2] = {
+        {"inputs", "inputs/x"},        {"inputs_q", "inputs/x"},    {"yarn_freqs", "rotation angles"},
+        {"low_rank_main", "mla_kv"},   {"key_rope", "rotated key"}, {"query", "query_proj"},
+        {"key", "key_proj"},           {"value", "value_proj"},     {"attention_output", "attention_out"},
+        {"attn_out", "attention_out"}, {"logsumexp", "lse"},        {"lse", "lse"},
+        {"out", "out_proj"},
+    };
+    const char *suffix = strstr(name, "_grad");
+    const size_t length = suffix == NULL ? strlen(name) : (size_t)(suffix - name);
+    *gradient = suffix != NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strlen(names[i][0]) == length && strncmp(names[i][0], name, length) == 0) return graph_find(g, names[i][1]);
+    return 0;
+}
 
 /* A shard's part of a slot. */
-static double *in_of(const shard_call *s, int place)
+static double *part_of(const bs_call *c, const bs_slot *slot, int64_t shard)
 {
-    return s->c->in[place].values + s->shard * (s->c->in[place].count / s->c->run.sizes.shards);
+    return slot->values + shard * (slot->count / c->run.sizes.shards);
 }
 
-static double *out_of(const shard_call *s, int place)
+static void lend_arguments(const bs_call *c, graph_run *r, int64_t shard)
 {
-    return s->c->out[place].values + s->shard * (s->c->out[place].count / s->c->run.sizes.shards);
+    const assay_batch_split_function *f = c->function;
+    for (int i = 0; i < BS_MOST_ARGUMENTS && f->in[i].name != NULL; i++) {
+        bool gradient;
+        const int tensor = tensor_of(r->graph, f->in[i].name, &gradient);
+        if (f->in[i].holds == ASSAY_HOLDS_ANGLES) continue;
+        (gradient ? graph_lend_gradient : graph_lend)(r, tensor, part_of(c, &c->in[i], shard));
+    }
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++)
+        graph_want_gradient(r, r->graph->weights[i], bs_weight_of(&c->run, &c->g, BS_MLA + i, shard));
 }
 
-static void take_out(const shard_call *s, int place, assay_mla_tensor tensor)
-{
-    const size_t count = (size_t)(s->c->out[place].count / s->c->run.sizes.shards);
-    memcpy(out_of(s, place), s->r.values[tensor], count * sizeof(double));
-}
-
-/* x is the first argument and angles the second; those that have none do not look. */
-static assay_status each_shard(assay_context *ctx, bs_call *c, bool rotates,
-                               assay_status (*step)(assay_context *ctx, shard_call *s))
+static assay_status give_results(assay_context *ctx, const bs_call *c, graph_run *r, int64_t shard)
 {
     assay_status status = ASSAY_OK;
+    const assay_batch_split_function *f = c->function;
+    bool backward = false;
+    for (int i = 0; i < BS_MOST_ARGUMENTS && f->out[i].name != NULL; i++) {
+        bool gradient;
+        const int tensor = tensor_of(r->graph, f->out[i].name, &gradient);
+        if (gradient) graph_want_gradient(r, tensor, part_of(c, &c->out[i], shard));
+        if (!gradient) r->room[tensor] = part_of(c, &c->out[i], shard);
+        backward |= gradient;
+    }
+    for (int i = 0; i < BS_MOST_ARGUMENTS && !backward && f->out[i].name != NULL; i++) {
+        bool gradient;
+        TRY(graph_require(ctx, r, tensor_of(r->graph, f->out[i].name, &gradient)));
+    }
+    if (backward) TRY(graph_backward(ctx, r));
+cleanup:
+    return status;
+}
+
+assay_status bs_call_attention(assay_context *ctx, bs_call *c)
+{
+    assay_status status = ASSAY_OK;
+    assay_mla_config config = c->run.mla;
+    const bool rotates = c->in[1].values != NULL && c->function->in[1].holds == ASSAY_HOLDS_ANGLES;
     double *angles = NULL;
+    graph g;
+    graph_run r = {0};
+    config.recipe = c->config->recipe;
+    assay_mla_graph(&g, &config);
+    if (!rotates) { /* it begins within the block: key and value are what it gives, its caller's to round */
+        graph_fused(&g, graph_find(&g, "key_proj"));
+        graph_fused(&g, graph_find(&g, "value_proj"));
+    }
     if (rotates) TRY(angles_of(ctx, &c->in[1], 0, &angles));
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        shard_call s = {.c = c, .shard = shard, .at = {.config = &c->run.mla}};
-        s.at.x = in_of(&s, 0);
-        if (rotates) s.at.yarn_freqs = angles + shard * c->run.sizes.tokens * (c->run.mla.rope.dim / 2);
-        for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) {
-            s.at.w.w[i] = bs_weight_of(&c->run, &c->w, BS_MLA + i, shard);
-            s.g.g[i] = bs_weight_of(&c->run, &c->g, BS_MLA + i, shard);
-        }
-        status = step(ctx, &s);
-        assay_mla_residuals_free(&s.r);
-        if (status != ASSAY_OK) goto cleanup;
+        bs_open_attention(&r, &g, &c->run, &c->w, shard, NULL,
+                          rotates ? angles + shard * c->run.sizes.tokens * (config.rope.dim / 2) : NULL);
+        lend_arguments(c, &r, shard);
+        TRY(give_results(ctx, c, &r, shard));
+        graph_close(&r);
     }
 cleanup:
+    graph_close(&r);
     free(angles);
     return status;
 }
 
-static assay_status query_projection(assay_context *ctx, shard_call *s)
+/* Their results are as attention leaves them. */
+static assay_attention_config attention_of(const bs_call *c)
 {
-    const assay_status status = bs_query_projection(ctx, &s->at, &s->r);
-    if (status == ASSAY_OK) take_out(s, 0, ASSAY_MLA_QUERY_PROJ);
-    return status;
+    const graph *g = &c->run.attention;
+    return g->steps[g->tensors[graph_find(g, "attention_out")].step].with.attention;
 }
 
-static assay_status query_projection_bwd(assay_context *ctx, shard_call *s)
+assay_status bs_call_tpu_flash_attention(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
-    s->g.dx = out_of(s, 0);
-    TRY(bs_query_projection(ctx, &s->at, &s->r));
-    TRY(bs_query_projection_bwd(ctx, &s->at, &s->g, in_of(s, 2), &s->r));
-cleanup:
-    return status;
-}
-
-static assay_status kv_projection(assay_context *ctx, shard_call *s)
-{
-    const assay_status status = bs_kv_projection(ctx, &s->at, &s->r);
-    if (status != ASSAY_OK) return status;
-    take_out(s, 0, ASSAY_MLA_KEY_PROJ);
-    take_out(s, 1, ASSAY_MLA_VALUE_PROJ);
-    return ASSAY_OK;
-}
-
-static assay_status kv_projection_bwd(assay_context *ctx, shard_call *s)
-{
-    assay_status status;
-    s->g.dx = out_of(s, 0);
-    TRY(bs_kv_projection(ctx, &s->at, &s->r));
-    TRY(bs_kv_projection_bwd(ctx, &s->at, &s->g, in_of(s, 2), in_of(s, 3), &s->r));
-cleanup:
-    return status;
-}
-
-/* By a recipe keys and values are one product, [T,Lkv] and [Lkv,N (Dn+Dv)], with one group of all rows. */
-typedef struct key_value_product {
-    assay_gmm_dims dims;
-    int32_t rows;
-    double *kv; /* [T,N,Dn+Dv], or its gradient */
-    assay_recipe_operands o;
-} key_value_product;
-
-static void key_value_close(key_value_product *p)
-{
-    free(p->kv);
-    assay_recipe_operands_free(&p->o);
-}
-
-static assay_status key_value_open(assay_context *ctx, const shard_call *s, key_value_product *p)
-{
-    const assay_mla_config *m = s->at.config;
-    const int64_t tokens = s->c->run.sizes.tokens, width = m->heads * (m->qk_nope_head_dim + m->v_head_dim);
-    *p = (key_value_product){.dims = {tokens, m->kv_lora_rank, width, 1}, .rows = (int32_t)tokens};
-    return assay_alloc_f64(ctx, "keys and values", tokens * width, &p->kv);
-}
-
-/* Between kv and what key and value have of it; the rotated part of keys stays. */
-static void move_key_value(const shard_call *s, double *kv, double *key, double *value, bool join)
-{
-    const assay_mla_config *m = s->at.config;
-    const int64_t nope = m->qk_nope_head_dim, dim = m->v_head_dim, width = nope + m->rope.dim;
-    for (int64_t i = 0; i < s->c->run.sizes.tokens * m->heads; i++) {
-        double *of_key = kv + i * (nope + dim), *of_value = of_key + nope;
-        memcpy(join ? of_key : key + i * width, join ? key + i * width : of_key, (size_t)nope * sizeof *kv);
-        memcpy(join ? of_value : value + i * dim, join ? value + i * dim : of_value, (size_t)dim * sizeof *kv);
-    }
-}
-
-/* dkv NULL: forward. */
-static assay_status quantise_key_value(assay_context *ctx, const shard_call *s, const double *dkv, key_value_product *p)
-{
-    const assay_recipe_given given = {
-        .x = in_of(s, 0), .w = s->at.w.w[ASSAY_MLA_WKV_B], .dy = dkv, .group_sizes = &p->rows};
-    return assay_recipe_quantise(ctx, &p->o, &given, &p->dims, &s->c->config->recipe);
-}
-
-static assay_status quantised_key_value(assay_context *ctx, shard_call *s)
-{
-    assay_status status;
-    const assay_mla_config *m = s->at.config;
-    const int64_t width = m->qk_nope_head_dim + m->rope.dim, heads = m->heads;
-    key_value_product p;
-    TRY(key_value_open(ctx, s, &p));
-    TRY(quantise_key_value(ctx, s, NULL, &p));
-    TRY(assay_gmm_forward(ctx, p.kv, p.o.x, p.o.w, &p.rows, &p.dims));
-    move_key_value(s, p.kv, out_of(s, 0), out_of(s, 1), false);
-    for (int64_t i = 0; i < p.dims.m * heads; i++) {
-        memcpy(out_of(s, 0) + i * width + m->qk_nope_head_dim, in_of(s, 1) + i / heads * m->rope.dim,
-               (size_t)m->rope.dim * sizeof(double));
+    assay_status status = ASSAY_OK;
+    const assay_attention_config config = attention_of(c);
+    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
+        const assay_attention_inputs in = {.query = part_of(c, &c->in[0], shard),
+                                           .key = part_of(c, &c->in[1], shard),
+                                           .value = part_of(c, &c->in[2], shard)};
+        TRY(assay_attention_forward(ctx, part_of(c, &c->out[0], shard), part_of(c, &c->out[1], shard), &in, &config));
     }
 cleanup:
-    key_value_close(&p);
     return status;
 }
 
-static assay_status quantised_key_value_bwd(assay_context *ctx, shard_call *s)
+assay_status bs_call_tpu_flash_attention_bwd(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
-    key_value_product p;
-    TRY(key_value_open(ctx, s, &p));
-    move_key_value(s, p.kv, in_of(s, 1), in_of(s, 2), true);
-    TRY(quantise_key_value(ctx, s, p.kv, &p));
-    TRY(assay_gmm_backward(ctx, out_of(s, 0), NULL, p.o.dx_dy, p.o.dw_x, p.o.dx_w, &p.rows, &p.dims));
-    TRY(assay_gmm_backward(ctx, NULL, s->g.g[ASSAY_MLA_WKV_B], p.o.dw_dy, p.o.dw_x, p.o.dx_w, &p.rows, &p.dims));
-cleanup:
-    key_value_close(&p);
-    return status;
-}
-
-static assay_status get_key_value(assay_context *ctx, shard_call *s)
-{
-    if (s->c->config->recipe.recipe != NULL) return quantised_key_value(ctx, s);
-    return bs_get_key_value(ctx, out_of(s, 0), out_of(s, 1), in_of(s, 0), in_of(s, 1), s->at.w.w[ASSAY_MLA_WKV_B],
-                            s->at.config);
-}
-
-static assay_status get_key_value_bwd(assay_context *ctx, shard_call *s)
-{
-    const mla_key_value_gradients d = {out_of(s, 0), out_of(s, 1), s->g.g[ASSAY_MLA_WKV_B]};
-    const assay_status status =
-        bs_get_key_value_bwd(ctx, &d, in_of(s, 1), in_of(s, 2), in_of(s, 0), s->at.w.w[ASSAY_MLA_WKV_B], s->at.config);
-    if (status != ASSAY_OK || s->c->config->recipe.recipe == NULL) return status;
-    return quantised_key_value_bwd(ctx, s); /* the gradient of key_rope has no product, and stays */
-}
-
-static assay_status flash_attention(assay_context *ctx, shard_call *s)
-{
-    const assay_attention_inputs in = {.query = in_of(s, 0), .key = in_of(s, 1), .value = in_of(s, 2)};
-    return bs_flash_attention(ctx, out_of(s, 0), out_of(s, 1), &in, s->at.config);
-}
-
-static assay_status flash_attention_bwd(assay_context *ctx, shard_call *s)
-{
-    const assay_attention_inputs in = {.query = in_of(s, 1), .key = in_of(s, 2), .value = in_of(s, 3)};
-    const assay_attention_gradients d = {.dquery = out_of(s, 0), .dkey = out_of(s, 1), .dvalue = out_of(s, 2)};
-    return bs_flash_attention_bwd(ctx, &d, in_of(s, 0), in_of(s, 4), in_of(s, 5), &in, s->at.config);
-}
-
-static assay_status mla(assay_context *ctx, shard_call *s)
-{
-    return bs_mla(ctx, &s->at, out_of(s, 0), out_of(s, 1), out_of(s, 2));
-}
-
-static assay_status mla_remat(assay_context *ctx, shard_call *s)
-{
-    const assay_status status = bs_mla_remat(ctx, &s->at, &s->r);
-    if (status != ASSAY_OK) return status;
-    take_out(s, 0, ASSAY_MLA_QUERY_PROJ);
-    take_out(s, 1, ASSAY_MLA_KEY_PROJ);
-    take_out(s, 2, ASSAY_MLA_VALUE_PROJ);
-    return ASSAY_OK;
-}
-
-static assay_status mla_bwd(assay_context *ctx, shard_call *s)
-{
-    assay_status status;
-    s->g.dx = out_of(s, 0);
-    s->at.attn_out = in_of(s, 2);
-    s->at.lse = in_of(s, 3);
-    TRY(bs_mla_remat(ctx, &s->at, &s->r));
-    TRY(bs_mla_bwd(ctx, &s->at, &s->g, in_of(s, 4), &s->r));
-cleanup:
-    return status;
-}
-
-#define OF_EACH_SHARD(name, rotates, step)                                                                             \
-    assay_status bs_call_##name(assay_context *ctx, bs_call *c)                                                        \
-    {                                                                                                                  \
-        return each_shard(ctx, c, rotates, step);                                                                      \
+    assay_status status = ASSAY_OK;
+    const assay_attention_config config = attention_of(c);
+    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
+        const assay_attention_inputs in = {.query = part_of(c, &c->in[1], shard),
+                                           .key = part_of(c, &c->in[2], shard),
+                                           .value = part_of(c, &c->in[3], shard)};
+        const assay_attention_gradients d = {.dquery = part_of(c, &c->out[0], shard),
+                                             .dkey = part_of(c, &c->out[1], shard),
+                                             .dvalue = part_of(c, &c->out[2], shard)};
+        TRY(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], shard), NULL, part_of(c, &c->in[4], shard),
+                                     part_of(c, &c->in[5], shard), &in, &config));
     }
-OF_EACH_SHARD(query_projection, true, query_projection)
-OF_EACH_SHARD(query_projection_bwd, true, query_projection_bwd)
-OF_EACH_SHARD(kv_projection, true, kv_projection)
-OF_EACH_SHARD(kv_projection_bwd, true, kv_projection_bwd)
-OF_EACH_SHARD(get_key_value, false, get_key_value)
-OF_EACH_SHARD(get_key_value_bwd, false, get_key_value_bwd)
-OF_EACH_SHARD(tpu_flash_attention, false, flash_attention)
-OF_EACH_SHARD(tpu_flash_attention_bwd, false, flash_attention_bwd)
-OF_EACH_SHARD(mla, true, mla)
-OF_EACH_SHARD(mla_remat, true, mla_remat)
-OF_EACH_SHARD(mla_bwd, true, mla_bwd)
+cleanup:
+    return status;
+}
 
 /* --- with norms: a list of microbatches --- */
 
@@ -372,12 +271,12 @@ cleanup:
 }
 
 /* [M,...] of all shards' residuals. */
-static void take_all(const bs_call *c, const bs_mla_state *state, int place, int64_t microbatch,
-                     assay_mla_tensor tensor)
+static void take_all(const bs_call *c, const bs_mla_state *state, int place, int64_t microbatch, const char *name)
 {
     const int64_t each = c->out[place].count / c->run.sizes.shards;
+    const int tensor = graph_find(&c->run.attention, name);
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        memcpy(bs_part(&c->out[place], microbatch) + shard * each, state->shards[shard].values[tensor],
+        memcpy(bs_part(&c->out[place], microbatch) + shard * each, state->shards[shard].value[tensor],
                (size_t)each * sizeof(double));
     }
 }
@@ -389,9 +288,9 @@ assay_status bs_call_mla_with_norms_remat(assay_context *ctx, bs_call *c)
     for (int64_t i = 0; i < c->run.factor; i++) {
         bs_mla_state state;
         TRY(bs_mla_with_norms_remat(ctx, &c->run, i, &state, bs_part(&c->in[0], i), NULL, NULL, &c->w));
-        take_all(c, &state, 0, i, ASSAY_MLA_QUERY_PROJ);
-        take_all(c, &state, 1, i, ASSAY_MLA_KEY_PROJ);
-        take_all(c, &state, 2, i, ASSAY_MLA_VALUE_PROJ);
+        take_all(c, &state, 0, i, "query_proj");
+        take_all(c, &state, 1, i, "key_proj");
+        take_all(c, &state, 2, i, "value_proj");
         bs_mla_state_free(&state, &c->run);
     }
 cleanup:
@@ -408,7 +307,7 @@ assay_status bs_call_mla_with_norms_bwd(assay_context *ctx, bs_call *c)
     for (int64_t i = 0; i < c->run.factor; i++) {
         const double *x = bs_part(&c->in[0], i);
         TRY(bs_mla_with_norms_remat(ctx, &c->run, i, &state, x, bs_part(&c->in[2], i), bs_part(&c->in[3], i), &c->w));
-        TRY(bs_mla_with_norms_bwd(ctx, &c->run, i, bs_part(&c->out[0], i), bs_gradients_of(&sums, i),
+        TRY(bs_mla_with_norms_bwd(ctx, &c->run, bs_part(&c->out[0], i), bs_gradients_of(&sums, i),
                                   bs_part(&c->in[4], i), x, &state, &c->w));
         bs_add_gradients(ctx, &c->run, &sums, i);
         bs_mla_state_free(&state, &c->run);

@@ -222,6 +222,7 @@ cleanup:
 static assay_status evaluate(assay_context *ctx, bs_call *c, const assay_batch_split_function *f)
 {
     assay_status status;
+    c->function = f;
     TRY(results_alloc(ctx, c, f));
     TRY(f->call(ctx, c));
     for (const bs_weight_form *form = f->weights; f->forward != NULL && form != NULL && form->name != NULL; form++) {

@@ -12,6 +12,7 @@ typedef struct bs_run {
     int64_t factor;
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
+    graph attention;                             /* of that */
     assay_routing_config routing;                /* of one shard's microbatch */
     double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */
     assay_schedule schedule;

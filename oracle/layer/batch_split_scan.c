@@ -28,6 +28,7 @@ void bs_run_of(bs_run *run, const stack_run *stack)
                     .mla = config->mla,
                     .routing = config->moe.routing};
     run->mla.batch = run->sizes.rows;
+    assay_mla_graph(&run->attention, &run->mla);
     run->routing.batch = run->sizes.rows;
 }
 
@@ -58,8 +59,8 @@ static assay_status make_freqs(assay_context *ctx, bs_run *run)
     bs_split_i32(positions, run->stack->positions, run, run->mla.sequence);
     for (int64_t m = 0; m < run->factor; m++) {
         for (int64_t shard = 0; shard < shards; shard++) {
-            bs_initialize_yarn_freqs(ctx, run->yarn_freqs[m] + shard * tokens * (run->mla.rope.dim / 2),
-                                     positions[m] + shard * tokens, &run->mla);
+            assay_rope_angles(ctx, run->yarn_freqs[m] + shard * tokens * (run->mla.rope.dim / 2),
+                              positions[m] + shard * tokens, tokens, &run->mla.rope);
         }
     }
 cleanup:

@@ -114,7 +114,7 @@ static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
     const int64_t count = bs_activation_count(run);
     double *dx = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the layer's input", count, &dx));
-    TRY(bs_mla_with_norms_bwd(ctx, run, m, dx, bs_gradients_of(&call->sums, m), call->xs[m],
+    TRY(bs_mla_with_norms_bwd(ctx, run, dx, bs_gradients_of(&call->sums, m), call->xs[m],
                               call->residuals->layer_inputs[m], &call->states[m], call->w));
     bs_add_gradients(ctx, run, &call->sums, m);
     memcpy(call->xs[m], dx, (size_t)count * sizeof *dx);

@@ -49,7 +49,8 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
         return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
                           config->epsilon);
     }
-    TRY(attention_of(config)->check(ctx, config));
+    if (config->attention == ASSAY_LAYER_MLA) TRY(assay_mla_check(ctx, &config->mla));
+    if (config->attention == ASSAY_LAYER_GQA) TRY(assay_gqa_check(ctx, &config->gqa));
     TRY(check_sizes(ctx, config));
     if (any_moe_layers(config)) TRY(assay_moe_check(ctx, &config->moe));
     if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
@@ -68,11 +69,13 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
 {
     assay_status status = ASSAY_OK;
     const assay_source *in = run->in;
+    const assay_stack_config *config = run->config;
+    const assay_rope_config *rope = config->attention == ASSAY_LAYER_MLA ? &config->mla.rope : &config->gqa.rope;
     TRY(assay_alloc_f64(ctx, "inputs/x", run->size, x));
     TRY(in->read(ctx, in->self, "inputs/x", 0, run->size, *x));
     TRY(assay_alloc_i32(ctx, "inputs/positions", run->tokens, &run->positions));
     TRY(in->read_i32(ctx, in->self, "inputs/positions", 0, run->tokens, run->positions));
-    TRY(assay_rope_check_positions(ctx, run->positions, run->tokens, attention_of(run->config)->rope(run->config)));
+    TRY(assay_rope_check_positions(ctx, run->positions, run->tokens, rope));
     if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
     TRY(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
     TRY(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));

@@ -21,11 +21,11 @@
 #ifndef ASSAY_LAYER_DEEPSEEK_STACK_H
 #define ASSAY_LAYER_DEEPSEEK_STACK_H
 
+#include "oracle/blocks/gqa.h"
+#include "oracle/blocks/mla.h"
 #include "oracle/layer/remat.h"
 #include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/moe.h"
-#include "oracle/ops/gqa.h"
-#include "oracle/ops/mla.h"
 
 /* Which of the two a layer has. */
 typedef enum assay_layer_attention { ASSAY_LAYER_MLA, ASSAY_LAYER_GQA } assay_layer_attention;

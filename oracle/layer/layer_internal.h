@@ -5,7 +5,8 @@
 #ifndef ASSAY_LAYER_LAYER_INTERNAL_H
 #define ASSAY_LAYER_LAYER_INTERNAL_H
 
-#include "oracle/layer/attention_kind.h"
+#include "oracle/layer/deepseek_stack.h"
+#include "oracle/ops/ops_shares.h"
 
 typedef struct stack_run {
     const assay_stack_config *config;
@@ -64,12 +65,19 @@ assay_status layer_release_copy(assay_context *ctx, const stack_run *run, int64_
 /* sum = a + b, which may be stored; sum may be a or b. */
 void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count);
 
-/* The first half, as backward finds it again: everything but out_proj, and h. */
+/* Slots of the attention's checkpoints, in the order of the data flow; ASSAY_REMAT_LSE is one more. */
+enum { ATTENTION_FIRST = ASSAY_REMAT_QUERY_WA_PROJ, ATTENTION_LAST = ASSAY_REMAT_OUT_PROJ };
+/* The attention of a layer. */
+void stack_attention_graph(const assay_stack_config *config, int64_t layer, graph *g);
+/* Its tensor at a slot; 0: it has none. */
+int attention_tensor(const graph *g, int slot);
+
+/* The first half, as backward finds it again: everything but out_proj, and h. It stays where it is: its run points to its graph. */
 typedef struct attention_half {
-    const attention_kind *kind;
+    graph graph;
+    graph_run run;
     int64_t layer;
     double *x, *x_norm, *rstd;
-    attention_residuals residuals;
     double *h;
 } attention_half;
 void attention_half_free(attention_half *half); /* safe on a zeroed struct */

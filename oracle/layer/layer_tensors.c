@@ -19,27 +19,27 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer)
     return layer < config->dense_layers;
 }
 
-const attention_kind *attention_of(const assay_stack_config *config)
-{
-    return config->attention == ASSAY_LAYER_GQA ? &attention_gqa : &attention_mla;
-}
-
 assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config)
 {
-    return attention_of(config)->sizes(config);
+    const assay_mla_config *mla = &config->mla;
+    const assay_gqa_config *gqa = &config->gqa;
+    return config->attention == ASSAY_LAYER_MLA ? (assay_stack_sizes){mla->batch, mla->sequence, mla->emb_dim}
+                                                : (assay_stack_sizes){gqa->batch, gqa->sequence, gqa->emb_dim};
 }
 
 assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config)
 {
-    const attention_kind *kind = attention_of(config);
-    assay_tensor_table table = {.count = kind->weights};
-    for (int weight = 0; weight < table.count; weight++) table.rows[weight] = kind->weight_row(config, weight);
-    return table;
+    graph g;
+    stack_attention_graph(config, 0, &g);
+    return graph_weight_table(&g);
 }
 
 assay_tensor_row assay_stack_attention_row(const assay_stack_config *config, int slot)
 {
-    return attention_of(config)->tensor_row(config, slot);
+    graph g;
+    stack_attention_graph(config, 0, &g);
+    const int tensor = attention_tensor(&g, slot);
+    return tensor == 0 ? (assay_tensor_row){0} : g.tensors[tensor].row;
 }
 
 assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)

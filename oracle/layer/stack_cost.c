@@ -18,9 +18,11 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
             if (action == ASSAY_DEVICE) report->bytes_kept += bytes;
             if (action == ASSAY_OFFLOAD) report->bytes_offloaded += bytes;
         }
+        graph attention;
+        stack_attention_graph(config, layer, &attention);
         for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
-            if (kept[slot] || layer_checkpoint_count(config, layer, slot) == 0) continue;
-            report->operations_recomputed += attention_of(config)->tensor_flops(config, layer, slot);
+            if (!kept[slot])
+                report->operations_recomputed += graph_operations(&attention, attention_tensor(&attention, slot));
         }
         report->operations_recomputed += layer_mlp_recomputed(config, layer, kept);
     }
@@ -44,14 +46,13 @@ static void dense_shares(assay_run_shares *shares, double least, const assay_sta
 static void attention_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
                              bool backward)
 {
-    const attention_kind *kind = attention_of(config);
+    graph g;
+    stack_attention_graph(config, layer, &g);
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
         const bool again = backward && assay_remat_action_of(&config->policy, slot) == ASSAY_REMAT;
-        if (layer_checkpoint_count(config, layer, slot) == 0) continue;
-        kind->tensor_shares(shares, least, config, layer, slot);
-        if (again) kind->tensor_shares(shares, least, config, layer, slot);
+        for (int i = 0; i < 1 + again; i++) graph_shares(shares, least, &g, attention_tensor(&g, slot));
     }
-    if (backward) kind->backward_shares(shares, least, config, layer);
+    if (backward) graph_backward_shares(shares, least, &g);
 }
 
 assay_status assay_stack_shares_of(assay_context *ctx, assay_run_shares *shares, double least,
@@ -91,11 +92,9 @@ double assay_stack_flops(const assay_stack_config *config, bool backward)
     double sum = 0;
     for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
         sum += mlp_flops(config, layer, backward);
-        if (backward) sum += attention_of(config)->backward_flops(config, layer);
-        for (int slot = ATTENTION_FIRST; !backward && slot <= ATTENTION_LAST; slot++) {
-            if (layer_checkpoint_count(config, layer, slot) > 0)
-                sum += attention_of(config)->tensor_flops(config, layer, slot);
-        }
+        graph attention;
+        stack_attention_graph(config, layer, &attention);
+        sum += backward ? graph_backward_operations(&attention) : graph_forward_operations(&attention);
     }
     return sum;
 }

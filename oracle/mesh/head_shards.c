@@ -64,14 +64,15 @@ assay_status assay_head_shards_check(assay_context *ctx, const char *name, const
 
 /* One shard at a time. Of weights without heads `w` are the whole ones. */
 typedef struct shard_run {
-    const assay_head_layer *layer;
     const assay_head_run *m;
-    int64_t parts;       /* P N */
-    int64_t shard, part; /* part: of the heads */
-    assay_head_inputs in;
+    assay_tensor_table whole, own; /* of weights */
+    int64_t parts, tokens, dim;    /* P N; of a shard */
+    int64_t shard, part;           /* part: of the heads */
+    int once;                      /* the weight that the first part alone adds (a bias of out); -1: none */
     double *memory[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS], *scratch; /* as large as the largest of `gradients` */
-    double *zeros, *dx;
-    const double *w[ASSAY_MOST_ROWS];
+    double *zeros, *dx, *y;
+    double *w[ASSAY_MOST_ROWS];
+    graph_run run;
 } shard_run;
 
 /* Heads of one kind along an axis: all of the layer's before them, and how many. */
@@ -79,23 +80,23 @@ typedef struct section {
     int64_t first, count;
 } section;
 
-static int sections_of(const assay_head_layer *layer, char axis, section sections[3])
+static int sections_of(const graph *g, char axis, section sections[3])
 {
-    const int64_t n = layer->heads, g = layer->kv_heads;
-    sections[0] = (section){0, axis == 'g' ? g : n};
-    sections[1] = (section){n, g};
-    sections[2] = (section){n + g, g};
+    const int64_t heads = graph_axis(g, axis == 'Q' ? 'N' : axis), kv_heads = graph_axis(g, 'g');
+    sections[0] = (section){0, heads};
+    sections[1] = (section){heads, kv_heads};
+    sections[2] = (section){heads + kv_heads, kv_heads};
     return axis == 'Q' ? 3 : 1;
 }
 
 /* What a shard has of a whole tensor: its part of each section, for every index of the axes before. */
 static void copy_part(const shard_run *run, int weight, double *part, const double *whole, double *to_whole)
 {
-    const assay_tensor_row *row = &run->layer->whole.rows[weight];
+    const assay_tensor_row *row = &run->whole.rows[weight];
     const int axis = head_axis(row);
     int64_t outer = 1, inner = 1;
     section sections[3];
-    const int count = sections_of(run->layer, row->axes[axis], sections);
+    const int count = sections_of(run->m->whole, row->axes[axis], sections);
     for (int i = 0; i < axis; i++) outer *= row->shape.dims[i];
     for (int i = axis + 1; i < row->shape.rank; i++) inner *= row->shape.dims[i];
     for (int64_t i = 0; i < outer; i++) {
@@ -115,14 +116,16 @@ static void copy_part(const shard_run *run, int weight, double *part, const doub
 static assay_status open_weight(assay_context *ctx, shard_run *run, int i, int64_t *largest)
 {
     assay_status status = ASSAY_OK;
-    const assay_head_layer *layer = run->layer;
-    const int64_t count = assay_tensor_row_count(&layer->own.rows[i]);
-    run->w[i] = run->m->w[i];
-    if (assay_row_has_heads(&layer->whole.rows[i])) {
+    const assay_tensor_row *whole = &run->whole.rows[i];
+    const int64_t count = assay_tensor_row_count(&run->own.rows[i]);
+    run->w[i] = run->m->weights[i];
+    if (assay_row_has_heads(whole)) {
         TRY(assay_alloc_f64(ctx, "weights of a shard's heads", count, &run->memory[i]));
         run->w[i] = run->memory[i];
+    } else if (whole->kind == ASSAY_PROJECTION_BIAS) {
+        TRY(assay_alloc_zeros(ctx, "what another shard adds", count, &run->zeros));
+        run->once = i;
     }
-    if (i == layer->once) TRY(assay_alloc_zeros(ctx, "what another shard adds", count, &run->zeros));
     if (run->m->dy == NULL || run->m->gradients[i] == NULL) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "a shard's gradients", count, &run->gradients[i]));
     if (count > *largest) *largest = count;
@@ -134,40 +137,57 @@ static assay_status open_run(assay_context *ctx, shard_run *run)
 {
     assay_status status = ASSAY_OK;
     int64_t largest = 0;
-    for (int i = 0; i < run->layer->whole.count; i++) {
-        if (run->m->w[i] != NULL) TRY(open_weight(ctx, run, i, &largest));
+    for (int i = 0; i < run->whole.count; i++) {
+        if (run->m->weights[i] != NULL) TRY(open_weight(ctx, run, i, &largest));
     }
     if (largest > 0) TRY(assay_alloc_f64(ctx, "a part of a gradient", largest, &run->scratch));
+    TRY(assay_alloc_f64(ctx, "a part of y", run->tokens * run->dim, &run->y));
     if (run->m->dy != NULL && run->m->dx != NULL)
-        TRY(assay_alloc_f64(ctx, "a shard's dx", run->layer->tokens * run->layer->emb_dim, &run->dx));
+        TRY(assay_alloc_f64(ctx, "a shard's dx", run->tokens * run->dim, &run->dx));
 cleanup:
     return status;
 }
 
 static void close_run(shard_run *run)
 {
-    for (int i = 0; i < run->layer->whole.count; i++) {
+    for (int i = 0; i < run->whole.count; i++) {
         free(run->memory[i]);
         free(run->gradients[i]);
     }
     free(run->scratch);
     free(run->zeros);
     free(run->dx);
-    run->layer->drop(run->layer->self);
+    free(run->y);
+    graph_close(&run->run);
 }
 
-static void take_shard(shard_run *run, int64_t shard)
+static void lend_indices(graph_run *r, const char *name, const int32_t *indices)
 {
-    const assay_head_inputs *in = &run->m->in;
-    const int64_t first = assay_head_batch_part(run->m->mesh, shard) * run->layer->tokens;
+    r->indices[graph_find(r->graph, name)] = indices;
+}
+
+/* Of checkpoints without heads all parts have the same, and of y each has a part. */
+static void open_shard(shard_run *run, int64_t shard)
+{
+    const assay_head_run *m = run->m;
+    const int64_t first = assay_head_batch_part(m->mesh, shard) * run->tokens;
+    graph_run *r = &run->run;
     run->shard = shard;
-    run->part = assay_head_part(run->m->mesh, shard);
-    run->in = (assay_head_inputs){in->x + first * run->layer->emb_dim, in->positions + first,
-                                  in->segment_ids == NULL ? NULL : in->segment_ids + first};
-    for (int i = 0; i < run->layer->whole.count; i++) {
-        if (run->memory[i] != NULL) copy_part(run, i, run->memory[i], run->m->w[i], NULL);
+    run->part = assay_head_part(m->mesh, shard);
+    for (int i = 0; i < run->whole.count; i++) {
+        if (run->memory[i] != NULL) copy_part(run, i, run->memory[i], m->weights[i], NULL);
     }
-    if (run->zeros != NULL) run->w[run->layer->once] = run->part == 0 ? run->m->w[run->layer->once] : run->zeros;
+    if (run->once >= 0) run->w[run->once] = run->part == 0 ? m->weights[run->once] : run->zeros;
+    graph_open(r, m->own);
+    r->out = m->out;
+    for (int t = 1; t < m->own->tensor_count; t++)
+        r->hidden[t] = !assay_row_has_heads(&m->own->tensors[t].row) && shard % run->parts != 0;
+    r->hidden[m->own->result] = true;
+    graph_lend(r, graph_find(m->own, "inputs/x"), m->x + first * run->dim);
+    lend_indices(r, "inputs/positions", m->positions + first);
+    lend_indices(r, "inputs/segment_ids", m->segment_ids == NULL ? NULL : m->segment_ids + first);
+    graph_lend_weights(r, run->w);
+    r->room[m->own->result] = run->y;
 }
 
 /* Of the first of the shards that have the same: what it has is the sum so far. */
@@ -180,42 +200,12 @@ static void join(const assay_context *ctx, bool first, int64_t count, double *su
     }
 }
 
-static assay_status write_checkpoint(assay_context *ctx, const shard_run *run, int tensor)
-{
-    const assay_sink *out = run->m->out;
-    const assay_tensor_row row = run->layer->row(run->layer->self, tensor);
-    char path[ASSAY_PATH_SIZE];
-    if (row.name == NULL || tensor == run->layer->out_proj) return ASSAY_OK;         /* a part of it */
-    if (!assay_row_has_heads(&row) && run->shard % run->parts != 0) return ASSAY_OK; /* they all have the same */
-    assay_tensor_path("checkpoints/", "", &row, path);
-    if (!out->wants(out->self, path)) return ASSAY_OK;
-    return out->write(ctx, out->self, path, assay_tensor_row_count(&row), run->layer->value(run->layer->self, tensor));
-}
-
-static assay_status forward(assay_context *ctx, shard_run *run)
-{
-    assay_status status = ASSAY_OK;
-    const assay_head_layer *layer = run->layer;
-    const int64_t count = layer->tokens * layer->emb_dim;
-    double *part = NULL;
-    for (int i = 0; i <= layer->tensors; i++) {
-        if (i < layer->tensors) TRY(layer->compute(ctx, layer->self, i, &run->in, run->w));
-        TRY(write_checkpoint(ctx, run, i));
-    }
-    TRY(assay_alloc_f64(ctx, "a part of y", count, &part));
-    memcpy(part, layer->value(layer->self, layer->out_proj), (size_t)count * sizeof *part);
-    join(ctx, run->shard % run->parts == 0, count, run->m->y + run->shard / run->parts * count, part);
-cleanup:
-    free(part);
-    return status;
-}
-
 static void join_gradient(const assay_context *ctx, const shard_run *run, int weight)
 {
-    const int64_t count = assay_tensor_row_count(&run->layer->own.rows[weight]);
+    const int64_t count = assay_tensor_row_count(&run->own.rows[weight]);
     double *whole = run->m->gradients[weight], *own = run->gradients[weight];
-    if (weight == run->layer->once && run->part > 0) return;
-    if (!assay_row_has_heads(&run->layer->whole.rows[weight])) {
+    if (weight == run->once && run->part > 0) return;
+    if (!assay_row_has_heads(&run->whole.rows[weight])) {
         join(ctx, run->shard == 0, count, whole, own);
         return;
     }
@@ -225,30 +215,44 @@ static void join_gradient(const assay_context *ctx, const shard_run *run, int we
     copy_part(run, weight, run->scratch, NULL, whole);
 }
 
-static assay_status backward(assay_context *ctx, shard_run *run)
+static assay_status one_shard(assay_context *ctx, shard_run *run)
 {
-    assay_status status = ASSAY_OK;
-    const assay_head_layer *layer = run->layer;
-    const int64_t count = layer->tokens * layer->emb_dim, first = run->shard / run->parts * count;
-    TRY(layer->backward(ctx, layer->self, run->dx, run->gradients, run->m->dy + first, &run->in, run->w));
-    if (run->dx != NULL) join(ctx, run->shard % run->parts == 0, count, run->m->dx + first, run->dx);
-    for (int i = 0; i < layer->whole.count; i++) {
+    assay_status status;
+    const assay_head_run *m = run->m;
+    graph_run *r = &run->run;
+    const int64_t count = run->tokens * run->dim, first = run->shard / run->parts * count;
+    const bool begins = run->shard % run->parts == 0;
+    TRY(graph_forward(ctx, r));
+    join(ctx, begins, count, m->y + first, run->y);
+    if (m->dy == NULL) goto cleanup;
+    graph_lend_gradient(r, m->own->result, m->dy + first);
+    graph_want_gradient(r, graph_find(m->own, "inputs/x"), run->dx);
+    graph_want_weight_gradients(r, run->gradients);
+    TRY(graph_backward(ctx, r));
+    if (run->dx != NULL) join(ctx, begins, count, m->dx + first, run->dx);
+    for (int i = 0; i < run->whole.count; i++) {
         if (run->gradients[i] != NULL) join_gradient(ctx, run, i);
     }
 cleanup:
+    graph_close(r);
     return status;
 }
 
-assay_status assay_head_shards_run(assay_context *ctx, const assay_head_layer *layer, const assay_head_run *m)
+assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m)
 {
     assay_status status = ASSAY_OK;
-    shard_run run = {.layer = layer, .m = m, .parts = assay_head_shards(m->mesh)};
+    const graph *own = m->own;
+    shard_run run = {.m = m,
+                     .whole = graph_weight_table(m->whole),
+                     .own = graph_weight_table(own),
+                     .parts = assay_head_shards(m->mesh),
+                     .dim = graph_last_axis(own, own->result),
+                     .once = -1};
+    run.tokens = graph_size(own, own->result) / run.dim;
     TRY(open_run(ctx, &run));
     for (int64_t shard = 0; shard < assay_mesh_shards(m->mesh); shard++) {
-        take_shard(&run, shard);
-        TRY(forward(ctx, &run));
-        if (m->dy != NULL) TRY(backward(ctx, &run));
-        layer->drop(layer->self);
+        open_shard(&run, shard);
+        TRY(one_shard(ctx, &run));
     }
 cleanup:
     close_run(&run);

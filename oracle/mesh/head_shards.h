@@ -12,7 +12,7 @@
 #ifndef ASSAY_MESH_HEAD_SHARDS_H
 #define ASSAY_MESH_HEAD_SHARDS_H
 
-#include "oracle/base/tensor_table.h"
+#include "oracle/graph/graph.h"
 #include "oracle/mesh/mesh.h"
 
 /* Shards that heads are split over, and rows of the batch; which part of either a shard has. */
@@ -28,38 +28,20 @@ bool assay_row_has_heads(const assay_tensor_row *row);
 assay_status assay_head_shards_check(assay_context *ctx, const char *name, const assay_mesh *mesh, int64_t heads,
                                      int64_t kv_heads, int64_t batch);
 
-typedef struct assay_head_inputs {
+/* Whole tensors; weights and gradients in the order of the graph's table. y [B,S,D] is written, and dx and gradients, where they
+ * are not NULL; dy NULL: no backward. */
+typedef struct assay_head_run {
+    const assay_mesh *mesh;
+    const graph *whole, *own;   /* the layer, and what one shard has of it */
     const double *x;            /* [B,S,D] */
     const int32_t *positions;   /* [B,S] */
     const int32_t *segment_ids; /* [B,S] or NULL */
-} assay_head_inputs;
-
-/* The layer at the sizes of one shard. `self` keeps what it computes until it is dropped. */
-typedef struct assay_head_layer {
-    void *self;
-    int64_t heads, kv_heads;       /* of the whole layer */
-    int64_t tokens, emb_dim;       /* of a shard */
-    assay_tensor_table whole, own; /* of weights: of the layer, of a shard */
-    int tensors, out_proj;         /* out_proj is one of them; the row of lse comes after the last */
-    int once;                      /* the weight that the first part alone adds (a bias of out); -1: none */
-    assay_tensor_row (*row)(const void *self, int i); /* of a shard */
-    assay_status (*compute)(assay_context *ctx, void *self, int i, const assay_head_inputs *in, const double *const *w);
-    const double *(*value)(const void *self, int i);
-    assay_status (*backward)(assay_context *ctx, void *self, double *dx, double *const *gradients, const double *dy,
-                             const assay_head_inputs *in, const double *const *w);
-    void (*drop)(void *self);
-} assay_head_layer;
-
-/* Whole tensors. y [B,S,D] is written, and dx and gradients, where they are not NULL; dy NULL: no backward. */
-typedef struct assay_head_run {
-    const assay_mesh *mesh;
-    assay_head_inputs in;
-    const double *const *w;
+    double *const *weights;
     double *y, *dx;
     double *const *gradients;
     const double *dy;
     const assay_sink *out; /* checkpoints */
 } assay_head_run;
-assay_status assay_head_shards_run(assay_context *ctx, const assay_head_layer *layer, const assay_head_run *m);
+assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m);
 
 #endif

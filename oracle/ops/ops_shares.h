@@ -4,18 +4,11 @@
 #define ASSAY_OPS_OPS_SHARES_H
 
 #include "oracle/base/ranks.h"
+#include "oracle/ops/attention.h"
 #include "oracle/ops/gated_mlp.h"
-#include "oracle/ops/gqa.h"
-#include "oracle/ops/mla.h"
 
 void assay_attention_shares(assay_run_shares *shares, double least, const assay_attention_config *config,
                             bool backward);
-void assay_mla_tensor_shares(assay_run_shares *shares, double least, const assay_mla_config *config,
-                             assay_mla_tensor tensor);
-void assay_mla_backward_shares(assay_run_shares *shares, double least, const assay_mla_config *config);
-void assay_gqa_tensor_shares(assay_run_shares *shares, double least, const assay_gqa_config *config,
-                             assay_gqa_tensor tensor);
-void assay_gqa_backward_shares(assay_run_shares *shares, double least, const assay_gqa_config *config);
 
 /* Of a gated MLP with one weight for each branch, or one of both: up and gate as many as are computed. */
 void assay_gated_mlp_up_shares(assay_run_shares *shares, double least, const assay_gated_mlp_config *config,

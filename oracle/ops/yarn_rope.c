@@ -160,9 +160,8 @@ cleanup:
     return status;
 }
 
-/* The angles may be in the place of the sines. */
-static void fill_table(const assay_context *ctx, assay_rope_table *table, const double *angles,
-                       const assay_rope_config *config)
+void assay_rope_table_fill(const assay_context *ctx, const assay_rope_table *table, const double *angles,
+                           const assay_rope_config *config)
 {
     const int64_t half = table->half;
     const double factor = attention_factor(config);
@@ -185,7 +184,7 @@ assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, 
     assay_status status = alloc_table(ctx, table, tokens, config->dim / 2);
     if (status != ASSAY_OK) return status;
     assay_rope_angles(ctx, table->sine, positions, tokens, config);
-    fill_table(ctx, table, table->sine, config);
+    assay_rope_table_fill(ctx, table, table->sine, config);
     return ASSAY_OK;
 }
 
@@ -193,7 +192,7 @@ assay_status assay_rope_table_of_angles(assay_context *ctx, assay_rope_table *ta
                                         int64_t tokens, const assay_rope_config *config)
 {
     assay_status status = alloc_table(ctx, table, tokens, config->dim / 2);
-    if (status == ASSAY_OK) fill_table(ctx, table, angles, config);
+    if (status == ASSAY_OK) assay_rope_table_fill(ctx, table, angles, config);
     return status;
 }
 

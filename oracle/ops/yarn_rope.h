@@ -57,6 +57,10 @@ void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *
 assay_status assay_rope_table_of_angles(assay_context *ctx, assay_rope_table *table, const double *angles,
                                         int64_t tokens, const assay_rope_config *config);
 
+/* Into a table that has room; the angles may be in the place of the sines. */
+void assay_rope_table_fill(const assay_context *ctx, const assay_rope_table *table, const double *angles,
+                           const assay_rope_config *config);
+
 /* Rows of Dr numbers: head h of token t is at x + t * token_stride + h * head_stride. y may be x: each row is read
  * before it is written. */
 typedef struct assay_rope_rows {

@@ -17,7 +17,6 @@
 #include "oracle/moe/routing.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm_layout.h"
-#include "oracle/ops/gqa.h"
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/quantize.h"
 

@@ -1,0 +1,270 @@
+#include "harness/operations/op_block.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/mesh/head_shards.h"
+
+static assay_status graph_of(assay_context *ctx, const assay_case *c, bool one_shard, graph *g)
+{
+    return assay_operation_by_name(c->op)->graph(ctx, c, one_shard, g);
+}
+
+static bool is_sharded(const assay_case *c)
+{
+    const assay_mesh mesh = assay_mesh_of(c);
+    return assay_mesh_shards(&mesh) > 1;
+}
+
+static assay_dims dims_of(const assay_tensor_row *row)
+{
+    assay_dims dims = {.labels = row->axes};
+    memcpy(dims.dims, row->shape.dims, sizeof dims.dims);
+    return dims;
+}
+
+/* Rows of a matrix, which a product sums along. */
+static void mark_rows(const assay_case *c, assay_tensor_list *list, int back, const assay_tensor_row *row)
+{
+    if (assay_operation_by_name(c->op)->quantised)
+        assay_mark_operand(list, back, (assay_operand_axes){0, row->shape.rank - 1, false});
+}
+
+static assay_status describe_inputs(assay_context *ctx, const assay_case *c, const graph *g, assay_tensor_list *list)
+{
+    assay_status status = ASSAY_OK;
+    for (int t = 1; t < g->tensor_count; t++) {
+        const assay_tensor_row *row = &g->tensors[t].row;
+        if (g->tensors[t].role == GRAPH_INPUT) {
+            TRY(assay_describe_variable(ctx, list, c, row->name, assay_fill_normal(1.0, 0.0), dims_of(row)));
+            mark_rows(c, list, 2, row);
+        }
+        if (g->tensors[t].role != GRAPH_INDICES) continue;
+        const bool positions = strcmp(row->name, "inputs/positions") == 0;
+        TRY((positions ? assay_describe_positions : assay_describe_segments)(ctx, list, c));
+    }
+cleanup:
+    return status;
+}
+
+/* On a mesh what has heads is each shard's own. */
+static assay_status describe_checkpoints(const assay_describer *d, const graph *g)
+{
+    assay_status status;
+    graph own;
+    const assay_mesh mesh = assay_mesh_of(d->c);
+    const int64_t shards = assay_mesh_shards(&mesh);
+    TRY(graph_of(d->ctx, d->c, true, &own));
+    for (int t = 1; t < g->tensor_count; t++) {
+        const assay_tensor_row whole = g->tensors[t].row;
+        const assay_tensor_row each = assay_tensor_row_below("m", &shards, own.tensors[t].row);
+        if (g->tensors[t].role != GRAPH_CHECKPOINT) continue;
+        TRY(assay_describe_checkpoint(d, shards > 1 && assay_row_has_heads(&whole) ? &each : &whole));
+        d->list->entries[d->list->count - 1].made = g->tensors[t].quantised;
+    }
+    for (int i = 0; i < g->gradient_count; i++) {
+        TRY(assay_describe_checkpoint(d, &g->steps[g->gradients[i]].gradient));
+        d->list->entries[d->list->count - 1].made = true;
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+{
+    assay_status status;
+    const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    graph g;
+    TRY(graph_of(ctx, c, false, &g));
+    TRY(describe_inputs(ctx, c, &g, list));
+    const assay_tensor_table weights = graph_weight_table(&g);
+    TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
+    TRY(describe_checkpoints(&d, &g));
+    const assay_tensor_row *y = &g.tensors[g.result].row;
+    TRY(assay_describe_output(ctx, list, c, "y", &one, dims_of(y)));
+    mark_rows(c, list, 1, y);
+cleanup:
+    return status;
+}
+
+/* What a run reads, and what it makes of that. */
+typedef struct block_run {
+    const assay_source *in;
+    const assay_sink *out;
+    graph g;
+    graph_run r;
+    assay_tensor_table table;
+    int x, positions, segment_ids; /* tensors */
+    int64_t size;                  /* of x and y */
+    double *x_values, *dx, *dy;
+    int32_t *position_values, *segment_values;
+    double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
+} block_run;
+
+static assay_status open_run(assay_context *ctx, const assay_case *c, block_run *m)
+{
+    assay_status status;
+    const assay_source *in = m->in;
+    const int64_t tokens = c->batch * c->sequence;
+    TRY(graph_of(ctx, c, false, &m->g));
+    m->table = graph_weight_table(&m->g);
+    m->x = graph_find(&m->g, "inputs/x");
+    m->positions = graph_find(&m->g, "inputs/positions");
+    m->segment_ids = graph_find(&m->g, "inputs/segment_ids");
+    m->size = graph_size(&m->g, m->x);
+    TRY(assay_read_whole(ctx, in, "inputs/x", m->size, &m->x_values));
+    TRY(assay_weights_alloc(ctx, in, "", &m->table, m->weights));
+    TRY(assay_weights_read(ctx, in, "", &m->table, 0, m->weights));
+    TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
+    TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
+    if (m->segment_values != NULL) TRY(assay_attention_check_segments(ctx, m->segment_values, tokens));
+    graph_open(&m->r, &m->g);
+    m->r.in = in;
+    m->r.out = m->out;
+    graph_lend(&m->r, m->x, m->x_values);
+    m->r.indices[m->positions] = m->position_values;
+    m->r.indices[m->segment_ids] = m->segment_values;
+    graph_lend_weights(&m->r, m->weights);
+    TRY(graph_read_spreads(ctx, &m->r));
+cleanup:
+    return status;
+}
+
+static void close_run(block_run *m)
+{
+    if (m->r.graph != NULL) graph_close(&m->r);
+    assay_weights_free(&m->table, m->weights);
+    assay_weights_free(&m->table, m->gradients);
+    free(m->x_values);
+    free(m->dx);
+    free(m->dy);
+    free(m->position_values);
+    free(m->segment_values);
+}
+
+/* Room for what is wanted, and the cotangent where anything is. */
+static assay_status open_gradients(assay_context *ctx, block_run *m)
+{
+    assay_status status = ASSAY_OK;
+    const bool wants_dx = assay_wants(m->out, "gradients/inputs/x");
+    const bool wants =
+        wants_dx || assay_wants_any_gradient(m->in, m->out, "", &m->table) || graph_wants_gradients(&m->r);
+    if (!wants) return ASSAY_OK;
+    if (wants_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
+    TRY(assay_gradients_alloc(ctx, m->out, "", &m->table, m->weights, m->gradients));
+    TRY(assay_read_whole(ctx, m->in, "cotangents/y", m->size, &m->dy));
+cleanup:
+    return status;
+}
+
+static assay_status run_whole(assay_context *ctx, block_run *m)
+{
+    assay_status status;
+    if (m->dy == NULL) m->r.release = graph_let_go;
+    TRY(graph_forward(ctx, &m->r));
+    TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->r.value[m->g.result]));
+    if (m->dy == NULL) goto cleanup;
+    graph_lend_gradient(&m->r, m->g.result, m->dy);
+    graph_want_gradient(&m->r, m->x, m->dx);
+    graph_want_weight_gradients(&m->r, m->gradients);
+    TRY(graph_backward(ctx, &m->r));
+cleanup:
+    return status;
+}
+
+static assay_status run_sharded(assay_context *ctx, const assay_case *c, block_run *m)
+{
+    assay_status status;
+    const assay_mesh mesh = assay_mesh_of(c);
+    graph own;
+    double *y = NULL;
+    TRY(graph_of(ctx, c, true, &own));
+    TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
+    const assay_head_run all = {.mesh = &mesh,
+                                .whole = &m->g,
+                                .own = &own,
+                                .x = m->x_values,
+                                .positions = m->position_values,
+                                .segment_ids = m->segment_values,
+                                .weights = m->weights,
+                                .y = y,
+                                .dx = m->dx,
+                                .gradients = m->gradients,
+                                .dy = m->dy,
+                                .out = m->out};
+    TRY(assay_head_shards_run(ctx, &all));
+    TRY(assay_write_result(ctx, m->out, "checkpoints/out_proj", m->size, y));
+    TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, y));
+cleanup:
+    free(y);
+    return status;
+}
+
+assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                             const assay_precision *precisions, int precision_count)
+{
+    assay_status status;
+    block_run m = {.in = in, .out = out};
+    (void)precisions, (void)precision_count;
+    TRY(open_run(ctx, c, &m));
+    TRY(open_gradients(ctx, &m));
+    TRY(is_sharded(c) ? run_sharded(ctx, c, &m) : run_whole(ctx, &m));
+    if (m.dx != NULL) TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
+    TRY(assay_gradients_write(ctx, out, "", &m.table, m.gradients));
+cleanup:
+    close_run(&m);
+    return status;
+}
+
+assay_status assay_block_run_as(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                                assay_status (*form)(assay_context *ctx, const assay_case *c, graph_run *r, double *y))
+{
+    assay_status status;
+    block_run m = {.in = in, .out = out};
+    double *y = NULL;
+    TRY(open_run(ctx, c, &m));
+    TRY(assay_alloc_f64(ctx, "outputs/y", m.size, &y));
+    TRY(form(ctx, c, &m.r, y));
+    TRY(assay_write_result(ctx, out, "outputs/y", m.size, y));
+cleanup:
+    close_run(&m);
+    free(y);
+    return status;
+}
+
+double assay_block_flops(const assay_case *c, bool backward)
+{
+    assay_context ctx = {0};
+    graph g;
+    if (graph_of(&ctx, c, false, &g) != ASSAY_OK) return 0.0;
+    return graph_forward_operations(&g) + (backward ? graph_backward_operations(&g) : 0.0);
+}
+
+/* Weights, intermediates, and the gradients of both. */
+int64_t assay_block_memory(const assay_case *c)
+{
+    assay_context ctx = {0};
+    graph g;
+    if (graph_of(&ctx, c, false, &g) != ASSAY_OK) return 0;
+    double numbers = 4 * (double)graph_size(&g, g.result) + graph_numbers(&g);
+    const double copies = is_sharded(c) ? 4 : 2; /* and what a shard has */
+    if (g.gradient_count > 0) numbers *= 4;      /* codes, scales and numbers of a product's operands, and spreads */
+    const double bytes = 8 * (copies * numbers + graph_scratch(&g));
+    return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
+}
+
+void assay_block_shares(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                        const assay_sink *scales, int count, assay_run_shares *shares)
+{
+    assay_context ctx = {0};
+    graph g;
+    (void)scales, (void)count;
+    if (graph_of(&ctx, c, false, &g) != ASSAY_OK || is_sharded(c)) return;
+    const assay_tensor_table weights = graph_weight_table(&g);
+    for (int t = 1; t < g.tensor_count; t++)
+        if (g.tensors[t].role == GRAPH_CHECKPOINT) graph_shares(shares, least, &g, t);
+    if (assay_wants(out, "gradients/inputs/x") || assay_wants_any_gradient(in, out, "", &weights))
+        graph_backward_shares(shares, least, &g);
+}

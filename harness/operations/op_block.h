@@ -1,0 +1,18 @@
+/* Operations that are graphs (oracle/graph): what a row has besides its graph. */
+#ifndef ASSAY_HARNESS_OP_BLOCK_H
+#define ASSAY_HARNESS_OP_BLOCK_H
+
+#include "harness/operations/op_support.h"
+
+assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
+assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                             const assay_precision *precisions, int precision_count);
+/* outputs/y by a form of its own, which is given a run with all its tensors. */
+assay_status assay_block_run_as(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                                assay_status (*form)(assay_context *ctx, const assay_case *c, graph_run *r, double *y));
+double assay_block_flops(const assay_case *c, bool backward);
+int64_t assay_block_memory(const assay_case *c);
+void assay_block_shares(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+                        const assay_sink *scales, int count, assay_run_shares *shares);
+
+#endif

@@ -1,0 +1,173 @@
+/* Grouped-query attention as a graph, and what its configuration says: sizes and refusals. */
+#include "oracle/blocks/gqa.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "oracle/base/memory.h"
+
+typedef struct entry {
+    assay_tensor_form form;
+    enum { ALWAYS, FUSED, SPLIT } when;
+    enum { ANY, BIASED, NORMED, SINKING } only;
+} entry;
+
+static const entry weights[ASSAY_GQA_WEIGHTS] = {
+    [ASSAY_GQA_QKV] = {{"qkv_proj/kernel", ASSAY_KERNEL, "DQz", 1}, FUSED, ANY},
+    [ASSAY_GQA_QKV_BIAS] = {{"qkv_proj/bias", ASSAY_PROJECTION_BIAS, "Qz", 0}, FUSED, BIASED},
+    [ASSAY_GQA_QUERY] = {{"query/kernel", ASSAY_KERNEL, "DNz", 1}, SPLIT, ANY},
+    [ASSAY_GQA_QUERY_BIAS] = {{"query/bias", ASSAY_PROJECTION_BIAS, "Nz", 0}, SPLIT, BIASED},
+    [ASSAY_GQA_QUERY_NORM] = {{"query_norm/scale", ASSAY_NORM_SCALE, "z", 0}, ALWAYS, NORMED},
+    [ASSAY_GQA_KEY] = {{"key/kernel", ASSAY_KERNEL, "Dgz", 1}, SPLIT, ANY},
+    [ASSAY_GQA_KEY_BIAS] = {{"key/bias", ASSAY_PROJECTION_BIAS, "gz", 0}, SPLIT, BIASED},
+    [ASSAY_GQA_KEY_NORM] = {{"key_norm/scale", ASSAY_NORM_SCALE, "z", 0}, ALWAYS, NORMED},
+    [ASSAY_GQA_VALUE] = {{"value/kernel", ASSAY_KERNEL, "Dgz", 1}, SPLIT, ANY},
+    [ASSAY_GQA_VALUE_BIAS] = {{"value/bias", ASSAY_PROJECTION_BIAS, "gz", 0}, SPLIT, BIASED},
+    [ASSAY_GQA_SINKS] = {{"sinks", ASSAY_SINK, "N", 0}, ALWAYS, SINKING},
+    [ASSAY_GQA_OUT] = {{"out/kernel", ASSAY_KERNEL, "NzD", 2}, ALWAYS, ANY},
+    [ASSAY_GQA_OUT_BIAS] = {{"out/bias", ASSAY_PROJECTION_BIAS, "D", 0}, ALWAYS, BIASED},
+};
+
+static int64_t axis_size(const void *self, char axis)
+{
+    const assay_gqa_config *config = self;
+    switch (axis) {
+    case 'B':
+        return config->batch;
+    case 'S':
+        return config->sequence;
+    case 'D':
+        return config->emb_dim;
+    case 'N':
+        return config->heads;
+    case 'g':
+        return config->kv_heads;
+    case 'Q':
+        return config->heads + 2 * config->kv_heads;
+    default: /* 'z' */
+        return config->head_dim;
+    }
+}
+
+static assay_tensor_row row_of(const entry *e, const assay_gqa_config *config)
+{
+    const bool has[] = {[ANY] = true, [BIASED] = config->bias, [NORMED] = config->qk_norm, [SINKING] = config->sinks};
+    const bool there = has[e->only] && (e->when == ALWAYS || (e->when == FUSED) == config->fused_qkv);
+    return there ? assay_tensor_row_of(&e->form, config, axis_size) : (assay_tensor_row){0};
+}
+
+/* The query's kernel is drawn smaller where it holds the softmax scale, as MaxText draws it. */
+assay_tensor_row assay_gqa_weight_row(const assay_gqa_config *config, int weight)
+{
+    assay_tensor_row row = row_of(&weights[weight], config);
+    if (weight == ASSAY_GQA_QUERY && config->query_scale == 1 && !config->qk_norm) row.fan_in *= config->head_dim;
+    return row;
+}
+
+static assay_attention_config attention_of(const assay_gqa_config *config)
+{
+    return (assay_attention_config){.batch = config->batch,
+                                    .sequence = config->sequence,
+                                    .heads = config->heads,
+                                    .kv_heads = config->kv_heads,
+                                    .qk_dim = config->head_dim,
+                                    .v_dim = config->head_dim,
+                                    .window = config->window,
+                                    .mask_padding = config->mask_padding};
+}
+
+/* Heads of query, key or value: a projection of x, or columns of that of all three. */
+typedef struct projection {
+    const char *axes;
+    int kernel, bias;
+    int64_t first; /* head */
+} projection;
+
+static int project(graph *g, const assay_gqa_config *config, int x, int qkv, const projection *p, const int *w)
+{
+    const int64_t dim = config->head_dim, all = (config->heads + 2 * config->kv_heads) * dim;
+    return qkv == 0 ? graph_linear(g, p->axes, x, w[p->kernel], w[p->bias], NULL)
+                    : graph_take_columns(g, p->axes, qkv, p->first * dim, all);
+}
+
+void assay_gqa_graph(graph *g, const assay_gqa_config *config)
+{
+    const int64_t heads = config->heads, kv_heads = config->kv_heads;
+    const projection of_query = {"BSNz", ASSAY_GQA_QUERY, ASSAY_GQA_QUERY_BIAS, 0},
+                     of_key = {"BSgz", ASSAY_GQA_KEY, ASSAY_GQA_KEY_BIAS, heads},
+                     of_value = {"BSgz", ASSAY_GQA_VALUE, ASSAY_GQA_VALUE_BIAS, heads + kv_heads};
+    const assay_attention_config attention = attention_of(config);
+    int w[ASSAY_GQA_WEIGHTS], qkv = 0;
+    graph_begin(g, config, axis_size);
+    const int x = graph_input(g, "inputs/x", "BSD");
+    const int positions = graph_indices(g, "inputs/positions", "BS");
+    const int segment_ids = graph_indices(g, "inputs/segment_ids", "BS");
+    for (int i = 0; i < ASSAY_GQA_WEIGHTS; i++) w[i] = graph_weight(g, assay_gqa_weight_row(config, i));
+    const graph_turns turns = graph_rotations(g, positions, &config->rope);
+
+    if (config->fused_qkv)
+        qkv = graph_named(g, "qkv_proj", graph_linear(g, "BSQz", x, w[ASSAY_GQA_QKV], w[ASSAY_GQA_QKV_BIAS], NULL));
+    int q = project(g, config, x, qkv, &of_query, w);
+    if (config->qk_norm) q = graph_rms_norm(g, q, w[ASSAY_GQA_QUERY_NORM], config->epsilon);
+    q = graph_scale(g, graph_rope(g, q, 0, &turns), config->query_scale);
+    const int query = graph_named(g, "query_proj", q);
+
+    int k = project(g, config, x, qkv, &of_key, w);
+    if (config->qk_norm) k = graph_rms_norm(g, k, w[ASSAY_GQA_KEY_NORM], config->epsilon);
+    const int key = graph_named(g, "key_proj", graph_rope(g, k, 0, &turns));
+    const int value = graph_named(g, "value_proj", project(g, config, x, qkv, &of_value, w));
+
+    const int out = graph_attention(g, "BSNz", query, key, value, segment_ids, w[ASSAY_GQA_SINKS], &attention);
+    const int y = graph_linear(g, "BSD", out, w[ASSAY_GQA_OUT], w[ASSAY_GQA_OUT_BIAS], NULL);
+    graph_end(g, graph_named(g, "out_proj", y));
+}
+
+/* Every tensor is at most as large as one of these. */
+static assay_status check_counts(assay_context *ctx, const assay_gqa_config *config)
+{
+    const int64_t b = config->batch, s = config->sequence, n = config->heads, d = config->emb_dim;
+    const struct {
+        const char *name;
+        int64_t dims[5];
+    } tensors[] = {{"inputs/x", {b, s, d, 1, 1}},
+                   {"heads", {b, s, 3, n, config->head_dim}},
+                   {"query/kernel", {d, 3, n, config->head_dim, 1}}};
+    assay_status status = ASSAY_OK;
+    int64_t count = 0;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        TRY(assay_checked_count(ctx, tensors[i].name, 5, tensors[i].dims, &count));
+cleanup:
+    return status;
+}
+
+assay_status assay_gqa_check(assay_context *ctx, const assay_gqa_config *config)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"batch", config->batch},
+                 {"sequence", config->sequence},
+                 {"base_emb_dim", config->emb_dim},
+                 {"base_num_query_heads", config->heads},
+                 {"base_num_kv_heads", config->kv_heads},
+                 {"head_dim", config->head_dim}};
+    const assay_attention_config attention = attention_of(config);
+    assay_status status = ASSAY_OK;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (sizes[i].value >= 1) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", sizes[i].name, sizes[i].value);
+    }
+    TRY(assay_attention_check(ctx, &attention));
+    if (!(config->epsilon >= 0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
+                          config->epsilon);
+    }
+    if (!(config->query_scale > 0) || !isfinite(config->query_scale)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "query_pre_attn_scalar is %g, expected a number above 0",
+                          config->query_scale);
+    }
+    TRY(assay_rope_check(ctx, &config->rope));
+    TRY(check_counts(ctx, config));
+cleanup:
+    return status;
+}

@@ -1,0 +1,187 @@
+/* A block as steps over tensors, in the order of the data flow. The function of a block (oracle/blocks) puts the steps down once,
+ * straight through, as a paper does; walkers do the rest: run, drop and compute again, run back, read and write, describe, count.
+ *
+ * A graph is built for one configuration: its sizes are numbers, and what a configuration lacks is not in it. Tensors go by their
+ * places, 1 and up; 0 is none. What is named is a checkpoint of the contract; the rest has a name for messages alone.
+ *
+ * Rounding: an output that a correct implementation may store is rounded once, by the walker. Gradients of inputs are rounded
+ * by the step that makes them, and sums of several readers as they grow, in the order of steps: the sum of a block's own input
+ * is its caller's to round. Within products each kind rounds as its arithmetic does. */
+#ifndef ASSAY_GRAPH_GRAPH_H
+#define ASSAY_GRAPH_GRAPH_H
+
+#include "oracle/base/ranks.h"
+#include "oracle/base/tensor_table.h"
+#include "oracle/ops/attention.h"
+#include "oracle/ops/quant_recipe.h"
+#include "oracle/ops/yarn_rope.h"
+
+enum { GRAPH_TENSORS = 64, GRAPH_STEPS = 48, GRAPH_IN = 5, GRAPH_OUT = 2 };
+
+typedef enum graph_role {
+    GRAPH_WITHIN, /* computed again where backward reads it */
+    GRAPH_INPUT,
+    GRAPH_INDICES,
+    GRAPH_WEIGHT,
+    GRAPH_CHECKPOINT
+} graph_role;
+
+typedef struct graph_tensor {
+    assay_tensor_row row;
+    graph_role role;
+    bool stored;    /* a correct implementation may store it: it is rounded */
+    bool constant;  /* it follows from indices: it has no gradient */
+    int step;       /* that makes it; -1: it is given */
+    int last;       /* the last step that reads it; -1: none does */
+    bool in_parts;  /* those who read it take columns of it, which are disjoint */
+    bool quantised; /* a recipe quantises it, and the block computed it itself */
+} graph_tensor;
+
+typedef struct graph_columns {
+    int64_t first, width; /* of the rows that they are taken from, in numbers */
+} graph_columns;
+
+typedef struct graph_rotation {
+    int64_t first; /* column of each head; what lies before passes */
+    assay_rope_config config;
+} graph_rotation;
+
+typedef union graph_parameters {
+    assay_recipe_config recipe; /* linear, expand */
+    double number;              /* the factor of scale, the epsilon of rms_norm */
+    graph_columns columns;
+    graph_rotation rope; /* and of angles, rotation */
+    assay_attention_config attention;
+} graph_parameters;
+
+typedef struct graph_step {
+    const struct graph_kind *kind;
+    int in[GRAPH_IN], out[GRAPH_OUT];
+    graph_parameters with;
+    assay_tensor_row gradient; /* of what a recipe quantises on the way back, a checkpoint; without a name: nothing */
+} graph_step;
+
+typedef struct graph {
+    const void *config; /* while it is built */
+    int64_t (*axis_size)(const void *config, char axis);
+    int tensor_count, step_count; /* tensors[0] is none */
+    int weight_count;
+    int weights[ASSAY_MOST_ROWS]; /* in the order of the block's table; 0: it has none */
+    int gradient_count;
+    int gradients[GRAPH_STEPS]; /* steps with one, in the order of their checkpoints */
+    int result;
+    graph_tensor tensors[GRAPH_TENSORS];
+    graph_step steps[GRAPH_STEPS];
+} graph;
+
+/* --- building (graph_build.c) --- */
+
+/* axis_size: of the letters that tensors' axes have. */
+void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
+int graph_input(graph *g, const char *name, const char *axes);
+int graph_indices(graph *g, const char *name, const char *axes);
+/* The next weight of the block's table; a row without a name: there is none. */
+int graph_weight(graph *g, assay_tensor_row row);
+/* Within the graph, for those who look for it and for messages. */
+int graph_called(graph *g, const char *name, int tensor);
+/* A checkpoint from now on. */
+int graph_named(graph *g, const char *name, int tensor);
+/* What its step quantises on the way back, by its recipe, is a checkpoint. */
+void graph_quantised(graph *g, const char *name, const char *axes, int tensor);
+/* A correct kernel keeps it in registers. */
+int graph_fused(graph *g, int tensor);
+/* Ends building: the tensor is what the block gives, its caller's to round. */
+void graph_end(graph *g, int result);
+
+/* Each step gives its output, which has these axes. bias 0: none. */
+int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe);
+int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
+int graph_scale(graph *g, int x, double factor);
+/* Columns of rows of `width` numbers. */
+int graph_take_columns(graph *g, const char *axes, int x, int64_t first, int64_t width);
+/* The angles of positions [B,S,dim/2], and their cosines and sines. */
+typedef struct graph_turns {
+    int cosine, sine;
+    const assay_rope_config *config;
+} graph_turns;
+graph_turns graph_rotations(graph *g, int positions, const assay_rope_config *config);
+/* x [B,S,width] or [B,S,N,width]: its last columns, from `first`, are turned. */
+int graph_rope(graph *g, int x, int64_t first, const graph_turns *turns);
+/* key [B,S,N,q] and value [B,S,N,v] from latent [B,S,l], w [l,N,u] and what every head gets behind its own part of the key.
+ * Each can be had without the other. */
+typedef struct graph_key_value {
+    int key, value;
+} graph_key_value;
+graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_recipe_config *recipe);
+/* attention_out, named, and lse, named; segment_ids and sinks may be 0. */
+int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
+                    const assay_attention_config *config);
+
+/* --- looking (graph_count.c) --- */
+
+int graph_find(const graph *g, const char *name); /* 0: it has none */
+int64_t graph_size(const graph *g, int tensor);   /* in numbers */
+int64_t graph_last_axis(const graph *g, int tensor);
+int64_t graph_axis(const graph *g, char axis); /* its size, of the first tensor that has it; 0: none has */
+assay_tensor_table graph_weight_table(const graph *g);
+/* Operations of the products that computing a tensor takes, from checkpoints before it; a multiply and an add are 2. */
+double graph_operations(const graph *g, int tensor);
+double graph_forward_operations(const graph *g);
+/* With what is computed again that has no name. */
+double graph_backward_operations(const graph *g);
+/* Numbers of weights, and of named tensors. */
+double graph_numbers(const graph *g);
+double graph_scratch(const graph *g); /* numbers that steps work with besides */
+/* What ranks share of these (oracle/base/ranks.h), on paper; of backward with every gradient wanted. */
+void graph_shares(assay_run_shares *shares, double least, const graph *g, int tensor);
+void graph_backward_shares(assay_run_shares *shares, double least, const graph *g);
+
+/* --- running (graph_walk.c) --- */
+
+/* Starts by graph_open. What is lent stays its owner's; the rest is the run's. */
+typedef struct graph_run {
+    const graph *graph;
+    const assay_source *in;     /* staged tensors and spreads; NULL: there are none */
+    const assay_sink *out;      /* checkpoints; NULL: nobody wants any */
+    const char *prefix;         /* of their paths: "layers/3/" or "" */
+    bool hidden[GRAPH_TENSORS]; /* a checkpoint that is not written */
+    /* Forward is done with a checkpoint: it may take it over. NULL: it stays, for backward. */
+    assay_status (*release)(assay_context *ctx, void *self, int tensor, double **values);
+    void *self;
+    double *value[GRAPH_TENSORS], *gradient[GRAPH_TENSORS];
+    double *room[GRAPH_TENSORS], *gradient_room[GRAPH_TENSORS]; /* lent: where a value or a gradient goes */
+    bool lent[GRAPH_TENSORS], lent_gradient[GRAPH_TENSORS];
+    const int32_t *indices[GRAPH_TENSORS];
+    double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_STEPS]; /* quantised_spread.h; NULL: exact */
+    int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* of a gradient: those that are in it, and those to come */
+} graph_run;
+
+/* A release that keeps nothing. */
+assay_status graph_let_go(assay_context *ctx, void *self, int tensor, double **values);
+
+void graph_open(graph_run *r, const graph *g);
+void graph_close(graph_run *r);                                  /* safe on a zeroed struct */
+void graph_lend(graph_run *r, int tensor, const double *values); /* NULL: it is not there */
+void graph_lend_weights(graph_run *r, double *const *weights);   /* in the order of their table; NULL: not there */
+/* The gradient that backward starts from; a step that shows it may change it. */
+void graph_lend_gradient(graph_run *r, int tensor, const double *values);
+/* Where the gradient of an input goes; NULL: nobody wants it. */
+void graph_want_gradient(graph_run *r, int tensor, double *values);
+void graph_want_weight_gradients(graph_run *r, double *const *gradients);
+/* The value, which is the caller's now; the run has none any more. */
+double *graph_take(graph_run *r, int tensor);
+/* What no checkpoint is. */
+void graph_drop_within(graph_run *r);
+
+/* Reads the spreads of what recipes quantise, where the source has them. */
+assay_status graph_read_spreads(assay_context *ctx, graph_run *r);
+/* All steps: checkpoints are written, and the run goes on from those that are staged. */
+assay_status graph_forward(assay_context *ctx, graph_run *r);
+/* The tensor, and what it needs: what is there is not computed. Nothing is written. */
+assay_status graph_require(assay_context *ctx, graph_run *r, int tensor);
+/* From the gradients that are there to those that are wanted. What it needs of forward is there, or is computed again. */
+assay_status graph_backward(assay_context *ctx, graph_run *r);
+/* Whether the sink wants a gradient of the graph that is a checkpoint. */
+bool graph_wants_gradients(const graph_run *r);
+
+#endif

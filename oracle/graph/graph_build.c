@@ -1,0 +1,208 @@
+/* Puts tensors and steps down; graph.h is the contract. Blocks are written to fit: nothing here can fail. */
+#include "oracle/graph/graph_kind.h"
+
+void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
+{
+    *g = (graph){.config = config, .axis_size = axis_size, .tensor_count = 1};
+    g->tensors[0].step = -1;
+}
+
+static int add_tensor(graph *g, assay_tensor_row row, graph_role role)
+{
+    g->tensors[g->tensor_count] = (graph_tensor){.row = row, .role = role, .step = -1, .last = -1};
+    return g->tensor_count++;
+}
+
+static assay_tensor_row row_of(const graph *g, const char *name, const char *axes)
+{
+    const assay_tensor_form form = {name, ASSAY_CHECKPOINT, axes, 0};
+    return assay_tensor_row_of(&form, g->config, g->axis_size);
+}
+
+int graph_input(graph *g, const char *name, const char *axes)
+{
+    return add_tensor(g, row_of(g, name, axes), GRAPH_INPUT);
+}
+
+int graph_indices(graph *g, const char *name, const char *axes)
+{
+    return add_tensor(g, row_of(g, name, axes), GRAPH_INDICES);
+}
+
+int graph_weight(graph *g, assay_tensor_row row)
+{
+    const int weight = row.name == NULL ? 0 : add_tensor(g, row, GRAPH_WEIGHT);
+    g->weights[g->weight_count++] = weight;
+    return weight;
+}
+
+int graph_called(graph *g, const char *name, int tensor)
+{
+    g->tensors[tensor].row.name = name;
+    return tensor;
+}
+
+int graph_named(graph *g, const char *name, int tensor)
+{
+    g->tensors[tensor].role = GRAPH_CHECKPOINT;
+    return graph_called(g, name, tensor);
+}
+
+void graph_quantised(graph *g, const char *name, const char *axes, int tensor)
+{
+    const int step = g->tensors[tensor].step;
+    if (g->steps[step].with.recipe.recipe == NULL) return;
+    g->steps[step].gradient = row_of(g, name, axes);
+    g->gradients[g->gradient_count++] = step;
+}
+
+int graph_fused(graph *g, int tensor)
+{
+    g->tensors[tensor].stored = false;
+    return tensor;
+}
+
+void graph_end(graph *g, int result)
+{
+    g->result = graph_fused(g, result);
+    g->config = NULL;
+    for (int t = 1; t < g->tensor_count; t++) {
+        int readers = 0, columns = 0;
+        for (int i = 0; i < g->step_count; i++) {
+            for (int k = 0; k < GRAPH_IN; k++) {
+                if (g->steps[i].in[k] != t) continue;
+                g->tensors[t].last = i;
+                readers++;
+                columns += g->steps[i].kind->takes_columns;
+            }
+        }
+        g->tensors[t].in_parts = readers > 0 && columns == readers;
+    }
+}
+
+/* A step without inputs, and the place of its first output. */
+static graph_step *add_step(graph *g, const graph_kind *kind)
+{
+    g->steps[g->step_count] = (graph_step){.kind = kind};
+    return &g->steps[g->step_count++];
+}
+
+static int add_output(graph *g, graph_step *step, int place, assay_tensor_row row)
+{
+    const int tensor = add_tensor(g, row, GRAPH_WITHIN);
+    g->tensors[tensor].step = (int)(step - g->steps);
+    g->tensors[tensor].stored = true;
+    return step->out[place] = tensor;
+}
+
+/* Laid out as an input. */
+static int add_output_like(graph *g, graph_step *step, const char *name, int x)
+{
+    assay_tensor_row row = g->tensors[x].row;
+    row.name = name;
+    return add_output(g, step, 0, row);
+}
+
+/* A recipe quantises what the step is given. */
+static void take_recipe(graph *g, graph_step *step, const assay_recipe_config *recipe)
+{
+    graph_tensor *x = &g->tensors[step->in[0]];
+    if (recipe == NULL || recipe->recipe == NULL) return;
+    step->with.recipe = *recipe;
+    x->quantised |= x->step >= 0;
+}
+
+int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe)
+{
+    graph_step *step = add_step(g, &graph_kind_linear);
+    step->in[0] = x;
+    step->in[1] = w;
+    step->in[2] = bias;
+    take_recipe(g, step, recipe);
+    return add_output(g, step, 0, row_of(g, "product", axes));
+}
+
+int graph_rms_norm(graph *g, int x, int scale, double epsilon)
+{
+    graph_step *step = add_step(g, &graph_kind_rms_norm);
+    step->in[0] = x;
+    step->in[1] = scale;
+    step->with.number = epsilon;
+    return add_output_like(g, step, "norm", x);
+}
+
+int graph_scale(graph *g, int x, double factor)
+{
+    graph_step *step = add_step(g, &graph_kind_scale);
+    step->in[0] = x;
+    step->with.number = factor;
+    return add_output_like(g, step, "scaled", x);
+}
+
+int graph_take_columns(graph *g, const char *axes, int x, int64_t first, int64_t width)
+{
+    graph_step *step = add_step(g, &graph_kind_columns);
+    step->in[0] = x;
+    step->with.columns = (graph_columns){first, width};
+    return add_output(g, step, 0, row_of(g, "columns", axes));
+}
+
+static int add_constant(graph *g, graph_step *step, int place, const char *name, int64_t half, int like)
+{
+    assay_tensor_row row = g->tensors[like].row;
+    row.name = name;
+    if (g->tensors[like].role == GRAPH_INDICES) {
+        row.axes[row.shape.rank] = 'h';
+        row.shape.dims[row.shape.rank++] = half;
+        row.axes[row.shape.rank] = '\0';
+    }
+    const int tensor = graph_fused(g, add_output(g, step, place, row));
+    g->tensors[tensor].constant = true;
+    return tensor;
+}
+
+graph_turns graph_rotations(graph *g, int positions, const assay_rope_config *config)
+{
+    graph_step *angles = add_step(g, &graph_kind_angles);
+    angles->in[0] = positions;
+    angles->with.rope.config = *config;
+    const int angle = add_constant(g, angles, 0, "rotation angles", config->dim / 2, positions);
+    graph_step *rotations = add_step(g, &graph_kind_rotations);
+    rotations->in[0] = angle;
+    rotations->with.rope.config = *config;
+    return (graph_turns){.cosine = add_constant(g, rotations, 0, "cosines", 0, angle),
+                         .sine = add_constant(g, rotations, 1, "sines", 0, angle),
+                         .config = config};
+}
+
+int graph_rope(graph *g, int x, int64_t first, const graph_turns *turns)
+{
+    graph_step *step = add_step(g, &graph_kind_rope);
+    step->in[0] = x;
+    step->in[1] = turns->cosine;
+    step->in[2] = turns->sine;
+    step->with.rope = (graph_rotation){first, *turns->config};
+    return add_output_like(g, step, "turned", x);
+}
+
+graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_recipe_config *recipe)
+{
+    graph_step *step = add_step(g, &graph_kind_expand);
+    step->in[0] = latent;
+    step->in[1] = w;
+    step->in[2] = key_rope;
+    take_recipe(g, step, recipe);
+    const int key = add_output(g, step, 0, row_of(g, "key", "BSNq"));
+    return (graph_key_value){key, add_output(g, step, 1, row_of(g, "value", "BSNv"))};
+}
+
+int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
+                    const assay_attention_config *config)
+{
+    graph_step *step = add_step(g, &graph_kind_attention);
+    const int in[GRAPH_IN] = {query, key, value, segment_ids, sinks};
+    for (int i = 0; i < GRAPH_IN; i++) step->in[i] = in[i];
+    step->with.attention = *config;
+    graph_named(g, "lse", graph_fused(g, add_output(g, step, 1, row_of(g, "lse", "BNS"))));
+    return graph_named(g, "attention_out", add_output(g, step, 0, row_of(g, "attention_out", axes)));
+}

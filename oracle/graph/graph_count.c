@@ -1,0 +1,153 @@
+/* What a graph has and costs, without running it; graph.h is the contract. */
+#include <string.h>
+
+#include "oracle/graph/graph_kind.h"
+
+int graph_find(const graph *g, const char *name)
+{
+    for (int t = 1; t < g->tensor_count; t++)
+        if (strcmp(g->tensors[t].row.name, name) == 0) return t;
+    return 0;
+}
+
+int64_t graph_size(const graph *g, int tensor)
+{
+    return tensor == 0 ? 0 : assay_shape_count(&g->tensors[tensor].row.shape);
+}
+
+int64_t graph_axis(const graph *g, char axis)
+{
+    for (int t = 1; t < g->tensor_count; t++) {
+        const assay_tensor_row *row = &g->tensors[t].row;
+        const char *at = strchr(row->axes, axis);
+        if (at != NULL) return row->shape.dims[at - row->axes];
+    }
+    return 0;
+}
+
+double graph_scratch(const graph *g)
+{
+    double sum = 0;
+    for (int i = 0; i < g->step_count; i++)
+        if (g->steps[i].kind->scratch != NULL) sum += g->steps[i].kind->scratch(&g->steps[i]);
+    return sum;
+}
+
+int64_t graph_in_size(const graph *g, const graph_step *step, int i)
+{
+    return graph_size(g, step->in[i]);
+}
+
+int64_t graph_out_size(const graph *g, const graph_step *step, int i)
+{
+    return graph_size(g, step->out[i]);
+}
+
+int64_t graph_last_axis(const graph *g, int tensor)
+{
+    const assay_shape *shape = &g->tensors[tensor].row.shape;
+    return shape->dims[shape->rank - 1];
+}
+
+assay_tensor_table graph_weight_table(const graph *g)
+{
+    assay_tensor_table table = {.count = g->weight_count};
+    for (int i = 0; i < g->weight_count; i++)
+        if (g->weights[i] != 0) table.rows[i] = g->tensors[g->weights[i]].row;
+    return table;
+}
+
+/* A function of a tensor and of all that has no name before it. */
+typedef void visit(void *self, const graph *g, int step, int out);
+
+static void walk_up(const graph *g, int tensor, visit *see, void *self)
+{
+    const int number = g->tensors[tensor].step;
+    if (number < 0) return;
+    const graph_step *step = &g->steps[number];
+    see(self, g, number, step->out[0] == tensor ? 0 : 1);
+    for (int i = 0; i < GRAPH_IN; i++)
+        if (g->tensors[step->in[i]].role == GRAPH_WITHIN) walk_up(g, step->in[i], see, self);
+}
+
+/* What backward computes again, for a step. */
+static void walk_again(const graph *g, const graph_step *step, visit *see, void *self)
+{
+    for (int i = 0; i < GRAPH_IN; i++)
+        if ((step->kind->reads >> i & 1) != 0 && g->tensors[step->in[i]].role == GRAPH_WITHIN)
+            walk_up(g, step->in[i], see, self);
+}
+
+static void add_operations(void *sum, const graph *g, int number, int out)
+{
+    const graph_step *step = &g->steps[number];
+    if (step->kind->operations != NULL) *(double *)sum += step->kind->operations(g, step, out);
+}
+
+double graph_operations(const graph *g, int tensor)
+{
+    double sum = 0;
+    walk_up(g, tensor, add_operations, &sum);
+    return sum;
+}
+
+double graph_forward_operations(const graph *g)
+{
+    double sum = 0;
+    for (int i = 0; i < g->step_count; i++) {
+        for (int out = 0; out < GRAPH_OUT; out++)
+            if (g->steps[i].out[out] != 0) add_operations(&sum, g, i, out);
+    }
+    return sum;
+}
+
+double graph_backward_operations(const graph *g)
+{
+    double sum = 0;
+    for (int i = 0; i < g->step_count; i++) {
+        const graph_step *step = &g->steps[i];
+        if (step->kind->backward_operations != NULL) sum += step->kind->backward_operations(g, step);
+        walk_again(g, step, add_operations, &sum);
+    }
+    return sum;
+}
+
+double graph_numbers(const graph *g)
+{
+    double sum = 0;
+    for (int t = 1; t < g->tensor_count; t++) {
+        const graph_role role = g->tensors[t].role;
+        if (role == GRAPH_WEIGHT || role == GRAPH_CHECKPOINT) sum += (double)graph_size(g, t);
+    }
+    for (int i = 0; i < g->gradient_count; i++)
+        sum += (double)assay_tensor_row_count(&g->steps[g->gradients[i]].gradient);
+    return sum;
+}
+
+typedef struct paper {
+    assay_run_shares *shares;
+    double least;
+} paper;
+
+static void add_shares(void *self, const graph *g, int number, int out)
+{
+    const paper *p = self;
+    const graph_step *step = &g->steps[number];
+    if (out == 0 && step->kind->shares != NULL) step->kind->shares(p->shares, p->least, g, step, false);
+}
+
+void graph_shares(assay_run_shares *shares, double least, const graph *g, int tensor)
+{
+    paper p = {shares, least};
+    walk_up(g, tensor, add_shares, &p);
+}
+
+void graph_backward_shares(assay_run_shares *shares, double least, const graph *g)
+{
+    paper p = {shares, least};
+    for (int i = 0; i < g->step_count; i++) {
+        const graph_step *step = &g->steps[i];
+        if (step->kind->shares != NULL) step->kind->shares(shares, least, g, step, true);
+        walk_again(g, step, add_shares, &p);
+    }
+}

@@ -1,0 +1,54 @@
+/* The kinds of steps. A kind knows numbers; names, memory and streams are the walker's. */
+#ifndef ASSAY_GRAPH_GRAPH_KIND_H
+#define ASSAY_GRAPH_GRAPH_KIND_H
+
+#include "oracle/graph/graph.h"
+
+typedef struct graph_call {
+    graph_run *run;
+    const graph *graph;
+    const graph_step *step;
+    const double *x[GRAPH_IN];
+    const int32_t *indices[GRAPH_IN];
+    const double *spread, *gradient_spread; /* of x[0], of the step's gradient */
+    double *y[GRAPH_OUT];
+    bool made[GRAPH_OUT]; /* forward: y is there already */
+    double *dy[GRAPH_OUT];
+    double *dx[GRAPH_IN]; /* NULL: nobody wants it; overwritten */
+} graph_call;
+
+enum { GRAPH_READS_OUT = GRAPH_IN };
+
+typedef struct graph_kind {
+    const char *name;
+    unsigned reads; /* by backward: bit i: in[i]; bit GRAPH_READS_OUT + i: out[i] */
+    bool takes_columns;
+    assay_status (*forward)(assay_context *ctx, const graph_call *c);
+    assay_status (*backward)(assay_context *ctx, const graph_call *c);     /* NULL: its outputs are constants */
+    double (*operations)(const graph *g, const graph_step *step, int out); /* NULL: none */
+    double (*backward_operations)(const graph *g, const graph_step *step);
+    double (*scratch)(const graph_step *step); /* in numbers; NULL: none to speak of */
+    void (*shares)(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward);
+} graph_kind;
+
+extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
+    graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
+
+/* In numbers, of an input or an output of the step. */
+int64_t graph_in_size(const graph *g, const graph_step *step, int i);
+int64_t graph_out_size(const graph *g, const graph_step *step, int i);
+
+/* The products of a linear layer x [m,k] w [k,n]: as its recipe has their operands. */
+typedef struct graph_linear_size {
+    int64_t m, n, k;
+} graph_linear_size;
+assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
+                                   graph_linear_size size);
+/* dx and dw, where they are wanted. */
+assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy, graph_linear_size size);
+void graph_linear_shares(assay_run_shares *shares, double least, graph_linear_size size, bool backward);
+
+/* Shows the step's gradient, which the run may change, where the step has one. */
+assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);
+
+#endif

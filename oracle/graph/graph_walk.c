@@ -1,0 +1,375 @@
+/* Runs a graph and runs it back; graph.h is the contract. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/vector_sums.h"
+
+void graph_open(graph_run *r, const graph *g)
+{
+    *r = (graph_run){.graph = g, .prefix = ""};
+}
+
+static void drop_value(graph_run *r, int tensor)
+{
+    if (!r->lent[tensor]) free(r->value[tensor]);
+    r->value[tensor] = NULL;
+    r->lent[tensor] = false;
+}
+
+static void drop_gradient(graph_run *r, int tensor)
+{
+    if (!r->lent_gradient[tensor]) free(r->gradient[tensor]);
+    r->gradient[tensor] = NULL;
+    r->lent_gradient[tensor] = false;
+}
+
+void graph_close(graph_run *r)
+{
+    for (int t = 0; t < GRAPH_TENSORS; t++) {
+        drop_value(r, t);
+        drop_gradient(r, t);
+        free(r->spread[t]);
+    }
+    for (int i = 0; i < GRAPH_STEPS; i++) free(r->gradient_spread[i]);
+    *r = (graph_run){0};
+}
+
+/* Nobody writes to what a tensor that is given, or that is there already, points to. */
+void graph_lend(graph_run *r, int tensor, const double *values)
+{
+    r->value[tensor] = tensor == 0 ? NULL : (double *)values;
+    r->lent[tensor] = r->value[tensor] != NULL;
+}
+
+void graph_lend_weights(graph_run *r, double *const *weights)
+{
+    for (int i = 0; i < r->graph->weight_count; i++) graph_lend(r, r->graph->weights[i], weights[i]);
+}
+
+void graph_lend_gradient(graph_run *r, int tensor, const double *values)
+{
+    r->gradient[tensor] = (double *)values;
+    r->lent_gradient[tensor] = values != NULL;
+}
+
+void graph_want_gradient(graph_run *r, int tensor, double *values)
+{
+    r->gradient_room[tensor] = tensor == 0 ? NULL : values;
+}
+
+void graph_want_weight_gradients(graph_run *r, double *const *gradients)
+{
+    for (int i = 0; i < r->graph->weight_count; i++) graph_want_gradient(r, r->graph->weights[i], gradients[i]);
+}
+
+double *graph_take(graph_run *r, int tensor)
+{
+    double *values = r->value[tensor];
+    r->value[tensor] = NULL;
+    return values;
+}
+
+void graph_drop_within(graph_run *r)
+{
+    for (int t = 1; t < r->graph->tensor_count; t++) {
+        if (r->graph->tensors[t].role == GRAPH_WITHIN && !r->lent[t]) drop_value(r, t);
+    }
+}
+
+assay_status graph_let_go(assay_context *ctx, void *self, int tensor, double **values)
+{
+    (void)ctx, (void)self, (void)tensor;
+    free(*values);
+    *values = NULL;
+    return ASSAY_OK;
+}
+
+/* --- names --- */
+
+static void path_of(const graph_run *r, const assay_tensor_row *row, char path[ASSAY_PATH_SIZE])
+{
+    assay_tensor_path("checkpoints/", r->prefix, row, path);
+}
+
+/* A checkpoint is a result, after which the run goes on from what the source has in its place; no stage begins with what is
+ * not stored. */
+static assay_status pass_on(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, bool write, bool stage,
+                            double *values)
+{
+    assay_status status = ASSAY_OK;
+    char path[ASSAY_PATH_SIZE];
+    const int64_t count = assay_tensor_row_count(row);
+    path_of(r, row, path);
+    if (write && r->out != NULL && r->out->wants(r->out->self, path))
+        TRY(r->out->write(ctx, r->out->self, path, count, values));
+    if (stage && r->in != NULL) TRY(assay_go_on_from(ctx, r->in, path, 0, count, values));
+cleanup:
+    return status;
+}
+
+assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values)
+{
+    return c->step->gradient.name == NULL ? ASSAY_OK : pass_on(ctx, c->run, &c->step->gradient, true, true, values);
+}
+
+bool graph_wants_gradients(const graph_run *r)
+{
+    bool wants = false;
+    for (int i = 0; i < r->graph->gradient_count && r->out != NULL; i++) {
+        char path[ASSAY_PATH_SIZE];
+        path_of(r, &r->graph->steps[r->graph->gradients[i]].gradient, path);
+        wants |= r->out->wants(r->out->self, path);
+    }
+    return wants;
+}
+
+static assay_status read_spread(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, double **spread)
+{
+    assay_status status = ASSAY_OK;
+    char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
+    const int64_t count = assay_tensor_row_count(row);
+    path_of(r, row, checkpoint);
+    assay_spread_path(checkpoint, path);
+    if (!r->in->has(r->in->self, path)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, path, count, spread));
+    TRY(r->in->read(ctx, r->in->self, path, 0, count, *spread));
+cleanup:
+    return status;
+}
+
+assay_status graph_read_spreads(assay_context *ctx, graph_run *r)
+{
+    assay_status status = ASSAY_OK;
+    const graph *g = r->graph;
+    for (int t = 1; t < g->tensor_count; t++)
+        if (g->tensors[t].quantised) TRY(read_spread(ctx, r, &g->tensors[t].row, &r->spread[t]));
+    for (int i = 0; i < g->gradient_count; i++) {
+        const int step = g->gradients[i];
+        TRY(read_spread(ctx, r, &g->steps[step].gradient, &r->gradient_spread[step]));
+    }
+cleanup:
+    return status;
+}
+
+/* --- forward --- */
+
+static graph_call call_of(graph_run *r, int number)
+{
+    const graph_step *step = &r->graph->steps[number];
+    graph_call c = {.run = r, .graph = r->graph, .step = step};
+    c.spread = r->spread[step->in[0]];
+    c.gradient_spread = r->gradient_spread[number];
+    for (int i = 0; i < GRAPH_IN; i++) {
+        c.x[i] = r->value[step->in[i]];
+        c.indices[i] = r->indices[step->in[i]];
+    }
+    for (int i = 0; i < GRAPH_OUT; i++) {
+        c.y[i] = r->value[step->out[i]];
+        c.made[i] = c.y[i] != NULL;
+        c.dy[i] = r->gradient[step->out[i]];
+    }
+    return c;
+}
+
+static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
+{
+    if (tensor == 0 || r->value[tensor] != NULL) return ASSAY_OK;
+    if (r->room[tensor] != NULL) {
+        graph_lend(r, tensor, r->room[tensor]);
+        return ASSAY_OK;
+    }
+    return assay_alloc_f64(ctx, r->graph->tensors[tensor].row.name, graph_size(r->graph, tensor), &r->value[tensor]);
+}
+
+/* After a failure what it would have made is not there. */
+static assay_status compute(assay_context *ctx, graph_run *r, int number, bool write)
+{
+    assay_status status = ASSAY_OK;
+    const graph_step *step = &r->graph->steps[number];
+    graph_call c = {0};
+    for (int i = 0; i < GRAPH_IN; i++) TRY(graph_require(ctx, r, step->in[i]));
+    c = call_of(r, number);
+    for (int i = 0; i < GRAPH_OUT; i++) {
+        TRY(make_room(ctx, r, step->out[i]));
+        c.y[i] = r->value[step->out[i]];
+    }
+    TRY(step->kind->forward(ctx, &c));
+    for (int i = 0; i < GRAPH_OUT; i++) {
+        const graph_tensor *t = &r->graph->tensors[step->out[i]];
+        if (step->out[i] == 0 || c.made[i]) continue;
+        if (t->stored) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
+    }
+    for (int i = GRAPH_OUT - 1; i >= 0; i--) {
+        const graph_tensor *t = &r->graph->tensors[step->out[i]];
+        if (t->role != GRAPH_CHECKPOINT || c.made[i]) continue;
+        TRY(pass_on(ctx, r, &t->row, write && !r->hidden[step->out[i]], t->stored, c.y[i]));
+    }
+cleanup:
+    for (int i = 0; i < GRAPH_OUT && status != ASSAY_OK; i++)
+        if (!c.made[i]) drop_value(r, step->out[i]);
+    return status;
+}
+
+assay_status graph_require(assay_context *ctx, graph_run *r, int tensor)
+{
+    const int step = r->graph->tensors[tensor].step;
+    return tensor == 0 || step < 0 || r->value[tensor] != NULL ? ASSAY_OK : compute(ctx, r, step, false);
+}
+
+/* What no later step of forward reads. */
+static assay_status release_after(assay_context *ctx, graph_run *r, int number)
+{
+    assay_status status = ASSAY_OK;
+    for (int t = 1; t < r->graph->tensor_count; t++) {
+        const graph_tensor *tensor = &r->graph->tensors[t];
+        const int last = tensor->last < 0 ? tensor->step : tensor->last;
+        if (last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
+        if (tensor->role == GRAPH_WITHIN) drop_value(r, t);
+        if (tensor->role == GRAPH_CHECKPOINT && r->release != NULL) TRY(r->release(ctx, r->self, t, &r->value[t]));
+    }
+cleanup:
+    return status;
+}
+
+static bool is_made(const graph_run *r, int number)
+{
+    bool made = true;
+    for (int i = 0; i < GRAPH_OUT; i++) {
+        const int out = r->graph->steps[number].out[i];
+        made &= out == 0 || r->value[out] != NULL;
+    }
+    return made;
+}
+
+assay_status graph_forward(assay_context *ctx, graph_run *r)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < r->graph->step_count; i++) {
+        if (!is_made(r, i)) TRY(compute(ctx, r, i, true));
+        TRY(release_after(ctx, r, i));
+    }
+cleanup:
+    return status;
+}
+
+/* --- backward --- */
+
+/* Where a gradient ends: it is wanted there. */
+static bool ends_at(const graph_run *r, int tensor)
+{
+    return r->gradient_room[tensor] != NULL;
+}
+
+/* Which steps run back: something that they make has a gradient, or will have one. Counts who gives each tensor a term. */
+static void mark_live(graph_run *r, bool live[GRAPH_STEPS])
+{
+    const graph *g = r->graph;
+    for (int t = 0; t < GRAPH_TENSORS; t++) r->terms[t] = r->pending[t] = 0;
+    for (int i = g->step_count - 1; i >= 0; i--) {
+        const graph_step *step = &g->steps[i];
+        live[i] = false;
+        for (int k = 0; k < GRAPH_OUT; k++) {
+            const int out = step->out[k];
+            live[i] |= out != 0 && !ends_at(r, out) && (r->gradient[out] != NULL || r->pending[out] > 0);
+        }
+        live[i] &= step->kind->backward != NULL;
+        for (int k = 0; k < GRAPH_IN && live[i]; k++)
+            if (step->in[k] != 0) r->pending[step->in[k]]++;
+    }
+}
+
+static bool is_wanted(const graph_run *r, int tensor)
+{
+    const graph_tensor *t = &r->graph->tensors[tensor];
+    return ends_at(r, tensor) || (tensor != 0 && t->step >= 0 && !t->constant);
+}
+
+/* Where a term of the gradient of an input goes: columns of one that has them all, a first term to where the sum will be. */
+static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *step, int i, double **dx)
+{
+    assay_status status = ASSAY_OK;
+    const int tensor = step->in[i];
+    const int64_t size = graph_size(r->graph, tensor);
+    const bool in_parts = r->graph->tensors[tensor].in_parts;
+    bool again = false;
+    *dx = in_parts ? r->gradient[tensor] : NULL;
+    if (!is_wanted(r, tensor) || *dx != NULL) return ASSAY_OK;
+    for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
+    if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
+    if (*dx == NULL) TRY(assay_alloc_f64(ctx, "gradient", size, dx));
+    if (step->kind->takes_columns) memset(*dx, 0, (size_t)size * sizeof **dx);
+    if (in_parts) r->gradient[tensor] = *dx;
+cleanup:
+    return status;
+}
+
+/* Takes the term over. A sum that grows may be stored, but for the last one of what the caller wants, who rounds it. */
+static void join(const assay_context *ctx, graph_run *r, int tensor, double *term)
+{
+    const int64_t size = graph_size(r->graph, tensor);
+    const bool rounded = r->pending[tensor] > 0 || !ends_at(r, tensor);
+    if (r->terms[tensor]++ == 0) {
+        r->gradient[tensor] = term;
+        r->lent_gradient[tensor] = term == r->gradient_room[tensor];
+        return;
+    }
+    if (term == r->gradient[tensor]) return; /* its columns */
+    assay_add(ctx, size, term, r->gradient[tensor]);
+    if (rounded) assay_round(ctx, ASSAY_ROUND_STORAGE, size, r->gradient[tensor]);
+    free(term);
+}
+
+static assay_status back(assay_context *ctx, graph_run *r, int number)
+{
+    assay_status status = ASSAY_OK;
+    const graph_step *step = &r->graph->steps[number];
+    const unsigned reads = step->kind->reads;
+    graph_call c = {0};
+    for (int i = 0; i < GRAPH_IN; i++)
+        if (reads >> i & 1) TRY(graph_require(ctx, r, step->in[i]));
+    for (int i = 0; i < GRAPH_OUT; i++)
+        if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
+    c = call_of(r, number);
+    for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));
+    TRY(step->kind->backward(ctx, &c));
+    for (int i = 0; i < GRAPH_IN; i++) {
+        const int tensor = step->in[i];
+        if (tensor != 0) r->pending[tensor]--;
+        if (c.dx[i] != NULL) join(ctx, r, tensor, c.dx[i]);
+        c.dx[i] = NULL;
+    }
+    for (int i = 0; i < GRAPH_OUT; i++) { /* nothing reads it any more */
+        drop_gradient(r, step->out[i]);
+        drop_value(r, step->out[i]);
+    }
+cleanup:
+    for (int i = 0; i < GRAPH_IN; i++) /* after a failure */
+        if (c.dx[i] != r->gradient_room[step->in[i]] && c.dx[i] != r->gradient[step->in[i]]) free(c.dx[i]);
+    return status;
+}
+
+/* All that reads its outputs has been. Of the steps that are ready the first goes first: a branch is done, and what it held is
+ * gone, before the next begins; and a sum adds up in the order of steps. */
+static int first_ready(const graph_run *r, const bool live[GRAPH_STEPS])
+{
+    for (int i = 0; i < r->graph->step_count; i++) {
+        bool ready = live[i];
+        for (int k = 0; k < GRAPH_OUT; k++) ready &= r->pending[r->graph->steps[i].out[k]] == 0;
+        if (ready) return i;
+    }
+    return -1;
+}
+
+assay_status graph_backward(assay_context *ctx, graph_run *r)
+{
+    assay_status status = ASSAY_OK;
+    bool live[GRAPH_STEPS];
+    mark_live(r, live);
+    for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) TRY(back(ctx, r, i));
+cleanup:
+    return status;
+}

@@ -1,0 +1,279 @@
+/* Steps of attention: rotations and rope, keys and values of a latent, attention itself. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/ops/ops_shares.h"
+#include "oracle/ops/vector_sums.h"
+
+/* --- angles of positions, their cosines and sines --- */
+
+static assay_status angles_forward(assay_context *ctx, const graph_call *c)
+{
+    const assay_rope_config *config = &c->step->with.rope.config;
+    const int64_t tokens = graph_in_size(c->graph, c->step, 0);
+    const assay_status status = assay_rope_check_positions(ctx, c->indices[0], tokens, config);
+    if (status == ASSAY_OK) assay_rope_angles(ctx, c->y[0], c->indices[0], tokens, config);
+    return status;
+}
+
+static assay_rope_table table_of(int64_t size, const assay_rope_config *config, const double *cosine,
+                                 const double *sine)
+{
+    const int64_t half = config->dim / 2;
+    return (assay_rope_table){.tokens = size / half, .half = half, .cosine = (double *)cosine, .sine = (double *)sine};
+}
+
+static assay_status rotations_forward(assay_context *ctx, const graph_call *c)
+{
+    const assay_rope_config *config = &c->step->with.rope.config;
+    const assay_rope_table table = table_of(graph_in_size(c->graph, c->step, 0), config, c->y[0], c->y[1]);
+    assay_rope_table_fill(ctx, &table, c->x[0], config);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_angles = {.name = "angles", .forward = angles_forward};
+const graph_kind graph_kind_rotations = {.name = "rotations", .forward = rotations_forward};
+
+/* --- y = x with the last columns of each head turned --- */
+
+static assay_rope_rows rows_of(const graph_call *c, const assay_rope_table *table, double *y, const double *x)
+{
+    const int64_t width = graph_last_axis(c->graph, c->step->in[0]), first = c->step->with.rope.first;
+    const int64_t token = graph_in_size(c->graph, c->step, 0) / table->tokens;
+    return (assay_rope_rows){.y = y + first,
+                             .y_token_stride = token,
+                             .y_head_stride = width,
+                             .x = x + first,
+                             .x_token_stride = token,
+                             .x_head_stride = width,
+                             .heads = token / width};
+}
+
+static assay_status turn(assay_context *ctx, const graph_call *c, double *y, const double *x, bool back)
+{
+    const graph_rotation *rope = &c->step->with.rope;
+    const assay_rope_table table = table_of(graph_in_size(c->graph, c->step, 1), &rope->config, c->x[1], c->x[2]);
+    const assay_rope_rows rows = rows_of(c, &table, y, x);
+    if (rope->first > 0) memcpy(y, x, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof *y);
+    (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, &rope->config);
+    return ASSAY_OK;
+}
+
+static assay_status rope_forward(assay_context *ctx, const graph_call *c)
+{
+    return turn(ctx, c, c->y[0], c->x[0], false);
+}
+
+static assay_status rope_backward(assay_context *ctx, const graph_call *c)
+{
+    const assay_status status = turn(ctx, c, c->dx[0], c->dy[0], true);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    return status;
+}
+
+const graph_kind graph_kind_rope = {
+    .name = "rope", .reads = 1u << 1 | 1u << 2, .forward = rope_forward, .backward = rope_backward};
+
+/* --- key and value of every head from what they share --- */
+
+enum { LATENT, UP, KEY_ROPE, KEY = 0, VALUE };
+
+typedef struct expansion {
+    int64_t tokens, heads, nope, rope, value, rank;
+} expansion;
+
+static expansion expansion_of(const graph *g, const graph_step *step)
+{
+    const assay_shape *value = &g->tensors[step->out[VALUE]].row.shape;
+    const int64_t rope = graph_last_axis(g, step->in[KEY_ROPE]);
+    return (expansion){.tokens = value->dims[0] * value->dims[1],
+                       .heads = value->dims[2],
+                       .nope = graph_last_axis(g, step->out[KEY]) - rope,
+                       .rope = rope,
+                       .value = value->dims[3],
+                       .rank = graph_last_axis(g, step->in[LATENT])};
+}
+
+/* All heads' keys and values beside each other. */
+static graph_linear_size product_of(const expansion *s)
+{
+    return (graph_linear_size){.m = s->tokens, .n = s->heads * (s->nope + s->value), .k = s->rank};
+}
+
+/* `columns` of every head from its column `first`, into rows of `width`: a product for each head, straight to its place, so
+ * that the key can be had without the value, and the other way round. */
+static assay_status expand_heads(assay_context *ctx, const expansion *s, const assay_recipe_operands *o, double *out,
+                                 int64_t first, int64_t columns, int64_t width)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t all = s->nope + s->value;
+    for (int64_t head = 0; head < s->heads; head++) {
+        assay_matmul_args args =
+            assay_product_ab(out + head * width, o->x, o->w + head * all + first, s->tokens, columns, s->rank);
+        args.ldc = s->heads * width;
+        args.ldb = s->heads * all;
+        args.kind = ASSAY_PRODUCT_LINEAR;
+        TRY(assay_matmul(ctx, &args));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status expand_forward(assay_context *ctx, const graph_call *c)
+{
+    assay_status status;
+    const expansion s = expansion_of(c->graph, c->step);
+    const int64_t width = s.nope + s.rope;
+    assay_recipe_operands o = {0};
+    TRY(graph_linear_operands(ctx, &o, c, NULL, product_of(&s)));
+    if (!c->made[VALUE]) TRY(expand_heads(ctx, &s, &o, c->y[VALUE], s.nope, s.value, s.value));
+    if (c->made[KEY]) goto cleanup;
+    TRY(expand_heads(ctx, &s, &o, c->y[KEY], 0, s.nope, width));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < s.tokens * s.heads; row++)
+        memcpy(c->y[KEY] + row * width + s.nope, c->x[KEY_ROPE] + row / s.heads * s.rope,
+               (size_t)s.rope * sizeof(double));
+cleanup:
+    assay_recipe_operands_free(&o);
+    return status;
+}
+
+/* What every head got is one: its gradients add up, heads ascending. */
+static void sum_heads(const assay_context *ctx, const expansion *s, double *dkey_rope, const double *dkey)
+{
+    const int64_t width = s->nope + s->rope;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t t = 0; t < s->tokens; t++) {
+        double *sum = dkey_rope + t * s->rope;
+        const double *key = dkey + t * s->heads * width + s->nope;
+        memcpy(sum, key, (size_t)s->rope * sizeof *sum);
+        for (int64_t head = 1; head < s->heads; head++) assay_add_scaled(ctx, s->rope, 1, key + head * width, sum);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, s->rope, sum);
+    }
+}
+
+/* The gradients of a head's own key and of its value side by side, as the weight has them. */
+static void join_heads(const assay_context *ctx, const expansion *s, double *kv, const double *dkey,
+                       const double *dvalue)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < s->tokens * s->heads; row++) {
+        double *to = kv + row * (s->nope + s->value);
+        memcpy(to, dkey + row * (s->nope + s->rope), (size_t)s->nope * sizeof *to);
+        memcpy(to + s->nope, dvalue + row * s->value, (size_t)s->value * sizeof *to);
+    }
+}
+
+/* One product with the whole weight. */
+static assay_status expand_backward(assay_context *ctx, const graph_call *c)
+{
+    const expansion s = expansion_of(c->graph, c->step);
+    const graph_linear_size size = product_of(&s);
+    double *kv = NULL;
+    assay_status status = assay_alloc_f64(ctx, "gradient of k_nope and value", size.m * size.n, &kv);
+    if (status != ASSAY_OK) return status;
+    sum_heads(ctx, &s, c->dx[KEY_ROPE], c->dy[KEY]);
+    join_heads(ctx, &s, kv, c->dy[KEY], c->dy[VALUE]);
+    TRY(graph_show_gradient(ctx, c, kv));
+    TRY(graph_linear_backward(ctx, c, kv, size));
+cleanup:
+    free(kv);
+    return status;
+}
+
+static double expand_operations(const graph *g, const graph_step *step, int out)
+{
+    const expansion s = expansion_of(g, step);
+    return 2 * (double)s.tokens * (double)s.rank * (double)s.heads * (double)(out == KEY ? s.nope : s.value);
+}
+
+static double expand_backward_operations(const graph *g, const graph_step *step)
+{
+    return 2 * (expand_operations(g, step, KEY) + expand_operations(g, step, VALUE));
+}
+
+/* Forward's products, one for each head, are not shared. */
+static void expand_shares(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward)
+{
+    const expansion s = expansion_of(g, step);
+    if (backward) graph_linear_shares(shares, least, product_of(&s), true);
+}
+
+const graph_kind graph_kind_expand = {.name = "expand",
+                                      .reads = 1u << LATENT | 1u << UP,
+                                      .forward = expand_forward,
+                                      .backward = expand_backward,
+                                      .operations = expand_operations,
+                                      .backward_operations = expand_backward_operations,
+                                      .shares = expand_shares};
+
+/* --- attention --- */
+
+enum { QUERY, KEYS, VALUES, SEGMENTS, SINKS, ATTENTION_OUT = 0, LSE };
+
+static assay_attention_inputs inputs_of(const graph_call *c)
+{
+    return (assay_attention_inputs){.query = c->x[QUERY],
+                                    .key = c->x[KEYS],
+                                    .value = c->x[VALUES],
+                                    .segment_ids = c->indices[SEGMENTS],
+                                    .sinks = c->x[SINKS]};
+}
+
+static assay_status attention_forward(assay_context *ctx, const graph_call *c)
+{
+    const assay_attention_inputs in = inputs_of(c);
+    return assay_attention_forward(ctx, c->y[ATTENTION_OUT], c->y[LSE], &in, &c->step->with.attention);
+}
+
+static assay_status attention_backward(assay_context *ctx, const graph_call *c)
+{
+    assay_status status;
+    const assay_attention_inputs in = inputs_of(c);
+    const assay_attention_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[SINKS]};
+    TRY(assay_attention_backward(ctx, &g, c->dy[ATTENTION_OUT], c->dy[LSE], c->y[ATTENTION_OUT], c->y[LSE], &in,
+                                 &c->step->with.attention));
+    for (int i = QUERY; i <= VALUES; i++)
+        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, i), c->dx[i]);
+cleanup:
+    return status;
+}
+
+static double attention_operations(const graph *g, const graph_step *step, int out)
+{
+    (void)g;
+    return out == ATTENTION_OUT ? assay_attention_flops(&step->with.attention, false) : 0;
+}
+
+static double attention_backward_operations(const graph *g, const graph_step *step)
+{
+    (void)g;
+    return assay_attention_flops(&step->with.attention, true);
+}
+
+/* Of every thread, of up to 16. */
+static double attention_scratch(const graph_step *step)
+{
+    const assay_attention_config *a = &step->with.attention;
+    return 16 * (double)a->sequence * (4 * (double)a->qk_dim + 3 * (double)a->v_dim + 258);
+}
+
+static void attention_shares(assay_run_shares *shares, double least, const graph *g, const graph_step *step,
+                             bool backward)
+{
+    (void)g;
+    assay_attention_shares(shares, least, &step->with.attention, backward);
+}
+
+const graph_kind graph_kind_attention = {.name = "attention",
+                                         .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << SINKS |
+                                                  3u << GRAPH_READS_OUT,
+                                         .forward = attention_forward,
+                                         .backward = attention_backward,
+                                         .operations = attention_operations,
+                                         .backward_operations = attention_backward_operations,
+                                         .scratch = attention_scratch,
+                                         .shares = attention_shares};

@@ -1,0 +1,95 @@
+/* Steps over rows: RMS norm, a factor, columns. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/ops/rms_norm.h"
+
+/* --- y = rms_norm(x, scale) --- */
+
+static assay_status norm_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t dim = graph_in_size(c->graph, c->step, 1), rows = graph_in_size(c->graph, c->step, 0) / dim;
+    double *rstd = NULL;
+    const assay_status status = assay_alloc_f64(ctx, "1/rms", rows, &rstd);
+    if (status != ASSAY_OK) return status;
+    assay_rms_norm_forward(ctx, c->y[0], rstd, c->x[0], c->x[1], rows, dim, c->step->with.number);
+    free(rstd);
+    return ASSAY_OK;
+}
+
+static assay_status norm_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
+    double *rstd = NULL;
+    const assay_status status = assay_alloc_f64(ctx, "1/rms", size / dim, &rstd);
+    if (status != ASSAY_OK) return status;
+    assay_rms_norm_forward(ctx, NULL, rstd, c->x[0], c->x[1], size / dim, dim, c->step->with.number);
+    assay_rms_norm_backward(ctx, c->dx[0], c->dx[1], c->dy[0], c->x[0], c->x[1], rstd, size / dim, dim);
+    if (c->dx[0] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    free(rstd);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_rms_norm = {
+    .name = "rms_norm", .reads = 3, .forward = norm_forward, .backward = norm_backward};
+
+/* --- y = factor x --- */
+
+static void times(const assay_context *ctx, double *y, const double *x, double factor, int64_t count)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) y[i] = x[i] * factor;
+}
+
+static assay_status scale_forward(assay_context *ctx, const graph_call *c)
+{
+    times(ctx, c->y[0], c->x[0], c->step->with.number, graph_in_size(c->graph, c->step, 0));
+    return ASSAY_OK;
+}
+
+static assay_status scale_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+    times(ctx, c->dx[0], c->dy[0], c->step->with.number, size);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_scale = {.name = "scale", .forward = scale_forward, .backward = scale_backward};
+
+/* --- y = columns of x; its gradient has been rounded --- */
+
+typedef struct columns {
+    int64_t rows, width, first, count;
+} columns;
+
+static columns columns_of(const graph_call *c)
+{
+    const graph_columns *of = &c->step->with.columns;
+    const int64_t rows = graph_in_size(c->graph, c->step, 0) / of->width;
+    return (columns){rows, of->width, of->first, graph_out_size(c->graph, c->step, 0) / rows};
+}
+
+static assay_status columns_forward(assay_context *ctx, const graph_call *c)
+{
+    const columns s = columns_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < s.rows; row++)
+        memcpy(c->y[0] + row * s.count, c->x[0] + row * s.width + s.first, (size_t)s.count * sizeof(double));
+    return ASSAY_OK;
+}
+
+static assay_status columns_backward(assay_context *ctx, const graph_call *c)
+{
+    const columns s = columns_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < s.rows; row++)
+        memcpy(c->dx[0] + row * s.width + s.first, c->dy[0] + row * s.count, (size_t)s.count * sizeof(double));
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_columns = {
+    .name = "columns", .takes_columns = true, .forward = columns_forward, .backward = columns_backward};
