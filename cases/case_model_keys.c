@@ -55,10 +55,22 @@ static assay_status read_pair(const assay_yaml *y, const assay_model_key *key, c
     return status;
 }
 
+/* MaxText's null of a number whose absence is 0. */
+static bool is_off(const assay_model_key *key, const yaml_node_t *value)
+{
+    static const char *const words[] = {"null", "none", "~"};
+    const double usual = *(const double *)((const char *)&assay_model_defaults + key->offset);
+    bool off = false;
+    for (size_t i = 0; value->type == YAML_SCALAR_NODE && i < sizeof words / sizeof *words; i++)
+        off |= strcmp((const char *)value->data.scalar.value, words[i]) == 0;
+    return off && usual == 0;
+}
+
 static assay_status read_any(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
                              const yaml_node_t *value)
 {
     void *field = (char *)config + key->offset;
+    if (key->type == ASSAY_KEY_D && is_off(key, value)) return ASSAY_OK;
     switch (key->type) {
     case ASSAY_KEY_I:
         return assay_yaml_whole(y, value, key->name, key->least, INT32_MAX, field);

@@ -105,7 +105,7 @@ const assay_hugging_face_key assay_hugging_face_keys[] = {
     {"attention_dropout", EVERY, false, {NULL}, "0", NULL},
     {"use_qk_norm", GLM4, true, {"use_qk_norm"}, NULL, NULL},
     {"sliding_window", GPT_OSS, true, {"sliding_window_size"}, NULL, NULL},
-    {"sliding_window", MIXTRAL, false, {NULL}, "null", NULL},
+    {"sliding_window", MIXTRAL, false, {"sliding_window_size"}, NULL, "null: none"},
     {"sliding_window", QWEN3, false, {NULL}, NULL, "`use_sliding_window` turns it on"},
     {"use_sliding_window", QWEN3, false, {NULL}, "false", NULL},
     {"max_window_layers", QWEN3, false, {NULL}, NULL, "likewise"},

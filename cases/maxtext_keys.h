@@ -37,7 +37,6 @@ enum {
     X(weight_sparsity_n, "null|none|~", ASSAY_PART_ALL)                                                                \
     X(dropout_rate, "0", ASSAY_PART_MLP | ASSAY_PART_ATTENTION)                                                        \
     X(chunk_attn_window_size, "0", ASSAY_PART_ATTENTION)                                                               \
-    X(attn_logits_soft_cap, "0|null|none|~", ASSAY_PART_ATTENTION)                                                     \
     X(moba, "false", ASSAY_PART_ATTENTION)                                                                             \
     X(use_indexer, "false", ASSAY_PART_ATTENTION)                                                                      \
     X(temperature_tuning, "false", ASSAY_PART_ATTENTION)                                                               \
@@ -54,7 +53,6 @@ enum {
     X(local_rope_max_timescale, "-1|0", ASSAY_PART_ROPE)                                                               \
     X(global_rope_max_timescale, "-1|0", ASSAY_PART_ROPE)                                                              \
     X(compressed_rope_max_timescale, "-1|0", ASSAY_PART_ROPE)                                                          \
-    X(partial_rotary_factor, "1", ASSAY_PART_ROPE)                                                                     \
     X(use_mrope, "false", ASSAY_PART_ROPE)                                                                             \
     X(moe_expert_input_dim, "-1|0", ASSAY_PART_EXPERTS)                                                                \
     X(use_double_wide_mlp, "false", ASSAY_PART_MLP)                                                                    \

@@ -78,11 +78,13 @@
     X(B, attention_bias, false)                                                                                        \
     X(B, attention_sink, false)                                                                                        \
     X(I, sliding_window_size, 0)                                                                                       \
+    X(D, attn_logits_soft_cap, 0.0)                                                                                    \
     X(B, use_qk_norm, false)                                                                                           \
     X(B, fused_qkv, false)                                                                                             \
     X(D, query_pre_attn_scalar, 0.0) /* as the block has it */                                                         \
     X(S, rope_type, "default")                                                                                         \
     X(D, rope_max_timescale, 10000.0)                                                                                  \
+    X(D, partial_rotary_factor, 1.0)                                                                                   \
     X(D, rope_factor, 40.0)                                                                                            \
     X(D, beta_fast, 32.0)                                                                                              \
     X(D, beta_slow, 1.0)                                                                                               \

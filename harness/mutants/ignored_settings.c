@@ -104,6 +104,7 @@ const assay_mutant assay_ignored_settings[] = {
     /* attention and norms */
     KEY(SHARING, attention_type, "global"),
     KEY(SHARING, sliding_window_size, "0"),
+    KEY(ASSAY_PART_ATTENTION, attn_logits_soft_cap, "0"),
     KEY(SHARING, attention_sink, "false"),
     KEY(SHARING, attention_bias, "false"),
     KEY(SHARING, use_qk_norm, "false"),
@@ -113,6 +114,7 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(ASSAY_PART_LATENT, latent_norm_epsilon, "-1"),
     KEY(ROPE, rope_type, "default"),
     KEY(ROPE, rope_max_timescale, "10000"),
+    KEY(SHARING, partial_rotary_factor, "1"),
     KEY(ROPE, rope_factor, "1"),
     KEY(ROPE | ASSAY_PART_LATENT, mscale, "1"),
     KEY(ROPE, beta_fast, "32"),

@@ -72,7 +72,6 @@ static assay_status check_latent(const model_check *check)
     }
     if (m->attention_bias) return refuse_key(check, ASSAY_KEY_AT_attention_bias, "false", TURNS_ON);
     if (m->attention_sink) return refuse_key(check, ASSAY_KEY_AT_attention_sink, "false", TURNS_ON);
-    if (m->sliding_window_size > 0) return refuse_key(check, ASSAY_KEY_AT_sliding_window_size, "0", TURNS_ON);
     if (m->use_qk_norm) return refuse_key(check, ASSAY_KEY_AT_use_qk_norm, "false", TURNS_ON);
     return ASSAY_OK;
 }
@@ -103,6 +102,10 @@ static assay_status check_heads(const model_check *check)
     const char *type = m->attention_type.text;
     const int64_t key_width = m->qk_nope_head_dim + m->qk_rope_head_dim;
     char expected[128];
+    if (m->partial_rotary_factor != 1 && (check->parts & ASSAY_PART_ROPE) != 0 &&
+        (check->parts & ASSAY_PART_GROUPED) == 0) {
+        return refuse_key(check, ASSAY_KEY_AT_partial_rotary_factor, "1", "turns qk_rope_head_dim numbers of a head");
+    }
     if ((check->parts & ASSAY_PART_LATENT) != 0) return check_latent(check);
     if ((check->parts & ASSAY_PART_GROUPED) == 0 && (check->parts & ASSAY_PART_ROPE) != 0 &&
         assay_has_grouped_heads(m) && m->head_dim != m->qk_rope_head_dim) {
@@ -161,12 +164,8 @@ static assay_status check_grouped_layer(const model_check *check)
     if (m->attention_bias && !alternates) {
         return refuse(check, ASSAY_KEY_AT_attention_bias, "false", "has no biases in its attention");
     }
-    if (strcmp(type, "local_sliding") == 0 && (!alternates || assay_is_stack(check->c))) {
-        return refuse(check, ASSAY_KEY_AT_attention_type, "\"\"",
-                      alternates ? "has a window in every other layer" : "has no window");
-    }
-    if (m->sliding_window_size > 0 && !alternates) {
-        return refuse(check, ASSAY_KEY_AT_sliding_window_size, "0", "has no window");
+    if (strcmp(type, "local_sliding") == 0 && alternates && assay_is_stack(check->c)) {
+        return refuse(check, ASSAY_KEY_AT_attention_type, "\"\"", "has a window in every other layer");
     }
     if (m->sliding_window_size == 0 && alternates) {
         return refuse(check, ASSAY_KEY_AT_sliding_window_size, "1 or more", "has a window in every other layer");

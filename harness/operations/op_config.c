@@ -427,7 +427,8 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
                                        .heads = m->base_num_query_heads,
                                        .qk_dim = grouped ? m->head_dim : m->qk_nope_head_dim + m->qk_rope_head_dim,
                                        .v_dim = grouped ? m->head_dim : m->v_head_dim,
-                                       .mask_padding = m->mask_padding};
+                                       .mask_padding = m->mask_padding,
+                                 .soft_cap = m->attn_logits_soft_cap};
     TRY(assay_require_positive(ctx, "base_num_query_heads", config->heads));
     TRY(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
     TRY(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
@@ -451,9 +452,23 @@ double assay_latent_epsilon_of(const assay_model_config *m)
     return m->latent_norm_epsilon == -1.0 ? m->normalization_layer_epsilon : m->latent_norm_epsilon;
 }
 
+/* Of a head's numbers the first ones are turned (partial_rotary_factor of them). */
+static assay_status rotary_width_of(assay_context *ctx, const assay_model_config *m, int64_t *width)
+{
+    const double turned = m->partial_rotary_factor * (double)m->head_dim;
+    *width = 0;
+    if (turned >= 2 && turned <= (double)m->head_dim) *width = (int64_t)turned;
+    if (*width % 2 == 0 && *width > 0 && (double)*width == turned) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "partial_rotary_factor is %g, expected an even number of the %" PRId64
+                      " of a head (head_dim), found %g",
+                      m->partial_rotary_factor, m->head_dim, turned);
+}
+
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config)
 {
     const assay_model_config *m = &c->config;
+    int64_t turned = 0;
     assay_status status;
     *config = (assay_gqa_config){.batch = c->batch,
                                  .sequence = c->sequence,
@@ -467,14 +482,16 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .qk_norm = m->use_qk_norm,
                                  .sinks = m->attention_sink,
                                  .epsilon = m->normalization_layer_epsilon,
-                                 .mask_padding = m->mask_padding};
+                                 .mask_padding = m->mask_padding,
+                                 .soft_cap = m->attn_logits_soft_cap};
     TRY(assay_require_positive(ctx, "head_dim", m->head_dim));
     if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "head_dim is %" PRId64 ", expected an even number from 2 to %d",
                           m->head_dim, ASSAY_ROPE_DIM_MAX);
     }
     TRY(window_of(ctx, m, &config->window));
-    TRY(rope_of_width(ctx, c, m->head_dim, &config->rope));
+    TRY(rotary_width_of(ctx, m, &turned));
+    TRY(rope_of_width(ctx, c, turned, &config->rope));
     TRY(assay_gqa_check(ctx, config));
 cleanup:
     return status;
@@ -494,7 +511,9 @@ assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .kv_lora_rank = m->kv_lora_rank,
                                  .epsilon = assay_latent_epsilon_of(m),
                                  .mscale = m->mscale,
-                                 .mask_padding = m->mask_padding};
+                                 .mask_padding = m->mask_padding,
+                                 .soft_cap = m->attn_logits_soft_cap};
+    TRY(window_of(ctx, m, &config->window));
     TRY(assay_rope_config_of(ctx, c, &config->rope));
     TRY(assay_mla_check(ctx, config));
 cleanup:

@@ -73,7 +73,8 @@ static assay_attention_config attention_of(const assay_gqa_config *config)
                                     .qk_dim = config->head_dim,
                                     .v_dim = config->head_dim,
                                     .window = config->window,
-                                    .mask_padding = config->mask_padding};
+                                    .mask_padding = config->mask_padding,
+                                    .soft_cap = config->soft_cap};
 }
 
 /* Heads of query, key or value: a projection of x, or columns of that of all three. */

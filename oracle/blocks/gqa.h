@@ -17,7 +17,7 @@
 
 typedef struct assay_gqa_config {
     int64_t batch, sequence, emb_dim;
-    int64_t heads, kv_heads, head_dim; /* N, Nkv, Dh; rope.dim is Dh */
+    int64_t heads, kv_heads, head_dim; /* N, Nkv, Dh; the first rope.dim numbers of a head are turned */
     int64_t window;                    /* keys that a query sees, itself the last; 0: all before it */
     double query_scale;                /* Dh^-0.5, or 1 where the query's kernel has it */
     bool fused_qkv;
@@ -27,6 +27,7 @@ typedef struct assay_gqa_config {
     double epsilon; /* normalization_layer_epsilon, of query_norm and key_norm */
     assay_rope_config rope;
     bool mask_padding;
+    double soft_cap; /* of attention.h */
 } assay_gqa_config;
 
 /* Of qkv_proj, or query, key and value: which there are says fused_qkv. */

@@ -65,7 +65,9 @@ void assay_mla_graph(graph *g, const assay_mla_config *config)
                                               .heads = config->heads,
                                               .qk_dim = nope + config->rope.dim,
                                               .v_dim = config->v_head_dim,
-                                              .mask_padding = config->mask_padding};
+                                              .mask_padding = config->mask_padding,
+                                              .soft_cap = config->soft_cap,
+                                              .window = config->window};
     int w[ASSAY_MLA_WEIGHTS], query_wa = 0, latent = 0;
     graph_begin(g, config, axis_size);
     const int x = graph_input(g, "inputs/x", "BSD");

@@ -28,6 +28,8 @@ typedef struct assay_mla_config {
     double mscale;
     assay_rope_config rope;
     bool mask_padding;
+    double soft_cap; /* of attention.h */
+    int64_t window;  /* likewise */
     assay_recipe_config recipe; /* its recipe is NULL: none */
 } assay_mla_config;
 

@@ -43,7 +43,9 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
                                               .heads = 1,
                                               .qk_dim = a->wide,
                                               .v_dim = a->rank,
-                                              .mask_padding = a->config->mask_padding};
+                                              .mask_padding = a->config->mask_padding,
+                                              .soft_cap = a->config->soft_cap,
+                                              .window = a->config->window};
     assay_matmul_args absorb = assay_product_abt(a->query, query, up, a->tokens, a->rank, a->nope);
     absorb.ldc = a->wide;
     absorb.lda = a->heads * qk;

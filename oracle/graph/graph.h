@@ -42,7 +42,7 @@ typedef struct graph_columns {
 } graph_columns;
 
 typedef struct graph_rotation {
-    int64_t first; /* column of each head; what lies before passes */
+    int64_t first; /* column of each head that is turned; the others pass */
     assay_rope_config config;
 } graph_rotation;
 
@@ -105,7 +105,7 @@ typedef struct graph_turns {
     const assay_rope_config *config;
 } graph_turns;
 graph_turns graph_rotations(graph *g, int positions, const assay_rope_config *config);
-/* x [B,S,width] or [B,S,N,width]: its last columns, from `first`, are turned. */
+/* x [B,S,width] or [B,S,N,width]: as many of its columns as turns has, from `first`, are turned, and the others pass. */
 int graph_rope(graph *g, int x, int64_t first, const graph_turns *turns);
 /* key [B,S,N,q] and value [B,S,N,v] from latent [B,S,l], w [l,N,u] and what every head gets behind its own part of the key.
  * Each can be had without the other. */

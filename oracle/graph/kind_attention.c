@@ -37,7 +37,7 @@ static assay_status rotations_forward(assay_context *ctx, const graph_call *c)
 const graph_kind graph_kind_angles = {.name = "angles", .forward = angles_forward};
 const graph_kind graph_kind_rotations = {.name = "rotations", .forward = rotations_forward};
 
-/* --- y = x with the last columns of each head turned --- */
+/* --- y = x with some columns of each head turned --- */
 
 static assay_rope_rows rows_of(const graph_call *c, const assay_rope_table *table, double *y, const double *x)
 {
@@ -57,7 +57,7 @@ static assay_status turn(assay_context *ctx, const graph_call *c, double *y, con
     const graph_rotation *rope = &c->step->with.rope;
     const assay_rope_table table = table_of(graph_in_size(c->graph, c->step, 1), &rope->config, c->x[1], c->x[2]);
     const assay_rope_rows rows = rows_of(c, &table, y, x);
-    if (rope->first > 0) memcpy(y, x, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof *y);
+    if (rope->config.dim < rows.y_head_stride) memcpy(y, x, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof *y);
     (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, &rope->config);
     return ASSAY_OK;
 }

@@ -23,6 +23,10 @@ assay_status assay_attention_check(assay_context *ctx, const assay_attention_con
                           "base_num_kv_heads is %" PRId64 ", expected a divisor of base_num_query_heads (%" PRId64 ")",
                           config->kv_heads, config->heads);
     }
+    if (!(config->soft_cap >= 0) || !isfinite(config->soft_cap)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "attn_logits_soft_cap is %g, expected a number above 0, or 0: none",
+                          config->soft_cap);
+    }
     if (config->window < 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "sliding_window_size is %" PRId64 ", expected 1 or more",
                           config->window);
@@ -265,6 +269,29 @@ assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const
     return assay_matmul(ctx, &args);
 }
 
+/* tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|), and 1 - tanh(x)^2 = 4 e / (1 + e)^2, which loses no digits. A kernel that
+ * takes the slope from its rounded tanh has the error of that. */
+static double capped(const assay_context *ctx, double x, double *slope)
+{
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &x);
+    const double e = assay_exp(-2 * fabs(x)), exact = copysign((1 - e) / (1 + e), x);
+    double rounded = exact;
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &rounded);
+    *slope = 4 * e / ((1 + e) * (1 + e)) - (rounded - exact) * (rounded + exact);
+    return rounded;
+}
+
+void attention_cap(const assay_context *ctx, double soft_cap, double *scores, double *slopes, int64_t count)
+{
+    if (soft_cap == 0) return;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, scores);
+    for (int64_t i = 0; i < count; i++) {
+        double slope;
+        scores[i] = soft_cap * capped(ctx, scores[i] / soft_cap, &slope);
+        if (slopes != NULL) slopes[i] = slope;
+    }
+}
+
 /* Partial sums are rounded, as those of a product are: in this order, where terms may cancel, and, as in another order, as
  * those of terms that grow evenly to the last one. */
 static void add_row_by_row(const assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
@@ -422,6 +449,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         const int64_t seen = attention_first_key(rows, i);
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
+        attention_cap(ctx, rows->config->soft_cap, row + seen, NULL, i + 1 - seen);
         lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), parts_of(ctx, i), sink,
                              &divisors[i - first]);
     }

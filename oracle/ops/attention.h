@@ -3,10 +3,12 @@
  *
  * query [B,S,N,Dq], key [B,S,Nkv,Dq], value [B,S,Nkv,Dv], sinks [N]?, segment_ids [B,S]?
  *   -> attention_out [B,S,N,Dv], lse [B,N,S]; query head n has key and value of head n / (N / Nkv)
- *   s_ij = <query_i, key_j> for j <= i of the same segment and, in a window, i - j < window; p = softmax over j;
+ *   s_ij = <query_i, key_j> for j <= i of the same segment and, in a window, i - j < window; soft_cap: s_ij is
+ *     soft_cap tanh(<query_i, key_j> / soft_cap) (Gemma 2; MaxText attn_logits_soft_cap); p = softmax over j;
  *   out_i = g_i sum p_ij value_j; lse_i = log sum exp s_ij (natural), without the sink. The query comes already scaled.
  *   g_i = exp(lse_i) / (exp(lse_i) + exp(sink)) of the head, 1 without sinks
  *   D_i = <dout_i, out_i>; ds_ij = p_ij (g_i <dout_i, value_j> - g_i D_i + dlse_i), p_ij = exp(s_ij - lse_i);
+ *   ds_ij of a capped score times 1 - (s_ij / soft_cap)^2;
  *   dquery = ds key, dkey = ds^T query, dvalue = p^T (g dout), summed over the heads that share it;
  *   dsink = -sum over rows of D_i (1 - g_i)
  * Sums run over ascending key (dkey, dvalue: ascending query, then ascending head), one chain each. A token with segment 0 is padding when
@@ -25,6 +27,7 @@ typedef struct assay_attention_config {
     bool mask_padding;
     int64_t kv_heads; /* Nkv; 0: N */
     int64_t window;   /* sliding_window_size; 0: none */
+    double soft_cap;  /* attn_logits_soft_cap; 0: none */
 } assay_attention_config;
 
 typedef struct assay_attention_inputs {

@@ -22,6 +22,7 @@ typedef struct segment {
     double *factor;      /* of probabilities, by which dout was divided: see set_factor */
     double *lse, *shift; /* shift_i = D_i - dlse_i */
     double *p, *ds;      /* [ATTENTION_BLOCK,count] */
+    double *slope;       /* likewise: of capped scores; NULL: they are not capped */
 } segment;
 
 static segment cut(const attention_rows *rows, double *scratch)
@@ -39,7 +40,9 @@ static segment cut(const attention_rows *rows, double *scratch)
     s.lse = s.factor + count;
     s.shift = s.lse + count;
     s.p = s.shift + count;
-    s.ds = s.p + (count < ATTENTION_BLOCK ? count : ATTENTION_BLOCK) * count;
+    const int64_t block = (count < ATTENTION_BLOCK ? count : ATTENTION_BLOCK) * count;
+    s.ds = s.p + block;
+    s.slope = rows->config->soft_cap > 0 ? s.ds + block : NULL;
     return s;
 }
 
@@ -94,9 +97,9 @@ static void set_factor(const assay_context *ctx, const segment *s, const double 
     assay_round(ctx, ASSAY_ROUND_OPERAND, wide, dout);
 }
 
-/* p_ij, times the factor of its row, and ds_ij of row i, from s_ij and <dout_i, v_j>. */
-static void row_gradient(const assay_context *ctx, double *p, double *ds, double lse, double factor, double shift,
-                         int64_t count)
+/* p_ij, times the factor of its row, and ds_ij of row i, from s_ij and <dout_i, v_j>. slope NULL: scores are not capped. */
+static void row_gradient(const assay_context *ctx, double *p, double *ds, const double *slope, double lse,
+                         double factor, double shift, int64_t count)
 {
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
@@ -110,6 +113,8 @@ static void row_gradient(const assay_context *ctx, double *p, double *ds, double
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
+    for (int64_t j = 0; slope != NULL && j < count; j++) ds[j] *= slope[j];
+    if (slope != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, count, ds);
     assay_round(ctx, ASSAY_ROUND_OPERAND, count, p);
     assay_round(ctx, ASSAY_ROUND_OPERAND, count, ds);
 }
@@ -158,8 +163,9 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
     TRY(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, end - start, deep));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
-        const int64_t seen = attention_first_key(rows, i);
-        set_factor(ctx, s, s->p + (i - first) * ld + seen, i, i + 1 - seen, wide);
+        const int64_t seen = attention_first_key(rows, i), at = (i - first) * ld + seen;
+        attention_cap(ctx, config->soft_cap, s->p + at, s->slope == NULL ? NULL : s->slope + at, i + 1 - seen);
+        set_factor(ctx, s, s->p + at, i, i + 1 - seen, wide);
     }
     TRY(attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, end - start, wide));
 #pragma omp parallel for num_threads(ctx->threads)
@@ -167,7 +173,7 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
         const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
         memset(s->p + row + start, 0, (size_t)(seen - start) * sizeof *s->p);
         memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
-        row_gradient(ctx, s->p + at, s->ds + at, s->lse[i], s->factor[i], s->shift[i], i + 1 - seen);
+        row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i], s->factor[i], s->shift[i], i + 1 - seen);
     }
     TRY(assay_matmul(ctx, &to_queries));
     TRY(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
@@ -248,7 +254,7 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
     const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
     const int64_t kv_rows = tokens * assay_attention_kv_heads(config);
     const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
-    const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 3 + 2 * block);
+    const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 3 + (config->soft_cap > 0 ? 3 : 2) * block);
     backward_job job = {g, dout, dlse, attention_out, lse, in};
     /* What padding gives. */
     memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);

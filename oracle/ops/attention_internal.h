@@ -78,6 +78,10 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
 assay_status attention_scores(assay_context *ctx, double *out, int64_t ld, const double *a, int64_t rows,
                               const double *b, int64_t columns, int64_t k);
 
+/* Scores, which may be stored, become capped ones; slopes: by what their gradients are to be multiplied; NULL: nobody asks.
+ * Nothing happens without a cap. */
+void attention_cap(const assay_context *ctx, double soft_cap, double *scores, double *slopes, int64_t count);
+
 /* y [size,width] += W x [size,width], where W is the lower triangle (with its diagonal) of w [size,size], whose rows
  * are `ld` apart, or the transpose of that. Every element of y continues one chain of ascending index. Operands are taken as they are. */
 typedef struct attention_triangle {

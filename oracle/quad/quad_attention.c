@@ -49,8 +49,14 @@ quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
     const int64_t b = c->batch, s = c->sequence, n = c->heads, d = c->emb_dim, tokens = b * s;
     const int64_t nope = c->qk_nope_head_dim, rope = c->rope.dim, qk = nope + rope, v = c->v_head_dim;
     const int64_t lq = c->q_lora_rank, lkv = c->kv_lora_rank;
-    const assay_attention_config attention = {
-        .batch = b, .sequence = s, .heads = n, .qk_dim = qk, .v_dim = v, .mask_padding = c->mask_padding};
+    const assay_attention_config attention = {.batch = b,
+                                              .sequence = s,
+                                              .heads = n,
+                                              .qk_dim = qk,
+                                              .v_dim = v,
+                                              .window = c->window,
+                                              .mask_padding = c->mask_padding,
+                                              .soft_cap = c->soft_cap};
     if (b < 1 || s < 1 || d < 1 || n < 1 || nope < 1 || v < 1 || lq < 0 || lkv < 1)
         quad_refuse(t, "MLA needs sizes of at least 1, and a q_lora_rank of at least 0");
     const quad *turns = quad_turns(t, &c->rope, tokens, quad_given_indices(t, "inputs/positions", tokens));
@@ -117,7 +123,10 @@ static quad_node turn_heads(quad_tape *t, const assay_gqa_config *c, quad_node x
     const int64_t all = quad_columns(t, x), dim = c->head_dim;
     if (c->qk_norm)
         x = quad_view(t, quad_normalise(t, quad_view(t, x, dim), quad_given(t, scale, 1, dim), c->epsilon), all);
-    return quad_rotate(t, x, &c->rope, turns);
+    if (c->rope.dim == dim) return quad_rotate(t, x, &c->rope, turns);
+    const int64_t heads = all / dim, rest = dim - c->rope.dim; /* partial_rotary_factor */
+    return quad_heads_beside(t, quad_rotate(t, quad_of_heads(t, x, heads, 0, c->rope.dim), &c->rope, turns),
+                             quad_of_heads(t, x, heads, c->rope.dim, rest), heads);
 }
 
 quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
@@ -131,7 +140,8 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
                                               .qk_dim = dim,
                                               .v_dim = dim,
                                               .window = c->window,
-                                              .mask_padding = c->mask_padding};
+                                              .mask_padding = c->mask_padding,
+                                              .soft_cap = c->soft_cap};
     const quad_heads heads = {
         .batch = b, .sequence = s, .heads = c->heads, .kv_heads = c->kv_heads, .mesh = &config->mesh};
     const quad *turns = quad_turns(t, &c->rope, b * s, quad_given_indices(t, "inputs/positions", b * s));

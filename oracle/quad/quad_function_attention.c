@@ -121,7 +121,9 @@ static quad_node attend(quad_call *c, quad_node query, key_value kv, quad_node *
                                            .sequence = m->sequence,
                                            .heads = m->heads,
                                            .qk_dim = m->qk_nope_head_dim + m->rope.dim,
-                                           .v_dim = m->v_head_dim};
+                                           .v_dim = m->v_head_dim,
+                                           .window = m->window,
+                                           .soft_cap = m->soft_cap};
     return quad_attend(c->t, &config, query, kv.key, kv.value, 0, NULL, lse);
 }
 

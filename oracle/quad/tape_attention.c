@@ -74,6 +74,11 @@ static assay_status make_scores(assay_context *ctx, const block *s)
                                        .ldy = keys});
 }
 
+static quad capped(const assay_attention_config *config, quad score)
+{
+    return config->soft_cap == 0 ? score : config->soft_cap * tanhq(score / config->soft_cap);
+}
+
 /* One query's scores become probabilities; returns the log of the sum of exponentials. A sink is one more score, whose
  * probability goes nowhere. */
 static quad softmax(const block *s, int64_t query)
@@ -82,6 +87,7 @@ static quad softmax(const block *s, int64_t query)
     quad largest = 0, sum = 0;
     int64_t count = 0;
     for (int64_t key = s->begin; key < s->last; key++) {
+        p[key - s->begin] = capped(s->problem->config, p[key - s->begin]);
         const quad score = p[key - s->begin];
         if (!visible(s->problem, s->b, query, key)) continue;
         if (count++ == 0 || score > largest) largest = score;
@@ -212,10 +218,12 @@ static void query_back(const attention_problem *p, const attention_gradients *d,
     for (int64_t key = 0; key <= query; key++) {
         const int64_t other = (first + key) * shared + kv;
         if (!visible(p, b, query, key)) continue;
-        const quad *k = p->key + other * c->qk_dim, probability = expq(dot(c->qk_dim, q, k) - lse);
-        const quad d_probability = g * (dot(c->v_dim, d_out, p->value + other * c->v_dim) - through) + d->lse[at_lse];
-        add_scaled(c->qk_dim, probability * d_probability, k, part(d->query, row * c->qk_dim));
-        add_scaled(c->qk_dim, probability * d_probability, q, part(d->key, other * c->qk_dim));
+        const quad *k = p->key + other * c->qk_dim, score = capped(c, dot(c->qk_dim, q, k));
+        const quad probability = expq(score - lse), share = c->soft_cap == 0 ? 0 : score / c->soft_cap;
+        const quad d_capped = g * (dot(c->v_dim, d_out, p->value + other * c->v_dim) - through) + d->lse[at_lse];
+        const quad d_score = probability * d_capped * (1 - share * share);
+        add_scaled(c->qk_dim, d_score, k, part(d->query, row * c->qk_dim));
+        add_scaled(c->qk_dim, d_score, q, part(d->key, other * c->qk_dim));
         add_scaled(c->v_dim, g * probability, d_out, part(d->value, other * c->v_dim));
     }
 }

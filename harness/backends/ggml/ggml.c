@@ -485,6 +485,7 @@ int assay_backend_run(const assay_backend_request *request)
         if (strcmp(op, OPERATIONS[i].name) == 0) operation = &OPERATIONS[i];
     if (operation == NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "no %s", op);
     if (has_quantised_operands(request)) return say(request, ASSAY_BACKEND_UNSUPPORTED, "quant_formats");
+    if (rare_setting(request) != NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "%s", rare_setting(request));
     for (int i = 0; i < request->result_count; i++) request->results[i].written = 0;
     const int code = attempt(&c, operation);
     if (c.buffer != NULL) ggml_backend_buffer_free(c.buffer);

@@ -18,7 +18,7 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "shell"))
 import serving
 from arithmetic import Arithmetic, variant
 from operations import run
-from request import Request
+from request import RARE, Request
 from storage import usual_precision, write_stored
 
 
@@ -32,7 +32,7 @@ def main():
     def answer(request, candidate):
         precision = options.precision or usual_precision(request)
         ar = Arithmetic(precision, variant(options.variant))
-        write_stored(candidate, run(ar, Request(request, ar.float)), precision)
+        write_stored(candidate, run(ar, Request(request, ar.float, RARE)), precision)
 
     serving.start(parser, options, answer)
 

@@ -62,6 +62,14 @@ def rope(ar, s, positions, x):
     return turn(x, sin, given, made), lambda dy: turn(dy, -sin, made, given)
 
 
+def partial_rope(ar, s, positions, x):
+    """The first numbers of a head are turned, the others pass."""
+    turned = int(float(s.text.get("partial_rotary_factor", 1)) * x.shape[-1])
+    y, back = rope(ar, s, positions, x[..., :turned])
+    beside = lambda a, of: np.concatenate([a, of[..., turned:]], -1)
+    return beside(y, x), lambda dy: beside(back(dy[..., :turned]), dy)
+
+
 def plain_softmax(ar, scores, value):
     """scores [B, N, S, S] with -inf where nothing is seen, value [B, N, S, Dv]: out, log-sum-exp, probabilities."""
     scores = ar.keep(scores)
@@ -101,6 +109,15 @@ def window_of(s, results=""):
     return 0 if s["attention_type"] == "global" else window
 
 
+def soft_cap(ar, s, scores):
+    """Scores, and what their gradients are multiplied by."""
+    cap = float(s.text.get("attn_logits_soft_cap", 0))
+    if cap == 0:
+        return scores, None
+    share = ar.function(np.tanh, ar.keep(scores) / ar.float(cap))
+    return share * ar.float(cap), 1 - share * share
+
+
 def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks=None):
     """[B, S, N, .], of key and value [B, S, Nkv, .] -> out and lse [B, N, S]. `scale` multiplies the scores where the
     query does not have it. The last of the gradients is that of the sinks [N]."""
@@ -122,6 +139,7 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
     scores = ar.product(query, across(key))
     if scale is not None:
         scores = scores * scale
+    scores, slope = soft_cap(ar, s, scores)
     scores = np.where(seen[:, None], scores, ar.float(-np.inf))
     out, lse, p = (online_softmax if ar.variant.softmax == "online" else plain_softmax)(ar, scores, value)
     kept = None
@@ -133,6 +151,10 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
     def fold(d):
         return ar.sum(d.reshape(len(d), shared, copies, *d.shape[2:]), 2) if copies > 1 else d
 
+    def of_scores(ds):
+        ds = ds if slope is None else ds * slope
+        return ds if scale is None else ds * scale
+
     def back(d_out, d_lse=None):
         d_out = turned(d_out)
         dp = ar.product(d_out, across(value))
@@ -143,9 +165,7 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
         through = ar.sum(d_out * out) if flash else ar.sum(p * dp)
         if d_lse is not None:
             through = through - d_lse
-        ds = p * (dp - through[..., None])
-        if scale is not None:
-            ds = ds * scale
+        ds = of_scores(p * (dp - through[..., None]))
         d = ar.product(ds, key), fold(ar.product(across(ds), query)), fold(ar.product(across(p), d_out))
         return (*(np.moveaxis(g, 1, 2) for g in d), None)
 
@@ -155,8 +175,7 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
         ds = share * (dp - through[..., None])
         if d_lse is not None:
             ds = ds + p * d_lse[..., None]
-        if scale is not None:
-            ds = ds * scale
+        ds = of_scores(ds)
         d = ar.product(ds, key), fold(ar.product(across(ds), query)), fold(ar.product(across(share), d_out))
         lost = ar.sum((through * (1 - kept[..., 0])).swapaxes(0, 1).reshape(query.shape[1], -1))
         return (*(np.moveaxis(g, 1, 2) for g in d), -lost)
@@ -219,7 +238,7 @@ def mla(ar, s, t, prefix, x):
     key = ar.made("key_proj", np.concatenate([kv[..., :nope], np.repeat(k_pe, kv.shape[2], 2)], -1))
     segments = t.get("inputs/segment_ids")
     query = query if late else ar.store(query) * scale
-    out, lse, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None)
+    out, lse, back_attention = attention(ar, s, query, key, kv[..., nope:], segments, scale if late else None, window_of(s))
     out = ar.made("attention_out", out)
     flat = out.reshape(*x.shape[:2], -1)
     y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1), s)
@@ -276,7 +295,7 @@ class Projected:
         if name + "_norm/scale" in w:
             y, self.back_norm = rms_norm(ar, y, w[name + "_norm/scale"], s.number("normalization_layer_epsilon"))
         if name != "value":
-            y, self.back_rope = rope(ar, s, positions, y)
+            y, self.back_rope = partial_rope(ar, s, positions, y)
         self.y = y
 
     def back(self, d, g):

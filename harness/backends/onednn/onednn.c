@@ -429,6 +429,7 @@ int assay_backend_run(const assay_backend_request *request)
         if (is(request, "op", OPERATIONS[i].name)) operation = &OPERATIONS[i];
     if (operation == NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "no %s", setting(request, "op"));
     if (has_quantised_operands(request)) return say(request, ASSAY_BACKEND_UNSUPPORTED, "quant_formats");
+    if (rare_setting(request) != NULL) return say(request, ASSAY_BACKEND_UNSUPPORTED, "%s", rare_setting(request));
     for (int i = 0; i < request->result_count; i++) request->results[i].written = 0;
     return run_with_engine(&o, operation);
 }

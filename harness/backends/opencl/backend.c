@@ -95,7 +95,7 @@ int assay_backend_run(const assay_backend_request *request)
     call *c = calloc(1, sizeof *c);
     if (c == NULL) return say(request, ASSAY_BACKEND_ERROR, "no memory");
     c->request = request, c->d.message = request->message, c->d.message_size = request->message_size;
-    const char *reason = refused(request, o);
+    const char *reason = rare_setting(request) != NULL ? rare_setting(request) : refused(request, o);
     if (reason == NULL) reason = choose_storage(c);
     const int code = reason == NULL ? run_on_device(c, o) : say(request, ASSAY_BACKEND_UNSUPPORTED, "%s", reason);
     device_close(&c->d);

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 
 RESULTS = ("outputs/", "gradients/", "checkpoints/")
+RARE = {"attn_logits_soft_cap": 0, "partial_rotary_factor": 1}  # what few libraries honour, and the value that is nothing
 
 
 class Unsupported(Exception):
@@ -56,9 +57,12 @@ def drawn(recipes):
 class Request:
     """From a request, or from a golden, which holds the same tensors."""
 
-    def __init__(self, path, float_type):
+    def __init__(self, path, float_type, honours=()):
+        """honours: which of RARE the library has."""
         with h5py.File(path) as f:
             self.settings = Settings(f.attrs["case_yaml"])
+            for key in RARE:
+                self.settings.need(key in honours or float(self.settings.text.get(key, RARE[key])) == RARE[key], "no " + key)
             self.op, self.case = f.attrs["op"], f.attrs["case"]
             self.tensors, self.wide, expects = {}, set(), []
             coded = {p + end for p in re.findall(r"([\w/]+): \w+", self.settings.text.get("quant_formats", ""))

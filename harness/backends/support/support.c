@@ -42,6 +42,12 @@ bool has_quantised_operands(const assay_backend_request *request)
     return setting(request, "quant_recipe")[0] != '\0' || setting(request, "quant_hidden_format")[0] != '\0';
 }
 
+const char *rare_setting(const assay_backend_request *request)
+{
+    if (number(request, "attn_logits_soft_cap") != 0) return "attn_logits_soft_cap";
+    return number(request, "partial_rotary_factor") != 1 ? "partial_rotary_factor" : NULL;
+}
+
 const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path)
 {
     for (int i = 0; i < request->tensor_count; i++)

@@ -29,6 +29,9 @@ bool is(const assay_backend_request *request, const char *key, const char *value
 bool has_quantised_operands(
     const assay_backend_request *request); /* quant_formats.PATH, quant_recipe, quant_hidden_format */
 
+/* Of attn_logits_soft_cap and partial_rotary_factor, which few libraries have, one that is on; NULL: none is. */
+const char *rare_setting(const assay_backend_request *request);
+
 /* ---- tensors and results by path, or NULL ---- */
 
 const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path);
