@@ -108,12 +108,13 @@ cleanup:
     return status;
 }
 
-/* What the store has, and all the rest computed again. */
+/* What the store has, and then all the rest computed again: a step may give two of them, and none takes another's place. */
 assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
                                    attention_half *half)
 {
     assay_status status = ASSAY_OK;
     graph_run *r = &half->run;
+    bool again[ASSAY_REMAT_SLOTS] = {false};
     double *y = NULL;
     *half = (attention_half){.layer = layer};
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &half->x));
@@ -124,9 +125,12 @@ assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int
         const int tensor = attention_tensor(r->graph, slot);
         if (tensor == 0) continue;
         TRY(assay_remat_take(ctx, run->store, layer, slot, &r->value[tensor]));
-        if (r->value[tensor] != NULL) continue;
-        TRY(graph_require(ctx, r, tensor));
-        assay_remat_recomputed(run->store, graph_operations(r->graph, tensor));
+        again[slot] = r->value[tensor] == NULL;
+    }
+    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
+        if (!again[slot]) continue;
+        TRY(graph_require(ctx, r, attention_tensor(r->graph, slot)));
+        assay_remat_recomputed(run->store, graph_operations(r->graph, attention_tensor(r->graph, slot)));
     }
     graph_drop_within(r);
     y = graph_take(r, r->graph->result);
