@@ -6,20 +6,6 @@
 #include "oracle/layer/layer_internal.h"
 #include "oracle/ops/rms_norm.h"
 
-void stack_attention_graph(const assay_stack_config *config, int64_t layer, graph *g)
-{
-    const bool odd = layer % 2 == 1;
-    assay_gqa_config gqa = config->gqa;
-    if (config->windows == (odd ? ASSAY_WINDOWS_EVEN : ASSAY_WINDOWS_ODD)) gqa.window = 0;
-    if (config->attention == ASSAY_LAYER_MLA) assay_mla_graph(g, &config->mla);
-    if (config->attention == ASSAY_LAYER_GQA) assay_gqa_graph(g, &gqa);
-}
-
-int attention_tensor(const graph *g, int slot)
-{
-    return graph_find(g, slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot]);
-}
-
 static int slot_of(const graph *g, int tensor)
 {
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++)
