@@ -223,10 +223,21 @@ static assay_attention_inputs inputs_of(const graph_call *c)
                                     .sinks = c->x[SINKS]};
 }
 
+/* Both come at once: what is there already is made a second time, and left alone. */
 static assay_status attention_forward(assay_context *ctx, const graph_call *c)
 {
+    assay_status status = ASSAY_OK;
     const assay_attention_inputs in = inputs_of(c);
-    return assay_attention_forward(ctx, c->y[ATTENTION_OUT], c->y[LSE], &in, &c->step->with.attention);
+    double *y[GRAPH_OUT] = {c->y[ATTENTION_OUT], c->y[LSE]}, *again[GRAPH_OUT] = {NULL};
+    for (int i = 0; i < GRAPH_OUT; i++) {
+        if (!c->made[i]) continue;
+        TRY(assay_alloc_f64(ctx, "attention again", graph_out_size(c->graph, c->step, i), &again[i]));
+        y[i] = again[i];
+    }
+    TRY(assay_attention_forward(ctx, y[ATTENTION_OUT], y[LSE], &in, &c->step->with.attention));
+cleanup:
+    for (int i = 0; i < GRAPH_OUT; i++) free(again[i]);
+    return status;
 }
 
 static assay_status attention_backward(assay_context *ctx, const graph_call *c)

@@ -6,20 +6,6 @@
 #include "oracle/layer/layer_internal.h"
 #include "oracle/ops/rms_norm.h"
 
-void stack_attention_graph(const assay_stack_config *config, int64_t layer, graph *g)
-{
-    const bool odd = layer % 2 == 1;
-    assay_gqa_config gqa = config->gqa;
-    if (config->windows == (odd ? ASSAY_WINDOWS_EVEN : ASSAY_WINDOWS_ODD)) gqa.window = 0;
-    if (config->attention == ASSAY_LAYER_MLA) assay_mla_graph(g, &config->mla);
-    if (config->attention == ASSAY_LAYER_GQA) assay_gqa_graph(g, &gqa);
-}
-
-int attention_tensor(const graph *g, int slot)
-{
-    return graph_find(g, slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot]);
-}
-
 static int slot_of(const graph *g, int tensor)
 {
     for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++)
@@ -108,12 +94,13 @@ cleanup:
     return status;
 }
 
-/* What the store has, and all the rest computed again. */
+/* What the store has, and then all the rest computed again: a step may give two of them, and none takes another's place. */
 assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
                                    attention_half *half)
 {
     assay_status status = ASSAY_OK;
     graph_run *r = &half->run;
+    bool again[ASSAY_REMAT_SLOTS] = {false};
     double *y = NULL;
     *half = (attention_half){.layer = layer};
     TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &half->x));
@@ -124,9 +111,12 @@ assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int
         const int tensor = attention_tensor(r->graph, slot);
         if (tensor == 0) continue;
         TRY(assay_remat_take(ctx, run->store, layer, slot, &r->value[tensor]));
-        if (r->value[tensor] != NULL) continue;
-        TRY(graph_require(ctx, r, tensor));
-        assay_remat_recomputed(run->store, graph_operations(r->graph, tensor));
+        again[slot] = r->value[tensor] == NULL;
+    }
+    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
+        if (!again[slot]) continue;
+        TRY(graph_require(ctx, r, attention_tensor(r->graph, slot)));
+        assay_remat_recomputed(run->store, graph_operations(r->graph, attention_tensor(r->graph, slot)));
     }
     graph_drop_within(r);
     y = graph_take(r, r->graph->result);

@@ -27,6 +27,20 @@ assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config)
                                                 : (assay_stack_sizes){gqa->batch, gqa->sequence, gqa->emb_dim};
 }
 
+void stack_attention_graph(const assay_stack_config *config, int64_t layer, graph *g)
+{
+    const bool odd = layer % 2 == 1;
+    assay_gqa_config gqa = config->gqa;
+    if (config->windows == (odd ? ASSAY_WINDOWS_EVEN : ASSAY_WINDOWS_ODD)) gqa.window = 0;
+    if (config->attention == ASSAY_LAYER_MLA) assay_mla_graph(g, &config->mla);
+    if (config->attention == ASSAY_LAYER_GQA) assay_gqa_graph(g, &gqa);
+}
+
+int attention_tensor(const graph *g, int slot)
+{
+    return graph_find(g, slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot]);
+}
+
 assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config)
 {
     graph g;

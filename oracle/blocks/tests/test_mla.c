@@ -1,0 +1,403 @@
+/* MLA against itself: other threads and engines, the absorbed form, what is dropped, skipped, quantised, refused and counted.
+ * harness/tests/test_certified.c has it against the second form. */
+#include "oracle/blocks/mla.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/blocks/tests/block_problem.h"
+#include "oracle/ops/quantised_spread.h"
+#include "tests/support/test_tensors.h"
+
+/* Epsilon is large enough to be seen when it is in the wrong place. In the order of mla.h: B S D
+ * heads Dn Dv Lq Lkv, epsilon, mscale, rope, mask_padding; rope in the order of yarn_rope.h: Dr yarn, timescale factor fast slow,
+ * positions now and originally, interleave truncate attention_scaling pairwise. */
+static const struct {
+    assay_mla_config config;
+    bool segmented;
+} samples[] = {
+    /* DeepSeek's form: compressed query, YaRN beyond the original length */
+    {{2, 5, 7, 3, 5, 3, 3, 5, 1e-3, 0.7, {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false}, true, {0}},
+     false},
+    /* no query compression, pairwise layout, ramp not truncated, attention scaling */
+    {{1, 6, 5, 2, 2, 5, 0, 3, 1e-3, 1, {6, true, 500, 4, 8, 1, 400, 100, true, false, true, true}, true, {0}}, false},
+    /* plain rotation, half-split, no mscale */
+    {{1, 7, 3, 2, 3, 2, 5, 2, 1e-3, 2, {4, false, 100, 40, 0, 0, 160, 160, false, false, false, false}, true, {0}},
+     false},
+    /* one of everything */
+    {{1, 1, 1, 1, 1, 1, 1, 1, 0.5, 1, {2, false, 100, 1, 0, 0, 160, 160, false, false, false, false}, true, {0}},
+     false},
+    /* segments with padding */
+    {{2, 7, 3, 2, 2, 3, 2, 3, 1e-3, 1, {2, true, 10000, 40, 32, 1, 160, 64, true, true, false, true}, true, {0}}, true},
+    /* segment 0 is one like the others */
+    {{2, 7, 3, 1, 1, 2, 0, 2, 1e-3, 1, {2, false, 100, 1, 0, 0, 160, 160, true, false, false, false}, false, {0}},
+     true},
+};
+enum { SAMPLES = sizeof samples / sizeof *samples, PADDED = 4 };
+
+/* Large enough for several blocks of a product and of attention, and of sizes that no block divides. */
+static const assay_mla_config LARGE = {
+    1,    131, 29, 3, 11, 13, 17, 19, 1e-6, 1, {6, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false},
+    true, {0}};
+
+/* LARGE by a recipe: more tokens than a block has, and more columns of wkv_b. */
+static assay_mla_config by_recipe(const char *name)
+{
+    const assay_calibration absmax = {.factor = 1};
+    assay_mla_config config = LARGE;
+    config.heads = 6;
+    config.recipe = (assay_recipe_config){
+        .recipe = assay_quant_recipe_by_name(name), .type = ASSAY_BFLOAT16, .x = absmax, .w = absmax, .dy = absmax};
+    assert_non_null(config.recipe.recipe);
+    return config;
+}
+
+static graph graph_of(int sample)
+{
+    graph g;
+    assay_mla_graph(&g, &samples[sample].config);
+    return g;
+}
+
+TEST(test_any_checkpoints_can_be_computed_again)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        const graph g = graph_of(i);
+        block_check_recomputing(&g, samples[i].segmented);
+    }
+}
+
+TEST(test_missing_gradients_are_skipped)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        const graph g = graph_of(i);
+        block_check_missing_gradients(&g, samples[i].segmented);
+    }
+}
+
+TEST(test_operations_are_those_of_the_products)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        const graph g = graph_of(i);
+        block_check_operations(&g);
+    }
+}
+
+TEST(test_every_allocation_may_fail)
+{
+    for (int i = 0; i < 2; i++) { /* with query compression, and without */
+        const graph g = graph_of(i);
+        block_check_memory(&g, 40);
+    }
+}
+
+TEST(test_padding_reaches_nobody)
+{
+    const graph g = graph_of(PADDED);
+    block_check_padding(&g);
+}
+
+TEST(test_intermediates_lie_on_the_grid)
+{
+    const graph g = graph_of(0);
+    block_check_grid(&g);
+}
+
+TEST(test_same_bits_with_any_threads_and_isa)
+{
+    const assay_mla_config configs[] = {LARGE, by_recipe("deepseek_v3"), by_recipe("fp8_full")};
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        graph g;
+        assay_mla_graph(&g, &configs[i]);
+        block_check_threads(&g);
+    }
+}
+
+TEST(test_blas_agrees)
+{
+    assay_context ctx = assay_context_default(2), blas = ctx;
+    graph g;
+    block_problem p, other;
+    assay_mla_graph(&g, &LARGE);
+    block_open(&p, &g, false);
+    block_open(&other, &g, false);
+    blas.arithmetic = &assay_arithmetic_blas;
+    block_run(&ctx, &p);
+    block_run(&blas, &other);
+    block_assert_near(other.values[g.result], p.values[g.result], p.tokens * p.dim, 1e-12);
+    for (int t = 1; t < g.tensor_count; t++)
+        if (block_is_given(&g, t)) block_assert_near(other.gradients[t], p.gradients[t], graph_size(&g, t), 1e-12);
+    block_close(&p);
+    block_close(&other);
+}
+
+/* --- the absorbed form --- */
+
+static double *absorbed(assay_context *ctx, block_problem *p, const assay_mla_config *config)
+{
+    double *y = test_nans(p->tokens * p->dim);
+    block_begin(p);
+    assert_ok(ctx, assay_mla_absorbed_forward(ctx, y, &p->run, config));
+    return y;
+}
+
+/* Either form is a chain of products: each is off by half an ulp of its terms for each of them, and the softmax passes
+ * on what its scores are off by. Terms here are at most some ten times their sum. */
+static void assert_absorbed_is_plain(const assay_mla_config *c, bool segmented)
+{
+    assay_context ctx = assay_context_default(2);
+    const int64_t terms = 2 * c->emb_dim + c->q_lora_rank + 3 * c->kv_lora_rank + c->qk_nope_head_dim + c->rope.dim +
+                          c->sequence + c->heads * c->v_head_dim;
+    const double bound = 10 * (double)terms * 0x1p-53;
+    graph g;
+    block_problem p;
+    assay_mla_graph(&g, c);
+    block_open(&p, &g, segmented);
+    double *y = absorbed(&ctx, &p, c);
+    assert_true(isnan(block_value(&p, "key_proj")[0]));
+    block_run(&ctx, &p);
+    assert_true(bound < 1e-12);
+    block_assert_near(y, block_value(&p, "out_proj"), p.tokens * p.dim, bound);
+    free(y);
+    block_close(&p);
+}
+
+TEST(test_absorbed_form_is_the_same)
+{
+    for (int i = 0; i < SAMPLES; i++) assert_absorbed_is_plain(&samples[i].config, samples[i].segmented);
+    assert_absorbed_is_plain(&LARGE, false);
+}
+
+TEST(test_absorbed_form_has_the_same_bits_with_any_threads_and_isa)
+{
+    assay_context ctx = assay_context_default(1);
+    graph g;
+    block_problem p;
+    assay_mla_graph(&g, &LARGE);
+    block_open(&p, &g, false);
+    double *first = absorbed(&ctx, &p, &LARGE);
+    for (int form = 0; test_next_context(&form, &ctx);) {
+        double *y = absorbed(&ctx, &p, &LARGE);
+        assert_same_bits(y, first, p.tokens * p.dim);
+        free(y);
+    }
+    free(first);
+    block_close(&p);
+}
+
+TEST(test_absorbed_form_without_memory)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_mla_config *config = &samples[0].config;
+    graph g;
+    block_problem p;
+    int64_t n;
+    assay_mla_graph(&g, config);
+    block_open(&p, &g, false);
+    double *y = test_nans(p.tokens * p.dim);
+    for (n = 0;; n++) {
+        block_begin(&p);
+        assay_fail_allocation(n);
+        if (had_memory(&ctx, assay_mla_absorbed_forward(&ctx, y, &p.run, config))) break;
+        assert_all_nan(y, p.tokens * p.dim);
+    }
+    assert_true(n > 10 && isfinite(y[0]));
+    free(y);
+    block_close(&p);
+}
+
+/* --- by a recipe --- */
+
+/* What is quantised is moved, and by one tensor's spread the gradients that are made of it change: of a latent its kernel's, of a
+ * gradient that of the kernel and all behind it. What forward makes stays, where forward quantises nothing. */
+TEST(test_emulated_runs_move_what_a_recipe_quantises)
+{
+    static const struct {
+        const char *of, *changed, *same;
+    } table[] = {
+        {"mla_q", "wq_b/kernel", "wq_a/kernel"},
+        {"mla_kv", "wkv_b/kernel", "wkv_a/kernel"},
+        {"attention_out", "out/kernel", "wkv_b/kernel"},
+        {"q_gradient", "wq_a/kernel", "wkv_b/kernel"},
+        {"query_wa_proj_gradient", "wq_a/kernel", "wq_b/kernel"},
+        {"kv_gradient", "kv_norm/scale", "wq_a/kernel"},
+        {"kv_wa_proj_gradient", "wkv_a/kernel", "kv_norm/scale"},
+    };
+    const assay_emulation emulation = {.seed = 3}; /* in exact arithmetic */
+    const assay_mla_config config = by_recipe("deepseek_v3");
+    assay_context emulated = assay_context_default(1);
+    graph g;
+    block_problem p, moved;
+    emulated.emulation = &emulation;
+    assay_mla_graph(&g, &config);
+    block_open(&p, &g, false);
+    block_open(&moved, &g, false);
+    block_run(&emulated, &p);
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
+        test_tensors spreads = {0};
+        const assay_source in = test_tensors_source(&spreads);
+        const int tensor = graph_find(&g, table[i].of);
+        int64_t count = graph_size(&g, tensor);
+        for (int k = 0; k < g.gradient_count && tensor == 0; k++) {
+            const assay_tensor_row *row = &g.steps[g.gradients[k]].gradient;
+            if (strcmp(row->name, table[i].of) == 0) count = assay_tensor_row_count(row);
+        }
+        snprintf(checkpoint, sizeof checkpoint, "checkpoints/%s", table[i].of);
+        assay_spread_path(checkpoint, path);
+        double *spread = test_tensors_add(&spreads, path, count);
+        for (int64_t k = 0; k < count; k++) spread[k] = 1e-3;
+        moved.in = &in;
+        block_begin(&moved);
+        assert_ok(&emulated, graph_read_spreads(&emulated, &moved.run));
+        assert_int_equal(spreads.reads, count);
+        assert_ok(&emulated, graph_forward(&emulated, &moved.run));
+        assert_ok(&emulated, block_backward(&emulated, &moved));
+        assert_same_bits(block_value(&moved, "out_proj"), block_value(&p, "out_proj"), p.tokens * p.dim);
+        assert_memory_not_equal(block_gradient(&moved, table[i].changed), block_gradient(&p, table[i].changed),
+                                (size_t)block_size(&p, table[i].changed) * sizeof(double));
+        assert_same_bits(block_gradient(&moved, table[i].same), block_gradient(&p, table[i].same),
+                         block_size(&p, table[i].same));
+        assay_tensor_set_free(&spreads.set);
+    }
+    block_close(&p);
+    block_close(&moved);
+}
+
+/* A run stage by stage goes on from what is staged for them: here from 0, so that nothing comes to what lies behind. */
+TEST(test_gradients_that_are_quantised_are_shown)
+{
+    static const char *const wanted[] = {"checkpoints/*_gradient", NULL}, *const nothing[] = {NULL};
+    static const char *const names[] = {"q_gradient", "query_wa_proj_gradient", "kv_gradient", "kv_wa_proj_gradient"};
+    assay_context ctx = assay_context_default(1);
+    const assay_mla_config config = by_recipe("fp8_full");
+    test_tensors staged = {0}, shown = {.wanted = wanted}, none = {.wanted = nothing};
+    const assay_source in = test_tensors_source(&staged);
+    const assay_sink out = test_tensors_sink(&shown), ignored = test_tensors_sink(&none);
+    graph g;
+    block_problem p;
+    assay_mla_graph(&g, &config);
+    block_open(&p, &g, false);
+    assert_int_equal(g.gradient_count, 4);
+    for (int i = 0; i < 4; i++) {
+        char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
+        const int64_t count = assay_tensor_row_count(&g.steps[g.gradients[i]].gradient);
+        snprintf(checkpoint, sizeof checkpoint, "checkpoints/%s", names[i]);
+        assay_staged_path(checkpoint, path);
+        memset(test_tensors_add(&staged, path, count), 0, (size_t)count * sizeof(double));
+    }
+    p.in = &in;
+    p.out = &ignored;
+    block_begin(&p);
+    assert_false(graph_wants_gradients(&p.run));
+    p.out = &out;
+    block_run(&ctx, &p);
+    assert_true(graph_wants_gradients(&p.run));
+    assert_int_equal(shown.set.count, 4);
+    for (int i = 0; i < 4; i++) {
+        const assay_tensor *t = &shown.set.items[i];
+        assert_string_equal(t->spec.path + strlen("checkpoints/"), names[i]);
+        assert_int_equal(t->count, assay_tensor_row_count(&g.steps[g.gradients[i]].gradient));
+        assert_int_equal(block_largest(t->values, t->count) == 0, i == 1); /* behind q_gradient alone */
+    }
+    assert_true(block_largest(block_gradient(&p, "inputs/x"), p.tokens * p.dim) == 0);
+    assert_true(block_largest(block_gradient(&p, "wkv_b/kernel"), block_size(&p, "wkv_b/kernel")) == 0);
+    assert_true(block_largest(block_gradient(&p, "out/kernel"), block_size(&p, "out/kernel")) > 0);
+    assay_tensor_set_free(&staged.set);
+    assay_tensor_set_free(&shown.set);
+    block_close(&p);
+}
+
+/* --- the configuration --- */
+
+#define SIZE(field) offsetof(assay_mla_config, field)
+
+TEST(test_sizes_are_refused)
+{
+    static const struct {
+        const char *message;
+        size_t offset;
+        int64_t value;
+    } rows[] = {
+        {"batch is 0", SIZE(batch), 0},
+        {"sequence is -1", SIZE(sequence), -1},
+        {"base_emb_dim is 0", SIZE(emb_dim), 0},
+        {"base_num_query_heads is 0", SIZE(heads), 0},
+        {"qk_nope_head_dim is 0", SIZE(qk_nope_head_dim), 0},
+        {"v_head_dim is 0", SIZE(v_head_dim), 0},
+        {"q_lora_rank is -1, expected 0 or more", SIZE(q_lora_rank), -1},
+        {"kv_lora_rank is 0, expected 1 or more", SIZE(kv_lora_rank), 0},
+        {"qk_rope_head_dim is 3", SIZE(rope.dim), 3},
+        {"inputs/x: its size", SIZE(emb_dim), INT64_MAX},
+        {"query/kernel: its size", SIZE(emb_dim), INT64_MAX / 400},
+        {"heads: its size", SIZE(qk_nope_head_dim), INT64_MAX},
+        {"heads: its size", SIZE(v_head_dim), INT64_MAX},
+        {"latents: its size", SIZE(q_lora_rank), INT64_MAX},
+        {"latents: its size", SIZE(kv_lora_rank), INT64_MAX},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_mla_config config = samples[0].config;
+        *(int64_t *)(void *)((char *)&config + rows[i].offset) = rows[i].value;
+        assert_int_equal(assay_mla_check(&ctx, &config), ASSAY_BAD_INPUT);
+        if (strstr(ctx.message, rows[i].message) != ctx.message) fail_msg("%s: %s", rows[i].message, ctx.message);
+    }
+}
+
+TEST(test_other_refusals)
+{
+    enum { BAD = 8 };
+    static const char *const messages[BAD] = {
+        "latent_norm_epsilon is -1e-06",
+        "latent_norm_epsilon is nan",
+        "mscale is inf",
+        "rope_pairwise needs",
+        "rope_factor is 0",
+        "rope_factor is 0", /* without YaRN, but in the softmax scale */
+        "wq_a/kernel, wkv_a/kernel: its size",
+        "wq_b/kernel, wkv_b/kernel: its size",
+    };
+    assay_context ctx = assay_context_default(1);
+    assay_mla_config good = samples[0].config, bad[BAD];
+    for (int i = 0; i < BAD; i++) bad[i] = good;
+    bad[0].epsilon = -1e-6;
+    bad[1].epsilon = NAN;
+    bad[2].mscale = INFINITY;
+    bad[3].rope.pairwise = true, bad[3].rope.interleave = false;
+    bad[4].rope.rope_factor = 0;
+    bad[5].rope.rope_factor = 0, bad[5].rope.yarn = false;
+    bad[6].emb_dim = bad[6].kv_lora_rank = (int64_t)1 << 40;
+    bad[6].heads = bad[6].qk_nope_head_dim = bad[6].v_head_dim = 1;
+    bad[7].kv_lora_rank = (int64_t)1 << 50, bad[7].heads = 1024;
+    for (int i = 0; i < BAD; i++) {
+        assert_int_equal(assay_mla_check(&ctx, &bad[i]), ASSAY_BAD_INPUT);
+        if (strstr(ctx.message, messages[i]) != ctx.message) fail_msg("%s: %s", messages[i], ctx.message);
+    }
+    good.q_lora_rank = 0;
+    good.epsilon = 0;
+    good.rope.yarn = false;
+    good.rope.rope_factor = 0; /* in no scale now */
+    good.rope.max_position_embeddings = good.rope.original_max_position_embeddings;
+    assert_ok(&ctx, assay_mla_check(&ctx, &good));
+}
+
+TEST(test_softmax_scale)
+{
+    assay_mla_config c = {
+        .qk_nope_head_dim = 128,
+        .mscale = 1,
+        .rope = {
+            .dim = 64, .rope_factor = 40, .max_position_embeddings = 163840, .original_max_position_embeddings = 4096}};
+    const double m = 0.1 * log(40) + 1, plain = 1 / sqrt(192);
+    double expected = m * m / sqrt(192), scale = assay_mla_softmax_scale(&c);
+    assert_close(&scale, &expected, 1, 1e-15, 0);
+    c.mscale = 0.5;
+    scale = assay_mla_softmax_scale(&c);
+    expected = (0.05 * log(40) + 1) * (0.05 * log(40) + 1) / sqrt(192);
+    assert_close(&scale, &expected, 1, 1e-15, 0);
+    c.rope.max_position_embeddings = 4096;
+    scale = assay_mla_softmax_scale(&c);
+    assert_close(&scale, &plain, 1, 1e-15, 0);
+}
