@@ -62,10 +62,10 @@ TEST(values_that_change_nothing)
         {ASSAY_MAXTEXT_chunk_attn_window_size, "0", true},    {ASSAY_MAXTEXT_chunk_attn_window_size, "0.0", true},
         {ASSAY_MAXTEXT_chunk_attn_window_size, "128", false}, {ASSAY_MAXTEXT_compress_ratios, "[]", true},
         {ASSAY_MAXTEXT_compress_ratios, "[...]", false},      {ASSAY_MAXTEXT_quantization, "", true},
-        {ASSAY_MAXTEXT_quantization, "fp8_full", false},      {ASSAY_MAXTEXT_attn_logits_soft_cap, "null", true},
-        {ASSAY_MAXTEXT_attn_logits_soft_cap, "50.0", false},  {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
+        {ASSAY_MAXTEXT_quantization, "fp8_full", false},      {ASSAY_MAXTEXT_weight_sparsity_n, "null", true},
+        {ASSAY_MAXTEXT_weight_sparsity_n, "2", false},  {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
         {ASSAY_MAXTEXT_mhc_expansion_rate, "4", false},       {ASSAY_MAXTEXT_attention, "flash", true},
-        {ASSAY_MAXTEXT_attention, "vllm_rpa", false},         {ASSAY_MAXTEXT_partial_rotary_factor, "1.0", true},
+        {ASSAY_MAXTEXT_attention, "vllm_rpa", false},         {ASSAY_MAXTEXT_global_parameter_scale, "1.0", true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const bool found = assay_maxtext_value_changes_nothing(&assay_maxtext_keys[rows[i].key], rows[i].value);

@@ -351,15 +351,16 @@ static bool takes_hidden_format(const model_check *check)
 
 static assay_status check_takes_recipe(const model_check *check)
 {
-    static const char *const ops[] = {"gmm", "mlp", "mla", "moe", "batch_split"};
+    static const char *const ops[] = {"gmm", "mlp", "mla", "gqa", "moe", "batch_split"};
     const char *recipe = check->c->config.quant_recipe.text;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (strcmp(check->c->op, ops[i]) == 0) return ASSAY_OK;
     }
-    if (recipe[0] == '\0') return ASSAY_OK;
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                      "quant_recipe is %s, expected \"\": op %s has no recipe, gmm, mlp, mla, moe and batch_split have",
-                      recipe, check->c->op);
+    if (recipe[0] == '\0' || assay_is_layer(check->c)) return ASSAY_OK;
+    return assay_fail(
+        check->ctx, ASSAY_BAD_INPUT,
+        "quant_recipe is %s, expected \"\": op %s has no recipe; gmm, mlp, mla, gqa, moe, batch_split and layers have",
+        recipe, check->c->op);
 }
 
 /* The rules are those of h, which its operation checks. */

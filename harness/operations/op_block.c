@@ -48,20 +48,17 @@ cleanup:
     return status;
 }
 
-/* On a mesh what has heads is each shard's own. */
-static assay_status describe_checkpoints(const assay_describer *d, const graph *g)
+assay_status assay_describe_graph_checkpoints(const assay_describer *d, const graph *g, const graph *own)
 {
-    assay_status status;
-    graph own;
+    assay_status status = ASSAY_OK;
     const assay_mesh mesh = assay_mesh_of(d->c);
     const int64_t shards = assay_mesh_shards(&mesh);
-    TRY(graph_of(d->ctx, d->c, true, &own));
     for (int t = 1; t < g->tensor_count; t++) {
-        const assay_tensor_row whole = g->tensors[t].row;
-        const assay_tensor_row each = assay_tensor_row_below("m", &shards, own.tensors[t].row);
+        assay_tensor_row row = g->tensors[t].row;
         if (g->tensors[t].role != GRAPH_CHECKPOINT) continue;
-        TRY(assay_describe_checkpoint(d, shards > 1 && assay_row_has_heads(&whole) ? &each : &whole));
-        d->list->entries[d->list->count - 1].made = g->tensors[t].quantised;
+        if (own != NULL && assay_row_has_heads(&row)) row = assay_tensor_row_below("m", &shards, own->tensors[t].row);
+        TRY(assay_describe_checkpoint(d, &row));
+        d->list->entries[d->list->count - 1].made = graph_is_made(g, t);
     }
     for (int i = 0; i < g->gradient_count; i++) {
         TRY(assay_describe_checkpoint(d, &g->steps[g->gradients[i]].gradient));
@@ -76,12 +73,13 @@ assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay
     assay_status status;
     const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    graph g;
+    graph g, own;
     TRY(graph_of(ctx, c, false, &g));
+    TRY(graph_of(ctx, c, true, &own));
     TRY(describe_inputs(ctx, c, &g, list));
     const assay_tensor_table weights = graph_weight_table(&g);
     TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
-    TRY(describe_checkpoints(&d, &g));
+    TRY(assay_describe_graph_checkpoints(&d, &g, is_sharded(c) ? &own : NULL));
     const assay_tensor_row *y = &g.tensors[g.result].row;
     TRY(assay_describe_output(ctx, list, c, "y", &one, dims_of(y)));
     mark_rows(c, list, 1, y);
@@ -117,8 +115,8 @@ static assay_status open_run(assay_context *ctx, const assay_case *c, block_run 
     TRY(assay_read_whole(ctx, in, "inputs/x", m->size, &m->x_values));
     TRY(assay_weights_alloc(ctx, in, "", &m->table, m->weights));
     TRY(assay_weights_read(ctx, in, "", &m->table, 0, m->weights));
-    TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
-    TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
+    if (m->positions > 0) TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
+    if (m->segment_ids > 0) TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
     if (m->segment_values != NULL) TRY(assay_attention_check_segments(ctx, m->segment_values, tokens));
     graph_open(&m->r, &m->g);
     m->r.in = in;
@@ -159,19 +157,23 @@ cleanup:
     return status;
 }
 
-static assay_status run_whole(assay_context *ctx, block_run *m)
+static assay_status forward(assay_context *ctx, block_run *m, bool keeps)
 {
     assay_status status;
-    if (m->dy == NULL) m->r.release = graph_let_go;
+    if (!keeps) m->r.release = graph_let_go;
     TRY(graph_forward(ctx, &m->r));
     TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->r.value[m->g.result]));
-    if (m->dy == NULL) goto cleanup;
+cleanup:
+    return status;
+}
+
+static assay_status backward(assay_context *ctx, block_run *m)
+{
+    if (m->dy == NULL) return ASSAY_OK;
     graph_lend_gradient(&m->r, m->g.result, m->dy);
     graph_want_gradient(&m->r, m->x, m->dx);
     graph_want_weight_gradients(&m->r, m->gradients);
-    TRY(graph_backward(ctx, &m->r));
-cleanup:
-    return status;
+    return graph_backward(ctx, &m->r);
 }
 
 static assay_status run_sharded(assay_context *ctx, const assay_case *c, block_run *m)
@@ -202,20 +204,33 @@ cleanup:
     return status;
 }
 
-assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                             const assay_precision *precisions, int precision_count)
+assay_status assay_block_run_with_scales(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                         const assay_sink *out, const assay_precision *precisions, int precision_count,
+                                         assay_block_scales *scales)
 {
     assay_status status;
     block_run m = {.in = in, .out = out};
-    (void)precisions, (void)precision_count;
     TRY(open_run(ctx, c, &m));
     TRY(open_gradients(ctx, &m));
-    TRY(is_sharded(c) ? run_sharded(ctx, c, &m) : run_whole(ctx, &m));
+    if (is_sharded(c)) {
+        TRY(run_sharded(ctx, c, &m));
+    } else {
+        TRY(forward(ctx, &m, m.dy != NULL || precision_count > 0));
+        if (precision_count > 0) TRY(scales(ctx, c, &m.r, precisions, precision_count));
+        TRY(backward(ctx, &m));
+    }
     if (m.dx != NULL) TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
     TRY(assay_gradients_write(ctx, out, "", &m.table, m.gradients));
 cleanup:
     close_run(&m);
     return status;
+}
+
+assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+                             const assay_precision *precisions, int precision_count)
+{
+    (void)precisions, (void)precision_count; /* their error scales are an ensemble's */
+    return assay_block_run_with_scales(ctx, c, in, out, NULL, 0, NULL);
 }
 
 assay_status assay_block_run_as(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,

@@ -258,6 +258,13 @@ assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, ass
     return status == ASSAY_OK ? refuse_cutting_off(ctx, layer, config) : status;
 }
 
+assay_status assay_refuse_recipe_on_mesh(assay_context *ctx, const assay_case *c, const assay_recipe_config *config)
+{
+    const assay_mesh mesh = assay_mesh_of(c);
+    if (config->recipe == NULL || assay_mesh_shards(&mesh) == 1) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with a mesh", config->recipe->name);
+}
+
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -428,7 +435,7 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
                                        .qk_dim = grouped ? m->head_dim : m->qk_nope_head_dim + m->qk_rope_head_dim,
                                        .v_dim = grouped ? m->head_dim : m->v_head_dim,
                                        .mask_padding = m->mask_padding,
-                                 .soft_cap = m->attn_logits_soft_cap};
+                                       .soft_cap = m->attn_logits_soft_cap};
     TRY(assay_require_positive(ctx, "base_num_query_heads", config->heads));
     TRY(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
     TRY(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
@@ -638,6 +645,14 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
             return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s",
                               m->mlp_bias ? "mlp_bias=false" : "routed_bias=true");
         }
+    }
+    TRY(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
+    TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->mla.recipe));
+    config->gqa.recipe = config->mla.recipe;
+    if (config->mla.recipe.recipe != NULL && m->use_batch_split_schedule) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "quant_recipe is %s, expected \"\" with use_batch_split_schedule: op batch_split has it",
+                          config->mla.recipe.recipe->name);
     }
     TRY(remat_policy_of(ctx, m, &config->policy));
     TRY(assay_stack_check(ctx, config));

@@ -4,12 +4,9 @@
 static assay_status config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config)
 {
     assay_status status;
-    const assay_mesh mesh = assay_mesh_of(c);
     TRY(assay_mla_config_of(ctx, c, config));
     TRY(assay_linear_recipe_of(ctx, c, &config->recipe));
-    if (config->recipe.recipe == NULL || assay_mesh_shards(&mesh) == 1) return ASSAY_OK;
-    status =
-        assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with a mesh", config->recipe.recipe->name);
+    TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->recipe));
 cleanup:
     return status;
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/op_support.h"
+#include "harness/operations/op_block.h"
 #include "oracle/layer/batch_split.h"
 #include "oracle/layer/schedule_groups.h"
 
@@ -36,31 +36,20 @@ static bool is_dense(const assay_stack_config *config, int64_t layer)
     return layer < config->dense_layers;
 }
 
-static assay_status describe_weights(assay_describer d, const assay_stack_config *config, int64_t layer)
+static assay_status describe_weights(assay_describer d, const assay_stack_config *config, int64_t layer, const graph *g)
 {
     assay_status status;
-    const assay_fill scale = assay_fill_normal(0.1, 1.0);
-    const assay_dims dim = {"D", {assay_stack_sizes_of(config).emb_dim}};
-    const assay_tensor_table attention = assay_stack_attention_weights(config);
-    d.block = "";
-    TRY(assay_describe_weight(&d, "pre_self_attention_layer_norm/scale", scale, dim));
-    d.block = "self_attention/";
-    TRY(assay_describe_weights(&d, &attention, (assay_dims){"", {0}}));
-    d.block = "";
-    TRY(assay_describe_weight(&d, "post_self_attention_layer_norm/scale", scale, dim));
-    d.block = is_dense(config, layer) ? "mlp/" : "moe/";
-    if (is_dense(config, layer)) {
-        const assay_tensor_table mlp = assay_mlp_weight_table(&config->mlp, ASSAY_MLP_DENSE);
-        TRY(assay_describe_weights(&d, &mlp, (assay_dims){"", {0}}));
-    } else {
-        TRY(assay_describe_moe_weights(&d, &config->moe, &config->sharding));
-    }
+    const assay_tensor_table table = graph_weight_table(g);
+    TRY(assay_describe_weights(&d, &table, (assay_dims){"", {0}}));
+    d.block = "moe/";
+    if (!is_dense(config, layer)) TRY(assay_describe_moe_weights(&d, &config->moe, &config->sharding));
 cleanup:
     return status;
 }
 
 /* What a layer under the batch-split schedule leaves (batch_split.h). */
-static assay_status describe_batch_split_results(const assay_describer *d, const assay_stack_config *config)
+static assay_status describe_batch_split_results(const assay_describer *d, const assay_stack_config *config,
+                                                 const graph *g)
 {
     assay_status status;
     const assay_mla_config *mla = &config->mla;
@@ -70,8 +59,8 @@ static assay_status describe_batch_split_results(const assay_describer *d, const
     const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}},
                      chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
-    const assay_tensor_row attention_out = assay_stack_attention_row(config, ASSAY_REMAT_ATTENTION_OUT);
-    const assay_tensor_row lse = assay_stack_attention_row(config, ASSAY_REMAT_LSE);
+    const assay_tensor_row attention_out = g->tensors[graph_find(g, "attention_out")].row,
+                           lse = g->tensors[graph_find(g, "lse")].row;
     const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
     TRY(assay_describe_checkpoint(d, &lse));
@@ -157,34 +146,18 @@ cleanup:
     return status;
 }
 
-static assay_status describe_attention(const assay_describer *d, const assay_stack_config *config)
-{
-    assay_status status = ASSAY_OK;
-    const assay_tensor_row lse = assay_stack_attention_row(config, ASSAY_REMAT_LSE);
-    for (int slot = ASSAY_REMAT_QUERY_WA_PROJ; slot <= ASSAY_REMAT_OUT_PROJ; slot++) {
-        const assay_tensor_row row = assay_stack_attention_row(config, slot);
-        if (slot == ASSAY_REMAT_ATTENTION_OUT) TRY(assay_describe_checkpoint(d, &lse));
-        TRY(assay_describe_checkpoint(d, &row));
-    }
-cleanup:
-    return status;
-}
-
-static assay_status describe_results(const assay_describer *d, const assay_stack_config *config, int64_t layer)
+static assay_status describe_results(const assay_describer *d, const assay_stack_config *config, int64_t layer,
+                                     const graph *g)
 {
     assay_status status;
-    if (config->batch_split_factor > 0 && !is_dense(config, layer)) return describe_batch_split_results(d, config);
+    if (config->batch_split_factor > 0 && !is_dense(config, layer)) return describe_batch_split_results(d, config, g);
     const assay_stack_sizes sizes = assay_stack_sizes_of(config);
     const assay_dims x = {"BSD", {sizes.batch, sizes.sequence, sizes.emb_dim}};
-    const assay_dims tokens = {"BS", {sizes.batch, sizes.sequence}};
     TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-    TRY(describe_attention(d, config));
-    if (is_dense(config, layer)) {
-        TRY(assay_describe_mlp_checkpoints(d, &config->mlp, ASSAY_MLP_DENSE, tokens));
-    } else {
-        TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));
-        TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
-    }
+    TRY(assay_describe_graph_checkpoints(d, g, NULL));
+    if (is_dense(config, layer)) return ASSAY_OK;
+    TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));
+    TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
 cleanup:
     return status;
 }
@@ -194,6 +167,7 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
     static const char *const report[] = {"remat/bytes_kept", "remat/bytes_offloaded", "remat/operations_recomputed"};
     assay_status status;
     assay_stack_config config;
+    graph g;
     assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const bool boundaries = names_boundaries(c);
     const assay_fill one = assay_fill_normal(1.0, 0.0);
@@ -215,8 +189,9 @@ static assay_status describe(assay_context *ctx, const assay_case *c, assay_tens
         d.layer = prefix.text;
         if (boundaries)
             TRY(assay_describe_result(&d, "gradients/checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-        TRY(describe_weights(d, &config, layer));
-        TRY(describe_results(&d, &config, layer));
+        assay_layer_graph(&g, &config, layer);
+        TRY(describe_weights(d, &config, layer, &g));
+        TRY(describe_results(&d, &config, layer, &g));
     }
     TRY(assay_describe_output(ctx, list, c, "y", &one, x));
     for (int i = 0; has_backward(c) && i < 3; i++)

@@ -128,8 +128,10 @@ assay_status assay_describe_weights(const assay_describer *d, const assay_tensor
     assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         const assay_tensor_row row = assay_tensor_row_below(of_each.labels, of_each.dims, table->rows[i]);
+        assay_describer of_row = *d;
         if (row.name == NULL || (row.kind == ASSAY_BIAS && !d->c->config.mlp_bias)) continue;
-        TRY(assay_describe_weight(d, row.name, fill_of(&row), dims_of(&row)));
+        if (row.folder != NULL) of_row.block = row.folder;
+        TRY(assay_describe_weight(&of_row, row.name, fill_of(&row), dims_of(&row)));
         if (row.kind == ASSAY_KERNEL) assay_mark_operand(d->list, 2, (assay_operand_axes){row.below, row.inputs, true});
     }
 cleanup:

@@ -118,6 +118,7 @@ assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sh
 assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config);
 assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c,
                                     assay_recipe_config *config); /* of layers that are no grouped products */
+assay_status assay_refuse_recipe_on_mesh(assay_context *ctx, const assay_case *c, const assay_recipe_config *config);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 /* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,

@@ -77,50 +77,57 @@ static assay_attention_config attention_of(const assay_gqa_config *config)
                                     .soft_cap = config->soft_cap};
 }
 
-/* Heads of query, key or value: a projection of x, or columns of that of all three. */
+/* Heads of query, key or value: a projection of x, or columns of that of all three; then each head's norm. */
 typedef struct projection {
-    const char *axes;
-    int kernel, bias;
-    int64_t first; /* head */
+    const char *axes, *gradient;
+    int kernel, bias, norm; /* norm -1: it has none */
+    int64_t first;          /* head */
 } projection;
 
 static int project(graph *g, const assay_gqa_config *config, int x, int qkv, const projection *p, const int *w)
 {
     const int64_t dim = config->head_dim, all = (config->heads + 2 * config->kv_heads) * dim;
-    return qkv == 0 ? graph_linear(g, p->axes, x, w[p->kernel], w[p->bias], NULL)
-                    : graph_take_columns(g, p->axes, qkv, p->first * dim, all);
+    const bool normed = config->qk_norm && p->norm >= 0;
+    const int heads = qkv == 0 ? graph_linear(g, p->axes, x, w[p->kernel], w[p->bias], &config->recipe)
+                               : graph_take_columns(g, p->axes, qkv, p->first * dim, all);
+    if (qkv == 0) graph_quantised(g, p->gradient, p->axes, heads);
+    return normed ? graph_rms_norm(g, heads, w[p->norm], config->epsilon) : heads;
+}
+
+int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_givens *in, const int *w)
+{
+    const int64_t heads = config->heads, kv_heads = config->kv_heads;
+    const projection of_query = {"BSNz", "query_gradient", ASSAY_GQA_QUERY, ASSAY_GQA_QUERY_BIAS, ASSAY_GQA_QUERY_NORM,
+                                 0},
+                     of_key = {"BSgz", "key_gradient", ASSAY_GQA_KEY, ASSAY_GQA_KEY_BIAS, ASSAY_GQA_KEY_NORM, heads},
+                     of_value = {"BSgz", "value_gradient", ASSAY_GQA_VALUE, ASSAY_GQA_VALUE_BIAS, -1, heads + kv_heads};
+    const assay_attention_config attention = attention_of(config);
+    int qkv = 0;
+    graph_within(g, config, axis_size);
+    const graph_turns turns = graph_rotations(g, in->positions, &config->rope);
+
+    if (config->fused_qkv) {
+        qkv = graph_linear(g, "BSQz", in->x, w[ASSAY_GQA_QKV], w[ASSAY_GQA_QKV_BIAS], &config->recipe);
+        graph_quantised(g, "qkv_proj_gradient", "BSQz", graph_named(g, "qkv_proj", qkv));
+    }
+    const int q = graph_rope(g, project(g, config, in->x, qkv, &of_query, w), 0, &turns);
+    const int query = graph_named(g, "query_proj", graph_scale(g, q, config->query_scale));
+    const int k = graph_rope(g, project(g, config, in->x, qkv, &of_key, w), 0, &turns);
+    const int key = graph_named(g, "key_proj", k);
+    const int value = graph_named(g, "value_proj", project(g, config, in->x, qkv, &of_value, w));
+
+    const int out = graph_attention(g, "BSNz", query, key, value, in->segment_ids, w[ASSAY_GQA_SINKS], &attention);
+    const int y = graph_linear(g, "BSD", out, w[ASSAY_GQA_OUT], w[ASSAY_GQA_OUT_BIAS], &config->recipe);
+    return graph_named(g, "out_proj", y);
 }
 
 void assay_gqa_graph(graph *g, const assay_gqa_config *config)
 {
-    const int64_t heads = config->heads, kv_heads = config->kv_heads;
-    const projection of_query = {"BSNz", ASSAY_GQA_QUERY, ASSAY_GQA_QUERY_BIAS, 0},
-                     of_key = {"BSgz", ASSAY_GQA_KEY, ASSAY_GQA_KEY_BIAS, heads},
-                     of_value = {"BSgz", ASSAY_GQA_VALUE, ASSAY_GQA_VALUE_BIAS, heads + kv_heads};
-    const assay_attention_config attention = attention_of(config);
-    int w[ASSAY_GQA_WEIGHTS], qkv = 0;
+    int w[ASSAY_GQA_WEIGHTS];
     graph_begin(g, config, axis_size);
-    const int x = graph_input(g, "inputs/x", "BSD");
-    const int positions = graph_indices(g, "inputs/positions", "BS");
-    const int segment_ids = graph_indices(g, "inputs/segment_ids", "BS");
+    const assay_attention_givens in = assay_attention_inputs_of(g);
     for (int i = 0; i < ASSAY_GQA_WEIGHTS; i++) w[i] = graph_weight(g, assay_gqa_weight_row(config, i));
-    const graph_turns turns = graph_rotations(g, positions, &config->rope);
-
-    if (config->fused_qkv)
-        qkv = graph_named(g, "qkv_proj", graph_linear(g, "BSQz", x, w[ASSAY_GQA_QKV], w[ASSAY_GQA_QKV_BIAS], NULL));
-    int q = project(g, config, x, qkv, &of_query, w);
-    if (config->qk_norm) q = graph_rms_norm(g, q, w[ASSAY_GQA_QUERY_NORM], config->epsilon);
-    q = graph_scale(g, graph_rope(g, q, 0, &turns), config->query_scale);
-    const int query = graph_named(g, "query_proj", q);
-
-    int k = project(g, config, x, qkv, &of_key, w);
-    if (config->qk_norm) k = graph_rms_norm(g, k, w[ASSAY_GQA_KEY_NORM], config->epsilon);
-    const int key = graph_named(g, "key_proj", graph_rope(g, k, 0, &turns));
-    const int value = graph_named(g, "value_proj", project(g, config, x, qkv, &of_value, w));
-
-    const int out = graph_attention(g, "BSNz", query, key, value, segment_ids, w[ASSAY_GQA_SINKS], &attention);
-    const int y = graph_linear(g, "BSD", out, w[ASSAY_GQA_OUT], w[ASSAY_GQA_OUT_BIAS], NULL);
-    graph_end(g, graph_named(g, "out_proj", y));
+    graph_end(g, assay_gqa_steps(g, config, &in, w));
 }
 
 /* Every tensor is at most as large as one of these. */

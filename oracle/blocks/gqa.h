@@ -13,7 +13,7 @@
 #ifndef ASSAY_BLOCKS_GQA_H
 #define ASSAY_BLOCKS_GQA_H
 
-#include "oracle/graph/graph.h"
+#include "oracle/blocks/attention_givens.h"
 
 typedef struct assay_gqa_config {
     int64_t batch, sequence, emb_dim;
@@ -27,7 +27,8 @@ typedef struct assay_gqa_config {
     double epsilon; /* normalization_layer_epsilon, of query_norm and key_norm */
     assay_rope_config rope;
     bool mask_padding;
-    double soft_cap; /* of attention.h */
+    double soft_cap;            /* of attention.h */
+    assay_recipe_config recipe; /* its recipe is NULL: none */
 } assay_gqa_config;
 
 /* Of qkv_proj, or query, key and value: which there are says fused_qkv. */
@@ -53,7 +54,10 @@ assay_status assay_gqa_check(assay_context *ctx, const assay_gqa_config *config)
 /* Without a name: the configuration does not have it. */
 assay_tensor_row assay_gqa_weight_row(const assay_gqa_config *config, int weight);
 
-/* Inputs x, positions and segment_ids; checkpoints as above. */
+/* Inputs x, positions and segment_ids; checkpoints as above, and by a recipe the gradients that it quantises: query_gradient,
+ * key_gradient and value_gradient before norm and rotation, or qkv_proj_gradient. */
 void assay_gqa_graph(graph *g, const assay_gqa_config *config);
+/* Its steps within another graph, whose axes are others afterwards (graph_within); gives out_proj. */
+int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_givens *in, const int *w);
 
 #endif

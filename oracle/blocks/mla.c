@@ -55,7 +55,7 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
     return there && assay_tensor_row_count(&row) > 0 ? row : (assay_tensor_row){0};
 }
 
-void assay_mla_graph(graph *g, const assay_mla_config *config)
+int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w)
 {
     const int64_t nope = config->qk_nope_head_dim, rank = config->kv_lora_rank, wide = rank + config->rope.dim;
     const assay_recipe_config *recipe = &config->recipe;
@@ -68,24 +68,20 @@ void assay_mla_graph(graph *g, const assay_mla_config *config)
                                               .mask_padding = config->mask_padding,
                                               .soft_cap = config->soft_cap,
                                               .window = config->window};
-    int w[ASSAY_MLA_WEIGHTS], query_wa = 0, latent = 0;
-    graph_begin(g, config, axis_size);
-    const int x = graph_input(g, "inputs/x", "BSD");
-    const int positions = graph_indices(g, "inputs/positions", "BS");
-    const int segment_ids = graph_indices(g, "inputs/segment_ids", "BS");
-    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) w[i] = graph_weight(g, assay_mla_weight_row(config, i));
-    const graph_turns turns = graph_rotations(g, positions, &config->rope);
+    int query_wa = 0, latent = 0;
+    graph_within(g, config, axis_size);
+    const graph_turns turns = graph_rotations(g, in->positions, &config->rope);
 
     if (compressed) {
-        query_wa = graph_named(g, "query_wa_proj", graph_linear(g, "BSL", x, w[ASSAY_MLA_WQ_A], 0, recipe));
+        query_wa = graph_named(g, "query_wa_proj", graph_linear(g, "BSL", in->x, w[ASSAY_MLA_WQ_A], 0, recipe));
         latent = graph_named(g, "mla_q", graph_rms_norm(g, query_wa, w[ASSAY_MLA_Q_NORM], config->epsilon));
     }
-    const int kv_wa = graph_named(g, "kv_wa_proj", graph_linear(g, "BSw", x, w[ASSAY_MLA_WKV_A], 0, recipe));
+    const int kv_wa = graph_named(g, "kv_wa_proj", graph_linear(g, "BSw", in->x, w[ASSAY_MLA_WKV_A], 0, recipe));
     const int down = graph_fused(g, graph_take_columns(g, "BSl", kv_wa, 0, wide));
     const int mla_kv = graph_named(g, "mla_kv", graph_rms_norm(g, down, w[ASSAY_MLA_KV_NORM], config->epsilon));
 
     const int q = compressed ? graph_linear(g, "BSNq", latent, w[ASSAY_MLA_WQ_B], 0, recipe)
-                             : graph_linear(g, "BSNq", x, w[ASSAY_MLA_QUERY], 0, recipe);
+                             : graph_linear(g, "BSNq", in->x, w[ASSAY_MLA_QUERY], 0, recipe);
     const int turned = graph_rope(g, q, nope, &turns);
     const int query = graph_named(g, "query_proj", graph_scale(g, turned, assay_mla_softmax_scale(config)));
 
@@ -94,13 +90,22 @@ void assay_mla_graph(graph *g, const assay_mla_config *config)
     const graph_key_value kv = graph_expand(g, mla_kv, w[ASSAY_MLA_WKV_B], key_rope, recipe);
     const int key = graph_named(g, "key_proj", kv.key), value = graph_named(g, "value_proj", kv.value);
 
-    const int out = graph_attention(g, "BSNv", query, key, value, segment_ids, 0, &attention);
+    const int out = graph_attention(g, "BSNv", query, key, value, in->segment_ids, 0, &attention);
     const int y = graph_named(g, "out_proj", graph_linear(g, "BSD", out, w[ASSAY_MLA_OUT], 0, recipe));
     graph_quantised(g, "q_gradient", "BSNq", q);
     if (compressed) graph_quantised(g, "query_wa_proj_gradient", "BSL", query_wa);
     graph_quantised(g, "kv_gradient", "BSNu", key);
     graph_quantised(g, "kv_wa_proj_gradient", "BSw", kv_wa);
-    graph_end(g, y);
+    return y;
+}
+
+void assay_mla_graph(graph *g, const assay_mla_config *config)
+{
+    int w[ASSAY_MLA_WEIGHTS];
+    graph_begin(g, config, axis_size);
+    const assay_attention_givens in = assay_attention_inputs_of(g);
+    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) w[i] = graph_weight(g, assay_mla_weight_row(config, i));
+    graph_end(g, assay_mla_steps(g, config, &in, w));
 }
 
 /* Whether the softmax scale has mscale's factor. */

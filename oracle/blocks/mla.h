@@ -18,7 +18,7 @@
 #ifndef ASSAY_BLOCKS_MLA_H
 #define ASSAY_BLOCKS_MLA_H
 
-#include "oracle/graph/graph.h"
+#include "oracle/blocks/attention_givens.h"
 
 typedef struct assay_mla_config {
     int64_t batch, sequence, emb_dim, heads;
@@ -28,9 +28,9 @@ typedef struct assay_mla_config {
     double mscale;
     assay_rope_config rope;
     bool mask_padding;
-    double soft_cap; /* of attention.h */
-    int64_t window;  /* likewise */
     assay_recipe_config recipe; /* its recipe is NULL: none */
+    double soft_cap;            /* of attention.h */
+    int64_t window;             /* likewise */
 } assay_mla_config;
 
 /* Of wq_a, q_norm and wq_b, or query: which there are says q_lora_rank. */
@@ -56,6 +56,8 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
  * [T,N,Dn+Dr], before the rotation and the softmax scale, query_wa_proj_gradient, kv_gradient [T,N,Dn+Dv] of k_nope and value, and
  * kv_wa_proj_gradient. */
 void assay_mla_graph(graph *g, const assay_mla_config *config);
+/* Its steps within another graph, whose axes are others afterwards (graph_within); gives out_proj. */
+int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w);
 
 /* The absorbed form (DeepSeek-V3 inference/model.py, attn_impl "absorb"): scores from mla_kv and the rotated k_pe, with
  * the key half of wkv_b multiplied into the query and the value half into the attention's output; key_proj and

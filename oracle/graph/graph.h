@@ -5,18 +5,19 @@
  * places, 1 and up; 0 is none. What is named is a checkpoint of the contract; the rest has a name for messages alone.
  *
  * Rounding: an output that a correct implementation may store is rounded once, by the walker. Gradients of inputs are rounded
- * by the step that makes them, and sums of several readers as they grow, in the order of steps: the sum of a block's own input
- * is its caller's to round. Within products each kind rounds as its arithmetic does. */
+ * by the step that makes them, and sums of several readers as they grow, in the order in which steps run back: the sum of a
+ * block's own input is its caller's to round. Within products each kind rounds as its arithmetic does. */
 #ifndef ASSAY_GRAPH_GRAPH_H
 #define ASSAY_GRAPH_GRAPH_H
 
 #include "oracle/base/ranks.h"
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/attention.h"
+#include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
-enum { GRAPH_TENSORS = 64, GRAPH_STEPS = 48, GRAPH_IN = 5, GRAPH_OUT = 2 };
+enum { GRAPH_TENSORS = 80, GRAPH_STEPS = 48, GRAPH_IN = 5, GRAPH_OUT = 2 };
 
 typedef enum graph_role {
     GRAPH_WITHIN, /* computed again where backward reads it */
@@ -34,7 +35,8 @@ typedef struct graph_tensor {
     int step;       /* that makes it; -1: it is given */
     int last;       /* the last step that reads it; -1: none does */
     bool in_parts;  /* those who read it take columns of it, which are disjoint */
-    bool quantised; /* a recipe quantises it, and the block computed it itself */
+    bool quantised; /* a step quantises it, and the block computed it itself */
+    bool codes;     /* that are staged are the result, in the place of those that were computed */
 } graph_tensor;
 
 typedef struct graph_columns {
@@ -46,9 +48,15 @@ typedef struct graph_rotation {
     assay_rope_config config;
 } graph_rotation;
 
+typedef struct graph_product {
+    assay_recipe_config recipe;
+    int branches; /* of the columns of w: the gradient of x is the sum of theirs */
+} graph_product;
+
 typedef union graph_parameters {
-    assay_recipe_config recipe; /* linear, expand */
+    graph_product product;      /* linear, expand */
     double number;              /* the factor of scale, the epsilon of rms_norm */
+    assay_gated_mlp_config mlp; /* glu, quantise_hidden, hidden_numbers */
     graph_columns columns;
     graph_rotation rope; /* and of angles, rotation */
     assay_attention_config attention;
@@ -78,6 +86,8 @@ typedef struct graph {
 
 /* axis_size: of the letters that tensors' axes have. */
 void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
+/* Other sizes from here on, of a block within. */
+void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
 int graph_input(graph *g, const char *name, const char *axes);
 int graph_indices(graph *g, const char *name, const char *axes);
 /* The next weight of the block's table; a row without a name: there is none. */
@@ -95,6 +105,9 @@ void graph_end(graph *g, int result);
 
 /* Each step gives its output, which has these axes. bias 0: none. */
 int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe);
+/* w has the columns of two beside each other, whose gradients of x are added up; each has a bias, or none. */
+int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2], const assay_recipe_config *recipe);
+int graph_add(graph *g, int x, int y);                          /* y may be stored before */
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
 int graph_scale(graph *g, int x, double factor);
 /* Columns of rows of `width` numbers. */
@@ -117,10 +130,17 @@ graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const as
 int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
                     const assay_attention_config *config);
 
+/* h of gate and up, or of both in one tensor (up 0). */
+int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);
+/* What the product with wo takes of h that is quantised: numbers of codes and scales, which are named. */
+int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_gated_mlp_config *config);
+
 /* --- looking (graph_count.c) --- */
 
 int graph_find(const graph *g, const char *name); /* 0: it has none */
-int64_t graph_size(const graph *g, int tensor);   /* in numbers */
+/* Whether a recipe quantises what the block computed: its codes are no tensor. */
+bool graph_is_made(const graph *g, int tensor);
+int64_t graph_size(const graph *g, int tensor); /* in numbers */
 int64_t graph_last_axis(const graph *g, int tensor);
 int64_t graph_axis(const graph *g, char axis); /* its size, of the first tensor that has it; 0: none has */
 assay_tensor_table graph_weight_table(const graph *g);
@@ -163,7 +183,7 @@ void graph_open(graph_run *r, const graph *g);
 void graph_close(graph_run *r);                                  /* safe on a zeroed struct */
 void graph_lend(graph_run *r, int tensor, const double *values); /* NULL: it is not there */
 void graph_lend_weights(graph_run *r, double *const *weights);   /* in the order of their table; NULL: not there */
-/* The gradient that backward starts from; a step that shows it may change it. */
+/* A gradient that backward starts from: what steps give to it besides is added there; a step that shows it may change it. */
 void graph_lend_gradient(graph_run *r, int tensor, const double *values);
 /* Where the gradient of an input goes; NULL: nobody wants it. */
 void graph_want_gradient(graph_run *r, int tensor, double *values);

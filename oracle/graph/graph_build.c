@@ -7,6 +7,12 @@ void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *
     g->tensors[0].step = -1;
 }
 
+void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
+{
+    g->config = config;
+    g->axis_size = axis_size;
+}
+
 static int add_tensor(graph *g, assay_tensor_row row, graph_role role)
 {
     g->tensors[g->tensor_count] = (graph_tensor){.row = row, .role = role, .step = -1, .last = -1};
@@ -51,7 +57,7 @@ int graph_named(graph *g, const char *name, int tensor)
 void graph_quantised(graph *g, const char *name, const char *axes, int tensor)
 {
     const int step = g->tensors[tensor].step;
-    if (g->steps[step].with.recipe.recipe == NULL) return;
+    if (g->steps[step].with.product.recipe.recipe == NULL) return;
     g->steps[step].gradient = row_of(g, name, axes);
     g->gradients[g->gradient_count++] = step;
 }
@@ -108,18 +114,64 @@ static void take_recipe(graph *g, graph_step *step, const assay_recipe_config *r
 {
     graph_tensor *x = &g->tensors[step->in[0]];
     if (recipe == NULL || recipe->recipe == NULL) return;
-    step->with.recipe = *recipe;
+    step->with.product.recipe = *recipe;
     x->quantised |= x->step >= 0;
+}
+
+static int linear(graph *g, const char *axes, const int in[4], int branches, const assay_recipe_config *recipe)
+{
+    graph_step *step = add_step(g, &graph_kind_linear);
+    for (int i = 0; i < 4; i++) step->in[i] = in[i];
+    take_recipe(g, step, recipe);
+    step->with.product.branches = branches;
+    return add_output(g, step, 0, row_of(g, "product", axes));
 }
 
 int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe)
 {
-    graph_step *step = add_step(g, &graph_kind_linear);
+    return linear(g, axes, (int[]){x, w, bias, 0}, 1, recipe);
+}
+
+int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2], const assay_recipe_config *recipe)
+{
+    return linear(g, axes, (int[]){x, w, bias[0], bias[1]}, 2, recipe);
+}
+
+int graph_add(graph *g, int x, int y)
+{
+    graph_step *step = add_step(g, &graph_kind_add);
     step->in[0] = x;
-    step->in[1] = w;
-    step->in[2] = bias;
-    take_recipe(g, step, recipe);
-    return add_output(g, step, 0, row_of(g, "product", axes));
+    step->in[1] = y;
+    return add_output_like(g, step, "sum", x);
+}
+
+int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config)
+{
+    graph_step *step = add_step(g, &graph_kind_glu);
+    step->in[0] = gate;
+    step->in[1] = up;
+    step->with.mlp = *config;
+    return add_output(g, step, 0, row_of(g, "h", axes));
+}
+
+int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_gated_mlp_config *config)
+{
+    graph_step *quantise = add_step(g, &graph_kind_quantise_hidden), *numbers;
+    assay_tensor_row row = g->tensors[h].row;
+    quantise->in[0] = h;
+    quantise->with.mlp = *config;
+    g->tensors[h].quantised = true;
+    const int made[2] = {graph_named(g, codes, add_output(g, quantise, 0, row)),
+                         graph_named(g, scale, add_output(g, quantise, 1, row_of(g, scale, "BS3")))};
+    numbers = add_step(g, &graph_kind_hidden_numbers);
+    numbers->with.mlp = *config;
+    for (int i = 0; i < 2; i++) {
+        numbers->in[i] = graph_fused(g, made[i]);
+        g->tensors[made[i]].codes = true;
+    }
+    g->tensors[made[1]].constant = true;
+    row.name = "numbers of h";
+    return graph_fused(g, add_output(g, numbers, 0, row));
 }
 
 int graph_rms_norm(graph *g, int x, int scale, double epsilon)

@@ -15,6 +15,14 @@ int64_t graph_size(const graph *g, int tensor)
     return tensor == 0 ? 0 : assay_shape_count(&g->tensors[tensor].row.shape);
 }
 
+bool graph_is_made(const graph *g, int tensor)
+{
+    bool made = false;
+    for (int i = 0; g->tensors[tensor].quantised && i < g->step_count; i++)
+        made |= g->steps[i].in[0] == tensor && g->steps[i].kind->operations != NULL; /* a product */
+    return made;
+}
+
 int64_t graph_axis(const graph *g, char axis)
 {
     for (int t = 1; t < g->tensor_count; t++) {

@@ -22,6 +22,7 @@ enum { GRAPH_READS_OUT = GRAPH_IN };
 typedef struct graph_kind {
     const char *name;
     unsigned reads; /* by backward: bit i: in[i]; bit GRAPH_READS_OUT + i: out[i] */
+    unsigned makes; /* gradients of inputs that backward makes wanted or not: bit i: in[i] */
     bool takes_columns;
     assay_status (*forward)(assay_context *ctx, const graph_call *c);
     assay_status (*backward)(assay_context *ctx, const graph_call *c);     /* NULL: its outputs are constants */
@@ -31,6 +32,7 @@ typedef struct graph_kind {
     void (*shares)(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward);
 } graph_kind;
 
+extern const graph_kind graph_kind_add, graph_kind_glu, graph_kind_quantise_hidden, graph_kind_hidden_numbers;
 extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
     graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
 
@@ -41,12 +43,16 @@ int64_t graph_out_size(const graph *g, const graph_step *step, int i);
 /* The products of a linear layer x [m,k] w [k,n]: as its recipe has their operands. */
 typedef struct graph_linear_size {
     int64_t m, n, k;
+    int branches;
 } graph_linear_size;
 assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
                                    graph_linear_size size);
 /* dx and dw, where they are wanted. */
 assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy, graph_linear_size size);
 void graph_linear_shares(assay_run_shares *shares, double least, graph_linear_size size, bool backward);
+
+/* sum += term, whose rounding is that of being stored. */
+void graph_add_term(const assay_context *ctx, int64_t count, const double *term, double *sum);
 
 /* Shows the step's gradient, which the run may change, where the step has one. */
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);

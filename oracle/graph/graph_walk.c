@@ -6,7 +6,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/quantised_spread.h"
-#include "oracle/ops/vector_sums.h"
 
 void graph_open(graph_run *r, const graph *g)
 {
@@ -70,6 +69,7 @@ double *graph_take(graph_run *r, int tensor)
 {
     double *values = r->value[tensor];
     r->value[tensor] = NULL;
+    r->lent[tensor] = false;
     return values;
 }
 
@@ -95,8 +95,7 @@ static void path_of(const graph_run *r, const assay_tensor_row *row, char path[A
     assay_tensor_path("checkpoints/", r->prefix, row, path);
 }
 
-/* A checkpoint is a result, after which the run goes on from what the source has in its place; no stage begins with what is
- * not stored. */
+/* A checkpoint is a result, after which the run goes on from what the source has in its place. */
 static assay_status pass_on(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, bool write, bool stage,
                             double *values)
 {
@@ -205,8 +204,10 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
+        const bool shown = write && !r->hidden[step->out[i]], stage = t->last >= 0; /* else nothing goes on from it */
         if (t->role != GRAPH_CHECKPOINT || c.made[i]) continue;
-        TRY(pass_on(ctx, r, &t->row, write && !r->hidden[step->out[i]], t->stored, c.y[i]));
+        if (t->codes) TRY(pass_on(ctx, r, &t->row, false, true, c.y[i]));
+        TRY(pass_on(ctx, r, &t->row, shown, stage && !t->codes, c.y[i]));
     }
 cleanup:
     for (int i = 0; i < GRAPH_OUT && status != ASSAY_OK; i++)
@@ -268,7 +269,10 @@ static bool ends_at(const graph_run *r, int tensor)
 static void mark_live(graph_run *r, bool live[GRAPH_STEPS])
 {
     const graph *g = r->graph;
-    for (int t = 0; t < GRAPH_TENSORS; t++) r->terms[t] = r->pending[t] = 0;
+    for (int t = 0; t < GRAPH_TENSORS; t++) {
+        r->terms[t] = r->gradient[t] != NULL;
+        r->pending[t] = 0;
+    }
     for (int i = g->step_count - 1; i >= 0; i--) {
         const graph_step *step = &g->steps[i];
         live[i] = false;
@@ -297,14 +301,21 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     const bool in_parts = r->graph->tensors[tensor].in_parts;
     bool again = false;
     *dx = in_parts ? r->gradient[tensor] : NULL;
-    if (!is_wanted(r, tensor) || *dx != NULL) return ASSAY_OK;
+    if ((!is_wanted(r, tensor) && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
     if (*dx == NULL) TRY(assay_alloc_f64(ctx, "gradient", size, dx));
     if (step->kind->takes_columns) memset(*dx, 0, (size_t)size * sizeof **dx);
     if (in_parts) r->gradient[tensor] = *dx;
+    if (in_parts) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
 cleanup:
     return status;
+}
+
+void graph_add_term(const assay_context *ctx, int64_t count, const double *term, double *sum)
+{
+#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
+    for (int64_t i = 0; i < count; i++) sum[i] += term[i];
 }
 
 /* Takes the term over. A sum that grows may be stored, but for the last one of what the caller wants, who rounds it. */
@@ -318,7 +329,7 @@ static void join(const assay_context *ctx, graph_run *r, int tensor, double *ter
         return;
     }
     if (term == r->gradient[tensor]) return; /* its columns */
-    assay_add(ctx, size, term, r->gradient[tensor]);
+    graph_add_term(ctx, size, term, r->gradient[tensor]);
     if (rounded) assay_round(ctx, ASSAY_ROUND_STORAGE, size, r->gradient[tensor]);
     free(term);
 }
@@ -339,7 +350,8 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
     for (int i = 0; i < GRAPH_IN; i++) {
         const int tensor = step->in[i];
         if (tensor != 0) r->pending[tensor]--;
-        if (c.dx[i] != NULL) join(ctx, r, tensor, c.dx[i]);
+        if (c.dx[i] == NULL || !is_wanted(r, tensor)) continue;
+        join(ctx, r, tensor, c.dx[i]);
         c.dx[i] = NULL;
     }
     for (int i = 0; i < GRAPH_OUT; i++) { /* nothing reads it any more */
@@ -347,7 +359,7 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
         drop_value(r, step->out[i]);
     }
 cleanup:
-    for (int i = 0; i < GRAPH_IN; i++) /* after a failure */
+    for (int i = 0; i < GRAPH_IN; i++) /* after a failure, or unwanted */
         if (c.dx[i] != r->gradient_room[step->in[i]] && c.dx[i] != r->gradient[step->in[i]]) free(c.dx[i]);
     return status;
 }

@@ -100,7 +100,7 @@ static expansion expansion_of(const graph *g, const graph_step *step)
 /* All heads' keys and values beside each other. */
 static graph_linear_size product_of(const expansion *s)
 {
-    return (graph_linear_size){.m = s->tokens, .n = s->heads * (s->nope + s->value), .k = s->rank};
+    return (graph_linear_size){.m = s->tokens, .n = s->heads * (s->nope + s->value), .k = s->rank, .branches = 1};
 }
 
 /* `columns` of every head from its column `first`, into rows of `width`: a product for each head, straight to its place, so
@@ -175,7 +175,7 @@ static assay_status expand_backward(assay_context *ctx, const graph_call *c)
     double *kv = NULL;
     assay_status status = assay_alloc_f64(ctx, "gradient of k_nope and value", size.m * size.n, &kv);
     if (status != ASSAY_OK) return status;
-    sum_heads(ctx, &s, c->dx[KEY_ROPE], c->dy[KEY]);
+    if (c->dx[KEY_ROPE] != NULL) sum_heads(ctx, &s, c->dx[KEY_ROPE], c->dy[KEY]);
     join_heads(ctx, &s, kv, c->dy[KEY], c->dy[VALUE]);
     TRY(graph_show_gradient(ctx, c, kv));
     TRY(graph_linear_backward(ctx, c, kv, size));
@@ -282,6 +282,7 @@ static void attention_shares(assay_run_shares *shares, double least, const graph
 const graph_kind graph_kind_attention = {.name = "attention",
                                          .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << SINKS |
                                                   3u << GRAPH_READS_OUT,
+                                         .makes = 1u << QUERY | 1u << KEYS | 1u << VALUES,
                                          .forward = attention_forward,
                                          .backward = attention_backward,
                                          .operations = attention_operations,

@@ -1,38 +1,150 @@
-/* One layer: its two halves, with one reading of its weights each way. */
+/* One layer: its graph, and behind it the block of experts where it has one. With one reading of its weights each way. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 #include "oracle/layer/layer_internal.h"
+
+/* It stays where it is: its run points to its graph. */
+typedef struct layer_run {
+    const stack_run *stack;
+    int64_t layer;
+    layer_weights w, g;
+    graph graph;
+    graph_run run;
+    int in, h; /* tensors */
+    double *x; /* [T,D] */
+} layer_run;
+
+static void close_layer(layer_run *l)
+{
+    if (l->run.graph != NULL) graph_close(&l->run);
+    layer_weights_free(&l->w);
+    layer_weights_free(&l->g);
+    free(l->x);
+}
+
+static assay_status open_layer(assay_context *ctx, layer_run *l)
+{
+    assay_status status;
+    graph_run *r = &l->run;
+    TRY(layer_weights_read(ctx, l->stack, l->layer, &l->w));
+    assay_layer_graph(&l->graph, l->stack->config, l->layer);
+    graph_open(r, &l->graph);
+    l->in = graph_find(r->graph, "inputs/x");
+    l->h = graph_find(r->graph, LAYER_H);
+    r->in = l->stack->in;
+    r->out = l->stack->out;
+    r->prefix = l->w.prefix;
+    graph_lend(r, l->in, l->x);
+    r->indices[graph_find(r->graph, "inputs/positions")] = l->stack->positions;
+    r->indices[graph_find(r->graph, "inputs/segment_ids")] = l->stack->segment_ids;
+    graph_lend_weights(r, l->w.values);
+    TRY(graph_read_spreads(ctx, r));
+cleanup:
+    return status;
+}
+
+/* To the store, as the policy says; what has no policy goes. */
+static assay_status release(assay_context *ctx, void *self, int tensor, double **values)
+{
+    const layer_run *l = self;
+    const int slot = layer_slot(&l->graph, tensor);
+    return slot < 0 ? graph_let_go(ctx, NULL, tensor, values) : layer_release(ctx, l->stack, l->layer, slot, values);
+}
 
 assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x)
 {
     assay_status status = ASSAY_OK;
-    layer_weights w = {0};
-    double *h = NULL;
-    TRY(layer_weights_read(ctx, run, layer, &w));
-    TRY(attention_half_forward(ctx, run, layer, &w, x, &h));
-    TRY(mlp_half_forward(ctx, run, layer, &w, h));
-    *x = h;
-    h = NULL;
+    const bool dense = layer_is_dense(run->config, layer);
+    layer_run l = {.stack = run, .layer = layer, .x = *x};
+    double *h = NULL, *y = NULL, *moe = NULL;
+    *x = NULL;
+    TRY(layer_write_checkpoint(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, l.x));
+    TRY(layer_go_on(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, l.x));
+    TRY(open_layer(ctx, &l));
+    l.run.release = release;
+    l.run.self = &l;
+    if (!dense) TRY(assay_alloc_f64(ctx, "first half of the layer", run->size, &h));
+    l.run.room[l.h] = h;
+    TRY(graph_forward(ctx, &l.run));
+    y = graph_take(&l.run, l.graph.result);
+    TRY(layer_release(ctx, run, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &l.x));
+    if (!dense) {
+        TRY(layer_moe_forward(ctx, run, layer, y, &moe));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, moe);
+        layer_add(ctx, h, h, moe, run->size);
+    }
+    *x = dense ? y : h;
+    *(dense ? &y : &h) = NULL;
 cleanup:
-    layer_weights_free(&w);
     free(h);
+    free(y);
+    free(moe);
+    close_layer(&l);
+    return status;
+}
+
+/* What the store has, and what it has not computed again. */
+static assay_status refill(assay_context *ctx, layer_run *l)
+{
+    assay_status status = ASSAY_OK;
+    graph_run *r = &l->run;
+    assay_remat_store *store = l->stack->store;
+    for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
+        const int tensor = layer_tensor(r->graph, slot);
+        if (tensor == 0) continue;
+        TRY(assay_remat_take(ctx, store, l->layer, slot, &r->value[tensor]));
+        if (layer_recomputes(r->graph, slot) && r->value[tensor] == NULL)
+            assay_remat_recomputed(store, graph_operations(r->graph, tensor));
+    }
+    for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++)
+        if (layer_recomputes(r->graph, slot)) TRY(graph_require(ctx, r, layer_tensor(r->graph, slot)));
+    graph_drop_within(r);
+cleanup:
+    return status;
+}
+
+/* From the gradient of what the block of experts gives to that of what it is given. */
+static assay_status back_through_experts(assay_context *ctx, layer_run *l, double *dy, double **dh_norm)
+{
+    assay_status status;
+    graph_run *r = &l->run;
+    const int h_norm = r->graph->result;
+    TRY(graph_require(ctx, r, h_norm));
+    TRY(layer_moe_backward(ctx, l->stack, l->layer, r->value[h_norm], dy, dh_norm));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, l->stack->size, *dh_norm);
+    graph_lend_gradient(r, h_norm, *dh_norm);
+    graph_lend_gradient(r, l->h, dy);
+cleanup:
     return status;
 }
 
 assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t layer, double *dy)
 {
     assay_status status = ASSAY_OK;
-    layer_weights w = {0}, g = {0};
-    attention_half half = {0};
-    TRY(layer_weights_read(ctx, run, layer, &w));
-    TRY(assay_gradients_alloc(ctx, run->out, w.prefix, &w.table, w.values, g.values));
-    TRY(attention_half_refill(ctx, run, layer, &w, &half));
-    TRY(mlp_half_backward(ctx, run, layer, &w, &g, half.h, dy));
-    TRY(attention_half_backward(ctx, run, &w, &g, &half, dy));
-    TRY(assay_gradients_write(ctx, run->out, w.prefix, &w.table, g.values));
+    layer_run l = {.stack = run, .layer = layer};
+    double *dx = NULL, *dh_norm = NULL;
+    TRY(assay_remat_take(ctx, run->store, layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &l.x));
+    TRY(open_layer(ctx, &l));
+    TRY(assay_gradients_alloc(ctx, run->out, l.w.prefix, &l.w.table, l.w.values, l.g.values));
+    TRY(refill(ctx, &l));
+    if (layer_is_dense(run->config, layer)) {
+        graph_lend_gradient(&l.run, l.graph.result, dy);
+    } else {
+        TRY(back_through_experts(ctx, &l, dy, &dh_norm));
+    }
+    TRY(assay_alloc_f64(ctx, "gradient of the layer's input", run->size, &dx));
+    graph_want_gradient(&l.run, l.in, dx);
+    graph_want_weight_gradients(&l.run, l.g.values);
+    TRY(graph_backward(ctx, &l.run));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, dx);
+    memcpy(dy, dx, (size_t)run->size * sizeof *dy);
+    TRY(assay_gradients_write(ctx, run->out, l.w.prefix, &l.w.table, l.g.values));
 cleanup:
-    layer_weights_free(&w);
-    layer_weights_free(&g);
-    attention_half_free(&half);
+    close_layer(&l);
+    free(dx);
+    free(dh_norm);
     return status;
 }

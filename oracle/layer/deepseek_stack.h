@@ -74,9 +74,9 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
 
 /* Of its attention, to which the other parts must fit. */
 assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config);
-/* The attention's weights in weights/Pself_attention/, and its checkpoints by the slots of remat.h. */
-assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config);
-assay_tensor_row assay_stack_attention_row(const assay_stack_config *config, int slot);
+/* A layer: inputs x, positions and segment_ids, weights with their folders, checkpoints by the names of remat.h, and lse. A dense
+ * one gives its output, one of experts what its block is given. */
+void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer);
 
 /* What ranks share of assay_stack_run (oracle/base/ranks.h), with the paths that `in` has and `out` wants; least: of the
  * ranks. Layers over a mesh or under the batch-split schedule are left out. */

@@ -1,7 +1,7 @@
 /* What the files of the layer share; deepseek_stack.h is the contract.
  *
- * A layer has two halves, each a norm, a block and a residual addition: h = x + attention(rms_norm(x)) (layer_attention.c) and
- * y = h + mlp(rms_norm(h)) (layer_mlp.c). deepseek_layer.c joins them, deepseek_stack.c runs layer after layer. */
+ * A layer is a graph (layer_graph.c): h = x + attention(rms_norm(x)), y = h + mlp(rms_norm(h)); one of experts ends before its
+ * block (layer_moe.c). deepseek_layer.c runs one layer, deepseek_stack.c layer after layer. */
 #ifndef ASSAY_LAYER_LAYER_INTERNAL_H
 #define ASSAY_LAYER_LAYER_INTERNAL_H
 
@@ -22,20 +22,14 @@ enum { LAYER_PREFIX_SIZE = 32 };
 void layer_prefix(const stack_run *run, int64_t layer, char prefix[LAYER_PREFIX_SIZE]);
 bool layer_is_dense(const assay_stack_config *config, int64_t layer);
 
-/* Every weight of a layer but those of its MoE block, which come one expert at a time. */
-enum {
-    LAYER_PRE_NORM,
-    LAYER_POST_NORM,
-    LAYER_ATTENTION,                                      /* in the order of its kind */
-    LAYER_MLP = LAYER_ATTENTION + (int)ASSAY_GQA_WEIGHTS, /* ASSAY_MLP_WI ... of a dense layer */
-    LAYER_WEIGHTS = LAYER_MLP + ASSAY_MLP_WEIGHTS,
-};
+enum { LAYER_PRE_NORM, LAYER_POST_NORM };
+#define LAYER_H "first half of the layer" /* as the graph has it */
 
-/* Weights, or gradients of them. NULL: the layer has no such weight, or nobody wants its gradient. */
+/* Weights of a layer's graph, or gradients of them. NULL: the layer has no such weight, or nobody wants its gradient. */
 typedef struct layer_weights {
     char prefix[LAYER_PREFIX_SIZE];
     assay_tensor_table table;
-    double *values[LAYER_WEIGHTS];
+    double *values[ASSAY_MOST_ROWS];
 } layer_weights;
 
 /* LAYER_PRE_NORM or LAYER_POST_NORM. */
@@ -53,52 +47,26 @@ assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, in
                                     const double *values);
 /* A run stage by stage goes on from what the source has in its place; no stage begins with lse. */
 assay_status layer_go_on(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double *values);
-/* Likewise of a dense layer: checkpoints/PREFIXmlp_intermediate. */
-assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, const double *h);
-assay_status layer_go_on_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, double *h);
 /* Forward is done with it: to the store as its policy says, else freed. */
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values);
-/* A copy of what another allocation holds, to the store; nothing where its policy is remat. */
-assay_status layer_release_copy(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
-                                const double *values);
-
 /* sum = a + b, which may be stored; sum may be a or b. */
 void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count);
 
 /* Slots of the attention's checkpoints, in the order of the data flow; ASSAY_REMAT_LSE is one more. */
 enum { ATTENTION_FIRST = ASSAY_REMAT_QUERY_WA_PROJ, ATTENTION_LAST = ASSAY_REMAT_OUT_PROJ };
-/* The attention of a layer. */
-void stack_attention_graph(const assay_stack_config *config, int64_t layer, graph *g);
-/* Its tensor at a slot; 0: it has none. */
-int attention_tensor(const graph *g, int slot);
+/* The tensor of a layer's graph at a slot; 0: it has none. And back; -1: it has none. */
+int layer_tensor(const graph *g, int slot);
+int layer_slot(const graph *g, int tensor);
+/* Whether backward computes it again where it was not kept. */
+bool layer_recomputes(const graph *g, int slot);
 
-/* The first half, as backward finds it again: everything but out_proj, and h. It stays where it is: its run points to its graph. */
-typedef struct attention_half {
-    graph graph;
-    graph_run run;
-    int64_t layer;
-    double *x, *x_norm, *rstd;
-    double *h;
-} attention_half;
-void attention_half_free(attention_half *half); /* safe on a zeroed struct */
-
-/* h [T,D] is allocated; x goes to the store, or is freed. */
-assay_status attention_half_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                                    double **x, double **h);
-assay_status attention_half_refill(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                                   attention_half *half);
-/* dh becomes dx. */
-assay_status attention_half_backward(assay_context *ctx, const stack_run *run, const layer_weights *w,
-                                     const layer_weights *g, attention_half *half, double *dh);
-
-/* h becomes y. */
-assay_status mlp_half_forward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                              double *h);
-/* dy becomes dh. */
-assay_status mlp_half_backward(assay_context *ctx, const stack_run *run, int64_t layer, const layer_weights *w,
-                               const layer_weights *g, const double *h, double *dy);
-/* Operations of what backward computes again of the second half. */
-double layer_mlp_recomputed(const assay_stack_config *config, int64_t layer, const bool kept[ASSAY_REMAT_SLOTS]);
+/* The block of experts: y, or the gradient of h_norm, is allocated. */
+assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
+                               double **y);
+assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
+                                const double *dy, double **dh_norm);
+/* Operations of what backward computes again of it. */
+double layer_moe_recomputed(const assay_stack_config *config, const bool kept[ASSAY_REMAT_SLOTS]);
 
 /* What ranks share of the MoE block of a layer, forward alone or both ways. */
 void layer_moe_shares(assay_run_shares *shares, double least, const stack_run *run, int64_t layer, bool backward);

@@ -27,35 +27,6 @@ assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config)
                                                 : (assay_stack_sizes){gqa->batch, gqa->sequence, gqa->emb_dim};
 }
 
-void stack_attention_graph(const assay_stack_config *config, int64_t layer, graph *g)
-{
-    const bool odd = layer % 2 == 1;
-    assay_gqa_config gqa = config->gqa;
-    if (config->windows == (odd ? ASSAY_WINDOWS_EVEN : ASSAY_WINDOWS_ODD)) gqa.window = 0;
-    if (config->attention == ASSAY_LAYER_MLA) assay_mla_graph(g, &config->mla);
-    if (config->attention == ASSAY_LAYER_GQA) assay_gqa_graph(g, &gqa);
-}
-
-int attention_tensor(const graph *g, int slot)
-{
-    return graph_find(g, slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot]);
-}
-
-assay_tensor_table assay_stack_attention_weights(const assay_stack_config *config)
-{
-    graph g;
-    stack_attention_graph(config, 0, &g);
-    return graph_weight_table(&g);
-}
-
-assay_tensor_row assay_stack_attention_row(const assay_stack_config *config, int slot)
-{
-    graph g;
-    stack_attention_graph(config, 0, &g);
-    const int tensor = attention_tensor(&g, slot);
-    return tensor == 0 ? (assay_tensor_row){0} : g.tensors[tensor].row;
-}
-
 assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)
 {
     return (assay_tensor_row){.name = norm == LAYER_PRE_NORM ? "pre_self_attention_layer_norm/scale"
@@ -67,19 +38,9 @@ assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)
 
 assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer)
 {
-    assay_tensor_table table = {.count = LAYER_WEIGHTS};
-    table.rows[LAYER_PRE_NORM] = layer_norm_row(config, LAYER_PRE_NORM);
-    table.rows[LAYER_POST_NORM] = layer_norm_row(config, LAYER_POST_NORM);
-    const assay_tensor_table attention = assay_stack_attention_weights(config);
-    for (int weight = 0; weight < attention.count; weight++) {
-        table.rows[LAYER_ATTENTION + weight] = attention.rows[weight];
-        table.rows[LAYER_ATTENTION + weight].folder = "self_attention/";
-    }
-    for (int weight = 0; weight < ASSAY_MLP_WEIGHTS && layer_is_dense(config, layer); weight++) {
-        table.rows[LAYER_MLP + weight] = assay_mlp_weight_row(&config->mlp, ASSAY_MLP_DENSE, weight);
-        table.rows[LAYER_MLP + weight].folder = "mlp/";
-    }
-    return table;
+    graph g;
+    assay_layer_graph(&g, config, layer);
+    return graph_weight_table(&g);
 }
 
 static void path_of(const stack_run *run, int64_t layer, const char *folder, const char *name, char *path)
@@ -102,7 +63,7 @@ cleanup:
 
 void layer_weights_free(layer_weights *w)
 {
-    for (int weight = 0; weight < LAYER_WEIGHTS; weight++) free(w->values[weight]);
+    for (int weight = 0; weight < ASSAY_MOST_ROWS; weight++) free(w->values[weight]);
     *w = (layer_weights){0};
 }
 
@@ -144,28 +105,26 @@ static int64_t routed_rows(const assay_stack_config *config)
     return tokens * assay_moe_slots(moe);
 }
 
-/* Slots stand in the order of the tables, in which mlp_intermediate has none. */
 int64_t layer_checkpoint_count(const assay_stack_config *config, int64_t layer, int slot)
 {
     const assay_stack_sizes sizes = assay_stack_sizes_of(config);
     const int64_t tokens = sizes.batch * sizes.sequence;
-    const bool dense = layer_is_dense(config, layer);
-    const assay_gated_mlp_config routed = assay_moe_expert_config(&config->moe, 0);
-    const assay_gated_mlp_config plain = dense ? config->mlp : assay_moe_shared_config(&config->moe, 0);
-    assay_tensor_row row;
+    const bool of_routed = slot >= ASSAY_REMAT_MOE_MLPWI && slot <= ASSAY_REMAT_MOE_MLPWO;
     if (slot == ASSAY_REMAT_DECODER_LAYER_INPUT) return tokens * sizes.emb_dim;
-    if (slot <= ATTENTION_LAST || slot == ASSAY_REMAT_LSE) {
-        row = assay_stack_attention_row(config, slot);
-        return assay_tensor_row_count(&row);
+    if (layer_is_dense(config, layer) || slot <= ATTENTION_LAST || slot == ASSAY_REMAT_LSE) {
+        graph g;
+        assay_layer_graph(&g, config, layer);
+        return graph_size(&g, layer_tensor(&g, slot));
     }
-    if (slot <= ASSAY_REMAT_MLPWO) {
-        const int checkpoint = slot == ASSAY_REMAT_MLPWO ? ASSAY_MLPWO : slot - ASSAY_REMAT_MLPWI;
-        row = assay_mlp_checkpoint_row(&plain, dense ? ASSAY_MLP_DENSE : ASSAY_MLP_SHARED, checkpoint);
-        return tokens * assay_tensor_row_count(&row);
-    }
-    const int checkpoint = slot == ASSAY_REMAT_MOE_MLPWO ? ASSAY_MLPWO : slot - ASSAY_REMAT_MOE_MLPWI;
-    row = assay_mlp_checkpoint_row(&routed, ASSAY_MLP_ROUTED, checkpoint);
-    return dense ? 0 : routed_rows(config) * assay_tensor_row_count(&row);
+    /* slots stand in the order of the table, in which mlp_intermediate has none */
+    const int first = of_routed ? ASSAY_REMAT_MOE_MLPWI : ASSAY_REMAT_MLPWI;
+    const int last = of_routed ? ASSAY_REMAT_MOE_MLPWO : ASSAY_REMAT_MLPWO;
+    const int checkpoint = slot == last ? ASSAY_MLPWO : slot - first;
+    const assay_gated_mlp_config mlp =
+        of_routed ? assay_moe_expert_config(&config->moe, 0) : assay_moe_shared_config(&config->moe, 0);
+    const assay_tensor_row row =
+        assay_mlp_checkpoint_row(&mlp, of_routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, checkpoint);
+    return (of_routed ? routed_rows(config) : tokens) * assay_tensor_row_count(&row);
 }
 
 assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, int64_t layer, int slot,
@@ -214,21 +173,6 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer)
            (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
 }
 
-assay_status layer_write_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, const double *h)
-{
-    char path[ASSAY_PATH_SIZE];
-    path_of(run, layer, "checkpoints/", "mlp_intermediate", path);
-    if (!run->out->wants(run->out->self, path)) return ASSAY_OK;
-    return run->out->write(ctx, run->out->self, path, run->tokens * run->config->mlp.mlp_dim, h);
-}
-
-assay_status layer_go_on_intermediate(assay_context *ctx, const stack_run *run, int64_t layer, double *h)
-{
-    char path[ASSAY_PATH_SIZE];
-    path_of(run, layer, "checkpoints/", "mlp_intermediate", path);
-    return assay_go_on_from(ctx, run->in, path, 0, run->tokens * run->config->mlp.mlp_dim, h);
-}
-
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values)
 {
     const int64_t count = layer_checkpoint_count(run->config, layer, slot);
@@ -236,17 +180,6 @@ assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t lay
     free(*values);
     *values = NULL;
     return ASSAY_OK;
-}
-
-assay_status layer_release_copy(assay_context *ctx, const stack_run *run, int64_t layer, int slot, const double *values)
-{
-    const int64_t count = layer_checkpoint_count(run->config, layer, slot);
-    double *copy = NULL;
-    if (run->store == NULL || assay_remat_action_of(&run->config->policy, slot) == ASSAY_REMAT) return ASSAY_OK;
-    assay_status status = assay_alloc_f64(ctx, "kept checkpoint", count, &copy);
-    if (status != ASSAY_OK) return status;
-    memcpy(copy, values, (size_t)count * sizeof *copy);
-    return assay_remat_put(ctx, run->store, layer, slot, count, &copy);
 }
 
 void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count)

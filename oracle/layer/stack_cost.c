@@ -18,39 +18,28 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
             if (action == ASSAY_DEVICE) report->bytes_kept += bytes;
             if (action == ASSAY_OFFLOAD) report->bytes_offloaded += bytes;
         }
-        graph attention;
-        stack_attention_graph(config, layer, &attention);
-        for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
-            if (!kept[slot])
-                report->operations_recomputed += graph_operations(&attention, attention_tensor(&attention, slot));
+        graph g;
+        assay_layer_graph(&g, config, layer);
+        for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
+            if (layer_recomputes(&g, slot) && !kept[slot])
+                report->operations_recomputed += graph_operations(&g, layer_tensor(&g, slot));
         }
-        report->operations_recomputed += layer_mlp_recomputed(config, layer, kept);
+        if (!layer_is_dense(config, layer)) report->operations_recomputed += layer_moe_recomputed(config, kept);
     }
     return status;
 }
 
-/* Of a dense layer, whose branches are kept or computed again. */
-static void dense_shares(assay_run_shares *shares, double least, const assay_stack_config *config, bool backward)
-{
-    const assay_gated_mlp_config *mlp = &config->mlp;
-    const int first = mlp->fused ? ASSAY_REMAT_MLPWI : ASSAY_REMAT_MLPWI_0;
-    const int again = (assay_remat_action_of(&config->policy, first) == ASSAY_REMAT) +
-                      (assay_remat_action_of(&config->policy, mlp->fused ? first : ASSAY_REMAT_MLPWI_1) == ASSAY_REMAT);
-    assay_gated_mlp_up_shares(shares, least, mlp, 2);
-    assay_gated_mlp_down_shares(shares, least, mlp);
-    if (!backward) return;
-    assay_gated_mlp_up_shares(shares, least, mlp, again);
-    assay_gated_mlp_backward_shares(shares, least, mlp, true, true);
-}
-
-static void attention_shares(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
-                             bool backward)
+static void graph_shares_of(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
+                            bool backward)
 {
     graph g;
-    stack_attention_graph(config, layer, &g);
-    for (int slot = ATTENTION_FIRST; slot <= ATTENTION_LAST; slot++) {
-        const bool again = backward && assay_remat_action_of(&config->policy, slot) == ASSAY_REMAT;
-        for (int i = 0; i < 1 + again; i++) graph_shares(shares, least, &g, attention_tensor(&g, slot));
+    assay_layer_graph(&g, config, layer);
+    for (int t = 1; t < g.tensor_count; t++) {
+        const int slot = layer_slot(&g, t);
+        const bool again = backward && slot >= 0 && layer_recomputes(&g, slot) &&
+                           assay_remat_action_of(&config->policy, slot) == ASSAY_REMAT;
+        if (g.tensors[t].role != GRAPH_CHECKPOINT) continue;
+        for (int i = 0; i < 1 + again; i++) graph_shares(shares, least, &g, t);
     }
     if (backward) graph_backward_shares(shares, least, &g);
 }
@@ -66,12 +55,8 @@ assay_status assay_stack_shares_of(assay_context *ctx, assay_run_shares *shares,
     const assay_status status = assay_stack_remat_model(ctx, config, &report);
     if (status != ASSAY_OK) return status;
     for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++) {
-        attention_shares(shares, least, config, layer, backward);
-        if (layer_is_dense(config, layer)) {
-            dense_shares(shares, least, config, backward);
-        } else {
-            layer_moe_shares(shares, least, &run, layer, backward);
-        }
+        graph_shares_of(shares, least, config, layer, backward);
+        if (!layer_is_dense(config, layer)) layer_moe_shares(shares, least, &run, layer, backward);
     }
     shares->operations = assay_stack_flops(config, false);
     if (backward) shares->operations += assay_stack_flops(config, true) + report.operations_recomputed;
@@ -79,22 +64,14 @@ assay_status assay_stack_shares_of(assay_context *ctx, assay_run_shares *shares,
     return ASSAY_OK;
 }
 
-static double mlp_flops(const assay_stack_config *config, int64_t layer, bool backward)
-{
-    if (!layer_is_dense(config, layer)) return assay_moe_flops(&config->moe, backward);
-    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    const double rows = (double)sizes.batch * (double)sizes.sequence;
-    return (backward ? 12 : 6) * rows * (double)sizes.emb_dim * (double)config->mlp.mlp_dim;
-}
-
 double assay_stack_flops(const assay_stack_config *config, bool backward)
 {
     double sum = 0;
     for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
-        sum += mlp_flops(config, layer, backward);
-        graph attention;
-        stack_attention_graph(config, layer, &attention);
-        sum += backward ? graph_backward_operations(&attention) : graph_forward_operations(&attention);
+        graph g;
+        assay_layer_graph(&g, config, layer);
+        sum += backward ? graph_backward_operations(&g) : graph_forward_operations(&g);
+        if (!layer_is_dense(config, layer)) sum += assay_moe_flops(&config->moe, backward);
     }
     return sum;
 }

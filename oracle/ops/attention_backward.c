@@ -173,7 +173,8 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
         const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
         memset(s->p + row + start, 0, (size_t)(seen - start) * sizeof *s->p);
         memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
-        row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i], s->factor[i], s->shift[i], i + 1 - seen);
+        row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i], s->factor[i],
+                     s->shift[i], i + 1 - seen);
     }
     TRY(assay_matmul(ctx, &to_queries));
     TRY(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
@@ -254,7 +255,8 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
     const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
     const int64_t kv_rows = tokens * assay_attention_kv_heads(config);
     const int64_t block = config->sequence < ATTENTION_BLOCK ? config->sequence : ATTENTION_BLOCK;
-    const int64_t scratch = config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 3 + (config->soft_cap > 0 ? 3 : 2) * block);
+    const int64_t scratch =
+        config->sequence * (4 * config->qk_dim + 3 * config->v_dim + 3 + (config->soft_cap > 0 ? 3 : 2) * block);
     backward_job job = {g, dout, dlse, attention_out, lse, in};
     /* What padding gives. */
     memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);

@@ -145,6 +145,7 @@ static void round_rows(const assay_context *ctx, double *values, int64_t ld, con
 static void finish_branch(const assay_context *ctx, double *branch, const double *bias,
                           const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
 {
+    if (bias != NULL) round_rows(ctx, branch, r->ld, config); /* a product may be stored before its bias comes */
     add_bias(ctx, branch, r->ld, bias, config->mlp_dim, config);
     round_rows(ctx, branch, r->ld, config);
 }
@@ -204,6 +205,7 @@ assay_status assay_gated_mlp_down(assay_context *ctx, double *y, const assay_gat
         if (shard > 0) add_rows(ctx, y, part, rows, dim);
         down.c = part;
     }
+    if (w->w[ASSAY_MLP_WO_BIAS] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
     add_bias(ctx, y, dim, w->w[ASSAY_MLP_WO_BIAS], dim, config);
 cleanup:
     assay_recipe_operands_free(&o);

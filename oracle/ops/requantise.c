@@ -1,6 +1,5 @@
 #include "oracle/ops/requantise.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "oracle/base/memory.h"
@@ -52,38 +51,4 @@ void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r
     q.rows = config->rows;
     q.columns = config->mlp_dim;
     assay_dequantize(ctx, r->h, r->codes, r->scale, q.format->tensor_scale ? &config->hidden.tensor_scale : NULL, &q);
-}
-
-/* A result, after which the run goes on from what the source has in its place. */
-static assay_status pass_on(assay_context *ctx, const char *path, const assay_source *in, const assay_sink *out,
-                            int64_t count, double *values)
-{
-    const assay_status status = assay_go_on_from(ctx, in, path, 0, count, values);
-    if (status != ASSAY_OK || out == NULL || !out->wants(out->self, path)) return status;
-    return out->write(ctx, out->self, path, count, values);
-}
-
-assay_status assay_requantise_dense(assay_context *ctx, assay_gated_mlp_residuals *r, const char *prefix,
-                                    const assay_source *in, const assay_sink *out, const assay_gated_mlp_config *config)
-{
-    assay_status status = ASSAY_OK;
-    char h[ASSAY_PATH_SIZE], of_h[ASSAY_PATH_SIZE], codes[ASSAY_PATH_SIZE], scale[ASSAY_PATH_SIZE];
-    const int64_t count = config->rows * config->mlp_dim, blocks = config->rows * assay_hidden_blocks(config);
-    double *spread = NULL;
-    if (config->hidden.format == NULL) return ASSAY_OK;
-    snprintf(h, sizeof h, "checkpoints/%.100smlp_intermediate", prefix);
-    snprintf(codes, sizeof codes, "checkpoints/%.100smlp_hidden_codes", prefix);
-    snprintf(scale, sizeof scale, "checkpoints/%.100smlp_hidden_codes_scale", prefix);
-    assay_spread_path(h, of_h);
-    if (in->has(in->self, of_h)) {
-        TRY(assay_alloc_f64(ctx, "spread of h", count, &spread));
-        TRY(in->read(ctx, in->self, of_h, 0, count, spread));
-    }
-    TRY(assay_requantise(ctx, r, spread, config));
-    TRY(pass_on(ctx, codes, in, out, count, r->codes));
-    TRY(pass_on(ctx, scale, in, out, blocks, r->scale));
-    assay_hidden_numbers(ctx, r, config);
-cleanup:
-    free(spread);
-    return status;
 }

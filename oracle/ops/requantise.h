@@ -22,12 +22,4 @@ assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, 
 /* r->h becomes the numbers of r->codes and r->scale. */
 void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config);
 
-/* Of all rows of a dense MLP: r->h becomes the numbers of its codes. P is `prefix`. The spread comes from
- * "spread/checkpoints/Pmlp_intermediate" of the source, if it has that; a run goes on from codes and scales that the source
- * gives (oracle/base/tensor.h), and they go to "checkpoints/Pmlp_hidden_codes" and "..._scale" where `out` (NULL: nobody)
- * wants them. Without a format nothing happens. */
-assay_status assay_requantise_dense(assay_context *ctx, assay_gated_mlp_residuals *r, const char *prefix,
-                                    const assay_source *in, const assay_sink *out,
-                                    const assay_gated_mlp_config *config);
-
 #endif

@@ -110,11 +110,13 @@ void quad_mla(quad_tape *t, const void *config)
     quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_mla_of(t, config, x));
 }
 
-/* x times a kernel, plus the bias. */
-static quad_node project(quad_tape *t, quad_node x, const char *kernel, const char *bias, int64_t n)
+/* x times a kernel, plus the bias. The sum's gradient is what a recipe quantises. */
+static quad_node project(quad_tape *t, const assay_gqa_config *c, quad_node x, const char *kernel, const char *bias,
+                         int64_t n)
 {
     const quad_node w = quad_given(t, kernel, quad_columns(t, x), n);
-    return quad_add_row(t, quad_linear(t, (quad_layer){.x = x, .w = w}), quad_given_optional(t, bias, 1, n));
+    return quad_add_row(t, quad_linear(t, (quad_layer){.x = x, .w = w, .recipe = &c->recipe}),
+                        quad_given_optional(t, bias, 1, n));
 }
 
 /* Every head by itself: its norm, its rotation. */
@@ -147,22 +149,27 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
     const quad *turns = quad_turns(t, &c->rope, b * s, quad_given_indices(t, "inputs/positions", b * s));
     quad_node query, key, value, lse;
     if (c->fused_qkv) {
-        const quad_node all = project(t, x, "weights/qkv_proj/kernel", "weights/qkv_proj/bias", n + 2 * g);
+        const quad_node all = project(t, c, x, "weights/qkv_proj/kernel", "weights/qkv_proj/bias", n + 2 * g);
         quad_put_heads(t, &heads, "checkpoints/qkv_proj", dim, all);
+        quad_put_gradient(t, "checkpoints/qkv_proj_gradient", assay_shape_of(4, b, s, c->heads + 2 * c->kv_heads, dim),
+                          all);
         query = quad_columns_of(t, all, 0, n);
         key = quad_columns_of(t, all, n, g);
         value = quad_columns_of(t, all, n + g, g);
     } else {
-        query = project(t, x, "weights/query/kernel", "weights/query/bias", n);
-        key = project(t, x, "weights/key/kernel", "weights/key/bias", g);
-        value = project(t, x, "weights/value/kernel", "weights/value/bias", g);
+        query = project(t, c, x, "weights/query/kernel", "weights/query/bias", n);
+        key = project(t, c, x, "weights/key/kernel", "weights/key/bias", g);
+        value = project(t, c, x, "weights/value/kernel", "weights/value/bias", g);
+        quad_put_gradient(t, "checkpoints/query_gradient", assay_shape_of(4, b, s, c->heads, dim), query);
+        quad_put_gradient(t, "checkpoints/key_gradient", assay_shape_of(4, b, s, c->kv_heads, dim), key);
+        quad_put_gradient(t, "checkpoints/value_gradient", assay_shape_of(4, b, s, c->kv_heads, dim), value);
     }
     query = quad_times(t, turn_heads(t, c, query, "weights/query_norm/scale", turns), c->query_scale);
     key = turn_heads(t, c, key, "weights/key_norm/scale", turns);
     const quad_node sinks = c->sinks ? quad_given(t, "weights/sinks", 1, c->heads) : 0;
     const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", b * s);
     const quad_node out = quad_attend(t, &attention, query, key, value, sinks, segments, &lse);
-    const quad_node y = project(t, out, "weights/out/kernel", "weights/out/bias", c->emb_dim);
+    const quad_node y = project(t, c, out, "weights/out/kernel", "weights/out/bias", c->emb_dim);
     quad_put_heads(t, &heads, "checkpoints/query_proj", dim, query);
     quad_put_heads(t, &heads, "checkpoints/key_proj", dim, key);
     quad_put_heads(t, &heads, "checkpoints/value_proj", dim, value);

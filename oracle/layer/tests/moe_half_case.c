@@ -8,6 +8,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_scan.h"
+#include "oracle/ops/rms_norm.h"
 #include "tests/support/assay_test.h"
 
 static const char *const names[BS_WEIGHTS] = {
@@ -219,10 +220,31 @@ void moe_half_plain(assay_context *ctx, moe_half *c, test_tensors *plain)
     assert_ok(ctx, assay_remat_open(ctx, &stack.store, &config.policy, config.layers));
     assert_ok(ctx, layer_weights_read(ctx, &stack, MOE_HALF_LAYER, &w));
     assert_ok(ctx, assay_gradients_alloc(ctx, &sink, w.prefix, &w.table, w.values, g.values));
-    assert_ok(ctx, mlp_half_forward(ctx, &stack, MOE_HALF_LAYER, &w, y));
-    assert_ok(ctx, mlp_half_backward(ctx, &stack, MOE_HALF_LAYER, &w, &g, x->values, dx));
+    int post = 0;
+    while (w.table.rows[post].name == NULL ||
+           strcmp(w.table.rows[post].name, "post_self_attention_layer_norm/scale") != 0)
+        post++;
+    const int64_t dim = config.mla.emb_dim;
+    const double *scale = w.values[post];
+    double *h_norm = moe_half_alloc(x->count), *rstd = moe_half_alloc(tokens), *dh = moe_half_alloc(x->count);
+    double *moe = NULL, *dh_norm = NULL;
+    assay_rms_norm_forward(ctx, h_norm, rstd, x->values, scale, tokens, dim, config.epsilon);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, x->count, h_norm);
+    assert_ok(ctx, layer_moe_forward(ctx, &stack, MOE_HALF_LAYER, h_norm, &moe));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, x->count, moe);
+    layer_add(ctx, y, x->values, moe, x->count);
+    assert_ok(ctx, layer_moe_backward(ctx, &stack, MOE_HALF_LAYER, h_norm, dx, &dh_norm));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, x->count, dh_norm);
+    assay_rms_norm_backward(ctx, dh, g.values[post], dh_norm, x->values, scale, rstd, tokens, dim);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, x->count, dh);
+    layer_add(ctx, dx, dx, dh, x->count);
     assert_ok(ctx, assay_gradients_write(ctx, &sink, w.prefix, &w.table, g.values));
     layer_weights_free(&w);
     layer_weights_free(&g);
     assay_remat_close(stack.store);
+    free(h_norm);
+    free(rstd);
+    free(moe);
+    free(dh_norm);
+    free(dh);
 }

@@ -24,7 +24,7 @@ static bool is_scale(int weight)
 /* What the plain half calls it. */
 static int plain_of(int weight)
 {
-    return weight == BS_PRE_NORM ? (int)LAYER_PRE_NORM : weight - BS_MLA + LAYER_ATTENTION;
+    return weight - BS_PRE_NORM; /* the norm, then the attention */
 }
 
 typedef struct mla_half {
@@ -143,25 +143,31 @@ cleanup:
 
 static void assert_plain(assay_context *ctx, mla_half *h)
 {
-    attention_half half = {0};
-    double *x = test_nans(h->count), *y = NULL, *dy = test_nans(h->count);
+    graph g;
+    graph_run r;
+    double *dx = test_nans(h->count);
     const int64_t sums = h->stack.tokens * h->run.mla.heads;
-    memcpy(x, h->x, (size_t)h->count * sizeof *x);
-    memcpy(dy, h->dy, (size_t)h->count * sizeof *dy);
     assert_ok(ctx, half_run(ctx, h));
-    assert_ok(ctx, attention_half_forward(ctx, &h->stack, 1, &h->plain_w, &x, &y));
-    assert_same_bits(h->out, y, h->count);
-    assert_ok(ctx, attention_half_refill(ctx, &h->stack, 1, &h->plain_w, &half));
-    assert_same_bits(h->attn_out, half.run.value[attention_tensor(&half.graph, ASSAY_REMAT_ATTENTION_OUT)],
-                     sums * h->run.mla.v_head_dim);
-    assert_same_bits(h->lse, half.run.value[attention_tensor(&half.graph, ASSAY_REMAT_LSE)], sums);
-    assert_ok(ctx, attention_half_backward(ctx, &h->stack, &h->plain_w, &h->plain_g, &half, dy));
-    assert_same_bits(h->dx, dy, h->count);
+    assay_layer_graph(&g, h->stack.config, 1);
+    graph_open(&r, &g);
+    const int x = graph_find(&g, "inputs/x"), y = graph_find(&g, LAYER_H);
+    graph_lend(&r, x, h->x);
+    r.indices[graph_find(&g, "inputs/positions")] = h->stack.positions;
+    graph_lend_weights(&r, h->plain_w.values);
+    assert_ok(ctx, graph_require(ctx, &r, y));
+    assert_same_bits(h->out, r.value[y], h->count);
+    assert_same_bits(h->attn_out, r.value[graph_find(&g, "attention_out")], sums * h->run.mla.v_head_dim);
+    assert_same_bits(h->lse, r.value[graph_find(&g, "lse")], sums);
+    graph_lend_gradient(&r, y, h->dy);
+    graph_want_gradient(&r, x, dx);
+    graph_want_weight_gradients(&r, h->plain_g.values);
+    assert_ok(ctx, graph_backward(ctx, &r));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, h->count, dx);
+    assert_same_bits(h->dx, dx, h->count);
     for (int i = FIRST; i < END; i++)
         assert_same_bits(h->g.values[i], h->plain_g.values[plain_of(i)], bs_weight_count(&h->run, i, true));
-    attention_half_free(&half);
-    free(y);
-    free(dy);
+    graph_close(&r);
+    free(dx);
 }
 
 /* Whatever the threads; emulated it is rounded in the same places. */

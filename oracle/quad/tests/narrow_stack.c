@@ -6,7 +6,7 @@ assay_stack_config narrow_stack(int64_t batch, int64_t layers, int64_t dense)
 {
     const assay_rope_config rope = {
         .dim = 2, .rope_max_timescale = 10000, .max_position_embeddings = 8, .original_max_position_embeddings = 8};
-    const assay_mla_config mla = {batch, 1, 1, 1, 1, 1, 0, 1, 0, 0, rope, false, {0}};
+    const assay_mla_config mla = {batch, 1, 1, 1, 1, 1, 0, 1, 0, 0, rope, false, {0}, 0, 0};
     const assay_routing_config routing = {.batch = batch,
                                           .sequence = 1,
                                           .num_experts = 2,

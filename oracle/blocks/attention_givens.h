@@ -1,0 +1,16 @@
+/* What every attention is given, as tensors of a graph. */
+#ifndef ASSAY_BLOCKS_ATTENTION_GIVENS_H
+#define ASSAY_BLOCKS_ATTENTION_GIVENS_H
+
+#include "oracle/graph/graph.h"
+
+typedef struct assay_attention_givens {
+    int x;           /* [B,S,D] */
+    int positions;   /* [B,S] */
+    int segment_ids; /* [B,S], which may be missing */
+} assay_attention_givens;
+
+/* Inputs of a graph that begins: inputs/x, inputs/positions, inputs/segment_ids. */
+assay_attention_givens assay_attention_inputs_of(graph *g);
+
+#endif

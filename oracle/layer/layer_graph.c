@@ -1,0 +1,77 @@
+/* A layer as a graph: a dense one whole, one of experts up to the input of its block. */
+#include "oracle/blocks/dense_mlp.h"
+#include "oracle/layer/layer_internal.h"
+
+static int64_t axis_size(const void *self, char axis)
+{
+    const assay_stack_sizes sizes = assay_stack_sizes_of(self);
+    return axis == 'B' ? sizes.batch : axis == 'S' ? sizes.sequence : sizes.emb_dim;
+}
+
+static assay_tensor_row row_within(assay_tensor_row row, const char *folder)
+{
+    row.folder = folder;
+    return row;
+}
+
+/* The attention of a layer; GPT-OSS has its window in every other one. */
+static int attention_steps(graph *g, const assay_stack_config *config, int64_t layer, const assay_attention_givens *in,
+                           const int *w)
+{
+    const bool odd = layer % 2 == 1;
+    assay_gqa_config gqa = config->gqa;
+    if (config->attention == ASSAY_LAYER_MLA) return assay_mla_steps(g, &config->mla, in, w);
+    if (config->windows == (odd ? ASSAY_WINDOWS_EVEN : ASSAY_WINDOWS_ODD)) gqa.window = 0;
+    return assay_gqa_steps(g, &gqa, in, w);
+}
+
+void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer)
+{
+    const bool latent = config->attention == ASSAY_LAYER_MLA, dense = layer_is_dense(config, layer);
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    const assay_dense_mlp_config mlp = {sizes.batch, sizes.sequence, config->mlp};
+    int of_attention[ASSAY_GQA_WEIGHTS], of_mlp[ASSAY_MLP_WEIGHTS];
+    graph_begin(g, config, axis_size);
+    assay_attention_givens in = assay_attention_inputs_of(g);
+    const int x = in.x, pre_norm = graph_weight(g, layer_norm_row(config, LAYER_PRE_NORM));
+    for (int i = 0; i < (latent ? (int)ASSAY_MLA_WEIGHTS : (int)ASSAY_GQA_WEIGHTS); i++) {
+        const assay_tensor_row row =
+            latent ? assay_mla_weight_row(&config->mla, i) : assay_gqa_weight_row(&config->gqa, i);
+        of_attention[i] = graph_weight(g, row_within(row, "self_attention/"));
+    }
+    const int post_norm = graph_weight(g, layer_norm_row(config, LAYER_POST_NORM));
+    for (int i = 0; dense && i < ASSAY_MLP_WEIGHTS; i++) {
+        const assay_tensor_row row = assay_mlp_weight_row(&config->mlp, ASSAY_MLP_DENSE, i);
+        of_mlp[i] = graph_weight(g, row_within(row, "mlp/"));
+    }
+
+    in.x = graph_rms_norm(g, x, pre_norm, config->epsilon);
+    const int attended = graph_fused(g, attention_steps(g, config, layer, &in, of_attention)); /* the sum stores it */
+    const int h = graph_called(g, LAYER_H, graph_add(g, x, attended));
+    const int h_norm = graph_rms_norm(g, h, post_norm, config->epsilon);
+    if (dense) {
+        const int y = graph_fused(g, assay_dense_mlp_steps(g, &mlp, h_norm, of_mlp));
+        graph_end(g, graph_add(g, h, y));
+    } else {
+        graph_end(g, h_norm);
+    }
+    g->tensors[g->result].stored = true;
+}
+
+int layer_tensor(const graph *g, int slot)
+{
+    return graph_find(g, slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot]);
+}
+
+int layer_slot(const graph *g, int tensor)
+{
+    for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++)
+        if (layer_tensor(g, slot) == tensor) return slot;
+    return -1;
+}
+
+bool layer_recomputes(const graph *g, int slot)
+{
+    const bool needed = slot <= ATTENTION_LAST || (slot >= ASSAY_REMAT_MLPWI && slot <= ASSAY_REMAT_MLPWI_1);
+    return needed && slot != ASSAY_REMAT_LSE && layer_tensor(g, slot) > 0;
+}
