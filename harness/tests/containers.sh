@@ -71,7 +71,7 @@ expect 1 run "${norm[@]}" --container safetensors --backend ": {request}; echo x
 prints 'is no safetensors file: it has 2 bytes'
 expect 0 request gmm/mxfp4-weights -o "$work/codes.safetensors" --quiet
 expect 0 request gmm/mxfp4-weights -o "$work/codes.h5" --quiet
-"$python" - "$root/docs/start.md" "$work" <<'PYTHON' || complain "what candidates.md loads of float4 are not its codes"
+"$python" - "$root/docs/start.md" "$work" <<'PYTHON' || complain "what start.md loads of float4 are not its codes"
 import re
 import sys
 
