@@ -1,6 +1,6 @@
 """PyTorch or numpy at the work of a golden, forward and backward in float64: peers.py torch|numpy THREADS
 
-A server as docs/backends.md says: the first request reads the golden, computes it once, and holds every output and gradient against the golden's;
+A server as docs/your-kernel.md says: the first request reads the golden, computes it once, and holds every output and gradient against the golden's;
 each request after it computes it once more. PyTorch's form is the eager one that people write, without what they would leave out: no loop
 over tokens, a parameter of its own for each expert, no kept graph, gradients by autograd. numpy's is harness/backends/numpy.
 """

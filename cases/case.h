@@ -1,5 +1,5 @@
 /* A case: one operation at one configuration, with everything needed to make its inputs again. Read from YAML
- * (INTERFACE.md, "Case file"), changed by --set, written back complete as case_yaml. */
+ * (docs/interface.md, "Case file"), changed by --set, written back complete as case_yaml. */
 #ifndef ASSAY_CASES_CASE_H
 #define ASSAY_CASES_CASE_H
 
@@ -61,7 +61,7 @@ typedef struct assay_case {
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
-    int64_t sketch_above;        /* gradients of larger weights are held as sketches (docs/sketches.md); 0: none is */
+    int64_t sketch_above;        /* gradients of larger weights are held as sketches (docs/large.md); 0: none is */
     int64_t drawn_above;         /* weights of more elements are in no golden: the seed draws them; 0: all are in it */
     int64_t only_layer;          /* of a stack the one layer that is evaluated, from 0; -1: all of them */
     assay_text_list gradients;   /* default: all */

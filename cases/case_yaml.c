@@ -1,4 +1,4 @@
-/* The reader of case files (INTERFACE.md, "Case file"), and of --set. */
+/* The reader of case files (docs/interface.md, "Case file"), and of --set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

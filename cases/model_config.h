@@ -10,7 +10,7 @@
 
 #define ASSAY_TEXT_SIZE 64
 
-/* What happens to a named intermediate between forward and backward (SPEC 10): remat, device or offload. "" (only for
+/* What happens to a named intermediate between forward and backward (docs/operations.md, "Rematerialisation"): remat, device or offload. "" (only for
  * the moe_ names): as the plain name says. */
 #define ASSAY_CHECKPOINT_KEY_TABLE(X)                                                                                  \
     X(S, decoder_layer_input, "device") /* may not be remat */                                                         \

@@ -1,5 +1,5 @@
 /* The verdict on a candidate: structure, types, missing and extra tensors, non-finite values, exact integers and exact
- * cases, and errors per element and per row against the error scale of the profile (COMPARING.md). Streams: memory does
+ * cases, and errors per element and per row against the error scale of the profile (docs/comparing.md). Streams: memory does
  * not grow with the fixture. Knows tensors, never operations. */
 #ifndef ASSAY_COMPARE_COMPARE_H
 #define ASSAY_COMPARE_COMPARE_H

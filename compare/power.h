@@ -1,5 +1,5 @@
 /* The power of a golden's verdict, as it is stored: which mutants the comparer tells from correct candidates
- * (docs/mutants.md).
+ * (docs/power.md).
  *
  * discrimination/PROFILE [mutants,fields] has a row for each mutant of the root attribute `mutants`. Earlier goldens lack
  * the last field. */

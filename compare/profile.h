@@ -1,4 +1,4 @@
-/* Profiles: the arithmetic that a backend claims (COMPARING.md). */
+/* Profiles: the arithmetic that a backend claims (docs/comparing.md). */
 #ifndef ASSAY_COMPARE_PROFILE_H
 #define ASSAY_COMPARE_PROFILE_H
 

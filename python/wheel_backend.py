@@ -153,7 +153,13 @@ Requires-Python: >=3.9
 Requires-Dist: numpy>=1.22
 Description-Content-Type: text/markdown
 
-{(ROOT / "docs" / "python.md").read_text()}"""
+{description()}"""
+
+
+def description() -> str:
+    """The chapter of docs/your-kernel.md on tests in Python, as a page of its own."""
+    chapter = (ROOT / "docs" / "your-kernel.md").read_text().split("\n## A test in Python\n")[1].split("\n## ")[0]
+    return "# assay in Python\n" + chapter.replace("\n### ", "\n## ") + "\n"
 
 
 def record(files: dict[str, Path], name: str) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How often assay rejects a correct kernel: cases are drawn as `assay fuzz` draws them, and two sets of kernels that share nothing with the oracle run
-them at every profile, judged whole and stage by stage. `ci/alarms` starts it (docs/power.md, "A standing army of correct kernels").
+them at every profile, judged whole and stage by stage. `ci/alarms` starts it (docs/power.md, "How correct runs are made").
 
 Everything is in one process for each job: cases and verdicts by the Python package, no files between."""
 import argparse

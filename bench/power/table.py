@@ -171,7 +171,7 @@ def markdown(runs, mutants, skipped, staged, quantised):
         lines += usable(mutants, runs, label, key)
         strict = sum(m["outcome"] == "detected" for m in mutants)
         lines += ["", "Held to a stricter count, by which each tensor that a mutant changes must say so by itself "
-                      f"(docs/mutants.md), assay detects {percent(strict, len(mutants))}."]
+                      f"(docs/power.md), assay detects {percent(strict, len(mutants))}."]
         if tried := [m for m in apart if m["outcome"] != "-"]:
             lines += ["", "Not counted is `truncated`, which changes less than a unit of the type: assay rejects "
                           f"{share(sum(map(mutant_rejected, tried)), len(tried))}."]

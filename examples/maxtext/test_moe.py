@@ -1,4 +1,4 @@
-"""MaxText's MoE block on your laptop's processor, forward and backward, against assay's goldens (docs/maxtext.md).
+"""MaxText's MoE block on your laptop's processor, forward and backward, against assay's goldens (docs/your-kernel.md).
 
     python3 -m pytest test_moe.py
 

@@ -1,4 +1,4 @@
-/* A backend command that is started once and takes one request a line (docs/backends.md, "A server"). */
+/* A backend command that is started once and takes one request a line (docs/your-kernel.md, "A server"). */
 #ifndef ASSAY_HARNESS_SERVER_H
 #define ASSAY_HARNESS_SERVER_H
 

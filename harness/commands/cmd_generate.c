@@ -261,13 +261,13 @@ const assay_command assay_command_generate = {
         "Prints the path of each file when it is in place. With --certify results are held against a second form in\n"
         "binary128 first, and nothing is written where one of them is wrong. With --mutants the golden holds which "
         "wrong\n"
-        "backends it detects, and its verdicts state their power (docs/mutants.md). With --precision it has error "
+        "backends it detects, and its verdicts state their power (docs/power.md). With --precision it has error "
         "scales of\n"
         "that profile too, beside those of the case. With --resume a stack is made a layer at a time, and a run that "
         "was\n"
         "stopped goes on when the same command is given again; GOLDEN --layer N makes a golden of one layer of a "
         "stack's\n"
-        "golden (docs/whole-model.md).\n",
+        "golden (docs/large.md).\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
                ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE | ASSAY_OPT_RECIPE | ASSAY_OPT_RESUME,
     .least = 1,

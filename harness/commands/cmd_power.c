@@ -243,7 +243,7 @@ const assay_command assay_command_power = {
     .arguments = "FIXTURE...",
     .summary = "which wrong backends a golden tells from correct ones: the power of its verdict",
     .details =
-        "Makes the candidate that a backend with each of more than 130 bugs would give (docs/mutants.md) and has the\n"
+        "Makes the candidate that a backend with each of the known bugs would give (docs/power.md) and has the\n"
         "comparer judge it. A golden that a required one would pass is VACUOUS: status 3. -v: also the mutants that "
         "do\n"
         "not apply, and the tensor that shows it. --write FOLDER: the candidates that were judged, as files.\n",

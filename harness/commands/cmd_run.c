@@ -295,7 +295,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     if (all.t.known > 0 && all.t.judged == 0)
         printf("known failures alone, none of which gave results: does the backend start?\n");
     if (options->serve)
-        printf("both runs of a case were one process, which keeps its memory (docs/backends.md, \"A server\")\n");
+        printf("both runs of a case were one process, which keeps its memory (docs/your-kernel.md, \"A server\")\n");
     *exit_code = exit_code_of(&all.t);
 cleanup:
     for (int i = 0; i < all.done; i++) assay_report_free(&all.reports[i]);

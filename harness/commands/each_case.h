@@ -1,4 +1,4 @@
-/* The cases of a command, one after the other, or shared out among ranks (docs/mpi.md): the same output in the same
+/* The cases of a command, one after the other, or shared out among ranks (docs/large.md): the same output in the same
  * order, and the same end. */
 #ifndef ASSAY_HARNESS_EACH_CASE_H
 #define ASSAY_HARNESS_EACH_CASE_H

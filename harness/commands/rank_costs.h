@@ -1,4 +1,4 @@
-/* What N ranks would do, send and hold of a case that they do together (docs/mpi.md), on paper. */
+/* What N ranks would do, send and hold of a case that they do together (docs/large.md), on paper. */
 #ifndef ASSAY_HARNESS_RANK_COSTS_H
 #define ASSAY_HARNESS_RANK_COSTS_H
 

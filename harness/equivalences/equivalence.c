@@ -157,7 +157,7 @@ static bool other_capacity(const assay_case *c, assay_other_form *form)
     return is_case(&form->c);
 }
 
-/* Where the fused path's own routing rule gives the same weights (SPEC 8). */
+/* Where the fused path's own routing rule gives the same weights (docs/operations.md, "moe"). */
 static bool other_fused_moe(const assay_case *c, assay_other_form *form)
 {
     assay_context ctx = {0};

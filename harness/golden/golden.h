@@ -27,7 +27,7 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                     bool quiet);
 
-/* The golden of a stack made a layer at a time (docs/whole-model.md): forward, then backward, each layer's results in a
+/* The golden of a stack made a layer at a time (docs/large.md): forward, then backward, each layer's results in a
  * folder PATH.journal as soon as they are there. Who is stopped and starts again goes on from there. The same file, bit
  * for bit of its digest, as assay_golden_write's. Refuses cases that cannot be made so, and a folder of another one. */
 assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *plan, const char *path, bool quiet);

@@ -84,7 +84,7 @@ static assay_status check_boundary(assay_context *ctx, const assay_golden *stack
     return assay_fail(
         ctx, ASSAY_BAD_INPUT,
         "%s: the golden has no %s, of which its layer would be made (gradients and checkpoints of the case "
-        "name it: docs/whole-model.md)",
+        "name it: docs/large.md)",
         stack->c->name, path);
 }
 

@@ -1,8 +1,12 @@
-/* assay-manual man|bash: the manual page, or the completion for bash, from the tables of commands and options. */
+/* assay-manual man|bash|pages: the manual page, the completion for bash, or parts of docs/ for ci/tables, from the tables of commands,
+ * options, functions and of what Hugging Face's names mean. */
 #include <stdio.h>
 #include <string.h>
 
+#include "cases/hugging_face.h"
 #include "harness/commands/commands.h"
+#include "harness/plan/weight_names.h"
+#include "oracle/layer/batch_split_function.h"
 
 /* Roff takes "-" for a hyphen, "\" for itself and a "." or "'" that begins a line for a request. */
 static void print_roff(const char *text)
@@ -95,6 +99,111 @@ static void print_bash(void)
         "    else\n        COMPREPLY=($(compgen -f -- \"$word\"))\n    fi\n}\ncomplete -o filenames -F _assay assay\n");
 }
 
+/* --- parts of pages: "@ NAME", then its lines --- */
+
+/* A "|" would end the cell. */
+static void print_cell(const char *text)
+{
+    for (; *text != '\0'; text++) printf(*text == '|' ? "\\|" : "%c", *text);
+}
+
+/* Of options that commands share, the first row's help. */
+static void print_options_page(void)
+{
+    printf("@ options\n| option | of | |\n| --- | --- | --- |\n");
+    for (const assay_option_row *row = NULL; (row = assay_options_next(~0u, row)) != NULL;) {
+        const char letter = assay_option_letter(row);
+        int takers = 0, commands = 0;
+        if (letter != '\0') printf("| `-%c`, `--%s", letter, row->name);
+        if (letter == '\0') printf("| `--%s", row->name);
+        if (row->takes_value) printf(" ");
+        print_cell(row->takes_value ? row->value : "");
+        printf("` | ");
+        for (int i = 0; i < assay_command_count; i++) {
+            if (assay_commands[i]->summary == NULL) continue;
+            commands++;
+            for (const assay_option_row *r = NULL; (r = assay_options_next(assay_commands[i]->options, r)) != NULL;)
+                takers += r == row;
+        }
+        bool first = true;
+        for (int i = 0; i < assay_command_count && takers < commands; i++) {
+            for (const assay_option_row *r = NULL; (r = assay_options_next(assay_commands[i]->options, r)) != NULL;) {
+                if (r != row || assay_commands[i]->summary == NULL) continue;
+                printf("%s%s", first ? "" : ", ", assay_commands[i]->name);
+                first = false;
+            }
+        }
+        printf("%s | ", takers < commands ? "" : "all");
+        print_cell(row->help);
+        printf(" |\n");
+    }
+}
+
+static void print_weights_page(void)
+{
+    static const char *const layouts[] = {"[out, in]", "[in, out]", "[out]", "mxfp4, [out, in / 32, 16]"};
+    static const char *const outputs[] = {"", ", first half", ", second half", ", even", ", odd"};
+    printf("@ hugging-face-weights\n| tensor below the layer | ours | how it lies |\n| --- | --- | --- |\n");
+    for (int i = 0; i < assay_weight_name_count; i++) {
+        const assay_weight_name *row = &assay_weight_names[i];
+        printf("| `%s` | `%s` | %s%s%s |\n", row->theirs, row->ours, layouts[row->layout], outputs[row->outputs],
+               row->gpt_oss ? ", of gpt_oss" : "");
+    }
+}
+
+/* "a|b" as `a` or `b`. */
+static void print_words(const char *values)
+{
+    for (const char *p = values; *p != '\0'; p += strspn(p, "|")) {
+        const int length = (int)strcspn(p, "|");
+        printf("%s`%.*s`", p == values ? "" : " or ", length, p);
+        p += length;
+    }
+}
+
+static void print_keys_page(void)
+{
+    printf("@ hugging-face-keys\n| key | model types | MaxText's keys, or what it may be | required |\n"
+           "| --- | --- | --- | --- |\n");
+    for (int i = 0; i < assay_hugging_face_key_count; i++) {
+        const assay_hugging_face_key *key = &assay_hugging_face_keys[i];
+        char families[128];
+        assay_hugging_face_families(key->families, families, sizeof families);
+        printf("| `%s` | %s | ", key->name, families);
+        for (int t = 0; t < 2 && key->to[t] != NULL; t++) printf("%s`%s`", t > 0 ? ", " : "", key->to[t]);
+        if ((key->only != NULL || key->settled != NULL) && key->to[0] != NULL) printf("; ");
+        if (key->only != NULL) {
+            printf("only ");
+            print_words(key->only);
+        } else if (key->settled != NULL) {
+            printf("%s", key->settled);
+        }
+        printf(key->required ? " | yes |\n" : " | |\n");
+    }
+}
+
+/* Names alone: "function others ..."; ci/tables has the tensors from the cases of each. */
+static void print_functions_page(void)
+{
+    printf("@ functions\n");
+    const assay_batch_split_function *f = NULL;
+    for (int i = 0; (f = assay_batch_split_function_at(i)) != NULL; i++) {
+        printf("%s", assay_function_name(f));
+        for (int k = 0; assay_batch_split_alias(k) != NULL; k++)
+            if (assay_batch_split_function_of(assay_batch_split_alias(k)) == f)
+                printf(" %s", assay_batch_split_alias(k));
+        printf("\n");
+    }
+}
+
+static void print_pages(void)
+{
+    print_options_page();
+    print_keys_page();
+    print_weights_page();
+    print_functions_page();
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc == 2 ? argv[1] : "";
@@ -102,8 +211,10 @@ int main(int argc, char **argv)
         print_man();
     } else if (strcmp(what, "bash") == 0) {
         print_bash();
+    } else if (strcmp(what, "pages") == 0) {
+        print_pages();
     } else {
-        fprintf(stderr, "usage: assay-manual man|bash\n");
+        fprintf(stderr, "usage: assay-manual man|bash|pages\n");
         return 2;
     }
     return fflush(stdout) == 0 && !ferror(stdout) ? 0 : 1;

@@ -9,7 +9,7 @@
 
 #include "oracle/base/memory.h"
 
-/* SPEC.md's letters stand for themselves, others for sums and products of them and for what has no letter. */
+/* The letters of docs/operations.md stand for themselves, others for sums and products of them and for what has no letter. */
 static const char *label_of(char letter)
 {
     static const char *const labels[] = {

@@ -9,7 +9,7 @@
 
 /* A shape as text and numbers: assay_dims("BSD", b, s, d) gives labels "B", "S", "D". */
 typedef struct assay_dims {
-    const char *labels; /* one letter an axis: those of SPEC.md, and one for each sum of them (op_support.c) */
+    const char *labels; /* one letter an axis, as in docs/operations.md, and one for each sum of them (op_support.c) */
     int64_t dims[ASSAY_MAX_RANK];
 } assay_dims;
 

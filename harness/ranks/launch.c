@@ -133,7 +133,7 @@ assay_status assay_launch_open(assay_context *ctx, assay_rank_group **group)
         const char *reason = dlerror();
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "mpirun has started several processes, but this assay has no MPI: %.600s",
-                          reason != NULL ? reason : "libassay_mpi.so is not there (docs/mpi.md)");
+                          reason != NULL ? reason : "libassay_mpi.so is not there (docs/large.md)");
     }
     assay_transport_opener *open_transport = NULL;
     *(void **)&open_transport = dlsym(module, ASSAY_TRANSPORT_OPENER);

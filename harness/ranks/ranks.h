@@ -1,4 +1,4 @@
-/* Several processes that share the work of one command: oracle/base/ranks.h, by messages (docs/mpi.md).
+/* Several processes that share the work of one command: oracle/base/ranks.h, by messages (docs/large.md).
  *
  * A session is one evaluation that all ranks do together, or one list of cases of which each is done by one of them. In it
  * every rank runs the same code. The first rank hands out pieces as ranks become free, takes what they give in order, and

@@ -1,5 +1,5 @@
-/* A backend's choice of experts for one token: whether a correct router could have made it (COMPARING.md, "Routing
- * first"). */
+/* A backend's choice of experts for one token: whether a correct router could have made it (docs/comparing.md, "Another
+ * choice of experts"). */
 #ifndef ASSAY_HARNESS_CHOICE_H
 #define ASSAY_HARNESS_CHOICE_H
 

@@ -1,4 +1,4 @@
-/* Conditional routing (COMPARING.md, "Routing first"): a candidate that chose other experts than the golden, or the same
+/* Conditional routing (docs/comparing.md, "Another choice of experts"): a candidate that chose other experts than the golden, or the same
  * in another order, is held against the golden evaluated again given its choice, if a correct router could have made it. */
 #ifndef ASSAY_HARNESS_GIVEN_CHOICE_H
 #define ASSAY_HARNESS_GIVEN_CHOICE_H

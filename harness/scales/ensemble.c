@@ -151,7 +151,7 @@ cleanup:
 }
 
 /* Correct kernels overflow where an emulated run does, in a result or on the way to it: no error scale says what they may
- * err by. Golden values beyond the type's range are no matter of this (docs/comparing.md, "Narrow range"). */
+ * err by. Golden values beyond the type's range are no matter of this (docs/comparing.md, "A profile that a case cannot have"). */
 static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
                                    int members)
 {

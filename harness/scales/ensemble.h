@@ -1,4 +1,4 @@
-/* Error scales and null distributions from an ensemble (COMPARING.md): the operation run again in the emulated
+/* Error scales and null distributions from an ensemble (docs/comparing.md): the operation run again in the emulated
  * arithmetic, member after member, its routing held at the golden one. The spread of the members around the golden
  * values is one standard deviation of a correct implementation, for every element of every output, gradient and
  * checkpoint; what each member's statistics are against the spread of the others is the null distribution. */

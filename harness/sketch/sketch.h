@@ -1,4 +1,4 @@
-/* Sketches (docs/sketches.md): what a golden holds of a gradient that is too large to be stored. A tensor [..., R, C] is
+/* Sketches (docs/large.md): what a golden holds of a gradient that is too large to be stored. A tensor [..., R, C] is
  * seen as blocks (experts; all axes but the last two) of R rows and C columns. Its sketch is sums with random signs over
  * each row, each column, each tile of 128 x 128 and each block, and some rows and one block in full. Which signs, rows and
  * block follows from the case's seed and the tensor's path, so that a kernel can make the sums where its gradient lies. */

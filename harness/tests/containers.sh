@@ -59,7 +59,7 @@ refuses '--container is "", expected' request moe/small -o "$work/folder" --cont
 refuses '--container is "tar.npz", expected' request moe/small -o "$work/folder" --container tar.npz
 
 ## run
-program="'$python' '$root/fixtures/tests/run_documented.py' '$root/docs/candidates.md'"
+program="'$python' '$root/fixtures/tests/run_documented.py' '$root/docs/start.md'"
 norm=(rms_norm/deepseek --set gradients=none --precision f32 --quiet)
 expect 0 run "${norm[@]}" --backend "$program '## NumPy and h5py' {request} {candidate}"
 expect 0 run "${norm[@]}" --container safetensors --backend "$program '## safetensors' {request} {candidate}"
@@ -71,7 +71,7 @@ expect 1 run "${norm[@]}" --container safetensors --backend ": {request}; echo x
 prints 'is no safetensors file: it has 2 bytes'
 expect 0 request gmm/mxfp4-weights -o "$work/codes.safetensors" --quiet
 expect 0 request gmm/mxfp4-weights -o "$work/codes.h5" --quiet
-"$python" - "$root/docs/candidates.md" "$work" <<'PYTHON' || complain "what candidates.md loads of float4 are not its codes"
+"$python" - "$root/docs/start.md" "$work" <<'PYTHON' || complain "what start.md loads of float4 are not its codes"
 import re
 import sys
 

@@ -1,4 +1,4 @@
-"""The recipe of docs/sketches.md, run as it stands there, gives the sums of goldens. usage: sketches.py ROOT PROGRAM"""
+"""The recipe of docs/large.md, run as it stands there, gives the sums of goldens. usage: sketches.py ROOT PROGRAM"""
 import re
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def names_of(root: Path, document: str) -> dict:
 
 
 def main(root: Path, program: str) -> None:
-    random, sketches = names_of(root, "docs/random-inputs.md"), names_of(root, "docs/sketches.md")
+    random, sketches = names_of(root, "docs/random-inputs.md"), names_of(root, "docs/large.md")
 
     def bits(seed: int, path: str, i: int) -> int:
         low, high = random["words"](random["key_of"](seed, path), 2, np.array([2 * i, 2 * i + 1], np.uint64))

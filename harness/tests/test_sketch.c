@@ -23,7 +23,7 @@ static assay_tensor_spec gradient_of(int rank, const int64_t *dims)
     return spec;
 }
 
-/* docs/sketches.md: bit i mod 64 of assay_random_bits(seed, path of the sums, i / 64). */
+/* docs/large.md: bit i mod 64 of assay_random_bits(seed, path of the sums, i / 64). */
 static double sign(const char *part, int64_t index)
 {
     char path[ASSAY_PATH_SIZE];

@@ -12,7 +12,7 @@
  * <assay/backend.h>: little-endian, row-major, bfloat16 and narrower as raw bits. What a function gives out belongs to the test or
  * the report and lives as long; a report may outlive its test. Threads may share tests and
  * reports: the calls of one test and its reports take turns, and those of two tests run side by side. What closes a test or frees a
- * report comes last. `message` may be NULL where nobody reads it. docs/in-process.md. */
+ * report comes last. `message` may be NULL where nobody reads it. docs/your-kernel.md. */
 #ifndef ASSAY_TEST_H
 #define ASSAY_TEST_H
 

@@ -55,7 +55,7 @@ bool assay_role_is_result(assay_tensor_role role);   /* an output, gradient, che
 bool assay_role_is_required(assay_tensor_role role); /* an output or gradient: a candidate without one fails */
 
 /* One dataset: path inside the fixture ("inputs/x", "gradients/weights/wo"), stored type, shape, and for each axis its
- * letter as SPEC.md names it ("B", "S", "D"). The role is set where the path is. */
+ * letter as docs/operations.md names it ("B", "S", "D"). The role is set where the path is. */
 typedef struct assay_tensor_spec {
     char path[ASSAY_PATH_SIZE];
     assay_tensor_role role;

@@ -1,4 +1,4 @@
-/* The batch-split schedule (SPEC 11; MaxText models/deepseek_batchsplit.py): the MoE layers of a stack over a virtual
+/* The batch-split schedule (docs/expert-parallelism.md; MaxText models/deepseek_batchsplit.py): the MoE layers of a stack over a virtual
  * mesh, each batch in microbatches that go through the stages in turn. This header is what deepseek_stack.c calls; the
  * functions, each with MaxText's name, are in batch_split_weights.h, batch_split_mla.h and batch_split_moe.h, and are
  * tested one by one.

@@ -1,4 +1,4 @@
-/* Decoder layers and stacks of them (SPEC 11 without the schedule; MaxText models/deepseek.py DeepSeekDenseLayer,
+/* Decoder layers and stacks of them (docs/operations.md, "decoder_layer" without the schedule; MaxText models/deepseek.py DeepSeekDenseLayer,
  * DeepSeekMoELayer; mixtral.py MixtralDecoderLayer; qwen3.py Qwen3MoeDecoderLayer; gpt_oss.py GptOssDecoderLayer).
  *
  *   h = x + attention(rms_norm(x))
@@ -6,7 +6,7 @@
  *
  * The attention is mla.h's or gqa.h's.
  *
- * Tensors come from a source and results go to a sink under the paths of INTERFACE.md; one layer's weights are in memory at a
+ * Tensors come from a source and results go to a sink under the paths of docs/interface.md; one layer's weights are in memory at a
  * time. P is "" when `single` (one layer), else "layers/i/":
  *   inputs/x [B,S,D], inputs/positions [B,S], inputs/segment_ids [B,S]?,
  *   weights/P{pre,post}_self_attention_layer_norm/scale [D], weights/Pself_attention/(as mla.h, gqa.h),

@@ -1,4 +1,4 @@
-/* Rematerialisation (SPEC 10; MaxText remat_policy, configs/base.yml): what becomes of a named intermediate between
+/* Rematerialisation (docs/operations.md, "Rematerialisation"; MaxText remat_policy, configs/base.yml): what becomes of a named intermediate between
  * forward and backward. remat: dropped, and computed again by backward; device: kept in memory; offload: written to a
  * spill file and read back. Policies change memory and work, never a bit of a result.
  *

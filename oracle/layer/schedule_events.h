@@ -1,4 +1,4 @@
-/* The order of events of the batch-split schedule (SPEC 11): a result of its own, that a backend's trace can be held
+/* The order of events of the batch-split schedule (docs/expert-parallelism.md): a result of its own, that a backend's trace can be held
  * against.
  *
  * Each event is four whole numbers {pass, stage, layer, microbatch}: pass 0 forward, 1 backward; stage a number

@@ -1,4 +1,4 @@
-/* Collectives over one axis of a virtual mesh, as jax.lax has them (SPEC 9). Arrays are [shards, local shape] (mesh.h);
+/* Collectives over one axis of a virtual mesh, as jax.lax has them (docs/expert-parallelism.md). Arrays are [shards, local shape] (mesh.h);
  * `in` and `out` do not overlap. Sums run over the shards of the axis in ascending order, so the bits are always the
  * same. Each has its transpose: what the gradient of its result is to its operand. */
 #ifndef ASSAY_MESH_COLLECTIVES_H

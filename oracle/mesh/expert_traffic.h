@@ -1,4 +1,4 @@
-/* What expert parallelism sends and how a shard sorts what it gets (SPEC 9; MaxText moe.py get_all_to_all_params,
+/* What expert parallelism sends and how a shard sorts what it gets (docs/expert-parallelism.md; MaxText moe.py get_all_to_all_params,
  * _truncate_matrix, local_permute, _maybe_truncate_local_group_size). P: shards of the expert axis.
  *
  * The batch split over the expert axis: all_shards_group_sizes [P,P], element (i,j) the rows that shard i sends to

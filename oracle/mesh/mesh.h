@@ -1,4 +1,4 @@
-/* A virtual mesh: many devices in one process (SPEC 9; jax.sharding.Mesh with MaxText's axes).
+/* A virtual mesh: many devices in one process (docs/expert-parallelism.md; jax.sharding.Mesh with MaxText's axes).
  *
  * Shards are numbered with `mlp_tensor` innermost: shard = ((data * size[FSDP] + fsdp) * size[EXPERT] + expert) *
  * size[MLP_TENSOR] + mlp_tensor. A sharded tensor is one array [shards, local shape], so that a batch that is split over all

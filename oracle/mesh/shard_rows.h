@@ -1,4 +1,4 @@
-/* Rows of all shards at once: copies of tokens sorted by expert and back (SPEC 9). M shards; dims are those of one
+/* Rows of all shards at once: copies of tokens sorted by expert and back (docs/expert-parallelism.md). M shards; dims are those of one
  * shard, R = T*K its copies. With dims of K = 1 a copy is a row of its own. */
 #ifndef ASSAY_MESH_SHARD_ROWS_H
 #define ASSAY_MESH_SHARD_ROWS_H

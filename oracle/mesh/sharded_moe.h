@@ -1,4 +1,4 @@
-/* The sparse MoE block spread over a virtual mesh (SPEC 9; MaxText moe.py sparse_matmul: route, dispatch, gmm_up, the
+/* The sparse MoE block spread over a virtual mesh (docs/expert-parallelism.md; MaxText moe.py sparse_matmul: route, dispatch, gmm_up, the
  * tensor-parallel reduce, gmm_down, unpermute), forward and backward. Tokens are split over data, fsdp and expert along
  * the batch, experts over the axis `expert`; weights are the same on every shard of `data` and `fsdp`. The N shards of the
  * axis `mlp_tensor` have the same tokens, and H / N of the hidden dimension: the parts of gmm_down are summed (psum_scatter),

@@ -1,4 +1,4 @@
-/* Kernels of the experts as they lie on the shards of a mesh (SPEC 9; MaxText moe.py wi_kernel_axes, wo_kernel_axes): gathered
+/* Kernels of the experts as they lie on the shards of a mesh (docs/expert-parallelism.md; MaxText moe.py wi_kernel_axes, wo_kernel_axes): gathered
  * before the block, and their gradients scattered behind it. W = F T P N shards, those of one replica (`data` has the same),
  * numbered as in mesh.h; F, T, P, N the axes fsdp, fsdp_transpose, expert and mlp_tensor.
  *

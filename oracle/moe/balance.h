@@ -1,4 +1,4 @@
-/* Load balance: the loss (SPEC 5; MaxText load_balance_loss, per sequence as there) and the loss-free bias update
+/* Load balance: the loss (docs/operations.md, "routing"; MaxText load_balance_loss, per sequence as there) and the loss-free bias update
  * (calculate_load_balance_updates; arXiv 2408.15664). */
 #ifndef ASSAY_MOE_BALANCE_H
 #define ASSAY_MOE_BALANCE_H

@@ -1,4 +1,4 @@
-/* The MoE block (SPEC 8; MaxText moe.py RoutedMoE, RoutedAndSharedMoE; tpu-inference fused_moe_func).
+/* The MoE block (docs/operations.md, "moe"; MaxText moe.py RoutedMoE, RoutedAndSharedMoE; tpu-inference fused_moe_func).
  *
  *   logits = x gate.kernel; routing (routing.h); y[t] = sum over k of weights[t,k] * expert(selected[t,k])(x[t]),
  *   plus the shared expert's gated MLP of x[t]. Paths (all the same numbers where their routing is the same):
@@ -15,7 +15,7 @@
  *   late_factor: the router's weights are without routed_scaling_factor, and the sum over slots is multiplied by it
  *   weight_on_input (vLLM apply_router_weight_on_input): a copy's x is multiplied by its weight, which y is then not
  *
- * Tensors come from a source and results go to a sink under the paths of INTERFACE.md, so that weights and their
+ * Tensors come from a source and results go to a sink under the paths of docs/interface.md, so that weights and their
  * gradients are in memory one expert at a time, and are read once:
  *   inputs/x [B,S,D], inputs/input_ids [B,S] (hash), weights/gate/kernel [D,E], weights/gate/bias [E]?,
  *   weights/wi_0, wi_1 [E,D,H] or wi [E,D,2H] (fused_weights), weights/wo [E,H,D],

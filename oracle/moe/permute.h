@@ -1,4 +1,4 @@
-/* Grouping token copies by expert, and back (SPEC 6; MaxText moe.py permute, unpermute).
+/* Grouping token copies by expert, and back (docs/operations.md, "permute"; MaxText moe.py permute, unpermute).
  *
  * selected_experts [T,K] in [0,E). flat = its T*K entries; order = stable argsort(flat) (sorted_selected_experts: positions,
  * not ids); sorted_inputs[j] = x[order[j] / K]; group_sizes = bincount(flat, E).

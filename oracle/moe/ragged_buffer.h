@@ -1,4 +1,4 @@
-/* Rows of the buffer that a ragged all-to-all receives into (SPEC 9; MaxText moe.py get_ragged_buffer_size). */
+/* Rows of the buffer that a ragged all-to-all receives into (docs/expert-parallelism.md; MaxText moe.py get_ragged_buffer_size). */
 #ifndef ASSAY_MOE_RAGGED_BUFFER_H
 #define ASSAY_MOE_RAGGED_BUFFER_H
 

@@ -1,4 +1,4 @@
-/* Expert routing (SPEC 5; MaxText moe.py GateLogit, get_topk, deepseek_routing, expert_group_mask, load_balance_loss,
+/* Expert routing (docs/operations.md, "routing"; MaxText moe.py GateLogit, get_topk, deepseek_routing, expert_group_mask, load_balance_loss,
  * calculate_load_balance_updates; DeepSeek-V3 inference/model.py Gate).
  *
  * logits [T,E] (+ bias [E]) -> selected_experts [T,K] int32, weights [T,K], margin [T], lb_loss, bias_updates [E].
@@ -145,7 +145,7 @@ assay_status assay_routing_backward(assay_context *ctx, double *d_logits, double
                                     const double *d_weights, double d_lb_loss, double d_z_loss, const assay_routing *r,
                                     const assay_routing_inputs *in, const assay_routing_config *config);
 
-/* Token dropping (SPEC 8; moe.py generate_masks): rows of capacity per batch row and expert,
+/* Token dropping (docs/operations.md, "moe"; moe.py generate_masks): rows of capacity per batch row and expert,
  * int(max(ceil(S*K/E) * capacity_factor, capacity_factor)); capacity_factor > 0. */
 int64_t assay_expert_capacity(const assay_routing_config *config, double capacity_factor);
 /* kept [T,K]: whether the choice fits; position [T,K]: its rank in (s,k) order among the choices of its expert in its

@@ -1,4 +1,4 @@
-/* Causal attention (SPEC 3; Dao 2023 for the backward; MaxText layers/attention_op.py; sinks: FlashMLA
+/* Causal attention (docs/operations.md, "attention"; Dao 2023 for the backward; MaxText layers/attention_op.py; sinks: FlashMLA
  * flash_mla_interface.py, transformers modeling_gpt_oss.py).
  *
  * query [B,S,N,Dq], key [B,S,Nkv,Dq], value [B,S,Nkv,Dv], sinks [N]?, segment_ids [B,S]?

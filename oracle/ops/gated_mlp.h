@@ -1,4 +1,4 @@
-/* Gated MLP (SPEC 7; MaxText layers/linears.py MlpBlock and moe.py apply_ffn_activation).
+/* Gated MLP (docs/operations.md, "mlp"; MaxText layers/linears.py MlpBlock and moe.py apply_ffn_activation).
  *
  * x [rows,D]; weights as in the table below; -> y [rows,D]; keeps a, b, h [rows,H].
  *   a = x wi_0 + wi_0_bias;  b = x wi_1 + wi_1_bias;  h = glu(a, b);  y = h wo + wo_bias

@@ -1,4 +1,4 @@
-/* Grouped matrix product (SPEC 6; MaxText's gmm, jax.lax.ragged_dot).
+/* Grouped matrix product (docs/operations.md, "gmm"; MaxText's gmm, jax.lax.ragged_dot).
  *
  * lhs [M,Kd], rhs [G,Kd,N], group_sizes [G] -> y [M,N]: the rows of group g times rhs[g].
  *   dlhs = dy rhs[g]^T by group;  drhs[g] = lhs_g^T dy_g

@@ -1,4 +1,4 @@
-/* Rotary position embedding with YaRN's frequencies (SPEC 2; Peng et al. 2023; MaxText layers/embeddings.py
+/* Rotary position embedding with YaRN's frequencies (docs/operations.md, "yarn_rope"; Peng et al. 2023; MaxText layers/embeddings.py
  * YarnRotaryEmbedding, DeepSeek-V3 inference/model.py precompute_freqs_cis).
  *
  * x [tokens,heads,Dr], positions [tokens] -> y [tokens,heads,Dr]; half = Dr/2, base_i = rope_max_timescale^(-2i/Dr).

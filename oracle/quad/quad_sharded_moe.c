@@ -1,4 +1,4 @@
-/* A MoE block over a virtual mesh (docs/operations.md, "Sharded MoE"): one device's formula without the choices that no shard has room for, and
+/* A MoE block over a virtual mesh (docs/expert-parallelism.md, "The sparse MoE block on a mesh"): one device's formula without the choices that no shard has room for, and
  * what each shard finds out on the way. */
 #include <string.h>
 

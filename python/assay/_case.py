@@ -289,7 +289,7 @@ def case(
     (docs/hugging-face.md). ``explain=False``: failures are not held against the known bugs, which takes time.
     ``staged=True``: every checkpoint that is given is held to float64 that starts from your own inputs to that stage
     (docs/comparing.md, "Stage by stage"); with ``checkpoints="all"`` `expected` lists them.
-    `supports`: what the kernel has, by key; another case raises `Unsupported` (docs/python.md, "What a kernel has").
+    `supports`: what the kernel has, by key; another case raises `Unsupported` (docs/your-kernel.md, "What a kernel has").
     """
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"

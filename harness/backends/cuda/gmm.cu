@@ -4,7 +4,7 @@
  *     assay run gmm/primes gmm/ragged --backend ./libgmm_cuda.so --precision bf16
  *
  * Put your kernel in the place of multiply(). Without -shared it is a program that makes inputs on the device from their seeds;
- * docs/cuda.md has it. With -DON_HOST no GPU is asked for: the same tiles are walked by loops on the processor, with the same
+ * docs/your-kernel.md has it. With -DON_HOST no GPU is asked for: the same tiles are walked by loops on the processor, with the same
  * functions for every index, so that a wrong index shows without a GPU. What that cannot show: barriers, and tensor cores' own sums. */
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

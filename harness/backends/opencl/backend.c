@@ -1,4 +1,4 @@
-/* A backend of OpenCL C kernels: the template for a kernel author with a GPU. docs/opencl.md builds, runs and copies it. */
+/* A backend of OpenCL C kernels: the template for a kernel author with a GPU. docs/your-kernel.md builds, runs and copies it. */
 #include <stdlib.h>
 #include <string.h>
 

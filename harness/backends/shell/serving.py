@@ -1,4 +1,4 @@
-"""The two ways in which assay starts a backend: a command for each request, and a server for all of them (docs/backends.md)."""
+"""The two ways in which assay starts a backend: a command for each request, and a server for all of them (docs/your-kernel.md)."""
 import sys
 import traceback
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CUDA backend, built as docs/cuda.md says. Its tiles walked on the processor are right, and inputs are drawn bit for bit; on the device too,
+# The CUDA backend, built as docs/your-kernel.md says. Its tiles walked on the processor are right, and inputs are drawn bit for bit; on the device too,
 # where there is one, and where there is none it says so. Without nvcc: status 77. usage: cuda_backend.sh PROGRAM PYTHON
 set -euo pipefail
 assay=$1 python=$2

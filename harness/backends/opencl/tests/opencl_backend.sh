@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The OpenCL backend, built as docs/opencl.md says: right on a few cases of each operation, its wrong forms rejected; inputs made on the
+# The OpenCL backend, built as docs/your-kernel.md says: right on a few cases of each operation, its wrong forms rejected; inputs made on the
 # device bit for bit. Without OpenCL: status 77. usage: opencl_backend.sh PROGRAM PYTHON
 set -euo pipefail
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0 # PoCL and its compiler keep memory
