@@ -575,6 +575,27 @@ assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *
                       with);
 }
 
+/* Sparse experts of one device, whose rows are those of the recipe's groups. */
+assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding,
+                                    int64_t w13_shards)
+{
+    const assay_quant_recipe *recipe = moe->recipe.recipe;
+    if (recipe == NULL) return ASSAY_OK;
+    const char *beside = assay_is_sharded(moe, sharding)              ? "a mesh"
+                         : moe->path != ASSAY_MOE_SPARSE              ? "sparse_matmul=false or fused_moe_func"
+                         : moe->routing.family == ASSAY_ROUTER_LLAMA4 ? "llama4"
+                         : moe->weight_on_input                       ? "apply_router_weight_on_input"
+                         : moe->fused_shared_experts > 0              ? "num_fused_shared_experts"
+                         : moe->local_num_experts > 0                 ? "local_num_experts"
+                         : moe->physical_experts > 0                  ? "num_redundant_experts"
+                         : moe->late_factor != 0                      ? "apply_routed_scaling_factor_on_output=false"
+                         : moe->shared_gate                           ? "a gate of the shared expert"
+                         : w13_shards > 1                             ? "w13_reorder_size"
+                                                                      : NULL;
+    if (beside == NULL) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
+}
+
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -624,6 +645,7 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
+    TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, 1));
     if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "quant_hidden_format is %s, expected none with use_batch_split_schedule",

@@ -25,27 +25,6 @@ static assay_status check_layout(assay_context *ctx, const quad_moe_config *both
                       config->moe_mlp_dim, shards);
 }
 
-/* Sparse experts of one device, whose rows are those of the recipe's groups. */
-static assay_status check_recipe(assay_context *ctx, const quad_moe_config *config)
-{
-    const assay_moe_config *moe = &config->moe;
-    const assay_quant_recipe *recipe = moe->recipe.recipe;
-    if (recipe == NULL) return ASSAY_OK;
-    const char *beside = assay_is_sharded(moe, &config->sharding)     ? "a mesh"
-                         : moe->path != ASSAY_MOE_SPARSE              ? "sparse_matmul=false or fused_moe_func"
-                         : moe->routing.family == ASSAY_ROUTER_LLAMA4 ? "llama4"
-                         : moe->weight_on_input                       ? "apply_router_weight_on_input"
-                         : moe->fused_shared_experts > 0              ? "num_fused_shared_experts"
-                         : moe->local_num_experts > 0                 ? "local_num_experts"
-                         : moe->physical_experts > 0                  ? "num_redundant_experts"
-                         : moe->late_factor != 0                      ? "apply_routed_scaling_factor_on_output=false"
-                         : moe->shared_gate                           ? "a gate of the shared expert"
-                         : config->w13_shards > 1                     ? "w13_reorder_size"
-                                                                      : NULL;
-    if (beside == NULL) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
-}
-
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status configs_of(assay_context *ctx, const assay_case *c, quad_moe_config *config)
 {
@@ -67,7 +46,7 @@ static assay_status configs_of(assay_context *ctx, const assay_case *c, quad_moe
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
     TRY(check_layout(ctx, config));
-    TRY(check_recipe(ctx, config));
+    TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, c->config.w13_reorder_size));
 cleanup:
     return status;
 }

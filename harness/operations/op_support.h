@@ -126,6 +126,9 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
 bool assay_quantises_hidden(const assay_case *c);
 /* A gated MLP whose kernel quantises what it computed itself: h, or by a recipe gradients as well. */
 bool assay_quantises_made(const assay_case *c);
+/* Refuses what no recipe of a MoE block has. */
+assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding,
+                                    int64_t w13_shards);
 /* Refuses what no code of h is quantised for. */
 assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);

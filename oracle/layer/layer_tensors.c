@@ -67,6 +67,30 @@ void layer_weights_free(layer_weights *w)
     *w = (layer_weights){0};
 }
 
+/* Gradients that a recipe quantises are checkpoints. */
+static bool wants_quantised(const stack_run *run, const char *prefix, const assay_tensor_row *row)
+{
+    char path[ASSAY_PATH_SIZE];
+    if (row->name == NULL) return false;
+    assay_tensor_path("checkpoints/", prefix, row, path);
+    return run->out->wants(run->out->self, path);
+}
+
+static bool wants_quantised_of_experts(const stack_run *run, const char *prefix)
+{
+    const assay_gated_mlp_config mlp[] = {assay_moe_expert_config(&run->config->moe, 0),
+                                          assay_moe_shared_config(&run->config->moe, 0)};
+    static const assay_mlp_place places[] = {ASSAY_MLP_ROUTED, ASSAY_MLP_SHARED};
+    bool wants = false;
+    for (int i = 0; i < 2; i++) {
+        for (int checkpoint = ASSAY_MLPWI_GRADIENT; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
+            const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp[i], places[i], checkpoint);
+            wants |= wants_quantised(run, prefix, &row);
+        }
+    }
+    return wants;
+}
+
 /* Of a MoE block: enough to know whether backward is asked for. */
 static bool wants_moe_gradient(const stack_run *run, const char *prefix)
 {
@@ -78,7 +102,8 @@ static bool wants_moe_gradient(const stack_run *run, const char *prefix)
     const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
     char block[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
     snprintf(block, sizeof block, "%smoe/", prefix);
-    bool wants = assay_wants_any_gradient(run->in, run->out, block, &routed_table) ||
+    bool wants = wants_quantised_of_experts(run, prefix) ||
+                 assay_wants_any_gradient(run->in, run->out, block, &routed_table) ||
                  assay_wants_any_gradient(run->in, run->out, block, &shared_table);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "gradients/weights/%.100s%s", block, names[i]);
@@ -166,11 +191,15 @@ cleanup:
 
 bool layer_wants_gradient(const stack_run *run, int64_t layer)
 {
-    const assay_tensor_table table = layer_weight_table(run->config, layer);
+    graph g;
     char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE];
+    assay_layer_graph(&g, run->config, layer);
+    const assay_tensor_table table = graph_weight_table(&g);
     layer_prefix(run, layer, prefix);
-    return wants_boundary(run, layer, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
-           (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
+    bool wants = wants_boundary(run, layer, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
+                 (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
+    for (int i = 0; i < g.gradient_count; i++) wants |= wants_quantised(run, prefix, &g.steps[g.gradients[i]].gradient);
+    return wants;
 }
 
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values)

@@ -97,9 +97,17 @@ static assay_status source_read_i32(assay_context *ctx, void *self, const char *
     return s->in->read_i32(ctx, s->in->self, outside, first, count, out);
 }
 
+/* What backward makes; a recipe's are checkpoints. */
+static bool is_gradient(const char *path)
+{
+    static const char end[] = "_gradient";
+    const size_t length = strlen(path), size = sizeof end - 1;
+    return begins(path, "gradients/") || (length > size && strcmp(path + length - size, end) == 0);
+}
+
 static bool wanted_outside(sub_block *s, const char *path)
 {
-    const bool gradient = begins(path, "gradients/");
+    const bool gradient = is_gradient(path);
     const sub_block_array *array = find(s, path, false);
     char outside[ASSAY_PATH_SIZE];
     if (gradient != s->backward || (array != NULL && !array->outside)) return false;

@@ -269,29 +269,29 @@ def mla(ar, s, t, prefix, x):
     return y, back
 
 
-def projections(w, heads):
-    """Weights of query, key and value, apart where the case has them in one."""
-    if "qkv_proj/kernel" not in w:
-        return w
-    shared = (w["qkv_proj/kernel"].shape[1] - heads) // 2
-    cut = lambda x: np.split(x, (heads, heads + shared), -2)
-    apart = {name: x for name, x in w.items() if not name.startswith("qkv_proj/")}
-    for end in ("/kernel", "/bias"):
-        if "qkv_proj" + end in w:
-            apart |= {n + end: np.ascontiguousarray(x) for n, x in zip(("query", "key", "value"), cut(w["qkv_proj" + end]))}
-    return apart
+class Projection:
+    """x times a kernel plus its bias; a recipe quantises what comes back."""
 
-
-class Projected:
-    """Heads of query, key or value: x times the kernel plus bias, normed and rotated where there is a norm, a rotation."""
-
-    def __init__(self, ar, s, w, name, x, positions):
-        self.ar, self.w, self.name = ar, w, name
-        y, self.back_x = dense(ar, x, w[name + "/kernel"])
+    def __init__(self, ar, s, w, name, x):
+        self.ar, self.w, self.name, self.recipe = ar, w, name, bool(s.text.get("quant_recipe", ""))
+        y, self.back_x = dense(ar, x, w[name + "/kernel"], s)
         y = ar.keep(y)
-        if name + "/bias" in w:
-            y = ar.keep(y + w[name + "/bias"])
-        self.back_norm = self.back_rope = None
+        self.y = ar.keep(y + w[name + "/bias"]) if name + "/bias" in w else y
+
+    def back(self, d, g):
+        if self.recipe:
+            self.ar.checkpoint(self.name + "_gradient", d)
+        dx, g[self.name + "/kernel"] = self.back_x(d)
+        if self.name + "/bias" in self.w:
+            g[self.name + "/bias"] = self.ar.sum(d.reshape(-1, *d.shape[2:]), 0)
+        return self.ar.keep(dx)
+
+
+class Heads:
+    """Heads of query or key, normed where there is a norm, and rotated; those of value as they are."""
+
+    def __init__(self, ar, s, w, name, y, positions):
+        self.ar, self.name, self.back_norm, self.back_rope = ar, name, None, None
         if name + "_norm/scale" in w:
             y, self.back_norm = rms_norm(ar, y, w[name + "_norm/scale"], s.number("normalization_layer_epsilon"))
         if name != "value":
@@ -302,24 +302,26 @@ class Projected:
         d = self.back_rope(d) if self.back_rope else d
         if self.back_norm:
             d, g[self.name + "_norm/scale"] = self.back_norm(self.ar.keep(d))
-        d = self.ar.keep(d)
-        dx, g[self.name + "/kernel"] = self.back_x(d)
-        if self.name + "/bias" in self.w:
-            g[self.name + "/bias"] = self.ar.sum(d.reshape(-1, *d.shape[2:]), 0)
-        return self.ar.keep(dx)
+        return self.ar.keep(d)
 
 
 def gqa(ar, s, t, prefix, x):
     """t holds the weights under `prefix`; back gives dx and the gradients by path."""
-    given = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
-    w = projections(given, s.count("base_num_query_heads"))
-    made = [Projected(ar, s, w, n, x, t["inputs/positions"]) for n in ("query", "key", "value")]
+    w = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
+    names, fused, heads = ("query", "key", "value"), "qkv_proj/kernel" in w, s.count("base_num_query_heads")
+    products = [Projection(ar, s, w, n, x) for n in (("qkv_proj",) if fused else names)]
+    parts = [p.y for p in products]
+    if fused:
+        shared = (parts[0].shape[2] - heads) // 2
+        ar.checkpoint("qkv_proj", parts[0])
+        parts = [np.ascontiguousarray(part) for part in np.split(parts[0], (heads, heads + shared), 2)]
+    made = [Heads(ar, s, w, n, part, t["inputs/positions"]) for n, part in zip(names, parts)]
     scale, late = ar.float(s.number("query_pre_attn_scalar")), ar.variant.fused
     query = made[0].y if late else ar.store(made[0].y) * scale
     out, lse, back_attention = attention(ar, s, query, made[1].y, made[2].y, t.get("inputs/segment_ids"),
                                          scale if late else None, window_of(s, ar.layer), w.get("sinks"))
     flat = out.reshape(*x.shape[:2], -1)
-    y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1))
+    y, back_out = dense(ar, flat, w["out/kernel"].reshape(flat.shape[-1], -1), s)
     if "out/bias" in w:
         y = ar.keep(y) + w["out/bias"]
     for name, value in {"query_proj": query * scale if late else query, "key_proj": made[1].y, "value_proj": made[2].y,
@@ -337,10 +339,9 @@ def gqa(ar, s, t, prefix, x):
             g["sinks"] = d_sinks
         d = [ar.keep(x) for x in d]
         d[0] = d[0] if late else ar.keep(d[0] * scale)
-        dx = [made[i].back(d[i], g) for i in range(3)]
-        for end in ("/kernel", "/bias"):
-            if "qkv_proj" + end in given:
-                g["qkv_proj" + end] = np.concatenate([g.pop(n + end) for n in ("query", "key", "value")], -2)
-        return ar.keep(dx[0] + dx[1]) + dx[2], {"gradients/" + prefix + name: d for name, d in g.items()}
+        d = [of.back(x, g) for of, x in zip(made, d)]
+        dx = [p.back(x, g) for p, x in zip(products, [np.concatenate(d, 2)] if fused else d)]
+        total = dx[0] if fused else ar.keep(dx[0] + dx[1]) + dx[2]
+        return total, {"gradients/" + prefix + name: d for name, d in g.items()}
 
     return y, back

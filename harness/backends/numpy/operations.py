@@ -186,6 +186,7 @@ def layer(ar, s, t, results, x):
         back_block = lambda d: back_moe(d, t.get(f"cotangents/{results}lb_loss"))
 
     def back(dy):
+        ar.layer = results
         d, g = back_block(dy)
         dh, g["gradients/" + post] = back_post(ar.keep(d))
         dh = ar.keep(ar.keep(dh) + dy)
