@@ -55,6 +55,7 @@ def keys_of(s: Settings, block: str) -> dict:
     if s.true("use_ring_of_experts"):
         more["megablox"] = True
     s.need(block == "gpt_oss" or s.count("sliding_window_size") == 0, "windows are GPT-OSS's alone")
+    s.need(not s.text.get("quant_recipe", ""), "no training recipe in a layer")
     s.need(s["rope_type"] != "default" or not s.true("rope_interleave"), "RotaryEmbedding has halves alone")
     if block == "deepseek":
         more |= {"base_num_kv_heads": s.count("base_num_query_heads"), "attention_type": "mla", "q_lora_rank": s.count("q_lora_rank")}

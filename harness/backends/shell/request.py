@@ -87,6 +87,9 @@ class Request:
                 self.tensors[name] = elements.astype(float_type)
                 if narrow and kind == "float32":
                     self.wide.add(name)
+            latent = any(path.endswith("wkv_a/kernel") for path in self.tensors)
+            window = float(self.settings.text.get("sliding_window_size", 0)) > 0
+            self.settings.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 
