@@ -3,7 +3,7 @@ import numpy as np
 
 from batch_split import run_function
 from kernels_attention import attention, gqa, mla, rope, window_of
-from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
+from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from quant_recipes import Recipe
@@ -15,6 +15,12 @@ def run_rms_norm(ar, s, t):
     y, back = rms_norm(ar, t["inputs/x"], t["weights/scale"], s.number("normalization_layer_epsilon"))
     dx, d_scale = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale}
+
+
+def run_layer_norm(ar, s, t):
+    y, back = layer_norm(ar, t["inputs/x"], t["weights/scale"], t["weights/bias"], s.number("normalization_layer_epsilon"))
+    dx, d_scale, d_bias = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale, "gradients/weights/bias": d_bias}
 
 
 def rows_of_groups(s, t):
@@ -219,7 +225,7 @@ def run_dequantize(ar, s, t):
     return {"outputs/y": dequantize(s, t["inputs/codes"], t["inputs/scale"], t.get("inputs/tensor_scale"), ar.float)}
 
 
-OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
+OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
               "decoder_layer": run_stack, "decoder_stack": run_stack, "batch_split": run_function}
