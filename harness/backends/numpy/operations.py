@@ -159,14 +159,21 @@ def run_attention(ar, s, t):
         "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
 
 
+def used_tokens(s, t):
+    """x, of which padding that is not finite counts as 0."""
+    x = t["inputs/x"]
+    padding = s.true("mask_padding") & (t.get("inputs/segment_ids", np.ones(x.shape[:2])) == 0)
+    return np.where(padding[..., None] & ~np.isfinite(x), 0, x)
+
+
 def run_mla(ar, s, t):
-    y, back = mla(ar, s, t, "weights/", t["inputs/x"])
+    y, back = mla(ar, s, t, "weights/", used_tokens(s, t))
     dx, g = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, **g}
 
 
 def run_gqa(ar, s, t):
-    y, back = gqa(ar, s, t, "weights/", t["inputs/x"])
+    y, back = gqa(ar, s, t, "weights/", used_tokens(s, t))
     dx, g = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, **g}
 

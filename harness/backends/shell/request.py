@@ -90,6 +90,8 @@ class Request:
             latent = any(path.endswith("wkv_a/kernel") for path in self.tensors)
             window = float(self.settings.text.get("sliding_window_size", 0)) > 0
             self.settings.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
+            tokens = self.tensors["inputs/x"] if self.op in ("mla", "gqa") else np.zeros(0)
+            self.settings.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 
