@@ -18,6 +18,7 @@ passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/prim
 passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small
 passes bf16 0 mla/no-query-compression deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
 passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral
+passes bf16 6 moe/mesh-ring-expert2 moe/mesh-mlp-tensor2 mla/mesh-model2-expert2 deepseek_layer/mesh-expert4 decoder_layer/mixtral-mesh
 passes f16 2 moe/small attention/seven gqa/mixtral
 passes f32 1 gqa/gpt-oss gqa/segments attention/grouped attention/window-segments
 passes bf16 0 gqa/qwen3 gqa/fused-qkv attention/sinks attention/window-tile-and-one
@@ -44,6 +45,6 @@ passes bf16 6 --set dtype=float32 mlp/silu moe/mixtral attention/padding-nan dee
 expect 1 run mla/small --precision f64 --quiet --backend "$backend --precision f32"
 expect 3 run moe/llama4 --quiet --backend "$backend"
 prints '^UNSUPPORTED .* not this family of routers'
-expect 3 run moe/mesh-expert2 --quiet --backend "$backend"
-prints '^UNSUPPORTED .* no mesh'
+expect 3 run moe/mesh-balance --quiet --backend "$backend"
+prints '^UNSUPPORTED .* no results per shard'
 echo "$checks calls"

@@ -251,8 +251,10 @@ def run(ar, request):
     """The results that the request expects, and the choice of experts; of checkpoints those that there are."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
-    if request.op != "batch_split":
-        s.need_no_mesh()
+    spread = request.op != "batch_split" and not s.one_device()
+    if spread:  # computed in one place
+        s.need(not s.true("weights_on_shards"), "no weights on shards")
+        s.need(s.number("load_balance_loss_weight") == 0 == s.number("routed_bias_update_rate"), "no results per shard")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     for key, plain in PLAIN_VALUES.items():
@@ -269,7 +271,7 @@ def run(ar, request):
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}
-    made = ar.checkpoints | made
+    made = made if spread else ar.checkpoints | made
     beside = [p for p in made if p.startswith("routing/")]
     for path in request.expects + beside:
         if path not in made and path.startswith("checkpoints/"):

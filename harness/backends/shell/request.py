@@ -38,10 +38,12 @@ class Settings:
         if not condition:
             raise Unsupported(reason)
 
-    def need_no_mesh(self):
+    def one_device(self):
         """A ring of one device has shards too: one loss for each."""
-        ring = self.text.get("use_ring_of_experts") == "true"
-        self.need(self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and not ring, "no mesh")
+        return self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and self.text.get("use_ring_of_experts") != "true"
+
+    def need_no_mesh(self):
+        self.need(self.one_device(), "no mesh")
 
 
 def drawn(recipes):
