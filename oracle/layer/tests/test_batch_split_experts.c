@@ -7,6 +7,8 @@
 #include "oracle/layer/tests/moe_half_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* data, fsdp, expert, factor; rows, sequence; experts, per token; groups, kept */
 static const moe_half_shape shapes[] = {
     {1, 1, 1, 1, 1, 5, 4, 2, 0, 0},

@@ -10,6 +10,8 @@
 #include "oracle/layer/tests/moe_half_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* data, fsdp, expert, factor; rows, sequence; experts, per token; groups, kept */
 static const moe_half_shape shapes[] = {
     {1, 1, 1, 1, 2, 3, 4, 2, 0, 0}, {1, 1, 1, 2, 1, 5, 4, 1, 0, 0}, {1, 1, 1, 3, 2, 1, 8, 3, 4, 2},

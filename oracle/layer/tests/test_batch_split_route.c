@@ -7,6 +7,8 @@
 #include "oracle/layer/tests/moe_half_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* data, fsdp, expert, factor; rows, sequence; experts, per token; groups, kept */
 static const moe_half_shape shapes[] = {
     {1, 1, 1, 1, 1, 7, 4, 2, 0, 0}, {1, 1, 2, 1, 2, 3, 6, 3, 3, 2}, {2, 1, 4, 1, 1, 5, 8, 2, 4, 1},
