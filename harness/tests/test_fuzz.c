@@ -8,6 +8,8 @@
 #include "harness/tests/harness_test.h"
 #include "oracle/base/clock.h"
 
+TEST_LABELS(catalogue);
+
 #define SHARED_BYTES (INT64_C(64) << 20)
 
 static char *yaml_of(assay_context *ctx, const assay_case *c)

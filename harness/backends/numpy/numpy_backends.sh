@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # The numpy backend against goldens of every operation, in each profile's arithmetic. usage: numpy_backends.sh PROGRAM PYTHON
+# One process of Python serves all cases of a line, whose goldens have the error scales of the line's profile alone: a third of the time.
 set -euo pipefail
 assay=$1 python=$2
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../tests/cli_test.sh"
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
-backend="'$python' '$here/backend.py' {request} {candidate}"
+backend="'$python' '$here/backend.py'"
 
 # passes PROFILE VARIANT CASE...
 passes() {
   local profile=$1 variant=$2
   shift 2
-  expect 0 run "$@" --precision "$profile" --quiet --backend "$backend --precision $profile --variant $variant"
+  expect 0 run "$@" --set "profiles=$profile" --precision "$profile" --quiet --serve --backend "$backend --precision $profile --variant $variant"
   prints '^[0-9]+ cases: [0-9]+ passed, 0 failed, 0 vacuous, 0 unsupported'
 }
 passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/primes routing/deepseek3-groups mlp/gelu-fused
@@ -42,9 +43,9 @@ passes bf16 0 --set dtype=float32 rms_norm/deepseek gmm/primes unpermute/primes 
 passes bf16 6 --set dtype=float32 mlp/silu moe/mixtral attention/padding-nan deepseek_layer/dense-fused
 
 # float32 is not float64, and what is not there is said to be so
-expect 1 run mla/small --precision f64 --quiet --backend "$backend --precision f32"
-expect 3 run moe/llama4 --quiet --backend "$backend"
+expect 1 run mla/small --precision f64 --quiet --backend "$backend {request} {candidate} --precision f32"
+expect 3 run moe/llama4 --quiet --backend "$backend {request} {candidate}"
 prints '^UNSUPPORTED .* not this family of routers'
-expect 3 run moe/mesh-balance --quiet --backend "$backend"
+expect 3 run moe/mesh-balance --quiet --backend "$backend {request} {candidate}"
 prints '^UNSUPPORTED .* no results per shard'
 echo "$checks calls"
