@@ -10,6 +10,7 @@
 #include "compare/findings.h"
 #include "compare/outliers.h"
 #include "compare/profile_yaml.h"
+#include "compare/steps.h"
 #include "compare/verdict.h"
 #include "oracle/base/clock.h"
 #include "oracle/base/memory.h"
@@ -438,6 +439,7 @@ void assay_report_free(assay_report *report)
     free(report->unknown);
     for (int i = 0; report->pictures != NULL && i < report->count; i++) free(report->pictures[i]);
     free(report->pictures);
+    assay_steps_free(report->steps);
     free(report->tensors);
     free(report->directions);
     if (report->stages != NULL) assay_report_free(report->stages);

@@ -121,6 +121,7 @@ typedef struct assay_report {
     char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
     char codes[256];                 /* how codes of h were judged that the candidate's kernel made itself; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
+    struct assay_steps *steps;       /* likewise (steps.h); NULL also where the case has none */
     struct assay_report
         *stages; /* on each stage, evaluated from the candidate's own inputs to it; NULL: nobody asked */
 } assay_report;

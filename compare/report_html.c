@@ -11,6 +11,7 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/slices.h"
+#include "compare/steps.h"
 #include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
@@ -255,14 +256,27 @@ static bool write_tensor(FILE *out, int number, int i, bool open, const assay_te
     return drawn;
 }
 
-static void write_flow(FILE *out, int number, const assay_report *report)
+/* The steps with their verdicts, and behind them what these do not show; all of it, where there are no steps. */
+static bool write_flow(FILE *out, int number, const assay_report *report, const assay_steps *steps)
 {
-    bool first = true;
+    bool first = true, drawn = true;
+    if (steps != NULL) {
+        fprintf(
+            out,
+            "<p class=\"soft\">steps, with the verdicts on what they make, and on the gradients of what is given; no "
+            "colour: nothing was compared</p><div class=\"wide\">");
+        drawn = assay_steps_draw(out, steps, report, number);
+        fprintf(out, "</div>");
+    }
     fprintf(out, "<ul class=\"flow\">");
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
         const bool failed = r->verdict == ASSAY_FAIL;
         if (!r->compared && r->verdict == ASSAY_PASS) continue;
+        if (steps != NULL && assay_steps_show(steps, r->spec.path)) {
+            first = first && !failed;
+            continue;
+        }
         fprintf(out, "<li><a href=\"#r%dt%d\" class=\"%s%s\">", number, i,
                 failed                     ? "f"
                 : r->verdict == ASSAY_PASS ? "p"
@@ -273,6 +287,7 @@ static void write_flow(FILE *out, int number, const assay_report *report)
         first = first && !failed;
     }
     fprintf(out, "</ul>");
+    return drawn;
 }
 
 static void write_paragraph(FILE *out, const char *what, const char *text)
@@ -290,7 +305,7 @@ static void write_made_by(FILE *out, const char *what, const char *program)
     write_text(out, program);
 }
 
-static bool write_report(FILE *out, int number, const assay_report *report)
+static bool write_report(FILE *out, int number, const assay_report *report, const assay_steps *steps)
 {
     char routing[512];
     bool drawn = true;
@@ -339,7 +354,7 @@ static bool write_report(FILE *out, int number, const assay_report *report)
         write_text(out, report->candidate_path);
         fprintf(out, "</code></p>");
     }
-    write_flow(out, number, report);
+    drawn &= write_flow(out, number, report, steps);
     bool first = true;
     for (int i = 0; i < report->count; i++) {
         const assay_tensor_result *r = &report->tensors[i];
@@ -415,8 +430,8 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
     if (count != 1) write_index(out, count, reports);
     for (int i = 0; i < count; i++) {
-        drawn &= write_report(out, i, &reports[i]);
-        if (reports[i].stages != NULL) drawn &= write_report(out, count + i, reports[i].stages);
+        drawn &= write_report(out, i, &reports[i], reports[i].steps);
+        if (reports[i].stages != NULL) drawn &= write_report(out, count + i, reports[i].stages, reports[i].steps);
     }
     fprintf(out, "</body></html>\n");
     if (assay_text_close(out, text) && drawn) return ASSAY_OK;

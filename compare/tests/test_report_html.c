@@ -3,6 +3,7 @@
 #include <libxml/xpath.h>
 
 #include "compare/pictures.h"
+#include "compare/steps.h"
 #include "compare/tests/compare_test.h"
 
 typedef struct pair {
@@ -109,6 +110,52 @@ TEST(the_page_shows_what_is_wrong)
     assert_contains(text, "power: 8 of 9 mutants that have an effect here are detected, 9 with checkpoints (--staged)");
     xmlFreeDoc(page);
     free(text);
+    assay_report_free(&report);
+    close_pair(&p);
+}
+
+/* Steps have the verdicts of their tensors; what they do not show is listed behind them. */
+TEST(the_page_shows_the_steps)
+{
+    pair p;
+    assay_report report = {0};
+    char *text = NULL;
+    assay_step of[] = {{.kind = "linear", .in = {0}, .in_count = 1}, {.kind = "add", .in = {1, 2}, .in_count = 2}};
+    assay_step_tensor tensors[] = {
+        {.name = "x", .shape = "[4]", .path = "gradients/x", .step = -1},
+        {.name = "count", .shape = "[4]", .path = "outputs/count", .step = 0, .checkpoint = true},
+        {.name = "between", .shape = "[4]", .step = 0},
+        {.name = "y", .shape = "[300,200]", .path = "outputs/y", .step = 1, .checkpoint = true},
+    };
+    assay_steps steps = {.step_count = 2, .tensor_count = 4, .steps = of, .tensors = tensors};
+    make_pair(&p);
+    assert_ok(&p.ctx, assay_compare(&p.ctx, p.golden, p.candidate, p.profile, 1e-6, (assay_order){0}, &report));
+    report.steps = &steps;
+    assert_ok(&p.ctx, assay_report_html(&p.ctx, 1, &report, &text));
+    xmlDoc *page = parse(text);
+    assert_int_equal(nodes(page, "//svg[@class='steps']"), 1);
+    assert_int_equal(nodes(page, "//svg/rect[@class='box']"), 2);
+    assert_int_equal(nodes(page, "//svg/path"), 2);
+    assert_int_equal(nodes(page, "//a/g[@class='bold pass'][title='outputs/count']"), 1);
+    assert_int_equal(nodes(page, "//a/g[@class='bold fail first'][title='outputs/y (first wrong)']"), 1);
+    assert_int_equal(nodes(page, "//svg/g[@class='soft grey'][title='gradients/x']"), 1);
+    assert_int_equal(nodes(page, "//svg/g[@class='plain grey'][not(title)]"), 1);
+    assert_int_equal(nodes(page, "//ul[@class='flow']/li"), 1);
+    for (int i = 0; i < report.count; i++) {
+        char link[80];
+        snprintf(link, sizeof link, "//a[@href='#r0t%d'] | //details[@id='r0t%d']", i, i);
+        assert_int_equal(nodes(page, link), 2);
+    }
+    xmlFreeDoc(page);
+    free(text);
+    for (int64_t n = 0;; n++) {
+        assay_fail_allocation(n);
+        const assay_status status = assay_report_html(&p.ctx, 1, &report, &text);
+        if (had_memory(&p.ctx, status)) break;
+        assert_null(text);
+    }
+    free(text);
+    report.steps = NULL;
     assay_report_free(&report);
     close_pair(&p);
 }

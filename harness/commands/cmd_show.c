@@ -5,6 +5,7 @@
 
 #include "harness/commands/command.h"
 #include "harness/commands/rank_costs.h"
+#include "harness/commands/show_steps.h"
 #include "harness/operations/op_support.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
@@ -152,35 +153,46 @@ static void print_ranks(const assay_plan *plan, const assay_options *options)
     }
 }
 
+static assay_status print_case(assay_context *ctx, const assay_options *options, const assay_plan *plan,
+                               const char *golden, const assay_fixture_reader *reader)
+{
+    assay_status status;
+    char *yaml = NULL;
+    TRY(assay_case_yaml(ctx, plan->c, &yaml));
+    printf("%s", yaml);
+    if (reader != NULL) printf("\ngolden    %s, by %s\n", golden, assay_fixture_text(reader, "generator"));
+    print_tensors(plan);
+    print_costs(plan);
+    TRY(print_remat(ctx, plan));
+    print_ranks(plan, options);
+cleanup:
+    free(yaml);
+    return status;
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     assay_status status;
     assay_chosen chosen = {0};
     assay_plan plan = {0};
     assay_fixture_reader *golden = NULL;
-    char *yaml = NULL;
     *exit_code = ASSAY_EXIT_PASS;
     TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
+    if (options->svg_file != NULL && chosen.count > 1) {
+        status = assay_fail(ctx, ASSAY_BAD_INPUT, "--svg is a picture of one case, found %d", chosen.count);
+        goto cleanup;
+    }
     for (int i = 0; i < chosen.count; i++) {
         if (chosen.goldens[i] != NULL) TRY(assay_fixture_open(ctx, chosen.goldens[i], &golden));
         TRY(assay_plan_describe(ctx, &plan, &chosen.cases[i], golden, NULL));
-        TRY(assay_case_yaml(ctx, &chosen.cases[i], &yaml));
-        printf("%s", yaml);
-        if (golden != NULL)
-            printf("\ngolden    %s, by %s\n", chosen.goldens[i], assay_fixture_text(golden, "generator"));
-        print_tensors(&plan);
-        print_costs(&plan);
-        TRY(print_remat(ctx, &plan));
-        print_ranks(&plan, options);
+        TRY(assay_show_steps(ctx, options, &plan));
+        if (!options->graph) TRY(print_case(ctx, options, &plan, chosen.goldens[i], golden));
         if (i + 1 < chosen.count) printf("\n");
-        free(yaml);
-        yaml = NULL;
         assay_plan_free(&plan);
         assay_fixture_close(golden);
         golden = NULL;
     }
 cleanup:
-    free(yaml);
     assay_plan_free(&plan);
     assay_fixture_close(golden);
     assay_chosen_free(&chosen);
@@ -194,7 +206,7 @@ const assay_command assay_command_show = {
     .details =
         "What it prints above the table is a case file: save it and change it to make your own. Of a golden it is the\n"
         "case that is stored in it.\n",
-    .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS,
+    .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS | ASSAY_OPT_GRAPH,
     .least = 1,
     .most = -1,
     .run = run,

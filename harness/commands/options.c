@@ -59,7 +59,9 @@ enum {
     LAYERS,
     RANKS,
     TRUST,
-    DRAW_ONLY
+    DRAW_ONLY,
+    GRAPH,
+    SVG_FILE
 };
 
 static const assay_option_row rows[] = {
@@ -131,6 +133,8 @@ static const assay_option_row rows[] = {
     {"trust", TRUST, false, ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests"},
     {"ranks", RANKS, true, ASSAY_OPT_RANKS, "N[,N]",
      "what so many ranks of mpirun would each do, send and hold (docs/large.md)"},
+    {"graph", GRAPH, false, ASSAY_OPT_GRAPH, NULL, "the steps of the case in its place, in the order of the data flow"},
+    {"svg", SVG_FILE, true, ASSAY_OPT_GRAPH, "FILE", "write a picture of the steps (one case)"},
     {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
     {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
     {"quiet", 'q', false, COMMON, NULL, "no progress"},
@@ -313,7 +317,8 @@ static bool take_flag(assay_options *o, int letter)
                  {CERTIFY, &o->certify},     {MUTANTS, &o->mutants},
                  {RESUME, &o->resume},       {TRUST, &o->trust},
                  {DRAW_ONLY, &o->draw_only}, {NO_MESH, &o->filter.no_mesh},
-                 {STAGED, &o->staged},       {SERVE, &o->serve}};
+                 {STAGED, &o->staged},       {SERVE, &o->serve},
+                 {GRAPH, &o->graph}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         if (flags[i].letter != letter) continue;
         *flags[i].flag = true;
@@ -342,6 +347,7 @@ static bool take_text(assay_options *o, int letter, const char *value)
                  {BACKEND, &o->backend},
                  {KEEP, &o->keep},
                  {WRITE, &o->folder},
+                 {SVG_FILE, &o->svg_file},
                  {FUZZ_OP, &o->fuzz_op}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         if (texts[i].letter != letter) continue;

@@ -31,7 +31,8 @@ enum {
     ASSAY_OPT_RESUME = 1 << 20,      /* --resume */
     ASSAY_OPT_RANKS = 1 << 21,       /* --ranks */
     ASSAY_OPT_STAGED = 1 << 22,      /* --staged */
-    ASSAY_OPT_TRUST = 1 << 23        /* --trust */
+    ASSAY_OPT_TRUST = 1 << 23,       /* --trust */
+    ASSAY_OPT_GRAPH = 1 << 24        /* --graph, --svg */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -43,11 +44,11 @@ typedef struct assay_options {
     const char *engine;
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
-        *backend, *keep, *folder;
+        *svg_file, *backend, *keep, *folder;
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, serve, staged, recipe, materialise, resume, trust, draw_only;
+    bool certify, mutants, serve, staged, recipe, materialise, resume, trust, draw_only, graph;
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;

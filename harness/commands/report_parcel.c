@@ -3,6 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/steps.h"
+
+static void pack_steps(const assay_steps *s, FILE *out)
+{
+    fwrite(s, sizeof *s, 1, out);
+    fwrite(s->steps, sizeof *s->steps, (size_t)s->step_count, out);
+    fwrite(s->tensors, sizeof *s->tensors, (size_t)s->tensor_count, out);
+}
+
 void assay_report_pack(const assay_report *report, FILE *out)
 {
     fwrite(report, sizeof *report, 1, out);
@@ -14,6 +23,7 @@ void assay_report_pack(const assay_report *report, FILE *out)
         fputc(report->pictures[i] != NULL, out);
         if (report->pictures[i] != NULL) fwrite(report->pictures[i], sizeof *report->pictures[i], 1, out);
     }
+    if (report->steps != NULL) pack_steps(report->steps, out);
     if (report->stages != NULL) assay_report_pack(report->stages, out);
 }
 
@@ -59,6 +69,18 @@ static bool unpack_pictures(const char **at, const char *end, assay_report *repo
     return report->pictures != NULL;
 }
 
+static bool unpack_steps(const char **at, const char *end, assay_report *report)
+{
+    assay_steps *s = copy(next(at, end, sizeof *s), sizeof *s);
+    if (s == NULL) return false;
+    report->steps = s;
+    const size_t of_steps = (size_t)s->step_count * sizeof *s->steps;
+    const size_t of_tensors = (size_t)s->tensor_count * sizeof *s->tensors;
+    s->steps = copy(next(at, end, of_steps), of_steps);
+    s->tensors = copy(next(at, end, of_tensors), of_tensors);
+    return s->steps != NULL && s->tensors != NULL;
+}
+
 assay_status assay_report_unpack(assay_context *ctx, const char **at, const char *end, assay_report *report)
 {
     assay_report packed;
@@ -71,6 +93,7 @@ assay_status assay_report_unpack(assay_context *ctx, const char **at, const char
     report->directions = NULL;
     report->unknown = NULL;
     report->pictures = NULL;
+    report->steps = NULL;
     report->stages = NULL;
     report->count = report->unknown_count = report->direction_count = 0;
     const size_t size = (size_t)packed.count * sizeof *packed.tensors;
@@ -81,7 +104,8 @@ assay_status assay_report_unpack(assay_context *ctx, const char **at, const char
     if (report->directions != NULL) report->direction_count = packed.direction_count;
     if (report->tensors == NULL || report->directions == NULL ||
         !unpack_unknown(at, end, report, packed.unknown_count) ||
-        (packed.pictures != NULL && !unpack_pictures(at, end, report))) {
+        (packed.pictures != NULL && !unpack_pictures(at, end, report)) ||
+        (packed.steps != NULL && !unpack_steps(at, end, report))) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a report");
     }
     if (packed.stages == NULL) return ASSAY_OK;

@@ -7,6 +7,7 @@
 #include "compare/pictures.h"
 #include "harness/explain/explain.h"
 #include "harness/judge/vanishing.h"
+#include "harness/operations/case_steps.h"
 #include "harness/routing_choice/given_choice.h"
 #include "harness/routing_choice/stages.h"
 #include "harness/version/version.h"
@@ -20,6 +21,16 @@ static bool are_drawn(const assay_judging *how, assay_verdict verdict)
 {
     return how->pictures == ASSAY_PICTURES_OF_ALL ||
            (how->pictures == ASSAY_PICTURES_OF_NOT_PASSED && verdict != ASSAY_PASS);
+}
+
+assay_status assay_judge_draw(assay_context *ctx, const assay_golden *judged_by, assay_fixture_reader *candidate,
+                              const assay_profile *profile, const assay_case *c, assay_report *report)
+{
+    assay_status status;
+    TRY(assay_pictures_draw(ctx, judged_by->reader, candidate, profile, report));
+    if (assay_has_steps(assay_operation_by_name(c->op))) TRY(assay_case_steps(ctx, c, true, &report->steps));
+cleanup:
+    return status;
 }
 
 /* The whole is judged by a golden that may hold no checkpoints. */
@@ -61,7 +72,7 @@ assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture
     }
     assay_report_join_stages(report);
     if (are_drawn(how, report->verdict)) {
-        TRY(assay_pictures_draw(ctx, held->reader, candidate, how->profile, report));
+        TRY(assay_judge_draw(ctx, held, candidate, how->profile, golden->c, report));
     }
     snprintf(report->program, sizeof report->program, "assay %s", assay_version_text(ctx->isa));
 cleanup:

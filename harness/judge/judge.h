@@ -24,6 +24,10 @@ typedef struct assay_judging {
 assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                          const assay_judging *how, assay_report *report, assay_golden *against);
 
+/* What a page shows besides: pictures of errors, and the steps of the case. */
+assay_status assay_judge_draw(assay_context *ctx, const assay_golden *judged_by, assay_fixture_reader *candidate,
+                              const assay_profile *profile, const assay_case *c, assay_report *report);
+
 /* The golden that a report was made with. */
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against);
 

@@ -263,8 +263,8 @@ const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST
     assay_float_mode_set(&mode, ctx.threads);
     pthread_mutex_lock(&r->held->turn);
     if (r->report.pictures == NULL) {
-        assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
-        status = assay_pictures_draw(&ctx, judged_by->reader, r->candidate, &r->profile, &r->report);
+        const assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
+        status = assay_judge_draw(&ctx, judged_by, r->candidate, &r->profile, r->held->golden.c, &r->report);
     }
     if (status == ASSAY_OK && r->html == NULL) status = assay_report_html(&ctx, 1, &r->report, &r->html);
     pthread_mutex_unlock(&r->held->turn);

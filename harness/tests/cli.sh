@@ -423,6 +423,41 @@ assert len(cases) > 100 and all(c["case"] and c["op"] and c["tags"] and c["shape
 expect 0 show deepseek_stack/two-dense --set remat_policy=minimal
 prints '^remat  .* kept, 0 B offloaded, .* operations computed again'
 expect 0 show deepseek_stack/two-dense --set gradients=none
+## show --graph: the steps
+expect 0 show gqa/gpt-oss --graph --svg "$work/steps.svg"
+diff - "$work/out" <<'END' || complain "other steps"
+gqa/gpt-oss: op gqa, 11 steps, 188416 flops forward
+fused       rotation angles [2,11,4] = angles(inputs/positions [2,11]), theta 150000, yarn, factor 32
+fused       cosines [2,11,4], sines [2,11,4] = rotations(rotation angles)
+stored      product [2,11,8,8]       = linear(inputs/x [2,11,24], query/kernel [24,8,8], query/bias [8,8]), 67584 flops
+stored      turned [2,11,8,8]        = rope(product, cosines, sines), columns 0 to 7
+checkpoint  query_proj [2,11,8,8]    = scale(turned), factor 0.353553
+stored      product 2 [2,11,2,8]     = linear(inputs/x [2,11,24], key/kernel [24,2,8], key/bias [2,8]), 16896 flops
+checkpoint  key_proj [2,11,2,8]      = rope(product 2, cosines, sines), columns 0 to 7
+checkpoint  value_proj [2,11,2,8]    = linear(inputs/x [2,11,24], value/kernel [24,2,8], value/bias [2,8]), 16896 flops
+checkpoint  attention_out [2,11,8,8], lse [2,8,11] = attention(query_proj, key_proj, value_proj, sinks [8]), 8 heads on 2, window 4, 19456 flops
+checkpoint  out_proj [2,11,24]       = linear(attention_out, out/kernel [8,8,24], out/bias [24]), 67584 flops
+output      outputs/y [2,11,24]      = out_proj
+END
+"$python" - "$work/steps.svg" <<'PY'
+import sys, xml.dom.minidom
+root = xml.dom.minidom.parse(sys.argv[1]).documentElement
+titles = {t.firstChild.data for t in root.getElementsByTagName("title")}
+wanted = {"checkpoints/" + n for n in "query_proj key_proj value_proj attention_out lse out_proj".split()} | {"outputs/y"}
+assert root.tagName == "svg" and wanted <= titles, titles
+PY
+expect 0 show mlp/requantised-fp8 decoder_stack/gpt-oss deepseek_layer/moe --graph
+prints '^checkpoint  mlp_hidden_codes \[1,12,136\], mlp_hidden_codes_scale .* = quantise_hidden\(mlp_intermediate\), fp8_e4m3_1x128$'
+prints '^checkpoint  decoder_layer_input \[1,5,20\]     = sum, layer 1, experts$'
+prints '^stored      layers 2 to 3 \[1,5,20\]           = layers 0, 1 in turn\(sum\), 61792 flops$'
+prints '^stored      experts \[1,6,24\]                 = experts\(norm 2, 8 given\), 2 of 4 a token, 13 checkpoints and outputs, 32256 flops$'
+expect 0 show mla/small --set quant_recipe=deepseek_v3 --graph
+prints 'product .* = linear\(mla_q, wq_b/kernel \[12,3,12\]\), recipe deepseek_v3, backward q_gradient, 12096 flops$'
+refuses 'moe/small: op is moe, which has no steps; expected one of mlp, mla, gqa, .*decoder_stack' show moe/small --graph
+refuses 'op is gmm, which has no steps' show gmm/ragged --svg "$work/none.svg"
+refuses '--svg is a picture of one case, found 2' show mla/small mlp/silu --svg "$work/none.svg"
+refuses 'cannot be written' show mla/small --graph --svg "$work/file/none.svg"
+[ ! -e "$work/none.svg" ] || complain "a picture of what has none"
 ! grep -q '^remat ' "$work/out" || complain "remat without backward"
 for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail yarn_rope/default attention/padding-nan \
   mla/pairwise deepseek_stack/tiny-4-layers-mixed; do

@@ -27,6 +27,7 @@ commands=(
   "certify $golden --json $made/r.json"
   "convert $golden $made/new.safetensors"
   "list mlp/* --json"
+  "show mlp/silu --graph --svg $made/steps.svg"
 )
 failing=(fsync rename linkat pwrite pread ftruncate fork pipe2 socketpair mkdtemp)
 tried=0 noticed=0

@@ -49,6 +49,10 @@ for name in ("key_proj", "value_proj", "attention_out", "lse", "out_proj"): t[k 
 for path in t:
     if path.split("/")[0] in ("outputs", "gradients"): t[path] *= 1.5'
 names checkpoints/mla_kv "$work/mla.h5" --precision f32
+for step in kv_wa_proj:pass query_proj:pass mla_kv:'fail first' key_proj:fail out_proj:fail; do
+  grep -q "class=\"bold ${step#*:}\"><title>checkpoints/${step%%:*}[ <]" "$work/r.html" ||
+    complain "the step of ${step%%:*} is not ${step#*:}"
+done
 
 ## gradients begin at the output; also in a golden of an earlier program
 gradients='

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/steps.h"
 #include "harness/commands/report_parcel.h"
 #include "tests/support/assay_test.h"
 
@@ -11,11 +12,15 @@ static char *pack(size_t *size)
     char *text = NULL, name[] = "outputs/z", *unknown[] = {name};
     assay_tensor_result tensors[] = {{.verdict = ASSAY_FAIL, .elements = 3}};
     assay_report stages = {.case_name = "stages"};
+    assay_step step = {.kind = "linear"};
+    assay_step_tensor made[] = {{.name = "x"}, {.name = "y"}};
+    assay_steps steps = {.step_count = 1, .tensor_count = 2, .steps = &step, .tensors = made};
     const assay_report report = {.case_name = "mlp/silu",
                                  .tensors = tensors,
                                  .count = 1,
                                  .unknown = unknown,
                                  .unknown_count = 1,
+                                 .steps = &steps,
                                  .stages = &stages};
     FILE *out = open_memstream(&text, size);
     assay_report_pack(&report, out);
@@ -35,6 +40,8 @@ TEST(comes_as_it_was)
     assert_string_equal(report.case_name, "mlp/silu");
     assert_int_equal(report.tensors[0].elements, 3);
     assert_string_equal(report.unknown[0], "outputs/z");
+    assert_string_equal(report.steps->steps[0].kind, "linear");
+    assert_string_equal(report.steps->tensors[1].name, "y");
     assert_string_equal(report.stages->case_name, "stages");
     assay_report_free(&report);
     free(text);

@@ -144,6 +144,8 @@ bool graph_is_made(const graph *g, int tensor);
 int64_t graph_size(const graph *g, int tensor); /* in numbers */
 int64_t graph_last_axis(const graph *g, int tensor);
 int64_t graph_axis(const graph *g, char axis); /* its size, of the first tensor that has it; 0: none has */
+/* "epsilon 1e-06": what matters of the step's parameters (graph_text.c); "" where it has none. */
+void graph_parameters_text(const graph_step *step, char *text, size_t size);
 assay_tensor_table graph_weight_table(const graph *g);
 /* Operations of the products that computing a tensor takes, from checkpoints before it; a multiply and an add are 2. */
 double graph_operations(const graph *g, int tensor);

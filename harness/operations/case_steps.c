@@ -1,0 +1,317 @@
+#include "harness/operations/case_steps.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
+
+bool assay_has_steps(const assay_operation *operation)
+{
+    return operation->graph != NULL || (operation->parts & ASSAY_PART_LAYER) != 0;
+}
+
+typedef struct builder {
+    assay_steps *s;
+    const assay_tensor_list *list;
+    char prefix[32]; /* of the layer's tensors: "layers/3/" or "" */
+    int first;       /* tensor of the layer */
+} builder;
+
+/* FOLDER PREFIX name. "": the case has no such tensor. */
+static void find_path(const builder *b, const char *folder, const char *name, char path[ASSAY_PATH_SIZE])
+{
+    snprintf(path, ASSAY_PATH_SIZE, "%s%s%s", folder, b->prefix, name);
+    if (assay_tensor_list_find(b->list, path) == NULL) path[0] = '\0';
+}
+
+static int add_tensor(builder *b, int step, const char *name, const assay_shape *shape)
+{
+    assay_step_tensor *t = &b->s->tensors[b->s->tensor_count];
+    *t = (assay_step_tensor){.step = step};
+    snprintf(t->name, sizeof t->name, "%s", name);
+    assay_shape_text(shape, t->shape, sizeof t->shape);
+    return b->s->tensor_count++;
+}
+
+/* "columns 2", where the layer has a tensor of that name already. */
+static int add_within(builder *b, int step, const char *base, const assay_shape *shape)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s", base);
+    for (int number = 1, t = b->first; t < b->s->tensor_count; t++) {
+        if (strcmp(b->s->tensors[t].name, name) != 0) continue;
+        snprintf(name, sizeof name, "%s %d", base, ++number);
+        t = b->first - 1;
+    }
+    return add_tensor(b, step, name, shape);
+}
+
+static int add_checkpoint(builder *b, int step, const char *folder, const char *name, const assay_shape *shape)
+{
+    const int t = add_tensor(b, step, name, shape);
+    find_path(b, folder, name, b->s->tensors[t].path);
+    b->s->tensors[t].checkpoint = true;
+    return t;
+}
+
+/* An input or weight, with the verdict on its gradient; -1: the case has no such tensor. */
+static int add_given(builder *b, const char *path, const char *name)
+{
+    const assay_tensor_entry *entry = assay_tensor_list_find(b->list, path);
+    if (entry == NULL) return -1;
+    const int t = add_tensor(b, -1, name, &entry->spec.shape);
+    assay_gradient_path(path, b->s->tensors[t].path);
+    return t;
+}
+
+static assay_step *add_step(builder *b, const char *kind)
+{
+    assay_step *step = &b->s->steps[b->s->step_count++];
+    *step = (assay_step){0};
+    snprintf(step->kind, sizeof step->kind, "%s", kind);
+    return step;
+}
+
+static void add_in(assay_step *step, int tensor)
+{
+    if (tensor >= 0 && step->in_count < ASSAY_STEP_IN) step->in[step->in_count++] = tensor;
+}
+
+/* A name of the contract for what another step made, or what is given. */
+static int add_name(builder *b, const char *folder, const char *name, int tensor, const assay_shape *shape)
+{
+    add_in(add_step(b, ""), tensor);
+    return add_checkpoint(b, b->s->step_count - 1, folder, name, shape);
+}
+
+static void add_graph_step(builder *b, const graph *g, const graph_step *from, int *of)
+{
+    const int number = b->s->step_count;
+    assay_step *step = add_step(b, from->kind->name);
+    graph_parameters_text(from, step->with, sizeof step->with);
+    for (int i = 0; i < GRAPH_IN; i++)
+        if (from->in[i] != 0) add_in(step, of[from->in[i]]);
+    for (int out = 0; out < GRAPH_OUT; out++) {
+        const int t = from->out[out];
+        if (t == 0) continue;
+        const graph_tensor *made = &g->tensors[t];
+        of[t] = made->role == GRAPH_CHECKPOINT
+                    ? add_checkpoint(b, number, "checkpoints/", made->row.name, &made->row.shape)
+                    : add_within(b, number, made->row.name, &made->row.shape);
+        b->s->tensors[of[t]].fused = !made->stored && t != g->result;
+        if (from->kind->operations != NULL) step->operations += from->kind->operations(g, from, out);
+    }
+    if (from->gradient.name == NULL) return;
+    const int t = add_checkpoint(b, number, "checkpoints/", from->gradient.name, &from->gradient.shape);
+    b->s->tensors[t].of_backward = true;
+}
+
+/* x: what stands in the place of inputs/x; -1: it does itself. of: tensors by their places in the graph. */
+static void add_graph(builder *b, const graph *g, int x, int of[GRAPH_TENSORS])
+{
+    for (int t = 1; t < g->tensor_count; t++) {
+        const assay_tensor_row *row = &g->tensors[t].row;
+        char path[ASSAY_PATH_SIZE];
+        const char *name = path;
+        if (g->tensors[t].step >= 0) continue;
+        snprintf(path, sizeof path, "%s", row->name);
+        if (g->tensors[t].role == GRAPH_WEIGHT) {
+            assay_tensor_path("weights/", b->prefix, row, path);
+            name += strlen("weights/") + strlen(b->prefix);
+        }
+        of[t] = x >= 0 && g->tensors[t].role == GRAPH_INPUT ? x : add_given(b, path, name);
+    }
+    for (int i = 0; i < g->step_count; i++) add_graph_step(b, g, &g->steps[i], of);
+}
+
+/* One step, which has all tensors of the layer that no other has. */
+static int add_engine(builder *b, const char *kind, int in, const assay_shape *shape)
+{
+    const int number = b->s->step_count;
+    assay_step *step = add_step(b, kind);
+    const int result = add_within(b, number, kind, shape);
+    step->engine = true;
+    add_in(step, in);
+    for (int i = 0; i < b->list->count; i++) {
+        const assay_tensor_spec *spec = &b->list->entries[i].spec;
+        const assay_tensor_role role = spec->role;
+        const bool given = role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT;
+        const bool made = role == ASSAY_ROLE_CHECKPOINT || role == ASSAY_ROLE_ROUTING || role == ASSAY_ROLE_OUTPUT;
+        const char *folder = assay_role_folders[role], *name = spec->path + strlen(folder) + 1;
+        char path[ASSAY_PATH_SIZE], label[ASSAY_PATH_SIZE];
+        if (!(given || made) || strncmp(name, b->prefix, strlen(b->prefix)) != 0) continue;
+        if (strcmp(spec->path, "outputs/y") == 0) continue;
+        name += strlen(b->prefix);
+        snprintf(label, sizeof label, "%s/%s", folder, name); /* "routing/weights" are none of the layer's weights */
+        if (role == ASSAY_ROLE_WEIGHT || role == ASSAY_ROLE_CHECKPOINT) snprintf(label, sizeof label, "%s", name);
+        snprintf(path, sizeof path, "%s", spec->path);
+        if (given) assay_gradient_path(spec->path, path);
+        if (assay_steps_show(b->s, path)) continue;
+        const int t = add_tensor(b, given ? -1 : number, label, &spec->shape);
+        snprintf(b->s->tensors[t].path, ASSAY_PATH_SIZE, "%s", path);
+        b->s->tensors[t].checkpoint = made;
+        if (given) add_in(step, t);
+    }
+    return result;
+}
+
+static bool is_dense(const assay_stack_config *config, int64_t layer)
+{
+    return layer < config->dense_layers;
+}
+
+/* How many layers back is one that is like it, 1 or 2 where windows come in turn; 0: neither is. */
+static int64_t like(const assay_stack_config *config, int64_t layer)
+{
+    const bool in_turn = config->attention == ASSAY_LAYER_GQA && config->windows != ASSAY_WINDOWS_EVERYWHERE;
+    const int64_t back = in_turn ? 2 : 1;
+    const bool there = layer - back >= config->first_layer;
+    return there && is_dense(config, layer - back) == is_dense(config, layer) ? back : 0;
+}
+
+static double operations_of(const assay_stack_config *config, int64_t first, int64_t end)
+{
+    assay_stack_config part = *config;
+    part.first_layer = first;
+    part.layers = end;
+    return assay_stack_flops(&part, false);
+}
+
+static int add_layer(builder *b, const assay_stack_config *config, int64_t layer, int x, const assay_shape *shape)
+{
+    const bool dense = is_dense(config, layer);
+    const assay_routing_config *routing = &config->moe.routing;
+    int of[GRAPH_TENSORS];
+    graph g;
+    b->prefix[0] = '\0';
+    if (!config->single) snprintf(b->prefix, sizeof b->prefix, "layers/%" PRId64 "/", layer);
+    b->first = b->s->tensor_count;
+    if (x < 0) x = add_given(b, "inputs/x", "inputs/x");
+    x = add_name(b, "checkpoints/", "decoder_layer_input", x, shape);
+    assay_step *start = &b->s->steps[b->s->step_count - 1];
+    snprintf(start->with, sizeof start->with, "%s", dense ? "dense" : "experts");
+    if (!config->single)
+        snprintf(start->with, sizeof start->with, "layer %" PRId64 ", %s", layer, dense ? "dense" : "experts");
+    if (!dense && config->batch_split_factor > 0) {
+        const int y = add_engine(b, "batch-split layer", x, shape);
+        b->s->steps[b->s->step_count - 1].operations = operations_of(config, layer, layer + 1);
+        return y;
+    }
+    assay_layer_graph(&g, config, layer);
+    add_graph(b, &g, x, of);
+    if (dense) return of[g.result];
+    const int y = add_engine(b, "experts", of[g.result], shape);
+    assay_step *experts = &b->s->steps[b->s->step_count - 1];
+    snprintf(experts->with, sizeof experts->with, "%" PRId64 " of %" PRId64 " a token", routing->num_experts_per_tok,
+             routing->num_experts);
+    experts->operations = assay_moe_flops(&config->moe, false);
+    /* The graph ends with the norm of the first half, which is the other term. */
+    const int half = of[g.steps[g.tensors[g.result].step].in[0]];
+    assay_step *sum = add_step(b, "add");
+    add_in(sum, half);
+    add_in(sum, y);
+    return add_within(b, b->s->step_count - 1, "sum", shape);
+}
+
+static int add_like(builder *b, const assay_stack_config *config, int64_t first, int64_t last, int x,
+                    const assay_shape *shape)
+{
+    char name[64], kind[64];
+    const int64_t back = like(config, first);
+    snprintf(name, sizeof name, "layer %" PRId64, first);
+    if (last > first) snprintf(name, sizeof name, "layers %" PRId64 " to %" PRId64, first, last);
+    snprintf(kind, sizeof kind, "layer %" PRId64, first - back);
+    if (back > 1 && last > first)
+        snprintf(kind, sizeof kind, "layers %" PRId64 ", %" PRId64 " in turn", first - back, first - 1);
+    assay_step *step = add_step(b, kind);
+    add_in(step, x);
+    step->operations = operations_of(config, first, last + 1);
+    return add_tensor(b, b->s->step_count - 1, name, shape);
+}
+
+static int add_layers(builder *b, const assay_stack_config *config, bool whole, const assay_shape *shape)
+{
+    int x = -1;
+    for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
+        const int64_t first = layer, back = like(config, first);
+        if (whole || back == 0) {
+            x = add_layer(b, config, layer, x, shape);
+            continue;
+        }
+        while (layer + 1 < config->layers && like(config, layer + 1) == back) layer++;
+        x = add_like(b, config, first, layer, x, shape);
+    }
+    return x;
+}
+
+static assay_status alloc_steps(assay_context *ctx, const assay_tensor_list *list, int64_t graphs, assay_steps **steps)
+{
+    assay_status status;
+    void *memory = NULL;
+    TRY(assay_alloc(ctx, "steps", 1, sizeof **steps, &memory));
+    *steps = memory;
+    **steps = (assay_steps){0};
+    TRY(assay_alloc(ctx, "steps", graphs * (GRAPH_STEPS + 4) + 1, sizeof *(*steps)->steps, &memory));
+    (*steps)->steps = memory;
+    TRY(assay_alloc(ctx, "steps", graphs * (GRAPH_TENSORS + GRAPH_STEPS + 4) + list->count + 1,
+                    sizeof *(*steps)->tensors, &memory));
+    (*steps)->tensors = memory;
+cleanup:
+    return status;
+}
+
+static assay_status refuse(assay_context *ctx, const assay_case *c)
+{
+    char names[256] = "";
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        const size_t used = strlen(names);
+        if (!assay_has_steps(assay_operations[i])) continue;
+        snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", assay_operations[i]->name);
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is %s, which has no steps; expected one of %s", c->name, c->op,
+                      names);
+}
+
+assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whole, assay_steps **steps)
+{
+    assay_status status;
+    const assay_operation *operation;
+    assay_tensor_list list = {0};
+    assay_stack_config config;
+    graph g;
+    *steps = NULL;
+    TRY(assay_operation_prepare(ctx, c, &operation, &list));
+    if (!assay_has_steps(operation)) {
+        status = refuse(ctx, c);
+        goto cleanup;
+    }
+    const assay_shape *y = &assay_tensor_list_find(&list, "outputs/y")->spec.shape;
+    builder b = {.list = &list};
+    int result;
+    if (operation->graph != NULL) {
+        int of[GRAPH_TENSORS];
+        TRY(operation->graph(ctx, c, false, &g));
+        TRY(alloc_steps(ctx, &list, 1, steps));
+        b.s = *steps;
+        add_graph(&b, &g, -1, of);
+        result = of[g.result];
+    } else {
+        TRY(assay_stack_config_of(ctx, c, &config));
+        TRY(alloc_steps(ctx, &list, config.layers - config.first_layer, steps));
+        b.s = *steps;
+        result = add_layers(&b, &config, whole, y);
+    }
+    b.prefix[0] = '\0';
+    add_name(&b, "", "outputs/y", result, y);
+cleanup:
+    assay_tensor_list_free(&list);
+    if (status != ASSAY_OK) {
+        assay_steps_free(*steps);
+        *steps = NULL;
+    }
+    return status;
+}
