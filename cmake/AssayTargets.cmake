@@ -11,6 +11,7 @@ set(ASSAY_FLAGS ${ASSAY_WARNINGS} -ffp-contract=off -fno-math-errno)
 # passive: on tiny shapes threads would spend their time spinning, and more of them than there are cores.
 # ignore_noninstrumented_modules: the OpenMP run time is not instrumented for tsan, its users are.
 # quarantine_size_mb: of the 256 MB of freed memory that are else kept from use, each page is a new one, a sixth of the time.
+# suppressions: leaks of others.
 # KMP_DUPLICATE_LIB_OK: LLVM's OpenMP run time keeps a file in /dev/shm by each process's number. A killed process leaves it, sometimes
 # empty; whoever has that number later takes it for another run time's and aborts.
 set(ASSAY_TEST_ENVIRONMENT "OMP_WAIT_POLICY=passive;ASAN_OPTIONS=quarantine_size_mb=16;TSAN_OPTIONS=ignore_noninstrumented_modules=1;KMP_DUPLICATE_LIB_OK=TRUE;LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/leaks.txt:print_suppressions=0")
