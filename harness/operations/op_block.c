@@ -1,5 +1,6 @@
 #include "harness/operations/op_block.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,38 @@ cleanup:
     return status;
 }
 
+/* Whether x of padding may hold NaN: then nothing that a token of padding gives is judged. */
+static bool has_unused_tokens(const assay_case *c)
+{
+    const assay_case_input *x = assay_case_input_of(c, "inputs/x");
+    return assay_has_padding(c) && x != NULL && (x->tail_nan_rows > 0 || x->unused_nan);
+}
+
+static void mark_unused(const assay_case *c, assay_tensor_list *list)
+{
+    for (int i = 0; i < list->count; i++) {
+        assay_tensor_spec *spec = &list->entries[i].spec;
+        const bool rows =
+            spec->shape.rank > 2 && strcmp(spec->labels[0], "B") == 0 && strcmp(spec->labels[1], "S") == 0;
+        if (has_unused_tokens(c) && rows) list->entries[i].unused_row_axes = 2;
+    }
+}
+
+assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
+{
+    const int64_t tokens = c->batch * c->sequence;
+    int32_t *segments = NULL;
+    void *memory = NULL;
+    assay_status status;
+    TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
+    TRY(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, &memory));
+    *used = memory;
+    for (int64_t t = 0; t < tokens; t++) (*used)[t] = segments == NULL || segments[t] != 0 || !c->config.mask_padding;
+cleanup:
+    free(segments);
+    return status;
+}
+
 assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
 {
     assay_status status;
@@ -83,6 +116,7 @@ assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay
     const assay_tensor_row *y = &g.tensors[g.result].row;
     TRY(assay_describe_output(ctx, list, c, "y", &one, dims_of(y)));
     mark_rows(c, list, 1, y);
+    mark_unused(c, list);
 cleanup:
     return status;
 }
@@ -101,6 +135,13 @@ typedef struct block_run {
     double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
 } block_run;
 
+/* What is not finite is padding, which counts as 0. */
+static void clear_padding(block_run *m, int64_t tokens)
+{
+    for (int64_t i = 0; m->segment_values != NULL && i < m->size; i++)
+        if (m->segment_values[i / (m->size / tokens)] == 0 && !isfinite(m->x_values[i])) m->x_values[i] = 0;
+}
+
 static assay_status open_run(assay_context *ctx, const assay_case *c, block_run *m)
 {
     assay_status status;
@@ -118,6 +159,8 @@ static assay_status open_run(assay_context *ctx, const assay_case *c, block_run 
     if (m->positions > 0) TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
     if (m->segment_ids > 0) TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
     if (m->segment_values != NULL) TRY(assay_attention_check_segments(ctx, m->segment_values, tokens));
+    TRY(assay_require_finite_tokens(ctx, c, "inputs/x", m->x_values, m->size / tokens, m->segment_values));
+    clear_padding(m, tokens);
     graph_open(&m->r, &m->g);
     m->r.in = in;
     m->r.out = m->out;

@@ -7,6 +7,8 @@
 assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
 assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
                              const assay_precision *precisions, int precision_count);
+/* Tokens that are no padding, where x of padding may hold NaN. */
+assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
 /* The same of an operation that has error scales of its own, which it makes of what forward has left. */
 typedef assay_status assay_block_scales(assay_context *ctx, const assay_case *c, const graph_run *r,
                                         const assay_precision *precisions, int precision_count);

@@ -86,6 +86,7 @@ typedef struct assay_operation {
 /* The operations, in the order in which they are listed; assay_op_NAME is defined in one of the op_*.c. */
 #define ASSAY_OPERATIONS(X)                                                                                            \
     X(rms_norm)                                                                                                        \
+    X(layer_norm)                                                                                                      \
     X(gmm)                                                                                                             \
     X(permute)                                                                                                         \
     X(unpermute)                                                                                                       \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# `assay check`: the command line, and the two forms of a backend. usage: check.sh PROGRAM BACKEND OTHER FOLDER
+# `assay check`: the command line, and the two forms of a backend. usage: check.sh PROGRAM BACKEND OTHER FOLDER PYTHON
 # BACKEND and OTHER are the example backend, of which the latter rounds less; FOLDER has the modules odd_NAME.so.
 set -euo pipefail
-assay=$1 backend=$2 other=$3 modules=$4
+assay=$1 backend=$2 other=$3 modules=$4 python=$5
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/cli_test.sh"
 export TMPDIR=$work/temporary
@@ -36,16 +36,17 @@ refuses '--equivalence threads is the oracle.s own' check moe/small --backend "$
 refuses 'none of the 1 cases has another form by any' check rms_norm/deepseek --backend "$backend"
 
 ## right ones: with one kernel for both forms, and with two that round at other places
-cases=(moe/small moe/deepseek3-groups mlp/silu deepseek_stack/three-layers)
+cases=(moe/small moe/deepseek3-groups mlp/silu moe/deepseek3-tiny-sparse)
 expect 0 check "${cases[@]}" --backend "$backend" --precision bf16 --quiet
 prints '^PASS +moe/small +fused-unfused +bf16  worst 0\.00 of its threshold$'
 prints '^PASS +mlp/silu +fused-unfused '
 # forms whose sums are in another order, with the same bits: said, and counted apart
 prints '^PASS +moe/small +dense-sparse +bf16  the same bits: one code path\?$'
 prints '^PASS +moe/small +capacity-dropless +bf16  the same bits: one code path\?$'
-held=$(grep -c '^PASS.*worst [0-9.]* of its threshold$' "$work/out") same=$(grep -c 'one code path' "$work/out")
-prints "^4 cases: $held equivalences held, 0 failed, 0 vacuous, 0 unsupported, $same the same bits$"
-if grep -Eq '(fused-unfused|remat-kept) .*one code path' "$work/out"; then complain "the same bits are expected of these"; fi
+prints "^UNSUPPORTED +moe/small +sharded-whole +the example does not support a mesh"
+held=$(grep -c '^PASS.*worst [0-9.]* of its threshold$' "$work/out") same=$(grep -c 'one code path' "$work/out") lacks=$(grep -c ^UNSUPPORTED "$work/out")
+prints "^4 cases: $held equivalences held, 0 failed, 0 vacuous, $lacks unsupported, $same the same bits$"
+if grep -Eq 'fused-unfused .*one code path' "$work/out"; then complain "the same bits are expected of these"; fi
 expect 0 check moe/small --backend "$backend" --equivalence dense-sparse --quiet
 prints '^1 cases: 0 equivalences held, 0 failed, 0 vacuous, 0 unsupported, 1 the same bits$'
 # every correct kernel has these bits
@@ -65,6 +66,15 @@ if grep -q '^PASS.*worst 0.00' "$work/out"; then complain "the two kernels have 
 expect 0 check "${cases[@]}" --quiet --equivalence dense-sparse --backend "$(of_two 'sparse_matmul: true' "so='$other'")" -v
 prints 'outputs/y'
 prints ', 0 the same bits$'
+
+# a mesh and a stack, by numpy's: one kernel, then two
+numpy="'$python' '$here/../backends/numpy/backend.py'"
+expect 0 check moe/small deepseek_stack/three-layers --serve --backend "$numpy" --quiet
+prints '^PASS +moe/small +sharded-whole '
+prints '^PASS +deepseek_stack/three-layers +remat-kept +bf16  worst'
+expect 0 check deepseek_stack/three-layers --quiet --equivalence fused-unfused \
+  --backend "variant=0; if grep -aq 'prefuse_moe_weights: true' {request}; then variant=3; fi; $numpy {request} {candidate} --variant \$variant"
+if grep -q '^PASS.*worst 0.00' "$work/out"; then complain "two variants have the same bits: nothing was tried"; fi
 
 # one that has the first form alone
 expect 0 check moe/small --quiet --backend "$(of_two ' capacity_factor: [0-9]' "so='$modules/odd_unsupported.so'")"

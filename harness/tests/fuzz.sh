@@ -10,6 +10,8 @@ mkdir "$TMPDIR"
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}handle_segv=0 TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}handle_segv=0
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
 
+numpy=(--serve --backend "$python $here/../backends/numpy/backend.py")
+
 ## refused beforehand
 refuses '--backend SPEC is missing' fuzz
 refuses 'missing\.so: No such file' fuzz --backend "$work/missing.so"
@@ -51,18 +53,18 @@ leaves_nothing "$TMPDIR"
 for folder in drawn again; do expect 0 fuzz --draw-only --cases 6 --seed 6 --op permute -o "$work/$folder"; done
 diff -r "$work/drawn" "$work/again"
 [ "$(ls "$work/drawn" | grep -c '^fuzz-permute-[0-9]*\.yml$')" = 6 ]
-expect 0 run "$work/drawn"/*.yml --backend "$backend"
+expect 0 run "$work/drawn"/*.yml "${numpy[@]}"
 
 ## nothing that it has, nothing wrong
 expect 3 fuzz --backend "$modules/odd_unsupported.so" --cases 20
 prints '^20 cases in .*: 0 passed, 0 failed for 0 reasons, 20 unsupported, 0 refused$'
-expect 0 fuzz --backend "$backend" --cases 30 --op permute
+expect 0 fuzz "${numpy[@]}" --cases 30 --op permute
 prints '^30 cases in .*, seed 1: [0-9]+ passed, 0 failed'
 prints '^covered: [1-9][0-9]* of [0-9]+ values'
 # compared bit for bit, under every format and rule
-expect 0 fuzz --backend "$backend" --cases 60 --op quantize
+expect 0 fuzz "${numpy[@]}" --cases 60 --op quantize
 prints '^60 cases in .*, seed 1: 60 passed, 0 failed'
-ASSAY_EXAMPLE_BUG=nibbles_swapped expect 1 fuzz --backend "$backend" --cases 60 --op quantize --failures 1
+expect 1 fuzz --serve --backend "$python $here/../backends/numpy/planted_nibbles.py" --cases 60 --op quantize --failures 1
 prints '^FAIL  fuzz/quantize-[0-9]+  outputs/codes: '
 prints '^    known bugs: equals mutant codes_swapped_in_byte'
 
@@ -113,7 +115,7 @@ command="$python $here/../backends/numpy/backend.py {request} {candidate}"
 expect 0 fuzz --backend "$command" --cases 4 --op rms_norm
 prints '^4 cases in .*: 4 passed, 0 failed for 0 reasons'
 # what is set stays, and the files have the container that is said
-expect 0 fuzz --serve --backend "$python $here/../backends/numpy/backend.py" --cases 6 --op rms_norm --set gradients=none
+expect 0 fuzz "${numpy[@]}" --cases 6 --op rms_norm --set gradients=none
 prints '^6 cases in .*: 6 passed, 0 failed for 0 reasons'
 expect 3 fuzz --backend 'case {request}{candidate} in *.npz*.npz) exit 77 ;; esac' --cases 2 --op rms_norm --container npz
 prints '2 unsupported'
@@ -122,7 +124,7 @@ prints "^    repeat: assay run 'CASE.yml' --backend '.*' --serve --container npz
 leaves_nothing "$TMPDIR"
 
 ## interrupted: what was found so far
-"$assay" fuzz --backend "$backend" --op permute --time 1h >"$work/out" 2>"$work/err" &
+"$assay" fuzz --backend "$backend" --op rms_norm --time 1h >"$work/out" 2>"$work/err" &
 sleep 2
 kill -INT $!
 status=0

@@ -69,7 +69,7 @@ same 2 verify "${files[@]}" --budget 2
 same 3 power "${files[0]}" "${files[1]}" --json one.json
 same 4 run 'moe/mix*' 'rms_norm/*' --backend "$backend"
 same 2 check 'moe/mix*'
-ASSAY_EXAMPLE_BUG=scaling_missing same 3 run 'moe/deepseek3-tiny-s*' 'rms_norm/*' --backend "$backend" -v
+ASSAY_EXAMPLE_BUG=scaling_twice same 3 run 'moe/deepseek3-tiny-s*' 'rms_norm/*' --backend "$backend" -v
 
 # reports have every case, in order
 "$assay" run 'moe/deepseek3-tiny-s*' --backend "$backend" --json one.json >one.out

@@ -98,9 +98,9 @@ expect 0 run moe/small --quiet -v --backend ": {request}; echo seen; '$python' '
 prints '^      seen$'
 
 # the one in numpy, in both ways the same verdicts; a shared request of `check`
-expect 0 run moe/small moe/mesh-fsdp2 --serve --backend "'$python' '$numpy/backend.py'" --quiet
+expect 0 run moe/small moe/llama4 --serve --backend "'$python' '$numpy/backend.py'" --quiet
 grep -v '^both runs' "$work/out" | cut -c 1-70 >"$work/serving"
-expect 0 run moe/small moe/mesh-fsdp2 --backend "'$python' '$numpy/backend.py' {request} {candidate}" --quiet
+expect 0 run moe/small moe/llama4 --backend "'$python' '$numpy/backend.py' {request} {candidate}" --quiet
 cut -c 1-70 "$work/out" | cmp - "$work/serving" || complain "a server's verdicts are others"
 expect 0 check moe/small --equivalence dense-sparse --serve --backend "'$python' '$numpy/backend.py'" --quiet
 
@@ -205,8 +205,8 @@ if names | grep -F mesh-fsdp2; then complain "a mesh in spite of --no-mesh"; fi
 names | grep -qx moe/small || complain "moe/small has no mesh"
 expect 0 list moe/small moe/mesh-fsdp2
 prints '^2 cases$'
-expect 0 run --op yarn_rope --tag smoke --backend "$example" --quiet
-prints '^PASS +yarn_rope/'
+expect 0 run --op mla --tag smoke --backend "$example" --quiet
+prints '^PASS +mla/'
 refuses 'none of the 1 cases is left by --tag' run moe/mesh-fsdp2 --no-mesh --backend "$example"
 refuses '--tag is "smok", which no case has, expected a tag, did you mean smoke or moe\?' run --tag smok --backend "$example"
 refuses '--op is "mow", which no case has, expected an operation, did you mean' list --op mow

@@ -8,6 +8,8 @@
 #include "harness/tests/altering_sink.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(threads);
+
 /* A wrong oracle: the operation under test, with one of its results altered on the way out. */
 typedef struct tampering {
     const char *path;

@@ -17,6 +17,8 @@
 #include "tests/support/assay_test.h"
 #include "tests/support/test_tensors.h"
 
+TEST_LABELS(threads);
+
 enum { TOKENS = 24, DIM = 40, EXPERTS = 3, HIDDEN = 56 };
 #define CHOICE "routing/layers/0/selected_experts"
 

@@ -8,6 +8,8 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 static double uniform(uint64_t *state)
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;

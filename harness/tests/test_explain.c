@@ -8,6 +8,8 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 
+TEST_LABELS(catalogue);
+
 /* A golden, and a profile at which it is explained. */
 typedef struct fixture {
     trial t;

@@ -8,6 +8,8 @@
 #include "harness/tests/harness_test.h"
 #include "oracle/base/clock.h"
 
+TEST_LABELS(catalogue);
+
 #define SHARED_BYTES (INT64_C(64) << 20)
 
 static char *yaml_of(assay_context *ctx, const assay_case *c)
@@ -439,10 +441,11 @@ TEST(what_was_no_error_passes)
         "num_experts_per_tok: 1, rope_interleave: true}, seed: 2, inputs: {weights/gate/kernel: {distribution: "
         "integers, low: -3, high: 3}}}",
         /* seven of each token, whose errors are the same */
-        "{case: a, op: routing, model: {decoder_block: deepseek, num_experts: 4, num_experts_per_tok: 2, "
-        "routed_score_func: sigmoid, routed_bias: true, load_balance_loss_weight: 0.01}, batch: 2, sequence: 14, "
-        "seed: 3, inputs: {logits: {distribution: values, values: [0, 1, -1, -2, -1, -2, 1, 0, 0, -2, 0, -1, -1, 0, "
-        "-2, 0]}}}"};
+        "{case: a, op: moe, model: {decoder_block: deepseek, base_emb_dim: 4, base_moe_mlp_dim: 2, num_experts: 4, "
+        "num_experts_per_tok: 2, routed_score_func: sigmoid, routed_bias: true, load_balance_loss_weight: 0.01}, "
+        "batch: 2, sequence: 14, seed: 3, inputs: {x: {distribution: values, values: [0, 1, -1, -2, -1, -2, 1, 0, 0, "
+        "-2, 0, -1, -1, 0, -2, 0]}, weights/gate/kernel: {distribution: values, values: [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, "
+        "1, 0, 0, 0, 0, 1]}}}"};
     assay_context ctx = assay_context_default(1);
     assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
     assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
@@ -501,7 +504,7 @@ TEST(numbers_below_float32_excuse_what_they_reach)
          "{case: a, op: mlp, model: {base_emb_dim: 8, base_mlp_dim: 6}, seed: 1, inputs: {x: {scale: 60}}}",
          ASSAY_ATTEMPT_FAIL},
         {"none",
-         "{case: a, op: routing, model: {decoder_block: deepseek, base_emb_dim: 192, num_experts: 8, "
+         "{case: a, op: moe, model: {decoder_block: deepseek, base_emb_dim: 192, base_moe_mlp_dim: 2, num_experts: 8, "
          "num_experts_per_tok: 3, "
          "routed_score_func: sigmoid, routed_bias: true, n_routing_groups: 2, topk_routing_group: 1}, batch: 2, "
          "sequence: 5, seed: 2, inputs: {weights/gate/kernel: {scale: 1, mean: 2}}, gradients: [none]}",

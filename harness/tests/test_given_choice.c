@@ -4,6 +4,8 @@
 #include "harness/routing_choice/given_choice.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(catalogue);
+
 #define PROFILE "bf16"
 
 /* A golden of a case, and a candidate made by the same oracle given choices that a test may change. */

@@ -6,6 +6,8 @@
 #include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"
 
+TEST_LABELS(slow);
+
 static const char *const names[] = {
     "rms_norm/all-zero",  "gmm/padded-nan-tail",
     "permute/stable",     "unpermute/dropped",

@@ -12,6 +12,8 @@
 #include "harness/tests/harness_test.h"
 #include "oracle/base/whole_file.h"
 
+TEST_LABELS(slow);
+
 enum { JOURNAL_SIZE = 128 };
 
 #define BOUNDARIES "gradients=['*', 'checkpoints/*'];checkpoints=['layers/*/decoder_layer_input'];profiles=none"

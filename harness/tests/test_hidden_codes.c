@@ -8,6 +8,8 @@
 #include "harness/scales/hidden_spread.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(catalogue);
+
 #define SETS "profiles=bf16;checkpoints=['*hidden_codes*']"
 
 typedef enum codes_form { NUMBERS, BITS, PACKED } codes_form;

@@ -16,6 +16,8 @@
 #include "harness/tests/harness_test.h"
 #include "oracle/base/memory.h"
 
+TEST_LABELS(catalogue);
+
 enum { MOST_RESULTS = 256 };
 
 static char said[ASSAY_TEST_MESSAGE];

@@ -6,6 +6,8 @@
 #include "oracle/base/random.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { MEMBERS = 8, BATCH = 3, ROWS = 40, COLUMNS = 70, COUNT = BATCH * ROWS * COLUMNS };
 
 static const assay_shape shape = {3, {BATCH, ROWS, COLUMNS}};

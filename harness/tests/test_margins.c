@@ -8,6 +8,8 @@
 #include "oracle/arithmetic/emulated.h"
 #include "tests/support/test_tensors.h"
 
+TEST_LABELS(catalogue);
+
 enum { MEMBERS = 96 };
 
 /* A margin is to be so many of its own standard deviations: a correct backend errs by some, and 8 do not happen. */

@@ -7,6 +7,8 @@
 #include "harness/power/power_test.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(slow);
+
 enum { OPERATIONS = 64, MUTANTS = 512 };
 
 static int operation_index(const char *op)

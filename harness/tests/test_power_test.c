@@ -6,6 +6,8 @@
 #include "harness/routing_choice/stages.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(catalogue);
+
 /* A golden of a case; with `mutants` they are in the file, but not in the plan. */
 static void start(trial *f, const test_folder *folder, const char *name, const char *set, bool mutants)
 {

@@ -13,6 +13,8 @@
 #include "harness/tests/thread_ranks.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(slow, threads);
+
 /* The reference arithmetic, and a source, that count. */
 static _Atomic long long operations, drawn;
 static _Atomic int through; /* ranks that are */

@@ -8,6 +8,8 @@
 #include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { PIECES = 7, SESSIONS = 2, LONG = 700000, NO_PIECE_FAILS = -1 };
 
 /* What the first rank has taken, in order. */

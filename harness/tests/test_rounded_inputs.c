@@ -7,6 +7,8 @@
 #include "harness/tests/nearest_arithmetic.h"
 #include "tests/support/test_tensors.h"
 
+TEST_LABELS(catalogue);
+
 /* What a kernel reads: the golden's tensors, rounded to nearest. A router's own numbers stay as they are, and so may
  * tensors whose type the case names. */
 typedef struct kernel_source {

@@ -11,6 +11,8 @@
 #include "oracle/base/memory.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(catalogue, threads, slow);
+
 typedef struct job {
     assay_case *cases;
     int count;

@@ -7,6 +7,8 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/base/memory.h"
 
+TEST_LABELS(slow);
+
 #define SETS "profiles=bf16;checkpoints=all"
 
 static const assay_profile *profile(void)

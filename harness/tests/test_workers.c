@@ -8,6 +8,8 @@
 
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { PIECES = 40, FAILING = 7, LARGE = 3 << 20 };
 
 typedef enum misfortune { NONE, FAILS, KILLED, LEAVES, TAKE_FAILS } misfortune;

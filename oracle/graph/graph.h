@@ -55,7 +55,7 @@ typedef struct graph_product {
 
 typedef union graph_parameters {
     graph_product product;      /* linear, expand */
-    double number;              /* the factor of scale, the epsilon of rms_norm */
+    double number;              /* the factor of scale, the epsilon of a norm */
     assay_gated_mlp_config mlp; /* glu, quantise_hidden, hidden_numbers */
     graph_columns columns;
     graph_rotation rope; /* and of angles, rotation */
@@ -109,6 +109,7 @@ int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay
 int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2], const assay_recipe_config *recipe);
 int graph_add(graph *g, int x, int y);                          /* y may be stored before */
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
+int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
 int graph_scale(graph *g, int x, double factor);
 /* Columns of rows of `width` numbers. */
 int graph_take_columns(graph *g, const char *axes, int x, int64_t first, int64_t width);

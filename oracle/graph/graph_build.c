@@ -183,6 +183,16 @@ int graph_rms_norm(graph *g, int x, int scale, double epsilon)
     return add_output_like(g, step, "norm", x);
 }
 
+int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon)
+{
+    graph_step *step = add_step(g, &graph_kind_layer_norm);
+    step->in[0] = x;
+    step->in[1] = scale;
+    step->in[2] = bias;
+    step->with.number = epsilon;
+    return add_output_like(g, step, "norm", x);
+}
+
 int graph_scale(graph *g, int x, double factor)
 {
     graph_step *step = add_step(g, &graph_kind_scale);

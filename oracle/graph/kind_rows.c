@@ -5,6 +5,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
+#include "oracle/ops/layer_norm.h"
 #include "oracle/ops/rms_norm.h"
 
 /* --- y = rms_norm(x, scale) --- */
@@ -35,6 +36,31 @@ static assay_status norm_backward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_rms_norm = {
     .name = "rms_norm", .reads = 3, .forward = norm_forward, .backward = norm_backward};
+
+/* --- y = layer_norm(x, scale, bias) --- */
+
+static assay_status layer_norm_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t dim = graph_in_size(c->graph, c->step, 1), rows = graph_in_size(c->graph, c->step, 0) / dim;
+    assay_layer_norm_forward(ctx, c->y[0], c->x[0], c->x[1], c->x[2], rows, dim, c->step->with.number);
+    return ASSAY_OK;
+}
+
+static assay_status layer_norm_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
+    double *n = NULL;
+    const assay_status status = assay_alloc_f64(ctx, "normalised rows", size, &n);
+    if (status != ASSAY_OK) return status;
+    assay_layer_norm_backward(ctx, c->dx[0], c->dx[1], c->dx[2], n, c->dy[0], c->x[0], c->x[1], size / dim, dim,
+                              c->step->with.number);
+    if (c->dx[0] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    free(n);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_layer_norm = {
+    .name = "layer_norm", .reads = 3, .forward = layer_norm_forward, .backward = layer_norm_backward};
 
 /* --- y = factor x --- */
 

@@ -84,3 +84,26 @@ void quad_unpermute(quad_tape *t, const void *config)
     const quad_node weighed = quad_weigh(t, sorted, quad_gather(t, weights, choices, copies));
     quad_put(t, "outputs/y", assay_shape_of(2, d->tokens, d->emb_dim), quad_scatter(t, weighed, tokens, d->tokens));
 }
+
+/* x less the mean of its row: x - (x (1/D)) 1^T. */
+static quad_node centred(quad_tape *t, quad_node x)
+{
+    const int64_t columns = quad_columns(t, x);
+    quad *share = NULL, *less = NULL;
+    const quad_node to_mean = quad_constant(t, columns, 1, &share), to_row = quad_constant(t, 1, columns, &less);
+    for (int64_t i = 0; i < columns && share != NULL && less != NULL; i++) {
+        share[i] = (quad)1 / columns;
+        less[i] = -1;
+    }
+    const quad_node mean = quad_linear(t, (quad_layer){.x = x, .w = to_mean});
+    return quad_add(t, x, quad_linear(t, (quad_layer){.x = mean, .w = to_row}));
+}
+
+void quad_layer_norm(quad_tape *t, const void *config)
+{
+    const quad_node x = quad_given_rows(t, "inputs/x");
+    const quad_node scale = quad_given(t, "weights/scale", 1, quad_columns(t, x)),
+                    bias = quad_given(t, "weights/bias", 1, quad_columns(t, x));
+    const quad_node y = quad_normalise(t, centred(t, x), scale, *(const double *)config);
+    quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_add_row(t, y, bias));
+}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The wheel: the same bytes when it is made again; what is inside and under which names; installed into an environment of its own, from
 # where it judges the kernel of examples/, and names the bug of a wrong one.
-# usage: wheel.sh (takes the time of a build where build/wheel is not there)
+# usage: wheel.sh (takes the time of a build where build/release is not there)
 set -euo pipefail
 unset PYTHONPATH ASSAY_LIBRARY ASSAY_CACHE
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -6,20 +6,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_TESTS = 64 };
-static struct CMUnitTest tests[MOST_TESTS];
-static size_t test_count;
+static assay_test *first_test, **last_test = &first_test;
 
-void assay_add_test(struct CMUnitTest test)
+void assay_add_test(assay_test *test)
 {
-    if (test_count == MOST_TESTS) abort();
-    tests[test_count++] = test;
+    *last_test = test;
+    last_test = &test->next;
 }
 
-int assay_run_tests(const char *group)
+static bool is_file(const char *path, const char *name)
 {
-    if (test_count == 0) abort(); /* no test finds nothing */
-    return _cmocka_run_group_tests(group, tests, test_count, NULL, NULL);
+    const char *slash = strrchr(path, '/');
+    const char *base = slash != NULL ? slash + 1 : path;
+    return strlen(name) == strcspn(base, ".") && strncmp(base, name, strlen(name)) == 0;
+}
+
+static bool is_chosen(const assay_test *test, const char *file, char *const *names)
+{
+    if (file != NULL && !is_file(test->file, file)) return false;
+    if (names == NULL || *names == NULL) return true;
+    for (; *names != NULL; names++) {
+        if (strcmp(*names, test->test.name) == 0) return true;
+    }
+    return false;
+}
+
+int assay_run_tests(const char *group, const char *file, char *const *names)
+{
+    enum { MOST = 1024 };
+    static struct CMUnitTest chosen[MOST];
+    size_t count = 0;
+    for (const assay_test *t = first_test; t != NULL; t = t->next) {
+        if (!is_chosen(t, file, names)) continue;
+        if (count == MOST) abort();
+        chosen[count++] = t->test;
+    }
+    if (count == 0) { /* no test finds nothing */
+        fprintf(stderr, "no test is called so\n");
+        exit(2);
+    }
+    return _cmocka_run_group_tests(group, chosen, count, NULL, NULL);
 }
 
 static bool element_is_close(double actual, double expected, double relative, double absolute)

@@ -13,20 +13,32 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 
-/* A test: a function of cmocka's, which may leave its state alone. The program's main() runs all of them, in the order in
- * which they stand. TEST_WITH: setup and teardown run before and after it. */
+/* A test: a function of cmocka's, which may leave its state alone. It registers itself. TEST_WITH: setup and teardown run before and
+ * after it. */
 #define TEST(name) TEST_WITH(name, NULL, NULL)
 #define TEST_WITH(name, setup, teardown)                                                                               \
     static void name(void **);                                                                                         \
     __attribute__((constructor)) static void add_##name(void)                                                          \
     {                                                                                                                  \
-        assay_add_test((struct CMUnitTest){#name, name, setup, teardown, NULL});                                       \
+        static assay_test test = {{#name, name, setup, teardown, NULL}, __FILE__, NULL};                               \
+        assay_add_test(&test);                                                                                         \
     }                                                                                                                  \
     static void name(void **state __attribute__((unused)))
 
-void assay_add_test(struct CMUnitTest test);
-/* How many failed. For programs with a main() of their own, which run their tests more than once. */
-int assay_run_tests(const char *group);
+/* Words by which ctest -L chooses the tests of this file, for CMake, which reads them here; what they mean stands in ci/test. */
+#define TEST_LABELS(...) _Static_assert(1, #__VA_ARGS__)
+
+typedef struct assay_test {
+    struct CMUnitTest test;
+    const char *file;
+    struct assay_test *next;
+} assay_test;
+
+void assay_add_test(assay_test *test);
+/* Runs the tests of `file` (its name without folder and ending) that are called as one of `names`, in the order in which they stand
+ * there: all of them where there is no name, those of every file where it is NULL. How many failed; where there is none, the program
+ * ends. */
+int assay_run_tests(const char *group, const char *file, char *const *names);
 
 /* |actual - expected| <= absolute + relative * |expected| for every element; both infinite with one sign is equal, NaN
  * never is. Prints the worst element on failure. */

@@ -1,5 +1,5 @@
-/* An example backend: the layers of a DeepSeek model and the MoE blocks of others, forward and backward, as a kernel
- * for bfloat16 tensors would do them. Copy it.
+/* An example backend: RMS norm, the grouped product, the gated MLP, MoE blocks, attention and MLA on one device, forward
+ * and backward, as a kernel for bfloat16 tensors would do them. Copy it.
  *
  *     cc -O3 -shared -fPIC -I include harness/backends/example/example*.c harness/backends/support/support.c \
  *         -o libassay_example.so -lm
@@ -11,6 +11,8 @@
  * The environment variable ASSAY_EXAMPLE_BUG=NAME puts one of BUG_TABLE's errors in, to see it caught. */
 #ifndef ASSAY_EXAMPLE_H
 #define ASSAY_EXAMPLE_H
+
+#include <stddef.h>
 
 #include "../support/support.h"
 
@@ -26,8 +28,6 @@
     X(PADDING_IN_LAST_GROUP, "padding_in_last_group", 26, "rows behind the last group taken for rows of it")           \
     X(LAST_TILE_DROPPED, "last_tile_dropped", 28, "the down product lacks what is beyond the last whole tile of 16")   \
     X(VECTOR_TAIL_DROPPED, "vector_tail_dropped", 28, "the grouped product lacks what is beyond its last vector of 8") \
-    X(UNSTABLE_SORT, "unstable_sort", 29, "of copies for the same expert the last token's first, and not told")        \
-    X(SINGLE_WEIGHT_SKIPPED, "single_weight_skipped", 32, "a token's only expert taken to have weight 1")              \
     X(GATE_UP_SWAPPED, "gate_up_swapped", 34, "the activation applied to the other branch")                            \
     X(DX_WITHOUT_UP, "dx_without_up", 41, "the gradient of x lacks the up branch")                                     \
     X(MSCALE_MISSING, "mscale_missing", 46, "the softmax scale lacks its factor m^2")                                  \
@@ -42,15 +42,11 @@
     X(MASKED_ROWS_NAN, "masked_rows_nan", 55, "a row that sees no key divided by its sum, 0")                          \
     X(BIAS_UPDATES_NEGATED, "bias_updates_negated", 58, "the bias of experts with too many tokens raised")             \
     X(ROUTER_GRADIENT_MISSING, "router_gradient_missing", 59, "no gradient through the routing weights")               \
-    X(NIBBLES_SWAPPED, "nibbles_swapped", 85, "of two codes in a byte the first in the high bits")                     \
-    X(SCALES_NOT_SWIZZLED, "scales_not_swizzled", 84, "scales row by row where tensor cores want tiles")               \
-    X(TENSOR_SCALE_MISSING, "tensor_scale_missing", 86, "codes times the scales of blocks alone")                      \
     X(TIES_TO_HIGHER, "ties_to_higher", 0, "of experts that tie the higher index first")                               \
     X(WRONG_EXPERT, "wrong_expert", 0, "the last choice passed over for the next best")                                \
     X(MASK_OFF_BY_ONE, "mask_off_by_one", 0, "a query sees the next key as well")                                      \
     X(LAST_KEYS_DROPPED, "last_keys_dropped", 0, "keys cut to a multiple of the tile")                                 \
     X(KV_NORM_OMITTED, "kv_norm_omitted", 0, "the latent of keys and values not normalised")                           \
-    X(RESIDUAL_MISSING, "residual_missing", 0, "the layer's second addition left out")                                 \
     X(EMPTY_GROUP_SHIFTS, "empty_group_shifts", 0, "weights counted over groups that have rows alone")
 
 enum bug {
@@ -81,17 +77,14 @@ typedef struct example {
     memory memory;                   /* of the call */
 } example;
 
-/* ---- example_request.c: tensors and results by a prefix and a name ---- */
+/* ---- example_request.c: tensors and results by path ---- */
 
-const assay_backend_tensor *tensor_in(const example *e, const char *prefix, const char *name); /* <prefix><name> */
 /* Its floats, or NULL where the case has none. */
-float *whole(example *e, const char *prefix, const char *name);
-/* Room for the gradient of <prefix><name> from number `first` on, float32; NULL where nobody asks. */
-float *gradient(const example *e, const char *prefix, const char *name, int64_t first);
-/* All of the result <folder><prefix><name>, in bfloat16 or as the 32-bit type that it has at first. One of another size
- * (a mesh has results per shard) stays unwritten. */
-void store(const example *e, const char *folder, const char *prefix, const char *name, bool in_bf16, const void *values,
-           int64_t count);
+float *whole(example *e, const char *path);
+/* Room for the gradient of `path` from number `first` on, float32; NULL where nobody asks. */
+float *gradient(const example *e, const char *path, int64_t first);
+/* All of a result, in bfloat16 or as the 32-bit type that it has at first. */
+void store(const example *e, const char *path, bool in_bf16, const void *values, int64_t count);
 
 /* ---- example_numbers.c ---- */
 
@@ -151,22 +144,11 @@ void attention_forward(example *e, const attention *a);
 /* The gradients come zeroed; d_lse may be NULL. */
 void attention_backward(example *e, const attention *a, float *d_query, float *d_key, float *d_value,
                         const float *d_out, const float *d_lse);
+void attention_run(example *e);
 
 /* ---- example_mla.c ---- */
 
-typedef struct mla {
-    char weights[96], results[32];
-    int64_t emb, heads, nope, v_dim, rope_dim, q_rank, kv_rank;
-    float scale; /* of the softmax */
-    norm q_norm, kv_norm;
-    rope rope;
-    attention attention;
-    const float *wq_a, *wq_b, *wkv_a, *wkv_b, *out; /* wq_b stands for query where q_rank is 0 */
-    float *x, *q_a, *q_n, *kv_a, *c_kv;             /* [T,D], [T,Lq] twice, [T,Lkv+Dr], [T,Lkv] */
-} mla;
-/* x [T,D] stays with the caller until backward; y [T,D] in bfloat16. */
-void mla_forward(example *e, mla *m, const char *weights, const char *results, float *x, float *y);
-void mla_backward(example *e, mla *m, float *d_x, const float *d_y);
+void mla_run(example *e);
 
 /* ---- example_glu.c ---- */
 
@@ -214,11 +196,15 @@ void mlp_take(example *e, mlp *m); /* a, b, h, o */
 void mlp_forward(const mlp *m);
 /* d_x [rows,D]; a and b become their own gradients. */
 void mlp_backward(example *e, const mlp *m, float *d_x);
+void mlp_run(example *e);
+
+/* ---- example_gmm.c ---- */
+
+void gmm_run(example *e);
 
 /* ---- example_routing.c, example_moe.c ---- */
 
 typedef struct moe {
-    char weights[96], results[32];
     enum bug bug;
     enum variant variant;
     int64_t batch, sequence, tokens, emb, hidden, shared_hidden, experts, chosen; /* B, S, T, D, H, F, E, K */
@@ -230,7 +216,7 @@ typedef struct moe {
     bool drops;         /* choices beyond the capacity */
     int64_t groups, groups_kept;
     float epsilon, factor, loss_weight, update_rate;           /* epsilon: added to the sum that divides */
-    const float *x, *gate, *bias, *expert_scale;               /* [T,D], [D,E] or NULL, [E], [E] (0 and 1 for NULL) */
+    const float *x, *gate, *bias, *expert_scale;               /* [T,D], [D,E], [E], [E] (0 and 1 for NULL) */
     const int32_t *token_ids, *expert_table;                   /* hash routing: [T], [V,K]; else NULL */
     float *logits, *scores, *biased, *d_logits, *d_biased;     /* [T,E]; biased is what experts are chosen by */
     float *gathered, *weights_of, *d_weights, *d_expert_scale; /* [T,K] three times, [E] or NULL */
@@ -240,43 +226,15 @@ typedef struct moe {
     float *probabilities, *density;                            /* [T,E], [B,E] of the balance loss */
     mlp rows;                                                  /* of all copies of tokens, sorted by expert */
 } moe;
-/* As those of mla; y is not rounded yet. */
-void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y);
-void moe_backward(example *e, moe *m, float *d_x, const float *d_y);
-
-/* rows.x from x, y (zeros at first) from rows.o; and their gradients, d_x (zeros at first), rows.d_o and d_weights. */
-void copies_gather(const moe *m);
-void copies_gather_backward(const moe *m, float *d_x, const float *d_rows);
-void copies_combine(const moe *m, float *y);
-void copies_combine_backward(const moe *m, const float *d_y);
 
 void routing_set_up(example *e, moe *m);
 void routing_forward(example *e, moe *m);
 /* d_logits, d_biased (for the bias) and d_expert_scale from d_weights and the gradient of the balance loss. */
 void routing_backward(const moe *m, float d_loss);
-/* What the logits give to d_x [T,D], and to the weights of the router. */
-void gate_backward(example *e, const moe *m, float *d_x);
-void sort_by_expert(const moe *m);            /* order and sizes, from selected */
-void routing_store(example *e, const moe *m); /* every result of routing but its own outputs/weights */
 /* Load balance: the loss, and the step of the bias by which it is kept instead. */
 float routing_balance(const moe *m, float *bias_updates);
 
-/* ---- example_dispatch.c: the steps of a MoE block by themselves ---- */
-
-void routing_run(example *e);
-void permute_run(example *e);
-void gmm_run(example *e);
-void unpermute_run(example *e);
-
-/* ---- example_quantize.c ---- */
-
-bool quant_format_known(const assay_backend_request *request);
-void quantize_run(example *e);
-void dequantize_run(example *e);
-
-/* ---- example_layer.c ---- */
-
-void stack_run(example *e);
+void moe_run(example *e);
 
 #pragma GCC visibility pop
 

@@ -178,3 +178,24 @@ void attention_backward(example *e, const attention *a, float *d_query, float *d
     round_bf16(d_key, tokens * a->heads * a->qk_dim);
     round_bf16(d_value, tokens * a->heads * a->v_dim);
 }
+
+void attention_run(example *e)
+{
+    const int64_t *q = tensor(e->request, "inputs/query")->dims, *v = tensor(e->request, "inputs/value")->dims;
+    const assay_backend_tensor *segment_ids = tensor(e->request, "inputs/segment_ids");
+    const int64_t rows = e->tokens * q[2], qk_size = rows * q[3], v_size = rows * v[3];
+    attention a = {.batch = e->batch, .sequence = e->sequence, .heads = q[2], .qk_dim = q[3], .v_dim = v[3]};
+    a.mask_padding = is(e->request, "mask_padding", "true");
+    a.segment_ids = segment_ids == NULL ? NULL : segment_ids->data;
+    a.query = whole(e, "inputs/query"), a.key = whole(e, "inputs/key"), a.value = whole(e, "inputs/value");
+    a.out = take(&e->memory, v_size), a.lse = take(&e->memory, rows);
+    attention_forward(e, &a);
+    store(e, "outputs/attention_out", true, a.out, v_size);
+    store(e, "outputs/lse", false, a.lse, rows);
+    float *d_out = whole(e, "cotangents/attention_out"), *d_lse = whole(e, "cotangents/lse");
+    float *d_query = take(&e->memory, qk_size), *d_key = take(&e->memory, qk_size), *d_value = take(&e->memory, v_size);
+    attention_backward(e, &a, d_query, d_key, d_value, d_out != NULL ? d_out : take(&e->memory, v_size), d_lse);
+    store(e, "gradients/inputs/query", true, d_query, qk_size);
+    store(e, "gradients/inputs/key", true, d_key, qk_size);
+    store(e, "gradients/inputs/value", true, d_value, v_size);
+}

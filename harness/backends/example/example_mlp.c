@@ -3,25 +3,34 @@
 
 #include <stdio.h>
 
+typedef struct path {
+    char text[64];
+} path;
+
+static path path_of(const char *prefix, const char *name, const char *suffix)
+{
+    path p;
+    snprintf(p.text, sizeof p.text, "%s%s%s", prefix, name, suffix);
+    return p;
+}
+
 /* The bias [n] of the projection <name><suffix>, where the case has one. */
-static void load_bias(example *e, projection *p, const char *prefix, const char *name, bool kernel, int64_t n,
+static void load_bias(example *e, projection *p, const char *prefix, const char *name, const char *suffix, int64_t n,
                       int64_t expert)
 {
-    char path[16];
-    snprintf(path, sizeof path, "%s%cbias", name, kernel ? '/' : '_');
-    const assay_backend_tensor *t = tensor_in(e, prefix, path);
+    const path bias = path_of(prefix, name, suffix[0] == '/' ? "/bias" : "_bias");
+    const assay_backend_tensor *t = tensor(e->request, bias.text);
     if (t == NULL) return;
     float *values = take(&e->memory, n);
     load(values, t, expert * n, n);
-    p->bias = values, p->d_bias = gradient(e, prefix, path, expert * n);
+    p->bias = values, p->d_bias = gradient(e, bias.text, expert * n);
 }
 
 void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_t expert)
 {
-    char wi[16], wi_0[16], wi_1[16], wo[16];
-    snprintf(wi, sizeof wi, "wi%s", suffix), snprintf(wo, sizeof wo, "wo%s", suffix);
-    snprintf(wi_0, sizeof wi_0, "wi_0%s", suffix), snprintf(wi_1, sizeof wi_1, "wi_1%s", suffix);
-    const assay_backend_tensor *both = tensor_in(e, prefix, wi);
+    const path wi = path_of(prefix, "wi", suffix), wo = path_of(prefix, "wo", suffix);
+    const path wi_0 = path_of(prefix, "wi_0", suffix), wi_1 = path_of(prefix, "wi_1", suffix);
+    const assay_backend_tensor *both = tensor(e->request, wi.text);
     const int64_t size = m->emb * m->hidden, up = both != NULL ? m->hidden : size;
     const int64_t row = both != NULL ? 2 * m->hidden : m->hidden;
     float *values = take(&e->memory, 2 * size), *down = take(&e->memory, size);
@@ -29,19 +38,19 @@ void mlp_load(example *e, mlp *m, const char *prefix, const char *suffix, int64_
     m->wo = (projection){.w = down, .row = m->emb};
     if (both != NULL) {
         load(values, both, expert * 2 * size, 2 * size);
-        m->wi_0.d_w = gradient(e, prefix, wi, expert * 2 * size);
+        m->wi_0.d_w = gradient(e, wi.text, expert * 2 * size);
         m->wi_1.d_w = m->wi_0.d_w == NULL ? NULL : m->wi_0.d_w + up;
     } else {
-        load(values, tensor_in(e, prefix, wi_0), expert * size, size);
-        load(values + size, tensor_in(e, prefix, wi_1), expert * size, size);
-        m->wi_0.d_w = gradient(e, prefix, wi_0, expert * size);
-        m->wi_1.d_w = gradient(e, prefix, wi_1, expert * size);
+        load(values, tensor(e->request, wi_0.text), expert * size, size);
+        load(values + size, tensor(e->request, wi_1.text), expert * size, size);
+        m->wi_0.d_w = gradient(e, wi_0.text, expert * size);
+        m->wi_1.d_w = gradient(e, wi_1.text, expert * size);
     }
-    load(down, tensor_in(e, prefix, wo), expert * size, size);
-    m->wo.d_w = gradient(e, prefix, wo, expert * size);
-    load_bias(e, &m->wi_0, prefix, "wi_0", suffix[0] == '/', m->hidden, expert);
-    load_bias(e, &m->wi_1, prefix, "wi_1", suffix[0] == '/', m->hidden, expert);
-    load_bias(e, &m->wo, prefix, "wo", suffix[0] == '/', m->emb, expert);
+    load(down, tensor(e->request, wo.text), expert * size, size);
+    m->wo.d_w = gradient(e, wo.text, expert * size);
+    load_bias(e, &m->wi_0, prefix, "wi_0", suffix, m->hidden, expert);
+    load_bias(e, &m->wi_1, prefix, "wi_1", suffix, m->hidden, expert);
+    load_bias(e, &m->wo, prefix, "wo", suffix, m->emb, expert);
     if (m->bug == GATE_UP_SWAPPED) {
         const projection gate = m->wi_0;
         m->wi_0 = m->wi_1, m->wi_1 = gate;
@@ -114,4 +123,21 @@ void mlp_backward(example *e, const mlp *m, float *d_x)
     project_backward(&m->wi_0, m->x, m->a, rows, D, H);
     project_backward(&m->wi_1, m->x, m->b, rows, D, H);
     project_backward(&m->wo, m->h, m->d_o, rows, H, D);
+}
+
+void mlp_run(example *e)
+{
+    const int64_t emb = tensor(e->request, "inputs/x")->dims[2], size = e->tokens * emb;
+    float *d_x = take(&e->memory, size);
+    mlp m = {.bug = e->bug, .rows = e->tokens, .emb = emb};
+    m.hidden = tensor(e->request, "weights/wo/kernel")->dims[0];
+    m.x = whole(e, "inputs/x"), m.d_o = whole(e, "cotangents/y");
+    m.glu = glu_of(e->request, DENSE);
+    mlp_take(e, &m);
+    mlp_load(e, &m, "weights/", "/kernel", 0);
+    mlp_forward(&m);
+    store(e, "outputs/y", true, m.o, size);
+    if (m.d_o == NULL) return;
+    mlp_backward(e, &m, d_x);
+    store(e, "gradients/inputs/x", true, d_x, size);
 }

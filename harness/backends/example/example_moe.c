@@ -2,8 +2,6 @@
 #include "example.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 /* Rows are copies of tokens: those of expert 0, 1, ..., then, for the shared expert (number E), one of every token. */
 typedef struct copy {
@@ -40,22 +38,20 @@ static void dispatch(moe *m)
 static void load_expert(example *e, mlp *expert, const moe *m, int64_t number, int64_t first)
 {
     const mlp *all = &m->rows;
-    char shared[128];
     *expert = *all;
     expert->rows = number == m->experts ? m->tokens : m->dispatch_sizes[number];
     expert->hidden = number == m->experts ? m->shared_hidden : m->hidden;
     expert->x += first * m->emb, expert->o += first * m->emb, expert->d_o += first * m->emb;
     expert->a += first * all->hidden, expert->b += first * all->hidden, expert->h += first * all->hidden;
-    snprintf(shared, sizeof shared, "%sshared_experts/", m->weights);
     expert->glu = glu_of(e->request, number == m->experts ? SHARED : ROUTED);
     if (number == m->experts) {
-        mlp_load(e, expert, shared, "/kernel", 0);
+        mlp_load(e, expert, "weights/shared_experts/", "/kernel", 0);
     } else {
-        mlp_load(e, expert, m->weights, "", number);
+        mlp_load(e, expert, "weights/", "", number);
     }
 }
 
-void copies_gather(const moe *m)
+static void gather(const moe *m)
 {
     const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++) {
@@ -65,7 +61,7 @@ void copies_gather(const moe *m)
     round_bf16(m->rows.x, m->rows.rows * D);
 }
 
-void copies_gather_backward(const moe *m, float *d_x, const float *d_rows)
+static void gather_backward(const moe *m, float *d_x, const float *d_rows)
 {
     const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++) {
@@ -79,7 +75,7 @@ void copies_gather_backward(const moe *m, float *d_x, const float *d_rows)
     }
 }
 
-void copies_combine(const moe *m, float *y)
+static void combine(const moe *m, float *y)
 {
     const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++) {
@@ -88,7 +84,7 @@ void copies_combine(const moe *m, float *y)
     }
 }
 
-void copies_combine_backward(const moe *m, const float *d_y)
+static void combine_backward(const moe *m, const float *d_y)
 {
     const int64_t D = m->emb;
     for (int64_t r = 0; r < m->rows.rows; r++) {
@@ -105,7 +101,7 @@ void copies_combine_backward(const moe *m, const float *d_y)
 static void experts_forward(example *e, const moe *m, float *y)
 {
     const int64_t experts = m->experts + (m->shared_hidden > 0);
-    copies_gather(m);
+    gather(m);
     for (int64_t number = 0, first = 0; number < experts; number++) {
         const int mark = e->memory.count;
         mlp expert;
@@ -114,14 +110,14 @@ static void experts_forward(example *e, const moe *m, float *y)
         first += expert.rows;
         give_back(&e->memory, mark);
     }
-    copies_combine(m, y);
+    combine(m, y);
 }
 
 static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
 {
     const int64_t D = m->emb, experts = m->experts + (m->shared_hidden > 0);
     float *d_rows = take(&e->memory, m->rows.rows * D);
-    copies_combine_backward(m, d_y);
+    combine_backward(m, d_y);
     for (int64_t number = 0, first = 0; number < experts; number++) {
         const int mark = e->memory.count;
         mlp expert;
@@ -130,14 +126,14 @@ static void experts_backward(example *e, moe *m, float *d_x, const float *d_y)
         first += expert.rows;
         give_back(&e->memory, mark);
     }
-    copies_gather_backward(m, d_x, d_rows);
+    gather_backward(m, d_x, d_rows);
 }
 
-void gate_backward(example *e, const moe *m, float *d_x)
+static void gate_backward(example *e, const moe *m, float *d_x)
 {
     const int64_t T = m->tokens, D = m->emb, E = m->experts;
-    float *through = take(&e->memory, T * D), *d_bias = gradient(e, m->weights, "gate/bias", 0);
-    product(gradient(e, m->weights, "gate/kernel", 0), E, D, E, T, (matrix){m->x, 1, D}, (matrix){m->d_logits, E, 1});
+    float *through = take(&e->memory, T * D), *d_bias = gradient(e, "weights/gate/bias", 0);
+    product(gradient(e, "weights/gate/kernel", 0), E, D, E, T, (matrix){m->x, 1, D}, (matrix){m->d_logits, E, 1});
     product(through, D, T, D, E, (matrix){m->d_logits, E, 1}, (matrix){m->gate, 1, E});
     add(d_x, through, T * D);
     for (int64_t i = 0; i < E && d_bias != NULL; i++) d_bias[i] = 0;
@@ -152,8 +148,8 @@ static int64_t capacity_of(const moe *m, double factor)
 
 static void set_up(example *e, moe *m)
 {
-    const assay_backend_tensor *wo = tensor_in(e, m->weights, "wo");
-    const assay_backend_tensor *shared = tensor_in(e, m->weights, "shared_experts/wo/kernel");
+    const assay_backend_tensor *wo = tensor(e->request, "weights/wo");
+    const assay_backend_tensor *shared = tensor(e->request, "weights/shared_experts/wo/kernel");
     m->batch = e->batch, m->sequence = e->sequence, m->tokens = e->tokens;
     m->experts = wo->dims[0], m->hidden = wo->dims[1], m->emb = wo->dims[2];
     m->shared_hidden = shared == NULL ? 0 : shared->dims[0];
@@ -183,53 +179,40 @@ static void store_masks(example *e, const moe *m)
         combine[row * m->capacity + m->place[choice]] = m->weights_of[choice];
         taken[row * m->capacity + m->place[choice]] = m->weights_of[choice] != 0;
     }
-    store(e, "routing/", m->results, "combine_mask", false, combine, cells);
-    store(e, "routing/", m->results, "dispatch_mask", false, taken, cells);
+    store(e, "routing/combine_mask", false, combine, cells);
+    store(e, "routing/dispatch_mask", false, taken, cells);
     give_back(&e->memory, mark);
 }
 
-void routing_store(example *e, const moe *m)
+static void store_routing(example *e, const moe *m)
 {
     const int64_t choices = m->tokens * m->chosen;
     float *updates = take(&e->memory, m->experts), loss = routing_balance(m, updates);
-    /* this backend sorts all tokens in one place; over a mesh these two are what each shard sorts */
-    const bool one_device = number(e->request, "mesh.data") <= 1 && number(e->request, "mesh.fsdp") <= 1 &&
-                            number(e->request, "mesh.expert") <= 1 && number(e->request, "mesh.mlp_tensor") <= 1 &&
-                            number(e->request, "mesh.fsdp_transpose") <= 1 &&
-                            !is(e->request, "use_ring_of_experts", "true");
     if (m->drops) store_masks(e, m);
-    store(e, "outputs/", m->results, "lb_loss", false, &loss, 1);
-    store(e, "outputs/", m->results, "bias_updates", false, updates, m->experts);
-    store(e, "routing/", m->results, "weights", false, m->weights_of, choices);
-    store(e, "routing/", m->results, "selected_experts", false, m->selected, choices);
-    store(e, "routing/", m->results, "sorted_selected_experts", false, m->order, one_device ? choices : 0);
-    store(e, "routing/", m->results, "group_sizes", false, m->sizes, one_device ? m->experts : 0);
+    store(e, "outputs/lb_loss", false, &loss, 1);
+    store(e, "outputs/bias_updates", false, updates, m->experts);
+    store(e, "routing/weights", false, m->weights_of, choices);
+    store(e, "routing/selected_experts", false, m->selected, choices);
+    store(e, "routing/sorted_selected_experts", false, m->order, choices);
+    store(e, "routing/group_sizes", false, m->sizes, m->experts);
 }
 
-void moe_forward(example *e, moe *m, const char *weights, const char *results, float *x, float *y)
+void moe_run(example *e)
 {
-    *m = (moe){.x = x, .bug = e->bug, .variant = e->variant};
-    snprintf(m->weights, sizeof m->weights, "%s", weights);
-    snprintf(m->results, sizeof m->results, "%s", results);
-    set_up(e, m);
-    memset(y, 0, (size_t)(m->tokens * m->emb) * sizeof *y);
-    routing_forward(e, m);
-    dispatch(m);
-    experts_forward(e, m, y);
-    routing_store(e, m);
-}
+    const int64_t size = e->tokens * tensor(e->request, "inputs/x")->dims[2];
+    float *x = whole(e, "inputs/x"), *d_y = whole(e, "cotangents/y"), *y = take(&e->memory, size),
+          *d_x = take(&e->memory, size), d_loss = 0;
+    moe m = {.x = x, .bug = e->bug, .variant = e->variant};
+    set_up(e, &m);
+    routing_forward(e, &m);
+    dispatch(&m);
+    experts_forward(e, &m, y);
+    store_routing(e, &m);
+    store(e, "outputs/y", true, y, size);
 
-void moe_backward(example *e, moe *m, float *d_x, const float *d_y)
-{
-    const int mark = e->memory.count;
-    char cotangents[64];
-    float d_loss = 0;
-    snprintf(cotangents, sizeof cotangents, "cotangents/%s", m->results);
-    load(&d_loss, tensor_in(e, cotangents, "lb_loss"), 0, 1);
-    memset(d_x, 0, (size_t)(m->tokens * m->emb) * sizeof *d_x);
-    experts_backward(e, m, d_x, d_y);
-    routing_backward(m, d_loss);
-    gate_backward(e, m, d_x);
-    round_bf16(d_x, m->tokens * m->emb);
-    give_back(&e->memory, mark);
+    load(&d_loss, tensor(e->request, "cotangents/lb_loss"), 0, 1);
+    experts_backward(e, &m, d_x, d_y != NULL ? d_y : take(&e->memory, size));
+    routing_backward(&m, d_loss);
+    gate_backward(e, &m, d_x);
+    store(e, "gradients/inputs/x", true, d_x, size);
 }

@@ -1,20 +1,11 @@
-/* Tensors and results by a prefix and a name. */
+/* Tensors and results by path. */
 #include "example.h"
 
 #include <stdio.h>
 
-enum { PATH_SIZE = 192 };
-
-const assay_backend_tensor *tensor_in(const example *e, const char *prefix, const char *name)
+float *whole(example *e, const char *path)
 {
-    char path[PATH_SIZE];
-    snprintf(path, sizeof path, "%s%s", prefix, name);
-    return tensor(e->request, path);
-}
-
-float *whole(example *e, const char *prefix, const char *name)
-{
-    const assay_backend_tensor *t = tensor_in(e, prefix, name);
+    const assay_backend_tensor *t = tensor(e->request, path);
     if (t == NULL) return NULL;
     const int64_t count = count_of(t->rank, t->dims);
     float *values = take(&e->memory, count);
@@ -22,20 +13,16 @@ float *whole(example *e, const char *prefix, const char *name)
     return values;
 }
 
-float *gradient(const example *e, const char *prefix, const char *name, int64_t first)
+float *gradient(const example *e, const char *path, int64_t first)
 {
-    char path[PATH_SIZE];
-    snprintf(path, sizeof path, "gradients/%s%s", prefix, name);
-    assay_backend_result *r = result(e->request, path);
+    char of[192];
+    snprintf(of, sizeof of, "gradients/%s", path);
+    assay_backend_result *r = result(e->request, of);
     return r == NULL ? NULL : (float *)r->data + first;
 }
 
-void store(const example *e, const char *folder, const char *prefix, const char *name, bool in_bf16, const void *values,
-           int64_t count)
+void store(const example *e, const char *path, bool in_bf16, const void *values, int64_t count)
 {
-    char path[PATH_SIZE];
-    snprintf(path, sizeof path, "%s%s%s", folder, prefix, name);
     assay_backend_result *r = result(e->request, path);
-    if (r == NULL) return;
-    write_result(r, in_bf16 ? ASSAY_BACKEND_BFLOAT16 : r->type, values, count);
+    if (r != NULL) write_result(r, in_bf16 ? ASSAY_BACKEND_BFLOAT16 : r->type, values, count);
 }

@@ -26,10 +26,9 @@ static void frequencies(const example *e, float *out, int64_t dim)
     double high = correction(request, dim, number(request, "beta_slow"));
     low = fmax(truncate ? floor(low) : low, 0);
     high = fmin(truncate ? ceil(high) : high, (double)dim - 1);
-    const bool no_ramp = low == high || (low > high && is(request, "use_batch_split_schedule", "true"));
     for (int64_t i = 0; i < dim / 2; i++) {
         const double base = pow(number(request, "rope_max_timescale"), -2.0 * (double)i / (double)dim);
-        const double ramp = fmin(fmax(((double)i - low) / (no_ramp ? 0.001 : high - low), 0), 1);
+        const double ramp = fmin(fmax(((double)i - low) / (low == high ? 0.001 : high - low), 0), 1);
         const double stretched = base / number(request, "rope_factor") * ramp + base * (1 - ramp);
         out[i] = (float)(is(request, "rope_type", "yarn") ? stretched : base);
     }

@@ -2,7 +2,6 @@
 #include "example.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 static float group_score(const float *values, int64_t count, bool by_max)
@@ -52,15 +51,14 @@ static void choose(const moe *m, int32_t *selected, const float *biased, float *
     if (m->variant == ASCENDING_SLOTS) sort_ascending(selected, m->chosen);
 }
 
-void sort_by_expert(const moe *m)
+static void sort_by_expert(const moe *m)
 {
     const int32_t count = (int32_t)(m->tokens * m->chosen);
-    const bool backwards = m->bug == UNSTABLE_SORT || m->variant == LAST_TOKENS_FIRST;
     int64_t place = 0;
     for (int32_t expert = 0; expert < m->experts; expert++) {
         const int64_t first = place;
         for (int32_t i = 0; i < count; i++) {
-            const int32_t choice = backwards ? count - 1 - i : i;
+            const int32_t choice = m->variant == LAST_TOKENS_FIRST ? count - 1 - i : i;
             if (m->selected[choice] == expert) m->order[place++] = choice;
         }
         m->sizes[expert] = (int32_t)(place - first);
@@ -95,8 +93,7 @@ void routing_forward(example *e, moe *m)
 {
     const int64_t E = m->experts, K = m->chosen;
     float *candidates = take(&e->memory, E), *group_scores = take(&e->memory, m->groups);
-    if (m->gate != NULL)
-        product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
+    product(m->logits, E, m->tokens, E, m->emb, (matrix){m->x, m->emb, 1}, (matrix){m->gate, E, 1});
     for (int64_t t = 0; t < m->tokens; t++) {
         float *scores = m->scores + t * E, *biased = m->biased + t * E, *gathered = m->gathered + t * K;
         int32_t *selected = m->selected + t * K;
@@ -212,14 +209,14 @@ void routing_set_up(example *e, moe *m)
 {
     const int64_t T = m->tokens, E = m->experts, K = m->chosen;
     const assay_backend_tensor *ids = tensor(e->request, "inputs/input_ids");
-    const assay_backend_tensor *table = tensor_in(e, m->weights, "tid2eid");
-    const float *bias = whole(e, m->weights, "gate/bias"), *expert_scale = whole(e, m->weights, "per_expert_scale");
+    const assay_backend_tensor *table = tensor(e->request, "weights/tid2eid");
+    const float *bias = whole(e, "weights/gate/bias"), *expert_scale = whole(e, "weights/per_expert_scale");
     float *ones = take(&e->memory, E);
     for (int64_t i = 0; i < E; i++) ones[i] = 1;
-    m->gate = whole(e, m->weights, "gate/kernel");
+    m->gate = whole(e, "weights/gate/kernel");
     m->bias = bias != NULL && m->bug != ROUTER_BIAS_DROPPED ? bias : take(&e->memory, E);
     m->expert_scale = expert_scale != NULL ? expert_scale : ones;
-    m->d_expert_scale = gradient(e, m->weights, "per_expert_scale", 0);
+    m->d_expert_scale = gradient(e, "weights/per_expert_scale", 0);
     m->token_ids = ids == NULL ? NULL : ids->data, m->expert_table = table == NULL ? NULL : table->data;
     m->loss_weight = (float)number(e->request, "load_balance_loss_weight");
     m->update_rate = (float)number(e->request, "routed_bias_update_rate");

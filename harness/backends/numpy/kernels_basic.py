@@ -6,6 +6,21 @@ from kernels_quantize import hidden
 from quant_recipes import Recipe
 
 
+def layer_norm(ar, x, scale, bias, epsilon):
+    mean = ar.mean(x)
+    fast = ar.variant.backward == "delta"  # the variance as the mean of squares less the square of the mean
+    variance = np.maximum(ar.mean(x * x) - mean * mean, 0) if fast else ar.mean((x - mean) * (x - mean))
+    r = ar.reciprocal_root(variance + ar.float(epsilon))
+    n = ar.keep((x - mean) * r)
+
+    def back(dy):
+        g = dy * scale
+        rows = lambda d: d.reshape(-1, x.shape[-1])
+        return r * (g - ar.mean(g) - n * ar.mean(g * n)), ar.sum(rows(dy * n), 0), ar.sum(rows(dy), 0)
+
+    return n * scale + bias, back
+
+
 def rms_norm(ar, x, scale, epsilon):
     r = ar.reciprocal_root(ar.mean(x * x) + ar.float(epsilon))
     n = ar.keep(x * r)

@@ -7,15 +7,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../tests/cli_test.sh"
 export PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 cd "$work"
+only="--set profiles=bf16" # no error scales of profiles that nobody asks for
 
 for variant in 1 3; do
-  expect 0 run mla/small moe/small deepseek_layer/dense mlp/silu --staged --serve --quiet \
+  expect 0 run mla/small moe/small deepseek_layer/dense mlp/silu $only --staged --serve --quiet \
     --backend "'$python' '$here/backend.py' --variant $variant"
   prints '^4 cases: 4 passed'
 done
 
 # sums that lie on float16's grid, which float16 shows without their errors, and float32 with them
-expect 0 run mlp/requantised-mxfp8 --precision f16 --staged --serve --quiet --backend "'$python' '$here/backend.py' --precision f16 --variant 12"
+expect 0 run mlp/requantised-mxfp8 --set profiles=f16 --precision f16 --staged --serve --quiet --backend "'$python' '$here/backend.py' --precision f16 --variant 12"
 
 # sums that are cut off after each term drift towards zero, and few codes are other ones that would hide it
 expect 0 run mlp/requantised-fp8 --precision "$here/../../../bench/power/sums_13_bits.yml" --serve --quiet \
@@ -25,7 +26,7 @@ expect 0 run mlp/requantised-fp8 --precision "$here/../../../bench/power/sums_13
 names() {
   local stage=$1 place=$2 bug=$3
   shift 3
-  expect 1 run "$@" --staged --serve --quiet --backend "'$python' '$here/planted_stage.py' $place $bug"
+  expect 1 run "$@" $only --staged --serve --quiet --backend "'$python' '$here/planted_stage.py' $place $bug"
   prints "^FAIL .* stage checkpoints/$stage: "
 }
 for stage in mla_kv query_proj attention_out; do
@@ -36,16 +37,16 @@ names attention_out attention_out tile deepseek_layer/dense --set batch=4 --set 
 names moe_mlpwi_0 mlpwi_0 factor:6 moe/small
 names moe_intermediate intermediate tile moe/small --set sequence=32
 # ... which no tensor of the whole shows
-expect 0 run mla/small --set batch=8 --set sequence=24 --serve --quiet --backend "'$python' '$here/planted_stage.py' query_proj factor:8"
+expect 0 run mla/small --set batch=8 --set sequence=24 $only --serve --quiet --backend "'$python' '$here/planted_stage.py' query_proj factor:8"
 
 # codes of h that the kernel quantised itself: judged by what errors allow, and gone on from
 codes='checkpoints=["*hidden_codes*"]'
-expect 0 run '*/requantised*' --exclude gpt-oss --set "$codes" --serve --quiet --backend "'$python' '$here/planted_codes.py' none"
-expect 0 run mlp/requantised-fp8 moe/requantised-nvfp4 --precision f32 --staged --serve --quiet \
+expect 0 run '*/requantised*' --exclude gpt-oss $only --set "$codes" --serve --quiet --backend "'$python' '$here/planted_codes.py' none"
+expect 0 run mlp/requantised-fp8 moe/requantised-nvfp4 --set profiles=f32 --precision f32 --staged --serve --quiet \
   --backend "'$python' '$here/backend.py' --precision f32"
 # coded BUG TENSOR CASE
 coded() {
-  expect 1 run "$3" --set "$codes" --serve --quiet --backend "'$python' '$here/planted_codes.py' $1"
+  expect 1 run "$3" $only --set "$codes" --serve --quiet --backend "'$python' '$here/planted_codes.py' $1"
   prints "^FAIL .* $2"
 }
 coded before_activation 'checkpoints/mlp_hidden_codes_scale\[0,0,0\] is .*, the golden has .*; errors allow' mlp/requantised-fp8
@@ -68,7 +69,7 @@ grep -q 'mla/small, by stage' report.html || complain "no stages in HTML"
 expect 1 compare kept/mla-small.golden.h5 kept/mla-small.candidate.h5 --staged
 prints "by stage, each evaluated from the candidate's own inputs to it"
 prints '^reproduce: assay compare .* --staged$'
-expect 0 run mla/small --serve --quiet --keep kept --backend "'$python' '$here/backend.py'"
+expect 0 run mla/small $only --serve --quiet --keep kept --backend "'$python' '$here/backend.py'"
 expect 0 compare kept/mla-small.golden.h5 kept/mla-small.candidate.h5 --staged
 prints 'by stage: no checkpoint is given'
 

@@ -3,7 +3,7 @@ import numpy as np
 
 from batch_split import run_function
 from kernels_attention import attention, gqa, mla, rope, window_of
-from kernels_basic import GatedMlp, grouped_product, permute, rms_norm, unpermute
+from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from quant_recipes import Recipe
@@ -15,6 +15,12 @@ def run_rms_norm(ar, s, t):
     y, back = rms_norm(ar, t["inputs/x"], t["weights/scale"], s.number("normalization_layer_epsilon"))
     dx, d_scale = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale}
+
+
+def run_layer_norm(ar, s, t):
+    y, back = layer_norm(ar, t["inputs/x"], t["weights/scale"], t["weights/bias"], s.number("normalization_layer_epsilon"))
+    dx, d_scale, d_bias = back(t["cotangents/y"])
+    return {"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/scale": d_scale, "gradients/weights/bias": d_bias}
 
 
 def rows_of_groups(s, t):
@@ -153,14 +159,21 @@ def run_attention(ar, s, t):
         "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
 
 
+def used_tokens(s, t):
+    """x, of which padding that is not finite counts as 0."""
+    x = t["inputs/x"]
+    padding = s.true("mask_padding") & (t.get("inputs/segment_ids", np.ones(x.shape[:2])) == 0)
+    return np.where(padding[..., None] & ~np.isfinite(x), 0, x)
+
+
 def run_mla(ar, s, t):
-    y, back = mla(ar, s, t, "weights/", t["inputs/x"])
+    y, back = mla(ar, s, t, "weights/", used_tokens(s, t))
     dx, g = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, **g}
 
 
 def run_gqa(ar, s, t):
-    y, back = gqa(ar, s, t, "weights/", t["inputs/x"])
+    y, back = gqa(ar, s, t, "weights/", used_tokens(s, t))
     dx, g = back(t["cotangents/y"])
     return {"outputs/y": y, "gradients/inputs/x": dx, **g}
 
@@ -219,7 +232,7 @@ def run_dequantize(ar, s, t):
     return {"outputs/y": dequantize(s, t["inputs/codes"], t["inputs/scale"], t.get("inputs/tensor_scale"), ar.float)}
 
 
-OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
+OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
               "decoder_layer": run_stack, "decoder_stack": run_stack, "batch_split": run_function}
@@ -238,8 +251,10 @@ def run(ar, request):
     """The results that the request expects, and the choice of experts; of checkpoints those that there are."""
     s = request.settings
     s.need(request.op in OPERATIONS, "no " + request.op)
-    if request.op != "batch_split":
-        s.need_no_mesh()
+    spread = request.op != "batch_split" and not s.one_device()
+    if spread:  # computed in one place
+        s.need(not s.true("weights_on_shards"), "no weights on shards")
+        s.need(s.number("load_balance_loss_weight") == 0 == s.number("routed_bias_update_rate"), "no results per shard")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     for key, plain in PLAIN_VALUES.items():
@@ -256,7 +271,7 @@ def run(ar, request):
     with np.errstate(all="ignore"):
         made = OPERATIONS[request.op](ar, s, given)
     results = {}
-    made = ar.checkpoints | made
+    made = made if spread else ar.checkpoints | made
     beside = [p for p in made if p.startswith("routing/")]
     for path in request.expects + beside:
         if path not in made and path.startswith("checkpoints/"):

@@ -38,10 +38,12 @@ class Settings:
         if not condition:
             raise Unsupported(reason)
 
-    def need_no_mesh(self):
+    def one_device(self):
         """A ring of one device has shards too: one loss for each."""
-        ring = self.text.get("use_ring_of_experts") == "true"
-        self.need(self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and not ring, "no mesh")
+        return self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and self.text.get("use_ring_of_experts") != "true"
+
+    def need_no_mesh(self):
+        self.need(self.one_device(), "no mesh")
 
 
 def drawn(recipes):
@@ -90,6 +92,8 @@ class Request:
             latent = any(path.endswith("wkv_a/kernel") for path in self.tensors)
             window = float(self.settings.text.get("sliding_window_size", 0)) > 0
             self.settings.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
+            tokens = self.tensors["inputs/x"] if self.op in ("mla", "gqa") else np.zeros(0)
+            self.settings.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 

@@ -483,6 +483,8 @@ def run_moe(c: Call) -> Tensors:
 
 OPERATIONS: dict[str, Callable[[Call], Tensors]] = {
     "rms_norm": lambda c: {"outputs/y": rms_norm(c, c.t["inputs/x"], c.t["weights/scale"])},
+    "layer_norm": lambda c: {"outputs/y": F.layer_norm(c.t["inputs/x"], c.t["weights/scale"].shape, c.t["weights/scale"], c.t["weights/bias"],
+                                                       c.s.number("normalization_layer_epsilon"))},
     "mlp": lambda c: {"outputs/y": gated_mlp(c, c.under("weights/"), c.t["inputs/x"])},
     "yarn_rope": lambda c: {"outputs/y": rope(c, c.t["inputs/x"])},
     "mla": lambda c: {"outputs/y": mla(c, "weights/", c.t["inputs/x"])},

@@ -12,6 +12,8 @@
 #include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { COUNT = 100000 };
 
 #define F32_UNIT (0x1p-24 * 0.57735026918962576451)

@@ -9,6 +9,8 @@
 #include "oracle/propagate/rules.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 #define ROOT_3RD 0.57735026918962576451
 
 static double *filled(uint64_t *state, double mean, int64_t count)

@@ -10,6 +10,8 @@
 #include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 typedef struct problem {
     int64_t m, n, k;
     int64_t padding; /* of every leading dimension */

@@ -9,6 +9,8 @@
 #include "oracle/arithmetic/tests/matrices.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 typedef struct product {
     matrices x;
     double *before; /* what c is at first */

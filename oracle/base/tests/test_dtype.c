@@ -627,16 +627,16 @@ TEST(past_the_caches_come_the_same_numbers)
 
 int main(void)
 {
-    int failed = assay_run_tests("public functions");
+    int failed = assay_run_tests("public functions", NULL, NULL);
     body = &assay_dtype_scalar;
-    failed += assay_run_tests("every machine");
+    failed += assay_run_tests("every machine", NULL, NULL);
     if (__builtin_cpu_supports("avx2")) {
         body = &assay_dtype_avx2;
-        failed += assay_run_tests("AVX2");
+        failed += assay_run_tests("AVX2", NULL, NULL);
     }
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
         body = &assay_dtype_avx512;
-        failed += assay_run_tests("AVX-512");
+        failed += assay_run_tests("AVX-512", NULL, NULL);
     }
     return failed;
 }

@@ -3,6 +3,8 @@
 
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { COUNT = 100 };
 
 static int sum_with(int threads)

@@ -8,6 +8,8 @@
 #include "oracle/base/random_kernels.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 static bool isa_is_here(assay_isa isa)
 {
     if (isa == ASSAY_ISA_AVX512) return __builtin_cpu_supports("avx512f");

@@ -5,6 +5,8 @@
 #include "oracle/base/random.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { UNWRITTEN = -77777 };
 
 static void fill_unwritten(int32_t *x, int64_t count)

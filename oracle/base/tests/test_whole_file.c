@@ -183,9 +183,9 @@ TEST_WITH(no_memory, setup, teardown)
 
 int main(void)
 {
-    int failed = assay_run_tests("this file system");
+    int failed = assay_run_tests("this file system", NULL, NULL);
     nameless_files_refused = true;
-    return failed + assay_run_tests("without nameless files");
+    return failed + assay_run_tests("without nameless files", NULL, NULL);
 }
 
 static void make_file(char *path, const char *folder, const char *name)

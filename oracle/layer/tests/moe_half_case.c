@@ -48,54 +48,6 @@ double *moe_half_random(uint64_t *seed, int64_t count)
     return values;
 }
 
-double moe_half_inner(const double *a, const double *b, int64_t count)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
-    return sum;
-}
-
-void moe_half_give(quad_tensors *in, const char *path, int64_t count, int64_t width, const double *values)
-{
-    assay_context ctx = assay_context_default(1);
-    const assay_shape shape = assay_shape_of(3, (int64_t)1, count / width, width);
-    assert_ok(&ctx, quad_tensors_copy_f64(&ctx, in, path, &shape, values));
-}
-
-void moe_half_assert_near(const quad_tensors *out, const char *path, const double *actual, int64_t count)
-{
-    const quad_tensor *tensor = quad_tensors_find(out, path);
-    assert_non_null(tensor);
-    assert_int_equal(assay_shape_count(&tensor->shape), count);
-    for (int64_t i = 0; i < count; i++) {
-        const double expected = (double)tensor->values[i];
-        assert_close(&actual[i], &expected, 1, 1e-13, 1e-14);
-    }
-}
-
-static double loss_of(const moe_half_loss *loss)
-{
-    double *y = moe_half_alloc(loss->count);
-    loss->forward(loss->self, y);
-    const double sum = moe_half_inner(loss->dy, y, loss->count);
-    free(y);
-    return sum;
-}
-
-void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const double *gradient, int64_t count)
-{
-    const double step = 0x1p-17;
-    for (int64_t i = 0; i < count; i++) {
-        const double before = values[i];
-        values[i] = before + step;
-        const double above = loss_of(loss);
-        values[i] = before - step;
-        const double difference = (above - loss_of(loss)) / (2 * step);
-        values[i] = before;
-        assert_close(&gradient[i], &difference, 1, 1e-7, difference == 0 ? 0 : 1e-7);
-    }
-}
-
 static void load_weight(moe_half *c, int weight)
 {
     char path[2 * ASSAY_PATH_SIZE];

@@ -5,7 +5,6 @@
 
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/tests/layer_case.h"
-#include "oracle/quad/quad.h"
 
 enum { MOE_HALF_LAYER = 1 }; /* of two, the first of which is dense */
 
@@ -39,21 +38,6 @@ assay_status moe_half_run(assay_context *ctx, moe_half *c);
 
 double *moe_half_alloc(int64_t count); /* filled with NaN */
 double *moe_half_random(uint64_t *seed, int64_t count);
-double moe_half_inner(const double *a, const double *b, int64_t count);
-
-/* The second form as the reference: gives it a tensor [...,width], and holds numbers against a result of it. */
-void moe_half_give(quad_tensors *in, const char *path, int64_t count, int64_t width, const double *values);
-void moe_half_assert_near(const quad_tensors *out, const char *path, const double *actual, int64_t count);
-
-/* The sum of dy [count] times what `forward` fills. */
-typedef struct moe_half_loss {
-    void (*forward)(void *self, double *y);
-    void *self;
-    const double *dy;
-    int64_t count;
-} moe_half_loss;
-/* The gradient is its central difference by each value; exactly 0 where nothing comes of a value. */
-void moe_half_assert_gradient(const moe_half_loss *loss, double *values, const double *gradient, int64_t count);
 
 /* The second half of the plain layer on the whole batch, h + moe(rms_norm(h)): outputs/y, gradients/inputs/x, and what
  * the stack calls its gradients, routing and checkpoints. */

@@ -8,6 +8,8 @@
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 static double largest(const assay_tensor *t)
 {
     double most = 0;

@@ -12,6 +12,8 @@
 #include "tests/support/assay_test.h"
 #include "tests/support/test_tensors.h"
 
+TEST_LABELS(threads);
+
 /* Four shards, two microbatches of one row. */
 static assay_function_config config_of(const assay_batch_split_function *f)
 {

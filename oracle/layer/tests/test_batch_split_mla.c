@@ -9,6 +9,8 @@
 #include "oracle/layer/tests/layer_case.h"
 #include "oracle/ops/tests/ops_test.h"
 
+TEST_LABELS(threads);
+
 /* data, fsdp, expert; rows of a shard's microbatch, sequence */
 static const int64_t shapes[][5] = {{1, 1, 1, 1, 1}, {1, 1, 1, 3, 5}, {2, 1, 2, 1, 5}};
 enum { SHAPES = sizeof shapes / sizeof *shapes, ONE_SHARD = 2, MESH = 2, MICROBATCH = 1 };

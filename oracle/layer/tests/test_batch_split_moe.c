@@ -10,6 +10,8 @@
 #include "oracle/layer/tests/moe_half_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* data, fsdp, expert, factor; rows, sequence; experts, per token; groups, kept */
 static const moe_half_shape shapes[] = {
     {1, 1, 1, 1, 2, 3, 4, 2, 0, 0}, {1, 1, 1, 2, 1, 5, 4, 1, 0, 0}, {1, 1, 1, 3, 2, 1, 8, 3, 4, 2},
@@ -131,57 +133,6 @@ TEST(test_same_bits_as_plain)
     assert_same_bits(c.dxs[0], layer_case_get(&plain, "gradients/inputs/x")->values, c.count);
     assay_tensor_set_free(&plain.set);
     moe_half_close(&c);
-}
-
-/* moe_mlpwi_0 [M,f,R,H]: a shard's rows of a microbatch are those of the tokens that chose its experts, expert by
- * expert, then token by token. group_sizes [M,f,E/P] counts them. */
-TEST(test_checkpoints)
-{
-    assay_context ctx = assay_context_default(2);
-    for (int s = 0; s < SHAPES; s++) {
-        moe_half c;
-        test_tensors plain = {0};
-        moe_half_open(&c, &shapes[s]);
-        assert_ok(&ctx, moe_half_run(&ctx, &c));
-        moe_half_plain(&ctx, &c, &plain);
-        const assay_batch_split_sizes *z = &c.run.sizes;
-        const int64_t width = c.layer.config.moe.moe_mlp_dim, per_token = shapes[s].per_token;
-        const int64_t length = shapes[s].sequence, factor = c.run.factor, tokens = z->shards * factor * z->tokens;
-        const int32_t *chosen = layer_case_get(&plain, "routing/layers/1/selected_experts")->indices;
-        const assay_tensor *sizes = layer_case_get(&c.out, "routing/layers/1/group_sizes");
-        const assay_tensor *gate = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_0");
-        const assay_tensor *up = layer_case_get(&c.out, "checkpoints/layers/1/moe_mlpwi_1");
-        assert_int_equal(sizes->count, z->shards * factor * z->local_experts);
-        assert_int_equal(gate->count, z->shards * factor * z->copies * width);
-        assert_int_equal(up->count, gate->count);
-        for (int64_t shard = 0; shard < z->shards; shard++) {
-            for (int64_t i = 0; i < factor; i++) {
-                int64_t row = (shard * factor + i) * z->copies, end = row + z->copies;
-                int32_t counts[8] = {0};
-                int64_t j = 0; /* of all copies by expert */
-                for (int64_t at = 0; at < shapes[s].experts * tokens * per_token; at++) {
-                    const int64_t expert = at / (tokens * per_token), choice = at % (tokens * per_token);
-                    const int64_t batch_row = choice / per_token / length, owner = batch_row / (factor * z->rows);
-                    if (chosen[choice] != expert) continue;
-                    const double *a = layer_case_get(&plain, "checkpoints/layers/1/moe_mlpwi_0")->values + j * width;
-                    const double *b = layer_case_get(&plain, "checkpoints/layers/1/moe_mlpwi_1")->values + j++ * width;
-                    if (batch_row % factor != i || owner / z->expert_shards != shard / z->expert_shards) continue;
-                    if (expert / z->local_experts != shard % z->expert_shards) continue;
-                    assert_same_bits(gate->values + row * width, a, width);
-                    assert_same_bits(up->values + row * width, b, width);
-                    counts[expert % z->local_experts]++;
-                    row++;
-                }
-                assert_memory_equal(sizes->indices + (shard * factor + i) * z->local_experts, counts,
-                                    (size_t)z->local_experts * sizeof *counts);
-                for (int64_t k = row * width; k < end * width; k++) {
-                    assert_true(gate->values[k] == 0 && up->values[k] == 0);
-                }
-            }
-        }
-        assay_tensor_set_free(&plain.set);
-        moe_half_close(&c);
-    }
 }
 
 /* Expert 0 and those after it get (almost) everything. */

@@ -7,6 +7,8 @@
 #include "oracle/layer/tests/layer_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* Moves the tensors of one layer of a stack's source to a source of that layer alone. */
 static layer_case single_layer(const layer_case *stack, int layer)
 {

@@ -5,6 +5,8 @@
 #include "oracle/layer/tests/layer_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { LAYERS = 4, DENSE = 1, BATCH = 2, SEQUENCE = 5, TOKENS = BATCH * SEQUENCE };
 
 static layer_case four_layers(void)

@@ -7,6 +7,8 @@
 #include "oracle/mesh/collectives.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { MOST = 4096 };
 
 static const assay_mesh meshes[] = {{{1, 1, 1}}, {{1, 1, 4}}, {{2, 1, 1}}, {{1, 3, 2}}, {{2, 1, 2, 3}}};

@@ -10,6 +10,8 @@
 #include "oracle/blocks/tests/block_problem.h"
 #include "tests/support/test_tensors.h"
 
+TEST_LABELS(threads);
+
 /* Sums over few terms in another order. */
 #define ROUNDING 1e-14
 
@@ -20,7 +22,7 @@ static const assay_mesh meshes[MESHES] = {{{1, 1, 2, 1}}, {{1, 1, 1, 3}}, {{1, 1
                                           {{2, 1, 3, 1}}, {{1, 2, 3, 2}}, {{2, 1, 1, 1}}};
 
 static const assay_mla_config whole_mla = {
-    BATCH, 7,  7, HEADS, 5, 3, 3, 5, 1e-3, 0.7, {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false},
+    BATCH, 7,   7, HEADS, 5, 3, 3, 5, 1e-3, 0.7, {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false},
     true,  {0}, 0, 0};
 
 /* MLA with and without query compression, GQA with projections of their own and with one: all that has heads, and all that has

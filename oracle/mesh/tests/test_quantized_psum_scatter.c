@@ -8,6 +8,8 @@
 #include "oracle/mesh/collectives.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { ROWS = 5, COLUMNS = 7, MOST = 2048 };
 
 static const assay_mesh meshes[] = {{{1, 1, 1}}, {{1, 1, 2}}, {{1, 1, 4}}, {{2, 1, 3}}, {{2, 2, 2}}};

@@ -7,6 +7,8 @@
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 TEST(test_threads_and_instructions_leave_the_bits)
 {
     static const int threads[] = {2, 7};

@@ -3,6 +3,8 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 TEST(test_maxtext_bias_updates)
 {
     const assay_routing_config config = {

@@ -8,6 +8,8 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 static const assay_precision bf16 = {"bf16", 0x1p-8, 0, 0x1p-24, 0x1p-24, 0x1p-22, .least = 0};
 
 /* Fixes the choice: [T,K] ids. */

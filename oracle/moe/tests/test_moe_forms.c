@@ -6,6 +6,8 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { GATED, SLOTS, ON_INPUT, RECIPE, FORMS };
 
 static assay_recipe_config fp8_full(void)

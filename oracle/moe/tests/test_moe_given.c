@@ -6,6 +6,8 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { B = 2, S = 4, T = B * S, E = 5, K = 3, D = 6, H = 4 };
 
 static moe_case block(assay_moe_path path)

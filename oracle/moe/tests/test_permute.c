@@ -9,6 +9,8 @@
 #include "oracle/propagate/propagate_ops.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 static double *numbers(uint64_t *seed, int64_t count)
 {
     double *values = malloc((size_t)(count + 1) * sizeof *values);

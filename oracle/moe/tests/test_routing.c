@@ -6,6 +6,8 @@
 #include "oracle/moe/tests/routing_cases.h"
 #include "oracle/quad/tests/quad_case.h"
 
+TEST_LABELS(threads);
+
 static void poison(assay_routing *r, const assay_routing_config *config)
 {
     const int64_t count = config->num_experts_per_tok;

@@ -6,6 +6,8 @@
 #include "oracle/moe/routing.h"
 #include "oracle/quad/tests/quad_case.h"
 
+TEST_LABELS(threads);
+
 /* One token, 3 of 6 experts, sigmoid scores: what the tables below change one thing of. */
 static assay_routing_config plain_config(void)
 {

@@ -7,6 +7,8 @@
 
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 enum { B = 2, S = 5, T = B * S, E = 6, K = 4, FEWER = K - 1 };
 
 typedef struct problem {

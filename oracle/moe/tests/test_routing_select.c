@@ -6,6 +6,8 @@
 #include "oracle/quad/quad_internal.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* Selection alone: no score function, so that what selects is logits + bias to the bit. */
 static assay_routing_config selection_config(int64_t tokens, int64_t experts, int64_t per_token, int64_t groups,
                                              int64_t kept, assay_group_score group_score)

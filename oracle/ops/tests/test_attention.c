@@ -9,6 +9,8 @@
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 
+TEST_LABELS(threads);
+
 TEST(test_no_cotangent_of_lse_is_one_of_zeros)
 {
     const assay_attention_config config = {.batch = 1, .sequence = 130, .heads = 2, .qk_dim = 4, .v_dim = 3};

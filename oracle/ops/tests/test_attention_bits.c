@@ -10,6 +10,8 @@
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 
+TEST_LABELS(threads, slow);
+
 static double chain(int64_t count, const double *a, const double *b)
 {
     double sum = 0;

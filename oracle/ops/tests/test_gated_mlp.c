@@ -10,6 +10,8 @@
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/propagate/glu_factor.h"
 
+TEST_LABELS(threads);
+
 /* Awkward sizes, more columns than a thread takes at once. */
 static const int64_t SHAPES[][3] = {{1, 1, 1}, {2, 3, 1}, {5, 1, 7}, {3, 17, 521}, {1, 64, 1030}, {37, 29, 31}};
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };

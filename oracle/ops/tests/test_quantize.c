@@ -6,6 +6,8 @@
 
 #include "oracle/ops/tests/ops_test.h"
 
+TEST_LABELS(threads);
+
 static assay_quantize_config config_of(const char *format, int64_t rows, int64_t columns)
 {
     const assay_block_format *f = assay_block_format_by_name(format);

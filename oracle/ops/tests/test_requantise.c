@@ -7,6 +7,8 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/tests/ops_test.h"
 
+TEST_LABELS(threads);
+
 enum { ROWS = 3, COLUMNS = 40 };
 
 static assay_gated_mlp_config config_of(const char *format)

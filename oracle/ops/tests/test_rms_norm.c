@@ -8,6 +8,8 @@
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/propagate/propagate_ops.h"
 
+TEST_LABELS(threads);
+
 static const double EPSILON = 1e-3; /* large enough to be seen when it is in the wrong place */
 
 typedef struct problem {

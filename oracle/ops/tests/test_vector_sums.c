@@ -8,6 +8,8 @@
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/propagate/rules.h"
 
+TEST_LABELS(threads);
+
 static void check(assay_context *ctx, void *data)
 {
     enum { LARGEST = 700 };

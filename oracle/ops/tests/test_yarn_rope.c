@@ -10,6 +10,8 @@
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/quad/tape.h"
 
+TEST_LABELS(threads);
+
 enum { HEADS = 3, LAST = INT32_MAX - 1 };
 
 /* DeepSeek-V3's */

@@ -10,6 +10,8 @@
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/propagate/glu_factor.h"
 
+TEST_LABELS(threads);
+
 /* The error scales of everything in `results`. `inexact`: x and dy will be rounded to bfloat16. */
 static void propagate(assay_context *ctx, const assay_precision *precision, const mlp_problem *p, bool inexact,
                       mlp_results *out)

@@ -8,6 +8,8 @@
 #include "oracle/moe/tests/moe_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 #define RMS(unit_roundoff) ((unit_roundoff)*0.57735026918962576451)
 
 enum { MEMBERS = 12, TENSORS = 24 };

@@ -9,6 +9,8 @@
 #include "oracle/propagate/rules.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* Everything that has an error, one after the other. */
 typedef struct outcome {
     double weights[TOKENS * MOST_CHOSEN], lb_loss, d_logits[TOKENS * EXPERTS], d_bias[EXPERTS], d_scale[EXPERTS];

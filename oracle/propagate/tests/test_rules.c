@@ -6,6 +6,8 @@
 #include "oracle/propagate/rules.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 static double uniform(uint64_t *seed) /* in (-1, 1), of splitmix64 */
 {
     uint64_t z = *seed += UINT64_C(0x9e3779b97f4a7c15);

@@ -8,6 +8,8 @@
 #include "oracle/quad/tape.h"
 #include "oracle/quad/tests/quad_case.h"
 
+TEST_LABELS(threads);
+
 enum { COUNT = 6 };
 
 /* y = x^3 w, elementwise: a function whose gradients are known. */

@@ -9,6 +9,8 @@
 #include "oracle/quad/quad_slices.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(threads);
+
 /* Rows of x and y are 3 numbers further apart than they are long, those of w 2. */
 typedef struct problem {
     quad_product product;
