@@ -64,6 +64,9 @@ static int add_given(builder *b, const char *path, const char *name)
     const assay_tensor_entry *entry = assay_tensor_list_find(b->list, path);
     if (entry == NULL) return -1;
     const int t = add_tensor(b, -1, name, &entry->spec.shape);
+    char *shape = b->s->tensors[t].shape;
+    const size_t used = strlen(shape);
+    if (entry->format != NULL) snprintf(shape + used, sizeof b->s->tensors->shape - used, " %s", entry->format->name);
     assay_gradient_path(path, b->s->tensors[t].path);
     return t;
 }

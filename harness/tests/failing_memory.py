@@ -61,6 +61,7 @@ COMMANDS = [
     Command("calibrate", "calibrate {made}/golden.h5 --precision tf32 --threads 1"),
     Command("check", "check rms_norm/one-row --threads 1"),
     Command("show", "show moe/mixtral"),
+    Command("show-graph", "show decoder_stack/mixtral --graph --svg {made}/steps.svg"),
     Command("list", "list rms_norm/* --json"),
     Command("trace", "trace {data}/schedule.h5 -o {made}/trace.json"),
     Command("convert", "convert {data}/golden.h5 {made}/new.npz --threads 1"),
