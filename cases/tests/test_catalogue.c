@@ -8,6 +8,8 @@
 #include "cases/tests/same_case.h"
 #include "tests/support/assay_test.h"
 
+TEST_LABELS(slow);
+
 enum { LEAST_CASES = 275 };
 
 static bool has_tag(const assay_case *c, const char *tag)

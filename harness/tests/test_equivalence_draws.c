@@ -5,6 +5,8 @@
 #include "harness/equivalences/equivalence.h"
 #include "harness/tests/harness_test.h"
 
+TEST_LABELS(slow);
+
 typedef struct drawing {
     assay_context ctx;
     assay_case *c;

@@ -4,6 +4,8 @@
 #include "harness/power/power_test.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(slow);
+
 /* Of two keys with one score lse holds ln 2, which nothing that follows forward takes. */
 static bool is_stored(const assay_tensor *tensor)
 {

@@ -10,6 +10,8 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/tests/fp8_kernel.h"
 
+TEST_LABELS(slow);
+
 #define PROFILE "fp8_e4m3_block128"
 
 /* At this profile. */

@@ -3,6 +3,8 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/layer/schedule_groups.h"
 
+TEST_LABELS(slow);
+
 static bool is_result(const assay_tensor_spec *spec)
 {
     return assay_role_is_compared(spec->role);
