@@ -83,12 +83,14 @@ static const char *refused_setting(const assay_backend_request *request)
     return setting(request, "routing_method")[0] != '\0' ? "routing_method" : NULL;
 }
 
-/* Of attention by itself; MLA has neither. */
-static const char *refused_attention(const assay_backend_request *request)
+static const char *refused_attention(const assay_backend_request *request, const struct operation *o)
 {
+    if (o->run != attention_run && o->run != mla_run) return NULL;
     if (tensor(request, "weights/sinks") != NULL) return "weights/sinks";
-    if (number(request, "base_num_kv_heads") > 0) return "base_num_kv_heads";
-    return number(request, "sliding_window_size") > 0 ? "sliding_window_size" : NULL;
+    if (number(request, "sliding_window_size") > 0) return "sliding_window_size";
+    if (number(request, "attn_logits_soft_cap") > 0) return "attn_logits_soft_cap";
+    if (o->run == mla_run) return number(request, "partial_rotary_factor") < 1 ? "partial_rotary_factor" : NULL;
+    return number(request, "base_num_kv_heads") > 0 ? "base_num_kv_heads" : NULL;
 }
 
 static const char *refused_tensor(const assay_backend_request *request)
@@ -109,7 +111,7 @@ static const char *refusal(const assay_backend_request *request, const struct op
 {
     const char *missing = refused_setting(request);
     if (missing == NULL) missing = refused_tensor(request);
-    if (missing == NULL && o->run == attention_run) missing = refused_attention(request);
+    if (missing == NULL) missing = refused_attention(request, o);
     if (missing != NULL) return missing;
     if ((o->run == mlp_run || o->run == moe_run) && !glu_known(request)) return setting(request, "mlp_activations");
     if (tensor(request, o->first) == NULL) return "a case without the input that it reads first";

@@ -183,12 +183,23 @@ static void backward(example *e, mla *m, float *d_x, const float *d_y)
     round_bf16(d_x, T * m->emb);
 }
 
+/* NaN in padding counts as 0, so that it reaches no gradient of weights. */
+static void clear_padding(const example *e, float *x, int64_t emb)
+{
+    const assay_backend_tensor *segment_ids = tensor(e->request, "inputs/segment_ids");
+    if (segment_ids == NULL || !is(e->request, "mask_padding", "true")) return;
+    const int32_t *segments = segment_ids->data;
+    for (int64_t i = 0; i < e->tokens * emb; i++)
+        if (segments[i / emb] == 0 && !isfinite(x[i])) x[i] = 0;
+}
+
 void mla_run(example *e)
 {
-    const int64_t size = e->tokens * tensor(e->request, "inputs/x")->dims[2];
+    const int64_t emb = tensor(e->request, "inputs/x")->dims[2], size = e->tokens * emb;
     float *x = whole(e, "inputs/x"), *d_y = whole(e, "cotangents/y"), *y = take(&e->memory, size),
           *d_x = take(&e->memory, size);
     mla m = {.x = x};
+    clear_padding(e, x, emb);
     forward(e, &m, y);
     store(e, "outputs/y", true, y, size);
     if (d_y == NULL) return;
