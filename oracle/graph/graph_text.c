@@ -35,7 +35,8 @@ void graph_parameters_text(const graph_step *step, char *text, size_t size)
     text[0] = '\0';
     if (product && with->product.recipe.recipe != NULL)
         snprintf(text, size, "recipe %s", with->product.recipe.recipe->name);
-    if (kind == &graph_kind_rms_norm) snprintf(text, size, "epsilon %g", with->number);
+    if (kind == &graph_kind_rms_norm || kind == &graph_kind_layer_norm)
+        snprintf(text, size, "epsilon %g", with->number);
     if (kind == &graph_kind_scale) snprintf(text, size, "factor %g", with->number);
     if (kind == &graph_kind_columns)
         snprintf(text, size, "from %" PRId64 " of %" PRId64, with->columns.first, with->columns.width);
