@@ -356,7 +356,7 @@ static assay_status check_takes_recipe(const model_check *check)
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (strcmp(check->c->op, ops[i]) == 0) return ASSAY_OK;
     }
-    if (recipe[0] == '\0' || assay_is_layer(check->c)) return ASSAY_OK;
+    if (recipe[0] == '\0' || (check->parts & ASSAY_PART_LAYER) != 0) return ASSAY_OK;
     return assay_fail(
         check->ctx, ASSAY_BAD_INPUT,
         "quant_recipe is %s, expected \"\": op %s has no recipe; gmm, mlp, mla, gqa, moe, batch_split and layers have",

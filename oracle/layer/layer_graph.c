@@ -2,6 +2,28 @@
 #include "oracle/blocks/dense_mlp.h"
 #include "oracle/layer/layer_internal.h"
 
+bool layer_is_dense(const assay_stack_config *config, int64_t layer)
+{
+    return layer < config->dense_layers;
+}
+
+assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config)
+{
+    const assay_mla_config *mla = &config->mla;
+    const assay_gqa_config *gqa = &config->gqa;
+    return config->attention == ASSAY_LAYER_MLA ? (assay_stack_sizes){mla->batch, mla->sequence, mla->emb_dim}
+                                                : (assay_stack_sizes){gqa->batch, gqa->sequence, gqa->emb_dim};
+}
+
+assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm)
+{
+    return (assay_tensor_row){.name = norm == LAYER_PRE_NORM ? "pre_self_attention_layer_norm/scale"
+                                                             : "post_self_attention_layer_norm/scale",
+                              .kind = ASSAY_NORM_SCALE,
+                              .axes = "D",
+                              .shape = assay_shape_of(1, assay_stack_sizes_of(config).emb_dim)};
+}
+
 static int64_t axis_size(const void *self, char axis)
 {
     const assay_stack_sizes sizes = assay_stack_sizes_of(self);

@@ -1,4 +1,4 @@
-/* The second form of rms_norm, mlp, gmm, permute and unpermute against numbers found by hand. */
+/* The second form of rms_norm, layer_norm, mlp, gmm, permute and unpermute against numbers found by hand. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,6 +13,20 @@ TEST(test_rms_norm)
     case_values(&c, "weights/scale", (double[]){1, 3}, DIMS(2));
     assert_ok(&c.ctx, case_evaluate(&c, quad_rms_norm, &(double){24}));
     assert_result(&c, "outputs/y", 4, (double[]){1. / 7, 3, .2, -.6}, 1e-16);
+    case_end(&c);
+}
+
+TEST(test_layer_norm)
+{
+    quad_case c;
+    case_start(&c, 1);
+    /* Means 4 and 0, variances 9 and 1; with epsilon 7 the roots are 4 and sqrt 8. */
+    case_values(&c, "inputs/x", (double[]){1, 7, 1, -1}, DIMS(1, 2, 2));
+    case_values(&c, "weights/scale", (double[]){1, 2}, DIMS(2));
+    case_values(&c, "weights/bias", (double[]){.5, -1}, DIMS(2));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_layer_norm, &(double){7}));
+    const double root = sqrt(8);
+    assert_result(&c, "outputs/y", 4, (double[]){-.25, .5, .5 + 1 / root, -1 - 2 / root}, 1e-16);
     case_end(&c);
 }
 
