@@ -99,7 +99,7 @@ bool assay_edit_recipe_scales_of_receiver(assay_case *c)
 
 bool assay_edit_recipe_scales_of_each_expert(assay_case *c)
 {
-    return strcmp(c->op, "moe") == 0 && change_recipe(c, "each_expert");
+    return (strcmp(c->op, "moe") == 0 || assay_is_layer(c)) && change_recipe(c, "each_expert");
 }
 
 /* Where it cannot be left out it is one that quantises nothing. */

@@ -328,6 +328,7 @@ static const struct {
     {"gmm mla", "operand_scales_of_up_for_gate operand_tensor_scale_of_gate operand_tensor_scale_of_larger "
                 "operand_scales_interleaved"},
     {"mla mlp", "operand_scale_of_next_expert operand_tensor_scale_of_first operand_scales_at_unpadded_offsets"},
+    {"layer_norm", "transposed"},
     /* of a block's experts */
     {"gmm mlp mla batch_split", "recipe_scales_of_each_expert"},
     /* bits have no gradients, and what changes numbers changes none of them */
