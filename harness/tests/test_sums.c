@@ -40,7 +40,8 @@ typedef struct results_of {
     const char *cases, *paths;
 } results_of;
 
-/* Sums that are no products, or of what such a sum is a part: with products exact they move in every case. */
+/* Sums that are no products, or of what such a sum is a part: with products exact they move in every case. Where a tensor
+ * has several readers, its gradient is a sum of stored numbers, whose rounding is that of storage. */
 static const results_of SUMS[] = {{"rms_norm/*", "*"},
                                   {"permute/*", "gradients/inputs/x"},
                                   {"unpermute/*", "outputs/y"},
@@ -49,7 +50,6 @@ static const results_of SUMS[] = {{"rms_norm/*", "*"},
                                   {"routing/*", "gradients/weights/gate/bias"},
                                   {"routing/*", "gradients/weights/per_expert_scale"},
                                   {"mlp/*", "gradients/weights/*/bias"},
-                                  {"mlp/*", "gradients/inputs/x"},
                                   {"moe/*", "outputs/?*_loss"},
                                   {"moe/*", "gradients/weights/*_bias"},
                                   {"moe/*", "gradients/weights/gate/*"},
@@ -68,6 +68,9 @@ static const results_of SUMS[] = {{"rms_norm/*", "*"},
                                   {"batch_split/quantized-psum-scatter-mesh*", "outputs/out"},
                                   {"batch_split/unroute", "outputs/*"}};
 
+/* Operands that a recipe quantises move where a code does: with products exact in few elements. */
+static const results_of BY_CODES[] = {{"gqa/recipe-*", "gradients/inputs/x"}, {"mla/recipe-*", "gradients/inputs/x"}};
+
 /* What is moved, weighed or rotated, and no sum of several terms. */
 static const results_of NO_SUMS[] = {
     {"permute/*", "outputs/sorted_inputs"},
@@ -80,6 +83,7 @@ static const results_of NO_SUMS[] = {
     {"*", "outputs/*bias_updates"},
     {"*", "*decoder_layer_input"},
     {"rms_norm/all-zero", "*"},
+    {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},
     {"*", "routing/*weights"}, /* routing has them as outputs, divided by a sum or not */
     {"routing/method-topk-sigmoid-saturated", "outputs/weights"}};
@@ -157,7 +161,8 @@ typedef bool is_judged(const char *name, const char *path);
 static bool is_sum(const char *name, const char *path)
 {
     return is_among(SUMS, sizeof SUMS / sizeof *SUMS, name, path) &&
-           !is_among(NO_SUMS, sizeof NO_SUMS / sizeof *NO_SUMS, name, path);
+           !is_among(NO_SUMS, sizeof NO_SUMS / sizeof *NO_SUMS, name, path) &&
+           !is_among(BY_CODES, sizeof BY_CODES / sizeof *BY_CODES, name, path);
 }
 
 static bool is_result(const char *name, const char *path)
