@@ -32,7 +32,8 @@ typedef struct graph_kind {
     void (*shares)(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward);
 } graph_kind;
 
-extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, graph_kind_quantise_hidden, graph_kind_hidden_numbers;
+extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, graph_kind_quantise_hidden,
+    graph_kind_hidden_numbers;
 extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
     graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
 
