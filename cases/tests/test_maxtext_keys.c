@@ -63,7 +63,7 @@ TEST(values_that_change_nothing)
         {ASSAY_MAXTEXT_chunk_attn_window_size, "128", false}, {ASSAY_MAXTEXT_compress_ratios, "[]", true},
         {ASSAY_MAXTEXT_compress_ratios, "[...]", false},      {ASSAY_MAXTEXT_quantization, "", true},
         {ASSAY_MAXTEXT_quantization, "fp8_full", false},      {ASSAY_MAXTEXT_weight_sparsity_n, "null", true},
-        {ASSAY_MAXTEXT_weight_sparsity_n, "2", false},  {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
+        {ASSAY_MAXTEXT_weight_sparsity_n, "2", false},        {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
         {ASSAY_MAXTEXT_mhc_expansion_rate, "4", false},       {ASSAY_MAXTEXT_attention, "flash", true},
         {ASSAY_MAXTEXT_attention, "vllm_rpa", false},         {ASSAY_MAXTEXT_global_parameter_scale, "1.0", true},
     };

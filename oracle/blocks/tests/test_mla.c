@@ -19,18 +19,48 @@ static const struct {
     bool segmented;
 } samples[] = {
     /* DeepSeek's form: compressed query, YaRN beyond the original length */
-    {{2, 5, 7, 3, 5, 3, 3, 5, 1e-3, 0.7, {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false}, true, {0}, 0, 0},
+    {{2,
+      5,
+      7,
+      3,
+      5,
+      3,
+      3,
+      5,
+      1e-3,
+      0.7,
+      {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false},
+      true,
+      {0},
+      0,
+      0},
      false},
     /* no query compression, pairwise layout, ramp not truncated, attention scaling */
-    {{1, 6, 5, 2, 2, 5, 0, 3, 1e-3, 1, {6, true, 500, 4, 8, 1, 400, 100, true, false, true, true}, true, {0}, 0, 0}, false},
+    {{1, 6, 5, 2, 2, 5, 0, 3, 1e-3, 1, {6, true, 500, 4, 8, 1, 400, 100, true, false, true, true}, true, {0}, 0, 0},
+     false},
     /* plain rotation, half-split, no mscale */
-    {{1, 7, 3, 2, 3, 2, 5, 2, 1e-3, 2, {4, false, 100, 40, 0, 0, 160, 160, false, false, false, false}, true, {0}, 0, 0},
+    {{1,
+      7,
+      3,
+      2,
+      3,
+      2,
+      5,
+      2,
+      1e-3,
+      2,
+      {4, false, 100, 40, 0, 0, 160, 160, false, false, false, false},
+      true,
+      {0},
+      0,
+      0},
      false},
     /* one of everything */
     {{1, 1, 1, 1, 1, 1, 1, 1, 0.5, 1, {2, false, 100, 1, 0, 0, 160, 160, false, false, false, false}, true, {0}, 0, 0},
      false},
     /* segments with padding */
-    {{2, 7, 3, 2, 2, 3, 2, 3, 1e-3, 1, {2, true, 10000, 40, 32, 1, 160, 64, true, true, false, true}, true, {0}, 0, 0}, true},
+    {{2, 7, 3, 2, 2, 3, 2, 3, 1e-3, 1, {2, true, 10000, 40, 32, 1, 160, 64, true, true, false, true}, true, {0}, 0, 0},
+     true},
     /* segment 0 is one like the others */
     {{2, 7, 3, 1, 1, 2, 0, 2, 1e-3, 1, {2, false, 100, 1, 0, 0, 160, 160, true, false, false, false}, false, {0}, 0, 0},
      true},
@@ -40,7 +70,7 @@ enum { SAMPLES = sizeof samples / sizeof *samples, PADDED = 4 };
 /* Large enough for several blocks of a product and of attention, and of sizes that no block divides. */
 static const assay_mla_config LARGE = {
     1,    131, 29, 3, 11, 13, 17, 19, 1e-6, 1, {6, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false},
-    true, {0}, 0, 0};
+    true, {0}, 0,  0};
 
 /* LARGE by a recipe: more tokens than a block has, and more columns of wkv_b. */
 static assay_mla_config by_recipe(const char *name)
