@@ -449,6 +449,7 @@ static bool other_copied(const assay_case *c, assay_other_form *form)
     const assay_model_config *m = &c->config;
     const bool shared = m->base_num_kv_heads > 0 && m->base_num_kv_heads < m->base_num_query_heads;
     form->run = assay_run_copied_heads;
+    if (m->quant_recipe.text[0] != '\0') return false; /* each copy's gradient would have codes of its own */
     return may_share(c) && shared && !assay_says_latent(m) && !m->fused_qkv;
 }
 

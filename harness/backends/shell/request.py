@@ -42,6 +42,14 @@ class Settings:
         """A ring of one device has shards too: one loss for each."""
         return self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and self.text.get("use_ring_of_experts") != "true"
 
+    def need_usual(self, tensors, honours=()):
+        """Refuses what few libraries have and this one does not name among `honours`."""
+        for key in RARE:
+            self.need(key in honours or float(self.text.get(key, RARE[key])) == RARE[key], "no " + key)
+        latent = any(path.endswith("wkv_a/kernel") for path in tensors)
+        window = float(self.text.get("sliding_window_size", 0)) > 0
+        self.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
+
     def need_no_mesh(self):
         self.need(self.one_device(), "no mesh")
 
@@ -63,8 +71,6 @@ class Request:
         """honours: which of RARE the library has."""
         with h5py.File(path) as f:
             self.settings = Settings(f.attrs["case_yaml"])
-            for key in RARE:
-                self.settings.need(key in honours or float(self.settings.text.get(key, RARE[key])) == RARE[key], "no " + key)
             self.op, self.case = f.attrs["op"], f.attrs["case"]
             self.tensors, self.wide, expects = {}, set(), []
             coded = {p + end for p in re.findall(r"([\w/]+): \w+", self.settings.text.get("quant_formats", ""))
@@ -89,9 +95,7 @@ class Request:
                 self.tensors[name] = elements.astype(float_type)
                 if narrow and kind == "float32":
                     self.wide.add(name)
-            latent = any(path.endswith("wkv_a/kernel") for path in self.tensors)
-            window = float(self.settings.text.get("sliding_window_size", 0)) > 0
-            self.settings.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
+            self.settings.need_usual(self.tensors, honours)
             tokens = self.tensors["inputs/x"] if self.op in ("mla", "gqa") else np.zeros(0)
             self.settings.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
