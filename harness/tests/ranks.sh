@@ -121,7 +121,8 @@ kill -TERM "$run"
 wait "$run" && fail "a run was stopped, and all is well"
 is_gone() { ! kill -0 "$(cat backend)" 2>/dev/null; }
 until_ is_gone
-"$assay" run rms_norm/one-row --quiet --keep kept --backend "$backend" >more.out
+next() { "$assay" run rms_norm/one-row --quiet --keep kept --backend "$backend" >more.out 2>more.err; } # refused while the stopped one lives
+until_ next
 [ -z "$(find kept -name 'assay-run-*')" ] || fail "left: $(find kept)"
 # mpirun's own files (ompi.*) may outlive it when it is stopped: they are not ours
 [ -z "$(find tmp -type f ! -path 'tmp/ompi.*')" ] || fail "$(find tmp -type f) is left"
