@@ -1,14 +1,5 @@
 #include "harness/operations/op_block.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c)
-{
-    if (!(c->config.normalization_layer_epsilon >= 0.0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
-                          c->config.normalization_layer_epsilon);
-    }
-    return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
-}
-
 static void second_form(quad_tape *t, const void *c)
 {
     quad_layer_norm(t, &((const assay_case *)c)->config.normalization_layer_epsilon);
@@ -43,7 +34,7 @@ static double flops(const assay_case *c, bool backward)
 const assay_operation assay_op_layer_norm = {.name = "layer_norm",
                                              .parts = ASSAY_PART_NORM,
                                              .summary = "layer normalisation over the last axis, with scale and bias",
-                                             .check = check,
+                                             .check = assay_check_norm,
                                              .graph = graph_of,
                                              .describe = assay_block_describe,
                                              .run = assay_block_run,

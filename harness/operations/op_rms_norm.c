@@ -6,15 +6,6 @@
 #include "oracle/propagate/propagate_ops.h"
 #include "oracle/propagate/scales.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c)
-{
-    if (!(c->config.normalization_layer_epsilon >= 0.0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
-                          c->config.normalization_layer_epsilon);
-    }
-    return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
-}
-
 static void second_form(quad_tape *t, const void *c)
 {
     quad_rms_norm(t, &((const assay_case *)c)->config.normalization_layer_epsilon);
@@ -85,7 +76,7 @@ static int64_t memory(const assay_case *c)
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .parts = ASSAY_PART_NORM,
                                            .summary = "RMS normalisation over the last axis",
-                                           .check = check,
+                                           .check = assay_check_norm,
                                            .describe = describe,
                                            .run = run,
                                            .second_form = {.form = second_form},

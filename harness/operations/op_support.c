@@ -350,6 +350,15 @@ assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t
     return ASSAY_OK;
 }
 
+assay_status assay_check_norm(assay_context *ctx, const assay_case *c)
+{
+    if (!(c->config.normalization_layer_epsilon >= 0.0)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
+                          c->config.normalization_layer_epsilon);
+    }
+    return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
+}
+
 assay_mesh assay_mesh_of(const assay_case *c)
 {
     return (assay_mesh){{c->mesh_data, c->mesh_fsdp * c->mesh_fsdp_transpose, c->mesh_expert, c->mesh_mlp_tensor}};

@@ -182,5 +182,7 @@ assay_status assay_check_head_mesh(assay_context *ctx, const assay_case *c);
 
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
+/* Of a normalisation by itself: its width and its epsilon. */
+assay_status assay_check_norm(assay_context *ctx, const assay_case *c);
 
 #endif
