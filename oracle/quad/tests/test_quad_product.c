@@ -155,17 +155,6 @@ TEST(test_pieces)
     release(&p);
 }
 
-/* Integers of a few bits give an exact sum. */
-TEST(test_exact_sums)
-{
-    assay_context ctx = assay_context_default(1);
-    problem p = make(9, 8, 50, false, NORMAL);
-    for (int64_t i = 0; i < 9 * p.product.ldx; i++) p.x[i] = (double)(i % 19 - 9);
-    for (int64_t i = 0; i < 50 * p.product.ldw; i++) p.w[i] = ldexpq((double)(i % 23 - 11), 40);
-    assert_true(judge(&ctx, &p) == 0);
-    release(&p);
-}
-
 TEST(test_numbers_that_are_none)
 {
     assay_context ctx = assay_context_default(2);

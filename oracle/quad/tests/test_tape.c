@@ -285,7 +285,7 @@ TEST(test_rotations)
 
 TEST(test_attention)
 {
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 32; i++) {
         const attending a = {.config = {.batch = 2,
                                         .sequence = 4,
                                         .heads = 4,
@@ -293,6 +293,7 @@ TEST(test_attention)
                                         .qk_dim = 2,
                                         .v_dim = 1,
                                         .window = i & 2 ? 2 : 0,
+                                        .soft_cap = i & 16 ? 1.5 : 0,
                                         .mask_padding = true},
                              .sinks = i & 4,
                              .segments = i & 8};
