@@ -5,9 +5,6 @@
 
 #include "oracle/ops/tests/ops_test.h"
 
-const char *const attention_result_names[ATTENTION_RESULTS] = {"attention_out", "lse",    "dquery",
-                                                               "dkey",          "dvalue", "dsinks"};
-
 static int32_t id_of(attention_pattern pattern, int64_t length, int64_t batch, int64_t i)
 {
     switch (pattern) {
@@ -44,11 +41,11 @@ static void poison_padding(attention_problem *p)
     }
 }
 
-void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern,
-                            assay_dtype grid)
+void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern)
 {
     const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
     const int64_t kv_rows = tokens * assay_attention_kv_heads(config);
+    const assay_dtype grid = ASSAY_FLOAT64;
     uint64_t seed = 23;
     *p = (attention_problem){.config = *config, .tokens = tokens};
     p->query = test_normals(&seed, 1 / sqrt((double)config->qk_dim), grid, rows * config->qk_dim);
@@ -112,22 +109,4 @@ void attention_problem_run(assay_context *ctx, attention_problem *p)
 bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i)
 {
     return p->config.mask_padding && p->segment_ids != NULL && p->segment_ids[batch * p->config.sequence + i] == 0;
-}
-
-bool attention_sees(const attention_problem *p, int64_t batch, int64_t i, int64_t j)
-{
-    const int32_t *ids = p->segment_ids == NULL ? NULL : p->segment_ids + batch * p->config.sequence;
-    const bool near = p->config.window == 0 || i - j < p->config.window;
-    return j <= i && near && (ids == NULL || ids[i] == ids[j]) && !attention_is_padding(p, batch, i);
-}
-
-int64_t attention_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim)
-{
-    return ((batch * p->config.sequence + i) * p->config.heads + head) * dim;
-}
-
-int64_t attention_key_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim)
-{
-    const int64_t heads = assay_attention_kv_heads(&p->config);
-    return ((batch * p->config.sequence + i) * heads + head / (p->config.heads / heads)) * dim;
 }

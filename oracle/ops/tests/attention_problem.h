@@ -25,7 +25,6 @@ enum {
     ATTENTION_DSINKS, /* none without sinks */
     ATTENTION_RESULTS
 };
-extern const char *const attention_result_names[ATTENTION_RESULTS];
 
 typedef struct attention_problem {
     assay_attention_config config;
@@ -38,8 +37,7 @@ typedef struct attention_problem {
 } attention_problem;
 
 /* Results hold NaN; so do the rows of padding when it is masked. */
-void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern,
-                            assay_dtype grid);
+void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern);
 void attention_problem_add_sinks(attention_problem *p); /* standard deviation 1 */
 void attention_problem_free(attention_problem *p);
 assay_attention_inputs attention_problem_inputs(const attention_problem *p);
@@ -49,9 +47,5 @@ assay_attention_gradients attention_problem_gradients(const attention_problem *p
 void attention_problem_run(assay_context *ctx, attention_problem *p);
 
 bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i);
-bool attention_sees(const attention_problem *p, int64_t batch, int64_t i, int64_t j);
-/* Where row i of a head begins in a tensor [B,S,N,dim], and of what it has of keys in [B,S,Nkv,dim]. */
-int64_t attention_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim);
-int64_t attention_key_row(const attention_problem *p, int64_t batch, int64_t head, int64_t i, int64_t dim);
 
 #endif

@@ -47,28 +47,3 @@ void test_each_context(void (*check)(assay_context *ctx, void *data), void *data
     assay_context ctx = assay_context_default(1);
     for (int form = 0; test_next_context(&form, &ctx);) check(&ctx, data);
 }
-
-test_ratio test_ratio_of(int64_t count, const double *candidate, const double *golden, const double *variance,
-                         assay_dtype storage)
-{
-    const double unit = RMS(assay_dtype_unit_roundoff(storage)),
-                 least = RMS(0.5 * assay_dtype_least_subnormal(storage));
-    test_ratio ratio = {0};
-    int64_t uncertain = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const double error = fabs(candidate[i] - golden[i]);
-        const double stored = golden[i] == 0 ? 0 : fmax(unit * fabs(golden[i]), least);
-        const double sigma = hypot(sqrt(variance[i]), stored);
-        assert_true(isfinite(variance[i]) && variance[i] >= 0);
-        if (sigma == 0) {
-            assert_true(error == 0);
-            continue;
-        }
-        double r = error / sigma;
-        uncertain++;
-        ratio.rms += r * r;
-        if (!(r <= ratio.largest)) ratio.largest = r;
-    }
-    ratio.rms = uncertain > 0 ? sqrt(ratio.rms / (double)uncertain) : 0;
-    return ratio;
-}

@@ -1,52 +1,39 @@
 #include "oracle/ops/activation.h"
 
 #include <math.h>
+#include <quadmath.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/propagate/glu_factor.h"
+#include "oracle/quad/quad_internal.h"
 
-static const quad SQRT_2 = 1.41421356237309504880168872420969807857Q;
-static const quad PI = 3.14159265358979323846264338327950288420Q;
-
-static quad sigmoid(quad x)
-{
-    return 1 / (1 + expq(-x));
-}
-
-/* f, f', f'' by the formulas as they stand in books. */
+/* f and f' of the second form, and f'' from f'. */
 typedef struct exact {
     quad value, first, second;
 } exact;
 
-static exact times_sigmoid(quad x, quad z, quad dz, quad ddz)
+/* `which` beyond the activations: GPT-OSS's gate. */
+static quad value_of(int which, quad x)
 {
-    quad s = sigmoid(z), r = sigmoid(-z);
-    return (exact){x * s, s + x * s * r * dz, 2 * s * r * dz + x * (s * r * (r - s) * dz * dz + s * r * ddz)};
+    if (which < ASSAY_ACTIVATION_COUNT) return quad_activation((assay_activation)which, x);
+    return quad_glu_of(NULL, ASSAY_GLU_GPT_OSS, INFINITY, x, 0);
 }
 
-/* `which` beyond the activations: GPT-OSS's gate. */
+static quad slope_of(int which, quad x)
+{
+    quad slopes[2];
+    if (which < ASSAY_ACTIVATION_COUNT) return quad_activation_slope((assay_activation)which, x);
+    quad_glu_slopes(NULL, ASSAY_GLU_GPT_OSS, INFINITY, x, 0, slopes);
+    return slopes[0];
+}
+
 static exact exactly(int which, quad x)
 {
-    quad k = 2 * sqrtq(2 / PI), c = 0.044715Q, s = sigmoid(x), r = sigmoid(-x), density;
-    switch (which) {
-    case ASSAY_SILU:
-        return times_sigmoid(x, x, 1, 0);
-    case ASSAY_GELU:
-        return times_sigmoid(x, k * (x + c * x * x * x), k * (1 + 3 * c * x * x), 6 * k * c * x);
-    case ASSAY_GELU_EXACT:
-        density = expq(-x * x / 2) / sqrtq(2 * PI);
-        return (exact){x * erfcq(-x / SQRT_2) / 2, erfcq(-x / SQRT_2) / 2 + x * density, (2 - x * x) * density};
-    case ASSAY_RELU:
-        return (exact){x > 0 ? x : 0, x > 0, 0};
-    case ASSAY_SIGMOID:
-        return (exact){s, s * r, s * r * (r - s)};
-    case ASSAY_LINEAR:
-        return (exact){x, 1, 0};
-    default:
-        return times_sigmoid(x, 1.702Q * x, 1.702Q, 0);
-    }
+    const quad step = 0x1p-40Q;
+    return (exact){value_of(which, x), slope_of(which, x),
+                   (slope_of(which, x + step) - slope_of(which, x - step)) / (2 * step)};
 }
 
 static void activate(const assay_context *ctx, int which, int64_t count, const double *x, double *value,
@@ -135,7 +122,7 @@ TEST(test_sigmoid_at_both_ends)
     assert_true(assay_sigmoid(-1e300) == 0);
     assert_true(assay_sigmoid(0) == 0.5);
     assert_true(isnan(assay_sigmoid(NAN)));
-    for (double x = -740; x < 700; x += 3.3) assert_true(ulps(assay_sigmoid(x), sigmoid(x)) <= 3);
+    for (double x = -740; x < 700; x += 3.3) assert_true(ulps(assay_sigmoid(x), quad_sigmoid(x)) <= 3);
 }
 
 TEST(test_nan_and_infinity)

@@ -16,7 +16,7 @@ TEST(test_no_cotangent_of_lse_is_one_of_zeros)
     const assay_attention_config config = {.batch = 1, .sequence = 130, .heads = 2, .qk_dim = 4, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
     attention_problem p;
-    attention_problem_make(&p, &config, ONE_SEGMENT, ASSAY_FLOAT64);
+    attention_problem_make(&p, &config, ONE_SEGMENT);
     memset(p.dlse, 0, (size_t)p.count[ATTENTION_LSE] * sizeof *p.dlse);
     attention_problem_run(&ctx, &p);
     const assay_attention_inputs in = attention_problem_inputs(&p);
@@ -39,7 +39,7 @@ TEST(test_padding_gives_nothing)
     assay_context ctx = assay_context_default(2);
     attention_problem p;
     int64_t padding = 0;
-    attention_problem_make(&p, &config, PADDED_END, ASSAY_FLOAT64);
+    attention_problem_make(&p, &config, PADDED_END);
     attention_problem_run(&ctx, &p);
     for (int64_t row = 0; row < p.tokens * config.heads; row++) {
         const int64_t token = row / config.heads, batch = token / config.sequence, i = token % config.sequence;
@@ -74,12 +74,12 @@ TEST(test_nan_reaches_later_tokens_only)
     const assay_attention_config config = {.batch = 1, .sequence = 201, .heads = 1, .qk_dim = 4, .v_dim = 3};
     assay_context ctx = assay_context_default(2);
     attention_problem clean;
-    attention_problem_make(&clean, &config, ONE_SEGMENT, ASSAY_FLOAT64);
+    attention_problem_make(&clean, &config, ONE_SEGMENT);
     attention_problem_run(&ctx, &clean);
     for (size_t i = 0; i < 3 * sizeof PLACES / sizeof *PLACES; i++) {
         const int64_t at = PLACES[i / 3];
         attention_problem p;
-        attention_problem_make(&p, &config, ONE_SEGMENT, ASSAY_FLOAT64);
+        attention_problem_make(&p, &config, ONE_SEGMENT);
         double *const tensors[] = {p.key, p.value, p.query};
         const int64_t width = i % 3 == 1 ? config.v_dim : config.qk_dim;
         assay_fill_nan(tensors[i % 3] + at * width, width);
@@ -108,7 +108,7 @@ TEST(test_infinite_values_stay_infinite)
     const assay_attention_config config = {.batch = 1, .sequence = 140, .heads = 1, .qk_dim = 4, .v_dim = 2};
     assay_context ctx = assay_context_default(1);
     attention_problem p;
-    attention_problem_make(&p, &config, ONE_SEGMENT, ASSAY_FLOAT64);
+    attention_problem_make(&p, &config, ONE_SEGMENT);
     p.value[130 * 2] = INFINITY;
     attention_problem_run(&ctx, &p);
     for (int64_t i = 0; i < 140; i++) {

@@ -130,58 +130,6 @@ TEST(test_refused_groups)
     }
 }
 
-/* float32 sums of bfloat16 values, stored as bfloat16 or float32. */
-static double low_dot(assay_dtype storage, int64_t count, const double *a, int64_t a_step, const double *b,
-                      int64_t b_step)
-{
-    float sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += (float)(a[i * a_step] * b[i * b_step]);
-    return assay_dtype_round(storage, sum, false);
-}
-
-TEST(test_errors_lie_under_sigma_and_not_far)
-{
-    static const assay_precision PRECISIONS[] = {
-        {"bf16", RMS(0x1p-8), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0},
-        {"f32", RMS(0x1p-24), 0, RMS(0x1p-24), RMS(0x1p-24), RMS(0x1p-24), .least = 0}};
-    static const int32_t SIZES[] = {31, 0, 16, 40};
-    const assay_gmm_dims dims = {90, 48, 56, 4};
-    assay_context ctx = assay_context_default(2);
-    for (int i = 0; i < 2; i++) {
-        const assay_dtype storage = i == 0 ? ASSAY_BFLOAT16 : ASSAY_FLOAT32;
-        problem p;
-        problem_make(&p, &dims, SIZES, storage);
-        problem_run(&ctx, &p);
-        const int64_t k = dims.k, n = dims.n, y_count = dims.m * n, dlhs_count = dims.m * k, drhs_count = 4 * k * n;
-        double *y = calloc((size_t)y_count, 8), *dlhs = calloc((size_t)dlhs_count, 8);
-        double *drhs = calloc((size_t)drhs_count, 8);
-        double *vy = test_nans(y_count), *vdlhs = test_nans(dlhs_count), *vdrhs = test_nans(drhs_count);
-        for (int64_t g = 0, first = 0; g < dims.groups; first += SIZES[g], g++) {
-            const double *w = p.rhs + g * k * n, *x = p.lhs + first * k, *dy = p.dy + first * n;
-            for (int64_t at = 0; at < SIZES[g] * n; at++) {
-                y[first * n + at] = low_dot(storage, k, x + at / n * k, 1, w + at % n, n);
-            }
-            for (int64_t at = 0; at < SIZES[g] * k; at++) {
-                dlhs[first * k + at] = low_dot(storage, n, dy + at / k * n, 1, w + at % k * n, 1);
-            }
-            for (int64_t at = 0; at < k * n; at++) {
-                drhs[g * k * n + at] = low_dot(storage, SIZES[g], x + at / n, k, dy + at % n, n);
-            }
-        }
-        assert_ok(&ctx, assay_propagate_gmm(&ctx, &PRECISIONS[i], &(assay_gmm_variances){vy, vdlhs, vdrhs},
-                                            &(assay_gmm_run){p.dy, p.lhs, p.rhs, SIZES, dims}));
-        const test_ratio ratio[] = {test_ratio_of(y_count, y, p.y, vy, storage),
-                                    test_ratio_of(dlhs_count, dlhs, p.dlhs, vdlhs, storage),
-                                    test_ratio_of(drhs_count, drhs, p.drhs, vdrhs, storage)};
-        for (int t = 0; t < 3; t++) assert_true(ratio[t].rms >= 0.4 && ratio[t].rms <= 1.05 && ratio[t].largest <= 5);
-        for (int64_t at = p.rows * n; at < y_count; at++) assert_true(vy[at] == 0);
-        for (int64_t at = k * n; at < 2 * k * n; at++) assert_true(vdrhs[at] == 0); /* the empty group */
-        double *const all[] = {y, dlhs, drhs, vy, vdlhs, vdrhs};
-        for (size_t at = 0; at < sizeof all / sizeof *all; at++) free(all[at]);
-        problem_free(&p);
-    }
-}
-
 TEST(test_failing_allocations)
 {
     const assay_precision precision = {.multiply = 1, .accumulate = 1};

@@ -33,34 +33,6 @@ static void fill(double *x, int64_t rows, double largest)
     for (int64_t i = 0; i < rows * WIDTH; i++) x[i] = (i / WIDTH + i % WIDTH) % 3 == 0 ? largest : some[i * 7 % 6];
 }
 
-/* Where scales are 1 and numbers are those of codes, every product takes what is given. */
-TEST(what_codes_have_stays)
-{
-    static const struct {
-        const char *recipe;
-        double largest; /* of dy: scales of 1 */
-    } table[] = {{"deepseek_v3", 448}, {"fp8_full", 57344}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
-        assay_recipe_operands o;
-        double x[ROWS * WIDTH], w[WEIGHTS], dy[ROWS * WIDTH];
-        fill(x, ROWS, 448);
-        fill(w, WEIGHTS / WIDTH, 448);
-        fill(dy, ROWS, table[i].largest);
-        const assay_recipe_config config = config_of(table[i].recipe);
-        assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, sizes, &dims, &config));
-        const double *const rows[] = {o.x, o.dw_x}, *const gradients[] = {o.dx_dy, o.dw_dy},
-                            *const of_w[] = {o.w, o.dx_w};
-        for (int k = 0; k < 2; k++) {
-            for (int j = 0; j < ROWS * WIDTH; j++) {
-                assert_true(rows[k][j] == x[j] && gradients[k][j] == dy[j]);
-            }
-            for (int j = 0; j < WEIGHTS; j++) assert_true(of_w[k][j] == w[j]);
-        }
-        assay_recipe_operands_free(&o);
-    }
-}
-
 /* Two rows of a group have a scale of 1, the third row, of another group, its own; without a recipe nothing is copied. */
 TEST(blocks_begin_with_each_group)
 {
@@ -95,23 +67,6 @@ TEST(each_step_is_rounded_to_the_tensors_type)
     config.x.fixed = 2;
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] < 2.01);
-    assay_recipe_operands_free(&o);
-}
-
-/* The third row is of no group, and its gradient is the column's largest; forward alone needs no gradient. */
-TEST(rows_of_no_group_count)
-{
-    static const assay_gmm_dims small = {.m = 3, .k = 1, .n = 1, .groups = 2};
-    static const int32_t of_groups[] = {1, 1};
-    static const double x[] = {448, 448, 448}, w[] = {448, 448}, dy[] = {4.5, 1, 57344};
-    assay_context ctx = assay_context_default(1);
-    assay_recipe_operands o;
-    const assay_recipe_config config = config_of("fp8_full");
-    assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
-    assert_true(o.dw_dy[0] == 4 && o.dw_dy[1] == 1 && o.dw_dy[2] == 57344);
-    assay_recipe_operands_free(&o);
-    assert_ok(&ctx, quantise(&ctx, &o, x, w, NULL, of_groups, &small, &config));
-    assert_true(o.x[2] == 448 && o.w[1] == 448 && o.dw_dy == NULL);
     assay_recipe_operands_free(&o);
 }
 

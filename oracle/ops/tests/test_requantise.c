@@ -24,39 +24,6 @@ static void fill(double *h)
     for (int i = 0; i < ROWS * COLUMNS; i++) h[i] = sin(3.7 * i) * (1 + i / COLUMNS);
 }
 
-/* Rows by themselves, as assay_quantize has them, with the given scale of the tensor. */
-TEST(codes_and_scales_are_those_of_quantize)
-{
-    static const char *const formats[] = {"fp8_e4m3_1x128", "mxfp8_e5m2", "mxfp4", "nvfp4"};
-    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
-        assay_context ctx = assay_context_default(2);
-        const assay_gated_mlp_config config = config_of(formats[f]);
-        const int64_t blocks = assay_hidden_blocks(&config), columns = config.hidden.format->columns;
-        assay_gated_mlp_residuals r;
-        double h[ROWS * COLUMNS];
-        assert_ok(&ctx, assay_gated_mlp_residuals_alloc(&ctx, &r, &config));
-        fill(h);
-        fill(r.h);
-        assert_int_equal(blocks, (COLUMNS + columns - 1) / columns);
-        assert_ok(&ctx, assay_requantise(&ctx, &r, NULL, &config));
-        assay_hidden_numbers(&ctx, &r, &config);
-        for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
-            const int64_t block = i / COLUMNS * blocks + i % COLUMNS / columns, first = i - i % COLUMNS % columns;
-            double amax = 0, number = 0;
-            for (int64_t j = first; j < first + columns && j / COLUMNS == i / COLUMNS; j++)
-                amax = fmax(amax, fabs(h[j]));
-            const double scale = assay_quantize_scale(amax, &config.hidden);
-            assay_quantize_by(&number, &h[i], 1, scale, &config.hidden);
-            assert_true(r.scale[block] == scale);
-            assert_true(r.codes[i] == number);
-            const double of_tensor = config.hidden.format->tensor_scale ? 0x1p-9 : 1;
-            assert_true(r.h[i] == number * scale * of_tensor);
-            assert_true(fabs(r.h[i] - h[i]) <= 0.25 * fmax(fabs(h[i]), amax / 4));
-        }
-        assay_gated_mlp_residuals_free(&r);
-    }
-}
-
 /* Where the spread reaches a boundary, some runs make the other code; the run to nearest and float64 never do. */
 TEST(emulated_runs_cross_boundaries_within_reach)
 {

@@ -131,19 +131,6 @@ TEST(test_turns_at_the_ends_of_the_ramp)
     }
 }
 
-TEST(test_frequencies_of_deepseek)
-{
-    assay_rope_config c = deepseek(64);
-    double frequencies[32];
-    assay_rope_frequencies(frequencies, &c);
-    for (int i = 0; i < 32; i++) {
-        /* kept up to 10, interpolated from 23 on: what inference/model.py has for these keys */
-        const double base = pow(10000, -i / 32.0), kept = i <= 10 ? 1 : i >= 23 ? 0 : (23 - i) / 13.0;
-        const double expected = base * kept + base / 40 * (1 - kept);
-        assert_close(&frequencies[i], &expected, 1, 1e-14, 0);
-    }
-}
-
 /* Where the correction lies next to a whole number float64 could cut it to either side. */
 TEST(test_cut_next_to_whole_numbers)
 {
@@ -167,29 +154,6 @@ TEST(test_cut_next_to_whole_numbers)
         }
     }
     assert_true(differ > 11 && differ < 44); /* both sides were seen */
-}
-
-TEST(test_gradient_is_the_transpose)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_rope_config c = deepseek(10);
-    double matrix[10][10], transpose[10][10];
-    const int32_t position = 77;
-    assay_rope_table table;
-    c.attention_scaling = true;
-    assert_ok(&ctx, assay_rope_table_make(&ctx, &table, &position, 1, &c));
-    for (int i = 0; i < 10; i++) {
-        double one[10] = {0};
-        one[i] = 1;
-        assay_rope_rows rows = {.y = matrix[i], .x = one, .heads = 1};
-        assay_rope_forward(&ctx, &rows, &table, &c);
-        rows.y = transpose[i];
-        assay_rope_backward(&ctx, &rows, &table, &c);
-    }
-    for (int i = 0; i < 10; i++) {
-        for (int j = 0; j < 10; j++) assert_true(matrix[i][j] == transpose[j][i]);
-    }
-    assay_rope_table_free(&table);
 }
 
 TEST(test_in_place_and_within_wider_rows)

@@ -5,7 +5,6 @@
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/moe/tests/routing_cases.h"
-#include "oracle/moe/tests/routing_float32.h"
 #include "oracle/propagate/rules.h"
 #include "tests/support/assay_test.h"
 
@@ -124,50 +123,6 @@ TEST(test_noise)
             }
             assert_true(counted == 0 || sqrt(of_gradient / (double)counted) >= 0.5);
             assay_routing_free(&r);
-        }
-    }
-}
-
-/* A correct float32 implementation lies within what propagation says of float32, and not far within. */
-TEST(test_float32)
-{
-    enum { TRIALS = 24, PARTS = 5 };
-    static const assay_precision FLOAT32 = {"f32", 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-24, 0x1p-23, .least = 0};
-    static const int ENDS[PARTS] = {offsetof(outcome, lb_loss) / 8, offsetof(outcome, d_logits) / 8,
-                                    offsetof(outcome, d_bias) / 8, offsetof(outcome, d_scale) / 8, OUTCOME_SIZE};
-    uint64_t random = 22;
-    for (int c = 0; c < CASE_COUNT; c++) {
-        double squares[PARTS] = {0}, counts[PARTS] = {0};
-        for (int trial = 0; trial < TRIALS; trial++) {
-            static case_data data;
-            static outcome variance, exact;
-            static float32_results rounded;
-            assay_routing r;
-            fill_case(&data, &CASES[c]);
-            for (int i = 0; i < TOKENS * EXPERTS; i++) data.logits[i] += 1e-3 * case_uniform(&random);
-            const double *d_weights = trial % 3 == 1 ? NULL : data.d_weights, d_lb_loss = trial % 3 == 2 ? 0.0 : 1.5;
-            propagate(&variance, &r, &data, &FLOAT32, NULL, d_weights, NULL, d_lb_loss, 1);
-            compute(&exact, &data, d_weights, d_lb_loss, r.selected_experts);
-            float32_routing(&rounded, &data, d_weights, (float)d_lb_loss, r.selected_experts, trial / 3 % 2);
-            for (int i = 0, part = 0; i < OUTCOME_SIZE; i++) {
-                if (i == ENDS[part]) part++;
-                const double error = (double)((float *)&rounded)[i] - ((double *)&exact)[i];
-                const double v = ((double *)&variance)[i], found = ratio(error * error, v);
-                if (!(found <= 6.0)) print_error("%s element %d: %g sigma (%g)\n", CASES[c].name, i, found, error);
-                assert_true(found <= 6.0);
-                squares[part] += found * found;
-                counts[part] += v > 0.0;
-            }
-            assay_routing_free(&r);
-        }
-        /* One expert, divided by itself, is 1 without an error. */
-        const bool certain = CASES[c].config.num_experts_per_tok == 1;
-        for (int part = 0; part < PARTS; part++) {
-            const double found = counts[part] > 0.0 ? sqrt(squares[part] / counts[part]) : 0.5;
-            if (!(found <= 1.0 && (found >= 0.15 || certain))) {
-                print_error("%s part %d: %g sigma\n", CASES[c].name, part, found);
-            }
-            assert_true(found <= 1.0 && (found >= 0.15 || certain));
         }
     }
 }

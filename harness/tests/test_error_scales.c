@@ -1,0 +1,219 @@
+/* Error scales against correct implementations: in another arithmetic, with each rounding to nearest and float32 sums from the
+ * last term to the first, and, where they are propagated, in emulated runs. Every tensor must pass, and with scales that are
+ * not far too large. */
+#include <math.h>
+
+#include "compare/profile.h"
+#include "compare/thresholds.h"
+#include "harness/plan/results.h"
+#include "harness/scales/ensemble.h"
+#include "harness/tests/golden_trial.h"
+#include "harness/tests/nearest_arithmetic.h"
+
+/* What storing the result itself may lose. */
+static double stored_off(const assay_profile *profile, double value)
+{
+    return fmax(assay_dtype_unit_roundoff(profile->storage) * fabs(value),
+                assay_dtype_least_subnormal(profile->storage) / 2);
+}
+
+/* The RMS of error over deviation, the rounding of the result included; fails beyond the threshold of an element. */
+static double ratio_of(const assay_tensor *golden, const assay_tensor *candidate, const assay_tensor *sigma,
+                       const assay_profile *profile)
+{
+    const double quantile = assay_thresholds_of(1e-6, golden->count, 1, 0).element;
+    double squares = 0;
+    int64_t scaled = 0;
+    for (int64_t i = 0; i < golden->count; i++) {
+        const double value = golden->values[i], scale = sigma->values[i], rounding = stored_off(profile, value);
+        if (!isfinite(value)) {
+            assert_true(value == candidate->values[i] && scale == 0);
+            continue;
+        }
+        const double error = fabs(assay_dtype_round(profile->storage, candidate->values[i], false) - value);
+        if (!(error <= quantile * scale + rounding))
+            fail_msg("%s %s[%lld]: %g, error %g, scale %g", profile->precision.name, golden->spec.path, (long long)i,
+                     value, error, scale);
+        if (scale == 0) continue;
+        squares += error * error / (scale * scale + rounding * rounding / 3);
+        scaled++;
+    }
+    return scaled > 0 ? sqrt(squares / (double)scaled) : NAN;
+}
+
+static void run(trial *t, const assay_arithmetic *arithmetic, const assay_emulation *emulation,
+                assay_tensor_set *results)
+{
+    assay_context candidate = t->ctx;
+    candidate.arithmetic = arithmetic;
+    candidate.emulation = emulation;
+    for (int i = 0; i < t->plan.list.count; i++) {
+        const assay_tensor_spec *spec = &t->plan.list.entries[i].spec;
+        if (!assay_role_is_given(spec->role)) assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, results, spec, NULL));
+    }
+    const assay_sink out = assay_tensor_set_sink(results);
+    assert_ok(&candidate, t->plan.operation->run(&candidate, t->c, &t->source, &out, NULL, 0));
+}
+
+/* A case, and how far its scales may be from errors. most: above 1 where numbers are below the normal ones, of which a scale is no envelope.
+ * wide: a scale has a wide berth beside a kink, or covers what cancels in other forms of a function than ours. */
+typedef struct scaled_case {
+    const char *name, *set;
+    double most;
+    bool wide;
+} scaled_case;
+
+enum { FEW = 8 }; /* elements, whose RMS says nothing */
+
+/* In float32 norms and the like need not be as rough as the profile allows; propagated scales are held against members
+ * too. */
+static void check_nearest(trial *t, const assay_profile *profile, double least, double most)
+{
+    assay_tensor_set results = {0};
+    const assay_emulation types = {.storage = profile->storage};
+    int checked = 0;
+    run(t, &nearest_arithmetic, &types, &results);
+    for (int i = 0; i < results.count; i++) {
+        const char *path = results.items[i].spec.path;
+        const assay_tensor *sigma = assay_results_scales(&t->golden, profile, path);
+        if (sigma == NULL) continue;
+        const double ratio = ratio_of(assay_tensor_set_find(&t->golden, path), &results.items[i], sigma, profile);
+        if (isnan(ratio)) continue; /* nothing of it has an error */
+        if (!(ratio >= least && ratio < most) && sigma->count >= FEW)
+            fail_msg("%s %s %s: %g", t->c->name, profile->precision.name, path, ratio);
+        checked++;
+    }
+    assert_true(checked > 0);
+    assay_tensor_set_free(&results);
+}
+
+/* Squared errors of members, and what they are to be: variances, and those with what storing the result loses, which some
+ * operations leave to the caller. */
+typedef struct spread {
+    double squares, variances, stored;
+} spread;
+
+static void add_spread(const assay_tensor *member, const assay_tensor *golden, const assay_tensor *sigma,
+                       const assay_profile *profile, spread *sum)
+{
+    for (int64_t i = 0; i < golden->count; i++) {
+        const double error = member->values[i] - golden->values[i], off = stored_off(profile, golden->values[i]);
+        if (sigma->values[i] == 0) continue;
+        sum->squares += error * error;
+        sum->variances += sigma->values[i] * sigma->values[i];
+        sum->stored += sigma->values[i] * sigma->values[i] + off * off / 3;
+    }
+}
+
+/* Null distributions are members over propagated scales, so the two must agree. A rounding that goes either way has up to
+ * twice the variance of one to nearest. */
+static void check_members(trial *t, const assay_profile *profile, const assay_precision *precision, bool wide)
+{
+    enum { MEMBERS = 12, TENSORS = 64 };
+    const double least = wide ? 0 : 0.3;
+    spread sums[TENSORS] = {{0}};
+    for (int number = 0; number < MEMBERS; number++) {
+        assay_tensor_set results = {0};
+        const assay_emulation emulation = assay_ensemble_member(&t->plan, precision, "test", number);
+        run(t, &assay_arithmetic_emulated, &emulation, &results);
+        assert_true(results.count <= TENSORS);
+        for (int i = 0; i < results.count; i++) {
+            const char *path = results.items[i].spec.path;
+            const assay_tensor *sigma = assay_results_scales(&t->golden, profile, path);
+            if (sigma == NULL) continue;
+            add_spread(&results.items[i], assay_tensor_set_find(&t->golden, path), sigma, profile, &sums[i]);
+            if (number < MEMBERS - 1 || sums[i].variances == 0) continue;
+            if (!(sums[i].squares >= least * sums[i].variances && sums[i].squares < 2.1 * sums[i].stored))
+                fail_msg("%s %s %s: %g times the variance", t->c->name, precision->name, path,
+                         sums[i].squares / sums[i].variances);
+        }
+        assay_tensor_set_free(&results);
+    }
+}
+
+static void check(assay_case *c, double most, bool wide)
+{
+    trial t;
+    trial_evaluate(&t, c, NULL);
+    const bool propagated = t.plan.operation->ensemble == NULL || !t.plan.operation->ensemble(t.c);
+    for (int p = 0; p < t.plan.precision_count; p++) {
+        const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
+        const bool float32 = profile->storage == ASSAY_FLOAT32;
+        check_nearest(&t, profile, float32 ? (propagated ? 0 : 0.05) : wide ? 0.2 : 0.35, most);
+        if (propagated) check_members(&t, profile, &t.plan.precisions[p], wide);
+    }
+    trial_close(&t);
+}
+
+#define HALVES "checkpoints=all;profiles=[bf16, f16]"
+#define THREE "checkpoints=all;profiles=[bf16, f16, f32]"
+#define TINY "checkpoints=all;profiles=f16;dtype=float16;inputs.cotangents/y={scale: 1.0e-4}"
+
+TEST(test_propagated_scales)
+{
+    static const scaled_case table[] = {
+        {"rms_norm/prime-width", THREE, 1.05, false},
+        {"rms_norm/true-width", THREE, 1.05, false},
+        {"rms_norm/small-latents", TINY, 1.3, false},
+        {"gmm/rows-15-16-17", THREE, 1.05, false},
+        {"gmm/padded-tail", THREE, 1.05, false},
+        {"permute/no-expert", "profiles=bf16", 1.05, false},
+        {"unpermute/primes", HALVES, 1.05, false},
+        {"mlp/silu", THREE, 1.05, false},
+        {"mlp/silu", TINY ";inputs.x={scale: 1.0e-2}", 1.3, false},
+        {"mlp/gelu-fused", THREE, 1.05, false},
+        {"mlp/gelu-exact", THREE, 1.05, true},
+        {"mlp/relu", HALVES, 1.05, true},
+        {"mlp/two-activations", HALVES, 1.05, false},
+        {"mlp/biases", THREE, 1.05, false},
+        {"mlp/gpt-oss-clamp", HALVES, 1.05, true},
+        {"mlp/deepseek4-clamp", HALVES, 1.05, true},
+        {"routing/deepseek3-groups", THREE, 1.05, false},
+        {"routing/softmax-factor-2.5", THREE, 1.05, false},
+        {"routing/deepseek2-16b", THREE, 1.05, false},
+        {"routing/gpt-oss", THREE, 1.05, false},
+        {"routing/sqrtsoftplus", THREE, 1.05, false},
+        {"routing/mixtral", THREE, 1.05, false},
+        {"routing/gemma4", THREE, 1.05, false},
+        {"routing/llama4", THREE, 1.05, false},
+        {"routing/balance", THREE, 1.05, false},
+        {"routing/balance-softmax", THREE, 1.05, false},
+        {"moe/small", THREE, 1.05, false},
+        {"moe/small", TINY, 1.3, false},
+        {"moe/deepseek3-tiny-dense", THREE, 1.05, false},
+        {"moe/mixtral-capacity-tight", HALVES, 1.05, false},
+        {"moe/balance", HALVES, 1.05, false},
+        {"moe/llama4", THREE, 1.05, false},
+        {"moe/llama4", TINY, 1.3, false},
+        {"moe/gpt-oss", HALVES, 1.05, true},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        check(case_named(table[i].name, table[i].set), table[i].most, table[i].wide);
+}
+
+#define SMALL                                                                                                          \
+    "config: {base_emb_dim: 40, base_mlp_dim: 24, base_moe_mlp_dim: 24, base_num_query_heads: 2, num_experts: 6,"      \
+    " num_experts_per_tok: 2, qk_nope_head_dim: 24, qk_rope_head_dim: 16, v_head_dim: 24,"                             \
+    " base_num_decoder_layers: 2, first_num_dense_layers: 1}\nmodel: deepseek3-tiny\nbatch: 2\ncheckpoints: all\n"
+
+/* Padding of attention, whose lse is -infinity; keys in more than one block. Grouped-query attention with all that it may have: the first
+ * layer's window is short. */
+TEST(test_scales_of_ensembles)
+{
+    static const char *const table[] = {
+        "case: a\nop: yarn_rope\nsequence: 8\nprofiles: [bf16, f32]\n" SMALL,
+        "case: a\nop: attention\nsequence: 24\nprofiles: [bf16, f16]\n"
+        "inputs: {segment_ids: {distribution: integers, low: 0, high: 2}}\n" SMALL,
+        "case: a\nop: attention\nsequence: 180\nprofiles: [bf16, f32]\n" SMALL,
+        "case: a\nop: mla\nsequence: 13\nprofiles: [bf16, f32]\n" SMALL,
+        "case: a\nop: deepseek_layer\nsequence: 8\nprofiles: [f16]\n" SMALL,
+        "case: a\nop: deepseek_stack\nsequence: 8\nprofiles: [bf16]\n" SMALL,
+        "case: a\nop: decoder_stack\nsequence: 8\nseed: 7\nprofiles: [bf16]\nmodel: gpt-oss-20b\nbatch: "
+        "2\ncheckpoints: all\n"
+        "config: {base_emb_dim: 40, base_moe_mlp_dim: 24, base_num_query_heads: 16, base_num_kv_heads: 4, head_dim: 4,"
+        " num_experts: 6, num_experts_per_tok: 2, base_num_decoder_layers: 2, sliding_window_size: 3}\n",
+        "case: a\nop: decoder_layer\nsequence: 8\nprofiles: [f16]\nmodel: qwen3-30b-a3b\nbatch: 2\ncheckpoints: all\n"
+        "config: {base_emb_dim: 40, base_moe_mlp_dim: 24, base_num_query_heads: 4, base_num_kv_heads: 1, head_dim: 16,"
+        " num_experts: 6, num_experts_per_tok: 2, fused_qkv: true}\n"};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) check(case_from(table[i]), 1.05, false);
+}
