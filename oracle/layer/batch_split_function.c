@@ -70,11 +70,15 @@ enum { BUNDLE = sizeof bundle / sizeof *bundle };
     {                                                                                                                  \
         .name = name_, .axes = axes_, ##__VA_ARGS__                                                                    \
     }
+/* Of a NAME_bwd: as NAME has it. */
+#define N(name_, ...)                                                                                                  \
+    {                                                                                                                  \
+        .name = name_, ##__VA_ARGS__                                                                                   \
+    }
 #define B(name_, lying_, ...)                                                                                          \
     {                                                                                                                  \
         .name = name_, .lying = lying_, ##__VA_ARGS__                                                                  \
     }
-#define RESIDUAL ASSAY_HOLDS_RESIDUAL
 #define INTEGERS ASSAY_HOLDS_INTEGERS
 #define QUERY_PRODUCTS "mTDL mTLNq "
 #define KEY_PRODUCTS "mTDw mTlNu "
@@ -99,166 +103,130 @@ static const assay_batch_split_function table[] = {
     {"all_reduce_ws_grad_dcn", .bundles = {B("ws_grad", BS_SCATTERED, .sums = true), B("ws_grad", BS_SCATTERED)},
      .call = bs_call_all_reduce_ws_grad_dcn},
 
-    {"rms_norm", .weights = W({BS_PRE_NORM, "scale"}), .in = {T("x", "maSD")}, .out = {T("y", "maSD")},
-     .call = bs_call_rms_norm},
-    {"rms_norm_bwd", "rms_norm", W({BS_PRE_NORM, "scale"}), {T("x", "maSD"), T("y_grad", "maSD")}, {T("x_grad", "maSD")},
-     .call = bs_call_rms_norm_bwd},
+    {"rms_norm", W({BS_PRE_NORM, "scale"}), {T("x", "maSD")}, {T("y", "maSD")}, .call = bs_call_rms_norm},
+    {"rms_norm_bwd", .in = {N("x"), N("y_grad")}, .call = bs_call_rms_norm_bwd},
     {"initialize_yarn_mask", .out = {T("mask", "RR")}, .call = bs_call_initialize_yarn_mask},
     {"initialize_yarn_freqs", .in = {T("positions", "maS", .holds = ASSAY_HOLDS_POSITIONS)}, .out = {T("yarn_freqs", "maSR")},
      .call = bs_call_initialize_yarn_freqs},
     {"yarn", .in = {T("inputs", "maSNR"), T("freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)}, .out = {T("output", "maSNR")},
      .call = bs_call_yarn},
-    {"yarn_bwd", "yarn", .in = {T("freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("output_grad", "maSNR")},
-     .out = {T("inputs_grad", "maSNR")}, .call = bs_call_yarn_bwd},
+    {"yarn_bwd", .in = {N("freqs"), N("output_grad")}},
 
-    {"query_projection", NULL, W(QUERY_WEIGHTS), {T("inputs_q", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+    {"query_projection", W(QUERY_WEIGHTS), {T("inputs_q", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("query", "maSNq")}, .products = QUERY_PRODUCTS, .call = bs_call_attention},
-    {"query_projection_bwd", "query_projection", W(QUERY_WEIGHTS),
-     {T("inputs_q", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("query_grad", "maSNq")},
-     {T("inputs_q_grad", "maSD")}, .call = bs_call_attention},
-    {"kv_projection", NULL, W(KEY_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+    {"query_projection_bwd", .in = {N("inputs_q"), N("yarn_freqs"), N("query_grad")}},
+    {"kv_projection", W(KEY_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("key", "maSNq"), T("value", "maSNv")}, .products = KEY_PRODUCTS, .call = bs_call_attention},
-    {"kv_projection_bwd", "kv_projection", W(KEY_WEIGHTS),
-     {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
-     {T("inputs_grad", "maSD")}, .call = bs_call_attention},
-    {"get_key_value", NULL, W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
+    {"kv_projection_bwd", .in = {N("inputs"), N("yarn_freqs"), N("key_grad"), N("value_grad")}},
+    {"get_key_value", W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
      {T("low_rank_main", "maSl"), T("key_rope", "maSR")}, {T("key", "maSNq"), T("value", "maSNv")},
      .products = "mTlNu", .quantises = true, .call = bs_call_attention},
-    {"get_key_value_bwd", "get_key_value", W({BS_MLA + ASSAY_MLA_WKV_B, "wkv_b_weights"}),
-     {T("low_rank_main", "maSl"), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
-     {T("low_rank_main_grad", "maSl"), T("key_rope_grad", "maSR")}, .quantises = true, .call = bs_call_attention},
+    {"get_key_value_bwd", .in = {N("low_rank_main"), N("key_grad"), N("value_grad")}},
     {"tpu_flash_attention",
      .in = {T("query", "maSNq", .holds = ASSAY_HOLDS_QUERY), T("key", "maSNq"), T("value", "maSNv")},
      .out = {T("attention_output", "maSNv"), T("logsumexp", "maNS")}, .products = "mTSNq mTSNv",
      .call = bs_call_tpu_flash_attention},
-    {"tpu_flash_attention_bwd", "tpu_flash_attention",
-     .in = {T("attention_output_grad", "maSNv"), T("query", "maSNq", .holds = ASSAY_HOLDS_QUERY), T("key", "maSNq"),
-            T("value", "maSNv"), T("attention_output", "maSNv", .holds = RESIDUAL), T("logsumexp", "maNS", .holds = RESIDUAL)},
-     .out = {T("query_grad", "maSNq"), T("key_grad", "maSNq"), T("value_grad", "maSNv")},
+    {"tpu_flash_attention_bwd",
+     .in = {N("attention_output_grad"), N("query"), N("key"), N("value"), N("attention_output"), N("logsumexp")},
      .call = bs_call_tpu_flash_attention_bwd},
-    {"mla", NULL, W(MLA_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
+    {"mla", W(MLA_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("out", "maSD"), T("attn_out", "maSNv"), T("lse", "maNS")}, .products = MLA_PRODUCTS, .call = bs_call_attention},
-    {"mla_remat", NULL, W(QUERY_WEIGHTS, KEY_WEIGHTS),
+    {"mla_remat", W(QUERY_WEIGHTS, KEY_WEIGHTS),
      {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("query", "maSNq"), T("key", "maSNq"), T("value", "maSNv")}, .products = QUERY_PRODUCTS KEY_PRODUCTS,
      .call = bs_call_attention},
-    {"mla_bwd", "mla", W(MLA_WEIGHTS),
-     {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES), T("attn_out", "maSNv", .holds = RESIDUAL),
-      T("lse", "maNS", .holds = RESIDUAL), T("out_grad", "maSD")},
-     {T("inputs_grad", "maSD")}, .call = bs_call_attention},
-    {"mla_with_norms", NULL, W(NORMED_MLA_WEIGHTS),
+    {"mla_bwd", .in = {N("inputs"), N("yarn_freqs"), N("attn_out"), N("lse"), N("out_grad")}},
+    {"mla_with_norms", W(NORMED_MLA_WEIGHTS),
      {T("inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("mla_out", "mjaSD"), T("attn_out", "mjaSNv"), T("lse", "mjaNS")}, .products = MLA_PRODUCTS,
-     .call = bs_call_mla_with_norms},
-    {"mla_with_norms_remat", NULL, W({BS_PRE_NORM, "pre_attn_scale"}, QUERY_WEIGHTS, KEY_WEIGHTS),
+     .call = bs_call_attention},
+    {"mla_with_norms_remat", W({BS_PRE_NORM, "pre_attn_scale"}, QUERY_WEIGHTS, KEY_WEIGHTS),
      {T("layer_inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("query", "mjaSNq"), T("key", "mjaSNq"), T("value", "mjaSNv")}, .products = QUERY_PRODUCTS KEY_PRODUCTS,
-     .call = bs_call_mla_with_norms_remat},
-    {"mla_with_norms_bwd", "mla_with_norms", W(NORMED_MLA_WEIGHTS),
-     {T("layer_inputs", "mjaSD", .of = "inputs"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES),
-      T("attn_out", "mjaSNv", .holds = RESIDUAL), T("lse", "mjaNS", .holds = RESIDUAL), T("mla_out_grad", "mjaSD")},
-     {T("inputs_grad", "mjaSD")}, .summed = true, .call = bs_call_mla_with_norms_bwd},
+     .call = bs_call_attention},
+    {"mla_with_norms_bwd",
+     .in = {N("layer_inputs", .of = "inputs"), N("yarn_freqs"), N("attn_out"), N("lse"), N("mla_out_grad")}},
 
-    {"shared_expert", NULL, W(SHARED_WEIGHTS), {T("inputs", "maSD")}, {T("y", "maSD")}, .products = "mTDF mTDF mTFD",
+    {"shared_expert", W(SHARED_WEIGHTS), {T("inputs", "maSD")}, {T("y", "maSD")}, .products = "mTDF mTDF mTFD",
      .quantises = true, .made = {T("shared_intermediate", "maSF")}, .call = bs_call_shared_expert},
-    {"shared_expert_bwd", "shared_expert", W(SHARED_WEIGHTS), {T("inputs", "maSD"), T("y_grad", "maSD")},
-     {T("inputs_grad", "maSD")}, .quantises = true,
+    {"shared_expert_bwd", .in = {N("inputs"), N("y_grad")},
      .made = {T("shared_mlpwi_0_gradient", "maSF"), T("shared_mlpwi_1_gradient", "maSF")}, .call = bs_call_shared_expert_bwd},
     {"expert_group_mask", .in = {T("gate_logits", "mTE")}, .out = {T("mask", "mTE")}, .call = bs_call_expert_group_mask},
     {"expert_indices_and_weights",
-     .in = {T("gate_logits", "mTE"), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS)},
+     .in = {T("gate_logits", "mTE", .constant = true), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS)},
      .out = {T("indices", "mTK", .holds = INTEGERS), T("weights", "mTK")}, .call = bs_call_expert_indices_and_weights},
-    {"expert_indices_and_weights_bwd", "expert_indices_and_weights",
-     .in = {T("gate_logits", "mTE"), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS), T("weights_grad", "mTK")},
-     .out = {T("pre_bias_logits_grad", "mTE")}, .call = bs_call_expert_indices_and_weights_bwd},
-    {"expert_selection", NULL, W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}), {T("x", "mTD")},
+    {"expert_indices_and_weights_bwd", .in = {N("gate_logits"), N("pre_bias_logits"), N("weights_grad")},
+     .call = bs_call_expert_indices_and_weights_bwd},
+    {"expert_selection", W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}), {T("x", "mTD")},
      {T("selected_experts", "mTK", .holds = INTEGERS), T("weights", "mTK"), T("group_sizes", "mE", .holds = INTEGERS)},
      .products = "mTDE", .quantises = true, .call = bs_call_expert_selection},
-    {"expert_selection_bwd", "expert_selection", W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}),
-     {T("x", "mTD"), T("weights_grad", "mTK")}, {T("x_grad", "mTD")}, .summed = true, .quantises = true,
-     .made = {T("logits_gradient", "mTE")}, .call = bs_call_expert_selection_bwd},
+    {"expert_selection_bwd", .in = {N("x"), N("weights_grad")}, .made = {T("logits_gradient", "mTE")},
+     .call = bs_call_expert_selection_bwd},
     {"route",
      .in = {T("x", "mTD"), T("selected_experts", "mTK", .holds = ASSAY_HOLDS_CHOICES), T("weights", "mTK", .holds = ASSAY_HOLDS_WEIGHTS),
             T("group_sizes", "mE", .holds = ASSAY_HOLDS_COUNTS)},
      .out = {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"), T("group_sizes", "me", .holds = INTEGERS)},
      .call = bs_call_route},
-    {"route_bwd", "route",
-     .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mrD"), T("weights_grad", "mr")},
-     .out = {T("x_grad", "mTD"), T("weights_grad", "mTK")}, .call = bs_call_route_bwd},
+    {"route_bwd", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), N("x_grad"), N("weights_grad")},
+     .call = bs_call_route_bwd},
     {"route_impl", .in = {T("x", "mTD"), T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)}, .out = {T("x", "mrD")},
      .call = bs_call_route_impl},
-    {"route_impl_bwd", "route_impl", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mrD")},
-     .out = {T("x_grad", "mTD")}, .call = bs_call_route_impl_bwd},
+    {"route_impl_bwd", .in = {N("selected_experts"), N("x_grad")}, .call = bs_call_route_impl_bwd},
     {"unroute", .in = {T("x", "mrD"), T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)}, .out = {T("x", "mTD")},
      .call = bs_call_unroute},
-    {"unroute_bwd", "unroute", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("x_grad", "mTD")},
-     .out = {T("x_grad", "mrD")}, .call = bs_call_unroute_bwd},
+    {"unroute_bwd", .in = {N("selected_experts"), N("x_grad")}, .call = bs_call_unroute_bwd},
     {"quantized_psum_scatter", .in = {T("x", "mGD")}, .out = {T("out", "mTD")}, .quantises = true,
      .call = bs_call_quantized_psum_scatter},
-    {"quantized_psum_scatter_bwd", "quantized_psum_scatter", .in = {T("out_grad", "mTD")}, .out = {T("x_grad", "mGD")},
-     .quantises = true, .call = bs_call_quantized_psum_scatter_bwd},
-    {"gmm", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
+    {"quantized_psum_scatter_bwd", .in = {N("out_grad")}, .call = bs_call_quantized_psum_scatter_bwd},
+    {"gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
      {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("output", "mrH")}, .products = "mrDH",
      .quantises = true, .call = bs_call_gmm},
-    {"gmm_bwd", "gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
-     {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("output_grad", "mrH")},
-     {T("inputs_grad", "mrD")}, .quantises = true, .call = bs_call_gmm_bwd},
-    {"compute_gating", NULL, W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
+    {"gmm_bwd", .in = {N("inputs"), N("group_sizes"), N("output_grad")}, .call = bs_call_gmm_bwd},
+    {"compute_gating", W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
      {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("layer_w0", "mrH"), T("layer_w1", "mrH")},
      .products = "mrDH mrDH", .quantises = true, .call = bs_call_compute_gating},
-    {"compute_gating_bwd", "compute_gating", W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
-     {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS), T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH")},
-     {T("x_grad", "mrD")}, .quantises = true, .call = bs_call_compute_gating_bwd},
-    {"compute_linear", NULL, W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
+    {"compute_gating_bwd", .in = {N("x"), N("group_sizes"), N("layer_w0_grad"), N("layer_w1_grad")},
+     .call = bs_call_compute_gating_bwd},
+    {"compute_linear", W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
      {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
       T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS)},
      {T("layer_wo", "mrD")}, .products = "mrHD", .quantises = true, .made = {T("intermediate_layer", "mrH")},
      .call = bs_call_compute_linear},
-    {"compute_linear_bwd", "compute_linear", W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
-     {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
-      T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS), T("layer_wo_grad", "mrD")},
-     {T("layer_w0_grad", "mrH"), T("layer_w1_grad", "mrH"), T("weights_grad", "mr")}, .quantises = true,
+    {"compute_linear_bwd", .in = {N("layer_w0"), N("layer_w1"), N("group_sizes"), N("weights"), N("layer_wo_grad")},
      .call = bs_call_compute_linear_bwd},
 
-    {"shared_expert_and_route", NULL, W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
+    {"shared_expert_and_route", W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
      {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"),
       T("group_sizes", "me", .holds = INTEGERS), T("y", "maSD")},
      .products = ROUTE_PRODUCTS, .call = bs_call_shared_expert_and_route},
-    {"shared_expert_and_route_remat", NULL, W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
+    {"shared_expert_and_route_remat", W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
      {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"), T("group_sizes", "me", .holds = INTEGERS)},
      .products = ROUTE_PRODUCTS, .call = bs_call_shared_expert_and_route_remat},
-    {"shared_expert_and_route_bwd", "shared_expert_and_route", W(ROUTE_WEIGHTS),
-     {T("inputs", "maSD"), T("x_grad", "mrD"), T("y_grad", "maSD"), T("weights_grad", "mr")}, {T("inputs_grad", "maSD")},
-     .summed = true, .call = bs_call_shared_expert_and_route_bwd},
+    {"shared_expert_and_route_bwd", .in = {N("inputs"), N("x_grad"), N("y_grad"), N("weights_grad")},
+     .call = bs_call_shared_expert_and_route_bwd},
     {"unroute_ubatch_fn",
      .in = {T("moe_inputs", "maSD"), T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"),
             T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)},
      .out = {T("outputs", "maSD"), T("selected_experts", "mGK", .holds = INTEGERS)}, .call = bs_call_unroute_ubatch},
-    {"unroute_ubatch_fn_bwd", "unroute_ubatch_fn",
-     .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), T("outputs_grad", "maSD")},
-     .out = {T("moe_inputs_grad", "maSD"), T("routed_expert_out_grad", "mrD"), T("shared_expert_out_grad", "maSD")},
-     .call = bs_call_unroute_ubatch_bwd},
-    {"route_compute_unroute", NULL, W(MOE_WEIGHTS), {T("xs", "mjaSD")},
+    {"unroute_ubatch_fn_bwd", .in = {N("selected_experts"), N("outputs_grad")}, .call = bs_call_unroute_ubatch_bwd},
+    {"route_compute_unroute", W(MOE_WEIGHTS), {T("xs", "mjaSD")},
      {T("xs", "moaSD"), T("moe_inputs", "maSD"), T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"),
       T("selected_experts", "mGK", .holds = INTEGERS), T("mlpwi_0", "mjyH"), T("mlpwi_1", "mjyH")},
      .products = MOE_PRODUCTS, .call = bs_call_moe},
-    {"route_compute_unroute_bwd", "route_compute_unroute", W(MOE_WEIGHTS),
-     {T("mla_out", "mjaSD", .of = "xs"), T("mlpwi_0", "mjyH", .holds = RESIDUAL), T("mlpwi_1", "mjyH", .holds = RESIDUAL),
-      T("xs_grad", "moaSD"), T("moe_inputs_grad", "maSD"), T("routed_expert_out_grad", "mrD"),
-      T("shared_expert_out_grad", "maSD")},
-     {T("xs_grad", "mjaSD")}, .summed = true, .call = bs_call_moe_bwd},
-    {"batch_split_schedule", NULL, W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
+    {"route_compute_unroute_bwd",
+     .in = {N("mla_out", .of = "xs"), N("mlpwi_0"), N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"),
+            N("routed_expert_out_grad"), N("shared_expert_out_grad")},
+     .call = bs_call_moe_bwd},
+    {"batch_split_schedule", W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
      {T("inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("attn_out", "mjaSNv"), T("lse", "mjaNS"), T("mla_out", "mjaSD"), T("xs", "moaSD"), T("moe_inputs", "maSD"),
       T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"), T("selected_experts", "mGK", .holds = INTEGERS),
       T("mlpwi_0", "mjyH"), T("mlpwi_1", "mjyH")},
      .products = MLA_PRODUCTS MOE_PRODUCTS, .call = bs_call_batch_split_schedule},
-    {"batch_split_schedule_bwd", "batch_split_schedule", W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
-     {T("layer_inputs", "mjaSD", .of = "inputs"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES),
-      T("mla_out", "mjaSD", .holds = RESIDUAL), T("attn_out", "mjaSNv", .holds = RESIDUAL), T("lse", "mjaNS", .holds = RESIDUAL),
-      T("mlpwi_0", "mjyH", .holds = RESIDUAL), T("mlpwi_1", "mjyH", .holds = RESIDUAL), T("xs_grad", "moaSD"),
-      T("moe_inputs_grad", "maSD"), T("routed_expert_out_grad", "mrD"), T("shared_expert_out_grad", "maSD")},
-     {T("inputs_grad", "mjaSD")}, .summed = true, .call = bs_call_batch_split_schedule_bwd},
+    {"batch_split_schedule_bwd",
+     .in = {N("layer_inputs", .of = "inputs"), N("yarn_freqs"), N("mla_out"), N("attn_out"), N("lse"), N("mlpwi_0"),
+            N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"), N("routed_expert_out_grad"), N("shared_expert_out_grad")},
+     .call = bs_call_batch_split_schedule_bwd},
 };
 
 /* Under a shard_map, as the rule of a gradient, or by another name the same function. */
@@ -305,88 +273,80 @@ const char *assay_function_name(const assay_batch_split_function *f)
     return f->name;
 }
 
+/* What stands before the end. */
+static bool ends_with(const char *name, const char *end, char of[ASSAY_PATH_SIZE])
+{
+    const size_t length = strlen(name), size = strlen(end);
+    const bool ends = length > size && strcmp(name + length - size, end) == 0;
+    snprintf(of, ASSAY_PATH_SIZE, "%.*s", (int)(ends ? length - size : length), name);
+    return ends;
+}
+
 const assay_batch_split_function *assay_function_forward(const assay_batch_split_function *f)
 {
-    return f->forward == NULL ? NULL : assay_batch_split_function_of(f->forward);
+    char of[ASSAY_PATH_SIZE];
+    return ends_with(f->name, "_bwd", of) ? assay_batch_split_function_of(of) : NULL;
+}
+
+/* That has what a NAME_bwd shares with NAME. */
+static const assay_batch_split_function *row_of(const assay_batch_split_function *f)
+{
+    const assay_batch_split_function *forward = assay_function_forward(f);
+    return forward != NULL ? forward : f;
 }
 
 const assay_batch_split_function *assay_function_backward(const assay_batch_split_function *f)
 {
     for (int i = 0; i < FUNCTIONS; i++) {
-        if (table[i].forward != NULL && strcmp(table[i].forward, f->name) == 0) return &table[i];
+        if (assay_function_forward(&table[i]) == f) return &table[i];
     }
     return NULL;
 }
 
+assay_status bs_call_function(assay_context *ctx, bs_call *c)
+{
+    const assay_batch_split_function *f = c->config.function;
+    return f->call != NULL ? f->call(ctx, c) : row_of(f)->call(ctx, c);
+}
+
 bool assay_function_is_local(const assay_batch_split_function *f)
 {
-    bool local = f->bundles[0].lying == BS_NO_BUNDLE;
+    const assay_batch_split_function *row = row_of(f);
+    bool local = row->bundles[0].lying == BS_NO_BUNDLE;
     for (int i = 0; i < BS_MOST_ARGUMENTS; i++) {
-        local &= f->in[i].name == NULL || strpbrk(f->in[i].axes, "Gr") == NULL;
-        local &= f->out[i].name == NULL || strpbrk(f->out[i].axes, "Gr") == NULL;
+        local &= row->in[i].name == NULL || strpbrk(row->in[i].axes, "Gr") == NULL;
+        local &= row->out[i].name == NULL || strpbrk(row->out[i].axes, "Gr") == NULL;
     }
     return local;
 }
 
 /* --- sizes --- */
 
-int64_t bs_axis_size(const assay_function_config *config, const bs_run *run, char axis)
+/* Letters that the attention has not. */
+static int64_t axis_size(const assay_function_config *config, const bs_run *run, char axis)
 {
-    const assay_mla_config *mla = &config->stack.mla;
     const assay_moe_config *moe = &config->stack.moe;
     const assay_batch_split_sizes *s = &run->sizes;
-    switch (axis) {
-    case 'm':
-        return s->shards;
-    case 'j':
-        return run->factor;
-    case 'o':
-        return run->factor - 1;
-    case 'd':
-        return run->factor * s->rows;
-    case 'a':
-        return s->rows;
-    case 'S':
-        return mla->sequence;
-    case 'T':
-        return s->tokens;
-    case 'G':
-        return s->gathered;
-    case 'r':
-        return s->copies;
-    case 'y':
-        return s->capacity;
-    case 'e':
-        return s->local_experts;
-    case 'E':
-        return moe->routing.num_experts;
-    case 'K':
-        return moe->routing.num_experts_per_tok;
-    case 'D':
-        return mla->emb_dim;
-    case 'H':
-        return moe->moe_mlp_dim;
-    case 'F':
-        return moe->shared_mlp_dim;
-    case 'N':
-        return mla->heads;
-    case 'q':
-        return mla->qk_nope_head_dim + mla->rope.dim;
-    case 'u':
-        return mla->qk_nope_head_dim + mla->v_head_dim;
-    case 'v':
-        return mla->v_head_dim;
-    case 'R':
-        return mla->rope.dim;
-    case 'L':
-        return mla->q_lora_rank;
-    case 'l':
-        return mla->kv_lora_rank;
-    case 'w':
-        return mla->kv_lora_rank + mla->rope.dim;
-    default:
-        return 0;
-    }
+    const struct {
+        char axis;
+        int64_t size;
+    } sizes[] = {{'m', s->shards},
+                 {'j', run->factor},
+                 {'o', run->factor - 1},
+                 {'d', run->factor * s->rows},
+                 {'a', s->rows},
+                 {'T', s->tokens},
+                 {'G', s->gathered},
+                 {'r', s->copies},
+                 {'y', s->capacity},
+                 {'e', s->local_experts},
+                 {'E', moe->routing.num_experts},
+                 {'K', moe->routing.num_experts_per_tok},
+                 {'H', moe->moe_mlp_dim},
+                 {'F', moe->shared_mlp_dim}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].axis == axis) return sizes[i].size;
+    return graph_axis(&run->attention, axis);
 }
 
 static bs_run run_of(const assay_function_config *config, stack_run *stack)
@@ -403,8 +363,9 @@ static bs_run run_of(const assay_function_config *config, stack_run *stack)
 static assay_function_tensor *add(assay_function_tensors *list, const char *folder, const char *group, const char *name)
 {
     assay_function_tensor *tensor = &list->items[list->count++];
-    *tensor = (assay_function_tensor){.weight = -1};
+    *tensor = (assay_function_tensor){.weight = -1, .bundle = -1};
     snprintf(tensor->path, sizeof tensor->path, "%s/%s%s%.100s", folder, group, group[0] != '\0' ? "/" : "", name);
+    memcpy(tensor->of, tensor->path, sizeof tensor->of);
     return tensor;
 }
 
@@ -415,38 +376,83 @@ static bool is_integer(assay_function_holds holds)
            holds == ASSAY_HOLDS_OWN_COUNTS;
 }
 
-/* Whether one of the forms has the name with _grad behind it. */
-static bool has_gradient(const bs_tensor_form *forms, const char *name)
+/* Of an argument: whether it has a gradient. */
+static bool has_gradient(const bs_tensor_form *form)
 {
-    char gradient[ASSAY_PATH_SIZE];
-    snprintf(gradient, sizeof gradient, "%.100s_grad", name);
+    return !is_integer(form->holds) && form->holds != ASSAY_HOLDS_ANGLES && !form->constant;
+}
+
+static const bs_tensor_form *form_of(const bs_tensor_form *forms, const char *name)
+{
     for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
-        if (strcmp(forms[i].name, gradient) == 0) return true;
+        if (strcmp(forms[i].name, name) == 0) return &forms[i];
     }
-    return false;
+    return NULL;
 }
 
 static assay_function_tensor *add_form(const assay_function_config *config, const bs_run *run, const char *folder,
-                                       const bs_tensor_form *form, assay_function_tensors *list)
+                                       const bs_tensor_form *form, int place, assay_function_tensors *list)
 {
+    if (strchr(form->axes, 'o') != NULL && run->factor == 1) return NULL; /* there is no microbatch but the last */
     assay_function_tensor *tensor = add(list, folder, "", form->name);
     snprintf(tensor->axes, sizeof tensor->axes, "%s", form->axes);
     tensor->shape.rank = (int)strlen(form->axes);
-    for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = bs_axis_size(config, run, form->axes[k]);
+    for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = axis_size(config, run, form->axes[k]);
+    tensor->holds = form->holds;
+    tensor->integers = is_integer(form->holds);
+    tensor->place = place;
     return tensor;
 }
 
 static void add_arguments(const assay_function_config *config, const bs_run *run, const bs_tensor_form *forms,
-                          bool results, assay_function_tensors *list)
+                          assay_function_tensors *list)
 {
     const assay_batch_split_function *bwd = assay_function_backward(config->function);
+    const bool results = forms == config->function->out;
     for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
-        const bs_tensor_form *form = &forms[i];
-        if (strchr(form->axes, 'o') != NULL && run->factor == 1) continue; /* there is no microbatch but the last */
-        assay_function_tensor *tensor = add_form(config, run, results ? "outputs" : "inputs", form, list);
-        tensor->holds = form->holds;
-        tensor->integers = is_integer(form->holds);
-        tensor->differentiated = bwd != NULL && has_gradient(results ? bwd->in : bwd->out, form->name);
+        char gradient[ASSAY_PATH_SIZE];
+        assay_function_tensor *tensor = add_form(config, run, results ? "outputs" : "inputs", &forms[i], i, list);
+        snprintf(gradient, sizeof gradient, "%.100s_grad", forms[i].name);
+        if (tensor == NULL || bwd == NULL) continue;
+        tensor->differentiated = results ? form_of(bwd->in, gradient) != NULL : has_gradient(&forms[i]);
+    }
+}
+
+/* Of a NAME_bwd: X as NAME's argument or, if that has none, as what it left; Y_grad as its result Y. */
+static void add_given(const assay_function_config *config, const bs_run *run, const assay_batch_split_function *forward,
+                      assay_function_tensors *list)
+{
+    const bs_tensor_form *forms = config->function->in;
+    for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
+        char name[ASSAY_PATH_SIZE];
+        bs_tensor_form form = forms[i];
+        const bool gradient = ends_with(form.of != NULL ? form.of : form.name, "_grad", name);
+        const bs_tensor_form *argument = gradient || form.axes != NULL ? NULL : form_of(forward->in, name);
+        const bs_tensor_form *behind = argument != NULL ? argument : form_of(forward->out, name);
+        if (form.axes == NULL) {
+            form.axes = behind->axes;
+            form.holds = argument != NULL ? argument->holds : gradient ? ASSAY_HOLDS_NUMBERS : ASSAY_HOLDS_RESIDUAL;
+        }
+        assay_function_tensor *tensor = add_form(config, run, "inputs", &form, i, list);
+        if (tensor == NULL) continue;
+        snprintf(tensor->of, sizeof tensor->of, "%s/%.140s", argument != NULL ? "inputs" : "outputs", name);
+        tensor->gradient = gradient;
+    }
+}
+
+/* X_grad of each argument X that has one. */
+static void add_gradients(const assay_function_config *config, const bs_run *run,
+                          const assay_batch_split_function *forward, assay_function_tensors *list)
+{
+    int place = 0;
+    for (int i = 0; i < BS_MOST_ARGUMENTS && forward->in[i].name != NULL; i++) {
+        char name[ASSAY_PATH_SIZE];
+        const bs_tensor_form form = {.name = name, .axes = forward->in[i].axes};
+        if (!has_gradient(&forward->in[i])) continue;
+        snprintf(name, sizeof name, "%.100s_grad", forward->in[i].name);
+        assay_function_tensor *tensor = add_form(config, run, "outputs", &form, place++, list);
+        snprintf(tensor->of, sizeof tensor->of, "inputs/%.100s", forward->in[i].name);
+        tensor->gradient = true;
     }
 }
 
@@ -480,7 +486,7 @@ static void insert_axis(assay_function_tensor *tensor, int at, char axis, int64_
 static void add_weights(const assay_function_config *config, const bs_run *run, assay_function_tensors *list)
 {
     const assay_batch_split_function *f = config->function;
-    for (const bs_weight_form *form = f->weights; form != NULL && form->name != NULL; form++) {
+    for (const bs_weight_form *form = row_of(f)->weights; form != NULL && form->name != NULL; form++) {
         const assay_tensor_row row = bs_weight_row(run, form->weight);
         assay_function_tensor *tensor = add(list, "weights", "", form->name);
         take_row(tensor, form->weight, &row);
@@ -489,15 +495,16 @@ static void add_weights(const assay_function_config *config, const bs_run *run, 
 }
 
 /* Each shard's own, or of scales and biases the sum. */
-static void add_weight_gradients(const assay_function_config *config, const bs_run *run, assay_function_tensors *list)
+static void add_weight_gradients(const bs_run *run, const assay_batch_split_function *forward,
+                                 assay_function_tensors *list)
 {
-    const assay_batch_split_function *f = config->function;
-    for (const bs_weight_form *form = f->forward == NULL ? NULL : f->weights; form != NULL && form->name != NULL;
-         form++) {
+    for (const bs_weight_form *form = forward->weights; form != NULL && form->name != NULL; form++) {
         char name[ASSAY_PATH_SIZE];
         const assay_tensor_row row = bs_weight_row(run, form->weight);
         snprintf(name, sizeof name, "%.100s_grad", form->name);
         assay_function_tensor *tensor = add(list, "outputs", "", name);
+        snprintf(tensor->of, sizeof tensor->of, "weights/%.100s", form->name);
+        tensor->gradient = true;
         take_row(tensor, form->weight, &row);
         tensor->holds = ASSAY_HOLDS_NUMBERS;
         if (row.kind != ASSAY_KERNEL) continue;
@@ -521,14 +528,16 @@ static unsigned same_axes(const assay_tensor_row *row, int weight, const bs_bund
     return same;
 }
 
-static void add_bundle(const assay_function_config *config, const bs_run *run, const char *folder,
-                       const bs_bundle_form *form, assay_function_tensors *list)
+static void add_bundle(const assay_function_config *config, const bs_run *run, const char *folder, int place,
+                       assay_function_tensors *list)
 {
-    for (int i = 0; form->lying != BS_NO_BUNDLE && i < BUNDLE; i++) {
+    const bs_bundle_form *form = &config->function->bundles[place];
+    for (int i = 0; i < BUNDLE; i++) {
         const int weight = bundle[i].weight;
         const assay_tensor_row row = bs_weight_row(run, weight);
         assay_function_tensor *tensor = add(list, folder, form->name, bundle[i].name);
         take_row(tensor, weight, &row);
+        tensor->bundle = place;
         if (form->lying == BS_WHOLE) continue;
         if (form->lying == BS_STACKED) {
             insert_axis(tensor, (int)config->layer_axis, 'A', config->layers);
@@ -553,22 +562,24 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
 {
     stack_run stack;
     const bs_run run = run_of(config, &stack);
-    const assay_batch_split_function *f = config->function;
+    const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
     const int bundles = bundle_count(f);
     tensors->count = 0;
-    add_arguments(config, &run, f->in, false, tensors);
-    for (int i = 0; i + 1 < bundles; i++) add_bundle(config, &run, "inputs", &f->bundles[i], tensors);
+    if (forward == NULL) add_arguments(config, &run, f->in, tensors);
+    if (forward != NULL) add_given(config, &run, forward, tensors);
+    for (int i = 0; i + 1 < bundles; i++) add_bundle(config, &run, "inputs", i, tensors);
     add_weights(config, &run, tensors);
-    add_arguments(config, &run, f->out, true, tensors);
-    add_weight_gradients(config, &run, tensors);
-    if (bundles > 0) add_bundle(config, &run, "outputs", &f->bundles[bundles - 1], tensors);
+    if (forward == NULL) add_arguments(config, &run, f->out, tensors);
+    if (forward != NULL) add_gradients(config, &run, forward, tensors);
+    if (forward != NULL) add_weight_gradients(&run, forward, tensors);
+    if (bundles > 0) add_bundle(config, &run, "outputs", bundles - 1, tensors);
 }
 
 static void add_made(const assay_function_config *config, const bs_run *run, const assay_batch_split_function *f,
                      assay_function_tensors *made)
 {
     for (int i = 0; f != NULL && i < BS_MOST_MADE && f->made[i].name != NULL; i++)
-        add_form(config, run, "checkpoints", &f->made[i], made);
+        add_form(config, run, "checkpoints", &f->made[i], i, made);
 }
 
 void assay_function_made_of(const assay_function_config *config, assay_function_tensors *made)
@@ -578,13 +589,13 @@ void assay_function_made_of(const assay_function_config *config, assay_function_
     const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
     made->count = 0;
     if (config->recipe.recipe == NULL) return;
-    add_made(config, &run, forward != NULL ? forward : f, made);
+    add_made(config, &run, row_of(f), made);
     add_made(config, &run, forward != NULL ? f : assay_function_backward(f), made);
 }
 
 bool assay_function_quantises(const assay_batch_split_function *f)
 {
-    return f->quantises;
+    return row_of(f)->quantises;
 }
 
 /* dot of deepseek_batchsplit_fp8.py, qwix's dot_general_qt: over the rows of all shards at once, but within the shard_map of its
@@ -616,7 +627,7 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
 {
     const assay_quant_recipe *r = config->recipe.recipe;
     if (r == NULL) return ASSAY_OK;
-    if (!config->function->quantises) {
+    if (!assay_function_quantises(config->function)) {
         return assay_fail(
             ctx, ASSAY_BAD_INPUT,
             "quant_recipe is %s, expected \"\": %s would quantise nothing, or what it computed itself, which "
@@ -640,39 +651,6 @@ assay_status assay_function_check(assay_context *ctx, const assay_function_confi
                       config->layer_axis);
 }
 
-static const bs_tensor_form *form_of(const bs_tensor_form *forms, const char *name)
-{
-    for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
-        if (strcmp(forms[i].name, name) == 0) return &forms[i];
-    }
-    return NULL;
-}
-
-/* The forward tensor that one of a NAME_bwd stands for: the argument or result of that name, X or Y of X_grad and
- * Y_grad. */
-static void counterpart_of(const assay_function_config *config, const char *path, char of[ASSAY_PATH_SIZE])
-{
-    const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
-    const char *name = strchr(path, '/') + 1;
-    const bool output = strncmp(path, "outputs/", 8) == 0;
-    char plain[ASSAY_PATH_SIZE];
-    snprintf(of, ASSAY_PATH_SIZE, "%s", path);
-    if (forward == NULL || strncmp(path, "weights/", 8) == 0) return;
-    const size_t length = strlen(name);
-    const bool gradient = length > 5 && strcmp(name + length - 5, "_grad") == 0;
-    if (gradient) {
-        snprintf(plain, sizeof plain, "%.*s", (int)(length - 5), name);
-        const bool weight = output && form_of(f->out, name) == NULL;
-        snprintf(of, ASSAY_PATH_SIZE, "%s/%.140s", !output ? "outputs" : weight ? "weights" : "inputs", plain);
-        return;
-    }
-    const bs_tensor_form *form = form_of(f->in, name);
-    const char *there = form->of != NULL ? form->of : name;
-    const bool argument = form->holds != ASSAY_HOLDS_RESIDUAL && form_of(forward->in, there) != NULL &&
-                          strcmp(form_of(forward->in, there)->axes, form->axes) == 0;
-    snprintf(of, ASSAY_PATH_SIZE, "%s/%.140s", argument ? "inputs" : "outputs", there);
-}
-
 static assay_function_tensors tensors_with(const assay_function_config *config, const char *function)
 {
     assay_function_config other = *config;
@@ -687,13 +665,12 @@ void assay_function_view_of(const assay_function_config *config, assay_function_
     const assay_batch_split_function *f = config->function;
     view->config = config;
     view->sizes = assay_batch_split_sizes_of(&config->stack);
-    view->name = f->forward != NULL ? f->forward : f->name;
-    view->backward = f->forward != NULL;
+    view->name = row_of(f)->name;
+    view->backward = row_of(f) != f;
     view->own = tensors_with(config, f->name);
     view->forward = tensors_with(config, view->name);
     view->whole = tensors_with(config, "fetch_weights");
     view->scattered = tensors_with(config, "extract_layer_weights");
-    for (int i = 0; i < view->own.count; i++) counterpart_of(config, view->own.items[i].path, view->counterparts[i]);
 }
 
 /* --- operations --- */
@@ -702,7 +679,7 @@ static double products_of(const assay_function_config *config, const bs_run *run
 {
     double sum = 0, product = 1;
     for (const char *at = products; at != NULL && *at != '\0'; at++) {
-        if (*at != ' ') product *= (double)bs_axis_size(config, run, *at);
+        if (*at != ' ') product *= (double)axis_size(config, run, *at);
         if (at[1] != '\0' && at[1] != ' ') continue;
         if (*at != ' ') sum += 2 * product;
         product = 1;
@@ -714,14 +691,12 @@ double assay_function_flops(const assay_function_config *config)
 {
     stack_run stack;
     const bs_run run = run_of(config, &stack);
-    const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
-    const char *products = forward != NULL ? forward->products : f->products;
+    const assay_batch_split_function *row = row_of(config->function);
     assay_function_tensors tensors;
     double numbers = 0;
-    if (products != NULL) {
-        const bool listed = f->out[0].axes != NULL && f->out[0].axes[1] == 'j';
-        const bool last = f->out[0].axes != NULL && f->out[0].axes[1] == 'o';
-        return (forward != NULL ? 2 : 1) * products_of(config, &run, products, listed || last);
+    if (row->products != NULL) {
+        const bool listed = strpbrk(row->out[0].axes, "jo") != NULL;
+        return (row != config->function ? 2 : 1) * products_of(config, &run, row->products, listed);
     }
     assay_function_tensors_of(config, &tensors);
     for (int i = 0; i < tensors.count; i++) {

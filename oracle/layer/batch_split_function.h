@@ -40,6 +40,8 @@ typedef enum assay_function_holds {
 
 typedef struct assay_function_tensor {
     char path[ASSAY_PATH_SIZE]; /* inputs/, weights/ or outputs/ */
+    char of[ASSAY_PATH_SIZE];   /* of a NAME_bwd: what it is in NAME, of X_grad and Y_grad X and Y; else the path */
+    bool gradient;              /* X_grad, Y_grad */
     char axes[ASSAY_MAX_RANK + 1];
     assay_shape shape;
     assay_function_holds holds;
@@ -48,6 +50,7 @@ typedef struct assay_function_tensor {
     int64_t fan_in;      /* of a kernel */
     unsigned same;       /* ASSAY_HOLDS_SHARED: 1 << axis of the mesh */
     int weight;          /* which one it is, or belongs to; -1: none */
+    int place, bundle;   /* among the arguments, results; of all weights, -1: it is none of these */
     bool by_expert;      /* a weight whose first axis is split over expert */
 } assay_function_tensor;
 
@@ -100,7 +103,6 @@ typedef struct assay_function_view {
     assay_function_tensors own, forward;
     assay_function_tensors whole,
         scattered; /* weights, as inputs of fetch_weights and results of extract_layer_weights */
-    char counterparts[ASSAY_FUNCTION_TENSORS][ASSAY_PATH_SIZE]; /* in `forward`, of each of `own` */
 } assay_function_view;
 void assay_function_view_of(const assay_function_config *config, assay_function_view *view);
 

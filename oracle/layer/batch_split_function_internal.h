@@ -18,11 +18,11 @@ typedef struct bs_slot {
 } bs_slot;
 
 typedef struct bs_call {
-    const assay_function_config *config;
-    const assay_batch_split_function *function; /* that is called: the configuration's, its _bwd or its forward */
+    assay_function_config config;   /* with the function that is called: a function, or its _bwd */
+    assay_function_tensors tensors; /* of that */
     bs_run run;
     stack_run stack; /* of the run: nothing is read from it, and nobody wants anything */
-    bs_weights w, g; /* gathered; all gradients that the function has, NaN before */
+    bs_weights w, g; /* gathered; all gradients that the function has */
     bs_slot in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
     bs_weights bundles[3]; /* of functions on all weights: those that it takes, then the one that it gives */
     bs_made made;          /* where what it computes and quantises by the recipe goes */
@@ -32,6 +32,7 @@ typedef struct bs_tensor_form {
     const char *name, *axes;
     assay_function_holds holds;
     const char *of; /* the forward function's name for it, where that has another */
+    bool constant;  /* it has no gradient */
 } bs_tensor_form;
 
 typedef struct bs_weight_form {
@@ -47,20 +48,20 @@ typedef struct bs_bundle_form {
     bool sums; /* each shard has a sum of its own; else shards that differ in axes that do not split it have the same */
 } bs_bundle_form;
 
+/* The row of a NAME_bwd says what it takes; what it gives, and the rest, follow from NAME's. */
 struct assay_batch_split_function {
     const char *name;
-    const char *forward; /* of a _bwd; NULL */
     const bs_weight_form *weights;
-    bs_tensor_form in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
+    bs_tensor_form in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS]; /* of a _bwd without axes: as NAME has it */
     bs_bundle_form bundles[3];
-    const char
-        *products;  /* axes of each product, " " between them; NULL: there are none. Of forward also of its _bwd */
-    bool summed;    /* the norms' gradients come summed over the shards already */
-    bool quantises; /* it has fp8_full */
+    const char *products; /* axes of each product, " " between them; NULL: there are none */
+    bool quantises;       /* it has fp8_full */
     /* What it computes and then quantises; a _bwd: beside what its forward function does, and makes again. */
     bs_tensor_form made[BS_MOST_MADE];
-    assay_status (*call)(assay_context *ctx, bs_call *c);
+    assay_status (*call)(assay_context *ctx, bs_call *c); /* NULL: a _bwd has NAME's */
 };
+
+assay_status bs_call_function(assay_context *ctx, bs_call *c);
 
 /* The rows' functions: MLA, the MoE half, weights. */
 typedef assay_status bs_function_call(assay_context *ctx, bs_call *c);
@@ -68,8 +69,7 @@ bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_ex
     bs_call_insert_layer_ws_grad, bs_call_gather_weights, bs_call_reduce_scatter_ws_grad,
     bs_call_all_reduce_ws_grad_dcn;
 bs_function_call bs_call_rms_norm, bs_call_rms_norm_bwd, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs,
-    bs_call_yarn, bs_call_yarn_bwd, bs_call_attention, bs_call_tpu_flash_attention, bs_call_tpu_flash_attention_bwd,
-    bs_call_mla_with_norms, bs_call_mla_with_norms_remat, bs_call_mla_with_norms_bwd;
+    bs_call_yarn, bs_call_attention, bs_call_tpu_flash_attention, bs_call_tpu_flash_attention_bwd;
 bs_function_call bs_call_shared_expert, bs_call_shared_expert_bwd, bs_call_expert_group_mask,
     bs_call_expert_indices_and_weights, bs_call_expert_indices_and_weights_bwd, bs_call_expert_selection,
     bs_call_expert_selection_bwd, bs_call_route, bs_call_route_bwd, bs_call_route_impl, bs_call_route_impl_bwd,
@@ -80,11 +80,9 @@ bs_function_call bs_call_shared_expert_and_route, bs_call_shared_expert_and_rout
     bs_call_shared_expert_and_route_bwd, bs_call_unroute_ubatch, bs_call_unroute_ubatch_bwd, bs_call_moe,
     bs_call_moe_bwd, bs_call_batch_split_schedule, bs_call_batch_split_schedule_bwd;
 
-/* run.yarn_freqs from a list of angles. */
-assay_status bs_take_angles(assay_context *ctx, bs_call *c, const bs_slot *freqs);
+/* run.yarn_freqs from the angles that are given, if any. */
+assay_status bs_take_angles(assay_context *ctx, bs_call *c);
 
-/* The size of an axis, by its letter; 0: no such axis. */
-int64_t bs_axis_size(const assay_function_config *config, const bs_run *run, char axis);
 /* Microbatch i of a list. */
 double *bs_part(const bs_slot *slot, int64_t i);
 /* dst = src, of a slot's one microbatch. */

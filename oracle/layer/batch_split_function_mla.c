@@ -21,7 +21,7 @@ assay_status bs_call_rms_norm(assay_context *ctx, bs_call *c)
     const assay_status status = assay_alloc_f64(ctx, "rstd", tokens_of(c), &rstd);
     if (status != ASSAY_OK) return status;
     assay_rms_norm_forward(ctx, c->out[0].values, rstd, c->in[0].values, c->w.values[BS_PRE_NORM], tokens_of(c),
-                           c->run.mla.emb_dim, c->config->stack.epsilon);
+                           c->run.mla.emb_dim, c->config.stack.epsilon);
     free(rstd);
     return ASSAY_OK;
 }
@@ -35,10 +35,11 @@ assay_status bs_call_rms_norm_bwd(assay_context *ctx, bs_call *c)
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
         const int64_t first = shard * tokens * dim;
         const double *scale = bs_weight_of(&c->run, &c->w, BS_PRE_NORM, shard);
-        assay_rms_norm_forward(ctx, NULL, rstd, c->in[0].values + first, scale, tokens, dim, c->config->stack.epsilon);
+        assay_rms_norm_forward(ctx, NULL, rstd, c->in[0].values + first, scale, tokens, dim, c->config.stack.epsilon);
         assay_rms_norm_backward(ctx, c->out[0].values + first, bs_weight_of(&c->run, &c->g, BS_PRE_NORM, shard),
                                 c->in[1].values + first, c->in[0].values + first, scale, rstd, tokens, dim);
     }
+    bs_sum_attention_gradients(ctx, &c->run, &c->g);
 cleanup:
     free(rstd);
     return status;
@@ -78,134 +79,141 @@ cleanup:
     return status;
 }
 
-/* Of a pair's two equal angles one: [tokens,Dr/2]. */
-static assay_status angles_of(assay_context *ctx, const bs_slot *slot, int64_t microbatch, double **angles)
+/* Of a pair's two equal angles one, [tokens,Dr/2]. */
+assay_status bs_take_angles(assay_context *ctx, bs_call *c)
 {
-    const double *from = bs_part(slot, microbatch);
-    const assay_status status = assay_alloc_f64(ctx, "rotation angles", slot->count / 2, angles);
-    for (int64_t i = 0; status == ASSAY_OK && i < slot->count / 2; i++) (*angles)[i] = from[2 * i];
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        const bs_slot *slot = &c->in[t->place];
+        if (t->holds != ASSAY_HOLDS_ANGLES) continue;
+        for (int64_t m = 0; m < assay_shape_count(&t->shape) / slot->count; m++) {
+            double **angles = &c->run.yarn_freqs[m];
+            TRY(assay_alloc_f64(ctx, "rotation angles", slot->count / 2, angles));
+            for (int64_t k = 0; k < slot->count / 2; k++) (*angles)[k] = bs_part(slot, m)[2 * k];
+        }
+    }
+cleanup:
     return status;
 }
 
 /* y = x cos(yarn_freqs) + (x mask) sin(yarn_freqs), which is a pairwise rotation; or its gradient. */
-static assay_status rotate(assay_context *ctx, bs_call *c, const bs_slot *x, const bs_slot *freqs, bool back)
+assay_status bs_call_yarn(assay_context *ctx, bs_call *c)
 {
     assay_status status;
+    const bool back = assay_function_forward(c->config.function) != NULL;
     const assay_rope_config *rope = &c->run.mla.rope;
     const int64_t heads = c->run.mla.heads, dim = rope->dim;
-    double *angles = NULL;
     assay_rope_table table = {0};
     const assay_rope_rows rows = {.y = c->out[0].values,
                                   .y_token_stride = heads * dim,
                                   .y_head_stride = dim,
-                                  .x = x->values,
+                                  .x = c->in[back ? 1 : 0].values,
                                   .x_token_stride = heads * dim,
                                   .x_head_stride = dim,
                                   .heads = heads};
-    TRY(angles_of(ctx, freqs, 0, &angles));
-    TRY(assay_rope_table_of_angles(ctx, &table, angles, tokens_of(c), rope));
+    TRY(bs_take_angles(ctx, c));
+    TRY(assay_rope_table_of_angles(ctx, &table, c->run.yarn_freqs[0], tokens_of(c), rope));
     (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, rope);
 cleanup:
     assay_rope_table_free(&table);
-    free(angles);
     return status;
 }
 
-assay_status bs_call_yarn(assay_context *ctx, bs_call *c)
-{
-    return rotate(ctx, c, &c->in[0], &c->in[1], false);
-}
+/* --- ranges of the attention half's steps, one shard after the other, of one microbatch or of a list --- */
 
-assay_status bs_call_yarn_bwd(assay_context *ctx, bs_call *c)
-{
-    return rotate(ctx, c, &c->in[1], &c->in[0], true);
-}
-
-/* --- ranges of the attention's steps, one shard after the other --- */
-
-/* What the module calls the tensors of the graph; with _grad it is a gradient. */
-static int tensor_of(const graph *g, const char *name, bool *gradient)
+/* What the module calls the tensors of the graph. The input is normalised, unless the function does so. */
+static int tensor_of(const bs_call *c, const graph *g, const char *path)
 {
     static const char *const names[][2] = {
-        {"inputs", "inputs/x"},        {"inputs_q", "inputs/x"},    {"yarn_freqs", "rotation angles"},
-        {"low_rank_main", "mla_kv"},   {"key_rope", "rotated key"}, {"query", "query_proj"},
-        {"key", "key_proj"},           {"value", "value_proj"},     {"attention_output", "attention_out"},
-        {"attn_out", "attention_out"}, {"logsumexp", "lse"},        {"lse", "lse"},
+        {"inputs_q", BS_X_NORM},       {"layer_inputs", "inputs/x"},
+        {"mla_out", LAYER_H},          {"low_rank_main", "mla_kv"},
+        {"key_rope", "rotated key"},   {"query", "query_proj"},
+        {"key", "key_proj"},           {"value", "value_proj"},
+        {"attn_out", "attention_out"}, {"lse", "lse"},
         {"out", "out_proj"},
     };
-    const char *suffix = strstr(name, "_grad");
-    const size_t length = suffix == NULL ? strlen(name) : (size_t)(suffix - name);
-    *gradient = suffix != NULL;
+    const char *name = strchr(path, '/') + 1;
+    if (strcmp(name, "inputs") == 0) return graph_find(g, c->w.values[BS_PRE_NORM] != NULL ? "inputs/x" : BS_X_NORM);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strlen(names[i][0]) == length && strncmp(names[i][0], name, length) == 0) return graph_find(g, names[i][1]);
+        if (strcmp(names[i][0], name) == 0) return graph_find(g, names[i][1]);
     return 0;
 }
 
 /* A shard's part of a slot. */
-static double *part_of(const bs_call *c, const bs_slot *slot, int64_t shard)
+static double *part_of(const bs_call *c, const bs_slot *slot, int64_t microbatch, int64_t shard)
 {
-    return slot->values + shard * (slot->count / c->run.sizes.shards);
+    return bs_part(slot, microbatch) + shard * (slot->count / c->run.sizes.shards);
 }
 
-static void lend_arguments(const bs_call *c, graph_run *r, int64_t shard)
+/* What is given, and where what is wanted goes. */
+static void lend_tensors(const bs_call *c, graph_run *r, int64_t microbatch, int64_t shard)
 {
-    const assay_batch_split_function *f = c->function;
-    for (int i = 0; i < BS_MOST_ARGUMENTS && f->in[i].name != NULL; i++) {
-        bool gradient;
-        const int tensor = tensor_of(r->graph, f->in[i].name, &gradient);
-        if (f->in[i].holds == ASSAY_HOLDS_ANGLES) continue;
-        (gradient ? graph_lend_gradient : graph_lend)(r, tensor, part_of(c, &c->in[i], shard));
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        const bool result = strncmp(t->path, "outputs/", 8) == 0;
+        if (t->weight >= 0 || t->holds == ASSAY_HOLDS_ANGLES) continue;
+        const int tensor = tensor_of(c, r->graph, t->of);
+        double *part = part_of(c, result ? &c->out[t->place] : &c->in[t->place], microbatch, shard);
+        if (result && t->gradient) graph_want_gradient(r, tensor, part);
+        if (result && !t->gradient) r->room[tensor] = part;
+        if (!result && t->gradient) graph_lend_gradient(r, tensor, part);
+        if (!result && !t->gradient) graph_lend(r, tensor, part);
     }
-    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++)
-        graph_want_gradient(r, r->graph->weights[i], bs_weight_of(&c->run, &c->g, BS_MLA + i, shard));
 }
 
-static assay_status give_results(assay_context *ctx, const bs_call *c, graph_run *r, int64_t shard)
+static assay_status run_shard(assay_context *ctx, const bs_call *c, graph_run *r)
 {
     assay_status status = ASSAY_OK;
-    const assay_batch_split_function *f = c->function;
-    bool backward = false;
-    for (int i = 0; i < BS_MOST_ARGUMENTS && f->out[i].name != NULL; i++) {
-        bool gradient;
-        const int tensor = tensor_of(r->graph, f->out[i].name, &gradient);
-        if (gradient) graph_want_gradient(r, tensor, part_of(c, &c->out[i], shard));
-        if (!gradient) r->room[tensor] = part_of(c, &c->out[i], shard);
-        backward |= gradient;
+    if (assay_function_forward(c->config.function) != NULL) return graph_backward(ctx, r);
+    for (int i = 0; i < c->tensors.count; i++) {
+        const char *path = c->tensors.items[i].path;
+        if (strncmp(path, "outputs/", 8) == 0) TRY(graph_require(ctx, r, tensor_of(c, r->graph, path)));
     }
-    for (int i = 0; i < BS_MOST_ARGUMENTS && !backward && f->out[i].name != NULL; i++) {
-        bool gradient;
-        TRY(graph_require(ctx, r, tensor_of(r->graph, f->out[i].name, &gradient)));
-    }
-    if (backward) TRY(graph_backward(ctx, r));
 cleanup:
+    return status;
+}
+
+static assay_status attend(assay_context *ctx, const bs_call *c, const graph *g, int64_t microbatch,
+                           const bs_weights *gradients)
+{
+    assay_status status = ASSAY_OK;
+    graph_run r = {0};
+    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
+        bs_open_attention(&r, g, &c->run, microbatch, &c->w, shard);
+        lend_tensors(c, &r, microbatch, shard);
+        bs_want_attention_gradients(&r, &c->run, gradients, shard);
+        TRY(run_shard(ctx, c, &r));
+        graph_close(&r);
+    }
+    bs_sum_attention_gradients(ctx, &c->run, gradients);
+cleanup:
+    graph_close(&r);
     return status;
 }
 
 assay_status bs_call_attention(assay_context *ctx, bs_call *c)
 {
-    assay_status status = ASSAY_OK;
-    assay_mla_config config = c->run.mla;
-    const bool rotates = c->in[1].values != NULL && c->function->in[1].holds == ASSAY_HOLDS_ANGLES;
-    double *angles = NULL;
+    assay_status status;
+    const bool list = strchr(c->tensors.items[0].axes, 'j') != NULL;
+    const bool back = assay_function_forward(c->config.function) != NULL;
     graph g;
-    graph_run r = {0};
-    config.recipe = c->config->recipe;
-    assay_mla_graph(&g, &config);
-    if (!rotates) { /* it begins within the block: key and value are what it gives, its caller's to round */
+    bs_gradient_sums sums = {.sums = c->g};
+    bs_attention_graph(&g, &c->run, &c->config.recipe);
+    TRY(bs_take_angles(ctx, c));
+    if (c->run.yarn_freqs[0] ==
+        NULL) { /* it begins within the block: key and value are what it gives, its caller's to round */
         graph_fused(&g, graph_find(&g, "key_proj"));
         graph_fused(&g, graph_find(&g, "value_proj"));
     }
-    if (rotates) TRY(angles_of(ctx, &c->in[1], 0, &angles));
-    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        bs_open_attention(&r, &g, &c->run, &c->w, shard, NULL,
-                          rotates ? angles + shard * c->run.sizes.tokens * (config.rope.dim / 2) : NULL);
-        lend_arguments(c, &r, shard);
-        TRY(give_results(ctx, c, &r, shard));
-        graph_close(&r);
+    if (list) TRY(bs_gradient_sums_open(ctx, &c->run, &sums, &c->g, BS_PRE_NORM, BS_POST_NORM));
+    for (int64_t m = 0; m < (list ? c->run.factor : 1); m++) {
+        TRY(attend(ctx, c, &g, m, bs_gradients_of(&sums, m)));
+        if (list && back) assay_round(ctx, ASSAY_ROUND_STORAGE, c->out[0].count, bs_part(&c->out[0], m));
+        if (list) bs_add_gradients(ctx, &c->run, &sums, m);
     }
 cleanup:
-    graph_close(&r);
-    free(angles);
+    bs_gradient_sums_close(&sums);
     return status;
 }
 
@@ -221,10 +229,11 @@ assay_status bs_call_tpu_flash_attention(assay_context *ctx, bs_call *c)
     assay_status status = ASSAY_OK;
     const assay_attention_config config = attention_of(c);
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        const assay_attention_inputs in = {.query = part_of(c, &c->in[0], shard),
-                                           .key = part_of(c, &c->in[1], shard),
-                                           .value = part_of(c, &c->in[2], shard)};
-        TRY(assay_attention_forward(ctx, part_of(c, &c->out[0], shard), part_of(c, &c->out[1], shard), &in, &config));
+        const assay_attention_inputs in = {.query = part_of(c, &c->in[0], 0, shard),
+                                           .key = part_of(c, &c->in[1], 0, shard),
+                                           .value = part_of(c, &c->in[2], 0, shard)};
+        TRY(assay_attention_forward(ctx, part_of(c, &c->out[0], 0, shard), part_of(c, &c->out[1], 0, shard), &in,
+                                    &config));
     }
 cleanup:
     return status;
@@ -235,85 +244,15 @@ assay_status bs_call_tpu_flash_attention_bwd(assay_context *ctx, bs_call *c)
     assay_status status = ASSAY_OK;
     const assay_attention_config config = attention_of(c);
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        const assay_attention_inputs in = {.query = part_of(c, &c->in[1], shard),
-                                           .key = part_of(c, &c->in[2], shard),
-                                           .value = part_of(c, &c->in[3], shard)};
-        const assay_attention_gradients d = {.dquery = part_of(c, &c->out[0], shard),
-                                             .dkey = part_of(c, &c->out[1], shard),
-                                             .dvalue = part_of(c, &c->out[2], shard)};
-        TRY(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], shard), NULL, part_of(c, &c->in[4], shard),
-                                     part_of(c, &c->in[5], shard), &in, &config));
+        const assay_attention_inputs in = {.query = part_of(c, &c->in[1], 0, shard),
+                                           .key = part_of(c, &c->in[2], 0, shard),
+                                           .value = part_of(c, &c->in[3], 0, shard)};
+        const assay_attention_gradients d = {.dquery = part_of(c, &c->out[0], 0, shard),
+                                             .dkey = part_of(c, &c->out[1], 0, shard),
+                                             .dvalue = part_of(c, &c->out[2], 0, shard)};
+        TRY(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], 0, shard), NULL, part_of(c, &c->in[4], 0, shard),
+                                     part_of(c, &c->in[5], 0, shard), &in, &config));
     }
 cleanup:
-    return status;
-}
-
-/* --- with norms: a list of microbatches --- */
-
-assay_status bs_take_angles(assay_context *ctx, bs_call *c, const bs_slot *freqs)
-{
-    assay_status status = ASSAY_OK;
-    for (int64_t i = 0; i < c->run.factor; i++) TRY(angles_of(ctx, freqs, i, &c->run.yarn_freqs[i]));
-cleanup:
-    return status;
-}
-
-assay_status bs_call_mla_with_norms(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    TRY(bs_take_angles(ctx, c, &c->in[1]));
-    for (int64_t i = 0; i < c->run.factor; i++) {
-        TRY(bs_mla_with_norms(ctx, &c->run, i, bs_part(&c->out[0], i), bs_part(&c->out[1], i), bs_part(&c->out[2], i),
-                              bs_part(&c->in[0], i), &c->w));
-    }
-cleanup:
-    return status;
-}
-
-/* [M,...] of all shards' residuals. */
-static void take_all(const bs_call *c, const bs_mla_state *state, int place, int64_t microbatch, const char *name)
-{
-    const int64_t each = c->out[place].count / c->run.sizes.shards;
-    const int tensor = graph_find(&c->run.attention, name);
-    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        memcpy(bs_part(&c->out[place], microbatch) + shard * each, state->shards[shard].value[tensor],
-               (size_t)each * sizeof(double));
-    }
-}
-
-assay_status bs_call_mla_with_norms_remat(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    TRY(bs_take_angles(ctx, c, &c->in[1]));
-    for (int64_t i = 0; i < c->run.factor; i++) {
-        bs_mla_state state;
-        TRY(bs_mla_with_norms_remat(ctx, &c->run, i, &state, bs_part(&c->in[0], i), NULL, NULL, &c->w));
-        take_all(c, &state, 0, i, "query_proj");
-        take_all(c, &state, 1, i, "key_proj");
-        take_all(c, &state, 2, i, "value_proj");
-        bs_mla_state_free(&state, &c->run);
-    }
-cleanup:
-    return status;
-}
-
-assay_status bs_call_mla_with_norms_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    bs_gradient_sums sums = {0};
-    bs_mla_state state = {0};
-    TRY(bs_take_angles(ctx, c, &c->in[1]));
-    TRY(bs_gradient_sums_open(ctx, &c->run, &sums, &c->g, BS_PRE_NORM, BS_POST_NORM));
-    for (int64_t i = 0; i < c->run.factor; i++) {
-        const double *x = bs_part(&c->in[0], i);
-        TRY(bs_mla_with_norms_remat(ctx, &c->run, i, &state, x, bs_part(&c->in[2], i), bs_part(&c->in[3], i), &c->w));
-        TRY(bs_mla_with_norms_bwd(ctx, &c->run, bs_part(&c->out[0], i), bs_gradients_of(&sums, i),
-                                  bs_part(&c->in[4], i), x, &state, &c->w));
-        bs_add_gradients(ctx, &c->run, &sums, i);
-        bs_mla_state_free(&state, &c->run);
-    }
-cleanup:
-    bs_mla_state_free(&state, &c->run);
-    bs_gradient_sums_close(&sums);
     return status;
 }

@@ -11,7 +11,7 @@
 
 static bs_moe_layer layer_of(const bs_call *c)
 {
-    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config->recipe, .made = &c->made};
+    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
 }
 
 /* --- the shared expert --- */
@@ -38,8 +38,8 @@ cleanup:
 
 assay_status bs_call_expert_group_mask(assay_context *ctx, bs_call *c)
 {
-    return bs_expert_group_mask(ctx, c->out[0].values, c->in[0].values, c->run.sizes.shards * c->run.sizes.tokens,
-                                &c->run.routing);
+    return assay_expert_group_mask(ctx, c->out[0].values, c->in[0].values, c->run.sizes.shards * c->run.sizes.tokens,
+                                   &c->run.routing);
 }
 
 /* The order of the experts of one token: the best of those that the mask leaves, the lower index first. */
@@ -67,7 +67,7 @@ static assay_status choose_all(assay_context *ctx, const bs_call *c, int32_t *in
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/gate_logits: expected finite numbers");
     }
     TRY(assay_alloc_f64(ctx, "mask", tokens * experts, &mask));
-    TRY(bs_expert_group_mask(ctx, mask, c->in[0].values, tokens, &c->run.routing));
+    TRY(assay_expert_group_mask(ctx, mask, c->in[0].values, tokens, &c->run.routing));
     for (int64_t t = 0; t < tokens; t++)
         choose(indices + t * chosen, c->in[0].values + t * experts, mask + t * experts, experts, chosen);
 cleanup:
@@ -231,7 +231,7 @@ assay_status bs_call_quantized_psum_scatter_bwd(assay_context *ctx, bs_call *c)
 {
     const assay_psum_scatter_dims dims = psum_scatter_dims(c);
     return assay_quantized_psum_scatter_backward(ctx, c->out[0].values, c->in[0].values, &dims, c->run.mesh,
-                                                 ASSAY_AXIS_EXPERT, &c->config->recipe);
+                                                 ASSAY_AXIS_EXPERT, &c->config.recipe);
 }
 
 /* --- experts --- */
@@ -242,8 +242,8 @@ static bs_gmm_args gmm_args(const bs_call *c)
                          .rhs = c->w.values[BS_ROUTED + ASSAY_MLP_WI_0],
                          .group_sizes = c->in[1].indices,
                          .k = c->run.mla.emb_dim,
-                         .n = c->config->stack.moe.moe_mlp_dim,
-                         .recipe = &c->config->recipe};
+                         .n = c->config.stack.moe.moe_mlp_dim,
+                         .recipe = &c->config.recipe};
 }
 
 assay_status bs_call_gmm(assay_context *ctx, bs_call *c)
@@ -448,7 +448,7 @@ assay_status bs_call_batch_split_schedule(assay_context *ctx, bs_call *c)
     activations a = {0};
     bs_deferred last = {0};
     bs_residuals residuals = {0};
-    TRY(bs_take_angles(ctx, c, &c->in[1]));
+    TRY(bs_take_angles(ctx, c));
     TRY(activations_open(ctx, c, &a, &c->in[0], c->run.factor));
     TRY(bs_batch_split_schedule(ctx, &c->run, 0, a.xs, &last, &residuals, &c->w));
     list_out(c, 0, residuals.attn_out, c->run.factor);
@@ -468,7 +468,7 @@ assay_status bs_call_batch_split_schedule_bwd(assay_context *ctx, bs_call *c)
     activations a = {0};
     bs_residuals residuals = {0};
     const bs_deferred d_last = {c->in[8].values, c->in[9].values, c->in[10].values, NULL};
-    TRY(bs_take_angles(ctx, c, &c->in[1]));
+    TRY(bs_take_angles(ctx, c));
     TRY(activations_open(ctx, c, &a, &c->in[7], c->run.factor - 1));
     TRY(residuals_of(ctx, c, &c->in[0], residuals.layer_inputs));
     TRY(residuals_of(ctx, c, &c->in[2], residuals.mla_out));

@@ -60,7 +60,7 @@ static int find(const stacked *s, const char *path, int64_t *blocks, int64_t *le
         assay_tensor_path("gradients/weights/", "", &row, own[1]);
         if (strcmp(path, own[0]) != 0 && strcmp(path, own[1]) != 0) continue;
         *blocks = 1;
-        for (int axis = 0; axis < s->c->config->layer_axis; axis++) *blocks *= row.shape.dims[axis];
+        for (int axis = 0; axis < s->c->config.layer_axis; axis++) *blocks *= row.shape.dims[axis];
         *length = assay_tensor_row_count(&row) / *blocks;
         return weight;
     }
@@ -80,7 +80,7 @@ static assay_status read(assay_context *ctx, void *self, const char *path, int64
     const int weight = find(s, path, &blocks, &length);
     (void)ctx, (void)first, (void)count;
     for (int64_t block = 0; block < blocks; block++) {
-        memcpy(out + block * length, s->values->values[weight] + (block * s->c->config->layers + s->layer) * length,
+        memcpy(out + block * length, s->values->values[weight] + (block * s->c->config.layers + s->layer) * length,
                (size_t)length * sizeof *out);
     }
     return ASSAY_OK;
@@ -93,7 +93,7 @@ static assay_status write(assay_context *ctx, void *self, const char *path, int6
     const int weight = find(s, path, &blocks, &length);
     (void)ctx, (void)count;
     for (int64_t block = 0; block < blocks; block++) {
-        memcpy(s->values->values[weight] + (block * s->c->config->layers + s->layer) * length, values + block * length,
+        memcpy(s->values->values[weight] + (block * s->c->config.layers + s->layer) * length, values + block * length,
                (size_t)length * sizeof *values);
     }
     return ASSAY_OK;
@@ -102,9 +102,9 @@ static assay_status write(assay_context *ctx, void *self, const char *path, int6
 static assay_status layer_of(assay_context *ctx, const bs_call *c, int64_t *layer)
 {
     *layer = c->in[0].indices[0];
-    if (*layer >= 0 && *layer < c->config->layers) return ASSAY_OK;
+    if (*layer >= 0 && *layer < c->config.layers) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/layer_idx is %d, expected 0 to %d (base_num_decoder_layers)",
-                      c->in[0].indices[0], (int)c->config->layers - 1);
+                      c->in[0].indices[0], (int)c->config.layers - 1);
 }
 
 assay_status bs_call_extract_layer_weights(assay_context *ctx, bs_call *c)
@@ -129,7 +129,7 @@ assay_status bs_call_insert_layer_ws_grad(assay_context *ctx, bs_call *c)
         const assay_tensor_row row = bs_weight_row(&c->run, weight);
         if (c->bundles[0].values[weight] == NULL) continue;
         memcpy(c->bundles[2].values[weight], c->bundles[0].values[weight],
-               (size_t)(c->config->layers * assay_tensor_row_count(&row)) * sizeof(double));
+               (size_t)(c->config.layers * assay_tensor_row_count(&row)) * sizeof(double));
     }
     c->stack.out = &out;
     status = bs_insert_layer_ws_grad(ctx, &c->run, &c->bundles[1], 0);

@@ -12,7 +12,7 @@ typedef struct bs_run {
     int64_t factor;
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
-    graph attention;                             /* of that */
+    graph attention;                             /* of that, with its norm and the sum (batch_split_mla.h) */
     assay_routing_config routing;                /* of one shard's microbatch */
     double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */
     assay_schedule schedule;
@@ -62,10 +62,6 @@ double *bs_weight_of(const bs_run *run, const bs_weights *w, int weight, int64_t
 
 /* values [M,count] of each shard, or NULL: every shard gets the sum of all, ascending. */
 void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *values, int64_t count);
-
-/* x_norm [M,b,S,D] and rstd [M,b,S], allocated: rms_norm of x by this weight. */
-assay_status bs_normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
-                          const bs_weights *w, int weight);
 
 /* sum_grads: gradients of the weights from `first` to before `end` are made for each microbatch apart and then added. */
 typedef struct bs_gradient_sums {

@@ -25,11 +25,6 @@ typedef struct bs_moe_layer {
 
 /* --- choosing experts (batch_split_selection.c) --- */
 
-/* mask [tokens,E]: 1 where an expert's group stays, else 0; all 1 without groups. gate_logits [tokens,E] are biased
- * scores. */
-assay_status bs_expert_group_mask(assay_context *ctx, double *mask, const double *gate_logits, int64_t tokens,
-                                  const assay_routing_config *config);
-
 /* Of each shard's own tokens. */
 typedef struct bs_selection {
     double *logits;        /* [M,T,E] */

@@ -28,7 +28,7 @@ void bs_run_of(bs_run *run, const stack_run *stack)
                     .mla = config->mla,
                     .routing = config->moe.routing};
     run->mla.batch = run->sizes.rows;
-    assay_mla_graph(&run->attention, &run->mla);
+    bs_attention_graph(&run->attention, run, NULL);
     run->routing.batch = run->sizes.rows;
 }
 

@@ -102,8 +102,7 @@ static assay_status remat(assay_context *ctx, void *self, int64_t m)
     layer_call *call = self;
     const bs_residuals *r = call->residuals;
     assay_remat_recomputed(call->run->stack->store, bs_mla_remat_flops(call->run));
-    return bs_mla_with_norms_remat(ctx, call->run, m, &call->states[m], r->layer_inputs[m], r->attn_out[m], r->lse[m],
-                                   call->w);
+    return bs_mla_with_norms_remat(ctx, call->run, m, &call->states[m], r->layer_inputs[m], call->w);
 }
 
 static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
@@ -114,8 +113,8 @@ static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
     const int64_t count = bs_activation_count(run);
     double *dx = NULL;
     TRY(assay_alloc_f64(ctx, "gradient of the layer's input", count, &dx));
-    TRY(bs_mla_with_norms_bwd(ctx, run, dx, bs_gradients_of(&call->sums, m), call->xs[m],
-                              call->residuals->layer_inputs[m], &call->states[m], call->w));
+    TRY(bs_mla_with_norms_bwd(ctx, run, dx, bs_gradients_of(&call->sums, m), call->xs[m], call->residuals->attn_out[m],
+                              call->residuals->lse[m], &call->states[m]));
     bs_add_gradients(ctx, run, &call->sums, m);
     memcpy(call->xs[m], dx, (size_t)count * sizeof *dx);
     bs_mla_state_free(&call->states[m], run);

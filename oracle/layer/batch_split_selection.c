@@ -6,12 +6,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 
-assay_status bs_expert_group_mask(assay_context *ctx, double *mask, const double *gate_logits, int64_t tokens,
-                                  const assay_routing_config *config)
-{
-    return assay_expert_group_mask(ctx, mask, gate_logits, tokens, config);
-}
-
 /* Of the microbatch on all shards. */
 static assay_routing_config config_of(const bs_run *run)
 {

@@ -6,7 +6,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
-#include "oracle/ops/rms_norm.h"
 #include "oracle/ops/vector_sums.h"
 
 assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
@@ -47,23 +46,6 @@ void bs_sum_over_shards(const assay_context *ctx, const bs_run *run, double *val
     for (int64_t shard = 1; shard < shards; shard++) assay_add(ctx, count, values + shard * count, values);
     for (int64_t shard = 1; shard < shards; shard++)
         memcpy(values + shard * count, values, (size_t)count * sizeof *values);
-}
-
-assay_status bs_normalise(assay_context *ctx, const bs_run *run, double **x_norm, double **rstd, const double *x,
-                          const bs_weights *w, int weight)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, dim, x_norm));
-    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, 1, rstd));
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = shard * tokens;
-        assay_rms_norm_forward(ctx, *x_norm + first * dim, *rstd + first, x + first * dim,
-                               bs_weight_of(run, w, weight, shard), tokens, dim, run->stack->config->epsilon);
-    }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * tokens * dim, *x_norm);
-cleanup:
-    return status;
 }
 
 assay_status bs_gradient_sums_open(assay_context *ctx, const bs_run *run, bs_gradient_sums *s, const bs_weights *g,

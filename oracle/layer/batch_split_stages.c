@@ -34,6 +34,24 @@ static assay_status alloc_activation(assay_context *ctx, const bs_run *run, cons
     return bs_alloc_shards(ctx, run, what, run->sizes.tokens, run->mla.emb_dim, out);
 }
 
+/* x_norm and rstd. */
+static assay_status normalise(assay_context *ctx, const bs_moe_layer *at, bs_routed *routed, const double *x)
+{
+    assay_status status = ASSAY_OK;
+    const bs_run *run = at->run;
+    const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
+    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, dim, &routed->x_norm));
+    TRY(bs_alloc_shards(ctx, run, "normalised input", tokens, 1, &routed->rstd));
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const int64_t first = shard * tokens;
+        assay_rms_norm_forward(ctx, routed->x_norm + first * dim, routed->rstd + first, x + first * dim,
+                               bs_weight_of(run, at->w, BS_POST_NORM, shard), tokens, dim, run->stack->config->epsilon);
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * tokens * dim, routed->x_norm);
+cleanup:
+    return status;
+}
+
 /* Everything but the shared expert. */
 static assay_status normalise_and_route(assay_context *ctx, const bs_moe_layer *at, bs_routed *routed,
                                         const double *moe_inputs, const int32_t *given)
@@ -41,7 +59,7 @@ static assay_status normalise_and_route(assay_context *ctx, const bs_moe_layer *
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t choices = run->sizes.shards * run->sizes.tokens * run->routing.num_experts_per_tok;
-    TRY(bs_normalise(ctx, run, &routed->x_norm, &routed->rstd, moe_inputs, at->w, BS_POST_NORM));
+    TRY(normalise(ctx, at, routed, moe_inputs));
     TRY(bs_expert_selection(ctx, at, &routed->selection, routed->x_norm, given));
     assay_round(ctx, ASSAY_ROUND_ROUTER, choices, routed->selection.routing.weights);
     TRY(bs_route(ctx, run, routed));

@@ -23,7 +23,7 @@ static bool is_result(const char *path)
 static int standing_for(const quad_call *c, const char *path)
 {
     for (int i = 0; i < c->view->own.count; i++)
-        if (!is_result(c->view->own.items[i].path) && strcmp(c->view->counterparts[i], path) == 0) return i;
+        if (!is_result(c->view->own.items[i].path) && strcmp(c->view->own.items[i].of, path) == 0) return i;
     return -1;
 }
 
@@ -148,7 +148,7 @@ quad_node quad_at_residual(quad_call *c, const char *name, int64_t shard, int64_
     snprintf(path, sizeof path, "outputs/%s", name);
     for (int k = 0; c->view->backward && y != 0 && k < c->view->own.count; k++) {
         const assay_function_tensor *own = &c->view->own.items[k];
-        if (own->holds != ASSAY_HOLDS_RESIDUAL || strcmp(c->view->counterparts[k], path) != 0) continue;
+        if (own->holds != ASSAY_HOLDS_RESIDUAL || strcmp(c->view->own.items[k].of, path) != 0) continue;
         const int64_t all = assay_shape_count(&own->shape), parts = all / (c->s.shards * count);
         const quad_node given = quad_given(c->t, own->path, 1, all);
         return quad_taken_as(c->t, y, quad_values(c->t, quad_part(c->t, given, (shard * parts + i) * count, 1, count)));
@@ -170,11 +170,11 @@ void quad_finish(quad_call *c)
         for (int k = 0; c->view->backward && t->back && k < own->count; k++) {
             const assay_function_tensor *given = &own->items[k];
             if (is_result(given->path) || given->holds == ASSAY_HOLDS_RESIDUAL || given->integers) continue;
-            if (strcmp(c->view->counterparts[k], forward->items[i].path) == 0) quad_seed(t, y, given->path);
+            if (strcmp(c->view->own.items[k].of, forward->items[i].path) == 0) quad_seed(t, y, given->path);
         }
     }
     for (int i = 0; c->view->backward && i < own->count; i++) {
-        const int place = is_result(own->items[i].path) ? place_of(c, c->view->counterparts[i]) : -1;
+        const int place = is_result(own->items[i].path) ? place_of(c, c->view->own.items[i].of) : -1;
         if (place < 0) continue;
         const quad_argument *a = &c->arguments[place];
         const int64_t count = assay_shape_count(&own->items[i].shape);

@@ -1,9 +1,13 @@
-/* The batch-split schedule against layer after layer; its report, want of memory. */
+/* The batch-split schedule against layer after layer; its report, what is not wanted, missing or given, want of memory. Numbers of its
+ * functions are certified. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/layer/batch_split_scan.h"
 #include "oracle/layer/schedule_events.h"
 #include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"
@@ -206,6 +210,170 @@ TEST(forward_alone)
     assay_tensor_set_free(&with.set);
     assay_tensor_set_free(&without.set);
     layer_case_free(&plain);
+}
+
+/* A gradient alone has the bits that it has among all. */
+TEST(one_gradient_at_a_time)
+{
+    assay_context ctx = assay_context_default(1);
+    layer_case plain = split_case_plain(4, 0, 4, 1);
+    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
+    test_tensors whole = {0};
+    layer_case_run(&ctx, &split, &whole);
+    for (int i = 0; i < whole.set.count; i++) {
+        const char *const wanted[] = {whole.set.items[i].spec.path, NULL};
+        test_tensors found = {.wanted = wanted};
+        if (strncmp(wanted[0], "gradients/", 10) != 0) continue;
+        layer_case_run(&ctx, &split, &found);
+        assert_int_equal(found.set.count, 1);
+        layer_case_assert_same(&found, &whole);
+        assay_tensor_set_free(&found.set);
+    }
+    assay_tensor_set_free(&whole.set);
+    layer_case_free(&plain);
+}
+
+static const assay_emulation bfloat16 = {.precision = {.storage = 0x1p-9,
+                                                       .multiply = 0x1p-9,
+                                                       .accumulate = 0x1p-24,
+                                                       .router = 0x1p-24,
+                                                       .elementary = 0x1p-20},
+                                         .storage = ASSAY_BFLOAT16,
+                                         .multiply = ASSAY_BFLOAT16,
+                                         .seed = 3};
+
+static void assert_bfloat16(const double *values, int64_t count)
+{
+    double *rounded = malloc((size_t)count * sizeof *rounded);
+    assert_non_null(rounded);
+    assay_dtype_round_many(ASSAY_BFLOAT16, count, values, rounded);
+    assert_same_bits(rounded, values, count);
+    free(rounded);
+}
+
+/* A shard with more rows than are kept computes them again, and counts it; the bits are those of a run that keeps all. Where
+ * bfloat16 is emulated, what is stored is of that type. */
+TEST(rows_beyond_the_capacity_are_computed_again)
+{
+    static const char *const stored[] = {"outputs/y", "gradients/inputs/x", "checkpoints/moe_mlpwi_0",
+                                         "checkpoints/moe_mlpwi_1"};
+    for (int emulated = 0; emulated < 2; emulated++) {
+        assay_context ctx = assay_context_default(2);
+        layer_case plain = layer_case_make(1, 0, 16, 3);
+        plain.config = split_case_form(plain.config);
+        plain.config.single = true;
+        layer_case_fill(&plain);
+        layer_case split = split_case_of(&plain, (assay_mesh){{2, 1, 4}}, 2);
+        double *bias = layer_case_get(&plain.in, "weights/moe/gate/bias")->values;
+        test_tensors all = {0}, cut = {0};
+        if (emulated) ctx.arithmetic = &assay_arithmetic_emulated;
+        if (emulated) ctx.emulation = &bfloat16;
+        for (int e = 0; e < 4; e++) bias[e] = e < 2 ? 5 : 0; /* two of four shards get everything */
+        split.config.kept_capacity = 4;
+        layer_case_run(&ctx, &split, &all);
+        split.config.kept_capacity = 1;
+        layer_case_run(&ctx, &split, &cut);
+        layer_case_assert_same(&cut, &all);
+        const double again = layer_case_get(&cut, "remat/operations_recomputed")->values[0] -
+                             layer_case_get(&all, "remat/operations_recomputed")->values[0];
+        const assay_batch_split_sizes sizes = assay_batch_split_sizes_of(&split.config);
+        /* of both kernels all copies of the expert axis, on two shards of data and in both microbatches */
+        assert_true(again == 2 * 2 * 4.0 * 8 * 5 * (double)sizes.copies);
+        for (int i = 0; emulated && i < 4; i++)
+            assert_bfloat16(layer_case_get(&cut, stored[i])->values, layer_case_get(&cut, stored[i])->count);
+        assay_tensor_set_free(&all.set);
+        assay_tensor_set_free(&cut.set);
+        layer_case_free(&plain);
+    }
+}
+
+/* What is added may have been stored, and so may a sum that is not the last, which is rounded as a partial sum is. */
+TEST(sums_of_gradients)
+{
+    const int weight = BS_ROUTED + ASSAY_MLP_WO;
+    assay_context ctx = assay_context_default(2);
+    layer_case plain = split_case_plain(4, 0, 12, 1);
+    layer_case split = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 3);
+    const stack_run stack = {.config = &split.config};
+    bs_run run;
+    bs_weights g;
+    bs_gradient_sums sums;
+    uint64_t seed = 41;
+    ctx.arithmetic = &assay_arithmetic_emulated;
+    ctx.emulation = &bfloat16;
+    bs_run_of(&run, &stack);
+    assert_ok(&ctx, bs_weights_alloc(&ctx, &run, &g, true, NULL));
+    const int64_t count = run.sizes.shards * bs_weight_count(&run, weight, true);
+    double *sum = g.values[weight], *before = malloc((size_t)count * sizeof *before);
+    assert_non_null(before);
+    assert_ok(&ctx, bs_gradient_sums_open(&ctx, &run, &sums, &g, weight, weight + 1));
+    for (int64_t i = 0; i < run.factor; i++) {
+        double *each = bs_gradients_of(&sums, i)->values[weight];
+        memcpy(before, sum, (size_t)count * sizeof *sum);
+        for (int64_t j = 0; j < count; j++) each[j] = layer_case_uniform(&seed);
+        bs_add_gradients(&ctx, &run, &sums, i);
+        assert_bfloat16(i < run.factor - 1 ? sum : each, count);
+        for (int64_t j = 0; i == run.factor - 1 && j < count; j++) {
+            const double exact = before[j] + each[j];
+            assert_true(fabs(sum[j] - exact) <= 8 * bfloat16.precision.accumulate * fabs(exact));
+        }
+    }
+    bs_gradient_sums_close(&sums);
+    bs_weights_free(&g);
+    free(before);
+    layer_case_free(&plain);
+}
+
+static assay_status run_status(assay_context *ctx, const layer_case *c)
+{
+    test_tensors found = {0};
+    const assay_source in = test_tensors_source((test_tensors *)(uintptr_t)&c->in);
+    const assay_sink out = test_tensors_sink(&found);
+    const assay_status status = assay_stack_run(ctx, &c->config, &in, &out);
+    assay_tensor_set_free(&found.set);
+    return status;
+}
+
+/* The source's choice replaces the router's: layer after layer's with the same. */
+TEST(a_given_choice)
+{
+    assay_context ctx = assay_context_default(1);
+    layer_case plain = split_case_plain(4, 0, 4, 3);
+    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
+    test_tensors expected = {0}, found = {0};
+    int32_t *ids = test_tensors_add_i32(&split.in, "routing/layers/1/selected_experts", 24);
+    for (int i = 0; i < 24; i++) ids[i] = (i / 2 * (i / 2) + i % 2) % 4;
+    plain.in = split.in;
+    layer_case_run(&ctx, &plain, &expected);
+    layer_case_run(&ctx, &split, &found);
+    assert_memory_equal(layer_case_get(&found, "routing/layers/1/selected_experts")->indices, ids, 24 * sizeof *ids);
+    assert_true(assert_equal_results(&found, &expected) > 0);
+    ids[23] = 4;
+    assert_int_equal(run_status(&ctx, &split), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "selected_experts"));
+    assay_tensor_set_free(&expected.set);
+    assay_tensor_set_free(&found.set);
+    layer_case_free(&plain);
+}
+
+TEST(missing_and_foreign_weights_are_refused)
+{
+    static const char *const foreign[] = {"wi_0_bias", "wi_1_bias", "wo_bias", "per_expert_scale"};
+    assay_context ctx = assay_context_default(1);
+    layer_case plain = split_case_plain(4, 0, 2, 1);
+    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
+    for (int i = 0; i < 4; i++) {
+        char path[ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "weights/layers/2/moe/%s", foreign[i]);
+        assert_non_null(test_tensors_add(&split.in, path, 4 * 8));
+        assert_int_equal(run_status(&ctx, &split), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, path));
+        test_tensors_remove(&split.in, path);
+    }
+    assert_ok(&ctx, run_status(&ctx, &split));
+    test_tensors_remove(&split.in, "weights/layers/2/moe/wo");
+    assert_int_not_equal(run_status(&ctx, &split), ASSAY_OK);
+    layer_case_free(&split);
 }
 
 TEST(out_of_memory_leaves_nothing_behind)

@@ -9,6 +9,7 @@
 #include "oracle/layer/batch_split_function.h"
 #include "oracle/layer/tests/layer_case.h"
 #include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/tests/ops_test.h"
 #include "tests/support/assay_test.h"
 #include "tests/support/test_tensors.h"
 
@@ -158,7 +159,7 @@ static void lend(const assay_function_view *view, const test_tensors *in, const 
 {
     for (int i = 0; i < view->own.count; i++) {
         const assay_function_tensor *t = &view->own.items[i];
-        const char *of = view->counterparts[i];
+        const char *of = view->own.items[i].of;
         char path[ASSAY_PATH_SIZE];
         if (strncmp(t->path, "outputs/", 8) == 0) continue;
         const bool result = strncmp(of, "outputs/", 8) == 0;
@@ -182,7 +183,7 @@ static void compare_gradients(const assay_function_view *view, const test_tensor
         char path[ASSAY_PATH_SIZE];
         const assay_function_tensor *t = &view->own.items[i];
         if (strncmp(t->path, "outputs/", 8) != 0) continue;
-        snprintf(path, sizeof path, "gradients/%.140s", view->counterparts[i]);
+        snprintf(path, sizeof path, "gradients/%.140s", view->own.items[i].of);
         const assay_tensor *whole = assay_tensor_set_find(&forward->set, path);
         const assay_tensor *own = assay_tensor_set_find(&bwd->set, t->path);
         if (whole == NULL || own == NULL) fail_msg("%s: there is no %s", t->path, path);
@@ -278,19 +279,139 @@ TEST(what_is_made_and_quantised_is_shown_and_moved)
     }
 }
 
+/* A tensor [M,R,..]: its rows, of each shard those of the shard's experts first. */
+static bool has_rows(const assay_function_tensor *t)
+{
+    return t->weight < 0 && t->axes[1] == 'r' && t->shape.rank == 3;
+}
+
+static int64_t own_rows(const test_tensors *in, int64_t shard)
+{
+    const assay_tensor *sizes = assay_tensor_set_find(&in->set, "inputs/group_sizes");
+    const int64_t experts = sizes->count / 4;
+    int64_t rows = 0;
+    for (int64_t e = 0; e < experts; e++) rows += sizes->indices[shard * experts + e];
+    return rows;
+}
+
+/* What rows beyond the groups hold reaches nothing, and 0 comes out of them. */
+TEST(rows_beyond_the_groups)
+{
+    static const char *const names[] = {"gmm", "gmm_bwd", "compute_gating", "compute_gating_bwd"};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        const assay_function_config config = config_of(assay_batch_split_function_of(names[n]));
+        assay_context ctx = assay_context_default(2);
+        assay_function_tensors tensors;
+        test_tensors in = {0}, out = {0};
+        int64_t beyond = 0;
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        for (int pass = 0; pass < 2; pass++) {
+            if (pass == 1) run(&ctx, &config, &in, &out);
+            for (int i = 0; i < tensors.count; i++) {
+                const assay_function_tensor *t = &tensors.items[i];
+                const assay_tensor *tensor = assay_tensor_set_find(pass == 0 ? &in.set : &out.set, t->path);
+                const int64_t width = t->shape.dims[2], copies = t->shape.dims[1];
+                for (int64_t k = 0; tensor != NULL && pass == 1 && k < tensor->count; k++)
+                    assert_true(isfinite(tensor->values[k]));
+                for (int64_t row = 0; tensor != NULL && has_rows(t) && row < 4 * copies; row++) {
+                    if (row % copies < own_rows(&in, row / copies)) continue;
+                    if (pass == 0) assay_fill_nan(tensor->values + row * width, width);
+                    for (int64_t k = 0; pass == 1 && k < width; k++) assert_true(tensor->values[row * width + k] == 0);
+                    beyond++;
+                }
+            }
+        }
+        assert_true(beyond > 0);
+        assay_tensor_set_free(&in.set);
+        assay_tensor_set_free(&out.set);
+    }
+}
+
+/* The weight may stand before or behind wo. */
+TEST(the_second_form_of_compute_linear)
+{
+    static const char *const names[] = {"compute_linear", "compute_linear_bwd"};
+    for (int n = 0; n < 2; n++) {
+        const assay_function_config config = config_of(assay_batch_split_function_of(names[n]));
+        const assay_emulation behind = {.second_form = true};
+        assay_context ctx = assay_context_default(2);
+        assay_function_tensors tensors;
+        test_tensors in = {0}, before = {0}, other = {0};
+        assay_function_tensors_of(&config, &tensors);
+        fill(&config, &tensors, &in);
+        run(&ctx, &config, &in, &before);
+        ctx.emulation = &behind;
+        run(&ctx, &config, &in, &other);
+        for (int i = 0; i < before.set.count; i++) {
+            const assay_tensor *one = &before.set.items[i], *two = assay_tensor_set_find(&other.set, one->spec.path);
+            assert_close(two->values, one->values, one->count, 1e-12, 1e-14);
+        }
+        test_tensors *all[] = {&in, &before, &other};
+        for (int k = 0; k < 3; k++) assay_tensor_set_free(&all[k]->set);
+    }
+}
+
+/* Operations of products of a call. */
+static double counted(const char *name)
+{
+    const assay_function_config config = config_of(assay_batch_split_function_of(name));
+    assay_context ctx = assay_context_default(1);
+    test_operations operations = {.count = 0};
+    assay_function_tensors tensors;
+    test_tensors in = {0}, out = {0};
+    assay_function_tensors_of(&config, &tensors);
+    fill(&config, &tensors, &in);
+    test_count_operations(&ctx, &operations);
+    run(&ctx, &config, &in, &out);
+    assay_tensor_set_free(&in.set);
+    assay_tensor_set_free(&out.set);
+    return operations.count;
+}
+
+/* What backward is said to compute again is what _remat computes. */
+TEST(operations_are_those_of_remat)
+{
+    const assay_function_config config = config_of(function(0));
+    const double found = counted("mla_with_norms_remat") + 2 * counted("shared_expert_and_route_remat");
+    assert_true(found > 0 && assay_batch_split_model(&config.stack).operations_recomputed == found);
+}
+
+TEST(masks_of_groups)
+{
+    /* sums of the two largest of each pair: 5 4 4 6; the first of the equal ones; 2 tokens */
+    static const double logits[] = {1, 4, 2, 2, 4, 0, 3, 3, -1, -2, -9, 9, 0, 0, -3, -4};
+    static const struct {
+        int64_t groups, kept;
+        assay_group_score score;
+        const char *mask;
+    } table[] = {{4, 2, ASSAY_GROUP_TOP2_SUM, "1100001100111100"},  {4, 2, ASSAY_GROUP_MAX, "1100110000111100"},
+                 {4, 3, ASSAY_GROUP_TOP2_SUM, "1111001111111100"},  {4, 4, ASSAY_GROUP_TOP2_SUM, "1111111111111111"},
+                 {-1, 4, ASSAY_GROUP_TOP2_SUM, "1111111111111111"}, {2, 1, ASSAY_GROUP_TOP2_SUM, "0000111111110000"},
+                 {8, 2, ASSAY_GROUP_TOP2_SUM, "0100100000011000"}};
+    assay_context ctx = assay_context_default(1);
+    for (size_t row = 0; row < sizeof table / sizeof *table; row++) {
+        const assay_routing_config config = {.num_experts = 8,
+                                             .n_routing_groups = table[row].groups,
+                                             .topk_routing_group = table[row].kept,
+                                             .group_score = table[row].score};
+        double mask[16];
+        assay_fill_nan(mask, 16);
+        assert_ok(&ctx, assay_expert_group_mask(&ctx, mask, logits, 2, &config));
+        for (int i = 0; i < 16; i++) assert_true(mask[i] == table[row].mask[i] - '0');
+    }
+}
+
 /* Memory that is short at any allocation is reported, and nothing is lost. */
 TEST(no_memory_is_reported)
 {
-    static const char *const names[] = {"route",
-                                        "mla_with_norms_bwd",
-                                        "route_compute_unroute",
-                                        "insert_layer_ws_grad",
-                                        "compute_gating_bwd",
-                                        "compute_linear_bwd",
-                                        "shared_expert",
-                                        "shared_expert_bwd",
-                                        "expert_selection_bwd",
-                                        "quantized_psum_scatter_bwd"};
+    static const char *const names[] = {
+        "extract_layer_weights",  "insert_layer_ws_grad",      "gather_weights",
+        "reduce_scatter_ws_grad", "all_reduce_ws_grad_dcn",    "route",
+        "mla_with_norms",         "mla_with_norms_remat",      "mla_with_norms_bwd",
+        "compute_gating_bwd",     "compute_linear_bwd",        "shared_expert",
+        "shared_expert_bwd",      "expert_selection_bwd",      "quantized_psum_scatter_bwd",
+        "route_compute_unroute",  "route_compute_unroute_bwd", "batch_split_schedule_bwd"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const assay_function_config config = config_by(assay_batch_split_function_of(names[i]), "fp8_full");
         assay_function_tensors tensors;
