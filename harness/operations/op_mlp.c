@@ -1,8 +1,9 @@
 #include <stdlib.h>
+#include <string.h>
 
 #include "harness/operations/op_block.h"
 #include "oracle/base/memory.h"
-#include "oracle/blocks/dense_mlp.h"
+#include "oracle/blocks/mlp.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
 #include "oracle/propagate/scales.h"
 
@@ -20,18 +21,18 @@ static void second_form(quad_tape *t, const void *c)
 
 static assay_status graph_of(assay_context *ctx, const assay_case *c, bool one_shard, graph *g)
 {
-    assay_dense_mlp_config config = {.batch = c->batch, .sequence = c->sequence};
+    assay_mlp_graph_config config = {.batch = c->batch, .sequence = c->sequence};
     const assay_status status = assay_mlp_config_of(ctx, c, &config.mlp);
     (void)one_shard;
-    if (status == ASSAY_OK) assay_dense_mlp_graph(g, &config);
+    if (status == ASSAY_OK) assay_mlp_graph(g, &config);
     return status;
 }
 
 /* Variances of what a run has made. */
 typedef struct mlp_scales {
     assay_gated_mlp_config config;
-    assay_gated_mlp_residuals r; /* the run's */
-    assay_gated_mlp_weights w;
+    assay_gated_mlp_values r; /* the run's */
+    double *w[ASSAY_MLP_WEIGHTS];
     assay_tensor_table table;
     int64_t size; /* of x and y */
     double *dy;   /* the cotangent */
@@ -61,10 +62,10 @@ static assay_status open_scales(assay_context *ctx, const assay_case *c, const g
     const int64_t width = s->config.mlp_dim, block = s->config.rows * width;
     const bool fused = s->config.fused;
     double *gate = value_of(r, fused ? "mlpwi" : "mlpwi_0");
-    s->r = (assay_gated_mlp_residuals){.a = gate,
-                                       .b = fused ? gate + width : value_of(r, "mlpwi_1"),
-                                       .ld = fused ? 2 * width : width,
-                                       .h = value_of(r, "mlp_intermediate")};
+    s->r = (assay_gated_mlp_values){.a = gate,
+                                    .b = fused ? gate + width : value_of(r, "mlpwi_1"),
+                                    .h = value_of(r, "mlp_intermediate"),
+                                    .ld = fused ? 2 * width : width};
     s->table = graph_weight_table(r->graph);
     s->size = graph_size(r->graph, r->graph->result);
     TRY(assay_read_whole(ctx, r->in, "cotangents/y", s->size, &s->dy));
@@ -72,8 +73,8 @@ static assay_status open_scales(assay_context *ctx, const assay_case *c, const g
     TRY(assay_alloc_f64(ctx, "error scale of mlp", s->size, &s->y));
     TRY(assay_alloc_f64(ctx, "error scale of mlp", s->size, &s->dx));
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
-        s->w.w[i] = r->value[r->graph->weights[i]];
-        if (s->w.w[i] != NULL)
+        s->w[i] = r->value[r->graph->weights[i]];
+        if (s->w[i] != NULL)
             TRY(assay_alloc_f64(ctx, "error scale of mlp", assay_tensor_row_count(&s->table.rows[i]),
                                 &s->gradients[i]));
     }
@@ -87,12 +88,10 @@ static assay_status write_scales(assay_context *ctx, const assay_precision *prec
     assay_status status;
     const int64_t width = s->config.mlp_dim, block = s->config.rows * width;
     const assay_gated_mlp_run run = {
-        .x = value_of(r, "inputs/x"), .dy = s->dy, .r = &s->r, .w = &s->w, .config = &s->config};
-    const assay_gated_mlp_variances v = {.a = s->pre,
-                                         .b = s->pre + (s->config.fused ? width : block),
-                                         .h = s->pre + 2 * block,
-                                         .y = s->y,
-                                         .gradients = assay_gated_mlp_gradients_of(s->dx, s->gradients)};
+        .x = value_of(r, "inputs/x"), .dy = s->dy, .r = s->r, .w = s->w, .config = &s->config};
+    assay_gated_mlp_variances v = {
+        .a = s->pre, .b = s->pre + (s->config.fused ? width : block), .h = s->pre + 2 * block, .y = s->y, .dx = s->dx};
+    memcpy(v.g, s->gradients, sizeof v.g);
     TRY(assay_propagate_gated_mlp(ctx, precision, &v, &run));
     TRY(assay_write_scale(ctx, r->out, precision, "gradients/inputs/x", s->size, s->dx));
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {

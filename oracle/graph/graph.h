@@ -17,7 +17,7 @@
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
-enum { GRAPH_TENSORS = 80, GRAPH_STEPS = 48, GRAPH_IN = 5, GRAPH_OUT = 2 };
+enum { GRAPH_TENSORS = 80, GRAPH_STEPS = 48, GRAPH_IN = 6, GRAPH_OUT = 2 };
 
 typedef enum graph_role {
     GRAPH_WITHIN, /* computed again where backward reads it */
@@ -30,7 +30,8 @@ typedef enum graph_role {
 typedef struct graph_tensor {
     assay_tensor_row row;
     graph_role role;
-    bool stored;    /* a correct implementation may store it: it is rounded */
+    bool
+        stored; /* a correct implementation may store it: it is rounded; what is given: its gradient, where that is a sum */
     bool constant;  /* it follows from indices: it has no gradient */
     int step;       /* that makes it; -1: it is given */
     int last;       /* the last step that reads it; -1: none does */
@@ -48,9 +49,20 @@ typedef struct graph_rotation {
     assay_rope_config config;
 } graph_rotation;
 
+/* What a product comes in. 0 stands for 1. */
+typedef struct graph_parts {
+    int64_t
+        groups; /* of rows, one after the other, each with a w of its own: these have an axis in front; 0: no such axis */
+    const int32_t *group_sizes; /* the caller's */
+    int64_t slices;             /* of the sum over x's columns, which are stored and added up, ascending */
+    int64_t chunks;             /* of each of these, which continue one sum */
+    int64_t shards;             /* of the columns of each branch: the gradient of x is the sum of theirs, ascending */
+} graph_parts;
+
 typedef struct graph_product {
     assay_recipe_config recipe;
     int branches; /* of the columns of w: the gradient of x is the sum of theirs */
+    graph_parts parts;
 } graph_product;
 
 typedef union graph_parameters {
@@ -78,6 +90,7 @@ typedef struct graph {
     int gradient_count;
     int gradients[GRAPH_STEPS]; /* steps with one, in the order of their checkpoints */
     int result;
+    bool adds_up; /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
     graph_tensor tensors[GRAPH_TENSORS];
     graph_step steps[GRAPH_STEPS];
 } graph;
@@ -102,11 +115,19 @@ void graph_quantised(graph *g, const char *name, const char *axes, int tensor);
 int graph_fused(graph *g, int tensor);
 /* Ends building: the tensor is what the block gives, its caller's to round. */
 void graph_end(graph *g, int result);
+/* The same; others go on from it as it may be stored. */
+void graph_end_stored(graph *g, int result);
 
 /* Each step gives its output, which has these axes. bias 0: none. */
 int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe);
 /* w has the columns of two beside each other, whose gradients of x are added up; each has a bias, or none. */
 int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2], const assay_recipe_config *recipe);
+/* Two layers that are one step, without a recipe: each of two w has a bias, or none, and an output. */
+void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2], int out[2]);
+/* The linear layer that makes the tensor comes in parts. */
+void graph_in_parts(graph *g, int tensor, const graph_parts *parts);
+/* Its x [rows,k] is multiplied by weights [rows] before, which is a weight on y and on its bias. */
+void graph_weigh_rows(graph *g, int tensor, int weights);
 int graph_add(graph *g, int x, int y);                          /* y may be stored before */
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
@@ -133,8 +154,9 @@ int graph_attention(graph *g, const char *axes, int query, int key, int value, i
 
 /* h of gate and up, or of both in one tensor (up 0). */
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);
-/* What the product with wo takes of h that is quantised: numbers of codes and scales, which are named. */
-int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_gated_mlp_config *config);
+/* What the product with wo takes of h that is quantised: numbers of codes and scales [axes], which are named. */
+int graph_quantise_hidden(graph *g, const char *codes, const char *scale, const char *axes, int h,
+                          const assay_gated_mlp_config *config);
 
 /* --- looking (graph_count.c) --- */
 
@@ -167,6 +189,7 @@ typedef struct graph_run {
     const assay_source *in;     /* staged tensors and spreads; NULL: there are none */
     const assay_sink *out;      /* checkpoints; NULL: nobody wants any */
     const char *prefix;         /* of their paths: "layers/3/" or "" */
+    int64_t number;             /* of runs whose tensors lie one after the other in the source's: this one's */
     bool hidden[GRAPH_TENSORS]; /* a checkpoint that is not written */
     /* Forward is done with a checkpoint: it may take it over. NULL: it stays, for backward. */
     assay_status (*release)(assay_context *ctx, void *self, int tensor, double **values);
@@ -176,7 +199,8 @@ typedef struct graph_run {
     bool lent[GRAPH_TENSORS], lent_gradient[GRAPH_TENSORS];
     const int32_t *indices[GRAPH_TENSORS];
     double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_STEPS]; /* quantised_spread.h; NULL: exact */
-    int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* of a gradient: those that are in it, and those to come */
+    bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */
+    int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* likewise: those that are in it, and those to come */
 } graph_run;
 
 /* A release that keeps nothing. */
@@ -198,6 +222,8 @@ void graph_drop_within(graph_run *r);
 
 /* Reads the spreads of what recipes quantise, where the source has them. */
 assay_status graph_read_spreads(assay_context *ctx, graph_run *r);
+/* Checkpoints that the source has: they are not computed, and not written. */
+assay_status graph_read_given(assay_context *ctx, graph_run *r);
 /* All steps: checkpoints are written, and the run goes on from those that are staged. */
 assay_status graph_forward(assay_context *ctx, graph_run *r);
 /* The tensor, and what it needs: what is there is not computed. Nothing is written. */

@@ -57,7 +57,7 @@ int graph_named(graph *g, const char *name, int tensor)
 void graph_quantised(graph *g, const char *name, const char *axes, int tensor)
 {
     const int step = g->tensors[tensor].step;
-    if (g->steps[step].with.product.recipe.recipe == NULL) return;
+    if (g->steps[step].with.product.recipe.recipe == NULL || name == NULL) return;
     g->steps[step].gradient = row_of(g, name, axes);
     g->gradients[g->gradient_count++] = step;
 }
@@ -84,6 +84,13 @@ void graph_end(graph *g, int result)
         }
         g->tensors[t].in_parts = readers > 0 && columns == readers;
     }
+}
+
+void graph_end_stored(graph *g, int result)
+{
+    graph_end(g, result);
+    g->tensors[result].stored = true;
+    g->tensors[result].last = g->step_count;
 }
 
 /* A step without inputs, and the place of its first output. */
@@ -137,6 +144,30 @@ int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2
     return linear(g, axes, (int[]){x, w, bias[0], bias[1]}, 2, recipe);
 }
 
+void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2], int out[2])
+{
+    graph_step *step = add_step(g, &graph_kind_linear);
+    const int in[GRAPH_IN] = {x, w[0], bias[0], bias[1], w[1]};
+    for (int i = 0; i < GRAPH_IN; i++) step->in[i] = in[i];
+    step->with.product.branches = 1;
+    for (int i = 0; i < 2; i++) out[i] = add_output(g, step, i, row_of(g, "product", axes));
+}
+
+static graph_step *step_of(graph *g, int tensor)
+{
+    return &g->steps[g->tensors[tensor].step];
+}
+
+void graph_in_parts(graph *g, int tensor, const graph_parts *parts)
+{
+    step_of(g, tensor)->with.product.parts = *parts;
+}
+
+void graph_weigh_rows(graph *g, int tensor, int weights)
+{
+    step_of(g, tensor)->in[GRAPH_IN - 1] = weights;
+}
+
 int graph_add(graph *g, int x, int y)
 {
     graph_step *step = add_step(g, &graph_kind_add);
@@ -154,7 +185,8 @@ int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_ml
     return add_output(g, step, 0, row_of(g, "h", axes));
 }
 
-int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_gated_mlp_config *config)
+int graph_quantise_hidden(graph *g, const char *codes, const char *scale, const char *axes, int h,
+                          const assay_gated_mlp_config *config)
 {
     graph_step *quantise = add_step(g, &graph_kind_quantise_hidden), *numbers;
     assay_tensor_row row = g->tensors[h].row;
@@ -162,7 +194,7 @@ int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h,
     quantise->with.mlp = *config;
     g->tensors[h].quantised = true;
     const int made[2] = {graph_named(g, codes, add_output(g, quantise, 0, row)),
-                         graph_named(g, scale, add_output(g, quantise, 1, row_of(g, scale, "BS3")))};
+                         graph_named(g, scale, add_output(g, quantise, 1, row_of(g, scale, axes)))};
     numbers = add_step(g, &graph_kind_hidden_numbers);
     numbers->with.mlp = *config;
     for (int i = 0; i < 2; i++) {

@@ -45,15 +45,17 @@ int64_t graph_out_size(const graph *g, const graph_step *step, int i);
 typedef struct graph_linear_size {
     int64_t m, n, k;
     int branches;
+    graph_parts parts; /* counted: none is 0 but groups */
 } graph_linear_size;
 assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
-                                   graph_linear_size size);
+                                   const graph_linear_size *size);
 /* dx and dw, where they are wanted. */
-assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy, graph_linear_size size);
-void graph_linear_shares(assay_run_shares *shares, double least, graph_linear_size size, bool backward);
+assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy,
+                                   const graph_linear_size *size);
+void graph_linear_shares(assay_run_shares *shares, double least, const graph_linear_size *size, bool backward);
 
-/* sum += term, whose rounding is that of being stored. */
-void graph_add_term(const assay_context *ctx, int64_t count, const double *term, double *sum);
+/* sum += term, both of which are rounded. */
+void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum);
 
 /* Shows the step's gradient, which the run may change, where the step has one. */
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);

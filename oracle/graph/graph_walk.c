@@ -6,6 +6,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/quantised_spread.h"
+#include "oracle/ops/vector_sums.h"
 
 void graph_open(graph_run *r, const graph *g)
 {
@@ -105,7 +106,7 @@ static assay_status pass_on(assay_context *ctx, const graph_run *r, const assay_
     path_of(r, row, path);
     if (write && r->out != NULL && r->out->wants(r->out->self, path))
         TRY(r->out->write(ctx, r->out->self, path, count, values));
-    if (stage && r->in != NULL) TRY(assay_go_on_from(ctx, r->in, path, 0, count, values));
+    if (stage && r->in != NULL) TRY(assay_go_on_from(ctx, r->in, path, r->number * count, count, values));
 cleanup:
     return status;
 }
@@ -135,7 +136,7 @@ static assay_status read_spread(assay_context *ctx, const graph_run *r, const as
     assay_spread_path(checkpoint, path);
     if (!r->in->has(r->in->self, path)) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, path, count, spread));
-    TRY(r->in->read(ctx, r->in->self, path, 0, count, *spread));
+    TRY(r->in->read(ctx, r->in->self, path, r->number * count, count, *spread));
 cleanup:
     return status;
 }
@@ -182,6 +183,24 @@ static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
         return ASSAY_OK;
     }
     return assay_alloc_f64(ctx, r->graph->tensors[tensor].row.name, graph_size(r->graph, tensor), &r->value[tensor]);
+}
+
+assay_status graph_read_given(assay_context *ctx, graph_run *r)
+{
+    assay_status status = ASSAY_OK;
+    for (int t = 1; t < r->graph->tensor_count; t++) {
+        const assay_tensor_row *row = &r->graph->tensors[t].row;
+        const int64_t count = graph_size(r->graph, t);
+        char path[ASSAY_PATH_SIZE];
+        if (r->graph->tensors[t].role != GRAPH_CHECKPOINT) continue;
+        path_of(r, row, path);
+        if (!r->in->has(r->in->self, path)) continue;
+        TRY(make_room(ctx, r, t));
+        TRY(r->in->read(ctx, r->in->self, path, r->number * count, count, r->value[t]));
+        TRY(pass_on(ctx, r, row, false, true, r->value[t]));
+    }
+cleanup:
+    return status;
 }
 
 /* After a failure what it would have made is not there. */
@@ -265,10 +284,25 @@ static bool ends_at(const graph_run *r, int tensor)
     return r->gradient_room[tensor] != NULL;
 }
 
-/* Which steps run back: something that they make has a gradient, or will have one. Counts who gives each tensor a term. */
+/* From which gradients something comes that is wanted, or that is a checkpoint. */
+static void mark_leads(graph_run *r)
+{
+    for (int t = 0; t < GRAPH_TENSORS; t++) r->leads[t] = ends_at(r, t);
+    for (int i = 0; i < r->graph->step_count; i++) {
+        const graph_step *step = &r->graph->steps[i];
+        bool any = step->gradient.name != NULL;
+        for (int k = 0; k < GRAPH_IN; k++) any |= r->leads[step->in[k]];
+        for (int k = 0; k < GRAPH_OUT; k++)
+            r->leads[step->out[k]] |= any && step->out[k] != 0 && !r->graph->tensors[step->out[k]].constant;
+    }
+}
+
+/* Which steps run back: something that they make has a gradient, or will have one, and it leads somewhere. Counts who gives
+ * each tensor a term. */
 static void mark_live(graph_run *r, bool live[GRAPH_STEPS])
 {
     const graph *g = r->graph;
+    mark_leads(r);
     for (int t = 0; t < GRAPH_TENSORS; t++) {
         r->terms[t] = r->gradient[t] != NULL;
         r->pending[t] = 0;
@@ -278,18 +312,12 @@ static void mark_live(graph_run *r, bool live[GRAPH_STEPS])
         live[i] = false;
         for (int k = 0; k < GRAPH_OUT; k++) {
             const int out = step->out[k];
-            live[i] |= out != 0 && !ends_at(r, out) && (r->gradient[out] != NULL || r->pending[out] > 0);
+            live[i] |= r->leads[out] && !ends_at(r, out) && (r->gradient[out] != NULL || r->pending[out] > 0);
         }
         live[i] &= step->kind->backward != NULL;
         for (int k = 0; k < GRAPH_IN && live[i]; k++)
             if (step->in[k] != 0) r->pending[step->in[k]]++;
     }
-}
-
-static bool is_wanted(const graph_run *r, int tensor)
-{
-    const graph_tensor *t = &r->graph->tensors[tensor];
-    return ends_at(r, tensor) || (tensor != 0 && t->step >= 0 && !t->constant);
 }
 
 /* Where a term of the gradient of an input goes: columns of one that has them all, a first term to where the sum will be. */
@@ -301,7 +329,7 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     const bool in_parts = r->graph->tensors[tensor].in_parts;
     bool again = false;
     *dx = in_parts ? r->gradient[tensor] : NULL;
-    if ((!is_wanted(r, tensor) && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
+    if ((!r->leads[tensor] && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
     if (*dx == NULL) TRY(assay_alloc_f64(ctx, "gradient", size, dx));
@@ -312,24 +340,30 @@ cleanup:
     return status;
 }
 
-void graph_add_term(const assay_context *ctx, int64_t count, const double *term, double *sum)
+void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum)
 {
+    if (g->adds_up) {
+        assay_add(ctx, count, term, sum);
+        return;
+    }
 #pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
     for (int64_t i = 0; i < count; i++) sum[i] += term[i];
 }
 
-/* Takes the term over. A sum that grows may be stored, but for the last one of what the caller wants, who rounds it. */
+/* Takes the term over. A sum that grows may be stored, but for the last one of what the caller wants, who rounds it where the
+ * tensor does not say that it is stored. */
 static void join(const assay_context *ctx, graph_run *r, int tensor, double *term)
 {
     const int64_t size = graph_size(r->graph, tensor);
-    const bool rounded = r->pending[tensor] > 0 || !ends_at(r, tensor);
+    const graph_tensor *t = &r->graph->tensors[tensor];
+    const bool rounded = r->pending[tensor] > 0 || !ends_at(r, tensor) || (t->step < 0 && t->stored);
     if (r->terms[tensor]++ == 0) {
         r->gradient[tensor] = term;
         r->lent_gradient[tensor] = term == r->gradient_room[tensor];
         return;
     }
     if (term == r->gradient[tensor]) return; /* its columns */
-    graph_add_term(ctx, size, term, r->gradient[tensor]);
+    graph_add_term(ctx, r->graph, size, term, r->gradient[tensor]);
     if (rounded) assay_round(ctx, ASSAY_ROUND_STORAGE, size, r->gradient[tensor]);
     free(term);
 }
@@ -350,7 +384,7 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
     for (int i = 0; i < GRAPH_IN; i++) {
         const int tensor = step->in[i];
         if (tensor != 0) r->pending[tensor]--;
-        if (c.dx[i] == NULL || !is_wanted(r, tensor)) continue;
+        if (c.dx[i] == NULL || !r->leads[tensor]) continue;
         join(ctx, r, tensor, c.dx[i]);
         c.dx[i] = NULL;
     }

@@ -100,7 +100,11 @@ static expansion expansion_of(const graph *g, const graph_step *step)
 /* All heads' keys and values beside each other. */
 static graph_linear_size product_of(const expansion *s)
 {
-    return (graph_linear_size){.m = s->tokens, .n = s->heads * (s->nope + s->value), .k = s->rank, .branches = 1};
+    return (graph_linear_size){.m = s->tokens,
+                               .n = s->heads * (s->nope + s->value),
+                               .k = s->rank,
+                               .branches = 1,
+                               .parts = {.slices = 1, .chunks = 1, .shards = 1}};
 }
 
 /* `columns` of every head from its column `first`, into rows of `width`: a product for each head, straight to its place, so
@@ -127,8 +131,9 @@ static assay_status expand_forward(assay_context *ctx, const graph_call *c)
     assay_status status;
     const expansion s = expansion_of(c->graph, c->step);
     const int64_t width = s.nope + s.rope;
+    const graph_linear_size size = product_of(&s);
     assay_recipe_operands o = {0};
-    TRY(graph_linear_operands(ctx, &o, c, NULL, product_of(&s)));
+    TRY(graph_linear_operands(ctx, &o, c, NULL, &size));
     if (!c->made[VALUE]) TRY(expand_heads(ctx, &s, &o, c->y[VALUE], s.nope, s.value, s.value));
     if (c->made[KEY]) goto cleanup;
     TRY(expand_heads(ctx, &s, &o, c->y[KEY], 0, s.nope, width));
@@ -178,7 +183,7 @@ static assay_status expand_backward(assay_context *ctx, const graph_call *c)
     if (c->dx[KEY_ROPE] != NULL) sum_heads(ctx, &s, c->dx[KEY_ROPE], c->dy[KEY]);
     join_heads(ctx, &s, kv, c->dy[KEY], c->dy[VALUE]);
     TRY(graph_show_gradient(ctx, c, kv));
-    TRY(graph_linear_backward(ctx, c, kv, size));
+    TRY(graph_linear_backward(ctx, c, kv, &size));
 cleanup:
     free(kv);
     return status;
@@ -199,7 +204,8 @@ static double expand_backward_operations(const graph *g, const graph_step *step)
 static void expand_shares(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward)
 {
     const expansion s = expansion_of(g, step);
-    if (backward) graph_linear_shares(shares, least, product_of(&s), true);
+    const graph_linear_size size = product_of(&s);
+    if (backward) graph_linear_shares(shares, least, &size, true);
 }
 
 const graph_kind graph_kind_expand = {.name = "expand",

@@ -1,4 +1,5 @@
-/* y = x w + bias, by a recipe if there is one: x [..., k], w [k..., n...]. */
+/* y = x w + bias, by a recipe if there is one: x [..., k], w [k..., n...]; or two such layers of one x, each with a y of its
+ * own; in the parts that graph_parts tells of, and with weights of rows on x. */
 #include <stdlib.h>
 
 #include "oracle/arithmetic/arithmetic.h"
@@ -6,115 +7,309 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/vector_sums.h"
 
-enum { X, W, BIAS, SECOND_BIAS };
+enum { X, W, BIAS, SECOND_BIAS, SECOND_W, ROW_WEIGHTS };
+
+static const int w_places[GRAPH_OUT] = {W, SECOND_W};
+
+static bool is_two(const graph_step *step)
+{
+    return step->in[SECOND_W] != 0;
+}
+
+static int64_t at_least_one(int64_t parts)
+{
+    return parts == 0 ? 1 : parts;
+}
 
 static graph_linear_size size_of(const graph *g, const graph_step *step)
 {
+    const graph_parts *parts = &step->with.product.parts;
     const assay_tensor_row *w = &g->tensors[step->in[W]].row;
-    graph_linear_size size = {.k = 1, .branches = step->with.product.branches};
-    for (int i = 0; i < w->inputs; i++) size.k *= w->shape.dims[i];
+    graph_linear_size size = {.k = 1,
+                              .branches = step->with.product.branches,
+                              .parts = {.groups = parts->groups,
+                                        .group_sizes = parts->group_sizes,
+                                        .slices = at_least_one(parts->slices),
+                                        .chunks = at_least_one(parts->chunks),
+                                        .shards = at_least_one(parts->shards)}};
+    for (int i = w->below; i < w->below + w->inputs; i++) size.k *= w->shape.dims[i];
     size.m = graph_in_size(g, step, X) / size.k;
-    size.n = graph_in_size(g, step, W) / size.k;
+    size.n = graph_in_size(g, step, W) / size.k / at_least_one(parts->groups);
     return size;
 }
 
-assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
-                                   graph_linear_size size)
+/* --- groups of rows --- */
+
+static int64_t groups_of(const graph_linear_size *size)
 {
-    const assay_gmm_dims dims = {.m = size.m, .k = size.k, .n = size.n, .groups = 1};
-    const int32_t all = (int32_t)size.m;
-    const assay_recipe_given given = {.x = c->x[X],
-                                      .w = c->x[W],
-                                      .dy = dy,
-                                      .x_spread = c->spread,
-                                      .dy_spread = c->gradient_spread,
-                                      .group_sizes = &all};
-    return assay_recipe_quantise(ctx, o, &given, &dims, &c->step->with.product.recipe);
+    return at_least_one(size->parts.groups);
 }
 
-/* A product may be stored before its bias comes. */
-static void add_biases(const assay_context *ctx, const graph_call *c, graph_linear_size size)
+static int64_t rows_of(const graph_linear_size *size, int64_t group)
 {
-    const int64_t width = size.n / size.branches;
-    if (c->x[BIAS] == NULL && c->x[SECOND_BIAS] == NULL) return;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size.m * size.n, c->y[0]);
-#pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t row = 0; row < size.m; row++) {
-        for (int i = 0; i < size.branches; i++)
-            if (c->x[BIAS + i] != NULL)
-                assay_add_scaled(ctx, width, 1, c->x[BIAS + i], c->y[0] + row * size.n + i * width);
-    }
+    return size->parts.groups == 0 ? size->m : size->parts.group_sizes[group];
 }
 
-static assay_status forward(assay_context *ctx, const graph_call *c)
+/* Rows of a times the b of their group. */
+static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, const graph_linear_size *size)
 {
-    assay_status status;
-    const graph_linear_size size = size_of(c->graph, c->step);
-    assay_recipe_operands o = {0};
-    TRY(graph_linear_operands(ctx, &o, c, NULL, size));
-    assay_matmul_args args = assay_product_ab(c->y[0], o.x, o.w, size.m, size.n, size.k);
+    assay_status status = ASSAY_OK;
     args.kind = ASSAY_PRODUCT_LINEAR;
-    TRY(assay_matmul(ctx, &args));
-    add_biases(ctx, c, size);
+    for (int64_t group = 0; group < groups_of(size); group++) {
+        args.m = rows_of(size, group);
+        TRY(assay_matmul(ctx, &args));
+        args.a += args.m * args.lda;
+        args.c += args.m * args.ldc;
+        args.b += size->k * size->n;
+    }
 cleanup:
-    assay_recipe_operands_free(&o);
     return status;
 }
 
-/* dx = dy w^T: of each branch a chain and then a sum, also where they are one matrix, for the same bits as apart. */
-static assay_status input_gradient(assay_context *ctx, double *dx, const assay_recipe_operands *o,
-                                   graph_linear_size size)
+/* dw = x^T dy of each group. */
+static assay_status weight_gradient(assay_context *ctx, double *dw, const assay_recipe_operands *o,
+                                    const graph_linear_size *size)
 {
     assay_status status = ASSAY_OK;
-    const int64_t width = size.n / size.branches, count = size.m * size.k;
-    double *part = NULL;
-    assay_matmul_args args = assay_product_abt(dx, o->dx_dy, o->dx_w, size.m, size.k, width);
-    args.lda = args.ldb = size.n;
-    args.kind = ASSAY_PRODUCT_LINEAR;
-    if (size.branches > 1) TRY(assay_alloc_f64(ctx, "gradient through a branch", count, &part));
-    for (int i = 0; i < size.branches; i++) {
-        args.c = i == 0 ? dx : part;
-        args.a = o->dx_dy + i * width;
-        args.b = o->dx_w + i * width;
+    assay_matmul_args args = assay_product_atb(dw, o->dw_x, o->dw_dy, size->k, size->n, 0);
+    args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
+    for (int64_t group = 0; dw != NULL && group < groups_of(size); group++) {
+        args.k = rows_of(size, group);
         TRY(assay_matmul(ctx, &args));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, count, args.c);
-        if (i > 0) graph_add_term(ctx, count, part, dx);
+        args.a += args.k * size->k;
+        args.b += args.k * size->n;
+        args.c += size->k * size->n;
     }
-    if (size.branches > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
+cleanup:
+    return status;
+}
+
+/* Of one branch, whose columns of dy are the next `width`. */
+static void bias_gradient(const assay_context *ctx, double *d_bias, const double *dy, int64_t width,
+                          const graph_linear_size *size)
+{
+    for (int64_t group = 0; d_bias != NULL && group < groups_of(size); group++) {
+        const int64_t rows = rows_of(size, group);
+        assay_column_sums(ctx, d_bias, rows, width, size->n, dy);
+        d_bias += width;
+        dy += rows * size->n;
+    }
+}
+
+/* --- forward --- */
+
+static assay_status operands_of(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *x,
+                                int number, const double *dy, const graph_linear_size *size)
+{
+    const assay_gmm_dims dims = {.m = size->m, .k = size->k, .n = size->n, .groups = groups_of(size)};
+    const int32_t all = (int32_t)size->m;
+    const assay_recipe_given given = {.x = x,
+                                      .w = c->x[w_places[number]],
+                                      .dy = dy,
+                                      .x_spread = c->spread,
+                                      .dy_spread = c->gradient_spread,
+                                      .group_sizes = size->parts.groups == 0 ? &all : size->parts.group_sizes};
+    return assay_recipe_quantise(ctx, o, &given, &dims, &c->step->with.product.recipe);
+}
+
+assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
+                                   const graph_linear_size *size)
+{
+    return operands_of(ctx, o, c, c->x[X], 0, dy, size);
+}
+
+/* *weighed: values [m,width] times the weights of rows, allocated; NULL: there are none. */
+static assay_status weigh(assay_context *ctx, const graph_call *c, const double *values, int64_t width,
+                          const graph_linear_size *size, double **weighed)
+{
+    if (c->x[ROW_WEIGHTS] == NULL) return ASSAY_OK;
+    const assay_status status = assay_alloc_f64(ctx, "weighed rows", size->m * width, weighed);
+    if (status == ASSAY_OK) assay_weigh_rows(ctx, *weighed, c->x[ROW_WEIGHTS], values, size->m, width);
+    return status;
+}
+
+/* total += term, both of which may be stored before. */
+static void join(const assay_context *ctx, int64_t count, double *total, double *term)
+{
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+    assay_add(ctx, count, term, total);
+}
+
+/* Slices are sums of their own, which chunks continue. */
+static assay_status product(assay_context *ctx, double *y, const assay_recipe_operands *o,
+                            const graph_linear_size *size)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t chunks = size->parts.chunks, slices = size->parts.slices, count = size->m * size->n;
+    const int64_t width = size->k / slices / chunks;
+    double *part = NULL;
+    if (slices > 1) TRY(assay_alloc_f64(ctx, "product of a slice", count, &part));
+    for (int64_t i = 0; i < slices * chunks; i++) {
+        const bool first = i % chunks == 0, last = i % chunks == chunks - 1;
+        assay_matmul_args args = assay_product_ab(i < chunks ? y : part, o->x + i * width, o->w + i * width * size->n,
+                                                  size->m, size->n, width);
+        args.lda = size->k;
+        args.accumulate = !first;
+        if (!first) assay_round(ctx, ASSAY_ROUND_STORAGE, count, args.c);
+        TRY(product_of_rows(ctx, args, size));
+        if (last && i >= chunks) join(ctx, count, y, part);
+    }
 cleanup:
     free(part);
     return status;
 }
 
-assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy, graph_linear_size size)
+/* A product may be stored before its bias comes; y is what is weighed where there are weights of rows. */
+static void add_bias(const assay_context *ctx, const graph_call *c, double *y, const double *bias, int64_t width,
+                     const graph_linear_size *size)
+{
+    const double *weights = c->x[ROW_WEIGHTS];
+    for (int64_t group = 0, first = 0; bias != NULL && group < groups_of(size); group++) {
+        const int64_t end = first + rows_of(size, group);
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t row = first; row < end; row++) {
+            double *sum = y + row * size->n;
+            if (weights == NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, width, sum);
+            assay_add_scaled(ctx, width, weights == NULL ? 1 : weights[row], bias, sum);
+        }
+        first = end;
+        bias += width;
+    }
+}
+
+static assay_status forward(assay_context *ctx, const graph_call *c)
 {
     assay_status status = ASSAY_OK;
+    const graph_linear_size size = size_of(c->graph, c->step);
+    const int64_t width = size.n / size.branches;
+    double *weighed = NULL;
+    assay_recipe_operands o = {0};
+    TRY(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
+    for (int i = 0; i < (is_two(c->step) ? 2 : 1); i++) {
+        if (c->made[i]) continue;
+        TRY(operands_of(ctx, &o, c, weighed != NULL ? weighed : c->x[X], i, NULL, &size));
+        TRY(product(ctx, c->y[i], &o, &size));
+        for (int branch = 0; branch < size.branches; branch++)
+            add_bias(ctx, c, c->y[i] + branch * width, c->x[BIAS + i + branch], width, &size);
+        assay_recipe_operands_free(&o);
+    }
+cleanup:
+    assay_recipe_operands_free(&o);
+    free(weighed);
+    return status;
+}
+
+/* --- backward --- */
+
+/* Columns of a gradient, and those of w that they were made with. */
+typedef struct columns {
+    const double *dy, *w;
+} columns;
+
+/* dx = dy w^T: of each branch of each shard a chain and then a sum, also where branches are one matrix, for the same bits as
+ * apart. */
+static assay_status input_gradient(assay_context *ctx, const graph *g, double *dx, const columns *branches, int count,
+                                   int64_t width, const graph_linear_size *size)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t shards = size->parts.shards, own = width / shards, numbers = size->m * size->k;
+    double *shard_sum = NULL, *part = NULL;
+    if (shards > 1) TRY(assay_alloc_f64(ctx, "gradient of a shard", numbers, &shard_sum));
+    if (count > 1) TRY(assay_alloc_f64(ctx, "gradient through a branch", numbers, &part));
+    for (int64_t shard = 0; shard < shards; shard++) {
+        double *sum = shard == 0 ? dx : shard_sum;
+        for (int i = 0; i < count; i++) {
+            assay_matmul_args args = assay_product_abt(i == 0 ? sum : part, branches[i].dy + shard * own,
+                                                       branches[i].w + shard * own, size->m, size->k, own);
+            args.lda = args.ldb = size->n;
+            TRY(product_of_rows(ctx, args, size));
+            assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, args.c);
+            if (i > 0) graph_add_term(ctx, g, numbers, part, sum);
+        }
+        if (shard > 0) join(ctx, numbers, dx, sum);
+    }
+    if (count * shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, dx);
+cleanup:
+    free(shard_sum);
+    free(part);
+    return status;
+}
+
+/* Of one w. */
+assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy,
+                                   const graph_linear_size *size)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t width = size->n / size->branches;
     assay_recipe_operands o = {0};
     if (c->dx[X] == NULL && c->dx[W] == NULL) return ASSAY_OK;
     TRY(graph_linear_operands(ctx, &o, c, dy, size));
-    assay_matmul_args to_w = assay_product_atb(c->dx[W], o.dw_x, o.dw_dy, size.k, size.n, size.m);
-    to_w.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
-    if (c->dx[W] != NULL) TRY(assay_matmul(ctx, &to_w));
-    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->dx[X], &o, size));
+    const columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
+    TRY(weight_gradient(ctx, c->dx[W], &o, size));
+    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], branches, size->branches, width, size));
 cleanup:
     assay_recipe_operands_free(&o);
     return status;
 }
 
-static assay_status backward(assay_context *ctx, const graph_call *c)
+/* Of two w, without a recipe. */
+static assay_status two_backward(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
 {
-    assay_status status;
-    const graph_linear_size size = size_of(c->graph, c->step);
-    TRY(graph_show_gradient(ctx, c, c->dy[0]));
-    TRY(graph_linear_backward(ctx, c, c->dy[0], size));
-    for (int i = 0; i < size.branches; i++) {
-        const int64_t width = size.n / size.branches;
-        if (c->dx[BIAS + i] != NULL)
-            assay_column_sums(ctx, c->dx[BIAS + i], size.m, width, size.n, c->dy[0] + i * width);
+    assay_status status = ASSAY_OK;
+    const columns both[] = {{c->dy[0], c->x[W]}, {c->dy[1], c->x[SECOND_W]}};
+    for (int i = 0; i < 2; i++) {
+        const assay_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
+        TRY(weight_gradient(ctx, c->dx[w_places[i]], &o, size));
+        bias_gradient(ctx, c->dx[BIAS + i], c->dy[i], size->n, size);
     }
+    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], both, 2, size->n, size));
 cleanup:
     return status;
 }
+
+/* d_weights of rows: <x, dy w^T> + <bias, dy>. */
+static assay_status row_weight_gradients(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
+{
+    assay_status status = ASSAY_OK;
+    const double *bias = c->x[BIAS];
+    const columns all = {c->dy[0], c->x[W]};
+    double *dx = NULL;
+    if (c->dx[ROW_WEIGHTS] == NULL) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "gradient of weighed rows", size->m * size->k, &dx));
+    TRY(input_gradient(ctx, c->graph, dx, &all, 1, size->n, size));
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < size->m; row++) {
+        const double of_bias = bias == NULL ? 0 : assay_dot(ctx, size->n, bias, c->dy[0] + row * size->n);
+        double *d_weight = &c->dx[ROW_WEIGHTS][row];
+        *d_weight = assay_dot(ctx, size->k, c->x[X] + row * size->k, dx + row * size->k);
+        assay_add_scaled(ctx, 1, 1, &of_bias, d_weight);
+    }
+cleanup:
+    free(dx);
+    return status;
+}
+
+static assay_status backward(assay_context *ctx, const graph_call *c)
+{
+    assay_status status = ASSAY_OK;
+    const graph_linear_size size = size_of(c->graph, c->step);
+    const int64_t width = size.n / size.branches;
+    double *weighed = NULL;
+    if (is_two(c->step)) return two_backward(ctx, c, &size);
+    TRY(graph_show_gradient(ctx, c, c->dy[0]));
+    TRY(row_weight_gradients(ctx, c, &size));
+    /* A weight on x is a weight on dy: (weight x)^T dy = x^T (weight dy). */
+    TRY(weigh(ctx, c, c->dy[0], size.n, &size, &weighed));
+    const double *dy = weighed != NULL ? weighed : c->dy[0];
+    TRY(graph_linear_backward(ctx, c, dy, &size));
+    for (int i = 0; i < size.branches; i++) bias_gradient(ctx, c->dx[BIAS + i], dy + i * width, width, &size);
+cleanup:
+    free(weighed);
+    return status;
+}
+
+/* --- counts --- */
 
 static double operations(const graph *g, const graph_step *step, int out)
 {
@@ -125,25 +320,26 @@ static double operations(const graph *g, const graph_step *step, int out)
 
 static double backward_operations(const graph *g, const graph_step *step)
 {
-    return 2 * operations(g, step, 0);
+    return (is_two(step) ? 4 : 2) * operations(g, step, 0);
 }
 
-void graph_linear_shares(assay_run_shares *shares, double least, graph_linear_size size, bool backward)
+void graph_linear_shares(assay_run_shares *shares, double least, const graph_linear_size *size, bool backward)
 {
     assay_ranks_loop *rows = &shares->loops[ASSAY_SHARE_ROWS];
-    if (!backward) assay_matmul_shares(rows, least, size.m, size.n, size.k);
-    if (backward) assay_matmul_shares(rows, least, size.k, size.n, size.m);
-    for (int i = 0; backward && i < size.branches; i++)
-        assay_matmul_shares(rows, least, size.m, size.k, size.n / size.branches);
+    if (!backward) assay_matmul_shares(rows, least, size->m, size->n, size->k);
+    if (backward) assay_matmul_shares(rows, least, size->k, size->n, size->m);
+    for (int i = 0; backward && i < size->branches; i++)
+        assay_matmul_shares(rows, least, size->m, size->k, size->n / size->branches);
 }
 
 static void shares_of(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward)
 {
-    graph_linear_shares(shares, least, size_of(g, step), backward);
+    const graph_linear_size size = size_of(g, step);
+    for (int i = 0; i < (is_two(step) ? 2 : 1); i++) graph_linear_shares(shares, least, &size, backward);
 }
 
 const graph_kind graph_kind_linear = {.name = "linear",
-                                      .reads = 1u << X | 1u << W,
+                                      .reads = 1u << X | 1u << W | 1u << SECOND_W,
                                       .forward = forward,
                                       .backward = backward,
                                       .operations = operations,

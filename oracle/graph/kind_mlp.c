@@ -94,14 +94,12 @@ const graph_kind graph_kind_glu = {
 
 static assay_status quantise_forward(assay_context *ctx, const graph_call *c)
 {
-    assay_gated_mlp_residuals r = {.h = (double *)c->x[0], .codes = c->y[0], .scale = c->y[1]};
-    return assay_requantise(ctx, &r, c->spread, &c->step->with.mlp);
+    return assay_requantise(ctx, c->y[0], c->y[1], c->x[0], c->spread, &c->step->with.mlp);
 }
 
 static assay_status numbers_forward(assay_context *ctx, const graph_call *c)
 {
-    assay_gated_mlp_residuals r = {.h = c->y[0], .codes = (double *)c->x[0], .scale = (double *)c->x[1]};
-    assay_hidden_numbers(ctx, &r, &c->step->with.mlp);
+    assay_hidden_numbers(ctx, c->y[0], c->x[0], c->x[1], &c->step->with.mlp);
     return ASSAY_OK;
 }
 

@@ -4,148 +4,111 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/blocks/mlp.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/ops/gmm.h"
 #include "oracle/ops/vector_sums.h"
 
-/* Of one shard. */
-static assay_gated_mlp_config shared_config(const bs_run *run)
+#define HIDDEN "shared_intermediate" /* h, as the module calls it */
+
+void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe)
 {
-    return assay_moe_shared_config(&run->stack->config->moe, run->sizes.tokens);
+    static const char *const gradients[] = {"shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
+    graph *g = &run->shared;
+    assay_mlp_graph_config config = {.mlp = assay_moe_shared_config(&run->stack->config->moe, run->sizes.tokens),
+                                     .place = ASSAY_MLP_SHARED};
+    if (config.mlp.mlp_dim == 0) return;
+    if (recipe != NULL) config.mlp.recipe = *recipe;
+    assay_mlp_graph(g, &config);
+    graph_called(g, HIDDEN, graph_find(g, "mlp_intermediate"));
+    for (int i = 0; i < g->gradient_count; i++) g->steps[g->gradients[i]].gradient.name = gradients[i];
 }
 
-/* By the recipe of a function by itself. */
-static assay_gated_mlp_config shared_config_of(const bs_moe_layer *at)
-{
-    assay_gated_mlp_config config = shared_config(at->run);
-    if (at->recipe != NULL) config.recipe = *at->recipe;
-    return config;
-}
-
-/* h of a shard, which a recipe quantises. */
-static assay_status show_hidden(assay_context *ctx, const bs_moe_layer *at, bool again, int64_t shard,
-                                const assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config,
-                                double **spread)
-{
-    const int64_t count = config->rows * config->mlp_dim;
-    if (config->recipe.recipe == NULL) return ASSAY_OK;
-    return bs_made_show(ctx, at->made, "shared_intermediate", again, shard * count, count, r->h, spread);
-}
-
-/* The gradients of a shard's gate and up, which a recipe quantises. */
-typedef struct up_gradients {
-    const bs_moe_layer *at;
-    const assay_gated_mlp_config *config;
-    int64_t shard;
-    assay_gated_mlp_residuals *r; /* gets d_up_spread */
-    double *spread;
-} up_gradients;
-
-static assay_status show_up_gradients(assay_context *ctx, void *self, double *da, double *db)
+/* A shard's, to h and no further where there is no room for y. */
+static assay_status run_shared(assay_context *ctx, const bs_moe_layer *at, graph_run *r, int64_t shard, const double *x,
+                               double *y)
 {
     assay_status status = ASSAY_OK;
-    static const char *const names[] = {"shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
-    up_gradients *u = self;
-    double *const values[] = {da, db}, *spread[] = {NULL, NULL};
-    const int64_t count = u->config->rows * u->config->mlp_dim;
-    for (int i = 0; i < 2; i++) {
-        TRY(bs_made_show(ctx, u->at->made, names[i], false, u->shard * count, count, values[i], &spread[i]));
+    const graph *g = &at->run->shared;
+    graph_open(r, g);
+    graph_lend(r, graph_find(g, "inputs/x"), x);
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
+        graph_lend(r, g->weights[i], bs_weight_of(at->run, at->w, BS_SHARED + i, shard));
+    r->room[g->result] = y;
+    if (y == NULL) graph_lend(r, g->result, x); /* as if it were there */
+    if (at->made != NULL) {
+        r->in = at->made->in;
+        r->out = at->made->out;
+        r->number = shard;
+        r->hidden[graph_find(g, HIDDEN)] = y == NULL && at->made->after_forward;
+        TRY(graph_read_spreads(ctx, r));
     }
-    if (spread[0] == NULL) goto cleanup;
-    TRY(assay_alloc_f64(ctx, "spread of gradients", 2 * count, &u->spread));
-    for (int i = 0; i < 2; i++) memcpy(u->spread + i * count, spread[i], (size_t)count * sizeof(double));
-    u->r->d_up_spread = u->spread;
+    TRY(graph_forward(ctx, r));
 cleanup:
-    for (int i = 0; i < 2; i++) free(spread[i]);
     return status;
 }
 
-static assay_gated_mlp_weights shared_weights(const bs_run *run, const bs_weights *w, int64_t shard)
+static int64_t row_count(const bs_run *run)
 {
-    assay_gated_mlp_weights weights;
-    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) weights.w[i] = bs_weight_of(run, w, BS_SHARED + i, shard);
-    return weights;
+    return run->sizes.tokens * run->mla.emb_dim;
 }
 
 assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_config config = shared_config_of(at);
-    const int64_t size = config.rows * config.emb_dim;
-    assay_gated_mlp_residuals residuals = {0};
-    double *spread = NULL;
-    TRY(assay_gated_mlp_residuals_alloc(ctx, &residuals, &config));
+    const int64_t size = row_count(at->run);
+    graph_run r = {0};
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
-        const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
-        TRY(assay_gated_mlp_up(ctx, &residuals, ASSAY_BRANCH_BOTH, x + shard * size, &w, &config));
-        assay_gated_mlp_gate(ctx, &residuals, &config);
-        TRY(show_hidden(ctx, at, false, shard, &residuals, &config, &spread));
-        residuals.h_spread = spread;
-        TRY(assay_gated_mlp_down(ctx, y + shard * size, &residuals, &w, &config));
-        free(spread);
-        spread = NULL;
+        TRY(run_shared(ctx, at, &r, shard, x + shard * size, y + shard * size));
+        graph_close(&r);
     }
 cleanup:
-    free(spread);
-    assay_gated_mlp_residuals_free(&residuals);
+    graph_close(&r);
     return status;
 }
 
 double bs_shared_expert_flops(const bs_run *run)
 {
-    const assay_gated_mlp_config config = shared_config(run);
-    return 4 * (double)run->sizes.shards * (double)config.rows * (double)config.emb_dim * (double)config.mlp_dim;
+    const graph *g = &run->shared;
+    const double both = graph_operations(g, graph_find(g, "mlpwi_0")) + graph_operations(g, graph_find(g, "mlpwi_1"));
+    return (double)run->sizes.shards * both;
 }
 
-assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, assay_gated_mlp_residuals **shared,
-                                    const double *x)
+void bs_shared_free(graph_run *shared, const bs_run *run)
+{
+    for (int64_t shard = 0; shared != NULL && shard < run->sizes.shards; shard++) graph_close(&shared[shard]);
+    free(shared);
+}
+
+assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, graph_run **shared, const double *x)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_config config = shared_config_of(at);
-    const int64_t size = config.rows * config.emb_dim, shards = at->run->sizes.shards;
-    void *room = NULL;
-    TRY(assay_alloc(ctx, "residuals of the shared expert", shards, sizeof **shared, &room));
-    *shared = room;
-    memset(room, 0, (size_t)shards * sizeof **shared);
-    for (int64_t shard = 0; shard < shards; shard++) {
-        const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
-        assay_gated_mlp_residuals *r = *shared + shard;
-        TRY(assay_gated_mlp_residuals_alloc(ctx, r, &config));
-        TRY(assay_gated_mlp_up(ctx, r, ASSAY_BRANCH_BOTH, x + shard * size, &w, &config));
-        assay_gated_mlp_gate(ctx, r, &config);
-    }
+    const int64_t shards = at->run->sizes.shards;
+    void *memory = NULL;
+    TRY(assay_alloc(ctx, "runs of the shared expert", shards, sizeof **shared, &memory));
+    *shared = memory;
+    for (int64_t shard = 0; shard < shards; shard++) (*shared)[shard] = (graph_run){0};
+    for (int64_t shard = 0; shard < shards; shard++)
+        TRY(run_shared(ctx, at, &(*shared)[shard], shard, x + shard * row_count(at->run), NULL));
     assay_remat_recomputed(at->run->stack->store, bs_shared_expert_flops(at->run));
 cleanup:
     return status;
 }
 
 assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *dy,
-                                  const double *x, const assay_gated_mlp_residuals *shared)
+                                  graph_run *shared)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_config config = shared_config_of(at);
-    const int64_t size = config.rows * config.emb_dim;
-    up_gradients up = {.at = at, .config = &config};
-    double *spread = NULL;
+    const graph *g = &at->run->shared;
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
-        const assay_gated_mlp_weights w = shared_weights(at->run, at->w, shard);
-        assay_gated_mlp_gradients gradients = {.dx = dx + shard * size};
-        assay_gated_mlp_residuals r = shared[shard]; /* lent */
-        for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) gradients.g[i] = bs_weight_of(at->run, at->g, BS_SHARED + i, shard);
-        TRY(show_hidden(ctx, at, true, shard, &r, &config, &spread));
-        r.h_spread = spread;
-        up.shard = shard;
-        up.r = &r;
-        if (config.recipe.recipe != NULL) gradients.take_d_up = show_up_gradients;
-        gradients.self = &up;
-        TRY(assay_gated_mlp_backward(ctx, &gradients, dy + shard * size, &r, x + shard * size, &w, &config));
-        free(spread);
-        free(up.spread);
-        spread = up.spread = NULL;
+        graph_run *r = &shared[shard];
+        graph_lend_gradient(r, g->result, dy + shard * row_count(at->run));
+        graph_want_gradient(r, graph_find(g, "inputs/x"), dx + shard * row_count(at->run));
+        for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
+            graph_want_gradient(r, g->weights[i], bs_weight_of(at->run, at->g, BS_SHARED + i, shard));
+        TRY(graph_backward(ctx, r));
     }
 cleanup:
-    free(spread);
-    free(up.spread);
     return status;
 }
 

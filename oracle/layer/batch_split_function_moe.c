@@ -26,11 +26,11 @@ assay_status bs_call_shared_expert_bwd(assay_context *ctx, bs_call *c)
 {
     assay_status status;
     const bs_moe_layer at = layer_of(c);
-    bs_routed routed = {0};
-    TRY(bs_shared_expert_remat(ctx, &at, &routed.shared, c->in[0].values));
-    TRY(bs_shared_expert_bwd(ctx, &at, c->out[0].values, c->in[1].values, c->in[0].values, routed.shared));
+    graph_run *shared = NULL;
+    TRY(bs_shared_expert_remat(ctx, &at, &shared, c->in[0].values));
+    TRY(bs_shared_expert_bwd(ctx, &at, c->out[0].values, c->in[1].values, shared));
 cleanup:
-    bs_routed_free(&routed, &c->run);
+    bs_shared_free(shared, &c->run);
     return status;
 }
 

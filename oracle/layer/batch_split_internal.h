@@ -13,10 +13,14 @@ typedef struct bs_run {
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
     graph attention;                             /* of that, with its norm and the sum (batch_split_mla.h) */
+    graph shared;                                /* the shared expert of that */
     assay_routing_config routing;                /* of one shard's microbatch */
     double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */
     assay_schedule schedule;
 } bs_run;
+
+/* run->shared, by the recipe of a function by itself, or NULL. */
+void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe);
 
 /* split: x [M,f*b,width] -> microbatches [M,b,width], row r to microbatch r mod f; merge is the inverse. */
 void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width);

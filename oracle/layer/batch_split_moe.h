@@ -57,9 +57,9 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_moe_layer *at,
 
 /* One microbatch after shared_expert_and_route, or, with `shared`, after its _remat. */
 typedef struct bs_routed {
-    double *x_norm, *rstd;             /* rms_norm of moe_inputs [M,T,D], [M,T] */
-    double *shared_out;                /* [M,T,D]; _remat: NULL */
-    assay_gated_mlp_residuals *shared; /* [M]; only _remat */
+    double *x_norm, *rstd; /* rms_norm of moe_inputs [M,T,D], [M,T] */
+    double *shared_out;    /* [M,T,D]; _remat: NULL */
+    graph_run *shared;     /* [M]: of the shared expert; only _remat */
     bs_selection selection;
     int32_t *selected_experts; /* [M,G,K] rolled */
     double *weights;           /* [M,R] sorted */
@@ -97,11 +97,11 @@ assay_status bs_unroute_bwd(assay_context *ctx, const bs_run *run, double *d_sor
 
 /* y [M,T,D] of x [M,T,D]. */
 assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x);
-/* What backward needs, [M], allocated; counts the operations. */
-assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, assay_gated_mlp_residuals **shared,
-                                    const double *x);
+/* What backward needs, [M], allocated, of an x that stays; counts the operations. */
+assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, graph_run **shared, const double *x);
 assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *dy,
-                                  const double *x, const assay_gated_mlp_residuals *shared);
+                                  graph_run *shared);
+void bs_shared_free(graph_run *shared, const bs_run *run); /* may be NULL */
 
 typedef struct bs_gmm_args {
     const double *lhs;          /* [M,R,k] */

@@ -12,9 +12,7 @@ void bs_routed_free(bs_routed *routed, const bs_run *run)
     free(routed->x_norm);
     free(routed->rstd);
     free(routed->shared_out);
-    for (int64_t shard = 0; routed->shared != NULL && shard < run->sizes.shards; shard++)
-        assay_gated_mlp_residuals_free(routed->shared + shard);
-    free(routed->shared);
+    bs_shared_free(routed->shared, run);
     bs_selection_free(&routed->selection);
     free(routed->selected_experts);
     free(routed->weights);
@@ -116,7 +114,7 @@ static assay_status route_and_shared_bwd(assay_context *ctx, const bs_moe_layer 
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_norm);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
     assay_add(ctx, count, term, d_norm);
-    TRY(bs_shared_expert_bwd(ctx, at, term, d_shared_out, routed->x_norm, routed->shared));
+    TRY(bs_shared_expert_bwd(ctx, at, term, d_shared_out, routed->shared));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_norm);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
     assay_add(ctx, count, term, d_norm);

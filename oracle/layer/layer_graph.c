@@ -1,5 +1,5 @@
 /* A layer as a graph: a dense one whole, one of experts up to the input of its block. */
-#include "oracle/blocks/dense_mlp.h"
+#include "oracle/blocks/mlp.h"
 #include "oracle/layer/layer_internal.h"
 
 bool layer_is_dense(const assay_stack_config *config, int64_t layer)
@@ -51,7 +51,7 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
 {
     const bool latent = config->attention == ASSAY_LAYER_MLA, dense = layer_is_dense(config, layer);
     const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    const assay_dense_mlp_config mlp = {sizes.batch, sizes.sequence, config->mlp};
+    const assay_mlp_graph_config mlp = {.mlp = config->mlp, .batch = sizes.batch, .sequence = sizes.sequence};
     int of_attention[ASSAY_GQA_WEIGHTS], of_mlp[ASSAY_MLP_WEIGHTS];
     graph_begin(g, config, axis_size);
     assay_attention_givens in = assay_attention_inputs_of(g);
@@ -72,7 +72,7 @@ void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer
     const int h = graph_called(g, LAYER_H, graph_add(g, x, attended));
     const int h_norm = graph_rms_norm(g, h, post_norm, config->epsilon);
     if (dense) {
-        const int y = graph_fused(g, assay_dense_mlp_steps(g, &mlp, h_norm, of_mlp));
+        const int y = graph_fused(g, assay_mlp_steps(g, &mlp, h_norm, of_mlp));
         graph_end(g, graph_add(g, h, y));
     } else {
         graph_end(g, h_norm);

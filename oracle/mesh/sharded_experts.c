@@ -112,7 +112,7 @@ assay_status sharded_write_outputs(assay_context *ctx, const sharded_run *run)
     for (int64_t i = 0; i < run->sizes.shards * parts * run->sizes.chunks; i++) {
         const int64_t shard = i / run->sizes.chunks, c = i % run->sizes.chunks;
         const double *y = run->chunks[c].rows_y + shard / parts * rows * dim;
-        moe_take_part(own, y, rows, dim, 1, shard % parts, parts);
+        moe_take_part(own, y, rows, dim, shard % parts, parts);
         TRY(moe_write(ctx, &run->block->results, MOE_ROUTED + ASSAY_MLPWO, rows * dim / parts, own));
     }
 cleanup:

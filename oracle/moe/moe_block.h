@@ -10,6 +10,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/ranks.h"
+#include "oracle/blocks/mlp.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/replicas.h"
 
@@ -70,86 +71,74 @@ typedef struct moe_rows {
 struct moe_block;
 typedef struct moe_block moe_block;
 
-/* One gated MLP with the buffers for its weights and gradients: the routed experts in turn, or the shared one. A pointer is
- * NULL where nobody wants what it would hold. */
-typedef struct moe_mlp {
-    assay_gated_mlp_config config;
-    assay_mlp_place place;
-    int first_result;                  /* MOE_ROUTED or MOE_SHARED */
-    int64_t most;                      /* rows that the buffers have room for */
-    int64_t pieces;                    /* that rows come in */
-    int64_t tensor_shards, emb_chunks; /* of the up products */
-    assay_tensor_table table;
-    double *weights[ASSAY_MLP_WEIGHTS];
-    double *gradients[ASSAY_MLP_WEIGHTS]; /* sums over pieces */
-    double *partials[ASSAY_MLP_WEIGHTS];  /* of one piece; NULL where there is but one */
-    bool summing;                         /* gradients hold a sum already */
-    assay_gated_mlp_residuals residuals;
-    bool given[ASSAY_MLP_CHECKPOINTS];  /* the source has it */
-    bool staged[ASSAY_MLP_CHECKPOINTS]; /* the run goes on from the source's */
-    double *tensor_partial;             /* like one branch, with tensor shards */
-    bool spread[ASSAY_MLP_CHECKPOINTS]; /* the source has its spread (quantised_spread.h) */
-    double *h_spread, *dy_spread, *d_up_spread;
-    double *dh;                       /* [rows,H], for an observer or with weights on h */
-    double *weighted_h, *weighted_dy; /* with weights on h */
-} moe_mlp;
-
-/* mlp: config of the most rows, place, first_result, pieces; the rest is zero. */
-assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block);
-void moe_mlp_free(moe_mlp *mlp);
-/* Reads what the source gives and computes the rest; y of the rows only when `down`. Its checkpoints go to the results. */
-struct moe_checkpoints;
-assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
-                             struct moe_checkpoints *checkpoints, bool down);
-/* A checkpoint that the source gives, of the rows at hand; rows beyond them become 0. */
-assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
-                            const moe_rows *rows, double *values);
-/* After it was computed: what a run stage by stage goes on from. The row of zeros stays. */
-assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
-                       const moe_rows *rows, double *values);
-/* Its spread. */
-assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
-                             const moe_rows *rows, double *spread);
-/* Columns of rows [count,width] that the shard `part` of H has: of each of the halves (gate and up side by side) its share. */
-void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
-                   int64_t parts);
-/* Whether the source gives any of the routed experts' checkpoints, to be read or to go on from. */
-bool moe_routed_given(const moe_block *block);
-/* By a recipe, the rows of dy are a checkpoint, which a run stage by stage goes on from. */
-assay_status moe_mlp_take_dy(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
-                             struct moe_checkpoints *checkpoints, double *dy);
-/* dx of the rows where rows->dx is there; the gradients of the weights join the sum. */
-assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_block *block, const moe_rows *rows,
-                              struct moe_checkpoints *checkpoints);
-/* The gradients of the weights: 0 where no row came. */
-assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
-
 /* dropping, where a checkpoint is wanted: the row of each slot of the expert, [B*C]. */
 typedef struct moe_slots {
     int32_t *row;
     int64_t count;
 } moe_slots;
 
-/* Writes checkpoints, expert after expert. The layouts of dense [T,E,width] and of a mesh [M,C,rows,width] are no order of
- * experts, so those are kept whole. */
+/* Where the rows at hand lie in the checkpoints of a gated MLP: a source and a sink for the run of its graph, before those of
+ * the block. The layouts of dense [T,E,width] and of a mesh [M,C,rows,width] are no order of experts, so what is written there
+ * is kept whole. */
 typedef struct moe_checkpoints {
-    double *kept[ASSAY_MLP_CHECKPOINTS]; /* dense, mesh */
-    double *packed;                      /* dropping: one expert's */
+    const moe_block *block;
+    const moe_results *results;
+    bool routed;          /* experts; else the shared one */
+    const moe_rows *rows; /* at hand */
+    char path[ASSAY_MLP_CHECKPOINTS][ASSAY_PATH_SIZE];
+    int64_t width[ASSAY_MLP_CHECKPOINTS]; /* of a row; 0: there is no such checkpoint */
+    double *kept[ASSAY_MLP_CHECKPOINTS];  /* dense, mesh; NULL: nobody wants it */
+    double *packed;                       /* dropping: one expert's */
 } moe_checkpoints;
 
-/* What a, b and h are of one gated MLP, laid out as its residuals are, and y: values or what belongs to them; and gradients of
- * a, b and y. NULL: not yet. */
-typedef struct moe_checkpoint_values {
-    const double *a, *b, *h, *y, *codes, *scale, *da, *db, *dy;
-} moe_checkpoint_values;
+/* Of the experts, or of the shared one; where the results are not the block's they are those of its observer. */
+assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block,
+                                  const moe_results *results, bool routed);
+void moe_checkpoints_close(moe_checkpoints *c);
+/* The rows at hand of a checkpoint that is wanted. */
+assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int checkpoint, const double *values);
+/* After all rows. */
+assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c);
+/* Has what the block's has of these checkpoints, "staged/" and "spread/" too; rows of no slot are 0. */
+assay_source moe_checkpoints_source(moe_checkpoints *c);
+assay_sink moe_checkpoints_sink(moe_checkpoints *c);
+/* Columns of rows [count,width] that the shard `part` of H has. */
+void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t part, int64_t parts);
+/* Whether the source gives any of the routed experts' checkpoints, to be read or to go on from. */
+bool moe_routed_given(const moe_block *block);
 
-assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
-                                   const moe_results *r);
-void moe_checkpoints_free(moe_checkpoints *c);
-assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
-                                 const moe_results *r, const moe_rows *rows, const moe_checkpoint_values *values);
-assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
-                                    const moe_mlp *mlp, const moe_results *r);
+/* One gated MLP with the buffers for its weights and gradients: the routed experts in turn, or the shared one. A pointer is
+ * NULL where nobody wants what it would hold. */
+typedef struct moe_mlp {
+    assay_mlp_graph_config config;
+    int64_t most;   /* rows that the buffers have room for */
+    int64_t pieces; /* that rows come in */
+    assay_tensor_table table;
+    double *weights[ASSAY_MLP_WEIGHTS];
+    double *gradients[ASSAY_MLP_WEIGHTS]; /* sums over pieces */
+    double *partials[ASSAY_MLP_WEIGHTS];  /* of one piece; NULL where there is but one */
+    bool summing;                         /* gradients hold a sum already */
+    double *room[GRAPH_TENSORS];          /* of what steps make: it stays until the next rows come */
+    graph graph;                          /* of the rows at hand */
+    graph_run run;
+    assay_source in;
+    assay_sink out;
+    moe_checkpoints checkpoints;
+} moe_mlp;
+
+/* mlp: config of the most rows, pieces; the rest is zero. */
+assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block);
+void moe_mlp_free(moe_mlp *mlp);
+/* MOE_ROUTED or MOE_SHARED. */
+int moe_mlp_first_result(const moe_mlp *mlp);
+/* What there is of "moe_mlpwi_0" and the like of the rows. */
+double *moe_mlp_value(const moe_mlp *mlp, int checkpoint);
+/* Reads what the source gives and computes the rest; y of the rows only when `down`. Its checkpoints go to the results. */
+assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows, bool down);
+/* dx of the rows where rows->dx is there; the gradients of the weights join the sum. Rows may be fewer than forward's. */
+assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows);
+/* The gradients of the weights: 0 where no row came. */
+assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r);
 
 /* The gate: its tensors, its choices, and the gradient of its logits. */
 typedef struct moe_router {
@@ -212,7 +201,6 @@ struct moe_block {
     double *rows_x, *rows_dy; /* [rows,D] gathered */
     moe_mlp expert, shared;
     moe_slots slots;
-    moe_checkpoints checkpoints;
     double *expert_y, *expert_dx; /* [T*K,D] in the order of `order`; dense: of one expert, [T,D] */
     double *y, *dx;               /* [T,D] */
     double *d_weights;            /* [T,K] */

@@ -5,7 +5,6 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
-#include "oracle/ops/quantised_spread.h"
 
 bool moe_routed_given(const moe_block *block)
 {
@@ -21,272 +20,234 @@ bool moe_routed_given(const moe_block *block)
     return given;
 }
 
-static int64_t width_of(const moe_mlp *mlp, int checkpoint)
+static int result_of(const moe_checkpoints *c, int checkpoint)
 {
-    const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp->config, mlp->place, checkpoint);
-    return assay_tensor_row_count(&row);
+    return (c->routed ? MOE_ROUTED : MOE_SHARED) + checkpoint;
 }
 
-/* That are side by side in a row: gate and up. */
-static int64_t halves_of(int checkpoint)
+static bool is_wanted(const moe_checkpoints *c, int checkpoint)
+{
+    const bool elsewhere = checkpoint == ASSAY_MLPWO && c->routed && c->block->keeps_outputs;
+    return c->width[checkpoint] > 0 && moe_wants(c->results, result_of(c, checkpoint)) && !elsewhere;
+}
+
+/* --- where rows lie --- */
+
+/* Numbers next to each other, in a checkpoint and among the rows at hand. */
+typedef struct piece {
+    int64_t place, at, count;
+} piece;
+
+static const moe_slots *slots_of(const moe_checkpoints *c)
+{
+    return c->routed && c->block->slots.row != NULL ? &c->block->slots : NULL;
+}
+
+static bool is_dense(const moe_checkpoints *c)
+{
+    return c->routed && c->block->config->path == ASSAY_MOE_DENSE;
+}
+
+/* Of the columns of H, which shards have: each of gate and up side by side its share. */
+static int64_t parts_of(const moe_checkpoints *c)
+{
+    return c->routed ? c->block->split.hidden_shards : 1;
+}
+
+static int64_t branches_of(int checkpoint)
 {
     return checkpoint == ASSAY_MLPWI ? 2 : 1;
 }
 
-void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t halves, int64_t part,
-                   int64_t parts)
+static int64_t piece_count(const moe_checkpoints *c, int checkpoint)
 {
-    const int64_t half = width / halves, share = half / parts;
-    for (int64_t i = 0; i < count * halves; i++)
-        memcpy(own + i * share, rows + i * half + part * share, (size_t)share * sizeof *own);
+    if (slots_of(c) != NULL) return slots_of(c)->count;
+    if (parts_of(c) > 1) return c->rows->count * parts_of(c) * branches_of(checkpoint);
+    return is_dense(c) ? c->rows->count : 1;
 }
+
+/* What shards have of H lies shard by shard: rows at `first` are among those of all shards. */
+static piece part_of(const moe_checkpoints *c, int checkpoint, int64_t i)
+{
+    const int64_t parts = parts_of(c), branches = branches_of(checkpoint), width = c->width[checkpoint];
+    const int64_t share = width / branches / parts, of_shard = c->block->kept_rows / c->block->split.shards;
+    const int64_t local = i / parts / branches, branch = i / parts % branches, part = i % parts;
+    const int64_t row = c->rows->first + local;
+    const int64_t place = (row / of_shard * parts + part) * of_shard + row % of_shard;
+    return (piece){(place * branches + branch) * share, local * width + (branch * parts + part) * share, share};
+}
+
+static piece piece_of(const moe_checkpoints *c, int checkpoint, int64_t i)
+{
+    const moe_rows *rows = c->rows;
+    const moe_slots *slots = slots_of(c);
+    const int64_t width = c->width[checkpoint];
+    if (slots != NULL) return (piece){(rows->expert * slots->count + i) * width, slots->row[i] * width, width};
+    if (parts_of(c) > 1) return part_of(c, checkpoint, i);
+    if (is_dense(c)) return (piece){(i * c->block->experts + rows->expert) * width, i * width, width};
+    return (piece){rows->first * width, 0, rows->count * width};
+}
+
+void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t part, int64_t parts)
+{
+    const int64_t share = width / parts;
+    for (int64_t i = 0; i < count; i++)
+        memcpy(own + i * share, rows + i * width + part * share, (size_t)share * sizeof *own);
+}
+
+/* --- writing --- */
 
 /* Rows of a checkpoint that is kept whole; 0: its rows are written as they come. */
-static int64_t kept_rows(const moe_block *block, const moe_mlp *mlp)
+static int64_t kept_rows(const moe_checkpoints *c)
 {
-    return mlp->place == ASSAY_MLP_ROUTED ? block->kept_rows : 0;
+    return c->routed ? c->block->kept_rows : 0;
 }
 
-/* Where rows lie in a checkpoint; a token's rows of all experts are neighbours when dense. */
-typedef struct row_places {
-    int64_t first, step;
-} row_places;
-
-static row_places places_of(const moe_block *block, const moe_mlp *mlp, const moe_rows *rows)
-{
-    const bool dense = block->config->path == ASSAY_MOE_DENSE && mlp->place == ASSAY_MLP_ROUTED;
-    return dense ? (row_places){rows->expert, block->experts} : (row_places){rows->first, 1};
-}
-
-static bool is_written(const moe_block *block, const moe_mlp *mlp, const moe_results *r, int checkpoint)
-{
-    const bool elsewhere = checkpoint == ASSAY_MLPWO && mlp->place == ASSAY_MLP_ROUTED && block->keeps_outputs;
-    return moe_wants(r, mlp->first_result + checkpoint) && !elsewhere;
-}
-
-/* NULL where the rows are written as they come. */
-static const moe_slots *slots_of(const moe_block *block, const moe_mlp *mlp)
-{
-    return mlp->place == ASSAY_MLP_ROUTED && block->slots.row != NULL ? &block->slots : NULL;
-}
-
-assay_status moe_checkpoints_alloc(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
-                                   const moe_results *r)
+assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block,
+                                  const moe_results *results, bool routed)
 {
     assay_status status = ASSAY_OK;
-    const moe_slots *slots = slots_of(block, mlp);
+    const assay_gated_mlp_config mlp =
+        routed ? assay_moe_expert_config(block->config, 0) : assay_moe_shared_config(block->config, 0);
     int64_t widest = 0;
-    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        const int64_t width = width_of(mlp, checkpoint), count = kept_rows(block, mlp) * width;
-        if (!is_written(block, mlp, r, checkpoint)) continue;
-        if (width > widest) widest = width;
-        if (count == 0) continue;
+    *c = (moe_checkpoints){.block = block, .results = results, .routed = routed};
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        c->width[i] = assay_mlp_checkpoint_path(&mlp, routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, i, c->path[i]);
+        if (!is_wanted(c, i)) continue;
+        if (c->width[i] > widest) widest = c->width[i];
         /* A mesh may have room for more rows than there are. */
-        TRY(assay_alloc_zeros(ctx, "whole checkpoint", count, &c->kept[checkpoint]));
+        if (kept_rows(c) > 0) TRY(assay_alloc_zeros(ctx, "whole checkpoint", kept_rows(c) * c->width[i], &c->kept[i]));
     }
-    if (slots != NULL && widest > 0) TRY(assay_alloc_f64(ctx, "checkpoint", slots->count * widest, &c->packed));
+    if (slots_of(c) != NULL && widest > 0)
+        TRY(assay_alloc_f64(ctx, "checkpoint", slots_of(c)->count * widest, &c->packed));
 cleanup:
     return status;
 }
 
-void moe_checkpoints_free(moe_checkpoints *c)
+void moe_checkpoints_close(moe_checkpoints *c)
 {
-    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) free(c->kept[checkpoint]);
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) free(c->kept[i]);
     free(c->packed);
-    memset(c, 0, sizeof *c);
+    *c = (moe_checkpoints){0};
 }
 
-/* Rows of `from`, those of the slots where there are any, to where they belong among rows `to_ld` apart. */
-static void copy_rows(const assay_context *ctx, const moe_slots *slots, int64_t count, double *to, int64_t to_ld,
-                      const double *from, int64_t width)
+/* to: the whole checkpoint, or what of it begins at `first`. */
+static void place_rows(const assay_context *ctx, const moe_checkpoints *c, int checkpoint, double *to, int64_t first,
+                       const double *values)
 {
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t row = slots != NULL ? slots->row[i] : i;
-        memcpy(to + i * to_ld, from + row * width, (size_t)width * sizeof *to);
+    for (int64_t i = 0; i < piece_count(c, checkpoint); i++) {
+        const piece p = piece_of(c, checkpoint, i);
+        memcpy(to + p.place - first, values + p.at, (size_t)p.count * sizeof *to);
     }
 }
 
-assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, const moe_block *block, const moe_mlp *mlp,
-                                 const moe_results *r, const moe_rows *rows, const moe_checkpoint_values *values)
+assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int checkpoint, const double *values)
 {
-    const moe_slots *slots = slots_of(block, mlp);
-    const int64_t count = slots != NULL ? slots->count : rows->count;
-    /* Fused, a and b are the halves of one tensor. */
-    const double *const from[ASSAY_MLP_CHECKPOINTS] = {[ASSAY_MLPWI_0] = values->a,
-                                                       [ASSAY_MLPWI_1] = values->b,
-                                                       [ASSAY_MLPWI] = values->a,
-                                                       [ASSAY_MLP_INTERMEDIATE] = values->h,
-                                                       [ASSAY_MLP_CODES] = values->codes,
-                                                       [ASSAY_MLP_SCALE] = values->scale,
-                                                       [ASSAY_MLPWO] = values->y,
-                                                       [ASSAY_MLPWI_GRADIENT] = values->da,
-                                                       [ASSAY_MLPWI_0_GRADIENT] = values->da,
-                                                       [ASSAY_MLPWI_1_GRADIENT] = values->db,
-                                                       [ASSAY_MLPWO_GRADIENT] = values->dy};
-    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        const int64_t width = width_of(mlp, checkpoint);
-        const double *write = from[checkpoint];
-        if (write == NULL || !is_written(block, mlp, r, checkpoint)) continue;
-        if (c->kept[checkpoint] != NULL) {
-            const row_places at = places_of(block, mlp, rows);
-            copy_rows(ctx, NULL, count, c->kept[checkpoint] + at.first * width, at.step * width, write, width);
-            continue;
-        }
-        if (slots != NULL) {
-            copy_rows(ctx, slots, count, c->packed, width, write, width);
-            write = c->packed;
-        }
-        assay_status status = moe_write(ctx, r, mlp->first_result + checkpoint, count * width, write);
-        if (status != ASSAY_OK) return status;
+    const moe_slots *slots = slots_of(c);
+    const int64_t width = c->width[checkpoint];
+    if (!is_wanted(c, checkpoint)) return ASSAY_OK;
+    if (c->kept[checkpoint] != NULL) {
+        place_rows(ctx, c, checkpoint, c->kept[checkpoint], 0, values);
+        return ASSAY_OK;
     }
-    return ASSAY_OK;
-}
-
-/* Of each shard its rows, part by part of their columns. */
-static assay_status write_parts(assay_context *ctx, const moe_block *block, const moe_mlp *mlp, const moe_results *r,
-                                int checkpoint, const double *kept)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t shards = block->split.shards, parts = block->split.hidden_shards, width = width_of(mlp, checkpoint);
-    const int64_t rows = block->kept_rows / shards;
-    double *own = NULL;
-    TRY(assay_alloc_f64(ctx, "a shard's part of a checkpoint", rows * width / parts, &own));
-    for (int64_t i = 0; i < shards * parts; i++) {
-        moe_take_part(own, kept + i / parts * rows * width, rows, width, halves_of(checkpoint), i % parts, parts);
-        TRY(moe_write(ctx, r, mlp->first_result + checkpoint, rows * width / parts, own));
-    }
-cleanup:
-    free(own);
-    return status;
+    if (slots == NULL) return moe_write(ctx, c->results, result_of(c, checkpoint), c->rows->count * width, values);
+    place_rows(ctx, c, checkpoint, c->packed, c->rows->expert * slots->count * width, values);
+    return moe_write(ctx, c->results, result_of(c, checkpoint), slots->count * width, c->packed);
 }
 
 /* Rows of no choice, behind those of the last expert; of one device. */
-static int64_t unused_rows(const moe_block *block, const moe_mlp *mlp)
+static int64_t unused_rows(const moe_checkpoints *c)
 {
+    const moe_block *block = c->block;
     int64_t unused = block->tokens * block->per_token;
-    if (mlp->place != ASSAY_MLP_ROUTED || block->kept_rows > 0 || block->slots.row != NULL) return 0;
+    if (!c->routed || block->kept_rows > 0 || block->slots.row != NULL) return 0;
     for (int64_t e = 0; e < block->local_experts; e++) unused -= block->group_sizes[e];
     return unused;
 }
 
-static assay_status write_zeros(assay_context *ctx, const moe_mlp *mlp, const moe_results *r, int checkpoint,
-                                int64_t count)
+static assay_status write_zeros(assay_context *ctx, const moe_checkpoints *c, int checkpoint, int64_t count)
 {
     assay_status status = ASSAY_OK;
     double *zeros = NULL;
     TRY(assay_alloc_zeros(ctx, "rows of no choice", count, &zeros));
-    TRY(moe_write(ctx, r, mlp->first_result + checkpoint, count, zeros));
+    TRY(moe_write(ctx, c->results, result_of(c, checkpoint), count, zeros));
 cleanup:
     free(zeros);
     return status;
 }
 
-assay_status moe_checkpoints_finish(assay_context *ctx, const moe_checkpoints *c, const moe_block *block,
-                                    const moe_mlp *mlp, const moe_results *r)
+assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c)
 {
     assay_status status = ASSAY_OK;
-    for (int checkpoint = 0; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-        const int64_t count = kept_rows(block, mlp) * width_of(mlp, checkpoint);
-        const int64_t zeros = unused_rows(block, mlp) * width_of(mlp, checkpoint);
-        if (zeros > 0 && is_written(block, mlp, r, checkpoint)) TRY(write_zeros(ctx, mlp, r, checkpoint, zeros));
-        if (c->kept[checkpoint] == NULL) continue;
-        TRY(block->split.hidden_shards > 1
-                ? write_parts(ctx, block, mlp, r, checkpoint, c->kept[checkpoint])
-                : moe_write(ctx, r, mlp->first_result + checkpoint, count, c->kept[checkpoint]));
+    const int64_t unused = unused_rows(c);
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
+        if (unused > 0 && is_wanted(c, i)) TRY(write_zeros(ctx, c, i, unused * c->width[i]));
+        if (c->kept[i] != NULL)
+            TRY(moe_write(ctx, c->results, result_of(c, i), kept_rows(c) * c->width[i], c->kept[i]));
     }
 cleanup:
     return status;
 }
 
-/* A checkpoint in the source: where its file has it, and the numbers of a row. */
-typedef struct checkpoint_place {
-    char path[ASSAY_PATH_SIZE];
-    int checkpoint;
-    int64_t width;
-} checkpoint_place;
+/* --- as a source and a sink --- */
 
-/* One expert's slots, of which the filled ones hold its rows. */
-static assay_status read_slots(assay_context *ctx, const moe_block *block, const checkpoint_place *p,
-                               const moe_rows *rows, double *values)
+/* Of "checkpoints/NAME", and of what belongs to it; -1: it is another's. */
+static int checkpoint_of(const moe_checkpoints *c, const char *path)
 {
-    const moe_slots *slots = &block->slots;
-    const assay_source *in = block->in;
+    const char *own = strstr(path, "checkpoints/");
+    for (int i = 0; own != NULL && i < ASSAY_MLP_CHECKPOINTS; i++)
+        if (c->width[i] > 0 && strcmp(own, c->path[i]) == 0) return i;
+    return -1;
+}
+
+static bool has(void *self, const char *path)
+{
+    const moe_checkpoints *c = self;
+    const assay_source *in = c->block->in;
+    return checkpoint_of(c, path) >= 0 && in->has(in->self, path);
+}
+
+/* Slots that no row fills are not read. */
+static assay_status read_rows(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                              double *values)
+{
     assay_status status = ASSAY_OK;
-    for (int64_t slot = 0; slot < slots->count; slot++) {
-        if (slots->row[slot] >= rows->size) continue;
-        TRY(in->read(ctx, in->self, p->path, (rows->expert * slots->count + slot) * p->width, p->width,
-                     values + slots->row[slot] * p->width));
+    const moe_checkpoints *c = self;
+    const assay_source *in = c->block->in;
+    const moe_slots *slots = slots_of(c);
+    const int checkpoint = checkpoint_of(c, path);
+    (void)first; /* the rows at hand are all there are */
+    if (slots != NULL && assay_staged_of(path) == NULL) memset(values, 0, (size_t)count * sizeof *values);
+    for (int64_t i = 0; i < piece_count(c, checkpoint); i++) {
+        const piece p = piece_of(c, checkpoint, i);
+        if (slots != NULL && slots->row[i] >= c->rows->size) continue;
+        TRY(in->read(ctx, in->self, path, p.place, p.count, values + p.at));
     }
 cleanup:
     return status;
 }
 
-/* What write_parts has written: rows at `first` among those of all shards. */
-static assay_status read_parts(assay_context *ctx, const moe_block *block, const checkpoint_place *p,
-                               const moe_rows *rows, double *values)
+static bool wants(void *self, const char *path)
 {
-    const assay_source *in = block->in;
-    const int64_t width = p->width;
-    const int64_t parts = block->split.hidden_shards, of_shard = block->kept_rows / block->split.shards;
-    const int64_t halves = halves_of(p->checkpoint), half = width / halves, share = half / parts;
-    assay_status status = ASSAY_OK;
-    for (int64_t i = 0; i < rows->count * halves * parts; i++) {
-        const int64_t row = rows->first + i / parts / halves, in_row = i / parts % halves, part = i % parts;
-        const int64_t place = (row / of_shard * parts + part) * of_shard + row % of_shard;
-        TRY(in->read(ctx, in->self, p->path, (place * halves + in_row) * share, share,
-                     values + i / parts * half + part * share));
-    }
-cleanup:
-    return status;
+    const moe_checkpoints *c = self;
+    const int checkpoint = checkpoint_of(c, path);
+    return checkpoint >= 0 && is_wanted(c, checkpoint);
 }
 
-static assay_status read_rows(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, const checkpoint_place *p,
-                              const moe_rows *rows, double *values)
+static assay_status write_rows(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    const assay_source *in = block->in;
-    const row_places at = places_of(block, mlp, rows);
-    const int64_t width = p->width;
-    assay_status status = ASSAY_OK;
-    if (slots_of(block, mlp) != NULL) return read_slots(ctx, block, p, rows, values);
-    if (mlp->place == ASSAY_MLP_ROUTED && block->split.hidden_shards > 1)
-        return read_parts(ctx, block, p, rows, values);
-    if (at.step == 1) return in->read(ctx, in->self, p->path, at.first * width, rows->count * width, values);
-    for (int64_t row = 0; row < rows->count; row++)
-        TRY(in->read(ctx, in->self, p->path, (at.first + row * at.step) * width, width, values + row * width));
-cleanup:
-    return status;
+    moe_checkpoints *c = self;
+    (void)count;
+    return moe_checkpoints_put(ctx, c, checkpoint_of(c, path), values);
 }
 
-assay_status moe_read_given(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
-                            const moe_rows *rows, double *values)
+assay_source moe_checkpoints_source(moe_checkpoints *c)
 {
-    checkpoint_place p = {.checkpoint = checkpoint};
-    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, p.path);
-    /* slots that no row fills */
-    if (slots_of(block, mlp) != NULL) memset(values, 0, (size_t)(rows->count * p.width) * sizeof *values);
-    return read_rows(ctx, mlp, block, &p, rows, values);
+    return (assay_source){.self = c, .has = has, .read = read_rows};
 }
 
-assay_status moe_go_on(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
-                       const moe_rows *rows, double *values)
+assay_sink moe_checkpoints_sink(moe_checkpoints *c)
 {
-    char path[ASSAY_PATH_SIZE];
-    checkpoint_place p = {.checkpoint = checkpoint};
-    if (!mlp->staged[checkpoint]) return ASSAY_OK;
-    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
-    assay_staged_path(path, p.path);
-    return read_rows(ctx, mlp, block, &p, rows, values);
-}
-
-assay_status moe_read_spread(assay_context *ctx, const moe_mlp *mlp, const moe_block *block, int checkpoint,
-                             const moe_rows *rows, double *spread)
-{
-    char path[ASSAY_PATH_SIZE];
-    checkpoint_place p = {.checkpoint = checkpoint};
-    if (!mlp->spread[checkpoint]) return ASSAY_OK;
-    p.width = assay_mlp_checkpoint_path(&mlp->config, mlp->place, checkpoint, path);
-    assay_spread_path(path, p.path);
-    memset(spread, 0, (size_t)(rows->count * p.width) * sizeof *spread); /* rows of no slot */
-    return read_rows(ctx, mlp, block, &p, rows, spread);
+    return (assay_sink){.self = c, .wants = wants, .write = write_rows};
 }

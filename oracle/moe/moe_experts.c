@@ -21,18 +21,13 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
         if (count > most) most = count;
     }
     block->expert = (moe_mlp){
-        .config = assay_moe_expert_config(block->config, most),
-        .place = ASSAY_MLP_ROUTED,
-        .first_result = MOE_ROUTED,
-        .pieces = pieces,
-    };
+        .config = {.mlp = assay_moe_expert_config(block->config, most), .place = ASSAY_MLP_ROUTED}, .pieces = pieces};
     if (block->joined) {
-        block->expert.config.groups = block->local_experts;
-        block->expert.config.group_sizes = block->group_sizes;
+        block->expert.config.mlp.groups = block->local_experts;
+        block->expert.config.mlp.group_sizes = block->group_sizes;
     }
     TRY(block->placement->alloc_rows(ctx, block, most));
     TRY(moe_mlp_alloc(ctx, &block->expert, block));
-    TRY(moe_checkpoints_alloc(ctx, &block->checkpoints, block, &block->expert, &block->results));
 cleanup:
     return status;
 }
@@ -43,15 +38,12 @@ static assay_status run_piece(assay_context *ctx, moe_block *block)
     assay_status status = ASSAY_OK;
     moe_rows *rows = &block->rows;
     const moe_placement *placement = block->placement;
-    TRY(moe_mlp_forward(ctx, &block->expert, block, rows, &block->checkpoints, true));
+    TRY(moe_mlp_forward(ctx, &block->expert, rows, true));
     /* The row of zeros is there for the checkpoints alone. */
     if (block->slots.row != NULL) rows->count = rows->size;
     if (rows->count == 0) return ASSAY_OK;
     if (placement->give_dy != NULL) placement->give_dy(ctx, block);
-    if (block->need_backward) {
-        TRY(moe_mlp_take_dy(ctx, &block->expert, block, rows, &block->checkpoints, block->rows_dy));
-        TRY(moe_mlp_backward(ctx, &block->expert, block, rows, &block->checkpoints));
-    }
+    if (block->need_backward) TRY(moe_mlp_backward(ctx, &block->expert, rows));
     if (placement->combine != NULL) placement->combine(ctx, block);
 cleanup:
     return status;
@@ -324,7 +316,7 @@ assay_status moe_experts_run(assay_context *ctx, moe_block *block)
     TRY(alloc_expert(ctx, block));
     TRY(assay_pieces_run(ctx, &experts));
     if (experts.everywhere || assay_ranks_is_first(ctx)) {
-        TRY(moe_checkpoints_finish(ctx, &block->checkpoints, block, &block->expert, &block->results));
+        TRY(moe_checkpoints_finish(ctx, &block->expert.checkpoints));
         TRY(block->placement->finish(ctx, block));
     } else {
         block->observer = NULL; /* it has seen some of the experts */
@@ -332,7 +324,6 @@ assay_status moe_experts_run(assay_context *ctx, moe_block *block)
     if (!experts.everywhere) TRY(share_sums(ctx, block));
 cleanup:
     block->placement->free_rows(block);
-    moe_checkpoints_free(&block->checkpoints);
     moe_mlp_free(&block->expert);
     return status;
 }

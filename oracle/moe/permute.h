@@ -44,8 +44,4 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
                                       const double *sorted, const int32_t *order, const double *weights,
                                       const assay_permute_dims *dims);
 
-/* out = weights[row] times the rows of [count,width], as they may be stored; out may be rows. */
-void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
-                      int64_t width);
-
 #endif

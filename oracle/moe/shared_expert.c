@@ -11,11 +11,8 @@ static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows 
     assay_status status = ASSAY_OK;
     const int64_t owners = block->split.owners, count = block->tokens * block->emb_dim;
     block->shared = (moe_mlp){
-        .config = assay_moe_shared_config(block->config, block->tokens / owners),
-        .place = ASSAY_MLP_SHARED,
-        .first_result = MOE_SHARED,
-        .pieces = owners,
-    };
+        .config = {.mlp = assay_moe_shared_config(block->config, block->tokens / owners), .place = ASSAY_MLP_SHARED},
+        .pieces = owners};
     TRY(moe_mlp_alloc(ctx, &block->shared, block));
     TRY(assay_alloc_f64(ctx, "shared y", count, &all->y));
     if (block->need_dx) TRY(assay_alloc_f64(ctx, "shared dx", count, &all->dx));
@@ -61,8 +58,8 @@ static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_r
                                .y = all->y + at,
                                .dy = gradients ? all->dy + at : NULL,
                                .dx = all->dx == NULL ? NULL : all->dx + at};
-        TRY(moe_mlp_forward(ctx, &block->shared, block, &rows, &block->checkpoints, down));
-        if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, block, &rows, &block->checkpoints));
+        TRY(moe_mlp_forward(ctx, &block->shared, &rows, down));
+        if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, &rows));
     }
     if (gradients) TRY(moe_mlp_write(ctx, &block->shared, r));
 cleanup:

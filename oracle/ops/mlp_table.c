@@ -44,7 +44,6 @@ static const entry checkpoints[ASSAY_MLP_CHECKPOINTS] = {
     [ASSAY_MLPWO_GRADIENT] = {{NULL, "moe_mlpwo_gradient", NULL}, "D", "D", ASSAY_CHECKPOINT, ALWAYS, true},
 };
 
-/* As assay_hidden_blocks, which the second form does not see. */
 static int64_t blocks_of(const assay_gated_mlp_config *config)
 {
     return config->hidden.format == NULL ? 0 : assay_block_count(config->mlp_dim, config->hidden.format->columns);

@@ -5,12 +5,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
 
-int64_t assay_hidden_blocks(const assay_gated_mlp_config *config)
-{
-    const assay_block_format *format = config->hidden.format;
-    return format == NULL ? 0 : assay_block_count(config->mlp_dim, format->columns);
-}
-
 /* Numbers of a type from their bits. */
 static void decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits, double *out)
 {
@@ -21,34 +15,36 @@ static void decode(const assay_context *ctx, assay_dtype type, int64_t count, co
     }
 }
 
-assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, const double *spread,
+assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h, const double *spread,
                               const assay_gated_mlp_config *config)
 {
     assay_status status;
     assay_quantize_config q = config->hidden;
-    const int64_t count = config->rows * config->mlp_dim, scales = config->rows * assay_hidden_blocks(config);
+    const int64_t count = config->rows * config->mlp_dim,
+                  scales = config->rows * assay_block_count(config->mlp_dim, q.format->columns);
     double *moved = NULL;
-    int32_t *codes = NULL, *scale = NULL, of_tensor = 0;
+    int32_t *bits = NULL, *scale_bits = NULL, of_tensor = 0;
     q.rows = config->rows;
     q.columns = config->mlp_dim;
     TRY(assay_alloc_f64(ctx, "h that is quantised", count, &moved));
-    TRY(assay_alloc_i32(ctx, "codes of h", count, &codes));
-    TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale));
-    assay_spread_move(ctx, count, r->h, spread, moved);
-    TRY(assay_quantize(ctx, codes, scale, &of_tensor, moved, &q));
-    decode(ctx, q.format->element, count, codes, r->codes);
-    decode(ctx, q.format->scale, scales, scale, r->scale);
+    TRY(assay_alloc_i32(ctx, "codes of h", count, &bits));
+    TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale_bits));
+    assay_spread_move(ctx, count, h, spread, moved);
+    TRY(assay_quantize(ctx, bits, scale_bits, &of_tensor, moved, &q));
+    decode(ctx, q.format->element, count, bits, codes);
+    decode(ctx, q.format->scale, scales, scale_bits, scale);
 cleanup:
     free(moved);
-    free(codes);
-    free(scale);
+    free(bits);
+    free(scale_bits);
     return status;
 }
 
-void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config)
+void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,
+                          const assay_gated_mlp_config *config)
 {
     assay_quantize_config q = config->hidden;
     q.rows = config->rows;
     q.columns = config->mlp_dim;
-    assay_dequantize(ctx, r->h, r->codes, r->scale, q.format->tensor_scale ? &config->hidden.tensor_scale : NULL, &q);
+    assay_dequantize(ctx, numbers, codes, scale, q.format->tensor_scale ? &config->hidden.tensor_scale : NULL, &q);
 }

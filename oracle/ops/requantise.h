@@ -11,15 +11,13 @@
 
 #include "oracle/ops/gated_mlp.h"
 
-/* Blocks of a row; 0: nothing is quantised. */
-int64_t assay_hidden_blocks(const assay_gated_mlp_config *config);
-
-/* r->codes and r->scale, as numbers of their types, of r->h [rows,H]. `spread` [rows,H]: one standard deviation of h, or NULL
- * (quantised_spread.h). */
-assay_status assay_requantise(assay_context *ctx, assay_gated_mlp_residuals *r, const double *spread,
+/* codes [rows,H] and scale [rows,blocks], as numbers of their types, of h [rows,H]. `spread` [rows,H]: one standard deviation of
+ * h, or NULL (quantised_spread.h). */
+assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h, const double *spread,
                               const assay_gated_mlp_config *config);
 
-/* r->h becomes the numbers of r->codes and r->scale. */
-void assay_hidden_numbers(const assay_context *ctx, assay_gated_mlp_residuals *r, const assay_gated_mlp_config *config);
+/* numbers [rows,H] of codes and scale. */
+void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,
+                          const assay_gated_mlp_config *config);
 
 #endif

@@ -123,3 +123,13 @@ void assay_column_sums(const assay_context *ctx, double *sums, int64_t rows, int
         round_columns(ctx, sums + first, rows, count, ld, values + first);
     }
 }
+
+void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
+                      int64_t width)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < count; row++) {
+        for (int64_t i = row * width; i < (row + 1) * width; i++) out[i] = weights[row] * rows[i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, width, out + row * width);
+    }
+}

@@ -20,4 +20,8 @@ void assay_add(const assay_context *ctx, int64_t count, const double *term, doub
 void assay_column_sums(const assay_context *ctx, double *sums, int64_t rows, int64_t columns, int64_t ld,
                        const double *values);
 
+/* out = weights[row] times the rows of [count,width], as they may be stored; out may be rows. */
+void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
+                      int64_t width);
+
 #endif

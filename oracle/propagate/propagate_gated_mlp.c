@@ -13,7 +13,7 @@ typedef struct pass {
     const assay_precision *precision;
     const assay_gated_mlp_variances *v;
     const assay_gated_mlp_run *run;
-    const assay_gated_mlp_residuals *r;
+    const assay_gated_mlp_values *r;
     const double *wi_0, *wi_1;       /* rows r->ld apart */
     int64_t rows, dim, hidden, size; /* size: rows * hidden */
     double *memory;
@@ -32,6 +32,7 @@ static assay_status alloc_scratch(assay_context *ctx, pass *p)
     status = assay_alloc_f64(ctx, "error scales of the gated MLP", total, &p->memory);
     RETURN_IF(status != ASSAY_OK, status);
     for (int64_t i = 0; i < count; i++) *parts[i] = p->memory + i * p->size;
+    if (p->v->dh_values != NULL && p->run->dy != NULL) p->dh = p->v->dh_values;
     return ASSAY_OK;
 }
 
@@ -132,9 +133,9 @@ static void weigh_alike(const pass *p, const double *value, int64_t ld, double *
 static assay_status forward(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_weights *w = p->run->w;
-    TRY(project(ctx, p, p->va, p->wi_0, w->w[ASSAY_MLP_WI_0_BIAS]));
-    TRY(project(ctx, p, p->vb, p->wi_1, w->w[ASSAY_MLP_WI_1_BIAS]));
+    double *const *w = p->run->w;
+    TRY(project(ctx, p, p->va, p->wi_0, w[ASSAY_MLP_WI_0_BIAS]));
+    TRY(project(ctx, p, p->vb, p->wi_1, w[ASSAY_MLP_WI_1_BIAS]));
     copy_out(p, p->v->a, p->r->ld, p->va);
     copy_out(p, p->v->b, p->r->ld, p->vb);
     store_rows(p, p->r->a, p->va);
@@ -146,9 +147,8 @@ static assay_status forward(assay_context *ctx, const pass *p)
     weigh_alike(p, p->r->a, p->r->ld, p->va); /* for the gradients */
     weigh_alike(p, p->r->b, p->r->ld, p->vb);
     if (p->v->y != NULL) {
-        const assay_matmul_args args =
-            assay_product_ab(p->v->y, p->r->h, w->w[ASSAY_MLP_WO], p->rows, p->dim, p->hidden);
-        TRY(biased_product(ctx, p, &args, p->vh, w->w[ASSAY_MLP_WO_BIAS]));
+        const assay_matmul_args args = assay_product_ab(p->v->y, p->r->h, w[ASSAY_MLP_WO], p->rows, p->dim, p->hidden);
+        TRY(biased_product(ctx, p, &args, p->vh, w[ASSAY_MLP_WO_BIAS]));
     }
 cleanup:
     return status;
@@ -157,12 +157,11 @@ cleanup:
 static assay_status hidden_gradient(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
-    assay_matmul_args args =
-        assay_product_abt(p->dh, p->run->dy, p->run->w->w[ASSAY_MLP_WO], p->rows, p->hidden, p->dim);
+    assay_matmul_args args = assay_product_abt(p->dh, p->run->dy, p->run->w[ASSAY_MLP_WO], p->rows, p->hidden, p->dim);
     TRY(assay_matmul(ctx, &args));
     args.c = p->vdh;
     TRY(assay_propagate_product(ctx, p->precision, false, &args, p->run->variance_dy, NULL));
-    copy_out(p, p->v->gradients.dh, p->hidden, p->vdh);
+    copy_out(p, p->v->dh, p->hidden, p->vdh);
     store(p, p->size, p->dh, p->vdh);
     weigh_alike(p, p->dh, p->hidden, p->vdh);
 cleanup:
@@ -236,7 +235,7 @@ static assay_status add_shared(assay_context *ctx, const pass *p)
     enum { BLOCK = 256 };
     assay_status status = ASSAY_OK;
     const int64_t hidden = p->hidden;
-    double *memory = NULL, *dx = p->v->gradients.dx;
+    double *memory = NULL, *dx = p->v->dx;
     TRY(assay_alloc_f64(ctx, "what da and db share", BLOCK * (hidden + p->rows), &memory));
     double *both = memory, *product = memory + BLOCK * hidden;
     for (int64_t first = 0; first < p->dim; first += BLOCK) {
@@ -265,7 +264,7 @@ cleanup:
 static assay_status input_gradient(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
-    double *through_b = NULL, *dx = p->v->gradients.dx;
+    double *through_b = NULL, *dx = p->v->dx;
     assay_matmul_args args = assay_product_abt(dx, p->da, p->wi_0, p->rows, p->dim, p->hidden);
     args.ldb = p->r->ld;
     TRY(assay_alloc_f64(ctx, "variance of dx", p->rows * p->dim, &through_b));
@@ -284,7 +283,7 @@ cleanup:
 static assay_status backward(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
-    const assay_gated_mlp_gradients *out = &p->v->gradients;
+    const assay_gated_mlp_variances *out = p->v;
     const int64_t dim = p->dim, hidden = p->hidden;
     double *dwi = out->g[ASSAY_MLP_WI];
     const factor x = {p->run->x, p->run->variance_x, dim}, dy = {p->run->dy, p->run->variance_dy, dim},
@@ -309,13 +308,13 @@ assay_status assay_propagate_gated_mlp(assay_context *ctx, const assay_precision
     assay_status status = ASSAY_OK;
     const assay_gated_mlp_config *config = run->config;
     const bool fused = config->fused;
-    const double *wi = run->w->w[ASSAY_MLP_WI];
+    const double *wi = run->w[ASSAY_MLP_WI];
     pass p = {.precision = precision,
               .v = v,
               .run = run,
-              .r = run->r,
-              .wi_0 = fused ? wi : run->w->w[ASSAY_MLP_WI_0],
-              .wi_1 = fused ? wi + config->mlp_dim : run->w->w[ASSAY_MLP_WI_1],
+              .r = &run->r,
+              .wi_0 = fused ? wi : run->w[ASSAY_MLP_WI_0],
+              .wi_1 = fused ? wi + config->mlp_dim : run->w[ASSAY_MLP_WI_1],
               .rows = config->rows,
               .dim = config->emb_dim,
               .hidden = config->mlp_dim,

@@ -61,7 +61,7 @@ static void close_all(moe_propagation *p)
         free(scale->y);
         free(scale->dx);
         free(scale->d_weights);
-        moe_checkpoints_free(&scale->checkpoints);
+        moe_checkpoints_close(&scale->checkpoints);
     }
     free(p->scales);
     free(p->sum_y);
@@ -129,8 +129,10 @@ static assay_status routed(assay_context *ctx, void *self, const moe_block *bloc
     moe_propagation *p = self;
     assay_status status = ASSAY_OK;
     for (int i = 0; i < p->count; i++) {
-        TRY(open_scale(ctx, p, &p->scales[i], block));
-        if (p->scales[i].any) TRY(routed_one(ctx, &p->scales[i], block));
+        moe_scales *scale = &p->scales[i];
+        TRY(open_scale(ctx, p, scale, block));
+        TRY(moe_checkpoints_open(ctx, &scale->checkpoints, block, &scale->results, true));
+        if (scale->any) TRY(routed_one(ctx, scale, block));
     }
 cleanup:
     return status;
@@ -167,7 +169,7 @@ static assay_status experts(assay_context *ctx, void *self, const moe_block *blo
     const int64_t count = block->tokens * block->emb_dim;
     assay_status status = ASSAY_OK;
     for (int i = 0; i < p->count; i++) {
-        const moe_scales *scale = &p->scales[i];
+        moe_scales *scale = &p->scales[i];
         const double square = assay_square(scale->precision->accumulate);
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t at = 0; at < count; at++) {
@@ -175,8 +177,8 @@ static assay_status experts(assay_context *ctx, void *self, const moe_block *blo
             if (scale->dx != NULL) scale->dx[at] += square * p->squares_dx[at];
         }
         if (block->llama4 && scale->dx != NULL) unscale(ctx, scale, block);
-        TRY(moe_checkpoints_finish(ctx, &scale->checkpoints, block, &block->expert, &scale->results));
-        moe_checkpoints_free(&p->scales[i].checkpoints);
+        TRY(moe_checkpoints_finish(ctx, &scale->checkpoints));
+        moe_checkpoints_close(&scale->checkpoints);
     }
 cleanup:
     moe_row_scratch_free(&((moe_propagation *)self)->rows);

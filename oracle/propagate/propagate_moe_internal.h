@@ -26,13 +26,14 @@ typedef struct moe_scales {
 /* Variances of the rows at hand, of one precision after the other. */
 typedef struct moe_row_scratch {
     const moe_mlp *mlp; /* whose rows it has room for; NULL: of none yet */
-    double *a, *b;      /* [rows,H], as the residuals are laid out */
+    double *a, *b;      /* [rows,H], as the values are laid out */
     double *h;          /* [rows,H] */
     double *y, *dx;     /* [rows,D] */
     double *gradients[ASSAY_MLP_WEIGHTS];
     double *weights;    /* [rows]: of what multiplies a row's output */
     double *x, *factor; /* llama4, [rows,D]; [rows]: the scales of its tokens */
     double *dy;         /* [rows,D] */
+    double *dh;         /* [rows,H]: of backward, no variance */
     double *products;   /* [rows,D]: of h wo with exact operands */
     /* What h has more where its row's weight goes onto it before it is stored, [rows,H], and what comes of that in y,
      * [rows,D]. */

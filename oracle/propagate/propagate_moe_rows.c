@@ -21,8 +21,8 @@ typedef struct hand {
 
 void moe_row_scratch_free(moe_row_scratch *s)
 {
-    double *const all[] = {s->a, s->b,      s->h,  s->y,        s->dx,         s->weights,
-                           s->x, s->factor, s->dy, s->products, s->weighted_h, s->weighted_y};
+    double *const all[] = {s->a,      s->b,  s->h,  s->y,        s->dx,         s->weights,   s->x,
+                           s->factor, s->dy, s->dh, s->products, s->weighted_h, s->weighted_y};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) free(s->gradients[weight]);
     memset(s, 0, sizeof *s);
@@ -44,21 +44,21 @@ static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const 
 {
     assay_status status = ASSAY_OK;
     moe_row_scratch *s = &p->rows;
-    const bool routed = mlp->first_result == MOE_ROUTED;
-    const int64_t rows = mlp->most, wide = rows * mlp->config.mlp_dim, count = rows * block->emb_dim;
-    const int first = mlp->first_result;
+    const int first = moe_mlp_first_result(mlp);
+    const bool routed = first == MOE_ROUTED;
+    const assay_gated_mlp_config *config = &mlp->config.mlp;
+    const int64_t rows = mlp->most, wide = rows * config->mlp_dim, count = rows * block->emb_dim;
     bool router = false, of_y = any_wants(p, first + ASSAY_MLPWO), of_dx = false;
     for (int i = 0; i < p->count; i++) {
         router |= p->scales[i].router;
         of_y |= p->scales[i].y != NULL;
         of_dx |= p->scales[i].dx != NULL;
-        if (routed) TRY(moe_checkpoints_alloc(ctx, &p->scales[i].checkpoints, block, mlp, &p->scales[i].results));
+        if (!routed) TRY(moe_checkpoints_open(ctx, &p->scales[i].checkpoints, block, &p->scales[i].results, false));
     }
     s->mlp = mlp;
     if (any_wants(p, first + ASSAY_MLPWI_0) || any_wants(p, first + ASSAY_MLPWI))
-        TRY(assay_alloc_f64(ctx, "variance of a", (mlp->config.fused ? 2 : 1) * wide, &s->a));
-    if (any_wants(p, first + ASSAY_MLPWI_1) && !mlp->config.fused)
-        TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
+        TRY(assay_alloc_f64(ctx, "variance of a", (config->fused ? 2 : 1) * wide, &s->a));
+    if (any_wants(p, first + ASSAY_MLPWI_1) && !config->fused) TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
     if (any_wants(p, first + ASSAY_MLP_INTERMEDIATE) || (routed && router && !block->llama4))
         TRY(assay_alloc_f64(ctx, "variance of h", wide, &s->h));
     if (of_y) TRY(assay_alloc_f64(ctx, "variance of y", count, &s->y));
@@ -69,6 +69,7 @@ static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const 
     }
     if (!routed) return ASSAY_OK;
     if (router && !block->llama4) TRY(assay_alloc_f64(ctx, "variance of products", count, &s->products));
+    if (router && !block->llama4) TRY(assay_alloc_f64(ctx, "dh", wide, &s->dh));
     TRY(assay_alloc_f64(ctx, "variance of weights", rows, &s->weights));
     if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of x", count, &s->x));
     if (block->llama4) TRY(assay_alloc_f64(ctx, "scales of tokens", rows, &s->factor));
@@ -138,11 +139,27 @@ static double least_of_row(const assay_precision *precision, double weight)
     return precision->least / (size > floor ? size : floor);
 }
 
+static const double *hidden_of(const hand *h)
+{
+    return moe_mlp_value(h->mlp, ASSAY_MLP_INTERMEDIATE);
+}
+
+static assay_gated_mlp_values values_of(const moe_mlp *mlp)
+{
+    const bool fused = mlp->config.mlp.fused;
+    const int64_t width = mlp->config.mlp.mlp_dim;
+    const double *gate = moe_mlp_value(mlp, fused ? ASSAY_MLPWI : ASSAY_MLPWI_0);
+    return (assay_gated_mlp_values){.a = gate,
+                                    .b = fused ? gate + width : moe_mlp_value(mlp, ASSAY_MLPWI_1),
+                                    .h = moe_mlp_value(mlp, ASSAY_MLP_INTERMEDIATE),
+                                    .ld = fused ? 2 * width : width};
+}
+
 /* h wo of the rows at hand. */
 static assay_matmul_args down_product(const hand *h, double *out)
 {
-    return assay_product_ab(out, h->mlp->residuals.h, h->mlp->weights[ASSAY_MLP_WO], h->rows->count, h->block->emb_dim,
-                            h->mlp->config.mlp_dim);
+    return assay_product_ab(out, hidden_of(h), h->mlp->weights[ASSAY_MLP_WO], h->rows->count, h->block->emb_dim,
+                            h->mlp->config.mlp.mlp_dim);
 }
 
 /* A weight may go onto h instead of y, and the product is stored then: relative to h as exact as h alone, but where it
@@ -150,14 +167,15 @@ static assay_matmul_args down_product(const hand *h, double *out)
 static assay_status weighted_h(assay_context *ctx, const hand *h)
 {
     const assay_precision exact = {0};
-    const int64_t width = h->mlp->config.mlp_dim;
+    const int64_t width = h->mlp->config.mlp.mlp_dim;
+    const double *hidden = hidden_of(h);
     double *variance = h->s->weighted_h;
     bool any = false;
 #pragma omp parallel for num_threads(ctx->threads) reduction(|| : any)
     for (int64_t row = 0; row < h->rows->count; row++) {
         const double least = least_of_row(h->precision, h->rows->weights[row]);
         for (int64_t i = row * width; i < (row + 1) * width; i++) {
-            const double value = h->mlp->residuals.h[i];
+            const double value = hidden[i];
             variance[i] = assay_propagate_rounding(h->precision->storage, least, value) -
                           assay_propagate_stored(h->precision, value);
             any = any || variance[i] > 0;
@@ -174,31 +192,33 @@ static assay_status propagate_mlp(assay_context *ctx, const hand *h, int64_t cou
                                   const assay_gated_mlp_run *given)
 {
     const moe_results *r = &h->scale->results;
-    const int first = h->mlp->first_result;
+    const int first = moe_mlp_first_result(h->mlp);
     assay_status status = ASSAY_OK;
-    assay_gated_mlp_config config = h->mlp->config;
-    const assay_gated_mlp_weights weights = assay_gated_mlp_weights_of(h->mlp->weights);
+    assay_gated_mlp_config config = h->mlp->config.mlp;
     assay_gated_mlp_run run = *given;
-    assay_gated_mlp_variances v = {
-        .a = h->s->a, .b = config.fused ? h->s->a + config.mlp_dim : h->s->b, .h = h->s->h, .y = h->s->y};
+    assay_gated_mlp_variances v = {.a = h->s->a,
+                                   .b = config.fused ? h->s->a + config.mlp_dim : h->s->b,
+                                   .h = h->s->h,
+                                   .y = h->s->y,
+                                   .dh_values = h->s->dh};
     bool backward = false;
     if (config.fused && h->s->a == NULL) v.b = NULL;
     for (int weight = 0; !slots && weight < ASSAY_MLP_WEIGHTS; weight++) {
         if (!moe_wants(r, first + MLP_GRADIENT + weight)) continue;
-        v.gradients.g[weight] = h->s->gradients[weight];
+        v.g[weight] = h->s->gradients[weight];
         backward = true;
     }
-    if (!slots && h->scale->dx != NULL) v.gradients.dx = h->s->dx;
+    if (!slots && h->scale->dx != NULL) v.dx = h->s->dx;
     config.rows = count;
     run.x = h->rows->x;
-    run.dy = backward || v.gradients.dx != NULL ? h->rows->dy : NULL;
-    run.r = &h->mlp->residuals;
-    run.w = &weights;
+    run.dy = backward || v.dx != NULL || (!slots && v.dh_values != NULL && h->scale->router) ? h->rows->dy : NULL;
+    run.r = values_of(h->mlp);
+    run.w = h->mlp->weights;
     run.config = &config;
     TRY(assay_propagate_gated_mlp(ctx, h->precision, &v, &run));
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
-        if (v.gradients.g[weight] != NULL)
-            TRY(moe_write(ctx, r, first + MLP_GRADIENT + weight, size_of(h->mlp, weight), v.gradients.g[weight]));
+        if (v.g[weight] != NULL)
+            TRY(moe_write(ctx, r, first + MLP_GRADIENT + weight, size_of(h->mlp, weight), v.g[weight]));
     }
 cleanup:
     return status;
@@ -206,8 +226,18 @@ cleanup:
 
 static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_checkpoints *c)
 {
-    const moe_checkpoint_values values = {.a = h->s->a, .b = h->s->b, .h = h->s->h, .y = h->s->y};
-    return moe_checkpoints_put(ctx, c, h->block, h->mlp, &h->scale->results, h->rows, &values);
+    assay_status status = ASSAY_OK;
+    const moe_row_scratch *s = h->s;
+    const double *const variances[ASSAY_MLP_CHECKPOINTS] = {[ASSAY_MLPWI] = s->a,
+                                                            [ASSAY_MLPWI_0] = s->a,
+                                                            [ASSAY_MLPWI_1] = s->b,
+                                                            [ASSAY_MLP_INTERMEDIATE] = s->h,
+                                                            [ASSAY_MLPWO] = s->y};
+    c->rows = h->rows;
+    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++)
+        if (variances[i] != NULL) TRY(moe_checkpoints_put(ctx, c, i, variances[i]));
+cleanup:
+    return status;
 }
 
 /* y[token] += weight * row, where the row or that product is stored; dx[token] += row, stored too: what the rows' own
@@ -249,12 +279,12 @@ static void add_terms(const assay_context *ctx, const moe_block *block, const mo
 static double through_hidden(const assay_context *ctx, const hand *h, int64_t row, const double *dy)
 {
     const moe_mlp *mlp = h->mlp;
-    const int64_t width = mlp->config.mlp_dim, dim = h->block->emb_dim;
-    const double weight = h->rows->weights[row];
+    const int64_t width = mlp->config.mlp.mlp_dim, dim = h->block->emb_dim;
+    const double weight = h->rows->weights[row], *hidden = hidden_of(h) + row * width;
     double sum = 0;
     for (int64_t i = 0; i < width; i++) {
-        const double stored = assay_propagate_stored(h->precision, mlp->residuals.h[row * width + i]);
-        const double dh = weight != 0 ? mlp->dh[row * width + i] / weight
+        const double stored = assay_propagate_stored(h->precision, hidden[i]);
+        const double dh = weight != 0 ? h->s->dh[row * width + i] / weight
                                       : assay_dot(ctx, dim, dy, mlp->weights[ASSAY_MLP_WO] + i * dim);
         sum += dh * dh * (h->s->h[row * width + i] + stored);
     }
@@ -272,7 +302,7 @@ static assay_status weight_gradients(assay_context *ctx, const hand *h)
     const double *bias = h->mlp->weights[ASSAY_MLP_WO_BIAS];
     double *exact = h->s->weighted_h; /* free again: the rows' terms are added */
     const assay_matmul_args args = down_product(h, h->s->products);
-    memset(exact, 0, (size_t)(rows->count * h->mlp->config.mlp_dim) * sizeof *exact);
+    memset(exact, 0, (size_t)(rows->count * h->mlp->config.mlp.mlp_dim) * sizeof *exact);
     /* The product is stored before a bias is added. */
     assay_status status = assay_propagate_product(ctx, precision, bias != NULL, &args, exact, NULL);
     if (status != ASSAY_OK) return status;
@@ -296,7 +326,7 @@ static assay_status write_zeros(assay_context *ctx, const hand *h)
 {
     assay_status status = ASSAY_OK;
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
-        const int gradient = h->mlp->first_result + MLP_GRADIENT + weight;
+        const int gradient = moe_mlp_first_result(h->mlp) + MLP_GRADIENT + weight;
         double *zeros = h->s->gradients[weight];
         if (!moe_wants(&h->scale->results, gradient)) continue;
         memset(zeros, 0, (size_t)size_of(h->mlp, weight) * sizeof *zeros);
@@ -403,7 +433,7 @@ assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block 
 {
     assay_status status = ASSAY_OK;
     moe_propagation *p = self;
-    const bool routed = mlp->first_result == MOE_ROUTED;
+    const bool routed = moe_mlp_first_result(mlp) == MOE_ROUTED;
     if (p->rows.mlp != mlp) TRY(alloc_scratch(ctx, p, block, mlp));
     for (int i = 0; i < p->count; i++) {
         moe_scales *scale = &p->scales[i];

@@ -9,7 +9,7 @@
 
 TEST_LABELS(threads);
 
-enum { ROWS = 3, COLUMNS = 40 };
+enum { ROWS = 3, COLUMNS = 40, COUNT = ROWS * COLUMNS };
 
 static assay_gated_mlp_config config_of(const char *format)
 {
@@ -21,32 +21,28 @@ static assay_gated_mlp_config config_of(const char *format)
 
 static void fill(double *h)
 {
-    for (int i = 0; i < ROWS * COLUMNS; i++) h[i] = sin(3.7 * i) * (1 + i / COLUMNS);
+    for (int i = 0; i < COUNT; i++) h[i] = sin(3.7 * i) * (1 + i / COLUMNS);
 }
 
 /* Where the spread reaches a boundary, some runs make the other code; the run to nearest and float64 never do. */
 TEST(emulated_runs_cross_boundaries_within_reach)
 {
     const assay_gated_mlp_config config = config_of("mxfp4");
-    double spread[ROWS * COLUMNS];
+    double spread[COUNT] = {0}, h[COUNT], codes[COUNT], scales[COUNT];
     int others = 0;
-    for (int i = 0; i < ROWS * COLUMNS; i++) spread[i] = 0;
     spread[5] = 0.01;
     for (int run = -1; run < 64; run++) {
         const assay_emulation emulation = {.seed = (uint64_t)(run + 1), .nearest = run < 0};
         assay_context ctx = assay_context_default(1);
-        assay_gated_mlp_residuals r;
-        assert_ok(&ctx, assay_gated_mlp_residuals_alloc(&ctx, &r, &config));
-        for (int i = 0; i < ROWS * COLUMNS; i++) r.h[i] = 4;
-        r.h[5] = 2.5 + 0.02; /* the boundary of 2 and 3 is 2.5 */
+        for (int i = 0; i < COUNT; i++) h[i] = 4;
+        h[5] = 2.5 + 0.02; /* the boundary of 2 and 3 is 2.5 */
         ctx.emulation = &emulation;
-        assert_ok(&ctx, assay_requantise(&ctx, &r, spread, &config));
-        assert_true(r.codes[5] == 3 || r.codes[5] == 2);
-        if (run < 0) assert_true(r.codes[5] == 3);
-        others += r.codes[5] == 2;
-        for (int i = 0; i < ROWS * COLUMNS; i++)
-            if (i != 5) assert_true(r.codes[i] == 4);
-        assay_gated_mlp_residuals_free(&r);
+        assert_ok(&ctx, assay_requantise(&ctx, codes, scales, h, spread, &config));
+        assert_true(codes[5] == 3 || codes[5] == 2);
+        if (run < 0) assert_true(codes[5] == 3);
+        others += codes[5] == 2;
+        for (int i = 0; i < COUNT; i++)
+            if (i != 5) assert_true(codes[i] == 4);
     }
     assert_true(others > 12 && others < 36); /* 3 in 8 */
 }
@@ -55,12 +51,10 @@ TEST(numbers_that_are_none_are_refused)
 {
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = config_of("mxfp4");
-    assay_gated_mlp_residuals r;
-    assert_ok(&ctx, assay_gated_mlp_residuals_alloc(&ctx, &r, &config));
-    fill(r.h);
-    r.h[41] = NAN;
-    assert_int_equal(assay_requantise(&ctx, &r, NULL, &config), ASSAY_BAD_INPUT);
-    assay_gated_mlp_residuals_free(&r);
+    double h[COUNT], codes[COUNT], scales[COUNT];
+    fill(h);
+    h[41] = NAN;
+    assert_int_equal(assay_requantise(&ctx, codes, scales, h, NULL, &config), ASSAY_BAD_INPUT);
 }
 
 /* No further than the reach, 0 stays, and float64 moves nothing. */

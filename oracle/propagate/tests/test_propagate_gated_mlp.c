@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/ops/tests/mlp_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 #include "oracle/propagate/glu_factor.h"
+#include "oracle/propagate/tests/mlp_problem.h"
 
 TEST_LABELS(threads);
 
@@ -47,12 +47,12 @@ static variances propagate(assay_context *ctx, const assay_precision *precision,
                                      .dy = p->dy,
                                      .variance_x = inexact ? variance_x : NULL,
                                      .variance_dy = inexact ? variance_dy : NULL,
-                                     .r = &p->r,
-                                     .w = &p->w,
+                                     .r = p->r,
+                                     .w = p->w,
                                      .config = &p->config};
     assay_gated_mlp_variances v = {
-        .a = out.a, .b = out.b, .h = out.h, .y = out.y, .gradients = mlp_gradients_into(p, out.gradient, NULL)};
-    v.gradients.dh = out.dh;
+        .a = out.a, .b = out.b, .h = out.h, .y = out.y, .dx = out.gradient[MLP_X], .dh = out.dh};
+    mlp_place_gradients(out.gradient, v.g);
     assert_ok(ctx, assay_propagate_gated_mlp(ctx, precision, &v, &run));
     free(variance_x);
     free(variance_dy);
@@ -78,18 +78,18 @@ TEST(test_every_term_where_the_gate_is_a_product)
         .rows = 1, .emb_dim = 3, .mlp_dim = 5, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}};
     assay_context ctx = assay_context_default(1);
     mlp_problem p;
-    mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 4);
+    mlp_problem_make(&p, &config, true, ASSAY_FLOAT64, 4);
     mlp_problem_run(&ctx, &p);
     variances variance = propagate(&ctx, &stores, &p, true);
     double of_y[3] = {0}, of_dx[3] = {0}, dx_0[3] = {0}, dx_1[3] = {0};
     for (int j = 0; j < 5; j++) {
         const double a = p.r.a[j], b = p.r.b[j], dh = p.dh[j], h = a * b;
-        double of_a = square(0.01 * (a - p.w.w[ASSAY_MLP_WI_0_BIAS][j])),
-               of_b = square(0.01 * (b - p.w.w[ASSAY_MLP_WI_1_BIAS][j])), of_dh = 0;
+        double of_a = square(0.01 * (a - p.w[ASSAY_MLP_WI_0_BIAS][j])),
+               of_b = square(0.01 * (b - p.w[ASSAY_MLP_WI_1_BIAS][j])), of_dh = 0;
         for (int d = 0; d < 3; d++) {
-            of_a += square(RMS(0x1p-8) * p.part[MLP_X][d] * p.w.w[ASSAY_MLP_WI_0][d * 5 + j]);
-            of_b += square(RMS(0x1p-8) * p.part[MLP_X][d] * p.w.w[ASSAY_MLP_WI_1][d * 5 + j]);
-            of_dh += square(RMS(0x1p-8) * p.dy[d] * p.w.w[ASSAY_MLP_WO][j * 3 + d]);
+            of_a += square(RMS(0x1p-8) * p.part[MLP_X][d] * p.w[ASSAY_MLP_WI_0][d * 5 + j]);
+            of_b += square(RMS(0x1p-8) * p.part[MLP_X][d] * p.w[ASSAY_MLP_WI_1][d * 5 + j]);
+            of_dh += square(RMS(0x1p-8) * p.dy[d] * p.w[ASSAY_MLP_WO][j * 3 + d]);
         }
         assert_close(&variance.a[j], &of_a, 1, 1e-12, 0);
         assert_close(&variance.b[j], &of_b, 1, 1e-12, 0);
@@ -100,8 +100,8 @@ TEST(test_every_term_where_the_gate_is_a_product)
         const double of_h = square(b) * of_a + square(a) * of_b;
         assert_close(&variance.h[j], &of_h, 1, 1e-12, 0);
         for (int d = 0; d < 3; d++) {
-            const double w_0 = p.w.w[ASSAY_MLP_WI_0][d * 5 + j], w_1 = p.w.w[ASSAY_MLP_WI_1][d * 5 + j];
-            of_y[d] += square(p.w.w[ASSAY_MLP_WO][j * 3 + d]) * (of_h + square(0.01 * h));
+            const double w_0 = p.w[ASSAY_MLP_WI_0][d * 5 + j], w_1 = p.w[ASSAY_MLP_WI_1][d * 5 + j];
+            of_y[d] += square(p.w[ASSAY_MLP_WO][j * 3 + d]) * (of_h + square(0.01 * h));
             /* dh moves both terms of dx, a and b one each */
             of_dx[d] += square(b * w_0 + a * w_1) * of_dh + square(dh) * (square(w_0) * of_b + square(w_1) * of_a) +
                         square(0.01 * dh) * (square(b * w_0) + square(a * w_1));
@@ -110,7 +110,7 @@ TEST(test_every_term_where_the_gate_is_a_product)
         }
     }
     for (int d = 0; d < 3; d++) {
-        of_y[d] += square(0.01 * (p.y[d] - p.w.w[ASSAY_MLP_WO_BIAS][d]));
+        of_y[d] += square(0.01 * (p.y[d] - p.w[ASSAY_MLP_WO_BIAS][d]));
         of_dx[d] += square(0.01) * (square(dx_0[d]) + square(dx_1[d]));
     }
     assert_close(variance.y, of_y, 3, 1e-12, 0);
@@ -127,7 +127,7 @@ TEST(test_columns_that_are_alike_err_alike)
         .rows = 1, .emb_dim = 3, .mlp_dim = 5, .activation = {ASSAY_LINEAR, ASSAY_LINEAR}};
     assay_context ctx = assay_context_default(1);
     mlp_problem p;
-    mlp_problem_make(&ctx, &p, &config, false, ASSAY_FLOAT64, 4);
+    mlp_problem_make(&p, &config, false, ASSAY_FLOAT64, 4);
     for (int i = 0; i < 15; i++) {
         p.part[MLP_WI_0][i] = p.part[MLP_WI_0][i / 5 * 5];
         p.part[MLP_WI_1][i] = p.part[MLP_WI_1][i / 5 * 5];
@@ -138,7 +138,7 @@ TEST(test_columns_that_are_alike_err_alike)
     for (int d = 0; d < 3; d++) {
         double expected = 0, sum = 0;
         for (int j = 0; j < 5; j++) {
-            const double w = p.w.w[ASSAY_MLP_WO][j * 3 + d];
+            const double w = p.w[ASSAY_MLP_WO][j * 3 + d];
             expected += 5 * square(w) * of_h;
             sum += w;
         }
@@ -169,7 +169,7 @@ TEST(test_exact_zeros_have_no_error)
     const assay_gated_mlp_config config = {
         .rows = 2, .emb_dim = 2, .mlp_dim = 2, .activation = {ASSAY_RELU, ASSAY_LINEAR}};
     mlp_problem p;
-    mlp_problem_make(&ctx, &p, &config, false, ASSAY_FLOAT64, 1);
+    mlp_problem_make(&p, &config, false, ASSAY_FLOAT64, 1);
     const double x[] = {1, 1, 0, 0}, wi_0[] = {1, -1, 1, -1};
     memcpy(p.part[MLP_X], x, sizeof x);
     memcpy(p.part[MLP_WI_0], wi_0, sizeof wi_0);
@@ -191,7 +191,7 @@ TEST(test_no_rows)
     assay_context ctx = assay_context_default(2);
     const assay_gated_mlp_config config = sized(0, 40, 56);
     mlp_problem p;
-    mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT64, 1);
+    mlp_problem_make(&p, &config, true, ASSAY_FLOAT64, 1);
     mlp_problem_run(&ctx, &p);
     variances variance = propagate(&ctx, &bf16, &p, false);
     for (int part = 1; part < MLP_PARTS; part++) {
@@ -212,7 +212,7 @@ static void same_bits(assay_context *ctx, void *data)
     first_results *first = data;
     if (!first->made) {
         const assay_gated_mlp_config config = sized(24, 40, 56);
-        mlp_problem_make(ctx, &first->p, &config, true, ASSAY_FLOAT32, 8);
+        mlp_problem_make(&first->p, &config, true, ASSAY_FLOAT32, 8);
         mlp_problem_run(ctx, &first->p);
         first->variance = propagate(ctx, &bf16, &first->p, true);
         first->made = true;
@@ -239,12 +239,12 @@ TEST(test_missing_results_are_skipped)
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = sized(24, 40, 56);
     mlp_problem p;
-    mlp_problem_make(&ctx, &p, &config, false, ASSAY_FLOAT32, 8);
+    mlp_problem_make(&p, &config, false, ASSAY_FLOAT32, 8);
     mlp_problem_run(&ctx, &p);
     variances all = propagate(&ctx, &bf16, &p, false);
     double *y = test_nans(p.size[MLP_X]), *dwo = test_nans(p.size[MLP_WO]);
-    const assay_gated_mlp_variances forward = {.y = y}, backward = {.gradients = {.g = {[ASSAY_MLP_WO] = dwo}}};
-    assay_gated_mlp_run run = {.x = p.part[MLP_X], .r = &p.r, .w = &p.w, .config = &config};
+    const assay_gated_mlp_variances forward = {.y = y}, backward = {.g = {[ASSAY_MLP_WO] = dwo}};
+    assay_gated_mlp_run run = {.x = p.part[MLP_X], .r = p.r, .w = p.w, .config = &config};
     assert_ok(&ctx, assay_propagate_gated_mlp(&ctx, &bf16, &forward, &run));
     assert_same_bits(y, all.y, p.size[MLP_X]);
     run.dy = p.dy;
@@ -261,11 +261,12 @@ TEST(test_failing_allocations)
     assay_context ctx = assay_context_default(1);
     const assay_gated_mlp_config config = sized(7, 256, 40);
     mlp_problem p;
-    mlp_problem_make(&ctx, &p, &config, true, ASSAY_FLOAT32, 8);
+    mlp_problem_make(&p, &config, true, ASSAY_FLOAT32, 8);
     mlp_problem_run(&ctx, &p);
     double *y = test_nans(p.size[MLP_X]);
-    const assay_gated_mlp_variances v = {.y = y, .gradients = p.g};
-    const assay_gated_mlp_run run = {.x = p.part[MLP_X], .dy = p.dy, .r = &p.r, .w = &p.w, .config = &config};
+    assay_gated_mlp_variances v = {.y = y, .dx = p.gradient[MLP_X], .dh = p.dh};
+    mlp_place_gradients(p.gradient, v.g);
+    const assay_gated_mlp_run run = {.x = p.part[MLP_X], .dy = p.dy, .r = p.r, .w = p.w, .config = &config};
     int failures = 0;
     for (;; failures++) {
         assay_fail_allocation(failures);

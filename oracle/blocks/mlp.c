@@ -1,0 +1,108 @@
+#include "oracle/blocks/mlp.h"
+
+static int64_t axis_size(const void *self, char axis)
+{
+    const assay_mlp_graph_config *config = self;
+    const assay_gated_mlp_config *mlp = &config->mlp;
+    switch (axis) {
+    case 'B':
+        return config->batch;
+    case 'S':
+        return config->sequence;
+    case 'T':
+        return mlp->rows;
+    case 'D':
+        return mlp->emb_dim;
+    case '3':
+        return mlp->hidden.format == NULL ? 0 : assay_block_count(mlp->mlp_dim, mlp->hidden.format->columns);
+    default: /* 'F', and 'f' of gate and up together */
+        return axis == 'F' ? mlp->mlp_dim : 2 * mlp->mlp_dim;
+    }
+}
+
+/* Axes of rows, which only a dense layer's have names for. */
+typedef struct row_axes {
+    const char *emb, *hidden, *both, *blocks;
+} row_axes;
+
+static row_axes axes_of(const assay_mlp_graph_config *config)
+{
+    return config->place == ASSAY_MLP_DENSE ? (row_axes){"BSD", "BSF", "BSf", "BS3"}
+                                            : (row_axes){"TD", "TF", "Tf", "T3"};
+}
+
+static const char *name_of(const assay_mlp_graph_config *config, int checkpoint)
+{
+    return assay_mlp_checkpoint_row(&config->mlp, config->place, checkpoint).name;
+}
+
+static int named(graph *g, const assay_mlp_graph_config *config, int checkpoint, int tensor)
+{
+    return graph_named(g, name_of(config, checkpoint), tensor);
+}
+
+/* Gate and up, which a fused product has in one tensor: then up is 0. */
+static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, const int *w, int out[2])
+{
+    const row_axes axes = axes_of(config);
+    const assay_gated_mlp_config *mlp = &config->mlp;
+    const graph_parts parts = {.groups = mlp->groups,
+                               .group_sizes = mlp->group_sizes,
+                               .slices = config->slices,
+                               .chunks = config->chunks,
+                               .shards = mlp->hidden_shards};
+    const int wi[2] = {w[ASSAY_MLP_WI_0], w[ASSAY_MLP_WI_1]};
+    const int biases[2] = {w[ASSAY_MLP_WI_0_BIAS], w[ASSAY_MLP_WI_1_BIAS]};
+    out[0] = out[1] = 0;
+    if (mlp->fused) {
+        out[0] = graph_linear_pair(g, axes.both, x, w[ASSAY_MLP_WI], biases, &mlp->recipe);
+        named(g, config, ASSAY_MLPWI, out[0]);
+        graph_quantised(g, name_of(config, ASSAY_MLPWI_GRADIENT), axes.both, out[0]);
+        graph_in_parts(g, out[0], &parts);
+        return;
+    }
+    /* of each shard of H the gradient of x is one sum */
+    if (mlp->hidden_shards > 1) graph_linear_two(g, axes.hidden, x, wi, biases, out);
+    for (int i = 0; i < 2; i++) {
+        if (mlp->hidden_shards <= 1) out[i] = graph_linear(g, axes.hidden, x, wi[i], biases[i], &mlp->recipe);
+        named(g, config, ASSAY_MLPWI_0 + i, out[i]);
+        graph_quantised(g, name_of(config, ASSAY_MLPWI_0_GRADIENT + i), axes.hidden, out[i]);
+        graph_in_parts(g, out[i], &parts);
+    }
+}
+
+int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const int *w)
+{
+    const row_axes axes = axes_of(config);
+    const assay_gated_mlp_config *mlp = &config->mlp;
+    const graph_parts parts = {.groups = mlp->groups, .group_sizes = mlp->group_sizes, .slices = mlp->hidden_shards};
+    int up[2];
+    graph_within(g, config, axis_size);
+    up_steps(g, config, x, w, up);
+    int h = named(g, config, ASSAY_MLP_INTERMEDIATE, graph_glu(g, axes.hidden, up[0], up[1], mlp));
+    if (mlp->hidden.format != NULL)
+        h = graph_quantise_hidden(g, name_of(config, ASSAY_MLP_CODES), name_of(config, ASSAY_MLP_SCALE), axes.blocks, h,
+                                  mlp);
+    const int y = graph_linear(g, axes.emb, h, w[ASSAY_MLP_WO], w[ASSAY_MLP_WO_BIAS], &mlp->recipe);
+    graph_quantised(g, name_of(config, ASSAY_MLPWO_GRADIENT), axes.emb, y);
+    graph_in_parts(g, y, &parts);
+    if (config->weighs_h) graph_weigh_rows(g, y, graph_input(g, ASSAY_MLP_ROW_WEIGHTS, "T"));
+    return named(g, config, ASSAY_MLPWO, y);
+}
+
+void assay_mlp_graph(graph *g, const assay_mlp_graph_config *config)
+{
+    const assay_gated_mlp_config *mlp = &config->mlp;
+    int w[ASSAY_MLP_WEIGHTS];
+    graph_begin(g, config, axis_size);
+    const int x = graph_input(g, "inputs/x", axes_of(config).emb);
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
+        assay_tensor_row row = assay_mlp_weight_row(mlp, config->place, i);
+        if (mlp->groups > 0 && row.name != NULL) row = assay_tensor_row_below("E", &mlp->groups, row);
+        w[i] = graph_weight(g, row);
+    }
+    const int y = assay_mlp_steps(g, config, x, w);
+    (config->stored ? graph_end_stored : graph_end)(g, y);
+    g->tensors[x].stored = config->stored;
+    g->adds_up = config->place != ASSAY_MLP_DENSE;
+}

@@ -1,0 +1,187 @@
+#include "oracle/blocks/mlp.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/blocks/tests/block_problem.h"
+
+TEST_LABELS(threads);
+
+#define MLP(...)                                                                                                       \
+    {                                                                                                                  \
+        .rows = 6, .emb_dim = 8, .mlp_dim = 12, .activation = {ASSAY_SILU, ASSAY_LINEAR}, __VA_ARGS__                  \
+    }
+
+static const int32_t sizes[] = {2, 0, 4};
+
+/* In the parts that experts and meshes have. */
+static const assay_mlp_graph_config FORMS[] = {
+    {.mlp = MLP(.fused = false), .place = ASSAY_MLP_DENSE, .batch = 2, .sequence = 3},
+    {.mlp = MLP(.fused = true), .place = ASSAY_MLP_DENSE, .batch = 2, .sequence = 3},
+    {.mlp = MLP(.glu = ASSAY_GLU_GPT_OSS, .limit = 1), .place = ASSAY_MLP_ROUTED, .slices = 2, .chunks = 2},
+    {.mlp = MLP(.fused = true, .hidden_shards = 3), .place = ASSAY_MLP_ROUTED, .slices = 2},
+    {.mlp = MLP(.hidden_shards = 3), .place = ASSAY_MLP_ROUTED, .weighs_h = true},
+    {.mlp = MLP(.groups = 3, .group_sizes = sizes), .place = ASSAY_MLP_ROUTED},
+    {.mlp = MLP(.fused = true, .groups = 3, .group_sizes = sizes), .place = ASSAY_MLP_ROUTED, .weighs_h = true},
+    {.mlp = MLP(.fused = false), .place = ASSAY_MLP_SHARED},
+};
+enum { FORM_COUNT = sizeof FORMS / sizeof *FORMS };
+
+static graph graph_of(const assay_mlp_graph_config *config)
+{
+    graph g;
+    assay_mlp_graph(&g, config);
+    return g;
+}
+
+static void check_each(void (*check)(const graph *g))
+{
+    for (int i = 0; i < FORM_COUNT; i++) {
+        const graph g = graph_of(&FORMS[i]);
+        check(&g);
+    }
+}
+
+static void recomputing(const graph *g)
+{
+    block_check_recomputing(g, false);
+}
+
+TEST(test_any_checkpoints_can_be_computed_again)
+{
+    check_each(recomputing);
+}
+
+static void missing_gradients(const graph *g)
+{
+    block_check_missing_gradients(g, false);
+}
+
+TEST(test_missing_gradients_are_skipped)
+{
+    check_each(missing_gradients);
+}
+
+static void memory(const graph *g)
+{
+    block_check_memory(g, 6);
+}
+
+TEST(test_every_allocation_may_fail)
+{
+    check_each(memory);
+}
+
+TEST(test_intermediates_lie_on_the_grid)
+{
+    check_each(block_check_grid);
+}
+
+/* More columns than a thread takes at once. */
+TEST(test_same_bits_with_any_threads_and_isa)
+{
+    check_each(block_check_threads);
+    for (int fused = 0; fused < 2; fused++) {
+        assay_mlp_graph_config config = FORMS[fused];
+        config.mlp.mlp_dim = 1030;
+        const graph g = graph_of(&config);
+        block_check_threads(&g);
+    }
+}
+
+/* --- forms of the same --- */
+
+static void copy_columns(double *to, int64_t to_width, const double *from, int64_t from_width, int64_t rows)
+{
+    const int64_t width = to_width < from_width ? to_width : from_width;
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(to + row * to_width, from + row * from_width, (size_t)width * sizeof *to);
+}
+
+/* Gate and up side by side are the same bits as apart, also over shards of H. */
+static void check_fused(assay_mlp_graph_config config)
+{
+    static const char *const weights[] = {"wi_0", "wi_1", "wi_0_bias", "wi_1_bias", "wo", "wo_bias"};
+    assay_context ctx = assay_context_default(2);
+    const int64_t dim = config.mlp.emb_dim, width = config.mlp.mlp_dim;
+    const graph apart_graph = graph_of(&config);
+    config.mlp.fused = true;
+    const graph fused_graph = graph_of(&config);
+    block_problem apart, fused;
+    block_open(&apart, &apart_graph, false);
+    block_open(&fused, &fused_graph, false);
+    memcpy(block_value(&fused, "inputs/x"), block_value(&apart, "inputs/x"),
+           (size_t)(apart.tokens * dim) * sizeof(double));
+    memcpy(fused.dy, apart.dy, (size_t)(apart.tokens * dim) * sizeof(double));
+    for (int i = 0; i < 6; i++) {
+        const double *from = block_value(&apart, weights[i]);
+        if (i < 2) copy_columns(block_value(&fused, "wi") + i * width, 2 * width, from, width, dim);
+        if (i >= 2)
+            memcpy(block_value(&fused, weights[i]), from, (size_t)block_size(&apart, weights[i]) * sizeof *from);
+    }
+    block_run(&ctx, &apart);
+    block_run(&ctx, &fused);
+    block_assert_same(&fused, &apart);
+    for (int i = 0; i < 2; i++) {
+        double *half = test_nans(dim * width);
+        copy_columns(half, width, block_gradient(&fused, "wi") + i * width, 2 * width, dim);
+        assert_same_bits(half, block_gradient(&apart, weights[i]), dim * width);
+        free(half);
+    }
+    block_close(&apart);
+    block_close(&fused);
+}
+
+TEST(test_fused_and_apart_are_the_same_bits)
+{
+    for (int64_t shards = 1; shards <= 3; shards++) {
+        assay_mlp_graph_config config = {
+            .mlp = MLP(.hidden_shards = shards), .place = ASSAY_MLP_ROUTED, .stored = true};
+        check_fused(config);
+        config.slices = config.chunks = 2;
+        check_fused(config);
+    }
+}
+
+TEST(test_no_rows_have_zero_gradients)
+{
+    assay_context ctx = assay_context_default(2);
+    for (int i = 2; i < FORM_COUNT; i++) {
+        assay_mlp_graph_config config = FORMS[i];
+        block_problem p;
+        config.mlp.rows = config.mlp.groups = 0;
+        const graph g = graph_of(&config);
+        block_open(&p, &g, false);
+        block_run(&ctx, &p);
+        for (int t = 1; t < g.tensor_count; t++)
+            for (int64_t k = 0; k < graph_size(&g, t) && block_is_given(&g, t); k++)
+                assert_true(p.gradients[t][k] == 0);
+        block_close(&p);
+    }
+}
+
+TEST(test_nan_stays_in_its_row)
+{
+    assay_context ctx = assay_context_default(2);
+    const int64_t bad = 4;
+    for (int i = 0; i < FORM_COUNT; i++) {
+        const graph g = graph_of(&FORMS[i]);
+        block_problem p, other;
+        block_open(&p, &g, false);
+        block_open(&other, &g, false);
+        block_value(&other, "inputs/x")[bad * p.dim + 3] = NAN;
+        block_run(&ctx, &p);
+        block_run(&ctx, &other);
+        const double *const rows[][2] = {{p.values[g.result], other.values[g.result]},
+                                         {block_gradient(&p, "inputs/x"), block_gradient(&other, "inputs/x")}};
+        for (int k = 0; k < 2; k++) {
+            const int64_t after = (bad + 1) * p.dim;
+            assert_same_bits(rows[k][1], rows[k][0], bad * p.dim);
+            assert_all_nan(rows[k][1] + bad * p.dim, p.dim);
+            assert_same_bits(rows[k][1] + after, rows[k][0] + after, p.tokens * p.dim - after);
+        }
+        block_close(&p);
+        block_close(&other);
+    }
+}
