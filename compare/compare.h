@@ -84,7 +84,7 @@ typedef struct assay_tensor_result {
     char axis_labels[ASSAY_MAX_RANK][16];
 } assay_tensor_result;
 
-/* What whoever knows the operation found out about the candidate's own choice of experts (harness/routing_choice/given_choice.h). */
+/* What whoever knows the operation found out about the candidate's own choice of experts (harness/fixes/fixes.h). */
 typedef struct assay_routing_summary {
     bool judged;
     int64_t tokens, exact, admissible, wrong; /* of a stack: once for each layer */

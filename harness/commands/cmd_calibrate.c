@@ -4,9 +4,9 @@
 
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
-#include "harness/routing_choice/stages.h"
 
 static assay_status check_engine(assay_context *ctx, const assay_fixture_reader *reader, const char *path)
 {

@@ -7,13 +7,13 @@
 #include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/fixes/fixes.h"
 #include "harness/golden/layer_golden.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/power/power_test.h"
-#include "harness/routing_choice/stages.h"
 
 /* Where the golden of a case goes. */
 static assay_status output_path(assay_context *ctx, const assay_options *options, const assay_case *c, char *path,

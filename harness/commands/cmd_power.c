@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
+#include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
-#include "harness/routing_choice/stages.h"
 #include "oracle/base/whole_file.h"
 
 static const char *outcome_name(assay_mutant_outcome outcome)

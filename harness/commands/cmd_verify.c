@@ -7,11 +7,11 @@
 #include "compare/printable.h"
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
+#include "harness/fixes/fixes.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
-#include "harness/routing_choice/stages.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
 

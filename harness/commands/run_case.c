@@ -5,10 +5,10 @@
 
 #include "compare/profile_yaml.h"
 #include "harness/backends/backend_files.h"
+#include "harness/fixes/fixes.h"
 #include "harness/judge/judge.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
-#include "harness/routing_choice/stages.h"
 #include "oracle/base/ranks.h"
 
 /* What a case is judged by, before it is. */

@@ -305,7 +305,7 @@ static assay_status add_given(assay_context *ctx, const assay_tensor_set *given,
     for (int i = 0; i < given->count; i++) {
         const assay_tensor *from = &given->items[i];
         assay_tensor *tensor = NULL;
-        if (!assay_tensor_is_complete(from)) continue;
+        if (!assay_tensor_is_complete(from) || from->values == NULL) continue; /* choices are the golden's own */
         TRY(assay_tensor_set_add(ctx, results, &from->spec, &tensor));
         memcpy(tensor->values, from->values, (size_t)from->count * sizeof *from->values);
         tensor->written = tensor->count;

@@ -4,9 +4,9 @@
 #ifndef ASSAY_HARNESS_EXPLAIN_H
 #define ASSAY_HARNESS_EXPLAIN_H
 
+#include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
-#include "harness/routing_choice/stages.h"
 
 /* Fills explanation and explained_by of the report on a failure; leaves others alone. What keeps it from looking (a
  * case that is too large, that this program cannot evaluate, or without memory) is said there too and is no error. */

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "harness/explain/explain_internal.h"
+#include "harness/fixes/fixes.h"
 #include "harness/golden/golden_memory.h"
-#include "harness/routing_choice/given_choice.h"
 
 /* The golden's case from the golden's inputs, with the profile's error scales alone. */
 static assay_status make_golden(assay_context *ctx, const assay_trial *t, const assay_profile *profile,
@@ -34,7 +34,7 @@ static assay_status passes_at(assay_context *ctx, const assay_trial *t, const as
     assay_report report = {0};
     *passes = false;
     TRY(make_golden(ctx, t, profile, &plan, &c, &tensors, &golden));
-    TRY(assay_compare_given_choice(ctx, &golden, candidate, profile, t->false_alarm, true, &report, &against));
+    TRY(assay_compare_fixed(ctx, &golden, candidate, profile, t->false_alarm, true, &report, &against));
     *passes = report.verdict == ASSAY_PASS;
 cleanup:
     assay_report_free(&report);

@@ -6,10 +6,9 @@
 
 #include "compare/pictures.h"
 #include "harness/explain/explain.h"
+#include "harness/fixes/fixes.h"
 #include "harness/judge/vanishing.h"
 #include "harness/operations/case_steps.h"
-#include "harness/routing_choice/given_choice.h"
-#include "harness/routing_choice/stages.h"
 #include "harness/version/version.h"
 
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against)
@@ -60,8 +59,8 @@ assay_status assay_judge(assay_context *ctx, assay_golden *golden, assay_fixture
     assay_stages by = {0};
     const double share = how->staged ? 0.5 : 1; /* of the false alarms: the whole, and the stages */
     if (how->staged) TRY(plan_with_stages(ctx, golden, how->profile));
-    TRY(assay_compare_given_choice(ctx, golden, candidate, how->profile, share * how->false_alarm, how->quiet, report,
-                                   &again));
+    TRY(assay_compare_fixed(ctx, golden, candidate, how->profile, share * how->false_alarm, how->quiet, report,
+                            &again));
     if (how->staged) TRY(judge_stages(ctx, golden, candidate, how, share * how->false_alarm, report, &by));
     held = assay_judged_by(golden, &again);
     TRY(assay_judge_vanishing(ctx, held->reader, how->profile, report));

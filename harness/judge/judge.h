@@ -15,7 +15,7 @@ typedef struct assay_judging {
     const assay_profile *profile;
     double false_alarm;
     bool quiet, unexplained; /* unexplained: a failure is not held against the known bugs */
-    bool staged;             /* the candidate's stages are judged as well (harness/routing_choice/stages.h) */
+    bool staged;             /* the candidate's stages are judged as well (harness/fixes/fixes.h) */
     assay_pictures_of pictures;
 } assay_judging;
 

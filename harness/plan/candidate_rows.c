@@ -20,11 +20,34 @@ static bool is_shared(const assay_fixture_reader *golden, const assay_fixture_re
            (expected->type == ASSAY_INT32) == (found->type == ASSAY_INT32);
 }
 
-/* What the candidate's file does not let us read is left to the comparer. */
-static bool is_left(assay_context *ctx, assay_status status)
+static assay_status read_numbers(assay_context *ctx, assay_fixture_reader *from, const char *path, int64_t count,
+                                 double **out)
 {
-    if (status == ASSAY_BAD_INPUT) ctx->message[0] = '\0';
-    return status == ASSAY_BAD_INPUT;
+    assay_status status = assay_alloc_f64(ctx, path, count, out);
+    if (status == ASSAY_OK) status = assay_fixture_read(ctx, from, path, 0, count, *out);
+    if (status == ASSAY_OK) return ASSAY_OK;
+    free(*out);
+    *out = NULL;
+    return status;
+}
+
+static assay_status read_integers(assay_context *ctx, assay_fixture_reader *from, const char *path, int64_t count,
+                                  int32_t **out)
+{
+    assay_status status = assay_alloc_i32(ctx, path, count, out);
+    if (status == ASSAY_OK) status = assay_fixture_read_i32(ctx, from, path, 0, count, *out);
+    if (status == ASSAY_OK) return ASSAY_OK;
+    free(*out);
+    *out = NULL;
+    return status;
+}
+
+/* Of reading from the candidate: what its file does not let us read is NULL, and left to the comparer. */
+static assay_status or_leave(assay_context *ctx, assay_status status)
+{
+    if (status != ASSAY_BAD_INPUT) return status;
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
 }
 
 /* Rows of [used rows,width] that are not used become those of `from`. */
@@ -41,15 +64,9 @@ static assay_status take_unused(assay_context *ctx, const assay_tensor_entry *en
     assay_status status;
     const int64_t count = assay_shape_count(&entry->spec.shape);
     double *values = NULL, *expected = NULL;
-    TRY(assay_alloc_f64(ctx, entry->spec.path, count, &values));
-    TRY(assay_alloc_f64(ctx, entry->spec.path, count, &expected));
-    TRY(assay_fixture_read(ctx, golden, entry->spec.path, 0, count, expected));
-    status = assay_fixture_read(ctx, candidate, entry->spec.path, 0, count, values);
-    if (is_left(ctx, status)) {
-        status = ASSAY_OK;
-        goto cleanup;
-    }
-    TRY(status);
+    TRY(read_numbers(ctx, golden, entry->spec.path, count, &expected));
+    TRY(or_leave(ctx, read_numbers(ctx, candidate, entry->spec.path, count, &values)));
+    if (values == NULL) goto cleanup;
     take_rows(values, expected, used, count, assay_unused_row_width(entry));
     status = assay_fixture_replace(ctx, candidate, entry->spec.path, values, NULL);
     values = NULL;
@@ -92,15 +109,9 @@ static assay_status take_nan_codes(assay_context *ctx, const char *path, int64_t
 {
     assay_status status;
     int32_t *codes = NULL, *expected = NULL;
-    TRY(assay_alloc_i32(ctx, path, count, &codes));
-    TRY(assay_alloc_i32(ctx, path, count, &expected));
-    TRY(assay_fixture_read_i32(ctx, golden, path, 0, count, expected));
-    status = assay_fixture_read_i32(ctx, candidate, path, 0, count, codes);
-    if (is_left(ctx, status)) {
-        status = ASSAY_OK;
-        goto cleanup;
-    }
-    TRY(status);
+    TRY(read_integers(ctx, golden, path, count, &expected));
+    TRY(or_leave(ctx, read_integers(ctx, candidate, path, count, &codes)));
+    if (codes == NULL) goto cleanup;
     for (int64_t i = 0; i < count; i++) {
         if (is_nan(expected[i]) && is_nan(codes[i])) codes[i] = expected[i];
     }
@@ -180,14 +191,9 @@ static assay_status take_order(assay_context *ctx, const copies_order *o, const 
     assay_status status;
     const int64_t width = spec->shape.dims[1];
     double *values = NULL, *moved = NULL;
-    TRY(assay_alloc_f64(ctx, spec->path, o->copies * width, &values));
+    TRY(or_leave(ctx, read_numbers(ctx, candidate, spec->path, o->copies * width, &values)));
+    if (values == NULL) goto cleanup;
     TRY(assay_alloc_f64(ctx, spec->path, o->copies * width, &moved));
-    status = assay_fixture_read(ctx, candidate, spec->path, 0, o->copies * width, values);
-    if (is_left(ctx, status)) {
-        status = ASSAY_OK;
-        goto cleanup;
-    }
-    TRY(status);
     for (int64_t j = 0; j < o->copies; j++) {
         memcpy(moved + o->place[o->candidate[j]] * width, values + j * width, (size_t)width * sizeof *moved);
     }
@@ -247,17 +253,12 @@ static assay_status read_order(assay_context *ctx, const assay_plan *plan, const
         .tokens = o->copies / per_token, .experts_per_token = per_token, .experts = plan->c->config.num_experts};
     snprintf(o->layer, sizeof o->layer, "%.*s", (int)(strlen(name) - strlen(ORDER)), name);
     snprintf(sizes, sizeof sizes, "%.*sgroup_sizes", stem, spec->path);
-    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->golden));
-    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->candidate));
-    TRY(assay_alloc_i32(ctx, sizes, o->dims.experts, &o->group_sizes));
     TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->expert));
     TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->place));
-    TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, o->copies, o->golden));
-    TRY(assay_fixture_read_i32(ctx, golden, sizes, 0, o->dims.experts, o->group_sizes));
-
-    status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, o->copies, o->candidate);
-    *readable = status == ASSAY_OK && find_experts(o);
-    if (is_left(ctx, status)) status = ASSAY_OK;
+    TRY(read_integers(ctx, golden, spec->path, o->copies, &o->golden));
+    TRY(read_integers(ctx, golden, sizes, o->dims.experts, &o->group_sizes));
+    TRY(or_leave(ctx, read_integers(ctx, candidate, spec->path, o->copies, &o->candidate)));
+    *readable = o->candidate != NULL && find_experts(o);
 cleanup:
     return status;
 }
@@ -301,19 +302,11 @@ assay_status assay_candidate_take_replicas(assay_context *ctx, const assay_plan 
     if (of_map == NULL || !is_shared(golden, candidate, path)) return ASSAY_OK;
     const int64_t physical = of_map->spec.shape.dims[0];
     const int64_t count = assay_shape_count(&assay_fixture_find(golden, path)->shape);
-    TRY(assay_alloc_i32(ctx, map_path, physical, &map));
-    TRY(assay_alloc_i32(ctx, path, count, &selected));
-    TRY(assay_alloc_i32(ctx, path, count, &expected));
-    TRY(assay_alloc_i32(ctx, path, count, &chosen));
-    TRY(assay_fixture_read_i32(ctx, golden, map_path, 0, physical, map));
-    TRY(assay_fixture_read_i32(ctx, golden, "routing/selected_experts", 0, count, selected));
-    TRY(assay_fixture_read_i32(ctx, golden, path, 0, count, expected));
-    status = assay_fixture_read_i32(ctx, candidate, path, 0, count, chosen);
-    if (is_left(ctx, status)) {
-        status = ASSAY_OK;
-        goto cleanup;
-    }
-    TRY(status);
+    TRY(read_integers(ctx, golden, map_path, physical, &map));
+    TRY(read_integers(ctx, golden, "routing/selected_experts", count, &selected));
+    TRY(read_integers(ctx, golden, path, count, &expected));
+    TRY(or_leave(ctx, read_integers(ctx, candidate, path, count, &chosen)));
+    if (chosen == NULL) goto cleanup;
     if (memcmp(expected, chosen, (size_t)count * sizeof *chosen) == 0) goto cleanup;
     find_wrong_replica(map, physical, selected, chosen, count, plan->c->config.num_experts_per_tok, line);
     if (line[0] != '\0') {
@@ -331,8 +324,23 @@ cleanup:
     return status;
 }
 
+/* Of an order that is an output: gradients go by it. */
+static assay_status give_order(assay_context *ctx, const copies_order *o, assay_tensor_set *given)
+{
+    assay_status status;
+    assay_tensor_spec spec = *o->spec;
+    assay_tensor *order = NULL;
+    assay_tensor_call(&spec, "routing/" ORDER);
+    TRY(assay_tensor_set_add(ctx, given, &spec, &order));
+    order->written = order->count;
+    memcpy(order->indices, o->candidate, (size_t)order->count * sizeof *order->indices);
+cleanup:
+    return status;
+}
+
 assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate, assay_row_orders *orders)
+                                         assay_fixture_reader *candidate, assay_row_orders *orders,
+                                         assay_tensor_set *given)
 {
     assay_status status = ASSAY_OK;
     copies_order o = {0};
@@ -354,7 +362,8 @@ assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *p
         TRY(status);
         orders->other++;
         if (spec->role == ASSAY_ROLE_OUTPUT) {
-            memcpy(orders->output, spec->path, sizeof orders->output);
+            orders->is_output = true;
+            TRY(give_order(ctx, &o, given));
         } else {
             TRY(take_tensors(ctx, plan, &o, candidate));
         }

@@ -27,7 +27,7 @@ typedef struct assay_row_orders {
     bool other_replicas;              /* a lawful choice of replicas that is not */
     char wrong_path[ASSAY_PATH_SIZE]; /* of the first unlawful one; "": there is none */
     char message[ASSAY_MESSAGE_SIZE]; /* on it */
-    char output[ASSAY_PATH_SIZE];     /* of a lawful other one that is an output, so that gradients go by it; "" */
+    bool is_output;                   /* a lawful other one is an output, so that gradients go by it */
 } assay_row_orders;
 
 /* routing/physical_experts of the candidate: any replica of the chosen expert will do, and becomes the golden's. */
@@ -36,9 +36,10 @@ assay_status assay_candidate_take_replicas(assay_context *ctx, const assay_plan 
 
 /* sorted_selected_experts of the candidate: its copies must be those of the golden, grouped by expert, and may come in any
  * order within an expert. Where the order is another one, it and all tensors in it become as the golden has them, but for
- * an order that is an output: with another one the golden is to be evaluated again. Orders of several shards are as the
- * golden has them, or wrong. */
+ * an order that is an output: that comes to `given`, with which the golden is to be evaluated again. Orders of several
+ * shards are as the golden has them, or wrong. */
 assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate, assay_row_orders *orders);
+                                         assay_fixture_reader *candidate, assay_row_orders *orders,
+                                         assay_tensor_set *given);
 
 #endif

@@ -31,7 +31,7 @@ typedef struct assay_power_test {
     assay_power power;
 } assay_power_test;
 
-/* Judges stages (harness/routing_choice/stages.h, which lies above). `check` refuses cases without; `compare` says whether a stage of the candidate is
+/* Judges stages (harness/fixes/fixes.h, which lies above). `check` refuses cases without; `compare` says whether a stage of the candidate is
  * wrong. The golden has the attributes case_yaml and engine. */
 typedef struct assay_stage_judge {
     assay_status (*check)(assay_context *ctx, const assay_case *c);

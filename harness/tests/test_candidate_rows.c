@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "compare/report.h"
+#include "harness/fixes/fixes.h"
 #include "harness/plan/candidate_rows.h"
-#include "harness/routing_choice/given_choice.h"
 #include "harness/tests/golden_trial.h"
 
 #define PROFILE "f32"
@@ -48,7 +48,7 @@ static assay_report judged(moved *f)
     trial_write_candidate(&f->t, &f->results, profile, is_result);
     assert_ok(ctx, assay_golden_open(ctx, f->t.file, &golden));
     assert_ok(ctx, assay_fixture_open(ctx, f->t.candidate, &candidate));
-    assert_ok(ctx, assay_compare_given_choice(ctx, &golden, candidate, profile, 1e-6, true, &report, &against));
+    assert_ok(ctx, assay_compare_fixed(ctx, &golden, candidate, profile, 1e-6, true, &report, &against));
     assay_golden_close(&against);
     assay_golden_close(&golden);
     assay_fixture_close(candidate);
@@ -306,10 +306,11 @@ TEST_IN_FOLDER(no_memory_is_reported)
     for (int64_t n = 0;; n++) {
         assay_fixture_reader *candidate = NULL;
         assay_row_orders orders = {0};
+        assay_tensor_set given = {0};
         assay_context *ctx = &f.t.ctx;
         assert_ok(ctx, assay_fixture_open(ctx, f.t.candidate, &candidate));
         assay_fail_allocation(n);
-        const assay_status status = assay_candidate_take_orders(ctx, &f.t.plan, f.t.reader, candidate, &orders);
+        const assay_status status = assay_candidate_take_orders(ctx, &f.t.plan, f.t.reader, candidate, &orders, &given);
         assay_fixture_close(candidate);
         if (had_memory(ctx, status)) {
             assert_int_equal(orders.other, 1);

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "harness/routing_choice/choice.h"
+#include "harness/fixes/choice.h"
 #include "tests/support/assay_test.h"
 
 /* 8 experts, best first: 2 (1.0), 5 (0.9), 0 and 7 (0.8), 3 (0.5), 1 (0.4), 6 (0.3), 4 (0.1) */

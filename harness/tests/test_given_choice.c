@@ -1,7 +1,7 @@
 /* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
-#include "harness/routing_choice/given_choice.h"
+#include "harness/fixes/fixes.h"
 #include "harness/tests/golden_trial.h"
 
 TEST_LABELS(catalogue);
@@ -74,7 +74,7 @@ static assay_status try_compare(fixture *f, bool conditionally, const assay_prof
     TRY(assay_fixture_open(&f->t.ctx, f->t.candidate, &candidate));
     forget_scales(candidate);
     TRY(conditionally
-            ? assay_compare_given_choice(&f->t.ctx, &golden, candidate, profile, 1e-6, true, report, &against)
+            ? assay_compare_fixed(&f->t.ctx, &golden, candidate, profile, 1e-6, true, report, &against)
             : assay_compare(&f->t.ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&f->t.plan), report));
 cleanup:
     assay_golden_close(&against);

@@ -1,9 +1,9 @@
 /* h that a kernel quantises itself: correct kernels pass with their codes and without, wrong codes and scales are found. */
 #include <math.h>
 
+#include "harness/fixes/hidden_codes.h"
 #include "harness/judge/judge.h"
 #include "harness/plan/inputs.h"
-#include "harness/routing_choice/hidden_codes.h"
 #include "harness/scales/ensemble.h"
 #include "harness/scales/hidden_spread.h"
 #include "harness/tests/golden_trial.h"

@@ -1,9 +1,9 @@
 /* Goldens detect what they must; those that cannot are called vacuous, by certify and by compare. */
 #include <math.h>
 
+#include "harness/fixes/fixes.h"
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
-#include "harness/routing_choice/stages.h"
 #include "harness/tests/golden_trial.h"
 
 TEST_LABELS(catalogue);

@@ -2,7 +2,7 @@
  * cotangents before it does anything with them. It must pass, and one that rounds them to a coarser type still must
  * not. */
 
-#include "harness/routing_choice/given_choice.h"
+#include "harness/fixes/fixes.h"
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "tests/support/test_tensors.h"
@@ -81,7 +81,7 @@ static void compare(trial *t, const assay_profile *profile, assay_report *report
     assay_fixture_reader *candidate = NULL;
     assay_golden golden = {.reader = t->reader, .c = t->c, .plan = t->plan}, against = {0};
     assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare_given_choice(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
+    assert_ok(&t->ctx, assay_compare_fixed(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
     assay_golden_close(&against);
     assay_fixture_close(candidate);
 }

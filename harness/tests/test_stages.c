@@ -2,8 +2,8 @@
 #include <math.h>
 
 #include "compare/report.h"
+#include "harness/fixes/fixes.h"
 #include "harness/judge/judge.h"
-#include "harness/routing_choice/stages.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/base/memory.h"
 

@@ -31,6 +31,9 @@ typedef struct assay_choice {
  * anywhere is not admissible. */
 assay_choice_verdict assay_choice_judge(const assay_choice *c);
 
+/* Whether its ids are K different ones of [0,E); asks for no scores. */
+bool assay_choice_is_valid(const assay_choice *c);
+
 /* How many times tau would have to be what it is for the choice to be admissible; above 1 of a wrong one, infinite where
  * no tau is enough. */
 double assay_choice_excess(const assay_choice *c);

@@ -1,4 +1,4 @@
-#include "harness/routing_choice/hidden_codes.h"
+#include "harness/fixes/hidden_codes.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,6 +19,7 @@ static const double RECIPE_SLACK = 0x1p-21;
 void assay_hidden_codes_free(assay_hidden_codes *codes)
 {
     assay_tensor_set_free(&codes->staged);
+    *codes = (assay_hidden_codes){0};
 }
 
 static void find_wrong(assay_hidden_codes *codes, const char *path, const char *message)
@@ -246,7 +247,7 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
     TRY(assay_hidden_spread(ctx, plan, &plan->precisions[0], &source, &h, &spread));
     for (int i = 0; i < codes->staged.count; i++) judged += codes->staged.items[i].count;
     /* thresholds of elements take a third of what they are given */
-    const double deviations = assay_thresholds_of(3 * ASSAY_CODES_SHARE * false_alarm, judged, 0, 0).element;
+    const double deviations = assay_thresholds_of(3 * false_alarm, judged, 0, 0).element;
     for (int i = 0; i < count; i++) {
         char path[ASSAY_PATH_SIZE];
         if (staged_of(codes, hidden[i].codes) == NULL || staged_of(codes, hidden[i].scale) == NULL) continue;

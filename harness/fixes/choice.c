@@ -1,4 +1,4 @@
-#include "harness/routing_choice/choice.h"
+#include "harness/fixes/choice.h"
 
 #include <math.h>
 
@@ -15,7 +15,7 @@ static bool is_chosen(const assay_choice *c, int64_t expert)
     return holds(c->selected, c->per_token, expert);
 }
 
-static bool is_valid(const assay_choice *c)
+bool assay_choice_is_valid(const assay_choice *c)
 {
     for (int64_t k = 0; k < c->per_token; k++) {
         if (c->selected[k] < 0 || c->selected[k] >= c->experts || holds(c->selected, k, c->selected[k])) return false;
@@ -164,7 +164,7 @@ static bool is_admissible(const question *q)
 assay_choice_verdict assay_choice_judge(const assay_choice *c)
 {
     const question strict = {.c = c, .factor = 1.0, .ties = !c->any_of_tied}, loose = {.c = c, .factor = 1.0};
-    if (!is_valid(c)) return ASSAY_CHOICE_INVALID;
+    if (!assay_choice_is_valid(c)) return ASSAY_CHOICE_INVALID;
     if (is_exact(c)) return ASSAY_CHOICE_EXACT;
     if (is_admissible(&strict)) return ASSAY_CHOICE_ADMISSIBLE;
     return is_admissible(&loose) ? ASSAY_CHOICE_TIE : ASSAY_CHOICE_WRONG;

@@ -7,9 +7,6 @@
 #include "harness/plan/plan.h"
 #include "oracle/base/tensor_set.h"
 
-/* The share of the probability of a false alarm where codes are judged: the rest is for what is compared. */
-#define ASSAY_CODES_SHARE 0.25
-
 /* Starts zeroed. */
 typedef struct assay_hidden_codes {
     assay_tensor_set staged; /* the candidate's codes and scales as numbers, at "staged/PATH" */

@@ -1,0 +1,411 @@
+#include "harness/fixes/choices.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/thresholds.h"
+#include "harness/fixes/choice.h"
+#include "harness/operations/op_support.h"
+#include "harness/scales/ensemble.h"
+#include "oracle/base/memory.h"
+#include "oracle/moe/routing_rule.h"
+
+static bool is_choice(const assay_tensor_spec *spec)
+{
+    return spec->type == ASSAY_INT32 && assay_path_is_choice(spec->path) && spec->shape.rank == 3;
+}
+
+/* The case's own choice is no backend's to make: the comparer holds it to equality, as it does any whole numbers. */
+static bool is_input(const assay_fixture_reader *golden, const assay_tensor_spec *spec)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "inputs/%.100s", strchr(spec->path, '/') + 1);
+    return assay_fixture_find(golden, path) != NULL;
+}
+
+/* The candidate's choice, where it gives one that can be read; the comparer has its words for any other. */
+static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,
+                                   assay_router_choice *router)
+{
+    const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
+    const int64_t count = router->tokens * router->per_token;
+    if (found == NULL || found->type != ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec->shape)) return ASSAY_OK;
+    assay_status status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, router->candidate);
+    RETURN_IF(status != ASSAY_OK && status != ASSAY_BAD_INPUT, status);
+    router->given = status == ASSAY_OK;
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
+}
+
+/* So that the first wrong token is that of the first layer. */
+static int by_layer(const void *a, const void *b)
+{
+    return ((const assay_router_choice *)a)->rank - ((const assay_router_choice *)b)->rank;
+}
+
+assay_status assay_choices_read(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
+                                assay_fixture_reader *candidate, assay_choices *c)
+{
+    assay_status status = ASSAY_OK;
+    const int total = assay_fixture_count(golden);
+    c->routers = calloc((size_t)total + 1, sizeof *c->routers);
+    if (c->routers == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of routers");
+    for (int i = 0; i < total; i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
+        if (!is_choice(spec) || is_input(golden, spec)) continue;
+        assay_router_choice *router = &c->routers[c->count++];
+        const int64_t count = assay_shape_count(&spec->shape);
+        snprintf(router->path, sizeof router->path, "%s", spec->path);
+        router->rank = assay_order_rank(order, spec);
+        router->per_token = spec->shape.dims[2];
+        router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
+        TRY(assay_alloc_i32(ctx, spec->path, count, &router->golden));
+        TRY(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
+        TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
+        TRY(read_candidate(ctx, candidate, spec, router));
+    }
+    qsort(c->routers, (size_t)c->count, sizeof *c->routers, by_layer);
+cleanup:
+    return status;
+}
+
+void assay_choices_free(assay_choices *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        free(c->routers[i].golden);
+        free(c->routers[i].candidate);
+        free(c->routers[i].tau);
+    }
+    free(c->routers);
+    assay_tensor_set_free(&c->results);
+    *c = (assay_choices){0};
+}
+
+static bool differs(const assay_router_choice *r)
+{
+    return r->given && memcmp(r->golden, r->candidate, (size_t)(r->tokens * r->per_token) * sizeof *r->golden) != 0;
+}
+
+bool assay_choices_differ(const assay_choices *c)
+{
+    bool any = false;
+    for (int i = 0; i < c->count; i++) any |= differs(&c->routers[i]);
+    return any;
+}
+
+bool assay_choices_all_given(const assay_choices *c)
+{
+    bool all = true;
+    for (int i = 0; i < c->count; i++) all &= c->routers[i].given;
+    return all;
+}
+
+void assay_choices_count(assay_choices *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        if (!c->routers[i].given) continue;
+        c->summary.judged = true;
+        c->summary.tokens += c->routers[i].tokens;
+        c->summary.exact += c->routers[i].tokens;
+    }
+}
+
+/* --- to evaluate with --- */
+
+static assay_tensor_spec choice_of(const assay_router_choice *router)
+{
+    assay_tensor_spec spec = {.type = ASSAY_INT32, .shape = assay_shape_of(2, router->tokens, router->per_token)};
+    memcpy(spec.path, router->path, sizeof spec.path);
+    return spec;
+}
+
+/* routing/P/biased_scores [T,E], which belongs to the choice routing/P/selected_experts. */
+static assay_tensor_spec scores_of(const assay_router_choice *router, int64_t experts)
+{
+    assay_tensor_spec spec = {.type = ASSAY_FLOAT64, .shape = assay_shape_of(2, router->tokens, experts)};
+    const int prefix = (int)(strrchr(router->path, '/') + 1 - router->path);
+    snprintf(spec.path, sizeof spec.path, "%.*sbiased_scores", prefix, router->path);
+    return spec;
+}
+
+static assay_choice token_of(const assay_router_choice *router, const assay_choices *c, int64_t t)
+{
+    return (assay_choice){.experts = c->config.num_experts,
+                          .per_token = router->per_token,
+                          .golden = router->golden + t * router->per_token,
+                          .selected = router->candidate + t * router->per_token};
+}
+
+/* The golden's own choices become indices, whoever wrote them into it: they must be those of its case. */
+static assay_status check_golden(assay_context *ctx, const assay_choices *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *r = &c->routers[i];
+        const int64_t tokens = c->config.batch * c->config.sequence, count = r->tokens * r->per_token;
+        if (r->tokens != tokens || r->per_token != c->config.num_experts_per_tok) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%.90s has %" PRId64 " tokens with %" PRId64 " experts, expected %" PRId64
+                              " with %" PRId64,
+                              r->path, r->tokens, r->per_token, tokens, c->config.num_experts_per_tok);
+        }
+        for (int64_t k = 0; k < count; k++) {
+            if (r->golden[k] >= 0 && r->golden[k] < c->config.num_experts) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
+                              r->path, k, r->golden[k], c->config.num_experts - 1);
+        }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_case *evaluated, bool others,
+                                assay_tensor_set *given)
+{
+    assay_status status = ASSAY_OK;
+    if (c->count == 0) return ASSAY_OK;
+    TRY(assay_routing_config_of(ctx, evaluated, &c->config));
+    TRY(check_golden(ctx, c));
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *r = &c->routers[i];
+        const assay_tensor_spec spec = choice_of(r);
+        assay_tensor *choice = NULL;
+        if (!r->given && !others) continue;
+        TRY(assay_tensor_set_add(ctx, given, &spec, &choice));
+        choice->written = choice->count;
+        for (int64_t t = 0; t < r->tokens; t++) {
+            const assay_choice token = token_of(r, c, t);
+            memcpy(choice->indices + t * r->per_token,
+                   r->given && assay_choice_is_valid(&token) ? token.selected : token.golden,
+                   (size_t)r->per_token * sizeof *choice->indices);
+        }
+    }
+cleanup:
+    return status;
+}
+
+/* --- the scores --- */
+
+/* One run, whose results are those of the set. */
+static assay_status run_once(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                             assay_tensor_set *results)
+{
+    assay_rounded rounded = {in, plan->c};
+    const assay_source given = assay_rounded_source(&rounded);
+    const assay_sink out = assay_tensor_set_sink(results);
+    assay_tensor_set_rewind(results);
+    const assay_status status = assay_operation_run(ctx, plan->operation, plan->c, &given, &out, NULL, 0);
+    return status == ASSAY_OK ? assay_tensor_set_require_complete(ctx, results) : status;
+}
+
+/* What the oracle chooses by these scores. A table's choice needs none. */
+static assay_status choose(assay_context *ctx, const assay_routing_config *config, const assay_router_choice *router)
+{
+    assay_status status;
+    double *values = NULL, margin;
+    int32_t *indices = NULL;
+    const assay_routing_rule rule = assay_routing_rule_of(config);
+    if (rule.hash) return ASSAY_OK;
+    const int64_t experts = config->num_experts, room = 2 * experts + 1; /* groups and experts are no more */
+    TRY(assay_alloc_f64(ctx, "scores of a token", 2 * experts + room, &values));
+    TRY(assay_alloc_i32(ctx, "experts of a token", room + experts, &indices));
+    const assay_routing_scratch scratch = {values,  values + experts, values + 2 * experts,
+                                           indices, indices + room,   NULL};
+    for (int64_t t = 0; t < router->tokens; t++) {
+        memcpy(values, router->scores + t * experts, (size_t)experts * sizeof *values);
+        assay_routing_select(router->golden + t * router->per_token, &margin, &scratch, config, &rule);
+    }
+cleanup:
+    free(values);
+    free(indices);
+    return status;
+}
+
+/* Fills golden and scores of every router from one run, and the choices that are not given. */
+static assay_status find_scores(assay_context *ctx, assay_choices *c, const assay_plan *plan, const assay_source *in,
+                                assay_tensor_set *given)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t experts = c->config.num_experts;
+    for (int i = 0; i < c->count; i++) {
+        const assay_tensor_spec scores = scores_of(&c->routers[i], experts), choice = choice_of(&c->routers[i]);
+        TRY(assay_tensor_set_add(ctx, &c->results, &scores, NULL));
+        if (!c->routers[i].given) TRY(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
+    }
+    TRY(run_once(ctx, plan, in, &c->results));
+    const assay_source results = assay_tensor_set_source(&c->results);
+    for (int i = 0; i < c->count; i++) {
+        assay_router_choice *router = &c->routers[i];
+        const assay_tensor_spec scores = scores_of(router, experts), choice = choice_of(router);
+        router->scores = assay_tensor_set_find(&c->results, scores.path)->values;
+        if (!router->given) TRY(assay_tensor_set_read(ctx, given, &choice, &results));
+        TRY(choose(ctx, &c->config, router));
+        TRY(assay_alloc_f64(ctx, "errors of scores", router->tokens * experts, &router->tau));
+        memset(router->tau, 0, (size_t)(router->tokens * experts) * sizeof *router->tau);
+    }
+cleanup:
+    return status;
+}
+
+/* Squared distances of a member's scores from those without errors. */
+static void add_errors(const assay_tensor *scores, assay_router_choice *router)
+{
+    for (int64_t k = 0; k < scores->count; k++) {
+        const double error = scores->values[k] - router->scores[k];
+        router->tau[k] += error * error;
+    }
+}
+
+/* Numbers below `vanishing` may be 0, or be flushed to it: a softmax of far scores in float32. */
+static assay_status tau_of(assay_context *ctx, assay_router_choice *router, int64_t experts, int members,
+                           double deviations, double vanishing)
+{
+    assay_status status = ASSAY_OK;
+    const assay_shape shape = assay_shape_of(2, router->tokens, experts);
+    if (members > 0) TRY(assay_ensemble_smooth(ctx, &shape, members, router->tau));
+    for (int64_t i = 0; i < router->tokens * experts; i++) router->tau[i] = router->tau[i] * deviations + vanishing;
+cleanup:
+    return status;
+}
+
+/* Fills tau: `deviations` times the spread of the scores over an ensemble of the plan's one profile. */
+static assay_status find_tau(assay_context *ctx, assay_choices *c, const assay_plan *plan, const assay_source *in,
+                             double deviations)
+{
+    assay_status status = ASSAY_OK;
+    const int members = assay_ensemble_members(plan, &plan->precisions[0]);
+    const double vanishing = plan->precisions[0].router > DBL_EPSILON ? FLT_MIN : 0;
+    const int64_t experts = c->config.num_experts;
+    assay_tensor_set scores = {0};
+    for (int i = 0; i < c->count; i++) {
+        const assay_tensor_spec spec = scores_of(&c->routers[i], experts);
+        TRY(assay_tensor_set_add(ctx, &scores, &spec, NULL));
+    }
+    for (int number = 0; number < members; number++) {
+        const assay_emulation emulation = assay_ensemble_member(plan, &plan->precisions[0], "choice", number);
+        assay_context member = *ctx;
+        member.arithmetic = &assay_arithmetic_emulated;
+        member.emulation = &emulation;
+        status = run_once(&member, plan, in, &scores);
+        memcpy(ctx->message, member.message, sizeof ctx->message);
+        TRY(status);
+        for (int i = 0; i < c->count; i++) add_errors(&scores.items[i], &c->routers[i]);
+    }
+    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], experts, members, deviations, vanishing));
+cleanup:
+    assay_tensor_set_free(&scores);
+    return status;
+}
+
+/* --- the verdict --- */
+
+static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
+{
+    snprintf(text, 160, "%.90s: token [%" PRId64 ",%" PRId64 "]", router->path, t / sequence, t % sequence);
+}
+
+/* One line on a wrong token. */
+static void describe_wrong(const assay_router_choice *router, const assay_choice *token, assay_choice_verdict verdict,
+                           int64_t sequence, int64_t t, char message[256])
+{
+    char place[160];
+    int32_t chosen, better;
+    place_of(router, sequence, t, place);
+    if (verdict == ASSAY_CHOICE_INVALID) {
+        snprintf(message, 256, "%s: not %" PRId64 " different experts of 0 to %" PRId64, place, token->per_token,
+                 token->experts - 1);
+        return;
+    }
+    assay_choice_swap(token, &chosen, &better);
+    if (token->fixed) {
+        snprintf(message, 256, "%s: expert %d chosen, the table says %d", place, chosen, better);
+    } else if (verdict == ASSAY_CHOICE_TIE) {
+        snprintf(message, 256, "%s: expert %d chosen, expert %d ties with it exactly: the lower index comes first",
+                 place, chosen, better);
+    } else {
+        snprintf(message, 256, "%s: expert %d chosen, better is %d: off by %.3g times what errors allow", place, chosen,
+                 better, assay_choice_excess(token));
+    }
+}
+
+/* Judges all tokens. */
+static void judge_all(assay_choices *c, const assay_profile *profile)
+{
+    const int64_t experts = c->config.num_experts;
+    const assay_routing_rule rule = assay_routing_rule_of(&c->config);
+    assay_routing_summary *summary = &c->summary;
+    *summary = (assay_routing_summary){.judged = true};
+    for (int i = 0; i < c->count; i++) {
+        const assay_router_choice *router = &c->routers[i];
+        for (int64_t t = 0; router->given && t < router->tokens; t++) {
+            assay_choice token = token_of(router, c, t);
+            token.groups = rule.groups ? c->config.n_routing_groups : 1;
+            token.groups_kept = rule.groups ? c->config.topk_routing_group : 1;
+            token.group_score = c->config.group_score;
+            token.fixed = rule.hash;
+            token.any_of_tied = profile->any_of_tied;
+            token.scores = router->scores + t * experts;
+            token.tau = router->tau + t * experts;
+            const assay_choice_verdict verdict = assay_choice_judge(&token);
+            summary->tokens++;
+            summary->exact += verdict == ASSAY_CHOICE_EXACT;
+            summary->admissible += verdict == ASSAY_CHOICE_ADMISSIBLE;
+            if (verdict == ASSAY_CHOICE_EXACT || verdict == ASSAY_CHOICE_ADMISSIBLE) continue;
+            if (summary->wrong++ > 0) continue;
+            c->wrong_path = router->path;
+            describe_wrong(router, &token, verdict, c->config.sequence, t, summary->message);
+        }
+    }
+}
+
+/* Errors of scores are needed only where another set was chosen. */
+assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const assay_plan *plan,
+                                 const assay_profile *profile, double false_alarm, const assay_source *in,
+                                 assay_tensor_set *given)
+{
+    assay_status status;
+    int64_t scores = 0;
+    const int threads = ctx->threads;
+    ctx->threads = assay_plan_threads(ctx, plan);
+    TRY(find_scores(ctx, c, plan, in, given));
+    judge_all(c, profile);
+    if (c->summary.exact == c->summary.tokens || assay_routing_rule_of(&c->config).hash) goto cleanup;
+    for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * c->config.num_experts;
+    /* thresholds of elements take half of what they are given */
+    TRY(find_tau(ctx, c, plan, in, assay_thresholds_of(2 * false_alarm, scores, 0, 0).element));
+    judge_all(c, profile);
+cleanup:
+    ctx->threads = threads;
+    return status;
+}
+
+static bool is_differing_choice(const assay_choices *c, const char *path)
+{
+    bool found = false;
+    for (int i = 0; i < c->count; i++) found |= differs(&c->routers[i]) && strcmp(c->routers[i].path, path) == 0;
+    return found;
+}
+
+/* The wrong choice is blamed, also where it follows an admissible one that differs: what lies between was compared with
+ * the golden of another choice. What is wrong before any choice differs stays the first. */
+void assay_choices_note(const assay_choices *c, assay_report *report)
+{
+    bool before = true, blamed = true;
+    report->routing = c->summary;
+    if (c->summary.wrong == 0) return;
+    for (int i = 0; i < report->count; i++) {
+        assay_tensor_result *r = &report->tensors[i];
+        before &= !is_differing_choice(c, r->spec.path);
+        blamed &= !before || r->verdict != ASSAY_FAIL;
+        if (strcmp(r->spec.path, c->wrong_path) != 0) continue;
+        r->verdict = ASSAY_FAIL;
+        r->finding = ASSAY_FINDING_INTEGERS;
+        snprintf(r->message, sizeof r->message, "%s", c->summary.message);
+    }
+    report->verdict = ASSAY_FAIL;
+    if (!blamed) return;
+    snprintf(report->message, sizeof report->message, "%s", c->summary.message);
+    report->diagnosis[0] = '\0'; /* what follows another choice of experts looks like nothing */
+}
