@@ -26,24 +26,16 @@
 
 enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 
-/* A sink that appends to a fixture; of ranks that share an evaluation the first has it. */
-typedef struct file_sink {
-    const assay_plan *plan;
-    assay_fixture_writer *writer; /* NULL: the file is another rank's */
-    int64_t *written;             /* elements so far of each spec */
-    assay_progress progress;
-} file_sink;
-
 static bool sink_wants(void *self, const char *path)
 {
-    const file_sink *sink = self;
+    const assay_file_sink *sink = self;
     return assay_plan_find(sink->plan, path) >= 0;
 }
 
 static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     assay_status status = ASSAY_OK;
-    file_sink *sink = self;
+    assay_file_sink *sink = self;
     double *zeros = NULL;
     const int index = assay_plan_find(sink->plan, path);
     if (sink->writer == NULL) return ASSAY_OK;
@@ -65,26 +57,56 @@ cleanup:
 static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const int32_t *values)
 {
-    file_sink *sink = self;
+    assay_file_sink *sink = self;
     if (sink->writer == NULL) return ASSAY_OK;
     return assay_fixture_append_i32(ctx, sink->writer, path, count, values);
 }
 
-/* The next elements of a tensor that is given; values: room for a chunk. */
-static assay_status write_chunk(assay_context *ctx, file_sink *sink, const assay_source *source,
-                                const assay_tensor_spec *spec, int64_t first, int64_t count, double *values)
+assay_sink assay_file_sink_of(assay_file_sink *sink)
+{
+    return (assay_sink){.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
+}
+
+assay_status assay_file_sink_open(assay_context *ctx, assay_file_sink *sink, const assay_plan *plan)
+{
+    *sink = (assay_file_sink){.plan = plan};
+    sink->written = calloc((size_t)plan->spec_count + 1, sizeof *sink->written);
+    return sink->written != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+}
+
+assay_status assay_file_sink_close(assay_context *ctx, assay_file_sink *sink, assay_status status)
+{
+    assay_fixture_writer *writer = sink->writer;
+    assay_progress_end(&sink->progress);
+    free(sink->written);
+    if (writer == NULL) return status;
+    if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
+    assay_fixture_abandon(writer);
+    return status;
+}
+
+/* Whole numbers are read at once: some follow from others, and are made anew for every reader. */
+assay_status assay_golden_copy(assay_context *ctx, const assay_source *from, const assay_tensor_spec *spec,
+                               const assay_sink *out)
 {
     assay_status status;
+    const int64_t total = assay_shape_count(&spec->shape), most = total < CHUNK ? total : CHUNK;
+    double *values = NULL;
     int32_t *integers = NULL;
     if (spec->type == ASSAY_INT32) {
-        TRY(assay_alloc_i32(ctx, spec->path, count, &integers));
-        TRY(source->read_i32(ctx, source->self, spec->path, first, count, integers));
-        TRY(sink_write_i32(ctx, sink, spec->path, count, integers));
+        TRY(assay_alloc_i32(ctx, spec->path, total, &integers));
+        TRY(from->read_i32(ctx, from->self, spec->path, 0, total, integers));
+        TRY(out->write_i32(ctx, out->self, spec->path, total, integers));
         goto cleanup;
     }
-    TRY(source->read(ctx, source->self, spec->path, first, count, values));
-    TRY(sink_write(ctx, sink, spec->path, count, values));
+    TRY(assay_alloc_f64(ctx, spec->path, most, &values));
+    for (int64_t first = 0; first < total; first += CHUNK) {
+        const int64_t count = total - first < CHUNK ? total - first : CHUNK;
+        TRY(from->read(ctx, from->self, spec->path, first, count, values));
+        TRY(out->write(ctx, out->self, spec->path, count, values));
+    }
 cleanup:
+    free(values);
     free(integers);
     return status;
 }
@@ -136,7 +158,7 @@ static int64_t stored_bytes(const assay_plan *plan, const assay_source *source, 
 }
 
 /* Opens the file and declares what is given, and the results where they are wanted. */
-static assay_status begin(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
+static assay_status begin(assay_context *ctx, assay_file_sink *sink, const assay_source *source, const char *path,
                           const char *partial, const char *kind, bool results)
 {
     assay_status status;
@@ -157,19 +179,6 @@ cleanup:
     return status;
 }
 
-static assay_status alloc_written(assay_context *ctx, file_sink *sink)
-{
-    sink->written = calloc((size_t)sink->plan->spec_count + 1, sizeof *sink->written);
-    return sink->written != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
-}
-
-/* Of a tensor that is given; an int32 one is whole. */
-static int64_t chunk_of(const assay_tensor_spec *spec, int64_t first)
-{
-    const int64_t left = assay_shape_count(&spec->shape) - first;
-    return spec->type == ASSAY_INT32 || left < CHUNK ? left : CHUNK;
-}
-
 double assay_golden_given_bytes(const assay_plan *plan)
 {
     const assay_source none = {0}; /* it has no recipes */
@@ -185,32 +194,16 @@ double assay_golden_given_bytes(const assay_plan *plan)
 
 /* Once every attribute is set: some containers are planned whole. By the first rank: to send a number costs more than to draw
  * it. */
-static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
+static assay_status write_all_given(assay_context *ctx, assay_file_sink *sink, const assay_source *source, bool golden)
 {
-    assay_status status;
-    double *values = NULL;
-    if (!assay_ranks_is_first(ctx)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a chunk of what is given", CHUNK, &values));
-    for (int i = 0; i < sink->plan->spec_count; i++) {
+    assay_status status = ASSAY_OK;
+    const assay_sink out = assay_file_sink_of(sink);
+    for (int i = 0; assay_ranks_is_first(ctx) && i < sink->plan->spec_count; i++) {
         const assay_tensor_spec *spec = &sink->plan->specs[i];
-        const int64_t total = assay_shape_count(&spec->shape);
         if (!assay_role_is_given(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
-        for (int64_t first = 0; first < total; first += chunk_of(spec, first))
-            TRY(write_chunk(ctx, sink, source, spec, first, chunk_of(spec, first), values));
+        TRY(assay_golden_copy(ctx, source, spec, &out));
     }
 cleanup:
-    free(values);
-    return status;
-}
-
-static assay_status finish(assay_context *ctx, file_sink *sink, assay_status status)
-{
-    assay_fixture_writer *writer = sink->writer;
-    assay_progress_end(&sink->progress);
-    free(sink->written);
-    if (writer == NULL) return status;
-    if (status == ASSAY_OK) return assay_fixture_finish(ctx, writer);
-    assay_fixture_abandon(writer);
     return status;
 }
 
@@ -256,8 +249,8 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
     return status;
 }
 
-static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
-                                 const char *partial)
+static assay_status begin_golden(assay_context *ctx, assay_file_sink *sink, const assay_source *source,
+                                 const char *path, const char *partial)
 {
     assay_status status;
     const assay_plan *plan = sink->plan;
@@ -278,18 +271,18 @@ assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan,
                                      const assay_source *source, assay_golden_evaluator *evaluator, bool quiet)
 {
     assay_status status;
-    file_sink sink = {.plan = plan};
+    assay_file_sink sink;
     int threads = ctx->threads;
     if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
+    TRY(assay_file_sink_open(ctx, &sink, plan));
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    assay_sink out = {.self = &sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
-    TRY(alloc_written(ctx, &sink));
+    const assay_sink out = assay_file_sink_of(&sink);
     if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path, evaluator->partial));
     evaluator->writer = sink.writer;
     TRY(write_all_given(ctx, &sink, source, true));
     TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
 cleanup:
-    status = finish(ctx, &sink, status);
+    status = assay_file_sink_close(ctx, &sink, status);
     ctx->threads = threads;
     return status;
 }
@@ -327,8 +320,9 @@ cleanup:
     return status;
 }
 
-assay_status assay_golden_write_filtered(assay_context *ctx, assay_plan *plan, assay_tensor_set *results,
-                                         const char *path, const assay_source *source, bool quiet)
+/* The golden of results that are there, with the filters that these have, which the plan gets too. */
+static assay_status write_filtered(assay_context *ctx, assay_plan *plan, assay_tensor_set *results, const char *path,
+                                   const assay_source *source, bool quiet)
 {
     assay_status status;
     assay_golden_evaluator evaluator = {.self = results, .evaluate = assay_golden_give_results};
@@ -352,7 +346,7 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
     TRY(assay_golden_results(ctx, &filtered, source, quiet, &results));
     if (!assay_ranks_is_first(ctx)) goto cleanup;
     ctx->ranks = NULL; /* filters and mutants are of the first rank */
-    TRY(assay_golden_write_filtered(ctx, &filtered, &results, path, source, quiet));
+    TRY(write_filtered(ctx, &filtered, &results, path, source, quiet));
 cleanup:
     ctx->ranks = ranks;
     free(filtered.specs);
@@ -415,24 +409,21 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
 {
     assay_status status;
     int count = 0;
-    file_sink sink = {.plan = plan};
+    assay_file_sink sink;
     const char **expects = calloc((size_t)plan->spec_count + 1, sizeof *expects);
+    TRY(assay_file_sink_open(ctx, &sink, plan));
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    if (expects == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
-        goto cleanup;
-    }
+    if (expects == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results"));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *asked = assay_plan_asked(plan, i);
         if (asked != NULL && assay_role_is_result(asked->role)) expects[count++] = asked->path;
     }
-    TRY(alloc_written(ctx, &sink));
     TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, false)));
     TRY(begin(ctx, &sink, source, path, NULL, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source, false));
 cleanup:
-    status = finish(ctx, &sink, status);
+    status = assay_file_sink_close(ctx, &sink, status);
     free(expects);
     return status;
 }

@@ -27,8 +27,8 @@ typedef struct maker {
     const assay_plan *plan;
     const assay_source *given;
     assay_journal journal;
-    int64_t layers, size; /* of x */
-    double *x, *dy, *to;
+    int64_t layers, size;   /* of x */
+    assay_tensor_set edges; /* of the layer at hand: its inputs/x, its cotangents/y */
     assay_progress progress;
 } maker;
 
@@ -39,99 +39,76 @@ static const char *passed_on(bool backward)
 
 static assay_status alloc(assay_context *ctx, maker *m)
 {
-    assay_status status;
-    assay_stack_config config;
-    TRY(assay_stack_config_of(ctx, m->plan->c, &config));
-    const assay_stack_sizes sizes = assay_stack_sizes_of(&config);
-    m->size = sizes.batch * sizes.sequence * sizes.emb_dim;
-    TRY(assay_alloc_f64(ctx, "input of a layer", m->size, &m->x));
-    TRY(assay_alloc_f64(ctx, "gradient of a layer's output", m->size, &m->dy));
-    TRY(assay_alloc_f64(ctx, "what a layer gives", m->size, &m->to));
-cleanup:
-    return status;
-}
-
-static void release(maker *m)
-{
-    free(m->x);
-    free(m->dy);
-    free(m->to);
-}
-
-/* A part while it is written: as a sink it takes the layer's results in the plan. */
-typedef struct part_sink {
-    const maker *m;
-    assay_fixture_writer *writer;
-    int64_t layer;
-    bool backward;
-    int64_t *written; /* elements so far of each spec */
-} part_sink;
-
-static bool part_wants(void *self, const char *path)
-{
-    const part_sink *sink = self;
-    return assay_plan_find(sink->m->plan, path) >= 0;
-}
-
-static assay_status part_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    assay_status status;
-    const part_sink *sink = self;
-    const int index = assay_plan_find(sink->m->plan, path);
-    TRY(assay_golden_require_finite(ctx, sink->m->plan->c, &sink->m->plan->specs[index], sink->written[index], count,
-                                    values));
-    sink->written[index] += count;
-    TRY(assay_fixture_append(ctx, sink->writer, path, count, values));
-cleanup:
-    return status;
-}
-
-static assay_status part_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
-                                   const int32_t *values)
-{
-    const part_sink *sink = self;
-    return assay_fixture_append_i32(ctx, sink->writer, path, count, values);
-}
-
-/* The part's datasets: the layer's own, and what goes on to the next layer, where that is not among them. */
-static assay_status declare(assay_context *ctx, const part_sink *sink)
-{
-    assay_status status;
-    const assay_plan *plan = sink->m->plan;
-    assay_tensor_spec next = assay_tensor_list_find(&plan->list, "outputs/y")->spec;
-    assay_tensor_call(&next, passed_on(sink->backward));
-    TRY(assay_journal_sign(ctx, &sink->m->journal, sink->layer, sink->backward, sink->writer));
-    TRY(assay_fixture_declare(ctx, sink->writer, &next));
-    for (int i = 0; i < plan->spec_count; i++) {
-        if (!assay_is_of_layer(&plan->specs[i], sink->layer, sink->backward)) continue;
-        TRY(assay_fixture_declare(ctx, sink->writer, &plan->specs[i]));
+    static const char *const paths[] = {"inputs/x", "cotangents/y"};
+    assay_status status = ASSAY_OK;
+    assay_tensor_spec spec = assay_tensor_list_find(&m->plan->list, "outputs/y")->spec;
+    m->size = assay_shape_count(&spec.shape);
+    for (int i = 0; i < 2; i++) {
+        assay_tensor *edge = NULL;
+        assay_tensor_call(&spec, paths[i]);
+        TRY(assay_tensor_set_add(ctx, &m->edges, &spec, &edge));
+        edge->written = edge->count;
     }
 cleanup:
     return status;
 }
 
-/* The layer, from m->x and m->dy, into its part and m->to. */
-static assay_status make_part(assay_context *ctx, maker *m, int64_t layer, bool backward)
+static double *edge(const maker *m, const char *path)
+{
+    return assay_tensor_set_find(&m->edges, path)->values;
+}
+
+typedef struct layer_part {
+    const maker *m;
+    int64_t layer;
+    bool backward;
+} layer_part;
+
+static bool is_of_part(const void *self, const assay_tensor_spec *spec)
+{
+    const layer_part *p = self;
+    return assay_is_of_layer(spec, p->layer, p->backward);
+}
+
+/* A part is a golden of its own: of the layer's results alone, and of what it passes on, where that is not NULL. */
+static assay_status plan_part(assay_context *ctx, const layer_part *p, const char *passed, assay_plan *plan)
+{
+    assay_status status;
+    assay_tensor_spec next = assay_tensor_list_find(&p->m->plan->list, "outputs/y")->spec;
+    TRY(assay_plan_part(ctx, p->m->plan, is_of_part, p, plan));
+    if (passed == NULL) goto cleanup;
+    assay_tensor_call(&next, passed);
+    TRY(assay_plan_add_spec(ctx, plan, &next));
+cleanup:
+    return status;
+}
+
+static assay_status run_part(assay_context *ctx, const layer_part *p, const assay_source *given, const assay_sink *out)
+{
+    assay_overlay edges = {assay_tensor_set_source(&p->m->edges), *given};
+    const assay_source in = assay_overlay_source(&edges);
+    return assay_layer_run(ctx, p->m->plan, p->layer, p->backward, &in, out);
+}
+
+/* The layer, from its edges. */
+static assay_status make_part(assay_context *ctx, const maker *m, int64_t layer, bool backward)
 {
     assay_status status;
     char path[ASSAY_JOURNAL_PATH];
-    part_sink sink = {.m = m, .layer = layer, .backward = backward};
-    const assay_layer_run run = {m->plan, layer, backward, m->x, m->dy, m->to};
-    const assay_sink out = {.self = &sink, .wants = part_wants, .write = part_write, .write_i32 = part_write_i32};
+    assay_plan plan = {0};
+    assay_file_sink sink = {0};
+    const layer_part p = {m, layer, backward};
     assay_journal_part(&m->journal, layer, backward, path);
-    sink.written = calloc((size_t)m->plan->spec_count + 1, sizeof *sink.written);
-    if (sink.written == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results");
+    TRY(plan_part(ctx, &p, passed_on(backward), &plan));
+    TRY(assay_file_sink_open(ctx, &sink, &plan));
     TRY(assay_fixture_create(ctx, path, &sink.writer));
-    TRY(declare(ctx, &sink));
-    TRY(assay_layer_run_one(ctx, &run, m->given, &out));
-    TRY(assay_fixture_append(ctx, sink.writer, passed_on(backward), m->size, m->to));
-    const assay_tensor_spec *y = &assay_tensor_list_find(&m->plan->list, "outputs/y")->spec;
-    TRY(assay_golden_require_finite(ctx, m->plan->c, y, 0, m->size, m->to));
-    status = assay_fixture_finish(ctx, sink.writer);
-    sink.writer = NULL;
+    TRY(assay_journal_sign(ctx, &m->journal, layer, backward, sink.writer));
+    for (int i = 0; i < plan.spec_count; i++) TRY(assay_fixture_declare(ctx, sink.writer, &plan.specs[i]));
+    const assay_sink out = assay_file_sink_of(&sink);
+    TRY(run_part(ctx, &p, m->given, &out));
 cleanup:
-    assay_fixture_abandon(sink.writer);
-    free(sink.written);
+    status = assay_file_sink_close(ctx, &sink, status);
+    free(plan.specs);
     return status;
 }
 
@@ -148,19 +125,20 @@ cleanup:
 }
 
 /* The layer's input and the gradient of its output, for a layer whose neighbours are done. */
-static assay_status read_boundaries(assay_context *ctx, maker *m, int64_t layer, bool backward)
+static assay_status read_edges(assay_context *ctx, const maker *m, int64_t layer, bool backward)
 {
     assay_status status = ASSAY_OK;
     const assay_source *in = m->given;
+    double *x = edge(m, "inputs/x"), *dy = edge(m, "cotangents/y");
     if (layer == 0) {
-        TRY(in->read(ctx, in->self, "inputs/x", 0, m->size, m->x));
+        TRY(in->read(ctx, in->self, "inputs/x", 0, m->size, x));
     } else {
-        TRY(read_passed_on(ctx, m, layer - 1, false, m->x));
+        TRY(read_passed_on(ctx, m, layer - 1, false, x));
     }
     if (!backward) return ASSAY_OK;
-    if (layer + 1 < m->layers) return read_passed_on(ctx, m, layer + 1, true, m->dy);
-    if (in->has(in->self, "cotangents/y")) return in->read(ctx, in->self, "cotangents/y", 0, m->size, m->dy);
-    memset(m->dy, 0, (size_t)m->size * sizeof *m->dy);
+    if (layer + 1 < m->layers) return read_passed_on(ctx, m, layer + 1, true, dy);
+    if (in->has(in->self, "cotangents/y")) return in->read(ctx, in->self, "cotangents/y", 0, m->size, dy);
+    memset(dy, 0, (size_t)m->size * sizeof *dy);
 cleanup:
     return status;
 }
@@ -176,7 +154,7 @@ static assay_status advance(assay_context *ctx, maker *m, int64_t layer, bool ba
         return ASSAY_OK;
     }
     assay_progress_add(&m->progress, 0, detail);
-    TRY(read_boundaries(ctx, m, layer, backward));
+    TRY(read_edges(ctx, m, layer, backward));
     TRY(make_part(ctx, m, layer, backward));
     assay_progress_add(&m->progress, share, detail);
 cleanup:
@@ -203,32 +181,6 @@ cleanup:
     return status;
 }
 
-static assay_status copy_dataset(assay_context *ctx, assay_fixture_reader *part, const assay_tensor_spec *spec,
-                                 const assay_sink *out)
-{
-    enum { CHUNK = 1 << 20 };
-    assay_status status = ASSAY_OK;
-    const int64_t total = assay_shape_count(&spec->shape), most = total < CHUNK ? total : CHUNK;
-    double *values = NULL;
-    int32_t *integers = NULL;
-    if (spec->type == ASSAY_INT32) TRY(assay_alloc_i32(ctx, spec->path, most, &integers));
-    if (spec->type != ASSAY_INT32) TRY(assay_alloc_f64(ctx, spec->path, most, &values));
-    for (int64_t first = 0; first < total; first += CHUNK) {
-        const int64_t count = total - first < CHUNK ? total - first : CHUNK;
-        if (integers != NULL) {
-            TRY(assay_fixture_read_i32(ctx, part, spec->path, first, count, integers));
-            TRY(out->write_i32(ctx, out->self, spec->path, count, integers));
-        } else {
-            TRY(assay_fixture_read(ctx, part, spec->path, first, count, values));
-            TRY(out->write(ctx, out->self, spec->path, count, values));
-        }
-    }
-cleanup:
-    free(values);
-    free(integers);
-    return status;
-}
-
 /* Parts on their way into the golden. */
 typedef struct mover {
     const maker *m;
@@ -244,10 +196,11 @@ static assay_status move_part(assay_context *ctx, const mover *v, int64_t layer,
     const bool last = layer == (backward ? 0 : v->m->layers - 1);
     const char *stays = last && out->wants(out->self, passed_on(backward)) ? NULL : passed_on(backward);
     TRY(assay_journal_read(ctx, &v->m->journal, layer, backward, &part));
+    const assay_source stored = assay_fixture_source(part);
     for (int i = 0; i < assay_fixture_count(part); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(part, i);
         if (assay_is_moved_table(spec->path) || (stays != NULL && strcmp(spec->path, stays) == 0)) continue;
-        TRY(copy_dataset(ctx, part, spec, out));
+        TRY(assay_golden_copy(ctx, &stored, spec, out));
     }
     TRY(assay_moving_copy(ctx, &v->moving, part, out));
     TRY(assay_moving_note(ctx, &v->moving, part, layer, backward, stays, v->evaluator.writer));
@@ -297,26 +250,6 @@ static assay_status join_parts(assay_context *ctx, const maker *m, const char *p
     v.evaluator = (assay_golden_evaluator){.self = &v, .evaluate = move_parts, .partial = partial};
     TRY(assay_golden_write_with(ctx, m->plan, path, m->given, &v.evaluator, true));
 cleanup:
-    return status;
-}
-
-/* Filters of a small stack are made of the whole golden: that is read, and written again. */
-static assay_status add_filters(assay_context *ctx, const maker *m, const char *path)
-{
-    assay_status status;
-    assay_fixture_reader *reader = NULL;
-    assay_plan filtered = {0};
-    assay_tensor_set results = {0};
-    if (assay_direction_members(m->plan) == 0) return ASSAY_OK;
-    TRY(assay_plan_without_directions(ctx, m->plan, &filtered));
-    TRY(assay_fixture_open(ctx, path, &reader));
-    const assay_source stored = assay_fixture_source(reader);
-    TRY(assay_plan_tensors(ctx, &results, &filtered, &stored));
-    TRY(assay_golden_write_filtered(ctx, &filtered, &results, path, m->given, true));
-cleanup:
-    assay_fixture_close(reader);
-    assay_tensor_set_free(&results);
-    free(filtered.specs);
     return status;
 }
 
@@ -371,95 +304,74 @@ assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *pla
         TRY(make_parts(ctx, &m, quiet));
         TRY(join_parts(ctx, &m, path));
     }
-    TRY(add_filters(ctx, &m, path));
     TRY(assay_journal_remove(ctx, &m.journal, m.layers));
 cleanup:
     assay_journal_close(&m.journal);
     assay_inputs_close(&inputs);
-    release(&m);
+    assay_tensor_set_free(&m.edges);
     return status;
 }
 
-/* Layers of a golden that are evaluated again, each from the input that the golden has of it. */
-typedef struct checker {
-    maker m;
-    assay_fixture_reader *golden;
-    const bool *chosen; /* [layers] */
-} checker;
-
-static bool is_chosen(void *self, const assay_tensor_spec *spec)
-{
-    const checker *k = self;
-    const int64_t layer = assay_layer_of(spec->path);
-    const bool result = assay_role_is_result(spec->role);
-    return result && layer >= 0 && layer < k->m.layers && k->chosen[layer];
-}
-
-static assay_status hold(assay_context *ctx, const checker *k, const char *path, const double *found)
-{
-    assay_status status = ASSAY_OK;
-    double *stored = NULL;
-    if (assay_fixture_find(k->golden, path) == NULL) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, path, k->m.size, &stored));
-    TRY(assay_fixture_read(ctx, k->golden, path, 0, k->m.size, stored));
-    for (int64_t i = 0; i < k->m.size; i++) {
-        if (memcmp(&stored[i], &found[i], sizeof *stored) == 0) continue;
-        status =
-            assay_fail(ctx, ASSAY_BAD_INPUT,
-                       "%s[%" PRId64 "]: the file has %.17g, recomputing gives %.17g: not the numbers of this oracle",
-                       path, i, stored[i], found[i]);
-        goto cleanup;
-    }
-cleanup:
-    free(stored);
-    return status;
-}
+/* --- layers of a golden that are evaluated again, each from the input that the golden has of it --- */
 
 /* From the golden's own boundaries. */
-static assay_status read_boundary(assay_context *ctx, const checker *k, int64_t layer, bool gradient, double *to)
+static assay_status read_boundary(assay_context *ctx, const maker *m, assay_fixture_reader *golden, int64_t layer,
+                                  bool gradient)
 {
+    const char *of_stack = gradient ? "cotangents/y" : "inputs/x";
     char path[ASSAY_PATH_SIZE];
     assay_boundary_path(layer, gradient, path);
-    if (gradient && layer == k->m.layers) snprintf(path, sizeof path, "cotangents/y");
-    if (!gradient && layer == 0) snprintf(path, sizeof path, "inputs/x");
-    if (assay_fixture_find(k->golden, path) == NULL) {
+    if (layer == (gradient ? m->layers : 0)) snprintf(path, sizeof path, "%s", of_stack);
+    if (assay_fixture_find(golden, path) == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the golden has no %s, from which a layer of it could be computed",
                           path);
     }
-    return assay_fixture_read(ctx, k->golden, path, 0, k->m.size, to);
+    return assay_fixture_read(ctx, golden, path, 0, m->size, edge(m, of_stack));
 }
 
-static assay_status check_layer(assay_context *ctx, checker *k, int64_t layer, const assay_sink *out)
+/* What the layer passes on, by the golden's name; NULL: the golden has none of it beside the layer's own results. */
+static const char *stored_as(const layer_part *p, char path[ASSAY_PATH_SIZE])
+{
+    assay_boundary_path(p->layer + 1, false, path);
+    if (p->backward) return p->layer == 0 && assay_plan_find(p->m->plan, passed_on(true)) >= 0 ? passed_on(true) : NULL;
+    if (p->layer + 1 == p->m->layers) return passed_on(false);
+    return assay_plan_find(p->m->plan, path) >= 0 ? path : NULL;
+}
+
+/* Forward the output of a layer is held against the input of the next. */
+static assay_status check_results(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *given,
+                                  const assay_sink *out, bool quiet)
 {
     assay_status status;
+    const layer_part *p = self;
     char path[ASSAY_PATH_SIZE];
-    maker *m = &k->m;
-    assay_layer_run run = {m->plan, layer, false, m->x, m->dy, m->to};
-    TRY(read_boundary(ctx, k, layer, false, m->x));
-    TRY(assay_layer_run_one(ctx, &run, m->given, out));
-    assay_boundary_path(layer + 1, false, path);
-    TRY(hold(ctx, k, layer + 1 < m->layers ? path : "outputs/y", m->to));
-    if (!wants_backward(m->plan)) goto cleanup;
-    TRY(read_boundary(ctx, k, layer + 1, true, m->dy));
-    run.backward = true;
-    TRY(assay_layer_run_one(ctx, &run, m->given, out));
-    if (layer == 0) TRY(hold(ctx, k, "gradients/inputs/x", m->to));
+    const char *stored = stored_as(p, path);
+    assay_tensor_set passed = {0};
+    assay_tensor_spec spec = assay_tensor_list_find(&plan->list, "outputs/y")->spec;
+    (void)quiet;
+    TRY(assay_tensor_set_add(ctx, &passed, &spec, NULL));
+    assay_tee both = {assay_tensor_set_sink(&passed), *out};
+    const assay_sink to = assay_tee_sink(&both);
+    TRY(run_part(ctx, p, given, p->backward ? out : &to));
+    if (stored == path) TRY(out->write(ctx, out->self, path, p->m->size, passed.items[0].values));
 cleanup:
+    assay_tensor_set_free(&passed);
     return status;
 }
 
-static assay_status check_layers(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
-                                 const assay_sink *out, bool quiet)
+static assay_status check_part(assay_context *ctx, const maker *m, assay_fixture_reader *golden, int64_t layer,
+                               bool backward, bool quiet)
 {
-    assay_status status = ASSAY_OK;
-    checker *k = self;
-    (void)quiet;
-    (void)plan;
-    k->m.given = source;
-    for (int64_t layer = 0; layer < k->m.layers; layer++) {
-        if (k->chosen[layer]) TRY(check_layer(ctx, k, layer, out));
-    }
+    assay_status status;
+    char path[ASSAY_PATH_SIZE];
+    assay_plan plan = {0};
+    layer_part p = {m, layer, backward};
+    const assay_golden_evaluator evaluator = {.self = &p, .evaluate = check_results};
+    TRY(plan_part(ctx, &p, stored_as(&p, path), &plan));
+    TRY(read_boundary(ctx, m, golden, backward ? layer + 1 : layer, backward));
+    TRY(assay_golden_recompute_with(ctx, &plan, golden, m->given, &evaluator, quiet));
 cleanup:
+    free(plan.specs);
     return status;
 }
 
@@ -467,17 +379,19 @@ assay_status assay_golden_recompute_layers(assay_context *ctx, const assay_plan 
                                            int64_t layers, const bool *chosen, bool quiet)
 {
     assay_status status;
-    checker k = {.m = {.plan = plan}, .golden = golden, .chosen = chosen};
-    TRY(assay_layers_check(ctx, plan, "--layers", &k.m.layers));
-    if (layers != k.m.layers) {
-        status = assay_fail(ctx, ASSAY_INTERNAL, "%" PRId64 " layers are chosen of %" PRId64, layers, k.m.layers);
-        goto cleanup;
-    }
-    TRY(alloc(ctx, &k.m));
     const assay_source source = assay_golden_given(golden);
-    const assay_golden_evaluator evaluator = {.self = &k, .evaluate = check_layers, .gives = is_chosen};
-    TRY(assay_golden_recompute_with(ctx, plan, golden, &source, &evaluator, quiet));
+    maker m = {.plan = plan, .given = &source};
+    TRY(assay_layers_check(ctx, plan, "--layers", &m.layers));
+    if (layers != m.layers)
+        TRY(assay_fail(ctx, ASSAY_INTERNAL, "%" PRId64 " layers are chosen of %" PRId64, layers, m.layers));
+    TRY(assay_golden_check_layout(ctx, plan, golden));
+    TRY(alloc(ctx, &m));
+    for (int64_t layer = 0; layer < layers; layer++) {
+        if (!chosen[layer]) continue;
+        TRY(check_part(ctx, &m, golden, layer, false, quiet));
+        if (wants_backward(plan)) TRY(check_part(ctx, &m, golden, layer, true, quiet));
+    }
 cleanup:
-    release(&k.m);
+    assay_tensor_set_free(&m.edges);
     return status;
 }

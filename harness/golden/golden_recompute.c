@@ -107,11 +107,6 @@ cleanup:
     return status;
 }
 
-static bool is_among(const assay_golden_evaluator *evaluator, const assay_tensor_spec *spec)
-{
-    return !assay_role_is_given(spec->role) && (evaluator->gives == NULL || evaluator->gives(evaluator->self, spec));
-}
-
 assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                          const assay_source *source, const assay_golden_evaluator *evaluator,
                                          bool quiet)
@@ -135,7 +130,7 @@ assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *p
     TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
     for (int i = 0; first && i < plan->spec_count; i++) {
         const bool complete =
-            !is_among(evaluator, &plan->specs[i]) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
+            assay_role_is_given(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
         if (!complete) {
             status = assay_fail(ctx, ASSAY_INTERNAL, "%s was not recomputed in full", plan->specs[i].path);
             goto cleanup;

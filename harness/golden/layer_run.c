@@ -81,105 +81,21 @@ void assay_boundary_path(int64_t layer, bool gradient, char path[ASSAY_PATH_SIZE
              gradient ? "gradients/" : "", layer);
 }
 
-/* The stack's tensors, with those at the layer's boundaries in place of its own. */
-typedef struct layer_view {
-    const assay_layer_run *run;
-    const assay_source *given;
-    const assay_sink *out;
-    int64_t size, filled; /* of x; elements that are in run->to */
-} layer_view;
-
-static const double *boundary(const layer_view *view, const char *path)
-{
-    if (strcmp(path, "inputs/x") == 0) return view->run->x;
-    return strcmp(path, "cotangents/y") == 0 ? view->run->dy : NULL;
-}
-
-static bool has(void *self, const char *path)
-{
-    const layer_view *view = self;
-    return boundary(view, path) != NULL || view->given->has(view->given->self, path);
-}
-
-static assay_status read_values(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                double *out)
-{
-    const layer_view *view = self;
-    const double *values = boundary(view, path);
-    if (values == NULL) return view->given->read(ctx, view->given->self, path, first, count, out);
-    memcpy(out, values + first, (size_t)count * sizeof *out);
-    return ASSAY_OK;
-}
-
-static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
-                                  int32_t *out)
-{
-    const layer_view *view = self;
-    return view->given->read_i32(ctx, view->given->self, path, first, count, out);
-}
-
-static bool is_passed_on(const layer_view *view, const char *path)
-{
-    return strcmp(path, view->run->backward ? "gradients/inputs/x" : "outputs/y") == 0;
-}
-
-/* The other direction's results are asked for too. */
-static bool wants(void *self, const char *path)
-{
-    const layer_view *view = self;
-    assay_tensor_spec spec;
-    assay_tensor_call(&spec, path);
-    return is_passed_on(view, path) ||
-           (assay_is_of_layer(&spec, view->run->layer, view->run->backward) && view->out->wants(view->out->self, path));
-}
-
-static assay_status write_values(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    layer_view *view = self;
-    if (!is_passed_on(view, path)) return view->out->write(ctx, view->out->self, path, count, values);
-    if (count > view->size - view->filled) return assay_fail(ctx, ASSAY_INTERNAL, "%s is too long", path);
-    memcpy(view->run->to + view->filled, values, (size_t)count * sizeof *values);
-    view->filled += count;
-    return ASSAY_OK;
-}
-
-static assay_status write_integers(assay_context *ctx, void *self, const char *path, int64_t count,
-                                   const int32_t *values)
-{
-    const layer_view *view = self;
-    return view->out->write_i32(ctx, view->out->self, path, count, values);
-}
-
-static assay_status write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
-{
-    const layer_view *view = self;
-    return view->out->write_zeros(ctx, view->out->self, path, count);
-}
-
-assay_status assay_layer_run_one(assay_context *ctx, const assay_layer_run *run, const assay_source *given,
-                                 const assay_sink *out)
+assay_status assay_layer_run(assay_context *ctx, const assay_plan *plan, int64_t layer, bool backward,
+                             const assay_source *in, const assay_sink *out)
 {
     assay_status status;
     assay_stack_config config;
     assay_sketching sketching = {0};
-    const assay_case c = window(run->plan, run->layer);
+    const assay_case c = window(plan, layer);
     TRY(assay_stack_config_of(ctx, &c, &config));
-    TRY(assay_sketching_open(ctx, &sketching, &c, &run->plan->list, out, NULL, 0));
-    const assay_stack_sizes sizes = assay_stack_sizes_of(&config);
+    TRY(assay_sketching_open(ctx, &sketching, &c, &plan->list, out, NULL, 0));
     const assay_sink sketches = assay_sketching_sink(&sketching);
-    layer_view view = {
-        .run = run, .given = given, .out = &sketches, .size = sizes.batch * sizes.sequence * sizes.emb_dim};
-    const assay_source in = {.self = &view, .has = has, .read = read_values, .read_i32 = read_integers};
-    const assay_sink to = {
-        .self = &view, .wants = wants, .write = write_values, .write_i32 = write_integers, .write_zeros = write_zeros};
     assay_ranks_writer writer;
-    const assay_sink shared = assay_ranks_sink_open(ctx, &writer, &to);
-    status = run->backward ? assay_stack_run_backward(ctx, &config, &in, &shared)
-                           : assay_stack_run(ctx, &config, &in, &shared);
+    const assay_sink shared = assay_ranks_sink_open(ctx, &writer, &sketches);
+    status =
+        backward ? assay_stack_run_backward(ctx, &config, in, &shared) : assay_stack_run(ctx, &config, in, &shared);
     assay_ranks_sink_close(&writer);
-    TRY(status);
-    if (view.filled != view.size)
-        status = assay_fail(ctx, ASSAY_INTERNAL, "layer %" PRId64 " gave nothing", run->layer);
 cleanup:
     assay_sketching_close(&sketching);
     return status;

@@ -20,17 +20,9 @@ bool assay_is_of_layer(const assay_tensor_spec *spec, int64_t layer, bool backwa
 /* Where the input of a layer stands, and where the gradient of it. */
 void assay_boundary_path(int64_t layer, bool gradient, char path[ASSAY_PATH_SIZE]);
 
-typedef struct assay_layer_run {
-    const assay_plan *plan;
-    int64_t layer;
-    bool backward;
-    const double *x;  /* [B,S,D] the layer's input; NULL: that of the stack */
-    const double *dy; /* of backward: the gradient of its output; NULL: that of the stack's output */
-    double *to;       /* the layer's output, or the gradient of its input */
-} assay_layer_run;
-
-/* Results of the layer and direction go to `out` where it wants them. `given`: of the whole stack. */
-assay_status assay_layer_run_one(assay_context *ctx, const assay_layer_run *run, const assay_source *given,
-                                 const assay_sink *out);
+/* `in` has inputs/x of that layer and, backward, cotangents/y; the other tensors are the stack's. Results of both go to
+ * `out` where it wants them, outputs/y and gradients/inputs/x of that layer too. */
+assay_status assay_layer_run(assay_context *ctx, const assay_plan *plan, int64_t layer, bool backward,
+                             const assay_source *in, const assay_sink *out);
 
 #endif

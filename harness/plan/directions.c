@@ -122,25 +122,16 @@ bool assay_plan_has_directions(const assay_plan *plan)
     return any;
 }
 
-static bool is_of_filter(const assay_plan *plan, const assay_tensor_spec *spec)
+static bool is_of_no_filter(const void *self, const assay_tensor_spec *spec)
 {
+    const assay_plan *plan = self;
     bool found = spec->role == ASSAY_ROLE_DIRECTION;
     for (int p = 0; p < plan->precision_count; p++)
         found |= assay_direction_name(spec->path, plan->precisions[p].name) != NULL;
-    return found;
+    return !found;
 }
 
 assay_status assay_plan_without_directions(assay_context *ctx, const assay_plan *plan, assay_plan *without)
 {
-    assay_status status = ASSAY_OK;
-    *without = *plan;
-    without->specs = NULL;
-    without->spec_count = 0;
-    without->elements = without->file_bytes = 0;
-    TRY(make_room(ctx, without, plan->spec_count));
-    for (int i = 0; i < plan->spec_count; i++) {
-        if (!is_of_filter(plan, &plan->specs[i])) TRY(assay_plan_add_spec(ctx, without, &plan->specs[i]));
-    }
-cleanup:
-    return status;
+    return assay_plan_part(ctx, plan, is_of_no_filter, plan, without);
 }

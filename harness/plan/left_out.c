@@ -32,33 +32,28 @@ static void remove_precision(assay_plan *plan, const char *name)
     plan->precision_count = kept;
 }
 
-static bool is_of_profile(const assay_tensor_spec *spec, const char *name)
+/* Not of the profile of that name. */
+static bool is_of_another(const void *self, const assay_tensor_spec *spec)
 {
+    const char *name = self;
     static const assay_tensor_role roles[] = {ASSAY_ROLE_ERROR_SCALE, ASSAY_ROLE_NULL, ASSAY_ROLE_DIRECTION,
                                               ASSAY_ROLE_DISCRIMINATION};
     const char *rest = strchr(spec->path, '/');
     const size_t length = strlen(name);
     bool found = false;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) found |= spec->role == roles[i];
-    return found && rest != NULL && strcspn(rest + 1, "/") == length && strncmp(rest + 1, name, length) == 0;
+    return !found || rest == NULL || strcspn(rest + 1, "/") != length || strncmp(rest + 1, name, length) != 0;
 }
 
 assay_status assay_plan_leave_out(assay_context *ctx, const assay_plan *plan, const assay_lost_profile *lost,
                                   assay_plan *without)
 {
-    assay_status status = ASSAY_OK;
-    *without = *plan;
-    without->spec_count = 0;
-    without->elements = without->file_bytes = 0;
-    without->specs = calloc((size_t)plan->spec_count + 1, sizeof *without->specs);
+    assay_status status = assay_plan_part(ctx, plan, is_of_another, lost->name, without);
     without->precisions = calloc((size_t)plan->precision_count + 1, sizeof *without->precisions);
-    if (without->specs == NULL || without->precisions == NULL)
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
+    TRY(status);
+    if (without->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of profiles");
     memcpy(without->precisions, plan->precisions, (size_t)plan->precision_count * sizeof *plan->precisions);
     remove_precision(without, lost->name);
-    for (int i = 0; i < plan->spec_count; i++) {
-        if (!is_of_profile(&plan->specs[i], lost->name)) TRY(assay_plan_add_spec(ctx, without, &plan->specs[i]));
-    }
     snprintf(without->profiles_left_out[without->left_out_count++], ASSAY_LEFT_OUT_SIZE, "%s: %s", lost->name,
              lost->reason);
 cleanup:
