@@ -82,18 +82,6 @@ static bool is_row_of(const assay_model_weights *w, const weight_target *t, cons
 
 /* --- shapes --- */
 
-static assay_shape scale_shape_of(const assay_weight_name *row, const assay_shape *of)
-{
-    assay_shape shape = *of;
-    if (row->layout == ASSAY_WEIGHT_MXFP4) {
-        shape.rank--;
-    } else {
-        for (int axis = shape.rank > 2 ? shape.rank - 2 : 0; axis < shape.rank; axis++)
-            shape.dims[axis] = blocks_of(shape.dims[axis]);
-    }
-    return shape;
-}
-
 static assay_status check_tensor(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                  const weight_part *p, const assay_weight_name *row, int index)
 {
@@ -124,32 +112,6 @@ static assay_status refuse_missing(assay_context *ctx, const assay_model_weights
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has nothing for %s: expected %s", w->file, t->entry->spec.path, names);
 }
 
-/* The scales that go with a tensor of theirs: of numbers in mxfp4 they must be there. */
-static assay_status find_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                               const weight_part *p, const char *name, int *scale)
-{
-    char other[NAME_SIZE + 16];
-    const assay_shape shape = assay_weights_shape(t, p, p->row), expected = scale_shape_of(p->row, &shape);
-    const bool blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
-    const int length = (int)(strlen(name) - (blocks ? strlen("_blocks") : 0));
-    snprintf(other, sizeof other, "%.*s%s", length, name, blocks ? "_scales" : "_scale_inv");
-    *scale = assay_checkpoint_find(w->checkpoint, other);
-    if (*scale < 0 && blocks) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s", w->file, name, other);
-    if (*scale < 0) return ASSAY_OK;
-    w->used[*scale] = true;
-    if (!blocks) {
-        const assay_tensor_spec *numbers = NULL;
-        const int index = assay_checkpoint_find(w->checkpoint, name);
-        const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, index, &numbers);
-        RETURN_IF(status != ASSAY_OK, status);
-        if (numbers->type != ASSAY_FLOAT8_E4M3FN) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s, and %s is %s, expected %s beside it", w->file, other,
-                              name, assay_dtype_name(numbers->type), assay_dtype_name(ASSAY_FLOAT8_E4M3FN));
-        }
-    }
-    return assay_weights_check_shape(ctx, w, *scale, &expected);
-}
-
 /* The tensors of all experts. */
 static assay_status take_row(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_part *p)
 {
@@ -170,8 +132,7 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
         }
         w->used[p->tensors[e]] = true;
         TRY(check_tensor(ctx, w, t, p, p->row, p->tensors[e]));
-        TRY((t->entry->format != NULL ? assay_weights_take_scales(ctx, w, t, p, name, e)
-                                      : find_scale(ctx, w, t, p, name, &p->scales[e])));
+        TRY(assay_weights_take_scales(ctx, w, t, p, name, e));
     }
 cleanup:
     return status;

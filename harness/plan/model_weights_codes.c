@@ -1,9 +1,37 @@
-/* Codes and scales of quantised kernels from a checkpoint: which tensors they are, and their numbers. */
+/* What tensors of a checkpoint must be like: their shapes, and codes and scales of such as are quantised. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "harness/plan/model_weights_internal.h"
 #include "oracle/base/memory.h"
+
+assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row)
+{
+    assay_shape shape = {0};
+    const int64_t outputs = halves(row) * p->outputs;
+    if (has_expert_axis(t, row)) shape.dims[shape.rank++] = t->experts;
+    if (row->layout == ASSAY_WEIGHT_PLAIN) shape.dims[shape.rank++] = t->inputs;
+    shape.dims[shape.rank++] = outputs;
+    if (row->layout == ASSAY_WEIGHT_LINEAR) shape.dims[shape.rank++] = t->inputs;
+    if (row->layout == ASSAY_WEIGHT_MXFP4) {
+        shape.dims[shape.rank++] = t->inputs / MX_BLOCK;
+        shape.dims[shape.rank++] = MX_BLOCK / 2;
+    }
+    return shape;
+}
+
+assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_weights *w, int index,
+                                       const assay_shape *expected)
+{
+    char wanted[128], found[128];
+    const assay_tensor_spec *spec = NULL;
+    const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, index, &spec);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (assay_shape_equal(&spec->shape, expected)) return ASSAY_OK;
+    assay_shape_text(expected, wanted, sizeof wanted);
+    assay_shape_text(&spec->shape, found, sizeof found);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has shape %s, expected %s", w->file, spec->path, found, wanted);
+}
 
 static bool is_four_bits(const weight_target *t)
 {
@@ -73,31 +101,69 @@ static int find_beside(const assay_model_weights *w, const char *name, const cha
     return assay_checkpoint_find(w->checkpoint, other);
 }
 
-static assay_status take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                const weight_part *p, const char *name, int *scale)
+const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_part *p, int64_t expert)
 {
-    assay_status status = ASSAY_OK;
+    if (t->entry->format != NULL) return t->entry->format;
+    if (p->row->layout == ASSAY_WEIGHT_MXFP4) return assay_block_format_by_name("mxfp4");
+    return p->scales[expert] >= 0 ? assay_block_format_by_name("fp8_e4m3_128x128") : NULL;
+}
+
+/* Of the scales that belong to their tensor. */
+static assay_shape scale_shape(const weight_target *t, const weight_part *p, const assay_block_format *format)
+{
+    assay_shape shape = assay_weights_shape(t, p, p->row);
+    const bool plain = p->row->layout == ASSAY_WEIGHT_PLAIN;
+    int64_t *last = &shape.dims[shape.rank - 1];
+    if (p->row->layout == ASSAY_WEIGHT_MXFP4) {
+        shape.rank--;
+        return shape;
+    }
+    *last = assay_block_count(*last, plain ? format->rows : format->columns);
+    if (shape.rank > 1) last[-1] = assay_block_count(last[-1], plain ? format->columns : format->rows);
+    return shape;
+}
+
+/* Of codes scales have the format's type; numbers that have some beside them are fp8. */
+static assay_status check_scale_types(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                      const weight_part *p, const char *name, const char *other, int scale)
+{
+    assay_status status;
     const assay_block_format *format = t->entry->format;
-    const assay_tensor_spec *found = NULL;
+    const assay_tensor_spec *found = NULL, *numbers = NULL;
+    TRY(assay_checkpoint_spec(ctx, w->checkpoint, scale, &found));
+    if (format != NULL) {
+        const bool right = found->type == ASSAY_INT32 ? format->scale == ASSAY_FLOAT8_E8M0FNU
+                                                      : format->scale == ASSAY_FLOAT32 || found->type == format->scale;
+        return right ? ASSAY_OK : refuse_type(ctx, w, t, found, format->scale);
+    }
+    if (p->row->layout == ASSAY_WEIGHT_MXFP4) goto cleanup;
+    TRY(assay_checkpoint_spec(ctx, w->checkpoint, assay_checkpoint_find(w->checkpoint, name), &numbers));
+    if (numbers->type != ASSAY_FLOAT8_E4M3FN)
+        TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s, and %s is %s, expected %s beside it", w->file, other, name,
+                       assay_dtype_name(numbers->type), assay_dtype_name(ASSAY_FLOAT8_E4M3FN)));
+cleanup:
+    return status;
+}
+
+static assay_status take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                const weight_part *p, const char *name, int64_t expert)
+{
+    assay_status status;
+    const assay_block_format *format = t->entry->format;
     const bool blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
+    int *scale = &p->scales[expert];
     char other[NAME_SIZE];
     *scale = find_beside(w, name, blocks ? "_scales" : "_scale_inv", other);
-    if (*scale < 0 && !blocks) *scale = find_beside(w, name, "_scale", other);
-    if (*scale < 0) {
+    if (*scale < 0 && format != NULL && !blocks) *scale = find_beside(w, name, "_scale", other);
+    if (*scale < 0 && format != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s, which %s of %s needs", w->file, name, other,
                           format->name, t->entry->spec.path);
     }
+    if (*scale < 0 && blocks) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s", w->file, name, other);
+    if (*scale < 0) return ASSAY_OK;
     w->used[*scale] = true;
-    TRY(assay_checkpoint_spec(ctx, w->checkpoint, *scale, &found));
-    const bool bytes = found->type == ASSAY_INT32;
-    if (bytes ? format->scale != ASSAY_FLOAT8_E8M0FNU
-              : format->scale != ASSAY_FLOAT32 && found->type != format->scale) {
-        return refuse_type(ctx, w, t, found, format->scale);
-    }
-    const weight_target in_blocks = assay_weights_in_blocks(t);
-    const weight_part part = {.outputs = in_blocks.parts[p - t->parts].outputs};
-    const assay_weight_name linear = {p->row->theirs, p->row->ours, ASSAY_WEIGHT_LINEAR, p->row->outputs, false};
-    const assay_shape shape = assay_weights_shape(&in_blocks, &part, &linear);
+    TRY(check_scale_types(ctx, w, t, p, name, other, *scale));
+    const assay_shape shape = scale_shape(t, p, assay_weights_stored_as(t, p, expert));
     TRY(assay_weights_check_shape(ctx, w, *scale, &shape));
 cleanup:
     return status;
@@ -138,10 +204,11 @@ assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_wei
                                        const weight_part *p, const char *name, int64_t expert)
 {
     assay_status status;
-    TRY(check_blocks(ctx, w, t, p, name));
-    TRY(take_scales(ctx, w, t, p, name, &p->scales[expert]));
-    if (t->entry->format->tensor_scale) TRY(take_tensor_scale(ctx, w, t, p, name, &p->tensor_scales[expert]));
-    pass_over_input_scale(w, name);
+    const bool codes = t->entry->format != NULL;
+    if (codes) TRY(check_blocks(ctx, w, t, p, name));
+    TRY(take_scales(ctx, w, t, p, name, expert));
+    if (codes && t->entry->format->tensor_scale) TRY(take_tensor_scale(ctx, w, t, p, name, &p->tensor_scales[expert]));
+    if (codes) pass_over_input_scale(w, name);
 cleanup:
     return status;
 }
@@ -155,78 +222,4 @@ weight_target assay_weights_in_blocks(const weight_target *t)
     for (int i = 0; i < t->part_count; i++)
         in_blocks.parts[i].outputs = assay_block_count(t->parts[i].outputs, format->rows);
     return in_blocks;
-}
-
-/* --- reading --- */
-
-static assay_status read_bytes(assay_context *ctx, const assay_model_weights *w, int index, int64_t first,
-                               int64_t count, double *out)
-{
-    const assay_status status = assay_checkpoint_read(ctx, w->checkpoint, index, first, count, out);
-    for (int64_t i = 0; status == ASSAY_OK && i < count; i++) {
-        if (out[i] >= 0 && out[i] <= UINT8_MAX) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has %g, expected bytes", w->file,
-                          assay_checkpoint_name(w->checkpoint, index), out[i]);
-    }
-    return status;
-}
-
-/* In place: the bytes are in the first half, the first code in the low bits. */
-static void unpack(int64_t count, double *values)
-{
-    for (int64_t i = count - 2; i >= 0; i -= 2) {
-        const int byte = (int)values[i / 2];
-        const uint8_t codes[2] = {(uint8_t)(byte & 15), (uint8_t)(byte >> 4)};
-        assay_dtype_decode(ASSAY_FLOAT4_E2M1FN, 2, codes, &values[i]);
-    }
-}
-
-assay_status assay_weights_read_codes(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                      const weight_part *p, int64_t expert, double **numbers)
-{
-    assay_status status;
-    double *read = NULL;
-    const assay_tensor_spec *spec = NULL;
-    const bool each = strchr(p->row->theirs, '*') != NULL, scale = t->entry->part == ASSAY_PART_SCALE;
-    const int64_t place = has_expert_axis(t, p->row) ? expert : 0, count = halves(p->row) * p->outputs * t->inputs;
-    const int index = (scale ? p->scales : p->tensors)[each ? expert : 0];
-    TRY(assay_checkpoint_spec(ctx, w->checkpoint, index, &spec));
-    TRY(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
-    if (spec->type != ASSAY_INT32) {
-        TRY(assay_checkpoint_read(ctx, w->checkpoint, index, place * count, count, read));
-    } else if (scale) {
-        TRY(read_bytes(ctx, w, index, place * count, count, read));
-        for (int64_t i = 0; i < count; i++) {
-            const uint8_t code = (uint8_t)read[i];
-            assay_dtype_decode(ASSAY_FLOAT8_E8M0FNU, 1, &code, &read[i]);
-        }
-    } else {
-        TRY(read_bytes(ctx, w, index, place * (count / 2), count / 2, read));
-        unpack(count, read);
-    }
-    *numbers = read;
-    read = NULL;
-cleanup:
-    free(read);
-    return status;
-}
-
-/* One for all parts. */
-assay_status assay_weights_read_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                             int64_t expert, double *out)
-{
-    for (int i = 0; i < t->part_count; i++) {
-        double found;
-        const weight_part *p = &t->parts[i];
-        const int index = p->tensor_scales[strchr(p->row->theirs, '*') != NULL ? expert : 0];
-        const assay_status status =
-            assay_checkpoint_read(ctx, w->checkpoint, index, has_expert_axis(t, p->row) ? expert : 0, 1, &found);
-        RETURN_IF(status != ASSAY_OK, status);
-        if (i > 0 && found != *out) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is %.9g, expected the %.9g of the other part of %s",
-                              w->file, assay_checkpoint_name(w->checkpoint, index), found, *out, t->entry->spec.path);
-        }
-        *out = found;
-    }
-    return ASSAY_OK;
 }

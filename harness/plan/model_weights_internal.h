@@ -8,7 +8,7 @@
 #include "harness/plan/model_weights.h"
 #include "harness/plan/weight_names.h"
 
-enum { PARTS = 3, NAME_SIZE = 2 * ASSAY_PATH_SIZE, SCALE_BLOCK = 128, MX_BLOCK = 32, FILE_SIZE = 4096 };
+enum { PARTS = 3, NAME_SIZE = 2 * ASSAY_PATH_SIZE, MX_BLOCK = 32, FILE_SIZE = 4096 };
 
 /* What of their tensors is a part of ours. */
 typedef struct weight_part {
@@ -52,26 +52,21 @@ static inline bool has_expert_axis(const weight_target *t, const assay_weight_na
     return t->stacked && strchr(row->theirs, '*') == NULL;
 }
 
-static inline int64_t blocks_of(int64_t size)
-{
-    return (size + SCALE_BLOCK - 1) / SCALE_BLOCK;
-}
-
 /* The shape of their tensor of a part. */
 assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row);
 assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_weights *w, int index,
                                        const assay_shape *expected);
 
-/* Of a kernel that is codes: whether a tensor of theirs is such codes (`shape` is that of numbers), the scales beside one, the
- * same target counted in blocks, and the numbers of codes or of scales of a part, as they lie. */
+/* Of a kernel that is codes: whether a tensor of theirs is such codes (`shape` is that of numbers), and the same target
+ * counted in blocks. */
 assay_status assay_weights_check_codes(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                        const assay_weight_name *row, int index, assay_shape shape);
+weight_target assay_weights_in_blocks(const weight_target *t);
+
+/* The scales beside a tensor of theirs: of codes they must be there, and of numbers in mxfp4. */
 assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                        const weight_part *p, const char *name, int64_t expert);
-weight_target assay_weights_in_blocks(const weight_target *t);
-assay_status assay_weights_read_codes(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                      const weight_part *p, int64_t expert, double **numbers);
-assay_status assay_weights_read_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
-                                             int64_t expert, double *out);
+/* How an expert's numbers are stored: as codes with scales of this format; NULL: as they are. */
+const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_part *p, int64_t expert);
 
 #endif

@@ -10,62 +10,108 @@ static assay_status read_bytes(assay_context *ctx, const assay_model_weights *w,
 {
     const assay_status status = assay_checkpoint_read(ctx, w->checkpoint, index, first, count, bytes);
     for (int64_t i = 0; status == ASSAY_OK && i < count; i++) {
-        if (bytes[i] >= 0 && bytes[i] <= 255 && bytes[i] == rint(bytes[i])) continue;
+        if (bytes[i] >= 0 && bytes[i] <= UINT8_MAX && bytes[i] == rint(bytes[i])) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has %g, expected bytes", w->file,
                           assay_checkpoint_name(w->checkpoint, index), bytes[i]);
     }
     return status;
 }
 
-/* Two numbers a byte, the first in the low half: sign, two bits of the exponent, one of the mantissa. A scale is a power of
- * two, 127 more than its exponent. */
-static void decode_mxfp4(int64_t count, const double *bytes, const double *scales, double *out)
+/* In place: the bytes are in the first half, the first code in the low bits. */
+static void unpack(int64_t count, double *values)
 {
-    static const double MAGNITUDES[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    for (int64_t i = 0; i < count; i++) {
-        const int byte = (int)bytes[i / 2], code = i % 2 == 0 ? byte & 15 : byte >> 4;
-        const double magnitude = ldexp(MAGNITUDES[code & 7], (int)scales[i / MX_BLOCK] - 127);
-        out[i] = (code & 8) != 0 ? -magnitude : magnitude;
+    for (int64_t i = count - 2; i >= 0; i -= 2) {
+        const int byte = (int)values[i / 2];
+        const uint8_t codes[2] = {(uint8_t)(byte & 15), (uint8_t)(byte >> 4)};
+        assay_dtype_decode(ASSAY_FLOAT4_E2M1FN, 2, codes, &values[i]);
     }
 }
 
-/* Their tensor of an expert, with its scales: [rows] [columns] as it lies. */
+/* Numbers of expert `place` in a tensor that has `count` of each: codes of 4 bits may be bytes of two, powers of two bytes. */
+static assay_status read_numbers(assay_context *ctx, const assay_model_weights *w, int index, assay_dtype type,
+                                 int64_t place, int64_t count, double *out)
+{
+    assay_status status;
+    const assay_tensor_spec *spec = NULL;
+    TRY(assay_checkpoint_spec(ctx, w->checkpoint, index, &spec));
+    if (spec->type != type && type == ASSAY_FLOAT4_E2M1FN) {
+        TRY(read_bytes(ctx, w, index, place * (count / 2), count / 2, out));
+        unpack(count, out);
+    } else if (spec->type != type && type == ASSAY_FLOAT8_E8M0FNU) {
+        TRY(read_bytes(ctx, w, index, place * count, count, out));
+        for (int64_t i = 0; i < count; i++) {
+            const uint8_t code = (uint8_t)out[i];
+            assay_dtype_decode(type, 1, &code, &out[i]);
+        }
+    } else {
+        TRY(assay_checkpoint_read(ctx, w->checkpoint, index, place * count, count, out));
+    }
+cleanup:
+    return status;
+}
+
+/* Numbers [rows][columns] that are stored as codes; the product of mxfp4 is exact. */
+static assay_status scale_numbers(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                  const assay_block_format *format, int scale, int64_t place, int64_t rows,
+                                  int64_t columns, double *numbers)
+{
+    assay_status status;
+    const int64_t down = assay_block_count(rows, format->rows), across = assay_block_count(columns, format->columns);
+    const bool exact = format->scale == ASSAY_FLOAT8_E8M0FNU;
+    double *scales = NULL;
+    TRY(assay_alloc_f64(ctx, "scales", down * across, &scales));
+    TRY(read_numbers(ctx, w, scale, format->scale, place, down * across, scales));
+    for (int64_t i = 0; i < rows * columns; i++) {
+        const double by = scales[i / columns / format->rows * across + i % columns / format->columns];
+        numbers[i] = exact ? numbers[i] * by
+                           : assay_dtype_round(t->entry->spec.type, (double)((float)numbers[i] * (float)by), false);
+    }
+cleanup:
+    free(scales);
+    return status;
+}
+
+/* Their tensor of an expert: [rows] [columns] as it lies. Of a target that is codes or scales these, else numbers. */
 static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                 const weight_part *p, int64_t expert, double **numbers)
 {
     assay_status status;
-    const bool each = strchr(p->row->theirs, '*') != NULL, blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
-    const int64_t place = has_expert_axis(t, p->row) ? expert : 0;
-    const int tensor = p->tensors[each ? expert : 0], scale = p->scales[each ? expert : 0];
-    const int64_t outputs = halves(p->row) * p->outputs, count = outputs * t->inputs;
-    const bool plain = p->row->layout == ASSAY_WEIGHT_PLAIN;
-    const int64_t rows = plain ? t->inputs : outputs, columns = count / rows;
-    const int64_t down = blocks ? rows : blocks_of(rows), across = blocks ? columns / MX_BLOCK : blocks_of(columns);
-    double *bytes = NULL, *scales = NULL, *read = NULL;
+    const int64_t each = strchr(p->row->theirs, '*') != NULL ? expert : 0;
+    const int64_t place = has_expert_axis(t, p->row) ? expert : 0, outputs = halves(p->row) * p->outputs;
+    const int64_t rows = p->row->layout == ASSAY_WEIGHT_PLAIN ? t->inputs : outputs, count = outputs * t->inputs;
+    const assay_block_format *format = assay_weights_stored_as(t, p, each);
+    const bool of_scales = t->entry->part == ASSAY_PART_SCALE;
+    const assay_dtype type = format == NULL ? ASSAY_FLOAT64 : of_scales ? format->scale : format->element;
+    double *read = NULL;
     TRY(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
-    if (scale >= 0) {
-        TRY(assay_alloc_f64(ctx, "scales", down * across, &scales));
-        TRY((blocks ? read_bytes(ctx, w, scale, place * down * across, down * across, scales)
-                    : assay_checkpoint_read(ctx, w->checkpoint, scale, place * down * across, down * across, scales)));
-    }
-    if (blocks) {
-        TRY(assay_alloc_f64(ctx, "blocks", count / 2, &bytes));
-        TRY(read_bytes(ctx, w, tensor, place * (count / 2), count / 2, bytes));
-        decode_mxfp4(count, bytes, scales, read);
-    } else {
-        TRY(assay_checkpoint_read(ctx, w->checkpoint, tensor, place * count, count, read));
-    }
-    for (int64_t i = 0; !blocks && scale >= 0 && i < count; i++) {
-        const double by = scales[i / columns / SCALE_BLOCK * across + i % columns / SCALE_BLOCK];
-        read[i] = assay_dtype_round(t->entry->spec.type, (double)((float)read[i] * (float)by), false);
-    }
+    TRY(read_numbers(ctx, w, (of_scales ? p->scales : p->tensors)[each], type, place, count, read));
+    if (format != NULL && t->entry->format == NULL)
+        TRY(scale_numbers(ctx, w, t, format, p->scales[each], place, rows, count / rows, read));
     *numbers = read;
     read = NULL;
 cleanup:
     free(read);
-    free(bytes);
-    free(scales);
     return status;
+}
+
+/* One for all parts. */
+static assay_status read_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
+                                      int64_t expert, double *out)
+{
+    for (int i = 0; i < t->part_count; i++) {
+        double found;
+        const weight_part *p = &t->parts[i];
+        const int index = p->tensor_scales[strchr(p->row->theirs, '*') != NULL ? expert : 0];
+        const assay_status status =
+            assay_checkpoint_read(ctx, w->checkpoint, index, has_expert_axis(t, p->row) ? expert : 0, 1, &found);
+        RETURN_IF(status != ASSAY_OK, status);
+        if (i > 0 && found != *out) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is %.9g, expected the %.9g of the other part of %s",
+                              w->file, assay_checkpoint_name(w->checkpoint, index), found, *out, t->entry->spec.path);
+        }
+        *out = found;
+    }
+    return ASSAY_OK;
 }
 
 /* The place of an output of theirs among theirs. */
@@ -115,10 +161,9 @@ static assay_status hold(assay_context *ctx, assay_model_weights *w, const weigh
     w->held = NULL;
     free(w->slab);
     TRY(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
-    if (t->entry->part == ASSAY_PART_TENSOR_SCALE) TRY(assay_weights_read_tensor_scale(ctx, w, t, expert, w->slab));
+    if (t->entry->part == ASSAY_PART_TENSOR_SCALE) TRY(read_tensor_scale(ctx, w, t, expert, w->slab));
     for (int i = 0; i < t->part_count && t->entry->part != ASSAY_PART_TENSOR_SCALE; i++) {
-        TRY((t->entry->format != NULL ? assay_weights_read_codes : read_theirs)(ctx, w, t, &t->parts[i], expert,
-                                                                                &theirs));
+        TRY(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
         scatter(t, i, prefused ? w->c->config.w13_reorder_size : 1, theirs, w->slab);
         free(theirs);
         theirs = NULL;
