@@ -1,4 +1,4 @@
-/* What is read, given choices, empty experts, missing cotangents, memory and the want of it. */
+/* What is read, missing cotangents, memory and the want of it. */
 #include <malloc.h>
 #include <math.h>
 #include <string.h>
@@ -28,39 +28,6 @@ TEST(test_reading)
     assert_int_equal(out.set.count, 11);
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
-}
-
-/* A choice of [B,S,K] fixes what every shard routes: experts of the second shard alone, but for the first token. */
-TEST(test_given_choice_and_empty_experts)
-{
-    static const char *const gradients[] = {"gradients/weights/wi_0", "gradients/weights/wi_1_bias",
-                                            "gradients/weights/wo", "gradients/weights/wo_bias"};
-    assay_context ctx = assay_context_default(1);
-    for (int ring = 0; ring < 2; ring++) {
-        moe_case c = sharded_case(1, 4);
-        assay_sharding sharding = sharded_case_mesh(2, 1, 2);
-        test_tensors whole = {0}, out = {0};
-        int32_t *selected = test_tensors_add_i32(&c.in, "routing/selected_experts", 4 * 6 * 3);
-        for (int i = 0; i < 4 * 6 * 3; i++) selected[i] = i < 3 ? i : i / 3 % 2 == 0 ? 4 + i % 3 : 7 - i % 3;
-        sharding.ring_of_experts = ring;
-        moe_case_run(&ctx, &c, &whole, NULL, 0);
-        sharded_case_run(&ctx, &c, &sharding, &out);
-        sharded_case_assert_bits(&out, &c.in, "routing/selected_experts");
-        sharded_case_assert_bits(&out, &whole, "routing/margin");
-        moe_case_assert_close(&out, &whole, "outputs/y", 1e-14);
-        sharded_case_assert_gradients(&out, &whole, 1e-14);
-        for (int i = 0; i < 4; i++) {
-            const assay_tensor *tensor = moe_case_get(&out, gradients[i]);
-            const int64_t size = tensor->count / 8;
-            for (int64_t j = 3 * size; j < 4 * size; j++) assert_true(tensor->values[j] == 0);
-            double sizes[8] = {0};
-            for (int64_t j = 0; j < tensor->count; j++) sizes[j / size] += fabs(tensor->values[j]);
-            for (int e = 0; e < 8; e++) assert_true((sizes[e] > 0) == (e != 3));
-        }
-        assay_tensor_set_free(&whole.set);
-        assay_tensor_set_free(&out.set);
-        moe_case_free(&c);
-    }
 }
 
 /* Without cotangents nothing comes back. */

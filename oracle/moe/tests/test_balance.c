@@ -35,55 +35,6 @@ TEST(test_signs_are_exact)
     assert_same_bits(updates, expected, 3);
 }
 
-/* By hand: two sequences of two tokens, two experts of three chosen. */
-TEST(test_loss_by_hand)
-{
-    assay_context ctx = assay_context_default(1);
-    const assay_routing_config config = {
-        .batch = 2, .sequence = 2, .num_experts = 3, .num_experts_per_tok = 2, .load_balance_loss_weight = 0.5};
-    const int32_t selected[] = {0, 1, 1, 0, 2, 0, 1, 2};
-    const double probabilities[] = {0.5, 0.25, 0.25, 0.25, 0.5, 0.25, 0.125, 0.125, 0.75, 0.25, 0.25, 0.5};
-    const double expected_density[] = {1.0, 1.0, 0.0, 0.5, 0.5, 1.0};
-    double density[6], lb_loss = 0.0;
-    assay_fill_nan(density, 6);
-    assay_balance_density(density, selected, &config);
-    assert_same_bits(density, expected_density, 6);
-    assert_ok(&ctx, assay_balance_loss(&ctx, &lb_loss, probabilities, density, &config));
-    /* Sequence 0: 0.375 + 0.375; sequence 1: 0.5 * 0.1875 * 2 + 0.625; mean over 6, times 9 * 0.5. */
-    const double expected = (0.75 + 0.8125) / 6.0 * 4.5;
-    assert_close(&lb_loss, &expected, 1, 1e-15, 0.0);
-    /* Means per sequence are not those of the whole batch, which would give another number. */
-    const double of_batch = 9.0 * 0.5 / 3.0 * (0.75 * 0.28125 + 0.75 * 0.28125 + 0.5 * 0.4375);
-    assert_false(assay_is_close(&lb_loss, &of_batch, 1, 1e-3, 0.0));
-    assert_true(assay_balance_coefficient(&config) == 0.5 * 3.0 / 4.0);
-    assay_routing_config batch = config;
-    batch.balance_scope = ASSAY_BALANCE_BATCH;
-    assay_balance_density(density, selected, &batch);
-    assert_same_bits(density, ((const double[]){0.75, 0.75, 0.5}), 3);
-    assert_ok(&ctx, assay_balance_loss(&ctx, &lb_loss, probabilities, density, &batch));
-    assert_close(&lb_loss, &of_batch, 1, 1e-15, 0.0);
-}
-
-/* A perfectly even load has the loss K * weight, whatever the number of experts. */
-TEST(test_even_load)
-{
-    assay_context ctx = assay_context_default(2);
-    const assay_routing_config config = {
-        .batch = 1, .sequence = 7, .num_experts = 7, .num_experts_per_tok = 1, .load_balance_loss_weight = 0.25};
-    int32_t selected[7];
-    double probabilities[49], density[7], lb_loss = 0.0;
-    for (int i = 0; i < 7; i++) selected[i] = (i * 3) % 7;
-    for (int i = 0; i < 49; i++) probabilities[i] = 1.0 / 7.0;
-    assay_balance_density(density, selected, &config);
-    assert_ok(&ctx, assay_balance_loss(&ctx, &lb_loss, probabilities, density, &config));
-    const double expected = 0.25;
-    assert_close(&lb_loss, &expected, 1, 1e-15, 0.0);
-    assay_fail_allocation(0);
-    const assay_status failed = assay_balance_loss(&ctx, &lb_loss, probabilities, density, &config);
-    assay_fail_allocation(-1);
-    assert_int_equal(failed, ASSAY_NO_MEMORY);
-}
-
 /* Two experts with logits 0 and ln 3: the sum of exponentials is 4; both at 1000, where they overflow: 1000 + ln 2. */
 TEST(test_z_loss_by_hand)
 {

@@ -60,67 +60,6 @@ TEST(test_empty_experts)
     }
 }
 
-/* Four tokens want expert 0 of capacity 2 in each row; the last two of them have nothing of it. */
-TEST(test_dropping)
-{
-    static const int32_t experts[] = {0, 1, 0, 2, 3, 0, 0, 1, /**/ 1, 0, 2, 3, 0, 3, 1, 0};
-    static const int32_t sizes[] = {7, 4, 2, 3};
-    static const int32_t sorted[] = {0, 2, 5, 6, 9, 12, 15, 1, 7, 8, 14, 3, 10, 4, 11, 13};
-    static const bool dropped[] = {0, 0, 0, 0, 0, 1, 1, 0, /**/ 0, 0, 0, 0, 0, 0, 0, 1};
-    assay_context ctx = assay_context_default(2);
-    moe_case c = moe_case_deepseek3(2, 4, 4, 2, 5, 3);
-    test_tensors out = {0};
-    c.expert_bias = true;
-    c.config.path = ASSAY_MOE_DROPPING;
-    c.config.capacity_factor = 1;
-    moe_case_fill(&c, false);
-    choose(&c, experts);
-    moe_case_run(&ctx, &c, &out, &bf16, 1);
-    assert_memory_equal(moe_case_get(&out, "routing/group_sizes")->indices, sizes, sizeof sizes);
-    assert_memory_equal(moe_case_get(&out, "routing/sorted_selected_experts")->indices, sorted, sizeof sorted);
-
-    /* The masks [B,S,E,C] hold the weights of what is kept, by rank. */
-    const assay_tensor *combine = moe_case_get(&out, "routing/combine_mask");
-    const int32_t *dispatch = moe_case_get(&out, "routing/dispatch_mask")->indices;
-    const double *weights = moe_case_get(&out, "routing/weights")->values;
-    double expected[8 * 4 * 2] = {0};
-    int rank[2][4] = {{0}};
-    for (int i = 0; i < 16; i++) {
-        int position = rank[i / 8][experts[i]]++;
-        assert_int_equal(dropped[i], position >= 2);
-        if (!dropped[i]) expected[i / 2 * 8 + experts[i] * 2 + position] = weights[i];
-    }
-    assert_int_equal(combine->count, 64);
-    assert_same_bits(combine->values, expected, 64);
-    for (int i = 0; i < 64; i++) assert_int_equal(dispatch[i], expected[i] != 0);
-
-    /* Checkpoints [E,B,C,...]: a free slot holds what the expert makes of a row of zeros. */
-    const assay_tensor *a = moe_case_get(&out, "checkpoints/moe_mlpwi_0");
-    const assay_tensor *scale = moe_case_get(&out, "error_scale/bf16/checkpoints/moe_mlpwi_0");
-    const double *bias = moe_case_get(&c.in, "weights/wi_0_bias")->values;
-    const double *x = moe_case_get(&c.in, "inputs/x")->values, *wi = moe_case_get(&c.in, "weights/wi_0")->values;
-    assert_int_equal(a->count, 4 * 2 * 2 * 3);
-    assert_int_equal(scale->count, a->count);
-    assert_int_equal(moe_case_get(&out, "checkpoints/moe_mlpwo")->count, 4 * 2 * 2 * 5);
-    for (int e = 0; e < 4; e++) {
-        for (int slot = 0; slot < 4; slot++) {
-            int token = -1;
-            for (int t = 0; t < 4; t++) {
-                if (dispatch[((slot / 2 * 4 + t) * 4 + e) * 2 + slot % 2]) token = slot / 2 * 4 + t;
-            }
-            for (int h = 0; h < 3; h++) {
-                double sum = bias[e * 3 + h];
-                for (int d = 0; d < 5 && token >= 0; d++) sum += x[token * 5 + d] * wi[(e * 5 + d) * 3 + h];
-                assert_close(&a->values[(e * 4 + slot) * 3 + h], &sum, 1, 1e-13, 1e-15);
-                assert_true(token < 0 ? scale->values[(e * 4 + slot) * 3 + h] == 0
-                                      : scale->values[(e * 4 + slot) * 3 + h] > 0);
-            }
-        }
-    }
-    assay_tensor_set_free(&out.set);
-    moe_case_free(&c);
-}
-
 /* A capacity of 0: nothing is kept, everything that comes through the experts is 0. */
 TEST(test_no_room)
 {
@@ -141,26 +80,6 @@ TEST(test_no_room)
     assert_int_equal(moe_case_get(&out, "routing/selected_experts")->count, 3);
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
-}
-
-/* In deepseek3 the bias only selects: its gradient is exactly 0, and reaches it through lb_loss alone. */
-TEST(test_gate_bias)
-{
-    assay_context ctx = assay_context_default(1);
-    for (int balance = 0; balance < 2; balance++) {
-        moe_case c = moe_case_deepseek3(1, 6, 4, 2, 3, 2);
-        test_tensors out = {0};
-        c.config.routing.load_balance_loss_weight = balance ? 0.1 : 0;
-        c.cotangent_lb_loss = true;
-        moe_case_fill(&c, false);
-        moe_case_run(&ctx, &c, &out, &bf16, 1);
-        const assay_tensor *bias = moe_case_get(&out, "gradients/weights/gate/bias");
-        assert_int_equal(bias->count, 4);
-        for (int e = 0; e < 4; e++) assert_true(balance ? bias->values[e] != 0 : bias->values[e] == 0);
-        assert_true((assay_tensor_set_find(&out.set, "outputs/lb_loss") != NULL) == balance);
-        assay_tensor_set_free(&out.set);
-        moe_case_free(&c);
-    }
 }
 
 /* Without cotangents/y nothing comes through y. */
@@ -249,33 +168,6 @@ TEST(test_refusals)
     moe_case_fill(&c, false);
     choose(&c, (const int32_t[]){0, 1, 4, 2});
     refuse(&c, "expert");
-}
-
-TEST(test_want_of_memory)
-{
-    const assay_moe_path paths[] = {ASSAY_MOE_SPARSE, ASSAY_MOE_DENSE, ASSAY_MOE_DROPPING, ASSAY_MOE_SPARSE};
-    for (int path = 0; path < 4; path++) {
-        assay_context ctx = assay_context_default(1);
-        moe_case c = moe_case_deepseek3(1, 4, 3, path == 3 ? 1 : 2, 3, 2);
-        c.config.path = paths[path];
-        c.config.capacity_factor = 1;
-        c.config.shared_mlp_dim = 2;
-        c.expert_bias = true;
-        if (path == 3) c.config.routing.family = ASSAY_ROUTER_LLAMA4;
-        moe_case_fill(&c, false);
-        assay_source source = test_tensors_source(&c.in);
-        int64_t n = 0;
-        for (;; n++) {
-            test_tensors out = {0};
-            assay_sink sink = test_tensors_sink(&out);
-            assay_fail_allocation(n);
-            assay_status status = assay_propagate_moe(&ctx, &c.config, &source, &sink, &bf16, 1);
-            assay_tensor_set_free(&out.set);
-            if (had_memory(&ctx, status)) break;
-        }
-        assert_true(n > 50);
-        moe_case_free(&c);
-    }
 }
 
 TEST(test_cost)

@@ -1,6 +1,7 @@
 /* Paths of the MoE block against each other, and the same bits whatever does not matter. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/moe/tests/moe_case.h"
@@ -65,48 +66,94 @@ TEST(test_dropping_with_room_is_sparse)
     moe_case_free(&c);
 }
 
-/* One block of each path with everything that it can have. */
+/* One block of each path with everything that it can have, and forms that some models and engines have. */
+enum { FUSED_WEIGHTS, DENSE, DROPPING, FUSED, LLAMA4, GEMMA4, GATED, SLOTS, ON_INPUT, RECIPE, GIVEN, VARIANTS };
+
+/* Whether its error scales are propagated. */
+static bool has_scales(int variant)
+{
+    return variant < GATED;
+}
+
+/* Choices and their weights, some of no expert, of a rank that has two of the experts. */
+static void give_choices(moe_case *c)
+{
+    static const int32_t here[] = {1, -1, 0, -1, -1, -1};
+    const assay_routing_config *routing = &c->config.routing;
+    const int64_t count = routing->batch * routing->sequence * routing->num_experts_per_tok;
+    int32_t *ids = test_tensors_add_i32(&c->in, "inputs/selected_experts", count);
+    double *weights = test_tensors_add(&c->in, "inputs/routing_weights", count);
+    for (int64_t i = 0; i < count; i++) ids[i] = i % 5 == 0 ? -1 : (int32_t)(i % routing->num_experts);
+    for (int64_t i = 0; i < count; i++) weights[i] = ids[i] < 0 ? NAN : 0.25 + 0.01 * (double)i;
+    c->config.local_num_experts = 2;
+    memcpy(test_tensors_add_i32(&c->in, "inputs/expert_map", 6), here, sizeof here);
+    test_tensors_remove(&c->in, "weights/gate/kernel");
+    test_tensors_remove(&c->in, "weights/gate/bias");
+}
+
 static moe_case full_case(int variant)
 {
     moe_case c = moe_case_deepseek3(2, 8, 6, 2, 67, 13);
+    const assay_calibration absmax = {.factor = 1};
     c.expert_bias = true;
     c.config.shared_mlp_dim = 9;
-    c.cotangent_lb_loss = true;
-    c.config.routing.load_balance_loss_weight = 0.1;
-    c.config.routing.routed_bias_update_rate = 1e-3;
+    c.cotangent_lb_loss = variant != GIVEN;
+    c.config.routing.load_balance_loss_weight = variant == GIVEN ? 0 : 0.1;
+    c.config.routing.routed_bias_update_rate = variant == GIVEN ? 0 : 1e-3;
     switch (variant) {
-    case 0:
+    case FUSED_WEIGHTS:
         c.config.fused_weights = true;
         break;
-    case 1:
+    case DENSE:
         c.config.path = ASSAY_MOE_DENSE;
         break;
-    case 2:
+    case DROPPING:
         c.config.path = ASSAY_MOE_DROPPING;
         c.config.capacity_factor = 0.9;
         break;
-    case 3:
+    case FUSED:
         c.config.path = ASSAY_MOE_FUSED;
         c.config.fused_weights = true;
         c.config.routing.family = ASSAY_ROUTER_FUSED;
         break;
-    case 4:
+    case LLAMA4:
         c.config.routing.family = ASSAY_ROUTER_LLAMA4;
         c.config.routing.score_func = ASSAY_SCORE_NONE;
         c.config.routing.num_experts_per_tok = 1;
         break;
-    default:
+    case GEMMA4:
         c.config.routing.family = ASSAY_ROUTER_GEMMA4;
         c.config.routing.score_func = ASSAY_SCORE_NONE;
         c.config.routing.norm_topk_prob = true;
         c.per_expert_scale = true;
         c.gate_bias = false;
         break;
+    case GATED:
+        c.config.shared_gate = true;
+        c.config.routing.z_loss_weight = 0.25;
+        break;
+    case SLOTS:
+        c.config.shared_mlp_dim = 0;
+        c.config.fused_shared_experts = 2;
+        c.config.late_factor = 2.5;
+        break;
+    case ON_INPUT:
+        c.config.weight_on_input = true;
+        break;
+    case RECIPE:
+        c.config.recipe = (assay_recipe_config){.recipe = assay_quant_recipe_by_name("fp8_full"),
+                                                .type = ASSAY_BFLOAT16,
+                                                .x = absmax,
+                                                .w = absmax,
+                                                .dy = absmax};
+        break;
+    default:
+        break;
     }
-    moe_case_fill(&c, false);
+    moe_case_fill(&c, variant == RECIPE);
+    if (variant == GIVEN) give_choices(&c);
     return c;
 }
-enum { VARIANTS = 6 };
 
 TEST(test_threads_and_instructions_leave_the_bits)
 {
@@ -116,12 +163,13 @@ TEST(test_threads_and_instructions_leave_the_bits)
         moe_case c = full_case(variant);
         assay_context ctx = assay_context_default(1);
         test_tensors expected = {0};
-        moe_case_run(&ctx, &c, &expected, precisions, 2);
-        assert_true(expected.set.count > 40);
+        const int scales = has_scales(variant) ? 2 : 0;
+        moe_case_run(&ctx, &c, &expected, precisions, scales);
+        assert_true(expected.set.count > (scales > 0 ? 40 : 15));
         for (int i = 0; i < 2; i++) {
             test_tensors actual = {0};
             ctx = assay_context_default(threads[i]);
-            moe_case_run(&ctx, &c, &actual, precisions, 2);
+            moe_case_run(&ctx, &c, &actual, precisions, scales);
             moe_case_assert_same(&actual, &expected);
             assay_tensor_set_free(&actual.set);
         }
@@ -130,7 +178,7 @@ TEST(test_threads_and_instructions_leave_the_bits)
             if (!assay_isa_supported(isa)) continue;
             ctx = assay_context_default(2);
             ctx.isa = isa;
-            moe_case_run(&ctx, &c, &actual, precisions, 2);
+            moe_case_run(&ctx, &c, &actual, precisions, scales);
             moe_case_assert_same(&actual, &expected);
             assay_tensor_set_free(&actual.set);
         }
@@ -146,17 +194,38 @@ TEST(test_one_result_alone)
     for (int variant = 0; variant < VARIANTS; variant++) {
         moe_case c = full_case(variant);
         test_tensors all = {0};
-        moe_case_run(&ctx, &c, &all, &bf16, 1);
+        moe_case_run(&ctx, &c, &all, &bf16, has_scales(variant));
         for (int i = 0; i < all.set.count; i++) {
             const char *const wanted[] = {all.set.items[i].spec.path, NULL};
             test_tensors one = {.wanted = wanted};
-            moe_case_run(&ctx, &c, &one, &bf16, 1);
+            moe_case_run(&ctx, &c, &one, &bf16, has_scales(variant));
             assert_int_equal(one.set.count, 1);
             test_tensors expected = {.set = {.items = &all.set.items[i], .count = 1}};
             moe_case_assert_same(&one, &expected);
             assay_tensor_set_free(&one.set);
         }
         assay_tensor_set_free(&all.set);
+        moe_case_free(&c);
+    }
+}
+
+TEST(test_want_of_memory)
+{
+    for (int variant = 0; variant < VARIANTS; variant++) {
+        assay_context ctx = assay_context_default(1);
+        moe_case c = full_case(variant);
+        const assay_source source = test_tensors_source(&c.in);
+        int64_t n = 0;
+        for (;; n++) {
+            test_tensors out = {0};
+            const assay_sink sink = test_tensors_sink(&out);
+            assay_fail_allocation(n);
+            const assay_status status =
+                assay_propagate_moe(&ctx, &c.config, &source, &sink, &bf16, has_scales(variant));
+            assay_tensor_set_free(&out.set);
+            if (had_memory(&ctx, status)) break;
+        }
+        assert_true(n > 30);
         moe_case_free(&c);
     }
 }

@@ -104,45 +104,6 @@ TEST(test_a_slot_of_none_is_no_choice)
     }
 }
 
-/* Nothing but slots of none: all 0, in every family. */
-TEST(test_no_expert_at_all)
-{
-    static problem p;
-    int32_t none[T * K];
-    for (int i = 0; i < T * K; i++) none[i] = -1;
-    for (int family = ASSAY_ROUTER_DEEPSEEK3; family <= ASSAY_ROUTER_FUSED; family++) {
-        if (family == ASSAY_ROUTER_LLAMA4) continue;
-        assay_routing r;
-        problem_make(&p);
-        const assay_routing_config config = config_of((assay_router_family)family, ASSAY_SCORE_NONE);
-        run(&p, &r, &config, none, p.d_weights, 2);
-        for (int i = 0; i < T * K; i++) assert_true(r.weights[i] == 0);
-        for (int i = 0; i < T * E; i++) assert_true(p.d_logits[i] == 0);
-        assay_routing_free(&r);
-    }
-}
-
-/* Given weights stand as they are; nothing else is read. */
-TEST(test_given_weights)
-{
-    static problem p;
-    double weights[T * K];
-    assay_context ctx = assay_context_default(2);
-    assay_routing r;
-    problem_make(&p);
-    for (int i = 0; i < T * K; i++) weights[i] = p.with_none[i] < 0 ? NAN : p.d_weights[i];
-    const assay_routing_config config = config_of(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID);
-    const assay_routing_inputs in = {.given_experts = p.with_none, .choice_is_input = true, .given_weights = weights};
-    assert_ok(&ctx, assay_routing_alloc(&ctx, &r, &config));
-    assert_ok(&ctx, assay_routing_forward(&ctx, &r, &in, &config));
-    for (int i = 0; i < T * K; i++) {
-        const double expected = p.with_none[i] < 0 ? 0 : weights[i];
-        assert_same_bits(&r.weights[i], &expected, 1);
-        assert_int_equal(r.selected_experts[i], p.with_none[i]);
-    }
-    assay_routing_free(&r);
-}
-
 /* An expert that a token has twice gets both gradients through one score. */
 TEST(test_random_routing_may_repeat)
 {

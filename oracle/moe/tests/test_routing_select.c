@@ -164,27 +164,6 @@ TEST(test_group_margin_is_tight)
     }
 }
 
-/* The example of MaxText's own test: 4 groups of 4, 2 kept; weights are those before the bias. */
-TEST(test_maxtext_groups)
-{
-    const assay_routing_config config = selection_config(2, 16, 4, 4, 2, ASSAY_GROUP_TOP2_SUM);
-    const double biased[] = {0.20, 0.10, 0.05, 0.10, 0.10, 0.60, 0.30, 0.10, 0.80, 0.01, 0.01,
-                             0.01, 0.05, 0.80, 0.20, 0.10, 0.68, 0.20, 0.06, 0.03, 0.32, 0.10,
-                             0.05, 0.02, 0.65, 0.20, 0.04, 0.01, 0.32, 0.10, 0.05, 0.02};
-    const int32_t expected[] = {13, 5, 6, 14, 0, 8, 1, 9};
-    double logits[32], bias[16], weights[8];
-    assay_routing r = {0};
-    for (int i = 0; i < 32; i++) logits[i] = biased[i] - 0.5;
-    for (int e = 0; e < 16; e++) bias[e] = 0.5;
-    route(&r, logits, bias, &config);
-    for (int i = 0; i < 8; i++) {
-        assert_int_equal(r.selected_experts[i], expected[i]);
-        weights[i] = logits[i / 4 * 16 + expected[i]];
-    }
-    assert_same_bits(r.weights, weights, 8);
-    assay_routing_free(&r);
-}
-
 /* Inputs on which known bugs show: what stands in for -inf, which rule scores a group, and ties. */
 TEST(test_known_traps)
 {
@@ -218,33 +197,4 @@ TEST(test_known_traps)
         assert_same_bits(r.margin, &table[i].margin, 1);
         assay_routing_free(&r);
     }
-}
-
-/* Biases with a large offset, sigmoid scores of about 1e-8: the selection is by the sum as float64 has it, the weights
- * are the scores' own digits. */
-TEST(test_offset_bias)
-{
-    enum { E = 64, K = 6 };
-    assay_routing_config config = selection_config(TOKENS, E, K, -1, -1, ASSAY_GROUP_MAX);
-    config.score_func = ASSAY_SCORE_SIGMOID;
-    uint64_t random = 4;
-    double logits[TOKENS * E], bias[E];
-    for (int i = 0; i < TOKENS * E; i++) logits[i] = -18.0 + test_normal(&random);
-    for (int e = 0; e < E; e++) bias[e] = 34.5 + 0.14 * test_normal(&random);
-    assay_routing r = {0};
-    route(&r, logits, bias, &config);
-    for (int t = 0; t < TOKENS; t++) {
-        quad scores[K], sum = 0;
-        double expected[K];
-        for (int k = 0; k < K; k++) {
-            scores[k] = quad_sigmoid(logits[t * E + r.selected_experts[t * K + k]]);
-            sum += scores[k];
-        }
-        for (int k = 0; k < K; k++) expected[k] = (double)(scores[k] / (sum + (quad)1e-20));
-        assert_close(r.weights + t * K, expected, K, 2e-15, 0.0);
-        for (int k = 1; k < K; k++) {
-            assert_true(bias[r.selected_experts[t * K + k - 1]] + 1e-6 > bias[r.selected_experts[t * K + k]]);
-        }
-    }
-    assay_routing_free(&r);
 }
