@@ -20,7 +20,7 @@ endif()
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
 pkg_check_modules(CJSON REQUIRED IMPORTED_TARGET libcjson)
-pkg_check_modules(LIBXML REQUIRED IMPORTED_TARGET libxml-2.0)
+pkg_check_modules(LIBXML REQUIRED IMPORTED_TARGET libxml-2.0) # of tests alone, which read reports with it
 pkg_check_modules(PNG REQUIRED IMPORTED_TARGET libpng)
 option(ASSAY_GSL "the program takes its quantiles from the GNU Scientific Library (GPL), not from compare/quantiles.c" ON)
 if(ASSAY_GSL)

@@ -1,6 +1,7 @@
 #include "compare/printable.h"
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Bytes of the character of UTF-8 at p; 0 where there is none, and for what XML and terminals must not see. */
@@ -33,5 +34,20 @@ const char *assay_printable(const char *from, char to[ASSAY_PRINTABLE_SIZE])
         from += length;
     }
     to[written] = '\0';
+    return to;
+}
+
+const char *assay_escaped(const char *from, char to[ASSAY_ESCAPED_SIZE])
+{
+    static const char marks[] = "&<>\"";
+    static const char *const entities[] = {"&amp;", "&lt;", "&gt;", "&quot;"};
+    char shown[ASSAY_PRINTABLE_SIZE];
+    int written = 0;
+    to[0] = '\0';
+    for (const char *p = assay_printable(from, shown); *p != '\0'; p++) {
+        const char plain[2] = {*p}, *mark = strchr(marks, *p);
+        written += snprintf(to + written, (size_t)(ASSAY_ESCAPED_SIZE - written), "%s",
+                            mark != NULL ? entities[mark - marks] : plain);
+    }
     return to;
 }

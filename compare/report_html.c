@@ -46,27 +46,11 @@ static const char style_sheet[] =
     "@media(max-width:40rem){body{padding:.6rem}th,td{padding:.2rem .3rem;white-space:normal}"
     "table{font-size:.8rem}td code,td.n{overflow-wrap:anywhere}}";
 
-static void write_text(FILE *out, const char *text)
+/* Where there is something to say. */
+static void write_shown(FILE *out, const char *before, const char *text, const char *behind)
 {
-    char clean[ASSAY_PRINTABLE_SIZE];
-    for (const char *p = assay_printable(text, clean); *p != '\0'; p++) {
-        switch (*p) {
-        case '&':
-            fputs("&amp;", out);
-            break;
-        case '<':
-            fputs("&lt;", out);
-            break;
-        case '>':
-            fputs("&gt;", out);
-            break;
-        case '"':
-            fputs("&quot;", out);
-            break;
-        default:
-            fputc(*p, out);
-        }
-    }
+    char shown[ASSAY_ESCAPED_SIZE];
+    if (text[0] != '\0') fprintf(out, "%s%s%s", before, assay_escaped(text, shown), behind);
 }
 
 static void write_badge(FILE *out, assay_verdict verdict)
@@ -231,23 +215,17 @@ static void write_statistics(FILE *out, const assay_tensor_result *r)
 
 static bool write_tensor(FILE *out, int number, int i, bool open, const assay_tensor_result *r, const assay_picture *p)
 {
-    char shape[160];
+    char shape[160], shown[ASSAY_ESCAPED_SIZE];
     assay_shape_text(&r->spec.shape, shape, sizeof shape);
     fprintf(out, "<details id=\"r%dt%d\"%s><summary>", number, i, open ? " open" : "");
     if (r->compared || r->verdict != ASSAY_PASS) write_badge(out, r->verdict);
-    fprintf(out, " <code>");
-    write_text(out, r->spec.path);
-    fprintf(out, "</code> <span class=\"soft\">%s", shape);
+    fprintf(out, " <code>%s</code> <span class=\"soft\">%s", assay_escaped(r->spec.path, shown), shape);
     if (r->compared && r->spec.type != ASSAY_INT32 && !r->exact) {
         fprintf(out, ", RMS %.3g, element %.3g beyond its rounding, row %.3g of its threshold", r->rms_ratio,
                 r->worst_beyond, r->worst_row);
     }
     fprintf(out, "</span></summary>");
-    if (r->message[0] != '\0') {
-        fprintf(out, "<p>");
-        write_text(out, r->message);
-        fprintf(out, "</p>");
-    }
+    write_shown(out, "<p>", r->message, "</p>");
     const bool drawn = p == NULL || write_pictures(out, r, p);
     write_outliers(out, r, false);
     write_outliers(out, r, true);
@@ -259,6 +237,7 @@ static bool write_tensor(FILE *out, int number, int i, bool open, const assay_te
 /* The steps with their verdicts, and behind them what these do not show; all of it, where there are no steps. */
 static bool write_flow(FILE *out, int number, const assay_report *report, const assay_steps *steps)
 {
+    char shown[ASSAY_ESCAPED_SIZE];
     bool first = true, drawn = true;
     if (steps != NULL) {
         fprintf(
@@ -277,82 +256,54 @@ static bool write_flow(FILE *out, int number, const assay_report *report, const 
             first = first && !failed;
             continue;
         }
-        fprintf(out, "<li><a href=\"#r%dt%d\" class=\"%s%s\">", number, i,
+        fprintf(out, "<li><a href=\"#r%dt%d\" class=\"%s%s\">%s%s</a></li>", number, i,
                 failed                     ? "f"
                 : r->verdict == ASSAY_PASS ? "p"
                                            : "o",
-                failed && first ? " first" : "");
-        write_text(out, r->spec.path);
-        fprintf(out, "%s</a></li>", failed && first ? " (first wrong)" : "");
+                failed && first ? " first" : "", assay_escaped(r->spec.path, shown),
+                failed && first ? " (first wrong)" : "");
         first = first && !failed;
     }
     fprintf(out, "</ul>");
     return drawn;
 }
 
-static void write_paragraph(FILE *out, const char *what, const char *text)
-{
-    if (text[0] == '\0') return;
-    fprintf(out, "<p>%s", what);
-    write_text(out, text);
-    fprintf(out, "</p>");
-}
-
-static void write_made_by(FILE *out, const char *what, const char *program)
-{
-    if (program[0] == '\0') return;
-    fputs(what, out);
-    write_text(out, program);
-}
-
 static bool write_report(FILE *out, int number, const assay_report *report, const assay_steps *steps)
 {
-    char routing[512];
+    char routing[512], shown[ASSAY_ESCAPED_SIZE];
     bool drawn = true;
     fprintf(out, "<section id=\"r%d\"><h2>", number);
     write_badge(out, report->verdict);
-    fputc(' ', out);
-    write_text(out, report->case_name);
-    fprintf(out, "</h2><p class=\"soft\">op ");
-    write_text(out, report->op);
-    if (report->profile[0] != '\0') {
-        fprintf(out, ", profile ");
-        write_text(out, report->profile);
-        fprintf(out, ", false alarm %g", report->false_alarm);
-    }
-    write_made_by(out, ", golden made by ", report->generator);
-    write_made_by(out, ", judged by ", report->program);
+    fprintf(out, " %s</h2><p class=\"soft\">op ", assay_escaped(report->case_name, shown));
+    fprintf(out, "%s", assay_escaped(report->op, shown));
+    write_shown(out, ", profile ", report->profile, "");
+    if (report->profile[0] != '\0') fprintf(out, ", false alarm %g", report->false_alarm);
+    write_shown(out, ", golden made by ", report->generator, "");
+    write_shown(out, ", judged by ", report->program, "");
     fprintf(out, "</p>");
     assay_routing_text(&report->routing, routing);
-    write_paragraph(out, "", report->message);
-    write_paragraph(out, "", routing);
-    write_paragraph(out, "order: ", report->order);
-    write_paragraph(out, "codes: ", report->codes);
+    write_shown(out, "<p>", report->message, "</p>");
+    write_shown(out, "<p>", routing, "</p>");
+    write_shown(out, "<p>order: ", report->order, "</p>");
+    write_shown(out, "<p>codes: ", report->codes, "</p>");
     for (int i = 0; i < report->direction_count; i++) {
         char text[ASSAY_DIRECTION_TEXT];
         if (!report->directions[i].judged) continue;
         assay_direction_text(&report->directions[i], text);
-        write_paragraph(out, "all tensors together: ", text);
+        write_shown(out, "<p>all tensors together: ", text, "</p>");
     }
-    write_paragraph(out, "looks like this: ", report->diagnosis);
-    write_paragraph(out, "known bugs: ", report->explanation);
-    write_paragraph(out, "known failure: ", report->expected_failure);
-    if (report->reproduce[0] != '\0') {
-        fprintf(out, "<p>reproduce: <code>");
-        write_text(out, report->reproduce);
-        fprintf(out, "</code></p>");
-    }
+    write_shown(out, "<p>looks like this: ", report->diagnosis, "</p>");
+    write_shown(out, "<p>known bugs: ", report->explanation, "</p>");
+    write_shown(out, "<p>known failure: ", report->expected_failure, "</p>");
+    write_shown(out, "<p>reproduce: <code>", report->reproduce, "</code></p>");
     if (report->power.stated) {
         char line[ASSAY_POWER_LINE_SIZE];
         assay_power_line(&report->power, line);
         fprintf(out, "<p>power: %s</p>", line);
     }
     if (report->golden_path[0] != '\0') {
-        fprintf(out, "<p class=\"soft\">golden <code>");
-        write_text(out, report->golden_path);
-        fprintf(out, "</code>, candidate <code>");
-        write_text(out, report->candidate_path);
-        fprintf(out, "</code></p>");
+        fprintf(out, "<p class=\"soft\">golden <code>%s</code>, ", assay_escaped(report->golden_path, shown));
+        fprintf(out, "candidate <code>%s</code></p>", assay_escaped(report->candidate_path, shown));
     }
     drawn &= write_flow(out, number, report, steps);
     bool first = true;
@@ -380,30 +331,22 @@ static void write_tally(FILE *out, int count, const assay_report *reports)
 static void write_known(FILE *out, const assay_report *report)
 {
     const char *text = report->explained_count > 0 ? report->explanation : report->diagnosis;
-    if (text[0] != '\0') {
-        fprintf(out, "<br><strong>");
-        write_text(out, text);
-        fprintf(out, "</strong>");
-    }
-    if (report->reproduce[0] != '\0') {
-        fprintf(out, "<br><code>");
-        write_text(out, report->reproduce);
-        fprintf(out, "</code>");
-    }
+    write_shown(out, "<br><strong>", text, "</strong>");
+    write_shown(out, "<br><code>", report->reproduce, "</code>");
 }
 
 static void write_index(FILE *out, int count, const assay_report *reports)
 {
+    char shown[ASSAY_ESCAPED_SIZE];
     fprintf(out, "<p>");
     write_tally(out, count, reports);
     fprintf(out, "</p><div class=\"wide\"><table><tr><th>verdict</th><th>case</th><th>why</th></tr>");
     for (int i = 0; i < count; i++) {
         fprintf(out, "<tr><td>");
         write_badge(out, reports[i].verdict);
-        fprintf(out, "</td><td class=\"why\"><a href=\"#r%d\">", i);
-        write_text(out, reports[i].case_name);
-        fprintf(out, "</a></td><td class=\"why\">");
-        write_text(out, reports[i].message);
+        fprintf(out, "</td><td class=\"why\"><a href=\"#r%d\">%s</a></td><td class=\"why\">", i,
+                assay_escaped(reports[i].case_name, shown));
+        fprintf(out, "%s", assay_escaped(reports[i].message, shown));
         write_known(out, &reports[i]);
         fprintf(out, "</td></tr>");
     }
@@ -419,14 +362,9 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     if (out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the HTML report");
     fprintf(out, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
                  "content=\"width=device-width,initial-scale=1\"><title>assay");
-    if (count == 1) {
-        fprintf(out, ": ");
-        write_text(out, reports[0].case_name);
-    }
-    if (count != 1) {
-        fprintf(out, ": ");
-        write_tally(out, count, reports);
-    }
+    if (count == 1) write_shown(out, ": ", reports[0].case_name, "");
+    if (count != 1) fprintf(out, ": ");
+    if (count != 1) write_tally(out, count, reports);
     fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
     if (count != 1) write_index(out, count, reports);
     for (int i = 0; i < count; i++) {
