@@ -129,5 +129,6 @@ bool assay_case_is_exact(const assay_case *c);
 /* Whether `path` ("gradients/inputs/x") matches an entry of the list: "all", or a pattern (glob) over the path without
  * `prefix` ("gradients/"). "none" matches nothing. */
 bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path);
+void assay_text_list_free(assay_text_list *list);
 
 #endif

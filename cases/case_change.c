@@ -14,70 +14,51 @@ cleanup:
     return status;
 }
 
+/* NULL where there is nothing. */
+static assay_status copy_array(assay_context *ctx, const char *what, int64_t count, size_t size, const void *from,
+                               void **to)
+{
+    *to = NULL;
+    if (count == 0) return ASSAY_OK;
+    const assay_status status = assay_alloc(ctx, what, count, size, to);
+    if (status == ASSAY_OK) memcpy(*to, from, (size_t)count * size);
+    return status;
+}
+
+/* Those that are counted have values of their own. */
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, assay_case *copy)
 {
     assay_status status = ASSAY_OK;
     void *inputs = NULL;
     copy->inputs = NULL;
     copy->input_count = 0;
-    if (c->input_count == 0) return ASSAY_OK;
-    TRY(assay_alloc(ctx, "inputs", c->input_count, sizeof *c->inputs, &inputs));
+    TRY(copy_array(ctx, "inputs", c->input_count, sizeof *c->inputs, c->inputs, &inputs));
     copy->inputs = inputs;
     for (; copy->input_count < c->input_count; copy->input_count++) {
-        const assay_case_input *from = &c->inputs[copy->input_count];
-        assay_case_input *to = &copy->inputs[copy->input_count];
-        *to = *from;
-        if (from->values == NULL) continue;
-        TRY(assay_alloc_f64(ctx, "values", from->fill.value_count, &to->values));
-        memcpy(to->values, from->values, (size_t)from->fill.value_count * sizeof *to->values);
-        to->fill.values = to->values;
+        assay_case_input *input = &copy->inputs[copy->input_count];
+        void *values = NULL;
+        if (input->values == NULL) continue;
+        TRY(copy_array(ctx, "values", input->fill.value_count, sizeof *input->values, input->values, &values));
+        input->fill.values = input->values = values;
     }
 cleanup:
     return status;
-}
-
-static assay_status copy_dtypes(assay_context *ctx, const assay_case *c, assay_case *copy)
-{
-    void *dtypes = NULL;
-    copy->dtypes = NULL;
-    copy->dtype_count = 0;
-    if (c->dtype_count == 0) return ASSAY_OK;
-    const assay_status status = assay_alloc(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, &dtypes);
-    RETURN_IF(status != ASSAY_OK, status);
-    memcpy(dtypes, c->dtypes, (size_t)c->dtype_count * sizeof *c->dtypes);
-    copy->dtypes = dtypes;
-    copy->dtype_count = c->dtype_count;
-    return ASSAY_OK;
-}
-
-static assay_status copy_quant_formats(assay_context *ctx, const assay_case *c, assay_case *copy)
-{
-    void *formats = NULL;
-    copy->quant_formats = NULL;
-    copy->quant_format_count = 0;
-    if (c->quant_format_count == 0) return ASSAY_OK;
-    const size_t size = sizeof *c->quant_formats;
-    const assay_status status = assay_alloc(ctx, "quant_formats", c->quant_format_count, size, &formats);
-    RETURN_IF(status != ASSAY_OK, status);
-    memcpy(formats, c->quant_formats, (size_t)c->quant_format_count * size);
-    copy->quant_formats = formats;
-    copy->quant_format_count = c->quant_format_count;
-    return ASSAY_OK;
 }
 
 assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy)
 {
     assay_status status;
     const assay_text_list none = {0};
+    void *dtypes = NULL, *formats = NULL;
     *copy = *c;
     copy->tags = copy->gradients = copy->checkpoints = copy->profiles = none;
     copy->dtypes = NULL;
-    copy->dtype_count = 0;
     copy->quant_formats = NULL;
-    copy->quant_format_count = 0;
     TRY(copy_inputs(ctx, c, copy));
-    TRY(copy_dtypes(ctx, c, copy));
-    TRY(copy_quant_formats(ctx, c, copy));
+    TRY(copy_array(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, c->dtypes, &dtypes));
+    copy->dtypes = dtypes;
+    TRY(copy_array(ctx, "quant_formats", c->quant_format_count, sizeof *c->quant_formats, c->quant_formats, &formats));
+    copy->quant_formats = formats;
     TRY(copy_list(ctx, &c->tags, &copy->tags));
     TRY(copy_list(ctx, &c->gradients, &copy->gradients));
     TRY(copy_list(ctx, &c->checkpoints, &copy->checkpoints));

@@ -53,17 +53,12 @@ cleanup:
 
 static assay_status read_format(const assay_yaml *y, const yaml_node_t *node, const assay_block_format **format)
 {
-    char name[ASSAY_TEXT_SIZE], wanted[ASSAY_MESSAGE_SIZE / 2] = "";
-    size_t used = 0;
+    char name[ASSAY_TEXT_SIZE];
     const assay_status status = assay_yaml_text(y, node, "quant_formats", name, sizeof name);
     RETURN_IF(status != ASSAY_OK, status);
     *format = assay_block_format_by_name(name);
     if (*format != NULL) return ASSAY_OK;
-    for (int i = 1; assay_block_format_names[i] != NULL && used < sizeof wanted; i++) {
-        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", i == 1 ? "one of " : ", ",
-                                 assay_block_format_names[i]);
-    }
-    return assay_yaml_refuse_value(y, node, "quant_formats", wanted);
+    return assay_yaml_refuse_choice(y, node, "quant_formats", assay_block_format_names + 1); /* "" is none */
 }
 
 assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c, const char *pattern,
@@ -88,14 +83,9 @@ typedef assay_status (*read_one)(const assay_yaml *y, assay_case *c, const char 
 static assay_status read_all(const assay_yaml *y, assay_case *c, const yaml_node_t *node, const char *what,
                              read_one read)
 {
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(y, node, what, &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *pattern;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, node, what, i, &pattern, &key_node, &value);
-        if (status == ASSAY_OK) status = read(y, c, pattern, key_node, value);
-    }
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, what); assay_yaml_next(&w, &status);)
+        status = read(y, c, w.key, w.key_node, w.value);
     return status;
 }
 

@@ -81,14 +81,11 @@ assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node,
         *type = read;
         return ASSAY_OK;
     }
-    char wanted[256] = "";
-    size_t used = 0;
-    for (int i = 0; i < ASSAY_DTYPE_COUNT; i++) {
-        if (is_no_grid((assay_dtype)i)) continue;
-        const char *comma = used > 0 ? ", " : "one of ";
-        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", comma, assay_dtype_name((assay_dtype)i));
+    const char *names[ASSAY_DTYPE_COUNT + 1] = {NULL};
+    for (int i = 0, count = 0; i < ASSAY_DTYPE_COUNT; i++) {
+        if (!is_no_grid((assay_dtype)i)) names[count++] = assay_dtype_name((assay_dtype)i);
     }
-    return assay_yaml_refuse_value(y, node, what, wanted);
+    return assay_yaml_refuse_choice(y, node, what, names);
 }
 
 static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assay_distribution *fill)

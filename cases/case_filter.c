@@ -1,10 +1,9 @@
 #include "cases/case_filter.h"
 
 #include <fnmatch.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "cases/nearest.h"
+#include "cases/case_internal.h"
 
 typedef bool (*word_test)(const assay_case *c, const char *word);
 
@@ -25,7 +24,7 @@ static bool has_any(const assay_case *c, const char *word)
     return has_tag(c, word) || has_op(c, word) || fnmatch(word, c->name, 0) == 0;
 }
 
-static bool one_holds(const assay_words *words, word_test test, const assay_case *c)
+static bool one_holds(const assay_text_list *words, word_test test, const assay_case *c)
 {
     bool holds = false;
     for (int i = 0; i < words->count; i++) holds |= test(c, words->items[i]);
@@ -60,7 +59,7 @@ static bool some_case_has(const assay_case *cases, int count, word_test test, co
 
 /* One kind of words: the option that they came with, and what they may be. */
 typedef struct word_kind {
-    const assay_words *words;
+    const assay_text_list *words;
     word_test test;
     const char *option, *expected;
     bool tags, ops, names;
@@ -107,27 +106,13 @@ cleanup:
     return status;
 }
 
-assay_status assay_words_add(assay_context *ctx, assay_words *words, const char *option, const char *text)
+assay_status assay_words_add(assay_context *ctx, assay_text_list *words, const char *option, const char *text)
 {
-    for (;;) {
+    for (;; text++) {
         const size_t length = strcspn(text, ",");
         if (length == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s has an empty word", option);
-        char *word = strndup(text, length), **more = NULL;
-        if (word != NULL) more = realloc(words->items, (size_t)(words->count + 1) * sizeof *more);
-        if (more == NULL) {
-            free(word);
-            return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for --%s", option);
-        }
-        words->items = more;
-        words->items[words->count++] = word;
-        if (text[length] == '\0') return ASSAY_OK;
-        text += length + 1;
+        const assay_status status = assay_text_list_append(ctx, words, text, length);
+        text += length;
+        if (status != ASSAY_OK || *text == '\0') return status;
     }
-}
-
-void assay_words_free(assay_words *words)
-{
-    for (int i = 0; i < words->count; i++) free(words->items[i]);
-    free(words->items);
-    *words = (assay_words){0};
 }

@@ -4,17 +4,12 @@
 
 #include "cases/case.h"
 
-typedef struct assay_words {
-    char **items;
-    int count;
-} assay_words;
-
 /* Zeroed: every case. */
 typedef struct assay_case_filter {
-    assay_words tags;     /* a case has one of them; none: any case */
-    assay_words ops;      /* its operation is one of them; none: any */
-    assay_words excludes; /* it has none of these: a tag, an operation, or a glob over names */
-    bool no_mesh;         /* it lies on one device */
+    assay_text_list tags;     /* a case has one of them; none: any case */
+    assay_text_list ops;      /* its operation is one of them; none: any */
+    assay_text_list excludes; /* it has none of these: a tag, an operation, or a glob over names */
+    bool no_mesh;             /* it lies on one device */
 } assay_case_filter;
 
 bool assay_case_filter_is_set(const assay_case_filter *filter);
@@ -26,7 +21,6 @@ assay_status assay_case_filter_check(assay_context *ctx, const assay_case_filter
                                      int count);
 
 /* Adds the words of `text`, which has commas between them. An empty one is refused; `option` is for messages. */
-assay_status assay_words_add(assay_context *ctx, assay_words *words, const char *option, const char *text);
-void assay_words_free(assay_words *words);
+assay_status assay_words_add(assay_context *ctx, assay_text_list *words, const char *option, const char *text);
 
 #endif

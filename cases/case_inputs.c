@@ -129,14 +129,9 @@ static bool is_tensor_path(const char *path)
 static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assay_case_input *input)
 {
     given has = {0};
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(y, node, input->path, &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *key;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, node, input->path, i, &key, &key_node, &value);
-        if (status == ASSAY_OK) status = read_fill_key(y, key, key_node, value, input, &has);
-    }
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, input->path); assay_yaml_next(&w, &status);)
+        status = read_fill_key(y, w.key, w.key_node, w.value, input, &has);
     RETURN_IF(status != ASSAY_OK, status);
     if (has.values && !has.distribution) input->fill.distribution = ASSAY_VALUES;
     input->fill.values = input->values;
@@ -182,14 +177,9 @@ cleanup:
 
 assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
 {
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(y, node, "inputs", &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *path;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, node, "inputs", i, &path, &key_node, &value);
-        if (status == ASSAY_OK) status = assay_case_read_input(y, c, path, key_node, value);
-    }
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "inputs"); assay_yaml_next(&w, &status);)
+        status = assay_case_read_input(y, c, w.key, w.key_node, w.value);
     return status;
 }
 

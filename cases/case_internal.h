@@ -20,9 +20,7 @@ typedef struct assay_case_list {
     int count;
 } assay_case_list;
 
-/* Lists of texts. */
 assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length);
-void assay_text_list_free(assay_text_list *list);
 
 /* A case with every default in place. */
 assay_status assay_case_init(assay_context *ctx, assay_case *c);

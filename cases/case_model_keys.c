@@ -4,19 +4,6 @@
 
 #include "cases/case_internal.h"
 
-static assay_status refuse_choice(const assay_yaml *y, const yaml_node_t *at, const char *what,
-                                  const char *const *choices)
-{
-    char wanted[ASSAY_MESSAGE_SIZE / 2] = "";
-    size_t used = 0;
-    for (int i = 0; choices[i] != NULL && used < sizeof wanted; i++) {
-        const char *before = i == 0 ? "one of " : ", ";
-        const char *choice = choices[i][0] == '\0' ? "\"\"" : choices[i];
-        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", before, choice);
-    }
-    return assay_yaml_refuse_value(y, at, what, wanted);
-}
-
 static assay_status read_text(const assay_yaml *y, const assay_model_key *key, const yaml_node_t *node,
                               assay_text *value)
 {
@@ -26,7 +13,7 @@ static assay_status read_text(const assay_yaml *y, const assay_model_key *key, c
     const char *const *choices = assay_model_key_choices(key);
     bool allowed = choices == NULL;
     for (int i = 0; !allowed && choices[i] != NULL; i++) allowed = strcmp(choices[i], read.text) == 0;
-    if (!allowed) return refuse_choice(y, node, key->name, choices);
+    if (!allowed) return assay_yaml_refuse_choice(y, node, key->name, choices);
     *value = read;
     return ASSAY_OK;
 }
@@ -149,16 +136,10 @@ static assay_status refuse_key(const assay_yaml *y, const char *where, const cha
 
 assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
 {
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(y, node, "config", &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *name;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, node, "config", i, &name, &key_node, &value);
-        RETURN_IF(status != ASSAY_OK, status);
-        if (!assay_model_read_by_name(y, &c->config, name, value, &status)) {
-            return refuse_key(y, "config", name, key_node);
-        }
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "config"); assay_yaml_next(&w, &status);) {
+        if (!assay_model_read_by_name(y, &c->config, w.key, w.value, &status))
+            return refuse_key(y, "config", w.key, w.key_node);
     }
     return status;
 }
@@ -167,17 +148,12 @@ assay_status assay_case_read_config(const assay_yaml *y, assay_case *c, const ya
  * without any key of ours is something else. */
 assay_status assay_model_read_mapping(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
 {
-    int pairs = 0, known = 0;
-    assay_status status = assay_yaml_mapping(y, node, "model", &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *name;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, node, "model", i, &name, &key_node, &value);
-        RETURN_IF(status != ASSAY_OK, status);
-        known += assay_model_key_by_name(name) != NULL;
-        if (!assay_model_read_by_name(y, config, name, value, &status) && !assay_maxtext_key_is_neutral(name)) {
-            return refuse_key(y, "model", name, key_node);
-        }
+    int known = 0;
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "model"); assay_yaml_next(&w, &status);) {
+        known += assay_model_key_by_name(w.key) != NULL;
+        if (!assay_model_read_by_name(y, config, w.key, w.value, &status) && !assay_maxtext_key_is_neutral(w.key))
+            return refuse_key(y, "model", w.key, w.key_node);
     }
     if (status == ASSAY_OK && known == 0) {
         return assay_yaml_refuse(y, node,

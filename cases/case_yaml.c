@@ -8,21 +8,16 @@
 /* mesh and positions: mappings of whole numbers. */
 static assay_status read_part(const assay_yaml *y, assay_case *c, const char *part, const yaml_node_t *node)
 {
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(y, node, part, &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *key;
-        const yaml_node_t *key_node, *value;
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, part); assay_yaml_next(&w, &status);) {
         char full[ASSAY_TEXT_SIZE];
         bool known = false;
-        status = assay_yaml_pair(y, node, part, i, &key, &key_node, &value);
-        RETURN_IF(status != ASSAY_OK, status);
-        snprintf(full, sizeof full, "%s.%.40s", part, key);
-        status = assay_case_read_field(y, c, full, value, &known);
+        snprintf(full, sizeof full, "%s.%.40s", part, w.key);
+        status = assay_case_read_field(y, c, full, w.value, &known);
         if (!known) {
             const char *wanted = strcmp(part, "mesh") == 0 ? "data, fsdp, fsdp_transpose, expert, tensor or mlp_tensor"
                                                            : "start or step";
-            return assay_yaml_refuse(y, key_node, "unknown key %.40s in %s, expected %s", key, part, wanted);
+            return assay_yaml_refuse(y, w.key_node, "unknown key %.40s in %s, expected %s", w.key, part, wanted);
         }
     }
     return status;
@@ -61,18 +56,13 @@ static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key
 static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assay_case *c)
 {
     const yaml_node_t *config = NULL;
-    int pairs = 0;
+    assay_status status = ASSAY_OK;
     if (root->type != YAML_MAPPING_NODE) return assay_yaml_refuse_value(y, root, "", "a case (case: NAME, op: ...)");
-    assay_status status = assay_yaml_mapping(y, root, "a case", &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *key;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(y, root, "a case", i, &key, &key_node, &value);
-        RETURN_IF(status != ASSAY_OK, status);
-        if (strcmp(key, "config") == 0) {
-            config = value; /* goes over the model, wherever it stands */
+    for (assay_yaml_walk w = assay_yaml_pairs(y, root, "a case"); assay_yaml_next(&w, &status);) {
+        if (strcmp(w.key, "config") == 0) {
+            config = w.value; /* goes over the model, wherever it stands */
         } else {
-            status = read_key(y, c, key, key_node, value);
+            status = read_key(y, c, w.key, w.key_node, w.value);
         }
     }
     if (status == ASSAY_OK && config != NULL) status = assay_case_read_config(y, c, config);

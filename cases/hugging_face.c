@@ -237,14 +237,9 @@ static assay_status read_pair(const hf_reader *r, const char *name, unsigned fam
 
 static assay_status read_pairs(const hf_reader *r, const yaml_node_t *mapping, const char *what, unsigned family)
 {
-    int pairs = 0;
-    assay_status status = assay_yaml_mapping(r->y, mapping, what, &pairs);
-    for (int i = 0; i < pairs && status == ASSAY_OK; i++) {
-        const char *name;
-        const yaml_node_t *key_node, *value;
-        status = assay_yaml_pair(r->y, mapping, what, i, &name, &key_node, &value);
-        if (status == ASSAY_OK) status = read_pair(r, name, family, key_node, value);
-    }
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(r->y, mapping, what); assay_yaml_next(&w, &status);)
+        status = read_pair(r, w.key, family, w.key_node, w.value);
     return status;
 }
 
@@ -407,10 +402,9 @@ bool assay_is_hugging_face(const assay_yaml *y, const yaml_node_t *root)
 assay_status assay_hugging_face_read(const assay_yaml *y, const yaml_node_t *root, assay_model_config *config)
 {
     const yaml_node_t *model_type = value_of(y, root, "model_type");
-    char known[256] = "one of ";
+    const char *known[FAMILY_COUNT + 1] = {NULL};
     for (int i = 0; i < FAMILY_COUNT; i++) {
-        const size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", FAMILIES[i].model_type);
+        known[i] = FAMILIES[i].model_type;
         if (strcmp(text_of(model_type), FAMILIES[i].model_type) != 0) continue;
         const hf_reader reader = {y, FAMILIES[i].family, FAMILIES[i].model_type, config};
         const char *keys = FAMILIES[i].keys;
@@ -418,7 +412,7 @@ assay_status assay_hugging_face_read(const assay_yaml *y, const yaml_node_t *roo
             assay_yaml_documents(y->ctx, FAMILIES[i].model_type, true, keys, strlen(keys), read_said, config);
         return status == ASSAY_OK ? read_config(&reader, root) : status;
     }
-    return assay_yaml_refuse_value(y, model_type, "model_type", known);
+    return assay_yaml_refuse_choice(y, model_type, "model_type", known);
 }
 
 void assay_hugging_face_families(unsigned families, char *text, int size)

@@ -50,6 +50,18 @@ assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at,
                              quote);
 }
 
+assay_status assay_yaml_refuse_choice(const assay_yaml *y, const yaml_node_t *at, const char *what,
+                                      const char *const *choices)
+{
+    char wanted[ASSAY_MESSAGE_SIZE / 2] = "";
+    size_t used = 0;
+    for (int i = 0; choices[i] != NULL && used < sizeof wanted; i++) {
+        used += (size_t)snprintf(wanted + used, sizeof wanted - used, "%s%s", i == 0 ? "one of " : ", ",
+                                 choices[i][0] == '\0' ? "\"\"" : choices[i]);
+    }
+    return assay_yaml_refuse_value(y, at, what, wanted);
+}
+
 /* Where libyaml's reader, which knows only the number of bytes read, stopped. */
 static yaml_mark_t mark_of(const char *text, size_t size, size_t offset)
 {
@@ -144,35 +156,45 @@ assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool l
     return status;
 }
 
-assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, const char *what, int *pairs)
+assay_yaml_walk assay_yaml_pairs(const assay_yaml *y, const yaml_node_t *mapping, const char *what)
 {
-    *pairs = 0;
-    if (node->type != YAML_MAPPING_NODE) return assay_yaml_refuse_value(y, node, what, "a mapping (key: value)");
-    ptrdiff_t count = node->data.mapping.pairs.top - node->data.mapping.pairs.start;
-    if (count > MOST_PAIRS) return assay_yaml_refuse(y, node, "%s: more than %d keys", what, MOST_PAIRS);
-    *pairs = (int)count;
-    return ASSAY_OK;
+    return (assay_yaml_walk){.y = y, .node = mapping, .what = what};
 }
 
-static const yaml_node_t *key_of(const assay_yaml *y, const yaml_node_t *node, int i)
+static const yaml_node_t *key_of(const assay_yaml_walk *w, int i)
 {
-    return yaml_document_get_node(y->document, node->data.mapping.pairs.start[i].key);
+    return yaml_document_get_node(w->y->document, w->node->data.mapping.pairs.start[i].key);
 }
 
-assay_status assay_yaml_pair(const assay_yaml *y, const yaml_node_t *node, const char *what, int i, const char **key,
-                             const yaml_node_t **key_node, const yaml_node_t **value)
+static assay_status read_pair(assay_yaml_walk *w)
 {
-    *key_node = key_of(y, node, i);
-    *value = yaml_document_get_node(y->document, node->data.mapping.pairs.start[i].value);
-    if ((*key_node)->type != YAML_SCALAR_NODE) return assay_yaml_refuse_value(y, *key_node, what, "a key");
-    *key = (const char *)(*key_node)->data.scalar.value;
-    if (strcmp(*key, "<<") == 0)
-        return assay_yaml_refuse(y, *key_node, "merge keys (<<) are not read: write the keys out");
-    for (int j = 0; j < i; j++) {
-        const yaml_node_t *before = key_of(y, node, j);
-        if (strcmp(*key, (const char *)before->data.scalar.value) != 0) continue;
-        return assay_yaml_refuse(y, *key_node, "%.*s is given twice, first on line %zu", SHOWN, *key,
+    w->key_node = key_of(w, w->next);
+    w->value = yaml_document_get_node(w->y->document, w->node->data.mapping.pairs.start[w->next].value);
+    if (w->key_node->type != YAML_SCALAR_NODE) return assay_yaml_refuse_value(w->y, w->key_node, w->what, "a key");
+    w->key = (const char *)w->key_node->data.scalar.value;
+    if (strcmp(w->key, "<<") == 0)
+        return assay_yaml_refuse(w->y, w->key_node, "merge keys (<<) are not read: write the keys out");
+    for (int i = 0; i < w->next; i++) {
+        const yaml_node_t *before = key_of(w, i);
+        if (strcmp(w->key, (const char *)before->data.scalar.value) != 0) continue;
+        return assay_yaml_refuse(w->y, w->key_node, "%.*s is given twice, first on line %zu", SHOWN, w->key,
                                  before->start_mark.line + 1);
     }
     return ASSAY_OK;
+}
+
+bool assay_yaml_next(assay_yaml_walk *w, assay_status *status)
+{
+    if (*status != ASSAY_OK) return false;
+    if (w->node->type != YAML_MAPPING_NODE) {
+        *status = assay_yaml_refuse_value(w->y, w->node, w->what, "a mapping (key: value)");
+        return false;
+    }
+    const ptrdiff_t count = w->node->data.mapping.pairs.top - w->node->data.mapping.pairs.start;
+    if (w->next == 0 && count > MOST_PAIRS)
+        *status = assay_yaml_refuse(w->y, w->node, "%s: more than %d keys", w->what, MOST_PAIRS);
+    if (*status != ASSAY_OK || w->next == count) return false;
+    *status = read_pair(w);
+    w->next++;
+    return *status == ASSAY_OK;
 }

@@ -25,11 +25,23 @@ assay_status assay_yaml_refuse(const assay_yaml *y, const yaml_node_t *at, const
 /* "WHAT: expected WANTED, found ...", the latter told from the node. */
 assay_status assay_yaml_refuse_value(const assay_yaml *y, const yaml_node_t *at, const char *what, const char *wanted);
 
-/* The pairs of a mapping, to be asked for in order. `what` names the mapping ("" for a whole case). Refused: another
- * kind of node, keys that are no texts, a key that was there before. */
-assay_status assay_yaml_mapping(const assay_yaml *y, const yaml_node_t *node, const char *what, int *pairs);
-assay_status assay_yaml_pair(const assay_yaml *y, const yaml_node_t *node, const char *what, int i, const char **key,
-                             const yaml_node_t **key_node, const yaml_node_t **value);
+/* "WHAT: expected one of A, B, found ..."; NULL ends the choices. */
+assay_status assay_yaml_refuse_choice(const assay_yaml *y, const yaml_node_t *at, const char *what,
+                                      const char *const *choices);
+
+/* A mapping, called `what` ("" for a whole case), pair by pair as long as all is well:
+ *     for (assay_yaml_walk w = assay_yaml_pairs(y, node, what); assay_yaml_next(&w, &status);) status = ...w.key, w.value...
+ * Refused: another kind of node, keys that are no texts, a key that was there before. */
+typedef struct assay_yaml_walk {
+    const assay_yaml *y;
+    const yaml_node_t *node;
+    const char *what;
+    int next;
+    const char *key;
+    const yaml_node_t *key_node, *value;
+} assay_yaml_walk;
+assay_yaml_walk assay_yaml_pairs(const assay_yaml *y, const yaml_node_t *mapping, const char *what);
+bool assay_yaml_next(assay_yaml_walk *w, assay_status *status);
 
 /* Values. On a refusal nothing is written; `what` is the key. */
 assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,

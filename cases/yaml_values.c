@@ -70,22 +70,29 @@ assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const
     return ASSAY_OK;
 }
 
+static assay_status refuse_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
+                                 int64_t most)
+{
+    char wanted[96];
+    snprintf(wanted, sizeof wanted, "a whole number from %" PRId64 " to %" PRId64, least, most);
+    return assay_yaml_refuse_value(y, node, what, wanted);
+}
+
 assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, const char *what, int64_t least,
                               int64_t most, int64_t *value)
 {
-    char digits[NUMBER_SIZE], wanted[96];
+    char digits[NUMBER_SIZE];
     bool whole;
-    snprintf(wanted, sizeof wanted, "a whole number from %" PRId64 " to %" PRId64, least, most);
-    if (!is_number(node, digits, &whole)) return assay_yaml_refuse_value(y, node, what, wanted);
+    if (!is_number(node, digits, &whole)) return refuse_whole(y, node, what, least, most);
     int64_t n = 0;
     if (whole) {
         n = strtoll(digits, NULL, 10); /* saturates, which is out of range too */
     } else {
         double x = strtod(digits, NULL); /* 1e3 */
-        if (!(fabs(x) <= 0x1p53 && x == rint(x))) return assay_yaml_refuse_value(y, node, what, wanted);
+        if (!(fabs(x) <= 0x1p53 && x == rint(x))) return refuse_whole(y, node, what, least, most);
         n = (int64_t)x;
     }
-    if (n < least || n > most) return assay_yaml_refuse_value(y, node, what, wanted);
+    if (n < least || n > most) return refuse_whole(y, node, what, least, most);
     *value = n;
     return ASSAY_OK;
 }

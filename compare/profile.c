@@ -7,150 +7,59 @@
  * error is uniform over half a unit in the last place to either side, and that is largest just above a power of two. */
 #define RMS(unit_roundoff) ((unit_roundoff)*0.57735026918962576451)
 
+/* Unit roundoffs and least numbers, for the constants of the table. */
+#define UNIT_FLOAT64 0x1p-53
+#define UNIT_FLOAT32 0x1p-24
+#define UNIT_TFLOAT32 0x1p-11
+#define UNIT_BFLOAT16 0x1p-8
+#define UNIT_FLOAT16 0x1p-11
+#define LEAST_FLOAT64 0x1p-1074
+#define LEAST_FLOAT32 0x1p-149
+#define LEAST_BFLOAT16 0x1p-133
+#define LEAST_FLOAT16 0x1p-24
+
+/* A profile's row: what results are stored in, operands multiplied in, bits of sums, whether they are cut off, the router's
+ * type, that of elementary functions and statistics, and whatever else it has. What follows from these is as in
+ * assay_profile_precision. */
+#define PROFILE(called, stored, operands, bits, cuts_off, routed, computed, ...)                                       \
+    {                                                                                                                  \
+        .precision = {.name = called,                                                                                  \
+                      .storage = RMS(UNIT_##stored),                                                                   \
+                      .multiply = UNIT_##operands > UNIT_##stored ? RMS(UNIT_##operands) : 0,                          \
+                      .accumulate = RMS(1.0 / (double)(INT64_C(1) << ((bits) + !(cuts_off)))),                         \
+                      .router = RMS(UNIT_##routed),                                                                    \
+                      .elementary = 2 * UNIT_##computed * ULPS,                                                        \
+                      .accumulator.truncate = cuts_off,                                                                \
+                      .least = LEAST_##stored},                                                                        \
+        .storage = ASSAY_##stored, .multiply = ASSAY_##operands, .accumulate_bits = bits, .router = ASSAY_##routed,    \
+        .elementary = ASSAY_##computed, .statistics = ASSAY_##computed, .elementary_ulps = ULPS, __VA_ARGS__           \
+    }
+#define ULPS 2
+
 static const assay_profile profiles[] = {
-    {.precision = {.name = "f64",
-                   .storage = RMS(0x1p-53),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-53),
-                   .router = RMS(0x1p-53),
-                   .elementary = 0x1p-51,
-                   .least = 0x1p-1074},
-     .storage = ASSAY_FLOAT64,
-     .multiply = ASSAY_FLOAT64,
-     .accumulate_bits = 52,
-     .router = ASSAY_FLOAT64,
-     .elementary = ASSAY_FLOAT64,
-     .statistics = ASSAY_FLOAT64,
-     .elementary_ulps = 2,
-     .summary = "float64 throughout"},
-    {.precision = {.name = "f32",
-                   .storage = RMS(0x1p-24),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-24),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-149},
-     .storage = ASSAY_FLOAT32,
-     .multiply = ASSAY_FLOAT32,
-     .accumulate_bits = 23,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "float32 throughout"},
-    {.precision = {.name = "bf16",
-                   .storage = RMS(0x1p-8),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-24),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-133},
-     .storage = ASSAY_BFLOAT16,
-     .multiply = ASSAY_BFLOAT16,
-     .accumulate_bits = 23,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"},
-    {.precision = {.name = "bf16_router",
-                   .storage = RMS(0x1p-8),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-24),
-                   .router = RMS(0x1p-8),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-133},
-     .storage = ASSAY_BFLOAT16,
-     .multiply = ASSAY_BFLOAT16,
-     .accumulate_bits = 23,
-     .router = ASSAY_BFLOAT16,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "bf16 with logits, scores and routing weights in bfloat16 too",
-     .coarser = "a router in bfloat16"},
-    {.precision = {.name = "bf16_sums",
-                   .storage = RMS(0x1p-8),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-8),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-133},
-     .storage = ASSAY_BFLOAT16,
-     .multiply = ASSAY_BFLOAT16,
-     .accumulate_bits = 7,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "bf16 with sums accumulated in bfloat16 too",
-     .coarser = "sums in bfloat16 (accumulate: {type: bfloat16})"},
-    {.precision = {.name = "f16",
-                   .storage = RMS(0x1p-11),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-24),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-24},
-     .storage = ASSAY_FLOAT16,
-     .multiply = ASSAY_FLOAT16,
-     .accumulate_bits = 23,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "float16 stored and multiplied, float32 accumulated; router in float32"},
-    {.precision = {.name = "tf32",
-                   .storage = RMS(0x1p-24),
-                   .multiply = RMS(0x1p-11),
-                   .accumulate = RMS(0x1p-24),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-149},
-     .storage = ASSAY_FLOAT32,
-     .multiply = ASSAY_TFLOAT32,
-     .accumulate_bits = 23,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated",
-     .coarser = "operands of products in TensorFloat-32"},
-    {.precision = {.name = "tpu_default",
-                   .storage = RMS(0x1p-24),
-                   .multiply = RMS(0x1p-8),
-                   .accumulate = RMS(0x1p-24),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .least = 0x1p-149},
-     .storage = ASSAY_FLOAT32,
-     .multiply = ASSAY_BFLOAT16,
-     .accumulate_bits = 23,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default on TPU)",
-     .coarser = "operands of products in bfloat16"},
-    {.precision = {.name = "fp8_e4m3_block128",
-                   .storage = RMS(0x1p-8),
-                   .multiply = 0.0,
-                   .accumulate = RMS(0x1p-13),
-                   .router = RMS(0x1p-24),
-                   .elementary = 0x1p-22,
-                   .accumulator = {.truncate = true, .block = 128},
-                   .scaled = {ASSAY_FLOAT8_E4M3FN, 128},
-                   .least = 0x1p-133},
-     .storage = ASSAY_BFLOAT16,
-     .multiply = ASSAY_BFLOAT16,
-     .accumulate_bits = 13,
-     .router = ASSAY_FLOAT32,
-     .elementary = ASSAY_FLOAT32,
-     .statistics = ASSAY_FLOAT32,
-     .elementary_ulps = 2,
-     .summary =
-         "bfloat16 stored, linear layers in block-scaled fp8 with truncated sums of 128 products, added in float32; "
-         "else as bf16"},
+    PROFILE("f64", FLOAT64, FLOAT64, 52, false, FLOAT64, FLOAT64, .summary = "float64 throughout"),
+    PROFILE("f32", FLOAT32, FLOAT32, 23, false, FLOAT32, FLOAT32, .summary = "float32 throughout"),
+    PROFILE("bf16", BFLOAT16, BFLOAT16, 23, false, FLOAT32, FLOAT32,
+            .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"),
+    PROFILE("bf16_router", BFLOAT16, BFLOAT16, 23, false, BFLOAT16, FLOAT32,
+            .summary = "bf16 with logits, scores and routing weights in bfloat16 too",
+            .coarser = "a router in bfloat16"),
+    PROFILE("bf16_sums", BFLOAT16, BFLOAT16, 7, false, FLOAT32, FLOAT32,
+            .summary = "bf16 with sums accumulated in bfloat16 too",
+            .coarser = "sums in bfloat16 (accumulate: {type: bfloat16})"),
+    PROFILE("f16", FLOAT16, FLOAT16, 23, false, FLOAT32, FLOAT32,
+            .summary = "float16 stored and multiplied, float32 accumulated; router in float32"),
+    PROFILE("tf32", FLOAT32, TFLOAT32, 23, false, FLOAT32, FLOAT32,
+            .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated",
+            .coarser = "operands of products in TensorFloat-32"),
+    PROFILE("tpu_default", FLOAT32, BFLOAT16, 23, false, FLOAT32, FLOAT32,
+            .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default "
+                       "on TPU)",
+            .coarser = "operands of products in bfloat16"),
+    PROFILE("fp8_e4m3_block128", BFLOAT16, BFLOAT16, 13, true, FLOAT32, FLOAT32, .precision.accumulator.block = 128,
+            .precision.scaled = {ASSAY_FLOAT8_E4M3FN, 128},
+            .summary = "bfloat16 stored, linear layers in block-scaled fp8 with truncated sums of 128 products, added "
+                       "in float32; else as bf16"),
 };
 
 enum { PROFILES = sizeof profiles / sizeof *profiles };

@@ -73,16 +73,9 @@ typedef assay_status (*key_reader)(const assay_yaml *y, const char *key, const y
 static assay_status read_keys(const assay_yaml *y, const yaml_node_t *node, const char *what, key_reader read,
                               assay_profile *p)
 {
-    assay_status status;
-    int pairs = 0;
-    TRY(assay_yaml_mapping(y, node, what, &pairs));
-    for (int i = 0; i < pairs; i++) {
-        const char *key = NULL;
-        const yaml_node_t *key_node = NULL, *value = NULL;
-        TRY(assay_yaml_pair(y, node, what, i, &key, &key_node, &value));
-        TRY(read(y, key, key_node, value, p));
-    }
-cleanup:
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, what); assay_yaml_next(&w, &status);)
+        status = read(y, w.key, w.key_node, w.value, p);
     return status;
 }
 

@@ -468,9 +468,9 @@ void assay_options_free(assay_options *options)
     free(options->sets);
     options->sets = NULL;
     options->set_count = 0;
-    assay_words_free(&options->filter.tags);
-    assay_words_free(&options->filter.ops);
-    assay_words_free(&options->filter.excludes);
+    assay_text_list_free(&options->filter.tags);
+    assay_text_list_free(&options->filter.ops);
+    assay_text_list_free(&options->filter.excludes);
 }
 
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c)
