@@ -53,13 +53,15 @@ static int64_t row_count(const bs_run *run)
     return run->sizes.tokens * run->mla.emb_dim;
 }
 
-assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x)
+assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
     const int64_t size = row_count(at->run);
     graph_run r = {0};
+    TRY(bs_make(ctx, at->run, b, MB_SHARED_OUT));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
-        TRY(run_shared(ctx, at, &r, shard, x + shard * size, y + shard * size));
+        TRY(run_shared(ctx, at, &r, shard, b->values[MB_X_NORM] + shard * size,
+                       b->values[MB_SHARED_OUT] + shard * size));
         graph_close(&r);
     }
 cleanup:
@@ -74,36 +76,31 @@ double bs_shared_expert_flops(const bs_run *run)
     return (double)run->sizes.shards * both;
 }
 
-void bs_shared_free(graph_run *shared, const bs_run *run)
-{
-    for (int64_t shard = 0; shared != NULL && shard < run->sizes.shards; shard++) graph_close(&shared[shard]);
-    free(shared);
-}
-
-assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, graph_run **shared, const double *x)
+assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const int64_t shards = at->run->sizes.shards;
     void *memory = NULL;
-    TRY(assay_alloc(ctx, "runs of the shared expert", shards, sizeof **shared, &memory));
-    *shared = memory;
-    for (int64_t shard = 0; shard < shards; shard++) (*shared)[shard] = (graph_run){0};
+    TRY(assay_alloc(ctx, "runs of the shared expert", shards, sizeof *b->shared, &memory));
+    b->shared = memory;
+    for (int64_t shard = 0; shard < shards; shard++) b->shared[shard] = (graph_run){0};
     for (int64_t shard = 0; shard < shards; shard++)
-        TRY(run_shared(ctx, at, &(*shared)[shard], shard, x + shard * row_count(at->run), NULL));
+        TRY(run_shared(ctx, at, &b->shared[shard], shard, b->values[MB_X_NORM] + shard * row_count(at->run), NULL));
     assay_remat_recomputed(at->run->stack->store, bs_shared_expert_flops(at->run));
 cleanup:
     return status;
 }
 
-assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *dy,
-                                  graph_run *shared)
+assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
     const graph *g = &at->run->shared;
+    TRY(bs_make(ctx, at->run, d, MB_X_NORM));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
-        graph_run *r = &shared[shard];
-        graph_lend_gradient(r, g->result, dy + shard * row_count(at->run));
-        graph_want_gradient(r, graph_find(g, "inputs/x"), dx + shard * row_count(at->run));
+        graph_run *r = &b->shared[shard];
+        const int64_t first = shard * row_count(at->run);
+        graph_lend_gradient(r, g->result, d->values[MB_SHARED_OUT] + first);
+        graph_want_gradient(r, graph_find(g, "inputs/x"), d->values[MB_X_NORM] + first);
         for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
             graph_want_gradient(r, g->weights[i], bs_weight_of(at->run, at->g, BS_SHARED + i, shard));
         TRY(graph_backward(ctx, r));
@@ -168,44 +165,43 @@ cleanup:
     return status;
 }
 
-assay_status bs_gating_alloc(assay_context *ctx, const bs_run *run, bs_gating *gating)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t hidden = run->stack->config->moe.moe_mlp_dim;
-    TRY(bs_alloc_shards(ctx, run, "mlpwi_0", run->sizes.copies, hidden, &gating->layer_w0));
-    TRY(bs_alloc_shards(ctx, run, "mlpwi_1", run->sizes.copies, hidden, &gating->layer_w1));
-cleanup:
-    return status;
-}
-
-void bs_gating_free(bs_gating *gating)
-{
-    free(gating->layer_w0);
-    free(gating->layer_w1);
-    *gating = (bs_gating){0};
-}
-
 /* The rows of the routed experts times one of their kernels on the way in. */
-static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_routed *routed, int weight)
+static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_microbatch *b, int weight)
 {
-    return (bs_gmm_args){.lhs = routed->x,
+    return (bs_gmm_args){.lhs = b->values[MB_ROWS],
                          .rhs = at->w->values[weight],
-                         .group_sizes = routed->group_sizes,
+                         .group_sizes = b->indices[MB_OWN_COUNTS],
                          .k = at->run->mla.emb_dim,
                          .n = at->run->stack->config->moe.moe_mlp_dim,
                          .recipe = at->recipe};
 }
 
-assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed)
+assay_status bs_one_gating(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
-    const bs_gmm_args gate = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0),
-                      up = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_1);
-    const int64_t count = at->run->sizes.shards * at->run->sizes.copies * gate.n;
-    TRY(bs_gmm(ctx, at->run, gating->layer_w0, &gate));
-    TRY(bs_gmm(ctx, at->run, gating->layer_w1, &up));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, gating->layer_w0);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, gating->layer_w1);
+    const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
+    const assay_status status = bs_make(ctx, at->run, b, MB_GATE);
+    return status != ASSAY_OK ? status : bs_gmm(ctx, at->run, b->values[MB_GATE], &gate);
+}
+
+assay_status bs_one_gating_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+{
+    const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
+    const assay_status status = bs_make(ctx, at->run, d, MB_ROWS);
+    if (status != ASSAY_OK) return status;
+    return bs_gmm_bwd(ctx, at->run, d->values[MB_ROWS], at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d->values[MB_GATE],
+                      &gate);
+}
+
+assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+{
+    assay_status status;
+    const bs_gmm_args up = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_1);
+    const int64_t count = bs_count(at->run, MB_GATE);
+    TRY(bs_one_gating(ctx, at, b));
+    TRY(bs_make(ctx, at->run, b, MB_UP));
+    TRY(bs_gmm(ctx, at->run, b->values[MB_UP], &up));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->values[MB_GATE]);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->values[MB_UP]);
 cleanup:
     return status;
 }
@@ -220,41 +216,42 @@ static void join(double *both, const double *a, const double *b, int64_t rows, i
 }
 
 /* dx through one product with both kernels side by side (merge_gating_gmm): one sum over both. */
-static assay_status merged_input_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
-                                     const bs_routed *routed)
+static assay_status merged_input_bwd(assay_context *ctx, const bs_moe_layer *at, const bs_microbatch *b,
+                                     bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
-    bs_gmm_args args = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0);
+    bs_gmm_args args = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
     const int64_t kernels = run->sizes.local_experts * args.k;
-    double *kernel = NULL, *d = NULL;
+    double *kernel = NULL, *both = NULL;
     TRY(bs_alloc_shards(ctx, run, "both kernels", kernels, 2 * args.n, &kernel));
-    TRY(bs_alloc_shards(ctx, run, "both gradients", run->sizes.copies, 2 * args.n, &d));
+    TRY(bs_alloc_shards(ctx, run, "both gradients", run->sizes.copies, 2 * args.n, &both));
     join(kernel, args.rhs, at->w->values[BS_ROUTED + ASSAY_MLP_WI_1], run->sizes.shards * kernels, args.n);
-    join(d, d_gating->layer_w0, d_gating->layer_w1, run->sizes.shards * run->sizes.copies, args.n);
+    join(both, d->values[MB_GATE], d->values[MB_UP], run->sizes.shards * run->sizes.copies, args.n);
     args.rhs = kernel;
     args.n *= 2;
-    TRY(bs_gmm_bwd(ctx, run, dx, NULL, d, &args));
+    TRY(bs_gmm_bwd(ctx, run, d->values[MB_ROWS], NULL, both, &args));
 cleanup:
     free(kernel);
-    free(d);
+    free(both);
     return status;
 }
 
-assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
-                                   const bs_routed *routed)
+assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
-    const bs_gmm_args gate = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_0),
-                      up = gating_args(at, routed, BS_ROUTED + ASSAY_MLP_WI_1);
-    const int64_t count = run->sizes.shards * run->sizes.copies * run->mla.emb_dim;
+    const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0),
+                      up = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_1);
+    const int64_t count = bs_count(run, MB_ROWS);
     const bool merged = run->stack->config->merge_gating_gmm;
     double *through_up = NULL;
-    if (merged) TRY(merged_input_bwd(ctx, at, dx, d_gating, routed));
+    TRY(bs_make(ctx, run, d, MB_ROWS));
+    double *dx = d->values[MB_ROWS];
+    if (merged) TRY(merged_input_bwd(ctx, at, b, d));
     TRY(bs_alloc_shards(ctx, run, "gradient through mlpwi_1", run->sizes.copies, run->mla.emb_dim, &through_up));
-    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : dx, at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d_gating->layer_w0, &gate));
-    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : through_up, at->g->values[BS_ROUTED + ASSAY_MLP_WI_1], d_gating->layer_w1,
+    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : dx, at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d->values[MB_GATE], &gate));
+    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : through_up, at->g->values[BS_ROUTED + ASSAY_MLP_WI_1], d->values[MB_UP],
                    &up));
     if (merged) goto cleanup;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);

@@ -64,11 +64,15 @@ enum { BUNDLE = sizeof bundle / sizeof *bundle };
 
 /* --- the table --- */
 
-/* m shards, j microbatches, o those but the last, d rows of a shard's batch, a of its microbatch, S, T, G, r = R copies,
- * y of them that are kept, e = E/P; the others as everywhere (harness/operations/op_support.c). */
+/* Axes as bs_axis_size has them. */
 #define T(name_, axes_, ...)                                                                                           \
     {                                                                                                                  \
         .name = name_, .axes = axes_, ##__VA_ARGS__                                                                    \
+    }
+/* Of the MoE half. */
+#define M(name_, axes_, tensor_, ...)                                                                                  \
+    {                                                                                                                  \
+        .name = name_, .axes = axes_, .tensor = MB_##tensor_, ##__VA_ARGS__                                            \
     }
 /* Of a NAME_bwd: as NAME has it. */
 #define N(name_, ...)                                                                                                  \
@@ -80,6 +84,16 @@ enum { BUNDLE = sizeof bundle / sizeof *bundle };
         .name = name_, .lying = lying_, ##__VA_ARGS__                                                                  \
     }
 #define INTEGERS ASSAY_HOLDS_INTEGERS
+#define ROLLED M("selected_experts", "mGK", ROLLED, .holds = ASSAY_HOLDS_ROLLED)
+#define OWN_COUNTS M("group_sizes", "me", OWN_COUNTS, .holds = ASSAY_HOLDS_OWN_COUNTS)
+#define ROUTED                                                                                                         \
+    M("x", "mrD", ROWS), M("selected_experts", "mGK", ROLLED, .holds = INTEGERS), M("weights", "mr", ROW_WEIGHTS),     \
+        M("group_sizes", "me", OWN_COUNTS, .holds = INTEGERS)
+/* What the MoE half leaves: of the last microbatch what is before its unroute. */
+#define MOE_RESULTS                                                                                                    \
+    M("xs", "moaSD", OUTPUTS), M("moe_inputs", "maSD", MOE_INPUTS), M("routed_expert_out", "mrD", ROUTED_OUT),         \
+        M("shared_expert_out", "maSD", SHARED_OUT), M("selected_experts", "mGK", ROLLED, .holds = INTEGERS),           \
+        M("mlpwi_0", "mjyH", MLPWI_0), M("mlpwi_1", "mjyH", MLPWI_1)
 #define QUERY_PRODUCTS "mTDL mTLNq "
 #define KEY_PRODUCTS "mTDw mTlNu "
 #define MLA_PRODUCTS QUERY_PRODUCTS KEY_PRODUCTS "mTSNq mTSNv mTNvD "
@@ -147,86 +161,75 @@ static const assay_batch_split_function table[] = {
     {"mla_with_norms_bwd",
      .in = {N("layer_inputs", .of = "inputs"), N("yarn_freqs"), N("attn_out"), N("lse"), N("mla_out_grad")}},
 
-    {"shared_expert", W(SHARED_WEIGHTS), {T("inputs", "maSD")}, {T("y", "maSD")}, .products = "mTDF mTDF mTFD",
-     .quantises = true, .made = {T("shared_intermediate", "maSF")}, .call = bs_call_shared_expert},
+    {"shared_expert", W(SHARED_WEIGHTS), {M("inputs", "maSD", X_NORM)}, {M("y", "maSD", SHARED_OUT)},
+     .products = "mTDF mTDF mTFD", .quantises = true, .made = {T("shared_intermediate", "maSF")}, .run = bs_shared_expert, .call = bs_call_half},
     {"shared_expert_bwd", .in = {N("inputs"), N("y_grad")},
-     .made = {T("shared_mlpwi_0_gradient", "maSF"), T("shared_mlpwi_1_gradient", "maSF")}, .call = bs_call_shared_expert_bwd},
+     .made = {T("shared_mlpwi_0_gradient", "maSF"), T("shared_mlpwi_1_gradient", "maSF")}, .remat = bs_shared_expert_remat,
+     .back = bs_shared_expert_bwd},
     {"expert_group_mask", .in = {T("gate_logits", "mTE")}, .out = {T("mask", "mTE")}, .call = bs_call_expert_group_mask},
     {"expert_indices_and_weights",
      .in = {T("gate_logits", "mTE", .constant = true), T("pre_bias_logits", "mTE", .holds = ASSAY_HOLDS_WEIGHTS)},
      .out = {T("indices", "mTK", .holds = INTEGERS), T("weights", "mTK")}, .call = bs_call_expert_indices_and_weights},
     {"expert_indices_and_weights_bwd", .in = {N("gate_logits"), N("pre_bias_logits"), N("weights_grad")},
      .call = bs_call_expert_indices_and_weights_bwd},
-    {"expert_selection", W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}), {T("x", "mTD")},
-     {T("selected_experts", "mTK", .holds = INTEGERS), T("weights", "mTK"), T("group_sizes", "mE", .holds = INTEGERS)},
-     .products = "mTDE", .quantises = true, .call = bs_call_expert_selection},
+    {"expert_selection", W({BS_GATE, "routing_kernel"}, {BS_GATE_BIAS, "routing_bias"}), {M("x", "mTD", X_NORM)},
+     {M("selected_experts", "mTK", CHOICES, .holds = INTEGERS), M("weights", "mTK", CHOICE_WEIGHTS),
+      M("group_sizes", "mE", COUNTS, .holds = INTEGERS)},
+     .products = "mTDE", .quantises = true, .run = bs_expert_selection, .call = bs_call_half},
     {"expert_selection_bwd", .in = {N("x"), N("weights_grad")}, .made = {T("logits_gradient", "mTE")},
-     .call = bs_call_expert_selection_bwd},
+     .remat = bs_expert_selection, .back = bs_expert_selection_bwd},
     {"route",
-     .in = {T("x", "mTD"), T("selected_experts", "mTK", .holds = ASSAY_HOLDS_CHOICES), T("weights", "mTK", .holds = ASSAY_HOLDS_WEIGHTS),
-            T("group_sizes", "mE", .holds = ASSAY_HOLDS_COUNTS)},
-     .out = {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"), T("group_sizes", "me", .holds = INTEGERS)},
-     .call = bs_call_route},
-    {"route_bwd", .in = {T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED), N("x_grad"), N("weights_grad")},
-     .call = bs_call_route_bwd},
-    {"route_impl", .in = {T("x", "mTD"), T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)}, .out = {T("x", "mrD")},
-     .call = bs_call_route_impl},
-    {"route_impl_bwd", .in = {N("selected_experts"), N("x_grad")}, .call = bs_call_route_impl_bwd},
-    {"unroute", .in = {T("x", "mrD"), T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)}, .out = {T("x", "mTD")},
-     .call = bs_call_unroute},
-    {"unroute_bwd", .in = {N("selected_experts"), N("x_grad")}, .call = bs_call_unroute_bwd},
+     .in = {M("x", "mTD", X_NORM), M("selected_experts", "mTK", CHOICES, .holds = ASSAY_HOLDS_CHOICES),
+            M("weights", "mTK", CHOICE_WEIGHTS, .holds = ASSAY_HOLDS_WEIGHTS),
+            M("group_sizes", "mE", COUNTS, .holds = ASSAY_HOLDS_COUNTS)},
+     .out = {ROUTED}, .run = bs_route, .call = bs_call_half},
+    {"route_bwd", .in = {ROLLED, N("x_grad"), N("weights_grad")}, .back = bs_route_bwd},
+    {"route_impl", .in = {M("x", "mTD", X_NORM), ROLLED}, .out = {M("x", "mrD", ROWS)}, .run = bs_route_impl, .call = bs_call_half},
+    {"route_impl_bwd", .in = {N("selected_experts"), N("x_grad")}, .back = bs_route_impl_bwd},
+    {"unroute", .in = {M("x", "mrD", ROUTED_OUT), ROLLED}, .out = {M("x", "mTD", EXPERTS_OUT)}, .run = bs_unroute, .call = bs_call_half},
+    {"unroute_bwd", .in = {N("selected_experts"), N("x_grad")}, .back = bs_unroute_bwd},
     {"quantized_psum_scatter", .in = {T("x", "mGD")}, .out = {T("out", "mTD")}, .quantises = true,
      .call = bs_call_quantized_psum_scatter},
-    {"quantized_psum_scatter_bwd", .in = {N("out_grad")}, .call = bs_call_quantized_psum_scatter_bwd},
-    {"gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}),
-     {T("inputs", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("output", "mrH")}, .products = "mrDH",
-     .quantises = true, .call = bs_call_gmm},
-    {"gmm_bwd", .in = {N("inputs"), N("group_sizes"), N("output_grad")}, .call = bs_call_gmm_bwd},
+    {"quantized_psum_scatter_bwd", .in = {N("out_grad")}},
+    {"gmm", W({BS_ROUTED + ASSAY_MLP_WI_0, "kernel"}), {M("inputs", "mrD", ROWS), OWN_COUNTS}, {M("output", "mrH", GATE)},
+     .products = "mrDH", .quantises = true, .run = bs_one_gating, .call = bs_call_half},
+    {"gmm_bwd", .in = {N("inputs"), N("group_sizes"), N("output_grad")}, .back = bs_one_gating_bwd},
     {"compute_gating", W({BS_ROUTED + ASSAY_MLP_WI_0, "w0"}, {BS_ROUTED + ASSAY_MLP_WI_1, "w1"}),
-     {T("x", "mrD"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS)}, {T("layer_w0", "mrH"), T("layer_w1", "mrH")},
-     .products = "mrDH mrDH", .quantises = true, .call = bs_call_compute_gating},
+     {M("x", "mrD", ROWS), OWN_COUNTS}, {M("layer_w0", "mrH", GATE), M("layer_w1", "mrH", UP)}, .products = "mrDH mrDH",
+     .quantises = true, .run = bs_compute_gating, .call = bs_call_half},
     {"compute_gating_bwd", .in = {N("x"), N("group_sizes"), N("layer_w0_grad"), N("layer_w1_grad")},
-     .call = bs_call_compute_gating_bwd},
+     .back = bs_compute_gating_bwd},
     {"compute_linear", W({BS_ROUTED + ASSAY_MLP_WO, "wo"}),
-     {T("layer_w0", "mrH"), T("layer_w1", "mrH"), T("group_sizes", "me", .holds = ASSAY_HOLDS_OWN_COUNTS),
-      T("weights", "mr", .holds = ASSAY_HOLDS_WEIGHTS)},
-     {T("layer_wo", "mrD")}, .products = "mrHD", .quantises = true, .made = {T("intermediate_layer", "mrH")},
-     .call = bs_call_compute_linear},
+     {M("layer_w0", "mrH", GATE), M("layer_w1", "mrH", UP), OWN_COUNTS,
+      M("weights", "mr", ROW_WEIGHTS, .holds = ASSAY_HOLDS_WEIGHTS)},
+     {M("layer_wo", "mrD", ROUTED_OUT)}, .products = "mrHD", .quantises = true, .made = {T("intermediate_layer", "mrH")},
+     .run = bs_compute_linear, .call = bs_call_half},
     {"compute_linear_bwd", .in = {N("layer_w0"), N("layer_w1"), N("group_sizes"), N("weights"), N("layer_wo_grad")},
-     .call = bs_call_compute_linear_bwd},
+     .back = bs_compute_linear_bwd},
 
-    {"shared_expert_and_route", W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
-     {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"),
-      T("group_sizes", "me", .holds = INTEGERS), T("y", "maSD")},
-     .products = ROUTE_PRODUCTS, .call = bs_call_shared_expert_and_route},
-    {"shared_expert_and_route_remat", W(ROUTE_WEIGHTS), {T("inputs", "maSD")},
-     {T("x", "mrD"), T("selected_experts", "mGK", .holds = INTEGERS), T("weights", "mr"), T("group_sizes", "me", .holds = INTEGERS)},
-     .products = ROUTE_PRODUCTS, .call = bs_call_shared_expert_and_route_remat},
+    {"shared_expert_and_route", W(ROUTE_WEIGHTS), {M("inputs", "maSD", MLA_OUT)}, {ROUTED, M("y", "maSD", SHARED_OUT)},
+     .products = ROUTE_PRODUCTS, .run = bs_shared_expert_and_route, .call = bs_call_half},
+    {"shared_expert_and_route_remat", W(ROUTE_WEIGHTS), {M("inputs", "maSD", MLA_OUT)}, {ROUTED}, .products = ROUTE_PRODUCTS,
+     .run = bs_shared_expert_and_route_remat, .call = bs_call_half},
     {"shared_expert_and_route_bwd", .in = {N("inputs"), N("x_grad"), N("y_grad"), N("weights_grad")},
-     .call = bs_call_shared_expert_and_route_bwd},
+     .remat = bs_shared_expert_and_route_remat, .back = bs_shared_expert_and_route_bwd},
     {"unroute_ubatch_fn",
-     .in = {T("moe_inputs", "maSD"), T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"),
-            T("selected_experts", "mGK", .holds = ASSAY_HOLDS_ROLLED)},
-     .out = {T("outputs", "maSD"), T("selected_experts", "mGK", .holds = INTEGERS)}, .call = bs_call_unroute_ubatch},
-    {"unroute_ubatch_fn_bwd", .in = {N("selected_experts"), N("outputs_grad")}, .call = bs_call_unroute_ubatch_bwd},
-    {"route_compute_unroute", W(MOE_WEIGHTS), {T("xs", "mjaSD")},
-     {T("xs", "moaSD"), T("moe_inputs", "maSD"), T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"),
-      T("selected_experts", "mGK", .holds = INTEGERS), T("mlpwi_0", "mjyH"), T("mlpwi_1", "mjyH")},
-     .products = MOE_PRODUCTS, .call = bs_call_moe},
+     .in = {M("moe_inputs", "maSD", MOE_INPUTS), M("routed_expert_out", "mrD", ROUTED_OUT),
+            M("shared_expert_out", "maSD", SHARED_OUT), ROLLED},
+     .out = {M("outputs", "maSD", OUTPUTS), M("selected_experts", "mGK", ROLLED, .holds = INTEGERS)}, .run = bs_unroute_ubatch, .call = bs_call_half},
+    {"unroute_ubatch_fn_bwd", .in = {N("selected_experts"), N("outputs_grad")}, .back = bs_unroute_ubatch_bwd},
+    {"route_compute_unroute", W(MOE_WEIGHTS), {M("xs", "mjaSD", MLA_OUT)}, {MOE_RESULTS}, .products = MOE_PRODUCTS,
+     .call = bs_call_moe},
     {"route_compute_unroute_bwd",
      .in = {N("mla_out", .of = "xs"), N("mlpwi_0"), N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"),
-            N("routed_expert_out_grad"), N("shared_expert_out_grad")},
-     .call = bs_call_moe_bwd},
+            N("routed_expert_out_grad"), N("shared_expert_out_grad")}},
     {"batch_split_schedule", W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
-     {T("inputs", "mjaSD"), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
-     {T("attn_out", "mjaSNv"), T("lse", "mjaNS"), T("mla_out", "mjaSD"), T("xs", "moaSD"), T("moe_inputs", "maSD"),
-      T("routed_expert_out", "mrD"), T("shared_expert_out", "maSD"), T("selected_experts", "mGK", .holds = INTEGERS),
-      T("mlpwi_0", "mjyH"), T("mlpwi_1", "mjyH")},
+     {M("inputs", "mjaSD", LAYER_INPUTS), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
+     {M("attn_out", "mjaSNv", ATTN_OUT), M("lse", "mjaNS", LSE), M("mla_out", "mjaSD", MLA_OUT), MOE_RESULTS},
      .products = MLA_PRODUCTS MOE_PRODUCTS, .call = bs_call_batch_split_schedule},
     {"batch_split_schedule_bwd",
      .in = {N("layer_inputs", .of = "inputs"), N("yarn_freqs"), N("mla_out"), N("attn_out"), N("lse"), N("mlpwi_0"),
-            N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"), N("routed_expert_out_grad"), N("shared_expert_out_grad")},
-     .call = bs_call_batch_split_schedule_bwd},
+            N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"), N("routed_expert_out_grad"), N("shared_expert_out_grad")}},
 };
 
 /* Under a shard_map, as the rule of a gradient, or by another name the same function. */
@@ -322,33 +325,6 @@ bool assay_function_is_local(const assay_batch_split_function *f)
 
 /* --- sizes --- */
 
-/* Letters that the attention has not. */
-static int64_t axis_size(const assay_function_config *config, const bs_run *run, char axis)
-{
-    const assay_moe_config *moe = &config->stack.moe;
-    const assay_batch_split_sizes *s = &run->sizes;
-    const struct {
-        char axis;
-        int64_t size;
-    } sizes[] = {{'m', s->shards},
-                 {'j', run->factor},
-                 {'o', run->factor - 1},
-                 {'d', run->factor * s->rows},
-                 {'a', s->rows},
-                 {'T', s->tokens},
-                 {'G', s->gathered},
-                 {'r', s->copies},
-                 {'y', s->capacity},
-                 {'e', s->local_experts},
-                 {'E', moe->routing.num_experts},
-                 {'K', moe->routing.num_experts_per_tok},
-                 {'H', moe->moe_mlp_dim},
-                 {'F', moe->shared_mlp_dim}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        if (sizes[i].axis == axis) return sizes[i].size;
-    return graph_axis(&run->attention, axis);
-}
-
 static bs_run run_of(const assay_function_config *config, stack_run *stack)
 {
     bs_run run;
@@ -390,17 +366,18 @@ static const bs_tensor_form *form_of(const bs_tensor_form *forms, const char *na
     return NULL;
 }
 
-static assay_function_tensor *add_form(const assay_function_config *config, const bs_run *run, const char *folder,
-                                       const bs_tensor_form *form, int place, assay_function_tensors *list)
+static assay_function_tensor *add_form(const bs_run *run, const char *folder, const bs_tensor_form *form, int place,
+                                       assay_function_tensors *list)
 {
     if (strchr(form->axes, 'o') != NULL && run->factor == 1) return NULL; /* there is no microbatch but the last */
     assay_function_tensor *tensor = add(list, folder, "", form->name);
     snprintf(tensor->axes, sizeof tensor->axes, "%s", form->axes);
     tensor->shape.rank = (int)strlen(form->axes);
-    for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = axis_size(config, run, form->axes[k]);
+    for (int k = 0; k < tensor->shape.rank; k++) tensor->shape.dims[k] = bs_axis_size(run, form->axes[k]);
     tensor->holds = form->holds;
     tensor->integers = is_integer(form->holds);
     tensor->place = place;
+    tensor->tensor = form->tensor;
     return tensor;
 }
 
@@ -411,7 +388,7 @@ static void add_arguments(const assay_function_config *config, const bs_run *run
     const bool results = forms == config->function->out;
     for (int i = 0; i < BS_MOST_ARGUMENTS && forms[i].name != NULL; i++) {
         char gradient[ASSAY_PATH_SIZE];
-        assay_function_tensor *tensor = add_form(config, run, results ? "outputs" : "inputs", &forms[i], i, list);
+        assay_function_tensor *tensor = add_form(run, results ? "outputs" : "inputs", &forms[i], i, list);
         snprintf(gradient, sizeof gradient, "%.100s_grad", forms[i].name);
         if (tensor == NULL || bwd == NULL) continue;
         tensor->differentiated = results ? form_of(bwd->in, gradient) != NULL : has_gradient(&forms[i]);
@@ -429,11 +406,12 @@ static void add_given(const assay_function_config *config, const bs_run *run, co
         const bool gradient = ends_with(form.of != NULL ? form.of : form.name, "_grad", name);
         const bs_tensor_form *argument = gradient || form.axes != NULL ? NULL : form_of(forward->in, name);
         const bs_tensor_form *behind = argument != NULL ? argument : form_of(forward->out, name);
+        form.tensor = behind->tensor;
         if (form.axes == NULL) {
             form.axes = behind->axes;
             form.holds = argument != NULL ? argument->holds : gradient ? ASSAY_HOLDS_NUMBERS : ASSAY_HOLDS_RESIDUAL;
         }
-        assay_function_tensor *tensor = add_form(config, run, "inputs", &form, i, list);
+        assay_function_tensor *tensor = add_form(run, "inputs", &form, i, list);
         if (tensor == NULL) continue;
         snprintf(tensor->of, sizeof tensor->of, "%s/%.140s", argument != NULL ? "inputs" : "outputs", name);
         tensor->gradient = gradient;
@@ -441,16 +419,15 @@ static void add_given(const assay_function_config *config, const bs_run *run, co
 }
 
 /* X_grad of each argument X that has one. */
-static void add_gradients(const assay_function_config *config, const bs_run *run,
-                          const assay_batch_split_function *forward, assay_function_tensors *list)
+static void add_gradients(const bs_run *run, const assay_batch_split_function *forward, assay_function_tensors *list)
 {
     int place = 0;
     for (int i = 0; i < BS_MOST_ARGUMENTS && forward->in[i].name != NULL; i++) {
         char name[ASSAY_PATH_SIZE];
-        const bs_tensor_form form = {.name = name, .axes = forward->in[i].axes};
+        const bs_tensor_form form = {.name = name, .axes = forward->in[i].axes, .tensor = forward->in[i].tensor};
         if (!has_gradient(&forward->in[i])) continue;
         snprintf(name, sizeof name, "%.100s_grad", forward->in[i].name);
-        assay_function_tensor *tensor = add_form(config, run, "outputs", &form, place++, list);
+        assay_function_tensor *tensor = add_form(run, "outputs", &form, place++, list);
         snprintf(tensor->of, sizeof tensor->of, "inputs/%.100s", forward->in[i].name);
         tensor->gradient = true;
     }
@@ -570,16 +547,15 @@ void assay_function_tensors_of(const assay_function_config *config, assay_functi
     for (int i = 0; i + 1 < bundles; i++) add_bundle(config, &run, "inputs", i, tensors);
     add_weights(config, &run, tensors);
     if (forward == NULL) add_arguments(config, &run, f->out, tensors);
-    if (forward != NULL) add_gradients(config, &run, forward, tensors);
+    if (forward != NULL) add_gradients(&run, forward, tensors);
     if (forward != NULL) add_weight_gradients(&run, forward, tensors);
     if (bundles > 0) add_bundle(config, &run, "outputs", bundles - 1, tensors);
 }
 
-static void add_made(const assay_function_config *config, const bs_run *run, const assay_batch_split_function *f,
-                     assay_function_tensors *made)
+static void add_made(const bs_run *run, const assay_batch_split_function *f, assay_function_tensors *made)
 {
     for (int i = 0; f != NULL && i < BS_MOST_MADE && f->made[i].name != NULL; i++)
-        add_form(config, run, "checkpoints", &f->made[i], i, made);
+        add_form(run, "checkpoints", &f->made[i], i, made);
 }
 
 void assay_function_made_of(const assay_function_config *config, assay_function_tensors *made)
@@ -589,8 +565,8 @@ void assay_function_made_of(const assay_function_config *config, assay_function_
     const assay_batch_split_function *f = config->function, *forward = assay_function_forward(f);
     made->count = 0;
     if (config->recipe.recipe == NULL) return;
-    add_made(config, &run, row_of(f), made);
-    add_made(config, &run, forward != NULL ? f : assay_function_backward(f), made);
+    add_made(&run, row_of(f), made);
+    add_made(&run, forward != NULL ? f : assay_function_backward(f), made);
 }
 
 bool assay_function_quantises(const assay_batch_split_function *f)
@@ -675,11 +651,11 @@ void assay_function_view_of(const assay_function_config *config, assay_function_
 
 /* --- operations --- */
 
-static double products_of(const assay_function_config *config, const bs_run *run, const char *products, bool listed)
+static double products_of(const bs_run *run, const char *products, bool listed)
 {
     double sum = 0, product = 1;
     for (const char *at = products; at != NULL && *at != '\0'; at++) {
-        if (*at != ' ') product *= (double)axis_size(config, run, *at);
+        if (*at != ' ') product *= (double)bs_axis_size(run, *at);
         if (at[1] != '\0' && at[1] != ' ') continue;
         if (*at != ' ') sum += 2 * product;
         product = 1;
@@ -696,7 +672,7 @@ double assay_function_flops(const assay_function_config *config)
     double numbers = 0;
     if (row->products != NULL) {
         const bool listed = strpbrk(row->out[0].axes, "jo") != NULL;
-        return (row != config->function ? 2 : 1) * products_of(config, &run, row->products, listed);
+        return (row != config->function ? 2 : 1) * products_of(&run, row->products, listed);
     }
     assay_function_tensors_of(config, &tensors);
     for (int i = 0; i < tensors.count; i++) {

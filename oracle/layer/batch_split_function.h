@@ -51,6 +51,7 @@ typedef struct assay_function_tensor {
     unsigned same;       /* ASSAY_HOLDS_SHARED: 1 << axis of the mesh */
     int weight;          /* which one it is, or belongs to; -1: none */
     int place, bundle;   /* among the arguments, results; of all weights, -1: it is none of these */
+    int tensor;          /* of a microbatch (batch_split_internal.h); 0: none */
     bool by_expert;      /* a weight whose first axis is split over expert */
 } assay_function_tensor;
 

@@ -26,13 +26,16 @@ typedef struct bs_call {
     bs_slot in[BS_MOST_ARGUMENTS], out[BS_MOST_ARGUMENTS];
     bs_weights bundles[3]; /* of functions on all weights: those that it takes, then the one that it gives */
     bs_made made;          /* where what it computes and quantises by the recipe goes */
+    bs_microbatch b[ASSAY_MOST_MICROBATCHES],
+        d[ASSAY_MOST_MICROBATCHES]; /* what the MoE half has of these; gradients */
 } bs_call;
 
 typedef struct bs_tensor_form {
     const char *name, *axes;
     assay_function_holds holds;
-    const char *of; /* the forward function's name for it, where that has another */
-    bool constant;  /* it has no gradient */
+    bs_tensor tensor; /* of the MoE half */
+    const char *of;   /* the forward function's name for it, where that has another */
+    bool constant;    /* it has no gradient */
 } bs_tensor_form;
 
 typedef struct bs_weight_form {
@@ -58,6 +61,9 @@ struct assay_batch_split_function {
     bool quantises;       /* it has fp8_full */
     /* What it computes and then quantises; a _bwd: beside what its forward function does, and makes again. */
     bs_tensor_form made[BS_MOST_MADE];
+    /* Of one microbatch in the MoE half, which bs_call_half calls. */
+    bs_function *run, *remat;
+    bs_function_bwd *back;
     assay_status (*call)(assay_context *ctx, bs_call *c); /* NULL: a _bwd has NAME's */
 };
 
@@ -70,23 +76,13 @@ bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_ex
     bs_call_all_reduce_ws_grad_dcn;
 bs_function_call bs_call_rms_norm, bs_call_rms_norm_bwd, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs,
     bs_call_yarn, bs_call_attention, bs_call_tpu_flash_attention, bs_call_tpu_flash_attention_bwd;
-bs_function_call bs_call_shared_expert, bs_call_shared_expert_bwd, bs_call_expert_group_mask,
-    bs_call_expert_indices_and_weights, bs_call_expert_indices_and_weights_bwd, bs_call_expert_selection,
-    bs_call_expert_selection_bwd, bs_call_route, bs_call_route_bwd, bs_call_route_impl, bs_call_route_impl_bwd,
-    bs_call_unroute, bs_call_unroute_bwd, bs_call_quantized_psum_scatter, bs_call_quantized_psum_scatter_bwd,
-    bs_call_gmm, bs_call_gmm_bwd, bs_call_compute_gating, bs_call_compute_gating_bwd, bs_call_compute_linear,
-    bs_call_compute_linear_bwd;
-bs_function_call bs_call_shared_expert_and_route, bs_call_shared_expert_and_route_remat,
-    bs_call_shared_expert_and_route_bwd, bs_call_unroute_ubatch, bs_call_unroute_ubatch_bwd, bs_call_moe,
-    bs_call_moe_bwd, bs_call_batch_split_schedule, bs_call_batch_split_schedule_bwd;
+bs_function_call bs_call_half, bs_call_expert_group_mask, bs_call_expert_indices_and_weights,
+    bs_call_expert_indices_and_weights_bwd, bs_call_quantized_psum_scatter, bs_call_moe, bs_call_batch_split_schedule;
 
 /* run.yarn_freqs from the angles that are given, if any. */
 assay_status bs_take_angles(assay_context *ctx, bs_call *c);
 
 /* Microbatch i of a list. */
 double *bs_part(const bs_slot *slot, int64_t i);
-/* dst = src, of a slot's one microbatch. */
-void bs_copy_out(const bs_slot *to, const double *from);
-void bs_copy_indices_out(const bs_slot *to, const int32_t *from);
 
 #endif

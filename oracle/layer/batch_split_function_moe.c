@@ -1,4 +1,4 @@
-/* The MoE half's functions as rows of the table call them: slots to arguments. */
+/* The MoE half's functions as rows of the table call them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,28 +9,80 @@
 #include "oracle/mesh/quantized_psum_scatter.h"
 #include "oracle/moe/routing_rule.h"
 
-static bs_moe_layer layer_of(const bs_call *c)
+/* --- what is given and what comes out, of each microbatch --- */
+
+/* Those of a list follow one another; else there is one, or it is the last one's. */
+static int64_t first_of(const bs_call *c, const assay_function_tensor *t)
 {
-    return (bs_moe_layer){.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
+    const bool lists = strchr(c->tensors.items[0].axes, 'j') != NULL;
+    return lists && strpbrk(t->axes, "jo") == NULL ? c->run.factor - 1 : 0;
 }
 
-/* --- the shared expert --- */
-
-assay_status bs_call_shared_expert(assay_context *ctx, bs_call *c)
+static void lend_tensors(bs_call *c)
 {
-    const bs_moe_layer at = layer_of(c);
-    return bs_shared_expert(ctx, &at, c->out[0].values, c->in[0].values);
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        const bs_slot *slot = &c->in[t->place];
+        if (t->tensor == MB_NONE || strncmp(t->path, "inputs/", 7) != 0) continue;
+        const int64_t parts = assay_shape_count(&t->shape) / slot->count;
+        for (int64_t m = 0; m < parts; m++) {
+            bs_microbatch *b = &(t->gradient ? c->d : c->b)[first_of(c, t) + m];
+            if (t->integers) bs_lend_indices(b, (bs_tensor)t->tensor, slot->indices);
+            if (!t->integers) bs_lend(b, (bs_tensor)t->tensor, bs_part(slot, m));
+        }
+    }
 }
 
-assay_status bs_call_shared_expert_bwd(assay_context *ctx, bs_call *c)
+static void give_tensors(bs_call *c)
+{
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        const bs_slot *slot = &c->out[t->place];
+        if (t->tensor == MB_NONE || strncmp(t->path, "outputs/", 8) != 0) continue;
+        const int64_t parts = assay_shape_count(&t->shape) / slot->count;
+        for (int64_t m = 0; m < parts; m++) {
+            const bs_microbatch *b = &(t->gradient ? c->d : c->b)[first_of(c, t) + m];
+            const size_t count = (size_t)slot->count;
+            if (t->integers) memcpy(slot->indices, b->indices[t->tensor], count * sizeof(int32_t));
+            if (!t->integers) memcpy(bs_part(slot, m), b->values[t->tensor], count * sizeof(double));
+        }
+    }
+}
+
+assay_status bs_call_half(assay_context *ctx, bs_call *c)
+{
+    const assay_batch_split_function *f = c->config.function;
+    assay_status status = ASSAY_OK;
+    const bs_moe_layer at = {.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
+    lend_tensors(c);
+    if (f->remat != NULL) TRY(f->remat(ctx, &at, c->b));
+    TRY(f->run != NULL ? f->run(ctx, &at, c->b) : f->back(ctx, &at, c->b, c->d));
+    give_tensors(c);
+cleanup:
+    return status;
+}
+
+assay_status bs_call_moe(assay_context *ctx, bs_call *c)
 {
     assay_status status;
-    const bs_moe_layer at = layer_of(c);
-    graph_run *shared = NULL;
-    TRY(bs_shared_expert_remat(ctx, &at, &shared, c->in[0].values));
-    TRY(bs_shared_expert_bwd(ctx, &at, c->out[0].values, c->in[1].values, shared));
+    const bool back = assay_function_forward(c->config.function) != NULL;
+    lend_tensors(c);
+    TRY(back ? bs_moe_bwd(ctx, &c->run, 0, c->b, c->d, &c->w, &c->g) : bs_moe(ctx, &c->run, 0, c->b, true, &c->w));
+    give_tensors(c);
 cleanup:
-    bs_shared_free(shared, &c->run);
+    return status;
+}
+
+assay_status bs_call_batch_split_schedule(assay_context *ctx, bs_call *c)
+{
+    assay_status status;
+    const bool back = assay_function_forward(c->config.function) != NULL;
+    TRY(bs_take_angles(ctx, c));
+    lend_tensors(c);
+    TRY(back ? bs_batch_split_schedule_bwd(ctx, &c->run, 0, c->b, c->d, &c->w, &c->g)
+             : bs_batch_split_schedule(ctx, &c->run, 0, c->b, &c->w));
+    give_tensors(c);
+cleanup:
     return status;
 }
 
@@ -135,351 +187,16 @@ cleanup:
     return status;
 }
 
-assay_status bs_call_expert_selection(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    const bs_moe_layer at = layer_of(c);
-    bs_selection selection = {0};
-    TRY(bs_expert_selection(ctx, &at, &selection, c->in[0].values, NULL));
-    bs_copy_indices_out(&c->out[0], selection.routing.selected_experts);
-    bs_copy_out(&c->out[1], selection.routing.weights);
-    bs_copy_indices_out(&c->out[2], selection.group_sizes);
-cleanup:
-    bs_selection_free(&selection);
-    return status;
-}
-
-assay_status bs_call_expert_selection_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    const bs_moe_layer at = layer_of(c);
-    bs_selection selection = {0};
-    TRY(bs_expert_selection(ctx, &at, &selection, c->in[0].values, NULL));
-    TRY(bs_expert_selection_bwd(ctx, &at, c->out[0].values, c->in[1].values, c->in[0].values, &selection));
-cleanup:
-    bs_selection_free(&selection);
-    return status;
-}
-
-/* --- sorting by expert, and back --- */
-
-static void routed_out(const bs_call *c, const bs_routed *routed)
-{
-    bs_copy_out(&c->out[0], routed->x);
-    bs_copy_indices_out(&c->out[1], routed->selected_experts);
-    bs_copy_out(&c->out[2], routed->weights);
-    bs_copy_indices_out(&c->out[3], routed->group_sizes);
-}
-
-assay_status bs_call_route(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    /* lent by the slots */
-    bs_routed routed = {.x_norm = c->in[0].values,
-                        .selection = {.routing = {.selected_experts = c->in[1].indices, .weights = c->in[2].values},
-                                      .group_sizes = c->in[3].indices}};
-    TRY(bs_route(ctx, &c->run, &routed));
-    routed_out(c, &routed);
-cleanup:
-    routed.x_norm = NULL;
-    routed.selection = (bs_selection){0};
-    bs_routed_free(&routed, &c->run);
-    return status;
-}
-
-assay_status bs_call_route_bwd(assay_context *ctx, bs_call *c)
-{
-    const bs_routed_gradients gradients = {c->in[1].values, c->in[2].values};
-    return bs_route_bwd(ctx, &c->run, c->out[0].values, c->out[1].values, &gradients, c->in[0].indices);
-}
-
-assay_status bs_call_route_impl(assay_context *ctx, bs_call *c)
-{
-    return bs_route_impl(ctx, &c->run, c->out[0].values, c->in[0].values, c->in[1].indices);
-}
-
-assay_status bs_call_route_impl_bwd(assay_context *ctx, bs_call *c)
-{
-    return bs_unroute(ctx, &c->run, c->out[0].values, c->in[1].values, c->in[0].indices);
-}
-
-assay_status bs_call_unroute(assay_context *ctx, bs_call *c)
-{
-    return bs_unroute(ctx, &c->run, c->out[0].values, c->in[0].values, c->in[1].indices);
-}
-
-assay_status bs_call_unroute_bwd(assay_context *ctx, bs_call *c)
-{
-    return bs_unroute_bwd(ctx, &c->run, c->out[0].values, c->in[1].values, c->in[0].indices);
-}
-
 /* --- a sum over shards whose gradient is quantised --- */
-
-static assay_psum_scatter_dims psum_scatter_dims(const bs_call *c)
-{
-    return (assay_psum_scatter_dims){c->run.sizes.tokens, c->run.mla.emb_dim};
-}
 
 assay_status bs_call_quantized_psum_scatter(assay_context *ctx, bs_call *c)
 {
-    const assay_psum_scatter_dims dims = psum_scatter_dims(c);
-    assay_quantized_psum_scatter_forward(ctx, c->out[0].values, c->in[0].values, &dims, c->run.mesh, ASSAY_AXIS_EXPERT);
+    const assay_psum_scatter_dims dims = {c->run.sizes.tokens, c->run.mla.emb_dim};
+    double *to = c->out[0].values;
+    const double *from = c->in[0].values;
+    if (assay_function_forward(c->config.function) != NULL)
+        return assay_quantized_psum_scatter_backward(ctx, to, from, &dims, c->run.mesh, ASSAY_AXIS_EXPERT,
+                                                     &c->config.recipe);
+    assay_quantized_psum_scatter_forward(ctx, to, from, &dims, c->run.mesh, ASSAY_AXIS_EXPERT);
     return ASSAY_OK;
-}
-
-assay_status bs_call_quantized_psum_scatter_bwd(assay_context *ctx, bs_call *c)
-{
-    const assay_psum_scatter_dims dims = psum_scatter_dims(c);
-    return assay_quantized_psum_scatter_backward(ctx, c->out[0].values, c->in[0].values, &dims, c->run.mesh,
-                                                 ASSAY_AXIS_EXPERT, &c->config.recipe);
-}
-
-/* --- experts --- */
-
-static bs_gmm_args gmm_args(const bs_call *c)
-{
-    return (bs_gmm_args){.lhs = c->in[0].values,
-                         .rhs = c->w.values[BS_ROUTED + ASSAY_MLP_WI_0],
-                         .group_sizes = c->in[1].indices,
-                         .k = c->run.mla.emb_dim,
-                         .n = c->config.stack.moe.moe_mlp_dim,
-                         .recipe = &c->config.recipe};
-}
-
-assay_status bs_call_gmm(assay_context *ctx, bs_call *c)
-{
-    const bs_gmm_args args = gmm_args(c);
-    return bs_gmm(ctx, &c->run, c->out[0].values, &args);
-}
-
-assay_status bs_call_gmm_bwd(assay_context *ctx, bs_call *c)
-{
-    const bs_gmm_args args = gmm_args(c);
-    return bs_gmm_bwd(ctx, &c->run, c->out[0].values, c->g.values[BS_ROUTED + ASSAY_MLP_WI_0], c->in[2].values, &args);
-}
-
-assay_status bs_call_compute_gating(assay_context *ctx, bs_call *c)
-{
-    const bs_moe_layer at = layer_of(c);
-    const bs_routed routed = {.x = c->in[0].values, .group_sizes = c->in[1].indices};
-    bs_gating gating = {c->out[0].values, c->out[1].values};
-    return bs_compute_gating(ctx, &at, &gating, &routed);
-}
-
-assay_status bs_call_compute_gating_bwd(assay_context *ctx, bs_call *c)
-{
-    const bs_moe_layer at = layer_of(c);
-    const bs_routed routed = {.x = c->in[0].values, .group_sizes = c->in[1].indices};
-    const bs_gating d_gating = {c->in[2].values, c->in[3].values};
-    return bs_compute_gating_bwd(ctx, &at, c->out[0].values, &d_gating, &routed);
-}
-
-assay_status bs_call_compute_linear(assay_context *ctx, bs_call *c)
-{
-    const bs_moe_layer at = layer_of(c);
-    const bs_gating gating = {c->in[0].values, c->in[1].values};
-    const bs_routed routed = {.group_sizes = c->in[2].indices, .weights = c->in[3].values};
-    return bs_compute_linear(ctx, &at, c->out[0].values, &gating, &routed);
-}
-
-assay_status bs_call_compute_linear_bwd(assay_context *ctx, bs_call *c)
-{
-    const bs_moe_layer at = layer_of(c);
-    const bs_gating gating = {c->in[0].values, c->in[1].values};
-    const bs_routed routed = {.group_sizes = c->in[2].indices, .weights = c->in[3].values};
-    bs_gating d_gating = {c->out[0].values, c->out[1].values};
-    return bs_compute_linear_bwd(ctx, &at, &d_gating, c->out[2].values, c->in[4].values, &gating, &routed);
-}
-
-/* --- stages --- */
-
-assay_status bs_call_shared_expert_and_route(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    const bs_moe_layer at = layer_of(c);
-    bs_routed routed = {0};
-    TRY(bs_shared_expert_and_route(ctx, &at, &routed, c->in[0].values, NULL));
-    routed_out(c, &routed);
-    bs_copy_out(&c->out[4], routed.shared_out);
-cleanup:
-    bs_routed_free(&routed, &c->run);
-    return status;
-}
-
-assay_status bs_call_shared_expert_and_route_remat(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    const bs_moe_layer at = layer_of(c);
-    bs_routed routed = {0};
-    TRY(bs_shared_expert_and_route_remat(ctx, &at, &routed, c->in[0].values, NULL));
-    routed_out(c, &routed);
-cleanup:
-    bs_routed_free(&routed, &c->run);
-    return status;
-}
-
-assay_status bs_call_shared_expert_and_route_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    const bs_moe_layer at = layer_of(c);
-    const bs_routed_gradients gradients = {c->in[1].values, c->in[3].values};
-    bs_routed routed = {0};
-    TRY(bs_shared_expert_and_route_remat(ctx, &at, &routed, c->in[0].values, NULL));
-    TRY(bs_shared_expert_and_route_bwd(ctx, &at, c->out[0].values, &gradients, c->in[2].values, c->in[0].values,
-                                       &routed));
-cleanup:
-    bs_routed_free(&routed, &c->run);
-    return status;
-}
-
-assay_status bs_call_unroute_ubatch(assay_context *ctx, bs_call *c)
-{
-    const bs_deferred deferred = {c->in[0].values, c->in[1].values, c->in[2].values, c->in[3].indices};
-    bs_copy_indices_out(&c->out[1], c->in[3].indices);
-    return bs_unroute_ubatch(ctx, &c->run, c->out[0].values, &deferred);
-}
-
-assay_status bs_call_unroute_ubatch_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    bs_deferred gradients = {0};
-    TRY(bs_unroute_ubatch_remat_and_bwd(ctx, &c->run, &gradients, c->in[0].indices, c->in[1].values));
-    bs_copy_out(&c->out[0], gradients.moe_inputs);
-    bs_copy_out(&c->out[1], gradients.routed_out);
-    bs_copy_out(&c->out[2], gradients.shared_out);
-cleanup:
-    bs_deferred_free(&gradients);
-    return status;
-}
-
-/* --- all microbatches --- */
-
-/* Copies of a list, of which the callee makes something else. */
-typedef struct activations {
-    double *xs[ASSAY_MOST_MICROBATCHES];
-} activations;
-
-static void activations_free(activations *a)
-{
-    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) free(a->xs[i]);
-}
-
-/* Of the list `from`, which may be shorter by one. */
-static assay_status activations_open(assay_context *ctx, const bs_call *c, activations *a, const bs_slot *from,
-                                     int64_t there)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t count = bs_activation_count(&c->run);
-    for (int64_t i = 0; i < c->run.factor; i++) {
-        TRY(assay_alloc_f64(ctx, "activations of a microbatch", count, &a->xs[i]));
-        if (i < there) memcpy(a->xs[i], bs_part(from, i), (size_t)count * sizeof(double));
-    }
-cleanup:
-    return status;
-}
-
-/* A list that the callee frees. */
-static assay_status residuals_of(assay_context *ctx, const bs_call *c, const bs_slot *slot, double **list)
-{
-    assay_status status = ASSAY_OK;
-    for (int64_t i = 0; i < c->run.factor; i++) {
-        TRY(assay_alloc_f64(ctx, "residuals", slot->count, &list[i]));
-        memcpy(list[i], bs_part(slot, i), (size_t)slot->count * sizeof(double));
-    }
-cleanup:
-    return status;
-}
-
-static void list_out(const bs_call *c, int place, double *const *list, int64_t microbatches)
-{
-    const bs_slot *slot = &c->out[place];
-    for (int64_t i = 0; i < microbatches; i++) memcpy(bs_part(slot, i), list[i], (size_t)slot->count * sizeof(double));
-}
-
-/* xs but for the last, and what is deferred of that, mlpwi_0 and mlpwi_1: from the place `first` on. */
-static void moe_out(const bs_call *c, int first, const activations *a, const bs_deferred *last, const bs_residuals *r)
-{
-    list_out(c, first, a->xs, c->run.factor - 1);
-    bs_copy_out(&c->out[first + 1], last->moe_inputs);
-    bs_copy_out(&c->out[first + 2], last->routed_out);
-    bs_copy_out(&c->out[first + 3], last->shared_out);
-    bs_copy_indices_out(&c->out[first + 4], last->selected_experts);
-    list_out(c, first + 5, r->mlpwi_0, c->run.factor);
-    list_out(c, first + 6, r->mlpwi_1, c->run.factor);
-}
-
-assay_status bs_call_moe(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    activations a = {0};
-    bs_deferred last = {0};
-    bs_residuals residuals = {0};
-    TRY(activations_open(ctx, c, &a, &c->in[0], c->run.factor));
-    TRY(bs_moe(ctx, &c->run, 0, a.xs, &last, &residuals, &c->w));
-    moe_out(c, 0, &a, &last, &residuals);
-cleanup:
-    activations_free(&a);
-    bs_deferred_free(&last);
-    bs_residuals_free(&residuals);
-    return status;
-}
-
-assay_status bs_call_moe_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    activations a = {0};
-    bs_residuals residuals = {0};
-    const bs_deferred d_last = {c->in[4].values, c->in[5].values, c->in[6].values, NULL};
-    TRY(activations_open(ctx, c, &a, &c->in[3], c->run.factor - 1));
-    TRY(residuals_of(ctx, c, &c->in[0], residuals.mla_out));
-    TRY(residuals_of(ctx, c, &c->in[1], residuals.mlpwi_0));
-    TRY(residuals_of(ctx, c, &c->in[2], residuals.mlpwi_1));
-    TRY(bs_moe_bwd(ctx, &c->run, 0, a.xs, &d_last, &residuals, &c->w, &c->g));
-    list_out(c, 0, a.xs, c->run.factor);
-cleanup:
-    activations_free(&a);
-    bs_residuals_free(&residuals);
-    return status;
-}
-
-assay_status bs_call_batch_split_schedule(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    activations a = {0};
-    bs_deferred last = {0};
-    bs_residuals residuals = {0};
-    TRY(bs_take_angles(ctx, c));
-    TRY(activations_open(ctx, c, &a, &c->in[0], c->run.factor));
-    TRY(bs_batch_split_schedule(ctx, &c->run, 0, a.xs, &last, &residuals, &c->w));
-    list_out(c, 0, residuals.attn_out, c->run.factor);
-    list_out(c, 1, residuals.lse, c->run.factor);
-    list_out(c, 2, residuals.mla_out, c->run.factor);
-    moe_out(c, 3, &a, &last, &residuals);
-cleanup:
-    activations_free(&a);
-    bs_deferred_free(&last);
-    bs_residuals_free(&residuals);
-    return status;
-}
-
-assay_status bs_call_batch_split_schedule_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    activations a = {0};
-    bs_residuals residuals = {0};
-    const bs_deferred d_last = {c->in[8].values, c->in[9].values, c->in[10].values, NULL};
-    TRY(bs_take_angles(ctx, c));
-    TRY(activations_open(ctx, c, &a, &c->in[7], c->run.factor - 1));
-    TRY(residuals_of(ctx, c, &c->in[0], residuals.layer_inputs));
-    TRY(residuals_of(ctx, c, &c->in[2], residuals.mla_out));
-    TRY(residuals_of(ctx, c, &c->in[3], residuals.attn_out));
-    TRY(residuals_of(ctx, c, &c->in[4], residuals.lse));
-    TRY(residuals_of(ctx, c, &c->in[5], residuals.mlpwi_0));
-    TRY(residuals_of(ctx, c, &c->in[6], residuals.mlpwi_1));
-    TRY(bs_batch_split_schedule_bwd(ctx, &c->run, 0, a.xs, &d_last, &residuals, &c->w, &c->g));
-    list_out(c, 0, a.xs, c->run.factor);
-cleanup:
-    activations_free(&a);
-    bs_residuals_free(&residuals);
-    return status;
 }

@@ -17,16 +17,6 @@ double *bs_part(const bs_slot *slot, int64_t i)
     return slot->values == NULL ? NULL : slot->values + i * slot->count;
 }
 
-void bs_copy_out(const bs_slot *to, const double *from)
-{
-    memcpy(to->values, from, (size_t)to->count * sizeof *from);
-}
-
-void bs_copy_indices_out(const bs_slot *to, const int32_t *from)
-{
-    memcpy(to->indices, from, (size_t)to->count * sizeof *from);
-}
-
 /* --- the context of a call --- */
 
 static bool has_none(void *self, const char *path)
@@ -50,7 +40,11 @@ static void call_close(bs_call *c)
     bs_weights_free(&c->w);
     bs_weights_free(&c->g);
     for (int i = 0; i < 3; i++) bs_weights_free(&c->bundles[i]);
-    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) free(c->run.yarn_freqs[i]);
+    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
+        free(c->run.yarn_freqs[i]);
+        bs_microbatch_free(&c->b[i], &c->run);
+        bs_microbatch_free(&c->d[i], &c->run);
+    }
     assay_schedule_free(&c->run.schedule);
     assay_remat_close(c->stack.store);
     free(c);

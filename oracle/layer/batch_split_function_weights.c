@@ -29,73 +29,22 @@ assay_status bs_call_merge(assay_context *ctx, bs_call *c)
     return ASSAY_OK;
 }
 
+/* All weights, which lie alike in both. */
+static void copy_bundle(bs_call *c, int from, int to)
+{
+    for (int i = 0; i < c->tensors.count; i++) {
+        const assay_function_tensor *t = &c->tensors.items[i];
+        if (t->bundle != from) continue;
+        memcpy(c->bundles[to].values[t->weight], c->bundles[from].values[t->weight],
+               (size_t)assay_shape_count(&t->shape) * sizeof(double));
+    }
+}
+
 /* The order of the tuple is that of the table of names; a float64 is the finest grid, so nothing is cast. */
 assay_status bs_call_fetch_weights(assay_context *ctx, bs_call *c)
 {
     (void)ctx;
-    for (int weight = 0; weight < BS_WEIGHTS; weight++) {
-        const assay_tensor_row row = bs_weight_row(&c->run, weight);
-        if (c->bundles[0].values[weight] == NULL) continue;
-        memcpy(c->bundles[1].values[weight], c->bundles[0].values[weight],
-               (size_t)assay_tensor_row_count(&row) * sizeof(double));
-    }
-    return ASSAY_OK;
-}
-
-/* One layer of weights that are stacked along an axis, as a source and a sink of that layer's whole weights. */
-typedef struct stacked {
-    const bs_call *c;
-    const bs_weights *values;
-    int64_t layer;
-} stacked;
-
-/* Which weight the path of a layer is, and how it lies: `blocks` of `run` numbers each. */
-static int find(const stacked *s, const char *path, int64_t *blocks, int64_t *length)
-{
-    for (int weight = 0; weight < BS_WEIGHTS; weight++) {
-        const assay_tensor_row row = bs_weight_row(&s->c->run, weight);
-        char own[2][ASSAY_PATH_SIZE];
-        if (row.name == NULL || s->values->values[weight] == NULL) continue;
-        assay_tensor_path("weights/", "", &row, own[0]);
-        assay_tensor_path("gradients/weights/", "", &row, own[1]);
-        if (strcmp(path, own[0]) != 0 && strcmp(path, own[1]) != 0) continue;
-        *blocks = 1;
-        for (int axis = 0; axis < s->c->config.layer_axis; axis++) *blocks *= row.shape.dims[axis];
-        *length = assay_tensor_row_count(&row) / *blocks;
-        return weight;
-    }
-    return -1;
-}
-
-static bool has(void *self, const char *path)
-{
-    int64_t blocks, length;
-    return find(self, path, &blocks, &length) >= 0;
-}
-
-static assay_status read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count, double *out)
-{
-    const stacked *s = self;
-    int64_t blocks, length;
-    const int weight = find(s, path, &blocks, &length);
-    (void)ctx, (void)first, (void)count;
-    for (int64_t block = 0; block < blocks; block++) {
-        memcpy(out + block * length, s->values->values[weight] + (block * s->c->config.layers + s->layer) * length,
-               (size_t)length * sizeof *out);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    const stacked *s = self;
-    int64_t blocks, length;
-    const int weight = find(s, path, &blocks, &length);
-    (void)ctx, (void)count;
-    for (int64_t block = 0; block < blocks; block++) {
-        memcpy(s->values->values[weight] + (block * s->c->config.layers + s->layer) * length, values + block * length,
-               (size_t)length * sizeof *values);
-    }
+    copy_bundle(c, 0, 1);
     return ASSAY_OK;
 }
 
@@ -107,34 +56,52 @@ static assay_status layer_of(assay_context *ctx, const bs_call *c, int64_t *laye
                       c->in[0].indices[0], (int)c->config.layers - 1);
 }
 
-assay_status bs_call_extract_layer_weights(assay_context *ctx, bs_call *c)
+/* A layer's weight, of those that are stacked along an axis: [blocks,layers,rest]. */
+static void move_layer(const bs_call *c, int weight, int64_t layer, double *stacked, double *whole, bool to_stacked)
+{
+    const assay_tensor_row row = bs_weight_row(&c->run, weight);
+    int64_t blocks = 1;
+    for (int axis = 0; axis < c->config.layer_axis; axis++) blocks *= row.shape.dims[axis];
+    const int64_t length = assay_tensor_row_count(&row) / blocks;
+    for (int64_t block = 0; block < blocks; block++) {
+        double *in_stack = stacked + (block * c->config.layers + layer) * length, *own = whole + block * length;
+        memcpy(to_stacked ? in_stack : own, to_stacked ? own : in_stack, (size_t)length * sizeof *own);
+    }
+}
+
+/* Between the layer of stacked weights and what its shards have. */
+static assay_status move_weights(assay_context *ctx, bs_call *c, const bs_weights *stacked, const bs_weights *scattered,
+                                 bool to_stacked)
 {
     assay_status status;
-    stacked s = {.c = c, .values = &c->bundles[0]};
-    const assay_source in = {.self = &s, .has = has, .read = read};
-    TRY(layer_of(ctx, c, &s.layer));
-    c->stack.in = &in;
-    status = bs_extract_layer_weights(ctx, &c->run, &c->bundles[1], 0);
+    int64_t layer;
+    double *whole = NULL;
+    TRY(layer_of(ctx, c, &layer));
+    for (int weight = 0; weight < BS_WEIGHTS; weight++) {
+        const assay_tensor_row row = bs_weight_row(&c->run, weight);
+        double *all = stacked->values[weight], *parts = scattered->values[weight];
+        if (all == NULL) continue;
+        TRY(assay_alloc_f64(ctx, row.name, assay_tensor_row_count(&row), &whole));
+        if (!to_stacked) move_layer(c, weight, layer, all, whole, false);
+        bs_move_parts(&c->run, weight, whole, parts, to_stacked);
+        if (to_stacked) move_layer(c, weight, layer, all, whole, true);
+        free(whole);
+        whole = NULL;
+    }
 cleanup:
+    free(whole);
     return status;
+}
+
+assay_status bs_call_extract_layer_weights(assay_context *ctx, bs_call *c)
+{
+    return move_weights(ctx, c, &c->bundles[0], &c->bundles[1], false);
 }
 
 assay_status bs_call_insert_layer_ws_grad(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
-    stacked s = {.c = c, .values = &c->bundles[2]};
-    const assay_sink out = {.self = &s, .wants = has, .write = write};
-    TRY(layer_of(ctx, c, &s.layer));
-    for (int weight = 0; weight < BS_WEIGHTS; weight++) {
-        const assay_tensor_row row = bs_weight_row(&c->run, weight);
-        if (c->bundles[0].values[weight] == NULL) continue;
-        memcpy(c->bundles[2].values[weight], c->bundles[0].values[weight],
-               (size_t)(c->config.layers * assay_tensor_row_count(&row)) * sizeof(double));
-    }
-    c->stack.out = &out;
-    status = bs_insert_layer_ws_grad(ctx, &c->run, &c->bundles[1], 0);
-cleanup:
-    return status;
+    copy_bundle(c, 0, 2);
+    return move_weights(ctx, c, &c->bundles[2], &c->bundles[1], true);
 }
 
 assay_status bs_call_gather_weights(assay_context *ctx, bs_call *c)
@@ -150,10 +117,6 @@ assay_status bs_call_reduce_scatter_ws_grad(assay_context *ctx, bs_call *c)
 
 assay_status bs_call_all_reduce_ws_grad_dcn(assay_context *ctx, bs_call *c)
 {
-    for (int weight = 0; weight < BS_WEIGHTS; weight++) {
-        const int64_t count = c->run.sizes.shards * bs_weight_count(&c->run, weight, false);
-        if (c->bundles[0].values[weight] != NULL)
-            memcpy(c->bundles[1].values[weight], c->bundles[0].values[weight], (size_t)count * sizeof(double));
-    }
+    copy_bundle(c, 0, 1);
     return bs_all_reduce_ws_grad_dcn(ctx, &c->run, &c->bundles[1]);
 }

@@ -86,36 +86,66 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
 assay_status bs_write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
                              double *const *microbatches, int64_t width);
 
-/* What a layer keeps for backward, for each microbatch. Everything is [M,...]. */
-typedef struct bs_residuals {
-    double *layer_inputs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,D]; offloaded */
-    double *mla_out[ASSAY_MOST_MICROBATCHES];      /* [M,b,S,D] */
-    double *attn_out[ASSAY_MOST_MICROBATCHES];     /* [M,b,S,N,Dv]; offloaded */
-    double *lse[ASSAY_MOST_MICROBATCHES];          /* [M,b,N,S] */
-    double *mlpwi_0[ASSAY_MOST_MICROBATCHES];      /* [M,capacity,H]; offloaded */
-    double *mlpwi_1[ASSAY_MOST_MICROBATCHES];
-    int32_t *selected_experts; /* [M,gathered,K] of the last microbatch, ids rolled */
-} bs_residuals;
-void bs_residuals_free(bs_residuals *r); /* safe on a zeroed struct */
+/* What a layer computes of one microbatch on all shards, [M,...]: axes in batch_split_shards.c. */
+typedef enum bs_tensor {
+    MB_NONE,
+    MB_LAYER_INPUTS,
+    MB_ATTN_OUT,
+    MB_LSE,
+    MB_MLA_OUT,
+    MB_X_NORM, /* of mla_out */
+    MB_RSTD,
+    MB_SHARED_OUT,
+    MB_LOGITS,
+    MB_GIVEN, /* a choice in the place of the router's; ids */
+    MB_CHOICES,
+    MB_CHOICE_WEIGHTS,
+    MB_COUNTS,      /* of the choices, by expert */
+    MB_ROLLED,      /* choices of the expert axis, ids rolled */
+    MB_OWN_COUNTS,  /* what a shard's experts get */
+    MB_ROWS,        /* gathered over the expert axis and sorted by rolled id */
+    MB_ROW_WEIGHTS, /* likewise */
+    MB_GATE,        /* mlpwi_0, mlpwi_1; 0 beyond the shard's rows */
+    MB_UP,
+    MB_MLPWI_0, /* the rows of these that are kept */
+    MB_MLPWI_1,
+    MB_ROUTED_OUT,  /* sorted, rolled; 0 beyond the shard's rows */
+    MB_EXPERTS_OUT, /* of the tokens */
+    MB_MOE_INPUTS,  /* mla_out, which the experts' outputs are added to */
+    MB_OUTPUTS,
+    MB_TENSORS
+} bs_tensor;
 
-/* The last microbatch of a layer before its unroute, which comes in the next layer; or the gradients of these. */
-typedef struct bs_deferred {
-    double *moe_inputs;        /* [M,b,S,D] */
-    double *routed_out;        /* [M,R,D] sorted, rolled; 0 beyond the shard's rows */
-    double *shared_out;        /* [M,b,S,D] */
-    int32_t *selected_experts; /* [M,gathered,K] ids rolled; not of gradients */
-} bs_deferred;
-void bs_deferred_free(bs_deferred *deferred); /* safe on a zeroed struct */
+/* These, or gradients of them. Starts zeroed. */
+typedef struct bs_microbatch {
+    double *values[MB_TENSORS];
+    int32_t *indices[MB_TENSORS];
+    bool lent[MB_TENSORS]; /* its owner's */
+    assay_routing routing; /* of all shards' tokens */
+    graph_run *shared;     /* [M]: of the shared expert's _remat */
+} bs_microbatch;
+void bs_microbatch_free(bs_microbatch *b, const bs_run *run);
+/* The size of an axis, by its letter: m shards, j microbatches, o those but the last, d rows of a shard's batch, a of its
+ * microbatch, S, T, G, r = R copies, y of them that are kept, e = E/P; the others as everywhere (harness/operations/op_support.c). */
+int64_t bs_axis_size(const bs_run *run, char axis);
+int64_t bs_count(const bs_run *run, bs_tensor tensor); /* numbers on all shards */
+/* Room for it, unless it is there. */
+assay_status bs_make(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor tensor);
+void bs_lend(bs_microbatch *b, bs_tensor tensor, double *values);
+void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, int32_t *indices);
+void bs_drop(bs_microbatch *b, bs_tensor tensor);
+void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor);
+/* A copy of one that is there; `from` may be `to`. */
+assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, bs_tensor tensor,
+                     const bs_microbatch *from, bs_tensor of);
 
-/* batch_split_schedule: xs (in: layer inputs of each microbatch) become the outputs of all but the last, which is
- * `last`. The arrays of xs belong to the caller before and after; residuals and `last` are allocated. */
-assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, double *const *xs,
-                                     bs_deferred *last, bs_residuals *residuals, const bs_weights *w);
-/* dxs (in: cotangents of the outputs of all but the last, whose is d_last) become those of the layer's inputs; `g`
- * [gathered] the gradients of the weights as each shard has them, norms' scales and the gate's bias summed over all
- * shards. Takes the residuals. */
-assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, double *const *dxs,
-                                         const bs_deferred *d_last, bs_residuals *residuals, const bs_weights *w,
-                                         const bs_weights *g);
+/* batch_split_schedule: from layer_inputs of each microbatch to the outputs of all but the last, of which there are moe_inputs,
+ * routed_out, shared_out and rolled ids: its unroute comes in the next layer. What backward needs is there besides. */
+assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
+                                     const bs_weights *w);
+/* From gradients of these (d) to those of layer_inputs, which may be lent the room of outputs; `g` [gathered] the gradients of the
+ * weights as each shard has them, norms' scales and the gate's bias summed over all shards. */
+assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
+                                         bs_microbatch *d, const bs_weights *w, const bs_weights *g);
 
 #endif

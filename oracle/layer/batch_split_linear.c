@@ -45,11 +45,11 @@ static int64_t row_count(const bs_run *run)
     return run->sizes.shards * run->sizes.copies;
 }
 
-static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_routed *routed, const double *hidden)
+static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_microbatch *b, const double *hidden)
 {
     return (bs_gmm_args){.lhs = hidden,
                          .rhs = at->w->values[BS_ROUTED + ASSAY_MLP_WO],
-                         .group_sizes = routed->group_sizes,
+                         .group_sizes = b->indices[MB_OWN_COUNTS],
                          .k = at->run->stack->config->moe.moe_mlp_dim,
                          .n = at->run->mla.emb_dim,
                          .recipe = at->recipe};
@@ -61,7 +61,7 @@ static assay_gated_mlp_config glu_config(const bs_run *run)
 }
 
 /* hidden [M,R,H]: silu(layer_w0) * layer_w1. */
-static void gate_rows(const assay_context *ctx, const bs_moe_layer *at, double *hidden, const bs_gating *gating)
+static void gate_rows(const assay_context *ctx, const bs_moe_layer *at, double *hidden, const bs_microbatch *b)
 {
     const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim;
@@ -71,38 +71,39 @@ static void gate_rows(const assay_context *ctx, const bs_moe_layer *at, double *
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < row_count(run); row++) {
         const int64_t first = row * width;
-        assay_glu_forward(gate, hidden + first, gating->layer_w0 + first, gating->layer_w1 + first, width, &config);
+        assay_glu_forward(gate, hidden + first, b->values[MB_GATE] + first, b->values[MB_UP] + first, width, &config);
         assay_round(ctx, ASSAY_ROUND_STORAGE, width, hidden + first);
     }
 }
 
 /* What goes into wo of h, in its place; a recipe quantises it, and spread is what may be said of its errors. */
 static assay_status weigh_hidden(assay_context *ctx, const bs_moe_layer *at, bool again, double *hidden,
-                                 const bs_routed *routed, double **spread)
+                                 const bs_microbatch *b, double **spread)
 {
     const int64_t rows = row_count(at->run), width = at->run->stack->config->moe.moe_mlp_dim;
-    assay_weigh_rows(ctx, hidden, routed->weights, hidden, rows, width);
+    assay_weigh_rows(ctx, hidden, b->values[MB_ROW_WEIGHTS], hidden, rows, width);
     if (!quantises(at)) return ASSAY_OK;
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, hidden);
     return bs_made_show(ctx, at->made, "intermediate_layer", again, 0, rows * width, hidden, spread);
 }
 
-assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
-                               const bs_routed *routed)
+assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim, dim = run->mla.emb_dim;
     double *hidden = NULL, *spread = NULL;
     TRY(bs_alloc_shards(ctx, run, "hidden rows", run->sizes.copies, width, &hidden));
-    bs_gmm_args args = linear_args(at, routed, hidden);
-    gate_rows(ctx, at, hidden, gating);
-    if (!weighs_outputs(ctx, at)) TRY(weigh_hidden(ctx, at, false, hidden, routed, &spread));
+    TRY(bs_make(ctx, run, b, MB_ROUTED_OUT));
+    double *y = b->values[MB_ROUTED_OUT];
+    bs_gmm_args args = linear_args(at, b, hidden);
+    gate_rows(ctx, at, hidden, b);
+    if (!weighs_outputs(ctx, at)) TRY(weigh_hidden(ctx, at, false, hidden, b, &spread));
     args.lhs_spread = spread;
     TRY(bs_gmm(ctx, run, y, &args));
     if (weighs_outputs(ctx, at)) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
-        assay_weigh_rows(ctx, y, routed->weights, y, rows, dim);
+        assay_weigh_rows(ctx, y, b->values[MB_ROW_WEIGHTS], y, rows, dim);
     }
 cleanup:
     free(hidden);
@@ -111,8 +112,8 @@ cleanup:
 }
 
 /* From the gradient of each row's h to those of what it came from. */
-static void gate_rows_bwd(const assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, const double *d_hidden,
-                          const bs_gating *gating)
+static void gate_rows_bwd(const assay_context *ctx, const bs_moe_layer *at, bs_microbatch *d, const double *d_hidden,
+                          const bs_microbatch *b)
 {
     const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim;
@@ -122,8 +123,8 @@ static void gate_rows_bwd(const assay_context *ctx, const bs_moe_layer *at, bs_g
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < row_count(run); row++) {
         const int64_t first = row * width;
-        assay_glu_backward(gate, d_gating->layer_w0 + first, d_gating->layer_w1 + first, d_hidden + first,
-                           gating->layer_w0 + first, gating->layer_w1 + first, width, &config);
+        assay_glu_backward(gate, d->values[MB_GATE] + first, d->values[MB_UP] + first, d_hidden + first,
+                           b->values[MB_GATE] + first, b->values[MB_UP] + first, width, &config);
     }
 }
 
@@ -137,22 +138,21 @@ static void weights_bwd(const assay_context *ctx, const bs_run *run, double *d_w
 }
 
 /* d_hidden, d_weights and BS_ROUTED + ASSAY_MLP_WO, rows weighed that go into wo; `hidden` has h, and in between h weighed. */
-static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, double *d_weights,
-                                       const double *dy, double *hidden, const bs_gating *gating,
-                                       const bs_routed *routed)
+static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, bs_microbatch *d,
+                                       double *hidden, const bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim;
-    bs_gmm_args args = linear_args(at, routed, hidden);
+    bs_gmm_args args = linear_args(at, b, hidden);
     double *spread = NULL;
-    TRY(weigh_hidden(ctx, at, true, hidden, routed, &spread));
+    TRY(weigh_hidden(ctx, at, true, hidden, b, &spread));
     args.lhs_spread = spread;
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], dy, &args));
+    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], d->values[MB_ROUTED_OUT], &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
-    gate_rows(ctx, at, hidden, gating);
-    weights_bwd(ctx, run, d_weights, hidden, d_hidden, width);
-    assay_weigh_rows(ctx, d_hidden, routed->weights, d_hidden, rows, width);
+    gate_rows(ctx, at, hidden, b);
+    weights_bwd(ctx, run, d->values[MB_ROW_WEIGHTS], hidden, d_hidden, width);
+    assay_weigh_rows(ctx, d_hidden, b->values[MB_ROW_WEIGHTS], d_hidden, rows, width);
     /* else the members that weigh outputs err by more */
     if (quantises(at)) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
 cleanup:
@@ -161,19 +161,19 @@ cleanup:
 }
 
 /* The same, rows weighed that come out of it. */
-static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, double *d_weights,
-                                        const double *dy, const double *hidden, const bs_routed *routed)
+static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, bs_microbatch *d,
+                                        double *hidden, const bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), dim = run->mla.emb_dim, width = run->stack->config->moe.moe_mlp_dim;
-    const bs_gmm_args args = linear_args(at, routed, hidden);
+    const bs_gmm_args args = linear_args(at, b, hidden);
     double *y = NULL;
     TRY(bs_alloc_shards(ctx, run, "rows out of wo", run->sizes.copies, dim, &y));
     TRY(bs_gmm(ctx, run, y, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
-    weights_bwd(ctx, run, d_weights, y, dy, dim);
-    assay_weigh_rows(ctx, y, routed->weights, dy, rows, dim);
+    weights_bwd(ctx, run, d->values[MB_ROW_WEIGHTS], y, d->values[MB_ROUTED_OUT], dim);
+    assay_weigh_rows(ctx, y, b->values[MB_ROW_WEIGHTS], d->values[MB_ROUTED_OUT], rows, dim);
     TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], y, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
 cleanup:
@@ -181,22 +181,19 @@ cleanup:
     return status;
 }
 
-assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, double *d_weights,
-                                   const double *dy, const bs_gating *gating, const bs_routed *routed)
+assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
+    static const bs_tensor made[] = {MB_GATE, MB_UP, MB_ROW_WEIGHTS};
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim, copies = run->sizes.copies;
     double *hidden = NULL, *d_hidden = NULL;
+    for (int i = 0; i < 3; i++) TRY(bs_make(ctx, run, d, made[i]));
     TRY(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
     TRY(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
-    gate_rows(ctx, at, hidden, gating);
-    if (weighs_outputs(ctx, at)) {
-        TRY(weighed_outputs_bwd(ctx, at, d_hidden, d_weights, dy, hidden, routed));
-    } else {
-        TRY(weighed_inputs_bwd(ctx, at, d_hidden, d_weights, dy, hidden, gating, routed));
-    }
-    gate_rows_bwd(ctx, at, d_gating, d_hidden, gating);
+    gate_rows(ctx, at, hidden, b);
+    TRY((weighs_outputs(ctx, at) ? weighed_outputs_bwd : weighed_inputs_bwd)(ctx, at, d_hidden, d, hidden, b));
+    gate_rows_bwd(ctx, at, d, d_hidden, b);
 cleanup:
     free(hidden);
     free(d_hidden);

@@ -23,85 +23,35 @@ typedef struct bs_moe_layer {
     const bs_made *made;               /* NULL: nobody looks */
 } bs_moe_layer;
 
+/* A function makes its results of what is there of the microbatch; its _bwd makes gradients of its arguments (d) of those of its
+ * results, of arguments (b), of what _remat made, and gradients of weights. */
+typedef assay_status bs_function(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b);
+typedef assay_status bs_function_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d);
+
 /* --- choosing experts (batch_split_selection.c) --- */
 
-/* Of each shard's own tokens. */
-typedef struct bs_selection {
-    double *logits;        /* [M,T,E] */
-    assay_routing routing; /* of all shards' tokens, [M,T,...] */
-    int32_t *group_sizes;  /* [M,E] */
-} bs_selection;
-assay_status bs_selection_alloc(assay_context *ctx, const bs_run *run, bs_selection *selection);
-void bs_selection_free(bs_selection *selection); /* safe on a zeroed struct */
-
-/* Everything else of a selection from its logits; the sigmoid and the bias are in it. given [M,T,K]: the choice, or
- * NULL. */
-assay_status bs_expert_indices_and_weights(assay_context *ctx, const bs_run *run, bs_selection *selection,
-                                           const bs_weights *w, const int32_t *given);
-/* What experts are chosen by: biased [M,T,E], from the logits of the selection. */
-assay_status bs_biased_scores(assay_context *ctx, const bs_run *run, double *biased, const bs_selection *selection,
-                              const bs_weights *w);
-/* d_logits [M,T,E] from d_weights [M,T,K]; d_bias [E] of all tokens, exactly zero, or NULL. */
-assay_status bs_expert_indices_and_weights_bwd(assay_context *ctx, const bs_run *run, double *d_logits, double *d_bias,
-                                               const double *d_weights, const bs_selection *selection,
-                                               const bs_weights *w);
-
-/* The selection of x [M,T,D]. */
-assay_status bs_expert_selection(assay_context *ctx, const bs_moe_layer *at, bs_selection *selection, const double *x,
-                                 const int32_t *given);
-/* dx, BS_GATE, and BS_GATE_BIAS summed over all shards. */
-assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *d_weights,
-                                     const double *x, const bs_selection *selection);
+/* x_norm, given -> logits, routing, choices, choice_weights, counts. The gradient of BS_GATE_BIAS is that of all tokens. */
+bs_function bs_expert_selection;
+bs_function_bwd bs_expert_selection_bwd;
+/* What experts are chosen by: biased [M,T,E], from the logits. */
+assay_status bs_biased_scores(assay_context *ctx, const bs_moe_layer *at, double *biased, const bs_microbatch *b);
 
 /* --- sorting by expert, and back (batch_split_route.c) --- */
 
-/* One microbatch after shared_expert_and_route, or, with `shared`, after its _remat. */
-typedef struct bs_routed {
-    double *x_norm, *rstd; /* rms_norm of moe_inputs [M,T,D], [M,T] */
-    double *shared_out;    /* [M,T,D]; _remat: NULL */
-    graph_run *shared;     /* [M]: of the shared expert; only _remat */
-    bs_selection selection;
-    int32_t *selected_experts; /* [M,G,K] rolled */
-    double *weights;           /* [M,R] sorted */
-    int32_t *group_sizes;      /* [M,E/P] */
-    double *x;                 /* [M,R,D] gathered and sorted */
-} bs_routed;
-void bs_routed_free(bs_routed *routed, const bs_run *run); /* safe on a zeroed struct */
-
-/* The gradients of what compute takes from it. */
-typedef struct bs_routed_gradients {
-    double *x;       /* [M,R,D] */
-    double *weights; /* [M,R] */
-} bs_routed_gradients;
-assay_status bs_routed_gradients_alloc(assay_context *ctx, const bs_run *run, bs_routed_gradients *gradients);
-void bs_routed_gradients_free(bs_routed_gradients *gradients); /* safe on a zeroed struct */
-
-/* The last four of `routed` from x_norm and selection. */
-assay_status bs_route(assay_context *ctx, const bs_run *run, bs_routed *routed);
-/* dx [M,T,D] and d_weights [M,T,K] of a shard's own tokens. */
-assay_status bs_route_bwd(assay_context *ctx, const bs_run *run, double *dx, double *d_weights,
-                          const bs_routed_gradients *gradients, const int32_t *selected_experts);
-
-/* sorted [M,R,D]: x [M,T,D], gathered over the expert axis and sorted (route_impl_fwd). Its transpose, route_impl_bwd,
- * is bs_unroute. */
-assay_status bs_route_impl(assay_context *ctx, const bs_run *run, double *sorted, const double *x,
-                           const int32_t *selected_experts);
-/* x [M,T,D]: unsorted, summed over K ascending, psum_scattered over expert (unroute_impl_fwd). */
-assay_status bs_unroute(assay_context *ctx, const bs_run *run, double *x, const double *sorted,
-                        const int32_t *selected_experts);
-/* d_sorted [M,R,D] from dx [M,T,D], also of rows that are other shards' (unroute_impl_bwd): it is bs_route_impl. */
-assay_status bs_unroute_bwd(assay_context *ctx, const bs_run *run, double *d_sorted, const double *dx,
-                            const int32_t *selected_experts);
+/* x_norm, choices, choice_weights, counts -> rolled, own_counts, rows, row_weights; x_norm, rolled -> rows; routed_out, rolled ->
+ * experts_out, summed over K ascending, psum_scattered over expert. Of unroute also rows that are other shards' get a gradient. */
+bs_function bs_route, bs_route_impl, bs_unroute;
+bs_function_bwd bs_route_bwd, bs_route_impl_bwd, bs_unroute_bwd;
 
 /* --- experts (batch_split_experts.c) --- */
 
-/* y [M,T,D] of x [M,T,D]. */
-assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, double *y, const double *x);
-/* What backward needs, [M], allocated, of an x that stays; counts the operations. */
-assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, graph_run **shared, const double *x);
-assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const double *dy,
-                                  graph_run *shared);
-void bs_shared_free(graph_run *shared, const bs_run *run); /* may be NULL */
+/* x_norm -> shared_out; _remat: shared, of an x_norm that stays; counts the operations. */
+bs_function bs_shared_expert, bs_shared_expert_remat;
+bs_function_bwd bs_shared_expert_bwd;
+
+/* rows, own_counts -> gate, up, as they may be stored; the first of them alone, as it is. */
+bs_function bs_compute_gating, bs_one_gating;
+bs_function_bwd bs_compute_gating_bwd, bs_one_gating_bwd;
 
 typedef struct bs_gmm_args {
     const double *lhs;          /* [M,R,k] */
@@ -119,68 +69,35 @@ assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_g
 assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, double *drhs, const double *dy,
                         const bs_gmm_args *args);
 
-/* mlpwi_0 and mlpwi_1, or the gradients of them. */
-typedef struct bs_gating {
-    double *layer_w0, *layer_w1; /* [M,R,H] */
-} bs_gating;
-assay_status bs_gating_alloc(assay_context *ctx, const bs_run *run, bs_gating *gating);
-void bs_gating_free(bs_gating *gating); /* safe on a zeroed struct */
-
-/* As they may be stored. */
-assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed);
-/* dx [M,R,D], BS_ROUTED + ASSAY_MLP_WI_0 and BS_ROUTED + ASSAY_MLP_WI_1. */
-assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, double *dx, const bs_gating *d_gating,
-                                   const bs_routed *routed);
-
 /* --- from the activations on (batch_split_linear.c) --- */
 
-/* y [M,R,D]. */
-assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, double *y, const bs_gating *gating,
-                               const bs_routed *routed);
-/* d_gating, d_weights [M,R] and BS_ROUTED + ASSAY_MLP_WO from dy. */
-assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_gating *d_gating, double *d_weights,
-                                   const double *dy, const bs_gating *gating, const bs_routed *routed);
+/* gate, up, own_counts, row_weights -> routed_out. */
+bs_function bs_compute_linear;
+bs_function_bwd bs_compute_linear_bwd;
 
 /* --- stages (batch_split_stages.c) --- */
 
-assay_status bs_shared_expert_and_route(assay_context *ctx, const bs_moe_layer *at, bs_routed *routed,
-                                        const double *moe_inputs, const int32_t *given);
-assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_moe_layer *at, bs_routed *routed,
-                                              const double *moe_inputs, const int32_t *given);
-/* d_inputs [M,b,S,D] without that of the residual addition; the shared expert's weights, BS_GATE, and BS_POST_NORM and
- * BS_GATE_BIAS summed over all shards. */
-assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_inputs,
-                                            const bs_routed_gradients *gradients, const double *d_shared_out,
-                                            const double *moe_inputs, const bs_routed *routed);
-
-/* compute_gating, then compute_linear (compute_fn). gating is allocated by the caller. */
-assay_status bs_compute(assay_context *ctx, const bs_moe_layer *at, double *routed_out, bs_gating *gating,
-                        const bs_routed *routed);
-/* gating again, of microbatch i: from the residuals padded with 0, or computed, where a shard has more rows than were
- * kept; counts the operations. */
-assay_status bs_compute_remat(assay_context *ctx, const bs_moe_layer *at, bs_gating *gating, const bs_routed *routed,
-                              const bs_residuals *residuals, int64_t i);
-assay_status bs_compute_bwd(assay_context *ctx, const bs_moe_layer *at, const bs_routed_gradients *gradients,
-                            const double *d_routed_out, const bs_gating *gating, const bs_routed *routed);
-
-/* out [M,b,S,D] = moe_inputs + (unroute(routed_out) + shared_out); out may be moe_inputs. */
-assay_status bs_unroute_ubatch(assay_context *ctx, const bs_run *run, double *out, const bs_deferred *deferred);
-/* Its gradients, allocated, from selected_experts alone: _remat has nothing to compute again. */
-assay_status bs_unroute_ubatch_remat_and_bwd(assay_context *ctx, const bs_run *run, bs_deferred *gradients,
-                                             const int32_t *selected_experts, const double *dout);
+/* mla_out, given -> x_norm, what route makes, shared_out (_remat: shared). _bwd is without the gradient of the residual addition;
+ * BS_POST_NORM and BS_GATE_BIAS are summed over all shards. */
+bs_function bs_shared_expert_and_route, bs_shared_expert_and_route_remat;
+bs_function_bwd bs_shared_expert_and_route_bwd;
+/* gate and up again: from mlpwi_0 and mlpwi_1, padded with 0, or computed, where a shard has more rows than were kept; counts the
+ * operations. */
+bs_function bs_compute_remat;
+bs_function_bwd bs_compute_bwd;
+/* outputs = moe_inputs + (unroute(routed_out) + shared_out); _bwd from rolled ids alone: _remat has nothing to compute again. */
+bs_function bs_unroute_ubatch;
+bs_function_bwd bs_unroute_ubatch_bwd;
 
 /* --- all microbatches (batch_split_moe.c) --- */
 
-/* moe, route_compute_unroute: xs (in: moe_inputs of each microbatch) become the outputs of all but the last, which is
- * `last` (what xs holds of it stays). Fills mlpwi_0, mlpwi_1 and selected_experts of the residuals (NULL: no backward
- * follows); writes the routing results and checkpoints that the sink wants, and reads the given choice. */
-assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, double *const *xs, bs_deferred *last,
-                    bs_residuals *residuals, const bs_weights *w);
-/* moe_bwd, route_compute_unroute_bwd: dxs as in bs_batch_split_schedule_bwd, down to the gradients of moe_inputs
- * (residuals->mla_out). Of `g` (gathered) the MoE half's weights: microbatches summed (sum_grads), as each shard has
- * them, BS_POST_NORM and BS_GATE_BIAS summed over all shards. */
-assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, double *const *dxs, const bs_deferred *d_last,
-                        const bs_residuals *residuals, const bs_weights *w, const bs_weights *g);
+/* moe, route_compute_unroute: from mla_out, as bs_batch_split_schedule; `keeps`: with mlpwi_0 and mlpwi_1. Writes the routing
+ * results and checkpoints that the sink wants, and reads the given choice. */
+assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bool keeps, const bs_weights *w);
+/* moe_bwd, route_compute_unroute_bwd: down to the gradients of mla_out. Of `g` (gathered) the MoE half's weights: microbatches
+ * summed (sum_grads), as each shard has them, BS_POST_NORM and BS_GATE_BIAS summed over all shards. */
+assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bs_microbatch *d,
+                        const bs_weights *w, const bs_weights *g);
 
 /* Operations of products that backward repeats of one microbatch on all shards, rows beyond the capacity aside. */
 double bs_moe_remat_flops(const bs_run *run);

@@ -7,13 +7,8 @@
 /* Rows that a shard's experts compute. */
 int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard);
 
-/* The choice that the source fixes, of each microbatch [M,b,S*K]; NULLs where it has none. */
-typedef struct bs_given {
-    int32_t *choices[ASSAY_MOST_MICROBATCHES];
-    bool is_input; /* of the case, which chooses nothing */
-} bs_given;
-assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_given *given);
-void bs_given_free(bs_given *given); /* safe on a zeroed struct */
+/* The choice that the source fixes, of each microbatch; *is_input: of the case, which chooses nothing. */
+assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b, bool *is_input);
 
 /* Operations of the shared expert's _remat on all shards. */
 double bs_shared_expert_flops(const bs_run *run);

@@ -72,87 +72,90 @@ cleanup:
     return status;
 }
 
-assay_status bs_routed_gradients_alloc(assay_context *ctx, const bs_run *run, bs_routed_gradients *gradients)
-{
-    assay_status status = ASSAY_OK;
-    TRY(bs_alloc_shards(ctx, run, "gradient of sorted rows", run->sizes.copies, run->mla.emb_dim, &gradients->x));
-    TRY(bs_alloc_shards(ctx, run, "gradient of sorted weights", run->sizes.copies, 1, &gradients->weights));
-cleanup:
-    return status;
-}
-
-void bs_routed_gradients_free(bs_routed_gradients *gradients)
-{
-    free(gradients->x);
-    free(gradients->weights);
-    *gradients = (bs_routed_gradients){0};
-}
-
 /* The choices of a shard's expert axis, rolled, and how many of them each of its own experts gets. */
-static assay_status gather_choices(assay_context *ctx, const bs_run *run, bs_routed *routed)
+static assay_status gather_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const int64_t copies = run->sizes.copies, experts = run->routing.num_experts, local = run->sizes.local_experts;
     const assay_shape own = assay_shape_of(1, copies / run->sizes.expert_shards);
     int32_t *sums = NULL;
-    TRY(bs_alloc_shards_i32(ctx, run, "selected_experts", copies, 1, &routed->selected_experts));
-    TRY(bs_alloc_shards_i32(ctx, run, "group_sizes", local, 1, &routed->group_sizes));
+    TRY(bs_make(ctx, run, b, MB_ROLLED));
+    TRY(bs_make(ctx, run, b, MB_OWN_COUNTS));
     TRY(bs_alloc_shards_i32(ctx, run, "group_sizes", experts, 1, &sums));
-    assay_all_gather_i32(routed->selected_experts, routed->selection.routing.selected_experts, &own, 0, run->mesh,
-                         ASSAY_AXIS_EXPERT);
-    assay_psum_i32(sums, routed->selection.group_sizes, experts, run->mesh, ASSAY_AXIS_EXPERT);
+    assay_all_gather_i32(b->indices[MB_ROLLED], b->indices[MB_CHOICES], &own, 0, run->mesh, ASSAY_AXIS_EXPERT);
+    assay_psum_i32(sums, b->indices[MB_COUNTS], experts, run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int64_t first = assay_mesh_index(run->mesh, shard, ASSAY_AXIS_EXPERT) * local;
-        int32_t *ids = routed->selected_experts + shard * copies;
+        int32_t *ids = b->indices[MB_ROLLED] + shard * copies;
         assay_roll_experts(ids, ids, copies, first, experts);
-        memcpy(routed->group_sizes + shard * local, sums + shard * experts + first, (size_t)local * sizeof *sums);
+        memcpy(b->indices[MB_OWN_COUNTS] + shard * local, sums + shard * experts + first, (size_t)local * sizeof *sums);
     }
 cleanup:
     free(sums);
     return status;
 }
 
-assay_status bs_route(assay_context *ctx, const bs_run *run, bs_routed *routed)
+assay_status bs_route(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
+    const bs_run *run = at->run;
     const assay_permute_dims weights = weight_dims(run);
-    TRY(gather_choices(ctx, run, routed));
-    TRY(bs_alloc_shards(ctx, run, "sorted weights", run->sizes.copies, 1, &routed->weights));
-    TRY(bs_alloc_shards(ctx, run, "sorted rows", run->sizes.copies, run->mla.emb_dim, &routed->x));
-    TRY(gather_and_sort(ctx, run, &weights, routed->weights, routed->selection.routing.weights,
-                        routed->selected_experts));
-    TRY(bs_route_impl(ctx, run, routed->x, routed->x_norm, routed->selected_experts));
+    TRY(gather_choices(ctx, run, b));
+    TRY(bs_make(ctx, run, b, MB_ROW_WEIGHTS));
+    TRY(gather_and_sort(ctx, run, &weights, b->values[MB_ROW_WEIGHTS], b->values[MB_CHOICE_WEIGHTS],
+                        b->indices[MB_ROLLED]));
+    TRY(bs_route_impl(ctx, at, b));
 cleanup:
     return status;
 }
 
-assay_status bs_route_bwd(assay_context *ctx, const bs_run *run, double *dx, double *d_weights,
-                          const bs_routed_gradients *gradients, const int32_t *selected_experts)
+assay_status bs_route_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
-    const assay_permute_dims weights = weight_dims(run);
-    TRY(unsort_and_scatter(ctx, run, &weights, false, d_weights, gradients->weights, selected_experts));
-    TRY(bs_unroute(ctx, run, dx, gradients->x, selected_experts));
+    const assay_permute_dims weights = weight_dims(at->run);
+    TRY(bs_make(ctx, at->run, d, MB_CHOICE_WEIGHTS));
+    TRY(unsort_and_scatter(ctx, at->run, &weights, false, d->values[MB_CHOICE_WEIGHTS], d->values[MB_ROW_WEIGHTS],
+                           b->indices[MB_ROLLED]));
+    TRY(bs_route_impl_bwd(ctx, at, b, d));
 cleanup:
     return status;
 }
 
-assay_status bs_route_impl(assay_context *ctx, const bs_run *run, double *sorted, const double *x,
-                           const int32_t *selected_experts)
+/* sorted [M,R,D] from x [M,T,D], gathered over the expert axis and sorted; and back: unsorted, summed over K ascending,
+ * psum_scattered over expert. */
+static assay_status sort(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor sorted, bs_tensor x,
+                         const int32_t *rolled)
 {
     const assay_permute_dims rows = row_dims(run);
-    return gather_and_sort(ctx, run, &rows, sorted, x, selected_experts);
+    const assay_status status = bs_make(ctx, run, b, sorted);
+    return status != ASSAY_OK ? status : gather_and_sort(ctx, run, &rows, b->values[sorted], b->values[x], rolled);
 }
 
-assay_status bs_unroute(assay_context *ctx, const bs_run *run, double *x, const double *sorted,
-                        const int32_t *selected_experts)
+static assay_status unsort(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor x, bs_tensor sorted,
+                           const int32_t *rolled)
 {
     const assay_permute_dims rows = row_dims(run);
-    return unsort_and_scatter(ctx, run, &rows, true, x, sorted, selected_experts);
+    const assay_status status = bs_make(ctx, run, b, x);
+    return status != ASSAY_OK ? status
+                              : unsort_and_scatter(ctx, run, &rows, true, b->values[x], b->values[sorted], rolled);
 }
 
-assay_status bs_unroute_bwd(assay_context *ctx, const bs_run *run, double *d_sorted, const double *dx,
-                            const int32_t *selected_experts)
+assay_status bs_route_impl(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
-    return bs_route_impl(ctx, run, d_sorted, dx, selected_experts);
+    return sort(ctx, at->run, b, MB_ROWS, MB_X_NORM, b->indices[MB_ROLLED]);
+}
+
+assay_status bs_route_impl_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+{
+    return unsort(ctx, at->run, d, MB_X_NORM, MB_ROWS, b->indices[MB_ROLLED]);
+}
+
+assay_status bs_unroute(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+{
+    return unsort(ctx, at->run, b, MB_EXPERTS_OUT, MB_ROUTED_OUT, b->indices[MB_ROLLED]);
+}
+
+assay_status bs_unroute_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+{
+    return sort(ctx, at->run, d, MB_ROUTED_OUT, MB_EXPERTS_OUT, b->indices[MB_ROLLED]);
 }

@@ -83,7 +83,7 @@ static assay_status open_split(assay_context *ctx, const stack_run *stack, assay
     (*split)->selected_experts = memory;
     for (int64_t layer = 0; layer < (*split)->layers; layer++) (*split)->selected_experts[layer] = NULL;
     for (int64_t m = 0; m < run->factor; m++) {
-        TRY(assay_alloc_f64(ctx, "activations of a microbatch", bs_activation_count(run), &(*split)->xs[m]));
+        TRY(assay_alloc_f64(ctx, "activations of a microbatch", bs_count(run, MB_OUTPUTS), &(*split)->xs[m]));
     }
     TRY(make_freqs(ctx, run));
 cleanup:
@@ -117,34 +117,49 @@ static void pass_on(bs_weights *to, bs_weights *from)
     *from = (bs_weights){0};
 }
 
-/* The last microbatch of a layer is put together again. */
-static assay_status unroute_last(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_deferred *last)
+/* What is left of the last microbatch of a layer, before its unroute, or the gradients of that. */
+static void move_last(bs_microbatch *to, bs_microbatch *from)
+{
+    static const bs_tensor left[] = {MB_MOE_INPUTS, MB_ROUTED_OUT, MB_SHARED_OUT, MB_ROLLED};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) bs_move(to, from, left[i]);
+}
+
+/* It is put together again. */
+static assay_status unroute_last(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *last)
 {
     assay_status status;
     const int64_t m = split->run.factor - 1;
+    const bs_moe_layer at = {.run = &split->run};
     TRY(assay_schedule_add(ctx, &split->run.schedule, false, ASSAY_STAGE_UNROUTE, split->first + layer, m));
-    TRY(bs_unroute_ubatch(ctx, &split->run, split->xs[m], last));
-    bs_deferred_free(last);
+    bs_lend(last, MB_OUTPUTS, split->xs[m]);
+    TRY(bs_unroute_ubatch(ctx, &at, last));
+    bs_microbatch_free(last, &split->run);
 cleanup:
     return status;
 }
 
-static assay_status layer_forward_split(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_deferred *last,
-                                        const bs_weights *w)
+static assay_status layer_forward_split(assay_context *ctx, assay_batch_split *split, int64_t layer,
+                                        bs_microbatch *last, const bs_weights *w)
 {
-    assay_status status;
-    bs_residuals residuals = {0};
+    assay_status status = ASSAY_OK;
+    bs_microbatch b[ASSAY_MOST_MICROBATCHES] = {0};
     bs_run *run = &split->run;
     const bool offload = layer < split->layers - 1;
-    TRY(bs_batch_split_schedule(ctx, run, split->first + layer, split->xs, last, &residuals, w));
+    for (int64_t m = 0; m < run->factor; m++) {
+        bs_lend(&b[m], MB_OUTPUTS, split->xs[m]);
+        TRY(bs_copy(ctx, run, &b[m], MB_LAYER_INPUTS, &b[m], MB_OUTPUTS));
+    }
+    TRY(bs_batch_split_schedule(ctx, run, split->first + layer, b, w));
+    move_last(last, &b[run->factor - 1]);
     if (run->stack->store != NULL) {
-        split->selected_experts[layer] = residuals.selected_experts;
-        residuals.selected_experts = NULL;
+        const int64_t count = bs_count(run, MB_ROLLED);
+        TRY(assay_alloc_i32(ctx, "selected_experts", count, &split->selected_experts[layer]));
+        memcpy(split->selected_experts[layer], last->indices[MB_ROLLED], (size_t)count * sizeof(int32_t));
         if (offload) TRY(note(ctx, split, false, ASSAY_STAGE_OFFLOAD, layer));
-        TRY(bs_keep(ctx, run, split->first + layer, offload, &residuals));
+        TRY(bs_keep(ctx, run, split->first + layer, offload, b));
     }
 cleanup:
-    bs_residuals_free(&residuals);
+    for (int64_t m = 0; m < run->factor; m++) bs_microbatch_free(&b[m], run);
     return status;
 }
 
@@ -153,7 +168,7 @@ static assay_status scan_forward(assay_context *ctx, assay_batch_split *split)
     assay_status status;
     const int64_t layers = split->layers;
     bs_weights w = {0}, next = {0};
-    bs_deferred last = {0};
+    bs_microbatch last = {0};
     TRY(gather(ctx, split, false, 0, &w));
     if (layers > 1) TRY(gather(ctx, split, false, 1, &next));
     for (int64_t layer = 0; layer < layers; layer++) {
@@ -165,7 +180,7 @@ static assay_status scan_forward(assay_context *ctx, assay_batch_split *split)
     }
     if (split->run.stack->store != NULL) pass_on(&split->last, &w);
 cleanup:
-    bs_deferred_free(&last);
+    bs_microbatch_free(&last, &split->run);
     bs_weights_free(&next);
     bs_weights_free(&w);
     return status;
@@ -214,29 +229,38 @@ cleanup:
     return status;
 }
 
-static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_deferred *d_last)
+static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *d_last)
 {
+    assay_status status;
     const int64_t m = split->run.factor - 1;
-    assay_status status =
-        assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m);
-    if (status != ASSAY_OK) return status;
-    return bs_unroute_ubatch_remat_and_bwd(ctx, &split->run, d_last, split->selected_experts[layer], split->xs[m]);
+    const bs_moe_layer at = {.run = &split->run};
+    bs_microbatch last = {0};
+    TRY(assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m));
+    bs_lend_indices(&last, MB_ROLLED, split->selected_experts[layer]);
+    bs_lend(d_last, MB_OUTPUTS, split->xs[m]);
+    TRY(bs_unroute_ubatch_bwd(ctx, &at, &last, d_last));
+cleanup:
+    return status;
 }
 
 static assay_status layer_backward_split(assay_context *ctx, assay_batch_split *split, int64_t layer,
-                                         const bs_deferred *d_last, const bs_weights *w, bs_weights *g)
+                                         bs_microbatch *d_last, const bs_weights *w, bs_weights *g)
 {
     assay_status status;
-    bs_residuals residuals = {0};
+    bs_microbatch b[ASSAY_MOST_MICROBATCHES] = {0}, d[ASSAY_MOST_MICROBATCHES] = {0};
     bs_run *run = &split->run;
-    TRY(bs_take(ctx, run, split->first + layer, &residuals));
-    residuals.selected_experts = split->selected_experts[layer];
-    split->selected_experts[layer] = NULL;
+    TRY(bs_take(ctx, run, split->first + layer, b));
+    for (int64_t m = 0; m < run->factor; m++) {
+        bs_lend(&d[m], MB_OUTPUTS, split->xs[m]);
+        bs_lend(&d[m], MB_LAYER_INPUTS, split->xs[m]);
+    }
+    move_last(&d[run->factor - 1], d_last);
     TRY(bs_weights_alloc(ctx, run, g, true, NULL));
     bs_drop_unwanted(run, g, split->first + layer);
-    TRY(bs_batch_split_schedule_bwd(ctx, run, split->first + layer, split->xs, d_last, &residuals, w, g));
+    TRY(bs_batch_split_schedule_bwd(ctx, run, split->first + layer, b, d, w, g));
 cleanup:
-    bs_residuals_free(&residuals);
+    for (int64_t m = 0; m < run->factor; m++) bs_microbatch_free(&b[m], run);
+    for (int64_t m = 0; m < run->factor; m++) bs_microbatch_free(&d[m], run);
     return status;
 }
 
@@ -245,7 +269,7 @@ static assay_status scan_backward(assay_context *ctx, assay_batch_split *split)
     assay_status status = ASSAY_OK;
     const int64_t layers = split->layers;
     bs_weights w = {0}, previous = {0};
-    bs_deferred d_last = {0};
+    bs_microbatch d_last = {0};
     gradients g = {0};
     pass_on(&w, &split->last);
     for (int64_t layer = layers - 1; layer >= 0; layer--) {
@@ -257,7 +281,7 @@ static assay_status scan_backward(assay_context *ctx, assay_batch_split *split)
             TRY(note(ctx, split, true, ASSAY_STAGE_FETCH, layer));
         }
         TRY(layer_backward_split(ctx, split, layer, &d_last, &w, &g.behind));
-        bs_deferred_free(&d_last);
+        bs_microbatch_free(&d_last, &split->run);
         pass_on(&w, &previous);
         if (layer > 0) TRY(unroute_last_bwd(ctx, split, layer - 1, &d_last));
     }
@@ -265,7 +289,7 @@ static assay_status scan_backward(assay_context *ctx, assay_batch_split *split)
     TRY(scatter(ctx, split, 0, &g.scattered, &g.behind));
     TRY(finish(ctx, split, 0, &g.scattered));
 cleanup:
-    bs_deferred_free(&d_last);
+    bs_microbatch_free(&d_last, &split->run);
     bs_weights_free(&w);
     bs_weights_free(&previous);
     bs_weights_free(&g.behind);

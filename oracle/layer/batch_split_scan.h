@@ -13,13 +13,10 @@ typedef struct bs_stage {
 } bs_stage;
 assay_status bs_staggered_call(assay_context *ctx, bs_run *run, int64_t layer, const bs_stage *stage);
 
-/* Numbers in the activations [M,b,S,D] of one microbatch. */
-int64_t bs_activation_count(const bs_run *run);
-
-/* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. selected_experts
- * stay with the caller. */
-assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_residuals *r);
-assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_residuals *r);
+/* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. The rolled ids of the last
+ * microbatch stay with the caller. */
+assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_microbatch *b);
+assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b);
 /* What that costs, and what backward computes again of the attention half. */
 assay_remat_report bs_layer_model(const bs_run *run, bool offload);
 

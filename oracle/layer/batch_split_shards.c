@@ -105,25 +105,131 @@ cleanup:
     return status;
 }
 
-void bs_residuals_free(bs_residuals *r)
+/* --- what is computed of a microbatch --- */
+
+static const struct {
+    const char *name, *axes;
+    bool integers;
+} forms[MB_TENSORS] = {
+    [MB_LAYER_INPUTS] = {"layer_inputs", "aSD"},
+    [MB_ATTN_OUT] = {"attn_out", "aSNv"},
+    [MB_LSE] = {"lse", "aNS"},
+    [MB_MLA_OUT] = {"mla_out", "aSD"},
+    [MB_X_NORM] = {"normalised input", "aSD"},
+    [MB_RSTD] = {"1/rms", "aS"},
+    [MB_SHARED_OUT] = {"output of the shared expert", "aSD"},
+    [MB_LOGITS] = {"logits", "TE"},
+    [MB_GIVEN] = {"selected_experts", "TK", true},
+    [MB_CHOICES] = {"selected_experts", "TK", true},
+    [MB_CHOICE_WEIGHTS] = {"routing weights", "TK"},
+    [MB_COUNTS] = {"group_sizes", "E", true},
+    [MB_ROLLED] = {"selected_experts", "GK", true},
+    [MB_OWN_COUNTS] = {"group_sizes", "e", true},
+    [MB_ROWS] = {"sorted rows", "rD"},
+    [MB_ROW_WEIGHTS] = {"sorted weights", "r"},
+    [MB_GATE] = {"mlpwi_0", "rH"},
+    [MB_UP] = {"mlpwi_1", "rH"},
+    [MB_MLPWI_0] = {"mlpwi_0 kept for backward", "yH"},
+    [MB_MLPWI_1] = {"mlpwi_1 kept for backward", "yH"},
+    [MB_ROUTED_OUT] = {"output of the routed experts", "rD"},
+    [MB_EXPERTS_OUT] = {"output of the experts", "aSD"},
+    [MB_MOE_INPUTS] = {"moe_inputs", "aSD"},
+    [MB_OUTPUTS] = {"outputs", "aSD"},
+};
+
+int64_t bs_axis_size(const bs_run *run, char axis)
 {
-    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) {
-        free(r->layer_inputs[i]);
-        free(r->mla_out[i]);
-        free(r->attn_out[i]);
-        free(r->lse[i]);
-        free(r->mlpwi_0[i]);
-        free(r->mlpwi_1[i]);
-    }
-    free(r->selected_experts);
-    *r = (bs_residuals){0};
+    const assay_moe_config *moe = &run->stack->config->moe;
+    const assay_batch_split_sizes *s = &run->sizes;
+    const struct {
+        char axis;
+        int64_t size;
+    } sizes[] = {{'m', s->shards},
+                 {'j', run->factor},
+                 {'o', run->factor - 1},
+                 {'d', run->factor * s->rows},
+                 {'a', s->rows},
+                 {'T', s->tokens},
+                 {'G', s->gathered},
+                 {'r', s->copies},
+                 {'y', s->capacity},
+                 {'e', s->local_experts},
+                 {'E', moe->routing.num_experts},
+                 {'K', moe->routing.num_experts_per_tok},
+                 {'H', moe->moe_mlp_dim},
+                 {'F', moe->shared_mlp_dim}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i].axis == axis) return sizes[i].size;
+    return graph_axis(&run->attention, axis);
 }
 
-void bs_deferred_free(bs_deferred *deferred)
+static int64_t count_of_shard(const bs_run *run, bs_tensor tensor)
 {
-    free(deferred->moe_inputs);
-    free(deferred->routed_out);
-    free(deferred->shared_out);
-    free(deferred->selected_experts);
-    *deferred = (bs_deferred){0};
+    int64_t count = 1;
+    for (const char *axis = forms[tensor].axes; *axis != '\0'; axis++) count *= bs_axis_size(run, *axis);
+    return count;
+}
+
+int64_t bs_count(const bs_run *run, bs_tensor tensor)
+{
+    return run->sizes.shards * count_of_shard(run, tensor);
+}
+
+assay_status bs_make(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor tensor)
+{
+    const char *name = forms[tensor].name;
+    if (b->values[tensor] != NULL || b->indices[tensor] != NULL) return ASSAY_OK;
+    return forms[tensor].integers
+               ? bs_alloc_shards_i32(ctx, run, name, count_of_shard(run, tensor), 1, &b->indices[tensor])
+               : bs_alloc_shards(ctx, run, name, count_of_shard(run, tensor), 1, &b->values[tensor]);
+}
+
+void bs_drop(bs_microbatch *b, bs_tensor tensor)
+{
+    if (!b->lent[tensor]) free(b->values[tensor]);
+    if (!b->lent[tensor]) free(b->indices[tensor]);
+    b->values[tensor] = NULL;
+    b->indices[tensor] = NULL;
+    b->lent[tensor] = false;
+}
+
+void bs_lend(bs_microbatch *b, bs_tensor tensor, double *values)
+{
+    b->values[tensor] = values;
+    b->lent[tensor] = true;
+}
+
+void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, int32_t *indices)
+{
+    b->indices[tensor] = indices;
+    b->lent[tensor] = true;
+}
+
+void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor)
+{
+    to->values[tensor] = from->values[tensor];
+    to->indices[tensor] = from->indices[tensor];
+    to->lent[tensor] = from->lent[tensor];
+    from->values[tensor] = NULL;
+    from->indices[tensor] = NULL;
+}
+
+assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, bs_tensor tensor,
+                     const bs_microbatch *from, bs_tensor of)
+{
+    const assay_status status = bs_make(ctx, run, to, tensor);
+    const size_t count = (size_t)bs_count(run, tensor);
+    if (status != ASSAY_OK) return status;
+    if (forms[tensor].integers) memcpy(to->indices[tensor], from->indices[of], count * sizeof(int32_t));
+    if (!forms[tensor].integers) memcpy(to->values[tensor], from->values[of], count * sizeof(double));
+    return ASSAY_OK;
+}
+
+void bs_microbatch_free(bs_microbatch *b, const bs_run *run)
+{
+    for (int tensor = 0; tensor < MB_TENSORS; tensor++) bs_drop(b, (bs_tensor)tensor);
+    for (int64_t shard = 0; b->shared != NULL && shard < run->sizes.shards; shard++) graph_close(&b->shared[shard]);
+    free(b->shared);
+    assay_routing_free(&b->routing);
+    *b = (bs_microbatch){0};
 }

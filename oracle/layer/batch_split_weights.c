@@ -154,13 +154,15 @@ static bool is_off(const bs_run *run, int64_t layer, int weight)
     return !in->has(in->self, path);
 }
 
-/* Between the whole tensor and a shard's part of it. */
-static void move_part(const bs_run *run, int weight, int64_t shard, double *whole, double *part, bool to_whole)
+void bs_move_parts(const bs_run *run, int weight, double *whole, double *scattered, bool to_whole)
 {
-    const placement p = place(run, weight, shard);
-    for (int64_t i = 0; i < p.runs; i++) {
-        double *outside = whole + p.first + i * p.stride, *inside = part + i * p.length;
-        memcpy(to_whole ? outside : inside, to_whole ? inside : outside, (size_t)p.length * sizeof *part);
+    const int64_t local = bs_weight_count(run, weight, false);
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        const placement p = place(run, weight, shard);
+        for (int64_t i = 0; i < p.runs; i++) {
+            double *outside = whole + p.first + i * p.stride, *inside = scattered + shard * local + i * p.length;
+            memcpy(to_whole ? outside : inside, to_whole ? inside : outside, (size_t)p.length * sizeof *inside);
+        }
     }
 }
 
@@ -182,8 +184,7 @@ assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_
         path_of(run, layer, "weights/", &row, path);
         TRY(assay_alloc_f64(ctx, path, count, &whole));
         TRY(in->read(ctx, in->self, path, 0, count, whole));
-        for (int64_t shard = 0; shard < run->sizes.shards; shard++)
-            move_part(run, weight, shard, whole, scattered->values[weight] + shard * local, false);
+        bs_move_parts(run, weight, whole, scattered->values[weight], false);
         free(whole);
         whole = NULL;
     }
@@ -200,12 +201,11 @@ assay_status bs_insert_layer_ws_grad(assay_context *ctx, const bs_run *run, cons
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         char path[ASSAY_PATH_SIZE];
         const assay_tensor_row row = bs_weight_row(run, weight);
-        const int64_t count = assay_tensor_row_count(&row), local = bs_weight_count(run, weight, false);
+        const int64_t count = assay_tensor_row_count(&row);
         if (scattered->values[weight] == NULL) continue;
         path_of(run, layer, "gradients/weights/", &row, path);
         TRY(assay_alloc_f64(ctx, path, count, &whole));
-        for (int64_t shard = 0; shard < run->sizes.shards; shard++)
-            move_part(run, weight, shard, whole, scattered->values[weight] + shard * local, true);
+        bs_move_parts(run, weight, whole, scattered->values[weight], true);
         TRY(out->write(ctx, out->self, path, count, whole));
         free(whole);
         whole = NULL;

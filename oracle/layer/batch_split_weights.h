@@ -6,6 +6,8 @@
 
 #include "oracle/layer/batch_split_internal.h"
 
+/* Between a whole weight and what the shards have of it, scattered. */
+void bs_move_parts(const bs_run *run, int weight, double *whole, double *scattered, bool to_whole);
 /* The layer's weights from the source, scattered; a gate's bias that it lacks is 0. Refused: biases of experts,
  * per_expert_scale. */
 assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_weights *scattered, int64_t layer);
