@@ -52,35 +52,6 @@ quad quad_activation_slope(assay_activation f, quad x)
     return 1;
 }
 
-/* gpt_oss: a sigmoid(1.702 a) (b + 1) of what is cut; clamped: the activation of the cut a times the cut b. */
-static const quad STRETCH = 1702 / (quad)1000;
-
-quad quad_glu_of(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b)
-{
-    const quad cut_a = a > limit ? limit : a, cut_b = b > limit ? limit : b < -limit ? -limit : b;
-    if (glu == ASSAY_GLU_GPT_OSS) return cut_a * quad_sigmoid(STRETCH * cut_a) * (cut_b + 1);
-    if (glu == ASSAY_GLU_CLAMPED) return quad_activation(activation[0], cut_a) * cut_b;
-    return quad_activation(activation[0], a) * quad_activation(activation[1], b);
-}
-
-/* At a clamp's edge the gradient passes. */
-void quad_glu_slopes(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b, quad slopes[2])
-{
-    const quad cut_a = a > limit ? limit : a, cut_b = b > limit ? limit : b < -limit ? -limit : b;
-    const int passes_a = a > limit ? 0 : 1, passes_b = b > limit || b < -limit ? 0 : 1;
-    const quad s = quad_sigmoid(STRETCH * cut_a);
-    if (glu == ASSAY_GLU_GPT_OSS) {
-        slopes[0] = passes_a * (s + cut_a * STRETCH * s * quad_sigmoid(-STRETCH * cut_a)) * (cut_b + 1);
-        slopes[1] = passes_b * cut_a * s;
-    } else if (glu == ASSAY_GLU_CLAMPED) {
-        slopes[0] = passes_a * quad_activation_slope(activation[0], cut_a) * cut_b;
-        slopes[1] = passes_b * quad_activation(activation[0], cut_a);
-    } else {
-        slopes[0] = quad_activation_slope(activation[0], a) * quad_activation(activation[1], b);
-        slopes[1] = quad_activation(activation[0], a) * quad_activation_slope(activation[1], b);
-    }
-}
-
 void quad_vector_matrix(int64_t rows, int64_t columns, const quad *x, const quad *w, int64_t ld, quad *y)
 {
     for (int64_t j = 0; j < columns; j++) y[j] = 0;

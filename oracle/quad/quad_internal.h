@@ -23,9 +23,6 @@ assay_status quad_alloc(assay_context *ctx, int64_t count, quad **values);
 quad quad_sigmoid(quad x);
 quad quad_activation(assay_activation f, quad x);
 quad quad_activation_slope(assay_activation f, quad x);
-quad quad_glu_of(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b);
-/* By a and by b. */
-void quad_glu_slopes(const assay_activation activation[2], assay_glu glu, double limit, quad a, quad b, quad slopes[2]);
 /* y [columns] = x [rows] times w [rows,columns], whose rows are `ld` apart. */
 void quad_vector_matrix(int64_t rows, int64_t columns, const quad *x, const quad *w, int64_t ld, quad *y);
 uint64_t quad_next_random(uint64_t *state);

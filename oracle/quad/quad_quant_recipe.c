@@ -192,30 +192,6 @@ cleanup:
     return status;
 }
 
-void quad_recipe_forward(const quad_recipe_layer *l, quad *y)
-{
-    const int64_t k = l->k, n = l->n;
-    for (int64_t i = 0; i < l->rows * n; i++) y[i] = 0;
-    for (int64_t row = 0; row < l->rows; row++) {
-        const int64_t first = l->group[row] * k * n;
-        for (int64_t at = 0; first >= 0 && at < k * n; at++)
-            y[row * n + at % n] += l->of_x.numbers[row * k + at / n] * l->of_w.numbers[first + at];
-    }
-}
-
-void quad_recipe_backward(const quad_recipe_layer *l, quad *dx, quad *dw)
-{
-    const int64_t k = l->k, n = l->n;
-    for (int64_t row = 0; row < l->rows; row++) {
-        const int64_t first = l->group[row] * k * n;
-        for (int64_t at = 0; first >= 0 && at < k * n; at++) {
-            const int64_t from = row * k + at / n, to = row * n + at % n;
-            if (dx != NULL) dx[from] += l->dx_dy.numbers[to] * l->of_w.codes[first + at];
-            if (dw != NULL) dw[first + at] += l->dw_x.numbers[from] * l->dw_dy.numbers[to];
-        }
-    }
-}
-
 void quad_recipe_free(quad_recipe_layer *l)
 {
     quad_recipe_matrix *const all[] = {&l->of_x, &l->of_w, &l->dx_dy, &l->dw_x, &l->dw_dy};

@@ -13,7 +13,8 @@ typedef struct quad_recipe_matrix {
     quad *codes, *scale, *numbers;
 } quad_recipe_matrix;
 
-/* x [rows,k], w [groups,k,n]; dy [rows,n]. Starts zeroed but for these. */
+/* x [rows,k], w [groups,k,n]; dy [rows,n]. y is of_x w of numbers; dx is of dx_dy's numbers and w's codes, dw of dw_x's and dw_dy's numbers. Starts zeroed
+ * but for these. */
 typedef struct quad_recipe_layer {
     const assay_recipe_config *recipe;
     int64_t rows, k, n, groups;
@@ -28,10 +29,6 @@ typedef struct quad_recipe_layer {
 /* of_x and of_w; then, once dy is there, the others. */
 assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *layer);
 assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *layer);
-
-/* forward: y is overwritten, rows of no group are 0. backward: added to what is there; either may be NULL. */
-void quad_recipe_forward(const quad_recipe_layer *layer, quad *y);
-void quad_recipe_backward(const quad_recipe_layer *layer, quad *dx, quad *dw);
 void quad_recipe_free(quad_recipe_layer *layer);
 
 /* codes times scales of dy [rows,columns] as a recipe quantises it for dx. */

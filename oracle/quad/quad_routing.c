@@ -138,24 +138,23 @@ static quad_node balance_loss(quad_tape *t, const assay_routing_config *config, 
     const bool whole = config->balance_scope != ASSAY_BALANCE_SEQUENCE;
     const int64_t among = whole ? tokens : config->sequence; /* tokens that share a density */
     int64_t *chosen = quad_indices(t, tokens / among * experts);
-    quad *factors = quad_keep(t, tokens * experts, sizeof *factors);
-    if (factors == NULL) return 0;
+    quad *factors;
+    const quad_node by = quad_constant(t, tokens * experts, 1, &factors);
+    if (factors == NULL || chosen == NULL) return 0;
     for (int64_t i = 0; i < tokens / among * experts; i++) chosen[i] = 0;
     for (int64_t i = 0; i < tokens * k; i++)
         if (selected[i] >= 0) chosen[i / (among * k) * experts + selected[i]]++;
     for (int64_t i = 0; i < tokens * experts; i++)
         factors[i] = (quad)chosen[i / (among * experts) * experts + i % experts] / among / tokens * experts *
                      config->load_balance_loss_weight;
-    return quad_sum_times(t, r->probabilities, factors);
+    return quad_linear(t, (quad_layer){.x = quad_view(t, r->probabilities, tokens * experts), .w = by});
 }
 
 /* The mean of the squares of log sum exp, times the weight. */
 static quad_node z_loss(quad_tape *t, const assay_routing_config *config, const quad_router *r)
 {
-    quad *factors = quad_keep(t, tokens_of(config), sizeof *factors);
-    for (int64_t i = 0; factors != NULL && i < tokens_of(config); i++)
-        factors[i] = config->z_loss_weight / (quad)tokens_of(config);
-    return quad_sum_times(t, quad_map(t, quad_log_sum_exp(t, r->of_z_loss), QUAD_SQUARE), factors);
+    const quad_node lse = quad_log_sum_exp(t, r->of_z_loss), squares = quad_multiply(t, lse, lse);
+    return quad_row_sums(t, quad_view(t, squares, tokens_of(config)), config->z_loss_weight / (quad)tokens_of(config));
 }
 
 /* Of the average load's sign; updates [E]. */

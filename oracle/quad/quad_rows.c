@@ -85,18 +85,12 @@ void quad_unpermute(quad_tape *t, const void *config)
     quad_put(t, "outputs/y", assay_shape_of(2, d->tokens, d->emb_dim), quad_scatter(t, weighed, tokens, d->tokens));
 }
 
-/* x less the mean of its row: x - (x (1/D)) 1^T. */
+/* x less the mean of its row. */
 static quad_node centred(quad_tape *t, quad_node x)
 {
     const int64_t columns = quad_columns(t, x);
-    quad *share = NULL, *less = NULL;
-    const quad_node to_mean = quad_constant(t, columns, 1, &share), to_row = quad_constant(t, 1, columns, &less);
-    for (int64_t i = 0; i < columns && share != NULL && less != NULL; i++) {
-        share[i] = (quad)1 / columns;
-        less[i] = -1;
-    }
-    const quad_node mean = quad_linear(t, (quad_layer){.x = x, .w = to_mean});
-    return quad_add(t, x, quad_linear(t, (quad_layer){.x = mean, .w = to_row}));
+    const quad_node less = quad_row_sums(t, x, -1 / (quad)columns), each = quad_repeat(t, less, columns);
+    return quad_add(t, x, quad_view(t, each, columns));
 }
 
 void quad_layer_norm(quad_tape *t, const void *config)

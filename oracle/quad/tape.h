@@ -29,7 +29,9 @@ struct quad_record {
     void (*back)(quad_tape *t,
                  const quad_record *y); /* adds to the gradients of what it is made of; NULL: nothing goes back */
     void (*end)(const quad_record *y);  /* frees what `with` holds of its own; NULL: nothing */
-    const void *with;                   /* what else the primitive needs, the tape's */
+    quad number;                        /* what else the primitive needs */
+    int function;
+    const void *with; /* the tape's */
 };
 
 typedef struct quad_shown quad_shown;
@@ -96,17 +98,28 @@ quad_node quad_scatter(quad_tape *t, quad_node x, const int64_t *index, int64_t 
 quad_node quad_repeat(quad_tape *t, quad_node x, int64_t times); /* each row so often, one after the other */
 
 /* --- numbers --- */
-typedef enum quad_unary { QUAD_SIGMOID, QUAD_SQRTSOFTPLUS, QUAD_SQUARE, QUAD_SILU } quad_unary;
+/* The activations, and: the root of ln(1 + e^x); x, but at most `number`, or within it on either side; 1 / (x + number), 0 for 0; 1 over the root of
+ * x + number. */
+typedef enum quad_unary {
+    QUAD_SIGMOID = ASSAY_SIGMOID,
+    QUAD_SILU = ASSAY_SILU,
+    QUAD_SQRTSOFTPLUS = ASSAY_ACTIVATION_COUNT,
+    QUAD_CUT_ABOVE,
+    QUAD_CUT,
+    QUAD_INVERSE,
+    QUAD_INVERSE_ROOT
+} quad_unary;
 quad_node quad_map(quad_tape *t, quad_node x, quad_unary f);
+quad_node quad_map_with(quad_tape *t, quad_node x, quad_unary f, quad number);
 quad_node quad_add(quad_tape *t, quad_node a, quad_node b);       /* one may be left out */
 quad_node quad_add_row(quad_tape *t, quad_node x, quad_node row); /* [1,columns] to every row; may be left out */
 quad_node quad_multiply(quad_tape *t, quad_node a, quad_node b);
 quad_node quad_weigh(quad_tape *t, quad_node x, quad_node w); /* every row by its w [rows,1] */
 quad_node quad_times(quad_tape *t, quad_node x, quad factor);
-quad_node quad_sum_times(quad_tape *t, quad_node x, const quad *factors); /* [1,1]; factors as x, the tape's */
 quad_node quad_glu(quad_tape *t, quad_node a, quad_node b, const assay_gated_mlp_config *config);
 
 /* --- rows --- */
+quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor);                      /* times factor: [rows,1] */
 quad_node quad_normalise(quad_tape *t, quad_node x, quad_node scale, double epsilon); /* RMS norm, times scale */
 /* Of each row; mask [rows,columns]: where it is below 0 the number is not there and gives 0. NULL: all are. */
 quad_node quad_softmax(quad_tape *t, quad_node x, const int32_t *mask);

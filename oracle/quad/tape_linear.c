@@ -10,10 +10,17 @@
 
 typedef struct linear {
     int64_t rows, k, n, groups;
-    int64_t *order, *first; /* [rows], [groups+1]: the rows of each group, ascending; those of none are left out */
-    quad_recipe_layer *by;  /* by a recipe */
+    int64_t *order, *first;    /* [rows], [groups+1]: the rows of each group, ascending; those of none are left out */
+    const quad_tensor *stream; /* weights that are read a group at a time, from `offset` on; NULL: they are in memory */
+    int64_t offset;
+    quad_recipe_layer *by; /* by a recipe */
     assay_recipe_config recipe;
 } linear;
+
+/* What the three products take: y = x w, dx = dx_dy dx_w^T, dw = dw_x^T dw_dy. */
+typedef struct operands {
+    const quad *x, *w, *dx_dy, *dx_w, *dw_x, *dw_dy;
+} operands;
 
 /* --- rows of a group --- */
 
@@ -69,21 +76,21 @@ static void sort_rows(linear *l, const int64_t *group)
 /* --- products --- */
 
 /* The weights of a group; *loaded is the caller's. */
-static assay_status weights_of(assay_context *ctx, const quad_record *w, const linear *l, int64_t group, quad **loaded,
+static assay_status weights_of(assay_context *ctx, const linear *l, const quad *w, int64_t group, quad **loaded,
                                const quad **weights)
 {
     assay_status status = ASSAY_OK;
     const int64_t count = l->k * l->n;
-    *weights = w->values == NULL ? NULL : w->values + group * count;
-    if (w->stream == NULL) return ASSAY_OK;
+    *weights = l->stream == NULL ? w + group * count : NULL;
+    if (l->stream == NULL) return ASSAY_OK;
     if (*loaded == NULL) TRY(quad_alloc(ctx, count, loaded));
-    TRY(quad_read_piece(ctx, w->stream, w->offset + group * count, count, *loaded));
+    TRY(quad_read_piece(ctx, l->stream, l->offset + group * count, count, *loaded));
     *weights = *loaded;
 cleanup:
     return status;
 }
 
-static assay_status forward(assay_context *ctx, const linear *l, const quad *x, const quad_record *w, quad *y)
+static assay_status forward(assay_context *ctx, const linear *l, const operands *of, quad *y)
 {
     assay_status status;
     quad *packed = NULL, *made = NULL, *loaded = NULL;
@@ -95,8 +102,8 @@ static assay_status forward(assay_context *ctx, const linear *l, const quad *x, 
         const int64_t rows = l->first[g + 1] - l->first[g];
         const quad *weights;
         if (rows == 0) continue;
-        TRY(weights_of(ctx, w, l, g, &loaded, &weights));
-        const quad_product product = quad_product_xw(made, pack(l, g, x, l->k, packed), weights, rows, l->n, l->k);
+        TRY(weights_of(ctx, l, of->w, g, &loaded, &weights));
+        const quad_product product = quad_product_xw(made, pack(l, g, of->x, l->k, packed), weights, rows, l->n, l->k);
         TRY(quad_matmul(ctx, &product));
         add_rows(l, g, made, l->n, y);
     }
@@ -107,34 +114,34 @@ cleanup:
     return status;
 }
 
-/* dx += dy w^T of the group's rows; dw += x^T dy. */
-static assay_status back_of_group(assay_context *ctx, const linear *l, int64_t g, const quad *x, const quad *dy,
-                                  const quad *weights, quad *dx, quad *dw, quad *scratch[3])
+/* dx += dy w^T of the group's rows. */
+static assay_status back_to_rows(assay_context *ctx, const linear *l, int64_t g, const quad *dy, const quad *weights,
+                                 quad *dx, quad *scratch[2])
 {
-    assay_status status = ASSAY_OK;
     const int64_t rows = l->first[g + 1] - l->first[g];
-    const quad *of_dy = pack(l, g, dy, l->n, scratch[0]);
-    if (dx != NULL) {
-        quad_product product = quad_product_xw(scratch[1], of_dy, weights, rows, l->k, l->n);
-        product.ldw = l->n;
-        product.w_transposed = true;
-        TRY(quad_matmul(ctx, &product));
-        add_rows(l, g, scratch[1], l->k, dx);
-    }
-    if (dw != NULL) {
-        const quad *of_x = pack(l, g, x, l->k, scratch[1]);
-        for (int64_t i = 0; i < rows * l->k; i++) scratch[2][i % l->k * rows + i / l->k] = of_x[i];
-        quad *product_of = scratch[2] + rows * l->k;
-        const quad_product product = quad_product_xw(product_of, scratch[2], of_dy, l->k, l->n, rows);
-        TRY(quad_matmul(ctx, &product));
-        for (int64_t i = 0; i < l->k * l->n; i++) dw[g * l->k * l->n + i] += product_of[i];
-    }
-cleanup:
+    quad_product product = quad_product_xw(scratch[1], pack(l, g, dy, l->n, scratch[0]), weights, rows, l->k, l->n);
+    product.ldw = l->n;
+    product.w_transposed = true;
+    const assay_status status = quad_matmul(ctx, &product);
+    if (status == ASSAY_OK) add_rows(l, g, scratch[1], l->k, dx);
     return status;
 }
 
-static assay_status backward(assay_context *ctx, const linear *l, const quad *x, const quad_record *w, const quad *dy,
-                             quad *dx, quad *dw)
+/* dw += x^T dy of the group's rows. */
+static assay_status back_to_weights(assay_context *ctx, const linear *l, int64_t g, const quad *x, const quad *dy,
+                                    quad *dw, quad *scratch[3])
+{
+    const int64_t rows = l->first[g + 1] - l->first[g], count = l->k * l->n;
+    const quad *of_dy = pack(l, g, dy, l->n, scratch[0]), *of_x = pack(l, g, x, l->k, scratch[1]);
+    quad *made = scratch[2] + rows * l->k;
+    for (int64_t i = 0; i < rows * l->k; i++) scratch[2][i % l->k * rows + i / l->k] = of_x[i];
+    const quad_product product = quad_product_xw(made, scratch[2], of_dy, l->k, l->n, rows);
+    const assay_status status = quad_matmul(ctx, &product);
+    for (int64_t i = 0; status == ASSAY_OK && i < count; i++) dw[g * count + i] += made[i];
+    return status;
+}
+
+static assay_status backward(assay_context *ctx, const linear *l, const operands *of, quad *dx, quad *dw)
 {
     assay_status status;
     quad *scratch[3] = {NULL, NULL, NULL}, *loaded = NULL;
@@ -145,8 +152,9 @@ static assay_status backward(assay_context *ctx, const linear *l, const quad *x,
     for (int64_t g = 0; g < l->groups; g++) {
         const quad *weights;
         if (l->first[g + 1] == l->first[g]) continue;
-        TRY(weights_of(ctx, w, l, g, &loaded, &weights));
-        TRY(back_of_group(ctx, l, g, x, dy, weights, dx, dw, scratch));
+        TRY(weights_of(ctx, l, of->dx_w, g, &loaded, &weights));
+        if (dx != NULL) TRY(back_to_rows(ctx, l, g, of->dx_dy, weights, dx, scratch));
+        if (dw != NULL) TRY(back_to_weights(ctx, l, g, of->dw_x, of->dw_dy, dw, scratch));
     }
 cleanup:
     for (int i = 0; i < 3; i++) free(scratch[i]);
@@ -157,15 +165,18 @@ cleanup:
 static void linear_back(quad_tape *t, const quad_record *y)
 {
     const linear *l = y->with;
+    const quad *x = quad_values(t, y->from[0]), *w = quad_values(t, y->from[1]), *dy = y->gradient;
+    operands of = {.dx_dy = dy, .dx_w = w, .dw_x = x, .dw_dy = dy};
     quad *dx = quad_into(t, y->from[0]), *dw = quad_into(t, y->from[1]);
-    if (t->status != ASSAY_OK) return;
-    if (l->by == NULL) {
-        t->status = backward(t->ctx, l, quad_values(t, y->from[0]), &t->records[y->from[1]], y->gradient, dx, dw);
-        return;
+    if (t->status == ASSAY_OK && l->by != NULL) {
+        l->by->dy = dy;
+        t->status = quad_recipe_take_back(t->ctx, l->by);
+        of = (operands){.dx_dy = l->by->dx_dy.numbers,
+                        .dx_w = l->by->of_w.codes,
+                        .dw_x = l->by->dw_x.numbers,
+                        .dw_dy = l->by->dw_dy.numbers};
     }
-    l->by->dy = y->gradient;
-    t->status = quad_recipe_take_back(t->ctx, l->by);
-    if (t->status == ASSAY_OK) quad_recipe_backward(l->by, dx, dw);
+    if (t->status == ASSAY_OK) t->status = backward(t->ctx, l, &of, dx, dw);
 }
 
 static void linear_end(const quad_record *y)
@@ -177,11 +188,11 @@ static void linear_end(const quad_record *y)
 /* --- the primitive --- */
 
 /* By its recipe: what forward takes stays for backward. */
-static void by_recipe(quad_tape *t, const quad_layer *layer, linear *l, quad *y)
+static operands by_recipe(quad_tape *t, const quad_layer *layer, linear *l)
 {
     int64_t *group = quad_indices(t, l->rows);
     l->by = quad_keep(t, 1, sizeof *l->by);
-    if (group == NULL || l->by == NULL) return;
+    if (group == NULL || l->by == NULL) return (operands){0};
     for (int64_t row = 0; row < l->rows; row++) group[row] = layer->group == NULL ? 0 : layer->group[row];
     l->recipe = *layer->recipe;
     *l->by = (quad_recipe_layer){.recipe = &l->recipe,
@@ -195,7 +206,7 @@ static void by_recipe(quad_tape *t, const quad_layer *layer, linear *l, quad *y)
                                  .w = quad_values(t, layer->w)};
     t->straight_through = true;
     t->status = quad_recipe_take(t->ctx, l->by);
-    if (t->status == ASSAY_OK) quad_recipe_forward(l->by, y);
+    return (operands){.x = l->by->of_x.numbers, .w = l->by->of_w.numbers};
 }
 
 quad_node quad_linear(quad_tape *t, quad_layer layer)
@@ -206,9 +217,11 @@ quad_node quad_linear(quad_tape *t, quad_layer layer)
     if (t->records[layer.x].stream != NULL)
         t->status =
             assay_fail(t->ctx, ASSAY_INTERNAL, "'%s' is not in memory as a whole", t->records[layer.x].stream->path);
+    const quad_record *w = &t->records[layer.w];
     const int64_t groups = layer.groups > 0 ? layer.groups : 1, k = quad_columns(t, layer.x);
-    const int64_t weights = quad_rows(t, layer.w) * quad_columns(t, layer.w), n = weights / (groups * k);
-    *l = (linear){.rows = quad_rows(t, layer.x), .k = k, .n = n, .groups = groups};
+    const int64_t weights = w->rows * w->columns, n = weights / (groups * k);
+    *l = (linear){
+        .rows = quad_rows(t, layer.x), .k = k, .n = n, .groups = groups, .stream = w->stream, .offset = w->offset};
     if (weights != groups * k * n)
         quad_refuse(t, "%lld weights of %lld groups, of %lld numbers each row", (long long)weights, (long long)groups,
                     (long long)k);
@@ -221,11 +234,10 @@ quad_node quad_linear(quad_tape *t, quad_layer layer)
         &y);
     if (values == NULL) return 0;
     sort_rows(l, layer.group);
-    if (layer.recipe != NULL && layer.recipe->recipe != NULL) {
-        by_recipe(t, &layer, l, values);
-    } else {
-        t->status = forward(t->ctx, l, quad_values(t, layer.x), &t->records[layer.w], values);
-    }
+    const bool quantised = layer.recipe != NULL && layer.recipe->recipe != NULL;
+    const operands of =
+        quantised ? by_recipe(t, &layer, l) : (operands){.x = quad_values(t, layer.x), .w = quad_values(t, layer.w)};
+    if (t->status == ASSAY_OK) t->status = forward(t->ctx, l, &of, values);
     return y;
 }
 

@@ -4,64 +4,27 @@
 #include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
-/* Columns of a node that begin at a column of another, `count` of every row. */
-typedef struct columns {
-    int64_t first;
-} columns;
-
-static void columns_back(quad_tape *t, const quad_record *y)
+/* Adds rows of `from` to rows of `to`: row i, or where a list says; -1: no row. */
+static void add_rows(int64_t count, int64_t width, quad *to, const int64_t *to_row, const quad *from,
+                     const int64_t *from_row)
 {
-    const columns *c = y->with;
-    const int64_t all = quad_columns(t, y->from[0]);
-    quad *into = quad_into(t, y->from[0]);
-    for (int64_t i = 0; into != NULL && i < y->rows * y->columns; i++)
-        into[i / y->columns * all + c->first + i % y->columns] += y->gradient[i];
-}
-
-quad_node quad_columns_of(quad_tape *t, quad_node x, int64_t first, int64_t count)
-{
-    quad_node y;
-    const int64_t rows = quad_rows(t, x), all = quad_columns(t, x);
-    columns *with = quad_keep(t, 1, sizeof *with);
-    if (x == 0 || with == NULL) return 0;
-    with->first = first;
-    quad *values = quad_new(t, rows, count, (quad_record){.from = {x}, .back = columns_back, .with = with}, &y);
-    for (int64_t i = 0; values != NULL && i < rows * count; i++)
-        values[i] = quad_values(t, x)[i / count * all + first + i % count];
-    return y;
-}
-
-static void beside_back(quad_tape *t, const quad_record *y)
-{
-    int64_t first = 0;
-    for (int k = 0; k < 2; k++) {
-        const int64_t own = quad_columns(t, y->from[k]);
-        quad *into = quad_into(t, y->from[k]);
-        for (int64_t i = 0; into != NULL && i < y->rows * own; i++)
-            into[i] += y->gradient[i / own * y->columns + first + i % own];
-        first += own;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t a = to_row == NULL ? i : to_row[i], b = from_row == NULL ? i : from_row[i];
+        for (int64_t j = 0; a >= 0 && b >= 0 && j < width; j++) to[a * width + j] += from[b * width + j];
     }
 }
 
-quad_node quad_beside(quad_tape *t, quad_node a, quad_node b)
+static quad *zeros(quad_tape *t, int64_t rows, int64_t columns, quad_record record, quad_node *y)
 {
-    quad_node y;
-    if (a == 0 || b == 0) return a == 0 ? b : a;
-    const int64_t rows = quad_rows(t, a), of_a = quad_columns(t, a), of_b = quad_columns(t, b), all = of_a + of_b;
-    quad *values = quad_new(t, rows, all, (quad_record){.from = {a, b}, .back = beside_back}, &y);
-    for (int64_t row = 0; values != NULL && row < rows; row++) {
-        memcpy(values + row * all, quad_values(t, a) + row * of_a, (size_t)of_a * sizeof *values);
-        memcpy(values + row * all + of_a, quad_values(t, b) + row * of_b, (size_t)of_b * sizeof *values);
-    }
-    return y;
+    quad *values = quad_new(t, rows, columns, record, y);
+    for (int64_t i = 0; values != NULL && i < rows * columns; i++) values[i] = 0;
+    return values;
 }
 
 static void gather_back(quad_tape *t, const quad_record *y)
 {
-    const int64_t *index = y->with;
     quad *into = quad_into(t, y->from[0]);
-    for (int64_t i = 0; into != NULL && i < y->rows * y->columns; i++)
-        if (index[i / y->columns] >= 0) into[index[i / y->columns] * y->columns + i % y->columns] += y->gradient[i];
+    if (into != NULL) add_rows(y->rows, y->columns, into, y->with, y->gradient, NULL);
 }
 
 quad_node quad_gather(quad_tape *t, quad_node x, const int64_t *index, int64_t rows)
@@ -69,29 +32,24 @@ quad_node quad_gather(quad_tape *t, quad_node x, const int64_t *index, int64_t r
     quad_node y;
     const int64_t width = quad_columns(t, x);
     if (x == 0) return 0;
-    quad *values = quad_new(t, rows, width, (quad_record){.from = {x}, .back = gather_back, .with = index}, &y);
-    for (int64_t i = 0; values != NULL && i < rows * width; i++)
-        values[i] = index[i / width] < 0 ? 0 : quad_values(t, x)[index[i / width] * width + i % width];
+    quad *values = zeros(t, rows, width, (quad_record){.from = {x}, .back = gather_back, .with = index}, &y);
+    if (values != NULL) add_rows(rows, width, values, NULL, quad_values(t, x), index);
     return y;
 }
 
 static void scatter_back(quad_tape *t, const quad_record *y)
 {
-    const int64_t *index = y->with, rows = quad_rows(t, y->from[0]);
     quad *into = quad_into(t, y->from[0]);
-    for (int64_t i = 0; into != NULL && i < rows * y->columns; i++)
-        if (index[i / y->columns] >= 0) into[i] += y->gradient[index[i / y->columns] * y->columns + i % y->columns];
+    if (into != NULL) add_rows(quad_rows(t, y->from[0]), y->columns, into, NULL, y->gradient, y->with);
 }
 
 quad_node quad_scatter(quad_tape *t, quad_node x, const int64_t *index, int64_t rows)
 {
     quad_node y;
-    const int64_t width = quad_columns(t, x), from = quad_rows(t, x);
+    const int64_t width = quad_columns(t, x);
     if (x == 0) return 0;
-    quad *values = quad_new(t, rows, width, (quad_record){.from = {x}, .back = scatter_back, .with = index}, &y);
-    for (int64_t i = 0; values != NULL && i < rows * width; i++) values[i] = 0;
-    for (int64_t i = 0; values != NULL && i < from * width; i++)
-        if (index[i / width] >= 0) values[index[i / width] * width + i % width] += quad_values(t, x)[i];
+    quad *values = zeros(t, rows, width, (quad_record){.from = {x}, .back = scatter_back, .with = index}, &y);
+    if (values != NULL) add_rows(quad_rows(t, x), width, values, index, quad_values(t, x), NULL);
     return y;
 }
 
@@ -102,51 +60,88 @@ quad_node quad_repeat(quad_tape *t, quad_node x, int64_t times)
     return quad_gather(t, x, index, quad_rows(t, x) * times);
 }
 
-typedef struct stack {
-    int64_t count;
-    quad_node parts[];
-} stack;
-
-static void stack_back(quad_tape *t, const quad_record *y)
+static int64_t common_divisor(int64_t a, int64_t b)
 {
-    const stack *s = y->with;
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+/* As rows of the longest pieces that columns and what is before them are made of. */
+quad_node quad_columns_of(quad_tape *t, quad_node x, int64_t first, int64_t count)
+{
+    const int64_t rows = quad_rows(t, x), all = quad_columns(t, x);
+    const int64_t piece = common_divisor(common_divisor(first, count), all);
+    if (x == 0 || piece == 0) return 0;
+    const int64_t own = count / piece;
+    int64_t *index = quad_indices(t, rows * own);
+    for (int64_t i = 0; index != NULL && i < rows * own; i++)
+        index[i] = i / own * (all / piece) + first / piece + i % own;
+    return index == NULL ? 0 : quad_view(t, quad_gather(t, quad_view(t, x, piece), index, rows * own), count);
+}
+
+/* y is of `runs` runs, each of as many numbers of every part in turn. */
+typedef struct joined {
+    int64_t runs, count;
+    quad_node parts[];
+} joined;
+
+/* How many of a part. */
+static int64_t run_of(const quad_tape *t, const joined *j, int64_t k)
+{
+    return j->runs == 0 ? 0 : quad_rows(t, j->parts[k]) * quad_columns(t, j->parts[k]) / j->runs;
+}
+
+static void join_back(quad_tape *t, const quad_record *y)
+{
+    const joined *j = y->with;
     const quad *came = y->gradient;
-    for (int64_t k = 0; k < s->count; k++) {
-        const int64_t count = quad_rows(t, s->parts[k]) * y->columns;
-        quad *into = quad_into(t, s->parts[k]);
-        for (int64_t i = 0; into != NULL && i < count; i++) into[i] += came[i];
-        came += count;
+    for (int64_t i = 0; i < j->runs * j->count; i++) {
+        const int64_t own = run_of(t, j, i % j->count);
+        quad *into = quad_into(t, j->parts[i % j->count]);
+        for (int64_t k = 0; into != NULL && k < own; k++) into[i / j->count * own + k] += came[k];
+        came += own;
     }
 }
 
-quad_node quad_concatenate(quad_tape *t, const quad_node *parts, int64_t count)
+static quad_node join(quad_tape *t, const quad_node *parts, int64_t count, int64_t runs, int64_t columns)
 {
     quad_node y;
-    int64_t rows = 0;
-    quad_record record = {.back = stack_back};
-    stack *with = quad_keep(t, (int64_t)sizeof *with + count * (int64_t)sizeof *parts, 1);
+    int64_t all = 0;
+    quad_record record = {.back = join_back};
+    joined *with = quad_keep(t, (int64_t)sizeof *with + count * (int64_t)sizeof *parts, 1);
     if (with == NULL) return 0;
+    with->runs = runs;
     with->count = count;
     for (int64_t k = 0; k < count; k++) {
         if (parts[k] == 0) return 0;
         with->parts[k] = parts[k];
-        rows += quad_rows(t, parts[k]);
+        all += run_of(t, with, k);
         record.wanted |= t->records[parts[k]].wanted;
     }
     record.with = with;
-    quad *values = quad_new(t, rows, quad_columns(t, parts[0]), record, &y);
-    for (int64_t k = 0; values != NULL && k < count; k++) {
-        const int64_t own = quad_rows(t, parts[k]) * quad_columns(t, parts[k]);
-        memcpy(values, quad_values(t, parts[k]), (size_t)own * sizeof *values);
+    quad *values = quad_new(t, columns == 0 ? 0 : runs * all / columns, columns, record, &y);
+    for (int64_t i = 0; values != NULL && i < runs * count; i++) {
+        const int64_t own = run_of(t, with, i % count);
+        memcpy(values, quad_values(t, parts[i % count]) + i / count * own, (size_t)own * sizeof *values);
         values += own;
     }
     return y;
 }
 
+quad_node quad_beside(quad_tape *t, quad_node a, quad_node b)
+{
+    if (a == 0 || b == 0) return a == 0 ? b : a;
+    return join(t, (quad_node[]){a, b}, 2, quad_rows(t, a), quad_columns(t, a) + quad_columns(t, b));
+}
+
+quad_node quad_concatenate(quad_tape *t, const quad_node *parts, int64_t count)
+{
+    return join(t, parts, count, 1, quad_columns(t, parts[0]));
+}
+
 static void as_it_is(quad_tape *t, const quad_record *y)
 {
     quad *into = quad_into(t, y->from[0]);
-    for (int64_t i = 0; into != NULL && i < y->rows * y->columns; i++) into[i] += y->gradient[i];
+    if (into != NULL) add_rows(y->rows, y->columns, into, NULL, y->gradient, NULL);
 }
 
 quad_node quad_taken_as(quad_tape *t, quad_node x, const quad *values)

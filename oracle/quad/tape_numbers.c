@@ -66,189 +66,130 @@ quad_node quad_multiply(quad_tape *t, quad_node a, quad_node b)
     return y;
 }
 
-static void weigh_back(quad_tape *t, const quad_record *y)
-{
-    const quad *x = quad_values(t, y->from[0]), *w = quad_values(t, y->from[1]);
-    quad *dx = quad_into(t, y->from[0]), *dw = quad_into(t, y->from[1]);
-    for (int64_t i = 0; i < y->rows * y->columns; i++) {
-        if (y->gradient[i] == 0) continue;
-        if (dx != NULL) dx[i] += y->gradient[i] * w[i / y->columns];
-        if (dw != NULL) dw[i / y->columns] += y->gradient[i] * x[i];
-    }
-}
-
 quad_node quad_weigh(quad_tape *t, quad_node x, quad_node w)
 {
-    quad *values;
-    if (x == 0 || w == 0) return 0;
-    const quad_node y = like(t, x, (quad_record){.from = {x, w}, .back = weigh_back}, &values);
-    for (int64_t i = 0; values != NULL && i < count_of(t, y); i++)
-        values[i] = quad_values(t, x)[i] * quad_values(t, w)[i / quad_columns(t, y)];
-    return y;
+    const int64_t columns = quad_columns(t, x);
+    return quad_multiply(t, x, quad_view(t, quad_repeat(t, w, columns), columns));
 }
 
 static void times_back(quad_tape *t, const quad_record *y)
 {
-    add_back(t, y->from[0], y->rows * y->columns, y->gradient, NULL, *(const quad *)y->with);
+    add_back(t, y->from[0], y->rows * y->columns, y->gradient, NULL, y->number);
 }
 
 quad_node quad_times(quad_tape *t, quad_node x, quad factor)
 {
-    quad *values, *with = quad_keep(t, 1, sizeof *with);
-    if (x == 0 || with == NULL) return 0;
-    *with = factor;
-    const quad_node y = like(t, x, (quad_record){.from = {x}, .back = times_back, .with = with}, &values);
+    quad *values;
+    if (x == 0) return 0;
+    const quad_node y = like(t, x, (quad_record){.from = {x}, .back = times_back, .number = factor}, &values);
     for (int64_t i = 0; values != NULL && i < count_of(t, y); i++) values[i] = factor * quad_values(t, x)[i];
-    return y;
-}
-
-static void sum_times_back(quad_tape *t, const quad_record *y)
-{
-    add_back(t, y->from[0], count_of(t, y->from[0]), y->with, NULL, y->gradient[0]);
-}
-
-quad_node quad_sum_times(quad_tape *t, quad_node x, const quad *factors)
-{
-    quad_node y;
-    if (x == 0 || factors == NULL) return 0;
-    quad *sum = quad_new(t, 1, 1, (quad_record){.from = {x}, .back = sum_times_back, .with = factors}, &y);
-    if (sum != NULL) *sum = 0;
-    for (int64_t i = 0; sum != NULL && i < count_of(t, x); i++) *sum += factors[i] * quad_values(t, x)[i];
     return y;
 }
 
 /* --- functions of one number --- */
 
-static quad value_of(quad_unary f, quad x)
+static quad value_of(quad_unary f, quad x, quad number)
 {
     switch (f) {
-    case QUAD_SIGMOID:
-        return quad_sigmoid(x);
     case QUAD_SQRTSOFTPLUS: /* the root of ln(1 + e^x) */
         return sqrtq(x > 0 ? x + log1pq(expq(-x)) : log1pq(expq(x)));
-    case QUAD_SQUARE:
-        return x * x;
-    case QUAD_SILU:
-        break;
+    case QUAD_CUT_ABOVE:
+        return x > number ? number : x;
+    case QUAD_CUT:
+        return x > number ? number : x < -number ? -number : x;
+    case QUAD_INVERSE:
+        return x + number == 0 ? 0 : 1 / (x + number);
+    case QUAD_INVERSE_ROOT:
+        return 1 / sqrtq(x + number);
+    default:
+        return quad_activation((assay_activation)f, x);
     }
-    return x * quad_sigmoid(x);
 }
 
-static quad slope_of(quad_unary f, quad x, quad y)
+/* At a clamp's edge the gradient passes. */
+static quad slope_of(quad_unary f, quad x, quad y, quad number)
 {
     switch (f) {
-    case QUAD_SIGMOID:
-        return y * quad_sigmoid(-x);
     case QUAD_SQRTSOFTPLUS:
-        return quad_sigmoid(x) / (2 * y);
-    case QUAD_SQUARE:
-        return 2 * x;
-    case QUAD_SILU:
-        break;
+        return quad_activation(ASSAY_SIGMOID, x) / (2 * y);
+    case QUAD_CUT_ABOVE:
+        return x > number ? 0 : 1;
+    case QUAD_CUT:
+        return x > number || x < -number ? 0 : 1;
+    case QUAD_INVERSE:
+        return -y * y;
+    case QUAD_INVERSE_ROOT:
+        return -y * y * y / 2;
+    default:
+        return quad_activation_slope((assay_activation)f, x);
     }
-    return quad_activation_slope(ASSAY_SILU, x);
 }
-
-typedef struct map {
-    quad_unary f;
-} map;
 
 static void map_back(quad_tape *t, const quad_record *y)
 {
-    const map *m = y->with;
     const quad *x = quad_values(t, y->from[0]);
     quad *into = quad_into(t, y->from[0]);
-    for (int64_t i = 0; into != NULL && i < y->rows * y->columns; i++)
-        if (y->gradient[i] != 0) into[i] += y->gradient[i] * slope_of(m->f, x[i], y->values[i]);
+    const int64_t count = into == NULL ? 0 : y->rows * y->columns;
+#pragma omp parallel for num_threads(t->ctx->threads) schedule(static) if (count >= WORTH_THREADS)
+    for (int64_t i = 0; i < count; i++)
+        if (y->gradient[i] != 0) into[i] += y->gradient[i] * slope_of(y->function, x[i], y->values[i], y->number);
+}
+
+quad_node quad_map_with(quad_tape *t, quad_node x, quad_unary f, quad number)
+{
+    quad *values;
+    if (x == 0) return 0;
+    const quad_record record = {.from = {x}, .back = map_back, .function = f, .number = number};
+    const quad_node y = like(t, x, record, &values);
+    const quad *of = quad_values(t, x);
+    const int64_t count = values == NULL ? 0 : count_of(t, y);
+#pragma omp parallel for num_threads(t->ctx->threads) schedule(static) if (count >= WORTH_THREADS)
+    for (int64_t i = 0; i < count; i++) values[i] = value_of(f, of[i], number);
+    return y;
 }
 
 quad_node quad_map(quad_tape *t, quad_node x, quad_unary f)
 {
-    quad *values;
-    map *with = quad_keep(t, 1, sizeof *with);
-    if (x == 0 || with == NULL) return 0;
-    with->f = f;
-    const quad_node y = like(t, x, (quad_record){.from = {x}, .back = map_back, .with = with}, &values);
-    for (int64_t i = 0; values != NULL && i < count_of(t, y); i++) values[i] = value_of(f, quad_values(t, x)[i]);
-    return y;
+    return quad_map_with(t, x, f, 0);
 }
 
 /* --- gated linear units --- */
 
-static void glu_back(quad_tape *t, const quad_record *y)
-{
-    const assay_gated_mlp_config *c = y->with;
-    const quad *a = quad_values(t, y->from[0]), *b = quad_values(t, y->from[1]);
-    quad *da = quad_into(t, y->from[0]), *db = quad_into(t, y->from[1]);
-#pragma omp parallel for num_threads(t->ctx->threads) schedule(static) if (y->rows * y->columns >= WORTH_THREADS)
-    for (int64_t i = 0; i < y->rows * y->columns; i++) {
-        quad slopes[2];
-        quad_glu_slopes(c->activation, c->glu, c->limit, a[i], b[i], slopes);
-        if (da != NULL) da[i] += y->gradient[i] * slopes[0];
-        if (db != NULL) db[i] += y->gradient[i] * slopes[1];
-    }
-}
-
+/* Clamped: a from above, b from both sides, and b by itself. gpt_oss: a sigmoid(1.702 a) (b + 1) of what is cut. */
 quad_node quad_glu(quad_tape *t, quad_node a, quad_node b, const assay_gated_mlp_config *config)
 {
-    quad *values;
-    assay_gated_mlp_config *with = quad_keep(t, 1, sizeof *with);
-    if (a == 0 || b == 0 || with == NULL) return 0;
-    *with = *config;
-    const quad_node y = like(t, a, (quad_record){.from = {a, b}, .back = glu_back, .with = with}, &values);
-    const quad *of_a = quad_values(t, a), *of_b = quad_values(t, b);
-    const int64_t count = count_of(t, y);
-    if (values == NULL) return 0;
-#pragma omp parallel for num_threads(t->ctx->threads) schedule(static) if (count >= WORTH_THREADS)
-    for (int64_t i = 0; i < count; i++)
-        values[i] = quad_glu_of(with->activation, with->glu, with->limit, of_a[i], of_b[i]);
-    return y;
+    if (config->glu == ASSAY_GLU_PLAIN)
+        return quad_multiply(t, quad_map(t, a, (quad_unary)config->activation[0]),
+                             quad_map(t, b, (quad_unary)config->activation[1]));
+    const quad_node cut_a = quad_map_with(t, a, QUAD_CUT_ABOVE, config->limit),
+                    cut_b = quad_map_with(t, b, QUAD_CUT, config->limit);
+    if (config->glu == ASSAY_GLU_CLAMPED)
+        return quad_multiply(t, quad_map(t, cut_a, (quad_unary)config->activation[0]), cut_b);
+    const quad_node gate = quad_multiply(t, cut_a, quad_map(t, quad_times(t, cut_a, 1702 / (quad)1000), QUAD_SIGMOID));
+    return quad_add(t, quad_multiply(t, gate, cut_b), gate);
 }
 
 /* --- rows --- */
 
-typedef struct norm {
-    double epsilon;
-} norm;
-
-/* The root of a row's mean square plus epsilon. */
-static quad root_of(int64_t columns, double epsilon, const quad *x)
+quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor)
 {
-    quad squares = 0;
-    for (int64_t i = 0; i < columns; i++) squares += x[i] * x[i];
-    return sqrtq(squares / columns + epsilon);
-}
-
-static void normalise_back(quad_tape *t, const quad_record *y)
-{
-    const norm *n = y->with;
-    const quad *scale = quad_values(t, y->from[1]);
-    quad *dx = quad_into(t, y->from[0]), *dscale = quad_into(t, y->from[1]);
-    for (int64_t row = 0; row < y->rows; row++) {
-        const quad *x = quad_values(t, y->from[0]) + row * y->columns, *dy = y->gradient + row * y->columns;
-        const quad root = root_of(y->columns, n->epsilon, x);
-        quad along = 0; /* <scale dy, x> / (columns root^2) */
-        for (int64_t i = 0; i < y->columns; i++) along += scale[i] * dy[i] * x[i] / (root * root) / y->columns;
-        for (int64_t i = 0; i < y->columns; i++) {
-            if (dx != NULL) dx[row * y->columns + i] += (scale[i] * dy[i] - along * x[i]) / root;
-            if (dscale != NULL) dscale[i] += dy[i] * x[i] / root;
-        }
-    }
+    quad *column;
+    const quad_node w = quad_constant(t, quad_columns(t, x), 1, &column);
+    for (int64_t i = 0; column != NULL && i < quad_columns(t, x); i++) column[i] = factor;
+    return quad_linear(t, (quad_layer){.x = x, .w = w});
 }
 
 quad_node quad_normalise(quad_tape *t, quad_node x, quad_node scale, double epsilon)
 {
-    quad *values;
-    norm *with = quad_keep(t, 1, sizeof *with);
-    if (x == 0 || scale == 0 || with == NULL) return 0;
-    with->epsilon = epsilon;
-    const quad_node y = like(t, x, (quad_record){.from = {x, scale}, .back = normalise_back, .with = with}, &values);
-    const int64_t columns = quad_columns(t, x);
-    for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++) {
-        const quad *of = quad_values(t, x) + row * columns, root = root_of(columns, epsilon, of);
-        for (int64_t i = 0; i < columns; i++) values[row * columns + i] = of[i] / root * quad_values(t, scale)[i];
-    }
-    return y;
+    if (x == 0 || scale == 0) return 0;
+    const quad_node mean_square = quad_row_sums(t, quad_multiply(t, x, x), 1 / (quad)quad_columns(t, x));
+    const quad_node normal = quad_weigh(t, x, quad_map_with(t, mean_square, QUAD_INVERSE_ROOT, epsilon));
+    return quad_multiply(t, normal, quad_repeat(t, scale, quad_rows(t, x)));
+}
+
+quad_node quad_over_sum(quad_tape *t, quad_node x, quad extra)
+{
+    return quad_weigh(t, x, quad_map_with(t, quad_row_sums(t, x, 1), QUAD_INVERSE, extra));
 }
 
 static void softmax_back(quad_tape *t, const quad_record *y)
@@ -307,44 +248,6 @@ quad_node quad_log_sum_exp(quad_tape *t, quad_node x)
         for (int64_t i = 0; i < columns; i++) largest = of[i] > largest ? of[i] : largest;
         for (int64_t i = 0; i < columns; i++) sum += expq(of[i] - largest);
         values[row] = largest + logq(sum);
-    }
-    return y;
-}
-
-static quad sum_of(int64_t count, const quad *x)
-{
-    quad sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += x[i];
-    return sum;
-}
-
-typedef struct over_sum {
-    quad extra;
-} over_sum;
-
-static void over_sum_back(quad_tape *t, const quad_record *y)
-{
-    const over_sum *o = y->with;
-    quad *dx = quad_into(t, y->from[0]);
-    for (int64_t row = 0; dx != NULL && row < y->rows; row++) {
-        const quad *x = quad_values(t, y->from[0]) + row * y->columns, *dy = y->gradient + row * y->columns;
-        const quad sum = sum_of(y->columns, x) + o->extra;
-        quad along = 0;
-        for (int64_t i = 0; i < y->columns; i++) along += dy[i] * x[i] / sum;
-        for (int64_t i = 0; sum != 0 && i < y->columns; i++) dx[row * y->columns + i] += (dy[i] - along) / sum;
-    }
-}
-
-quad_node quad_over_sum(quad_tape *t, quad_node x, quad extra)
-{
-    quad *values;
-    over_sum *with = quad_keep(t, 1, sizeof *with);
-    if (x == 0 || with == NULL) return 0;
-    with->extra = extra;
-    const quad_node y = like(t, x, (quad_record){.from = {x}, .back = over_sum_back, .with = with}, &values);
-    for (int64_t i = 0; values != NULL && i < count_of(t, y); i++) {
-        const quad *of = quad_values(t, x), *row = of + i / quad_columns(t, x) * quad_columns(t, x);
-        values[i] = of[i] == 0 ? 0 : of[i] / (sum_of(quad_columns(t, x), row) + extra);
     }
     return y;
 }

@@ -67,15 +67,13 @@ static void weighed(quad_tape *t, const void *config)
 
 static void summed(quad_tape *t, const void *config)
 {
-    quad *factors = quad_keep(t, ROWS * COLUMNS, sizeof *factors);
     (void)config;
-    for (int i = 0; factors != NULL && i < ROWS * COLUMNS; i++) factors[i] = i - 7;
-    put(t, quad_sum_times(t, quad_multiply(t, x_of(t), x_of(t)), factors));
+    put(t, quad_row_sums(t, quad_multiply(t, x_of(t), x_of(t)), -7));
 }
 
 static void mapped(quad_tape *t, const void *config)
 {
-    put(t, quad_map(t, x_of(t), *(const quad_unary *)config));
+    put(t, quad_map_with(t, x_of(t), *(const quad_unary *)config, 0.7));
 }
 
 static void gated(quad_tape *t, const void *config)
@@ -236,11 +234,12 @@ TEST(test_moves)
 
 TEST(test_numbers)
 {
-    static const quad_unary functions[] = {QUAD_SIGMOID, QUAD_SQRTSOFTPLUS, QUAD_SQUARE, QUAD_SILU};
+    static const quad_unary functions[] = {QUAD_SIGMOID, QUAD_SQRTSOFTPLUS, QUAD_SILU,
+                                           QUAD_CUT,     QUAD_CUT_ABOVE,    QUAD_INVERSE};
     check("sums", sums, NULL);
     check("weighed", weighed, NULL);
     check("summed", summed, NULL);
-    for (int i = 0; i < 4; i++) check("a function of one number", mapped, &functions[i]);
+    for (int i = 0; i < 6; i++) check("a function of one number", mapped, &functions[i]);
 }
 
 /* A limit that some numbers are beyond on either side. */
