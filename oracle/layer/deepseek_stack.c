@@ -88,7 +88,8 @@ bool stack_wants_backward(const stack_run *run)
 {
     bool wants = run->out->wants(run->out->self, "gradients/inputs/x");
     for (int64_t layer = run->config->first_layer; !wants && layer < run->config->layers; layer++)
-        wants = layer_wants_gradient(run, layer);
+        wants = layer_wants_gradient(run, layer) ||
+                (!layer_is_dense(run->config, layer) && layer_moe_wants_gradient(run, layer));
     return wants;
 }
 

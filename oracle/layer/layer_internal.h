@@ -37,7 +37,7 @@ assay_tensor_row layer_norm_row(const assay_stack_config *config, int norm);
 assay_tensor_table layer_weight_table(const assay_stack_config *config, int64_t layer);
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w);
 void layer_weights_free(layer_weights *w);
-/* Whether the sink wants the gradient of any weight of the layer. */
+/* Whether the sink wants a gradient of the layer, the block of experts aside. */
 bool layer_wants_gradient(const stack_run *run, int64_t layer);
 
 /* Numbers in a checkpoint of the layer, lse included; 0 where it has none. */
@@ -60,7 +60,8 @@ int layer_slot(const graph *g, int tensor);
 /* Whether backward computes it again where it was not kept. */
 bool layer_recomputes(const graph *g, int slot);
 
-/* The block of experts: y, or the gradient of h_norm, is allocated. */
+/* The block of experts: whether the sink wants a gradient of it; y, or the gradient of h_norm, is allocated. */
+bool layer_moe_wants_gradient(const stack_run *run, int64_t layer);
 assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
                                double **y);
 assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,

@@ -51,6 +51,16 @@ static int64_t kept_count(const stack_run *run, int64_t layer, int checkpoint)
     return kept ? layer_checkpoint_count(run->config, layer, slot) : 0;
 }
 
+bool layer_moe_wants_gradient(const stack_run *run, int64_t layer)
+{
+    moe_view view;
+    open_view(run, layer, &view);
+    view.block.backward = true;
+    const assay_source in = sub_block_source(&view.block);
+    const assay_sink out = sub_block_sink(&view.block);
+    return assay_moe_wants_gradient(&run->config->moe, &in, &out);
+}
+
 /* What the experts of all ranks have left with the first one, for backward. */
 static assay_status share_held(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
 {

@@ -54,43 +54,6 @@ static bool wants_quantised(const stack_run *run, const char *prefix, const assa
     return run->out->wants(run->out->self, path);
 }
 
-static bool wants_quantised_of_experts(const stack_run *run, const char *prefix)
-{
-    const assay_gated_mlp_config mlp[] = {assay_moe_expert_config(&run->config->moe, 0),
-                                          assay_moe_shared_config(&run->config->moe, 0)};
-    static const assay_mlp_place places[] = {ASSAY_MLP_ROUTED, ASSAY_MLP_SHARED};
-    bool wants = false;
-    for (int i = 0; i < 2; i++) {
-        for (int checkpoint = ASSAY_MLPWI_GRADIENT; checkpoint < ASSAY_MLP_CHECKPOINTS; checkpoint++) {
-            const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp[i], places[i], checkpoint);
-            wants |= wants_quantised(run, prefix, &row);
-        }
-    }
-    return wants;
-}
-
-/* Of a MoE block: enough to know whether backward is asked for. */
-static bool wants_moe_gradient(const stack_run *run, const char *prefix)
-{
-    static const char *const names[] = {"gate/kernel", "gate/bias", "per_expert_scale"};
-    const assay_moe_config *config = &run->config->moe;
-    const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0),
-                                 shared = assay_moe_shared_config(config, 0);
-    const assay_tensor_table routed_table = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
-    const assay_tensor_table shared_table = assay_mlp_weight_table(&shared, ASSAY_MLP_SHARED);
-    char block[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
-    snprintf(block, sizeof block, "%smoe/", prefix);
-    bool wants = wants_quantised_of_experts(run, prefix) ||
-                 assay_wants_any_gradient(run->in, run->out, block, &routed_table) ||
-                 assay_wants_any_gradient(run->in, run->out, block, &shared_table);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        snprintf(path, sizeof path, "gradients/weights/%.100s%s", block, names[i]);
-        wants |= run->out->wants(run->out->self, path);
-    }
-    snprintf(path, sizeof path, "gradients/inputs/%.100srouting_weights", prefix);
-    return wants || run->out->wants(run->out->self, path);
-}
-
 /* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
 static int64_t routed_rows(const assay_stack_config *config)
 {
@@ -174,8 +137,7 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer)
     assay_layer_graph(&g, run->config, layer);
     const assay_tensor_table table = graph_weight_table(&g);
     layer_prefix(run, layer, prefix);
-    bool wants = wants_boundary(run, layer, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table) ||
-                 (!layer_is_dense(run->config, layer) && wants_moe_gradient(run, prefix));
+    bool wants = wants_boundary(run, layer, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table);
     for (int i = 0; i < g.gradient_count; i++) wants |= wants_quantised(run, prefix, &g.steps[g.gradients[i]].gradient);
     return wants;
 }

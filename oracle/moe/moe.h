@@ -117,6 +117,9 @@ typedef struct assay_moe_observer {
     assay_status (*router)(assay_context *ctx, void *self, const struct moe_block *block, const double *dx_router);
 } assay_moe_observer;
 
+/* Whether the sink wants one that the block has. */
+bool assay_moe_wants_gradient(const assay_moe_config *config, const assay_source *in, const assay_sink *out);
+
 /* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. observer may be NULL. */
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                            const assay_sink *out, const assay_moe_observer *observer);

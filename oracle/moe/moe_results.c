@@ -79,6 +79,16 @@ bool moe_wants_gradient_checkpoints(const moe_results *r, int first)
     return moe_wants_any(r, first + ASSAY_MLPWI_GRADIENT, ASSAY_MLPWO_GRADIENT + 1 - ASSAY_MLPWI_GRADIENT);
 }
 
+bool assay_moe_wants_gradient(const assay_moe_config *config, const assay_source *in, const assay_sink *out)
+{
+    moe_results r;
+    moe_results_open(&r, config, in, out);
+    return moe_wants_any(&r, MOE_DX, MOE_ROUTED - MOE_DX) ||
+           moe_wants_any(&r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS) ||
+           moe_wants_any(&r, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS) ||
+           moe_wants_gradient_checkpoints(&r, MOE_ROUTED) || moe_wants_gradient_checkpoints(&r, MOE_SHARED);
+}
+
 assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int64_t count, const double *values)
 {
     char path[ASSAY_PATH_SIZE];

@@ -22,6 +22,7 @@ void quad_function(quad_tape *t, const void *config)
     for (size_t i = 0; i < sizeof topics / sizeof *topics; i++) {
         for (const quad_named_function *f = topics[i]; f->name != NULL; f++) {
             if (strcmp(f->name, c->view->name) != 0) continue;
+            c->of_weight = f->of_weight;
             if (t->status == ASSAY_OK) f->evaluate(c);
             quad_finish(c);
             return;

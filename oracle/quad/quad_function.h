@@ -15,6 +15,11 @@ typedef struct quad_argument {
     int64_t count;
 } quad_argument;
 
+/* A result of a function on all weights from what was given of that weight. */
+struct quad_call;
+typedef quad_node quad_of_weight(struct quad_call *c, const assay_function_tensor *whole,
+                                 const assay_function_tensor *result);
+
 typedef struct quad_call {
     quad_tape *t;
     const assay_function_view *view;
@@ -24,6 +29,7 @@ typedef struct quad_call {
     const assay_recipe_config *recipe;   /* config's */
     assay_batch_split_sizes s;
     int64_t factor;
+    quad_of_weight *of_weight;                       /* of the function; NULL: it is none on all weights */
     quad_argument arguments[ASSAY_FUNCTION_TENSORS]; /* of view->forward */
 } quad_call;
 
@@ -51,6 +57,7 @@ quad_node quad_normed(quad_call *c, const char *scale, int64_t shard, quad_node 
 typedef struct quad_named_function {
     const char *name;
     void (*evaluate)(quad_call *c);
+    quad_of_weight *of_weight;
 } quad_named_function;
 extern const quad_named_function quad_weight_functions[], quad_attention_functions[], quad_expert_functions[];
 

@@ -205,8 +205,8 @@ static void route_impl(quad_call *c)
     }
 }
 
-/* The rows of each shard, [R,D]. */
-static quad_node *sorted_in(quad_call *c, const char *path)
+/* The rows of each shard, of D numbers. */
+static quad_node *rows_in(quad_call *c, const char *path)
 {
     quad_node *all = quad_keep(c->t, c->s.shards, sizeof *all);
     for (int64_t shard = 0; all != NULL && shard < c->s.shards; shard++)
@@ -216,7 +216,7 @@ static quad_node *sorted_in(quad_call *c, const char *path)
 
 static void unroute(quad_call *c)
 {
-    quad_give(c, "outputs/x", 0, 1, unsort(c, quad_in_indices(c, "inputs/selected_experts"), sorted_in(c, "inputs/x")));
+    quad_give(c, "outputs/x", 0, 1, unsort(c, quad_in_indices(c, "inputs/selected_experts"), rows_in(c, "inputs/x")));
 }
 
 static void unroute_ubatch_fn(quad_call *c)
@@ -224,7 +224,7 @@ static void unroute_ubatch_fn(quad_call *c)
     const int64_t dim = c->mla->emb_dim;
     const int32_t *rolled = quad_in_indices(c, "inputs/selected_experts");
     int32_t *same = quad_give_indices(c, "outputs/selected_experts");
-    const quad_node sum = unsort(c, rolled, sorted_in(c, "inputs/routed_expert_out"));
+    const quad_node sum = unsort(c, rolled, rows_in(c, "inputs/routed_expert_out"));
     const quad_node both = quad_add(c->t, sum, quad_in_all(c, "inputs/shared_expert_out", dim));
     quad_give(c, "outputs/outputs", 0, 1, quad_add(c->t, quad_in_all(c, "inputs/moe_inputs", dim), both));
     if (same != NULL) memcpy(same, rolled, (size_t)(c->s.shards * c->s.copies) * sizeof *rolled);
@@ -327,40 +327,34 @@ static void compute_linear(quad_call *c)
                  joined(c, hidden));
 }
 
-static quad_node shared_hidden(quad_call *c, quad_node a, quad_node b)
-{
-    return quad_multiply(c->t, quad_map(c->t, a, QUAD_SILU), b);
-}
-
-/* Of one shard's x [T,D]. */
-static quad_node shared_of(quad_call *c, int64_t shard, quad_node x)
-{
-    const int64_t width = c->config->stack.moe.shared_mlp_dim;
-    const quad_node a = quad_times_weight(c, x, "weights/shared_w0", shard, width);
-    const quad_node b = quad_times_weight(c, x, "weights/shared_w1", shard, width);
-    return quad_times_weight(c, shared_hidden(c, a, b), "weights/shared_wo", shard, c->mla->emb_dim);
-}
-
-static void shared_expert(quad_call *c)
+/* Of all shards' x [T,D], a node each; y likewise. */
+static void shared_of(quad_call *c, const quad_node *x, quad_node *y)
 {
     const int64_t width = c->config->stack.moe.shared_mlp_dim, shards = c->s.shards;
     const assay_shape shape = assay_shape_of(4, shards, c->s.rows, c->mla->sequence, width);
     quad_node *of_a = quad_keep(c->t, shards, sizeof *of_a), *of_b = quad_keep(c->t, shards, sizeof *of_b);
     for (int64_t shard = 0; of_b != NULL && shard < shards; shard++) {
-        const quad_node x = quad_in(c, "inputs/inputs", shard, c->mla->emb_dim);
-        of_a[shard] = quad_times_weight(c, x, "weights/shared_w0", shard, width);
-        of_b[shard] = quad_times_weight(c, x, "weights/shared_w1", shard, width);
+        of_a[shard] = quad_times_weight(c, x[shard], "weights/shared_w0", shard, width);
+        of_b[shard] = quad_times_weight(c, x[shard], "weights/shared_w1", shard, width);
     }
     if (of_b == NULL) return;
-    const quad_node a = joined(c, of_a), b = joined(c, of_b), h = shared_hidden(c, a, b);
+    const quad_node a = joined(c, of_a), b = joined(c, of_b);
+    const quad_node h = quad_multiply(c->t, quad_map(c->t, a, QUAD_SILU), b);
     if (c->recipe->recipe != NULL) {
         quad_put(c->t, "checkpoints/shared_intermediate", shape, h);
         quad_put_gradient(c->t, "checkpoints/shared_mlpwi_0_gradient", shape, a);
         quad_put_gradient(c->t, "checkpoints/shared_mlpwi_1_gradient", shape, b);
     }
     for (int64_t shard = 0; shard < shards; shard++)
-        quad_give(c, "outputs/y", shard, shards,
-                  quad_times_weight(c, of_shard(c, h, shard), "weights/shared_wo", shard, c->mla->emb_dim));
+        y[shard] = quad_times_weight(c, of_shard(c, h, shard), "weights/shared_wo", shard, c->mla->emb_dim);
+}
+
+static void shared_expert(quad_call *c)
+{
+    quad_node *x = rows_in(c, "inputs/inputs"), *y = quad_keep(c->t, c->s.shards, sizeof *y);
+    if (x == NULL || y == NULL) return;
+    shared_of(c, x, y);
+    for (int64_t shard = 0; shard < c->s.shards; shard++) quad_give(c, "outputs/y", shard, c->s.shards, y[shard]);
 }
 
 /* --- stages --- */
@@ -374,12 +368,12 @@ static void route_stage(quad_call *c, const quad_node *inputs, quad_node *shared
     int32_t *choices = quad_keep(t, shards * chosen, sizeof *choices);
     for (int64_t shard = 0; choices != NULL && t->status == ASSAY_OK && shard < shards; shard++) {
         normed[shard] = quad_normed(c, "weights/post_attn_scale", shard, inputs[shard]);
-        if (shared != NULL) shared[shard] = shared_of(c, shard, normed[shard]);
         const quad_node logits =
             quad_times_weight(c, normed[shard], "weights/gate_kernel", shard, c->routing->num_experts);
         const quad_node weights = select_by(c, shard, "weights/gate_bias", logits, choices + shard * chosen);
         normed[shards + shard] = quad_view(t, weights, 1);
     }
+    if (t->status == ASSAY_OK && shared != NULL) shared_of(c, normed, shared);
     if (t->status != ASSAY_OK) return;
     route_rows(c, quad_concatenate(t, normed, shards), quad_concatenate(t, normed + shards, shards), choices, r);
 }
@@ -388,14 +382,13 @@ static void shared_expert_and_route(quad_call *c)
 {
     routed r = routed_outputs(c);
     const bool shares = quad_gives(c, "outputs/y");
-    quad_node *inputs = quad_keep(c->t, 2 * c->s.shards, sizeof *inputs);
-    for (int64_t shard = 0; inputs != NULL && shard < c->s.shards; shard++)
-        inputs[shard] = quad_in(c, "inputs/inputs", shard, c->mla->emb_dim);
-    if (inputs == NULL) return;
-    route_stage(c, inputs, shares ? inputs + c->s.shards : NULL, &r);
+    const quad_node *inputs = rows_in(c, "inputs/inputs");
+    quad_node *y = quad_keep(c->t, c->s.shards, sizeof *y);
+    if (inputs == NULL || y == NULL) return;
+    route_stage(c, inputs, shares ? y : NULL, &r);
     give_routed(c, &r);
     for (int64_t shard = 0; shares && shard < c->s.shards; shard++)
-        quad_give(c, "outputs/y", shard, c->s.shards, inputs[c->s.shards + shard]);
+        quad_give(c, "outputs/y", shard, c->s.shards, y[shard]);
 }
 
 /* Rows that a shard keeps of gate and up, [capacity,H], are those that were given; if there are more both are computed again. */
@@ -481,21 +474,21 @@ static void batch_split_schedule(quad_call *c)
 }
 
 const quad_named_function quad_expert_functions[] = {
-    {"expert_group_mask", expert_group_mask},
-    {"expert_indices_and_weights", expert_indices_and_weights},
-    {"expert_selection", expert_selection},
-    {"route", route},
-    {"route_impl", route_impl},
-    {"unroute", unroute},
-    {"unroute_ubatch_fn", unroute_ubatch_fn},
-    {"quantized_psum_scatter", quantized_psum_scatter},
-    {"shared_expert", shared_expert},
-    {"gmm", gmm},
-    {"compute_gating", compute_gating},
-    {"compute_linear", compute_linear},
-    {"shared_expert_and_route", shared_expert_and_route},
-    {"shared_expert_and_route_remat", shared_expert_and_route},
-    {"route_compute_unroute", route_compute_unroute},
-    {"batch_split_schedule", batch_split_schedule},
-    {NULL, NULL},
+    {"expert_group_mask", expert_group_mask, NULL},
+    {"expert_indices_and_weights", expert_indices_and_weights, NULL},
+    {"expert_selection", expert_selection, NULL},
+    {"route", route, NULL},
+    {"route_impl", route_impl, NULL},
+    {"unroute", unroute, NULL},
+    {"unroute_ubatch_fn", unroute_ubatch_fn, NULL},
+    {"quantized_psum_scatter", quantized_psum_scatter, NULL},
+    {"shared_expert", shared_expert, NULL},
+    {"gmm", gmm, NULL},
+    {"compute_gating", compute_gating, NULL},
+    {"compute_linear", compute_linear, NULL},
+    {"shared_expert_and_route", shared_expert_and_route, NULL},
+    {"shared_expert_and_route_remat", shared_expert_and_route, NULL},
+    {"route_compute_unroute", route_compute_unroute, NULL},
+    {"batch_split_schedule", batch_split_schedule, NULL},
+    {NULL, NULL, NULL},
 };

@@ -64,18 +64,6 @@ static quad_node bundle(quad_call *c, const char *group, const assay_function_te
     return quad_in_all(c, path, 1);
 }
 
-typedef quad_node weight_step(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *result);
-
-static void each_weight(quad_call *c, weight_step *step)
-{
-    const assay_function_tensors *own = &c->view->own;
-    for (int i = 0; i < own->count; i++) {
-        if (strncmp(own->items[i].path, "outputs/", 8) != 0) continue;
-        quad_give(c, own->items[i].path, 0, 1,
-                  step(c, find(&c->view->whole, "inputs/", own->items[i].weight), &own->items[i]));
-    }
-}
-
 static quad_node fetch_weight(quad_call *c, const assay_function_tensor *whole, const assay_function_tensor *result)
 {
     (void)whole;
@@ -191,44 +179,24 @@ static quad_node all_reduce_weight(quad_call *c, const assay_function_tensor *wh
     return is_kernel(whole) ? sum : from;
 }
 
-static void fetch_weights(quad_call *c)
+static void each_weight(quad_call *c)
 {
-    each_weight(c, fetch_weight);
-}
-
-static void extract_layer_weights(quad_call *c)
-{
-    each_weight(c, extract_weight);
-}
-
-static void insert_layer_ws_grad(quad_call *c)
-{
-    each_weight(c, insert_weight);
-}
-
-static void gather_weights(quad_call *c)
-{
-    each_weight(c, gather_weight);
-}
-
-static void reduce_scatter_ws_grad(quad_call *c)
-{
-    each_weight(c, reduce_scatter_weight);
-}
-
-static void all_reduce_ws_grad_dcn(quad_call *c)
-{
-    each_weight(c, all_reduce_weight);
+    const assay_function_tensors *own = &c->view->own;
+    for (int i = 0; i < own->count; i++) {
+        if (strncmp(own->items[i].path, "outputs/", 8) != 0) continue;
+        quad_give(c, own->items[i].path, 0, 1,
+                  c->of_weight(c, find(&c->view->whole, "inputs/", own->items[i].weight), &own->items[i]));
+    }
 }
 
 const quad_named_function quad_weight_functions[] = {
-    {"fetch_weights", fetch_weights},
-    {"split", split},
-    {"merge", merge},
-    {"extract_layer_weights", extract_layer_weights},
-    {"insert_layer_ws_grad", insert_layer_ws_grad},
-    {"gather_weights", gather_weights},
-    {"reduce_scatter_ws_grad", reduce_scatter_ws_grad},
-    {"all_reduce_ws_grad_dcn", all_reduce_ws_grad_dcn},
-    {NULL, NULL},
+    {"fetch_weights", each_weight, fetch_weight},
+    {"split", split, NULL},
+    {"merge", merge, NULL},
+    {"extract_layer_weights", each_weight, extract_weight},
+    {"insert_layer_ws_grad", each_weight, insert_weight},
+    {"gather_weights", each_weight, gather_weight},
+    {"reduce_scatter_ws_grad", each_weight, reduce_scatter_weight},
+    {"all_reduce_ws_grad_dcn", each_weight, all_reduce_weight},
+    {NULL, NULL, NULL},
 };
