@@ -142,7 +142,7 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     const int held = s->held_count;
     assay_trial own = s->trial;
     own.scales = true;
-    if (mutant->key.how == ASSAY_KEY_ALPHA) {
+    if (mutant->keys[0].how == ASSAY_KEY_ALPHA) {
         s->fitted = *mutant;
         mutant = &s->fitted;
         TRY(assay_mutant_fit(ctx, &s->trial, &s->given, &s->fitted));
@@ -189,7 +189,7 @@ static int name_nearest(const search *s, char *text, size_t size)
         const hypothesis *h = &s->held[count];
         if (h->distance > s->held[0].distance + AS_NEAR * fmin(1.0, s->before)) break;
         char with[24] = "";
-        if (h->mutant->key.how == ASSAY_KEY_ALPHA) snprintf(with, sizeof with, " with %.4g", h->mutant->key.by);
+        if (h->mutant->keys[0].how == ASSAY_KEY_ALPHA) snprintf(with, sizeof with, " with %.4g", h->mutant->keys[0].by);
         length += (size_t)snprintf(text + length, size - length, "%s%s%s (%.2g)", count == 0 ? "" : " or ",
                                    word_of(h->mutant), with, h->residual);
         if (length >= size) break;

@@ -20,6 +20,7 @@ static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const a
 {
     assay_status status;
     double place = 0.0;
+    bool changes;
     const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = probed};
     TRY(assay_tensor_set_copy(ctx, t->golden, probed));
     for (int i = 0; i < probed->count; i++) {
@@ -29,7 +30,7 @@ static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const a
             tensor->values[k] = kind == ZEROS ? 0.0 : kind == ONES ? 1.0 : place;
         }
     }
-    assay_mutant_change_inputs(mutant, &m);
+    TRY(assay_mutant_change_inputs(ctx, mutant, &m, &changes));
 cleanup:
     return status;
 }

@@ -17,13 +17,14 @@ static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay
 {
     assay_status status;
     assay_tensor_set moved = {0};
+    bool changes;
     const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = &moved};
     TRY(assay_tensor_set_copy(ctx, t->golden, &moved));
     for (int i = 0; i < moved.count; i++) {
         const double *scales = scales_of(t, t->golden, moved.items[i].spec.path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) moved.items[i].values[k] = scales[k];
     }
-    assay_mutant_change_results(mutant, &m);
+    TRY(assay_mutant_change_results(ctx, mutant, &m, &changes));
     for (int i = 0; i < moved.count; i++) {
         double *scales = scales_of(t, results, moved.items[i].spec.path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) {

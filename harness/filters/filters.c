@@ -67,7 +67,7 @@ bool assay_filter_moved(const assay_plan *plan, const assay_tensor_set *golden, 
 bool assay_filter_is_for(const assay_mutant *mutant)
 {
     assay_tensor_edit *const edit = mutant->results.edit;
-    return mutant->degrade == NULL && !mutant->other_seed && mutant->requantise == NULL && !mutant->always &&
+    return mutant->degrade == NULL && !mutant->other_seed && !assay_mutant_requantises(mutant) && !mutant->always &&
            edit != assay_edit_truncate && edit != assay_edit_coarser;
 }
 

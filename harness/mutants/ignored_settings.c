@@ -15,10 +15,8 @@
 
 #define READ_AS(of, name_, text, shown)                                                                                \
     {                                                                                                                  \
-        .name = "ignores_" #name_, .models = "this case with " #name_ " " shown, .bugs = "", .traits = of, .key = {    \
-            .key = ASSAY_KEY_AT_##name_,                                                                               \
-            .how = ASSAY_KEY_READ_AS,                                                                                  \
-            .value = text                                                                                              \
+        .name = "ignores_" #name_, .models = "this case with " #name_ " " shown, .bugs = "", .traits = of, .keys = {   \
+            {.key = ASSAY_KEY_AT_##name_, .how = ASSAY_KEY_READ_AS, .value = text}                                     \
         }                                                                                                              \
     }
 #define KEY(of, name, text) READ_AS(of, name, text, text)

@@ -1,5 +1,6 @@
 /* The results of one mutant. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
@@ -12,6 +13,7 @@
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
+#include "oracle/base/memory.h"
 #include "oracle/moe/prefused.h"
 
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
@@ -182,6 +184,21 @@ static assay_status stage(assay_context *ctx, const assay_tensor *made, assay_te
     return ASSAY_OK;
 }
 
+static assay_status requantise(assay_context *ctx, const assay_mutant *mutant, const assay_case *c,
+                               const assay_hidden_mutation *m, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_mutation of_scales = {.c = c};
+    if (mutant->hidden_scales.edit != NULL) {
+        TRY(assay_alloc_f64(ctx, "copy of a tensor", m->scale->count, &of_scales.scratch));
+        *applies |= assay_change_tensor(&of_scales, &mutant->hidden_scales, m->scale);
+    }
+    if (mutant->requantise != NULL) *applies |= mutant->requantise(m);
+cleanup:
+    free(of_scales.scratch);
+    return status;
+}
+
 /* The codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others. Those of a
  * layer are of an h that those of the layers before it lead to. */
 static assay_status make_codes(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
@@ -205,9 +222,8 @@ static assay_status make_codes(assay_context *ctx, const assay_mutant *mutant, c
                                          .gate = assay_requantise_branch(&made, h, "mlpwi_0"),
                                          .up = assay_requantise_branch(&made, h, "mlpwi_1"),
                                          .codes = assay_tensor_set_find(&made, hidden[i].codes->path),
-                                         .scale = assay_tensor_set_find(&made, hidden[i].scale->path),
-                                         .by = mutant->requantise_by};
-        *applies |= mutant->requantise(&m);
+                                         .scale = assay_tensor_set_find(&made, hidden[i].scale->path)};
+        TRY(requantise(ctx, mutant, plan->c, &m, applies));
         TRY(stage(ctx, m.codes, staged));
         TRY(stage(ctx, m.scale, staged));
     }
@@ -238,7 +254,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     assay_rounded rounded = {&numbers, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);
-    if (mutant->requantise != NULL) return run_requantised(ctx, mutant, plan, &in, &out, applies);
+    if (assay_mutant_requantises(mutant)) return run_requantised(ctx, mutant, plan, &in, &out, applies);
     if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
     assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
@@ -304,7 +320,7 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
     TRY(sees_numbers(mutant, plan->c) ? assay_operands_as_numbers(ctx, &plan->list, from, given)
                                       : assay_tensor_set_copy(ctx, from, given));
     const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
-    *applies = assay_mutant_change_inputs(mutant, &m);
+    TRY(assay_mutant_change_inputs(ctx, mutant, &m, applies));
     if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
 cleanup:
     assay_tensor_set_free(&redrawn);
@@ -416,7 +432,7 @@ assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const a
     TRY(assay_tensor_set_copy(ctx, t->golden, candidate));
     *applies = true;
     if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
-    if (*applies) *applies = assay_mutant_change_results(mutant, &m);
+    if (*applies) TRY(assay_mutant_change_results(ctx, mutant, &m, applies));
     if (*applies) TRY(assay_results_take_unused(ctx, t->plan, t->golden, candidate)); /* nobody looks at them */
 cleanup:
     return status;

@@ -10,16 +10,87 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/quantize.h"
 
+struct assay_places;
+
 /* What the functions that change tensors may look at. */
 typedef struct assay_mutation {
     const assay_case *c;
     const assay_profile *profile;
     assay_tensor_set *tensors; /* theirs to change; of a result, `written = 0` means: not given */
-    double by;                 /* of the row: a factor, a value */
-    int64_t shard;             /* of the mesh, for mutants that differ from shard to shard */
-    int64_t part;              /* of the tokens, for mutants that exchange them: the even ones, or the odd */
-    bool own_scales;           /* error scales among the tensors are those of the mutated case, to be changed alike */
+    /* Of the row: a factor or a value; places along an axis, and how many of a kind. */
+    double by, number;
+    const char *axis;
+    int64_t (*places)(const struct assay_places *p, int64_t i);
+    double *scratch; /* room for each of the tensors */
+    int64_t shard;   /* of the mesh, for mutants that differ from shard to shard */
+    int64_t part;    /* of the tokens, for mutants that exchange them: the even ones, or the odd */
+    bool own_scales; /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
+
+/* The places of a tensor along an axis, or along several that are taken as one. */
+typedef struct assay_places {
+    const assay_mutation *m;
+    const assay_tensor *tensor;
+    int64_t count;
+    double number;
+} assay_places;
+
+/* What place i becomes: what another place was, itself, or ASSAY_CHANGED. */
+enum { ASSAY_CHANGED = -1 };
+typedef int64_t assay_place_map(const assay_places *p, int64_t i);
+
+/* Cases that a row is for; and numbers of them (mutants_cases.c). */
+typedef enum assay_where {
+    ASSAY_WHERE_always,
+    ASSAY_WHERE_yarn,
+    ASSAY_WHERE_one_layer, /* or none: no layer reads what another one gave */
+    ASSAY_WHERE_no_layer,
+    ASSAY_WHERE_block_or_layer,
+    ASSAY_WHERE_windows, /* in some layers, in others not */
+    ASSAY_WHERE_window,
+    ASSAY_WHERE_qk_norms, /* of projections that are not fused */
+    ASSAY_WHERE_gpt_oss_gate,
+    ASSAY_WHERE_shared_gate,
+    ASSAY_WHERE_several_choices,
+    ASSAY_WHERE_groups,
+    ASSAY_WHERE_divides,
+    ASSAY_WHERE_divides_anyhow,
+    ASSAY_WHERE_biased_choice,
+    ASSAY_WHERE_divided_bias, /* of the model that divides: no other one's rule is this */
+    ASSAY_WHERE_biased_balance,
+    ASSAY_WHERE_gives_choice,
+    ASSAY_WHERE_drops_tokens,
+    ASSAY_WHERE_contiguous_layout,
+    ASSAY_WHERE_psum_layout,
+    ASSAY_WHERE_replicas,
+    ASSAY_WHERE_products_of_recipe, /* where none follows nothing is folded */
+    ASSAY_WHERE_gathers_codes,
+    ASSAY_WHERE_deepseek_v3_recipe,
+    ASSAY_WHERE_fp8_full_recipe,
+    ASSAY_WHERE_expert_shards,
+    ASSAY_WHERE_ring,
+    ASSAY_WHERE_hidden_shards,
+    ASSAY_WHERE_head_shards,
+    ASSAY_WHERE_weights_on_shards,
+    ASSAY_WHERE_microbatches,
+    ASSAY_WHERE_function_shards,
+    ASSAY_WHERE_function_sums
+} assay_where;
+typedef enum assay_case_number {
+    ASSAY_CASE_no_number,
+    ASSAY_CASE_expert_shards,
+    ASSAY_CASE_tensor_shards,
+    ASSAY_CASE_hidden_shards,
+    ASSAY_CASE_head_shards,
+    ASSAY_CASE_fsdp_shards,
+    ASSAY_CASE_token_shards,
+    ASSAY_CASE_shards_of_rows, /* 1 where they have no rows of their own */
+    ASSAY_CASE_replicas,
+    ASSAY_CASE_per_replica,
+    ASSAY_CASE_rope_columns,
+    ASSAY_CASE_scaling_factor,
+    ASSAY_CASE_per_hidden_scale /* 1 over that of h, which the kernel quantises */
+} assay_case_number;
 
 /* Each changes something and says whether it did. What is there to choose from: mutants_tensors.h. */
 typedef bool assay_case_edit(assay_case *c);
@@ -31,35 +102,43 @@ typedef struct assay_hidden_mutation {
     const assay_quantize_config *config; /* of a row */
     const assay_tensor *h, *gate, *up;
     assay_tensor *codes, *scale;
-    double by;
 } assay_hidden_mutation;
 typedef bool assay_hidden_edit(const assay_hidden_mutation *m);
 typedef bool assay_arithmetic_edit(const assay_mutation *m, assay_emulation *emulation);
 
 /* One key of the configuration. Numbers are changed where they are above 0: else what they scale or limit is off; READ_AS
- * changes any value to that of a text. ALPHA is of no key, but of GPT-OSS's gate, which gets `by` for 1.702; explanations
- * try the number that the candidate has. */
+ * changes any value to that of a text, EXCHANGED "one>other *>one" a text to another. GIVEN alone changes nothing: the key
+ * counts as given. ALPHA is of no key, but of GPT-OSS's gate, which gets `by` for 1.702; explanations try the number that
+ * the candidate has. */
 typedef struct assay_key_change {
     int key; /* ASSAY_KEY_AT_... */
     enum {
         ASSAY_KEY_STAYS,
         ASSAY_KEY_FLIP,
         ASSAY_KEY_TO,
+        ASSAY_KEY_PLUS,
         ASSAY_KEY_TIMES,
         ASSAY_KEY_SQUARED,
         ASSAY_KEY_READ_AS,
+        ASSAY_KEY_EXCHANGED,
+        ASSAY_KEY_GIVEN,
         ASSAY_KEY_ALPHA
     } how;
     double by;
-    const char *value; /* READ_AS */
+    const char *value; /* READ_AS, EXCHANGED */
 } assay_key_change;
 
 /* Some tensors. Lists have spaces between their words. */
 typedef struct assay_tensors_change {
-    const char *of; /* of inputs, what paths end in (weights and the choice of experts too); of results, folders */
+    const char *of;  /* of inputs, what paths end in (weights and the choice of experts too); of results, folders */
+    bool cotangents; /* of inputs: these alone */
     assay_tensor_edit *edit;
     double by;
-    const char *named; /* of results, what paths end in; NULL: anything */
+    const char *axis; /* a label, or a name (mutant_change.c) */
+    assay_place_map *places;
+    double number;             /* of `places`; or a factor of `by`, where there are none */
+    assay_case_number of_case; /* that number, where it goes by the case */
+    const char *named;         /* of results, what paths end in; NULL: anything */
 } assay_tensors_change;
 
 /* Traits of an operation that its tensors show, beside its parts. */
@@ -76,7 +155,9 @@ enum {
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */
 typedef enum assay_extent { ASSAY_NOWHERE, ASSAY_ALONE, ASSAY_IN_BLOCKS, ASSAY_EVERYWHERE } assay_extent;
 
-/* A mutant is made by one or more of `key` to `change_results`, in this order. Where the configuration, the inputs, the
+enum { ASSAY_MUTANT_KEYS = 2 };
+
+/* A mutant is made by one or more of `keys` to `change_results`, in this order. Where the configuration, the inputs, the
  * arithmetic or the results are to be changed and there is nothing to change, it does not apply to the case. */
 typedef struct assay_mutant {
     const char *name;
@@ -86,17 +167,19 @@ typedef struct assay_mutant {
                               ASSAY_HAS_CODES: it changes codes and scales; others see the numbers that these are */
     assay_extent required; /* fixtures of those up to this extent must detect it where it has an effect */
 
-    bool (*where)(const assay_case *c); /* it applies to no other cases; NULL: to all */
-    assay_key_change key;
+    assay_where where;                        /* it applies to no other cases */
+    assay_key_change keys[ASSAY_MUTANT_KEYS]; /* one of them must change */
+    size_t sets[ASSAY_MUTANT_KEYS];           /* flags of the configuration that are no keys, by their offsets */
+    const char *recipe_bug;                   /* of a training recipe; of several the first that it can have */
     assay_case_edit *configure;
     bool other_seed;             /* evaluate with what the next seed draws */
     assay_tensors_change inputs; /* as the operation reads them */
     assay_mutation_edit *change_inputs;
     assay_arithmetic_edit *degrade;
-    const char *makes, *asks;      /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
-    assay_hidden_edit *requantise; /* ASSAY_HAS_HIDDEN */
-    double requantise_by;
-    const char *lost_weight; /* what flows back through a kernel of this name is lost; NULL */
+    const char *makes, *asks;           /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
+    assay_tensors_change hidden_scales; /* ASSAY_HAS_HIDDEN: of h that the kernel quantises itself */
+    assay_hidden_edit *requantise;      /* these and codes, by the numbers of h */
+    const char *lost_weight;            /* what flows back through a kernel of this name is lost; NULL */
     int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
     int64_t whole_rows;   /* the same of the rows of a group or an expert, in all its products; -1: the last row */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
@@ -123,16 +206,20 @@ const assay_mutant *assay_mutant_by_name(const char *name); /* of either table; 
 
 /* "configuration", "inputs", "arithmetic" or "results": the first of its parts. */
 const char *assay_mutant_way(const assay_mutant *mutant);
+bool assay_mutant_changes_configuration(const assay_mutant *mutant);
 bool assay_mutant_is_evaluated(const assay_mutant *mutant);   /* its case is; else results are changed and no more */
+bool assay_mutant_requantises(const assay_mutant *mutant);    /* h that the kernel quantises itself */
 bool assay_mutant_is_lossy(const assay_mutant *mutant);       /* the reference arithmetic without some products */
 bool assay_mutant_changes_inputs(const assay_mutant *mutant); /* by more than another seed */
 bool assay_mutant_is_for(const assay_mutant *mutant, const assay_plan *plan); /* its operation has such a trait */
 bool assay_mutant_is_required(const assay_mutant *mutant, const assay_plan *plan);
 
-/* Its parts. False: the mutant does not apply. One that the row does not have does nothing and is true. */
+/* Its parts. Not `*applies`, false: the mutant does not apply. One that the row does not have does nothing and is true. */
 bool assay_mutant_configure(const assay_mutant *mutant, assay_case *c);
-bool assay_mutant_change_inputs(const assay_mutant *mutant, const assay_mutation *m);
-bool assay_mutant_change_results(const assay_mutant *mutant, const assay_mutation *m);
+assay_status assay_mutant_change_inputs(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
+                                        bool *applies);
+assay_status assay_mutant_change_results(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
+                                         bool *applies);
 bool assay_mutant_takes(const assay_mutant *mutant, const char *path); /* a result from the evaluation */
 
 /* What rounds results, which is expected of no error scale (explain). */

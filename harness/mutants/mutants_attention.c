@@ -180,70 +180,30 @@ void assay_take_exchanged(const assay_mutation *m, const assay_tensor_set *from,
 
 /* --- heads that share keys, sinks --- */
 
-/* Query head n reads the keys of head n / group. Where it stands at (n % Nkv) group + n / Nkv, it reads those of
- * n % Nkv. */
-typedef struct head_order {
-    int64_t heads, kv_heads;
-} head_order;
-
-static int64_t place_of(const head_order *o, int64_t head)
-{
-    return head % o->kv_heads * (o->heads / o->kv_heads) + head / o->kv_heads;
-}
-
-static int64_t head_at(const head_order *o, int64_t place)
-{
-    const int64_t group = o->heads / o->kv_heads;
-    return place % group * o->kv_heads + place / group;
-}
-
-/* Each place along the axis takes what `from` says; of more than the heads, as qkv_proj has, the first ones. */
-static void reorder(const head_order *o, assay_tensor *tensor, int axis,
-                    int64_t (*from)(const head_order *o, int64_t place))
-{
-    const assay_shape *shape = &tensor->spec.shape;
-    const int64_t inner = assay_axes_product(shape, axis + 1, shape->rank), pitch = shape->dims[axis] * inner;
-    if (shape->dims[axis] < o->heads) return; /* a checkpoint of one shard's heads */
-    for (int64_t at = 0; at < tensor->count; at += pitch) {
-        for (int64_t to = 0; to < o->heads; to++) {
-            int64_t source = from(o, to);
-            while (source < to) source = from(o, source); /* where it was put meanwhile */
-            if (source != to)
-                assay_swap_values(tensor->values + at + to * inner, tensor->values + at + source * inner, inner);
-        }
-    }
-}
-
-static bool head_order_of(const assay_mutation *m, head_order *o)
+/* Queries, and what is theirs, of a case in which heads share keys. */
+static bool reorder_heads(const assay_mutation *m, bool given, assay_place_map *from)
 {
     const assay_model_config *c = &m->c->config;
-    *o = (head_order){c->base_num_query_heads, c->base_num_kv_heads};
-    return !assay_says_latent(c) && o->kv_heads > 1 && o->kv_heads < o->heads;
-}
-
-static bool reorder_all(const assay_mutation *m, bool given, int64_t (*from)(const head_order *o, int64_t place))
-{
-    head_order o;
-    if (!head_order_of(m, &o)) return false;
+    const bool shares = c->base_num_kv_heads > 1 && c->base_num_kv_heads < c->base_num_query_heads;
+    if (assay_says_latent(c) || !shares) return false;
     for (int i = 0; i < m->tensors->count; i++) {
         assay_tensor *tensor = &m->tensors->items[i];
         const bool is_scale = tensor->spec.role == ASSAY_ROLE_ERROR_SCALE;
-        const int axis = assay_tensor_axis(tensor, "N"), fused = assay_tensor_axis(tensor, "N+2Nkv");
         if (assay_role_is_given(tensor->spec.role) != given || tensor->values == NULL) continue;
         if (is_scale && !m->own_scales) continue;
-        if (axis >= 0 || fused >= 0) reorder(&o, tensor, axis >= 0 ? axis : fused, from);
+        assay_move_places(m, tensor, assay_tensor_axis(tensor, "N") >= 0 ? "N" : "N+2Nkv", from);
     }
     return true;
 }
 
 bool assay_edit_heads_modulo(const assay_mutation *m)
 {
-    return reorder_all(m, true, head_at);
+    return reorder_heads(m, true, assay_heads_modulo);
 }
 
 bool assay_edit_heads_back(const assay_mutation *m)
 {
-    return reorder_all(m, false, place_of);
+    return reorder_heads(m, false, assay_heads_back);
 }
 
 bool assay_edit_sinks_in_lse(const assay_mutation *m)

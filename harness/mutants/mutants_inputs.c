@@ -1,9 +1,9 @@
 /* Mutants by changed inputs and weights, as the operation reads them. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
-#include "oracle/moe/prefused.h"
 
 /* wi_0 of this path against wi_1. */
 static bool swap_with_up(const assay_mutation *m, assay_tensor *gate)
@@ -24,74 +24,7 @@ bool assay_edit_swap_gate_up(const assay_mutation *m, assay_tensor *tensor)
 {
     if (!assay_path_ends(tensor->spec.path, "wi") && !assay_path_ends(tensor->spec.path, "wi/kernel"))
         return swap_with_up(m, tensor);
-    const int64_t half = assay_tensor_width(tensor) / m->c->config.w13_reorder_size / 2; /* of a tensor shard */
-    for (int64_t at = 0; at + half < tensor->count; at += 2 * half)
-        assay_swap_values(tensor->values + at, tensor->values + at + half, half);
-    return half > 0;
-}
-
-/* What is read in a place of a row is what is stored in `from` of it, a permutation, which is done in place by following the
- * places that were overwritten already. */
-static void read_from(assay_tensor *fused, int64_t (*from)(int64_t place, int64_t half, int64_t shards), int64_t shards)
-{
-    const int64_t width = assay_tensor_width(fused);
-    for (int64_t row = 0; row + width <= fused->count; row += width) {
-        double *values = fused->values + row;
-        for (int64_t i = 0; i < width; i++) {
-            int64_t stored = i;
-            do {
-                stored = from(stored, width / 2, shards);
-            } while (stored < i);
-            assay_swap_values(&values[i], &values[stored], 1);
-        }
-    }
-}
-
-/* Columns g0 u0 g1 u1 ... are taken to be there: as many shards as columns of gate. */
-bool assay_edit_interleave(const assay_mutation *m, assay_tensor *fused)
-{
-    const int64_t half = assay_tensor_width(fused) / 2;
-    if (half < 2 || m->c->config.w13_reorder_size > 1) return false;
-    read_from(fused, assay_prefused_place, half);
-    return true;
-}
-
-/* Gate and up of each of two tensor shards are taken to be side by side where all of gate comes first, or the reverse. */
-bool assay_edit_other_layout(const assay_mutation *m, assay_tensor *fused)
-{
-    const int64_t shards = m->c->config.w13_reorder_size, half = assay_tensor_width(fused) / 2;
-    if (shards == 1 && half % 2 != 0) return false;
-    read_from(fused, shards == 1 ? assay_prefused_place : assay_prefused_column, shards == 1 ? 2 : shards);
-    return true;
-}
-
-bool assay_edit_zero_last_of_first_axis(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    const int64_t size = assay_axes_product(&tensor->spec.shape, 1, tensor->spec.shape.rank);
-    return assay_fill_values(tensor, tensor->count - size, 0.0);
-}
-
-/* A kernel that walks the contracted axis in tiles of 16 and leaves out the last. */
-bool assay_edit_zero_tail_of_rows(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    enum { TILE = 16 };
-    const assay_shape *shape = &tensor->spec.shape;
-    const int axis = shape->rank == 3 && assay_tensor_axis(tensor, "N") != 1 ? 1 : 0; /* [E,K,N]; else the first */
-    if (shape->rank < 2) return false;
-    const int64_t length = shape->dims[axis], tail = length % TILE != 0 ? length % TILE : TILE < length ? TILE : 1;
-    const int64_t outer = assay_axes_product(shape, 0, axis), inner = assay_axes_product(shape, axis + 1, shape->rank);
-    for (int64_t i = 0; i < outer; i++) {
-        double *block = tensor->values + i * length * inner;
-        for (int64_t k = (length - tail) * inner; k < length * inner; k++) block[k] = 0.0;
-    }
-    return true;
-}
-
-bool assay_edit_times_scaling_factor(const assay_mutation *m, assay_tensor *tensor)
-{
-    return assay_scale_values(tensor, m->c->config.routed_scaling_factor);
+    return assay_move_places(m, tensor, "last", assay_gate_for_up);
 }
 
 /* The weights of the slots are 1, or 1 over the factor where the sum is multiplied by it; here the other way round. */
@@ -157,7 +90,8 @@ bool assay_edit_count_from_front(const assay_mutation *m)
         assay_tensor *tensor = &m->tensors->items[i];
         const bool is_scale = tensor->spec.role == ASSAY_ROLE_ERROR_SCALE;
         if (tensor->values == NULL || (is_scale && !m->own_scales)) continue;
-        if (assay_path_ends(tensor->spec.path, "gradients/inputs/x")) assay_edit_reverse_rows(m, tensor);
+        if (assay_path_ends(tensor->spec.path, "gradients/inputs/x"))
+            assay_move_places(m, tensor, "rows or numbers", assay_reversed);
     }
     return true;
 }
@@ -171,4 +105,53 @@ bool assay_edit_pad_last_group(const assay_mutation *m, assay_tensor *sizes)
     for (int64_t i = 0; i < sizes->count; i++) rest -= sizes->indices[i];
     sizes->indices[sizes->count - 1] += (int32_t)rest;
     return rest > 0;
+}
+
+/* --- norms, positions, attention --- */
+
+/* Positions stay in what the operation accepts. */
+static bool move_position(const assay_mutation *m, int32_t *position, double to)
+{
+    if (to >= (double)m->c->config.max_position_embeddings || to == *position) return false;
+    *position = (int32_t)to;
+    return true;
+}
+
+bool assay_edit_next_positions(const assay_mutation *m, assay_tensor *positions)
+{
+    bool changed = false;
+    for (int64_t i = 0; i < positions->count; i++)
+        changed |= move_position(m, &positions->indices[i], positions->indices[i] + 1.0);
+    return changed;
+}
+
+bool assay_edit_round_positions(const assay_mutation *m, assay_tensor *positions)
+{
+    bool changed = false;
+    for (int64_t i = 0; i < positions->count; i++) {
+        const double rounded = assay_dtype_round(ASSAY_BFLOAT16, positions->indices[i], false);
+        changed |= move_position(m, &positions->indices[i], rounded);
+    }
+    return changed;
+}
+
+bool assay_edit_one_segment(const assay_mutation *m, assay_tensor *ids)
+{
+    (void)m;
+    bool changed = false;
+    for (int64_t i = 0; i < ids->count; i++) {
+        changed |= ids->indices[i] > 1;
+        if (ids->indices[i] > 1) ids->indices[i] = 1; /* padding stays padding */
+    }
+    return changed;
+}
+
+/* 1 / sqrt(D / N) instead of 1 / sqrt(Dq), the width of what the weight makes. */
+bool assay_edit_scale_from_hidden(const assay_mutation *m, assay_tensor *tensor)
+{
+    const int axis = assay_tensor_axis(tensor, "N");
+    if (axis < 0) return false;
+    const int64_t heads = tensor->spec.shape.dims[axis], width = assay_tensor_width(tensor);
+    const double factor = sqrt((double)width / (double)(m->c->config.base_emb_dim / heads));
+    return assay_scale_values(tensor, factor);
 }

@@ -3,26 +3,6 @@
 
 #include "harness/mutants/mutants_tensors.h"
 
-bool assay_has_contiguous_layout(const assay_case *c)
-{
-    return strcmp(c->config.gmm_layout.text, "contiguous") == 0;
-}
-
-bool assay_drops_tokens(const assay_case *c)
-{
-    return !c->config.sparse_matmul && c->config.capacity_factor > 0;
-}
-
-bool assay_has_psum_layout(const assay_case *c)
-{
-    return strcmp(c->config.gmm_layout.text, "psum") == 0;
-}
-
-bool assay_has_replicas(const assay_case *c)
-{
-    return c->config.num_redundant_experts > 0;
-}
-
 /* Of a tensor [E,...], what each expert has: times its number of replicas, or by it. */
 static bool scale_by_replicas(const assay_mutation *m, assay_tensor *tensor, bool times)
 {

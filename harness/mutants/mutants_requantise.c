@@ -5,24 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-bool assay_edit_hidden_as_it_is(assay_case *c)
-{
-    assay_model_config *m = &c->config;
-    const bool quantised = m->quant_hidden_format.text[0] != '\0';
-    m->quant_hidden_format.text[0] = '\0';
-    m->quant_hidden_tensor_scale = 0;
-    /* rules that nothing has any more; that of scales may be of operands too */
-    m->quant_scale = assay_model_defaults.quant_scale;
-    m->quant_subnormal_scale = assay_model_defaults.quant_subnormal_scale;
-    m->quant_smallest_amax = assay_model_defaults.quant_smallest_amax;
-    m->quant_saturate = assay_model_defaults.quant_saturate;
-    m->quant_ties = assay_model_defaults.quant_ties;
-    m->quant_negative_zero = assay_model_defaults.quant_negative_zero;
-    if (c->quant_format_count == 0 && m->quant_recipe.text[0] == '\0')
-        m->quant_scale_rounding = assay_model_defaults.quant_scale_rounding;
-    return quantised;
-}
-
 static void path_of_branch(const assay_tensor_spec *h, const char *name, char path[ASSAY_PATH_SIZE])
 {
     const char *ending = strstr(h->path, "moe_intermediate");
@@ -87,33 +69,6 @@ bool assay_requantise_before_activation(const assay_hidden_mutation *m)
     }
     code_by_scale(m);
     return true;
-}
-
-bool assay_requantise_roll(const assay_hidden_mutation *m)
-{
-    return assay_roll_axis(m->scale, m->by < 0 ? m->scale->spec.shape.rank - 1 : m->scale->spec.shape.rank - 2);
-}
-
-bool assay_requantise_transposed(const assay_hidden_mutation *m)
-{
-    return assay_edit_read_transposed(NULL, m->scale);
-}
-
-bool assay_requantise_first_block(const assay_hidden_mutation *m)
-{
-    const int64_t blocks = blocks_of(m);
-    for (int64_t i = 0; i < m->scale->count; i++) m->scale->values[i] = m->scale->values[i / blocks * blocks];
-    return blocks > 1;
-}
-
-bool assay_requantise_scale(const assay_hidden_mutation *m)
-{
-    return assay_scale_values(m->scale, m->by);
-}
-
-bool assay_requantise_no_tensor_scale(const assay_hidden_mutation *m)
-{
-    return m->config->format->tensor_scale && assay_scale_values(m->scale, 1 / m->config->tensor_scale);
 }
 
 /* The largest number of the type that is no larger. */

@@ -1,5 +1,6 @@
 /* Changes of whole tensors, mostly of results: what a golden holds, tampered with. */
 #include <math.h>
+#include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
 
@@ -22,29 +23,6 @@ bool assay_edit_omit_last(const assay_mutation *m)
     return false;
 }
 
-/* False: all numbers were m->by before. */
-bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
-{
-    bool changed = false;
-    for (int64_t i = 0; i < tensor->count; i++) {
-        changed |= (tensor->values != NULL ? tensor->values[i] : tensor->indices[i]) != m->by;
-        if (tensor->values != NULL) tensor->values[i] = m->by;
-        if (tensor->indices != NULL) tensor->indices[i] = (int32_t)m->by;
-    }
-    return changed;
-}
-
-bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
-{
-    assay_edit_replace(m, tensor);
-    return true;
-}
-
-bool assay_edit_scale(const assay_mutation *m, assay_tensor *tensor)
-{
-    return assay_scale_values(tensor, m->by);
-}
-
 bool assay_edit_add(const assay_mutation *m, assay_tensor *tensor)
 {
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] += m->by;
@@ -55,73 +33,6 @@ bool assay_edit_scale_by_root(const assay_mutation *m, assay_tensor *tensor)
 {
     (void)m;
     return assay_scale_values(tensor, sqrt((double)assay_tensor_width(tensor)));
-}
-
-bool assay_edit_roll(const assay_mutation *m, assay_tensor *tensor)
-{
-    return assay_roll_axis(tensor, m->by < 0 ? tensor->spec.shape.rank - 1 : 0);
-}
-
-/* Of integers each is a row. */
-bool assay_edit_reverse_rows(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    const bool is_table = tensor->values != NULL && tensor->spec.shape.rank > 1;
-    const int64_t width = is_table ? assay_tensor_width(tensor) : 1, rows = tensor->count / width;
-    for (int64_t i = 0; i < rows / 2; i++) {
-        const int64_t other = rows - 1 - i;
-        if (tensor->indices != NULL) assay_swap_indices(&tensor->indices[i], &tensor->indices[other]);
-        if (tensor->values != NULL)
-            assay_swap_values(tensor->values + i * width, tensor->values + other * width, width);
-    }
-    return rows > 1;
-}
-
-/* Row i is what row i - 1 should be; the first is what the last should be. */
-bool assay_edit_shift_rows(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    const int64_t width = tensor->spec.shape.rank > 1 ? assay_tensor_width(tensor) : 1, rows = tensor->count / width;
-    for (int64_t i = rows - 1; i > 0; i--) {
-        assay_swap_values(tensor->values + i * width, tensor->values + (i - 1) * width, width);
-    }
-    return rows > 1;
-}
-
-bool assay_edit_transpose(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    const assay_shape *shape = &tensor->spec.shape;
-    const int64_t n = assay_tensor_width(tensor);
-    if (shape->rank < 2 || shape->dims[shape->rank - 2] != n || n < 2) return false;
-    for (int64_t block = 0; block < tensor->count; block += n * n) {
-        for (int64_t i = 0; i < n; i++) {
-            for (int64_t j = 0; j < i; j++) {
-                assay_swap_values(tensor->values + block + i * n + j, tensor->values + block + j * n + i, 1);
-            }
-        }
-    }
-    return true;
-}
-
-bool assay_edit_swap_columns(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    const int64_t width = assay_tensor_width(tensor);
-    for (int64_t row = 0; row < tensor->count; row += width) {
-        assay_swap_values(tensor->values + row, tensor->values + row + width - 1, 1);
-    }
-    return width > 1;
-}
-
-bool assay_edit_swap_halves(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    const int64_t width = assay_tensor_width(tensor), half = width / 2;
-    for (int64_t row = 0; row < tensor->count; row += width) {
-        assay_swap_values(tensor->values + row, tensor->values + row + width - half, half);
-    }
-    return half > 0;
 }
 
 bool assay_edit_increment(const assay_mutation *m, assay_tensor *tensor)
@@ -138,6 +49,50 @@ bool assay_edit_roll_integers(const assay_mutation *m, assay_tensor *tensor)
     for (int64_t i = 0; i + 1 < tensor->count; i++) {
         changed |= tensor->indices[i] != tensor->indices[i + 1];
         assay_swap_indices(&tensor->indices[i], &tensor->indices[i + 1]);
+    }
+    return changed;
+}
+
+/* Experts for which the golden has zeros. */
+bool assay_edit_empty_experts_to_nan(const assay_mutation *m, assay_tensor *tensor)
+{
+    (void)m;
+    const bool by_expert = assay_tensor_axis(tensor, "E") == 0 || assay_tensor_axis(tensor, "G") == 0;
+    if (!by_expert || tensor->spec.shape.rank < 2) return false;
+    const int64_t size = tensor->count / tensor->spec.shape.dims[0];
+    bool changed = false;
+    for (int64_t first = 0; first < tensor->count; first += size) {
+        bool empty = true;
+        for (int64_t i = first; empty && i < first + size; i++) empty = tensor->values[i] == 0.0;
+        for (int64_t i = first; empty && i < first + size; i++) tensor->values[i] = (double)NAN;
+        changed |= empty;
+    }
+    return changed;
+}
+
+/* How many of them come before it, in a stable sort. */
+static int64_t place_of(const int32_t *ids, int64_t count, int64_t at)
+{
+    int64_t place = 0;
+    for (int64_t i = 0; i < count; i++) place += ids[i] < ids[at] || (ids[i] == ids[at] && i < at);
+    return place;
+}
+
+/* Of a function of the batch-split module, whose rows are sorted by rolled id: outputs/weights [M,R] in the order of
+ * outputs/selected_experts. */
+bool assay_edit_unsort_weights(const assay_mutation *m)
+{
+    assay_tensor *weights = assay_tensor_set_find(m->tensors, "outputs/weights");
+    const assay_tensor *ids = assay_tensor_set_find(m->tensors, "outputs/selected_experts");
+    const bool is_function = m->c->config.function.text[0] != '\0';
+    bool changed = false;
+    if (!is_function || weights == NULL || ids == NULL || weights->spec.shape.rank != 2) return false;
+    if (ids->count != weights->count) return false;
+    memcpy(m->scratch, weights->values, (size_t)weights->count * sizeof *weights->values);
+    for (int64_t i = 0; i < weights->count; i++) {
+        const int64_t copies = weights->spec.shape.dims[1], first = i / copies * copies;
+        weights->values[i] = m->scratch[first + place_of(ids->indices + first, copies, i - first)];
+        changed |= weights->values[i] != m->scratch[i];
     }
     return changed;
 }

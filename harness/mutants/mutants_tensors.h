@@ -5,101 +5,52 @@
 
 #include "harness/mutants/mutants.h"
 
-/* For `where`. Of shards: docs/expert-parallelism.md. */
-bool assay_has_yarn(const assay_case *c);
-bool assay_has_one_layer(const assay_case *c); /* or none: no layer reads what another one gave */
-bool assay_is_no_layer(const assay_case *c);
-bool assay_has_windows(const assay_case *c); /* in some layers, in others not */
-bool assay_has_expert_shards(const assay_case *c);
-bool assay_has_ring(const assay_case *c);
-bool assay_has_head_shards(const assay_case *c);
-bool assay_has_hidden_shards(const assay_case *c);
-bool assay_has_weights_on_shards(const assay_case *c);
-bool assay_has_microbatches(const assay_case *c);
-bool assay_has_contiguous_layout(const assay_case *c);
-bool assay_has_psum_layout(const assay_case *c);
-bool assay_drops_tokens(const assay_case *c); /* beyond a capacity */
-bool assay_has_qk_norms(const assay_case *c); /* of projections that are not fused */
-bool assay_has_replicas(const assay_case *c);
-bool assay_has_biased_balance(const assay_case *c); /* a bias that selects beside a balance loss */
-bool assay_has_gpt_oss_gate(const assay_case *c);
-bool assay_has_function_shards(const assay_case *c);
-bool assay_has_function_sums(const assay_case *c); /* over the shards of experts */
-
 /* For `configure` (mutants_config.c). */
-assay_case_edit assay_edit_not_divided, assay_edit_biased_weights, assay_edit_biased_weights_divided,
-    assay_edit_other_score, assay_edit_other_group_score, assay_edit_no_groups, assay_edit_other_group_count,
-    assay_edit_one_expert_fewer, assay_edit_half_buffer, assay_edit_other_activation, assay_edit_other_interleave,
-    assay_edit_other_epsilon, assay_edit_double_epsilon, assay_edit_other_rope_type, assay_edit_longer_window,
-    assay_edit_no_window, assay_edit_other_query_scale, assay_edit_no_shared_gate, assay_edit_other_densities,
-    assay_edit_other_windows, assay_edit_other_method, assay_edit_masked_at_zero, assay_edit_detached_division;
-/* Of the rules of quantising (mutants_quantize.c). */
-assay_case_edit assay_edit_recipe_ignored, assay_edit_recipe_dw_along_rows, assay_edit_recipe_dx_along_columns,
-    assay_edit_recipe_forward_x, assay_edit_recipe_other_type, assay_edit_recipe_other_axis,
-    assay_edit_recipe_scales_lost, assay_edit_recipe_other_rounding, assay_edit_recipe_other_calibration,
-    assay_edit_recipe_scales_of_next_shard, assay_edit_recipe_scales_of_receiver,
-    assay_edit_recipe_scales_of_each_expert;
-assay_case_edit assay_edit_other_ties, assay_edit_other_scale_rounding, assay_edit_other_scale_division;
+assay_case_edit assay_edit_other_group_score, assay_edit_other_group_count, assay_edit_half_buffer,
+    assay_edit_other_epsilon, assay_edit_no_window, assay_edit_other_query_scale, assay_edit_other_densities,
+    assay_edit_other_scale_rounding, assay_edit_recipe_ignored, assay_edit_hidden_as_it_is;
 
-/* Of h that the kernel quantises itself (mutants_requantise.c). */
-assay_case_edit assay_edit_hidden_as_it_is;
-assay_hidden_edit assay_requantise_before_activation, assay_requantise_roll, assay_requantise_transposed,
-    assay_requantise_first_block, assay_requantise_scale, assay_requantise_no_tensor_scale, assay_requantise_truncated;
+/* For `requantise` (mutants_requantise.c). */
+assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated;
 
-/* For `inputs`, `results` and `integers`, what changes one tensor. Numbers become m->by; where they all are that already
- * the first takes it for no change. */
-assay_tensor_edit assay_edit_replace, assay_edit_fill;
-/* Rounded to bfloat16, where that changes any. */
-assay_tensor_edit assay_edit_to_bf16;
-/* Times m->by, plus it, times the root of the width. */
-assay_tensor_edit assay_edit_scale, assay_edit_add, assay_edit_scale_by_root;
-/* In another order: `roll` along the first axis, or with a negative m->by along the last (mutants_results.c). */
-assay_tensor_edit assay_edit_roll, assay_edit_reverse_rows, assay_edit_shift_rows, assay_edit_transpose,
-    assay_edit_swap_columns, assay_edit_swap_halves;
+/* For `inputs`, `results`, `integers` and `hidden_scales`, what changes one tensor. The numbers of its places along an axis
+ * are exchanged, become m->by, or are multiplied by it; without places all do (mutant_change.c). `replace` takes it for no
+ * change where they all are m->by already. */
+assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_replace;
+/* For `places` (mutants_places.c). Parts, of which `number` says how many places or shards. */
+assay_place_map assay_last_place, assay_last_of_several, assay_last_places, assay_last_or_half, assay_last_tile_or_half,
+    assay_last_tile, assay_last_shard, assay_all_but_first_shard, assay_shard_before, assay_all_but_first_columns_of_h;
+/* Other places: what comes of place i is what was at the place of that name. */
+assay_place_map assay_next_place, assay_place_before, assay_held_back, assay_next_shard, assay_reversed,
+    assay_ends_exchanged, assay_halves_exchanged, assay_first_two_exchanged, assay_first_place, assay_last_stale,
+    assay_alternating, assay_interleaved, assay_other_layout, assay_gate_for_up, assay_transposed,
+    assay_read_transposed, assay_swizzled, assay_unswizzled, assay_unpadded_offsets, assay_clamped_ids,
+    assay_first_microbatch, assay_up_of_next_shard, assay_halves_contiguous, assay_expert_axes_exchanged,
+    assay_halves_concatenated, assay_head_axes_exchanged, assay_heads_modulo, assay_heads_back;
+/* Plus m->by; times the root of the width; rounded to bfloat16, where that changes any. */
+assay_tensor_edit assay_edit_add, assay_edit_scale_by_root, assay_edit_to_bf16;
 /* Of integers alone. */
 assay_tensor_edit assay_edit_increment, assay_edit_roll_integers;
-/* A part becomes m->by (fill), or is multiplied by it (scale), or what the name says (mutants_parts.c). */
-assay_tensor_edit assay_edit_fill_last, assay_edit_fill_last_row, assay_edit_stale_last_row,
-    assay_edit_zero_last_columns, assay_edit_scale_last_tile, assay_edit_scale_last_expert, assay_edit_scale_last_head,
-    assay_edit_scale_last_batch, assay_edit_swap_first_experts, assay_edit_empty_experts_to_nan;
-/* Of inputs, weights and the choice of experts (mutants_inputs.c). */
-assay_tensor_edit assay_edit_swap_gate_up, assay_edit_interleave, assay_edit_other_layout,
-    assay_edit_zero_last_of_first_axis, assay_edit_zero_tail_of_rows, assay_edit_times_scaling_factor,
-    assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up, assay_edit_scale_shared_slots;
-/* Of the layouts of grouped products (mutants_layouts.c). */
-assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_group_of_first_row;
+assay_tensor_edit assay_edit_empty_experts_to_nan;
+/* Of inputs, weights and the choice of experts (mutants_inputs.c, mutants_left_out.c). */
+assay_tensor_edit assay_edit_swap_gate_up, assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up,
+    assay_edit_scale_shared_slots, assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment,
+    assay_edit_scale_from_hidden, assay_edit_leave_norm_out, assay_edit_leave_qk_norm_out,
+    assay_edit_exchange_layer_norms;
+/* Of the layouts of grouped products, and of replicas of experts (mutants_layouts.c). */
+assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_group_of_first_row,
+    assay_edit_times_replica_count, assay_edit_by_replica_count;
 /* Of codes and scales (mutants_quantize.c). */
-assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_roll_blocks, assay_edit_roll_beside,
-    assay_edit_read_transposed, assay_edit_roll_matrices, assay_edit_zero_last_block, assay_edit_all_to_first,
-    assay_edit_take_from_gate, assay_edit_larger_of_both, assay_edit_unswizzle, assay_edit_read_unswizzled,
-    assay_edit_padding_of_scales, assay_edit_first_block, assay_edit_unpadded_offsets, assay_edit_read_alternating;
-assay_mutation_edit assay_edit_swap_pairs;
-/* Of replicas of experts (mutants_layouts.c). */
-assay_tensor_edit assay_edit_times_replica_count, assay_edit_by_replica_count;
+assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_take_from_gate, assay_edit_larger_of_both,
+    assay_edit_padding_of_scales;
 /* Of a choice that is given (mutants_choice.c). */
 assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots, assay_edit_first_experts;
-/* Of positions, attention and norms (mutants_inputs_attention.c, mutants_left_out.c). */
-assay_tensor_edit assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment, assay_edit_lag_rows,
-    assay_edit_lag_tokens, assay_edit_scale_from_hidden, assay_edit_roll_heads, assay_edit_zero_rope_columns,
-    assay_edit_leave_norm_out, assay_edit_leave_qk_norm_out, assay_edit_exchange_layer_norms;
-/* Of weights on a mesh (mutants_mesh.c); of rows of the batch there, and of gradients (mutants_shard_rows.c). */
-assay_tensor_edit assay_edit_clamp_ids, assay_edit_roll_expert_shards, assay_edit_zero_last_shard,
-    assay_edit_zero_all_but_first_shard, assay_edit_zero_shard_before, assay_edit_double_last_shard,
-    assay_edit_zero_last_tensor_shard, assay_edit_times_tensor_shards, assay_edit_roll_fsdp_shards,
-    assay_edit_times_hidden_shards, assay_edit_keep_first_rows_of_h, assay_edit_keep_first_rows_of_f,
-    assay_edit_keep_first_columns_of_h, assay_edit_roll_up_columns, assay_edit_split_halves_contiguously,
-    assay_edit_exchange_expert_axes, assay_edit_concatenate_halves;
-assay_tensor_edit assay_edit_roll_shard_rows, assay_edit_sum_shard_rows, assay_edit_first_shard_to_all,
-    assay_edit_times_replicas, assay_edit_by_replicas, assay_edit_times_expert_shards, assay_edit_times_shards,
-    assay_edit_first_microbatch, assay_edit_roll_shard_axis; /* the last one in mutants_functions.c */
-
-/* Of heads there (mutants_heads.c). */
-assay_tensor_edit assay_edit_keep_first_heads, assay_edit_times_head_shards, assay_edit_exchange_head_axes;
+/* Of rows of the batch on a mesh (mutants_shard_rows.c). */
+assay_tensor_edit assay_edit_sum_shard_rows;
 
 /* For `change_inputs`: the order of tokens, cotangents, several tensors at once. */
 assay_mutation_edit assay_edit_exchange_tokens, assay_edit_outgrow_residual, assay_edit_keep_first_shard,
-    assay_edit_keep_first_replica, assay_edit_keep_first_columns_of_y, assay_edit_drop_last_microbatch,
-    assay_edit_detach_losses, assay_edit_losses_times_shards, assay_edit_heads_modulo;
+    assay_edit_keep_first_replica, assay_edit_drop_last_microbatch, assay_edit_heads_modulo, assay_edit_swap_pairs;
 /* For `change_results`. */
 assay_mutation_edit assay_edit_omit_all, assay_edit_omit_last, assay_edit_count_from_front, assay_edit_shrink_back,
     assay_edit_omit_checkpoints, assay_edit_blind_rows_to_nan, assay_edit_keep_first_copies, assay_edit_heads_back,
@@ -110,20 +61,33 @@ assay_arithmetic_edit assay_degrade_sums, assay_degrade_router, assay_degrade_fu
     assay_degrade_intermediates;
 
 /* What they share. */
-/* Whether the test is true of the text and one of the words, which have spaces between them. */
 /* Whether the path lies in the folder, which may be one in another: "gradients/weights". */
 bool assay_path_in(const char *path, const char *folder);
+/* Whether the test is true of the text and one of the words, which have spaces between them. */
 bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
 int64_t assay_tensor_width(const assay_tensor *tensor);                    /* of a row: the last axis */
 int assay_tensor_axis(const assay_tensor *tensor, const char *label);      /* -1: none has it */
 int64_t assay_axes_product(const assay_shape *shape, int first, int last); /* of axes [first, last) */
 void assay_swap_values(double *a, double *b, int64_t count);
 void assay_swap_indices(int32_t *a, int32_t *b);
-/* Index 0 along the axis becomes what index 1 was. */
-bool assay_roll_axis(assay_tensor *tensor, int axis);
-bool assay_scale_values(assay_tensor *tensor, double factor);   /* false: by 1 */
-bool assay_zero_columns(assay_tensor *tensor, int64_t columns); /* the last ones */
+/* The axis of blocks that products sum over: of a weight the first one, of anything else the last. */
+int assay_contracted_axis(const assay_tensor *tensor);
+/* False: the tensor has no such axis, or each place stays what it was. */
+bool assay_move_places(const assay_mutation *m, assay_tensor *tensor, const char *axis, assay_place_map *from);
+/* As a row of the table says. */
+bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *change, assay_tensor *tensor);
+/* The recipe with the first of these bugs that it can have. */
+bool assay_change_recipe(const char *bugs, assay_text *recipe);
+bool assay_is_swizzled(const assay_mutation *m, const assay_tensor *tensor);
+bool assay_scale_values(assay_tensor *tensor, double factor); /* false: by 1 */
 bool assay_fill_values(assay_tensor *tensor, int64_t first, double value);
+/* Of cases (mutants_cases.c). */
+bool assay_case_is_where(const assay_case *c, assay_where where);
+double assay_case_number_of(const assay_case *c, assay_case_number number);
+bool assay_case_gathers_codes(const assay_case *c);
+int64_t assay_last_microbatch(const assay_case *c);
+int64_t assay_microbatch_of(const assay_case *c, int64_t row); /* of the batch */
+int64_t assay_case_replicas(const assay_case *c);
 int64_t assay_case_shards(const assay_case *c);   /* that tokens are split over */
 int64_t assay_rows_of_shard(const assay_case *c); /* of the batch; 0: one shard, or all have the same rows */
 

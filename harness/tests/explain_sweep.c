@@ -178,7 +178,7 @@ static void make(subject *s, const assay_mutant *mutant, assay_tensor_set *resul
     assay_trial of = s->trial;
     assay_mutant held = *mutant;
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !mutant->other_seed && !mutant->golden_choice &&
-                           mutant->configure != assay_edit_one_expert_fewer;
+                           strcmp(mutant->name, "choice_dropped") != 0;
     /* what is stored by the emulated arithmetic lies on the grid already, and nothing would be left to cut off */
     const bool truncated = mutant->results.edit == assay_edit_truncate;
     if (!assay_mutant_is_evaluated(mutant) && !truncated) of.golden = &s->noisy;

@@ -218,7 +218,7 @@ TEST_IN_FOLDER(any_alpha_is_named)
         snprintf(set, sizeof set, "profiles=[%s];checkpoints=none", rows[i].profile);
         snprintf(says, sizeof says, "equals mutant alpha_other with %g (", rows[i].alpha);
         start(&f, folder, rows[i].name, set, rows[i].profile);
-        other.key.by = rows[i].alpha;
+        other.keys[0].by = rows[i].alpha;
         assert_ok(&f.t.ctx, assay_mutant_make(&f.t.ctx, &f.at, &other, &results, &applies));
         assert_true(applies);
         assay_report report = explain(&f, &results);
@@ -331,7 +331,7 @@ static void shake_columns(fixture *f, assay_tensor_set *results, const char *pat
 static void move_ramp(fixture *f, assay_tensor_set *results, const char *path, double times)
 {
     const assay_mutant moved = {.name = "ramp",
-                                .key = {.key = ASSAY_KEY_AT_beta_slow, .how = ASSAY_KEY_TIMES, .by = times}};
+                                .keys = {{.key = ASSAY_KEY_AT_beta_slow, .how = ASSAY_KEY_TIMES, .by = times}}};
     bool applies = false;
     (void)path;
     assay_tensor_set_free(results);

@@ -225,7 +225,7 @@ TEST(keys_are_changed)
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_case *c = case_named("moe/small", table[i].set);
-        const assay_mutant mutant = {.name = "key", .key = table[i].key};
+        const assay_mutant mutant = {.name = "key", .keys = {table[i].key}};
         const assay_model_key *key = &assay_model_keys[table[i].key.key];
         assay_model_config expected = c->config;
         char *at = (char *)&expected + key->offset;

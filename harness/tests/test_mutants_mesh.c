@@ -30,6 +30,22 @@ static assay_mutation mutation_of(fixture *f, int64_t shard)
         .c = f->t.c, .profile = assay_profile_by_name("f64"), .tensors = &f->changed, .shard = shard};
 }
 
+static bool changes_inputs(fixture *f, const char *mutant, int64_t shard)
+{
+    bool changes = false;
+    const assay_mutation m = mutation_of(f, shard);
+    assert_ok(&f->t.ctx, assay_mutant_change_inputs(&f->t.ctx, assay_mutant_by_name(mutant), &m, &changes));
+    return changes;
+}
+
+static bool changes_results(fixture *f, const char *mutant)
+{
+    bool changes = false;
+    const assay_mutation m = mutation_of(f, 0);
+    assert_ok(&f->t.ctx, assay_mutant_change_results(&f->t.ctx, assay_mutant_by_name(mutant), &m, &changes));
+    return changes;
+}
+
 /* Block `to` of the changed tensor's first axis is block `from` of the golden's times `factor`; of `blocks` in all. */
 static void check_block(const fixture *f, const char *path, int64_t blocks, int64_t to, int64_t from, double factor)
 {
@@ -70,11 +86,8 @@ TEST(what_is_changed)
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         fixture f;
         start(&f, "moe/mesh-expert4");
-        const assay_mutant *mutant = assay_mutant_by_name(changes[i].mutant);
-        const assay_mutation m = mutation_of(&f, 0);
-        assert_non_null(mutant);
-        assert_true(assay_mutant_change_inputs(mutant, &m));
-        assert_true(assay_mutant_change_results(mutant, &m));
+        assert_true(changes_inputs(&f, changes[i].mutant, 0));
+        assert_true(changes_results(&f, changes[i].mutant));
         for (int64_t block = 0; block < changes[i].blocks; block++) {
             check_block(&f, changes[i].path, changes[i].blocks, block, changes[i].from[block],
                         changes[i].factor[block]);
@@ -91,7 +104,7 @@ TEST(the_ring_as_a_shard_sees_it)
         start(&f, "moe/mesh-ring-hot-shard");
         const assay_mutation m = mutation_of(&f, shard);
         assert_int_equal(assay_case_shards(f.t.c), 4);
-        assert_true(assay_mutant_change_inputs(assay_mutant_by_name("ring_step_missing"), &m));
+        assert_true(changes_inputs(&f, "ring_step_missing", shard));
         assay_mutation_keep_shard(&m);
         for (int64_t s = 0; s < 4; s++) {
             check_block(&f, "weights/wi_0", 4, s, s, s == (shard + 3) % 4 ? 0 : 1);
@@ -157,11 +170,10 @@ TEST(only_named_gradients_are_taken)
     assert_true(memcmp(golden->values, found->values, (size_t)golden->count * sizeof(double)) != 0);
     end(&f);
     start(&f, "moe/mesh-expert2");
-    const assay_mutation m = mutation_of(&f, 0);
-    assert_false(assay_mutant_change_inputs(assay_mutant_by_name("gradients_not_summed"), &m));
-    assert_false(assay_mutant_change_results(assay_mutant_by_name("gradients_summed_twice"), &m));
-    assert_false(assay_mutant_change_inputs(assay_mutant_by_name("ring_step_missing"), &m));
-    assert_false(assay_mutant_change_inputs(assay_mutant_by_name("tensor_sum_twice"), &m));
-    assert_false(assay_mutant_change_inputs(assay_mutant_by_name("microbatch_gradients_missing"), &m));
+    assert_false(changes_inputs(&f, "gradients_not_summed", 0));
+    assert_false(changes_results(&f, "gradients_summed_twice"));
+    assert_false(changes_inputs(&f, "ring_step_missing", 0));
+    assert_false(changes_inputs(&f, "tensor_sum_twice", 0));
+    assert_false(changes_inputs(&f, "microbatch_gradients_missing", 0));
     end(&f);
 }

@@ -1,0 +1,432 @@
+/* What rows of the table say is done: to tensors and to the configuration. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/mutants/mutants_tensors.h"
+#include "oracle/base/memory.h"
+#include "oracle/ops/quant_recipe.h"
+
+int64_t assay_tensor_width(const assay_tensor *tensor)
+{
+    const assay_shape *shape = &tensor->spec.shape;
+    return shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
+}
+
+void assay_swap_values(double *a, double *b, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double value = a[i];
+        a[i] = b[i];
+        b[i] = value;
+    }
+}
+
+void assay_swap_indices(int32_t *a, int32_t *b)
+{
+    const int32_t index = *a;
+    *a = *b;
+    *b = index;
+}
+
+bool assay_scale_values(assay_tensor *tensor, double factor)
+{
+    for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] *= factor;
+    return factor != 1.0;
+}
+
+bool assay_fill_values(assay_tensor *tensor, int64_t first, double value)
+{
+    for (int64_t i = first; i < tensor->count; i++) tensor->values[i] = value;
+    return true;
+}
+
+int64_t assay_axes_product(const assay_shape *shape, int first, int last)
+{
+    int64_t count = 1;
+    for (int axis = first; axis < last; axis++) count *= shape->dims[axis];
+    return count;
+}
+
+int assay_tensor_axis(const assay_tensor *tensor, const char *label)
+{
+    for (int axis = 0; axis < tensor->spec.shape.rank; axis++) {
+        const char *found = tensor->spec.labels[axis];
+        if (found != NULL && strcmp(found, label) == 0) return axis;
+    }
+    return -1;
+}
+
+int assay_contracted_axis(const assay_tensor *tensor)
+{
+    return tensor->spec.role == ASSAY_ROLE_WEIGHT ? assay_tensor_axis(tensor, "blocks") : tensor->spec.shape.rank - 1;
+}
+
+/* --- places along axes --- */
+
+/* The axes [first, end) that are taken as one. */
+typedef struct axes {
+    int first, end;
+} axes;
+
+static bool axes_by_name(const assay_mutation *m, const assay_tensor *tensor, const char *name, axes *a)
+{
+    const assay_shape *shape = &tensor->spec.shape;
+    const int rank = shape->rank, contracted = assay_contracted_axis(tensor), last = rank > 0 ? rank - 1 : 0;
+    const int e = assay_tensor_axis(tensor, "E"), g = assay_tensor_axis(tensor, "G"), expert = e >= 0 ? e : g;
+    const bool is_table = tensor->values != NULL && rank > 1;
+    const int beside = contracted == rank - 1 ? rank - 2 : rank - 1;
+    const int summed = rank == 3 && assay_tensor_axis(tensor, "N") != 1 ? 1 : 0; /* [E,K,N]; else the first */
+    const int fsdp = m->c->config.weights_on_shards ? 0 : 1;                     /* where it is outermost; else D */
+    const struct {
+        const char *name;
+        bool there;
+        axes axes;
+    } known[] = {
+        {"each", true, {0, rank}},
+        {"first", rank > 0, {0, 1}},
+        {"second", rank > 1, {1, 2}},
+        {"last", true, {last, rank}},
+        {"last two", rank > 1, {rank - 2, rank}},
+        {"rows", true, {0, last}},
+        {"rows or numbers", true, {0, is_table ? last : rank}},
+        {"expert", expert >= 0, {expert, expert + 1}},
+        {"experts first", rank > 1 && (e == 0 || g == 0), {0, 1}},
+        {"fsdp", rank > 1, {fsdp, fsdp + 1}},
+        {"summed", rank > 1, {summed, summed + 1}},
+        {"contracted", contracted >= 0, {contracted, contracted + 1}},
+        {"beside", rank > 1, {beside, beside + 1}},
+        {"matrices", tensor->spec.role == ASSAY_ROLE_WEIGHT && contracted > 0, {0, 1}},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(known[i].name, name) != 0) continue;
+        *a = known[i].axes;
+        return known[i].there;
+    }
+    a->first = assay_tensor_axis(tensor, name);
+    a->end = a->first + 1;
+    return a->first >= 0;
+}
+
+/* What lies at a place, before and behind it: a tensor is [outer, count, inner]. */
+typedef struct view {
+    assay_places places;
+    int64_t outer, inner;
+} view;
+
+static bool view_of(const assay_mutation *m, const assay_tensor *tensor, const char *axis, view *v)
+{
+    axes a;
+    const assay_shape *shape = &tensor->spec.shape;
+    if (!axes_by_name(m, tensor, axis, &a)) return false;
+    *v = (view){.places = {m, tensor, assay_axes_product(shape, a.first, a.end), m->number},
+                .outer = assay_axes_product(shape, 0, a.first),
+                .inner = assay_axes_product(shape, a.end, shape->rank)};
+    return true;
+}
+
+static void move_values(const view *v, assay_place_map *from, double *values, double *before)
+{
+    const int64_t count = v->places.count, inner = v->inner;
+    memcpy(before, values, (size_t)(count * inner) * sizeof *values);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t place = from(&v->places, i);
+        for (int64_t k = 0; k < inner; k++) values[i * inner + k] = place < 0 ? 0.0 : before[place * inner + k];
+    }
+}
+
+static void move_indices(const view *v, assay_place_map *from, int32_t *indices, int32_t *before)
+{
+    const int64_t count = v->places.count, inner = v->inner;
+    memcpy(before, indices, (size_t)(count * inner) * sizeof *indices);
+    for (int64_t i = 0; i < count; i++)
+        memcpy(indices + i * inner, before + from(&v->places, i) * inner, (size_t)inner * sizeof *indices);
+}
+
+bool assay_move_places(const assay_mutation *m, assay_tensor *tensor, const char *axis, assay_place_map *from)
+{
+    view v;
+    bool moved = false;
+    if (!view_of(m, tensor, axis, &v)) return false;
+    for (int64_t i = 0; i < v.places.count; i++) moved |= from(&v.places, i) != i;
+    for (int64_t o = 0; moved && o < v.outer; o++) {
+        const int64_t first = o * v.places.count * v.inner;
+        if (tensor->values != NULL) move_values(&v, from, tensor->values + first, m->scratch);
+        if (tensor->indices != NULL) move_indices(&v, from, tensor->indices + first, (int32_t *)(void *)m->scratch);
+    }
+    return moved;
+}
+
+bool assay_edit_move(const assay_mutation *m, assay_tensor *tensor)
+{
+    return assay_move_places(m, tensor, m->axis, m->places);
+}
+
+/* Numbers of the part that the row names become `by`, or are multiplied by it. */
+static bool change_part(const assay_mutation *m, assay_tensor *tensor, bool multiply)
+{
+    view v;
+    bool changed = false;
+    if (!view_of(m, tensor, m->axis, &v)) return false;
+    for (int64_t i = 0; i < tensor->count; i++) {
+        if (m->places(&v.places, i / v.inner % v.places.count) >= 0) continue;
+        tensor->values[i] = multiply ? tensor->values[i] * m->by : m->by;
+        changed = true;
+    }
+    return changed;
+}
+
+bool assay_edit_scale(const assay_mutation *m, assay_tensor *tensor)
+{
+    return m->places != NULL ? change_part(m, tensor, true) : assay_scale_values(tensor, m->by * m->number);
+}
+
+/* False: all numbers were m->by before. */
+bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
+{
+    bool changed = false;
+    for (int64_t i = 0; i < tensor->count; i++) {
+        changed |= (tensor->values != NULL ? tensor->values[i] : tensor->indices[i]) != m->by;
+        if (tensor->values != NULL) tensor->values[i] = m->by;
+        if (tensor->indices != NULL) tensor->indices[i] = (int32_t)m->by;
+    }
+    return changed;
+}
+
+bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
+{
+    if (m->places != NULL) return change_part(m, tensor, false);
+    assay_edit_replace(m, tensor);
+    return true;
+}
+
+/* --- the tensors of a row --- */
+
+bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word))
+{
+    char word[ASSAY_PATH_SIZE];
+    for (const char *at = words; *at != '\0'; at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        if (test(text, word)) return true;
+        at += length;
+    }
+    return false;
+}
+
+bool assay_path_in(const char *path, const char *folder)
+{
+    const size_t length = strlen(folder);
+    return strncmp(path, folder, length) == 0 && path[length] == '/';
+}
+
+/* The golden's choice of experts is one. */
+static bool is_input(const assay_tensors_change *change, const assay_tensor *tensor)
+{
+    const assay_tensor_role role = tensor->spec.role;
+    const bool is_read =
+        role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT || assay_path_is_choice(tensor->spec.path);
+    return (change->cotangents ? role == ASSAY_ROLE_COTANGENT : is_read) &&
+           assay_any_word(change->of, tensor->spec.path, assay_path_ends);
+}
+
+static bool is_result(const assay_tensors_change *change, const char *path)
+{
+    return assay_any_word(change->of, path, assay_path_in) &&
+           (change->named == NULL || assay_any_word(change->named, path, assay_path_ends));
+}
+
+static bool is_float_result(const assay_tensors_change *change, const assay_tensor *tensor)
+{
+    return tensor->values != NULL && is_result(change, tensor->spec.path);
+}
+
+static bool is_integer_result(const assay_tensors_change *change, const assay_tensor *tensor)
+{
+    return tensor->indices != NULL && is_result(change, tensor->spec.path);
+}
+
+bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *change, assay_tensor *tensor)
+{
+    assay_mutation own = *m;
+    own.by = change->by;
+    own.number = change->number > 0 ? change->number : assay_case_number_of(m->c, change->of_case);
+    own.axis = change->axis;
+    own.places = change->places;
+    return change->edit(&own, tensor);
+}
+
+static bool change_tensors(const assay_mutation *m, const assay_tensors_change *change,
+                           bool (*is_meant)(const assay_tensors_change *change, const assay_tensor *tensor))
+{
+    bool changed = false;
+    for (int i = 0; change->edit != NULL && i < m->tensors->count; i++) {
+        assay_tensor *tensor = &m->tensors->items[i];
+        if (tensor->count > 0 && is_meant(change, tensor)) changed |= assay_change_tensor(m, change, tensor);
+    }
+    return changed;
+}
+
+/* For all tensors of the set. */
+static assay_status alloc_scratch(assay_context *ctx, assay_mutation *m)
+{
+    int64_t most = 0;
+    for (int i = 0; i < m->tensors->count; i++)
+        most = most > m->tensors->items[i].count ? most : m->tensors->items[i].count;
+    return assay_alloc_f64(ctx, "copy of a tensor", most, &m->scratch);
+}
+
+bool assay_mutant_changes_inputs(const assay_mutant *mutant)
+{
+    return mutant->inputs.edit != NULL || mutant->change_inputs != NULL;
+}
+
+/* Beside a changed configuration this is the second half, which may find nothing to do. */
+assay_status assay_mutant_change_inputs(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
+                                        bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_mutation own = *m;
+    const bool is_second = assay_mutant_changes_configuration(mutant);
+    *applies = is_second || assay_case_is_where(m->c, mutant->where);
+    if (!*applies || !assay_mutant_changes_inputs(mutant)) return ASSAY_OK;
+    TRY(alloc_scratch(ctx, &own));
+    bool changed = change_tensors(&own, &mutant->inputs, is_input);
+    if (mutant->change_inputs != NULL) changed |= mutant->change_inputs(&own);
+    *applies = changed || is_second;
+cleanup:
+    free(own.scratch);
+    return status;
+}
+
+assay_status assay_mutant_change_results(assay_context *ctx, const assay_mutant *mutant, const assay_mutation *m,
+                                         bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_mutation own = *m;
+    const bool any = mutant->results.edit != NULL || mutant->integers.edit != NULL || mutant->change_results != NULL;
+    *applies = assay_case_is_where(m->c, mutant->where);
+    if (!*applies || !any) return ASSAY_OK;
+    TRY(alloc_scratch(ctx, &own));
+    *applies = change_tensors(&own, &mutant->results, is_float_result);
+    *applies |= change_tensors(&own, &mutant->integers, is_integer_result);
+    if (mutant->change_results != NULL) *applies |= mutant->change_results(&own);
+cleanup:
+    free(own.scratch);
+    return status;
+}
+
+bool assay_mutant_takes(const assay_mutant *mutant, const char *path)
+{
+    return mutant->takes.of == NULL || is_result(&mutant->takes, path);
+}
+
+/* --- the configuration --- */
+
+/* Flags and whole numbers are numbers too. */
+static double changed_number(const assay_key_change *change, double value)
+{
+    if (change->how == ASSAY_KEY_FLIP) return value == 0.0;
+    if (!(value > 0.0)) return value;
+    if (change->how == ASSAY_KEY_PLUS) return value + change->by;
+    if (change->how == ASSAY_KEY_SQUARED) return value * value;
+    return change->how == ASSAY_KEY_TIMES ? change->by * value : change->by;
+}
+
+static bool read_as(const assay_model_key *key, const char *text, assay_model_config *config)
+{
+    char *at = (char *)config + key->offset, before[ASSAY_KEY_VALUE_SIZE], after[ASSAY_KEY_VALUE_SIZE];
+    assay_model_key_text(key, config, before, sizeof before);
+    if (key->type == ASSAY_KEY_I) *(int64_t *)(void *)at = strtoll(text, NULL, 10);
+    if (key->type == ASSAY_KEY_D) *(double *)(void *)at = strtod(text, NULL);
+    if (key->type == ASSAY_KEY_B) *(bool *)at = strcmp(text, "true") == 0;
+    if (key->type == ASSAY_KEY_S || key->type == ASSAY_KEY_A) snprintf(at, ASSAY_TEXT_SIZE, "%s", text);
+    assay_model_key_text(key, config, after, sizeof after);
+    return strcmp(before, after) != 0;
+}
+
+/* Of "softmax>sigmoid *>softmax" what stands for this text; "*" is any other one but "". False: nothing does. */
+static bool find_exchanged(const char *pairs, const char *text, char to[ASSAY_TEXT_SIZE])
+{
+    for (const char *at = pairs; *at != '\0'; at += strspn(at, " ")) {
+        const size_t from = strcspn(at, ">"), length = strcspn(at, " ");
+        const bool same = strlen(text) == from && strncmp(at, text, from) == 0;
+        if (same || (at[0] == '*' && text[0] != '\0')) {
+            snprintf(to, ASSAY_TEXT_SIZE, "%.*s", (int)(length - from - 1), at + from + 1);
+            return true;
+        }
+        at += length;
+    }
+    return false;
+}
+
+/* Of a pair of texts the gate's. */
+static bool exchange_text(const assay_model_key *key, const char *pairs, assay_model_config *config)
+{
+    char to[ASSAY_TEXT_SIZE];
+    return find_exchanged(pairs, (char *)config + key->offset, to) && read_as(key, to, config);
+}
+
+static bool change_key(const assay_key_change *change, assay_model_config *config)
+{
+    const assay_model_key *key = &assay_model_keys[change->key];
+    char *at = (char *)config + key->offset;
+    if (change->how == ASSAY_KEY_READ_AS) return read_as(key, change->value, config);
+    if (change->how == ASSAY_KEY_EXCHANGED) return exchange_text(key, change->value, config);
+    if (change->how == ASSAY_KEY_ALPHA) {
+        config->gate_alpha = change->by;
+        return true;
+    }
+    if (change->how == ASSAY_KEY_GIVEN) {
+        config->given[change->key] = true;
+        return false;
+    }
+    bool *flag = (bool *)at;
+    int64_t *whole = (int64_t *)(void *)at;
+    double *number = (double *)(void *)at;
+    const bool is_flag = key->type == ASSAY_KEY_B, is_whole = key->type == ASSAY_KEY_I;
+    const double before = is_flag ? *flag : is_whole ? (double)*whole : *number;
+    const double after = changed_number(change, before);
+    if (is_flag) {
+        *flag = after != 0.0;
+    } else if (is_whole) {
+        *whole = (int64_t)after;
+    } else {
+        *number = after;
+    }
+    return after != before;
+}
+
+/* The recipe with the first of these bugs that it can have. */
+bool assay_change_recipe(const char *bugs, assay_text *recipe)
+{
+    for (const char *at = bugs; *at != '\0'; at += strspn(at, " ")) {
+        char name[ASSAY_TEXT_SIZE];
+        const size_t length = strcspn(at, " ");
+        snprintf(name, sizeof name, "%.40s %.*s", recipe->text, (int)length, at);
+        if (assay_quant_recipe_by_name(name) != NULL) {
+            memcpy(recipe->text, name, sizeof name);
+            return true;
+        }
+        at += length;
+    }
+    return false;
+}
+
+bool assay_mutant_changes_configuration(const assay_mutant *mutant)
+{
+    return mutant->keys[0].how != ASSAY_KEY_STAYS || mutant->sets[0] != 0 || mutant->recipe_bug != NULL ||
+           mutant->configure != NULL;
+}
+
+bool assay_mutant_configure(const assay_mutant *mutant, assay_case *c)
+{
+    bool changed = mutant->keys[0].how == ASSAY_KEY_STAYS;
+    if (!assay_case_is_where(c, mutant->where)) return false;
+    for (int i = 0; i < ASSAY_MUTANT_KEYS; i++)
+        changed |= mutant->keys[i].how != ASSAY_KEY_STAYS && change_key(&mutant->keys[i], &c->config);
+    for (int i = 0; i < ASSAY_MUTANT_KEYS; i++)
+        if (mutant->sets[i] != 0) *((bool *)&c->config + mutant->sets[i]) = true;
+    if (mutant->recipe_bug != NULL) changed = assay_change_recipe(mutant->recipe_bug, &c->config.quant_recipe);
+    return changed && (mutant->configure == NULL || mutant->configure(c));
+}
