@@ -118,7 +118,7 @@ static const assay_batch_split_function table[] = {
      .call = bs_call_all_reduce_ws_grad_dcn},
 
     {"rms_norm", W({BS_PRE_NORM, "scale"}), {T("x", "maSD")}, {T("y", "maSD")}, .call = bs_call_rms_norm},
-    {"rms_norm_bwd", .in = {N("x"), N("y_grad")}, .call = bs_call_rms_norm_bwd},
+    {"rms_norm_bwd", .in = {N("x"), N("y_grad")}},
     {"initialize_yarn_mask", .out = {T("mask", "RR")}, .call = bs_call_initialize_yarn_mask},
     {"initialize_yarn_freqs", .in = {T("positions", "maS", .holds = ASSAY_HOLDS_POSITIONS)}, .out = {T("yarn_freqs", "maSR")},
      .call = bs_call_initialize_yarn_freqs},
@@ -141,8 +141,7 @@ static const assay_batch_split_function table[] = {
      .out = {T("attention_output", "maSNv"), T("logsumexp", "maNS")}, .products = "mTSNq mTSNv",
      .call = bs_call_tpu_flash_attention},
     {"tpu_flash_attention_bwd",
-     .in = {N("attention_output_grad"), N("query"), N("key"), N("value"), N("attention_output"), N("logsumexp")},
-     .call = bs_call_tpu_flash_attention_bwd},
+     .in = {N("attention_output_grad"), N("query"), N("key"), N("value"), N("attention_output"), N("logsumexp")}},
     {"mla", W(MLA_WEIGHTS), {T("inputs", "maSD"), T("yarn_freqs", "maSR", .holds = ASSAY_HOLDS_ANGLES)},
      {T("out", "maSD"), T("attn_out", "maSNv"), T("lse", "maNS")}, .products = MLA_PRODUCTS, .call = bs_call_attention},
     {"mla_remat", W(QUERY_WEIGHTS, KEY_WEIGHTS),

@@ -74,8 +74,8 @@ typedef assay_status bs_function_call(assay_context *ctx, bs_call *c);
 bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_extract_layer_weights,
     bs_call_insert_layer_ws_grad, bs_call_gather_weights, bs_call_reduce_scatter_ws_grad,
     bs_call_all_reduce_ws_grad_dcn;
-bs_function_call bs_call_rms_norm, bs_call_rms_norm_bwd, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs,
-    bs_call_yarn, bs_call_attention, bs_call_tpu_flash_attention, bs_call_tpu_flash_attention_bwd;
+bs_function_call bs_call_rms_norm, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs, bs_call_yarn,
+    bs_call_attention, bs_call_tpu_flash_attention;
 bs_function_call bs_call_half, bs_call_expert_group_mask, bs_call_expert_indices_and_weights,
     bs_call_expert_indices_and_weights_bwd, bs_call_quantized_psum_scatter, bs_call_moe, bs_call_batch_split_schedule;
 

@@ -17,27 +17,19 @@ static int64_t tokens_of(const bs_call *c)
 
 assay_status bs_call_rms_norm(assay_context *ctx, bs_call *c)
 {
-    double *rstd = NULL;
-    const assay_status status = assay_alloc_f64(ctx, "rstd", tokens_of(c), &rstd);
-    if (status != ASSAY_OK) return status;
-    assay_rms_norm_forward(ctx, c->out[0].values, rstd, c->in[0].values, c->w.values[BS_PRE_NORM], tokens_of(c),
-                           c->run.mla.emb_dim, c->config.stack.epsilon);
-    free(rstd);
-    return ASSAY_OK;
-}
-
-assay_status bs_call_rms_norm_bwd(assay_context *ctx, bs_call *c)
-{
     assay_status status;
+    const bool back = assay_function_forward(c->config.function) != NULL;
     const int64_t tokens = c->run.sizes.tokens, dim = c->run.mla.emb_dim;
     double *rstd = NULL;
-    TRY(assay_alloc_f64(ctx, "rstd", tokens_of(c), &rstd));
+    TRY(assay_alloc_f64(ctx, "rstd", tokens, &rstd));
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
         const int64_t first = shard * tokens * dim;
-        const double *scale = bs_weight_of(&c->run, &c->w, BS_PRE_NORM, shard);
-        assay_rms_norm_forward(ctx, NULL, rstd, c->in[0].values + first, scale, tokens, dim, c->config.stack.epsilon);
-        assay_rms_norm_backward(ctx, c->out[0].values + first, bs_weight_of(&c->run, &c->g, BS_PRE_NORM, shard),
-                                c->in[1].values + first, c->in[0].values + first, scale, rstd, tokens, dim);
+        const double *scale = bs_weight_of(&c->run, &c->w, BS_PRE_NORM, shard), *x = c->in[0].values + first;
+        double *result = c->out[0].values + first;
+        assay_rms_norm_forward(ctx, back ? NULL : result, rstd, x, scale, tokens, dim, c->config.stack.epsilon);
+        if (back)
+            assay_rms_norm_backward(ctx, result, bs_weight_of(&c->run, &c->g, BS_PRE_NORM, shard),
+                                    c->in[1].values + first, x, scale, rstd, tokens, dim);
     }
     bs_sum_attention_gradients(ctx, &c->run, &c->g);
 cleanup:
@@ -224,34 +216,26 @@ static assay_attention_config attention_of(const bs_call *c)
     return g->steps[g->tensors[graph_find(g, "attention_out")].step].with.attention;
 }
 
+/* Of a _bwd the gradient of the result is before, and the results are behind the arguments. */
 assay_status bs_call_tpu_flash_attention(assay_context *ctx, bs_call *c)
 {
     assay_status status = ASSAY_OK;
+    const bool back = assay_function_forward(c->config.function) != NULL;
+    const bs_slot *in = back ? c->in + 1 : c->in;
     const assay_attention_config config = attention_of(c);
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        const assay_attention_inputs in = {.query = part_of(c, &c->in[0], 0, shard),
-                                           .key = part_of(c, &c->in[1], 0, shard),
-                                           .value = part_of(c, &c->in[2], 0, shard)};
-        TRY(assay_attention_forward(ctx, part_of(c, &c->out[0], 0, shard), part_of(c, &c->out[1], 0, shard), &in,
-                                    &config));
-    }
-cleanup:
-    return status;
-}
-
-assay_status bs_call_tpu_flash_attention_bwd(assay_context *ctx, bs_call *c)
-{
-    assay_status status = ASSAY_OK;
-    const assay_attention_config config = attention_of(c);
-    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        const assay_attention_inputs in = {.query = part_of(c, &c->in[1], 0, shard),
-                                           .key = part_of(c, &c->in[2], 0, shard),
-                                           .value = part_of(c, &c->in[3], 0, shard)};
-        const assay_attention_gradients d = {.dquery = part_of(c, &c->out[0], 0, shard),
-                                             .dkey = part_of(c, &c->out[1], 0, shard),
-                                             .dvalue = part_of(c, &c->out[2], 0, shard)};
-        TRY(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], 0, shard), NULL, part_of(c, &c->in[4], 0, shard),
-                                     part_of(c, &c->in[5], 0, shard), &in, &config));
+        const assay_attention_inputs x = {.query = part_of(c, &in[0], 0, shard),
+                                          .key = part_of(c, &in[1], 0, shard),
+                                          .value = part_of(c, &in[2], 0, shard)};
+        double *out[3];
+        for (int i = 0; i < (back ? 3 : 2); i++) out[i] = part_of(c, &c->out[i], 0, shard);
+        if (back) {
+            const assay_attention_gradients d = {.dquery = out[0], .dkey = out[1], .dvalue = out[2]};
+            TRY(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], 0, shard), NULL, part_of(c, &in[3], 0, shard),
+                                         part_of(c, &in[4], 0, shard), &x, &config));
+        } else {
+            TRY(assay_attention_forward(ctx, out[0], out[1], &x, &config));
+        }
     }
 cleanup:
     return status;

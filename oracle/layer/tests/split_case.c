@@ -25,3 +25,9 @@ layer_case split_case_of(const layer_case *plain, assay_mesh mesh, int64_t facto
     c.config.batch_split_factor = factor;
     return c;
 }
+
+layer_case split_case_small(int64_t layers, int64_t dense, int64_t factor)
+{
+    const layer_case plain = split_case_plain(layers, dense, factor, 1);
+    return split_case_of(&plain, (assay_mesh){{1, 1, 1}}, factor);
+}

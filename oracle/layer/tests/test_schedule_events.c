@@ -4,7 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/schedule_groups.h"
-#include "oracle/layer/tests/layer_case.h"
+#include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"
 
 /* Four layers, two microbatches. Written as "pass stage layer.microbatch", pass f or b; no microbatch: for all. */
@@ -101,20 +101,10 @@ static assay_status check(assay_context *ctx, const list *l, const assay_schedul
     return assay_schedule_check(ctx, l->events[0].values, l->count, dims);
 }
 
-static layer_case split_case(int64_t layers, int64_t dense, int64_t factor)
-{
-    layer_case c = layer_case_make(layers, dense, factor, 1);
-    c.config.mla.rope.pairwise = true;
-    c.config.sharding = (assay_sharding){.mesh = {{1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
-    c.config.batch_split_factor = factor;
-    layer_case_fill(&c);
-    return c;
-}
-
 TEST(a_run_has_these_events)
 {
     assay_context ctx = assay_context_default(1);
-    layer_case c = split_case(4, 0, 2);
+    layer_case c = split_case_small(4, 0, 2);
     test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     const assay_tensor *found = layer_case_get(&out, "schedule/events");
@@ -136,7 +126,7 @@ TEST(runs_of_other_sizes_pass_the_check)
     } table[] = {{4, 0, 1}, {4, 0, 3}, {6, 1, 2}, {7, 2, 1}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
-        layer_case c = split_case(table[i].layers, table[i].dense, table[i].factor);
+        layer_case c = split_case_small(table[i].layers, table[i].dense, table[i].factor);
         test_tensors out = {0};
         assay_schedule_dims dims = {table[i].dense, table[i].layers - table[i].dense, table[i].factor, true};
         layer_case_run(&ctx, &c, &out);
@@ -165,7 +155,7 @@ TEST(three_microbatches)
 {
     assay_context ctx = assay_context_default(1);
     const assay_schedule_dims dims = {.first_layer = 0, .layers = 4, .factor = 3, .backward = true};
-    layer_case c = split_case(4, 0, 3);
+    layer_case c = split_case_small(4, 0, 3);
     test_tensors out = {0};
     layer_case_run(&ctx, &c, &out);
     const assay_tensor *found = layer_case_get(&out, "schedule/events");

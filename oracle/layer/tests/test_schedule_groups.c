@@ -3,7 +3,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/schedule_groups.h"
-#include "oracle/layer/tests/layer_case.h"
+#include "oracle/layer/tests/split_case.h"
 #include "tests/support/assay_test.h"
 
 enum { MOST_EVENTS = 256, MOST_BARRIERS = 256 };
@@ -28,12 +28,8 @@ static schedule_case run_of(int64_t layers, int64_t dense, int64_t factor)
 {
     assay_context ctx = assay_context_default(1);
     schedule_case s = {.dims = {dense, layers - dense, factor, true}};
-    layer_case c = layer_case_make(layers, dense, factor, 1);
+    layer_case c = split_case_small(layers, dense, factor);
     test_tensors out = {0};
-    c.config.mla.rope.pairwise = true;
-    c.config.sharding = (assay_sharding){.mesh = {{1, 1, 1}}, .tensor_shards = 1, .token_chunks = 1};
-    c.config.batch_split_factor = factor;
-    layer_case_fill(&c);
     layer_case_run(&ctx, &c, &out);
     s.count = take(&out, "schedule/events", s.events, MOST_EVENTS * ASSAY_EVENT_FIELDS) / ASSAY_EVENT_FIELDS;
     assert_int_equal(take(&out, "schedule/groups", s.groups, MOST_EVENTS), s.count);
