@@ -1,9 +1,11 @@
+#define _GNU_SOURCE /* asprintf */
 #include "harness/commands/options.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,132 +17,287 @@
 
 enum { COMMON = 1 << 30 };
 
-enum {
-    THREADS = 256,
-    ENGINE,
-    COLOR,
-    SET,
-    SEED,
-    INPUTS,
-    WEIGHTS,
-    PRECISION,
-    FALSE_ALARM,
-    JSON_FILE,
-    JUNIT_FILE,
-    HTML_FILE,
-    KNOWN_FILE,
-    BACKEND,
-    TIMEOUT,
-    MEMORY,
-    KEEP,
-    TAG,
-    OP,
-    EXCLUDE,
-    NO_MESH,
-    SHARD,
-    SERVE,
-    STAGED,
-    JSON,
-    CERTIFY,
-    MUTANTS,
-    EQUIVALENCE,
-    BUDGET,
-    WRITE,
-    FUZZ_OP,
-    FUZZ_TIME,
-    FUZZ_CASES,
-    FUZZ_SEED,
-    FUZZ_FAILURES,
-    CONTAINER,
-    RECIPE,
-    MATERIALISE,
-    RESUME,
-    LAYER,
-    LAYERS,
-    RANKS,
-    TRUST,
-    DRAW_ONLY,
-    GRAPH,
-    SVG_FILE
-};
+/* Each takes `value` into the field that the row says, or refuses it; value is NULL of an option that has none. */
 
+static void *field(const assay_option_row *row, assay_options *o)
+{
+    return (char *)o + row->field;
+}
+
+static assay_status take_flag(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    (void)ctx, (void)value;
+    *(bool *)field(row, o) = true;
+    return ASSAY_OK;
+}
+
+static assay_status take_text(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    (void)ctx;
+    *(const char **)field(row, o) = value;
+    return ASSAY_OK;
+}
+
+static assay_status take_words(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    return assay_words_add(ctx, field(row, o), row->name, value);
+}
+
+static assay_status take_number(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    char *end = NULL;
+    errno = 0;
+    const double number = strtod(value, &end);
+    if (end == value || *end != '\0' || errno != 0 || !(number >= row->least && number <= row->most)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a number from %g to %g", row->name, value,
+                          row->least, row->most);
+    }
+    *(double *)field(row, o) = number;
+    return ASSAY_OK;
+}
+
+static bool is_whole(const char *text, int64_t least, int64_t most, int64_t *number)
+{
+    char *end = NULL;
+    errno = 0;
+    *number = strtoll(text, &end, 10);
+    return end != text && *end == '\0' && errno == 0 && *number >= least && *number <= most;
+}
+
+static assay_status take_whole(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    const int64_t least = (int64_t)row->least;
+    if (is_whole(value, least, INT64_MAX, field(row, o))) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a whole number from %" PRId64 " up", row->name,
+                      value, least);
+}
+
+static assay_status take_budget(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    int64_t *budget = field(row, o);
+    if (strcmp(value, "all") == 0) {
+        *budget = ASSAY_BUDGET_ALL;
+    } else if (!is_whole(value, 0, INT64_MAX, budget)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is \"%s\", expected a whole number from 0 up, or all", value);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status take_threads(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    enum { MOST = 1024 };
+    int64_t threads;
+    if (!is_whole(value, 1, MOST, &threads)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--threads is \"%s\", expected a whole number from 1 to %d", value,
+                          MOST);
+    }
+    *(int *)field(row, o) = (int)threads;
+    return ASSAY_OK;
+}
+
+/* "8,64,512" */
+static assay_status take_ranks(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    enum { MOST = sizeof o->ranks / sizeof *o->ranks };
+    const int64_t most = 1 << 20;
+    char *end = NULL;
+    (void)row;
+    o->rank_count = 0;
+    for (const char *at = value;; at = end + 1) {
+        const long long number = strtoll(at, &end, 10);
+        const bool well = end != at && (*end == ',' || *end == '\0') && number >= 1 && number <= most;
+        if (!well || o->rank_count == MOST) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "--ranks is \"%s\", expected up to %d whole numbers from 1 to %" PRId64 ", as 8,64,512",
+                              value, MOST, most);
+        }
+        o->ranks[o->rank_count++] = number;
+        if (*end == '\0') return ASSAY_OK;
+    }
+}
+
+/* A number of seconds, minutes or hours. */
+static assay_status take_time(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    static const struct {
+        const char *unit;
+        double seconds;
+    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}};
+    char *end = NULL;
+    const double number = strtod(value, &end);
+    for (size_t i = 0; end != value && i < sizeof units / sizeof *units; i++) {
+        if (strcmp(end, units[i].unit) != 0 || !(number > 0 && number <= 1e6)) continue;
+        *(double *)field(row, o) = number * units[i].seconds;
+        return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--time is \"%s\", expected a time above 0, as 90, 90s, 10m or 1h", value);
+}
+
+/* A number of megabytes or gigabytes. */
+static assay_status take_memory(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    char *end = NULL;
+    const double number = strtod(value, &end);
+    const double unit = strcmp(end, "M") == 0 ? 1 << 20 : strcmp(end, "G") == 0 ? 1 << 30 : 0;
+    if (end == value || unit == 0 || !(number * unit >= 1 << 20 && number * unit <= 1e18)) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--memory is \"%s\", expected a size from 1M up, as 512M or 8G", value);
+    }
+    *(int64_t *)field(row, o) = (int64_t)(number * unit);
+    return ASSAY_OK;
+}
+
+static assay_status take_shard(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    enum { MOST = 10000 };
+    char *slash = NULL, *end = NULL;
+    (void)row;
+    const long shard = strtol(value, &slash, 10);
+    const long shards = *slash == '/' ? strtol(slash + 1, &end, 10) : 0;
+    if (slash == value || end == NULL || *end != '\0' || shard < 1 || shards > MOST || shard > shards) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard is \"%s\", expected I/N with 1 <= I <= N <= %d", value, MOST);
+    }
+    o->shard = (int)shard;
+    o->shards = (int)shards;
+    return ASSAY_OK;
+}
+
+static assay_status take_color(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    const bool always = strcmp(value, "always") == 0;
+    if (always || strcmp(value, "never") == 0) {
+        *(bool *)field(row, o) = always;
+    } else if (strcmp(value, "auto") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--color is \"%s\", expected auto, always or never", value);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status take_container(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    char name[32];
+    snprintf(name, sizeof name, "x.%.28s", value);
+    if (assay_fixture_is_file_name(name) && strchr(value, '.') == NULL) return take_text(ctx, row, value, o);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5, safetensors or npz", value);
+}
+
+/* --set KEY=VALUE and --seed N, in their order. */
+static assay_status take_set(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
+{
+    char *assignment = NULL;
+    void *more = realloc(o->sets, (size_t)(o->set_count + 1) * sizeof *o->sets);
+    if (more != NULL) o->sets = more;
+    if (more == NULL || asprintf(&assignment, "%s%s", strcmp(row->name, "seed") == 0 ? "seed=" : "", value) < 0)
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
+    o->sets[o->set_count++] = assignment;
+    return ASSAY_OK;
+}
+
+#define RANGE(take, name, least, most) take, offsetof(assay_options, name), least, most
+#define INTO(take, name) RANGE(take, name, 0, 0)
 static const assay_option_row rows[] = {
-    {"output", 'o', true, ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder"},
-    {"container", CONTAINER, true, ASSAY_OPT_CONTAINER | ASSAY_OPT_FUZZ, "NAME",
-     "of files in a folder: h5 (default), safetensors or npz"},
-    {"set", SET, true, ASSAY_OPT_SET | ASSAY_OPT_FUZZ, "KEY=VALUE", "change a key of the case (repeatable)"},
-    {"seed", SEED, true, ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents"},
-    {"inputs", INPUTS, true, ASSAY_OPT_INPUTS, "FILE",
-     "take inputs, weights and cotangents from this file where it has them"},
-    {"weights", WEIGHTS, true, ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
-     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)"},
-    {"precision", PRECISION, true, ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
+    {"output", 'o', ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder",
+     INTO(take_text, output)},
+    {"container", '\0', ASSAY_OPT_CONTAINER | ASSAY_OPT_FUZZ, "NAME",
+     "of files in a folder: h5 (default), safetensors or npz", INTO(take_container, container)},
+    {"set", '\0', ASSAY_OPT_SET | ASSAY_OPT_FUZZ, "KEY=VALUE", "change a key of the case (repeatable)",
+     INTO(take_set, sets)},
+    {"seed", '\0', ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents", INTO(take_set, sets)},
+    {"inputs", '\0', ASSAY_OPT_INPUTS, "FILE", "take inputs, weights and cotangents from this file where it has them",
+     INTO(take_text, inputs)},
+    {"weights", '\0', ASSAY_OPT_WEIGHTS, "FILE[:LAYER]",
+     "take the weights from a checkpoint of Hugging Face (docs/hugging-face.md)", INTO(take_text, weights)},
+    {"precision", '\0', ASSAY_OPT_PRECISION | ASSAY_OPT_PROFILE | ASSAY_OPT_FUZZ, "NAME",
      "profile: f64, f32, bf16, bf16_router, bf16_sums, f16, tf32, tpu_default, fp8_e4m3_block128, or a FILE.yml with "
-     "your own"},
-    {"false-alarm", FALSE_ALARM, true, ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
-     "probability that a correct backend fails (default 1e-6)"},
-    {"verbose", 'v', false, ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail"},
-    {"staged", STAGED, false, ASSAY_OPT_STAGED, NULL, "judge each stage too, from the candidate's own inputs to it"},
-    {"json", JSON_FILE, true, ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON"},
-    {"junit", JUNIT_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML"},
-    {"html", HTML_FILE, true, ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures"},
-    {"backend", BACKEND, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SPEC",
-     "a shared object (./libmine.so), or a command with {request} and {candidate}"},
-    {"serve", SERVE, false, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, NULL,
-     "the command is started once, without placeholders, and reads requests (docs/your-kernel.md)"},
-    {"timeout", TIMEOUT, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
-     "time limit of one run of the backend (default 300)"},
-    {"memory", MEMORY, true, ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SIZE",
-     "memory limit of each process of the backend, as 8G or 512M"},
-    {"keep", KEEP, true, ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder"},
-    {"known", KNOWN_FILE, true, ASSAY_OPT_KNOWN, "FILE",
-     "known failures, lines of a case and a reason: run, reported apart, an error when one passes"},
-    {"known", KNOWN_FILE, true, ASSAY_OPT_FUZZ, "FILE",
-     "known failures, lines fuzz/OP:TENSOR:HOW and a reason: counted apart (docs/fuzzing.md)"},
-    {"tag", TAG, true, ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)"},
-    {"op", OP, true, ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)"},
-    {"exclude", EXCLUDE, true, ASSAY_OPT_CHOOSE, "WORD[,WORD]",
-     "no cases with this tag, of this operation, or whose name this glob matches (repeatable)"},
-    {"no-mesh", NO_MESH, false, ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device"},
-    {"shard", SHARD, true, ASSAY_OPT_CHOOSE, "I/N",
-     "part I of N, of about the same work: for N jobs beside each other"},
-    {"json", JSON, false, ASSAY_OPT_LIST, NULL, "as JSON"},
-    {"mutants", MUTANTS, false, ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases"},
-    {"recipe", RECIPE, false, ASSAY_OPT_RECIPE, NULL,
-     "inputs and weights that the seed makes as their recipe and digest, without elements"},
-    {"materialise", MATERIALISE, false, ASSAY_OPT_MATERIALISE, NULL, "write the elements that a golden has recipes of"},
-    {"certify", CERTIFY, false, ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate"},
-    {"mutants", MUTANTS, false, ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay power)"},
-    {"equivalence", EQUIVALENCE, true, ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)"},
-    {"budget", BUDGET, true, ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
-     "certify N elements of each sketch of a gradient (default 8), or all; 0: outputs alone"},
-    {"resume", RESUME, false, ASSAY_OPT_RESUME, NULL,
-     "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there"},
-    {"layer", LAYER, true, ASSAY_OPT_RESUME, "N",
-     "of a stack's golden: layer N as a golden of its own, with error scales"},
-    {"layers", LAYERS, true, ASSAY_OPT_VERIFY, "LIST",
-     "compute only these layers of a stack again, each from its own input: 3,60 or 0-2,60"},
-    {"write", WRITE, true, ASSAY_OPT_WRITE, "FOLDER",
-     "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)"},
-    {"op", FUZZ_OP, true, ASSAY_OPT_FUZZ, "OP", "cases of this operation alone"},
-    {"time", FUZZ_TIME, true, ASSAY_OPT_FUZZ, "TIME", "how long cases are drawn: 90, 90s, 10m, 1h (default 60)"},
-    {"cases", FUZZ_CASES, true, ASSAY_OPT_FUZZ, "N", "how many cases are drawn, in place of a time"},
-    {"failures", FUZZ_FAILURES, true, ASSAY_OPT_FUZZ, "N", "end when so many different failures were found"},
-    {"seed", FUZZ_SEED, true, ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)"},
-    {"draw-only", DRAW_ONLY, false, ASSAY_OPT_FUZZ, NULL,
-     "run nothing: write the --cases that are drawn to the folder of -o"},
-    {"output", 'o', true, ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder"},
-    {"trust", TRUST, false, ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests"},
-    {"ranks", RANKS, true, ASSAY_OPT_RANKS, "N[,N]",
-     "what so many ranks of mpirun would each do, send and hold (docs/large.md)"},
-    {"graph", GRAPH, false, ASSAY_OPT_GRAPH, NULL, "the steps of the case in its place, in the order of the data flow"},
-    {"svg", SVG_FILE, true, ASSAY_OPT_GRAPH, "FILE", "write a picture of the steps (one case)"},
-    {"threads", THREADS, true, COMMON, "N", "threads (default: all cores); the same bits for any number"},
-    {"engine", ENGINE, true, COMMON, "NAME", "reference (default) or blas"},
-    {"quiet", 'q', false, COMMON, NULL, "no progress"},
-    {"color", COLOR, true, COMMON, "WHEN", "auto (default), always or never"},
-    {"help", 'h', false, COMMON, NULL, "this text"},
+     "your own",
+     INTO(take_text, precision)},
+    {"false-alarm", '\0', ASSAY_OPT_PRECISION | ASSAY_OPT_FUZZ, "P",
+     "probability that a correct backend fails (default 1e-6)", RANGE(take_number, false_alarm, 1e-300, 0.5)},
+    {"verbose", 'v', ASSAY_OPT_PRECISION | ASSAY_OPT_VERIFY | ASSAY_OPT_FUZZ, NULL, "every tensor in detail",
+     INTO(take_flag, verbose)},
+    {"staged", '\0', ASSAY_OPT_STAGED, NULL, "judge each stage too, from the candidate's own inputs to it",
+     INTO(take_flag, staged)},
+    {"json", '\0', ASSAY_OPT_REPORTS | ASSAY_OPT_JSON, "FILE", "write the report as JSON", INTO(take_text, json_file)},
+    {"junit", '\0', ASSAY_OPT_REPORTS, "FILE", "write the report as JUnit XML", INTO(take_text, junit_file)},
+    {"html", '\0', ASSAY_OPT_REPORTS, "FILE", "write the report as one HTML page, with pictures",
+     INTO(take_text, html_file)},
+    {"backend", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SPEC",
+     "a shared object (./libmine.so), or a command with {request} and {candidate}", INTO(take_text, backend)},
+    {"serve", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, NULL,
+     "the command is started once, without placeholders, and reads requests (docs/your-kernel.md)",
+     INTO(take_flag, serve)},
+    {"timeout", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SECONDS",
+     "time limit of one run of the backend (default 300)", RANGE(take_number, timeout, 1e-3, 1e9)},
+    {"memory", '\0', ASSAY_OPT_BACKEND | ASSAY_OPT_FUZZ, "SIZE",
+     "memory limit of each process of the backend, as 8G or 512M", INTO(take_memory, memory)},
+    {"keep", '\0', ASSAY_OPT_BACKEND, "DIR", "keep golden, request and candidate files in this folder",
+     INTO(take_text, keep)},
+    {"known", '\0', ASSAY_OPT_KNOWN, "FILE",
+     "known failures, lines of a case and a reason: run, reported apart, an error when one passes",
+     INTO(take_text, known_file)},
+    {"known", '\0', ASSAY_OPT_FUZZ, "FILE",
+     "known failures, lines fuzz/OP:TENSOR:HOW and a reason: counted apart (docs/fuzzing.md)",
+     INTO(take_text, known_file)},
+    {"tag", '\0', ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)",
+     INTO(take_words, filter.tags)},
+    {"op", '\0', ASSAY_OPT_CHOOSE, "OP[,OP]", "only cases of one of these operations (repeatable)",
+     INTO(take_words, filter.ops)},
+    {"exclude", '\0', ASSAY_OPT_CHOOSE, "WORD[,WORD]",
+     "no cases with this tag, of this operation, or whose name this glob matches (repeatable)",
+     INTO(take_words, filter.excludes)},
+    {"no-mesh", '\0', ASSAY_OPT_CHOOSE, NULL, "no cases on more than one device", INTO(take_flag, filter.no_mesh)},
+    {"shard", '\0', ASSAY_OPT_CHOOSE, "I/N", "part I of N, of about the same work: for N jobs beside each other",
+     INTO(take_shard, shard)},
+    {"json", '\0', ASSAY_OPT_LIST, NULL, "as JSON", INTO(take_flag, json)},
+    {"mutants", '\0', ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases", INTO(take_flag, mutants)},
+    {"recipe", '\0', ASSAY_OPT_RECIPE, NULL,
+     "inputs and weights that the seed makes as their recipe and digest, without elements", INTO(take_flag, recipe)},
+    {"materialise", '\0', ASSAY_OPT_MATERIALISE, NULL, "write the elements that a golden has recipes of",
+     INTO(take_flag, materialise)},
+    {"certify", '\0', ASSAY_OPT_CERTIFY, NULL, "certify in binary128, and store the certificate",
+     INTO(take_flag, certify)},
+    {"mutants", '\0', ASSAY_OPT_CERTIFY, NULL, "store which mutants the golden detects (assay power)",
+     INTO(take_flag, mutants)},
+    {"equivalence", '\0', ASSAY_OPT_EQUIVALENCE, "NAME", "one of them, or all (default)", INTO(take_text, equivalence)},
+    {"budget", '\0', ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
+     "certify N elements of each sketch of a gradient (default 8), or all; 0: outputs alone",
+     INTO(take_budget, budget)},
+    {"resume", '\0', ASSAY_OPT_RESUME, NULL,
+     "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there",
+     INTO(take_flag, resume)},
+    {"layer", '\0', ASSAY_OPT_RESUME, "N", "of a stack's golden: layer N as a golden of its own, with error scales",
+     INTO(take_whole, layer)},
+    {"layers", '\0', ASSAY_OPT_VERIFY, "LIST",
+     "compute only these layers of a stack again, each from its own input: 3,60 or 0-2,60", INTO(take_text, layers)},
+    {"write", '\0', ASSAY_OPT_WRITE, "FOLDER",
+     "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)", INTO(take_text, folder)},
+    {"op", '\0', ASSAY_OPT_FUZZ, "OP", "cases of this operation alone", INTO(take_text, fuzz_op)},
+    {"time", '\0', ASSAY_OPT_FUZZ, "TIME", "how long cases are drawn: 90, 90s, 10m, 1h (default 60)",
+     INTO(take_time, fuzz_seconds)},
+    {"cases", '\0', ASSAY_OPT_FUZZ, "N", "how many cases are drawn, in place of a time",
+     RANGE(take_whole, fuzz_cases, 1, 0)},
+    {"failures", '\0', ASSAY_OPT_FUZZ, "N", "end when so many different failures were found",
+     RANGE(take_whole, fuzz_failures, 1, 0)},
+    {"seed", '\0', ASSAY_OPT_FUZZ, "N", "the same cases again: what is drawn follows from it (default 1)",
+     INTO(take_whole, fuzz_seed)},
+    {"draw-only", '\0', ASSAY_OPT_FUZZ, NULL, "run nothing: write the --cases that are drawn to the folder of -o",
+     INTO(take_flag, draw_only)},
+    {"output", 'o', ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder",
+     INTO(take_text, output)},
+    {"trust", '\0', ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests", INTO(take_flag, trust)},
+    {"ranks", '\0', ASSAY_OPT_RANKS, "N[,N]",
+     "what so many ranks of mpirun would each do, send and hold (docs/large.md)", INTO(take_ranks, ranks)},
+    {"graph", '\0', ASSAY_OPT_GRAPH, NULL, "the steps of the case in its place, in the order of the data flow",
+     INTO(take_flag, graph)},
+    {"svg", '\0', ASSAY_OPT_GRAPH, "FILE", "write a picture of the steps (one case)", INTO(take_text, svg_file)},
+    {"threads", '\0', COMMON, "N", "threads (default: all cores); the same bits for any number",
+     INTO(take_threads, threads)},
+    {"engine", '\0', COMMON, "NAME", "reference (default) or blas", INTO(take_text, engine)},
+    {"quiet", 'q', COMMON, NULL, "no progress", INTO(take_flag, quiet)},
+    {"color", '\0', COMMON, "WHEN", "auto (default), always or never", INTO(take_color, color)},
+    {"help", 'h', COMMON, NULL, "this text", INTO(take_flag, help)},
 };
+#undef INTO
+#undef RANGE
 enum { ROWS = sizeof rows / sizeof *rows };
 
 static bool taken(const assay_option_row *row, unsigned allowed)
@@ -148,258 +305,10 @@ static bool taken(const assay_option_row *row, unsigned allowed)
     return row->group == COMMON || (row->group & allowed) != 0;
 }
 
-static assay_status parse_number(assay_context *ctx, const char *name, const char *text, double least, double most,
-                                 double *out)
+/* What getopt gives: the letter, or a number that is none. */
+static int id_of(const assay_option_row *row)
 {
-    char *end = NULL;
-    errno = 0;
-    double value = strtod(text, &end);
-    if (end == text || *end != '\0' || errno != 0 || !(value >= least && value <= most)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a number from %g to %g", name, text, least,
-                          most);
-    }
-    *out = value;
-    return ASSAY_OK;
-}
-
-static assay_status parse_threads(assay_context *ctx, const char *text, int *threads)
-{
-    enum { MOST = 1024 };
-    char *end = NULL;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || value < 1 || value > MOST) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--threads is \"%s\", expected a whole number from 1 to %d", text,
-                          MOST);
-    }
-    *threads = (int)value;
-    return ASSAY_OK;
-}
-
-static assay_status parse_budget(assay_context *ctx, const char *text, int64_t *budget)
-{
-    char *end = NULL;
-    errno = 0;
-    const long long value = strtoll(text, &end, 10);
-    if (strcmp(text, "all") == 0) {
-        *budget = ASSAY_BUDGET_ALL;
-    } else if (end == text || *end != '\0' || errno != 0 || value < 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is \"%s\", expected a whole number from 0 up, or all", text);
-    } else {
-        *budget = value;
-    }
-    return ASSAY_OK;
-}
-
-static assay_status parse_whole(assay_context *ctx, const char *name, const char *text, int64_t least, int64_t *out)
-{
-    char *end = NULL;
-    errno = 0;
-    const long long value = strtoll(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 || value < least) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s is \"%s\", expected a whole number from %lld up", name, text,
-                          (long long)least);
-    }
-    *out = value;
-    return ASSAY_OK;
-}
-
-/* "8,64,512" */
-static assay_status parse_ranks(assay_context *ctx, const char *text, assay_options *o)
-{
-    enum { MOST = sizeof o->ranks / sizeof *o->ranks };
-    const int64_t most = 1 << 20;
-    char *end = NULL;
-    o->rank_count = 0;
-    for (const char *at = text;; at = end + 1) {
-        const long long value = strtoll(at, &end, 10);
-        const bool well = end != at && (*end == ',' || *end == '\0') && value >= 1 && value <= most;
-        if (!well || o->rank_count == MOST) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "--ranks is \"%s\", expected up to %d whole numbers from 1 to %" PRId64 ", as 8,64,512",
-                              text, MOST, most);
-        }
-        o->ranks[o->rank_count++] = value;
-        if (*end == '\0') return ASSAY_OK;
-    }
-}
-
-/* A number of seconds, minutes or hours. */
-static assay_status parse_time(assay_context *ctx, const char *text, double *seconds)
-{
-    static const struct {
-        const char *unit;
-        double seconds;
-    } units[] = {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}};
-    char *end = NULL;
-    const double value = strtod(text, &end);
-    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++) {
-        if (strcmp(end, units[i].unit) != 0 || !(value > 0 && value <= 1e6)) continue;
-        *seconds = value * units[i].seconds;
-        return ASSAY_OK;
-    }
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "--time is \"%s\", expected a time above 0, as 90, 90s, 10m or 1h", text);
-}
-
-/* A number of megabytes or gigabytes. */
-static assay_status parse_memory(assay_context *ctx, const char *text, int64_t *bytes)
-{
-    char *end = NULL;
-    const double value = strtod(text, &end);
-    const double unit = strcmp(end, "M") == 0 ? 1 << 20 : strcmp(end, "G") == 0 ? 1 << 30 : 0;
-    if (end == text || unit == 0 || !(value * unit >= 1 << 20 && value * unit <= 1e18)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--memory is \"%s\", expected a size from 1M up, as 512M or 8G", text);
-    }
-    *bytes = (int64_t)(value * unit);
-    return ASSAY_OK;
-}
-
-static assay_status parse_shard(assay_context *ctx, const char *text, assay_options *o)
-{
-    enum { MOST = 10000 };
-    char *slash = NULL, *end = NULL;
-    const long shard = strtol(text, &slash, 10);
-    const long shards = *slash == '/' ? strtol(slash + 1, &end, 10) : 0;
-    if (slash == text || end == NULL || *end != '\0' || shard < 1 || shards > MOST || shard > shards) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard is \"%s\", expected I/N with 1 <= I <= N <= %d", text, MOST);
-    }
-    o->shard = (int)shard;
-    o->shards = (int)shards;
-    return ASSAY_OK;
-}
-
-static assay_status parse_color(assay_context *ctx, const char *text, bool *color)
-{
-    if (strcmp(text, "always") == 0) {
-        *color = true;
-    } else if (strcmp(text, "never") == 0) {
-        *color = false;
-    } else if (strcmp(text, "auto") != 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--color is \"%s\", expected auto, always or never", text);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status parse_container(assay_context *ctx, const char *text, const char **container)
-{
-    char name[32];
-    snprintf(name, sizeof name, "x.%.28s", text);
-    if (!assay_fixture_is_file_name(name) || strchr(text, '.') != NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5, safetensors or npz", text);
-    }
-    *container = text;
-    return ASSAY_OK;
-}
-
-static assay_status add_set(assay_context *ctx, assay_options *options, const char *key, const char *text)
-{
-    size_t size = strlen(key) + strlen(text) + 1;
-    char *assignment = malloc(size);
-    void *more = realloc(options->sets, (size_t)(options->set_count + 1) * sizeof *options->sets);
-    if (more != NULL) options->sets = more;
-    if (assignment == NULL || more == NULL) {
-        free(assignment);
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
-    }
-    snprintf(assignment, size, "%s%s", key, text);
-    options->sets[options->set_count++] = assignment;
-    return ASSAY_OK;
-}
-
-/* Options that are said, or not. */
-static bool take_flag(assay_options *o, int letter)
-{
-    const struct {
-        int letter;
-        bool *flag;
-    } flags[] = {{'q', &o->quiet},           {'h', &o->help},
-                 {'v', &o->verbose},         {JSON, &o->json},
-                 {RECIPE, &o->recipe},       {MATERIALISE, &o->materialise},
-                 {CERTIFY, &o->certify},     {MUTANTS, &o->mutants},
-                 {RESUME, &o->resume},       {TRUST, &o->trust},
-                 {DRAW_ONLY, &o->draw_only}, {NO_MESH, &o->filter.no_mesh},
-                 {STAGED, &o->staged},       {SERVE, &o->serve},
-                 {GRAPH, &o->graph}};
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
-        if (flags[i].letter != letter) continue;
-        *flags[i].flag = true;
-        return true;
-    }
-    return false;
-}
-
-/* Options whose value is kept as it stands. */
-static bool take_text(assay_options *o, int letter, const char *value)
-{
-    const struct {
-        int letter;
-        const char **text;
-    } texts[] = {{'o', &o->output},
-                 {LAYERS, &o->layers},
-                 {ENGINE, &o->engine},
-                 {EQUIVALENCE, &o->equivalence},
-                 {INPUTS, &o->inputs},
-                 {WEIGHTS, &o->weights},
-                 {PRECISION, &o->precision},
-                 {JSON_FILE, &o->json_file},
-                 {JUNIT_FILE, &o->junit_file},
-                 {HTML_FILE, &o->html_file},
-                 {KNOWN_FILE, &o->known_file},
-                 {BACKEND, &o->backend},
-                 {KEEP, &o->keep},
-                 {WRITE, &o->folder},
-                 {SVG_FILE, &o->svg_file},
-                 {FUZZ_OP, &o->fuzz_op}};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        if (texts[i].letter != letter) continue;
-        *texts[i].text = value;
-        return true;
-    }
-    return false;
-}
-
-static assay_status take(assay_context *ctx, assay_options *o, int letter, const char *value)
-{
-    if (take_flag(o, letter) || take_text(o, letter, value)) return ASSAY_OK;
-    switch (letter) {
-    case LAYER:
-        return parse_whole(ctx, "layer", value, 0, &o->layer);
-    case BUDGET:
-        return parse_budget(ctx, value, &o->budget);
-    case TAG:
-        return assay_words_add(ctx, &o->filter.tags, "tag", value);
-    case OP:
-        return assay_words_add(ctx, &o->filter.ops, "op", value);
-    case EXCLUDE:
-        return assay_words_add(ctx, &o->filter.excludes, "exclude", value);
-    case SHARD:
-        return parse_shard(ctx, value, o);
-    case RANKS:
-        return parse_ranks(ctx, value, o);
-    case SET:
-        return add_set(ctx, o, "", value);
-    case SEED:
-        return add_set(ctx, o, "seed=", value);
-    case CONTAINER:
-        return parse_container(ctx, value, &o->container);
-    case THREADS:
-        return parse_threads(ctx, value, &o->threads);
-    case COLOR:
-        return parse_color(ctx, value, &o->color);
-    case MEMORY:
-        return parse_memory(ctx, value, &o->memory);
-    case FALSE_ALARM:
-        return parse_number(ctx, "false-alarm", value, 1e-300, 0.5, &o->false_alarm);
-    case FUZZ_TIME:
-        return parse_time(ctx, value, &o->fuzz_seconds);
-    case FUZZ_CASES:
-        return parse_whole(ctx, "cases", value, 1, &o->fuzz_cases);
-    case FUZZ_FAILURES:
-        return parse_whole(ctx, "failures", value, 1, &o->fuzz_failures);
-    case FUZZ_SEED:
-        return parse_whole(ctx, "seed", value, 0, &o->fuzz_seed);
-    default:
-        return parse_number(ctx, "timeout", value, 1e-3, 1e9, &o->timeout);
-    }
+    return row->letter != '\0' ? row->letter : UCHAR_MAX + 1 + (int)(row - rows);
 }
 
 /* getopt's tables from the rows that the command takes. */
@@ -409,12 +318,11 @@ static void build_tables(unsigned allowed, struct option *longs, char *shorts)
     *shorts++ = ':'; /* a missing value is told apart from an unknown option */
     for (int i = 0; i < ROWS; i++) {
         if (!taken(&rows[i], allowed)) continue;
-        longs[count++] =
-            (struct option){rows[i].name, rows[i].takes_value ? required_argument : no_argument, NULL, rows[i].letter};
-        if (rows[i].letter <= UCHAR_MAX) {
-            *shorts++ = (char)rows[i].letter;
-            if (rows[i].takes_value) *shorts++ = ':';
-        }
+        longs[count++] = (struct option){rows[i].name, rows[i].value != NULL ? required_argument : no_argument, NULL,
+                                         id_of(&rows[i])};
+        if (rows[i].letter == '\0') continue;
+        *shorts++ = rows[i].letter;
+        if (rows[i].value != NULL) *shorts++ = ':';
     }
     longs[count] = (struct option){0};
     *shorts = '\0';
@@ -454,7 +362,9 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
         int letter = getopt_long(argc, argv, shorts, longs, NULL);
         if (letter == -1) break;
         if (letter == ':' || letter == '?') return refuse_option(ctx, argv, letter == ':');
-        TRY(take(ctx, options, letter, optarg));
+        const assay_option_row *row = assay_options_next(allowed, NULL);
+        while (id_of(row) != letter) row = assay_options_next(allowed, row);
+        TRY(row->take(ctx, row, optarg, options));
     }
     options->arguments = argv + optind;
     options->argument_count = argc - optind;
@@ -489,19 +399,14 @@ const assay_option_row *assay_options_next(unsigned allowed, const assay_option_
     return NULL;
 }
 
-char assay_option_letter(const assay_option_row *row)
-{
-    return row->letter <= UCHAR_MAX ? (char)row->letter : '\0';
-}
-
 void assay_options_print_help(unsigned allowed)
 {
     printf("\noptions:\n");
     for (const assay_option_row *row = NULL; (row = assay_options_next(allowed, row)) != NULL;) {
         char left[64], letter[5] = "    ";
-        if (assay_option_letter(row) != '\0') snprintf(letter, sizeof letter, "-%c, ", assay_option_letter(row));
-        snprintf(left, sizeof left, "%s--%s%s%s", letter, row->name, row->takes_value ? " " : "",
-                 row->takes_value ? row->value : "");
+        if (row->letter != '\0') snprintf(letter, sizeof letter, "-%c, ", row->letter);
+        snprintf(left, sizeof left, "%s--%s%s%s", letter, row->name, row->value != NULL ? " " : "",
+                 row->value != NULL ? row->value : "");
         printf("  %-26s %s\n", left, row->help);
     }
 }

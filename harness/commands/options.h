@@ -78,18 +78,19 @@ void assay_options_free(assay_options *options);
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c);
 
 /* A row of the table. */
-typedef struct assay_option_row {
+typedef struct assay_option_row assay_option_row;
+struct assay_option_row {
     const char *name;
-    int letter; /* what getopt returns; a short option when printable */
-    bool takes_value;
+    char letter; /* of `-v`; '\0': it has none */
     unsigned group;
-    const char *value, *help;
-} assay_option_row;
+    const char *value, *help; /* value: its name; NULL: it has none */
+    assay_status (*take)(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *options);
+    size_t field;       /* of assay_options, where it is one */
+    double least, most; /* of a number */
+};
 
 /* The options in `allowed` and the common ones, one after the other; NULL begins and ends them. */
 const assay_option_row *assay_options_next(unsigned allowed, const assay_option_row *after);
-/* Of `-v`; '\0' where there is none. */
-char assay_option_letter(const assay_option_row *row);
 
 /* The help text of the options in `allowed`, to standard output. */
 void assay_options_print_help(unsigned allowed);

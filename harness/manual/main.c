@@ -22,13 +22,13 @@ static void print_roff(const char *text)
 
 static void print_option(const assay_option_row *row)
 {
-    const char letter = assay_option_letter(row);
+    const char letter = row->letter;
     printf(".TP\n");
     if (letter != '\0') printf("\\fB\\-%c\\fR, ", letter);
     printf("\\fB\\-\\-");
     print_roff(row->name);
     printf("\\fR");
-    if (row->takes_value) {
+    if (row->value != NULL) {
         printf(" \\fI");
         print_roff(row->value);
         printf("\\fR");
@@ -112,12 +112,12 @@ static void print_options_page(void)
 {
     printf("@ options\n| option | of | |\n| --- | --- | --- |\n");
     for (const assay_option_row *row = NULL; (row = assay_options_next(~0u, row)) != NULL;) {
-        const char letter = assay_option_letter(row);
+        const char letter = row->letter;
         int takers = 0, commands = 0;
         if (letter != '\0') printf("| `-%c`, `--%s", letter, row->name);
         if (letter == '\0') printf("| `--%s", row->name);
-        if (row->takes_value) printf(" ");
-        print_cell(row->takes_value ? row->value : "");
+        if (row->value != NULL) printf(" ");
+        if (row->value != NULL) print_cell(row->value);
         printf("` | ");
         for (int i = 0; i < assay_command_count; i++) {
             if (assay_commands[i]->summary == NULL) continue;
