@@ -13,26 +13,30 @@
 #define LEAST_TOGETHER 1e9 /* operations: below, ranks would wait for each other longer than they compute */
 
 /* What a case printed, and its result. */
+enum { TEXT, ERROR, RESULT, PARTS };
+
 typedef struct outcome {
-    char *text, *error, *result;
-    size_t text_size, error_size, result_size;
+    struct {
+        char *text;
+        size_t size;
+    } of[PARTS];
     assay_status status;
     char *message; /* where it failed */
 } outcome;
 
+/* Cases that ranks, or processes of this machine, do. */
 typedef struct sharing {
     const assay_each *each;
-    bool *together;
-    outcome *outcomes; /* of cases that were done together */
-    int *numbers;      /* of each piece its case */
-    int taken;         /* cases */
+    bool *there; /* outcomes: of cases that all ranks did together, or that processes have done */
+    outcome *outcomes;
+    int *numbers; /* of each piece its case */
+    int taken;    /* cases */
+    assay_progress progress;
 } sharing;
 
 static void outcome_free(outcome *o)
 {
-    free(o->text);
-    free(o->error);
-    free(o->result);
+    for (int i = 0; i < PARTS; i++) free(o->of[i].text);
     free(o->message);
     *o = (outcome){0};
 }
@@ -46,33 +50,33 @@ static assay_status no_memory(assay_context *ctx)
 static assay_status do_case(assay_context *ctx, const assay_each *each, int i, outcome *o)
 {
     assay_status status = ASSAY_OK;
-    FILE *const out = stdout, *const err = stderr;
-    FILE *text = assay_text_open(&o->text, &o->text_size), *error = assay_text_open(&o->error, &o->error_size),
-         *result = assay_text_open(&o->result, &o->result_size);
-    if (text == NULL || error == NULL || result == NULL) status = no_memory(ctx);
+    bool kept = true;
+    FILE *const out = stdout, *const err = stderr, *files[PARTS];
+    for (int k = 0; k < PARTS; k++) {
+        files[k] = assay_text_open(&o->of[k].text, &o->of[k].size);
+        if (files[k] == NULL) status = no_memory(ctx);
+    }
     if (status == ASSAY_OK) {
-        stdout = text;
-        stderr = error;
-        status = each->work(ctx, each->self, i, result);
+        stdout = files[TEXT];
+        stderr = files[ERROR];
+        status = each->work(ctx, each->self, i, files[RESULT]);
         stdout = out;
         stderr = err;
     }
-    bool kept = text == NULL || assay_text_close(text, &o->text);
-    kept = (error == NULL || assay_text_close(error, &o->error)) && kept;
-    kept = (result == NULL || assay_text_close(result, &o->result)) && kept;
-    if (o->text == NULL) o->text_size = 0;
-    if (o->error == NULL) o->error_size = 0;
-    if (o->result == NULL) o->result_size = 0;
+    for (int k = 0; k < PARTS; k++) {
+        kept = (files[k] == NULL || assay_text_close(files[k], &o->of[k].text)) && kept;
+        if (o->of[k].text == NULL) o->of[k].size = 0;
+    }
     return status == ASSAY_OK && !kept ? no_memory(ctx) : status;
 }
 
 static assay_status take_outcome(assay_context *ctx, const assay_each *each, int i, const outcome *o)
 {
-    if (o->error != NULL) fwrite(o->error, 1, o->error_size, stderr);
-    if (o->text != NULL) fwrite(o->text, 1, o->text_size, stdout);
+    if (o->of[ERROR].text != NULL) fwrite(o->of[ERROR].text, 1, o->of[ERROR].size, stderr);
+    if (o->of[TEXT].text != NULL) fwrite(o->of[TEXT].text, 1, o->of[TEXT].size, stdout);
     fflush(stdout);
     if (o->status != ASSAY_OK) return assay_fail(ctx, o->status, "%s", o->message);
-    return each->take == NULL ? ASSAY_OK : each->take(ctx, each->self, i, o->result, o->result_size);
+    return each->take == NULL ? ASSAY_OK : each->take(ctx, each->self, i, o->of[RESULT].text, o->of[RESULT].size);
 }
 
 /* Cases that were done together, up to `end`. */
@@ -80,22 +84,16 @@ static assay_status take_before(assay_context *ctx, sharing *s, int end)
 {
     assay_status status = ASSAY_OK;
     for (; status == ASSAY_OK && s->taken < end; s->taken++) {
-        if (!s->together[s->taken])
+        if (!s->there[s->taken])
             return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave no result of case %d", s->taken + 1);
         status = take_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
     }
     return status;
 }
 
-enum { PUT_TEXT, PUT_ERROR, PUT_RESULT };
-
-static assay_status put_outcome(assay_context *ctx, const assay_piece *piece, const outcome *o)
+static assay_status put(assay_context *ctx, const assay_piece *piece, int what, const outcome *o)
 {
-    assay_status status;
-    TRY(assay_piece_put(ctx, piece, PUT_ERROR, o->error, (int64_t)o->error_size));
-    TRY(assay_piece_put(ctx, piece, PUT_TEXT, o->text, (int64_t)o->text_size));
-cleanup:
-    return status;
+    return assay_piece_put(ctx, piece, what, o->of[what].text, (int64_t)o->of[what].size);
 }
 
 static assay_status piece_work(assay_context *ctx, void *self, const assay_piece *piece)
@@ -103,17 +101,20 @@ static assay_status piece_work(assay_context *ctx, void *self, const assay_piece
     const sharing *s = self;
     outcome o = {0};
     char message[ASSAY_MESSAGE_SIZE];
-    assay_status status = do_case(ctx, s->each, s->numbers[piece->number], &o);
+    const assay_status status = do_case(ctx, s->each, s->numbers[piece->number], &o);
+    assay_status given = status;
     memcpy(message, ctx->message, sizeof message);
-    const assay_status put = o.text == NULL || o.error == NULL ? status : put_outcome(ctx, piece, &o);
+    if (o.of[TEXT].text != NULL && o.of[ERROR].text != NULL) {
+        given = put(ctx, piece, ERROR, &o);
+        if (given == ASSAY_OK) given = put(ctx, piece, TEXT, &o);
+    }
     if (status != ASSAY_OK) {
         memcpy(ctx->message, message, sizeof message);
-    } else {
-        status = put;
-        if (status == ASSAY_OK) status = assay_piece_put(ctx, piece, PUT_RESULT, o.result, (int64_t)o.result_size);
+    } else if (given == ASSAY_OK) {
+        given = put(ctx, piece, RESULT, &o);
     }
     outcome_free(&o);
-    return status;
+    return status != ASSAY_OK ? status : given;
 }
 
 static assay_status piece_take(assay_context *ctx, void *self, int64_t piece, int what, const void *data, int64_t bytes)
@@ -122,12 +123,12 @@ static assay_status piece_take(assay_context *ctx, void *self, int64_t piece, in
     const int i = s->numbers[piece];
     const assay_status status = take_before(ctx, s, i);
     RETURN_IF(status != ASSAY_OK, status);
-    if (what == PUT_RESULT) {
+    if (what == RESULT) {
         if (s->taken > i) return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave two results of case %d", i + 1);
         s->taken = i + 1;
         return s->each->take == NULL ? ASSAY_OK : s->each->take(ctx, s->each->self, i, data, (size_t)bytes);
     }
-    fwrite(data, 1, (size_t)bytes, what == PUT_ERROR ? stderr : stdout);
+    fwrite(data, 1, (size_t)bytes, what == ERROR ? stderr : stdout);
     fflush(stdout);
     return ASSAY_OK;
 }
@@ -142,8 +143,8 @@ static void choose_together(const assay_context *ctx, sharing *s)
     for (int i = 0; i < each->count; i++) total += each->cost(each->self, i);
     for (int i = 0; i < each->count; i++) {
         const double cost = each->cost(each->self, i);
-        s->together[i] = cost > LEAST_TOGETHER && cost * ctx->ranks->size > total;
-        if (forced != NULL) s->together[i] = strcmp(forced, "all") == 0;
+        s->there[i] = cost > LEAST_TOGETHER && cost * ctx->ranks->size > total;
+        if (forced != NULL) s->there[i] = strcmp(forced, "all") == 0;
     }
     if (forced != NULL && strcmp(forced, "all") == 0) ctx->ranks->least = 0;
 }
@@ -166,7 +167,7 @@ static assay_status share(assay_context *ctx, sharing *s)
     int count = 0;
     choose_together(ctx, s);
     for (int i = 0; i < s->each->count; i++) {
-        if (!s->together[i]) {
+        if (!s->there[i]) {
             s->numbers[count++] = i;
             continue;
         }
@@ -195,95 +196,77 @@ static assay_status do_here(assay_context *ctx, const assay_each *each, int i)
     return status;
 }
 
-/* Cases that processes of this machine do. */
-typedef struct apart {
-    const assay_each *each;
-    bool *there; /* outcomes */
-    outcome *outcomes;
-    int *numbers; /* of each piece its case */
-    int taken;    /* cases */
-    assay_progress progress;
-} apart;
-
-static assay_status take_ready(assay_context *ctx, apart *a)
+static assay_status take_ready(assay_context *ctx, sharing *s)
 {
     assay_status status = ASSAY_OK;
-    for (; status == ASSAY_OK && a->taken < a->each->count && a->there[a->taken]; a->taken++) {
-        assay_progress_end(&a->progress);
-        status = take_outcome(ctx, a->each, a->taken, &a->outcomes[a->taken]);
+    for (; status == ASSAY_OK && s->taken < s->each->count && s->there[s->taken]; s->taken++) {
+        assay_progress_end(&s->progress);
+        status = take_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
     }
     return status;
 }
 
 static assay_status apart_work(assay_context *ctx, void *self, int piece, FILE *result)
 {
-    const apart *a = self;
+    const sharing *s = self;
     outcome o = {0};
-    const assay_status status = do_case(ctx, a->each, a->numbers[piece], &o);
-    const size_t sizes[] = {o.text_size, o.error_size, o.result_size};
-    fwrite(sizes, sizeof sizes, 1, result);
-    if (o.text != NULL) fwrite(o.text, 1, o.text_size, result);
-    if (o.error != NULL) fwrite(o.error, 1, o.error_size, result);
-    if (o.result != NULL) fwrite(o.result, 1, o.result_size, result);
+    const assay_status status = do_case(ctx, s->each, s->numbers[piece], &o);
+    for (int k = 0; k < PARTS; k++) fwrite(&o.of[k].size, sizeof o.of[k].size, 1, result);
+    for (int k = 0; k < PARTS; k++)
+        if (o.of[k].text != NULL) fwrite(o.of[k].text, 1, o.of[k].size, result);
     outcome_free(&o);
     return status;
-}
-
-static char *copy_of(const char **at, size_t size)
-{
-    char *text = malloc(size + 1);
-    if (text != NULL) memcpy(text, *at, size);
-    *at += size;
-    return text;
 }
 
 static assay_status apart_take(assay_context *ctx, void *self, int piece, assay_status status, const char *message,
                                const char *result, size_t size)
 {
-    apart *a = self;
-    const int i = a->numbers[piece];
-    outcome *o = &a->outcomes[i];
-    size_t sizes[3] = {0};
+    sharing *s = self;
+    const int i = s->numbers[piece];
+    outcome *o = &s->outcomes[i];
+    size_t sizes[PARTS] = {0}, left = size - sizeof sizes;
     o->status = status;
     if (size >= sizeof sizes) memcpy(sizes, result, sizeof sizes);
     const char *at = result + sizeof sizes;
-    if (size > sizeof sizes && sizes[0] + sizes[1] + sizes[2] == size - sizeof sizes) {
-        o->text_size = sizes[0], o->error_size = sizes[1], o->result_size = sizes[2];
-        o->text = copy_of(&at, o->text_size);
-        o->error = copy_of(&at, o->error_size);
-        o->result = copy_of(&at, o->result_size);
-        if (o->text == NULL || o->error == NULL || o->result == NULL) return no_memory(ctx);
+    for (int k = 0; size > sizeof sizes && k < PARTS && sizes[k] <= left; k++) {
+        void *text = NULL;
+        const assay_status copied = assay_alloc(ctx, "what a case prints", (int64_t)sizes[k] + 1, 1, &text);
+        RETURN_IF(copied != ASSAY_OK, copied);
+        o->of[k].text = memcpy(text, at, sizes[k]);
+        o->of[k].size = sizes[k];
+        at += sizes[k];
+        left -= sizes[k];
     }
     if (status != ASSAY_OK) {
         char line[ASSAY_MESSAGE_SIZE];
-        snprintf(line, sizeof line, "case %d of %d: %.256s", i + 1, a->each->count, message);
+        snprintf(line, sizeof line, "case %d of %d: %.256s", i + 1, s->each->count, message);
         o->message = strdup(result == NULL ? line : message); /* of a process that died */
         if (o->message == NULL) return no_memory(ctx);
     }
-    a->there[i] = true;
-    assay_progress_add(&a->progress, 1, "cases");
-    return take_ready(ctx, a);
+    s->there[i] = true;
+    assay_progress_add(&s->progress, 1, "cases");
+    return take_ready(ctx, s);
 }
 
 /* Small ones first, of which the processes begin before this one has threads; then, in order, what is left. */
-static assay_status do_apart(assay_context *ctx, apart *a)
+static assay_status do_apart(assay_context *ctx, sharing *s)
 {
     assay_status status = ASSAY_OK;
     int count = 0;
-    for (int i = 0; i < a->each->count; i++) {
-        if (a->each->cost(a->each->self, i) < MOST_APART) a->numbers[count++] = i;
+    for (int i = 0; i < s->each->count; i++) {
+        if (s->each->cost(s->each->self, i) < MOST_APART) s->numbers[count++] = i;
     }
     if (count < 2) count = 0;
     const assay_workers workers = {
-        .self = a, .processes = ctx->threads, .count = count, .work = apart_work, .take = apart_take};
-    assay_progress_start(&a->progress, a->each->quiet, "shared out", count);
+        .self = s, .processes = ctx->threads, .count = count, .work = apart_work, .take = apart_take};
+    assay_progress_start(&s->progress, s->each->quiet, "shared out", count);
     status = assay_workers_run(ctx, &workers);
-    assay_progress_end(&a->progress);
-    while (status == ASSAY_OK && a->taken < a->each->count) {
-        if (!a->there[a->taken]) {
-            status = do_here(ctx, a->each, a->taken++);
+    assay_progress_end(&s->progress);
+    while (status == ASSAY_OK && s->taken < s->each->count) {
+        if (!s->there[s->taken]) {
+            status = do_here(ctx, s->each, s->taken++);
         } else {
-            status = take_ready(ctx, a);
+            status = take_ready(ctx, s);
         }
     }
     return status;
@@ -296,45 +279,24 @@ static assay_status one_after_the_other(assay_context *ctx, const assay_each *ea
     return status;
 }
 
-static assay_status share_apart(assay_context *ctx, const assay_each *each)
-{
-    assay_status status = ASSAY_OK;
-    const size_t count = (size_t)each->count + 1;
-    apart a = {.each = each,
-               .there = calloc(count, sizeof *a.there),
-               .outcomes = calloc(count, sizeof *a.outcomes),
-               .numbers = calloc(count, sizeof *a.numbers)};
-    if (a.there == NULL || a.outcomes == NULL || a.numbers == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", each->count);
-        goto cleanup;
-    }
-    TRY(do_apart(ctx, &a));
-cleanup:
-    for (int i = 0; a.outcomes != NULL && i < each->count; i++) outcome_free(&a.outcomes[i]);
-    free(a.there);
-    free(a.outcomes);
-    free(a.numbers);
-    return status;
-}
-
 assay_status assay_each_case(assay_context *ctx, const assay_each *each)
 {
-    assay_status status = ASSAY_OK;
-    if (ctx->ranks == NULL && each->apart && ctx->threads > 1 && each->count > 1) return share_apart(ctx, each);
-    if (ctx->ranks == NULL) return one_after_the_other(ctx, each);
+    assay_status status;
+    const bool apart = ctx->ranks == NULL && each->apart && ctx->threads > 1 && each->count > 1;
+    if (ctx->ranks == NULL && !apart) return one_after_the_other(ctx, each);
     const size_t count = (size_t)each->count + 1;
     sharing s = {.each = each,
-                 .together = calloc(count, sizeof *s.together),
+                 .there = calloc(count, sizeof *s.there),
                  .outcomes = calloc(count, sizeof *s.outcomes),
                  .numbers = calloc(count, sizeof *s.numbers)};
-    if (s.together == NULL || s.outcomes == NULL || s.numbers == NULL) {
+    if (s.there == NULL || s.outcomes == NULL || s.numbers == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", each->count);
         goto cleanup;
     }
-    TRY(share(ctx, &s));
+    TRY(apart ? do_apart(ctx, &s) : share(ctx, &s));
 cleanup:
     for (int i = 0; s.outcomes != NULL && i < each->count; i++) outcome_free(&s.outcomes[i]);
-    free(s.together);
+    free(s.there);
     free(s.outcomes);
     free(s.numbers);
     return status;
