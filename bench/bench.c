@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "oracle/base/memory.h"
+
 enum { REPETITIONS_LEAST = 5, REPETITIONS_MOST = 41 };
 static const double SECONDS_FOR_A_LINE = 1.0;
 
-double bench_now(void)
+static double now(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -26,35 +28,40 @@ static double median(double *values, int count)
     return values[count / 2];
 }
 
-static assay_status timed(assay_context *ctx, bench_work work, double *seconds)
+static assay_status timed(assay_context *ctx, bench_run run, void *self, double *seconds)
 {
-    double start = bench_now();
-    assay_status status = work.run(ctx, work.self);
-    *seconds = bench_now() - start;
+    const double start = now();
+    const assay_status status = run(ctx, self);
+    *seconds = now() - start;
     return status;
 }
 
-assay_status bench_side_by_side(assay_context *ctx, bench_work ours, bench_work other, bench_result *result)
+/* Medians. speed: of the ratio of each pair. */
+typedef struct medians {
+    double ours, other, speed; /* seconds, seconds */
+} medians;
+
+static assay_status side_by_side(assay_context *ctx, const bench_pair *pair, void *self, medians *result)
 {
     double a[REPETITIONS_MOST], b[REPETITIONS_MOST], speed[REPETITIONS_MOST], start = 0;
     int count = 0;
     /* The first pair warms caches and threads up and is not counted. */
-    for (int pair = -1; pair < REPETITIONS_MOST; pair++) {
+    for (int i = -1; i < REPETITIONS_MOST; i++) {
         double first = 0, second = 0;
-        assay_status status = timed(ctx, ours, &first);
-        if (status == ASSAY_OK) status = timed(ctx, other, &second);
+        assay_status status = timed(ctx, pair->ours, self, &first);
+        if (status == ASSAY_OK) status = timed(ctx, pair->other, self, &second);
         RETURN_IF(status != ASSAY_OK, status);
-        if (pair < 0) {
-            start = bench_now();
+        if (i < 0) {
+            start = now();
             continue;
         }
-        a[pair] = first;
-        b[pair] = second;
-        speed[pair] = second / first;
-        count = pair + 1;
-        if (count >= REPETITIONS_LEAST && bench_now() - start > SECONDS_FOR_A_LINE) break;
+        a[i] = first;
+        b[i] = second;
+        speed[i] = second / first;
+        count = i + 1;
+        if (count >= REPETITIONS_LEAST && now() - start > SECONDS_FOR_A_LINE) break;
     }
-    *result = (bench_result){.ours = median(a, count), .other = median(b, count), .speed = median(speed, count)};
+    *result = (medians){.ours = median(a, count), .other = median(b, count), .speed = median(speed, count)};
     return ASSAY_OK;
 }
 
@@ -63,19 +70,30 @@ void bench_heading(const char *title, const char *ours, const char *other, const
     printf("\n%s (%s)\n%-44s %7s %10s %10s %7s %7s\n", title, unit, "", "threads", ours, other, "ratio", "target");
 }
 
-void bench_line(bench_report *report, const char *name, int threads, double amount, const bench_result *result,
-                double target)
+assay_status bench_line(assay_context *ctx, bench_report *report, const bench_pair *pair, void *self)
 {
-    printf("%-44s %7d %10.1f %10.1f %7.2f", name, threads, amount / result->ours, amount / result->other,
-           result->speed);
-    if (target > 0) {
-        bool met = result->speed >= target;
+    medians m;
+    const assay_status status = side_by_side(ctx, pair, self, &m);
+    RETURN_IF(status != ASSAY_OK, status);
+    printf("%-44s %7d %10.1f %10.1f %7.2f", pair->name, ctx->threads, pair->amount / m.ours, pair->amount / m.other,
+           m.speed);
+    if (pair->target > 0) {
+        const bool met = m.speed >= pair->target;
         report->targets++;
         report->met += met;
-        printf(" %7.2f  %s", target, met ? "met" : "MISSED");
+        printf(" %7.2f  %s", pair->target, met ? "met" : "MISSED");
     }
     printf("\n");
     fflush(stdout);
+    return ASSAY_OK;
+}
+
+assay_status bench_lines(assay_context *ctx, bench_report *report, const bench_pair *pair, void *self)
+{
+    assay_status status = ASSAY_OK;
+    for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) TRY(bench_line(ctx, report, pair, self));
+cleanup:
+    return status;
 }
 
 void bench_fill(double *values, int64_t count)
@@ -85,6 +103,30 @@ void bench_fill(double *values, int64_t count)
         state = state * 6364136223846793005u + 1442695040888963407u;
         values[i] = (double)(int64_t)state * 0x1p-63;
     }
+}
+
+assay_status bench_alloc(assay_context *ctx, const bench_array *arrays, size_t count)
+{
+    assay_status status = ASSAY_OK;
+    for (size_t i = 0; i < count; i++) {
+        TRY(assay_alloc_f64(ctx, "numbers", arrays[i].count, arrays[i].to));
+        bench_fill(*arrays[i].to, arrays[i].count);
+    }
+cleanup:
+    return status;
+}
+
+void bench_free(const bench_array *arrays, size_t count)
+{
+    for (size_t i = 0; i < count; i++) free(*arrays[i].to);
+}
+
+assay_status bench_multiply(assay_context *ctx, const assay_matmul_args *products, size_t count)
+{
+    assay_status status = ASSAY_OK;
+    for (size_t i = 0; i < count; i++) TRY(assay_arithmetic_blas.matmul(ctx, &products[i]));
+cleanup:
+    return status;
 }
 
 assay_status bench_folder(assay_context *ctx, char *path, size_t size)

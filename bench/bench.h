@@ -7,35 +7,41 @@
 
 #include <stddef.h>
 
-#include "oracle/base/status.h"
+#include "oracle/arithmetic/arithmetic.h"
 
-typedef struct bench_work {
-    assay_status (*run)(assay_context *ctx, void *self);
-    void *self;
-} bench_work;
+typedef assay_status (*bench_run)(assay_context *ctx, void *self);
 
-/* Medians. speed: how often ours runs while the other runs once; above 1 ours is the faster. */
-typedef struct bench_result {
-    double ours, other; /* seconds */
-    double speed;
-} bench_result;
+/* What is measured: two pieces of work on the same things, which do the same amount of it. */
+typedef struct bench_pair {
+    const char *name;
+    bench_run ours, other;
+    double amount, target; /* target: what the ratio should reach; 0: none */
+} bench_pair;
 
 typedef struct bench_report {
     int targets, met;
 } bench_report;
 
-double bench_now(void); /* seconds */
-assay_status bench_side_by_side(assay_context *ctx, bench_work ours, bench_work other, bench_result *result);
-
 /* A section's title and the names of its two columns. */
 void bench_heading(const char *title, const char *ours, const char *other, const char *unit);
-/* One line: amounts of work a second, in the heading's unit, and the ratio. target: what the ratio should reach; 0:
- * none. */
-void bench_line(bench_report *report, const char *name, int threads, double amount, const bench_result *result,
-                double target);
+/* One line: amounts of work a second, in the heading's unit, and the ratio: how often ours runs while the other runs once. */
+assay_status bench_line(assay_context *ctx, bench_report *report, const bench_pair *pair, void *self);
+/* A line for one thread, and one for two. */
+assay_status bench_lines(assay_context *ctx, bench_report *report, const bench_pair *pair, void *self);
 
 /* `count` numbers from -1 to 1. */
 void bench_fill(double *values, int64_t count);
+
+/* Arrays of such numbers; each is freed by bench_free, also where this failed. */
+typedef struct bench_array {
+    double **to;
+    int64_t count;
+} bench_array;
+assay_status bench_alloc(assay_context *ctx, const bench_array *arrays, size_t count);
+void bench_free(const bench_array *arrays, size_t count);
+
+/* Products by OpenBLAS, one after the other. */
+assay_status bench_multiply(assay_context *ctx, const assay_matmul_args *products, size_t count);
 
 /* Makes a folder for temporary files, which the caller empties and removes. */
 assay_status bench_folder(assay_context *ctx, char *path, size_t size);

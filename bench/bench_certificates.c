@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "bench/bench.h"
-#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/quad/quad_product.h"
 
@@ -29,47 +28,34 @@ static assay_status in_float64(assay_context *ctx, void *self)
     return assay_matmul(ctx, &args);
 }
 
-static assay_status alloc(assay_context *ctx, products *p)
+static assay_status alloc(assay_context *ctx, int64_t count, quad **to)
 {
-    assay_status status;
-    const struct {
-        quad **to;
-        int64_t count;
-    } quads[] = {{&p->x, ROWS * STEPS}, {&p->w, STEPS * COLUMNS}, {&p->y, ROWS * COLUMNS}};
-    TRY(assay_alloc_f64(ctx, "a", ROWS * STEPS, &p->a));
-    TRY(assay_alloc_f64(ctx, "b", STEPS * COLUMNS, &p->b));
-    TRY(assay_alloc_f64(ctx, "c", ROWS * COLUMNS, &p->c));
-    for (size_t i = 0; i < sizeof quads / sizeof *quads; i++) {
-        void *values = NULL;
-        TRY(assay_alloc(ctx, "numbers in binary128", quads[i].count, sizeof(quad), &values));
-        *quads[i].to = values;
-    }
-cleanup:
+    void *values = NULL;
+    const assay_status status = assay_alloc(ctx, "numbers in binary128", count, sizeof(quad), &values);
+    *to = values;
     return status;
 }
 
 assay_status bench_certificates(assay_context *ctx, bench_report *report)
 {
     static const char *const names[] = {"256 x 512, k 1024, of float64", "256 x 512, k 1024, all 113 bits"};
-    const double amount = 2e-9 * ROWS * COLUMNS * STEPS;
     products p = {0};
+    const bench_array arrays[] = {{&p.a, ROWS * STEPS}, {&p.b, STEPS * COLUMNS}, {&p.c, ROWS * COLUMNS}};
     assay_status status;
     assay_context own = *ctx;
-    TRY(alloc(ctx, &p));
-    bench_fill(p.a, ROWS * STEPS);
-    bench_fill(p.b, STEPS * COLUMNS);
+    TRY(bench_alloc(ctx, arrays, 3));
+    TRY(alloc(ctx, ROWS * STEPS, &p.x));
+    TRY(alloc(ctx, STEPS * COLUMNS, &p.w));
+    TRY(alloc(ctx, ROWS * COLUMNS, &p.y));
     bench_heading("Certificates: products in binary128", "binary128", "float64", "GFLOP/s");
     for (int wide = 0; wide < 2; wide++) {
-        bench_result result;
+        const bench_pair pair = {names[wide], in_binary128, in_float64, 2e-9 * ROWS * COLUMNS * STEPS, TARGET};
         for (int64_t i = 0; i < ROWS * STEPS; i++) p.x[i] = wide ? p.a[i] / (quad)3 : p.a[i];
         for (int64_t i = 0; i < STEPS * COLUMNS; i++) p.w[i] = wide ? p.b[i] / (quad)3 : p.b[i];
-        TRY(bench_side_by_side(&own, (bench_work){in_binary128, &p}, (bench_work){in_float64, &p}, &result));
-        bench_line(report, names[wide], own.threads, amount, &result, TARGET);
+        TRY(bench_line(&own, report, &pair, &p));
     }
 cleanup:
-    free(p.a);
-    free(p.b);
-    free(p.c);
+    bench_free(arrays, 3);
     free(p.x);
     free(p.w);
     free(p.y);

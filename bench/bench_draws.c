@@ -1,8 +1,5 @@
 /* Weights drawn from the seed against a plain writing of the same bytes: what a pass over memory costs is the limit. */
-#include <stdlib.h>
-
 #include "bench/bench.h"
-#include "oracle/base/memory.h"
 #include "oracle/base/random.h"
 
 static const int64_t ELEMENTS = (int64_t)7168 * 2048; /* an expert of the true size */
@@ -44,19 +41,17 @@ enum { LINES = sizeof lines / sizeof *lines };
 assay_status bench_draws(assay_context *ctx, bench_report *report)
 {
     draw d = {0};
-    bench_result result;
+    const bench_array weights = {&d.weights, ELEMENTS};
     assay_status status;
-    TRY(assay_alloc_f64(ctx, "weights", ELEMENTS, &d.weights));
+    TRY(bench_alloc(ctx, &weights, 1));
     bench_heading("Weights from the seed, held as float64", "drawing", "writing", "GB/s");
     for (int i = 0; i < LINES; i++) {
+        const bench_pair pair = {lines[i].name, drawn, written, 8e-9 * (double)ELEMENTS, lines[i].target};
         d.fill = (assay_fill){.distribution = lines[i].distribution, .scale = 0.0118};
         d.type = lines[i].type;
-        for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
-            TRY(bench_side_by_side(ctx, (bench_work){drawn, &d}, (bench_work){written, &d}, &result));
-            bench_line(report, lines[i].name, ctx->threads, 8e-9 * (double)ELEMENTS, &result, lines[i].target);
-        }
+        TRY(bench_lines(ctx, report, &pair, &d));
     }
 cleanup:
-    free(d.weights);
+    bench_free(&weights, 1);
     return status;
 }

@@ -37,28 +37,27 @@ cleanup:
     return status;
 }
 
-static assay_status read_fixture(assay_context *ctx, void *self)
+/* All its numbers, or a look at their digests. */
+static assay_status look_into(assay_context *ctx, const files *f, bool reads)
 {
-    const files *f = self;
     assay_fixture_reader *reader = NULL;
     assay_status status;
     TRY(assay_fixture_open(ctx, f->fixture, &reader));
-    TRY(assay_fixture_read(ctx, reader, TENSOR, 0, COUNT, f->values));
+    TRY(reads ? assay_fixture_read(ctx, reader, TENSOR, 0, COUNT, f->values)
+              : assay_fixture_check_digests(ctx, reader));
 cleanup:
     assay_fixture_close(reader);
     return status;
 }
 
+static assay_status read_fixture(assay_context *ctx, void *self)
+{
+    return look_into(ctx, self, true);
+}
+
 static assay_status check_fixture(assay_context *ctx, void *self)
 {
-    const files *f = self;
-    assay_fixture_reader *reader = NULL;
-    assay_status status;
-    TRY(assay_fixture_open(ctx, f->fixture, &reader));
-    TRY(assay_fixture_check_digests(ctx, reader));
-cleanup:
-    assay_fixture_close(reader);
-    return status;
+    return look_into(ctx, self, false);
 }
 
 static assay_status write_plain(assay_context *ctx, void *self)
@@ -86,8 +85,7 @@ static assay_status read_plain(assay_context *ctx, void *self)
 /* In this order: what is read was written by the line before. */
 static const struct line {
     const char *name;
-    assay_status (*fixture)(assay_context *ctx, void *self);
-    assay_status (*plain)(assay_context *ctx, void *self);
+    bench_run fixture, plain;
 } lines[] = {
     {"write", write_fixture, write_plain},
     {"read", read_fixture, read_plain},
@@ -113,14 +111,14 @@ static assay_status bench_form(assay_context *ctx, files *f, const struct form *
     const assay_dtype type = form->type;
     const double gigabytes = 1e-9 * (double)COUNT * (double)assay_dtype_size(type);
     char name[64];
-    bench_result result;
     assay_status status;
     f->type = type;
     assay_dtype_encode(type, COUNT, f->values, f->bytes);
     for (int i = 0; i < LINES; i++) {
-        TRY(bench_side_by_side(ctx, (bench_work){lines[i].fixture, f}, (bench_work){lines[i].plain, f}, &result));
+        const bench_pair pair = {name, lines[i].fixture, lines[i].plain, gigabytes,
+                                 ctx->threads > 1 ? form->targets[i] : 0};
         snprintf(name, sizeof name, "%s, %s [%d,%d]", lines[i].name, assay_dtype_name(type), ROWS, COLUMNS);
-        bench_line(report, name, ctx->threads, gigabytes, &result, ctx->threads > 1 ? form->targets[i] : 0);
+        TRY(bench_line(ctx, report, &pair, f));
     }
 cleanup:
     return status;

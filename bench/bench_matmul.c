@@ -1,9 +1,5 @@
 /* The reference arithmetic against OpenBLAS. */
-#include <stdlib.h>
-
 #include "bench/bench.h"
-#include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 
 /* `groups` products one after another, as a grouped product makes them, with operands of their own. */
 typedef struct shape {
@@ -28,69 +24,60 @@ static const shape shapes[] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const double TARGET = 0.9;
 
-typedef struct product {
+typedef struct operands {
     const shape *shape;
-    const assay_arithmetic *arithmetic;
-    double *c;
-    const double *a, *b;
-} product;
+    double *a, *b, *ours, *other;
+} operands;
 
-static assay_status run_product(assay_context *ctx, void *self)
+static assay_status multiply(assay_context *ctx, const assay_arithmetic *arithmetic, const operands *o, double *c)
 {
-    const product *p = self;
-    const shape *s = p->shape;
+    const shape *s = o->shape;
     for (int64_t g = 0; g < s->groups; g++) {
-        assay_matmul_args args = {
-            .c = p->c + g * s->m * s->n,
+        const assay_matmul_args args = {
+            .c = c + g * s->m * s->n,
             .ldc = s->n,
-            .a = p->a + g * s->m * s->k,
+            .a = o->a + g * s->m * s->k,
             .lda = s->transpose_a ? s->m : s->k,
             .transpose_a = s->transpose_a,
-            .b = p->b + g * s->k * s->n,
+            .b = o->b + g * s->k * s->n,
             .ldb = s->transpose_b ? s->k : s->n,
             .transpose_b = s->transpose_b,
             .m = s->m,
             .n = s->n,
             .k = s->k,
         };
-        assay_status status = p->arithmetic->matmul(ctx, &args);
+        const assay_status status = arithmetic->matmul(ctx, &args);
         RETURN_IF(status != ASSAY_OK, status);
     }
     return ASSAY_OK;
 }
 
-static assay_status bench_shape(assay_context *ctx, const shape *s, bench_report *report)
+static assay_status by_reference(assay_context *ctx, void *self)
 {
-    double *a = NULL, *b = NULL, *ours_c = NULL, *other_c = NULL;
-    const double gigaflop = 2e-9 * (double)s->groups * (double)s->m * (double)s->n * (double)s->k;
-    bench_result result;
-    assay_status status;
-    TRY(assay_alloc_f64(ctx, "a", s->groups * s->m * s->k, &a));
-    TRY(assay_alloc_f64(ctx, "b", s->groups * s->k * s->n, &b));
-    TRY(assay_alloc_f64(ctx, "c", s->groups * s->m * s->n, &ours_c));
-    TRY(assay_alloc_f64(ctx, "c", s->groups * s->m * s->n, &other_c));
-    bench_fill(a, s->groups * s->m * s->k);
-    bench_fill(b, s->groups * s->k * s->n);
-    product ours = {.shape = s, .arithmetic = &assay_arithmetic_reference, .c = ours_c, .a = a, .b = b};
-    product other = {.shape = s, .arithmetic = &assay_arithmetic_blas, .c = other_c, .a = a, .b = b};
-    TRY(bench_side_by_side(ctx, (bench_work){run_product, &ours}, (bench_work){run_product, &other}, &result));
-    bench_line(report, s->name, ctx->threads, gigaflop, &result, TARGET);
-cleanup:
-    free(a);
-    free(b);
-    free(ours_c);
-    free(other_c);
-    return status;
+    const operands *o = self;
+    return multiply(ctx, &assay_arithmetic_reference, o, o->ours);
+}
+
+static assay_status by_blas(assay_context *ctx, void *self)
+{
+    const operands *o = self;
+    return multiply(ctx, &assay_arithmetic_blas, o, o->other);
 }
 
 assay_status bench_matmul(assay_context *ctx, bench_report *report)
 {
+    assay_status status = ASSAY_OK;
     bench_heading("Matrix products", "reference", "OpenBLAS", "GFLOP/s");
-    for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
-        for (int i = 0; i < SHAPES; i++) {
-            assay_status status = bench_shape(ctx, &shapes[i], report);
-            RETURN_IF(status != ASSAY_OK, status);
-        }
+    for (int i = 0; i < SHAPES && status == ASSAY_OK; i++) {
+        const shape *s = &shapes[i];
+        const int64_t c = s->groups * s->m * s->n;
+        operands o = {.shape = s};
+        const bench_array arrays[] = {
+            {&o.a, s->groups * s->m * s->k}, {&o.b, s->groups * s->k * s->n}, {&o.ours, c}, {&o.other, c}};
+        const bench_pair pair = {s->name, by_reference, by_blas, 2e-9 * (double)c * (double)s->k, TARGET};
+        status = bench_alloc(ctx, arrays, 4);
+        if (status == ASSAY_OK) status = bench_lines(ctx, report, &pair, &o);
+        bench_free(arrays, 4);
     }
-    return ASSAY_OK;
+    return status;
 }

@@ -12,18 +12,14 @@
 
 extern char **environ;
 
-typedef struct call {
-    const char *arguments[8]; /* the program's; ends with NULL */
-} call;
-
-static assay_status run_program(assay_context *ctx, void *self)
+/* The program's arguments, which end with NULL. */
+static assay_status run_program(assay_context *ctx, const char *const *arguments)
 {
-    const call *c = self;
     char *argv[10] = {(char *)ASSAY_PROGRAM};
     int status = 0;
     pid_t process;
     posix_spawn_file_actions_t actions;
-    for (int i = 0; c->arguments[i] != NULL; i++) argv[i + 1] = (char *)c->arguments[i];
+    for (int i = 0; arguments[i] != NULL; i++) argv[i + 1] = (char *)arguments[i];
     if (posix_spawn_file_actions_init(&actions) != 0)
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a process");
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
@@ -35,6 +31,18 @@ static assay_status run_program(assay_context *ctx, void *self)
     return ASSAY_OK;
 }
 
+static assay_status say_version(assay_context *ctx, void *self)
+{
+    (void)self;
+    return run_program(ctx, (const char *const[]){"--version", NULL});
+}
+
+static assay_status show_case(assay_context *ctx, void *self)
+{
+    (void)self;
+    return run_program(ctx, (const char *const[]){"show", "moe/mixtral", NULL});
+}
+
 static assay_status wait_5_ms(assay_context *ctx, void *self)
 {
     (void)ctx, (void)self;
@@ -43,36 +51,37 @@ static assay_status wait_5_ms(assay_context *ctx, void *self)
     return ASSAY_OK;
 }
 
-static assay_status bench_start(assay_context *ctx, bench_report *report)
+/* self: a folder */
+static assay_status generate(assay_context *ctx, const void *self, const char *threads)
 {
-    static const struct {
-        const char *name;
-        call call;
-    } lines[] = {{"assay --version", {{"--version"}}}, {"assay show moe/mixtral", {{"show", "moe/mixtral"}}}};
-    assay_status status = ASSAY_OK;
-    bench_heading("Start of the program, against 5 ms", "program", "5 ms", "1/s");
-    for (int i = 0; i < 2; i++) {
-        call c = lines[i].call;
-        bench_result result;
-        TRY(bench_side_by_side(ctx, (bench_work){run_program, &c}, (bench_work){wait_5_ms, NULL}, &result));
-        bench_line(report, lines[i].name, 1, 1, &result, 1.0);
-    }
-cleanup:
-    return status;
+    return run_program(ctx, (const char *const[]){"generate", "mlp/*", "-o", self, "--threads", threads, NULL});
+}
+
+static assay_status by_two(assay_context *ctx, void *self)
+{
+    return generate(ctx, self, "2");
+}
+
+static assay_status by_one(assay_context *ctx, void *self)
+{
+    return generate(ctx, self, "1");
 }
 
 assay_status bench_program(assay_context *ctx, bench_report *report)
 {
+    static const bench_pair version = {"assay --version", say_version, wait_5_ms, 1, 1.0},
+                            show = {"assay show moe/mixtral", show_case, wait_5_ms, 1, 1.0},
+                            processes = {"assay generate 'mlp/*'", by_two, by_one, 1, 1.6};
     assay_status status;
     char folder[256], command[300];
-    bench_result result;
     TRY(bench_folder(ctx, folder, sizeof folder));
-    call two = {{"generate", "mlp/*", "-o", folder, "--threads", "2"}},
-         one = {{"generate", "mlp/*", "-o", folder, "--threads", "1"}};
-    TRY(bench_start(ctx, report));
+    ctx->threads = 1;
+    bench_heading("Start of the program, against 5 ms", "program", "5 ms", "1/s");
+    TRY(bench_line(ctx, report, &version, NULL));
+    TRY(bench_line(ctx, report, &show, NULL));
+    ctx->threads = 2;
     bench_heading("Many small goldens, by processes and by one", "two", "one", "1/s");
-    TRY(bench_side_by_side(ctx, (bench_work){run_program, &two}, (bench_work){run_program, &one}, &result));
-    bench_line(report, "assay generate 'mlp/*'", 2, 1, &result, 1.6);
+    TRY(bench_line(ctx, report, &processes, folder));
 cleanup:
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     if (system(command) != 0 && status == ASSAY_OK) status = assay_fail(ctx, ASSAY_IO, "%s cannot be removed", folder);

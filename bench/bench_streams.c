@@ -1,10 +1,6 @@
 /* Experts of the true size with two rows each: the time is that of reading their weights, or of writing the weights'
  * gradients. Against a plain reading or writing of the same bytes. */
-#include <stdlib.h>
-
 #include "bench/bench.h"
-#include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 
 enum { ROWS = 2, EMBEDDING = 7168, WIDTH = 2048, EXPERTS = 4 };
 static const int64_t ELEMENTS = (int64_t)EMBEDDING * WIDTH;
@@ -15,43 +11,38 @@ typedef struct expert {
     double sums[EXPERTS * EMBEDDING / 8]; /* what the reading finds, so that it is not left out */
 } expert;
 
+/* The product of each expert, one operand of which are its weights. */
+static assay_status multiply_experts(assay_context *ctx, const expert *e, assay_matmul_args args)
+{
+    for (int64_t i = 0; i < EXPERTS; i++) {
+        assay_matmul_args own = args;
+        if (own.c == NULL) own.c = e->weights + i * ELEMENTS;
+        if (own.b == NULL) own.b = e->weights + i * ELEMENTS;
+        const assay_status status = assay_matmul(ctx, &own);
+        RETURN_IF(status != ASSAY_OK, status);
+    }
+    return ASSAY_OK;
+}
+
 /* y [ROWS,WIDTH] = x [ROWS,EMBEDDING] weights */
 static assay_status forward(assay_context *ctx, void *self)
 {
     const expert *e = self;
-    assay_matmul_args args = assay_product_ab(e->y, e->x, NULL, ROWS, WIDTH, EMBEDDING);
-    for (int64_t i = 0; i < EXPERTS; i++) {
-        args.b = e->weights + i * ELEMENTS;
-        assay_status status = assay_matmul(ctx, &args);
-        RETURN_IF(status != ASSAY_OK, status);
-    }
-    return ASSAY_OK;
+    return multiply_experts(ctx, e, assay_product_ab(e->y, e->x, NULL, ROWS, WIDTH, EMBEDDING));
 }
 
 /* dx [ROWS,EMBEDDING] = dy [ROWS,WIDTH] weights^T */
 static assay_status backward_input(assay_context *ctx, void *self)
 {
     const expert *e = self;
-    assay_matmul_args args = assay_product_abt(e->y, e->x, NULL, ROWS, EMBEDDING, WIDTH);
-    for (int64_t i = 0; i < EXPERTS; i++) {
-        args.b = e->weights + i * ELEMENTS;
-        assay_status status = assay_matmul(ctx, &args);
-        RETURN_IF(status != ASSAY_OK, status);
-    }
-    return ASSAY_OK;
+    return multiply_experts(ctx, e, assay_product_abt(e->y, e->x, NULL, ROWS, EMBEDDING, WIDTH));
 }
 
 /* dweights = x^T dy */
 static assay_status backward_weights(assay_context *ctx, void *self)
 {
     const expert *e = self;
-    assay_matmul_args args = assay_product_atb(NULL, e->x, e->y, EMBEDDING, WIDTH, ROWS);
-    for (int64_t i = 0; i < EXPERTS; i++) {
-        args.c = e->weights + i * ELEMENTS;
-        assay_status status = assay_matmul(ctx, &args);
-        RETURN_IF(status != ASSAY_OK, status);
-    }
-    return ASSAY_OK;
+    return multiply_experts(ctx, e, assay_product_atb(NULL, e->x, e->y, EMBEDDING, WIDTH, ROWS));
 }
 
 /* Eight rows at a time: as many streams as the processor's prefetching likes. */
@@ -85,40 +76,21 @@ static assay_status write_all(assay_context *ctx, void *self)
     return ASSAY_OK;
 }
 
-/* What writes the weights comes last. */
-static const struct line {
-    const char *name;
-    assay_status (*product)(assay_context *ctx, void *self);
-    assay_status (*plain)(assay_context *ctx, void *self);
-} lines[] = {
-    {"x [2,7168] times wi [7168,2048]; reading", forward, read_all},
-    {"dy [2,2048] times wi^T; reading", backward_input, read_all},
-    {"x^T dy [7168,2048]; writing", backward_weights, write_all},
-};
-enum { LINES = sizeof lines / sizeof *lines };
-
 assay_status bench_streams(assay_context *ctx, bench_report *report)
 {
-    expert e = {0};
-    bench_result result;
-    assay_status status;
     const double gigabytes = 8e-9 * (double)(EXPERTS * ELEMENTS);
-    TRY(assay_alloc_f64(ctx, "weights", EXPERTS * ELEMENTS, &e.weights));
-    TRY(assay_alloc_f64(ctx, "x", (int64_t)ROWS * EMBEDDING, &e.x));
-    TRY(assay_alloc_f64(ctx, "y", (int64_t)ROWS * EMBEDDING, &e.y));
-    bench_fill(e.weights, EXPERTS * ELEMENTS);
-    bench_fill(e.x, (int64_t)ROWS * EMBEDDING);
-    bench_fill(e.y, (int64_t)ROWS * EMBEDDING);
+    /* what writes the weights comes last */
+    const bench_pair pairs[] = {{"x [2,7168] times wi [7168,2048]; reading", forward, read_all, gigabytes, TARGET},
+                                {"dy [2,2048] times wi^T; reading", backward_input, read_all, gigabytes, TARGET},
+                                {"x^T dy [7168,2048]; writing", backward_weights, write_all, gigabytes, TARGET}};
+    expert e = {0};
+    const bench_array arrays[] = {
+        {&e.weights, EXPERTS * ELEMENTS}, {&e.x, (int64_t)ROWS * EMBEDDING}, {&e.y, (int64_t)ROWS * EMBEDDING}};
+    assay_status status;
+    TRY(bench_alloc(ctx, arrays, 3));
     bench_heading("Two rows an expert of the true size", "product", "plain", "GB/s");
-    for (int i = 0; i < LINES; i++) {
-        for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) {
-            TRY(bench_side_by_side(ctx, (bench_work){lines[i].product, &e}, (bench_work){lines[i].plain, &e}, &result));
-            bench_line(report, lines[i].name, ctx->threads, gigabytes, &result, TARGET);
-        }
-    }
+    for (int i = 0; i < 3; i++) TRY(bench_lines(ctx, report, &pairs[i], &e));
 cleanup:
-    free(e.weights);
-    free(e.x);
-    free(e.y);
+    bench_free(arrays, 3);
     return status;
 }

@@ -1,0 +1,75 @@
+#include "bench/bench_case.h"
+
+#include "harness/plan/inputs.h"
+
+assay_status bench_case_plan(assay_context *ctx, const bench_settings *settings, const char *profiles, bench_case *b)
+{
+    assay_status status;
+    char *pattern = (char *)settings->name;
+    TRY(assay_cases_find(ctx, 1, &pattern, &b->c, &b->count));
+    for (const char *const *item = settings->items; *item != NULL; item++) TRY(assay_case_set(ctx, b->c, *item));
+    TRY(assay_case_set(ctx, b->c, "dtype=float32"));
+    TRY(assay_case_set(ctx, b->c, profiles));
+    TRY(assay_plan_make(ctx, &b->plan, b->c));
+cleanup:
+    return status;
+}
+
+assay_status bench_case_open(assay_context *ctx, const bench_settings *settings, bench_case *b)
+{
+    assay_status status;
+    assay_inputs inputs = {0};
+    TRY(bench_case_plan(ctx, settings, "profiles=none", b));
+    TRY(assay_inputs_open_plan(ctx, &inputs, &b->plan, NULL));
+    const assay_source source = assay_inputs_source(&inputs);
+    TRY(assay_plan_tensors(ctx, &b->tensors, &b->plan, &source));
+cleanup:
+    assay_inputs_close(&inputs);
+    return status;
+}
+
+void bench_case_close(bench_case *b)
+{
+    assay_tensor_set_free(&b->tensors);
+    assay_plan_free(&b->plan);
+    assay_cases_free(b->c, b->count);
+    *b = (bench_case){0};
+}
+
+assay_status bench_case_run(assay_context *ctx, void *self)
+{
+    bench_case *b = self;
+    for (int i = 0; i < b->tensors.count; i++) {
+        if (!assay_role_is_given(b->tensors.items[i].spec.role)) b->tensors.items[i].written = 0;
+    }
+    const assay_source source = assay_given_source(&b->tensors);
+    const assay_sink sink = assay_results_sink(&b->tensors);
+    return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink, NULL, 0);
+}
+
+static assay_status drop(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    (void)ctx, (void)self, (void)path, (void)count, (void)values;
+    return ASSAY_OK;
+}
+
+static assay_status drop_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
+{
+    (void)ctx, (void)self, (void)path, (void)count, (void)values;
+    return ASSAY_OK;
+}
+
+assay_status bench_case_run_bare(assay_context *ctx, void *self)
+{
+    bench_case *b = self;
+    const assay_source source = assay_given_source(&b->tensors);
+    assay_sink sink = assay_results_sink(&b->tensors);
+    sink.write = drop;
+    sink.write_i32 = drop_i32;
+    return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink, NULL, 0);
+}
+
+double bench_case_gigaflop(const bench_case *b)
+{
+    return 1e-9 * b->plan.operation->flops(b->c, true);
+}

@@ -1,0 +1,36 @@
+/* A case of the catalogue, with other settings, as what is measured. */
+#ifndef ASSAY_BENCH_BENCH_CASE_H
+#define ASSAY_BENCH_BENCH_CASE_H
+
+#include "harness/plan/plan_make.h"
+#include "harness/plan/results.h"
+
+enum { BENCH_SETTINGS = 32 };
+
+typedef struct bench_settings {
+    const char *name;                  /* of the case */
+    const char *items[BENCH_SETTINGS]; /* "key=value"; ends with NULL */
+} bench_settings;
+
+/* Starts zeroed. */
+typedef struct bench_case {
+    assay_case *c;
+    int count;
+    assay_plan plan;
+    assay_tensor_set tensors; /* all of them, of bench_case_open */
+} bench_case;
+
+/* The case with float32 numbers and these profiles ("profiles=none"), planned. */
+assay_status bench_case_plan(assay_context *ctx, const bench_settings *settings, const char *profiles, bench_case *b);
+/* The same without profiles, with its tensors in memory. */
+assay_status bench_case_open(assay_context *ctx, const bench_settings *settings, bench_case *b);
+void bench_case_close(bench_case *b);
+
+/* A bench_case, forward and backward, whose results are kept. */
+assay_status bench_case_run(assay_context *ctx, void *self);
+/* The same, but results go nowhere: what becomes of them is not the operation's time. */
+assay_status bench_case_run_bare(assay_context *ctx, void *self);
+/* Operations of that, in 10^9. */
+double bench_case_gigaflop(const bench_case *b);
+
+#endif

@@ -1,0 +1,91 @@
+#include "bench/bench_files.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare/statistics.h"
+#include "oracle/base/memory.h"
+#include "oracle/base/random.h"
+
+static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor_spec *spec,
+                           const double *values, const bench_change *wrong)
+{
+    const int64_t count = assay_shape_count(&spec->shape);
+    int64_t place = -1;
+    assay_status status = ASSAY_OK;
+    TRY(assay_fixture_declare(ctx, writer, spec));
+    if (wrong->path != NULL && strcmp(wrong->path, spec->path) == 0) {
+        place = wrong->place < 0 ? count + wrong->place : wrong->place;
+    }
+    for (int64_t first = 0; first < count; first += BENCH_SLICE) {
+        const int64_t size = count - first < BENCH_SLICE ? count - first : BENCH_SLICE, before = place - first;
+        const bool here = before >= 0 && before < size;
+        TRY(assay_fixture_append(ctx, writer, spec->path, here ? before : size, values));
+        if (!here) continue;
+        TRY(assay_fixture_append(ctx, writer, spec->path, 1, &wrong->value));
+        TRY(assay_fixture_append(ctx, writer, spec->path, size - before - 1, values + before + 1));
+    }
+cleanup:
+    return status;
+}
+
+/* The tensor's null distributions, wide enough for anything. */
+static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor_spec *spec)
+{
+    static const double row[ASSAY_NULL_COLUMNS] = {
+        [ASSAY_NULL_LOW] = -100, [ASSAY_NULL_HIGH] = 100, [ASSAY_NULL_SPREAD] = 1, [ASSAY_NULL_MEMBERS] = 16};
+    const int count = assay_statistics_rows(&spec->shape);
+    assay_status status;
+    assay_tensor_spec null = {.type = ASSAY_FLOAT32,
+                              .shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS)};
+    snprintf(null.path, sizeof null.path, "null/bf16/%.100s", spec->path);
+    TRY(assay_fixture_declare(ctx, writer, &null));
+    for (int i = 0; i < count; i++) TRY(assay_fixture_append(ctx, writer, null.path, ASSAY_NULL_COLUMNS, row));
+cleanup:
+    return status;
+}
+
+static assay_status append_all(assay_context *ctx, assay_fixture_writer *writer, const bench_files *files, bool golden,
+                               const double *values, const double *scales)
+{
+    assay_status status = ASSAY_OK;
+    const bench_change none = {NULL, 0, 0};
+    for (int i = 0; i < files->count; i++) {
+        assay_tensor_spec spec = files->tensor(files->self, i), scale = spec;
+        if (golden) spec.type = ASSAY_FLOAT64;
+        TRY(append(ctx, writer, &spec, values, golden ? &none : &files->wrong));
+        if (!golden) continue;
+        scale.type = ASSAY_FLOAT32;
+        snprintf(scale.path, sizeof scale.path, "error_scale/bf16/%.100s", spec.path);
+        TRY(append(ctx, writer, &scale, scales, &none));
+        TRY(append_null(ctx, writer, &spec));
+    }
+cleanup:
+    return status;
+}
+
+assay_status bench_write_file(assay_context *ctx, const bench_files *files, bool golden, const char *path)
+{
+    const assay_fill normal = {.distribution = ASSAY_NORMAL, .scale = 1};
+    const assay_shape slice = assay_shape_of(1, (int64_t)BENCH_SLICE);
+    assay_fixture_writer *writer = NULL;
+    double *values = NULL, *scales = NULL;
+    assay_status status;
+    TRY(assay_alloc_f64(ctx, "values", BENCH_SLICE, &values));
+    TRY(assay_alloc_f64(ctx, "scales", BENCH_SLICE, &scales));
+    TRY(assay_random_fill(ctx, &normal, 1, "large", &slice, ASSAY_FLOAT64, 0, BENCH_SLICE, values));
+    for (int64_t i = 0; i < BENCH_SLICE; i++) scales[i] = 0x1p-10;
+    TRY(assay_fixture_create(ctx, path, &writer));
+    TRY(assay_fixture_set_text(ctx, writer, "kind", golden ? "golden" : "candidate"));
+    TRY(assay_fixture_set_text(ctx, writer, "case", "large"));
+    TRY(assay_fixture_set_text(ctx, writer, "case_yaml", "case: large\nop: rms_norm\ndtype: bfloat16\n"));
+    TRY(append_all(ctx, writer, files, golden, values, scales));
+    status = assay_fixture_finish(ctx, writer);
+    writer = NULL;
+cleanup:
+    assay_fixture_abandon(writer);
+    free(values);
+    free(scales);
+    return status;
+}

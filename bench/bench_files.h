@@ -1,0 +1,27 @@
+/* A golden and a candidate that passes against it at bf16, of any size, for what is measured of comparing: numbers that repeat,
+ * error scales, and null distributions wide enough for anything. */
+#ifndef ASSAY_BENCH_BENCH_FILES_H
+#define ASSAY_BENCH_BENCH_FILES_H
+
+#include "fixtures/fixture.h"
+
+enum { BENCH_SLICE = 1 << 18 };
+
+/* What stands at one element of a candidate instead of the right value; from the end where `place` is negative. */
+typedef struct bench_change {
+    const char *path; /* NULL: nowhere */
+    int64_t place;
+    double value;
+} bench_change;
+
+typedef struct bench_files {
+    int count; /* of tensors */
+    /* Tensor `index`, with its type in the candidate. */
+    assay_tensor_spec (*tensor)(const void *self, int index);
+    const void *self;
+    bench_change wrong;
+} bench_files;
+
+assay_status bench_write_file(assay_context *ctx, const bench_files *files, bool golden, const char *path);
+
+#endif
