@@ -8,30 +8,6 @@
 #include "harness/commands/ending.h"
 #include "harness/host/host.h"
 #include "harness/plan/golden_open.h"
-#include "oracle/base/memory.h"
-
-/* Every block by itself, so that a sanitizer sees what is read beside it. */
-typedef struct blocks {
-    void **items;
-    int count;
-} blocks;
-
-static assay_status take_block(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out)
-{
-    blocks *b = self;
-    void **items = realloc(b->items, ((size_t)b->count + 1) * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the backend's tensors");
-    b->items = items;
-    const assay_status status = assay_alloc_aligned(ctx, what, bytes, 1, out);
-    if (status == ASSAY_OK) items[b->count++] = *out;
-    return status;
-}
-
-static void free_blocks(blocks *b)
-{
-    for (int i = 0; i < b->count; i++) free(b->items[i]);
-    free(b->items);
-}
 
 static assay_status write_candidate(assay_context *ctx, const assay_host *h, const char *name, const char *path)
 {
@@ -80,7 +56,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     const int calls = options->argument_count > 3 ? (int)strtol(options->arguments[3], NULL, 10) : 1;
     assay_golden request = {0};
     assay_host host = {0};
-    blocks b = {0};
+    assay_host_blocks blocks = {0};
     char why[ASSAY_MESSAGE_SIZE / 2];
     *exit_code = ASSAY_EXIT_FAIL;
     assay_end_by_library("shared-object"); /* before the backend it is not the backend that crashes */
@@ -91,7 +67,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_golden_plan(ctx, &request, NULL));
     TRY(assay_plan_require_memory(ctx, &request.plan));
     const assay_source in = assay_fixture_source(request.reader);
-    const assay_host_memory memory = {&b, take_block};
+    const assay_host_memory memory = assay_host_blocks_memory(&blocks);
     TRY(assay_host_make(ctx, &request.plan, &in, &memory, &host));
     assay_end_is_meant();
     const assay_backend_function backend = assay_host_load(library, why, sizeof why);
@@ -102,7 +78,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     }
     TRY(run_calls(ctx, &host, backend, calls, request.c->name, candidate, exit_code));
 cleanup:
-    free_blocks(&b);
+    assay_host_blocks_free(&blocks);
     assay_golden_close(&request);
     return status;
 }

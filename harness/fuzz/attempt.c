@@ -98,26 +98,6 @@ static void judge_process(assay_attempt *a, const assay_process_result *process,
     fail(a, message, message);
 }
 
-/* The results of a call as numbers. */
-static assay_status take_results(assay_context *ctx, const assay_host *host, assay_tensor_set *results)
-{
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < host->result_count; i++) {
-        assay_tensor_spec spec;
-        assay_tensor *tensor = NULL;
-        const void *bytes = NULL;
-        bool written = false;
-        TRY(assay_host_result(ctx, host, i, &spec, &bytes, &written));
-        if (!written) continue;
-        TRY(assay_tensor_set_add(ctx, results, &spec, &tensor));
-        tensor->written = tensor->count;
-        if (tensor->indices != NULL) memcpy(tensor->indices, bytes, (size_t)tensor->count * sizeof *tensor->indices);
-        if (tensor->values != NULL) assay_dtype_decode(spec.type, tensor->count, bytes, tensor->values);
-    }
-cleanup:
-    return status;
-}
-
 static bool same_bits(const assay_tensor *one, const assay_tensor *other)
 {
     if (other == NULL || one->spec.type != other->spec.type) return false;
@@ -157,7 +137,7 @@ static assay_status call_shared_object(assay_context *ctx, assay_tried *tried, c
         judge_process(a, &process, host->message, tried->timeout);
         a->seconds += process.seconds;
         if (a->end != ASSAY_ATTEMPT_PASS) break;
-        status = take_results(ctx, host, run == 1 ? &a->results : &again);
+        status = assay_host_results(ctx, host, run == 1 ? &a->results : &again);
         if (status == ASSAY_BAD_INPUT) {
             fail(a, ctx->message, ctx->message);
             status = ASSAY_OK;

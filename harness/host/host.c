@@ -12,6 +12,29 @@
 
 enum { GUARD = 16384, GUARD_BYTE = 0xa5, NAN_BYTE = 0xff, WIDEST = 8 };
 
+static assay_status take_block(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out)
+{
+    assay_host_blocks *b = self;
+    void **items = realloc(b->items, ((size_t)b->count + 1) * sizeof *items);
+    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the backend's tensors");
+    b->items = items;
+    const assay_status status = assay_alloc_aligned(ctx, what, bytes, 1, out);
+    if (status == ASSAY_OK) items[b->count++] = *out;
+    return status;
+}
+
+assay_host_memory assay_host_blocks_memory(assay_host_blocks *blocks)
+{
+    return (assay_host_memory){blocks, take_block};
+}
+
+void assay_host_blocks_free(assay_host_blocks *blocks)
+{
+    for (int i = 0; i < blocks->count; i++) free(blocks->items[i]);
+    free(blocks->items);
+    *blocks = (assay_host_blocks){0};
+}
+
 typedef struct maker {
     assay_context *ctx;
     const assay_host_memory *memory;
@@ -225,6 +248,25 @@ assay_status assay_host_result(assay_context *ctx, const assay_host *host, int i
     if (!*written || assay_dtype_of_backend(host->results[index].type, &spec->type)) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the backend set type %d, which there is not", spec->path,
                       (int)host->results[index].type);
+}
+
+assay_status assay_host_results(assay_context *ctx, const assay_host *host, assay_tensor_set *results)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < host->result_count; i++) {
+        assay_tensor_spec spec;
+        assay_tensor *tensor = NULL;
+        const void *bytes = NULL;
+        bool written = false;
+        TRY(assay_host_result(ctx, host, i, &spec, &bytes, &written));
+        if (!written) continue;
+        TRY(assay_tensor_set_add(ctx, results, &spec, &tensor));
+        tensor->written = tensor->count;
+        if (tensor->indices != NULL) memcpy(tensor->indices, bytes, (size_t)tensor->count * sizeof *tensor->indices);
+        if (tensor->values != NULL) assay_dtype_decode(spec.type, tensor->count, bytes, tensor->values);
+    }
+cleanup:
+    return status;
 }
 
 assay_backend_function assay_host_load(const char *library, char *why, size_t size)

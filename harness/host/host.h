@@ -4,6 +4,7 @@
 #define ASSAY_HARNESS_HOST_H
 
 #include "harness/plan/backend_view.h"
+#include "oracle/base/tensor_set.h"
 
 typedef int (*assay_backend_function)(const assay_backend_request *request);
 
@@ -12,6 +13,14 @@ typedef struct assay_host_memory {
     void *self;
     assay_status (*take)(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out);
 } assay_host_memory;
+
+/* Blocks of their own, so that a sanitizer sees what is read beside one. Starts zeroed. */
+typedef struct assay_host_blocks {
+    void **items;
+    int count;
+} assay_host_blocks;
+assay_host_memory assay_host_blocks_memory(assay_host_blocks *blocks);
+void assay_host_blocks_free(assay_host_blocks *blocks);
 
 enum { ASSAY_HOST_MESSAGE = 512 };
 
@@ -40,6 +49,9 @@ int assay_host_call(assay_host *host, assay_backend_function backend);
  * not. */
 assay_status assay_host_result(assay_context *ctx, const assay_host *host, int index, assay_tensor_spec *spec,
                                const void **bytes, bool *written);
+
+/* All that were written, as numbers. */
+assay_status assay_host_results(assay_context *ctx, const assay_host *host, assay_tensor_set *results);
 
 /* assay_backend_run of a shared object; NULL and a message in `why` where there is none. */
 assay_backend_function assay_host_load(const char *library, char *why, size_t size);

@@ -40,6 +40,8 @@ assay_context fuzz_context(void);
 /* A file of this name with these bytes, in a folder that goes with the process. */
 const char *fuzz_file(const char *name, const void *data, size_t size);
 const char *fuzz_path(const char *name);
+/* The file's bytes, in memory of their size, so that a sanitizer sees what is read behind them; to be freed. */
+uint8_t *fuzz_read(const char *path, size_t *size);
 /* Ends in a zero; to be freed. */
 char *fuzz_text(const uint8_t *data, size_t size);
 

@@ -76,6 +76,19 @@ const char *fuzz_file(const char *name, const void *data, size_t size)
     return path;
 }
 
+uint8_t *fuzz_read(const char *path, size_t *size)
+{
+    enum { MOST = 1 << 20 };
+    uint8_t *data = malloc(MOST);
+    FILE *file = fopen(path, "rbe");
+    fuzz_require(data != NULL && file != NULL, path);
+    *size = fread(data, 1, MOST, file);
+    fclose(file);
+    uint8_t *exact = realloc(data, *size + (*size == 0));
+    fuzz_require(exact != NULL, "no memory");
+    return exact;
+}
+
 char *fuzz_text(const uint8_t *data, size_t size)
 {
     char *text = malloc(size + 1);

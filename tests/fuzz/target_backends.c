@@ -6,32 +6,11 @@
 #include "compare/report.h"
 #include "harness/backends/backend.h"
 #include "harness/golden/golden.h"
+#include "harness/golden/golden_memory.h"
 #include "harness/host/host.h"
 #include "harness/judge/judge.h"
 #include "harness/plan/inputs.h"
 #include "tests/fuzz/fuzz.h"
-
-/* Blocks of their own, so that a sanitizer sees what is beside them. */
-typedef struct blocks {
-    void *items[1024];
-    int count;
-} blocks;
-
-static assay_status take_block(assay_context *ctx, void *self, const char *what, int64_t bytes, void **out)
-{
-    blocks *b = self;
-    (void)what;
-    *out = b->count < 1024 ? malloc((size_t)bytes) : NULL;
-    if (*out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory");
-    b->items[b->count++] = *out;
-    return ASSAY_OK;
-}
-
-static void free_blocks(blocks *b)
-{
-    for (int i = 0; i < b->count; i++) free(b->items[i]);
-    b->count = 0;
-}
 
 static assay_case *small_case(void)
 {
@@ -51,7 +30,7 @@ static assay_case *small_case(void)
 static void try_request(const uint8_t *data, size_t size)
 {
     static const char *path;
-    static blocks b;
+    assay_host_blocks blocks = {0};
     assay_context ctx = fuzz_context();
     if (path == NULL) {
         assay_case *c = small_case();
@@ -79,11 +58,11 @@ static void try_request(const uint8_t *data, size_t size)
     if (status == ASSAY_OK && request.plan.elements > 1 << 16) status = assay_fail(&ctx, ASSAY_NO_MEMORY, "too large");
     if (status == ASSAY_OK) {
         const assay_source in = assay_fixture_source(request.reader);
-        const assay_host_memory memory = {&b, take_block};
+        const assay_host_memory memory = assay_host_blocks_memory(&blocks);
         status = assay_host_make(&ctx, &request.plan, &in, &memory, &host);
     }
     fuzz_check(&ctx, status);
-    free_blocks(&b);
+    assay_host_blocks_free(&blocks);
     assay_golden_close(&request);
     free(text);
 }
@@ -135,7 +114,7 @@ typedef struct small_golden {
     assay_plan plan;
     assay_inputs inputs;
     assay_case *c;
-    blocks blocks;
+    assay_host_blocks blocks;
     assay_host host;
 } small_golden;
 
@@ -155,7 +134,7 @@ static small_golden *make_small(void)
                      assay_inputs_open(&ctx, &s.inputs, s.c, &s.plan.list, NULL) == ASSAY_OK,
                  ctx.message);
     const assay_source in = assay_inputs_source(&s.inputs);
-    const assay_host_memory memory = {&s.blocks, take_block};
+    const assay_host_memory memory = assay_host_blocks_memory(&s.blocks);
     fuzz_require(assay_host_make(&ctx, &s.golden.plan, &in, &memory, &s.host) == ASSAY_OK, ctx.message);
     free(path);
     return &s;
@@ -185,48 +164,29 @@ static void check_report(const assay_report *report)
 /* What a shared object gives, as its host takes it, in memory held against the golden. */
 static void try_candidate(const uint8_t *data, size_t size)
 {
-    enum { MOST_RESULTS = 64, MOST_ELEMENTS = 4096 };
     small_golden *s = make_small();
-    assay_memory_tensor tensors[MOST_RESULTS];
-    double *numbers[MOST_RESULTS] = {0};
-    int count = 0;
     assay_context ctx = fuzz_context();
+    assay_tensor_set results = {0};
+    assay_fixture_reader *candidate = NULL;
+    assay_report report = {0};
     given = (fuzz_bytes){data, data + size};
     if (assay_host_call(&s->host, odd_backend) != ASSAY_BACKEND_EXIT_DONE) {
         fuzz_require(s->host.message[0] != '\0', "a backend that gave up said nothing");
         return;
     }
-    for (int i = 0; i < s->host.result_count && i < MOST_RESULTS; i++) {
-        bool written = false;
-        const void *bytes = NULL;
-        assay_tensor_spec spec;
-        const assay_status status = assay_host_result(&ctx, &s->host, i, &spec, &bytes, &written);
-        fuzz_check(&ctx, status);
-        if (status != ASSAY_OK || !written) continue;
-        const int64_t elements = assay_shape_count(&spec.shape);
-        fuzz_require(elements <= MOST_ELEMENTS, "a result is larger than it is");
-        numbers[count] = malloc((size_t)elements * sizeof **numbers);
-        fuzz_require(numbers[count] != NULL, "no memory");
-        tensors[count] = (assay_memory_tensor){.spec = spec, .numbers = numbers[count]};
-        if (spec.type == ASSAY_INT32) {
-            tensors[count].numbers = NULL;
-            tensors[count].integers = bytes;
-        } else {
-            assay_dtype_decode(spec.type, elements, bytes, numbers[count]);
-        }
-        count++;
-    }
-    assay_fixture_reader *candidate = NULL;
-    assay_report report = {0};
-    fuzz_require(assay_fixture_of_memory(&ctx, "candidate", count, tensors, &candidate) == ASSAY_OK, ctx.message);
-    const assay_judging how = {
-        .profile = assay_profile_by_name("f32"), .false_alarm = 1e-6, .quiet = true, .unexplained = true};
-    const assay_status status = assay_judge(&ctx, &s->golden, candidate, &how, &report, NULL);
+    assay_status status = assay_host_results(&ctx, &s->host, &results);
     fuzz_check(&ctx, status);
+    if (status == ASSAY_OK) {
+        const assay_judging how = {
+            .profile = assay_profile_by_name("f32"), .false_alarm = 1e-6, .quiet = true, .unexplained = true};
+        fuzz_require(assay_fixture_of_tensors(&ctx, "candidate", &results, &candidate) == ASSAY_OK, ctx.message);
+        status = assay_judge(&ctx, &s->golden, candidate, &how, &report, NULL);
+        fuzz_check(&ctx, status);
+    }
     if (status == ASSAY_OK) check_report(&report);
     assay_report_free(&report);
     assay_fixture_close(candidate);
-    for (int i = 0; i < count; i++) free(numbers[i]);
+    assay_tensor_set_free(&results);
 }
 
 static void candidate_seeds(fuzz_corpus *corpus)

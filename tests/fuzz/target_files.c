@@ -12,22 +12,11 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/read_file.h"
 
-static uint8_t *read_back(const char *path, size_t *size)
-{
-    enum { MOST = 1 << 16 };
-    uint8_t *data = malloc(MOST);
-    FILE *file = fopen(path, "rbe");
-    fuzz_require(data != NULL && file != NULL, path);
-    *size = fread(data, 1, MOST, file);
-    fclose(file);
-    return data;
-}
-
 static void seed_file(fuzz_corpus *corpus, const char *name, bool small)
 {
     size_t size = 0;
     fuzz_write_fixture(fuzz_path(name), small);
-    uint8_t *data = read_back(fuzz_path(name), &size);
+    uint8_t *data = fuzz_read(fuzz_path(name), &size);
     fuzz_seed(corpus, data, size);
     free(data);
 }
@@ -60,7 +49,7 @@ static void safetensors_seeds(fuzz_corpus *corpus)
         size_t size = 0;
         const char *path = fuzz_path("a.safetensors");
         seed_file(corpus, "a.safetensors", i == 0);
-        uint8_t *data = read_back(path, &size);
+        uint8_t *data = fuzz_read(path, &size);
         const size_t header = data[0] | (size_t)data[1] << 8, rest = size - 8 - header;
         cJSON *json = cJSON_ParseWithLength((const char *)data + 8, header);
         char *text = cJSON_Print(json);

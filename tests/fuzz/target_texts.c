@@ -201,12 +201,12 @@ static void model_seeds(fuzz_corpus *corpus)
         "cases/models/mixtral-8x7b.yml",
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        char path[4096], text[1 << 14];
+        char path[4096];
+        size_t size = 0;
         snprintf(path, sizeof path, ASSAY_ROOT "/%s", files[i]);
-        FILE *file = fopen(path, "rbe");
-        fuzz_require(file != NULL, path);
-        fuzz_seed(corpus, text, fread(text, 1, sizeof text, file));
-        fclose(file);
+        uint8_t *text = fuzz_read(path, &size);
+        fuzz_seed(corpus, text, size);
+        free(text);
     }
 }
 

@@ -9,19 +9,12 @@
 
 static int try_file(const fuzz_target *target, const char *path)
 {
-    enum { MOST = 1 << 20 };
-    uint8_t *data = malloc(MOST);
-    FILE *file = fopen(path, "rbe");
-    fuzz_require(data != NULL && file != NULL, path);
-    const size_t size = fread(data, 1, MOST, file);
-    fclose(file);
-    /* of the size that it has, so that a sanitizer sees what is read behind it */
-    uint8_t *exact = realloc(data, size + (size == 0));
-    fuzz_require(exact != NULL, "no memory");
+    size_t size = 0;
+    uint8_t *data = fuzz_read(path, &size);
     printf("%s\n", path);
     fflush(stdout);
-    target->try(exact, size);
-    free(exact);
+    target->try(data, size);
+    free(data);
     return 1;
 }
 

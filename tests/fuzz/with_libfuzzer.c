@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/fuzz/fuzz.h"
 
@@ -12,35 +13,44 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
 enum { MOST_LINES = 1 << 14, LONGEST_LINE = 240 };
 
-/* Lines of all seeds, which get into the place of others. */
-static char *pool[MOST_LINES];
-static int pool_count;
+/* Lines that get into the place of others: of all seeds, and words. */
+typedef struct pool {
+    char *lines[MOST_LINES];
+    int count;
+} pool;
+static pool lines, words;
 static const fuzz_target *target;
 
-static void take_lines(const char *text)
+static void take_lines(pool *p, const char *text)
 {
-    while (*text != '\0' && pool_count < MOST_LINES) {
+    while (*text != '\0' && p->count < MOST_LINES) {
         const size_t length = strcspn(text, "\n");
-        if (length > 0 && length < LONGEST_LINE) pool[pool_count++] = strndup(text, length);
+        if (length > 0 && length < LONGEST_LINE) p->lines[p->count++] = strndup(text, length);
         text += length + (text[length] == '\n');
     }
 }
 
-static void read_pool(int argc, char **argv)
+static const char word_list[] =
+    "0\n1\n2\n3\n-1\n8\n64\n4096\n2147483647\n2147483648\n4294967296\n1e18\n1e308\n-0.0\n1e400\n.nan\n.inf\n-.inf\n"
+    "null\n~\ntrue\nfalse\n[]\n{}\n\"\"\nall\nnone\n*\n?\n&a 1\n*a\n!!str 1\n9223372036854775807\n|\n>\n---\n\t\n"
+    "1.5\n0x10\n1_0\n[[\n]\n{\n-9223372036854775808\n<<\n...\n%YAML\n1e-320\n\"\\u0000\"\n18446744073709551615\n"
+    "9007199254740993\n";
+
+static void read_seeds(int argc, char **argv)
 {
-    char path[4096], *text = malloc(1 << 16);
-    for (int i = 1; text != NULL && i < argc; i++) {
+    char path[4096];
+    for (int i = 1; i < argc; i++) {
         for (int number = 0; argv[i][0] != '-' && number < 10000; number++) {
+            size_t size = 0;
             snprintf(path, sizeof path, "%s/seed-%04d", argv[i], number);
-            FILE *file = fopen(path, "rbe");
-            if (file == NULL) break;
-            const size_t size = fread(text, 1, (1 << 16) - 1, file);
-            text[size] = '\0';
-            take_lines(text);
-            fclose(file);
+            if (access(path, R_OK) != 0) break;
+            uint8_t *data = fuzz_read(path, &size);
+            char *text = fuzz_text(data, size);
+            take_lines(&lines, text);
+            free(text);
+            free(data);
         }
     }
-    free(text);
 }
 
 /* A bug that is found by whoever looks: three letters, and a byte is written behind the end. */
@@ -76,7 +86,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         target->seeds(&(fuzz_corpus){.folder = seeds});
         exit(0);
     }
-    if (target->lines) read_pool(*argc, *argv);
+    if (target->lines) read_seeds(*argc, *argv);
+    take_lines(&words, word_list);
     return 0;
 }
 
@@ -122,65 +133,13 @@ static void word_at(const uint8_t *data, size_t size, size_t place, size_t *from
     while (*to < size && is_of_word(data[*to])) ++*to;
 }
 
-static const char *const words[] = {"0",
-                                    "1",
-                                    "2",
-                                    "3",
-                                    "-1",
-                                    "8",
-                                    "64",
-                                    "4096",
-                                    "2147483647",
-                                    "2147483648",
-                                    "4294967296",
-                                    "1e18",
-                                    "1e308",
-                                    "-0.0",
-                                    "1e400",
-                                    ".nan",
-                                    ".inf",
-                                    "-.inf",
-                                    "null",
-                                    "~",
-                                    "true",
-                                    "false",
-                                    "[]",
-                                    "{}",
-                                    "\"\"",
-                                    "all",
-                                    "none",
-                                    "*",
-                                    "?",
-                                    "&a 1",
-                                    "*a",
-                                    "!!str 1",
-                                    "9223372036854775807",
-                                    "|",
-                                    ">",
-                                    "---",
-                                    "\t",
-                                    "1.5",
-                                    "0x10",
-                                    "1_0",
-                                    "[[",
-                                    "]",
-                                    "{",
-                                    "-9223372036854775808",
-                                    "<<",
-                                    "...",
-                                    "%YAML",
-                                    "1e-320",
-                                    "\"\\u0000\"",
-                                    "18446744073709551615",
-                                    "9007199254740993"};
-
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed)
 {
     const unsigned what = draw(&seed) % 8;
     if (!target->lines || what < 2 || size == 0) return LLVMFuzzerMutate(data, size, most);
     size_t from, to;
     const size_t place = draw(&seed) % size;
-    const char *line = pool_count > 0 ? pool[draw(&seed) % (unsigned)pool_count] : "a: 1";
+    const char *line = lines.count > 0 ? lines.lines[draw(&seed) % (unsigned)lines.count] : "a: 1";
     char text[LONGEST_LINE + 2];
     line_at(data, size, place, &from, &to);
     switch (what) {
@@ -205,6 +164,6 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned
     }
     default:
         word_at(data, size, place, &from, &to);
-        return replace(data, size, most, from, to, words[draw(&seed) % (sizeof words / sizeof *words)]);
+        return replace(data, size, most, from, to, words.lines[draw(&seed) % (unsigned)words.count]);
     }
 }
