@@ -270,7 +270,8 @@ static bool other_tensor(const assay_case *c, assay_other_form *form)
 {
     const bool fused = has_moe(c) && c->config.fused_moe_func;
     if (!(has_sparse_moe(c) || fused) || is_batch_split(c)) return false;
-    if (c->config.load_balance_loss_weight > 0 && !fused) return false;
+    const bool losses = c->config.load_balance_loss_weight > 0 || c->config.router_z_loss_weight > 0;
+    if (losses && !fused) return false;
     form->c.mesh_mlp_tensor = 1;
     form->c.config.weights_on_shards = false;
     if (c->mesh_mlp_tensor > 1) return true;

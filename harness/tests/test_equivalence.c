@@ -358,6 +358,7 @@ TEST(cases_without_another_form_are_passed_over)
         {"sharded-whole", schedule, "seed=1"},
         {"ring-alltoall", mla, "seed=1"},
         {"tensor-whole", wide, "load_balance_loss_weight=0.1"},
+        {"tensor-whole", wide, "router_z_loss_weight=0.1"},
         {"tensor-whole", wide, "base_emb_dim=11"},
         {"tensor-whole", wide, "sparse_matmul=false"},
         {"tensor-whole", schedule, "seed=1"},
