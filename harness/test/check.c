@@ -6,8 +6,8 @@
 
 #include "compare/pictures.h"
 #include "compare/report.h"
+#include "harness/golden/golden_memory.h"
 #include "harness/judge/judge.h"
-#include "harness/test/float_mode.h"
 #include "harness/test/test_internal.h"
 #include "oracle/base/memory.h"
 
@@ -19,9 +19,8 @@ struct assay_test_report {
     assay_held_golden *held;
     assay_golden against;
     assay_profile profile;
-    assay_memory_tensor *tensors; /* own their elements */
-    int count;
-    assay_fixture_reader *candidate;
+    assay_tensor_set results;
+    assay_fixture_reader *candidate; /* of them */
     char bugs[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 1)];
     char *text[2][2], *json, *html; /* text: [verbose][color] */
 };
@@ -56,23 +55,18 @@ cleanup:
 
 /* A copy: reports may be asked for when the caller's memory is gone. */
 static assay_status take_tensor(assay_context *ctx, int32_t index, const assay_backend_tensor *given,
-                                assay_memory_tensor *tensor)
+                                assay_tensor_set *results)
 {
     assay_status status;
+    assay_tensor_spec spec;
+    assay_tensor *tensor = NULL;
     int64_t count = 0;
-    double *numbers = NULL;
-    int32_t *integers = NULL;
-    TRY(read_spec(ctx, index, given, &tensor->spec, &count));
-    if (count > LARGE) TRY(assay_require_memory(ctx, tensor->spec.path, count * (int64_t)sizeof(double)));
-    if (tensor->spec.type == ASSAY_INT32) {
-        TRY(assay_alloc_i32(ctx, tensor->spec.path, count, &integers));
-        tensor->integers = integers;
-        if (count > 0) memcpy(integers, given->data, (size_t)count * sizeof *integers);
-    } else {
-        TRY(assay_alloc_f64(ctx, tensor->spec.path, count, &numbers));
-        tensor->numbers = numbers;
-        if (count > 0) assay_dtype_decode(tensor->spec.type, count, given->data, numbers);
-    }
+    TRY(read_spec(ctx, index, given, &spec, &count));
+    if (count > LARGE) TRY(assay_require_memory(ctx, spec.path, count * (int64_t)sizeof(double)));
+    TRY(assay_tensor_set_add(ctx, results, &spec, &tensor));
+    if (count > 0 && tensor->indices != NULL) memcpy(tensor->indices, given->data, (size_t)count * sizeof(int32_t));
+    if (count > 0 && tensor->values != NULL) assay_dtype_decode(spec.type, count, given->data, tensor->values);
+    tensor->written = count;
 cleanup:
     return status;
 }
@@ -81,22 +75,12 @@ static assay_status take_results(assay_context *ctx, assay_test_report *r, int32
                                  const assay_backend_tensor *results)
 {
     assay_status status = ASSAY_OK;
-    void *tensors = NULL;
     if (count < 0 || (count > 0 && results == NULL)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%" PRId32 " results at %s", count,
                           results == NULL ? "NULL" : "a place");
     }
-    TRY(assay_alloc(ctx, "results", count, sizeof *r->tensors, &tensors));
-    r->tensors = tensors;
-    for (; r->count < count; r->count++) {
-        r->tensors[r->count] = (assay_memory_tensor){0};
-        status = take_tensor(ctx, r->count, &results[r->count], &r->tensors[r->count]);
-        if (status != ASSAY_OK) {
-            r->count++; /* what it has is freed */
-            goto cleanup;
-        }
-    }
-    TRY(assay_fixture_of_memory(ctx, "candidate", r->count, r->tensors, &r->candidate));
+    for (int i = 0; i < count; i++) TRY(take_tensor(ctx, i, &results[i], &r->results));
+    TRY(assay_fixture_of_tensors(ctx, "candidate", &r->results, &r->candidate));
 cleanup:
     return status;
 }
@@ -139,24 +123,21 @@ cleanup:
 int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor *results, assay_test_report **report,
                      char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = test->ctx;
+    assay_test_call call;
+    assay_status status;
+    assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
     *report = NULL;
     assay_test_report *made = calloc(1, sizeof *made);
-    if (made == NULL) return assay_test_end(&ctx, assay_fail(&ctx, ASSAY_NO_MEMORY, "no memory for a report"), message);
-    made->ctx = ctx;
+    if (made == NULL) TRY(assay_fail(&call.ctx, ASSAY_NO_MEMORY, "no memory for a report"));
+    made->ctx = test->ctx;
     made->profile = test->profile;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, ctx.threads);
-    pthread_mutex_lock(&test->held->turn);
-    const assay_status status = check(&ctx, test, count, results, made);
-    pthread_mutex_unlock(&test->held->turn);
-    assay_float_mode_restore(&mode);
-    if (status == ASSAY_OK) {
-        *report = made;
-    } else {
-        assay_test_report_free(made);
-    }
-    return assay_test_end(&ctx, status, message);
+    TRY(check(&call.ctx, test, count, results, made));
+    *report = made;
+    made = NULL;
+cleanup:;
+    const int end = assay_test_end(&call, status, message);
+    assay_test_report_free(made); /* which may wait for the golden */
+    return end;
 }
 
 void assay_test_report_free(assay_test_report *r)
@@ -165,11 +146,7 @@ void assay_test_report_free(assay_test_report *r)
     assay_report_free(&r->report);
     assay_golden_close(&r->against);
     assay_fixture_close(r->candidate);
-    for (int i = 0; i < r->count; i++) {
-        free((void *)(uintptr_t)r->tensors[i].numbers);
-        free((void *)(uintptr_t)r->tensors[i].integers);
-    }
-    free(r->tensors);
+    assay_tensor_set_free(&r->results);
     assay_held_golden_release(r->held);
     for (int i = 0; i < 4; i++) free(r->text[i / 2][i % 2]);
     free(r->json);
@@ -221,53 +198,41 @@ const char *assay_test_report_bugs(const assay_test_report *report)
 }
 
 /* One of the forms, made if it is not there yet. */
-static const char *give(const assay_context *ctx, assay_status status, char *const *text, char *message)
+static const char *give(assay_test_call *call, assay_status status, char *const *text, char *message)
 {
-    assay_test_end(ctx, status, message);
+    assay_test_end(call, status, message);
     return status == ASSAY_OK ? *text : NULL;
 }
 
 const char *assay_test_report_text(assay_test_report *r, int verbose, int color, char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
     const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
     char **text = &r->text[verbose != 0][color != 0];
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, 1);
-    pthread_mutex_lock(&r->held->turn);
-    if (*text == NULL) status = assay_report_text(&ctx, &r->report, &style, text);
-    pthread_mutex_unlock(&r->held->turn);
-    assay_float_mode_restore(&mode);
-    return give(&ctx, status, text, message);
+    assay_test_call call;
+    assay_test_begin(&call, &r->ctx, 1, r->held);
+    if (*text == NULL) status = assay_report_text(&call.ctx, &r->report, &style, text);
+    return give(&call, status, text, message);
 }
 
 const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, 1);
-    pthread_mutex_lock(&r->held->turn);
-    if (r->json == NULL) status = assay_report_json(&ctx, 1, &r->report, &r->json);
-    pthread_mutex_unlock(&r->held->turn);
-    assay_float_mode_restore(&mode);
-    return give(&ctx, status, &r->json, message);
+    assay_test_call call;
+    assay_test_begin(&call, &r->ctx, 1, r->held);
+    if (r->json == NULL) status = assay_report_json(&call.ctx, 1, &r->report, &r->json);
+    return give(&call, status, &r->json, message);
 }
 
 const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = r->ctx;
     assay_status status = ASSAY_OK;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, ctx.threads);
-    pthread_mutex_lock(&r->held->turn);
+    assay_test_call call;
+    assay_test_begin(&call, &r->ctx, r->ctx.threads, r->held);
     if (r->report.pictures == NULL) {
         const assay_golden *judged_by = assay_judged_by(&r->held->golden, &r->against);
-        status = assay_judge_draw(&ctx, judged_by, r->candidate, &r->profile, r->held->golden.c, &r->report);
+        status = assay_judge_draw(&call.ctx, judged_by, r->candidate, &r->profile, r->held->golden.c, &r->report);
     }
-    if (status == ASSAY_OK && r->html == NULL) status = assay_report_html(&ctx, 1, &r->report, &r->html);
-    pthread_mutex_unlock(&r->held->turn);
-    assay_float_mode_restore(&mode);
-    return give(&ctx, status, &r->html, message);
+    if (status == ASSAY_OK && r->html == NULL) status = assay_report_html(&call.ctx, 1, &r->report, &r->html);
+    return give(&call, status, &r->html, message);
 }

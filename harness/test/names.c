@@ -24,7 +24,8 @@ static assay_status list_names(assay_context *ctx, const assay_case *cases, int 
 int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
                      char **names, char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = assay_context_default(1);
+    const assay_context usual = assay_context_default(1);
+    assay_test_call call;
     assay_status status;
     assay_case *cases = NULL;
     int found = 0;
@@ -33,16 +34,17 @@ int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_co
     char *const *patterns = count == 0 ? &all : (char *const *)(uintptr_t)globs;
     const assay_case_filter filter = {.excludes = {(char **)(uintptr_t)exclude, exclude_count}};
     *names = NULL;
+    assay_test_begin(&call, &usual, 1, NULL);
     if (count < 0 || exclude_count < 0 || (count > 0 && globs == NULL) || (exclude_count > 0 && exclude == NULL)) {
-        TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%" PRId32 " globs and %" PRId32 " to exclude: a list is missing", count,
-                       exclude_count));
+        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "%" PRId32 " globs and %" PRId32 " to exclude: a list is missing",
+                       count, exclude_count));
     }
-    TRY(assay_cases_find(&ctx, count == 0 ? 1 : count, patterns, &cases, &found));
-    TRY(assay_case_filter_check(&ctx, &filter, cases, found));
-    TRY(list_names(&ctx, cases, found, &filter, names));
+    TRY(assay_cases_find(&call.ctx, count == 0 ? 1 : count, patterns, &cases, &found));
+    TRY(assay_case_filter_check(&call.ctx, &filter, cases, found));
+    TRY(list_names(&call.ctx, cases, found, &filter, names));
 cleanup:
     assay_cases_free(cases, found);
-    return assay_test_end(&ctx, status, message);
+    return assay_test_end(&call, status, message);
 }
 
 void assay_test_free(char *text)

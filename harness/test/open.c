@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "compare/profile_yaml.h"
-#include "harness/test/float_mode.h"
 #include "harness/test/golden_cache.h"
 #include "harness/test/test_internal.h"
 #include "harness/version/version.h"
@@ -40,12 +39,6 @@ void assay_held_golden_release(assay_held_golden *held)
 const assay_case *assay_test_case(const assay_test *test)
 {
     return test->cases != NULL ? test->cases : test->held->golden.c;
-}
-
-int assay_test_end(const assay_context *ctx, assay_status status, char *message)
-{
-    if (message != NULL) snprintf(message, ASSAY_TEST_MESSAGE, "%.511s", status == ASSAY_OK ? "" : ctx->message);
-    return status == ASSAY_OK ? ASSAY_TEST_OK : ASSAY_TEST_BAD_INPUT;
 }
 
 static assay_status check_options(assay_context *ctx, const assay_test_options *o)
@@ -216,24 +209,23 @@ int assay_test_open(const char *what, const assay_test_options *options, assay_t
                     char message[ASSAY_TEST_MESSAGE])
 {
     static const assay_test_options usual = {0};
-    assay_context ctx = assay_context_default(1);
+    const assay_context own = assay_context_default(1);
+    assay_test_call call;
     assay_status status;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, 1);
+    assay_test_begin(&call, &own, 1, NULL);
     *test = calloc(1, sizeof **test);
     if (*test == NULL) {
-        status = assay_fail(&ctx, ASSAY_NO_MEMORY, "no memory for a test");
+        status = assay_fail(&call.ctx, ASSAY_NO_MEMORY, "no memory for a test");
     } else if (what == NULL) {
-        status = assay_fail(&ctx, ASSAY_BAD_INPUT, "a case is missing: its name, its text or a file");
+        status = assay_fail(&call.ctx, ASSAY_BAD_INPUT, "a case is missing: its name, its text or a file");
     } else {
-        status = open_test(&ctx, *test, what, options != NULL ? options : &usual);
+        status = open_test(&call.ctx, *test, what, options != NULL ? options : &usual);
     }
     if (status != ASSAY_OK) {
         assay_test_close(*test);
         *test = NULL;
     }
-    assay_float_mode_restore(&mode);
-    return assay_test_end(&ctx, status, message);
+    return assay_test_end(&call, status, message);
 }
 
 void assay_test_close(assay_test *t)

@@ -5,7 +5,6 @@
 
 #include "harness/golden/golden.h"
 #include "harness/plan/golden_read.h"
-#include "harness/test/float_mode.h"
 #include "harness/test/golden_cache.h"
 #include "harness/test/test_internal.h"
 #include "oracle/base/memory.h"
@@ -18,22 +17,18 @@ int32_t assay_test_given_count(const assay_test *test)
 int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tensor, char message[ASSAY_TEST_MESSAGE])
 {
     assay_status status = ASSAY_OK;
-    assay_context ctx = test->ctx;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, ctx.threads);
-    pthread_mutex_lock(&test->held->turn);
+    assay_test_call call;
+    assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
     if (index < 0 || index >= test->given_count) {
-        status = assay_fail(&ctx, ASSAY_BAD_INPUT, "given tensor %" PRId32 ", expected 0 to %d", index,
+        status = assay_fail(&call.ctx, ASSAY_BAD_INPUT, "given tensor %" PRId32 ", expected 0 to %d", index,
                             test->given_count - 1);
     } else if (test->given[index].data == NULL) {
         const assay_source source =
             test->path != NULL ? assay_golden_given(test->held->golden.reader) : assay_inputs_source(&test->inputs);
-        status = assay_backend_tensor_read(&ctx, &source, test->given_specs[index], &test->given[index]);
+        status = assay_backend_tensor_read(&call.ctx, &source, test->given_specs[index], &test->given[index]);
     }
     if (status == ASSAY_OK) *tensor = test->given[index];
-    pthread_mutex_unlock(&test->held->turn);
-    assay_float_mode_restore(&mode);
-    return assay_test_end(&ctx, status, message);
+    return assay_test_end(&call, status, message);
 }
 
 int32_t assay_test_expected_count(const assay_test *test)
@@ -58,14 +53,10 @@ assay_status assay_test_open_golden(assay_context *ctx, assay_test *test)
 
 int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = test->ctx;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, ctx.threads);
-    pthread_mutex_lock(&test->held->turn);
-    const assay_status status = assay_test_open_golden(&ctx, test);
-    pthread_mutex_unlock(&test->held->turn);
-    assay_float_mode_restore(&mode);
-    return assay_test_end(&ctx, status, message);
+    assay_test_call call;
+    assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
+    const assay_status status = assay_test_open_golden(&call.ctx, test);
+    return assay_test_end(&call, status, message);
 }
 
 /* A golden tensor's elements, as numbers or indices. */
@@ -83,27 +74,24 @@ static assay_status read_golden(assay_context *ctx, assay_fixture_reader *reader
 int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *tensor,
                       char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = test->ctx;
     int index = 0;
     assay_status status;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, ctx.threads);
-    pthread_mutex_lock(&test->held->turn);
-    TRY(assay_test_open_golden(&ctx, test));
+    assay_test_call call;
+    assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
+    TRY(assay_test_open_golden(&call.ctx, test));
     if (path == NULL)
-        TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "golden: path is NULL, expected a result of %s", assay_test_name(test)));
+        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "golden: path is NULL, expected a result of %s",
+                       assay_test_name(test)));
     while (index < test->expected_count && strcmp(test->expected[index].path, path) != 0) index++;
     if (index == test->expected_count) {
-        TRY(assay_fail(&ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test)));
+        TRY(assay_fail(&call.ctx, ASSAY_BAD_INPUT, "%.160s is no result of %s", path, assay_test_name(test)));
     }
     if (test->results[index].data == NULL) {
-        TRY(read_golden(&ctx, test->held->golden.reader, &test->expected[index], &test->results[index]));
+        TRY(read_golden(&call.ctx, test->held->golden.reader, &test->expected[index], &test->results[index]));
     }
     *tensor = test->results[index];
 cleanup:
-    pthread_mutex_unlock(&test->held->turn);
-    assay_float_mode_restore(&mode);
-    return assay_test_end(&ctx, status, message);
+    return assay_test_end(&call, status, message);
 }
 
 /* With the profiles of the case, as the program writes it, and the one that is judged at. */
@@ -133,10 +121,8 @@ cleanup:
 
 int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE])
 {
-    assay_context ctx = test->ctx;
-    assay_float_mode mode;
-    assay_float_mode_set(&mode, ctx.threads);
-    const assay_status status = save(&ctx, test, path);
-    assay_float_mode_restore(&mode);
-    return assay_test_end(&ctx, status, message);
+    assay_test_call call;
+    assay_test_begin(&call, &test->ctx, test->ctx.threads, NULL);
+    const assay_status status = save(&call.ctx, test, path);
+    return assay_test_end(&call, status, message);
 }

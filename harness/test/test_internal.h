@@ -3,11 +3,14 @@
 #define ASSAY_HARNESS_TEST_INTERNAL_H
 
 #include <assay/test.h>
+#include <fenv.h>
 #include <pthread.h>
 
 #include "harness/plan/backend_view.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/inputs.h"
+
+enum { ASSAY_MOST_THREADS = 1024 };
 
 /* Held by its test and by every report that was made with it, whose calls take turns. */
 typedef struct assay_held_golden {
@@ -50,7 +53,18 @@ const assay_case *assay_test_case(const assay_test *test);
 /* Evaluates the golden or finds it, in this test's turn. */
 assay_status assay_test_open_golden(assay_context *ctx, assay_test *test);
 
-/* What a call returns to the user, and its message. */
-int assay_test_end(const assay_context *ctx, assay_status status, char *message);
+/* A call of the user's. Floats behave as goldens need it, in the calling thread and in those that work with it: rounded to
+ * nearest, without flush to zero or traps; else they would have other bits. The golden is one call's at a time. */
+typedef struct assay_test_call {
+    assay_context ctx;
+    assay_held_golden *held;
+    int threads;
+    fenv_t before[ASSAY_MOST_THREADS]; /* the user's, of each thread */
+} assay_test_call;
+
+/* held: NULL where no golden is used. */
+void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threads, assay_held_golden *held);
+/* What the call returns to the user, and its message. */
+int assay_test_end(assay_test_call *call, assay_status status, char *message);
 
 #endif

@@ -24,6 +24,13 @@ static char said[ASSAY_TEST_MESSAGE];
 
 #define assert_done(call) assay_assert_ok((call), said, #call, __FILE__, __LINE__)
 
+/* What was asked for is refused, with a line that says so. */
+#define assert_refused(call, message)                                                                                  \
+    do {                                                                                                               \
+        assert_int_equal((call), ASSAY_TEST_BAD_INPUT);                                                                \
+        if (strstr(said, message) == NULL) fail_msg("%s: \"%s\" expected in: %s", #call, message, said);               \
+    } while (0)
+
 static assay_test *open_with(const char *what, const assay_test_options *options)
 {
     assay_test *test = NULL;
@@ -98,20 +105,40 @@ static void be_right(kernel *k)
     (void)k;
 }
 
+static double flushed(double value)
+{
+    return fabs(value) < FLT_MIN ? 0 : value;
+}
+
+static double scaled(double value)
+{
+    return 1.25 * value;
+}
+
+static double far_off(double value)
+{
+    return value + 1;
+}
+
+static void change_values(const assay_backend_tensor *result, double (*change)(double))
+{
+    const int64_t count = count_of(result);
+    double *values = malloc((size_t)count * sizeof *values);
+    assay_dtype type;
+    assert_non_null(values);
+    assert_true(assay_dtype_of_backend(result->type, &type));
+    assay_dtype_decode(type, count, result->data, values);
+    for (int64_t i = 0; i < count; i++) values[i] = change(values[i]);
+    assay_dtype_encode(type, count, values, (void *)(uintptr_t)result->data);
+    free(values);
+}
+
 static void scale_first(kernel *k)
 {
     for (int i = 0; i < k->count; i++) {
         const assay_backend_tensor *r = &k->results[i];
         if (r->type == ASSAY_BACKEND_INT32 || strncmp(r->path, "outputs/", 8) != 0) continue;
-        const int64_t count = count_of(r);
-        double *values = malloc((size_t)count * sizeof *values);
-        assay_dtype type;
-        assert_non_null(values);
-        assert_true(assay_dtype_of_backend(r->type, &type));
-        assay_dtype_decode(type, count, r->data, values);
-        for (int64_t j = 0; j < count; j++) values[j] *= 1.25;
-        assay_dtype_encode(type, count, values, (void *)(uintptr_t)r->data);
-        free(values);
+        change_values(r, scaled);
         return;
     }
 }
@@ -201,29 +228,6 @@ static void coarsen_weights_in_other_slots(kernel *k)
 {
     swap_slots(k);
     coarsen_weights(k);
-}
-
-static double flushed(double value)
-{
-    return fabs(value) < FLT_MIN ? 0 : value;
-}
-
-static double far_off(double value)
-{
-    return value + 1;
-}
-
-static void change_values(const assay_backend_tensor *result, double (*change)(double))
-{
-    const int64_t count = count_of(result);
-    double *values = malloc((size_t)count * sizeof *values);
-    assay_dtype type;
-    assert_non_null(values);
-    assert_true(assay_dtype_of_backend(result->type, &type));
-    assay_dtype_decode(type, count, result->data, values);
-    for (int64_t i = 0; i < count; i++) values[i] = change(values[i]);
-    assay_dtype_encode(type, count, values, (void *)(uintptr_t)result->data);
-    free(values);
 }
 
 /* As hardware that flushes what is below float32's normal numbers. */
@@ -416,9 +420,8 @@ TEST_IN_FOLDER(test_own_inputs)
     assert_done(assay_test_golden(test, "outputs/y", &y, said));
     assert_true(before == ((const double *)y.data)[0]);
     assay_test_close(test);
-    assert_int_equal(assay_test_open("moe/small", &options, &test, said), ASSAY_TEST_BAD_INPUT); /* another shape */
-    assert_non_null(strstr(said, "inputs/x has shape [1,1,100], expected"));
-    assert_int_equal(assay_test_open(folder->other, &options, &test, said), ASSAY_TEST_BAD_INPUT);
+    assert_refused(assay_test_open("moe/small", &options, &test, said), "inputs/x has shape [1,1,100], expected");
+    assert_refused(assay_test_open(folder->other, &options, &test, said), "nothing can be set in a golden");
 }
 
 /* --- goldens that are kept */
@@ -615,8 +618,8 @@ TEST_IN_FOLDER(test_cache_of_the_environment)
     assert_int_equal(folder_count(named, true), 0);
     assert_int_equal(setenv("ASSAY_CACHE_BYTES", "12 MB", 1), 0);
     assay_test *test = NULL;
-    assert_int_equal(assay_test_open("moe/small", NULL, &test, said), ASSAY_TEST_BAD_INPUT);
-    assert_non_null(strstr(said, "ASSAY_CACHE_BYTES is \"12 MB\", expected a whole number above 0"));
+    assert_refused(assay_test_open("moe/small", NULL, &test, said),
+                   "ASSAY_CACHE_BYTES is \"12 MB\", expected a whole number above 0");
     unsetenv("ASSAY_CACHE_BYTES");
     unsetenv("ASSAY_CACHE");
     unsetenv("XDG_CACHE_HOME");
@@ -722,10 +725,8 @@ TEST(test_bad_input_is_refused)
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         assay_test *test = (assay_test *)&test;
-        assert_int_equal(assay_test_open(refused[i].what, &refused[i].options, &test, said), ASSAY_TEST_BAD_INPUT);
+        assert_refused(assay_test_open(refused[i].what, &refused[i].options, &test, said), refused[i].message);
         assert_null(test);
-        if (strstr(said, refused[i].message) == NULL)
-            fail_msg("%zu: \"%s\" expected in: %s", i, refused[i].message, said);
     }
     assert_int_equal(assay_test_open("moe/nope", NULL, &(assay_test *){NULL}, NULL), ASSAY_TEST_BAD_INPUT);
 }
@@ -759,19 +760,16 @@ TEST(test_results_that_are_none_are_refused)
     assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
     assay_test_report *report = NULL;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        assert_int_equal(assay_test_check(test, refused[i].count, refused[i].results, &report, said),
-                         ASSAY_TEST_BAD_INPUT);
+        assert_refused(assay_test_check(test, refused[i].count, refused[i].results, &report, said), refused[i].message);
         assert_null(report);
-        if (strstr(said, refused[i].message) == NULL)
-            fail_msg("%zu: \"%s\" expected in: %s", i, refused[i].message, said);
     }
     assert_done(assay_test_check(test, 0, NULL, &report, said)); /* nothing given: a finding */
     assert_int_equal(assay_test_report_verdict(report), ASSAY_TEST_FAIL);
     assay_test_report_free(report);
     assay_backend_tensor tensor;
-    assert_int_equal(assay_test_given(test, assay_test_given_count(test), &tensor, said), ASSAY_TEST_BAD_INPUT);
-    assert_int_equal(assay_test_given(test, -1, &tensor, said), ASSAY_TEST_BAD_INPUT);
-    assert_int_equal(assay_test_golden(test, "inputs/x", &tensor, said), ASSAY_TEST_BAD_INPUT);
+    assert_refused(assay_test_given(test, assay_test_given_count(test), &tensor, said), "expected 0 to");
+    assert_refused(assay_test_given(test, -1, &tensor, said), "given tensor -1, expected 0 to");
+    assert_refused(assay_test_golden(test, "inputs/x", &tensor, said), "inputs/x is no result of");
     assert_null(assay_test_expected(test, -1));
     assert_null(assay_test_setting(test, assay_test_setting_count(test)));
     assay_test_close(test);
@@ -787,15 +785,13 @@ TEST_IN_FOLDER(test_golden_as_a_case)
         snprintf(path, sizeof path, "%s/golden.%s", folder->path, endings[i]);
         assay_test *test = open_with("moe/small", &(assay_test_options){.cache = ""});
         assert_done(assay_test_save(test, path, said));
-        assert_int_equal(assay_test_save(test, "golden.pt", said), ASSAY_TEST_BAD_INPUT);
-        assert_non_null(strstr(said, "golden.pt: expected a name that ends in"));
+        assert_refused(assay_test_save(test, "golden.pt", said), "golden.pt: expected a name that ends in");
         assay_test_close(test);
         assert_string_equal(verdict_with(path, NULL), "PASS");
-        assert_int_equal(assay_test_open(path, &(assay_test_options){.sets = &set, .set_count = 1}, &test, said),
-                         ASSAY_TEST_BAD_INPUT);
-        assert_non_null(strstr(said, "nothing can be set in a golden"));
+        const assay_test_options options = {.sets = &set, .set_count = 1};
+        assert_refused(assay_test_open(path, &options, &test, said), "nothing can be set in a golden");
         test = open_with(path, NULL);
-        assert_int_equal(assay_test_save(test, folder->other, said), ASSAY_TEST_BAD_INPUT);
+        assert_refused(assay_test_save(test, folder->other, said), "is a golden already: copy the file");
         assay_test_close(test);
     }
 }
@@ -901,12 +897,11 @@ TEST(test_names_of_the_catalogue)
     assert_null(strstr(names, "true-size/"));
     assay_test_free(names);
     static const char *const none[] = {"nothing/*"};
-    assert_int_equal(assay_test_cases(1, none, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
-    assert_null(names);
-    assert_int_equal(assay_test_cases(1, NULL, 0, NULL, &names, said), ASSAY_TEST_BAD_INPUT);
     static const char *const slip[] = {"meshh"};
-    assert_int_equal(assay_test_cases(0, NULL, 1, slip, &names, said), ASSAY_TEST_BAD_INPUT);
-    assert_non_null(strstr(said, "\"meshh\", which no case has"));
+    assert_refused(assay_test_cases(1, none, 0, NULL, &names, said), "nothing/*");
+    assert_null(names);
+    assert_refused(assay_test_cases(1, NULL, 0, NULL, &names, said), "a list is missing");
+    assert_refused(assay_test_cases(0, NULL, 1, slip, &names, said), "\"meshh\", which no case has");
     assert_int_equal(strncmp(assay_test_version(), "0.", 2), 0);
 }
 
@@ -984,76 +979,66 @@ TEST_IN_FOLDER(test_memory_may_run_out_anywhere)
     }
 }
 
+/* All that it is given, and a report on nothing given. */
+static bool use(assay_test *test)
+{
+    char message[ASSAY_TEST_MESSAGE];
+    assay_test_report *report = NULL;
+    assay_backend_tensor tensor;
+    bool right = true;
+    for (int i = 0; right && i < assay_test_given_count(test); i++)
+        right = assay_test_given(test, i, &tensor, message) == ASSAY_TEST_OK;
+    right = right && assay_test_check(test, 0, NULL, &report, message) == ASSAY_TEST_OK &&
+            assay_test_report_verdict(report) == ASSAY_TEST_FAIL && assay_test_report_html(report, message) != NULL &&
+            assay_test_golden(test, "outputs/y", &tensor, message) == ASSAY_TEST_OK;
+    assay_test_report_free(report);
+    return right;
+}
+
 static void *use_in_thread(void *name)
 {
     const assay_test_options options = {.cache = "", .threads = 1};
     assay_test *test = NULL;
-    assay_test_report *report = NULL;
     char message[ASSAY_TEST_MESSAGE];
-    intptr_t right = assay_test_open(name, &options, &test, message) == ASSAY_TEST_OK;
-    for (int i = 0; right && i < assay_test_given_count(test); i++) {
-        assay_backend_tensor tensor;
-        right = assay_test_given(test, i, &tensor, message) == ASSAY_TEST_OK;
-    }
-    right = right && assay_test_check(test, 0, NULL, &report, message) == ASSAY_TEST_OK &&
-            assay_test_report_verdict(report) == ASSAY_TEST_FAIL && assay_test_report_html(report, message) != NULL;
-    assay_test_report_free(report);
+    const intptr_t right = assay_test_open(name, &options, &test, message) == ASSAY_TEST_OK && use(test);
     assay_test_close(test);
     return (void *)right;
+}
+
+static void *use_shared(void *test)
+{
+    intptr_t right = 1;
+    for (int round = 0; right && round < 4; round++) right = use(test);
+    return (void *)right;
+}
+
+static void run_threads(int count, void *(*work)(void *), void *const *of_each)
+{
+    pthread_t threads[8];
+    for (int i = 0; i < count; i++) assert_int_equal(pthread_create(&threads[i], NULL, work, of_each[i]), 0);
+    for (int i = 0; i < count; i++) {
+        void *right = NULL;
+        assert_int_equal(pthread_join(threads[i], &right), 0);
+        assert_non_null(right);
+    }
 }
 
 /* HDF5 must have been built for it, as Debian's is. */
 TEST(test_threads_use_tests_of_their_own)
 {
-    static char *const names[] = {"moe/small", "mlp/biases-fused", "moe/small", "rms_norm/one-row"};
-    enum { THREADS = sizeof names / sizeof *names };
-    pthread_t threads[THREADS];
+    static void *const names[] = {"moe/small", "mlp/biases-fused", "moe/small", "rms_norm/one-row"};
     hbool_t safe = 0;
     assert_true(H5is_library_threadsafe(&safe) >= 0 && safe);
-    for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < THREADS; i++)
-            assert_int_equal(pthread_create(&threads[i], NULL, use_in_thread, names[i]), 0);
-        for (int i = 0; i < THREADS; i++) {
-            void *right = NULL;
-            assert_int_equal(pthread_join(threads[i], &right), 0);
-            assert_non_null(right);
-        }
-    }
-}
-
-static void *use_shared(void *shared)
-{
-    assay_test *test = shared;
-    char message[ASSAY_TEST_MESSAGE];
-    intptr_t right = 1;
-    for (int round = 0; right && round < 4; round++) {
-        assay_test_report *report = NULL;
-        assay_backend_tensor tensor;
-        for (int i = 0; right && i < assay_test_given_count(test); i++) {
-            right = assay_test_given(test, i, &tensor, message) == ASSAY_TEST_OK;
-        }
-        right = right && assay_test_check(test, 0, NULL, &report, message) == ASSAY_TEST_OK &&
-                assay_test_report_html(report, message) != NULL &&
-                assay_test_golden(test, "outputs/y", &tensor, message) == ASSAY_TEST_OK;
-        assay_test_report_free(report);
-    }
-    return (void *)right;
+    for (int round = 0; round < 3; round++) run_threads(4, use_in_thread, names);
 }
 
 /* From the first call on, which evaluates the golden. */
 TEST(test_threads_share_a_test)
 {
-    enum { THREADS = 8, ROUNDS = 5 };
     const assay_test_options options = {.cache = "", .threads = 1, .no_explanation = 1};
-    for (int round = 0; round < ROUNDS; round++) {
-        pthread_t threads[THREADS];
+    for (int round = 0; round < 5; round++) {
         assay_test *test = open_with("mlp/silu", &options);
-        for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, use_shared, test), 0);
-        for (int i = 0; i < THREADS; i++) {
-            void *right = NULL;
-            assert_int_equal(pthread_join(threads[i], &right), 0);
-            assert_non_null(right);
-        }
+        run_threads(8, use_shared, (void *const[]){test, test, test, test, test, test, test, test});
         assay_test_close(test);
     }
 }
