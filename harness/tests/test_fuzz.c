@@ -12,6 +12,17 @@ TEST_LABELS(catalogue);
 
 #define SHARED_BYTES (INT64_C(64) << 20)
 
+/* A shared object, with a trap of the hostile backend or a planted bug of the example; NULL: without. */
+static assay_tried start(assay_context *ctx, const char *library, const char *trap)
+{
+    const char *variable = strcmp(library, HOSTILE) == 0 ? "HOSTILE" : "ASSAY_EXAMPLE_BUG";
+    assay_tried tried = {.spec = library, .false_alarm = 1e-6, .timeout = 60};
+    if (trap != NULL) setenv(variable, trap, 1);
+    assert_ok(ctx, assay_forks_start(ctx, &tried.forks, library, SHARED_BYTES));
+    unsetenv(variable);
+    return tried;
+}
+
 static char *yaml_of(assay_context *ctx, const assay_case *c)
 {
     char *yaml = NULL;
@@ -114,10 +125,7 @@ TEST(settings_stay)
     assert_true(changed > 20);
     assay_draws_free(&draws);
 
-    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
-    setenv("HOSTILE", "crash_at_17", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
+    assay_tried tried = start(&ctx, HOSTILE, "crash_at_17");
     assay_case *c = case_named("rms_norm/deepseek", "sequence=17;batch=2;base_emb_dim=20;inputs.x={scale: 3}");
     assay_shrinking s = {.tried = &tried, .sets = sets, .reason = {.what = "the backend crashed: Segmentation fault"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
@@ -156,14 +164,10 @@ typedef struct hunt {
     assay_fuzzing f;
 } hunt;
 
-static const assay_found *find_first(assay_context *ctx, hunt *h, const char *library, const char *variable,
-                                     const char *trap, const char *op, int64_t cases)
+static const assay_found *find_first(assay_context *ctx, hunt *h, const char *library, const char *trap, const char *op)
 {
-    setenv(variable, trap, 1);
-    h->tried = (assay_tried){.spec = library, .false_alarm = 1e-6, .timeout = 60};
-    assert_ok(ctx, assay_forks_start(ctx, &h->tried.forks, library, SHARED_BYTES));
-    unsetenv(variable);
-    h->f = (assay_fuzzing){.tried = &h->tried, .seed = 1, .op = op, .cases = cases, .stop_after = 1, .quiet = true};
+    h->tried = start(ctx, library, trap);
+    h->f = (assay_fuzzing){.tried = &h->tried, .seed = 1, .op = op, .cases = 2000, .stop_after = 1, .quiet = true};
     assert_ok(ctx, assay_fuzz(ctx, &h->f));
     assert_int_equal(h->f.found_count, 1);
     assert_false(h->f.found[0].is_unsteady);
@@ -176,30 +180,30 @@ static void end_hunt(hunt *h)
     assay_forks_stop(&h->tried.forks);
 }
 
-TEST(a_crash_is_shrunk_to_its_trigger)
+TEST(failures_are_shrunk_to_their_triggers)
 {
-    assay_context ctx = assay_context_default(1);
-    hunt h;
-    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "crash_at_17", "rms_norm", 2000);
-    assert_int_equal(found->c.sequence, 17);
-    assert_int_equal(found->c.batch, 1);
-    assert_int_equal(found->c.config.base_emb_dim, 1);
-    assert_int_equal(found->c.input_count, 0);
-    assert_string_equal(found->reason.what, "the backend crashed: Segmentation fault");
-    end_hunt(&h);
-}
-
-TEST(a_nan_is_shrunk_to_its_trigger)
-{
-    assay_context ctx = assay_context_default(1);
-    hunt h;
-    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "nan_at_33", "mlp", 2000);
-    assert_int_equal(found->c.config.base_emb_dim, 33);
-    assert_int_equal(found->c.config.base_mlp_dim, 1);
-    assert_int_equal(found->c.batch * found->c.sequence, 1);
-    assert_string_equal(found->reason.where, "outputs/y");
-    assert_string_equal(found->reason.what, "not finite");
-    end_hunt(&h);
+    static const struct {
+        const char *trap, *op, *where, *what;
+        int64_t batch, sequence, emb_dim, mlp_dim; /* 0: any */
+    } rows[] = {
+        {"crash_at_17", "rms_norm", "", "the backend crashed: Segmentation fault", 1, 17, 1, 0},
+        {"nan_at_33", "mlp", "outputs/y", "not finite", 1, 1, 33, 1},
+        {"unsteady", "rms_norm", "outputs/y", "two runs gave different bits", 0, 5, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assay_context ctx = assay_context_default(1);
+        hunt h;
+        const assay_found *found = find_first(&ctx, &h, HOSTILE, rows[i].trap, rows[i].op);
+        const assay_model_config *m = &found->c.config;
+        assert_string_equal(found->reason.where, rows[i].where);
+        assert_string_equal(found->reason.what, rows[i].what);
+        assert_int_equal(found->c.sequence, rows[i].sequence);
+        assert_int_equal(found->c.input_count, 0);
+        assert_true(rows[i].batch == 0 || found->c.batch == rows[i].batch);
+        assert_true(rows[i].emb_dim == 0 || m->base_emb_dim == rows[i].emb_dim);
+        assert_true(rows[i].mlp_dim == 0 || m->base_mlp_dim == rows[i].mlp_dim);
+        end_hunt(&h);
+    }
 }
 
 /* The case names a profile that its caller alone has. */
@@ -208,38 +212,31 @@ TEST(a_case_of_a_profile_of_ones_own_is_shrunk)
     assay_context ctx = assay_context_default(1);
     assay_profile own = *assay_profile_by_name("bf16");
     snprintf(own.precision.name, sizeof own.precision.name, "own");
-    hunt h;
-    h.tried = (assay_tried){.spec = HOSTILE, .profile = &own, .false_alarm = 1e-6, .timeout = 60};
-    setenv("HOSTILE", "nan_at_33", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &h.tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
+    assay_tried tried = start(&ctx, HOSTILE, "nan_at_33");
+    tried.profile = &own;
     assay_case *c = case_named("mlp/silu", "base_emb_dim=33;sequence=12;profiles=own");
-    assay_shrinking s = {.tried = &h.tried, .reason = {.where = "outputs/y", .what = "not finite"}};
+    assay_shrinking s = {.tried = &tried, .reason = {.where = "outputs/y", .what = "not finite"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_int_equal(c->sequence, 1);
     assert_int_equal(c->config.base_mlp_dim, 1);
     assay_cases_free(c, 1);
-    assay_forks_stop(&h.tried.forks);
+    assay_forks_stop(&tried.forks);
 }
 
 /* Smaller cases fail as well, but for another reason. */
 TEST(shrinking_does_not_slip_to_another_bug)
 {
     assay_context ctx = assay_context_default(1);
-    hunt h;
-    h.tried = (assay_tried){.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
-    setenv("HOSTILE", "nan_beside_crash", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &h.tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
+    assay_tried tried = start(&ctx, HOSTILE, "nan_beside_crash");
     assay_case *c = case_named("rms_norm/deepseek", "batch=2;sequence=12");
-    assay_shrinking s = {.tried = &h.tried, .reason = {.where = "outputs/y", .what = "not finite"}};
+    assay_shrinking s = {.tried = &tried, .reason = {.where = "outputs/y", .what = "not finite"}};
     assert_ok(&ctx, assay_shrink(&ctx, &s, c));
     assert_int_equal(c->sequence, 3);
     assert_int_equal(c->batch, 1);
     assert_int_equal(c->config.base_emb_dim, 9);
     assert_true(s.steps > 2 && s.tries > s.steps);
     assay_cases_free(c, 1);
-    assay_forks_stop(&h.tried.forks);
+    assay_forks_stop(&tried.forks);
 }
 
 TEST(known_failures_are_those_of_their_line)
@@ -293,10 +290,8 @@ TEST(known_failures_are_counted_and_not_shrunk_to)
     assay_expected_failure entry = {.line = 1, .reason = "it crashes"};
     snprintf(entry.pattern, sizeof entry.pattern, "%s", known_line);
     assay_expected_failures list = {.entries = &entry, .count = 1};
-    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60, .known = &list};
-    setenv("HOSTILE", "crash_at_17", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
+    assay_tried tried = start(&ctx, HOSTILE, "crash_at_17");
+    tried.known = &list;
     assay_fuzzing f = {.tried = &tried, .seed = 1, .op = "rms_norm", .cases = 400, .quiet = true};
     assert_ok(&ctx, assay_fuzz(&ctx, &f));
     assert_int_equal(f.found_count, 0);
@@ -317,7 +312,7 @@ TEST(sizes_that_pass_and_fail_name_a_tile)
 {
     assay_context ctx = assay_context_default(1);
     hunt h;
-    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "loses_tail", "rms_norm", 2000);
+    const assay_found *found = find_first(&ctx, &h, HOSTILE, "loses_tail", "rms_norm");
     assert_true(found->c.config.base_emb_dim < 16 && found->steps > 0 && !found->ran_out);
     assert_non_null(strstr(found->edges,
                            "base_emb_dim: 1 to 15 fail, 16 passes, 17 to 31 fail, 32 passes, 33 to 63 fail, "
@@ -334,11 +329,8 @@ TEST(sizes_that_are_set_stay)
 {
     assay_context ctx = assay_context_default(1);
     static const char *const items[] = {"base_emb_dim=20"};
-    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
+    assay_tried tried = start(&ctx, HOSTILE, "loses_tail");
     char text[ASSAY_EDGES_TEXT];
-    setenv("HOSTILE", "loses_tail", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
     assay_case *c = case_named("rms_norm/deepseek", "sequence=2;batch=1;base_emb_dim=20;gradients=none");
     assay_shrinking s = {.tried = &tried, .sets = {items, 1}, .reason = {.where = "outputs/y", .what = "values"}};
     assert_ok(&ctx, assay_edges_find(&ctx, &s, c, text));
@@ -357,33 +349,6 @@ TEST(sizes_that_are_set_stay)
     assay_forks_stop(&tried.forks);
 }
 
-TEST(other_bits_are_found)
-{
-    assay_context ctx = assay_context_default(1);
-    hunt h;
-    const assay_found *found = find_first(&ctx, &h, HOSTILE, "HOSTILE", "unsteady", "rms_norm", 2000);
-    assert_string_equal(found->reason.what, "two runs gave different bits");
-    assert_int_equal(found->c.sequence, 5);
-    end_hunt(&h);
-}
-
-TEST(a_backend_that_hangs_is_stopped)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 1};
-    setenv("HOSTILE", "hangs", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
-    assay_case *c = case_named("rms_norm/deepseek", "sequence=8");
-    assay_attempt a = {0};
-    assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
-    assert_int_equal(a.end, ASSAY_ATTEMPT_FAIL);
-    assert_string_equal(a.message, "the backend took longer than 1 s and was stopped");
-    assay_attempt_free(&a);
-    assay_cases_free(c, 1);
-    assay_forks_stop(&tried.forks);
-}
-
 /* ci/fuzz-planted has all of them. */
 TEST(planted_bugs_are_found_and_named)
 {
@@ -396,7 +361,7 @@ TEST(planted_bugs_are_found_and_named)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_context ctx = assay_context_default(1);
         hunt h;
-        const assay_found *found = find_first(&ctx, &h, EXAMPLE, "ASSAY_EXAMPLE_BUG", rows[i].bug, rows[i].op, 300);
+        const assay_found *found = find_first(&ctx, &h, EXAMPLE, rows[i].bug, rows[i].op);
         assert_string_equal(found->reason.bug, rows[i].name);
         assert_true(found->c.batch * found->c.sequence <= 4);
         assert_true(found->c.config.num_experts <= 4);
@@ -408,8 +373,7 @@ TEST(planted_bugs_are_found_and_named)
 TEST(a_correct_backend_passes)
 {
     assay_context ctx = assay_context_default(1);
-    assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
+    assay_tried tried = start(&ctx, EXAMPLE, NULL);
     assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 60, .quiet = true};
     assert_ok(&ctx, assay_fuzz(&ctx, &f));
     assert_int_equal(f.found_count, 0);
@@ -423,133 +387,82 @@ TEST(a_correct_backend_passes)
     assay_forks_stop(&tried.forks);
 }
 
-/* Cases on which a right backend was called wrong, for the error scales of an activation far below 0 were too small: those of
- * kernels' forms of gelu, which cancel there, and those of two gradients that move together. */
-TEST(what_was_no_error_passes)
-{
-    static const char *const yamls[] = {
-        "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu}, seed: 1, inputs: {x: "
-        "{scale: 15}}}",
-        "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu_exact}, seed: 1, inputs: "
-        "{x: "
-        "{scale: 15}}}",
-        "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 1}, seed: 22, inputs: {x: {scale: 30}}}",
-        "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 2, mlp_activations: [sigmoid, linear]}, seed: 3, "
-        "inputs: {x: {scale: 30}}}",
-        /* llama4's scale of a token is a sigmoid near 1 */
-        "{case: a, op: moe, model: {decoder_block: llama4, base_emb_dim: 28, base_moe_mlp_dim: 1, num_experts: 1, "
-        "num_experts_per_tok: 1, rope_interleave: true}, seed: 2, inputs: {weights/gate/kernel: {distribution: "
-        "integers, low: -3, high: 3}}}",
-        /* seven of each token, whose errors are the same */
-        "{case: a, op: moe, model: {decoder_block: deepseek, base_emb_dim: 4, base_moe_mlp_dim: 2, num_experts: 4, "
-        "num_experts_per_tok: 2, routed_score_func: sigmoid, routed_bias: true, load_balance_loss_weight: 0.01}, "
-        "batch: 2, sequence: 14, seed: 3, inputs: {x: {distribution: values, values: [0, 1, -1, -2, -1, -2, 1, 0, 0, "
-        "-2, 0, -1, -1, 0, -2, 0]}, weights/gate/kernel: {distribution: values, values: [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, "
-        "1, 0, 0, 0, 0, 1]}}}"};
-    assay_context ctx = assay_context_default(1);
-    assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
-    for (size_t i = 0; i < sizeof yamls / sizeof *yamls; i++) {
-        assay_case *c = case_from(yamls[i]);
-        assay_attempt a = {0};
-        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
-        if (a.end != ASSAY_ATTEMPT_PASS) fail_msg("%s: %s", yamls[i], a.message);
-        assay_attempt_free(&a);
-        assay_cases_free(c, 1);
-    }
-    assay_forks_stop(&tried.forks);
-}
+#define MLP(keys) "{case: a, op: mlp, seed: 1, model: {" keys
+#define CONSTANT(x, wi)                                                                                                \
+    MLP("base_emb_dim: 33, base_mlp_dim: 2}, sequence: 1, gradients: none, inputs: {x: {distribution: constant, "      \
+        "mean: " x "}, wi_0/kernel: " wi ", wi_1/kernel: " wi "}}")
+#define ROWS(low, high)                                                                                                \
+    "{case: a, op: gmm, model: {base_emb_dim: 4, base_moe_mlp_dim: 2, num_experts: 1}, batch: 1, sequence: 9, seed: "  \
+    "3, "                                                                                                              \
+    "inputs: {lhs: {distribution: row_powers, low: " low ", high: " high "}}, gradients: [none]}"
 
-/* In float16 a hidden value of 70000 is infinite, in a right kernel too; in bfloat16 it is not. */
-TEST(numbers_beyond_float16_excuse_what_is_not_finite)
+TEST(attempts_end_as_they_must)
 {
     static const struct {
-        const char *profile, *wi;
-        assay_attempt_end end;
-    } rows[] = {{"f16", "{scale: 1}", ASSAY_ATTEMPT_FAIL},
-                {"f16", "{distribution: constant, mean: 100}", ASSAY_ATTEMPT_REFUSED},
-                {"bf16", "{distribution: constant, mean: 100}", ASSAY_ATTEMPT_FAIL}};
-    assay_context ctx = assay_context_default(1);
-    assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
-    setenv("HOSTILE", "nan_in_float16", 1);
-    assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
-    unsetenv("HOSTILE");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        char yaml[512];
-        assay_attempt a = {0};
-        snprintf(yaml, sizeof yaml,
-                 "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 2}, sequence: 1, seed: 1, gradients: "
-                 "none, inputs: {x: {distribution: constant, mean: 1}, wi_0/kernel: %s, wi_1/kernel: %s}}",
-                 rows[i].wi, rows[i].wi);
-        assay_case *c = case_from(yaml);
-        tried.profile = assay_profile_by_name(rows[i].profile);
-        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
-        if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
-        assay_attempt_free(&a);
-        assay_cases_free(c, 1);
-    }
-    assay_forks_stop(&tried.forks);
-}
-
-/* A right kernel has 0 in place of the least numbers. What is wrong before them in the data flow is wrong all the same. */
-TEST(numbers_below_float32_excuse_what_they_reach)
-{
-    static const struct {
-        const char *bug, *yaml;
+        const char *library, *trap, *profile, *yaml;
         assay_attempt_end end;
     } rows[] = {
-        {"none", "{case: a, op: mlp, model: {base_emb_dim: 8, base_mlp_dim: 6}, seed: 1, inputs: {x: {scale: 60}}}",
+        /* a right backend was called wrong here, for the error scales of an activation far below 0 were too small: those of
+         * kernels' forms of gelu, which cancel there, and those of two gradients that move together */
+        {EXAMPLE, NULL, NULL,
+         MLP("base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu}, inputs: {x: {scale: 15}}}"),
          ASSAY_ATTEMPT_PASS},
-        {"gate_up_swapped",
-         "{case: a, op: mlp, model: {base_emb_dim: 8, base_mlp_dim: 6}, seed: 1, inputs: {x: {scale: 60}}}",
+        {EXAMPLE, NULL, NULL,
+         MLP("base_emb_dim: 1, base_mlp_dim: 6, mlp_activations: gelu_exact}, inputs: {x: {scale: 15}}}"),
+         ASSAY_ATTEMPT_PASS},
+        {EXAMPLE, NULL, NULL,
+         "{case: a, op: mlp, model: {base_emb_dim: 33, base_mlp_dim: 1}, seed: 22, inputs: {x: {scale: 30}}}",
+         ASSAY_ATTEMPT_PASS},
+        {EXAMPLE, NULL, NULL,
+         "{case: a, op: mlp, model: {base_emb_dim: 1, base_mlp_dim: 2, mlp_activations: [sigmoid, linear]}, seed: 3, "
+         "inputs: {x: {scale: 30}}}",
+         ASSAY_ATTEMPT_PASS},
+        /* llama4's scale of a token is a sigmoid near 1 */
+        {EXAMPLE, NULL, NULL,
+         "{case: a, op: moe, model: {decoder_block: llama4, base_emb_dim: 28, base_moe_mlp_dim: 1, num_experts: 1, "
+         "num_experts_per_tok: 1, rope_interleave: true}, seed: 2, inputs: {weights/gate/kernel: {distribution: "
+         "integers, low: -3, high: 3}}}",
+         ASSAY_ATTEMPT_PASS},
+        /* seven of each token, whose errors are the same */
+        {EXAMPLE, NULL, NULL,
+         "{case: a, op: moe, model: {decoder_block: deepseek, base_emb_dim: 4, base_moe_mlp_dim: 2, num_experts: 4, "
+         "num_experts_per_tok: 2, routed_score_func: sigmoid, routed_bias: true, load_balance_loss_weight: 0.01}, "
+         "batch: 2, sequence: 14, seed: 3, inputs: {x: {distribution: values, values: [0, 1, -1, -2, -1, -2, 1, 0, 0, "
+         "-2, 0, -1, -1, 0, -2, 0]}, weights/gate/kernel: {distribution: values, values: [1, 0, 0, 0, 0, 1, 0, 0, 0, "
+         "0, "
+         "1, 0, 0, 0, 0, 1]}}}",
+         ASSAY_ATTEMPT_PASS},
+        /* in float16 a hidden value of 70000 is infinite, in a right kernel too; in bfloat16 it is not */
+        {HOSTILE, "nan_in_float16", "f16", CONSTANT("1", "{scale: 1}"), ASSAY_ATTEMPT_FAIL},
+        {HOSTILE, "nan_in_float16", "f16", CONSTANT("1", "{distribution: constant, mean: 100}"), ASSAY_ATTEMPT_REFUSED},
+        {HOSTILE, "nan_in_float16", "bf16", CONSTANT("1", "{distribution: constant, mean: 100}"), ASSAY_ATTEMPT_FAIL},
+        /* a right kernel has 0 in place of the least numbers; what is wrong before them in the data flow is wrong all the same */
+        {EXAMPLE, NULL, NULL, MLP("base_emb_dim: 8, base_mlp_dim: 6}, inputs: {x: {scale: 60}}}"), ASSAY_ATTEMPT_PASS},
+        {EXAMPLE, "gate_up_swapped", NULL, MLP("base_emb_dim: 8, base_mlp_dim: 6}, inputs: {x: {scale: 60}}}"),
          ASSAY_ATTEMPT_FAIL},
-        {"none",
+        {EXAMPLE, NULL, NULL,
          "{case: a, op: moe, model: {decoder_block: deepseek, base_emb_dim: 192, base_moe_mlp_dim: 2, num_experts: 8, "
-         "num_experts_per_tok: 3, "
-         "routed_score_func: sigmoid, routed_bias: true, n_routing_groups: 2, topk_routing_group: 1}, batch: 2, "
-         "sequence: 5, seed: 2, inputs: {weights/gate/kernel: {scale: 1, mean: 2}}, gradients: [none]}",
+         "num_experts_per_tok: 3, routed_score_func: sigmoid, routed_bias: true, n_routing_groups: 2, "
+         "topk_routing_group: 1}, batch: 2, sequence: 5, seed: 2, inputs: {weights/gate/kernel: {scale: 1, mean: 2}}, "
+         "gradients: [none]}",
          ASSAY_ATTEMPT_REFUSED},
+        /* a lost product of less than 1e-19 excuses one wrong element among larger ones, not a tensor of such numbers */
+        {HOSTILE, "enlarges", NULL, ROWS("-110", "0"), ASSAY_ATTEMPT_REFUSED},
+        {HOSTILE, "enlarges", NULL, ROWS("-20", "0"), ASSAY_ATTEMPT_FAIL},
+        {HOSTILE, "enlarges", NULL, ROWS("-110", "-80"), ASSAY_ATTEMPT_FAIL},
+        {HOSTILE, "hangs", NULL, "{case: a, op: rms_norm, model: {base_emb_dim: 8}, sequence: 8}", ASSAY_ATTEMPT_FAIL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_tried tried = {.spec = EXAMPLE, .false_alarm = 1e-6, .timeout = 60};
+        assay_tried tried = start(&ctx, rows[i].library, rows[i].trap);
+        const bool hangs = rows[i].trap != NULL && strcmp(rows[i].trap, "hangs") == 0;
         assay_case *c = case_from(rows[i].yaml);
         assay_attempt a = {0};
-        if (strcmp(rows[i].bug, "none") != 0) setenv("ASSAY_EXAMPLE_BUG", rows[i].bug, 1);
-        assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, EXAMPLE, SHARED_BYTES));
-        unsetenv("ASSAY_EXAMPLE_BUG");
+        if (hangs) tried.timeout = 1;
+        tried.profile = rows[i].profile == NULL ? NULL : assay_profile_by_name(rows[i].profile);
         assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
         if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
-        assay_attempt_free(&a);
-        assay_cases_free(c, 1);
-        assay_forks_stop(&tried.forks);
-    }
-}
-
-/* A lost product of less than 1e-19 excuses one wrong element among larger ones, not a tensor of such numbers. */
-TEST(what_a_vanished_number_lacks_is_excused)
-{
-    static const struct {
-        const char *rows;
-        assay_attempt_end end;
-    } rows[] = {{"{distribution: row_powers, low: -110, high: 0}", ASSAY_ATTEMPT_REFUSED},
-                {"{distribution: row_powers, low: -20, high: 0}", ASSAY_ATTEMPT_FAIL},
-                {"{distribution: row_powers, low: -110, high: -80}", ASSAY_ATTEMPT_FAIL}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        char yaml[512];
-        snprintf(yaml, sizeof yaml,
-                 "{case: a, op: gmm, model: {base_emb_dim: 4, base_moe_mlp_dim: 2, num_experts: 1}, batch: 1, "
-                 "sequence: 9, seed: 3, inputs: {lhs: %s}, gradients: [none]}",
-                 rows[i].rows);
-        assay_context ctx = assay_context_default(1);
-        assay_tried tried = {.spec = HOSTILE, .false_alarm = 1e-6, .timeout = 60};
-        assay_case *c = case_from(yaml);
-        assay_attempt a = {0};
-        setenv("HOSTILE", "enlarges", 1);
-        assert_ok(&ctx, assay_forks_start(&ctx, &tried.forks, HOSTILE, SHARED_BYTES));
-        unsetenv("HOSTILE");
-        assert_ok(&ctx, assay_attempt_make(&ctx, &tried, c, 0, &a));
-        if (a.end != rows[i].end) fail_msg("row %zu: %d: %s", i, a.end, a.message);
+        if (hangs) assert_string_equal(a.message, "the backend took longer than 1 s and was stopped");
         assay_attempt_free(&a);
         assay_cases_free(c, 1);
         assay_forks_stop(&tried.forks);
