@@ -5,15 +5,18 @@
 #include "cases/nearest.h"
 #include "cases/yaml_reader.h"
 
-/* A YAML file that was compiled into the program. */
+/* A file that was compiled into the program. */
 typedef struct assay_embedded_file {
     const char *name; /* "moe" of catalogue/moe.yml */
     const unsigned char *text;
     size_t size;
 } assay_embedded_file;
 
-extern const assay_embedded_file assay_embedded_models[], assay_embedded_catalogue[];
-extern const int assay_embedded_model_count, assay_embedded_catalogue_count;
+extern const assay_embedded_file assay_embedded_models[], assay_embedded_catalogue[], assay_embedded_neutral_keys[];
+extern const int assay_embedded_model_count, assay_embedded_catalogue_count, assay_embedded_neutral_key_count;
+
+/* Whether a key stands in cases/neutral_keys/LIST.txt, where lines that begin with # are comments. Each list begins with one. */
+bool assay_key_is_neutral(const char *list, const char *name);
 
 typedef struct assay_case_list {
     assay_case *cases;

@@ -1,4 +1,4 @@
-# Turns YAML files into a C source, so that the program needs none of them where it is installed:
+# Turns files into a C source, so that the program needs none of them where it is installed:
 # cmake -P embed.cmake OUTPUT ARRAY COUNT FILE...   makes   assay_embedded_file ARRAY[]; int COUNT;
 set(output ${CMAKE_ARGV3})
 set(array ${CMAKE_ARGV4})

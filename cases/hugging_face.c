@@ -136,29 +136,6 @@ const assay_hugging_face_key assay_hugging_face_keys[] = {
 enum { KEY_COUNT = sizeof assay_hugging_face_keys / sizeof *assay_hugging_face_keys };
 const int assay_hugging_face_key_count = KEY_COUNT;
 
-/* Keys of every configuration that change no number of an operation: losses, tokens, generation, how weights are
- * stored. Each between spaces. */
-static const char NEUTRAL[] =
-    " architectures auto_map model_type transformers_version torch_dtype dtype use_cache bos_token_id eos_token_id"
-    " pad_token_id sep_token_id unk_token_id decoder_start_token_id initializer_range tie_word_embeddings"
-    " pretraining_tp output_router_logits router_aux_loss_coef aux_loss_alpha seq_aux num_nextn_predict_layers"
-    " ep_size initial_context_length quantization_config _name_or_path _attn_implementation"
-    " _attn_implementation_autoset _commit_hash return_dict output_hidden_states output_attentions torchscript"
-    " is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size chunk_size_feed_forward id2label"
-    " label2id problem_type finetuning_task task_specific_params tokenizer_class prefix use_bfloat16 tf_legacy_loss"
-    " pruned_heads max_length min_length do_sample temperature top_k top_p repetition_penalty name_or_path"
-    " unsloth_version ";
-
-static bool is_neutral(const char *name)
-{
-    const size_t length = strlen(name);
-    if (length == 0 || strchr(name, ' ') != NULL) return false;
-    for (const char *at = strstr(NEUTRAL, name); at != NULL; at = strstr(at + 1, name)) {
-        if (at[-1] == ' ' && at[length] == ' ') return true;
-    }
-    return false;
-}
-
 typedef struct hf_reader {
     const assay_yaml *y;
     unsigned family;
@@ -223,7 +200,8 @@ static assay_status read_pair(const hf_reader *r, const char *name, unsigned fam
 {
     assay_status status = ASSAY_OK;
     const assay_hugging_face_key *key = key_by_name(name, family);
-    if (key == NULL) return is_neutral(name) ? ASSAY_OK : refuse_unknown(r, name, family, key_node);
+    if (key == NULL)
+        return assay_key_is_neutral("hugging_face", name) ? ASSAY_OK : refuse_unknown(r, name, family, key_node);
     if (key->only != NULL && !is_one_of(key->only, value)) {
         char wanted[ASSAY_MESSAGE_SIZE / 2];
         snprintf(wanted, sizeof wanted, "%s (no operation here has another)", key->only);
