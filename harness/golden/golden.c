@@ -164,8 +164,7 @@ static assay_status begin(assay_context *ctx, assay_file_sink *sink, const assay
     assay_status status;
     const assay_plan *plan = sink->plan;
     assay_recipe recipe;
-    TRY(partial == NULL ? assay_fixture_create(ctx, path, &sink->writer)
-                        : assay_fixture_create_kept(ctx, path, partial, &sink->writer));
+    TRY(assay_fixture_create_kept(ctx, path, partial, &sink->writer));
     TRY(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];

@@ -16,12 +16,10 @@ typedef struct assay_whole_file {
     int place;            /* oracle/base/leftovers.h */
 } assay_whole_file;
 
-/* Refuses a path that is not the name of a file, or names something else than an ordinary one. */
-assay_status assay_whole_file_create(assay_context *ctx, const char *path, assay_whole_file *file);
-/* The same as `partial`, in the folder's file system, which stays when the file is abandoned or its process dies. Refuses
- * a `partial` that is there. */
-assay_status assay_whole_file_create_kept(assay_context *ctx, const char *path, const char *partial,
-                                          assay_whole_file *file);
+/* Refuses a path that is not the name of a file, or names something else than an ordinary one.
+ * kept: NULL, or the name under which it grows, in the folder's file system, and stays when it is abandoned or its process
+ * dies; refused where that is there. */
+assay_status assay_whole_file_create(assay_context *ctx, const char *path, const char *kept, assay_whole_file *file);
 /* The file is on the disk and in its place, or removed. On success only the folder's own entry may still be lost when
  * the machine fails. */
 assay_status assay_whole_file_finish(assay_context *ctx, assay_whole_file *file);
