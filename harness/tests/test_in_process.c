@@ -401,7 +401,7 @@ TEST_IN_FOLDER(test_own_inputs)
     for (int round = 0; round < 3; round++) {
         assay_backend_tensor given, y;
         for (int i = 0; i < 100; i++) x[i] = i % 4 + (round > 0 ? 1 : 0.5);
-        if (round < 2) write_one(&ctx, folder->file, NULL, &spec, x);
+        if (round < 2) assert_ok(&ctx, write_datasets(&ctx, folder->file, NULL, 1, &(test_dataset){spec, x}));
         assay_test *test = open_with("rms_norm/one-row", &options);
         assert_done(assay_test_given(test, 0, &given, said));
         assert_string_equal(given.path, "inputs/x");

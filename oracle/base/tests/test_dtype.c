@@ -143,67 +143,39 @@ static void assert_rounds_to(assay_dtype type, double x, double expected)
     }
 }
 
-TEST(names_and_sizes)
+TEST(names_sizes_and_constants)
 {
-    const struct {
-        const char *name;
+    static const struct {
+        const char *name, *other;
         assay_dtype type;
         size_t size;
-    } rows[] = {{"float64", ASSAY_FLOAT64, 8},
-                {"float32", ASSAY_FLOAT32, 4},
-                {"tfloat32", ASSAY_TFLOAT32, 4},
-                {"bfloat16", ASSAY_BFLOAT16, 2},
-                {"float16", ASSAY_FLOAT16, 2},
-                {"float8_e4m3fn", ASSAY_FLOAT8_E4M3FN, 1},
-                {"int32", ASSAY_INT32, 4},
-                {"float8_e5m2", ASSAY_FLOAT8_E5M2, 1},
-                {"f64", ASSAY_FLOAT64, 8},
-                {"f32", ASSAY_FLOAT32, 4},
-                {"bf16", ASSAY_BFLOAT16, 2},
-                {"f16", ASSAY_FLOAT16, 2},
-                {"tf32", ASSAY_TFLOAT32, 4},
-                {"float4_e2m1fn", ASSAY_FLOAT4_E2M1FN, 1},
-                {"float8_e8m0fnu", ASSAY_FLOAT8_E8M0FNU, 1}};
+        double max, unit_roundoff, least_subnormal;
+    } rows[] = {{"float64", "f64", ASSAY_FLOAT64, 8, DBL_MAX, 0x1p-53, 0x1p-1074},
+                {"float32", "f32", ASSAY_FLOAT32, 4, (double)FLT_MAX, 0x1p-24, 0x1p-149},
+                {"tfloat32", "tf32", ASSAY_TFLOAT32, 4, 0x1.ffcp127, 0x1p-11, 0x1p-136},
+                {"bfloat16", "bf16", ASSAY_BFLOAT16, 2, 0x1.fep127, 0x1p-8, 0x1p-133},
+                {"float16", "f16", ASSAY_FLOAT16, 2, 65504, 0x1p-11, 0x1p-24},
+                {"float8_e4m3fn", NULL, ASSAY_FLOAT8_E4M3FN, 1, 448, 0x1p-4, 0x1p-9},
+                {"float8_e5m2", NULL, ASSAY_FLOAT8_E5M2, 1, 57344, 0x1p-3, 0x1p-16},
+                {"float4_e2m1fn", NULL, ASSAY_FLOAT4_E2M1FN, 1, 6, 0.25, 0.5},
+                {"float8_e8m0fnu", NULL, ASSAY_FLOAT8_E8M0FNU, 1, 0x1p127, 0.5, 0x1p-127},
+                {"int32", NULL, ASSAY_INT32, 4, 2147483647, 0, 1}};
+    assert_int_equal(sizeof rows / sizeof *rows, ASSAY_DTYPE_COUNT);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        assay_dtype type = ASSAY_DTYPE_COUNT;
+        assay_dtype type = ASSAY_DTYPE_COUNT, other = rows[i].type;
         assert_true(assay_dtype_from_name(rows[i].name, &type));
-        assert_int_equal(type, rows[i].type);
+        if (rows[i].other != NULL) assert_true(assay_dtype_from_name(rows[i].other, &other));
+        assert_true(type == rows[i].type && other == rows[i].type);
         assert_int_equal(assay_dtype_size(type), rows[i].size);
-        if (strlen(rows[i].name) > 4) assert_string_equal(assay_dtype_name(type), rows[i].name);
+        assert_string_equal(assay_dtype_name(type), rows[i].name);
+        assert_true(assay_dtype_max(type) == rows[i].max);
+        assert_true(assay_dtype_unit_roundoff(type) == rows[i].unit_roundoff);
+        assert_true(assay_dtype_least_subnormal(type) == rows[i].least_subnormal);
     }
     assay_dtype untouched = ASSAY_INT32;
     assert_false(assay_dtype_from_name("float", &untouched));
     assert_false(assay_dtype_from_name("", &untouched));
     assert_int_equal(untouched, ASSAY_INT32);
-}
-
-TEST(constants)
-{
-    assert_true(assay_dtype_max(ASSAY_FLOAT64) == DBL_MAX);
-    assert_true(assay_dtype_max(ASSAY_FLOAT32) == (double)FLT_MAX);
-    assert_true(assay_dtype_max(ASSAY_TFLOAT32) == 0x1.ffcp127);
-    assert_true(assay_dtype_max(ASSAY_BFLOAT16) == 0x1.fep127);
-    assert_true(assay_dtype_max(ASSAY_FLOAT16) == 65504);
-    assert_true(assay_dtype_max(ASSAY_FLOAT8_E4M3FN) == 448);
-    assert_true(assay_dtype_max(ASSAY_FLOAT8_E5M2) == 57344);
-    assert_true(assay_dtype_max(ASSAY_INT32) == 2147483647);
-    assert_true(assay_dtype_max(ASSAY_FLOAT4_E2M1FN) == 6);
-    assert_true(assay_dtype_max(ASSAY_FLOAT8_E8M0FNU) == 0x1p127);
-    assert_true(assay_dtype_unit_roundoff(ASSAY_FLOAT4_E2M1FN) == 0.25);
-    assert_true(assay_dtype_unit_roundoff(ASSAY_FLOAT8_E8M0FNU) == 0.5);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT4_E2M1FN) == 0.5);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E8M0FNU) == 0x1p-127);
-    assert_true(assay_dtype_unit_roundoff(ASSAY_FLOAT64) == 0x1p-53);
-    assert_true(assay_dtype_unit_roundoff(ASSAY_BFLOAT16) == 0x1p-8);
-    assert_true(assay_dtype_unit_roundoff(ASSAY_FLOAT8_E4M3FN) == 0x1p-4);
-    assert_true(assay_dtype_unit_roundoff(ASSAY_INT32) == 0);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT64) == 0x1p-1074);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT32) == 0x1p-149);
-    assert_true(assay_dtype_least_subnormal(ASSAY_TFLOAT32) == 0x1p-136);
-    assert_true(assay_dtype_least_subnormal(ASSAY_BFLOAT16) == 0x1p-133);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT16) == 0x1p-24);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E4M3FN) == 0x1p-9);
-    assert_true(assay_dtype_least_subnormal(ASSAY_FLOAT8_E5M2) == 0x1p-16);
 }
 
 TEST(every_code_decodes_and_encodes_back)
