@@ -3,11 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/backends/backend_files.h"
 #include "harness/fixes/choices.h"
+#include "harness/fixes/evaluate_again.h"
 #include "harness/fixes/hidden_codes.h"
 #include "harness/fixes/stages.h"
-#include "harness/golden/golden.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/plan/golden_read.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -62,21 +61,6 @@ cleanup:
     return status;
 }
 
-/* The golden once more, in a file that nobody else sees. */
-static assay_status evaluate(assay_context *ctx, fixes *f, const assay_source *in)
-{
-    assay_status status;
-    assay_backend_folder folder = {0};
-    char path[2304];
-    TRY(assay_backend_folder_make(ctx, NULL, &folder));
-    snprintf(path, sizeof path, "%s/golden.h5", folder.path);
-    TRY(assay_golden_write_from(ctx, &f->again.plan, path, in, f->quiet));
-    TRY(assay_fixture_open(ctx, path, &f->again.reader));
-cleanup:
-    assay_backend_folder_end(&folder);
-    return status;
-}
-
 static assay_status judge_choices(assay_context *ctx, fixes *f, const assay_source *in)
 {
     f->share -= CHOICE_SHARE;
@@ -111,7 +95,8 @@ static assay_status evaluate_given(assay_context *ctx, fixes *f)
     }
     if (f->codes.staged.count > 0) TRY(judge_codes(ctx, f, &given));
     if (f->codes.wrong > 0 && !f->staged) assay_tensor_set_free(&f->codes.staged);
-    if (f->staged || differ || f->orders.is_output || f->codes.staged.count > 0) TRY(evaluate(ctx, f, &in));
+    if (f->staged || differ || f->orders.is_output || f->codes.staged.count > 0)
+        TRY(assay_evaluate_again(ctx, f->golden->reader, &f->again, &in, ASSAY_MOST_IN_MEMORY, f->quiet));
 cleanup:
     ctx->arithmetic = own;
     return status;

@@ -48,34 +48,28 @@ cleanup:
     return status;
 }
 
-static assay_status open_reader(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *tensors,
-                                assay_golden *golden)
+static assay_status add_texts(assay_context *ctx, const assay_case *c, assay_fixture_reader *reader)
 {
     assay_status status;
     char *yaml = NULL;
-    assay_fixture_reader *reader = NULL;
-    TRY(assay_case_yaml(ctx, plan->c, &yaml));
-    TRY(assay_fixture_of_tensors(ctx, "golden", tensors, &reader));
-    golden->reader = reader;
-    TRY(assay_fixture_add_text(ctx, reader, "case", plan->c->name));
-    TRY(assay_fixture_add_text(ctx, reader, "op", plan->c->op));
+    TRY(assay_case_yaml(ctx, c, &yaml));
+    TRY(assay_fixture_add_text(ctx, reader, "case", c->name));
+    TRY(assay_fixture_add_text(ctx, reader, "op", c->op));
     TRY(assay_fixture_add_text(ctx, reader, "case_yaml", yaml));
     TRY(assay_fixture_add_text(ctx, reader, "engine", ctx->arithmetic->name));
-    TRY(assay_golden_read(ctx, reader, plan->c->name, golden));
+    TRY(assay_fixture_add_text(ctx, reader, "generator", "assay " ASSAY_VERSION));
 cleanup:
     free(yaml);
     return status;
 }
 
-assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, assay_tensor_set *tensors,
-                                    assay_golden *golden)
+assay_status assay_golden_in_memory(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
+                                    assay_tensor_set *tensors, assay_fixture_reader **reader)
 {
     assay_status status;
     assay_plan filtered = {0};
-    *golden = (assay_golden){0};
     TRY(assay_plan_without_directions(ctx, plan, &filtered));
-    const assay_source in = assay_given_source(tensors);
-    TRY(assay_golden_evaluate(ctx, &filtered, &in, true, tensors));
+    TRY(assay_golden_evaluate(ctx, &filtered, source, quiet, tensors));
     TRY(assay_tensor_set_require_complete(ctx, tensors));
     for (int i = 0; i < tensors->count; i++) {
         const assay_tensor *tensor = &tensors->items[i];
@@ -83,8 +77,21 @@ assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, 
             TRY(assay_golden_require_finite(ctx, plan->c, &tensor->spec, 0, tensor->count, tensor->values));
     }
     TRY(assay_filters_add(ctx, &filtered, tensors));
-    TRY(open_reader(ctx, plan, tensors, golden));
+    TRY(assay_fixture_of_tensors(ctx, "golden", tensors, reader));
+    TRY(add_texts(ctx, plan->c, *reader));
 cleanup:
     free(filtered.specs);
+    return status;
+}
+
+assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, assay_tensor_set *tensors,
+                                    assay_golden *golden)
+{
+    assay_status status;
+    const assay_source in = assay_given_source(tensors);
+    *golden = (assay_golden){0};
+    TRY(assay_golden_in_memory(ctx, plan, &in, true, tensors, &golden->reader));
+    TRY(assay_golden_read(ctx, golden->reader, plan->c->name, golden));
+cleanup:
     return status;
 }

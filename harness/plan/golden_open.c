@@ -108,5 +108,6 @@ void assay_golden_close(assay_golden *golden)
     assay_plan_free(&golden->plan);
     assay_cases_free(golden->c, golden->case_count);
     assay_fixture_close(golden->reader);
+    assay_tensor_set_free(&golden->tensors);
     *golden = (assay_golden){0};
 }

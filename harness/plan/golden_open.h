@@ -4,13 +4,15 @@
 
 #include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/tensor_set.h"
 
 /* Starts zeroed. */
 typedef struct assay_golden {
     assay_fixture_reader *reader;
     assay_case *c; /* of case_yaml */
     int case_count;
-    assay_plan plan; /* of the case, once assay_golden_plan has made it; else zeroed */
+    assay_plan plan;          /* of the case, once assay_golden_plan has made it; else zeroed */
+    assay_tensor_set tensors; /* what the reader is over, where it is no file and this has them; else zeroed */
 } assay_golden;
 
 /* Opens the file as what is judged by (assay_fixture_open_golden) and reads its case. Recipes are those of the case;

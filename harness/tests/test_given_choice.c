@@ -1,7 +1,9 @@
 /* Candidates that chose other experts than the golden, or the same in another order: which are held against the golden
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
+#include "harness/fixes/evaluate_again.h"
 #include "harness/fixes/fixes.h"
+#include "harness/plan/golden_read.h"
 #include "harness/tests/golden_trial.h"
 
 TEST_LABELS(catalogue);
@@ -285,6 +287,47 @@ TEST_IN_FOLDER(layers_follow_each_other)
     assert_non_null(strstr(report.message, r->spec.path));
     assert_non_null(strstr(report.message, "token [0,0]: expert "));
     assay_report_free(&report);
+    fixture_free(&f);
+}
+
+static void check_same(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b)
+{
+    static const char *const texts[] = {"kind", "case", "op", "case_yaml", "engine", "generator"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        assert_string_equal(assay_fixture_text(a, texts[i]), assay_fixture_text(b, texts[i]));
+    assert_int_equal(assay_fixture_count(a), assay_fixture_count(b));
+    for (int i = 0; i < assay_fixture_count(a); i++) {
+        const assay_tensor_spec *spec = assay_fixture_spec(a, i);
+        const int64_t count = assay_shape_count(&spec->shape);
+        double *x = calloc((size_t)count + 1, sizeof *x), *y = calloc((size_t)count + 1, sizeof *y);
+        assert_ok(ctx, assay_fixture_read(ctx, a, spec->path, 0, count, x));
+        assert_ok(ctx, assay_fixture_read(ctx, b, spec->path, 0, count, y));
+        assert_int_equal(spec->type, assay_fixture_find(b, spec->path)->type);
+        assert_same_bits(x, y, count);
+        free(x);
+        free(y);
+    }
+}
+
+/* With filters along known errors, and error scales in float32. */
+TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
+{
+    fixture f;
+    assay_golden golden = {0}, again[2] = {{0}, {0}};
+    fixture_open(&f, folder, "moe/small", NULL);
+    reverse_slots(&f);
+    assert_ok(&f.t.ctx, open_golden(&f.t.ctx, f.t.file, &golden));
+    assay_overlay given = {assay_tensor_set_source(&f.choices), assay_golden_given(golden.reader)};
+    const assay_source in = assay_overlay_source(&given);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(&f.t.ctx, assay_golden_read(&f.t.ctx, golden.reader, f.t.file, &again[i]));
+        assert_ok(&f.t.ctx, assay_golden_plan(&f.t.ctx, &again[i], NULL));
+        again[i].reader = NULL;
+        assert_ok(&f.t.ctx, assay_evaluate_again(&f.t.ctx, golden.reader, &again[i], &in, i * INT64_MAX, true));
+    }
+    check_same(&f.t.ctx, again[0].reader, again[1].reader);
+    for (int i = 0; i < 2; i++) assay_golden_close(&again[i]);
+    assay_golden_close(&golden);
     fixture_free(&f);
 }
 

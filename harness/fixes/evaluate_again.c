@@ -1,0 +1,46 @@
+#include "harness/fixes/evaluate_again.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "harness/backends/backend_files.h"
+#include "harness/golden/golden.h"
+#include "harness/golden/golden_memory.h"
+#include "harness/plan/directions.h"
+#include "harness/plan/golden_read.h"
+#include "harness/plan/results.h"
+
+static assay_status evaluate_in_memory(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,
+                                       const assay_source *in, bool quiet)
+{
+    assay_status status;
+    assay_plan plan = {0}; /* filters come with the results */
+    const assay_source given = assay_golden_given(golden);
+    TRY(assay_plan_without_directions(ctx, &again->plan, &plan));
+    TRY(assay_plan_tensors(ctx, &again->tensors, &plan, &given));
+    TRY(assay_golden_in_memory(ctx, &plan, in, quiet, &again->tensors, &again->reader));
+cleanup:
+    free(plan.specs);
+    return status;
+}
+
+static assay_status evaluate_in_file(assay_context *ctx, assay_golden *again, const assay_source *in, bool quiet)
+{
+    assay_status status;
+    assay_backend_folder folder = {0};
+    char path[2304];
+    TRY(assay_backend_folder_make(ctx, NULL, &folder));
+    snprintf(path, sizeof path, "%s/golden.h5", folder.path);
+    TRY(assay_golden_write_from(ctx, &again->plan, path, in, quiet));
+    TRY(assay_fixture_open(ctx, path, &again->reader));
+cleanup:
+    assay_backend_folder_end(&folder);
+    return status;
+}
+
+assay_status assay_evaluate_again(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,
+                                  const assay_source *in, int64_t most_elements, bool quiet)
+{
+    return again->plan.elements <= most_elements ? evaluate_in_memory(ctx, golden, again, in, quiet)
+                                                 : evaluate_in_file(ctx, again, in, quiet);
+}
