@@ -46,14 +46,12 @@ static bool has_elements(const assay_tensor_spec *found, const assay_tensor_spec
     return assay_shape_equal(&found->shape, &shape);
 }
 
-/* Bits to numbers. */
-static void decode(assay_dtype type, int64_t count, const int32_t *bits, double *numbers)
+/* Bits to numbers; NaN where they are more than a byte. */
+static void decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits, double *numbers)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const uint8_t byte = (uint8_t)bits[i];
-        const bool none = type != ASSAY_FLOAT32 && (bits[i] & 0xFF) != bits[i];
-        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &numbers[i]);
-        if (none) numbers[i] = NAN;
+    assay_quantised_decode(ctx, type, count, bits, numbers);
+    for (int64_t i = 0; i < count && type != ASSAY_FLOAT32; i++) {
+        if ((bits[i] & 0xFF) != bits[i]) numbers[i] = NAN;
     }
 }
 
@@ -74,7 +72,7 @@ static assay_status read_numbers(assay_context *ctx, assay_fixture_reader *candi
     if (a_byte == 2) {
         assay_unpack_e2m1(numbers, bits, count / 2);
     } else {
-        decode(type, count, bits, numbers);
+        decode(ctx, type, count, bits, numbers);
     }
 cleanup:
     free(bits);

@@ -181,15 +181,6 @@ static void quantised_free(quantised *q)
     free(q->scale);
 }
 
-/* Numbers of a type from their bits. */
-static void decode(assay_dtype type, int64_t count, const int32_t *bits, double *out)
-{
-    for (int64_t i = 0; i < count; i++) {
-        const uint8_t byte = (uint8_t)bits[i];
-        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
-    }
-}
-
 assay_status assay_operand_quantise(assay_context *ctx, const assay_case *c, const assay_tensor_list *list,
                                     const assay_tensor_entry *entry, const assay_source *dense, int64_t first,
                                     int64_t count, double *out)
@@ -210,7 +201,7 @@ assay_status assay_operand_quantise(assay_context *ctx, const assay_case *c, con
         const int64_t part = each - at < count - done ? each - at : count - done;
         TRY(dense->read(ctx, dense->self, o.entry->spec.path, matrix * size, size, q.numbers));
         TRY(assay_quantize(ctx, q.codes, q.scale, &tensor_scale, q.numbers, &config));
-        decode(entry->spec.type, part, bits + at, out + done);
+        assay_quantised_decode(ctx, entry->spec.type, part, bits + at, out + done);
         done += part;
     }
 cleanup:

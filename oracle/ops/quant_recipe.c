@@ -29,14 +29,6 @@ static assay_status store(assay_context *ctx, quantiser *q, int64_t count, doubl
 
 /* --- in blocks --- */
 
-static void decode(assay_dtype type, int64_t count, const int32_t *bits, double *out)
-{
-    for (int64_t i = 0; i < count; i++) {
-        const uint8_t byte = (uint8_t)bits[i];
-        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
-    }
-}
-
 static assay_status quantise_part(assay_context *ctx, const quantiser *q, const assay_block_format *format,
                                   const double *x, int64_t rows, int64_t columns, double *numbers)
 {
@@ -52,8 +44,8 @@ static assay_status quantise_part(assay_context *ctx, const quantiser *q, const 
     TRY(assay_alloc_i32(ctx, "scales", scales, &scale_bits));
     assay_dtype_round_many(ASSAY_FLOAT32, rows * columns, x, numbers);
     TRY(assay_quantize(ctx, code_bits, scale_bits, &none, numbers, &config));
-    decode(format->element, rows * columns, code_bits, codes);
-    decode(format->scale, scales, scale_bits, scale);
+    assay_quantised_decode(ctx, format->element, rows * columns, code_bits, codes);
+    assay_quantised_decode(ctx, format->scale, scales, scale_bits, scale);
     assay_dequantize(ctx, numbers, codes, scale, NULL, &config);
 cleanup:
     free(codes);

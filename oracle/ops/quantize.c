@@ -232,6 +232,16 @@ void assay_dequantize(const assay_context *ctx, double *y, const double *codes, 
     }
 }
 
+void assay_quantised_decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits,
+                            double *numbers)
+{
+#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t byte = (uint8_t)bits[i];
+        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &numbers[i]);
+    }
+}
+
 void assay_unpack_e2m1(double *numbers, const int32_t *codes, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {

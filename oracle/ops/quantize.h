@@ -72,6 +72,10 @@ void assay_quantize_by(double *numbers, const double *x, int64_t count, double s
 void assay_dequantize(const assay_context *ctx, double *y, const double *codes, const double *scale,
                       const double *tensor_scale, const assay_quantize_config *config);
 
+/* Numbers of a type from their bits, each in an int32. */
+void assay_quantised_decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits,
+                            double *numbers);
+
 /* codes [rows,columns/2], each two codes of e2m1, to their numbers [rows,columns]. */
 void assay_unpack_e2m1(double *numbers, const int32_t *codes, int64_t count);
 

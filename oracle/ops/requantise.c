@@ -5,16 +5,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
 
-/* Numbers of a type from their bits. */
-static void decode(const assay_context *ctx, assay_dtype type, int64_t count, const int32_t *bits, double *out)
-{
-#pragma omp parallel for num_threads(ctx->threads) if (count > 4096)
-    for (int64_t i = 0; i < count; i++) {
-        const uint8_t byte = (uint8_t)bits[i];
-        assay_dtype_decode(type, 1, type == ASSAY_FLOAT32 ? (const void *)&bits[i] : (const void *)&byte, &out[i]);
-    }
-}
-
 assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h, const double *spread,
                               const assay_gated_mlp_config *config)
 {
@@ -31,8 +21,8 @@ assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, 
     TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale_bits));
     assay_spread_move(ctx, count, h, spread, moved);
     TRY(assay_quantize(ctx, bits, scale_bits, &of_tensor, moved, &q));
-    decode(ctx, q.format->element, count, bits, codes);
-    decode(ctx, q.format->scale, scales, scale_bits, scale);
+    assay_quantised_decode(ctx, q.format->element, count, bits, codes);
+    assay_quantised_decode(ctx, q.format->scale, scales, scale_bits, scale);
 cleanup:
     free(moved);
     free(bits);
