@@ -1,4 +1,5 @@
-/* What both sides of harness/ranks send and wait with. */
+/* What both sides of harness/ranks send, wait and work with. */
+#include <string.h>
 #include <time.h>
 
 #include "harness/ranks/ranks_internal.h"
@@ -99,4 +100,25 @@ bool rank_relay(assay_rank_group *group, int parent, int64_t bytes)
         well = rank_receive(group, parent, TAG_DATA_BODY, NULL, part) && pass_on_body(group, group->spare, part);
     }
     return well;
+}
+
+assay_status rank_work(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces, int64_t number,
+                       assay_status *worked)
+{
+    const assay_rank_group *group = ranks->self;
+    const assay_piece piece = {.of = pieces, .number = number, .ranks = ranks};
+    char message[ASSAY_MESSAGE_SIZE];
+    ranks->piece = &piece;
+    ctx->ranks = NULL;
+    *worked = pieces->work(ctx, pieces->self, &piece);
+    memcpy(message, ctx->message, sizeof message);
+    const put_header done = {.piece = number,
+                             .bytes = *worked == ASSAY_OK ? 0 : (int64_t)sizeof message,
+                             .kind = PUT_DONE,
+                             .status = *worked};
+    const assay_status given = group->give(ctx, ranks, &done, message);
+    ctx->ranks = ranks;
+    ranks->piece = NULL;
+    ranks->counted.pieces++;
+    return given;
 }

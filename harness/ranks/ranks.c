@@ -90,53 +90,27 @@ static int64_t ask(assay_rank_group *group, int64_t count)
     return rank_is_sound(group, piece >= NO_PIECE && piece < count) ? piece : NO_PIECE;
 }
 
-static assay_status send_put(assay_context *ctx, assay_rank_group *group, const put_header *header, const void *data)
+static assay_status other_give(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data)
 {
+    assay_rank_group *group = ranks->self;
     const bool sent =
         rank_send(group, 0, TAG_PUT, header, sizeof *header) && rank_send(group, 0, TAG_BODY, data, header->bytes);
-    group->ranks.counted.put += header->bytes;
     return sent ? ASSAY_OK : rank_lost(ctx);
-}
-
-static assay_status other_put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
-                              int64_t bytes)
-{
-    put_header header = {.piece = ranks->piece->number,
-                         .bytes = bytes,
-                         .kind = path != NULL ? PUT_SINK : PUT_DATA,
-                         .what = what,
-                         .status = ASSAY_OK};
-    if (see_end(ranks->self)) return stopped(ctx, ranks->self);
-    snprintf(header.path, sizeof header.path, "%s", path != NULL ? path : "");
-    return send_put(ctx, ranks->self, &header, data);
 }
 
 static assay_status other_run(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces)
 {
-    assay_status status = ASSAY_OK;
     assay_rank_group *group = ranks->self;
     group->run++;
     ranks->runs++;
     for (;;) {
+        assay_status worked;
         const int64_t number = ask(group, pieces->count);
         if (number == NO_PIECE) break;
-        const assay_piece piece = {.of = pieces, .number = number, .ranks = ranks};
-        ranks->piece = &piece;
-        ctx->ranks = NULL;
-        status = pieces->work(ctx, pieces->self, &piece);
-        ctx->ranks = ranks;
-        ranks->piece = NULL;
-        ranks->counted.pieces++;
-        const put_header done = {.piece = number,
-                                 .bytes = status == ASSAY_OK ? 0 : (int64_t)sizeof ctx->message,
-                                 .kind = PUT_DONE,
-                                 .status = status};
-        char message[ASSAY_MESSAGE_SIZE];
-        memcpy(message, ctx->message, sizeof message);
-        const assay_status sent = send_put(ctx, group, &done, message);
-        group->reported = status != ASSAY_OK;
-        RETURN_IF(status != ASSAY_OK, status);
-        RETURN_IF(sent != ASSAY_OK, sent);
+        const assay_status given = rank_work(ctx, ranks, pieces, number, &worked);
+        group->reported = worked != ASSAY_OK;
+        RETURN_IF(worked != ASSAY_OK, worked);
+        RETURN_IF(given != ASSAY_OK, given);
     }
     return see_end(group) ? stopped(ctx, group) : ASSAY_OK;
 }
@@ -169,6 +143,21 @@ static void leave_session(assay_rank_group *group)
 
 /* Of every rank. */
 
+static assay_status put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
+                        int64_t bytes)
+{
+    assay_rank_group *group = ranks->self;
+    put_header header = {.piece = ranks->piece->number,
+                         .bytes = bytes,
+                         .kind = path != NULL ? PUT_SINK : PUT_DATA,
+                         .what = what,
+                         .status = ASSAY_OK};
+    if (ranks->rank != 0 && see_end(group)) return stopped(ctx, group);
+    if (path != NULL) snprintf(header.path, sizeof header.path, "%s", path);
+    ranks->counted.put += bytes;
+    return group->give(ctx, ranks, &header, data);
+}
+
 static assay_status first_broadcast(assay_context *ctx, assay_ranks *ranks, void *data, int64_t bytes)
 {
     return rank_pass_on(ranks->self, data, bytes) ? ASSAY_OK : rank_lost(ctx);
@@ -183,12 +172,13 @@ assay_status assay_rank_group_open(assay_context *ctx, const assay_transport *tr
     if (group == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the ranks");
     group->transport = *transport;
     group->session = 1;
+    group->give = first ? first_rank_give : other_give;
     group->ranks = (assay_ranks){.self = group,
                                  .rank = transport->rank,
                                  .size = transport->size,
                                  .least = ASSAY_RANKS_LEAST,
                                  .run = first ? first_rank_run : other_run,
-                                 .put = first ? first_rank_put : other_put,
+                                 .put = put,
                                  .broadcast = first ? first_broadcast : other_broadcast};
     group->spare = malloc(LONGEST_MESSAGE);
     if (group->spare == NULL) status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the messages of ranks");

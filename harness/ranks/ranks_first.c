@@ -31,32 +31,37 @@ static void answer(assay_rank_group *group)
     }
 }
 
+/* The next word of a rank, of that tag; false: there is none, or it was lost. */
+static bool hear_word(assay_rank_group *group, int tag, void *word, int64_t size, int *from)
+{
+    size_t bytes = 0;
+    *from = -1;
+    return group->transport.probe(group->transport.self, tag, from, &bytes) &&
+           rank_receive(group, *from, tag, word, size);
+}
+
 /* Wishes, and who is through. */
 static bool hear_words(assay_rank_group *group)
 {
     first_rank *f = &group->first;
     int from = -1;
-    size_t bytes = 0;
     wish wanted = {0};
     over_message over = {0};
     int64_t through = 0;
     bool any = false;
-    for (; group->transport.probe(group->transport.self, TAG_NEXT, &from, &bytes); from = -1, any = true) {
-        if (!rank_receive(group, from, TAG_NEXT, &wanted, sizeof wanted)) return any;
+    for (; hear_word(group, TAG_NEXT, &wanted, sizeof wanted, &from); any = true) {
         pthread_mutex_lock(&f->lock);
         f->wishes[from] = wanted;
         pthread_mutex_unlock(&f->lock);
     }
-    for (from = -1; group->transport.probe(group->transport.self, TAG_OVER, &from, &bytes); from = -1, any = true) {
-        if (!rank_receive(group, from, TAG_OVER, &over, sizeof over)) return any;
+    for (; hear_word(group, TAG_OVER, &over, sizeof over, &from); any = true) {
         over.message[sizeof over.message - 1] = '\0';
         pthread_mutex_lock(&f->lock);
         f->over[from] = over;
         pthread_cond_signal(&f->arrived);
         pthread_mutex_unlock(&f->lock);
     }
-    for (from = -1; group->transport.probe(group->transport.self, TAG_THROUGH, &from, &bytes); from = -1, any = true) {
-        if (!rank_receive(group, from, TAG_THROUGH, &through, sizeof through)) return any;
+    for (; hear_word(group, TAG_THROUGH, &through, sizeof through, &from); any = true) {
         pthread_mutex_lock(&f->lock);
         f->through[from] = through;
         pthread_cond_signal(&f->arrived);
@@ -324,7 +329,7 @@ static bool is_own_turn(const assay_rank_group *group, int64_t piece)
 }
 
 /* Of the first rank's own pieces: at once where it is their turn. */
-static assay_status put_own(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data)
+assay_status first_rank_give(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data)
 {
     assay_rank_group *group = ranks->self;
     first_rank *f = &group->first;
@@ -346,36 +351,6 @@ static assay_status put_own(assay_context *ctx, assay_ranks *ranks, const put_he
     enqueue(f, 0, put);
     pthread_mutex_unlock(&f->lock);
     return ASSAY_OK;
-}
-
-assay_status first_rank_put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
-                            int64_t bytes)
-{
-    put_header header = {.piece = ranks->piece->number,
-                         .bytes = bytes,
-                         .kind = path != NULL ? PUT_SINK : PUT_DATA,
-                         .what = what,
-                         .status = ASSAY_OK};
-    ranks->counted.put += bytes;
-    if (path != NULL) memccpy(header.path, path, '\0', sizeof header.path);
-    return put_own(ctx, ranks, &header, data);
-}
-
-static assay_status work(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces, int64_t number)
-{
-    const assay_piece piece = {.of = pieces, .number = number, .ranks = ranks};
-    char message[ASSAY_MESSAGE_SIZE];
-    ranks->piece = &piece;
-    ctx->ranks = NULL;
-    const assay_status status = pieces->work(ctx, pieces->self, &piece);
-    memcpy(message, ctx->message, sizeof message);
-    const put_header done = {
-        .piece = number, .bytes = status == ASSAY_OK ? 0 : (int64_t)sizeof message, .kind = PUT_DONE, .status = status};
-    const assay_status put = put_own(ctx, ranks, &done, message);
-    ctx->ranks = ranks;
-    ranks->piece = NULL;
-    ranks->counted.pieces++;
-    return put;
 }
 
 /* A piece that nobody has; NO_PIECE: there is none, or too much waits already. */
@@ -441,11 +416,11 @@ assay_status first_rank_run(assay_context *ctx, assay_ranks *ranks, const assay_
     first_rank *f = &group->first;
     ranks->runs++;
     TRY(begin(ctx, group, pieces->count));
-    for (;;) {
+    for (assay_status worked;;) {
         TRY(take_what_is_there(ctx, ranks, pieces));
         if (f->taken == pieces->count) break;
         const int64_t piece = next_own(f);
-        TRY(piece == NO_PIECE ? await(ctx, group) : work(ctx, ranks, pieces, piece));
+        TRY(piece == NO_PIECE ? await(ctx, group) : rank_work(ctx, ranks, pieces, piece, &worked));
     }
 cleanup:
     if (status != ASSAY_OK) {

@@ -79,6 +79,8 @@ typedef struct first_rank {
 struct assay_rank_group {
     assay_transport transport;
     assay_ranks ranks;
+    /* What is put of the piece at hand, or that it is done: to the first rank. */
+    assay_status (*give)(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data);
     int64_t session, run; /* so many there were, this one too */
     int64_t broadcasts;   /* of the session, that were sent or came */
     bool ended;           /* of another rank: the first has ended the session, and sent */
@@ -111,11 +113,14 @@ bool rank_pass_on(assay_rank_group *group, const void *data, int64_t bytes);
 /* From `parent`, past this rank. */
 bool rank_relay(assay_rank_group *group, int parent, int64_t bytes);
 
+/* Works on a piece, and says that it is done, and how. */
+assay_status rank_work(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces, int64_t number,
+                       assay_status *worked);
+
 assay_status first_rank_start(assay_context *ctx, assay_rank_group *group);
 void first_rank_stop(assay_rank_group *group);
 void first_rank_end_session(assay_rank_group *group, bool last);
 assay_status first_rank_run(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces);
-assay_status first_rank_put(assay_context *ctx, assay_ranks *ranks, const char *path, int what, const void *data,
-                            int64_t bytes);
+assay_status first_rank_give(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data);
 
 #endif
