@@ -319,20 +319,6 @@ cleanup:
     return status;
 }
 
-/* The golden of results that are there, with the filters that these have, which the plan gets too. */
-static assay_status write_filtered(assay_context *ctx, assay_plan *plan, assay_tensor_set *results, const char *path,
-                                   const assay_source *source, bool quiet)
-{
-    assay_status status;
-    assay_golden_evaluator evaluator = {.self = results, .evaluate = assay_golden_give_results};
-    assay_overlay both = {assay_given_source(results), *source};
-    const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
-    TRY(assay_filters_add(ctx, plan, results));
-    TRY(assay_golden_write_with(ctx, plan, path, &given, &evaluator, quiet));
-cleanup:
-    return status;
-}
-
 /* Which filters it has is known when everything else is. */
 static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan, const char *path,
                                       const assay_source *source, bool quiet)
@@ -340,12 +326,16 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
     assay_status status;
     assay_plan filtered = {0};
     assay_tensor_set results = {0};
+    assay_golden_evaluator evaluator = {.self = &results, .evaluate = assay_golden_give_results};
+    assay_overlay both = {assay_given_source(&results), *source};
+    const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
     assay_ranks *const ranks = ctx->ranks;
     TRY(assay_plan_without_directions(ctx, plan, &filtered));
     TRY(assay_golden_results(ctx, &filtered, source, quiet, &results));
     if (!assay_ranks_is_first(ctx)) goto cleanup;
     ctx->ranks = NULL; /* filters and mutants are of the first rank */
-    TRY(write_filtered(ctx, &filtered, &results, path, source, quiet));
+    TRY(assay_filters_add(ctx, &filtered, &results));
+    TRY(assay_golden_write_with(ctx, &filtered, path, &given, &evaluator, quiet));
 cleanup:
     ctx->ranks = ranks;
     free(filtered.specs);
@@ -390,19 +380,6 @@ cleanup:
     return status;
 }
 
-assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
-                                bool quiet)
-{
-    assay_status status;
-    assay_inputs inputs = {0};
-    TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
-    const assay_source source = assay_inputs_source(&inputs);
-    TRY(assay_golden_write_from(ctx, plan, path, &source, quiet));
-cleanup:
-    assay_inputs_close(&inputs);
-    return status;
-}
-
 assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                       const assay_source *source, bool quiet)
 {
@@ -427,15 +404,30 @@ cleanup:
     return status;
 }
 
-assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
-                                 bool quiet)
+/* What is given is drawn, or a user's. */
+static assay_status write_with_inputs(assay_context *ctx, const assay_plan *plan, const char *path,
+                                      const char *inputs_file, bool quiet,
+                                      assay_status (*write)(assay_context *ctx, const assay_plan *plan,
+                                                            const char *path, const assay_source *source, bool quiet))
 {
     assay_status status;
     assay_inputs inputs = {0};
     TRY(assay_inputs_open_plan(ctx, &inputs, plan, inputs_file));
     const assay_source source = assay_inputs_source(&inputs);
-    TRY(assay_request_write_from(ctx, plan, path, &source, quiet));
+    TRY(write(ctx, plan, path, &source, quiet));
 cleanup:
     assay_inputs_close(&inputs);
     return status;
+}
+
+assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                bool quiet)
+{
+    return write_with_inputs(ctx, plan, path, inputs_file, quiet, assay_golden_write_from);
+}
+
+assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
+                                 bool quiet)
+{
+    return write_with_inputs(ctx, plan, path, inputs_file, quiet, assay_request_write_from);
 }
