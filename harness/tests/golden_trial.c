@@ -86,6 +86,40 @@ void trial_write_candidate(trial *t, const assay_tensor_set *results, const assa
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
 }
 
+void trial_run(const trial *t, assay_context *ctx, const assay_source *in, assay_tensor_set *results)
+{
+    const assay_sink out = assay_tensor_set_sink(results);
+    assert_ok(ctx, assay_tensor_set_copy(ctx, &t->golden, results));
+    assay_tensor_set_rewind(results);
+    assert_ok(ctx, assay_operation_run(ctx, t->plan.operation, t->c, in, &out, NULL, 0));
+}
+
+assay_judging trial_judging(const assay_profile *profile)
+{
+    return (assay_judging){.profile = profile, .false_alarm = 1e-6, .quiet = true, .unexplained = true};
+}
+
+assay_status trial_try_judge(trial *t, const assay_judging *how, int64_t fails, assay_report *report)
+{
+    assay_golden golden = {0};
+    assay_fixture_reader *candidate = NULL;
+    *report = (assay_report){0};
+    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
+    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
+    assay_fail_allocation(fails);
+    const assay_status status = assay_judge(&t->ctx, &golden, candidate, how, report, NULL);
+    assay_fixture_close(candidate);
+    assay_golden_close(&golden);
+    return status;
+}
+
+assay_report trial_judge(trial *t, const assay_judging *how)
+{
+    assay_report report;
+    assert_ok(&t->ctx, trial_try_judge(t, how, -1, &report));
+    return report;
+}
+
 assay_report trial_compare(trial *t, const assay_profile *profile)
 {
     assay_report report;

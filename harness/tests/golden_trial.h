@@ -3,6 +3,7 @@
 #ifndef ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
 #define ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
 
+#include "harness/judge/judge.h"
 #include "harness/mutants/mutant_run.h"
 #include "harness/plan/inputs.h"
 #include "harness/tests/harness_test.h"
@@ -34,6 +35,13 @@ void trial_round(const assay_tensor_set *results, assay_dtype type);
 /* A candidate of those results that `is_wanted`, in the profile's type but for integers. */
 void trial_write_candidate(trial *t, const assay_tensor_set *results, const assay_profile *profile,
                            bool (*is_wanted)(const assay_tensor_spec *spec));
+/* What the operation gives by `in`, in the place of the golden's results. */
+void trial_run(const trial *t, assay_context *ctx, const assay_source *in, assay_tensor_set *results);
+/* The candidate's file against the golden's, which is opened anew, as all who judge do it; without explanations by
+ * trial_judging. `fails`: the allocation of the judgement that fails; -1: none. */
+assay_judging trial_judging(const assay_profile *profile);
+assay_status trial_try_judge(trial *t, const assay_judging *how, int64_t fails, assay_report *report);
+assay_report trial_judge(trial *t, const assay_judging *how);
 /* The candidate's file against the golden's, without a look at other choices of experts. */
 assay_report trial_compare(trial *t, const assay_profile *profile);
 

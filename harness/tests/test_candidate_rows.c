@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "compare/report.h"
-#include "harness/fixes/fixes.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/tests/golden_trial.h"
 
@@ -40,19 +39,9 @@ static bool is_result(const assay_tensor_spec *spec)
 
 static assay_report judged(moved *f)
 {
-    assay_golden golden = {0}, against = {0};
-    assay_fixture_reader *candidate = NULL;
-    assay_report report = {0};
-    const assay_profile *profile = assay_profile_by_name(PROFILE);
-    assay_context *ctx = &f->t.ctx;
-    trial_write_candidate(&f->t, &f->results, profile, is_result);
-    assert_ok(ctx, assay_golden_open(ctx, f->t.file, &golden));
-    assert_ok(ctx, assay_fixture_open(ctx, f->t.candidate, &candidate));
-    assert_ok(ctx, assay_compare_fixed(ctx, &golden, candidate, profile, 1e-6, true, &report, &against));
-    assay_golden_close(&against);
-    assay_golden_close(&golden);
-    assay_fixture_close(candidate);
-    return report;
+    const assay_judging how = trial_judging(assay_profile_by_name(PROFILE));
+    trial_write_candidate(&f->t, &f->results, how.profile, is_result);
+    return trial_judge(&f->t, &how);
 }
 
 /* NULL words: it passes, and the report says that the order is another. */

@@ -2,7 +2,6 @@
  * evaluated again, and which are wrong. The candidates are the oracle's own results given such choices. */
 #include "compare/report.h"
 #include "harness/fixes/evaluate_again.h"
-#include "harness/fixes/fixes.h"
 #include "harness/plan/golden_read.h"
 #include "harness/tests/golden_trial.h"
 
@@ -13,7 +12,7 @@ TEST_LABELS(catalogue);
 /* A golden of a case, and a candidate made by the same oracle given choices that a test may change. */
 typedef struct fixture {
     trial t;
-    assay_tensor_set choices;
+    assay_tensor_set choices, results;
 } fixture;
 
 static int64_t per_token(const assay_tensor *choice)
@@ -26,75 +25,55 @@ static int64_t tokens_of(const assay_tensor *choice)
     return choice->count / per_token(choice);
 }
 
+static bool is_result(const assay_tensor_spec *spec)
+{
+    return assay_role_is_result(spec->role);
+}
+
+/* Whatever the golden's digests say: tests tamper with it. */
 static void fixture_open(fixture *f, const test_folder *folder, const char *name, const char *set)
 {
     assay_case *c = case_named(name, set);
     *f = (fixture){0};
     assert_ok(&f->t.ctx, assay_case_set(&f->t.ctx, c, "profiles=" PROFILE));
     trial_write(&f->t, folder, c);
+    f->t.ctx.trusts = true;
     const assay_source stored = assay_fixture_source(f->t.reader);
     for (int i = 0; i < f->t.plan.spec_count; i++) {
         const assay_tensor_spec *spec = &f->t.plan.specs[i];
         if (assay_path_is_choice(spec->path))
             assert_ok(&f->t.ctx, assay_tensor_set_read(&f->t.ctx, &f->choices, spec, &stored));
     }
-    assay_fixture_close(f->t.reader); /* tests write to it */
-    f->t.reader = NULL;
+}
+
+static void write_results(fixture *f)
+{
+    trial_write_candidate(&f->t, &f->results, assay_profile_by_name(PROFILE), is_result);
 }
 
 static void write_candidate(fixture *f)
 {
     assay_overlay given = {assay_tensor_set_source(&f->choices), f->t.source};
-    const assay_source source = assay_overlay_source(&given);
-    assert_ok(&f->t.ctx, assay_golden_write_from(&f->t.ctx, &f->t.plan, f->t.candidate, &source, true));
+    const assay_source in = assay_overlay_source(&given);
+    trial_run(&f->t, &f->t.ctx, &in, &f->results);
+    write_results(f);
 }
 
-/* What the golden of the candidate's choice has besides results is no candidate's. */
-static void forget_scales(assay_fixture_reader *candidate)
+static assay_report compare_at(fixture *f, const assay_profile *profile)
 {
-    for (int i = assay_fixture_count(candidate) - 1; i >= 0; i--) {
-        const assay_tensor_spec spec = *assay_fixture_spec(candidate, i);
-        if (!assay_role_is_compared(spec.role) && !assay_role_is_given(spec.role))
-            assay_fixture_forget(candidate, spec.path);
-    }
-}
-
-/* Whatever its digests say: tests tamper with it. */
-static assay_status open_golden(assay_context *ctx, const char *path, assay_golden *golden)
-{
-    const assay_status status = assay_fixture_open(ctx, path, &golden->reader);
-    return status == ASSAY_OK ? assay_golden_read(ctx, golden->reader, path, golden) : status;
-}
-
-static assay_status try_compare(fixture *f, bool conditionally, const assay_profile *profile, assay_report *report)
-{
-    assay_status status;
-    assay_golden golden = {0}, against = {0};
-    assay_fixture_reader *candidate = NULL;
-    *report = (assay_report){0};
-    TRY(open_golden(&f->t.ctx, f->t.file, &golden));
-    TRY(assay_fixture_open(&f->t.ctx, f->t.candidate, &candidate));
-    forget_scales(candidate);
-    TRY(conditionally
-            ? assay_compare_fixed(&f->t.ctx, &golden, candidate, profile, 1e-6, true, report, &against)
-            : assay_compare(&f->t.ctx, golden.reader, candidate, profile, 1e-6, assay_plan_order(&f->t.plan), report));
-cleanup:
-    assay_golden_close(&against);
-    assay_golden_close(&golden);
-    assay_fixture_close(candidate);
-    return status;
+    const assay_judging how = trial_judging(profile);
+    return trial_judge(&f->t, &how);
 }
 
 static assay_report compare(fixture *f)
 {
-    assay_report report;
-    assert_ok(&f->t.ctx, try_compare(f, true, assay_profile_by_name(PROFILE), &report));
-    return report;
+    return compare_at(f, assay_profile_by_name(PROFILE));
 }
 
 static void fixture_free(fixture *f)
 {
     assay_tensor_set_free(&f->choices);
+    assay_tensor_set_free(&f->results);
     trial_close(&f->t);
 }
 
@@ -149,7 +128,7 @@ TEST_IN_FOLDER(another_order)
         expect_again(names[i], &report, tokens, 0);
         assay_report_free(&report);
         /* it is no other way of saying the same */
-        assert_ok(&f.t.ctx, try_compare(&f, false, assay_profile_by_name(PROFILE), &report));
+        report = trial_compare(&f.t, assay_profile_by_name(PROFILE));
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assay_report_free(&report);
         fixture_free(&f);
@@ -256,7 +235,7 @@ TEST_IN_FOLDER(the_gap_decides)
         /* a profile to which all of those that tie are the same */
         assay_profile any = *assay_profile_by_name(PROFILE);
         any.any_of_tied = true;
-        assert_ok(&f.t.ctx, try_compare(&f, true, &any, &report));
+        report = compare_at(&f, &any);
         const bool tie = strstr(table[i].message, "ties") != NULL;
         assert_int_equal(report.routing.wrong, tie ? 0 : table[i].wrong);
         assay_report_free(&report);
@@ -316,7 +295,7 @@ TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
     assay_golden golden = {0}, again[2] = {{0}, {0}};
     fixture_open(&f, folder, "moe/small", NULL);
     reverse_slots(&f);
-    assert_ok(&f.t.ctx, open_golden(&f.t.ctx, f.t.file, &golden));
+    assert_ok(&f.t.ctx, assay_golden_open(&f.t.ctx, f.t.file, &golden));
     assay_overlay given = {assay_tensor_set_source(&f.choices), assay_golden_given(golden.reader)};
     const assay_source in = assay_overlay_source(&given);
     for (int i = 0; i < 2; i++) {
@@ -331,20 +310,6 @@ TEST_IN_FOLDER(evaluated_again_in_memory_as_in_a_file)
     fixture_free(&f);
 }
 
-/* Opens the candidate's dataset of choices and writes what no oracle would. */
-static void overwrite(const char *file, const char *path, int64_t count, const int32_t *values)
-{
-    hid_t h = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), d = H5Dopen2(h, path, H5P_DEFAULT);
-    assert_true(h >= 0 && d >= 0);
-    int32_t *all = calloc((size_t)count + 1, sizeof *all);
-    assert_non_null(all);
-    memcpy(all, values, (size_t)count * sizeof *all);
-    assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, all) >= 0);
-    free(all);
-    H5Dclose(d);
-    H5Fclose(h);
-}
-
 TEST_IN_FOLDER(no_choice_at_all)
 {
     static const int32_t bad[][2] = {{-1, 0}, {0, 0}, {0, 1000}, {INT32_MAX, 1}};
@@ -354,14 +319,11 @@ TEST_IN_FOLDER(no_choice_at_all)
     assert_true(per_token(r) >= 2);
     write_candidate(&f);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        const int64_t count = r->count;
-        int32_t *ids = calloc((size_t)count, sizeof *ids);
-        assert_non_null(ids);
-        memcpy(ids, r->indices, (size_t)count * sizeof *ids);
+        int32_t *ids = assay_tensor_set_find(&f.results, r->spec.path)->indices;
+        memcpy(ids, r->indices, (size_t)r->count * sizeof *ids);
         memcpy(ids + per_token(r), bad[i], sizeof bad[i]);
         if (i == 1) ids[per_token(r) + 1] = ids[per_token(r)];
-        overwrite(f.t.candidate, r->spec.path, count, ids);
-        free(ids);
+        write_results(&f);
         assay_report report = compare(&f);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         assert_int_equal(report.routing.wrong, 1);
@@ -378,10 +340,11 @@ TEST_IN_FOLDER(nothing_is_loosened)
 {
     fixture f;
     fixture_open(&f, folder, "moe/small", NULL);
-    const int64_t count = f.choices.items[0].count;
+    const assay_tensor *r = &f.choices.items[0];
     write_candidate(&f); /* weights and rows in the golden's order */
     reverse_slots(&f);
-    overwrite(f.t.candidate, f.choices.items[0].spec.path, count, f.choices.items[0].indices);
+    memcpy(assay_tensor_set_find(&f.results, r->spec.path)->indices, r->indices, (size_t)r->count * sizeof *r->indices);
+    write_results(&f);
     assay_report report = compare(&f);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_int_equal(report.routing.wrong, 0);
@@ -415,6 +378,13 @@ TEST_IN_FOLDER(reports_say_it)
     fixture_free(&f);
 }
 
+/* So that a test can write to its file. */
+static void close_golden(fixture *f)
+{
+    assay_fixture_close(f->t.reader);
+    f->t.reader = NULL;
+}
+
 /* A golden whose case nobody can evaluate: one line, and the verdict of before. */
 TEST_IN_FOLDER(a_golden_of_another_kind)
 {
@@ -429,6 +399,7 @@ TEST_IN_FOLDER(a_golden_of_another_kind)
         fixture_open(&f, folder, "moe/small", NULL);
         reverse_slots(&f);
         write_candidate(&f);
+        close_golden(&f);
         hid_t h = H5Fopen(f.t.file, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
         assert_true(H5Tset_size(type, strlen(table[i].value)) >= 0);
         assert_true(H5Adelete(h, table[i].attribute) >= 0);
@@ -447,18 +418,18 @@ TEST_IN_FOLDER(a_golden_of_another_kind)
     }
 }
 
-/* The file's choices of one expert for each token, `first` for the first of them. */
-static void choose_one(const char *file, const assay_tensor *r, int32_t first)
+/* The file's choices of `chosen` experts for each token, of which the first are `ids`, and the others the first expert. */
+static void overwrite(const char *file, const assay_tensor *r, int64_t chosen, int count, const int32_t *ids)
 {
-    const hsize_t dims[3] = {1, (hsize_t)tokens_of(r), 1};
+    const hsize_t dims[3] = {(hsize_t)r->spec.shape.dims[0], (hsize_t)r->spec.shape.dims[1], (hsize_t)chosen};
     hid_t h = H5Fopen(file, H5F_ACC_RDWR, H5P_DEFAULT), space = H5Screate_simple(3, dims, NULL);
-    int32_t *ids = calloc((size_t)tokens_of(r), sizeof *ids);
-    assert_non_null(ids);
-    ids[0] = first;
+    int32_t *all = calloc((size_t)(tokens_of(r) * chosen), sizeof *all);
+    assert_non_null(all);
+    memcpy(all, ids, (size_t)count * sizeof *all);
     assert_true(H5Ldelete(h, r->spec.path, H5P_DEFAULT) >= 0);
     hid_t d = H5Dcreate2(h, r->spec.path, H5T_STD_I32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
-    assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) >= 0);
-    free(ids);
+    assert_true(H5Dwrite(d, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, all) >= 0);
+    free(all);
     H5Dclose(d);
     H5Sclose(space);
     H5Fclose(h);
@@ -483,16 +454,17 @@ TEST_IN_FOLDER(a_golden_with_other_choices)
         fixture_open(&f, folder, "moe/deepseek4-hash", NULL);
         const assay_tensor *r = &f.choices.items[0];
         write_candidate(&f);
-        memcpy(r->indices, bad[i], sizeof bad[i]);
-        overwrite(f.t.file, r->spec.path, r->count, r->indices);
+        close_golden(&f);
+        overwrite(f.t.file, r, per_token(r), 2, bad[i]);
         snprintf(said, sizeof said, "selected_experts[0] is %d, expected 0 to ", bad[i][0]);
         expect_refused(&f, said);
     }
     fixture f;
     fixture_open(&f, folder, "moe/small", NULL);
     write_candidate(&f);
-    choose_one(f.t.file, &f.choices.items[0], 0);
-    choose_one(f.t.candidate, &f.choices.items[0], 1);
+    close_golden(&f);
+    overwrite(f.t.file, &f.choices.items[0], 1, 1, &(int32_t){0});
+    overwrite(f.t.candidate, &f.choices.items[0], 1, 1, &(int32_t){1});
     expect_refused(&f, " tokens with 1 experts, expected ");
 }
 
@@ -524,11 +496,11 @@ TEST_IN_FOLDER(no_memory)
     reverse_slots(&f);
     swap_one(&f, f.choices.items[0].indices[0], f.choices.items[0].indices[0] == 0 ? 1 : 0, 0);
     write_candidate(&f);
+    const assay_judging how = trial_judging(assay_profile_by_name(PROFILE));
     int64_t n = 0, step = 1;
     for (;; n += step) {
         assay_report report;
-        assay_fail_allocation(n);
-        const assay_status status = try_compare(&f, true, assay_profile_by_name(PROFILE), &report);
+        const assay_status status = trial_try_judge(&f.t, &how, n, &report);
         assay_report_free(&report);
         if (had_memory(&f.t.ctx, status)) break;
         if (n > 400) step = 37;

@@ -373,30 +373,6 @@ TEST_IN_FOLDER(cases_that_cannot_be_made_so_are_refused)
     }
 }
 
-TEST(only_layer_is_of_stacks)
-{
-    static const struct {
-        const char *name, *set, *message;
-    } table[] = {
-        {TINY, "only_layer=3", "only_layer is 3, expected 0 to 2"},
-        {"moe/small", "only_layer=0", "op moe is no stack of layers"},
-        {"deepseek_layer/moe", "only_layer=0", "op deepseek_layer is no stack of layers"},
-        {"deepseek_stack/batch-split", "only_layer=0", "only_layer has no use with use_batch_split_schedule"},
-        {"deepseek_layer/moe", "gradients=['checkpoints/*']", "matches no tensor"},
-        {"deepseek_stack/batch-split", "gradients=['checkpoints/*']", "matches no tensor"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
-        assay_plan plan = {0};
-        assay_case *c = case_named(table[i].name, table[i].set);
-        const assay_status status = assay_plan_make(&ctx, &plan, c);
-        if (status != ASSAY_BAD_INPUT) fail_msg("%s with %s is taken", table[i].name, table[i].set);
-        assert_message(&ctx, table[i].message);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
-    }
-}
-
 /* However many layers there are, and as much as one alone says. */
 TEST(memory_is_that_of_one_layer)
 {

@@ -42,14 +42,11 @@ static void run(trial *t, int number, const assay_tensor_set *staged, assay_tens
     const assay_source source = assay_overlay_source(&given);
     assay_rounded rounded = {&source, t->c};
     const assay_source in = staged != NULL ? source : assay_rounded_source(&rounded);
-    const assay_sink out = assay_tensor_set_sink(results);
     if (staged == NULL) {
         ctx.arithmetic = &nearest;
         ctx.emulation = &emulation;
     }
-    assert_ok(&t->ctx, assay_tensor_set_copy(&t->ctx, &t->golden, results));
-    assay_tensor_set_rewind(results);
-    assert_ok(&ctx, assay_operation_run(&ctx, t->plan.operation, t->c, &in, &out, NULL, 0));
+    trial_run(t, &ctx, &in, results);
 }
 
 /* Bits of numbers. */
@@ -97,11 +94,8 @@ static void append(trial *t, assay_fixture_writer *writer, const assay_tensor *r
 /* `without`: what paths of it end in is not given. */
 static assay_report judge(trial *t, const assay_tensor_set *results, codes_form form, const char *without)
 {
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
     assay_fixture_writer *writer = NULL;
-    assay_report report = {0};
-    const assay_judging how = {.profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true};
+    const assay_judging how = trial_judging(profile());
     assert_ok(&t->ctx, assay_fixture_create(&t->ctx, t->candidate, &writer));
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *r = &results->items[i];
@@ -114,12 +108,7 @@ static assay_report judge(trial *t, const assay_tensor_set *results, codes_form 
         append(t, writer, r, form);
     }
     assert_ok(&t->ctx, assay_fixture_finish(&t->ctx, writer));
-    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
-    return report;
+    return trial_judge(t, &how);
 }
 
 static void check_passes(const assay_report *report, const char *name, bool with_codes)
@@ -276,48 +265,4 @@ TEST(what_mla_quantises_has_a_spread)
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);
     assay_cases_free(c, 1);
-}
-
-TEST(rules_that_would_not_be_honoured_are_refused)
-{
-    static const struct {
-        const char *name, *set, *message;
-    } table[] = {
-        {"mlp/silu", "quant_hidden_format=fp7", "quant_hidden_format: expected one of"},
-        {"mlp/silu", "quant_hidden_format=fp8_e4m3_128x128", "expected one whose blocks have one row"},
-        {"mlp/silu", "quant_hidden_format=mxfp8_e4m3", "quant_scale_rounding is nearest, expected up or down"},
-        {"mlp/silu", "quant_hidden_format=nvfp4;quant_scale=invert",
-         "quant_hidden_tensor_scale is 0, expected a number above 0"},
-        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_hidden_tensor_scale=0.5",
-         "quant_hidden_tensor_scale is 0.5, expected 0"},
-        {"mlp/silu", "quant_hidden_tensor_scale=0.5", "quant_hidden_tensor_scale is 0.5, expected 0.0"},
-        {"mlp/silu", "quant_hidden_format=nvfp4;quant_hidden_tensor_scale=0.5",
-         "quant_scale is divide, expected invert"},
-        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_format=mxfp4", "quant_format is mxfp4, expected none"},
-        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_scale_layout=swizzled_128x4",
-         "quant_scale_layout is swizzled_128x4, expected row_major"},
-        {"gmm/primes", "quant_hidden_format=fp8_e4m3_1x128", "op gmm has"},
-        {"mla/small", "quant_hidden_format=fp8_e4m3_1x128", "op mla has"},
-        {"moe/mesh-expert2", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
-        {"deepseek_layer/mesh-expert4", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
-        {"deepseek_layer/batch-split", "quant_hidden_format=fp8_e4m3_1x128",
-         "expected none with use_batch_split_schedule"},
-        {"moe/small", "quant_hidden_format=fp8_e4m3_1x128;sparse_matmul=false;capacity_factor=1.5",
-         "expected none with capacity_factor"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(table[i].name, "profiles=bf16");
-        char sets[256];
-        assay_status status = ASSAY_OK;
-        assay_plan plan = {0};
-        snprintf(sets, sizeof sets, "%s", table[i].set);
-        for (char *rest = sets, *set; status == ASSAY_OK && (set = strsep(&rest, ";")) != NULL;)
-            status = assay_case_set(&ctx, c, set);
-        if (status == ASSAY_OK) status = assay_plan_make(&ctx, &plan, c);
-        assert_int_equal(status, ASSAY_BAD_INPUT);
-        if (strstr(ctx.message, table[i].message) == NULL) fail_msg("%s: %s", table[i].set, ctx.message);
-        assay_plan_free(&plan);
-        assay_cases_free(c, 1);
-    }
 }

@@ -175,13 +175,46 @@ TEST(bad_cases_are_refused)
         {"deepseek_stack/two-dense", "base_num_decoder_layers=0", "base_num_decoder_layers is 0, expected 1 to 1000"},
         {"deepseek_stack/two-dense", "base_num_decoder_layers=1001", "base_num_decoder_layers is 1001, expected 1 to"},
         {"deepseek_stack/two-dense", "checkpoints=[layers/2/mla_q]", "checkpoints has \"layers/2/mla_q\""},
+        /* one layer of a stack */
+        {"deepseek_stack/three-layers", "only_layer=3", "only_layer is 3, expected 0 to 2"},
+        {"moe/small", "only_layer=0", "op moe is no stack of layers"},
+        {"deepseek_layer/moe", "only_layer=0", "op deepseek_layer is no stack of layers"},
+        {"deepseek_stack/batch-split", "only_layer=0", "only_layer has no use with use_batch_split_schedule"},
+        {"deepseek_layer/moe", "gradients=['checkpoints/*']", "matches no tensor"},
+        {"deepseek_stack/batch-split", "gradients=['checkpoints/*']", "matches no tensor"},
+        /* how h is quantised */
+        {"mlp/silu", "quant_hidden_format=fp7", "quant_hidden_format: expected one of"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_128x128", "expected one whose blocks have one row"},
+        {"mlp/silu", "quant_hidden_format=mxfp8_e4m3", "quant_scale_rounding is nearest, expected up or down"},
+        {"mlp/silu", "quant_hidden_format=nvfp4;quant_scale=invert",
+         "quant_hidden_tensor_scale is 0, expected a number above 0"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_hidden_tensor_scale=0.5",
+         "quant_hidden_tensor_scale is 0.5, expected 0"},
+        {"mlp/silu", "quant_hidden_tensor_scale=0.5", "quant_hidden_tensor_scale is 0.5, expected 0.0"},
+        {"mlp/silu", "quant_hidden_format=nvfp4;quant_hidden_tensor_scale=0.5",
+         "quant_scale is divide, expected invert"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_format=mxfp4", "quant_format is mxfp4, expected none"},
+        {"mlp/silu", "quant_hidden_format=fp8_e4m3_1x128;quant_scale_layout=swizzled_128x4",
+         "quant_scale_layout is swizzled_128x4, expected row_major"},
+        {"gmm/primes", "quant_hidden_format=fp8_e4m3_1x128", "op gmm has"},
+        {"mla/small", "quant_hidden_format=fp8_e4m3_1x128", "op mla has"},
+        {"moe/mesh-expert2", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
+        {"deepseek_layer/mesh-expert4", "quant_hidden_format=fp8_e4m3_1x128", "expected none on a mesh"},
+        {"deepseek_layer/batch-split", "quant_hidden_format=fp8_e4m3_1x128",
+         "expected none with use_batch_split_schedule"},
+        {"moe/small", "quant_hidden_format=fp8_e4m3_1x128;sparse_matmul=false;capacity_factor=1.5",
+         "expected none with capacity_factor"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);
         assay_plan plan = {0};
+        char sets[256];
         assay_case *c = case_named(table[i].name, NULL);
-        assay_status status = assay_case_set(&ctx, c, table[i].set);
-        bool set = status == ASSAY_OK;
+        assay_status status = ASSAY_OK;
+        snprintf(sets, sizeof sets, "%s", table[i].set);
+        for (char *rest = sets, *one; status == ASSAY_OK && (one = strsep(&rest, ";")) != NULL;)
+            status = assay_case_set(&ctx, c, one);
+        const bool set = status == ASSAY_OK;
         if (set) status = assay_plan_make(&ctx, &plan, c);
         const assay_status expected = strcmp(table[i].part, "bytes of memory") == 0 ? ASSAY_NO_MEMORY : ASSAY_BAD_INPUT;
         if (status != expected || strstr(ctx.message, table[i].part) == NULL) {

@@ -2,7 +2,6 @@
  * cotangents before it does anything with them. It must pass, and one that rounds them to a coarser type still must
  * not. */
 
-#include "harness/fixes/fixes.h"
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 #include "tests/support/test_tensors.h"
@@ -76,21 +75,11 @@ static void write_candidate(trial *t, const assay_profile *profile, assay_dtype 
     write_kernel(t, profile, (kernel_source){.type = type, .chooses = chooses});
 }
 
-static void compare(trial *t, const assay_profile *profile, assay_report *report)
-{
-    assay_fixture_reader *candidate = NULL;
-    assay_golden golden = {.reader = t->reader, .c = t->c, .plan = t->plan}, against = {0};
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_compare_fixed(&t->ctx, &golden, candidate, profile, 1e-6, true, report, &against));
-    assay_golden_close(&against);
-    assay_fixture_close(candidate);
-}
-
 static assay_verdict verdict_of(trial *t, const assay_profile *profile, assay_dtype type)
 {
-    assay_report report;
+    const assay_judging how = trial_judging(profile);
     write_candidate(t, profile, type, false);
-    compare(t, profile, &report);
+    assay_report report = trial_judge(t, &how);
     const assay_verdict verdict = report.verdict;
     if (verdict == ASSAY_FAIL && type == profile->storage)
         fail_msg("%s %s: %s", report.case_name, report.profile, report.message);
@@ -219,18 +208,18 @@ TEST(numbers_of_the_type_are_exact)
 TEST_IN_FOLDER(other_experts_are_admissible)
 {
     const assay_profile *profile = assay_profile_by_name("bf16");
-    assay_report report;
+    const assay_judging how = trial_judging(profile);
     trial t;
     assay_case *c = case_named("routing/deepseek3-tiny", "dtype=float32;sequence=512;profiles=bf16");
     trial_write(&t, folder, c);
     write_candidate(&t, profile, ASSAY_BFLOAT16, true);
-    compare(&t, profile, &report);
+    assay_report report = trial_judge(&t, &how);
     if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
     assert_true(report.routing.admissible > 0);
     assert_int_equal(report.routing.wrong, 0);
     assay_report_free(&report);
     write_candidate(&t, profile, ASSAY_FLOAT8_E4M3FN, true);
-    compare(&t, profile, &report);
+    report = trial_judge(&t, &how);
     assert_int_equal(report.verdict, ASSAY_FAIL);
     assert_true(report.routing.wrong > 0);
     assay_report_free(&report);
@@ -258,18 +247,18 @@ TEST_IN_FOLDER(named_tensors_are_not_rounded)
         {"mla/small", "dtypes.wq_a/kernel=float32", false, false},
     };
     const assay_profile *profile = assay_profile_by_name("bf16");
+    const assay_judging how = trial_judging(profile);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         trial t;
         assay_case *c = case_named(table[i].name, table[i].set);
         trial_write(&t, folder, c);
         for (int rounds = 0; rounds <= (int)table[i].fails; rounds++) {
-            assay_report report;
             const kernel_source kernel = {.type = profile->storage,
                                           .keeps = rounds == 0 ? c : NULL,
                                           .bias_too = rounds == 1,
                                           .chooses = table[i].chooses};
             write_kernel(&t, profile, kernel);
-            compare(&t, profile, &report);
+            assay_report report = trial_judge(&t, &how);
             if ((report.verdict == ASSAY_FAIL) != (rounds == 1))
                 fail_msg("%s, %s: %s", table[i].name, rounds == 0 ? "kept" : "rounded", report.message);
             assay_report_free(&report);

@@ -3,7 +3,6 @@
 
 #include "compare/report.h"
 #include "harness/fixes/fixes.h"
-#include "harness/judge/judge.h"
 #include "harness/tests/golden_trial.h"
 #include "oracle/base/memory.h"
 
@@ -31,7 +30,6 @@ static void make(trial *t, const char *path, double factor, assay_tensor_set *re
 {
     assay_tensor_set staged = {0};
     const assay_tensor *own = path == NULL ? NULL : assay_tensor_set_find(&t->golden, path);
-    assert_ok(&t->ctx, assay_tensor_set_copy(&t->ctx, &t->golden, results));
     if (own != NULL) {
         assay_tensor_spec spec = own->spec;
         assay_tensor *tensor = NULL;
@@ -43,9 +41,7 @@ static void make(trial *t, const char *path, double factor, assay_tensor_set *re
     }
     assay_overlay given = {assay_tensor_set_source(&staged), t->source};
     const assay_source in = assay_overlay_source(&given);
-    const assay_sink out = assay_tensor_set_sink(results);
-    assay_tensor_set_rewind(results);
-    assert_ok(&t->ctx, assay_operation_run(&t->ctx, t->plan.operation, t->c, &in, &out, NULL, 0));
+    trial_run(t, &t->ctx, &in, results);
     const assay_tensor *y = assay_tensor_set_find(results, "outputs/y");
     const assay_tensor *golden_y = assay_tensor_set_find(&t->golden, "outputs/y");
     /* it flows on */
@@ -74,26 +70,15 @@ static void write_candidate(trial *t, const assay_tensor_set *results, bool (*is
 
 static assay_judging judging(void)
 {
-    return (assay_judging){
-        .profile = profile(), .false_alarm = 1e-6, .quiet = true, .unexplained = true, .staged = true};
-}
-
-static assay_report judge_by(trial *t, assay_judging how)
-{
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
-    assay_report report = {0};
-    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_judge(&t->ctx, &golden, candidate, &how, &report, NULL));
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
-    return report;
+    assay_judging how = trial_judging(profile());
+    how.staged = true;
+    return how;
 }
 
 static assay_report judge(trial *t)
 {
-    return judge_by(t, judging());
+    const assay_judging how = judging();
+    return trial_judge(t, &how);
 }
 
 static const assay_tensor_result *find(const assay_report *report, const char *path)
@@ -246,21 +231,14 @@ TEST_IN_FOLDER(same_bits_with_any_threads_and_isa)
 /* False: none was left to fail. */
 static bool judge_failing(trial *t, const assay_judging *how, int64_t n)
 {
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
-    assay_report report = {0};
-    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assay_fail_allocation(n);
-    const assay_status status = assay_judge(&t->ctx, &golden, candidate, how, &report, NULL);
+    assay_report report;
+    const assay_status status = trial_try_judge(t, how, n, &report);
     const bool failed = assay_allocation_failed();
     assay_fail_allocation(-1);
     /* a verdict stands without its explanation */
     if (how->unexplained || status != ASSAY_OK) assert_int_equal(had_memory(&t->ctx, status), !failed);
     if (status == ASSAY_OK) assert_int_equal(report.verdict, ASSAY_FAIL);
     assay_report_free(&report);
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
     return failed;
 }
 
@@ -330,7 +308,7 @@ TEST_IN_FOLDER(a_wrong_stage_has_the_name_of_its_bug)
         make_mutant(&with, table[i].name, &results);
         trial_write(&t, folder, case_named("mla/small", none));
         write_candidate(&t, &results, is_result);
-        assay_report report = judge_by(&t, how);
+        assay_report report = trial_judge(&t, &how);
         assert_int_equal(report.verdict, ASSAY_FAIL);
         if (strstr(report.message, table[i].stage) == NULL || strstr(report.explanation, table[i].says) == NULL)
             fail_msg("%s: %s; %s", table[i].name, report.message, report.explanation);
