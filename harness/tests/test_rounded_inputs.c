@@ -113,52 +113,46 @@ static const char *const cases[] = {
     "deepseek_stack/three-layers",
 };
 
-static void check_cases(const test_folder *folder, const char *dtype, const char *profile_name)
+/* A kernel with inputs in the profile's storage passes; in the coarser type it does not. */
+static void check(const test_folder *folder, assay_case *c, const char *profile_name, assay_dtype coarser)
 {
-    assay_context ctx = assay_context_default(1);
     const assay_profile *profile = assay_profile_by_name(profile_name);
-    char profiles[64];
-    snprintf(profiles, sizeof profiles, "profiles=%s", profile_name);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        trial t;
-        assay_case *c = case_named(cases[i], dtype);
-        assert_ok(&ctx, assay_case_set(&ctx, c, profiles));
-        trial_write(&t, folder, c);
-        verdict_of(&t, profile, profile->storage);
-        const assay_dtype coarser = profile->storage == ASSAY_FLOAT32 ? ASSAY_BFLOAT16 : ASSAY_FLOAT8_E4M3FN;
-        if (verdict_of(&t, profile, coarser) != ASSAY_FAIL)
-            fail_msg("%s %s: inputs in %s pass", cases[i], profile_name, assay_dtype_name(coarser));
-        trial_close(&t);
-    }
+    trial t;
+    trial_write(&t, folder, c);
+    assert_int_equal(verdict_of(&t, profile, profile->storage), ASSAY_PASS);
+    if (verdict_of(&t, profile, coarser) != ASSAY_FAIL)
+        fail_msg("%s %s: inputs in %s pass", c->name, profile_name, assay_dtype_name(coarser));
+    trial_close(&t);
+}
+
+static void check_cases(const test_folder *folder, const char *dtype, const char *profile, assay_dtype coarser)
+{
+    char sets[64];
+    snprintf(sets, sizeof sets, "%s;profiles=%s", dtype, profile);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(folder, case_named(cases[i], sets), profile, coarser);
 }
 
 TEST_IN_FOLDER(float32_at_bf16)
 {
-    check_cases(folder, "dtype=float32", "bf16");
+    check_cases(folder, "dtype=float32", "bf16", ASSAY_FLOAT8_E4M3FN);
 }
 
 TEST_IN_FOLDER(float32_at_f16)
 {
-    check_cases(folder, "dtype=float32", "f16");
+    check_cases(folder, "dtype=float32", "f16", ASSAY_FLOAT8_E4M3FN);
 }
 
 TEST_IN_FOLDER(float64_at_f32)
 {
-    check_cases(folder, "dtype=float64", "f32");
+    check_cases(folder, "dtype=float64", "f32", ASSAY_BFLOAT16);
 }
 
 /* On a grid that is coarser than float16's and reaches further down. */
 TEST_IN_FOLDER(small_bfloat16_at_f16)
 {
-    static const char *const names[] = {"rms_norm/small-latents", "mla/small-latents"};
-    const assay_profile *profile = assay_profile_by_name("f16");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        trial t;
-        trial_write(&t, folder, case_named(names[i], "profiles=f16"));
-        assert_int_equal(verdict_of(&t, profile, ASSAY_FLOAT16), ASSAY_PASS);
-        assert_int_equal(verdict_of(&t, profile, ASSAY_FLOAT8_E5M2), ASSAY_FAIL);
-        trial_close(&t);
-    }
+    check(folder, case_named("rms_norm/small-latents", "profiles=f16"), "f16", ASSAY_FLOAT8_E5M2);
+    check(folder, case_named("mla/small-latents", "profiles=f16"), "f16", ASSAY_FLOAT8_E5M2);
 }
 
 /* Roundings of one tensor that all go one way, and inputs whose sums cancel: first order alone does not know them. */
@@ -174,11 +168,10 @@ TEST_IN_FOLDER(structured_inputs)
         "inputs: {x: {distribution: cancel, scale: 1}, weights/wi_0/kernel: {distribution: constant, mean: 0.125},"
         " weights/wi_1/kernel: {distribution: constant, mean: 0.0625}}\n",
     };
-    const assay_profile *profile = assay_profile_by_name("bf16");
     for (size_t i = 0; i < sizeof yaml / sizeof *yaml; i++) {
         trial t;
         trial_write(&t, folder, case_from(yaml[i]));
-        verdict_of(&t, profile, ASSAY_BFLOAT16);
+        verdict_of(&t, assay_profile_by_name("bf16"), ASSAY_BFLOAT16);
         trial_close(&t);
     }
 }
@@ -306,11 +299,6 @@ TEST(only_others_add_to_error_scales)
 /* Beside a dtype that is finer itself, a tensor without a type of its own may be rounded as before. */
 TEST_IN_FOLDER(others_are_rounded_beside_a_named_one)
 {
-    const assay_profile *profile = assay_profile_by_name("bf16");
-    trial t;
-    assay_case *c = case_named("moe/small", "dtype=float32;dtypes.inputs/x=bfloat16;profiles=bf16");
-    trial_write(&t, folder, c);
-    assert_int_equal(verdict_of(&t, profile, ASSAY_BFLOAT16), ASSAY_PASS);
-    assert_int_equal(verdict_of(&t, profile, ASSAY_FLOAT8_E4M3FN), ASSAY_FAIL);
-    trial_close(&t);
+    check(folder, case_named("moe/small", "dtype=float32;dtypes.inputs/x=bfloat16;profiles=bf16"), "bf16",
+          ASSAY_FLOAT8_E4M3FN);
 }
