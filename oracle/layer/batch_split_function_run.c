@@ -8,8 +8,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
-#include "oracle/mesh/collectives.h"
-#include "oracle/mesh/shard_rows.h"
 #include "oracle/ops/vector_sums.h"
 
 double *bs_part(const bs_slot *slot, int64_t i)
@@ -367,48 +365,21 @@ cleanup:
     return status;
 }
 
-/* Each shard's own choices gathered over its expert axis, its own experts first. */
-static assay_status gather_rolled(assay_context *ctx, const bs_run *run, const int32_t *choices, int32_t **rolled)
-{
-    const assay_shape own = assay_shape_of(1, run->sizes.copies / run->sizes.expert_shards);
-    const assay_status status = bs_alloc_shards_i32(ctx, run, "selected_experts", run->sizes.copies, 1, rolled);
-    if (status != ASSAY_OK) return status;
-    assay_all_gather_i32(*rolled, choices, &own, 0, run->mesh, ASSAY_AXIS_EXPERT);
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = assay_mesh_index(run->mesh, shard, ASSAY_AXIS_EXPERT) * run->sizes.local_experts;
-        int32_t *ids = *rolled + shard * run->sizes.copies;
-        assay_roll_experts(ids, ids, run->sizes.copies, first, run->routing.num_experts);
-    }
-    return status;
-}
-
+/* What follows from the choices of each shard's own tokens. */
 static assay_status derive_integers(assay_context *ctx, const assay_function_config *config,
                                     const assay_function_tensor *tensor, const int32_t *choices, int32_t *indices)
 {
-    assay_status status = ASSAY_OK;
-    stack_run stack = {.config = &config->stack};
+    assay_status status;
+    const stack_run stack = {.config = &config->stack};
     bs_run run;
-    int32_t *rolled = NULL;
+    bs_microbatch b = {0};
     bs_run_of(&run, &stack);
-    const int64_t copies = run.sizes.copies, own = copies / run.sizes.expert_shards,
-                  count = assay_shape_count(&tensor->shape);
-    const int64_t experts = count / run.sizes.shards;
-    if (tensor->holds == ASSAY_HOLDS_COUNTS) {
-        memset(indices, 0, (size_t)count * sizeof *indices);
-        for (int64_t i = 0; i < run.sizes.shards * own; i++) indices[i / own * experts + choices[i]]++;
-        return ASSAY_OK;
-    }
-    TRY(gather_rolled(ctx, &run, choices, &rolled));
-    if (tensor->holds == ASSAY_HOLDS_ROLLED) {
-        memcpy(indices, rolled, (size_t)count * sizeof *indices);
-        goto cleanup;
-    }
-    memset(indices, 0, (size_t)count * sizeof *indices);
-    for (int64_t i = 0; i < run.sizes.shards * copies; i++) {
-        if (rolled[i] < experts) indices[i / copies * experts + rolled[i]]++;
-    }
+    bs_lend_indices(&b, MB_CHOICES, choices);
+    TRY(bs_count_choices(ctx, &run, &b));
+    TRY(bs_gather_choices(ctx, &run, &b));
+    memcpy(indices, b.indices[tensor->tensor], (size_t)assay_shape_count(&tensor->shape) * sizeof *indices);
 cleanup:
-    free(rolled);
+    bs_microbatch_free(&b, &run);
     return status;
 }
 

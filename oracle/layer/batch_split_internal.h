@@ -132,7 +132,7 @@ int64_t bs_count(const bs_run *run, bs_tensor tensor); /* numbers on all shards 
 /* Room for it, unless it is there. */
 assay_status bs_make(assay_context *ctx, const bs_run *run, bs_microbatch *b, bs_tensor tensor);
 void bs_lend(bs_microbatch *b, bs_tensor tensor, double *values);
-void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, int32_t *indices);
+void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, const int32_t *indices); /* which nobody writes to */
 void bs_drop(bs_microbatch *b, bs_tensor tensor);
 void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor);
 /* A copy of one that is there; `from` may be `to`. */

@@ -33,11 +33,15 @@ typedef assay_status bs_function_bwd(assay_context *ctx, const bs_moe_layer *at,
 /* x_norm, given -> logits, routing, choices, choice_weights, counts. The gradient of BS_GATE_BIAS is that of all tokens. */
 bs_function bs_expert_selection;
 bs_function_bwd bs_expert_selection_bwd;
+/* choices -> counts. */
+assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b);
 /* What experts are chosen by: biased [M,T,E], from the logits. */
 assay_status bs_biased_scores(assay_context *ctx, const bs_moe_layer *at, double *biased, const bs_microbatch *b);
 
 /* --- sorting by expert, and back (batch_split_route.c) --- */
 
+/* choices, counts -> rolled, own_counts. */
+assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b);
 /* x_norm, choices, choice_weights, counts -> rolled, own_counts, rows, row_weights; x_norm, rolled -> rows; routed_out, rolled ->
  * experts_out, summed over K ascending, psum_scattered over expert. Of unroute also rows that are other shards' get a gradient. */
 bs_function bs_route, bs_route_impl, bs_unroute;

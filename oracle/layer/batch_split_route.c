@@ -72,8 +72,7 @@ cleanup:
     return status;
 }
 
-/* The choices of a shard's expert axis, rolled, and how many of them each of its own experts gets. */
-static assay_status gather_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
+assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const int64_t copies = run->sizes.copies, experts = run->routing.num_experts, local = run->sizes.local_experts;
@@ -100,7 +99,7 @@ assay_status bs_route(assay_context *ctx, const bs_moe_layer *at, bs_microbatch 
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const assay_permute_dims weights = weight_dims(run);
-    TRY(gather_choices(ctx, run, b));
+    TRY(bs_gather_choices(ctx, run, b));
     TRY(bs_make(ctx, run, b, MB_ROW_WEIGHTS));
     TRY(gather_and_sort(ctx, run, &weights, b->values[MB_ROW_WEIGHTS], b->values[MB_CHOICE_WEIGHTS],
                         b->indices[MB_ROLLED]));

@@ -21,22 +21,29 @@ static assay_routing_inputs inputs_of(const bs_moe_layer *at, const bs_microbatc
                                   .given_experts = b->indices[MB_GIVEN]};
 }
 
+assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
+{
+    const int64_t own = run->sizes.tokens * run->routing.num_experts_per_tok, experts = run->routing.num_experts;
+    const assay_status status = bs_make(ctx, run, b, MB_COUNTS);
+    if (status != ASSAY_OK) return status;
+    memset(b->indices[MB_COUNTS], 0, (size_t)(run->sizes.shards * experts) * sizeof(int32_t));
+    for (int64_t i = 0; i < run->sizes.shards * own; i++)
+        b->indices[MB_COUNTS][i / own * experts + b->indices[MB_CHOICES][i]]++;
+    return ASSAY_OK;
+}
+
 /* Everything else from the logits; the sigmoid and the bias are in it. */
 static assay_status choose(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
 {
     assay_status status;
     const bs_run *run = at->run;
-    const int64_t experts = run->routing.num_experts, own = run->sizes.tokens * run->routing.num_experts_per_tok;
     const assay_routing_config config = config_of(run);
     const assay_routing_inputs inputs = inputs_of(at, b);
     TRY(assay_routing_alloc(ctx, &b->routing, &config));
     TRY(assay_routing_forward(ctx, &b->routing, &inputs, &config));
     bs_lend_indices(b, MB_CHOICES, b->routing.selected_experts);
     bs_lend(b, MB_CHOICE_WEIGHTS, b->routing.weights);
-    TRY(bs_make(ctx, run, b, MB_COUNTS));
-    memset(b->indices[MB_COUNTS], 0, (size_t)(run->sizes.shards * experts) * sizeof(int32_t));
-    for (int64_t i = 0; i < run->sizes.shards * own; i++)
-        b->indices[MB_COUNTS][i / own * experts + b->indices[MB_CHOICES][i]]++;
+    TRY(bs_count_choices(ctx, run, b));
 cleanup:
     return status;
 }

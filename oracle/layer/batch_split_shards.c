@@ -199,9 +199,9 @@ void bs_lend(bs_microbatch *b, bs_tensor tensor, double *values)
     b->lent[tensor] = true;
 }
 
-void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, int32_t *indices)
+void bs_lend_indices(bs_microbatch *b, bs_tensor tensor, const int32_t *indices)
 {
-    b->indices[tensor] = indices;
+    b->indices[tensor] = (int32_t *)indices;
     b->lent[tensor] = true;
 }
 
