@@ -25,7 +25,7 @@ void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe)
 }
 
 /* A shard's, to h and no further where there is no room for y. */
-static assay_status run_shared(assay_context *ctx, const bs_moe_layer *at, graph_run *r, int64_t shard, const double *x,
+static assay_status run_shared(assay_context *ctx, const bs_layer *at, graph_run *r, int64_t shard, const double *x,
                                double *y)
 {
     assay_status status = ASSAY_OK;
@@ -53,7 +53,7 @@ static int64_t row_count(const bs_run *run)
     return run->sizes.tokens * run->mla.emb_dim;
 }
 
-assay_status bs_shared_expert(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_shared_expert(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     const int64_t size = row_count(at->run);
@@ -76,22 +76,18 @@ double bs_shared_expert_flops(const bs_run *run)
     return (double)run->sizes.shards * both;
 }
 
-assay_status bs_shared_expert_remat(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_shared_expert_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
-    const int64_t shards = at->run->sizes.shards;
-    void *memory = NULL;
-    TRY(assay_alloc(ctx, "runs of the shared expert", shards, sizeof *b->shared, &memory));
-    b->shared = memory;
-    for (int64_t shard = 0; shard < shards; shard++) b->shared[shard] = (graph_run){0};
-    for (int64_t shard = 0; shard < shards; shard++)
+    assay_status status;
+    TRY(bs_make_runs(ctx, at->run, &b->shared));
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
         TRY(run_shared(ctx, at, &b->shared[shard], shard, b->values[MB_X_NORM] + shard * row_count(at->run), NULL));
     assay_remat_recomputed(at->run->stack->store, bs_shared_expert_flops(at->run));
 cleanup:
     return status;
 }
 
-assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status;
     const graph *g = &at->run->shared;
@@ -166,7 +162,7 @@ cleanup:
 }
 
 /* The rows of the routed experts times one of their kernels on the way in. */
-static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_microbatch *b, int weight)
+static bs_gmm_args gating_args(const bs_layer *at, const bs_microbatch *b, int weight)
 {
     return (bs_gmm_args){.lhs = b->values[MB_ROWS],
                          .rhs = at->w->values[weight],
@@ -176,14 +172,14 @@ static bs_gmm_args gating_args(const bs_moe_layer *at, const bs_microbatch *b, i
                          .recipe = at->recipe};
 }
 
-assay_status bs_one_gating(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_one_gating(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
     const assay_status status = bs_make(ctx, at->run, b, MB_GATE);
     return status != ASSAY_OK ? status : bs_gmm(ctx, at->run, b->values[MB_GATE], &gate);
 }
 
-assay_status bs_one_gating_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_one_gating_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
     const assay_status status = bs_make(ctx, at->run, d, MB_ROWS);
@@ -192,7 +188,7 @@ assay_status bs_one_gating_bwd(assay_context *ctx, const bs_moe_layer *at, bs_mi
                       &gate);
 }
 
-assay_status bs_compute_gating(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_compute_gating(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     const bs_gmm_args up = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_1);
@@ -216,8 +212,7 @@ static void join(double *both, const double *a, const double *b, int64_t rows, i
 }
 
 /* dx through one product with both kernels side by side (merge_gating_gmm): one sum over both. */
-static assay_status merged_input_bwd(assay_context *ctx, const bs_moe_layer *at, const bs_microbatch *b,
-                                     bs_microbatch *d)
+static assay_status merged_input_bwd(assay_context *ctx, const bs_layer *at, const bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -237,7 +232,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;

@@ -172,7 +172,7 @@ static assay_status attend(assay_context *ctx, const bs_call *c, const graph *g,
     assay_status status = ASSAY_OK;
     graph_run r = {0};
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        bs_open_attention(&r, g, &c->run, microbatch, &c->w, shard);
+        bs_open_attention(&r, g, &c->run, c->run.yarn_freqs[microbatch], &c->w, shard);
         lend_tensors(c, &r, microbatch, shard);
         bs_want_attention_gradients(&r, &c->run, gradients, shard);
         TRY(run_shard(ctx, c, &r));

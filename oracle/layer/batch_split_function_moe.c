@@ -53,7 +53,7 @@ assay_status bs_call_half(assay_context *ctx, bs_call *c)
 {
     const assay_batch_split_function *f = c->config.function;
     assay_status status = ASSAY_OK;
-    const bs_moe_layer at = {.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
+    const bs_layer at = {.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
     lend_tensors(c);
     if (f->remat != NULL) TRY(f->remat(ctx, &at, c->b));
     TRY(f->run != NULL ? f->run(ctx, &at, c->b) : f->back(ctx, &at, c->b, c->d));

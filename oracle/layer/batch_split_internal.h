@@ -4,6 +4,7 @@
 #define ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
 
 #include "oracle/layer/batch_split.h"
+#include "oracle/layer/batch_split_made.h"
 #include "oracle/layer/layer_internal.h"
 
 typedef struct bs_run {
@@ -82,10 +83,6 @@ void bs_add_gradients(const assay_context *ctx, const bs_run *run, const bs_grad
 
 /* Whether the sink wants FOLDER/layers/i/NAME, whose path it leaves. */
 bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *name, char path[ASSAY_PATH_SIZE]);
-/* Writes that of the whole batch, where it is wanted, from its microbatches: `width` numbers for each row. */
-assay_status bs_write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
-                             double *const *microbatches, int64_t width);
-
 /* What a layer computes of one microbatch on all shards, [M,...]: axes in batch_split_shards.c. */
 typedef enum bs_tensor {
     MB_NONE,
@@ -100,6 +97,8 @@ typedef enum bs_tensor {
     MB_GIVEN, /* a choice in the place of the router's; ids */
     MB_CHOICES,
     MB_CHOICE_WEIGHTS,
+    MB_MARGIN,
+    MB_BIASED,      /* scores by which experts are chosen; in no fixture */
     MB_COUNTS,      /* of the choices, by expert */
     MB_ROLLED,      /* choices of the expert axis, ids rolled */
     MB_OWN_COUNTS,  /* what a shard's experts get */
@@ -120,9 +119,10 @@ typedef enum bs_tensor {
 typedef struct bs_microbatch {
     double *values[MB_TENSORS];
     int32_t *indices[MB_TENSORS];
-    bool lent[MB_TENSORS]; /* its owner's */
-    assay_routing routing; /* of all shards' tokens */
-    graph_run *shared;     /* [M]: of the shared expert's _remat */
+    bool lent[MB_TENSORS];         /* its owner's */
+    const double *angles;          /* [M,b,S,Dr/2] */
+    assay_routing routing;         /* of all shards' tokens */
+    graph_run *attention, *shared; /* [M]: of mla_with_norms_remat, of the shared expert's _remat */
 } bs_microbatch;
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run);
 /* The size of an axis, by its letter: m shards, j microbatches, o those but the last, d rows of a shard's batch, a of its
@@ -138,6 +138,26 @@ void bs_move(bs_microbatch *to, bs_microbatch *from, bs_tensor tensor);
 /* A copy of one that is there; `from` may be `to`. */
 assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, bs_tensor tensor,
                      const bs_microbatch *from, bs_tensor of);
+
+/* [M], all closed. */
+assay_status bs_make_runs(assay_context *ctx, const bs_run *run, graph_run **runs);
+/* Writes FOLDER/layers/i/NAME of the whole batch, where it is wanted. */
+assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
+                             const bs_microbatch *b, bs_tensor tensor);
+
+/* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
+typedef struct bs_layer {
+    const bs_run *run;
+    const bs_weights *w, *g;
+    const assay_recipe_config *recipe; /* of a function by itself; NULL: none */
+    const bs_made *made;               /* NULL: nobody looks */
+    bool keeps, shows;                 /* gate and up: for backward, as checkpoints */
+} bs_layer;
+
+/* A function makes its results of what is there of the microbatch; its _bwd makes gradients of its arguments (d) of those of its
+ * results, of arguments (b), of what _remat made, and gradients of weights. */
+typedef assay_status bs_function(assay_context *ctx, const bs_layer *at, bs_microbatch *b);
+typedef assay_status bs_function_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d);
 
 /* batch_split_schedule: from layer_inputs of each microbatch to the outputs of all but the last, of which there are moe_inputs,
  * routed_out, shared_out and rolled ids: its unroute comes in the next layer. What backward needs is there besides. */

@@ -14,12 +14,12 @@
 #include "oracle/ops/glu.h"
 #include "oracle/ops/vector_sums.h"
 
-static bool quantises(const bs_moe_layer *at)
+static bool quantises(const bs_layer *at)
 {
     return at->recipe != NULL && at->recipe->recipe != NULL;
 }
 
-static bool weighs_outputs(const assay_context *ctx, const bs_moe_layer *at)
+static bool weighs_outputs(const assay_context *ctx, const bs_layer *at)
 {
     return assay_takes_second_form(ctx) && !quantises(at);
 }
@@ -30,7 +30,7 @@ typedef struct gate_context {
     assay_emulation emulation;
 } gate_context;
 
-static const assay_context *gate_context_of(const assay_context *ctx, const bs_moe_layer *at, gate_context *own)
+static const assay_context *gate_context_of(const assay_context *ctx, const bs_layer *at, gate_context *own)
 {
     if (!quantises(at) || ctx->emulation == NULL) return ctx;
     own->ctx = *ctx;
@@ -45,7 +45,7 @@ static int64_t row_count(const bs_run *run)
     return run->sizes.shards * run->sizes.copies;
 }
 
-static bs_gmm_args linear_args(const bs_moe_layer *at, const bs_microbatch *b, const double *hidden)
+static bs_gmm_args linear_args(const bs_layer *at, const bs_microbatch *b, const double *hidden)
 {
     return (bs_gmm_args){.lhs = hidden,
                          .rhs = at->w->values[BS_ROUTED + ASSAY_MLP_WO],
@@ -61,7 +61,7 @@ static assay_gated_mlp_config glu_config(const bs_run *run)
 }
 
 /* hidden [M,R,H]: silu(layer_w0) * layer_w1. */
-static void gate_rows(const assay_context *ctx, const bs_moe_layer *at, double *hidden, const bs_microbatch *b)
+static void gate_rows(const assay_context *ctx, const bs_layer *at, double *hidden, const bs_microbatch *b)
 {
     const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim;
@@ -77,7 +77,7 @@ static void gate_rows(const assay_context *ctx, const bs_moe_layer *at, double *
 }
 
 /* What goes into wo of h, in its place; a recipe quantises it, and spread is what may be said of its errors. */
-static assay_status weigh_hidden(assay_context *ctx, const bs_moe_layer *at, bool again, double *hidden,
+static assay_status weigh_hidden(assay_context *ctx, const bs_layer *at, bool again, double *hidden,
                                  const bs_microbatch *b, double **spread)
 {
     const int64_t rows = row_count(at->run), width = at->run->stack->config->moe.moe_mlp_dim;
@@ -87,7 +87,7 @@ static assay_status weigh_hidden(assay_context *ctx, const bs_moe_layer *at, boo
     return bs_made_show(ctx, at->made, "intermediate_layer", again, 0, rows * width, hidden, spread);
 }
 
-assay_status bs_compute_linear(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_compute_linear(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -112,7 +112,7 @@ cleanup:
 }
 
 /* From the gradient of each row's h to those of what it came from. */
-static void gate_rows_bwd(const assay_context *ctx, const bs_moe_layer *at, bs_microbatch *d, const double *d_hidden,
+static void gate_rows_bwd(const assay_context *ctx, const bs_layer *at, bs_microbatch *d, const double *d_hidden,
                           const bs_microbatch *b)
 {
     const bs_run *run = at->run;
@@ -138,7 +138,7 @@ static void weights_bwd(const assay_context *ctx, const bs_run *run, double *d_w
 }
 
 /* d_hidden, d_weights and BS_ROUTED + ASSAY_MLP_WO, rows weighed that go into wo; `hidden` has h, and in between h weighed. */
-static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, bs_microbatch *d,
+static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_layer *at, double *d_hidden, bs_microbatch *d,
                                        double *hidden, const bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
@@ -161,7 +161,7 @@ cleanup:
 }
 
 /* The same, rows weighed that come out of it. */
-static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_moe_layer *at, double *d_hidden, bs_microbatch *d,
+static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_layer *at, double *d_hidden, bs_microbatch *d,
                                         double *hidden, const bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
@@ -181,7 +181,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     static const bs_tensor made[] = {MB_GATE, MB_UP, MB_ROW_WEIGHTS};
     assay_status status = ASSAY_OK;

@@ -1,9 +1,6 @@
 #include "oracle/layer/batch_split_mla.h"
 
-#include <stdlib.h>
-
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 
 static int64_t axis_size(const void *self, char axis)
 {
@@ -27,10 +24,9 @@ void bs_attention_graph(graph *g, const bs_run *run, const assay_recipe_config *
     g->tensors[g->result].stored = true;
 }
 
-void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, int64_t microbatch, const bs_weights *w,
+void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, const double *angles, const bs_weights *w,
                        int64_t shard)
 {
-    const double *angles = run->yarn_freqs[microbatch];
     graph_open(r, g);
     if (angles != NULL)
         graph_lend(r, graph_find(g, "rotation angles"), angles + shard * run->sizes.tokens * run->mla.rope.dim / 2);
@@ -38,35 +34,28 @@ void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, int64_t 
         graph_lend(r, g->weights[i], bs_weight_of(run, w, BS_PRE_NORM + i, shard));
 }
 
-/* A shard's rows of an activation [M,b,S,D], of heads' values and of lse. */
-static int64_t row_count(const bs_run *run)
+/* A shard's part. */
+static double *part_of(const bs_run *run, const bs_microbatch *b, bs_tensor tensor, int64_t shard)
 {
-    return run->sizes.tokens * run->mla.emb_dim;
+    return b->values[tensor] + shard * (bs_count(run, tensor) / run->sizes.shards);
 }
 
-static int64_t value_count(const bs_run *run)
+assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    return run->sizes.tokens * run->mla.heads * run->mla.v_head_dim;
-}
-
-static int64_t sum_count(const bs_run *run)
-{
-    return run->sizes.tokens * run->mla.heads;
-}
-
-assay_status bs_mla_with_norms(assay_context *ctx, const bs_run *run, int64_t microbatch, double *out, double *attn_out,
-                               double *lse, const double *x, const bs_weights *w)
-{
-    assay_status status = ASSAY_OK;
+    assay_status status;
+    const bs_run *run = at->run;
     const graph *g = &run->attention;
     graph_run r = {0};
+    TRY(bs_make(ctx, run, b, MB_MLA_OUT));
+    TRY(bs_make(ctx, run, b, MB_ATTN_OUT));
+    TRY(bs_make(ctx, run, b, MB_LSE));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        bs_open_attention(&r, g, run, microbatch, w, shard);
-        graph_lend(&r, graph_find(g, "inputs/x"), x + shard * row_count(run));
+        bs_open_attention(&r, g, run, b->angles, at->w, shard);
+        graph_lend(&r, graph_find(g, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         r.release = graph_let_go;
-        r.room[g->result] = out + shard * row_count(run);
-        r.room[graph_find(g, "attention_out")] = attn_out + shard * value_count(run);
-        r.room[graph_find(g, "lse")] = lse + shard * sum_count(run);
+        r.room[g->result] = part_of(run, b, MB_MLA_OUT, shard);
+        r.room[graph_find(g, "attention_out")] = part_of(run, b, MB_ATTN_OUT, shard);
+        r.room[graph_find(g, "lse")] = part_of(run, b, MB_LSE, shard);
         TRY(graph_forward(ctx, &r));
         graph_close(&r);
     }
@@ -75,35 +64,22 @@ cleanup:
     return status;
 }
 
-void bs_mla_state_free(bs_mla_state *state, const bs_run *run)
-{
-    for (int64_t shard = 0; state->shards != NULL && shard < run->sizes.shards; shard++)
-        graph_close(&state->shards[shard]);
-    free(state->shards);
-    *state = (bs_mla_state){0};
-}
-
-assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_run *run, int64_t microbatch, bs_mla_state *state,
-                                     const double *x, const bs_weights *w)
+assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     static const char *const needed[] = {"query_proj", "key_proj", "value_proj"};
     assay_status status;
-    const int64_t shards = run->sizes.shards;
-    void *memory = NULL;
-    *state = (bs_mla_state){0};
-    TRY(assay_alloc(ctx, "attention of the shards", shards, sizeof *state->shards, &memory));
-    state->shards = memory;
-    for (int64_t shard = 0; shard < shards; shard++) state->shards[shard] = (graph_run){0};
-    for (int64_t shard = 0; shard < shards; shard++) {
-        graph_run *r = &state->shards[shard];
-        bs_open_attention(r, &run->attention, run, microbatch, w, shard);
-        graph_lend(r, graph_find(r->graph, "inputs/x"), x + shard * row_count(run));
+    const bs_run *run = at->run;
+    TRY(bs_make_runs(ctx, run, &b->attention));
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
+        graph_run *r = &b->attention[shard];
+        bs_open_attention(r, &run->attention, run, b->angles, at->w, shard);
+        graph_lend(r, graph_find(r->graph, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
             TRY(graph_require(ctx, r, graph_find(r->graph, needed[i])));
         graph_drop_within(r);
     }
+    assay_remat_recomputed(run->stack->store, bs_mla_remat_flops(run));
 cleanup:
-    if (status != ASSAY_OK) bs_mla_state_free(state, run);
     return status;
 }
 
@@ -120,23 +96,24 @@ void bs_sum_attention_gradients(const assay_context *ctx, const bs_run *run, con
         bs_sum_over_shards(ctx, run, g->values[scales[i]], bs_weight_count(run, scales[i], true));
 }
 
-assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_run *run, double *dx, const bs_weights *g,
-                                   const double *dout, const double *attn_out, const double *lse,
-                                   const bs_mla_state *state)
+assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
+    const bs_run *run = at->run;
     const graph *a = &run->attention;
+    TRY(bs_make(ctx, run, d, MB_LAYER_INPUTS));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        graph_run *r = &state->shards[shard];
-        graph_lend(r, graph_find(a, "attention_out"), attn_out + shard * value_count(run));
-        graph_lend(r, graph_find(a, "lse"), lse + shard * sum_count(run));
-        graph_lend_gradient(r, a->result, dout + shard * row_count(run));
-        graph_want_gradient(r, graph_find(a, "inputs/x"), dx + shard * row_count(run));
-        bs_want_attention_gradients(r, run, g, shard);
+        graph_run *r = &b->attention[shard];
+        graph_lend(r, graph_find(a, "attention_out"), part_of(run, b, MB_ATTN_OUT, shard));
+        graph_lend(r, graph_find(a, "lse"), part_of(run, b, MB_LSE, shard));
+        graph_lend_gradient(r, a->result, part_of(run, d, MB_MLA_OUT, shard));
+        graph_want_gradient(r, graph_find(a, "inputs/x"), part_of(run, d, MB_LAYER_INPUTS, shard));
+        bs_want_attention_gradients(r, run, at->g, shard);
         TRY(graph_backward(ctx, r));
+        graph_close(r);
     }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * row_count(run), dx);
-    bs_sum_attention_gradients(ctx, run, g);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_LAYER_INPUTS), d->values[MB_LAYER_INPUTS]);
+    bs_sum_attention_gradients(ctx, run, at->g);
 cleanup:
     return status;
 }

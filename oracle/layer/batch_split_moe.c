@@ -1,5 +1,4 @@
-/* All microbatches through the MoE half, forward. */
-#include <inttypes.h>
+/* All microbatches through the MoE half. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +6,10 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/layer/batch_split_scan.h"
 
-assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b, bool *is_input)
+/* The choice that the source fixes, of each microbatch; *is_input: of the case, which chooses nothing. */
+static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b, bool *is_input)
 {
     assay_status status = ASSAY_OK;
     const assay_source *in = run->stack->in;
@@ -33,35 +34,12 @@ cleanup:
     return status;
 }
 
-static assay_status route(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, const bs_moe_layer *at)
+static assay_status route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
-    bool is_input = false;
-    TRY(bs_read_given(ctx, run, layer, b, &is_input));
-    for (int64_t i = 0; i < run->factor; i++) {
-        TRY(bs_shared_expert_and_route(ctx, at, &b[i]));
-        for (int64_t t = 0; is_input && t < run->sizes.shards * run->sizes.tokens; t++)
-            b[i].routing.margin[t] = INFINITY;
-        assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_SHARED_OUT), b[i].values[MB_SHARED_OUT]);
-        TRY(assay_schedule_add(ctx, &run->schedule, false, ASSAY_STAGE_ROUTE, layer, i));
-    }
+    TRY(bs_shared_expert_and_route(ctx, at, b));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_SHARED_OUT), b->values[MB_SHARED_OUT]);
 cleanup:
-    return status;
-}
-
-static assay_status write_choices(assay_context *ctx, const bs_run *run, int64_t layer, const int32_t *const *parts)
-{
-    assay_status status = ASSAY_OK;
-    const assay_sink *out = run->stack->out;
-    const int64_t width = run->mla.sequence * run->routing.num_experts_per_tok;
-    char path[ASSAY_PATH_SIZE];
-    int32_t *merged = NULL;
-    if (!bs_wants(run, layer, "routing", "selected_experts", path)) return ASSAY_OK;
-    TRY(bs_alloc_shards_i32(ctx, run, path, run->factor * run->sizes.rows, width, &merged));
-    bs_merge_i32(merged, parts, run, width);
-    TRY(out->write_i32(ctx, out->self, path, run->sizes.shards * run->factor * run->sizes.rows * width, merged));
-cleanup:
-    free(merged);
     return status;
 }
 
@@ -81,41 +59,20 @@ cleanup:
     return status;
 }
 
-/* What experts are chosen by; in no fixture. */
-static assay_status write_biased_scores(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b,
-                                        const bs_moe_layer *at)
+static assay_status write_routing(assay_context *ctx, const bs_layer *at, int64_t layer, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
-    const int64_t experts = run->routing.num_experts;
-    double *parts[ASSAY_MOST_MICROBATCHES] = {NULL};
+    const bs_run *run = at->run;
     char path[ASSAY_PATH_SIZE];
-    if (!bs_wants(run, layer, "routing", "biased_scores", path)) return ASSAY_OK;
-    for (int64_t i = 0; i < run->factor; i++) {
-        TRY(bs_alloc_shards(ctx, run, path, run->sizes.tokens, experts, &parts[i]));
-        TRY(bs_biased_scores(ctx, at, parts[i], &b[i]));
-    }
-    TRY(bs_write_merged(ctx, run, layer, "routing", "biased_scores", parts, run->mla.sequence * experts));
-cleanup:
-    for (int i = 0; i < ASSAY_MOST_MICROBATCHES; i++) free(parts[i]);
-    return status;
-}
-
-static assay_status write_routing(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t tokens = run->mla.sequence, choices = tokens * run->routing.num_experts_per_tok;
-    double *weights[ASSAY_MOST_MICROBATCHES], *margins[ASSAY_MOST_MICROBATCHES];
-    const int32_t *chosen[ASSAY_MOST_MICROBATCHES];
-    for (int64_t i = 0; i < run->factor; i++) {
-        chosen[i] = b[i].indices[MB_CHOICES];
-        weights[i] = b[i].values[MB_CHOICE_WEIGHTS];
-        margins[i] = b[i].routing.margin;
-    }
-    TRY(write_choices(ctx, run, layer, chosen));
-    TRY(bs_write_merged(ctx, run, layer, "routing", "weights", weights, choices));
-    TRY(bs_write_merged(ctx, run, layer, "routing", "margin", margins, tokens));
+    const bool scores = bs_wants(run, layer, "routing", "biased_scores", path);
+    for (int64_t m = 0; scores && m < run->factor; m++) TRY(bs_biased_scores(ctx, at, &b[m]));
+    TRY(bs_write_tensor(ctx, run, layer, "routing", "selected_experts", b, MB_CHOICES));
+    TRY(bs_write_tensor(ctx, run, layer, "routing", "weights", b, MB_CHOICE_WEIGHTS));
+    TRY(bs_write_tensor(ctx, run, layer, "routing", "margin", b, MB_MARGIN));
+    TRY(bs_write_tensor(ctx, run, layer, "routing", "biased_scores", b, MB_BIASED));
     TRY(write_group_sizes(ctx, run, layer, b));
 cleanup:
+    for (int64_t m = 0; m < run->factor; m++) bs_drop(&b[m], MB_BIASED);
     return status;
 }
 
@@ -154,45 +111,86 @@ cleanup:
     return status;
 }
 
-static assay_status compute(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bool keeps,
-                            const bs_moe_layer *at)
+static assay_status compute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
-    char path[ASSAY_PATH_SIZE];
-    const bool written = bs_wants(run, layer, "checkpoints", gatings[0].name, path) ||
-                         bs_wants(run, layer, "checkpoints", gatings[1].name, path);
-    for (int64_t i = 0; i < run->factor; i++) {
-        TRY(bs_compute_gating(ctx, at, &b[i]));
-        TRY(bs_compute_linear(ctx, at, &b[i]));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_ROUTED_OUT), b[i].values[MB_ROUTED_OUT]);
-        if (keeps) TRY(keep(ctx, run, &b[i], MB_MLPWI_0, MB_GATE));
-        if (keeps) TRY(keep(ctx, run, &b[i], MB_MLPWI_1, MB_UP));
-        for (int k = 0; k < 2 && !written; k++) bs_drop(&b[i], gatings[k].tensor);
-        bs_drop(&b[i], MB_ROWS);
-        TRY(assay_schedule_add(ctx, &run->schedule, false, ASSAY_STAGE_COMPUTE, layer, i));
-    }
-    TRY(write_gating(ctx, run, layer, b));
-    for (int64_t i = 0; i < run->factor; i++)
-        for (int k = 0; k < 2; k++) bs_drop(&b[i], gatings[k].tensor);
+    assay_status status;
+    TRY(bs_compute_gating(ctx, at, b));
+    TRY(bs_compute_linear(ctx, at, b));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_ROUTED_OUT), b->values[MB_ROUTED_OUT]);
+    if (at->keeps) TRY(keep(ctx, at->run, b, MB_MLPWI_0, MB_GATE));
+    if (at->keeps) TRY(keep(ctx, at->run, b, MB_MLPWI_1, MB_UP));
+    for (int k = 0; k < 2 && !at->shows; k++) bs_drop(b, gatings[k].tensor);
+    bs_drop(b, MB_ROWS);
 cleanup:
     return status;
+}
+
+static assay_status unroute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+{
+    bs_lend(b, MB_MOE_INPUTS, b->values[MB_MLA_OUT]);
+    return bs_unroute_ubatch(ctx, at, b);
+}
+
+static bool shows_gating(const bs_run *run, int64_t layer)
+{
+    char path[ASSAY_PATH_SIZE];
+    return bs_wants(run, layer, "checkpoints", gatings[0].name, path) ||
+           bs_wants(run, layer, "checkpoints", gatings[1].name, path);
 }
 
 assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bool keeps, const bs_weights *w)
 {
     assay_status status;
     const int64_t last = run->factor - 1;
-    const bs_moe_layer at = {.run = run, .w = w};
-    TRY(route(ctx, run, layer, b, &at));
-    TRY(write_routing(ctx, run, layer, b));
-    TRY(write_biased_scores(ctx, run, layer, b, &at));
-    TRY(compute(ctx, run, layer, b, keeps, &at));
-    for (int64_t i = 0; i < last; i++) {
-        bs_lend(&b[i], MB_MOE_INPUTS, b[i].values[MB_MLA_OUT]);
-        TRY(bs_unroute_ubatch(ctx, &at, &b[i]));
-        TRY(assay_schedule_add(ctx, &run->schedule, false, ASSAY_STAGE_UNROUTE, layer, i));
-    }
+    const bs_layer at = {.run = run, .w = w, .keeps = keeps, .shows = shows_gating(run, layer)};
+    bool is_input = false;
+    TRY(read_given(ctx, run, layer, b, &is_input));
+    TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
+    for (int64_t i = 0; is_input && i < run->factor * bs_count(run, MB_MARGIN); i++)
+        b[i % run->factor].values[MB_MARGIN][i / run->factor] = INFINITY;
+    TRY(write_routing(ctx, &at, layer, b));
+    TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_COMPUTE, layer, run->factor, false}, compute, &at, b));
+    TRY(write_gating(ctx, run, layer, b));
+    for (int64_t m = 0; m < run->factor; m++)
+        for (int k = 0; k < 2; k++) bs_drop(&b[m], gatings[k].tensor);
+    TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_UNROUTE, layer, last, false}, unroute, &at, b));
     TRY(bs_copy(ctx, run, &b[last], MB_MOE_INPUTS, &b[last], MB_MLA_OUT));
+cleanup:
+    return status;
+}
+
+/* --- backward: what forward did not keep is made again first --- */
+
+static assay_status route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
+{
+    assay_status status;
+    const int64_t count = bs_count(at->run, MB_MLA_OUT);
+    TRY(bs_shared_expert_and_route_bwd(ctx, at, b, d));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_MLA_OUT]);
+    layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
+cleanup:
+    return status;
+}
+
+assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bs_microbatch *d,
+                        const bs_weights *w, const bs_weights *g)
+{
+    assay_status status;
+    const bs_layer at = {.run = run, .w = w, .g = g};
+    bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
+    bool is_input;
+    TRY(read_given(ctx, run, layer, b, &is_input));
+    TRY(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
+    stage.name = ASSAY_STAGE_COMPUTE_REMAT;
+    TRY(bs_staggered_call(ctx, run, stage, bs_compute_remat, &at, b));
+    stage.name = ASSAY_STAGE_UNROUTE_BWD;
+    stage.count = run->factor - 1; /* the last one's is done */
+    TRY(bs_staggered_bwd(ctx, run, stage, bs_unroute_ubatch_bwd, &at, b, d, 0, 0));
+    stage.name = ASSAY_STAGE_COMPUTE_BWD;
+    stage.count = run->factor;
+    TRY(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, &at, b, d, BS_ROUTED, BS_WEIGHTS));
+    stage.name = ASSAY_STAGE_ROUTE_BWD;
+    TRY(bs_staggered_bwd(ctx, run, stage, route_bwd, &at, b, d, BS_POST_NORM, BS_ROUTED));
 cleanup:
     return status;
 }

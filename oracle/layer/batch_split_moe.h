@@ -12,21 +12,7 @@
 #define ASSAY_LAYER_BATCH_SPLIT_MOE_H
 
 #include "oracle/layer/batch_split_internal.h"
-#include "oracle/layer/batch_split_made.h"
 #include "oracle/ops/quant_recipe.h"
-
-/* The weights of a layer, and in backward the gradients of them, as each shard has them; NULL ones are skipped. */
-typedef struct bs_moe_layer {
-    const bs_run *run;
-    const bs_weights *w, *g;
-    const assay_recipe_config *recipe; /* of a function by itself; NULL: none */
-    const bs_made *made;               /* NULL: nobody looks */
-} bs_moe_layer;
-
-/* A function makes its results of what is there of the microbatch; its _bwd makes gradients of its arguments (d) of those of its
- * results, of arguments (b), of what _remat made, and gradients of weights. */
-typedef assay_status bs_function(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b);
-typedef assay_status bs_function_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d);
 
 /* --- choosing experts (batch_split_selection.c) --- */
 
@@ -35,8 +21,8 @@ bs_function bs_expert_selection;
 bs_function_bwd bs_expert_selection_bwd;
 /* choices -> counts. */
 assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b);
-/* What experts are chosen by: biased [M,T,E], from the logits. */
-assay_status bs_biased_scores(assay_context *ctx, const bs_moe_layer *at, double *biased, const bs_microbatch *b);
+/* logits -> biased. */
+bs_function bs_biased_scores;
 
 /* --- sorting by expert, and back (batch_split_route.c) --- */
 

@@ -7,9 +7,6 @@
 /* Rows that a shard's experts compute. */
 int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard);
 
-/* The choice that the source fixes, of each microbatch; *is_input: of the case, which chooses nothing. */
-assay_status bs_read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b, bool *is_input);
-
 /* Operations of the shared expert's _remat on all shards. */
 double bs_shared_expert_flops(const bs_run *run);
 

@@ -94,7 +94,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_route(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -108,7 +108,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_route_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
     const assay_permute_dims weights = weight_dims(at->run);
@@ -139,22 +139,22 @@ static assay_status unsort(assay_context *ctx, const bs_run *run, bs_microbatch 
                               : unsort_and_scatter(ctx, run, &rows, true, b->values[x], b->values[sorted], rolled);
 }
 
-assay_status bs_route_impl(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_route_impl(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     return sort(ctx, at->run, b, MB_ROWS, MB_X_NORM, b->indices[MB_ROLLED]);
 }
 
-assay_status bs_route_impl_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_route_impl_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     return unsort(ctx, at->run, d, MB_X_NORM, MB_ROWS, b->indices[MB_ROLLED]);
 }
 
-assay_status bs_unroute(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_unroute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     return unsort(ctx, at->run, b, MB_EXPERTS_OUT, MB_ROUTED_OUT, b->indices[MB_ROLLED]);
 }
 
-assay_status bs_unroute_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_unroute_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     return sort(ctx, at->run, d, MB_ROUTED_OUT, MB_EXPERTS_OUT, b->indices[MB_ROLLED]);
 }

@@ -129,7 +129,7 @@ static assay_status unroute_last(assay_context *ctx, assay_batch_split *split, i
 {
     assay_status status;
     const int64_t m = split->run.factor - 1;
-    const bs_moe_layer at = {.run = &split->run};
+    const bs_layer at = {.run = &split->run};
     TRY(assay_schedule_add(ctx, &split->run.schedule, false, ASSAY_STAGE_UNROUTE, split->first + layer, m));
     bs_lend(last, MB_OUTPUTS, split->xs[m]);
     TRY(bs_unroute_ubatch(ctx, &at, last));
@@ -233,7 +233,7 @@ static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *spli
 {
     assay_status status;
     const int64_t m = split->run.factor - 1;
-    const bs_moe_layer at = {.run = &split->run};
+    const bs_layer at = {.run = &split->run};
     bs_microbatch last = {0};
     TRY(assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m));
     bs_lend_indices(&last, MB_ROLLED, split->selected_experts[layer]);

@@ -4,14 +4,17 @@
 
 #include "oracle/layer/batch_split_internal.h"
 
-/* staggered_call: a stage for microbatch 0, 1, ..., each recorded as an event of the layer. */
+/* staggered_call: a function for microbatch 0, 1, ... of so many, each recorded as an event of the layer. */
 typedef struct bs_stage {
-    bool backward;
     assay_stage name;
-    assay_status (*call)(assay_context *ctx, void *self, int64_t microbatch);
-    void *self;
+    int64_t layer, count;
+    bool backward;
 } bs_stage;
-assay_status bs_staggered_call(assay_context *ctx, bs_run *run, int64_t layer, const bs_stage *stage);
+assay_status bs_staggered_call(assay_context *ctx, bs_run *run, bs_stage stage, bs_function *f, const bs_layer *at,
+                               bs_microbatch *b);
+/* A _bwd; the gradients of weights from `first` to before `end`, at->g, are sums over microbatches (sum_grads). */
+assay_status bs_staggered_bwd(assay_context *ctx, bs_run *run, bs_stage stage, bs_function_bwd *f, const bs_layer *at,
+                              bs_microbatch *b, bs_microbatch *d, int first, int end);
 
 /* Residuals to the store, those that are offloaded to its file unless `offload` is false; and back. The rolled ids of the last
  * microbatch stay with the caller. */

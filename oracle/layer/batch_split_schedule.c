@@ -9,92 +9,32 @@
 #include "oracle/layer/batch_split_moe.h"
 #include "oracle/layer/batch_split_scan.h"
 
-assay_status bs_staggered_call(assay_context *ctx, bs_run *run, int64_t layer, const bs_stage *stage)
+static assay_status write_checkpoints(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
-    for (int64_t microbatch = 0; microbatch < run->factor; microbatch++) {
-        TRY(assay_schedule_add(ctx, &run->schedule, stage->backward, stage->name, layer, microbatch));
-        TRY(stage->call(ctx, stage->self, microbatch));
-    }
+    assay_status status;
+    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "decoder_layer_input", b, MB_LAYER_INPUTS));
+    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "attention_out", b, MB_ATTN_OUT));
+    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "lse", b, MB_LSE));
+    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "mla_out", b, MB_MLA_OUT));
 cleanup:
     return status;
 }
 
-/* What both directions of the attention half work on. */
-typedef struct layer_call {
-    bs_run *run;
-    int64_t layer;
-    const bs_weights *w;
-    bs_microbatch *b, *d;
-    bs_mla_state states[ASSAY_MOST_MICROBATCHES];
-    bs_gradient_sums sums;
-} layer_call;
-
-static assay_status attend(assay_context *ctx, void *self, int64_t m)
+static void lend_angles(const bs_run *run, bs_microbatch *b)
 {
-    static const bs_tensor made[] = {MB_MLA_OUT, MB_ATTN_OUT, MB_LSE};
-    assay_status status = ASSAY_OK;
-    const layer_call *call = self;
-    double **values = call->b[m].values;
-    for (int i = 0; i < 3; i++) TRY(bs_make(ctx, call->run, &call->b[m], made[i]));
-    TRY(bs_mla_with_norms(ctx, call->run, m, values[MB_MLA_OUT], values[MB_ATTN_OUT], values[MB_LSE],
-                          values[MB_LAYER_INPUTS], call->w));
-cleanup:
-    return status;
-}
-
-static assay_status write_checkpoints(assay_context *ctx, const layer_call *call)
-{
-    static const struct {
-        const char *name;
-        bs_tensor tensor;
-    } checkpoints[] = {{"decoder_layer_input", MB_LAYER_INPUTS},
-                       {"attention_out", MB_ATTN_OUT},
-                       {"lse", MB_LSE},
-                       {"mla_out", MB_MLA_OUT}};
-    assay_status status = ASSAY_OK;
-    const bs_run *run = call->run;
-    for (size_t i = 0; i < sizeof checkpoints / sizeof *checkpoints; i++) {
-        double *parts[ASSAY_MOST_MICROBATCHES];
-        const bs_tensor tensor = checkpoints[i].tensor;
-        for (int64_t m = 0; m < run->factor; m++) parts[m] = call->b[m].values[tensor];
-        TRY(bs_write_merged(ctx, run, call->layer, "checkpoints", checkpoints[i].name, parts,
-                            bs_count(run, tensor) / (run->sizes.shards * run->sizes.rows)));
-    }
-cleanup:
-    return status;
+    for (int64_t m = 0; m < run->factor; m++) b[m].angles = run->yarn_freqs[m];
 }
 
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w)
 {
     assay_status status;
-    layer_call call = {.run = run, .layer = layer, .w = w, .b = b};
-    TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){false, ASSAY_STAGE_MLA_WITH_NORMS, attend, &call}));
-    TRY(write_checkpoints(ctx, &call));
+    const bs_layer at = {.run = run, .w = w};
+    const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS, layer, run->factor, false};
+    lend_angles(run, b);
+    TRY(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
+    TRY(write_checkpoints(ctx, run, layer, b));
     TRY(bs_moe(ctx, run, layer, b, run->stack->store != NULL, w));
-cleanup:
-    return status;
-}
-
-static assay_status remat(assay_context *ctx, void *self, int64_t m)
-{
-    layer_call *call = self;
-    assay_remat_recomputed(call->run->stack->store, bs_mla_remat_flops(call->run));
-    return bs_mla_with_norms_remat(ctx, call->run, m, &call->states[m], call->b[m].values[MB_LAYER_INPUTS], call->w);
-}
-
-static assay_status attend_bwd(assay_context *ctx, void *self, int64_t m)
-{
-    layer_call *call = self;
-    assay_status status;
-    const bs_run *run = call->run;
-    bs_microbatch *b = &call->b[m], *d = &call->d[m];
-    TRY(bs_make(ctx, run, d, MB_LAYER_INPUTS));
-    TRY(bs_mla_with_norms_bwd(ctx, run, d->values[MB_LAYER_INPUTS], bs_gradients_of(&call->sums, m),
-                              d->values[MB_MLA_OUT], b->values[MB_ATTN_OUT], b->values[MB_LSE], &call->states[m]));
-    bs_add_gradients(ctx, run, &call->sums, m);
-    bs_mla_state_free(&call->states[m], run);
 cleanup:
     return status;
 }
@@ -103,14 +43,14 @@ assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g)
 {
     assay_status status;
-    layer_call call = {.run = run, .layer = layer, .w = w, .b = b, .d = d};
-    TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){true, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, remat, &call}));
+    const bs_layer at = {.run = run, .w = w, .g = g};
+    const bs_stage again = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, run->factor, true};
+    const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, run->factor, true};
+    lend_angles(run, b);
+    TRY(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
     TRY(bs_moe_bwd(ctx, run, layer, b, d, w, g));
-    TRY(bs_gradient_sums_open(ctx, run, &call.sums, g, BS_PRE_NORM, BS_POST_NORM));
-    TRY(bs_staggered_call(ctx, run, layer, &(bs_stage){true, ASSAY_STAGE_MLA_WITH_NORMS_BWD, attend_bwd, &call}));
+    TRY(bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM));
 cleanup:
-    for (int64_t m = 0; m < run->factor; m++) bs_mla_state_free(&call.states[m], run);
-    bs_gradient_sums_close(&call.sums);
     return status;
 }
 

@@ -14,7 +14,7 @@ static assay_routing_config config_of(const bs_run *run)
     return config;
 }
 
-static assay_routing_inputs inputs_of(const bs_moe_layer *at, const bs_microbatch *b)
+static assay_routing_inputs inputs_of(const bs_layer *at, const bs_microbatch *b)
 {
     return (assay_routing_inputs){.logits = b->values[MB_LOGITS],
                                   .bias = bs_weight_of(at->run, at->w, BS_GATE_BIAS, 0),
@@ -33,7 +33,7 @@ assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbat
 }
 
 /* Everything else from the logits; the sigmoid and the bias are in it. */
-static assay_status choose(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+static assay_status choose(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     const bs_run *run = at->run;
@@ -43,21 +43,25 @@ static assay_status choose(assay_context *ctx, const bs_moe_layer *at, bs_microb
     TRY(assay_routing_forward(ctx, &b->routing, &inputs, &config));
     bs_lend_indices(b, MB_CHOICES, b->routing.selected_experts);
     bs_lend(b, MB_CHOICE_WEIGHTS, b->routing.weights);
+    bs_lend(b, MB_MARGIN, b->routing.margin);
     TRY(bs_count_choices(ctx, run, b));
 cleanup:
     return status;
 }
 
-assay_status bs_biased_scores(assay_context *ctx, const bs_moe_layer *at, double *biased, const bs_microbatch *b)
+assay_status bs_biased_scores(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     const bs_run *run = at->run;
     const assay_routing_inputs inputs = inputs_of(at, b);
-    return assay_routing_selecting(ctx, biased, &inputs, 0, run->sizes.shards * run->sizes.tokens, &run->routing);
+    const assay_status status = bs_make(ctx, run, b, MB_BIASED);
+    if (status != ASSAY_OK) return status;
+    return assay_routing_selecting(ctx, b->values[MB_BIASED], &inputs, 0, run->sizes.shards * run->sizes.tokens,
+                                   &run->routing);
 }
 
 /* What the products of a shard with the gate's kernel take: by a recipe they are a linear layer. d_logits NULL: of forward
  * alone. */
-static assay_status gate_operands(assay_context *ctx, const bs_moe_layer *at, int64_t shard, const double *x,
+static assay_status gate_operands(assay_context *ctx, const bs_layer *at, int64_t shard, const double *x,
                                   const double *d_logits, const double *spread, assay_recipe_operands *o)
 {
     static const assay_recipe_config none = {0};
@@ -73,7 +77,7 @@ static assay_status gate_operands(assay_context *ctx, const bs_moe_layer *at, in
     return assay_recipe_quantise(ctx, o, &given, &dims, at->recipe != NULL ? at->recipe : &none);
 }
 
-assay_status bs_expert_selection(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_expert_selection(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -94,7 +98,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;

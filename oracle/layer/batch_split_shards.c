@@ -6,6 +6,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/layer/batch_split_scan.h"
 #include "oracle/ops/vector_sums.h"
 
 assay_status bs_alloc_shards(assay_context *ctx, const bs_run *run, const char *what, int64_t a, int64_t b,
@@ -89,22 +90,6 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
     return out->wants(out->self, path);
 }
 
-assay_status bs_write_merged(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
-                             double *const *microbatches, int64_t width)
-{
-    assay_status status = ASSAY_OK;
-    const assay_sink *out = run->stack->out;
-    char path[ASSAY_PATH_SIZE];
-    double *whole = NULL;
-    if (!bs_wants(run, layer, folder, name, path)) return ASSAY_OK;
-    TRY(bs_alloc_shards(ctx, run, path, run->factor * run->sizes.rows, width, &whole));
-    bs_merge(whole, (const double *const *)microbatches, run, width);
-    TRY(out->write(ctx, out->self, path, run->sizes.shards * run->factor * run->sizes.rows * width, whole));
-cleanup:
-    free(whole);
-    return status;
-}
-
 /* --- what is computed of a microbatch --- */
 
 static const struct {
@@ -122,6 +107,8 @@ static const struct {
     [MB_GIVEN] = {"selected_experts", "TK", true},
     [MB_CHOICES] = {"selected_experts", "TK", true},
     [MB_CHOICE_WEIGHTS] = {"routing weights", "TK"},
+    [MB_MARGIN] = {"margin", "T"},
+    [MB_BIASED] = {"biased_scores", "TE"},
     [MB_COUNTS] = {"group_sizes", "E", true},
     [MB_ROLLED] = {"selected_experts", "GK", true},
     [MB_OWN_COUNTS] = {"group_sizes", "e", true},
@@ -225,11 +212,89 @@ assay_status bs_copy(assay_context *ctx, const bs_run *run, bs_microbatch *to, b
     return ASSAY_OK;
 }
 
+static void free_runs(graph_run **runs, const bs_run *run)
+{
+    for (int64_t shard = 0; *runs != NULL && shard < run->sizes.shards; shard++) graph_close(&(*runs)[shard]);
+    free(*runs);
+    *runs = NULL;
+}
+
+assay_status bs_make_runs(assay_context *ctx, const bs_run *run, graph_run **runs)
+{
+    void *memory = NULL;
+    const assay_status status = assay_alloc(ctx, "runs of the shards", run->sizes.shards, sizeof **runs, &memory);
+    *runs = memory;
+    for (int64_t shard = 0; status == ASSAY_OK && shard < run->sizes.shards; shard++) (*runs)[shard] = (graph_run){0};
+    return status;
+}
+
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run)
 {
     for (int tensor = 0; tensor < MB_TENSORS; tensor++) bs_drop(b, (bs_tensor)tensor);
-    for (int64_t shard = 0; b->shared != NULL && shard < run->sizes.shards; shard++) graph_close(&b->shared[shard]);
-    free(b->shared);
+    free_runs(&b->attention, run);
+    free_runs(&b->shared, run);
     assay_routing_free(&b->routing);
     *b = (bs_microbatch){0};
+}
+
+assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
+                             const bs_microbatch *b, bs_tensor tensor)
+{
+    assay_status status = ASSAY_OK;
+    const assay_sink *out = run->stack->out;
+    const int64_t count = run->factor * bs_count(run, tensor);
+    const int64_t width = count / (run->sizes.shards * run->factor * run->sizes.rows);
+    const double *parts[ASSAY_MOST_MICROBATCHES];
+    const int32_t *of_integers[ASSAY_MOST_MICROBATCHES];
+    char path[ASSAY_PATH_SIZE];
+    double *whole = NULL;
+    int32_t *integers = NULL;
+    if (!bs_wants(run, layer, folder, name, path)) return ASSAY_OK;
+    for (int64_t m = 0; m < run->factor; m++) {
+        parts[m] = b[m].values[tensor];
+        of_integers[m] = b[m].indices[tensor];
+    }
+    if (forms[tensor].integers) {
+        TRY(assay_alloc_i32(ctx, path, count, &integers));
+        bs_merge_i32(integers, of_integers, run, width);
+        TRY(out->write_i32(ctx, out->self, path, count, integers));
+    } else {
+        TRY(assay_alloc_f64(ctx, path, count, &whole));
+        bs_merge(whole, parts, run, width);
+        TRY(out->write(ctx, out->self, path, count, whole));
+    }
+cleanup:
+    free(whole);
+    free(integers);
+    return status;
+}
+
+assay_status bs_staggered_call(assay_context *ctx, bs_run *run, bs_stage stage, bs_function *f, const bs_layer *at,
+                               bs_microbatch *b)
+{
+    assay_status status = ASSAY_OK;
+    for (int64_t m = 0; m < stage.count; m++) {
+        TRY(assay_schedule_add(ctx, &run->schedule, stage.backward, stage.name, stage.layer, m));
+        TRY(f(ctx, at, &b[m]));
+    }
+cleanup:
+    return status;
+}
+
+assay_status bs_staggered_bwd(assay_context *ctx, bs_run *run, bs_stage stage, bs_function_bwd *f, const bs_layer *at,
+                              bs_microbatch *b, bs_microbatch *d, int first, int end)
+{
+    assay_status status;
+    bs_layer each = *at;
+    bs_gradient_sums sums = {0};
+    TRY(bs_gradient_sums_open(ctx, run, &sums, at->g, first, end));
+    for (int64_t m = 0; m < stage.count; m++) {
+        each.g = bs_gradients_of(&sums, m);
+        TRY(assay_schedule_add(ctx, &run->schedule, true, stage.name, stage.layer, m));
+        TRY(f(ctx, &each, &b[m], &d[m]));
+        bs_add_gradients(ctx, run, &sums, m);
+    }
+cleanup:
+    bs_gradient_sums_close(&sums);
+    return status;
 }

@@ -7,7 +7,7 @@
 #include "oracle/ops/rms_norm.h"
 #include "oracle/ops/vector_sums.h"
 
-static assay_status normalise(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+static assay_status normalise(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     const bs_run *run = at->run;
@@ -26,7 +26,7 @@ cleanup:
 }
 
 /* Everything but the shared expert. */
-static assay_status normalise_and_route(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+static assay_status normalise_and_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     TRY(normalise(ctx, at, b));
@@ -37,7 +37,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_shared_expert_and_route(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_shared_expert_and_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     TRY(normalise_and_route(ctx, at, b));
@@ -56,7 +56,7 @@ double bs_moe_remat_flops(const bs_run *run)
     return gate_flops(run) + bs_shared_expert_flops(run);
 }
 
-assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     TRY(normalise_and_route(ctx, at, b));
@@ -74,7 +74,7 @@ static void add_term(const assay_context *ctx, int64_t count, double *sum, doubl
     assay_add(ctx, count, term, sum);
 }
 
-static assay_status norm_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+static assay_status norm_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status;
     const bs_run *run = at->run;
@@ -94,8 +94,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b,
-                                            bs_microbatch *d)
+assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status;
     const bs_run *run = at->run;
@@ -114,7 +113,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_compute_remat(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_compute_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -144,7 +143,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_compute_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_compute_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status;
     const bs_run *run = at->run;
@@ -153,13 +152,15 @@ assay_status bs_compute_bwd(assay_context *ctx, const bs_moe_layer *at, bs_micro
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_UP), d->values[MB_UP]);
     TRY(bs_compute_gating_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_ROWS), d->values[MB_ROWS]);
-    bs_drop(d, MB_GATE);
-    bs_drop(d, MB_UP);
+    for (int i = 0; i < 2; i++) {
+        bs_drop(i == 0 ? b : d, MB_GATE);
+        bs_drop(i == 0 ? b : d, MB_UP);
+    }
 cleanup:
     return status;
 }
 
-assay_status bs_unroute_ubatch(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b)
+assay_status bs_unroute_ubatch(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status;
     const bs_run *run = at->run;
@@ -175,7 +176,7 @@ cleanup:
     return status;
 }
 
-assay_status bs_unroute_ubatch_bwd(assay_context *ctx, const bs_moe_layer *at, bs_microbatch *b, bs_microbatch *d)
+assay_status bs_unroute_ubatch_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     assay_status status;
     const bs_run *run = at->run;
