@@ -19,15 +19,9 @@ static const double INVERSE_SQRT_2PI = 0.3989422804014327;
 
 enum { CHUNK = 256 };
 
-typedef enum form {
-    FORM_SIGMOID,
-    FORM_SILU,
-    FORM_GELU,
-    FORM_QUICK_GELU, /* the four from a sigmoid */
-    FORM_GELU_EXACT,
-    FORM_RELU,
-    FORM_LINEAR
-} form;
+/* An activation, or GPT-OSS's gate. */
+typedef int form;
+enum { QUICK_GELU = ASSAY_ACTIVATION_COUNT };
 
 typedef struct chunk {
     double x[CHUNK], z[CHUNK], z_low[CHUNK], slope[CHUNK], t[CHUNK], value[CHUNK], derivative[CHUNK];
@@ -96,9 +90,9 @@ static inline void quick_argument(double x, double *z, double *z_low, double *sl
 
 static inline __attribute__((always_inline)) void arguments(form f, int64_t n, chunk *c)
 {
-    if (f == FORM_GELU) {
+    if (f == ASSAY_GELU) {
         for (int64_t i = 0; i < n; i++) gelu_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
-    } else if (f == FORM_QUICK_GELU) {
+    } else if (f == QUICK_GELU) {
         for (int64_t i = 0; i < n; i++) quick_argument(c->x[i], &c->z[i], &c->z_low[i], &c->slope[i]);
     } else {
         for (int64_t i = 0; i < n; i++) {
@@ -116,8 +110,8 @@ static inline __attribute__((always_inline)) void from_exponentials(form f, int6
         double t = c->t[i] * (1 - copysign(1, c->z[i]) * c->z_low[i]);
         double large = 1 / (1 + t), small = t * large;
         double s = c->z[i] < 0 ? small : large, rest = c->z[i] < 0 ? large : small;
-        c->value[i] = f == FORM_SIGMOID ? s : c->x[i] * s;
-        c->derivative[i] = f == FORM_SIGMOID ? s * rest : s * (1 + c->x[i] * (c->slope[i] * rest));
+        c->value[i] = f == ASSAY_SIGMOID ? s : c->x[i] * s;
+        c->derivative[i] = f == ASSAY_SIGMOID ? s * rest : s * (1 + c->x[i] * (c->slope[i] * rest));
     }
 }
 
@@ -152,36 +146,21 @@ static inline __attribute__((always_inline)) void without_sigmoid(form f, int64_
 {
     for (int64_t i = 0; i < n; i++) {
         double x = c->x[i];
-        c->value[i] = f == FORM_RELU && x < 0 ? 0 : x;
-        c->derivative[i] = f == FORM_LINEAR || x > 0 ? 1 : x <= 0 ? 0 : x; /* NaN for NaN */
+        c->value[i] = f == ASSAY_RELU && x < 0 ? 0 : x;
+        c->derivative[i] = f == ASSAY_LINEAR || x > 0 ? 1 : x <= 0 ? 0 : x; /* NaN for NaN */
     }
 }
 
+/* With constants, so that each has loops of its own. */
 static inline __attribute__((always_inline)) void activate(const assay_context *ctx, form f, int64_t n, chunk *c)
 {
-    switch (f) {
-    case FORM_SIGMOID:
-        with_sigmoid(ctx, FORM_SIGMOID, n, c);
-        break;
-    case FORM_SILU:
-        with_sigmoid(ctx, FORM_SILU, n, c);
-        break;
-    case FORM_GELU:
-        with_sigmoid(ctx, FORM_GELU, n, c);
-        break;
-    case FORM_QUICK_GELU:
-        with_sigmoid(ctx, FORM_QUICK_GELU, n, c);
-        break;
-    case FORM_GELU_EXACT:
-        gelu_exact(ctx, n, c);
-        break;
-    case FORM_RELU:
-        without_sigmoid(FORM_RELU, n, c);
-        break;
-    case FORM_LINEAR:
-        without_sigmoid(FORM_LINEAR, n, c);
-        break;
-    }
+    if (f == ASSAY_SIGMOID) with_sigmoid(ctx, ASSAY_SIGMOID, n, c);
+    if (f == ASSAY_SILU) with_sigmoid(ctx, ASSAY_SILU, n, c);
+    if (f == ASSAY_GELU) with_sigmoid(ctx, ASSAY_GELU, n, c);
+    if (f == QUICK_GELU) with_sigmoid(ctx, QUICK_GELU, n, c);
+    if (f == ASSAY_GELU_EXACT) gelu_exact(ctx, n, c);
+    if (f == ASSAY_RELU) without_sigmoid(ASSAY_RELU, n, c);
+    if (f == ASSAY_LINEAR) without_sigmoid(ASSAY_LINEAR, n, c);
 }
 
 static void activate_scalar(const assay_context *ctx, form f, int64_t n, chunk *c)
@@ -239,7 +218,7 @@ static void keep_sigmoid(const assay_context *ctx, form f, int64_t n, chunk *c)
         double kept = s;
         assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &kept);
         const double moved = clamp(s - kept, rest);
-        if (moved != 0) c->derivative[i] += s * (f == FORM_SIGMOID ? 1 : c->x[i] * c->slope[i]) * moved;
+        if (moved != 0) c->derivative[i] += s * (f == ASSAY_SIGMOID ? 1 : c->x[i] * c->slope[i]) * moved;
     }
 }
 
@@ -252,8 +231,8 @@ static void activate_many(const assay_context *ctx, form f, int64_t count, const
         size_t bytes = (size_t)n * sizeof *x;
         memcpy(c.x, x + first, bytes);
         activate_chunk(ctx, f, n, &c);
-        if (ctx->emulation != NULL && (f == FORM_GELU || f == FORM_GELU_EXACT)) cancel_as_kernels(ctx, n, &c);
-        if (ctx->emulation != NULL && (f == FORM_SILU || f == FORM_SIGMOID || f == FORM_QUICK_GELU))
+        if (ctx->emulation != NULL && (f == ASSAY_GELU || f == ASSAY_GELU_EXACT)) cancel_as_kernels(ctx, n, &c);
+        if (ctx->emulation != NULL && (f == ASSAY_SILU || f == ASSAY_SIGMOID || f == QUICK_GELU))
             keep_sigmoid(ctx, f, n, &c);
         if (value != NULL) memcpy(value + first, c.value, bytes);
         if (derivative != NULL) memcpy(derivative + first, c.derivative, bytes);
@@ -263,14 +242,10 @@ static void activate_many(const assay_context *ctx, form f, int64_t count, const
 void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t count, const double *x, double *value,
                            double *derivative)
 {
-    static const form FORMS[ASSAY_ACTIVATION_COUNT] = {
-        [ASSAY_SILU] = FORM_SILU, [ASSAY_GELU] = FORM_GELU,       [ASSAY_GELU_EXACT] = FORM_GELU_EXACT,
-        [ASSAY_RELU] = FORM_RELU, [ASSAY_SIGMOID] = FORM_SIGMOID, [ASSAY_LINEAR] = FORM_LINEAR,
-    };
-    activate_many(ctx, FORMS[f], count, x, value, derivative);
+    activate_many(ctx, (form)f, count, x, value, derivative);
 }
 
 void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value, double *derivative)
 {
-    activate_many(ctx, FORM_QUICK_GELU, count, x, value, derivative);
+    activate_many(ctx, QUICK_GELU, count, x, value, derivative);
 }

@@ -71,25 +71,6 @@ static void close_all(moe_propagation *p)
     moe_row_scratch_free(&p->rows);
 }
 
-/* Behind a token's choices: the shared experts' share, which a router's type holds or rounds. */
-static assay_status slot_weights(assay_context *ctx, const moe_scales *scale, const moe_block *block)
-{
-    assay_status status;
-    const int64_t slots = block->per_token, chosen = block->config->routing.num_experts_per_tok;
-    double *variance = NULL;
-    TRY(assay_alloc_f64(ctx, "error scale of topk_weights", block->tokens * slots, &variance));
-    for (int64_t i = 0; i < block->tokens * slots; i++) {
-        const int64_t slot = i % slots;
-        const double shared =
-            block->slot_weights[i] == 1 ? 0 : assay_square(scale->precision->router * block->slot_weights[i]);
-        variance[i] = slot < chosen ? scale->weights[i / slots * chosen + slot] : shared;
-    }
-    TRY(moe_write(ctx, &scale->results, MOE_SLOT_WEIGHTS, block->tokens * slots, variance));
-cleanup:
-    free(variance);
-    return status;
-}
-
 /* The variances of logits and weights; writes the scales of these, lb_loss and bias_updates. */
 static assay_status routed_one(assay_context *ctx, moe_scales *scale, const moe_block *block)
 {
@@ -115,7 +96,6 @@ static assay_status routed_one(assay_context *ctx, moe_scales *scale, const moe_
     }
     TRY(moe_write(ctx, &scale->results, MOE_LB_LOSS, 1, &lb_loss));
     TRY(moe_write(ctx, &scale->results, MOE_WEIGHTS, block->tokens * chosen, scale->weights));
-    if (block->slot_ids != NULL) TRY(slot_weights(ctx, scale, block));
     /* The sign of a count: no error at a fixed choice. */
     TRY(assay_alloc_zeros(ctx, "scale of bias_updates", block->experts, &zeros));
     TRY(moe_write(ctx, &scale->results, MOE_BIAS_UPDATES, block->experts, zeros));

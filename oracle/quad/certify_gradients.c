@@ -13,23 +13,20 @@ typedef struct weighted_sum {
     quad value, size;
 } weighted_sum;
 
-static assay_status sum_up(assay_context *ctx, const quad_tensors *in, const quad_tensors *out, weighted_sum *loss)
+/* cotangents: under the paths of their outputs. */
+static assay_status sum_up(assay_context *ctx, const quad_tensors *cotangents, const quad_tensors *out,
+                           weighted_sum *loss)
 {
     assay_status status = ASSAY_OK;
     *loss = (weighted_sum){0};
-    for (int i = 0; i < in->count; i++) {
-        const quad_tensor *cotangent = &in->items[i];
-        if (!quad_has_prefix(cotangent->path, "cotangents/")) continue;
-        char path[ASSAY_PATH_SIZE];
-        size_t length = strlen("cotangents/");
-        memcpy(path, "outputs/", strlen("outputs/"));
-        memcpy(path + strlen("outputs/"), cotangent->path + length, strlen(cotangent->path) - length + 1);
+    for (int i = 0; i < cotangents->count; i++) {
+        const quad_tensor *cotangent = &cotangents->items[i];
+        const int64_t count = assay_shape_count(&cotangent->shape);
         const quad *output = NULL;
-        int64_t count = assay_shape_count(&cotangent->shape);
-        TRY(quad_read(ctx, out, path, count, &output));
+        TRY(quad_read(ctx, out, cotangent->path, count, &output));
         for (int64_t j = 0; j < count; j++) {
             if (!finiteq(cotangent->values[j]) || !finiteq(output[j])) continue;
-            quad term = cotangent->values[j] * output[j];
+            const quad term = cotangent->values[j] * output[j];
             loss->value += term;
             loss->size += fabsq(term);
         }
@@ -58,7 +55,7 @@ typedef struct checking {
     const quad_operation *operation;
     const void *config;
     const quad_tensors *in;
-    const quad_tensors *outputs; /* that have cotangents: names and shapes */
+    const quad_tensors *outputs; /* that have cotangents, which are their numbers here */
     const quad_budget *budget;
     weighted_sum base;
     moved *tensors;
@@ -72,7 +69,7 @@ static assay_status evaluate_loss(assay_context *ctx, const checking *all, const
     assay_status status = ASSAY_OK;
     quad_tensors out = {0};
     TRY(quad_evaluate(ctx, all->operation->form, all->config, in, all->outputs, &out));
-    TRY(sum_up(ctx, all->in, &out, loss));
+    TRY(sum_up(ctx, all->outputs, &out, loss));
 cleanup:
     quad_tensors_free(&out);
     return status;
@@ -238,7 +235,7 @@ static assay_status find_base(assay_context *ctx, const quad_tensors *references
     bool there = true;
     for (int i = 0; i < all->outputs->count; i++)
         there &= quad_tensors_find(references, all->outputs->items[i].path) != NULL;
-    return there ? sum_up(ctx, all->in, references, &all->base) : evaluate_loss(ctx, all, all->in, &all->base);
+    return there ? sum_up(ctx, all->outputs, references, &all->base) : evaluate_loss(ctx, all, all->in, &all->base);
 }
 
 /* What the directions of a gradient have found goes into its certificate; that of sums of signs has none. */

@@ -43,6 +43,26 @@ quad_node quad_heads_beside(quad_tape *t, quad_node a, quad_node b, int64_t head
     return quad_view(t, quad_beside(t, quad_view(t, a, of_a), quad_view(t, b, of_b)), heads * (of_a + of_b));
 }
 
+/* Attention of heads, with what goes in and what comes out as checkpoints. */
+static quad_node attend_heads(quad_tape *t, const assay_attention_config *c, const assay_mesh *mesh, quad_node query,
+                              quad_node key, quad_node value, quad_node sinks)
+{
+    const quad_heads heads = {.batch = c->batch,
+                              .sequence = c->sequence,
+                              .heads = c->heads,
+                              .kv_heads = c->kv_heads == 0 ? c->heads : c->kv_heads,
+                              .mesh = mesh};
+    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", c->batch * c->sequence);
+    quad_node lse;
+    const quad_node out = quad_attend(t, c, query, key, value, sinks, segments, &lse);
+    quad_put_heads(t, &heads, "checkpoints/query_proj", c->qk_dim, query);
+    quad_put_heads(t, &heads, "checkpoints/key_proj", c->qk_dim, key);
+    quad_put_heads(t, &heads, "checkpoints/value_proj", c->v_dim, value);
+    quad_put_heads(t, &heads, "checkpoints/attention_out", c->v_dim, out);
+    quad_put_heads(t, &heads, "checkpoints/lse", 0, lse);
+    return out;
+}
+
 quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
 {
     const assay_mla_config *c = &config->mla;
@@ -89,16 +109,8 @@ quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
     quad_put_gradient(t, "checkpoints/kv_wa_proj_gradient", assay_shape_of(3, b, s, lkv + rope), down);
     quad_put_gradient(t, "checkpoints/kv_gradient", assay_shape_of(4, b, s, n, nope + v), kv);
 
-    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", tokens);
-    quad_node lse;
-    const quad_node out = quad_attend(t, &attention, query, key, value, 0, segments, &lse);
+    const quad_node out = attend_heads(t, &attention, &config->mesh, query, key, value, 0);
     const quad_node y = linear(t, c, out, "weights/out/kernel", n * v, d);
-    const quad_heads heads = {.batch = b, .sequence = s, .heads = n, .kv_heads = n, .mesh = &config->mesh};
-    quad_put_heads(t, &heads, "checkpoints/query_proj", qk, query);
-    quad_put_heads(t, &heads, "checkpoints/key_proj", qk, key);
-    quad_put_heads(t, &heads, "checkpoints/value_proj", v, value);
-    quad_put_heads(t, &heads, "checkpoints/attention_out", v, out);
-    quad_put_heads(t, &heads, "checkpoints/lse", 0, lse);
     quad_put(t, "checkpoints/out_proj", assay_shape_of(3, b, s, d), y);
     return y;
 }
@@ -164,7 +176,7 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
     const quad_heads heads = {
         .batch = b, .sequence = s, .heads = c->heads, .kv_heads = c->kv_heads, .mesh = &config->mesh};
     const quad *turns = quad_turns(t, &c->rope, b * s, quad_given_indices(t, "inputs/positions", b * s));
-    quad_node query, key, value, lse;
+    quad_node query, key, value;
     if (c->fused_qkv) {
         const quad_node all = project(t, c, x, "weights/qkv_proj/kernel", "weights/qkv_proj/bias", n + 2 * g);
         quad_put_heads(t, &heads, "checkpoints/qkv_proj", dim, all);
@@ -184,14 +196,8 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x)
     query = quad_times(t, turn_heads(t, c, query, "weights/query_norm/scale", turns), c->query_scale);
     key = turn_heads(t, c, key, "weights/key_norm/scale", turns);
     const quad_node sinks = c->sinks ? quad_given(t, "weights/sinks", 1, c->heads) : 0;
-    const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", b * s);
-    const quad_node out = quad_attend(t, &attention, query, key, value, sinks, segments, &lse);
+    const quad_node out = attend_heads(t, &attention, &config->mesh, query, key, value, sinks);
     const quad_node y = project(t, c, out, "weights/out/kernel", "weights/out/bias", c->emb_dim);
-    quad_put_heads(t, &heads, "checkpoints/query_proj", dim, query);
-    quad_put_heads(t, &heads, "checkpoints/key_proj", dim, key);
-    quad_put_heads(t, &heads, "checkpoints/value_proj", dim, value);
-    quad_put_heads(t, &heads, "checkpoints/attention_out", dim, out);
-    quad_put_heads(t, &heads, "checkpoints/lse", 0, lse);
     quad_put(t, "checkpoints/out_proj", assay_shape_of(3, b, s, c->emb_dim), y);
     return y;
 }

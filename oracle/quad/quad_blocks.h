@@ -4,6 +4,17 @@
 
 #include "oracle/quad/tape.h"
 
+/* An axis of a mesh that is not there, or parts that nothing is cut into. */
+static inline int64_t quad_one_at_least(int64_t n)
+{
+    return n > 1 ? n : 1;
+}
+
+static inline int64_t quad_tokens(const assay_routing_config *config)
+{
+    return config->batch * config->sequence;
+}
+
 /* --- attention --- */
 
 /* y [B*S,D] of x; checkpoints are put. */

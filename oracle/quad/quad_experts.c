@@ -2,11 +2,6 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static int64_t tokens_of(const assay_moe_config *config)
-{
-    return config->routing.batch * config->routing.sequence;
-}
-
 assay_status quad_rows_alloc(quad_tape *t, int64_t count, quad_expert_rows *rows)
 {
     int64_t **const lists[] = {&rows->expert, &rows->token, &rows->choice, &rows->to};
@@ -68,7 +63,7 @@ quad_node quad_expert_sum(quad_tape *t, const quad_moe_config *both, quad_node x
     quad_mlp_run(t, m, in);
     if (early) m->y = quad_weigh(t, m->y, weights_of_rows(t, r, rows, true, 1));
     const quad_node out = quad_weigh(t, m->y, weights_of_rows(t, r, rows, !weighed, 1 / late));
-    const quad_node y = quad_scatter(t, out, rows->to, tokens_of(c));
+    const quad_node y = quad_scatter(t, out, rows->to, quad_tokens(&c->routing));
     return c->late_factor != 0 ? quad_times(t, y, late) : y;
 }
 

@@ -4,11 +4,6 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static int64_t one_at_least(int64_t n)
-{
-    return n > 1 ? n : 1;
-}
-
 /* Sizes of the axes data, fsdp, expert, mlp_tensor; heads of queries and of keys, of one shard. */
 typedef struct spread {
     int64_t data, fsdp, expert, tensor;
@@ -32,7 +27,7 @@ static void put_shards(quad_tape *t, const quad_heads *h, const spread *m, const
     const bool of_lse = width == 0;
     const char *name = path + strlen("checkpoints/");
     const int64_t groups = m->data * m->fsdp, parts = m->expert * m->tensor, shards = groups * parts, s = h->sequence;
-    const int64_t all = quad_rows(t, x) * quad_columns(t, x) / (h->batch * s * one_at_least(width));
+    const int64_t all = quad_rows(t, x) * quad_columns(t, x) / (h->batch * s * quad_one_at_least(width));
     const int64_t batch = h->batch / groups, heads = all / parts, rows = shards * batch * s * heads;
     int64_t *index = quad_indices(t, rows);
     for (int64_t i = 0; index != NULL && i < rows; i++) {
@@ -44,16 +39,16 @@ static void put_shards(quad_tape *t, const quad_heads *h, const spread *m, const
     }
     quad_put(t, path,
              of_lse ? assay_shape_of(4, shards, batch, heads, s) : assay_shape_of(5, shards, batch, s, heads, width),
-             quad_gather(t, quad_view(t, x, one_at_least(width)), index, rows));
+             quad_gather(t, quad_view(t, x, quad_one_at_least(width)), index, rows));
 }
 
 void quad_put_heads(quad_tape *t, const quad_heads *h, const char *path, int64_t width, quad_node x)
 {
     const int64_t *sizes = h->mesh->size;
-    spread m = {one_at_least(sizes[ASSAY_AXIS_DATA]),
-                one_at_least(sizes[ASSAY_AXIS_FSDP]),
-                one_at_least(sizes[ASSAY_AXIS_EXPERT]),
-                one_at_least(sizes[ASSAY_AXIS_MLP_TENSOR]),
+    spread m = {quad_one_at_least(sizes[ASSAY_AXIS_DATA]),
+                quad_one_at_least(sizes[ASSAY_AXIS_FSDP]),
+                quad_one_at_least(sizes[ASSAY_AXIS_EXPERT]),
+                quad_one_at_least(sizes[ASSAY_AXIS_MLP_TENSOR]),
                 h->heads,
                 h->kv_heads};
     const int64_t parts = m.expert * m.tensor;

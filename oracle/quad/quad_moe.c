@@ -4,11 +4,6 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static int64_t tokens_of(const assay_moe_config *config)
-{
-    return config->routing.batch * config->routing.sequence;
-}
-
 static int64_t slots_of(const assay_moe_config *config)
 {
     return config->routing.num_experts_per_tok + config->fused_shared_experts;
@@ -55,12 +50,12 @@ static void list_dropping(quad_tape *t, const assay_moe_config *c, const int32_t
 static void list_dense(quad_tape *t, const assay_moe_config *c, const int32_t *selected, quad_expert_rows *rows)
 {
     const int64_t experts = c->routing.num_experts, k = c->routing.num_experts_per_tok;
-    if (quad_rows_alloc(t, tokens_of(c) * experts, rows) != ASSAY_OK) return;
+    if (quad_rows_alloc(t, quad_tokens(&c->routing) * experts, rows) != ASSAY_OK) return;
     for (int64_t row = 0; row < rows->count; row++) {
         rows->expert[row] = row % experts;
         rows->token[row] = row / experts;
     }
-    for (int64_t i = 0; i < tokens_of(c) * k; i++) {
+    for (int64_t i = 0; i < quad_tokens(&c->routing) * k; i++) {
         if (selected[i] < 0) continue;
         rows->to[i / k * experts + selected[i]] = i / k;
         rows->choice[i / k * experts + selected[i]] = i;
@@ -72,7 +67,7 @@ static void list_sorted(quad_tape *t, const assay_moe_config *c, const int32_t *
                         quad_expert_rows *rows)
 {
     const int64_t k = c->routing.num_experts_per_tok, slots = slots_of(c);
-    if (quad_rows_alloc(t, tokens_of(c) * slots, rows) != ASSAY_OK) return;
+    if (quad_rows_alloc(t, quad_tokens(&c->routing) * slots, rows) != ASSAY_OK) return;
     for (int64_t row = 0; row < rows->count; row++) {
         if (order[row] < 0) continue;
         const int64_t token = order[row] / slots, slot = order[row] % slots;
@@ -88,7 +83,7 @@ static assay_shape shape_of_rows(const assay_moe_config *config)
     const assay_routing_config *r = &config->routing;
     if (config->path == ASSAY_MOE_DENSE) return assay_shape_of(3, r->batch, r->sequence, r->num_experts);
     if (config->path == ASSAY_MOE_DROPPING) return assay_shape_of(3, r->num_experts, r->batch, quad_capacity(config));
-    return assay_shape_of(1, tokens_of(config) * slots_of(config));
+    return assay_shape_of(1, quad_tokens(&config->routing) * slots_of(config));
 }
 
 /* --- what routing lists --- */
@@ -102,10 +97,10 @@ static void put_masks(quad_tape *t, const assay_moe_config *c, const quad_router
     const int64_t count = assay_shape_count(&shape);
     quad *combine;
     int32_t *dispatch = quad_put_indices(t, "routing/dispatch_mask", shape);
-    quad_put(t, "routing/combine_mask", shape, quad_constant(t, tokens_of(c), experts * room, &combine));
+    quad_put(t, "routing/combine_mask", shape, quad_constant(t, quad_tokens(&c->routing), experts * room, &combine));
     if (t->status != ASSAY_OK) return;
     for (int64_t i = 0; i < count; i++) combine[i] = 0;
-    for (int64_t choice = 0; choice < tokens_of(c) * k; choice++) {
+    for (int64_t choice = 0; choice < quad_tokens(&c->routing) * k; choice++) {
         const int64_t position = position_of(c, r->selected, choice);
         if (position >= room || r->selected[choice] < 0) continue;
         combine[(choice / k * experts + r->selected[choice]) * room + position] = quad_values(t, r->weights)[choice];
@@ -116,12 +111,12 @@ static void put_masks(quad_tape *t, const assay_moe_config *c, const quad_router
 /* The ids of all slots, [T,K+n]: the choices, and behind them the experts that all have; put with their weights where there are such. */
 static const int32_t *slots_ids(quad_tape *t, const assay_moe_config *c, const quad_router *r)
 {
-    const int64_t k = c->routing.num_experts_per_tok, slots = slots_of(c), count = tokens_of(c) * slots;
+    const int64_t k = c->routing.num_experts_per_tok, slots = slots_of(c), count = quad_tokens(&c->routing) * slots;
     const assay_shape shape = assay_shape_of(3, c->routing.batch, c->routing.sequence, slots);
     quad *weights;
     if (slots == k) return r->selected;
     int32_t *ids = quad_put_indices(t, "routing/topk_ids", shape);
-    quad_put(t, "routing/topk_weights", shape, quad_constant(t, tokens_of(c), slots, &weights));
+    quad_put(t, "routing/topk_weights", shape, quad_constant(t, quad_tokens(&c->routing), slots, &weights));
     for (int64_t i = 0; t->status == ASSAY_OK && i < count; i++) {
         const int64_t slot = i % slots, choice = i / slots * k + slot;
         const quad rest = c->late_factor != 0 ? 1 / (quad)c->late_factor : 1;
@@ -138,7 +133,7 @@ static void put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t 
     const int32_t *map = quad_given_indices(t, "inputs/physical_to_logical_map", c->physical_experts);
     int32_t *physical =
         quad_put_indices(t, "routing/physical_experts", assay_shape_of(3, c->routing.batch, c->routing.sequence, k));
-    for (int64_t i = 0; t->status == ASSAY_OK && i < tokens_of(c) * k; i++) {
+    for (int64_t i = 0; t->status == ASSAY_OK && i < quad_tokens(&c->routing) * k; i++) {
         int64_t replicas = 0, passed = 0;
         physical[i] = -1; /* a slot of none */
         for (int64_t p = 0; p < c->physical_experts; p++) replicas += map[p] == selected[i];
@@ -151,7 +146,7 @@ static void put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t 
 /* The choices by the numbers that experts have here, -1 elsewhere. */
 static const int32_t *localised(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
 {
-    const int64_t choices = tokens_of(c) * c->routing.num_experts_per_tok, here = c->local_num_experts;
+    const int64_t choices = quad_tokens(&c->routing) * c->routing.num_experts_per_tok, here = c->local_num_experts;
     const int32_t *map = quad_given_indices_optional(t, "inputs/expert_map", c->routing.num_experts);
     int32_t *local = quad_keep(t, choices, sizeof *local);
     for (int64_t i = 0; local != NULL && i < choices; i++) {
@@ -164,7 +159,8 @@ static const int32_t *localised(quad_tape *t, const assay_moe_config *c, const i
 /* The order of the copies, and how many each expert has. With local experts the order is of those that are here. */
 static const int32_t *put_order(quad_tape *t, const assay_moe_config *c, const int32_t *ids, const int32_t *local)
 {
-    const int64_t copies = tokens_of(c) * slots_of(c), experts = c->routing.num_experts + c->fused_shared_experts;
+    const int64_t copies = quad_tokens(&c->routing) * slots_of(c),
+                  experts = c->routing.num_experts + c->fused_shared_experts;
     int32_t *order = quad_put_indices(t, "routing/sorted_selected_experts", assay_shape_of(1, copies));
     int32_t *sizes = quad_put_indices(t, "routing/group_sizes", assay_shape_of(1, experts));
     if (t->status == ASSAY_OK) quad_sort_by_expert(copies, ids, experts, order, sizes);
@@ -215,7 +211,7 @@ quad_node quad_moe_of(quad_tape *t, const quad_moe_config *config, quad_node x)
 void quad_moe(quad_tape *t, const void *config)
 {
     const assay_moe_config *c = &((const quad_moe_config *)config)->moe;
-    const quad_node x = quad_given(t, "inputs/x", tokens_of(c), c->emb_dim);
+    const quad_node x = quad_given(t, "inputs/x", quad_tokens(&c->routing), c->emb_dim);
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_moe_of(t, config, x));
 }
 

@@ -7,11 +7,6 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static int64_t tokens_of(const assay_routing_config *config)
-{
-    return config->batch * config->sequence;
-}
-
 static bool is_deepseek(const assay_routing_config *config)
 {
     return config->family == ASSAY_ROUTER_DEEPSEEK3 || config->family == ASSAY_ROUTER_DEEPSEEK2;
@@ -54,7 +49,7 @@ static void make_scores(quad_tape *t, const assay_routing_config *config, quad_n
 static void check_choice(quad_tape *t, const assay_routing_config *config, const int32_t *selected, bool given)
 {
     const int64_t k = config->num_experts_per_tok;
-    for (int64_t i = 0; i < tokens_of(config) * k; i++) {
+    for (int64_t i = 0; i < quad_tokens(config) * k; i++) {
         if (selected[i] >= (given ? -1 : 0) && selected[i] < config->num_experts) continue;
         quad_refuse(t, "expert id %d of token %lld is outside %d to %lld", (int)selected[i], (long long)(i / k),
                     given ? -1 : 0, (long long)config->num_experts - 1);
@@ -66,8 +61,8 @@ static void look_up(quad_tape *t, const assay_routing_config *config, int32_t *s
 {
     const int64_t k = config->num_experts_per_tok;
     const int32_t *table = quad_given_indices(t, "weights/tid2eid", config->hash_rows * k);
-    const int32_t *ids = quad_given_indices(t, "inputs/input_ids", tokens_of(config));
-    for (int64_t i = 0; ids != NULL && table != NULL && i < tokens_of(config); i++) {
+    const int32_t *ids = quad_given_indices(t, "inputs/input_ids", quad_tokens(config));
+    for (int64_t i = 0; ids != NULL && table != NULL && i < quad_tokens(config); i++) {
         if (ids[i] < 0 || ids[i] >= config->hash_rows) {
             quad_refuse(t, "token id %d is outside the hash table of %lld rows", (int)ids[i],
                         (long long)config->hash_rows);
@@ -81,7 +76,7 @@ static void look_up(quad_tape *t, const assay_routing_config *config, int32_t *s
 static void choose(quad_tape *t, const assay_routing_config *config, const quad_router *r, const int32_t *input,
                    int32_t *selected, quad *margin)
 {
-    const int64_t tokens = tokens_of(config), k = config->num_experts_per_tok, experts = config->num_experts;
+    const int64_t tokens = quad_tokens(config), k = config->num_experts_per_tok, experts = config->num_experts;
     const quad *by = quad_values(t, config->select_by_logits ? r->scored : r->biased);
     bool *allowed = quad_keep(t, experts, sizeof *allowed);
     for (int64_t i = 0; t->status == ASSAY_OK && i < tokens; i++) margin[i] = INFINITY;
@@ -103,7 +98,7 @@ static void choose(quad_tape *t, const assay_routing_config *config, const quad_
 static quad_node weights_of(quad_tape *t, const assay_routing_config *config, const quad_router *r,
                             const int32_t *selected)
 {
-    const int64_t k = config->num_experts_per_tok, copies = tokens_of(config) * k, experts = config->num_experts;
+    const int64_t k = config->num_experts_per_tok, copies = quad_tokens(config) * k, experts = config->num_experts;
     const bool unbounded = config->score_func == ASSAY_SCORE_SIGMOID || config->score_func == ASSAY_SCORE_SQRTSOFTPLUS;
     const assay_router_family family = config->family;
     const quad_node from = config->use_random_routing                                         ? r->biased
@@ -134,7 +129,7 @@ static quad_node weights_of(quad_tape *t, const assay_routing_config *config, co
 static quad_node balance_loss(quad_tape *t, const assay_routing_config *config, const quad_router *r,
                               const int32_t *selected)
 {
-    const int64_t tokens = tokens_of(config), experts = config->num_experts, k = config->num_experts_per_tok;
+    const int64_t tokens = quad_tokens(config), experts = config->num_experts, k = config->num_experts_per_tok;
     const bool whole = config->balance_scope != ASSAY_BALANCE_SEQUENCE;
     const int64_t among = whole ? tokens : config->sequence; /* tokens that share a density */
     int64_t *chosen = quad_indices(t, tokens / among * experts);
@@ -154,13 +149,14 @@ static quad_node balance_loss(quad_tape *t, const assay_routing_config *config, 
 static quad_node z_loss(quad_tape *t, const assay_routing_config *config, const quad_router *r)
 {
     const quad_node lse = quad_log_sum_exp(t, r->of_z_loss), squares = quad_multiply(t, lse, lse);
-    return quad_row_sums(t, quad_view(t, squares, tokens_of(config)), config->z_loss_weight / (quad)tokens_of(config));
+    return quad_row_sums(t, quad_view(t, squares, quad_tokens(config)),
+                         config->z_loss_weight / (quad)quad_tokens(config));
 }
 
 /* Of the average load's sign; updates [E]. */
 static void update_biases(const assay_routing_config *config, const int32_t *selected, quad *updates)
 {
-    const int64_t copies = tokens_of(config) * config->num_experts_per_tok, experts = config->num_experts;
+    const int64_t copies = quad_tokens(config) * config->num_experts_per_tok, experts = config->num_experts;
     int64_t counted = 0;
     for (int64_t i = 0; i < copies; i++) counted += selected[i] >= 0;
     for (int64_t e = 0; e < experts; e++) {
@@ -209,7 +205,7 @@ static void check_config(quad_tape *t, const assay_routing_config *config)
 
 static quad_node make_logits(quad_tape *t, const assay_routing_config *config, quad_node x)
 {
-    const quad_node given = quad_given_optional(t, "inputs/logits", tokens_of(config), config->num_experts);
+    const quad_node given = quad_given_optional(t, "inputs/logits", quad_tokens(config), config->num_experts);
     if (given != 0) return given;
     if (x == 0) x = quad_given_rows(t, "inputs/x");
     return quad_linear(
@@ -257,7 +253,7 @@ quad_router quad_route(quad_tape *t, const assay_routing_config *config, quad_no
 void quad_routing(quad_tape *t, const void *self)
 {
     const assay_routing_config *config = self;
-    const int64_t copies = tokens_of(config) * config->num_experts_per_tok;
+    const int64_t copies = quad_tokens(config) * config->num_experts_per_tok;
     const quad_router r = quad_route(t, config, 0);
     const quad_losses losses = quad_losses_of(t, config, &r, r.selected);
     int32_t *order = quad_put_indices(t, "routing/sorted_selected_experts", assay_shape_of(1, copies));

@@ -2,11 +2,6 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static int64_t one_at_least(int64_t n)
-{
-    return n > 1 ? n : 1;
-}
-
 /* Which part of `parts` an index is in, and where in it. */
 typedef struct split {
     int64_t part, place, size;
@@ -22,9 +17,10 @@ int64_t quad_kernel_place(const assay_moe_config *config, const assay_sharding *
                           int64_t h)
 {
     const int64_t *axes = s->mesh.size, width = config->moe_mlp_dim, half = h / width;
-    const int64_t transposes = one_at_least(s->fsdp_transpose), tensors = one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
-    const int64_t fsdps = one_at_least(axes[ASSAY_AXIS_FSDP]) / transposes;
-    const int64_t experts = one_at_least(axes[ASSAY_AXIS_EXPERT]);
+    const int64_t transposes = quad_one_at_least(s->fsdp_transpose),
+                  tensors = quad_one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
+    const int64_t fsdps = quad_one_at_least(axes[ASSAY_AXIS_FSDP]) / transposes;
+    const int64_t experts = quad_one_at_least(axes[ASSAY_AXIS_EXPERT]);
     const bool exp_on_fsdp = s->shard_exp_on_fsdp;
     const split of_e = split_of(e, config->routing.num_experts, exp_on_fsdp ? experts * fsdps : experts);
     const split of_d = split_of(d, config->emb_dim, exp_on_fsdp ? 1 : fsdps);

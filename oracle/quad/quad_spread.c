@@ -5,25 +5,20 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static int64_t one_at_least(int64_t n)
-{
-    return n > 1 ? n : 1;
-}
-
 static void set_sizes(quad_tape *t, quad_spread *s, const quad_moe_config *config, int64_t microbatches)
 {
     const assay_sharding *sharding = &config->sharding;
     const assay_routing_config *routing = &config->moe.routing;
     const int64_t *axes = sharding->mesh.size;
-    const int64_t mesh[] = {one_at_least(axes[ASSAY_AXIS_DATA]), one_at_least(axes[ASSAY_AXIS_FSDP]),
-                            one_at_least(axes[ASSAY_AXIS_EXPERT]), one_at_least(axes[ASSAY_AXIS_MLP_TENSOR])};
+    const int64_t mesh[] = {quad_one_at_least(axes[ASSAY_AXIS_DATA]), quad_one_at_least(axes[ASSAY_AXIS_FSDP]),
+                            quad_one_at_least(axes[ASSAY_AXIS_EXPERT]), quad_one_at_least(axes[ASSAY_AXIS_MLP_TENSOR])};
     t->status = assay_checked_count(t->ctx, "mesh", 4, mesh, &s->shards);
     if (t->status != ASSAY_OK) return;
     const int64_t token_shards = s->shards / mesh[3];
     s->expert_shards = mesh[2];
-    s->hidden_shards = one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
-    s->microbatches = one_at_least(microbatches);
-    s->chunks = one_at_least(sharding->token_chunks);
+    s->hidden_shards = quad_one_at_least(axes[ASSAY_AXIS_MLP_TENSOR]);
+    s->microbatches = quad_one_at_least(microbatches);
+    s->chunks = quad_one_at_least(sharding->token_chunks);
     s->parts = s->chunks * s->microbatches;
     s->part_axis = microbatches > 0 || s->chunks > 1;
     s->exchange = config->moe.path == ASSAY_MOE_FUSED                             ? QUAD_STAY

@@ -1,12 +1,11 @@
-/* Kernels as they lie on shards: where each number is, the same results as with whole ones, and what is refused. */
-#include <stdio.h>
+/* Kernels as they lie on shards: what each has, and what is refused. The same bits as with whole ones are the equivalence gathered-whole, and
+ * harness/tests/test_certified.c has the numbers. */
 #include <string.h>
 
 #include "oracle/mesh/sharded_weights.h"
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
 
-static const char *const kernels[] = {"wi", "wi_0", "wi_1", "wo"};
 static const int weights[] = {ASSAY_MLP_WI, ASSAY_MLP_WI_0, ASSAY_MLP_WI_1, ASSAY_MLP_WO};
 
 static const struct {
@@ -24,71 +23,6 @@ static assay_sharding sharding_of(int mesh)
     s.fsdp_transpose = meshes[mesh].transpose;
     s.shard_exp_on_fsdp = meshes[mesh].exp_on_fsdp;
     return s;
-}
-
-/* Numbers of whole kernels [E,D,2H], [E,D,H] or [E,H,D], shard by shard, expert by expert, row by row. */
-static void put_on_shards(int mesh, const char *name, const double *whole, double *on_shards)
-{
-    const int64_t fsdp = meshes[mesh].fsdp, transpose = meshes[mesh].transpose, expert = meshes[mesh].expert;
-    const int64_t hidden = meshes[mesh].hidden, h_parts = transpose * hidden;
-    const bool exp = meshes[mesh].exp_on_fsdp, down = strcmp(name, "wo") == 0;
-    const int64_t halves = strcmp(name, "wi") == 0 ? 2 : 1;
-    const int64_t experts = E / expert / (exp ? fsdp : 1), dims = exp ? D : D / fsdp, widths = H / h_parts;
-    for (int64_t f = 0; f < fsdp; f++) {
-        for (int64_t t = 0; t < transpose; t++) {
-            for (int64_t p = 0; p < expert * hidden; p++) {
-                const int64_t h_first = (t * hidden + p % hidden) * widths, d_first = exp ? 0 : f * dims;
-                const int64_t e_first = exp ? (p / hidden * fsdp + f) * experts : p / hidden * experts;
-                for (int64_t i = 0; i < experts * dims * halves * widths; i++) {
-                    int64_t e, d, h, half = 0;
-                    if (down) {
-                        d = i % dims, h = i / dims % widths, e = i / dims / widths;
-                        *on_shards++ = whole[((e_first + e) * H + h_first + h) * D + d_first + d];
-                        continue;
-                    }
-                    h = i % widths, half = i / widths % halves, d = i / widths / halves % dims;
-                    e = i / widths / halves / dims;
-                    *on_shards++ = whole[(((e_first + e) * D + d_first + d) * halves + half) * H + h_first + h];
-                }
-            }
-        }
-    }
-}
-
-/* The case's kernels, moved; or gradients of the whole ones, to compare with. */
-static void move(test_tensors *tensors, const char *folder, int mesh)
-{
-    for (int i = 0; i < 4; i++) {
-        char path[ASSAY_PATH_SIZE];
-        snprintf(path, sizeof path, "%s%s", folder, kernels[i]);
-        assay_tensor *tensor = assay_tensor_set_find(&tensors->set, path);
-        double moved[E * D * 2 * H];
-        if (tensor == NULL) continue;
-        put_on_shards(mesh, kernels[i], tensor->values, moved);
-        memcpy(tensor->values, moved, (size_t)tensor->count * sizeof *moved);
-    }
-}
-
-TEST(the_same_bits_as_whole_kernels)
-{
-    assay_context ctx = assay_context_default(1);
-    for (int variant = 0; variant < SHARDED_CASES; variant++) {
-        for (int mesh = 0; mesh < MESHES; mesh++) {
-            moe_case c = sharded_case_wide(variant, 24);
-            assay_sharding sharding = sharding_of(mesh);
-            test_tensors whole = {0}, actual = {0};
-            sharding.ring_of_experts = (variant + mesh) % 2;
-            sharded_case_run(&ctx, &c, &sharding, &whole);
-            move(&c.in, "weights/", mesh);
-            move(&whole, "gradients/weights/", mesh);
-            sharding.weights_on_shards = true;
-            sharded_case_run(&ctx, &c, &sharding, &actual);
-            moe_case_assert_same(&actual, &whole);
-            assay_tensor_set_free(&whole.set);
-            assay_tensor_set_free(&actual.set);
-            moe_case_free(&c);
-        }
-    }
 }
 
 /* What a shard has, and that shards have everything once. */

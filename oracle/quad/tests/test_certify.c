@@ -49,16 +49,32 @@ static const quad_operation cubes = {.form = cube_form}, routing_form = {.form =
 
 static const double X[] = {1, -3, 2, .5, 1e-3, 40}, W[] = {2, 1, -1, 4, 7, 1e-3}, DY[] = {1, -1, 3, .5, 2, -1};
 
-static void add_cubes(quad_case *c, double *y, double *dx, double *dw)
+/* Cubes with what is right of them, and what the certifier finds. */
+typedef struct trial {
+    quad_case c;
+    double y[COUNT], dx[COUNT], dw[COUNT];
+    quad_certificates found;
+} trial;
+
+static trial start(void)
 {
-    case_values(c, "inputs/x", X, DIMS(COUNT));
-    case_values(c, "weights/w", W, DIMS(COUNT));
-    case_values(c, "cotangents/y", DY, DIMS(COUNT));
+    trial t = {0};
+    case_start(&t.c, 1);
+    case_values(&t.c, "inputs/x", X, DIMS(COUNT));
+    case_values(&t.c, "weights/w", W, DIMS(COUNT));
+    case_values(&t.c, "cotangents/y", DY, DIMS(COUNT));
     for (int64_t i = 0; i < COUNT; i++) {
-        y[i] = X[i] * X[i] * X[i] * W[i];
-        dx[i] = 3 * X[i] * X[i] * W[i] * DY[i];
-        dw[i] = X[i] * X[i] * X[i] * DY[i];
+        t.y[i] = X[i] * X[i] * X[i] * W[i];
+        t.dx[i] = 3 * X[i] * X[i] * W[i] * DY[i];
+        t.dw[i] = X[i] * X[i] * X[i] * DY[i];
     }
+    return t;
+}
+
+static void end(trial *t)
+{
+    quad_certificates_free(&t->found);
+    case_end(&t->c);
 }
 
 static void add_result(quad_case *c, const char *path, const double *values)
@@ -69,33 +85,28 @@ static void add_result(quad_case *c, const char *path, const double *values)
 
 static const quad_budget two = {.directions = 2, .samples = COUNT, .seed = 5};
 
-static void certify(quad_case *c, const cube *config, const quad_budget *budget, quad_certificates *found)
+static void certify(trial *t, const cube *config, const quad_budget *budget)
 {
-    assert_ok(&c->ctx, quad_certify(&c->ctx, &cubes, config, &c->in, &c->results, budget, found));
+    assert_ok(&t->c.ctx, quad_certify(&t->c.ctx, &cubes, config, &t->c.in, &t->c.results, budget, &t->found));
 }
 
 TEST(test_right_results)
 {
-    quad_case c;
-    double y[COUNT], dx[COUNT], dw[COUNT];
-    quad_certificates found = {0};
-    case_start(&c, 1);
-    add_cubes(&c, y, dx, dw);
-    add_result(&c, "outputs/y", y);
-    add_result(&c, "gradients/inputs/x", dx);
-    add_result(&c, "gradients/weights/w", dw);
-    certify(&c, &(cube){0}, &two, &found);
-    assert_int_equal(found.count, 3);
-    assert_string_equal(found.items[0].path, "outputs/y");
-    assert_int_equal(found.items[0].checked, COUNT);
-    assert_true(found.items[0].relative <= 1e-16 && found.items[0].ulps <= 2 && found.items[0].scale == 64);
+    trial t = start();
+    add_result(&t.c, "outputs/y", t.y);
+    add_result(&t.c, "gradients/inputs/x", t.dx);
+    add_result(&t.c, "gradients/weights/w", t.dw);
+    certify(&t, &(cube){0}, &two);
+    assert_int_equal(t.found.count, 3);
+    assert_string_equal(t.found.items[0].path, "outputs/y");
+    assert_int_equal(t.found.items[0].checked, COUNT);
+    assert_true(t.found.items[0].relative <= 1e-16 && t.found.items[0].ulps <= 2 && t.found.items[0].scale == 64);
     for (int i = 1; i < 3; i++) {
-        assert_int_equal(found.items[i].checked, COUNT + 2);
-        assert_int_equal(found.items[i].kinks, 0);
-        assert_true(found.items[i].relative <= 1e-15);
+        assert_int_equal(t.found.items[i].checked, COUNT + 2);
+        assert_int_equal(t.found.items[i].kinks, 0);
+        assert_true(t.found.items[i].relative <= 1e-15);
     }
-    quad_certificates_free(&found);
-    case_end(&c);
+    end(&t);
 }
 
 /* dw times 1 + factor, all of it or one element. */
@@ -109,21 +120,16 @@ TEST(test_wrong_gradients)
         {-1, -1, 1},       {-2, -1, 1.9},      {1e-9, -1, .9e-9},  {0x1p-8, -1, .9 * 0x1p-8}, {1e-11, 5, .9e-11},
         {1e-6, 4, .9e-20}, {NAN, 5, INFINITY}, {NAN, 0, INFINITY}, {INFINITY, 4, INFINITY}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        quad_case c;
-        double y[COUNT], dx[COUNT], dw[COUNT];
-        quad_certificates found = {0};
-        case_start(&c, 1);
-        add_cubes(&c, y, dx, dw);
+        trial t = start();
         for (int64_t j = 0; j < COUNT; j++) {
-            if (table[i].element < 0 || table[i].element == j) dw[j] *= 1 + table[i].factor;
+            if (table[i].element < 0 || table[i].element == j) t.dw[j] *= 1 + table[i].factor;
         }
-        add_result(&c, "gradients/weights/w", dw);
-        certify(&c, &(cube){0}, &(quad_budget){.seed = 5}, &found);
-        assert_true(found.items[0].relative >= table[i].at_least);
+        add_result(&t.c, "gradients/weights/w", t.dw);
+        certify(&t, &(cube){0}, &(quad_budget){.seed = 5});
+        assert_true(t.found.items[0].relative >= table[i].at_least);
         /* without error scales what is allowed is a share of the largest element, which is 6.4e13 times the fifth one */
-        assert_int_equal(found.items[0].excess > 1, i != 5);
-        quad_certificates_free(&found);
-        case_end(&c);
+        assert_int_equal(t.found.items[0].excess > 1, i != 5);
+        end(&t);
     }
 }
 
@@ -132,38 +138,28 @@ TEST(test_wrong_tape)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
         const cube config = {.wrong = wrong ? 1e-9 : 0};
-        quad_case c;
-        double y[COUNT], dx[COUNT], dw[COUNT];
-        quad_certificates found = {0};
-        case_start(&c, 1);
-        add_cubes(&c, y, dx, dw);
-        for (int64_t j = 0; j < COUNT; j++) dw[j] *= 1 + config.wrong;
-        add_result(&c, "gradients/weights/w", dw);
-        certify(&c, &config, &two, &found);
-        assert_int_equal(found.items[0].checked, COUNT + 2);
-        assert_int_equal(found.items[0].excess > 1, wrong);
-        if (wrong) assert_int_equal(found.items[0].worst, -1);
-        quad_certificates_free(&found);
-        case_end(&c);
+        trial t = start();
+        for (int64_t j = 0; j < COUNT; j++) t.dw[j] *= 1 + config.wrong;
+        add_result(&t.c, "gradients/weights/w", t.dw);
+        certify(&t, &config, &two);
+        assert_int_equal(t.found.items[0].checked, COUNT + 2);
+        assert_int_equal(t.found.items[0].excess > 1, wrong);
+        if (wrong) assert_int_equal(t.found.items[0].worst, -1);
+        end(&t);
     }
 }
 
 /* Element 2 stands on the kink: directions cross it and are counted; the elements are certified. */
 TEST(test_kinks)
 {
-    quad_case c;
-    double y[COUNT], dx[COUNT], dw[COUNT];
-    quad_certificates found = {0};
-    case_start(&c, 1);
-    add_cubes(&c, y, dx, dw);
-    dx[2] = dx[5] = 0;
-    add_result(&c, "gradients/inputs/x", dx);
-    certify(&c, &(cube){.kink = true}, &two, &found);
-    assert_int_equal(found.items[0].kinks, 2);
-    assert_int_equal(found.items[0].checked, COUNT);
-    assert_true(found.items[0].relative <= 1e-15);
-    quad_certificates_free(&found);
-    case_end(&c);
+    trial t = start();
+    t.dx[2] = t.dx[5] = 0;
+    add_result(&t.c, "gradients/inputs/x", t.dx);
+    certify(&t, &(cube){.kink = true}, &two);
+    assert_int_equal(t.found.items[0].kinks, 2);
+    assert_int_equal(t.found.items[0].checked, COUNT);
+    assert_true(t.found.items[0].relative <= 1e-15);
+    end(&t);
 }
 
 /* Number i of gradients/weights/w/sums is the sum of all elements but i, of which every other one is negated. */
@@ -180,21 +176,17 @@ TEST(test_sums_of_signs)
 {
     for (int wrong = 0; wrong < 2; wrong++) {
         const quad_budget budget = {.samples = COUNT, .seed = 5, .direction = sums};
-        quad_case c;
-        double y[COUNT], dx[COUNT], dw[COUNT], sum[COUNT] = {0};
-        quad_certificates found = {0};
-        case_start(&c, 1);
-        add_cubes(&c, y, dx, dw);
+        double sum[COUNT] = {0};
+        trial t = start();
         for (int i = 0; i < COUNT * COUNT; i++)
-            if (i / COUNT != i % COUNT) sum[i / COUNT] += i % COUNT % 2 == 0 ? dw[i % COUNT] : -dw[i % COUNT];
+            if (i / COUNT != i % COUNT) sum[i / COUNT] += i % COUNT % 2 == 0 ? t.dw[i % COUNT] : -t.dw[i % COUNT];
         if (wrong) sum[3] *= 1 + 1e-9;
-        add_result(&c, "gradients/weights/w/sums", sum);
-        certify(&c, &(cube){0}, &budget, &found);
-        assert_int_equal(found.count, 1);
-        assert_int_equal(found.items[0].checked, COUNT);
-        assert_int_equal(found.items[0].excess > 1, wrong);
-        quad_certificates_free(&found);
-        case_end(&c);
+        add_result(&t.c, "gradients/weights/w/sums", sum);
+        certify(&t, &(cube){0}, &budget);
+        assert_int_equal(t.found.count, 1);
+        assert_int_equal(t.found.items[0].checked, COUNT);
+        assert_int_equal(t.found.items[0].excess > 1, wrong);
+        end(&t);
     }
 }
 
@@ -315,24 +307,21 @@ static void count_line(void *self, const char *path)
 /* The same certificate from any number of threads, and `advance` after each direction. */
 TEST(test_threads)
 {
-    quad_certificates found[3] = {{0}};
+    trial trials[3];
     static const int threads[] = {1, 2, 7};
     for (int i = 0; i < 3; i++) {
-        quad_case c;
-        double y[COUNT], dx[COUNT], dw[COUNT];
         int64_t lines = 0;
         const quad_budget budget = {.directions = 40, .seed = 9, .advance = count_line, .self = &lines};
-        case_start(&c, 1);
-        add_cubes(&c, y, dx, dw);
-        add_result(&c, "gradients/weights/w", dw);
-        c.ctx.threads = threads[i];
-        certify(&c, &(cube){0}, &budget, &found[i]);
+        trial *t = &trials[i];
+        *t = start();
+        add_result(&t->c, "gradients/weights/w", t->dw);
+        t->c.ctx.threads = threads[i];
+        certify(t, &(cube){0}, &budget);
         assert_int_equal(lines, 40);
-        assert_int_equal(found[i].items[0].checked, COUNT + 40);
-        assert_memory_equal(found[i].items, found[0].items, sizeof *found[i].items);
-        case_end(&c);
+        assert_int_equal(t->found.items[0].checked, COUNT + 40);
+        assert_memory_equal(t->found.items, trials[0].found.items, sizeof *t->found.items);
     }
-    for (int i = 0; i < 3; i++) quad_certificates_free(&found[i]);
+    for (int i = 0; i < 3; i++) end(&trials[i]);
 }
 
 /* y = f(x), elementwise, by a function and its slope. */
@@ -445,33 +434,28 @@ TEST(test_curvature)
 TEST(test_refusals)
 {
     static const cube plain = {0};
-    quad_case c;
-    double y[COUNT], dx[COUNT], dw[COUNT];
-    quad_certificates found = {0};
-    case_start(&c, 1);
-    add_cubes(&c, y, dx, dw);
-    add_result(&c, "outputs/z", y);
-    assert_int_equal(quad_certify(&c.ctx, &cubes, &plain, &c.in, &c.results, &two, &found), ASSAY_BAD_INPUT);
-    assert_string_equal(c.ctx.message, "'outputs/z' [6]: the second form has none of that name");
-    quad_tensors_free(&c.results);
+    trial t = start();
+    add_result(&t.c, "outputs/z", t.y);
+    assert_int_equal(quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found), ASSAY_BAD_INPUT);
+    assert_string_equal(t.c.ctx.message, "'outputs/z' [6]: the second form has none of that name");
+    quad_tensors_free(&t.c.results);
 
     assay_shape square = DIMS(2, 3);
-    assert_ok(&c.ctx, quad_tensors_copy_f64(&c.ctx, &c.results, "outputs/y", &square, y));
-    assert_int_equal(quad_certify(&c.ctx, &cubes, &plain, &c.in, &c.results, &two, &found), ASSAY_BAD_INPUT);
-    assert_string_equal(c.ctx.message, "'outputs/y' [2,3]: the second form has [6] of that name");
-    quad_tensors_free(&c.results);
+    assert_ok(&t.c.ctx, quad_tensors_copy_f64(&t.c.ctx, &t.c.results, "outputs/y", &square, t.y));
+    assert_int_equal(quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found), ASSAY_BAD_INPUT);
+    assert_string_equal(t.c.ctx.message, "'outputs/y' [2,3]: the second form has [6] of that name");
+    quad_tensors_free(&t.c.results);
 
-    add_result(&c, "gradients/weights/v", dw);
-    assert_int_equal(quad_certify(&c.ctx, &cubes, &plain, &c.in, &c.results, &two, &found), ASSAY_BAD_INPUT);
-    assert_string_equal(c.ctx.message, "'gradients/weights/v' [6]: the second form has none of that name");
-    quad_tensors_free(&c.results);
+    add_result(&t.c, "gradients/weights/v", t.dw);
+    assert_int_equal(quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found), ASSAY_BAD_INPUT);
+    assert_string_equal(t.c.ctx.message, "'gradients/weights/v' [6]: the second form has none of that name");
+    quad_tensors_free(&t.c.results);
 
-    add_result(&c, "gradients/weights/w", dw);
-    case_values(&c, "cotangents/z", (double[]){1}, DIMS(1));
-    assert_int_equal(quad_certify(&c.ctx, &cubes, &plain, &c.in, &c.results, &two, &found), ASSAY_BAD_INPUT);
-    assert_string_equal(c.ctx.message, "the tensor 'outputs/z' is missing");
-    quad_certificates_free(&found);
-    case_end(&c);
+    add_result(&t.c, "gradients/weights/w", t.dw);
+    case_values(&t.c, "cotangents/z", (double[]){1}, DIMS(1));
+    assert_int_equal(quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found), ASSAY_BAD_INPUT);
+    assert_string_equal(t.c.ctx.message, "the tensor 'outputs/z' is missing");
+    end(&t);
 }
 
 TEST(test_indices)
@@ -521,21 +505,17 @@ TEST(test_rows_that_belong_to_nothing)
 TEST(test_every_allocation_may_fail)
 {
     static const cube plain = {0};
-    quad_case c;
-    double y[COUNT], dx[COUNT], dw[COUNT];
-    case_start(&c, 1);
-    add_cubes(&c, y, dx, dw);
-    add_result(&c, "outputs/y", y);
-    add_result(&c, "gradients/inputs/x", dx);
+    trial t = start();
+    add_result(&t.c, "outputs/y", t.y);
+    add_result(&t.c, "gradients/inputs/x", t.dx);
     for (int64_t n = 0;; n++) {
-        quad_certificates found = {0};
         assay_fail_allocation(n);
-        const assay_status status = quad_certify(&c.ctx, &cubes, &plain, &c.in, &c.results, &two, &found);
-        quad_certificates_free(&found);
-        if (had_memory(&c.ctx, status)) {
+        const assay_status status = quad_certify(&t.c.ctx, &cubes, &plain, &t.c.in, &t.c.results, &two, &t.found);
+        quad_certificates_free(&t.found);
+        if (had_memory(&t.c.ctx, status)) {
             assert_true(n > 10);
             break;
         }
     }
-    case_end(&c);
+    end(&t);
 }
