@@ -1,6 +1,10 @@
 #include "cases/tests/same_case.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "tests/support/assay_test.h"
 
 static bool same_bits(double a, double b)
 {
@@ -80,4 +84,13 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b)
         if (!same_input(&a->inputs[i], &b->inputs[i])) return a->inputs[i].path;
     }
     return config_difference(&a->config, &b->config);
+}
+
+void write_case_file(char *path, const char *text)
+{
+    const int handle = mkstemps(path, 4);
+    FILE *file = handle < 0 ? NULL : fdopen(handle, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
+    assert_int_equal(fclose(file), 0);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cases/case.h"
+#include "cases/tests/same_case.h"
 #include "tests/support/assay_test.h"
 
 static assay_status parse(assay_context *ctx, const char *text, assay_case **cases, int *count)
@@ -221,12 +222,7 @@ TEST(reads_a_maxtext_model_file)
     assay_context ctx = {.threads = 1};
     assay_case *c = NULL;
     int count = 0;
-    int handle = mkstemps(path, 4);
-    assert_true(handle >= 0);
-    FILE *file = fdopen(handle, "w");
-    assert_non_null(file);
-    assert_int_equal(fwrite(MODEL, 1, strlen(MODEL), file), strlen(MODEL));
-    assert_int_equal(fclose(file), 0);
+    write_case_file(path, MODEL);
 
     snprintf(text, sizeof text, "case: a\nop: moe\nmodel: %s\nconfig: {base_emb_dim: 32}\n", path);
     assert_ok(&ctx, parse(&ctx, text, &c, &count));

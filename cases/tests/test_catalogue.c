@@ -119,12 +119,7 @@ TEST(finds_names_globs_and_files)
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL, *all = NULL;
     int count = 0, all_count = 0;
-    int handle = mkstemps(path, 4);
-    assert_true(handle >= 0);
-    FILE *file = fdopen(handle, "w");
-    assert_non_null(file);
-    assert_int_equal(fwrite(FILE_TEXT, 1, strlen(FILE_TEXT), file), strlen(FILE_TEXT));
-    assert_int_equal(fclose(file), 0);
+    write_case_file(path, FILE_TEXT);
     assert_ok(&ctx, assay_catalogue(&ctx, &all, &all_count));
 
     find(&ctx, 1, (const char *const[]){"moe/deepseek3-tiny-sparse"}, &cases, &count);
@@ -195,12 +190,7 @@ TEST(refuses_two_cases_of_one_name)
     assay_context ctx = {.threads = 1};
     assay_case *cases = NULL;
     int count = 0;
-    int handle = mkstemps(path, 4);
-    assert_true(handle >= 0);
-    FILE *file = fdopen(handle, "w");
-    assert_non_null(file);
-    assert_int_equal(fwrite(TEXT, 1, strlen(TEXT), file), strlen(TEXT));
-    assert_int_equal(fclose(file), 0);
+    write_case_file(path, TEXT);
     char *const patterns[] = {path, (char *)(uintptr_t) "moe/*"};
     assert_int_equal(assay_cases_find(&ctx, 2, patterns, &cases, &count), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "two of the cases asked for are called moe/deepseek3-tiny-sparse");

@@ -373,26 +373,18 @@ TEST(test_finer_than_an_error_scale_of_0)
                 {1 - 0x1p-7, true, ASSAY_FAIL},
                 {1 + 0x1p-20, false, ASSAY_FAIL}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        assay_context ctx = {.threads = 1};
-        test_fixture golden = ordinary_golden("bf16", 0.01);
-        tensor_at(&golden, "outputs/y")->scale[3] = 0;
-        values_of(&golden, "outputs/y")[3] = 0.75;
-        test_fixture candidate = candidate_of(&golden);
-        tensor_at(&candidate, "outputs/y")->spec.type = ASSAY_FLOAT32;
-        values_of(&candidate, "outputs/y")[3] *= rows[i].factor;
-        if (rows[i].null) add_null(&golden, 10);
-        assay_fixture_reader *g = NULL, *c = NULL;
-        assay_report report = {0};
-        open_fixtures(&ctx, &golden, &candidate, &g, &c);
-        assert_ok(&ctx, assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &report));
-        assay_fixture_close(g);
-        assay_fixture_close(c);
-        const assay_tensor_result *r = result_at(&report, "outputs/y");
+        trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden("bf16", 0.01)};
+        tensor_at(&t.golden, "outputs/y")->scale[3] = 0;
+        values_of(&t.golden, "outputs/y")[3] = 0.75;
+        t.candidate = candidate_of(&t.golden);
+        tensor_at(&t.candidate, "outputs/y")->spec.type = ASSAY_FLOAT32;
+        values_of(&t.candidate, "outputs/y")[3] *= rows[i].factor;
+        if (rows[i].null) add_null(&t.golden, 10);
+        trial_compare(&t, "bf16");
+        const assay_tensor_result *r = result_at(&t.report, "outputs/y");
         if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
         assert_int_equal(r->wrong_elements, r->verdict == ASSAY_FAIL);
-        assay_report_free(&report);
-        free_fixture(&golden);
-        free_fixture(&candidate);
+        trial_free(&t);
     }
 }
 
@@ -400,32 +392,24 @@ TEST(test_finer_than_an_error_scale_of_0)
 TEST(test_errors_towards_zero)
 {
     for (int64_t rows = 8; rows <= 10; rows++) {
-        assay_context ctx = {.threads = 1};
-        test_fixture golden = ordinary_golden("bf16", 0.01), candidate = candidate_of(&golden);
-        assay_fixture_reader *g = NULL, *c = NULL;
-        assay_report report = {0};
-        double *y = values_of(&candidate, "outputs/y");
-        const double *scale = tensor_at(&golden, "outputs/y")->scale;
-        for (int64_t i = 0; i < count_of(&candidate, "outputs/y"); i++) y[i] -= copysign(0.3 * scale[i], y[i]);
-        add_null(&golden, rows);
-        open_fixtures(&ctx, &golden, &candidate, &g, &c);
+        trial t = trial_of("bf16", 0.01);
+        double *y = values_of(&t.candidate, "outputs/y");
+        const double *scale = tensor_at(&t.golden, "outputs/y")->scale;
+        for (int64_t i = 0; i < count_of(&t.candidate, "outputs/y"); i++) y[i] -= copysign(0.3 * scale[i], y[i]);
+        add_null(&t.golden, rows);
         const assay_status status =
-            assay_compare(&ctx, g, c, assay_profile_by_name("bf16"), 1e-6, (assay_order){0}, &report);
-        assay_fixture_close(g);
-        assay_fixture_close(c);
+            try_compare(&t.ctx, &t.golden, &t.candidate, assay_profile_by_name("bf16"), (assay_order){0}, &t.report);
         if (rows == 8) {
             assert_int_equal(status, ASSAY_BAD_INPUT);
-            assert_string_equal(ctx.message,
+            assert_string_equal(t.ctx.message,
                                 "null/bf16/outputs/y has another shape or type than null distributions have");
         } else {
-            assert_ok(&ctx, status);
-            const assay_tensor_result *r = result_at(&report, "outputs/y");
+            assert_ok(&t.ctx, status);
+            const assay_tensor_result *r = result_at(&t.report, "outputs/y");
             assert_int_equal(r->verdict, rows == 10 ? ASSAY_FAIL : ASSAY_PASS);
             assert_int_equal(r->finding, rows == 10 ? ASSAY_FINDING_TOWARD_ZERO : ASSAY_FINDING_NONE);
             if (rows == 10) assert_non_null(strstr(r->message, "errors towards zero are "));
         }
-        assay_report_free(&report);
-        free_fixture(&golden);
-        free_fixture(&candidate);
+        trial_free(&t);
     }
 }

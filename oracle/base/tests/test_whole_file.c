@@ -155,16 +155,53 @@ TEST_WITH(failures_keep_what_was_there, setup, teardown)
 
 TEST_WITH(other_targets_are_refused, setup, teardown)
 {
-    char path[PATH_SIZE];
+    static const struct {
+        const char *path; /* %s: the folder */
+        assay_status status;
+        const char *said;
+    } rows[] = {{"/dev/null", ASSAY_BAD_INPUT, "/dev/null is no ordinary file; expected the name of a file"},
+                {"%s", ASSAY_BAD_INPUT, " is a folder; expected the name of a file"},
+                {"%s/", ASSAY_BAD_INPUT, "/: expected the name of a file"},
+                {"", ASSAY_BAD_INPUT, ": expected the name of a file"},
+                {"%s/missing/text", ASSAY_IO, "/missing/text: cannot be written: No such file or directory"},
+                {"/proc/text", ASSAY_IO, "/proc/text: cannot be written"}};
     assay_context ctx = {.threads = 1};
-    assert_int_equal(assay_write_whole_file(&ctx, "/dev/null", "text"), ASSAY_BAD_INPUT);
-    assert_string_equal(ctx.message, "/dev/null is no ordinary file; expected the name of a file");
-    assert_int_equal(assay_write_whole_file(&ctx, *state, "text"), ASSAY_BAD_INPUT);
-    snprintf(path, sizeof path, "%s/missing/text", (const char *)*state);
-    assert_int_equal(assay_write_whole_file(&ctx, path, "text"), ASSAY_IO);
-    snprintf(path, sizeof path, "%s/", (const char *)*state);
-    assert_int_equal(assay_write_whole_file(&ctx, path, "text"), ASSAY_BAD_INPUT);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char path[PATH_SIZE];
+        const char *folder = strstr(rows[i].path, "%s");
+        snprintf(path, sizeof path, "%s%s", folder != NULL ? (const char *)*state : "",
+                 folder != NULL ? folder + 2 : rows[i].path);
+        assert_int_equal(assay_write_whole_file(&ctx, path, "text"), rows[i].status);
+        if (strstr(ctx.message, rows[i].said) == NULL) fail_msg("%s", ctx.message);
+        assert_null(strchr(ctx.message, '\n'));
+    }
     assert_int_equal(files_in(*state), 0);
+    if (geteuid() != 0) { /* root may write anywhere */
+        char path[PATH_SIZE];
+        snprintf(path, sizeof path, "%s/text", (const char *)*state);
+        assert_int_equal(chmod(*state, 0500), 0);
+        assert_int_equal(assay_write_whole_file(&ctx, path, "text"), ASSAY_IO);
+        assert_non_null(strstr(ctx.message, "Permission denied"));
+        assert_int_equal(chmod(*state, 0700), 0);
+    }
+}
+
+/* Nothing is replaced before the end; a name without a folder. */
+TEST_WITH(what_was_there_stays_until_the_end, setup, teardown)
+{
+    char back[PATH_SIZE];
+    assay_context ctx = {.threads = 1};
+    assay_whole_file file;
+    assert_non_null(getcwd(back, sizeof back));
+    assert_int_equal(chdir(*state), 0);
+    assert_ok(&ctx, assay_write_whole_file(&ctx, "text", "old"));
+    assert_ok(&ctx, assay_whole_file_create(&ctx, "text", NULL, &file));
+    assert_int_equal(files_in("."), nameless_files_refused ? 2 : 1);
+    expect_text("text", "old");
+    assert_ok(&ctx, assay_whole_file_finish(&ctx, &file));
+    expect_text("text", "");
+    assert_int_equal(files_in("."), 1);
+    assert_int_equal(chdir(back), 0);
 }
 
 TEST_WITH(no_memory, setup, teardown)
