@@ -71,5 +71,5 @@ assay_status bench_case_run_bare(assay_context *ctx, void *self)
 
 double bench_case_gigaflop(const bench_case *b)
 {
-    return 1e-9 * b->plan.operation->flops(b->c, true);
+    return 1e-9 * assay_operation_flops(b->plan.operation, b->c, true);
 }

@@ -94,7 +94,7 @@ static bool is_large(const amounts *a)
 /* One evaluation of the second form on one core. */
 static double seconds_of(const assay_plan *plan, const amounts *a)
 {
-    const double flops = plan->operation->flops(plan->c, false);
+    const double flops = assay_operation_flops(plan->operation, plan->c, false);
     const bool large = is_large(a);
     return flops * (large ? SECONDS_PER_SLICED_FLOP : SECONDS_PER_FLOP) +
            a->weights * (large ? SECONDS_PER_SLICED_WEIGHT : SECONDS_PER_WEIGHT) + a->numbers * SECONDS_PER_NUMBER;
@@ -201,6 +201,7 @@ assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *i
     assay_status status;
     const assay_plan *plan = inputs->plan;
     assay_progress progress;
+    assay_operation_config config;
     quad_budget budget = scope->budget;
     sketches all = {0};
     quad_tensors some = {0};
@@ -212,10 +213,11 @@ assay_status assay_certify(assay_context *ctx, const assay_certificate_inputs *i
     budget.self = &progress;
     budget.direction = direction_of_sketch;
     budget.signed_sums = &all;
+    TRY(assay_operation_configure(ctx, plan->operation, plan->c, &config));
     TRY(sketches_make(ctx, plan, &all));
     TRY(list_results(ctx, inputs, scope->gradients, &some));
     if (scope->outputs)
-        TRY(quad_certify(ctx, &plan->operation->second_form, plan->c, &inputs->in, &some, &budget, certificates));
+        TRY(quad_certify(ctx, &plan->operation->second_form, &config, &inputs->in, &some, &budget, certificates));
 cleanup:
     assay_progress_end(&progress);
     sketches_free(&all);

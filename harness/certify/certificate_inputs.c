@@ -27,12 +27,9 @@ static assay_status copy(assay_context *ctx, const assay_tensor *from, quad_tens
 bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *spec)
 {
     char gradient[ASSAY_PATH_SIZE];
-    const quad_operation *form = &plan->operation->second_form;
-    if (form->streams == NULL || assay_case_quantises(plan->c, spec->path) ||
-        assay_shape_count(&spec->shape) < QUAD_LARGE)
-        return false;
+    if (assay_case_quantises(plan->c, spec->path) || assay_shape_count(&spec->shape) < QUAD_LARGE) return false;
     assay_gradient_path(spec->path, gradient);
-    return form->streams(plan->c, spec->path) && assay_plan_find(plan, gradient) < 0;
+    return assay_operation_streams(plan->operation, plan->c, spec->path) && assay_plan_find(plan, gradient) < 0;
 }
 
 /* An input, a weight or a cotangent; of codes and scales the numbers. */

@@ -223,7 +223,7 @@ static assay_status work_of(assay_context *ctx, const assay_case *c, double *wor
     const assay_operation *operation;
     const assay_status status = assay_operation_prepare(ctx, c, &operation, &list);
     RETURN_IF(status != ASSAY_OK, status);
-    *work = WORK_OF_A_CASE + operation->flops(c, true);
+    *work = WORK_OF_A_CASE + assay_operation_flops(operation, c, true);
     for (int i = 0; i < list.count; i++) {
         *work += WORK_OF_AN_ELEMENT * (double)assay_shape_count(&list.entries[i].spec.shape);
     }

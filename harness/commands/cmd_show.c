@@ -87,8 +87,9 @@ static void print_costs(const assay_plan *plan)
     size_text((double)plan->memory, memory, sizeof memory);
     size_text((double)plan->file_bytes, disk, sizeof disk);
     size_text((double)bytes, available, sizeof available);
-    printf("\nproducts  %.4g flops forward, %.4g with backward\n", plan->operation->flops(plan->c, false),
-           plan->operation->flops(plan->c, true));
+    printf("\nproducts  %.4g flops forward, %.4g with backward\n",
+           assay_operation_flops(plan->operation, plan->c, false),
+           assay_operation_flops(plan->operation, plan->c, true));
     printf("memory    %s at most", memory);
     if (plan->memory > bytes) printf("; this machine has %s available", available);
     printf("\ndisk      %s (%d datasets)\n", disk, plan->spec_count);

@@ -136,10 +136,10 @@ static bool add_run(const assay_plan *plan, wanted_kind kind, const run_kind *ru
     const assay_sink out = {.self = &values, .wants = is_wanted};
     assay_run_shares shares = {0};
     bool any = false;
-    if (plan->operation->shares != NULL)
-        plan->operation->shares(plan->c, work->least, &in, &out, run->scales, run->count, &shares);
+    assay_operation_shares(plan->operation, plan->c, work->least, &in, &out, run->scales, run->count, &shares);
     if (run->nearest) shares.loops[ASSAY_SHARE_ROWS] = (assay_ranks_loop){0};
-    work->operations += shares.operations > 0 ? shares.operations : plan->operation->flops(plan->c, true);
+    work->operations +=
+        shares.operations > 0 ? shares.operations : assay_operation_flops(plan->operation, plan->c, true);
     work->drawn += run->drawn * (given_bytes(plan) + (shares.weights_twice ? read_bytes(plan, true) : 0));
     for (int i = 0; i < ASSAY_SHARES; i++) {
         any |= shares.loops[i].pieces > 0;
@@ -229,7 +229,7 @@ assay_shared_work assay_shared_work_of(const assay_plan *plan, double least)
     work.drawn = work.stored;
     add_looks(plan, &work);
     add_runs(plan, &work);
-    add_members(plan, plan->operation->flops(plan->c, true), &work);
+    add_members(plan, assay_operation_flops(plan->operation, plan->c, true), &work);
     return work;
 }
 

@@ -74,7 +74,7 @@ static void print_steps(const assay_plan *plan, const assay_steps *s)
         if (is_printed(s, &s->tensors[t]) && length > width) width = length;
     }
     printf("%s: op %s, %d steps, %.10g flops forward\n", plan->c->name, plan->c->op, s->step_count,
-           plan->operation->flops(plan->c, false));
+           assay_operation_flops(plan->operation, plan->c, false));
     for (int i = 0; i < s->step_count; i++) print_step(s, i, (int)width);
 }
 

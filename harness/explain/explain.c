@@ -86,7 +86,7 @@ static bool is_too_large(const assay_plan *plan, const assay_mutant *mutants, in
         applicable += is_for;
         evaluated += is_for && assay_mutant_is_evaluated(&mutants[i]);
     }
-    return evaluated * plan->operation->flops(plan->c, true) > MOST_FLOPS ||
+    return evaluated * assay_operation_flops(plan->operation, plan->c, true) > MOST_FLOPS ||
            (double)applicable * compared_elements(plan) > MOST_ELEMENTS;
 }
 

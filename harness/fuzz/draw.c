@@ -125,7 +125,8 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const ass
 {
     assay_plan plan = {0};
     const assay_status status = assay_plan_describe(ctx, &plan, c, NULL, profile);
-    *is_case = status == ASSAY_OK && plan.elements <= MOST_ELEMENTS && plan.operation->flops(c, true) <= MOST_FLOPS;
+    *is_case = status == ASSAY_OK && plan.elements <= MOST_ELEMENTS &&
+               assay_operation_flops(plan.operation, c, true) <= MOST_FLOPS;
     assay_plan_free(&plan);
     if (status == ASSAY_OK || status == ASSAY_BAD_INPUT) {
         ctx->message[0] = '\0';

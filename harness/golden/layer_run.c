@@ -53,7 +53,7 @@ int64_t assay_layers_memory(const assay_plan *plan, int64_t layers)
     int64_t most = 0;
     for (int64_t layer = 0; layer < layers; layer++) {
         const assay_case c = window(plan, layer);
-        const int64_t bytes = plan->operation->memory(&c);
+        const int64_t bytes = assay_operation_memory(plan->operation, &c);
         if (bytes > most) most = bytes;
     }
     return most;

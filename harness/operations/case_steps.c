@@ -269,12 +269,8 @@ cleanup:
 
 static assay_status refuse(assay_context *ctx, const assay_case *c)
 {
-    char names[256] = "";
-    for (int i = 0; assay_operations[i] != NULL; i++) {
-        const size_t used = strlen(names);
-        if (!assay_has_steps(assay_operations[i])) continue;
-        snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", assay_operations[i]->name);
-    }
+    char names[256];
+    assay_operation_names(names, sizeof names, assay_has_steps);
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is %s, which has no steps; expected one of %s", c->name, c->op,
                       names);
 }
@@ -297,7 +293,7 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
     int result;
     if (operation->graph != NULL) {
         int of[GRAPH_TENSORS];
-        TRY(operation->graph(ctx, c, false, &g));
+        TRY(assay_operation_graph(ctx, operation, c, &g));
         TRY(alloc_steps(ctx, &list, 1, steps));
         b.s = *steps;
         add_graph(&b, &g, -1, of);

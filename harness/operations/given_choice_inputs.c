@@ -41,8 +41,7 @@ static assay_status check(const assay_describer *d, const assay_routing_config *
             config->load_balance_loss_weight > 0 ? "load_balance_loss_weight" : "routed_bias_update_rate", d->layer);
     }
     if (ids && config->hash_rows > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "first_num_hash_layers is %" PRId64 ", expected 0: the choice is given",
-                          m->first_num_hash_layers);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers, "0: the choice is given");
     }
     if (m->use_random_routing && !m->sparse_matmul) {
         /* MaxText's dense form keeps one weight of an expert that a token has twice */
@@ -56,24 +55,19 @@ static assay_status check(const assay_describer *d, const assay_routing_config *
     return ASSAY_OK;
 }
 
-assay_status assay_describe_given_choice(const assay_describer *d, const assay_routing_config *config)
+void assay_describe_given_choice(assay_describer *d, const assay_routing_config *config)
 {
-    assay_status status;
     const assay_model_config *m = &d->c->config;
-    const assay_dims chosen = {"BSK", {config->batch, config->sequence, config->num_experts_per_tok}};
     const assay_fill random = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config->num_experts - 1));
     char ids[ASSAY_PATH_SIZE], weights[ASSAY_PATH_SIZE];
     const bool has_ids = given(d->c, d->layer, "selected_experts", ids) != NULL || m->use_random_routing;
     const bool has_weights = given(d->c, d->layer, "routing_weights", weights) != NULL;
-    TRY(check(d, config, has_ids, has_weights));
-    if (!has_ids) return ASSAY_OK;
-    TRY(assay_describe(d->ctx, d->list, ids, ASSAY_INT32, &random, chosen));
-    assay_tensor_entry *entry = &d->list->entries[d->list->count - 1];
-    entry->least = m->use_batch_split_schedule ? 0 : ASSAY_NO_EXPERT;
-    entry->most = (int32_t)(config->num_experts - 1);
-    if (!has_weights) return ASSAY_OK;
-    TRY(assay_describe_variable(d->ctx, d->list, d->c, weights, assay_fill_range(ASSAY_UNIFORM, 0.0, 1.0), chosen));
-    d->list->entries[d->list->count - 2].unused_row_axes = 2; /* beside ids of -1 */
-cleanup:
-    return status;
+    if (d->status == ASSAY_OK) d->status = check(d, config, has_ids, has_weights);
+    if (!has_ids) return;
+    assay_describe(d, ids, ASSAY_INT32, &random, "BSK");
+    assay_described(d, 1)->least = m->use_batch_split_schedule ? 0 : ASSAY_NO_EXPERT;
+    assay_described(d, 1)->most = (int32_t)(config->num_experts - 1);
+    if (!has_weights) return;
+    assay_describe_variable(d, weights, assay_fill_range(ASSAY_UNIFORM, 0.0, 1.0), "BSK");
+    assay_described(d, 2)->unused_row_axes = 2; /* beside ids of -1 */
 }

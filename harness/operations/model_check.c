@@ -52,10 +52,8 @@ static assay_status refuse_block(const model_check *check, const char *why)
 /* "KEY is VALUE, expected EXPECTED: op OP WHY". */
 static assay_status refuse_key(const model_check *check, int key, const char *expected, const char *why)
 {
-    char value[ASSAY_KEY_VALUE_SIZE];
-    assay_model_key_text(&assay_model_keys[key], &check->c->config, value, sizeof value);
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: op %s %s", assay_model_keys[key].name, value,
-                      expected, check->c->op, why);
+    const assay_case *c = check->c;
+    return assay_refuse_key(check->ctx, &c->config, key, "%s: op %s %s", expected, c->op, why);
 }
 
 /* What grouped-query attention has, and MLA does not. */
@@ -134,15 +132,11 @@ static assay_status check_heads(const model_check *check)
 static assay_status refuse(const model_check *check, int key, const char *expected, const char *why)
 {
     const assay_model_config *m = &check->c->config;
-    char value[ASSAY_KEY_VALUE_SIZE], block[ASSAY_TEXT_SIZE + 16];
-    const bool method = m->routing_method.text[0] != '\0';
-    assay_model_key_text(&assay_model_keys[key], m, value, sizeof value);
-    snprintf(block, sizeof block, "%s %s", method ? "routing_method" : "decoder_block",
-             method                             ? m->routing_method.text
-             : m->decoder_block.text[0] != '\0' ? m->decoder_block.text
-                                                : "\"\"");
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s: %s %s", assay_model_keys[key].name, value,
-                      expected, m->fused_moe_func ? "fused_moe_func" : block, why);
+    const int rule = m->routing_method.text[0] != '\0' ? ASSAY_KEY_AT_routing_method : ASSAY_KEY_AT_decoder_block;
+    char block[ASSAY_KEY_VALUE_SIZE];
+    assay_model_key_text(&assay_model_keys[rule], m, block, sizeof block);
+    if (m->fused_moe_func) return assay_refuse_key(check->ctx, m, key, "%s: fused_moe_func %s", expected, why);
+    return assay_refuse_key(check->ctx, m, key, "%s: %s %s %s", expected, assay_model_keys[rule].name, block, why);
 }
 
 /* What layers with grouped-query attention honour (MaxText models/mixtral.py, qwen3.py, gpt_oss.py). */
@@ -181,11 +175,10 @@ static assay_status check_method(const model_check *check)
     const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (method == NULL) return ASSAY_OK;
     if (m->fused_moe_func || m->use_random_routing || m->first_num_hash_layers > 0) {
-        return assay_fail(check->ctx, ASSAY_BAD_INPUT, "routing_method is %s, expected \"\": %s has its own rule",
-                          method->name,
-                          m->fused_moe_func       ? "fused_moe_func"
-                          : m->use_random_routing ? "use_random_routing"
-                                                  : "hash routing");
+        return assay_refuse_key(check->ctx, m, ASSAY_KEY_AT_routing_method, "\"\": %s has its own rule",
+                                m->fused_moe_func       ? "fused_moe_func"
+                                : m->use_random_routing ? "use_random_routing"
+                                                        : "hash routing");
     }
     if (given[ASSAY_KEY_AT_routed_bias] && m->routed_bias && (method->has & ASSAY_METHOD_BIAS) == 0) {
         return refuse(check, ASSAY_KEY_AT_routed_bias, "false", "has no bias");
@@ -289,18 +282,16 @@ static assay_status check_block(const model_check *check)
 /* How the rows of a grouped product lie is seen from outside where it stands alone; replicas where a block does. */
 static assay_status check_layout(const model_check *check)
 {
-    const bool replicas = check->c->config.num_redundant_experts > 0 && strcmp(check->c->op, "moe") != 0;
-    if (replicas && check->c->config.given[ASSAY_KEY_AT_num_redundant_experts]) {
-        return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                          "num_redundant_experts is %" PRId64 ", expected 0: it is for op moe, and this is %s",
-                          check->c->config.num_redundant_experts, check->c->op);
-    }
     const assay_model_config *m = &check->c->config;
+    const bool replicas = m->num_redundant_experts > 0 && strcmp(check->c->op, "moe") != 0;
+    if (replicas && m->given[ASSAY_KEY_AT_num_redundant_experts]) {
+        return assay_refuse_key(check->ctx, m, ASSAY_KEY_AT_num_redundant_experts,
+                                "0: it is for op moe, and this is %s", check->c->op);
+    }
     const bool said = m->given[ASSAY_KEY_AT_gmm_layout] && strcmp(m->gmm_layout.text, "ragged") != 0;
     if (!said || (check->parts & ASSAY_PART_GROUPS) != 0) return ASSAY_OK;
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT,
-                      "gmm_layout is %s, expected ragged: it is for op gmm, and this is %s", m->gmm_layout.text,
-                      check->c->op);
+    return assay_refuse_key(check->ctx, m, ASSAY_KEY_AT_gmm_layout, "ragged: it is for op gmm, and this is %s",
+                            check->c->op);
 }
 
 /* norm_topk_prob says what the family does; only some families do as it says. */
@@ -349,27 +340,26 @@ static bool takes_hidden_format(const model_check *check)
     return strcmp(op, "mlp") == 0 || strcmp(op, "moe") == 0 || (check->parts & ASSAY_PART_LAYER) != 0;
 }
 
+/* What has products of layers that a recipe quantises. */
+enum {
+    TAKES_RECIPE = ASSAY_PART_GROUPS | ASSAY_PART_MLP | ASSAY_PART_LATENT | ASSAY_PART_GROUPED | ASSAY_PART_EXPERTS
+};
+
 static assay_status check_takes_recipe(const model_check *check)
 {
-    static const char *const ops[] = {"gmm", "mlp", "mla", "gqa", "moe", "batch_split"};
-    const char *recipe = check->c->config.quant_recipe.text;
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
-        if (strcmp(check->c->op, ops[i]) == 0) return ASSAY_OK;
-    }
-    if (recipe[0] == '\0' || (check->parts & ASSAY_PART_LAYER) != 0) return ASSAY_OK;
-    return assay_fail(
-        check->ctx, ASSAY_BAD_INPUT,
-        "quant_recipe is %s, expected \"\": op %s has no recipe; gmm, mlp, mla, gqa, moe, batch_split and layers have",
-        recipe, check->c->op);
+    const assay_case *c = check->c;
+    if (c->config.quant_recipe.text[0] == '\0' || (check->parts & TAKES_RECIPE) != 0) return ASSAY_OK;
+    return assay_refuse_key(check->ctx, &c->config, ASSAY_KEY_AT_quant_recipe,
+                            "\"\": op %s has no recipe; gmm, mlp, mla, gqa, moe, batch_split and layers have", c->op);
 }
 
 /* The rules are those of h, which its operation checks. */
 static assay_status check_rules_of_hidden(const model_check *check)
 {
-    const char *format = check->c->config.quant_format.text;
-    if (format[0] == '\0') return ASSAY_OK;
-    return assay_fail(check->ctx, ASSAY_BAD_INPUT, "quant_format is %s, expected none: op %s has quant_hidden_format",
-                      format, check->c->op);
+    const assay_case *c = check->c;
+    if (c->config.quant_format.text[0] == '\0') return ASSAY_OK;
+    return assay_refuse_key(check->ctx, &c->config, ASSAY_KEY_AT_quant_format, "none: op %s has quant_hidden_format",
+                            c->op);
 }
 
 /* Rules of quantising are those of quantize; operands are quantised by their format's own, but for the rounding of scales. */

@@ -1,210 +1,147 @@
-#include <stdlib.h>
-
-#include "harness/operations/op_support.h"
+#include "harness/operations/op_work.h"
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/ops/ops_shares.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c)
+typedef struct attention_config {
+    assay_attention_config attention; /* the first, since it is what the second form gets */
+    bool sinks, padding;
+    bool grouped; /* heads of one width, head_dim */
+    bool shared;  /* key-value heads were said */
+} attention_config;
+
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    assay_attention_config config;
-    return assay_attention_config_of(ctx, c, &config);
+    attention_config *config = to;
+    config->sinks = c->config.attention_sink;
+    config->padding = assay_has_padding(c);
+    config->grouped = assay_has_grouped_heads(&c->config);
+    config->shared = c->config.base_num_kv_heads > 0 && !assay_says_latent(&c->config);
+    return assay_attention_config_of(ctx, c, &config->attention);
 }
 
-static void second_form(quad_tape *t, const void *c)
+static int64_t axis_size(const void *config, char axis)
 {
-    assay_attention_config config;
-    if (quad_try(t, assay_attention_config_of(quad_context(t), c, &config))) quad_attention(t, &config);
+    const assay_attention_config *a = &((const attention_config *)config)->attention;
+    if (axis == 'B') return a->batch;
+    if (axis == 'S') return a->sequence;
+    if (axis == 'N') return a->heads;
+    if (axis == 'g') return a->kv_heads;
+    if (axis == 'v') return a->v_dim;
+    return a->qk_dim;
 }
 
 /* Padding at the end of a batch may hold anything. */
-static assay_status describe_tensor(assay_context *ctx, const assay_case *c, assay_tensor_list *list, const char *path,
-                                    double scale, assay_dims dims)
+static void describe_tensor(assay_describer *d, const char *path, double scale, const char *axes)
 {
-    const int at = list->count;
-    assay_status status = assay_describe_variable(ctx, list, c, path, assay_fill_normal(scale, 0.0), dims);
-    if (status == ASSAY_OK && assay_has_padding(c)) list->entries[at].unused_row_axes = 2;
-    return status;
+    assay_describe_variable(d, path, assay_fill_normal(scale, 0.0), axes);
+    if (((const attention_config *)d->config)->padding) assay_described(d, 2)->unused_row_axes = 2;
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+static void describe(assay_describer *d, const void *of)
 {
-    assay_status status;
-    assay_attention_config config;
-    assay_fill one = assay_fill_normal(1.0, 0.0);
-    TRY(assay_attention_config_of(ctx, c, &config));
-    const int64_t batch = config.batch, sequence = config.sequence, heads = config.heads, shared = config.kv_heads;
-    const bool grouped = assay_has_grouped_heads(&c->config);
-    const bool said = c->config.base_num_kv_heads > 0 && !assay_says_latent(&c->config);
-    const assay_dims q = {grouped ? "BSNz" : "BSNq", {batch, sequence, heads, config.qk_dim}};
-    const assay_dims k = {grouped ? "BSgz" : said ? "BSgq" : "BSNq", {batch, sequence, shared, config.qk_dim}};
-    const assay_dims v = {grouped ? "BSgz" : said ? "BSgv" : "BSNv", {batch, sequence, shared, config.v_dim}};
-    const assay_dims out = {grouped ? "BSNz" : "BSNv", {batch, sequence, heads, config.v_dim}};
+    const attention_config *config = of;
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    const bool grouped = config->grouped, shared = config->shared;
     /* scores of order 1: what scales them in MLA */
-    TRY(describe_tensor(ctx, c, list, "inputs/query", assay_fill_fan_in(config.qk_dim).scale, q));
-    TRY(describe_tensor(ctx, c, list, "inputs/key", 1.0, k));
-    TRY(describe_tensor(ctx, c, list, "inputs/value", 1.0, v));
-    TRY(assay_describe_segments(ctx, list, c));
-    if (c->config.attention_sink)
-        TRY(assay_describe_variable(ctx, list, c, "weights/sinks", one, (assay_dims){"N", {heads}}));
-    TRY(assay_describe_output(ctx, list, c, "lse", &one, (assay_dims){"BNS", {batch, heads, sequence}}));
-    TRY(assay_describe_output(ctx, list, c, "attention_out", &one, out));
-    if (assay_has_padding(c)) list->entries[list->count - 1].unused_row_axes = 2;
-cleanup:
-    return status;
+    describe_tensor(d, "inputs/query", assay_fill_fan_in(config->attention.qk_dim).scale, grouped ? "BSNz" : "BSNq");
+    describe_tensor(d, "inputs/key", 1.0, grouped ? "BSgz" : shared ? "BSgq" : "BSNq");
+    describe_tensor(d, "inputs/value", 1.0, grouped ? "BSgz" : shared ? "BSgv" : "BSNv");
+    assay_describe_segments(d);
+    if (config->sinks) assay_describe_variable(d, "weights/sinks", one, "N");
+    assay_describe_output(d, "lse", &one, "BNS");
+    assay_describe_output(d, "attention_out", &one, grouped ? "BSNz" : "BSNv");
+    if (config->padding) assay_described(d, 1)->unused_row_axes = 2;
 }
 
-typedef struct tensors {
-    double *query, *key, *value, *sinks, *out, *lse, *dout, *dlse, *dquery, *dkey, *dvalue, *dsinks;
-    int32_t *segment_ids;
-} tensors;
-
-static void free_tensors(tensors *t)
+static assay_attention_inputs inputs_of(const assay_work *w)
 {
-    free(t->query);
-    free(t->key);
-    free(t->value);
-    free(t->sinks);
-    free(t->out);
-    free(t->lse);
-    free(t->dout);
-    free(t->dlse);
-    free(t->dquery);
-    free(t->dkey);
-    free(t->dvalue);
-    free(t->dsinks);
-    free(t->segment_ids);
-}
-
-/* How many numbers each has. */
-typedef struct counts {
-    int64_t rows, query, key, value, out;
-} counts;
-
-static counts counts_of(const assay_attention_config *config)
-{
-    const int64_t tokens = config->batch * config->sequence, rows = tokens * config->heads;
-    const int64_t shared = tokens * config->kv_heads;
-    return (counts){rows, rows * config->qk_dim, shared * config->qk_dim, shared * config->v_dim, rows * config->v_dim};
+    return (assay_attention_inputs){.query = assay_f64(w, "inputs/query"),
+                                    .key = assay_f64(w, "inputs/key"),
+                                    .value = assay_f64(w, "inputs/value"),
+                                    .segment_ids = assay_i32(w, "inputs/segment_ids"),
+                                    .sinks = assay_f64(w, "weights/sinks")};
 }
 
 /* Padding may hold anything, NaN too, and nothing else may. */
-static assay_status check_finite(assay_context *ctx, const assay_case *c, const tensors *t,
-                                 const assay_attention_config *config)
+static assay_status check_finite(assay_context *ctx, const assay_work *w, const int32_t *segment_ids)
 {
-    assay_status status;
-    const int64_t q = config->heads * config->qk_dim, out = config->heads * config->v_dim;
-    const int64_t k = config->kv_heads * config->qk_dim, v = config->kv_heads * config->v_dim;
-    TRY(assay_require_finite_tokens(ctx, c, "inputs/query", t->query, q, t->segment_ids));
-    TRY(assay_require_finite_tokens(ctx, c, "inputs/key", t->key, k, t->segment_ids));
-    TRY(assay_require_finite_tokens(ctx, c, "inputs/value", t->value, v, t->segment_ids));
-    TRY(assay_require_finite_tokens(ctx, c, "cotangents/attention_out", t->dout, out, t->segment_ids));
-cleanup:
-    return status;
-}
-
-static assay_status backward(assay_context *ctx, tensors *t, const assay_source *in, const assay_sink *out,
-                             const assay_attention_inputs *inputs, const assay_attention_config *config)
-{
+    static const char *const paths[] = {"inputs/query", "inputs/key", "inputs/value", "cotangents/attention_out"};
+    const assay_attention_config *a = w->config;
+    const int64_t widths[] = {a->heads * a->qk_dim, a->kv_heads * a->qk_dim, a->kv_heads * a->v_dim,
+                              a->heads * a->v_dim};
     assay_status status = ASSAY_OK;
-    const counts n = counts_of(config);
-    TRY(assay_read_whole(ctx, in, "cotangents/lse", n.rows, &t->dlse));
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/query", n.query, &t->dquery));
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/key", n.key, &t->dkey));
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/value", n.value, &t->dvalue));
-    if (t->sinks != NULL) TRY(assay_alloc_f64(ctx, "gradients/weights/sinks", config->heads, &t->dsinks));
-    const assay_attention_gradients gradients = {t->dquery, t->dkey, t->dvalue, t->dsinks};
-    TRY(assay_attention_backward(ctx, &gradients, t->dout, t->dlse, t->out, t->lse, inputs, config));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/query", n.query, t->dquery));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/key", n.key, t->dkey));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/value", n.value, t->dvalue));
-    if (t->sinks != NULL) TRY(assay_write_result(ctx, out, "gradients/weights/sinks", config->heads, t->dsinks));
+    for (int i = 0; i < 4; i++)
+        TRY(assay_require_finite_tokens(ctx, w->c, paths[i], assay_f64(w, paths[i]), widths[i], segment_ids));
 cleanup:
     return status;
 }
 
-static bool wants_backward(const assay_sink *out)
+static assay_status forward(assay_context *ctx, const assay_work *w)
 {
-    return assay_wants(out, "gradients/inputs/query") || assay_wants(out, "gradients/inputs/key") ||
-           assay_wants(out, "gradients/inputs/value") || assay_wants(out, "gradients/weights/sinks");
-}
-
-static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count)
-{
-    assay_status status;
-    tensors t = {0};
-    assay_attention_config config;
-    (void)precisions;
-    (void)precision_count;
-    TRY(assay_attention_config_of(ctx, c, &config));
-    const counts n = counts_of(&config);
-    const int64_t tokens = config.batch * config.sequence;
-    TRY(assay_read_whole(ctx, in, "inputs/query", n.query, &t.query));
-    TRY(assay_read_whole(ctx, in, "inputs/key", n.key, &t.key));
-    TRY(assay_read_whole(ctx, in, "inputs/value", n.value, &t.value));
-    TRY(assay_read_whole(ctx, in, "weights/sinks", config.heads, &t.sinks));
-    TRY(assay_read_whole(ctx, in, "cotangents/attention_out", n.out, &t.dout));
-    TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &t.segment_ids));
-    if (t.segment_ids != NULL) TRY(assay_attention_check_segments(ctx, t.segment_ids, tokens));
-    TRY(check_finite(ctx, c, &t, &config));
-    TRY(assay_alloc_f64(ctx, "outputs/attention_out", n.out, &t.out));
-    TRY(assay_alloc_f64(ctx, "outputs/lse", n.rows, &t.lse));
-    const assay_attention_inputs inputs = {t.query, t.key, t.value, t.segment_ids, t.sinks};
-    TRY(assay_attention_forward(ctx, t.out, t.lse, &inputs, &config));
-    TRY(assay_write_result(ctx, out, "outputs/attention_out", n.out, t.out));
-    TRY(assay_write_result(ctx, out, "outputs/lse", n.rows, t.lse));
-    if (wants_backward(out)) {
-        assay_round(ctx, ASSAY_ROUND_STORAGE, n.out, t.out); /* as backward reads it */
-        TRY(backward(ctx, &t, in, out, &inputs, &config));
-    }
+    const assay_attention_config *config = w->config;
+    const assay_attention_inputs in = inputs_of(w);
+    assay_status status = ASSAY_OK;
+    if (in.segment_ids != NULL)
+        TRY(assay_attention_check_segments(ctx, in.segment_ids, config->batch * config->sequence));
+    TRY(check_finite(ctx, w, in.segment_ids));
+    TRY(assay_attention_forward(ctx, assay_f64(w, "outputs/attention_out"), assay_f64(w, "outputs/lse"), &in, config));
 cleanup:
-    free_tensors(&t);
     return status;
 }
 
-static double flops(const assay_case *c, bool backward)
+static assay_status backward(assay_context *ctx, const assay_work *w)
 {
-    assay_context ctx = {0};
-    assay_attention_config config;
-    if (assay_attention_config_of(&ctx, c, &config) != ASSAY_OK) return 0.0;
-    return assay_attention_flops(&config, false) + (backward ? assay_attention_flops(&config, true) : 0.0);
+    const assay_attention_config *config = w->config;
+    const assay_attention_inputs in = inputs_of(w);
+    const assay_attention_gradients gradients = {
+        assay_f64(w, "gradients/inputs/query"), assay_f64(w, "gradients/inputs/key"),
+        assay_f64(w, "gradients/inputs/value"), assay_f64(w, "gradients/weights/sinks")};
+    double *out = assay_f64(w, "outputs/attention_out");
+    assay_round(ctx, ASSAY_ROUND_STORAGE, config->batch * config->sequence * config->heads * config->v_dim, out);
+    return assay_attention_backward(ctx, &gradients, assay_f64(w, "cotangents/attention_out"),
+                                    assay_f64(w, "cotangents/lse"), out, assay_f64(w, "outputs/lse"), &in, config);
+}
+
+static double flops(const void *config, bool backward)
+{
+    return assay_attention_flops(config, false) + (backward ? assay_attention_flops(config, true) : 0.0);
 }
 
 /* The tensors and their gradients, and what one head of each of a few threads has. */
-static int64_t memory(const assay_case *c)
+static int64_t memory(const void *of)
 {
     enum { THREADS = 16, BLOCK = 128 };
-    assay_context ctx = {0};
-    assay_attention_config config;
-    if (assay_attention_config_of(&ctx, c, &config) != ASSAY_OK) return 0;
-    const double qk = (double)config.qk_dim, v = (double)config.v_dim, length = (double)c->sequence;
-    const double heads = (double)c->batch * (double)config.heads, shared = (double)c->batch * (double)config.kv_heads;
+    const assay_attention_config *a = of;
+    const double qk = (double)a->qk_dim, v = (double)a->v_dim, length = (double)a->sequence;
+    const double heads = (double)a->batch * (double)a->heads, shared = (double)a->batch * (double)a->kv_heads;
     const double workers = shared < THREADS ? shared : THREADS;
     const double numbers = heads * (2 * qk + 2 * v + 2) + shared * (2 * qk + 2 * v);
     const double bytes = 8 * length * (numbers + workers * (4 * qk + 3 * v + 2 + 2 * BLOCK));
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
-static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+static void shares_of(const void *config, double least, const assay_source *in, const assay_sink *out,
                       const assay_sink *scales, int count, assay_run_shares *shares)
 {
-    assay_context ctx = {0};
-    assay_attention_config config;
+    static const char *const gradients[] = {"gradients/inputs/query", "gradients/inputs/key", "gradients/inputs/value",
+                                            "gradients/weights/sinks"};
+    bool backward_too = false;
     (void)in, (void)scales, (void)count;
-    if (assay_attention_config_of(&ctx, c, &config) != ASSAY_OK) return;
-    assay_attention_shares(shares, least, &config, false);
-    if (wants_backward(out)) assay_attention_shares(shares, least, &config, true);
+    for (int i = 0; i < 4; i++) backward_too |= assay_wants(out, gradients[i]);
+    assay_attention_shares(shares, least, config, false);
+    if (backward_too) assay_attention_shares(shares, least, config, true);
 }
 
 const assay_operation assay_op_attention = {.name = "attention",
                                             .parts = ASSAY_PART_ATTENTION | ASSAY_PART_SHARING,
                                             .summary = "causal attention with log-sum-exp and segments",
-                                            .check = check,
+                                            .config_of = config_of,
+                                            .axis_size = axis_size,
                                             .describe = describe,
-                                            .run = run,
+                                            .forward = forward,
+                                            .backward = backward,
                                             .ensemble = assay_every_case,
-                                            .second_form = {.form = second_form},
-                                            .flops = flops,
-                                            .memory = memory,
+                                            .second_form = {.form = quad_attention},
+                                            .operations = flops,
+                                            .bytes = memory,
                                             .shares = shares_of};

@@ -29,7 +29,7 @@ static bool moves_tokens_alone(const char *name)
 }
 
 /* The layer in which the function would run. */
-static assay_status config_of(assay_context *ctx, const assay_case *c, assay_function_config *config)
+static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_function_config *config)
 {
     assay_status status;
     const assay_model_config *m = &c->config;
@@ -58,15 +58,8 @@ static assay_status check_psum_scatter(assay_context *ctx, const assay_case *c, 
     const char *name = assay_function_name(config->function);
     if (strncmp(name, "quantized_", 10) != 0) return ASSAY_OK;
     if (config->recipe.recipe == NULL)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is \"\", expected fp8_full: %s has it always", name);
-    for (int key = ASSAY_KEY_AT_act_quantization_calibration_method;
-         key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
-        const assay_text *method = (const assay_text *)((const char *)&c->config + assay_model_keys[key].offset);
-        if (strcmp(method->text, "absmax") == 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: %s has no other",
-                          assay_model_keys[key].name, method->text, name);
-    }
-    return ASSAY_OK;
+        return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_quant_recipe, "fp8_full: %s has it always", name);
+    return assay_require_absmax(ctx, &c->config, name, "has no other");
 }
 
 /* deepseek_batchsplit.py finds the scale of a fixed range itself (quantizations.py, manual_quantize), its sibling _fp8 by qwix,
@@ -87,34 +80,24 @@ static assay_status check_fixed_weights(assay_context *ctx, const assay_case *c,
         c->config.weight_quantization_calibration_method.text, assay_dtype_name(c->dtype));
 }
 
-static assay_status check(assay_context *ctx, const assay_case *c)
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *config)
 {
     assay_status status;
-    assay_function_config config;
-    TRY(config_of(ctx, c, &config));
-    TRY(check_psum_scatter(ctx, c, &config));
-    TRY(check_fixed_weights(ctx, c, &config));
+    TRY(of_layer(ctx, c, config));
+    TRY(check_psum_scatter(ctx, c, config));
+    TRY(check_fixed_weights(ctx, c, config));
 cleanup:
     return status;
 }
 
-static void second_form(quad_tape *t, const void *c)
+static void second_form(quad_tape *t, const void *config)
 {
-    assay_function_config config;
     void *view = NULL;
-    if (quad_try(t, config_of(quad_context(t), c, &config)) &&
-        quad_try(t, assay_alloc(quad_context(t), "function", 1, sizeof(assay_function_view), &view))) {
-        assay_function_view_of(&config, view);
+    if (quad_try(t, assay_alloc(quad_context(t), "function", 1, sizeof(assay_function_view), &view))) {
+        assay_function_view_of(config, view);
         quad_function(t, view);
     }
     free(view);
-}
-
-static assay_dims dims_of(const assay_function_tensor *tensor)
-{
-    assay_dims dims = {.labels = tensor->axes};
-    memcpy(dims.dims, tensor->shape.dims, sizeof tensor->shape.dims);
-    return dims;
 }
 
 static assay_fill fill_of(const assay_function_config *config, const assay_case *c, const assay_function_tensor *tensor)
@@ -158,61 +141,53 @@ static void set_limits(const assay_function_config *config, const assay_function
     if (tensor->holds == ASSAY_HOLDS_COUNTS || tensor->holds == ASSAY_HOLDS_OWN_COUNTS) entry->most = INT32_MAX;
 }
 
-static assay_status describe_given(assay_context *ctx, const assay_case *c, const assay_function_config *config,
-                                   const assay_function_tensor *tensor, assay_tensor_list *list)
+static void describe_given(assay_describer *d, const assay_function_config *config, const assay_function_tensor *tensor)
 {
-    assay_status status;
-    const assay_fill fill = fill_of(config, c, tensor);
-    const int at = list->count;
+    const assay_fill fill = fill_of(config, d->c, tensor);
     /* what forward leaves is no input of the case's: it is as it was computed */
     const assay_dtype type = tensor->integers                        ? ASSAY_INT32
                              : tensor->holds == ASSAY_HOLDS_RESIDUAL ? ASSAY_FLOAT64
-                                                                     : c->dtype;
-    if (tensor->differentiated) return assay_describe_variable(ctx, list, c, tensor->path, fill, dims_of(tensor));
-    TRY(assay_describe(ctx, list, tensor->path, type, &fill, dims_of(tensor)));
-    list->entries[at].derived = tensor->holds >= ASSAY_HOLDS_COUNTS;
-    set_limits(config, tensor, &list->entries[at]);
-cleanup:
-    return status;
+                                                                     : d->c->dtype;
+    if (tensor->differentiated) {
+        assay_describe_sized_variable(d, tensor->path, fill, assay_dims_of(tensor->axes, &tensor->shape));
+        return;
+    }
+    assay_describe_sized(d, tensor->path, type, &fill, assay_dims_of(tensor->axes, &tensor->shape));
+    assay_described(d, 1)->derived = tensor->holds >= ASSAY_HOLDS_COUNTS;
+    set_limits(config, tensor, assay_described(d, 1));
 }
 
-static assay_status describe_made(assay_context *ctx, const assay_function_config *config, assay_tensor_list *list)
+static void describe_made(assay_describer *d, const assay_function_config *config)
 {
-    assay_status status = ASSAY_OK;
     assay_function_tensors made;
     assay_function_made_of(config, &made);
     for (int i = 0; i < made.count; i++) {
-        TRY(assay_describe(ctx, list, made.items[i].path, ASSAY_FLOAT64, NULL, dims_of(&made.items[i])));
-        list->entries[list->count - 1].made = true;
+        assay_describe_sized(d, made.items[i].path, ASSAY_FLOAT64, NULL,
+                             assay_dims_of(made.items[i].axes, &made.items[i].shape));
+        assay_described(d, 1)->made = true;
     }
-cleanup:
-    return status;
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+static void describe(assay_describer *d, const void *config)
 {
-    assay_status status;
-    assay_function_config config;
     assay_function_tensors tensors;
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    TRY(config_of(ctx, c, &config));
-    assay_function_tensors_of(&config, &tensors);
+    bool before = true; /* of the outputs */
+    assay_function_tensors_of(config, &tensors);
     for (int i = 0; i < tensors.count; i++) {
         const assay_function_tensor *tensor = &tensors.items[i];
         const bool output = assay_role_of(tensor->path) == ASSAY_ROLE_OUTPUT;
-        if (output && i > 0 && assay_role_of(tensors.items[i - 1].path) != ASSAY_ROLE_OUTPUT)
-            TRY(describe_made(ctx, &config, list));
+        if (output && before && i > 0) describe_made(d, config);
+        before = !output;
         if (!output) {
-            TRY(describe_given(ctx, c, &config, tensor, list));
+            describe_given(d, config, tensor);
         } else if (tensor->integers) {
-            TRY(assay_describe(ctx, list, tensor->path, ASSAY_INT32, NULL, dims_of(tensor)));
+            assay_describe_sized(d, tensor->path, ASSAY_INT32, NULL, assay_dims_of(tensor->axes, &tensor->shape));
         } else {
-            TRY(assay_describe_output(ctx, list, c, strchr(tensor->path, '/') + 1, tensor->differentiated ? &one : NULL,
-                                      dims_of(tensor)));
+            assay_describe_sized_output(d, strchr(tensor->path, '/') + 1, tensor->differentiated ? &one : NULL,
+                                        assay_dims_of(tensor->axes, &tensor->shape));
         }
     }
-cleanup:
-    return status;
 }
 
 static const assay_function_tensor *tensor_of(const assay_function_tensors *tensors, const char *path)
@@ -247,7 +222,7 @@ static assay_status derive(assay_context *ctx, const assay_case *c, const assay_
     assay_function_tensors tensors;
     int32_t *choices = NULL;
     const assay_shape *shape = &entry->spec.shape;
-    TRY(config_of(ctx, c, &config));
+    TRY(of_layer(ctx, c, &config));
     assay_function_tensors_of(&config, &tensors);
     const assay_function_tensor *tensor = tensor_of(&tensors, entry->spec.path);
     if (indices != NULL) TRY(draw_choices(ctx, c, &config, in, tensor->holds == ASSAY_HOLDS_COUNTS, &choices));
@@ -261,42 +236,37 @@ cleanup:
     return status;
 }
 
-static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count)
+static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
+                        const assay_sink *out, const assay_precision *precisions, int precision_count)
 {
-    assay_function_config config;
-    (void)precisions;
-    (void)precision_count;
-    const assay_status status = config_of(ctx, c, &config);
-    return status == ASSAY_OK ? assay_function_run(ctx, &config, in, out) : status;
+    (void)c, (void)precisions, (void)precision_count;
+    return assay_function_run(ctx, config, in, out);
 }
 
-static double flops(const assay_case *c, bool backward)
+static double flops(const void *of, bool backward)
 {
-    assay_context ctx = {0};
-    assay_function_config config;
-    if (config_of(&ctx, c, &config) != ASSAY_OK) return 0.0;
-    const bool gradient = backward && assay_function_backward(config.function) != NULL;
-    return (gradient ? 3 : 1) * assay_function_flops(&config);
+    const assay_function_config *config = of;
+    const bool gradient = backward && assay_function_backward(config->function) != NULL;
+    return (gradient ? 3 : 1) * assay_function_flops(config);
 }
 
-static int64_t memory(const assay_case *c)
+static int64_t memory(const void *config)
 {
-    assay_context ctx = {0};
-    assay_function_config config;
-    return config_of(&ctx, c, &config) == ASSAY_OK ? assay_function_memory(&config) : 0;
+    return assay_function_memory(config);
 }
+
+_Static_assert(sizeof(assay_function_config) <= sizeof(assay_operation_config), "the largest of all");
 
 const assay_operation assay_op_batch_split = {.name = "batch_split",
                                               .parts = ASSAY_PART_NORM | ASSAY_PART_EXPERTS | ASSAY_PART_ROPE |
                                                        ASSAY_PART_GROUPS,
                                               .summary = "one function of MaxText's batch-split module by itself",
-                                              .check = check,
+                                              .config_of = config_of,
                                               .describe = describe,
                                               .derive = derive,
                                               .run = run,
                                               .ensemble = assay_every_case,
                                               .mesh = true,
                                               .second_form = {.form = second_form},
-                                              .flops = flops,
-                                              .memory = memory};
+                                              .operations = flops,
+                                              .bytes = memory};

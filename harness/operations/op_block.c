@@ -7,66 +7,48 @@
 #include "oracle/base/memory.h"
 #include "oracle/mesh/head_shards.h"
 
-static assay_status graph_of(assay_context *ctx, const assay_case *c, bool one_shard, graph *g)
-{
-    return assay_operation_by_name(c->op)->graph(ctx, c, one_shard, g);
-}
-
 static bool is_sharded(const assay_case *c)
 {
     const assay_mesh mesh = assay_mesh_of(c);
     return assay_mesh_shards(&mesh) > 1;
 }
 
-static assay_dims dims_of(const assay_tensor_row *row)
-{
-    assay_dims dims = {.labels = row->axes};
-    memcpy(dims.dims, row->shape.dims, sizeof dims.dims);
-    return dims;
-}
-
 /* Rows of a matrix, which a product sums along. */
-static void mark_rows(const assay_case *c, assay_tensor_list *list, int back, const assay_tensor_row *row)
+static void mark_rows(assay_describer *d, const assay_operation *operation, int back, const assay_tensor_row *row)
 {
-    if (assay_operation_by_name(c->op)->quantised)
-        assay_mark_operand(list, back, (assay_operand_axes){0, row->shape.rank - 1, false});
+    if (operation->quantised) assay_described(d, back)->operand = (assay_operand_axes){0, row->shape.rank - 1, false};
 }
 
-static assay_status describe_inputs(assay_context *ctx, const assay_case *c, const graph *g, assay_tensor_list *list)
+static void describe_inputs(assay_describer *d, const assay_operation *operation, const graph *g)
 {
-    assay_status status = ASSAY_OK;
     for (int t = 1; t < g->tensor_count; t++) {
         const assay_tensor_row *row = &g->tensors[t].row;
         if (g->tensors[t].role == GRAPH_INPUT) {
-            TRY(assay_describe_variable(ctx, list, c, row->name, assay_fill_normal(1.0, 0.0), dims_of(row)));
-            mark_rows(c, list, 2, row);
+            assay_describe_sized_variable(d, row->name, assay_fill_normal(1.0, 0.0),
+                                          assay_dims_of(row->axes, &row->shape));
+            mark_rows(d, operation, 2, row);
         }
         if (g->tensors[t].role != GRAPH_INDICES) continue;
         const bool positions = strcmp(row->name, "inputs/positions") == 0;
-        TRY((positions ? assay_describe_positions : assay_describe_segments)(ctx, list, c));
+        (positions ? assay_describe_positions : assay_describe_segments)(d);
     }
-cleanup:
-    return status;
 }
 
-assay_status assay_describe_graph_checkpoints(const assay_describer *d, const graph *g, const graph *own)
+void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const graph *own)
 {
-    assay_status status = ASSAY_OK;
     const assay_mesh mesh = assay_mesh_of(d->c);
     const int64_t shards = assay_mesh_shards(&mesh);
     for (int t = 1; t < g->tensor_count; t++) {
         assay_tensor_row row = g->tensors[t].row;
         if (g->tensors[t].role != GRAPH_CHECKPOINT) continue;
         if (own != NULL && assay_row_has_heads(&row)) row = assay_tensor_row_below("m", &shards, own->tensors[t].row);
-        TRY(assay_describe_checkpoint(d, &row));
-        d->list->entries[d->list->count - 1].made = graph_is_made(g, t);
+        assay_describe_checkpoint(d, &row);
+        assay_described(d, 1)->made = graph_is_made(g, t);
     }
     for (int i = 0; i < g->gradient_count; i++) {
-        TRY(assay_describe_checkpoint(d, &g->steps[g->gradients[i]].gradient));
-        d->list->entries[d->list->count - 1].made = true;
+        assay_describe_checkpoint(d, &g->steps[g->gradients[i]].gradient);
+        assay_described(d, 1)->made = true;
     }
-cleanup:
-    return status;
 }
 
 /* Whether x of padding may hold NaN: then nothing that a token of padding gives is judged. */
@@ -76,13 +58,13 @@ static bool has_unused_tokens(const assay_case *c)
     return assay_has_padding(c) && x != NULL && (x->tail_nan_rows > 0 || x->unused_nan);
 }
 
-static void mark_unused(const assay_case *c, assay_tensor_list *list)
+static void mark_unused(assay_tensor_list *list)
 {
     for (int i = 0; i < list->count; i++) {
-        assay_tensor_spec *spec = &list->entries[i].spec;
+        const assay_tensor_spec *spec = &list->entries[i].spec;
         const bool rows =
             spec->shape.rank > 2 && strcmp(spec->labels[0], "B") == 0 && strcmp(spec->labels[1], "S") == 0;
-        if (has_unused_tokens(c) && rows) list->entries[i].unused_row_axes = 2;
+        if (rows) list->entries[i].unused_row_axes = 2;
     }
 }
 
@@ -101,24 +83,20 @@ cleanup:
     return status;
 }
 
-assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+void assay_block_describe(assay_describer *d, const assay_operation *operation)
 {
-    assay_status status;
-    const assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     graph g, own;
-    TRY(graph_of(ctx, c, false, &g));
-    TRY(graph_of(ctx, c, true, &own));
-    TRY(describe_inputs(ctx, c, &g, list));
+    operation->graph(d->config, false, &g);
+    operation->graph(d->config, true, &own);
+    describe_inputs(d, operation, &g);
     const assay_tensor_table weights = graph_weight_table(&g);
-    TRY(assay_describe_weights(&d, &weights, (assay_dims){"", {0}}));
-    TRY(assay_describe_graph_checkpoints(&d, &g, is_sharded(c) ? &own : NULL));
+    assay_describe_weights(d, &weights);
+    assay_describe_graph_checkpoints(d, &g, is_sharded(d->c) ? &own : NULL);
     const assay_tensor_row *y = &g.tensors[g.result].row;
-    TRY(assay_describe_output(ctx, list, c, "y", &one, dims_of(y)));
-    mark_rows(c, list, 1, y);
-    mark_unused(c, list);
-cleanup:
-    return status;
+    assay_describe_sized_output(d, "y", &one, assay_dims_of(y->axes, &y->shape));
+    mark_rows(d, operation, 1, y);
+    if (has_unused_tokens(d->c)) mark_unused(d->list);
 }
 
 /* What a run reads, and what it makes of that. */
@@ -142,12 +120,13 @@ static void clear_padding(block_run *m, int64_t tokens)
         if (m->segment_values[i / (m->size / tokens)] == 0 && !isfinite(m->x_values[i])) m->x_values[i] = 0;
 }
 
-static assay_status open_run(assay_context *ctx, const assay_case *c, block_run *m)
+static assay_status open_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                             const void *config, block_run *m)
 {
     assay_status status;
     const assay_source *in = m->in;
     const int64_t tokens = c->batch * c->sequence;
-    TRY(graph_of(ctx, c, false, &m->g));
+    operation->graph(config, false, &m->g);
     m->table = graph_weight_table(&m->g);
     m->x = graph_find(&m->g, "inputs/x");
     m->positions = graph_find(&m->g, "inputs/positions");
@@ -219,17 +198,15 @@ static assay_status backward(assay_context *ctx, block_run *m)
     return graph_backward(ctx, &m->r);
 }
 
-static assay_status run_sharded(assay_context *ctx, const assay_case *c, block_run *m)
+static assay_status run_sharded(assay_context *ctx, const assay_case *c, const graph *own, block_run *m)
 {
     assay_status status;
     const assay_mesh mesh = assay_mesh_of(c);
-    graph own;
     double *y = NULL;
-    TRY(graph_of(ctx, c, true, &own));
     TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
     const assay_head_run all = {.mesh = &mesh,
                                 .whole = &m->g,
-                                .own = &own,
+                                .own = own,
                                 .x = m->x_values,
                                 .positions = m->position_values,
                                 .segment_ids = m->segment_values,
@@ -247,19 +224,22 @@ cleanup:
     return status;
 }
 
-assay_status assay_block_run_with_scales(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out, const assay_precision *precisions, int precision_count,
-                                         assay_block_scales *scales)
+assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                             const void *config, const assay_source *in, const assay_sink *out,
+                             const assay_precision *precisions, int precision_count)
 {
     assay_status status;
     block_run m = {.in = in, .out = out};
-    TRY(open_run(ctx, c, &m));
+    const int propagated = operation->graph_scales != NULL ? precision_count : 0;
+    TRY(open_run(ctx, operation, c, config, &m));
     TRY(open_gradients(ctx, &m));
     if (is_sharded(c)) {
-        TRY(run_sharded(ctx, c, &m));
+        graph own;
+        operation->graph(config, true, &own);
+        TRY(run_sharded(ctx, c, &own, &m));
     } else {
-        TRY(forward(ctx, &m, m.dy != NULL || precision_count > 0));
-        if (precision_count > 0) TRY(scales(ctx, c, &m.r, precisions, precision_count));
+        TRY(forward(ctx, &m, m.dy != NULL || propagated > 0));
+        if (propagated > 0) TRY(operation->graph_scales(ctx, config, &m.r, precisions, propagated));
         TRY(backward(ctx, &m));
     }
     if (m.dx != NULL) TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
@@ -269,22 +249,18 @@ cleanup:
     return status;
 }
 
-assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                             const assay_precision *precisions, int precision_count)
-{
-    (void)precisions, (void)precision_count; /* their error scales are an ensemble's */
-    return assay_block_run_with_scales(ctx, c, in, out, NULL, 0, NULL);
-}
-
-assay_status assay_block_run_as(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                                assay_status (*form)(assay_context *ctx, const assay_case *c, graph_run *r, double *y))
+assay_status assay_block_run_as(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                const assay_source *in, const assay_sink *out,
+                                assay_status (*form)(assay_context *ctx, const void *config, graph_run *r, double *y))
 {
     assay_status status;
+    assay_operation_config config;
     block_run m = {.in = in, .out = out};
     double *y = NULL;
-    TRY(open_run(ctx, c, &m));
+    TRY(operation->config_of(ctx, c, &config));
+    TRY(open_run(ctx, operation, c, &config, &m));
     TRY(assay_alloc_f64(ctx, "outputs/y", m.size, &y));
-    TRY(form(ctx, c, &m.r, y));
+    TRY(form(ctx, &config, &m.r, y));
     TRY(assay_write_result(ctx, out, "outputs/y", m.size, y));
 cleanup:
     close_run(&m);
@@ -292,20 +268,18 @@ cleanup:
     return status;
 }
 
-double assay_block_flops(const assay_case *c, bool backward)
+double assay_block_flops(const assay_operation *operation, const void *config, bool backward)
 {
-    assay_context ctx = {0};
     graph g;
-    if (graph_of(&ctx, c, false, &g) != ASSAY_OK) return 0.0;
+    operation->graph(config, false, &g);
     return graph_forward_operations(&g) + (backward ? graph_backward_operations(&g) : 0.0);
 }
 
 /* Weights, intermediates, and the gradients of both. */
-int64_t assay_block_memory(const assay_case *c)
+int64_t assay_block_memory(const assay_operation *operation, const assay_case *c, const void *config)
 {
-    assay_context ctx = {0};
     graph g;
-    if (graph_of(&ctx, c, false, &g) != ASSAY_OK) return 0;
+    operation->graph(config, false, &g);
     double numbers = 4 * (double)graph_size(&g, g.result) + graph_numbers(&g);
     const double copies = is_sharded(c) ? 4 : 2; /* and what a shard has */
     if (g.gradient_count > 0) numbers *= 4;      /* codes, scales and numbers of a product's operands, and spreads */
@@ -313,13 +287,12 @@ int64_t assay_block_memory(const assay_case *c)
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
-void assay_block_shares(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
-                        const assay_sink *scales, int count, assay_run_shares *shares)
+void assay_block_shares(const assay_operation *operation, const assay_case *c, const void *config, double least,
+                        const assay_source *in, const assay_sink *out, assay_run_shares *shares)
 {
-    assay_context ctx = {0};
     graph g;
-    (void)scales, (void)count;
-    if (graph_of(&ctx, c, false, &g) != ASSAY_OK || is_sharded(c)) return;
+    if (is_sharded(c)) return;
+    operation->graph(config, false, &g);
     const assay_tensor_table weights = graph_weight_table(&g);
     for (int t = 1; t < g.tensor_count; t++)
         if (g.tensors[t].role == GRAPH_CHECKPOINT) graph_shares(shares, least, &g, t);

@@ -4,26 +4,22 @@
 
 #include "harness/operations/op_support.h"
 
-assay_status assay_block_describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
-assay_status assay_block_run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
+void assay_block_describe(assay_describer *d, const assay_operation *operation);
+assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                             const void *config, const assay_source *in, const assay_sink *out,
                              const assay_precision *precisions, int precision_count);
 /* Tokens that are no padding, where x of padding may hold NaN. */
 assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
-/* The same of an operation that has error scales of its own, which it makes of what forward has left. */
-typedef assay_status assay_block_scales(assay_context *ctx, const assay_case *c, const graph_run *r,
-                                        const assay_precision *precisions, int precision_count);
-assay_status assay_block_run_with_scales(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out, const assay_precision *precisions, int precision_count,
-                                         assay_block_scales *scales);
 /* outputs/y by a form of its own, which is given a run with all its tensors. */
-assay_status assay_block_run_as(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                                assay_status (*form)(assay_context *ctx, const assay_case *c, graph_run *r, double *y));
+assay_status assay_block_run_as(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                const assay_source *in, const assay_sink *out,
+                                assay_status (*form)(assay_context *ctx, const void *config, graph_run *r, double *y));
 /* checkpoints/LAYER name of a graph's, and of the gradients that it quantises. own NULL: each device has the whole; else what has
  * heads is each shard's own, of this graph. */
-assay_status assay_describe_graph_checkpoints(const assay_describer *d, const graph *g, const graph *own);
-double assay_block_flops(const assay_case *c, bool backward);
-int64_t assay_block_memory(const assay_case *c);
-void assay_block_shares(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
-                        const assay_sink *scales, int count, assay_run_shares *shares);
+void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const graph *own);
+double assay_block_flops(const assay_operation *operation, const void *config, bool backward);
+int64_t assay_block_memory(const assay_operation *operation, const assay_case *c, const void *config);
+void assay_block_shares(const assay_operation *operation, const assay_case *c, const void *config, double least,
+                        const assay_source *in, const assay_sink *out, assay_run_shares *shares);
 
 #endif

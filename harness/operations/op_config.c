@@ -28,19 +28,8 @@ assay_router_family assay_router_family_of(const assay_model_config *m)
 
 static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)
 {
-    static const struct {
-        const char *name;
-        assay_score_func score;
-    } table[] = {{"", ASSAY_SCORE_NONE},
-                 {"sigmoid", ASSAY_SCORE_SIGMOID},
-                 {"softmax", ASSAY_SCORE_SOFTMAX},
-                 {"sqrtsoftplus", ASSAY_SCORE_SQRTSOFTPLUS}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (strcmp(name, table[i].name) == 0) {
-            *score = table[i].score;
-            return ASSAY_OK;
-        }
-    }
+    for (*score = ASSAY_SCORE_NONE; *score <= ASSAY_SCORE_SQRTSOFTPLUS; ++*score)
+        if (strcmp(name, assay_score_func_name(*score)) == 0) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,
                       "routed_score_func is \"%s\", expected \"\", sigmoid, softmax or sqrtsoftplus", name);
 }
@@ -178,20 +167,27 @@ static assay_status calibration_of(assay_context *ctx, int key, const assay_mode
                       assay_model_keys[key].name, text, m->quant_recipe.text);
 }
 
+assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *m, const char *who, const char *why)
+{
+    for (int key = ASSAY_KEY_AT_act_quantization_calibration_method;
+         key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
+        const assay_text *method = (const assay_text *)((const char *)m + assay_model_keys[key].offset);
+        if (strcmp(method->text, "absmax") == 0) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: %s %s", assay_model_keys[key].name,
+                          method->text, who, why);
+    }
+    return ASSAY_OK;
+}
+
 /* Blocks have the recipe's own scales. */
 static assay_status refuse_calibrations(assay_context *ctx, const assay_model_config *m)
 {
-    const char *rounding = m->quant_scale_rounding.text;
-    for (int key = ASSAY_KEY_AT_act_quantization_calibration_method;
-         key <= ASSAY_KEY_AT_bwd_quantization_calibration_method; key++) {
-        const assay_text *value = (const assay_text *)((const char *)m + assay_model_keys[key].offset);
-        if (strcmp(value->text, "absmax") == 0) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected absmax: quant_recipe %s has scales of blocks",
-                          assay_model_keys[key].name, value->text, m->quant_recipe.text);
-    }
-    if (strcmp(rounding, "down") != 0) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_scale_rounding is down, expected nearest or up: quant_recipe is %s",
-                      m->quant_recipe.text);
+    char who[ASSAY_TEXT_SIZE + 16];
+    snprintf(who, sizeof who, "quant_recipe %s", m->quant_recipe.text);
+    const assay_status status = assay_require_absmax(ctx, m, who, "has scales of blocks");
+    if (status != ASSAY_OK || strcmp(m->quant_scale_rounding.text, "down") != 0) return status;
+    return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_scale_rounding, "nearest or up: quant_recipe is %s",
+                            m->quant_recipe.text);
 }
 
 /* What the recipe quantises is given as numbers. */
@@ -205,8 +201,8 @@ static assay_status refuse_formats(assay_context *ctx, const assay_case *c, cons
                           path, recipe->name);
     }
     if (!forward || c->config.quant_hidden_format.text[0] == '\0') return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected \"\": quant_recipe %s quantises h",
-                      c->config.quant_hidden_format.text, recipe->name);
+    return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_quant_hidden_format, "\"\": quant_recipe %s quantises h",
+                            recipe->name);
 }
 
 assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
@@ -222,10 +218,8 @@ assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, ass
                           assay_dtype_name(c->dtype), m->quant_recipe.text);
     }
     if (assay_case_is_exact(c)) {
-        return assay_fail(
-            ctx, ASSAY_BAD_INPUT,
-            "quant_recipe is %s, expected \"\": the case has the tag exact, and codes times scales are not",
-            m->quant_recipe.text);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_recipe,
+                                "\"\": the case has the tag exact, and codes times scales are not");
     }
     TRY(calibration_of(ctx, ASSAY_KEY_AT_act_quantization_calibration_method, m, &config->x));
     TRY(calibration_of(ctx, ASSAY_KEY_AT_weight_quantization_calibration_method, m, &config->w));
@@ -262,7 +256,7 @@ assay_status assay_refuse_recipe_on_mesh(assay_context *ctx, const assay_case *c
 {
     const assay_mesh mesh = assay_mesh_of(c);
     if (config->recipe == NULL || assay_mesh_shards(&mesh) == 1) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with a mesh", config->recipe->name);
+    return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_quant_recipe, "\"\" with a mesh");
 }
 
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
@@ -328,10 +322,10 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
                                             assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||
                                             strcmp(m->decoder_block.text, "gemma4") == 0)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "num_fused_shared_experts is %" PRId64 ", expected 0 or shared_experts, which is %" PRId64
-                          ", of a block whose shared experts are as wide as the routed ones and have no gate",
-                          m->num_fused_shared_experts, m->shared_experts);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_fused_shared_experts,
+                                "0 or shared_experts, which is %" PRId64
+                                ", of a block whose shared experts are as wide as the routed ones and have no gate",
+                                m->shared_experts);
     }
     if ((m->apply_router_weight_on_input || m->num_fused_shared_experts > 0) && m->mlp_bias) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs mlp_bias=false, found true",
@@ -348,10 +342,8 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
         config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
         if (config->local_num_experts > 0) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "shared_experts is %" PRId64
-                              ", expected 0 with local_num_experts: a sum over ranks would have it several times",
-                              m->shared_experts);
+            return assay_refuse_key(ctx, m, ASSAY_KEY_AT_shared_experts,
+                                    "0 with local_num_experts: a sum over ranks would have it several times");
         }
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
         TRY(refuse_cutting_off(ctx, "the shared expert", &config->recipe));
@@ -418,8 +410,8 @@ static assay_status window_of(assay_context *ctx, const assay_model_config *m, i
     const char *type = m->attention_type.text;
     *window = strcmp(type, "global") == 0 ? 0 : m->sliding_window_size;
     if (strcmp(type, "local_sliding") == 0 && m->sliding_window_size == 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "sliding_window_size is 0, expected 1 or more with attention_type local_sliding");
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_sliding_window_size,
+                                "1 or more with attention_type local_sliding");
     }
     return ASSAY_OK;
 }
@@ -493,8 +485,7 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .soft_cap = m->attn_logits_soft_cap};
     TRY(assay_require_positive(ctx, "head_dim", m->head_dim));
     if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "head_dim is %" PRId64 ", expected an even number from 2 to %d",
-                          m->head_dim, ASSAY_ROPE_DIM_MAX);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "an even number from 2 to %d", ASSAY_ROPE_DIM_MAX);
     }
     TRY(window_of(ctx, m, &config->window));
     TRY(rotary_width_of(ctx, m, &turned));
@@ -606,8 +597,7 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                                    .single = single,
                                    .epsilon = m->normalization_layer_epsilon};
     if (config->layers < 1 || config->layers > LAYERS_MAX) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "base_num_decoder_layers is %" PRId64 ", expected 1 to %d",
-                          config->layers, LAYERS_MAX);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_decoder_layers, "1 to %d", LAYERS_MAX);
     }
     if (c->only_layer >= config->layers) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer is %" PRId64 ", expected 0 to %" PRId64, c->only_layer,
@@ -628,28 +618,23 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         TRY(assay_mla_config_of(ctx, c, &config->mla));
     }
     if (m->first_num_hash_layers > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "first_num_hash_layers is %" PRId64 ", expected 0: op %s has no input_ids for hash routing",
-                          m->first_num_hash_layers, c->op);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers,
+                                "0: op %s has no input_ids for hash routing", c->op);
     }
     if (config->dense_layers > 0) TRY(assay_mlp_config_of(ctx, c, &config->mlp));
     if (config->dense_layers < config->layers) TRY(assay_moe_config_of(ctx, c, &config->moe));
     if (m->w13_reorder_size > 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "w13_reorder_size is %" PRId64 ", expected 1: op %s has fused weights of one layout",
-                          m->w13_reorder_size, c->op);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_w13_reorder_size, "1: op %s has fused weights of one layout",
+                                c->op);
     }
     if (config->moe.local_num_experts > 0) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "local_num_experts is %" PRId64 ", expected 0: op %s has all experts",
-                          config->moe.local_num_experts, c->op);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_local_num_experts, "0: op %s has all experts", c->op);
     }
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
     TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, 1));
     if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "quant_hidden_format is %s, expected none with use_batch_split_schedule",
-                          m->quant_hidden_format.text);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
     }
     if (m->weights_on_shards && config->dense_layers == config->layers) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -672,9 +657,8 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->mla.recipe));
     config->gqa.recipe = config->mla.recipe;
     if (config->mla.recipe.recipe != NULL && m->use_batch_split_schedule) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "quant_recipe is %s, expected \"\" with use_batch_split_schedule: op batch_split has it",
-                          config->mla.recipe.recipe->name);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_recipe,
+                                "\"\" with use_batch_split_schedule: op batch_split has it");
     }
     TRY(remat_policy_of(ctx, m, &config->policy));
     TRY(assay_stack_check(ctx, config));

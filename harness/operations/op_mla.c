@@ -1,72 +1,48 @@
 #include "harness/operations/op_block.h"
 #include "oracle/mesh/head_shards.h"
 
-static assay_status config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config)
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
     assay_status status;
-    TRY(assay_mla_config_of(ctx, c, config));
-    TRY(assay_linear_recipe_of(ctx, c, &config->recipe));
-    TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->recipe));
-cleanup:
-    return status;
-}
-
-static assay_status check(assay_context *ctx, const assay_case *c)
-{
-    const assay_mesh mesh = assay_mesh_of(c);
-    assay_mla_config config;
-    assay_status status;
-    TRY(config_of(ctx, c, &config));
-    TRY(assay_head_shards_check(ctx, "mla", &mesh, config.heads, config.heads, config.batch));
+    quad_mla_config *config = to;
+    assay_mla_config *mla = &config->mla;
+    config->mesh = assay_mesh_of(c);
+    TRY(assay_mla_config_of(ctx, c, mla));
+    TRY(assay_linear_recipe_of(ctx, c, &mla->recipe));
+    TRY(assay_refuse_recipe_on_mesh(ctx, c, &mla->recipe));
+    TRY(assay_head_shards_check(ctx, "mla", &config->mesh, mla->heads, mla->heads, mla->batch));
     TRY(assay_check_head_mesh(ctx, c));
 cleanup:
     return status;
 }
 
-static void second_form(quad_tape *t, const void *c)
+static void graph_of(const void *of, bool one_shard, graph *g)
 {
-    quad_mla_config config = {.mesh = assay_mesh_of(c)};
-    if (quad_try(t, config_of(quad_context(t), c, &config.mla))) quad_mla(t, &config);
+    const quad_mla_config *config = of;
+    assay_mla_config mla = config->mla;
+    if (one_shard) mla.heads /= assay_head_shards(&config->mesh);
+    if (one_shard) mla.batch /= assay_head_batch_shards(&config->mesh);
+    assay_mla_graph(g, &mla);
 }
 
-static assay_status graph_of(assay_context *ctx, const assay_case *c, bool one_shard, graph *g)
+static assay_status absorbed(assay_context *ctx, const void *config, graph_run *r, double *y)
 {
-    const assay_mesh mesh = assay_mesh_of(c);
-    assay_mla_config config;
-    const assay_status status = config_of(ctx, c, &config);
-    if (status != ASSAY_OK) return status;
-    if (one_shard) config.heads /= assay_head_shards(&mesh);
-    if (one_shard) config.batch /= assay_head_batch_shards(&mesh);
-    assay_mla_graph(g, &config);
-    return ASSAY_OK;
-}
-
-/* What the absorbed form is called with. */
-static assay_status absorbed(assay_context *ctx, const assay_case *c, graph_run *r, double *y)
-{
-    assay_mla_config config;
-    const assay_status status = config_of(ctx, c, &config);
-    return status == ASSAY_OK ? assay_mla_absorbed_forward(ctx, y, r, &config) : status;
+    return assay_mla_absorbed_forward(ctx, y, r, &((const quad_mla_config *)config)->mla);
 }
 
 assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out)
 {
-    return assay_block_run_as(ctx, c, in, out, absorbed);
+    return assay_block_run_as(ctx, &assay_op_mla, c, in, out, absorbed);
 }
 
 const assay_operation assay_op_mla = {.name = "mla",
                                       .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
                                       .summary = "multi-head latent attention with YaRN",
-                                      .check = check,
+                                      .config_of = config_of,
                                       .graph = graph_of,
-                                      .describe = assay_block_describe,
-                                      .run = assay_block_run,
                                       .ensemble = assay_every_case,
                                       .used_rows = assay_block_used_rows,
                                       .mesh = true,
                                       .quantised = true,
-                                      .second_form = {.form = second_form},
-                                      .flops = assay_block_flops,
-                                      .memory = assay_block_memory,
-                                      .shares = assay_block_shares};
+                                      .second_form = {.form = quad_mla}};

@@ -7,25 +7,25 @@
 #include "oracle/propagate/propagate_gated_mlp.h"
 #include "oracle/propagate/scales.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c)
+typedef struct mlp_config {
+    assay_gated_mlp_config mlp; /* the first, since it is what the second form gets */
+    int64_t batch, sequence;
+} mlp_config;
+
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    assay_gated_mlp_config config;
-    return assay_mlp_config_of(ctx, c, &config);
+    mlp_config *config = to;
+    config->batch = c->batch;
+    config->sequence = c->sequence;
+    return assay_mlp_config_of(ctx, c, &config->mlp);
 }
 
-static void second_form(quad_tape *t, const void *c)
+static void graph_of(const void *of, bool one_shard, graph *g)
 {
-    assay_gated_mlp_config config;
-    if (quad_try(t, assay_mlp_config_of(quad_context(t), c, &config))) quad_gated_mlp(t, &config);
-}
-
-static assay_status graph_of(assay_context *ctx, const assay_case *c, bool one_shard, graph *g)
-{
-    assay_mlp_graph_config config = {.batch = c->batch, .sequence = c->sequence};
-    const assay_status status = assay_mlp_config_of(ctx, c, &config.mlp);
+    const mlp_config *config = of;
+    const assay_mlp_graph_config whole = {.batch = config->batch, .sequence = config->sequence, .mlp = config->mlp};
     (void)one_shard;
-    if (status == ASSAY_OK) assay_mlp_graph(g, &config);
-    return status;
+    assay_mlp_graph(g, &whole);
 }
 
 /* Variances of what a run has made. */
@@ -55,10 +55,9 @@ static double *value_of(const graph_run *r, const char *name)
     return r->value[graph_find(r->graph, name)];
 }
 
-static assay_status open_scales(assay_context *ctx, const assay_case *c, const graph_run *r, mlp_scales *s)
+static assay_status open_scales(assay_context *ctx, const graph_run *r, mlp_scales *s)
 {
     assay_status status;
-    TRY(assay_mlp_config_of(ctx, c, &s->config));
     const int64_t width = s->config.mlp_dim, block = s->config.rows * width;
     const bool fused = s->config.fused;
     double *gate = value_of(r, fused ? "mlpwi" : "mlpwi_0");
@@ -114,30 +113,31 @@ cleanup:
     return status;
 }
 
-static assay_status scales_of(assay_context *ctx, const assay_case *c, const graph_run *r,
+static assay_status scales_of(assay_context *ctx, const void *config, const graph_run *r,
                               const assay_precision *precisions, int precision_count)
 {
     assay_status status;
-    mlp_scales s = {0};
-    TRY(open_scales(ctx, c, r, &s));
+    mlp_scales s = {.config = ((const mlp_config *)config)->mlp};
+    TRY(open_scales(ctx, r, &s));
     for (int i = 0; i < precision_count; i++) TRY(write_scales(ctx, &precisions[i], r, &s));
 cleanup:
     close_scales(&s);
     return status;
 }
 
-static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count)
+/* Codes that change are no error of first order. */
+static bool ensemble(const assay_case *c, const void *config)
 {
-    return assay_block_run_with_scales(ctx, c, in, out, precisions, precision_count, scales_of);
+    (void)config;
+    return assay_quantises_made(c);
 }
 
-static int64_t memory(const assay_case *c)
+static int64_t memory(const void *config)
 {
-    int64_t rows = c->batch * c->sequence, dim = c->config.base_emb_dim, hidden = c->config.base_mlp_dim;
+    const assay_gated_mlp_config *mlp = config;
+    const int64_t rows = mlp->rows, dim = mlp->emb_dim, hidden = mlp->mlp_dim;
     /* codes, scales and numbers of the operands of three products, of which two are there at a time */
-    const int64_t of_recipe =
-        (c->config.quant_recipe.text[0] != '\0') ? 6 * (dim * hidden + rows * (3 * dim + 3 * hidden)) : 0;
+    const int64_t of_recipe = mlp->recipe.recipe != NULL ? 6 * (dim * hidden + rows * (3 * dim + 3 * hidden)) : 0;
     /* weights and gradients, the error scale's copies of a product's operands, and what rows keep */
     return 8 * (8 * dim * hidden + rows * (8 * dim + 24 * hidden) + of_recipe);
 }
@@ -145,14 +145,10 @@ static int64_t memory(const assay_case *c)
 const assay_operation assay_op_mlp = {.name = "mlp",
                                       .parts = ASSAY_PART_MLP,
                                       .summary = "gated MLP of a dense layer, fused or not",
-                                      .check = check,
+                                      .config_of = config_of,
                                       .graph = graph_of,
-                                      .describe = assay_block_describe,
-                                      .run = run,
-                                      .ensemble =
-                                          assay_quantises_made, /* codes that change are no error of first order */
+                                      .graph_scales = scales_of,
+                                      .ensemble = ensemble,
                                       .quantised = true,
-                                      .second_form = {.form = second_form},
-                                      .flops = assay_block_flops,
-                                      .memory = memory,
-                                      .shares = assay_block_shares};
+                                      .second_form = {.form = quad_gated_mlp},
+                                      .bytes = memory};

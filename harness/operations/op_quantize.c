@@ -3,11 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/op_support.h"
+#include "harness/operations/op_work.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantize.h"
 #include "oracle/propagate/rules.h"
-#include "oracle/propagate/scales.h"
 
 static int place_of(const char *word, const char *const words[])
 {
@@ -38,36 +37,28 @@ static assay_quantize_config rules_of(const assay_case *c, const assay_block_for
                                    .largest_of_input = assay_dtype_max(c->dtype)};
 }
 
-/* The format must be there (check_format). */
-static assay_quantize_config config_of(const assay_case *c)
-{
-    const assay_block_format *format = assay_block_format_by_name(c->config.quant_format.text);
-    return rules_of(c, format, c->batch * c->sequence, c->config.base_emb_dim);
-}
-
 static assay_status refuse(assay_context *ctx, const char *key, const char *value, const char *expected,
                            const char *format)
 {
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s with the format %s", key, value, expected, format);
 }
 
-static assay_status check_format(assay_context *ctx, const assay_case *c)
+/* Of dequantize, and what both check. */
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *config)
 {
     const assay_model_config *m = &c->config;
     assay_status status = assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim);
     RETURN_IF(status != ASSAY_OK, status);
     const assay_block_format *f = assay_block_format_by_name(m->quant_format.text);
-    if (f == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_format is \"\", expected one of docs/operations.md");
+    if (f == NULL) return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_format, "one of docs/operations.md");
     if (m->pack_codes && f->element == ASSAY_FLOAT4_E2M1FN && m->base_emb_dim % 2 != 0) {
-        return assay_fail(
-            ctx, ASSAY_BAD_INPUT,
-            "base_emb_dim is %lld, expected an even number: two codes of %s are a byte (pack_codes: false "
-            "has one)",
-            (long long)m->base_emb_dim, f->name);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_emb_dim,
+                                "an even number: two codes of %s are a byte (pack_codes: false has one)", f->name);
     }
     const char *layout = m->quant_scale_layout.text;
     if (strcmp(layout, "row_major") != 0 && (f->scale == ASSAY_FLOAT32 || f->rows != 1))
         return refuse(ctx, "quant_scale_layout", layout, "row_major", f->name);
+    *(assay_quantize_config *)config = rules_of(c, f, c->batch * c->sequence, m->base_emb_dim);
     return ASSAY_OK;
 }
 
@@ -101,15 +92,14 @@ static assay_status check_rules(assay_context *ctx, const assay_case *c, const a
     return amax == 0 || !f->tensor_scale ? ASSAY_OK : refuse(ctx, "quant_smallest_amax", "above 0", "0", f->name);
 }
 
-static assay_status check_quantize(assay_context *ctx, const assay_case *c)
+static assay_status quantize_config_of(assay_context *ctx, const assay_case *c, void *config)
 {
-    const assay_status status = check_format(ctx, c);
+    const assay_status status = config_of(ctx, c, config);
     RETURN_IF(status != ASSAY_OK, status);
-    const assay_quantize_config q = config_of(c);
     if (c->dtype == ASSAY_FLOAT64) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
     }
-    return check_rules(ctx, c, &q);
+    return check_rules(ctx, c, config);
 }
 
 static assay_status check_tensor_scale(assay_context *ctx, double scale, const assay_block_format *format)
@@ -132,11 +122,8 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
     hidden->largest_of_input = assay_dtype_max(ASSAY_FLOAT32);
     hidden->tensor_scale = (float)m->quant_hidden_tensor_scale;
     if (format->rows != 1) {
-        return assay_fail(
-            ctx, ASSAY_BAD_INPUT,
-            "quant_hidden_format is %s, expected one whose blocks have one row: kernels quantise a row of "
-            "h by itself",
-            format->name);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format,
+                                "one whose blocks have one row: kernels quantise a row of h by itself");
     }
     if (hidden->swizzle)
         return refuse(ctx, "quant_scale_layout", m->quant_scale_layout.text, "row_major", format->name);
@@ -156,55 +143,37 @@ bool assay_quantises_made(const assay_case *c)
     return assay_quantises_hidden(c) || c->config.quant_recipe.text[0] != '\0';
 }
 
-static assay_dims codes_dims(const assay_quantize_config *q)
+/* T and D of the numbers, 2 of bytes with two codes, I and J of scales. */
+static int64_t axis_size(const void *config, char axis)
 {
-    return (assay_dims){q->pack ? "T2" : "TD", {q->rows, assay_quantize_row(q)}};
+    const assay_quantize_config *q = config;
+    int64_t scales[2];
+    assay_quantize_scale_shape(q, scales);
+    if (axis == 'T') return q->rows;
+    if (axis == 'D') return q->columns;
+    if (axis == '2') return assay_quantize_row(q);
+    if (axis == 'I') return scales[0];
+    if (axis == 'J') return scales[1];
+    return 1;
 }
 
-static assay_dims scale_dims(const assay_quantize_config *q)
+static void describe_quantize(assay_describer *d, const void *config)
 {
-    assay_dims dims = {.labels = "IJ"};
-    assay_quantize_scale_shape(q, dims.dims);
-    return dims;
-}
-
-static const assay_dims ONE = {"1", {1}};
-
-static assay_status describe_quantize(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
-{
-    assay_status status;
-    const assay_quantize_config q = config_of(c);
+    const assay_quantize_config *q = config;
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    TRY(assay_describe(ctx, list, "inputs/x", c->dtype, &one, (assay_dims){"TD", {q.rows, q.columns}}));
-    if (q.format->tensor_scale) TRY(assay_describe(ctx, list, "outputs/tensor_scale", ASSAY_INT32, NULL, ONE));
-    TRY(assay_describe(ctx, list, "outputs/scale", ASSAY_INT32, NULL, scale_dims(&q)));
-    TRY(assay_describe(ctx, list, "outputs/codes", ASSAY_INT32, NULL, codes_dims(&q)));
-    list->entries[list->count - 1].nan_codes = q.format->element == ASSAY_FLOAT8_E4M3FN;
-cleanup:
-    return status;
+    assay_describe(d, "inputs/x", d->c->dtype, &one, "TD");
+    if (q->format->tensor_scale) assay_describe(d, "outputs/tensor_scale", ASSAY_INT32, NULL, "1");
+    assay_describe(d, "outputs/scale", ASSAY_INT32, NULL, "IJ");
+    assay_describe(d, "outputs/codes", ASSAY_INT32, NULL, q->pack ? "T2" : "TD");
+    assay_described(d, 1)->nan_codes = q->format->element == ASSAY_FLOAT8_E4M3FN;
 }
 
-static assay_status run_quantize(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                                 const assay_precision *precisions, int precision_count)
+/* Bits have no error scale. */
+static assay_status quantize(assay_context *ctx, const assay_work *w)
 {
-    assay_status status;
-    (void)precisions, (void)precision_count; /* bits have no error scale */
-    const assay_quantize_config q = config_of(c);
-    const int64_t count = q.rows * assay_quantize_row(&q), scales = assay_quantize_scales(&q);
-    double *x = NULL;
-    int32_t *codes = NULL, *scale = NULL, tensor_scale = 0;
-    TRY(assay_read_whole(ctx, in, "inputs/x", q.rows * q.columns, &x));
-    TRY(assay_alloc_i32(ctx, "quantize", count, &codes));
-    TRY(assay_alloc_i32(ctx, "quantize", scales, &scale));
-    TRY(assay_quantize(ctx, codes, scale, &tensor_scale, x, &q));
-    if (q.format->tensor_scale) TRY(assay_write_result_i32(ctx, out, "outputs/tensor_scale", 1, &tensor_scale));
-    TRY(assay_write_result_i32(ctx, out, "outputs/scale", scales, scale));
-    TRY(assay_write_result_i32(ctx, out, "outputs/codes", count, codes));
-cleanup:
-    free(x);
-    free(codes);
-    free(scale);
-    return status;
+    int32_t none = 0, *tensor_scale = assay_i32(w, "outputs/tensor_scale");
+    return assay_quantize(ctx, assay_i32(w, "outputs/codes"), assay_i32(w, "outputs/scale"),
+                          tensor_scale != NULL ? tensor_scale : &none, assay_f64(w, "inputs/x"), w->config);
 }
 
 /* turned [columns,rows] to out [rows,columns]. */
@@ -216,8 +185,9 @@ static void turn(int64_t rows, int64_t columns, const int32_t *turned, int32_t *
 assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                            const assay_sink *out)
 {
-    assay_status status;
-    const assay_quantize_config q = config_of(c);
+    assay_quantize_config q;
+    assay_status status = config_of(ctx, c, &q);
+    RETURN_IF(status != ASSAY_OK, status);
     const int64_t size = q.rows * q.columns, scales = assay_quantize_scales(&q);
     const int64_t bands = assay_block_count(q.rows, q.format->rows),
                   blocks = assay_block_count(q.columns, q.format->columns);
@@ -253,20 +223,17 @@ cleanup:
     return status;
 }
 
-static assay_status describe_dequantize(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+static void describe_dequantize(assay_describer *d, const void *config)
 {
-    assay_status status;
-    const assay_quantize_config q = config_of(c);
+    const assay_quantize_config *q = config;
     const assay_fill bytes = assay_fill_range(ASSAY_INTEGERS, 0.0, 255.0), one = assay_fill_normal(1.0, 0.0);
     const assay_fill positive = assay_fill_range(ASSAY_UNIFORM, 0.25, 4.0);
-    TRY(assay_describe(ctx, list, "inputs/codes", q.pack ? ASSAY_INT32 : q.format->element, q.pack ? &bytes : &one,
-                       codes_dims(&q)));
-    if (q.pack) list->entries[list->count - 1].most = 255;
-    TRY(assay_describe(ctx, list, "inputs/scale", q.format->scale, &positive, scale_dims(&q)));
-    if (q.format->tensor_scale) TRY(assay_describe(ctx, list, "inputs/tensor_scale", ASSAY_FLOAT32, &positive, ONE));
-    TRY(assay_describe_output(ctx, list, c, "y", NULL, (assay_dims){"TD", {q.rows, q.columns}}));
-cleanup:
-    return status;
+    assay_describe(d, "inputs/codes", q->pack ? ASSAY_INT32 : q->format->element, q->pack ? &bytes : &one,
+                   q->pack ? "T2" : "TD");
+    if (q->pack) assay_described(d, 1)->most = 255;
+    assay_describe(d, "inputs/scale", q->format->scale, &positive, "IJ");
+    if (q->format->tensor_scale) assay_describe(d, "inputs/tensor_scale", ASSAY_FLOAT32, &positive, "1");
+    assay_describe_output(d, "y", NULL, "TD");
 }
 
 /* Of y, which is exact: what rounding to the storage type may do, and with a scale of the tensor, which comes in a second
@@ -282,80 +249,50 @@ static double variance_of(const assay_precision *p, const assay_quantize_config 
     return first + (fmod(size, spacing) == 0 ? 0 : assay_propagate_stored(p, y));
 }
 
-static assay_status run_dequantize(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                   const assay_sink *out, const assay_precision *precisions, int precision_count)
+static assay_status dequantize(assay_context *ctx, const assay_work *w)
 {
-    assay_status status;
-    const assay_quantize_config q = config_of(c);
-    const int64_t size = q.rows * q.columns;
-    double *codes = NULL, *scale = NULL, *tensor_scale = NULL, *y = NULL, *variance = NULL;
-    int32_t *bytes = NULL;
-    if (q.pack) {
-        TRY(assay_read_whole_i32(ctx, in, "inputs/codes", size / 2, &bytes));
-        TRY(assay_alloc_f64(ctx, "dequantize", size, &codes));
-        assay_unpack_e2m1(codes, bytes, size / 2);
-    } else {
-        TRY(assay_read_whole(ctx, in, "inputs/codes", size, &codes));
+    const assay_quantize_config *q = w->config;
+    const int32_t *bytes = assay_i32(w, "inputs/codes");
+    double *y = assay_f64(w, "outputs/y"), *unpacked = NULL;
+    assay_status status = ASSAY_OK;
+    if (bytes != NULL) {
+        TRY(assay_alloc_f64(ctx, "dequantize", q->rows * q->columns, &unpacked));
+        assay_unpack_e2m1(unpacked, bytes, q->rows * q->columns / 2);
     }
-    TRY(assay_read_whole(ctx, in, "inputs/scale", assay_quantize_scales(&q), &scale));
-    TRY(assay_read_whole(ctx, in, "inputs/tensor_scale", 1, &tensor_scale));
-    TRY(assay_alloc_f64(ctx, "dequantize", size, &y));
-    assay_dequantize(ctx, y, codes, scale, tensor_scale, &q);
-    TRY(assay_write_result(ctx, out, "outputs/y", size, y));
-    if (precision_count > 0) TRY(assay_alloc_f64(ctx, "dequantize", size, &variance));
-    for (int i = 0; i < precision_count; i++) {
-        for (int64_t j = 0; j < size; j++) variance[j] = variance_of(&precisions[i], &q, y[j]);
-        TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/y", size, variance));
-    }
+    assay_dequantize(ctx, y, unpacked != NULL ? unpacked : assay_f64(w, "inputs/codes"), assay_f64(w, "inputs/scale"),
+                     assay_f64(w, "inputs/tensor_scale"), q);
 cleanup:
-    free(codes);
-    free(scale);
-    free(tensor_scale);
-    free(y);
-    free(variance);
-    free(bytes);
+    free(unpacked);
     return status;
 }
 
-static void second_quantize(quad_tape *t, const void *c)
+static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
 {
-    const assay_quantize_config q = config_of(c);
-    quad_quantize(t, &q);
-}
-
-static void second_dequantize(quad_tape *t, const void *c)
-{
-    const assay_quantize_config q = config_of(c);
-    quad_dequantize(t, &q);
-}
-
-static double flops(const assay_case *c, bool backward)
-{
-    (void)backward;
-    return 2.0 * (double)c->batch * (double)c->sequence * (double)c->config.base_emb_dim;
-}
-
-static int64_t memory(const assay_case *c)
-{
-    return 8 * 4 * c->batch * c->sequence * c->config.base_emb_dim + 8;
+    const assay_quantize_config *q = w->config;
+    const double *y = assay_f64(w, "outputs/y");
+    double *variance = assay_variance(w, "outputs/y");
+    (void)ctx;
+    for (int64_t i = 0; i < q->rows * q->columns; i++) variance[i] = variance_of(precision, q, y[i]);
+    return ASSAY_OK;
 }
 
 const assay_operation assay_op_quantize = {.name = "quantize",
                                            .parts = ASSAY_PART_QUANTIZE,
                                            .summary = "a tensor to codes of 4 or 8 bits, with a scale for each block",
-                                           .check = check_quantize,
+                                           .config_of = quantize_config_of,
+                                           .axis_size = axis_size,
                                            .describe = describe_quantize,
-                                           .run = run_quantize,
-                                           .second_form = {.form = second_quantize},
-                                           .flops = flops,
-                                           .memory = memory};
+                                           .forward = quantize,
+                                           .second_form = {.form = quad_quantize},
+                                           .count = {"TD", 2, 2}};
 
 const assay_operation assay_op_dequantize = {.name = "dequantize",
                                              .parts = ASSAY_PART_DEQUANTIZE,
                                              .summary = "codes of 4 or 8 bits and the scales of blocks to numbers",
-                                             .check = check_format,
+                                             .config_of = config_of,
+                                             .axis_size = axis_size,
                                              .describe = describe_dequantize,
-                                             .run = run_dequantize,
-                                             .second_form = {.form = second_dequantize},
-                                             .flops = flops,
-                                             .memory = memory};
+                                             .forward = dequantize,
+                                             .scales = scales,
+                                             .second_form = {.form = quad_dequantize},
+                                             .count = {"TD", 2, 2}};

@@ -1,84 +1,70 @@
 #include <stdlib.h>
 
-#include "harness/operations/op_support.h"
+#include "harness/operations/op_work.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/rms_norm.h"
 #include "oracle/propagate/propagate_ops.h"
-#include "oracle/propagate/scales.h"
 
-static void second_form(quad_tape *t, const void *c)
+static void describe(assay_describer *d, const void *config)
 {
-    quad_rms_norm(t, &((const assay_case *)c)->config.normalization_layer_epsilon);
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    (void)config;
+    assay_describe_variable(d, "inputs/x", one, "BSD");
+    assay_describe_variable(d, "weights/scale", assay_fill_normal(0.1, 1.0), "D");
+    assay_describe_output(d, "y", &one, "BSD");
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+/* rstd is to be freed. */
+static assay_status start(assay_context *ctx, const assay_work *w, double *y, double **rstd, assay_rms_norm_run *r)
 {
-    assay_status status;
-    int64_t dim = c->config.base_emb_dim;
-    assay_dims x = {"BSD", {c->batch, c->sequence, dim}};
-    assay_fill one = assay_fill_normal(1.0, 0.0);
-    TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
-    TRY(assay_describe_variable(ctx, list, c, "weights/scale", assay_fill_normal(0.1, 1.0), (assay_dims){"D", {dim}}));
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-cleanup:
-    return status;
+    const assay_norm_config *config = w->config;
+    *r = (assay_rms_norm_run){.dy = assay_f64(w, "cotangents/y"),
+                              .x = assay_f64(w, "inputs/x"),
+                              .scale = assay_f64(w, "weights/scale"),
+                              .rows = config->batch * config->sequence,
+                              .dim = config->dim};
+    const assay_status status = assay_alloc_f64(ctx, "rms_norm", r->rows, rstd);
+    RETURN_IF(status != ASSAY_OK, status);
+    assay_rms_norm_forward(ctx, y, *rstd, r->x, r->scale, r->rows, r->dim, config->epsilon);
+    r->rstd = *rstd;
+    return ASSAY_OK;
 }
 
-static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count)
+static assay_status compute(assay_context *ctx, const assay_work *w)
 {
+    assay_rms_norm_run r;
+    double *rstd = NULL;
     assay_status status;
-    int64_t rows = c->batch * c->sequence, dim = c->config.base_emb_dim, size = rows * dim;
-    double *x = NULL, *scale = NULL, *dy = NULL, *y = NULL, *rstd = NULL, *dx = NULL, *dscale = NULL;
-    TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
-    TRY(assay_read_whole(ctx, in, "weights/scale", dim, &scale));
-    TRY(assay_read_whole(ctx, in, "cotangents/y", size, &dy));
-    TRY(assay_alloc_f64(ctx, "rms_norm", size, &y));
-    TRY(assay_alloc_f64(ctx, "rms_norm", rows, &rstd));
-    TRY(assay_alloc_f64(ctx, "rms_norm", size, &dx));
-    TRY(assay_alloc_f64(ctx, "rms_norm", dim, &dscale));
-    assay_rms_norm_forward(ctx, y, rstd, x, scale, rows, dim, c->config.normalization_layer_epsilon);
-    assay_rms_norm_backward(ctx, dx, dscale, dy, x, scale, rstd, rows, dim);
-    TRY(assay_write_result(ctx, out, "outputs/y", size, y));
-    TRY(assay_write_result(ctx, out, "gradients/inputs/x", size, dx));
-    TRY(assay_write_result(ctx, out, "gradients/weights/scale", dim, dscale));
-    for (int i = 0; i < precision_count; i++) {
-        /* the results are written: their buffers now take the variances */
-        TRY(assay_propagate_rms_norm(ctx, &precisions[i], &(assay_rms_norm_variances){y, dx, dscale},
-                                     &(assay_rms_norm_run){dy, x, scale, rstd, rows, dim}));
-        TRY(assay_write_scale(ctx, out, &precisions[i], "outputs/y", size, y));
-        TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/inputs/x", size, dx));
-        TRY(assay_write_scale(ctx, out, &precisions[i], "gradients/weights/scale", dim, dscale));
-    }
+    TRY(start(ctx, w, assay_f64(w, "outputs/y"), &rstd, &r));
+    assay_rms_norm_backward(ctx, assay_f64(w, "gradients/inputs/x"), assay_f64(w, "gradients/weights/scale"), r.dy, r.x,
+                            r.scale, rstd, r.rows, r.dim);
 cleanup:
-    free(x);
-    free(scale);
-    free(dy);
-    free(y);
     free(rstd);
-    free(dx);
-    free(dscale);
     return status;
 }
 
-static double flops(const assay_case *c, bool backward)
+static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
 {
-    double size = (double)c->batch * (double)c->sequence * (double)c->config.base_emb_dim;
-    return (backward ? 6.0 : 2.0) * size;
-}
-
-static int64_t memory(const assay_case *c)
-{
-    return 8 *
-           (4 * c->batch * c->sequence * c->config.base_emb_dim + c->batch * c->sequence + 2 * c->config.base_emb_dim);
+    assay_rms_norm_run r;
+    double *rstd = NULL;
+    assay_status status;
+    const assay_rms_norm_variances v = {.y = assay_variance(w, "outputs/y"),
+                                        .dx = assay_variance(w, "gradients/inputs/x"),
+                                        .dscale = assay_variance(w, "gradients/weights/scale")};
+    TRY(start(ctx, w, NULL, &rstd, &r));
+    TRY(assay_propagate_rms_norm(ctx, precision, &v, &r));
+cleanup:
+    free(rstd);
+    return status;
 }
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",
                                            .parts = ASSAY_PART_NORM,
                                            .summary = "RMS normalisation over the last axis",
-                                           .check = assay_check_norm,
+                                           .config_of = assay_norm_config_of,
+                                           .axis_size = assay_norm_axis_size,
                                            .describe = describe,
-                                           .run = run,
-                                           .second_form = {.form = second_form},
-                                           .flops = flops,
-                                           .memory = memory};
+                                           .forward = compute,
+                                           .scales = scales,
+                                           .second_form = {.form = quad_rms_norm},
+                                           .count = {"BSD", 2, 6}};

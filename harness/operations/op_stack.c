@@ -7,16 +7,20 @@
 #include "oracle/layer/batch_split.h"
 #include "oracle/layer/schedule_groups.h"
 
-static assay_status check(assay_context *ctx, const assay_case *c)
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *config)
 {
-    assay_stack_config config;
-    return assay_stack_config_of(ctx, c, &config);
+    return assay_stack_config_of(ctx, c, config);
 }
 
-static void second_form(quad_tape *t, const void *c)
+/* Of x, and of what a MoE block has besides. */
+static int64_t axis_size(const void *of, char axis)
 {
-    assay_stack_config config;
-    if (quad_try(t, assay_stack_config_of(quad_context(t), c, &config))) quad_stack(t, &config);
+    const assay_stack_config *config = of;
+    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
+    if (axis == 'B') return sizes.batch;
+    if (axis == 'S') return sizes.sequence;
+    if (axis == 'D') return sizes.emb_dim;
+    return assay_moe_axis_size(&config->moe, &config->sharding, axis);
 }
 
 /* "layers/3/", or "" of a single layer. */
@@ -36,44 +40,32 @@ static bool is_dense(const assay_stack_config *config, int64_t layer)
     return layer < config->dense_layers;
 }
 
-static assay_status describe_weights(assay_describer d, const assay_stack_config *config, int64_t layer, const graph *g)
+static void describe_weights(assay_describer *d, const assay_stack_config *config, int64_t layer, const graph *g)
 {
-    assay_status status;
     const assay_tensor_table table = graph_weight_table(g);
-    TRY(assay_describe_weights(&d, &table, (assay_dims){"", {0}}));
-    d.block = "moe/";
-    if (!is_dense(config, layer)) TRY(assay_describe_moe_weights(&d, &config->moe, &config->sharding));
-cleanup:
-    return status;
+    assay_describe_weights(d, &table);
+    d->block = "moe/";
+    if (!is_dense(config, layer)) assay_describe_moe_weights(d, &config->moe, &config->sharding);
+    d->block = "";
 }
 
 /* What a layer under the batch-split schedule leaves (batch_split.h). */
-static assay_status describe_batch_split_results(const assay_describer *d, const assay_stack_config *config,
-                                                 const graph *g)
+static void describe_batch_split_results(assay_describer *d, const assay_stack_config *config, const graph *g)
 {
-    assay_status status;
-    const assay_mla_config *mla = &config->mla;
-    const assay_routing_config *r = &config->moe.routing;
     const assay_batch_split_sizes s = assay_batch_split_sizes_of(config);
-    const int64_t batch = mla->batch, sequence = mla->sequence, factor = config->batch_split_factor;
-    const assay_dims x = {"BSD", {batch, sequence, mla->emb_dim}},
-                     chosen = {"BSK", {batch, sequence, r->num_experts_per_tok}};
+    const int64_t factor = config->batch_split_factor;
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
-    const assay_tensor_row attention_out = g->tensors[graph_find(g, "attention_out")].row,
-                           lse = g->tensors[graph_find(g, "lse")].row;
-    const assay_dims sizes = {"mje", {s.shards, factor, s.local_experts}};
-    TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-    TRY(assay_describe_checkpoint(d, &lse));
-    TRY(assay_describe_checkpoint(d, &attention_out));
-    TRY(assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, x));
-    TRY(assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, chosen));
-    TRY(assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, chosen));
-    TRY(assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, (assay_dims){"BS", {batch, sequence}}));
-    TRY(assay_describe_result(d, "routing", "group_sizes", ASSAY_INT32, sizes));
-    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows));
-    TRY(assay_describe_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows));
-cleanup:
-    return status;
+    assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
+    assay_describe_checkpoint(d, &g->tensors[graph_find(g, "lse")].row);
+    assay_describe_checkpoint(d, &g->tensors[graph_find(g, "attention_out")].row);
+    assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, "BSD");
+    assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, "BSK");
+    assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, "BSK");
+    assay_describe_result(d, "routing", "margin", ASSAY_FLOAT64, "BS");
+    assay_describe_sized_result(d, "routing", "group_sizes", ASSAY_INT32,
+                                (assay_dims){"mje", {s.shards, factor, s.local_experts}});
+    assay_describe_sized_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows);
+    assay_describe_sized_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows);
 }
 
 /* The gradients of layers' inputs are there for those who name them. */
@@ -133,162 +125,101 @@ cleanup:
     return status;
 }
 
-static assay_status describe_schedule(const assay_describer *d, const assay_stack_config *config)
+static void describe_schedule(assay_describer *d, const assay_stack_config *config)
 {
-    assay_status status;
     const assay_schedule_dims dims = schedule_dims(config, d->c);
     const int64_t events = assay_schedule_count(&dims), barriers = assay_schedule_barrier_count(&dims);
-    TRY(assay_describe(d->ctx, d->list, EVENTS, ASSAY_INT32, NULL, (assay_dims){"xn", {events, ASSAY_EVENT_FIELDS}}));
-    TRY(assay_describe(d->ctx, d->list, GROUPS, ASSAY_INT32, NULL, (assay_dims){"x", {events}}));
-    TRY(assay_describe(d->ctx, d->list, BARRIERS, ASSAY_INT32, NULL,
-                       (assay_dims){"xn", {barriers, ASSAY_BARRIER_FIELDS}}));
-cleanup:
-    return status;
+    assay_describe_sized(d, EVENTS, ASSAY_INT32, NULL, (assay_dims){"xn", {events, ASSAY_EVENT_FIELDS}});
+    assay_describe_sized(d, GROUPS, ASSAY_INT32, NULL, (assay_dims){"x", {events}});
+    assay_describe_sized(d, BARRIERS, ASSAY_INT32, NULL, (assay_dims){"xn", {barriers, ASSAY_BARRIER_FIELDS}});
 }
 
-static assay_status describe_results(const assay_describer *d, const assay_stack_config *config, int64_t layer,
-                                     const graph *g)
+static void describe_results(assay_describer *d, const assay_stack_config *config, int64_t layer, const graph *g)
 {
-    assay_status status;
-    if (config->batch_split_factor > 0 && !is_dense(config, layer)) return describe_batch_split_results(d, config, g);
-    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    const assay_dims x = {"BSD", {sizes.batch, sizes.sequence, sizes.emb_dim}};
-    TRY(assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-    TRY(assay_describe_graph_checkpoints(d, g, NULL));
-    if (is_dense(config, layer)) return ASSAY_OK;
-    TRY(assay_describe_moe_routing(d, &config->moe, &config->sharding));
-    TRY(assay_describe_moe_checkpoints(d, &config->moe, &config->sharding));
-cleanup:
-    return status;
+    if (config->batch_split_factor > 0 && !is_dense(config, layer)) {
+        describe_batch_split_results(d, config, g);
+        return;
+    }
+    assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
+    assay_describe_graph_checkpoints(d, g, NULL);
+    if (is_dense(config, layer)) return;
+    assay_describe_moe_routing(d, &config->moe, &config->sharding);
+    assay_describe_moe_checkpoints(d, &config->moe, &config->sharding);
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+static void describe_layer(assay_describer *d, const assay_stack_config *config, int64_t layer)
+{
+    const layer_prefix prefix = prefix_of(config, layer);
+    graph g;
+    d->layer = prefix.text;
+    if (names_boundaries(d->c))
+        assay_describe_result(d, "gradients/checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
+    assay_layer_graph(&g, config, layer);
+    describe_weights(d, config, layer, &g);
+    describe_results(d, config, layer, &g);
+    d->layer = "";
+}
+
+static void describe(assay_describer *d, const void *of)
 {
     static const char *const report[] = {"remat/bytes_kept", "remat/bytes_offloaded", "remat/operations_recomputed"};
-    assay_status status;
-    assay_stack_config config;
-    graph g;
-    assay_describer d = {.ctx = ctx, .c = c, .list = list, .layer = "", .block = ""};
-    const bool boundaries = names_boundaries(c);
+    const assay_stack_config *config = of;
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    TRY(assay_stack_config_of(ctx, c, &config));
-    const assay_dims x = {"BSD", {c->batch, c->sequence, assay_stack_sizes_of(&config).emb_dim}};
-    TRY(assay_describe_variable(ctx, list, c, "inputs/x", one, x));
-    TRY(assay_describe_positions(ctx, list, c));
-    TRY(assay_describe_segments(ctx, list, c));
-    for (int64_t layer = config.first_layer; layer < config.layers; layer++) {
-        if (is_dense(&config, layer)) continue;
-        const layer_prefix prefix = prefix_of(&config, layer);
-        d.layer = prefix.text;
-        TRY(assay_describe_given_choice(&d, &config.moe.routing));
+    assay_describe_variable(d, "inputs/x", one, "BSD");
+    assay_describe_positions(d);
+    assay_describe_segments(d);
+    for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
+        const layer_prefix prefix = prefix_of(config, layer);
+        d->layer = prefix.text;
+        if (!is_dense(config, layer)) assay_describe_given_choice(d, &config->moe.routing);
+        d->layer = "";
     }
-    d.layer = "";
-    if (config.batch_split_factor > 0) TRY(describe_schedule(&d, &config));
-    for (int64_t layer = config.first_layer; layer < config.layers; layer++) {
-        const layer_prefix prefix = prefix_of(&config, layer);
-        d.layer = prefix.text;
-        if (boundaries)
-            TRY(assay_describe_result(&d, "gradients/checkpoints", "decoder_layer_input", ASSAY_FLOAT64, x));
-        assay_layer_graph(&g, &config, layer);
-        TRY(describe_weights(d, &config, layer, &g));
-        TRY(describe_results(&d, &config, layer, &g));
-    }
-    TRY(assay_describe_output(ctx, list, c, "y", &one, x));
-    for (int i = 0; has_backward(c) && i < 3; i++)
-        TRY(assay_describe(ctx, list, report[i], ASSAY_FLOAT64, NULL, (assay_dims){"", {0}}));
-cleanup:
-    return status;
+    if (config->batch_split_factor > 0) describe_schedule(d, config);
+    for (int64_t layer = config->first_layer; layer < config->layers; layer++) describe_layer(d, config, layer);
+    assay_describe_output(d, "y", &one, "BSD");
+    for (int i = 0; has_backward(d->c) && i < 3; i++) assay_describe(d, report[i], ASSAY_FLOAT64, NULL, "");
 }
 
-static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count)
+static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
+                        const assay_sink *out, const assay_precision *precisions, int precision_count)
 {
-    assay_stack_config config;
-    (void)precisions;
-    (void)precision_count;
-    const assay_status status = assay_stack_config_of(ctx, c, &config);
-    return status == ASSAY_OK ? assay_stack_run(ctx, &config, in, out) : status;
+    (void)c, (void)precisions, (void)precision_count;
+    return assay_stack_run(ctx, config, in, out);
 }
 
-static double flops(const assay_case *c, bool backward)
+static double flops(const void *config, bool backward)
 {
-    assay_context ctx = {0};
-    assay_stack_config config;
-    if (assay_stack_config_of(&ctx, c, &config) != ASSAY_OK) return 0.0;
-    return assay_stack_flops(&config, false) + (backward ? assay_stack_flops(&config, true) : 0.0);
+    return assay_stack_flops(config, false) + (backward ? assay_stack_flops(config, true) : 0.0);
 }
 
-static int64_t memory(const assay_case *c)
+static int64_t memory(const void *config)
 {
-    assay_context ctx = {0};
-    assay_stack_config config;
-    return assay_stack_config_of(&ctx, c, &config) == ASSAY_OK ? assay_stack_memory(&config) : 0;
+    return assay_stack_memory(config);
 }
 
-static void shares_of(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+static void shares_of(const void *config, double least, const assay_source *in, const assay_sink *out,
                       const assay_sink *scales, int count, assay_run_shares *shares)
 {
     assay_context ctx = {0};
-    assay_stack_config config;
     (void)scales, (void)count;
-    if (assay_stack_config_of(&ctx, c, &config) == ASSAY_OK)
-        assay_stack_shares_of(&ctx, shares, least, &config, in, out);
+    assay_stack_shares_of(&ctx, shares, least, config, in, out);
 }
 
-const assay_operation assay_op_deepseek_layer = {.name = "deepseek_layer",
-                                                 .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
-                                                 .summary = "one decoder layer: MLA, then a gated MLP or a MoE block",
-                                                 .check = check,
-                                                 .describe = describe,
-                                                 .run = run,
-                                                 .lawful = lawful,
-                                                 .ensemble = assay_every_case,
-                                                 .mesh = true,
-                                                 .second_form = {.form = second_form},
-                                                 .flops = flops,
-                                                 .memory = memory,
-                                                 .shares = shares_of};
+/* MLA alone, and the layer that the model says, with one of the two attentions. */
+enum { OF_DEEPSEEK = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED, OF_ANY = ASSAY_PART_ALL | ASSAY_PART_SHARING };
 
-const assay_operation assay_op_deepseek_stack = {.name = "deepseek_stack",
-                                                 .parts = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED,
-                                                 .summary = "decoder layers one after the other, rematerialised",
-                                                 .check = check,
-                                                 .describe = describe,
-                                                 .run = run,
-                                                 .lawful = lawful,
-                                                 .ensemble = assay_every_case,
-                                                 .mesh = true,
-                                                 .second_form = {.form = second_form},
-                                                 .flops = flops,
-                                                 .memory = memory,
-                                                 .shares = shares_of};
+#define LAYERS(called, has, says)                                                                                      \
+    {                                                                                                                  \
+        .name = called, .parts = has, .summary = says, .config_of = config_of, .axis_size = axis_size,                 \
+        .describe = describe, .run = run, .lawful = lawful, .ensemble = assay_every_case, .mesh = true,                \
+        .second_form = {.form = quad_stack}, .operations = flops, .bytes = memory, .shares = shares_of                 \
+    }
 
-/* The layer that the model says, with one of the two attentions. */
-const assay_operation assay_op_decoder_layer = {.name = "decoder_layer",
-                                                .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
-                                                .summary =
-                                                    "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS",
-                                                .check = check,
-                                                .describe = describe,
-                                                .run = run,
-                                                .lawful = lawful,
-                                                .ensemble = assay_every_case,
-                                                .mesh = true,
-                                                .second_form = {.form = second_form},
-                                                .flops = flops,
-                                                .memory = memory,
-                                                .shares = shares_of};
-
-const assay_operation assay_op_decoder_stack = {.name = "decoder_stack",
-                                                .parts = ASSAY_PART_ALL | ASSAY_PART_SHARING,
-                                                .summary = "such layers one after the other, rematerialised",
-                                                .check = check,
-                                                .describe = describe,
-                                                .run = run,
-                                                .lawful = lawful,
-                                                .ensemble = assay_every_case,
-                                                .mesh = true,
-                                                .second_form = {.form = second_form},
-                                                .flops = flops,
-                                                .memory = memory,
-                                                .shares = shares_of};
+const assay_operation assay_op_deepseek_layer =
+    LAYERS("deepseek_layer", OF_DEEPSEEK, "one decoder layer: MLA, then a gated MLP or a MoE block");
+const assay_operation assay_op_deepseek_stack =
+    LAYERS("deepseek_stack", OF_DEEPSEEK, "decoder layers one after the other, rematerialised");
+const assay_operation assay_op_decoder_layer =
+    LAYERS("decoder_layer", OF_ANY, "one decoder layer of DeepSeek, Mixtral, Qwen3-MoE or GPT-OSS");
+const assay_operation assay_op_decoder_stack =
+    LAYERS("decoder_stack", OF_ANY, "such layers one after the other, rematerialised");

@@ -3,6 +3,7 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +28,8 @@ static const char *label_of(char letter)
     return labels[(unsigned char)letter];
 }
 
-assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
-                            const assay_fill *fill, assay_dims dims)
+static assay_status append(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
+                           const assay_fill *fill, const assay_dims *dims)
 {
     enum { GROWTH = 16 };
     if (list->count % GROWTH == 0) {
@@ -39,81 +40,124 @@ assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const c
     assay_tensor_entry *entry = &list->entries[list->count];
     *entry = (assay_tensor_entry){0};
     int64_t count = 0;
-    int rank = (int)strlen(dims.labels);
-    assay_status status = assay_checked_count(ctx, path, rank, dims.dims, &count);
+    int rank = (int)strlen(dims->labels);
+    assay_status status = assay_checked_count(ctx, path, rank, dims->dims, &count);
     RETURN_IF(status != ASSAY_OK, status);
     assay_tensor_call(&entry->spec, path);
     entry->spec.type = type;
     entry->spec.shape.rank = rank;
     for (int axis = 0; axis < rank; axis++) {
-        entry->spec.shape.dims[axis] = dims.dims[axis];
-        entry->spec.labels[axis] = label_of(dims.labels[axis]);
+        entry->spec.shape.dims[axis] = dims->dims[axis];
+        entry->spec.labels[axis] = label_of(dims->labels[axis]);
     }
     if (fill != NULL) entry->fill = *fill;
     list->count++;
     return ASSAY_OK;
 }
 
-assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *name,
-                                   const assay_fill *fill, assay_dims dims)
+void assay_describe_sized(assay_describer *d, const char *path, assay_dtype type, const assay_fill *fill,
+                          assay_dims dims)
 {
-    char path[ASSAY_PATH_SIZE];
-    assay_status status;
-    snprintf(path, sizeof path, "outputs/%s", name);
-    TRY(assay_describe(ctx, list, path, ASSAY_FLOAT64, NULL, dims));
-    if (fill != NULL) {
-        snprintf(path, sizeof path, "cotangents/%s", name);
-        TRY(assay_describe(ctx, list, path, c->dtype, fill, dims));
-    }
-cleanup:
-    return status;
+    if (d->status == ASSAY_OK) d->status = append(d->ctx, d->list, path, type, fill, &dims);
 }
 
-assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
-                                     assay_fill fill, assay_dims dims)
+assay_dims assay_dims_of_axes(const assay_describer *d, const char *axes)
 {
-    char gradient[ASSAY_PATH_SIZE];
-    assay_status status;
-    assay_gradient_path(path, gradient);
-    TRY(assay_describe(ctx, list, path, c->dtype, &fill, dims));
-    TRY(assay_describe(ctx, list, gradient, ASSAY_FLOAT64, NULL, dims));
-cleanup:
-    return status;
-}
-
-void assay_mark_operand(assay_tensor_list *list, int back, assay_operand_axes axes)
-{
-    list->entries[list->count - back].operand = axes;
-}
-
-/* "FOLDER/" + layer + block + name. */
-static assay_status path_of(const assay_describer *d, const char *folder, const char *block, const char *name,
-                            char path[ASSAY_PATH_SIZE])
-{
-    int length = snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s%s", folder, d->layer, block, name);
-    if (length > 0 && length < ASSAY_PATH_SIZE) return ASSAY_OK;
-    return assay_fail(d->ctx, ASSAY_BAD_INPUT, "%s/%s%s%s: a path of more than %d characters", folder, d->layer, block,
-                      name, ASSAY_PATH_SIZE - 1);
-}
-
-assay_status assay_describe_weight(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims)
-{
-    char path[ASSAY_PATH_SIZE];
-    assay_status status = path_of(d, "weights", d->block, name, path);
-    return status == ASSAY_OK ? assay_describe_variable(d->ctx, d->list, d->c, path, fill, dims) : status;
-}
-
-static assay_dims dims_of(const assay_tensor_row *row)
-{
-    assay_dims dims = {.labels = row->axes};
-    memcpy(dims.dims, row->shape.dims, sizeof row->shape.dims);
+    assay_dims dims = {.labels = axes};
+    for (int i = 0; axes[i] != '\0'; i++) dims.dims[i] = d->axis_size(d->config, axes[i]);
     return dims;
 }
 
-assay_status assay_describe_checkpoint(const assay_describer *d, const assay_tensor_row *row)
+void assay_describe(assay_describer *d, const char *path, assay_dtype type, const assay_fill *fill, const char *axes)
 {
-    if (row->name == NULL) return ASSAY_OK;
-    return assay_describe_result(d, "checkpoints", row->name, ASSAY_FLOAT64, dims_of(row));
+    assay_describe_sized(d, path, type, fill, assay_dims_of_axes(d, axes));
+}
+
+assay_tensor_entry *assay_described(assay_describer *d, int back)
+{
+    return d->status == ASSAY_OK ? &d->list->entries[d->list->count - back] : &d->nowhere;
+}
+
+/* "FOLDER/" + layer + block + name. */
+static void path_of(assay_describer *d, const char *folder, const char *block, const char *name,
+                    char path[ASSAY_PATH_SIZE])
+{
+    int length = snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s%s", folder, d->layer, block, name);
+    if ((length > 0 && length < ASSAY_PATH_SIZE) || d->status != ASSAY_OK) return;
+    d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT, "%s/%s%s%s: a path of more than %d characters", folder, d->layer,
+                           block, name, ASSAY_PATH_SIZE - 1);
+}
+
+void assay_describe_sized_output(assay_describer *d, const char *name, const assay_fill *fill, assay_dims dims)
+{
+    char path[ASSAY_PATH_SIZE];
+    path_of(d, "outputs", "", name, path);
+    assay_describe_sized(d, path, ASSAY_FLOAT64, NULL, dims);
+    path_of(d, "cotangents", "", name, path);
+    if (fill != NULL) assay_describe_sized(d, path, d->c->dtype, fill, dims);
+}
+
+void assay_describe_output(assay_describer *d, const char *name, const assay_fill *fill, const char *axes)
+{
+    assay_describe_sized_output(d, name, fill, assay_dims_of_axes(d, axes));
+}
+
+void assay_describe_sized_variable(assay_describer *d, const char *path, assay_fill fill, assay_dims dims)
+{
+    char gradient[ASSAY_PATH_SIZE];
+    assay_gradient_path(path, gradient);
+    assay_describe_sized(d, path, d->c->dtype, &fill, dims);
+    assay_describe_sized(d, gradient, ASSAY_FLOAT64, NULL, dims);
+}
+
+void assay_describe_variable(assay_describer *d, const char *path, assay_fill fill, const char *axes)
+{
+    assay_describe_sized_variable(d, path, fill, assay_dims_of_axes(d, axes));
+}
+
+static void describe_weight(assay_describer *d, const char *block, const char *name, assay_fill fill, assay_dims dims)
+{
+    char path[ASSAY_PATH_SIZE];
+    path_of(d, "weights", block, name, path);
+    assay_describe_sized_variable(d, path, fill, dims);
+}
+
+void assay_describe_weight(assay_describer *d, const char *name, assay_fill fill, const char *axes)
+{
+    describe_weight(d, d->block, name, fill, assay_dims_of_axes(d, axes));
+}
+
+void assay_describe_integers(assay_describer *d, const char *name, assay_fill fill, const char *axes)
+{
+    char path[ASSAY_PATH_SIZE];
+    path_of(d, "weights", d->block, name, path);
+    assay_describe(d, path, ASSAY_INT32, &fill, axes);
+}
+
+void assay_describe_sized_result(assay_describer *d, const char *folder, const char *name, assay_dtype type,
+                                 assay_dims dims)
+{
+    char path[ASSAY_PATH_SIZE];
+    path_of(d, folder, "", name, path);
+    assay_describe_sized(d, path, type, NULL, dims);
+}
+
+void assay_describe_result(assay_describer *d, const char *folder, const char *name, assay_dtype type, const char *axes)
+{
+    assay_describe_sized_result(d, folder, name, type, assay_dims_of_axes(d, axes));
+}
+
+assay_dims assay_dims_of(const char *axes, const assay_shape *shape)
+{
+    assay_dims dims = {.labels = axes};
+    memcpy(dims.dims, shape->dims, sizeof shape->dims);
+    return dims;
+}
+
+void assay_describe_checkpoint(assay_describer *d, const assay_tensor_row *row)
+{
+    if (row->name != NULL)
+        assay_describe_sized_result(d, "checkpoints", row->name, ASSAY_FLOAT64, assay_dims_of(row->axes, &row->shape));
 }
 
 static assay_fill fill_of(const assay_tensor_row *row)
@@ -123,100 +167,63 @@ static assay_fill fill_of(const assay_tensor_row *row)
     return assay_fill_normal(0.1, row->kind == ASSAY_NORM_SCALE ? 1.0 : 0.0);
 }
 
-assay_status assay_describe_weights(const assay_describer *d, const assay_tensor_table *table, assay_dims of_each)
+void assay_describe_weights(assay_describer *d, const assay_tensor_table *table)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
-        const assay_tensor_row row = assay_tensor_row_below(of_each.labels, of_each.dims, table->rows[i]);
-        assay_describer of_row = *d;
-        if (row.name == NULL || (row.kind == ASSAY_BIAS && !d->c->config.mlp_bias)) continue;
-        if (row.folder != NULL) of_row.block = row.folder;
-        TRY(assay_describe_weight(&of_row, row.name, fill_of(&row), dims_of(&row)));
-        if (row.kind == ASSAY_KERNEL) assay_mark_operand(d->list, 2, (assay_operand_axes){row.below, row.inputs, true});
+        const assay_tensor_row *row = &table->rows[i];
+        if (row->name == NULL || (row->kind == ASSAY_BIAS && !d->c->config.mlp_bias)) continue;
+        describe_weight(d, row->folder != NULL ? row->folder : d->block, row->name, fill_of(row),
+                        assay_dims_of(row->axes, &row->shape));
+        if (row->kind == ASSAY_KERNEL)
+            assay_described(d, 2)->operand = (assay_operand_axes){row->below, row->inputs, true};
     }
-cleanup:
-    return status;
 }
 
-/* By a recipe h is, but where it has codes, and gradients are. */
-static bool quantises_made(const assay_gated_mlp_config *config, int checkpoint)
+assay_describer assay_describer_of(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                   const void *config, assay_tensor_list *list)
 {
-    const bool hidden = checkpoint == ASSAY_MLP_INTERMEDIATE && config->hidden.format == NULL;
-    return config->recipe.recipe != NULL && (hidden || checkpoint >= ASSAY_MLPWI_GRADIENT);
-}
-
-assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
-                                            assay_mlp_place place, assay_dims rows)
-{
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
-        const assay_tensor_row own = assay_mlp_checkpoint_row(config, place, i);
-        const assay_tensor_row row = assay_tensor_row_below(rows.labels, rows.dims, own);
-        TRY(assay_describe_checkpoint(d, &row));
-        if (row.name != NULL && quantises_made(config, i)) d->list->entries[d->list->count - 1].made = true;
-    }
-cleanup:
-    return status;
-}
-
-assay_status assay_describe_integers(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims)
-{
-    char path[ASSAY_PATH_SIZE];
-    assay_status status = path_of(d, "weights", d->block, name, path);
-    return status == ASSAY_OK ? assay_describe(d->ctx, d->list, path, ASSAY_INT32, &fill, dims) : status;
-}
-
-assay_status assay_describe_result(const assay_describer *d, const char *folder, const char *name, assay_dtype type,
-                                   assay_dims dims)
-{
-    char path[ASSAY_PATH_SIZE];
-    assay_status status = path_of(d, folder, "", name, path);
-    return status == ASSAY_OK ? assay_describe(d->ctx, d->list, path, type, NULL, dims) : status;
-}
-
-assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
-                                         assay_dims dims)
-{
-    char whole[ASSAY_PATH_SIZE];
-    snprintf(whole, sizeof whole, "%.90s%s", d->layer, name);
-    return assay_describe_output(d->ctx, d->list, d->c, whole, fill, dims);
+    return (assay_describer){.ctx = ctx,
+                             .c = c,
+                             .config = config,
+                             .axis_size = operation->axis_size,
+                             .list = list,
+                             .layer = "",
+                             .block = ""};
 }
 
 /* An int32 [B,S] tensor. A list of values is for every row or for the whole batch: any other count is a slip. */
-static assay_status describe_tokens(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
-                                    const assay_fill *fill, int64_t most)
+static void describe_tokens(assay_describer *d, const char *path, const assay_fill *fill, int64_t most)
 {
+    const assay_case *c = d->c;
     const assay_case_input *given = assay_case_input_of(c, path);
     const int64_t values = given != NULL && given->fill.distribution == ASSAY_VALUES ? given->fill.value_count : 0;
-    if (values != 0 && values != c->sequence && values != c->batch * c->sequence) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "inputs.%s has %" PRId64 " values, expected %" PRId64 " (sequence) or %" PRId64
-                          " (batch * sequence)",
-                          given->path, values, c->sequence, c->batch * c->sequence);
+    if (values != 0 && values != c->sequence && values != c->batch * c->sequence && d->status == ASSAY_OK) {
+        d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT,
+                               "inputs.%s has %" PRId64 " values, expected %" PRId64 " (sequence) or %" PRId64
+                               " (batch * sequence)",
+                               given->path, values, c->sequence, c->batch * c->sequence);
     }
-    assay_status status =
-        assay_describe(ctx, list, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
-    if (status == ASSAY_OK) list->entries[list->count - 1].most = (int32_t)most;
-    return status;
+    assay_describe_sized(d, path, ASSAY_INT32, fill, (assay_dims){"BS", {c->batch, c->sequence}});
+    assay_described(d, 1)->most = (int32_t)most;
 }
 
-assay_status assay_describe_positions(assay_context *ctx, assay_tensor_list *list, const assay_case *c)
+void assay_describe_positions(assay_describer *d)
 {
     const assay_fill positions = {
-        .distribution = ASSAY_RAMP, .mean = (double)c->position_start, .scale = (double)c->position_step};
-    return describe_tokens(ctx, list, c, "inputs/positions", &positions, c->config.max_position_embeddings - 1);
+        .distribution = ASSAY_RAMP, .mean = (double)d->c->position_start, .scale = (double)d->c->position_step};
+    describe_tokens(d, "inputs/positions", &positions, d->c->config.max_position_embeddings - 1);
+}
+
+void assay_describe_segments(assay_describer *d)
+{
+    const char *path = "inputs/segment_ids";
+    const assay_case_input *given = assay_case_input_of(d->c, path);
+    if (given != NULL) describe_tokens(d, path, &given->fill, INT32_MAX);
 }
 
 bool assay_has_padding(const assay_case *c)
 {
     return c->config.mask_padding && assay_case_input_of(c, "inputs/segment_ids") != NULL;
-}
-
-assay_status assay_describe_segments(assay_context *ctx, assay_tensor_list *list, const assay_case *c)
-{
-    const char *path = "inputs/segment_ids";
-    const assay_case_input *given = assay_case_input_of(c, path);
-    return given == NULL ? ASSAY_OK : describe_tokens(ctx, list, c, path, &given->fill, INT32_MAX);
 }
 
 /* Index of the first that is not finite; count: none. */
@@ -306,17 +313,18 @@ cleanup:
     return status;
 }
 
-assay_status assay_require_all_values(assay_context *ctx, const assay_case *c, const char *path, int64_t count)
+void assay_require_all_values(assay_describer *d, const char *path, int64_t count)
 {
-    const assay_case_input *given = assay_case_input_of(c, path);
-    if (given == NULL || given->fill.value_count == 0 || given->fill.value_count == count) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s has %" PRId64 " values, expected %" PRId64, given->path,
-                      given->fill.value_count, count);
+    const assay_case_input *given = assay_case_input_of(d->c, path);
+    if (given == NULL || given->fill.value_count == 0 || given->fill.value_count == count || d->status != ASSAY_OK)
+        return;
+    d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT, "inputs.%s has %" PRId64 " values, expected %" PRId64, given->path,
+                           given->fill.value_count, count);
 }
 
-bool assay_every_case(const assay_case *c)
+bool assay_every_case(const assay_case *c, const void *config)
 {
-    (void)c;
+    (void)c, (void)config;
     return true;
 }
 
@@ -344,19 +352,39 @@ assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, c
     return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
+assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, int key, const char *expected, ...)
+{
+    char value[ASSAY_KEY_VALUE_SIZE], text[ASSAY_MESSAGE_SIZE];
+    va_list arguments;
+    va_start(arguments, expected);
+    vsnprintf(text, sizeof text, expected, arguments);
+    va_end(arguments);
+    assay_model_key_text(&assay_model_keys[key], m, value, sizeof value);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected %s", assay_model_keys[key].name, value, text);
+}
+
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value)
 {
     if (value < 1) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", key, value);
     return ASSAY_OK;
 }
 
-assay_status assay_check_norm(assay_context *ctx, const assay_case *c)
+assay_status assay_norm_config_of(assay_context *ctx, const assay_case *c, void *config)
 {
-    if (!(c->config.normalization_layer_epsilon >= 0.0)) {
+    const assay_model_config *m = &c->config;
+    *(assay_norm_config *)config = (assay_norm_config){
+        .epsilon = m->normalization_layer_epsilon, .batch = c->batch, .sequence = c->sequence, .dim = m->base_emb_dim};
+    if (!(m->normalization_layer_epsilon >= 0.0)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
-                          c->config.normalization_layer_epsilon);
+                          m->normalization_layer_epsilon);
     }
-    return assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim);
+    return assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim);
+}
+
+int64_t assay_norm_axis_size(const void *config, char axis)
+{
+    const assay_norm_config *norm = config;
+    return axis == 'B' ? norm->batch : axis == 'S' ? norm->sequence : norm->dim;
 }
 
 assay_mesh assay_mesh_of(const assay_case *c)

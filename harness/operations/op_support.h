@@ -7,76 +7,77 @@
 #include "oracle/moe/moe.h"
 #include "oracle/ops/quant_recipe.h"
 
-/* A shape as text and numbers: assay_dims("BSD", b, s, d) gives labels "B", "S", "D". */
+/* A shape as text and numbers: {"BSD", {b, s, d}} gives labels "B", "S", "D". */
 typedef struct assay_dims {
     const char *labels; /* one letter an axis, as in docs/operations.md, and one for each sum of them (op_support.c) */
     int64_t dims[ASSAY_MAX_RANK];
 } assay_dims;
 
-assay_status assay_describe(assay_context *ctx, assay_tensor_list *list, const char *path, assay_dtype type,
-                            const assay_fill *fill, assay_dims dims);
-/* outputs/NAME float64 and, unless `fill` is NULL, cotangents/NAME of the case's type. */
-assay_status assay_describe_output(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *name,
-                                   const assay_fill *fill, assay_dims dims);
-/* inputs/... or weights/... of the case's type, and gradients/... of it. */
-assay_status assay_describe_variable(assay_context *ctx, assay_tensor_list *list, const assay_case *c, const char *path,
-                                     assay_fill fill, assay_dims dims);
-
-/* The tensor so far from the end of the list is the operand of a product. */
-void assay_mark_operand(assay_tensor_list *list, int back, assay_operand_axes axes);
-
-/* Where a block is in a case: "" and "" when it is the operation itself, "layers/0/" and "moe/" in a stack. */
-typedef struct assay_describer {
+/* Appends to a list. After a failure nothing is appended any more. */
+struct assay_describer {
     assay_context *ctx;
     const assay_case *c;
+    const void *config; /* the operation's, whose letters axis_size knows */
+    int64_t (*axis_size)(const void *config, char axis);
     assay_tensor_list *list;
-    const char *layer, *block;
-} assay_describer;
+    const char *layer,
+        *block;          /* where a block is: "" when it is the operation itself, "layers/0/" and "moe/" in a stack */
+    assay_status status; /* the first failure */
+    assay_tensor_entry nowhere;
+};
 
+assay_describer assay_describer_of(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                   const void *config, assay_tensor_list *list);
+/* A tensor by its path; fill NULL: it is no input that is drawn. */
+void assay_describe_sized(assay_describer *d, const char *path, assay_dtype type, const assay_fill *fill,
+                          assay_dims dims);
+void assay_describe(assay_describer *d, const char *path, assay_dtype type, const assay_fill *fill, const char *axes);
+/* The tensor so far from the end of the list; something that nobody reads after a failure. */
+assay_tensor_entry *assay_described(assay_describer *d, int back);
+/* inputs/... or weights/... of the case's type, and gradients/... of it. */
+void assay_describe_variable(assay_describer *d, const char *path, assay_fill fill, const char *axes);
+void assay_describe_sized_variable(assay_describer *d, const char *path, assay_fill fill, assay_dims dims);
+/* outputs/LAYER name float64 and, unless `fill` is NULL, cotangents/LAYER name of the case's type. */
+void assay_describe_output(assay_describer *d, const char *name, const assay_fill *fill, const char *axes);
+void assay_describe_sized_output(assay_describer *d, const char *name, const assay_fill *fill, assay_dims dims);
 /* weights/LAYER BLOCK name with its gradient; of int32, without one. */
-assay_status assay_describe_weight(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims);
-assay_status assay_describe_integers(const assay_describer *d, const char *name, assay_fill fill, assay_dims dims);
-/* The weights of a table, biases where the case has them; "E": a tensor has those of so many experts. */
-assay_status assay_describe_weights(const assay_describer *d, const assay_tensor_table *table, assay_dims of_each);
+void assay_describe_weight(assay_describer *d, const char *name, assay_fill fill, const char *axes);
+void assay_describe_integers(assay_describer *d, const char *name, assay_fill fill, const char *axes);
+/* The weights of a table, biases where the case has them. */
+void assay_describe_weights(assay_describer *d, const assay_tensor_table *table);
 /* FOLDER/LAYER name: checkpoints and routing. */
-assay_status assay_describe_result(const assay_describer *d, const char *folder, const char *name, assay_dtype type,
-                                   assay_dims dims);
+void assay_describe_result(assay_describer *d, const char *folder, const char *name, assay_dtype type,
+                           const char *axes);
+void assay_describe_sized_result(assay_describer *d, const char *folder, const char *name, assay_dtype type,
+                                 assay_dims dims);
 /* checkpoints/LAYER name of a row, where there is such a tensor. */
-assay_status assay_describe_checkpoint(const assay_describer *d, const assay_tensor_row *row);
-/* outputs/LAYER name, as assay_describe_output. */
-assay_status assay_describe_layer_output(const assay_describer *d, const char *name, const assay_fill *fill,
-                                         assay_dims dims);
+void assay_describe_checkpoint(assay_describer *d, const assay_tensor_row *row);
+assay_dims assay_dims_of(const char *axes, const assay_shape *shape);
+assay_dims assay_dims_of_axes(const assay_describer *d, const char *axes);
 
 /* inputs/positions as the case's `positions` says, unless `inputs:` describes it; in [0, max_position_embeddings). */
-assay_status assay_describe_positions(assay_context *ctx, assay_tensor_list *list, const assay_case *c);
+void assay_describe_positions(assay_describer *d);
 /* inputs/segment_ids, which is there when the case says how to fill it; with it there may be padding. */
-assay_status assay_describe_segments(assay_context *ctx, assay_tensor_list *list, const assay_case *c);
+void assay_describe_segments(assay_describer *d);
 bool assay_has_padding(const assay_case *c);
 /* Of [B,S,width] values, those of padding may be NaN or infinite, and no others. */
 assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c, const char *path,
                                          const double *values, int64_t width, const int32_t *segment_ids);
 
 /* The tensors of a block, by kind. */
-assay_status assay_describe_mlp_checkpoints(const assay_describer *d, const assay_gated_mlp_config *config,
-                                            assay_mlp_place place, assay_dims rows);
-assay_status assay_describe_moe_weights(const assay_describer *d, const assay_moe_config *config,
-                                        const assay_sharding *sharding);
+int64_t assay_moe_axis_size(const assay_moe_config *config, const assay_sharding *sharding, char axis);
+void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
 /* inputs/LAYER selected_experts and routing_weights, where the case gives them; refuses what goes ill together. */
-assay_status assay_describe_given_choice(const assay_describer *d, const assay_routing_config *config);
+void assay_describe_given_choice(assay_describer *d, const assay_routing_config *config);
 /* Whether it gives the choice, of any layer; and the weights of that layer. */
 bool assay_gives_choice(const assay_case *c);
 bool assay_gives_routing_weights(const assay_case *c, const char *layer);
-assay_status assay_describe_moe_checkpoints(const assay_describer *d, const assay_moe_config *config,
-                                            const assay_sharding *sharding);
+void assay_describe_moe_checkpoints(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
 /* With outputs/LAYER lb_loss and bias_updates where they are on, which come of the choice. */
-assay_status assay_describe_moe_routing(const assay_describer *d, const assay_moe_config *config,
-                                        const assay_sharding *sharding);
-assay_status assay_describe_balance(const assay_describer *d, const assay_moe_config *config,
-                                    const assay_sharding *sharding);
-/* Of a block over a mesh: routing/, and the rows of the routed experts' checkpoints. */
-assay_status assay_describe_sharded_routing(const assay_describer *d, const assay_moe_config *config,
-                                            const assay_sharding *sharding);
-assay_dims assay_sharded_rows(const assay_moe_config *config, const assay_sharding *sharding);
+void assay_describe_moe_routing(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
+/* Of these the losses, and what a mesh has others of. */
+void assay_describe_sharded_routing(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
+void assay_describe_balance(assay_describer *d, const assay_routing_config *config, bool sharded);
 
 assay_fill assay_fill_normal(double scale, double mean);
 assay_fill assay_fill_fan_in(int64_t fan_in); /* normal, scale 1/sqrt(fan_in) */
@@ -89,10 +90,10 @@ assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, co
                                   int32_t **out);
 
 /* Where the case lists the tensor's values: as many as it has, since a pattern of indices makes no sense. */
-assay_status assay_require_all_values(assay_context *ctx, const assay_case *c, const char *path, int64_t count);
+void assay_require_all_values(assay_describer *d, const char *path, int64_t count);
 
 /* For operations without error scales of their own. */
-bool assay_every_case(const assay_case *c);
+bool assay_every_case(const assay_case *c, const void *config);
 
 /* Large gradients of the list become sketches, where the case asks for them (sketched_run.h). */
 assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
@@ -118,6 +119,8 @@ assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sh
 assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config);
 assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c,
                                     assay_recipe_config *config); /* of layers that are no grouped products */
+/* Of all three calibrations: "KEY is VALUE, expected absmax: WHO WHY". */
+assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *m, const char *who, const char *why);
 assay_status assay_refuse_recipe_on_mesh(assay_context *ctx, const assay_case *c, const assay_recipe_config *config);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 /* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
@@ -180,9 +183,17 @@ assay_mesh assay_mesh_of(const assay_case *c);
 /* Of an operation with its heads over the mesh: refuses what splits no heads. */
 assay_status assay_check_head_mesh(assay_context *ctx, const assay_case *c);
 
+/* "KEY is VALUE, expected ", and what: of keys that hold whole numbers, truth values or names. */
+assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, int key, const char *expected, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Refuses a key whose value is below 1: "emb_dim (base_emb_dim) is 0, expected 1 or more". */
 assay_status assay_require_positive(assay_context *ctx, const char *key, int64_t value);
-/* Of a normalisation by itself: its width and its epsilon. */
-assay_status assay_check_norm(assay_context *ctx, const assay_case *c);
+/* Of a normalisation by itself. */
+typedef struct assay_norm_config {
+    double epsilon; /* the first, since it is what the second form gets */
+    int64_t batch, sequence, dim;
+} assay_norm_config;
+assay_status assay_norm_config_of(assay_context *ctx, const assay_case *c, void *config);
+int64_t assay_norm_axis_size(const void *config, char axis);
 
 #endif

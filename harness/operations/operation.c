@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/op_support.h"
+#include "harness/operations/op_block.h"
+#include "harness/operations/op_work.h"
 #include "harness/operations/operands.h"
 #include "oracle/base/memory.h"
 
@@ -31,13 +32,20 @@ bool assay_is_layer(const assay_case *c)
     return operation != NULL && (operation->parts & ASSAY_PART_LAYER) != 0;
 }
 
+void assay_operation_names(char *names, size_t size, bool (*has)(const assay_operation *operation))
+{
+    names[0] = '\0';
+    for (int i = 0; assay_operations[i] != NULL; i++) {
+        const size_t used = strlen(names);
+        if (has != NULL && !has(assay_operations[i])) continue;
+        snprintf(names + used, size - used, "%s%s", used > 0 ? ", " : "", assay_operations[i]->name);
+    }
+}
+
 static assay_status unknown_operation(assay_context *ctx, const assay_case *c)
 {
-    char names[256] = "";
-    for (int i = 0; assay_operations[i] != NULL; i++) {
-        size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", assay_operations[i]->name);
-    }
+    char names[256];
+    assay_operation_names(names, sizeof names, NULL);
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: op is \"%s\", expected one of %s", c->name, c->op, names);
 }
 
@@ -62,8 +70,7 @@ static assay_status check_common(assay_context *ctx, const assay_case *c, const 
                           c->op);
     }
     if (!operation->mesh && m->weights_on_shards) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "weights_on_shards is true, expected false: op %s runs on one device",
-                          c->op);
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_weights_on_shards, "false: op %s runs on one device", c->op);
     }
     if (m->function.text[0] != '\0' && strcmp(c->op, "batch_split") != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "function is \"%s\", expected \"\": op %s is no single function",
@@ -174,19 +181,38 @@ static void apply_fill(const assay_case *c, assay_tensor_list *list)
     }
 }
 
+assay_status assay_operation_configure(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                       assay_operation_config *config)
+{
+    return operation->config_of == NULL ? ASSAY_OK : operation->config_of(ctx, c, config);
+}
+
+static assay_status describe(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                             const void *config, assay_tensor_list *list)
+{
+    assay_describer d = assay_describer_of(ctx, operation, c, config, list);
+    if (operation->graph != NULL) {
+        assay_block_describe(&d, operation);
+    } else {
+        operation->describe(&d, config);
+    }
+    return d.status;
+}
+
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list)
 {
     char reason[ASSAY_MESSAGE_SIZE];
     assay_status status;
+    assay_operation_config config;
     *list = (assay_tensor_list){0};
     *operation = assay_operation_by_name(c->op);
     if (*operation == NULL) return unknown_operation(ctx, c);
     TRY(check_common(ctx, c, *operation));
     TRY(check_sizes(ctx, c));
     TRY(assay_model_check(ctx, c, (*operation)->parts));
-    TRY((*operation)->check(ctx, c));
-    TRY((*operation)->describe(ctx, c, list));
+    TRY(assay_operation_configure(ctx, *operation, c, &config));
+    TRY(describe(ctx, *operation, c, &config, list));
     TRY(turn_gradients(ctx, list));
     TRY(check_inputs(ctx, c, list));
     TRY(apply_dtypes(ctx, c, list));
@@ -202,6 +228,82 @@ cleanup:
         }
     }
     return status;
+}
+
+assay_status assay_operation_graph(assay_context *ctx, const assay_operation *operation, const assay_case *c, graph *g)
+{
+    assay_operation_config config;
+    const assay_status status = assay_operation_configure(ctx, operation, c, &config);
+    if (status == ASSAY_OK) operation->graph(&config, false, g);
+    return status;
+}
+
+assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                      const assay_source *in, const assay_sink *out, const assay_precision *precisions,
+                                      int precision_count)
+{
+    assay_operation_config config;
+    const assay_status status = assay_operation_configure(ctx, operation, c, &config);
+    RETURN_IF(status != ASSAY_OK, status);
+    if (operation->run != NULL) return operation->run(ctx, c, &config, in, out, precisions, precision_count);
+    return (operation->graph != NULL ? assay_block_run : assay_work_run)(ctx, operation, c, &config, in, out,
+                                                                         precisions, precision_count);
+}
+
+/* Where no message is wanted: of a case that was checked, or whose check will say it. */
+static bool configured(const assay_operation *operation, const assay_case *c, assay_operation_config *config)
+{
+    assay_context ctx = {0};
+    return assay_operation_configure(&ctx, operation, c, config) == ASSAY_OK;
+}
+
+bool assay_operation_streams(const assay_operation *operation, const assay_case *c, const char *path)
+{
+    assay_operation_config config;
+    const quad_operation *form = &operation->second_form;
+    return form->streams != NULL && configured(operation, c, &config) && form->streams(&config, path);
+}
+
+bool assay_operation_needs_ensemble(const assay_operation *operation, const assay_case *c)
+{
+    assay_operation_config config;
+    return operation->ensemble != NULL && configured(operation, c, &config) && operation->ensemble(c, &config);
+}
+
+static double counted(const assay_operation *operation, const void *config, bool backward)
+{
+    const assay_operation_count *count = &operation->count;
+    double operations = backward ? count->both : count->forward;
+    for (const char *axis = count->axes; *axis != '\0'; axis++)
+        operations *= (double)operation->axis_size(config, *axis);
+    return operations;
+}
+
+double assay_operation_flops(const assay_operation *operation, const assay_case *c, bool backward)
+{
+    assay_operation_config config;
+    if (!configured(operation, c, &config)) return 0.0;
+    if (operation->operations != NULL) return operation->operations(&config, backward);
+    return operation->count.axes != NULL ? counted(operation, &config, backward)
+                                         : assay_block_flops(operation, &config, backward);
+}
+
+int64_t assay_operation_memory(const assay_operation *operation, const assay_case *c)
+{
+    assay_operation_config config;
+    if (!configured(operation, c, &config)) return 0;
+    if (operation->bytes != NULL) return operation->bytes(&config);
+    return operation->graph != NULL ? assay_block_memory(operation, c, &config)
+                                    : assay_work_memory(operation, c, &config);
+}
+
+void assay_operation_shares(const assay_operation *operation, const assay_case *c, double least, const assay_source *in,
+                            const assay_sink *out, const assay_sink *scales, int count, assay_run_shares *shares)
+{
+    assay_operation_config config;
+    if (!configured(operation, c, &config)) return;
+    if (operation->graph != NULL) assay_block_shares(operation, c, &config, least, in, out, shares);
+    if (operation->shares != NULL) operation->shares(&config, least, in, out, scales, count, shares);
 }
 
 assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved)

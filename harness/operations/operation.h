@@ -2,6 +2,8 @@
 #ifndef ASSAY_HARNESS_OPERATION_H
 #define ASSAY_HARNESS_OPERATION_H
 
+#include <stddef.h>
+
 #include "cases/case.h"
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/ranks.h"
@@ -41,45 +43,73 @@ typedef struct assay_tensor_list {
     int sketched_count;
 } assay_tensor_list;
 
+/* An operation's configuration, which it makes of a case: what its functions and its second form get. */
+typedef union assay_operation_config {
+    max_align_t align;
+    char bytes[8192];
+} assay_operation_config;
+
+typedef struct assay_describer assay_describer; /* op_support.h */
+typedef struct assay_work assay_work;           /* op_work.h */
+
+/* How many operations it takes: so many for each index of some axes, forward or forward and backward together. */
+typedef struct assay_operation_count {
+    const char *axes; /* letters; NULL: `operations` says it */
+    double forward, both;
+} assay_operation_count;
+
+/* `config` is what config_of has made of the case; others call the functions assay_operation_NAME below, which have it made. */
 typedef struct assay_operation {
     const char *name;
     const char *summary; /* one line for people */
     unsigned parts;      /* ASSAY_PART_...: what of a model changes its numbers */
     /* Refuses configurations that this operation cannot have; says which keys and what was expected. */
-    assay_status (*check)(assay_context *ctx, const assay_case *c);
+    assay_status (*config_of)(assay_context *ctx, const assay_case *c, void *config);
+    /* Of the letters that its tensors' axes have. */
+    int64_t (*axis_size)(const void *config, char axis);
     /* Appends the operation's tensors: inputs, then weights and results in the order in which they are used and
      * computed; a gradient beside what it is of. Inputs, weights and cotangents have the case's dtype (of those that `dtypes:` names
-     * assay_operation_prepare changes it), results float64, indices int32. */
-    assay_status (*describe)(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
+     * assay_operation_prepare changes it), results float64, indices int32. NULL: the graph says it. */
+    void (*describe)(assay_describer *d, const void *config);
     /* An input that follows from others, of which `in` gives those that are drawn (assay_tensor_entry.derived): values
      * or indices, whole; values are rounded to the tensor's grid afterwards. NULL: the operation has none. */
     assay_status (*derive)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
                            const assay_source *in, double *values, int32_t *indices);
-    /* Evaluates; tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. For
-     * assay_operation_run alone, which knows of sketches. */
-    assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count);
+
+    /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; */
+    void (*graph)(const void *config, bool one_shard, graph *g);
+    /* with error scales of its own, which it makes of what forward has left; NULL: an ensemble's; */
+    assay_status (*graph_scales)(assay_context *ctx, const void *config, const graph_run *r,
+                                 const assay_precision *precisions, int precision_count);
+    /* functions of tensors in memory (op_work.h); backward, where a gradient is wanted, NULL: forward makes them too; scales
+     * fills in variances; */
+    assay_status (*forward)(assay_context *ctx, const assay_work *w);
+    assay_status (*backward)(assay_context *ctx, const assay_work *w);
+    assay_status (*scales)(assay_context *ctx, const assay_work *w, const assay_precision *precision);
+    /* or a function from source to sink: tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
+    assay_status (*run)(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
+                        const assay_sink *out, const assay_precision *precisions, int precision_count);
+
     /* Whether a candidate's tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it
      * breaks. NULL: there are none, and it is compared for equality. */
     assay_status (*lawful)(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
                            int64_t count, const assay_source *candidate);
-    /* Whether run gives no error scales for such a case, and they come from an ensemble of emulated runs
-     * (harness/scales/ensemble.h); NULL: it gives them. */
-    bool (*ensemble)(const assay_case *c);
+    /* Whether there are no error scales for such a case but those of an ensemble of emulated runs
+     * (harness/scales/ensemble.h); NULL: the operation gives them. */
+    bool (*ensemble)(const assay_case *c, const void *config);
     /* Which rows of the tensors that may have unused ones are used, allocated; NULL: only given tensors have such. */
     assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
     bool quantised;   /* whether operands may be codes with scales (operands.h) */
-    quad_operation second_form; /* its functions take the case */
-    /* Of an operation that is a graph (op_block.c): that of the case, or what one shard of its mesh has of it. */
-    assay_status (*graph)(assay_context *ctx, const assay_case *c, bool one_shard, graph *g);
-    /* of its products, forward or forward and backward together; a multiply and an add are 2 */
-    double (*flops)(const assay_case *c, bool backward);
-    int64_t (*memory)(const assay_case *c); /* bytes that run takes at its peak */
+    quad_operation second_form;
+    /* Of its products, or of other operations where it has none; a multiply and an add are 2. */
+    assay_operation_count count;
+    double (*operations)(const void *config, bool backward);
+    int64_t (*bytes)(const void *config); /* that a run takes at its peak; NULL: of its graph, or its tensors */
     /* What ranks share of a run (oracle/base/ranks.h), added to `shares`: `in` is asked what it has, `out` what it wants of
-     * the values, scales [count] of the error scales that the operation gives itself. NULL: nothing. */
-    void (*shares)(const assay_case *c, double least, const assay_source *in, const assay_sink *out,
+     * the values, scales [count] of the error scales that the operation gives itself. NULL: of its graph, or nothing. */
+    void (*shares)(const void *config, double least, const assay_source *in, const assay_sink *out,
                    const assay_sink *scales, int count, assay_run_shares *shares);
 } assay_operation;
 
@@ -111,17 +141,34 @@ ASSAY_OPERATIONS(X)
 
 extern const assay_operation *const assay_operations[];           /* ends with NULL */
 const assay_operation *assay_operation_by_name(const char *name); /* NULL when there is none */
-bool assay_is_layer(const assay_case *c);                         /* one decoder layer or a stack of them */
+/* "rms_norm, gmm": of all, or of those that have something. */
+void assay_operation_names(char *names, size_t size, bool (*has)(const assay_operation *operation));
+bool assay_is_layer(const assay_case *c); /* one decoder layer or a stack of them */
 
 /* What holds for every operation (sizes above 0, no mesh where it has none, ...), then the operation's own check, then
  * the tensors. Refuses inputs that the case describes and the operation does not have. */
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list);
 
+/* Its functions for a case. What cannot be made of the case is 0, false or nothing where there is no status. */
+assay_status assay_operation_configure(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                       assay_operation_config *config);
+assay_status assay_operation_graph(assay_context *ctx, const assay_operation *operation, const assay_case *c, graph *g);
+bool assay_operation_streams(const assay_operation *operation, const assay_case *c, const char *path);
+bool assay_operation_needs_ensemble(const assay_operation *operation, const assay_case *c);
+double assay_operation_flops(const assay_operation *operation, const assay_case *c, bool backward);
+int64_t assay_operation_memory(const assay_operation *operation, const assay_case *c);
+void assay_operation_shares(const assay_operation *operation, const assay_case *c, double least, const assay_source *in,
+                            const assay_sink *out, const assay_sink *scales, int count, assay_run_shares *shares);
+
 /* Evaluates: results and error scales by the paths of assay_operation_prepare's list. */
 assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                                  const assay_source *in, const assay_sink *out, const assay_precision *precisions,
                                  int precision_count);
+/* The same of gradients in full, where the case would have sketches of them, and of operands that are numbers. */
+assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                      const assay_source *in, const assay_sink *out, const assay_precision *precisions,
+                                      int precision_count);
 
 /* The configuration with what is computed in the place of values that are left open. */
 assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved);

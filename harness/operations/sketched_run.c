@@ -247,7 +247,7 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     assay_ranks_writer writer;
     if (c->sketch_above == 0 && c->quant_format_count == 0) {
         const assay_sink shared = assay_ranks_sink_open(ctx, &writer, out);
-        status = operation->run(ctx, c, in, &shared, precisions, precision_count);
+        status = assay_operation_evaluate(ctx, operation, c, in, &shared, precisions, precision_count);
         assay_ranks_sink_close(&writer);
         return status;
     }
@@ -256,7 +256,8 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     const assay_source dense = assay_dequantised_source(&numbers);
     TRY(assay_sketching_open(ctx, &sketching, c, &list, out, precisions, precision_count));
     const assay_sink sink = assay_sketching_sink(&sketching), shared = assay_ranks_sink_open(ctx, &writer, &sink);
-    status = operation->run(ctx, c, c->quant_format_count > 0 ? &dense : in, &shared, precisions, precision_count);
+    status = assay_operation_evaluate(ctx, operation, c, c->quant_format_count > 0 ? &dense : in, &shared, precisions,
+                                      precision_count);
     assay_ranks_sink_close(&writer);
 cleanup:
     assay_sketching_close(&sketching);

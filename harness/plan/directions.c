@@ -47,7 +47,8 @@ int assay_direction_members(const assay_plan *plan)
     for (int i = 0; i < plan->spec_count; i++) {
         if (assay_is_drawn(plan->c, &plan->specs[i])) return 0;
     }
-    const double by_work = MOST_WORK / plan->operation->flops(plan->c, true), by_numbers = MOST_NUMBERS / elements;
+    const double by_work = MOST_WORK / assay_operation_flops(plan->operation, plan->c, true),
+                 by_numbers = MOST_NUMBERS / elements;
     const double members = by_work < by_numbers ? by_work : by_numbers;
     return members >= MOST ? MOST : members >= LEAST ? (int)members : 0;
 }

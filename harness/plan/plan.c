@@ -121,7 +121,9 @@ void assay_plan_free(assay_plan *plan)
 
 int assay_plan_threads(const assay_context *ctx, const assay_plan *plan)
 {
-    return plan->operation->flops(plan->c, true) * (1 + plan->precision_count) < WORTH_A_TEAM ? 1 : ctx->threads;
+    return assay_operation_flops(plan->operation, plan->c, true) * (1 + plan->precision_count) < WORTH_A_TEAM
+               ? 1
+               : ctx->threads;
 }
 
 static assay_status lawful(assay_context *ctx, const void *self, const char *path, const int32_t *values, int64_t count,

@@ -171,7 +171,7 @@ static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_c
         if (plan->null_left_out[0] != '\0') assay_plan_drop(plan, ASSAY_ROLE_NULL);
     }
     TRY(assay_plan_add_directions(ctx, plan, golden));
-    plan->memory = plan->operation->memory(c) + assay_ensemble_memory(plan);
+    plan->memory = assay_operation_memory(plan->operation, c) + assay_ensemble_memory(plan);
 cleanup:
     if (status != ASSAY_OK) assay_plan_free(plan);
     return status;

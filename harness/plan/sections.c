@@ -37,7 +37,7 @@ static bool is_coarse(const assay_precision *p)
 int assay_ensemble_members(const assay_plan *plan, const assay_precision *precision)
 {
     if (assay_plan_is_exact(plan)) return 0;
-    const double work = plan->operation->flops(plan->c, true), elements = elements_left(plan);
+    const double work = assay_operation_flops(plan->operation, plan->c, true), elements = elements_left(plan);
     int row = 0;
     while (row < ROWS - 1 && (work >= members[row].work || elements > members[row].elements)) row++;
     return is_coarse(precision) ? members[row].coarse : members[row].fine;
@@ -55,7 +55,7 @@ int assay_ensemble_most_members(const assay_plan *plan)
 
 static bool needs_ensemble(const assay_plan *plan)
 {
-    return plan->staged || (plan->operation->ensemble != NULL && plan->operation->ensemble(plan->c));
+    return plan->staged || assay_operation_needs_ensemble(plan->operation, plan->c);
 }
 
 /* Propagation takes errors of different places for independent, which those of truncation are not from one product to
@@ -125,7 +125,7 @@ void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REAS
 {
     reason[0] = '\0';
     if (!holds_null(plan) || needs_ensemble(plan)) return;
-    const double work = plan->operation->flops(plan->c, true);
+    const double work = assay_operation_flops(plan->operation, plan->c, true);
     const double bytes = bytes_left(plan, 1); /* of any number of profiles: one more takes nothing from the others */
     if (work > LARGE_WORK) {
         snprintf(reason, ASSAY_REASON_SIZE, "a run takes %.3g operations, and above %.0e there are none", work,

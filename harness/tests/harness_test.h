@@ -26,6 +26,15 @@ static inline assay_case *case_named(const char *name, const char *set)
     return c;
 }
 
+/* All of the catalogue, to be freed with assay_cases_free(cases, *count). */
+static inline assay_case *all_cases(int *count)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *cases = NULL;
+    assert_ok(&ctx, assay_catalogue(&ctx, &cases, count));
+    return cases;
+}
+
 /* A case from text. */
 static inline assay_case *case_from(const char *yaml)
 {

@@ -35,13 +35,14 @@ static void tamper(const char *path, int64_t count, double *values, int32_t *ind
     t->written += count;
 }
 
-static assay_status run_wrong(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                              const assay_precision *precisions, int precision_count)
+static assay_status run_wrong(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
+                              const assay_sink *out, const assay_precision *precisions, int precision_count)
 {
     altering_sink altering = {.out = out, .alter = tamper};
     const assay_sink sink = altering_sink_of(&altering);
+    (void)config;
     planted.written = 0;
-    return planted.right->run(ctx, c, in, &sink, precisions, precision_count);
+    return assay_operation_evaluate(ctx, planted.right, c, in, &sink, precisions, precision_count);
 }
 
 static void problem_start(trial *p, const char *name, const char *set)

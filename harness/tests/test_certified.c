@@ -102,7 +102,8 @@ static bool certify(assay_case *c)
     subject_start(&s, c, false);
     assay_certificate_scope scope = assay_certificate_scope_of(&s.t.ctx, &s.t.plan, 1);
     assert_true(scope.outputs);
-    const bool fits = 2 * (double)scope.directions * s.t.plan.operation->flops(c, false) <= MOST_OPERATIONS;
+    const bool fits =
+        2 * (double)scope.directions * assay_operation_flops(s.t.plan.operation, c, false) <= MOST_OPERATIONS;
     if (!fits) scope.budget.directions = 0;
     assert_ok(&s.t.ctx, assay_certify(&s.t.ctx, &s.inputs, &scope, true, &found));
     check(&s, &found);
@@ -113,10 +114,8 @@ static bool certify(assay_case *c)
 
 TEST(the_catalogue)
 {
-    assay_context ctx = assay_context_default(1);
-    assay_case *cases = NULL;
     int count = 0, certified = 0, differences = 0;
-    assert_ok(&ctx, assay_catalogue(&ctx, &cases, &count));
+    assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
         if (has_tag(&cases[i], "true-size")) continue;
         differences += certify(&cases[i]);
@@ -371,7 +370,9 @@ static bool is_certified(subject *s, const quad_tensor *tensor)
     const quad_operation *form = &s->t.plan.operation->second_form;
     const quad_tensors one = {(quad_tensor *)tensor, 1};
     quad_certificates found = {0};
-    assert_ok(&s->t.ctx, quad_certify(&s->t.ctx, form, s->t.plan.c, &s->inputs.in, &one, &(quad_budget){0}, &found));
+    assay_operation_config config;
+    assert_ok(&s->t.ctx, assay_operation_configure(&s->t.ctx, s->t.plan.operation, s->t.plan.c, &config));
+    assert_ok(&s->t.ctx, quad_certify(&s->t.ctx, form, &config, &s->inputs.in, &one, &(quad_budget){0}, &found));
     const bool certified = assay_certificates_check(&s->t.ctx, &found) == ASSAY_OK;
     quad_certificates_free(&found);
     return certified;

@@ -44,26 +44,23 @@ static void tell(const assay_context *ctx, const assay_source *in, int precision
     told.precisions += precision_count;
 }
 
-static assay_status check(assay_context *ctx, const assay_case *c)
+static int64_t axis_size(const void *config, char axis)
 {
-    (void)ctx, (void)c;
-    return ASSAY_OK;
+    (void)config;
+    return axis == 'T' ? TOKENS : axis == 'D' ? DIM : axis == 'E' ? EXPERTS : HIDDEN;
 }
 
-static assay_status describe(assay_context *ctx, const assay_case *c, assay_tensor_list *list)
+static void describe(assay_describer *d, const void *config)
 {
-    assay_status status;
     const assay_fill one = assay_fill_normal(1, 0);
-    TRY(assay_describe(ctx, list, "inputs/x", c->dtype, &one, (assay_dims){"TD", {TOKENS, DIM}}));
-    TRY(assay_describe(ctx, list, "weights/w", c->dtype, &one, (assay_dims){"EDH", {EXPERTS, DIM, HIDDEN}}));
-    TRY(assay_describe(ctx, list, CHOICE, ASSAY_INT32, NULL, (assay_dims){"T", {TOKENS}}));
-    TRY(assay_describe(ctx, list, "routing/margin", ASSAY_FLOAT64, NULL, (assay_dims){"T", {TOKENS}}));
-    TRY(assay_describe(ctx, list, "checkpoints/h", ASSAY_FLOAT64, NULL, (assay_dims){"TH", {TOKENS, HIDDEN}}));
-    TRY(assay_describe(ctx, list, "outputs/y", ASSAY_FLOAT64, NULL, (assay_dims){"TT", {TOKENS, TOKENS}}));
-    TRY(assay_describe(ctx, list, "gradients/weights/w", ASSAY_FLOAT64, NULL,
-                       (assay_dims){"EDH", {EXPERTS, DIM, HIDDEN}}));
-cleanup:
-    return status;
+    (void)config;
+    assay_describe(d, "inputs/x", d->c->dtype, &one, "TD");
+    assay_describe(d, "weights/w", d->c->dtype, &one, "EDH");
+    assay_describe(d, CHOICE, ASSAY_INT32, NULL, "T");
+    assay_describe(d, "routing/margin", ASSAY_FLOAT64, NULL, "T");
+    assay_describe(d, "checkpoints/h", ASSAY_FLOAT64, NULL, "TH");
+    assay_describe(d, "outputs/y", ASSAY_FLOAT64, NULL, "TT");
+    assay_describe(d, "gradients/weights/w", ASSAY_FLOAT64, NULL, "EDH");
 }
 
 /* The expert of a token: by a number that rounding changes, so that members left to themselves would choose otherwise.
@@ -96,10 +93,10 @@ cleanup:
     return status;
 }
 
-static assay_status run(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                        const assay_precision *precisions, int precision_count)
+static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
+                        const assay_sink *out, const assay_precision *precisions, int precision_count)
 {
-    (void)c, (void)precisions;
+    (void)c, (void)config, (void)precisions;
     enum { SIZE = EXPERTS * DIM * HIDDEN };
     assay_status status;
     double *x = NULL, *w = NULL, *h = NULL, *y = NULL, *dw = NULL;
@@ -139,15 +136,15 @@ cleanup:
     return status;
 }
 
-static double flops(const assay_case *c, bool backward)
+static double flops(const void *config, bool backward)
 {
-    (void)c, (void)backward;
+    (void)config, (void)backward;
     return told.flops;
 }
 
-static int64_t memory(const assay_case *c)
+static int64_t memory(const void *config)
 {
-    (void)c;
+    (void)config;
     return 1000;
 }
 
@@ -173,16 +170,18 @@ static int trial_setup(void **state)
     memset(&told, 0, sizeof told);
     t->c = (assay_case){.name = "fake", .seed = 5, .dtype = ASSAY_BFLOAT16};
     t->operation = (assay_operation){.name = "fake",
-                                     .check = check,
+                                     .axis_size = axis_size,
                                      .describe = describe,
                                      .run = run,
                                      .ensemble = assay_every_case,
-                                     .flops = flops,
-                                     .memory = memory};
+                                     .operations = flops,
+                                     .bytes = memory};
     t->precisions[0] = assay_profile_by_name("bf16")->precision;
     t->precisions[1] = assay_profile_by_name("f32")->precision;
     t->plan = (assay_plan){.c = &t->c, .operation = &t->operation, .precisions = t->precisions, .precision_count = 2};
-    assert_ok(&ctx, describe(&ctx, &t->c, &t->plan.list));
+    assay_describer d = assay_describer_of(&ctx, &t->operation, &t->c, NULL, &t->plan.list);
+    describe(&d, NULL);
+    assert_ok(&ctx, d.status);
     for (int i = 0; i < 2; i++) {
         const assay_tensor_entry *entry = &t->plan.list.entries[i];
         const int64_t count = assay_shape_count(&entry->spec.shape);
@@ -242,7 +241,7 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     assay_context ctx = assay_context_default(2);
     test_tensors plain = {0};
     const assay_sink sink = test_tensors_sink(&plain);
-    assert_ok(&ctx, run(&ctx, &t->c, &t->in, &sink, NULL, 0));
+    assert_ok(&ctx, run(&ctx, &t->c, NULL, &t->in, &sink, NULL, 0));
     memset(&told, 0, sizeof told);
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 1 + 64 + 16);

@@ -170,7 +170,7 @@ static assay_status run_wrong(assay_context *ctx, const assay_case *c, const ass
     altering_sink altering = {.out = out, .alter = alter};
     const assay_sink wrong = altering_sink_of(&altering);
     if (right_run != NULL) return right_run(ctx, c, in, &wrong);
-    return assay_operation_by_name(c->op)->run(ctx, c, in, &wrong, NULL, 0);
+    return assay_operation_evaluate(ctx, assay_operation_by_name(c->op), c, in, &wrong, NULL, 0);
 }
 
 static bool other_with_element(const assay_case *c, assay_other_form *form)

@@ -52,7 +52,7 @@ static void run(trial *t, const assay_arithmetic *arithmetic, const assay_emulat
         if (!assay_role_is_given(spec->role)) assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, results, spec, NULL));
     }
     const assay_sink out = assay_tensor_set_sink(results);
-    assert_ok(&candidate, t->plan.operation->run(&candidate, t->c, &t->source, &out, NULL, 0));
+    assert_ok(&candidate, assay_operation_evaluate(&candidate, t->plan.operation, t->c, &t->source, &out, NULL, 0));
 }
 
 /* A case, and how far its scales may be from errors. most: above 1 where numbers are below the normal ones, of which a scale is no envelope.
@@ -135,7 +135,7 @@ static void check(assay_case *c, double most, bool wide)
 {
     trial t;
     trial_evaluate(&t, c, NULL);
-    const bool propagated = t.plan.operation->ensemble == NULL || !t.plan.operation->ensemble(t.c);
+    const bool propagated = !assay_operation_needs_ensemble(t.plan.operation, t.c);
     for (int p = 0; p < t.plan.precision_count; p++) {
         const assay_profile *profile = assay_profile_by_name(t.plan.precisions[p].name);
         const bool float32 = profile->storage == ASSAY_FLOAT32;

@@ -95,7 +95,7 @@ typedef struct catalogue {
 
 static double work_of(const assay_case *c)
 {
-    return has_tag(c, "true-size") ? INFINITY : assay_operation_by_name(c->op)->flops(c, true);
+    return has_tag(c, "true-size") ? INFINITY : assay_operation_flops(assay_operation_by_name(c->op), c, true);
 }
 
 static int by_work(const void *a, const void *b)

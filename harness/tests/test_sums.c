@@ -126,7 +126,7 @@ static void propagate(trial *t, const assay_precision *precision, assay_tensor_s
 {
     char path[ASSAY_PATH_SIZE];
     const assay_operation *operation = t->plan.operation;
-    if (operation->ensemble != NULL && operation->ensemble(t->c)) return;
+    if (assay_operation_needs_ensemble(operation, t->c)) return;
     for (int i = 0; i < t->plan.list.count; i++) {
         assay_tensor_spec spec = t->plan.list.entries[i].spec;
         if (!assay_has_error_scale(&spec) || assay_plan_find(&t->plan, spec.path) < 0) continue;
@@ -181,7 +181,7 @@ static void check_case(assay_case *c, const assay_arithmetic *arithmetic, is_jud
                                   .storage = ASSAY_FLOAT64,
                                   .multiply = ASSAY_FLOAT64};
     trial_plan(&t, c);
-    if (t.plan.operation->flops(c, true) <= MOST_FLOPS) {
+    if (assay_operation_flops(t.plan.operation, c, true) <= MOST_FLOPS) {
         assay_context own = t.ctx;
         if (arithmetic != NULL) own.arithmetic = arithmetic;
         own.emulation = &sums;

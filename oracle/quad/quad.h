@@ -115,8 +115,8 @@ typedef struct quad_operation {
     bool (*streams)(const void *config, const char *path);
 } quad_operation;
 
-/* Whether the block may get the tensor of that path as a source: a kernel of routed experts, on one device. */
-bool quad_moe_streams(const quad_moe_config *config, const char *path);
+/* Whether the block may get the tensor of that path as a source: a kernel of routed experts, on one device, without a recipe. */
+bool quad_moe_streams(const void *config, const char *path);
 
 /* Where a number of a kernel lies among those of all shards (weights_on_shards): of expert e, column d of D, column h of H,
  * or, of up in fused weights, H + h. weight: ASSAY_MLP_WI, WI_0, WI_1 or WO. */

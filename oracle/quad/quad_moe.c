@@ -215,12 +215,14 @@ void quad_moe(quad_tape *t, const void *config)
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_moe_of(t, config, x));
 }
 
-bool quad_moe_streams(const quad_moe_config *config, const char *path)
+bool quad_moe_streams(const void *of, const char *path)
 {
+    const quad_moe_config *config = of;
+    const bool streams = !quad_is_sharded(config) && config->moe.recipe.recipe == NULL;
     const assay_gated_mlp_config expert = {
         .emb_dim = config->moe.emb_dim, .mlp_dim = config->moe.moe_mlp_dim, .fused = config->moe.fused_weights};
     const assay_tensor_table weights = assay_mlp_weight_table(&expert, ASSAY_MLP_ROUTED);
-    for (int i = 0; i < weights.count && !quad_is_sharded(config); i++) {
+    for (int i = 0; i < weights.count && streams; i++) {
         char own[ASSAY_PATH_SIZE];
         if (weights.rows[i].name == NULL || weights.rows[i].kind == ASSAY_BIAS) continue;
         assay_tensor_path("weights/", "", &weights.rows[i], own);

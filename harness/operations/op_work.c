@@ -1,0 +1,158 @@
+#include "harness/operations/op_work.h"
+
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/propagate/scales.h"
+
+static bool is_gradient(const assay_tensor_spec *spec)
+{
+    return spec->role == ASSAY_ROLE_GRADIENT;
+}
+
+static assay_status add(assay_context *ctx, assay_work *w, const assay_tensor_spec *spec)
+{
+    if (!assay_role_is_given(spec->role)) return assay_tensor_set_add(ctx, &w->results, spec, NULL);
+    if (w->in == NULL) return assay_tensor_set_add(ctx, &w->given, spec, NULL);
+    return w->in->has(w->in->self, spec->path) ? assay_tensor_set_read(ctx, &w->given, spec, w->in) : ASSAY_OK;
+}
+
+static assay_status describe(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                             const void *config, assay_tensor_list *list)
+{
+    assay_describer d = assay_describer_of(ctx, operation, c, config, list);
+    operation->describe(&d, config);
+    return d.status;
+}
+
+assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation)
+{
+    assay_status status;
+    assay_tensor_list list = {0};
+    TRY(describe(ctx, operation, w->c, w->config, &list));
+    for (int i = 0; i < list.count; i++) TRY(add(ctx, w, &list.entries[i].spec));
+cleanup:
+    assay_tensor_list_free(&list);
+    return status;
+}
+
+void assay_work_close(assay_work *w)
+{
+    assay_tensor_set_free(&w->given);
+    assay_tensor_set_free(&w->results);
+    assay_tensor_set_free(&w->variances);
+}
+
+static const assay_tensor *find(const assay_work *w, const char *path)
+{
+    const assay_tensor *given = assay_tensor_set_find(&w->given, path);
+    return given != NULL ? given : assay_tensor_set_find(&w->results, path);
+}
+
+double *assay_f64(const assay_work *w, const char *path)
+{
+    const assay_tensor *tensor = find(w, path);
+    return tensor == NULL ? NULL : tensor->values;
+}
+
+int32_t *assay_i32(const assay_work *w, const char *path)
+{
+    const assay_tensor *tensor = find(w, path);
+    return tensor == NULL ? NULL : tensor->indices;
+}
+
+double *assay_variance(const assay_work *w, const char *path)
+{
+    const assay_tensor *tensor = assay_tensor_set_find(&w->variances, path);
+    return tensor == NULL ? NULL : tensor->values;
+}
+
+assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool gradients)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < w->results.count; i++) {
+        const assay_tensor *t = &w->results.items[i];
+        if (is_gradient(&t->spec) != gradients) continue;
+        TRY(t->indices != NULL ? assay_write_result_i32(ctx, w->out, t->spec.path, t->count, t->indices)
+                               : assay_write_result(ctx, w->out, t->spec.path, t->count, t->values));
+    }
+cleanup:
+    return status;
+}
+
+static assay_status open_variances(assay_context *ctx, assay_work *w)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < w->results.count; i++) {
+        const assay_tensor *t = &w->results.items[i];
+        if (t->values != NULL) TRY(assay_tensor_set_add(ctx, &w->variances, &t->spec, NULL));
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_work_start_scales(assay_context *ctx, assay_work *w)
+{
+    assay_status status = ASSAY_OK;
+    if (w->variances.count == 0) TRY(open_variances(ctx, w));
+    for (int i = 0; i < w->variances.count; i++) {
+        assay_tensor *t = &w->variances.items[i];
+        memset(t->values, 0, (size_t)t->count * sizeof *t->values);
+    }
+cleanup:
+    return status;
+}
+
+assay_status assay_work_write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
+{
+    assay_status status = ASSAY_OK;
+    for (int i = 0; i < w->variances.count; i++) {
+        const assay_tensor *t = &w->variances.items[i];
+        if (!assay_has_error_scale(&t->spec)) continue;
+        TRY(assay_write_scale(ctx, w->out, precision, t->spec.path, t->count, t->values));
+    }
+cleanup:
+    return status;
+}
+
+static bool wants_gradients(const assay_work *w)
+{
+    bool wants = false;
+    for (int i = 0; i < w->results.count; i++) {
+        const assay_tensor_spec *spec = &w->results.items[i].spec;
+        wants |= is_gradient(spec) && assay_wants(w->out, spec->path);
+    }
+    return wants;
+}
+
+assay_status assay_work_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                            const void *config, const assay_source *in, const assay_sink *out,
+                            const assay_precision *precisions, int precision_count)
+{
+    assay_status status;
+    assay_work w = {.c = c, .config = config, .in = in, .out = out};
+    TRY(assay_work_open(ctx, &w, operation));
+    TRY(operation->forward(ctx, &w));
+    TRY(assay_work_write(ctx, &w, false));
+    if (operation->backward != NULL && wants_gradients(&w)) TRY(operation->backward(ctx, &w));
+    TRY(assay_work_write(ctx, &w, true));
+    for (int i = 0; operation->scales != NULL && i < precision_count; i++) {
+        TRY(assay_work_start_scales(ctx, &w));
+        TRY(operation->scales(ctx, &w, &precisions[i]));
+        TRY(assay_work_write_scales(ctx, &w, &precisions[i]));
+    }
+cleanup:
+    assay_work_close(&w);
+    return status;
+}
+
+int64_t assay_work_memory(const assay_operation *operation, const assay_case *c, const void *config)
+{
+    assay_context ctx = {0};
+    assay_tensor_list list = {0};
+    double numbers = 0;
+    if (describe(&ctx, operation, c, config, &list) == ASSAY_OK)
+        for (int i = 0; i < list.count; i++) numbers += (double)assay_shape_count(&list.entries[i].spec.shape);
+    assay_tensor_list_free(&list);
+    return numbers < 0x1p57 ? (int64_t)(16 * numbers) : INT64_C(1) << 61;
+}
