@@ -1,5 +1,4 @@
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "oracle/quad/quad_internal.h"
@@ -22,47 +21,47 @@ const quad_tensor *quad_tensors_find(const quad_tensors *tensors, const char *pa
     return NULL;
 }
 
-static assay_status add(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
-                        size_t element_size, void **data, quad_tensor **added)
+assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const char *path, const quad_tensor *tensor)
 {
-    int64_t count = 0;
-    *data = NULL;
     if (strlen(path) >= ASSAY_PATH_SIZE) return assay_fail(ctx, ASSAY_BAD_INPUT, "the path '%s' is too long", path);
-    if (quad_tensors_find(tensors, path) != NULL) {
+    if (quad_tensors_find(tensors, path) != NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
-    }
-    assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &count);
-    if (status != ASSAY_OK) return status;
     quad_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
     if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
     tensors->items = items;
-    status = assay_alloc(ctx, path, count, element_size, data);
-    if (status != ASSAY_OK) return status;
-    *added = &items[tensors->count++];
-    **added = (quad_tensor){.shape = *shape};
-    memcpy((*added)->path, path, strlen(path) + 1);
+    items[tensors->count] = *tensor;
+    memcpy(items[tensors->count++].path, path, strlen(path) + 1);
     return ASSAY_OK;
+}
+
+static assay_status alloc_data(assay_context *ctx, const char *path, const assay_shape *shape, size_t size, void **data)
+{
+    int64_t count = 0;
+    const assay_status status = assay_checked_count(ctx, path, shape->rank, shape->dims, &count);
+    return status == ASSAY_OK ? assay_alloc(ctx, path, count, size, data) : status;
 }
 
 assay_status quad_tensors_add(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
                               quad **values)
 {
-    quad_tensor *tensor = NULL;
     void *data = NULL;
-    assay_status status = add(ctx, tensors, path, shape, sizeof **values, &data, &tensor);
-    *values = data;
-    if (status == ASSAY_OK) tensor->values = *values;
+    assay_status status = alloc_data(ctx, path, shape, sizeof **values, &data);
+    if (status == ASSAY_OK)
+        status = quad_tensors_list(ctx, tensors, path, &(quad_tensor){.shape = *shape, .values = data});
+    if (status != ASSAY_OK) free(data);
+    *values = status == ASSAY_OK ? data : NULL;
     return status;
 }
 
 assay_status quad_tensors_add_indices(assay_context *ctx, quad_tensors *tensors, const char *path,
                                       const assay_shape *shape, int32_t **indices)
 {
-    quad_tensor *tensor = NULL;
     void *data = NULL;
-    assay_status status = add(ctx, tensors, path, shape, sizeof **indices, &data, &tensor);
-    *indices = data;
-    if (status == ASSAY_OK) tensor->indices = *indices;
+    assay_status status = alloc_data(ctx, path, shape, sizeof **indices, &data);
+    if (status == ASSAY_OK)
+        status = quad_tensors_list(ctx, tensors, path, &(quad_tensor){.shape = *shape, .indices = data});
+    if (status != ASSAY_OK) free(data);
+    *indices = status == ASSAY_OK ? data : NULL;
     return status;
 }
 
@@ -70,30 +69,23 @@ assay_status quad_tensors_copy_f64(assay_context *ctx, quad_tensors *tensors, co
                                    const assay_shape *shape, const double *values)
 {
     quad *copy = NULL;
-    assay_status status = quad_tensors_add(ctx, tensors, path, shape, &copy);
-    if (status != ASSAY_OK) return status;
-    int64_t count = assay_shape_count(shape);
-    for (int64_t i = 0; i < count; i++) copy[i] = values[i];
-    return ASSAY_OK;
+    const assay_status status = quad_tensors_add(ctx, tensors, path, shape, &copy);
+    for (int64_t i = 0; status == ASSAY_OK && i < assay_shape_count(shape); i++) copy[i] = values[i];
+    return status;
 }
 
 assay_status quad_tensors_copy_i32(assay_context *ctx, quad_tensors *tensors, const char *path,
                                    const assay_shape *shape, const int32_t *indices)
 {
     int32_t *copy = NULL;
-    assay_status status = quad_tensors_add_indices(ctx, tensors, path, shape, &copy);
-    if (status != ASSAY_OK) return status;
-    int64_t count = assay_shape_count(shape);
-    for (int64_t i = 0; i < count; i++) copy[i] = indices[i];
-    return ASSAY_OK;
+    const assay_status status = quad_tensors_add_indices(ctx, tensors, path, shape, &copy);
+    for (int64_t i = 0; status == ASSAY_OK && i < assay_shape_count(shape); i++) copy[i] = indices[i];
+    return status;
 }
 
 assay_status quad_tensors_stream(assay_context *ctx, quad_tensors *tensors, const char *path, const assay_shape *shape,
                                  const assay_source *source)
 {
-    if (quad_tensors_find(tensors, path) != NULL) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "the tensor '%s' is there twice", path);
-    }
     return quad_tensors_list(ctx, tensors, path, &(quad_tensor){.shape = *shape, .source = source});
 }
 
@@ -112,17 +104,6 @@ static assay_status check_tensor(assay_context *ctx, const quad_tensor *tensor, 
         return assay_fail(ctx, ASSAY_BAD_INPUT, "'%s' has the shape %s, expected %lld elements", path, text,
                           (long long)count);
     }
-    return ASSAY_OK;
-}
-
-assay_status quad_tensors_list(assay_context *ctx, quad_tensors *tensors, const char *path, const quad_tensor *tensor)
-{
-    quad_tensor *items = realloc(tensors->items, (size_t)(tensors->count + 1) * sizeof *items);
-    if (items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of tensors at '%s'", path);
-    tensors->items = items;
-    items[tensors->count] = *tensor;
-    snprintf(items[tensors->count].path, ASSAY_PATH_SIZE, "%s", path);
-    tensors->count++;
     return ASSAY_OK;
 }
 

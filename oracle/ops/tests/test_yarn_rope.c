@@ -104,33 +104,6 @@ TEST(test_turns_of_every_width)
     }
 }
 
-/* Ramps without width, backwards, cut at either end; factors below 1; other bases. */
-TEST(test_turns_at_the_ends_of_the_ramp)
-{
-    static const struct {
-        double theta, factor, fast, slow;
-        int64_t original;
-    } CASES[] = {{10000, 40, 8, 8, 4096},   {10000, 40, 32, 1, 4},       {10000, 40, 32, 1, 7},
-                 {10000, 0.5, 32, 1, 4096}, {1.5, 4, 1e-3, 1e-6, 4096},  {5e5, 8, 1e9, 1e-9, 4096},
-                 {10000, 1, 32, 1, 4096},   {150000, 32, 32, 1, 131072}, {2, 4, 1, 1, INT32_MAX}};
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        for (int bits = 0; bits < 4; bits++) {
-            assay_rope_config c = deepseek(16);
-            char what[32];
-            snprintf(what, sizeof what, "case %d, bits %d", (int)i, bits);
-            c.rope_max_timescale = CASES[i].theta;
-            c.rope_factor = CASES[i].factor;
-            c.beta_fast = CASES[i].fast;
-            c.beta_slow = CASES[i].slow;
-            c.original_max_position_embeddings = CASES[i].original;
-            c.truncate = bits & 1;
-            c.pairwise = bits & 2;
-            c.attention_scaling = true;
-            check_table(&c, what);
-        }
-    }
-}
-
 /* Where the correction lies next to a whole number float64 could cut it to either side. */
 TEST(test_cut_next_to_whole_numbers)
 {

@@ -1,8 +1,5 @@
 #include "oracle/quad/tests/quad_case.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 void case_start(quad_case *c, uint64_t seed)
 {
     *c = (quad_case){.random = seed * 2 + 1, .ctx = {.threads = 1}};
@@ -13,7 +10,6 @@ void case_end(quad_case *c)
     quad_tensors_free(&c->in);
     quad_tensors_free(&c->out);
     quad_tensors_free(&c->results);
-    for (int i = 0; i < c->buffer_count; i++) free(c->buffers[i]);
 }
 
 assay_shape dims(int rank, const int64_t *sizes)
@@ -23,47 +19,21 @@ assay_shape dims(int rank, const int64_t *sizes)
     return shape;
 }
 
-double case_draw(quad_case *c)
+void case_values(quad_case *c, const char *path, const double *values, assay_shape shape)
 {
-    return 2 * test_uniform(&c->random) - 1;
-}
-
-static void *new_buffer(quad_case *c, size_t bytes)
-{
-    assert_true(c->buffer_count < QUAD_CASE_BUFFERS);
-    void *buffer = malloc(bytes + 1);
-    assert_non_null(buffer);
-    c->buffers[c->buffer_count++] = buffer;
-    return buffer;
-}
-
-double *case_values(quad_case *c, const char *path, const double *values, assay_shape shape)
-{
-    size_t bytes = (size_t)assay_shape_count(&shape) * sizeof *values;
-    double *copy = new_buffer(c, bytes);
-    memcpy(copy, values, bytes);
     assert_ok(&c->ctx, quad_tensors_copy_f64(&c->ctx, &c->in, path, &shape, values));
-    return copy;
 }
 
-double *case_random(quad_case *c, const char *path, double scale, assay_shape shape)
+void case_random(quad_case *c, const char *path, double scale, assay_shape shape)
 {
-    int64_t count = assay_shape_count(&shape);
-    double *values = malloc((size_t)count * sizeof *values + 1);
-    assert_non_null(values);
-    for (int64_t i = 0; i < count; i++) values[i] = scale * case_draw(c);
-    double *copy = case_values(c, path, values, shape);
-    free(values);
-    return copy;
+    quad *values = NULL;
+    assert_ok(&c->ctx, quad_tensors_add(&c->ctx, &c->in, path, &shape, &values));
+    for (int64_t i = 0; i < assay_shape_count(&shape); i++) values[i] = scale * (2 * test_uniform(&c->random) - 1);
 }
 
-int32_t *case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape)
+void case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape)
 {
-    size_t bytes = (size_t)assay_shape_count(&shape) * sizeof *values;
-    int32_t *copy = new_buffer(c, bytes);
-    memcpy(copy, values, bytes);
     assert_ok(&c->ctx, quad_tensors_copy_i32(&c->ctx, &c->in, path, &shape, values));
-    return copy;
 }
 
 assay_status case_evaluate(quad_case *c, quad_form *form, const void *config)
@@ -92,13 +62,6 @@ double result_at(const quad_case *c, const char *path, int64_t index)
     return (double)tensor->values[index];
 }
 
-int32_t index_at(const quad_case *c, const char *path, int64_t index)
-{
-    const quad_tensor *tensor = result(c, path);
-    assert_true(tensor->indices != NULL && index < assay_shape_count(&tensor->shape));
-    return tensor->indices[index];
-}
-
 void assert_result(const quad_case *c, const char *path, int64_t count, const double *expected, double tolerance)
 {
     assert_int_equal(assay_shape_count(&result(c, path)->shape), count);
@@ -112,6 +75,8 @@ void assert_result(const quad_case *c, const char *path, int64_t count, const do
 
 void assert_indices(const quad_case *c, const char *path, int64_t count, const int32_t *expected)
 {
-    assert_int_equal(assay_shape_count(&result(c, path)->shape), count);
-    for (int64_t i = 0; i < count; i++) assert_int_equal(index_at(c, path, i), expected[i]);
+    const quad_tensor *tensor = result(c, path);
+    assert_int_equal(assay_shape_count(&tensor->shape), count);
+    assert_non_null(tensor->indices);
+    for (int64_t i = 0; i < count; i++) assert_int_equal(tensor->indices[i], expected[i]);
 }

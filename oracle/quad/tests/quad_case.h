@@ -1,19 +1,15 @@
-/* What the tests of the second form share: a case with named tensors in binary128, and the same numbers in float64. */
+/* What the tests of the second form share: a case with named tensors in binary128. */
 #ifndef ASSAY_QUAD_TESTS_QUAD_CASE_H
 #define ASSAY_QUAD_TESTS_QUAD_CASE_H
 
 #include "oracle/quad/certify.h"
 #include "tests/support/assay_test.h"
 
-#define QUAD_CASE_BUFFERS 160
-
 typedef struct quad_case {
     assay_context ctx;
     quad_tensors in, out; /* what the second form reads and gives */
     quad_tensors results; /* what is to be certified */
     uint64_t random;
-    void *buffers[QUAD_CASE_BUFFERS]; /* copies of inputs */
-    int buffer_count;
 } quad_case;
 
 void case_start(quad_case *c, uint64_t seed);
@@ -22,12 +18,10 @@ void case_end(quad_case *c);
 assay_shape dims(int rank, const int64_t *sizes);
 #define DIMS(...) dims((int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
 
-/* An input: random numbers in (-scale, scale), or the given ones. Returns the float64 copy, which
- * lives until case_end. */
-double *case_random(quad_case *c, const char *path, double scale, assay_shape shape);
-double *case_values(quad_case *c, const char *path, const double *values, assay_shape shape);
-int32_t *case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape);
-double case_draw(quad_case *c); /* in (-1, 1) */
+/* An input: random numbers in (-scale, scale), or the given ones. */
+void case_random(quad_case *c, const char *path, double scale, assay_shape shape);
+void case_values(quad_case *c, const char *path, const double *values, assay_shape shape);
+void case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape);
 
 /* Every result of the form, in the place of what c->out has; and of an operation with cotangents every gradient too. */
 assay_status case_evaluate(quad_case *c, quad_form *form, const void *config);
@@ -35,7 +29,6 @@ assay_status case_differentiate(quad_case *c, quad_form *form, const void *confi
 
 /* The second form's result as float64. */
 double result_at(const quad_case *c, const char *path, int64_t index);
-int32_t index_at(const quad_case *c, const char *path, int64_t index);
 /* Elements of a result against numbers. */
 void assert_result(const quad_case *c, const char *path, int64_t count, const double *expected, double tolerance);
 void assert_indices(const quad_case *c, const char *path, int64_t count, const int32_t *expected);
