@@ -1,4 +1,5 @@
 /* Primitives on numbers one by one, and on rows. */
+#include <math.h>
 #include <quadmath.h>
 
 #include "oracle/quad/quad_internal.h"
@@ -192,6 +193,19 @@ quad_node quad_over_sum(quad_tape *t, quad_node x, quad extra)
     return quad_weigh(t, x, quad_map_with(t, quad_row_sums(t, x, 1), QUAD_INVERSE, extra));
 }
 
+static bool is_there(const int32_t *mask, int64_t i)
+{
+    return mask == NULL || mask[i] >= 0;
+}
+
+static quad log_sum_exp(int64_t columns, const quad *x, const int32_t *mask)
+{
+    quad largest = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < columns; i++) largest = is_there(mask, i) && x[i] > largest ? x[i] : largest;
+    for (int64_t i = 0; i < columns; i++) sum += is_there(mask, i) ? expq(x[i] - largest) : 0;
+    return largest + logq(sum);
+}
+
 static void softmax_back(quad_tape *t, const quad_record *y)
 {
     quad *dx = quad_into(t, y->from[0]);
@@ -211,18 +225,9 @@ quad_node quad_softmax(quad_tape *t, quad_node x, const int32_t *mask)
     const int64_t columns = quad_columns(t, x);
     for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++) {
         const quad *of = quad_values(t, x) + row * columns;
-        quad *p = values + row * columns, largest = 0, sum = 0;
-        bool any = false;
-        for (int64_t i = 0; i < columns; i++) {
-            if (mask != NULL && mask[row * columns + i] < 0) continue;
-            largest = !any || of[i] > largest ? of[i] : largest;
-            any = true;
-        }
-        for (int64_t i = 0; i < columns; i++) {
-            p[i] = mask != NULL && mask[row * columns + i] < 0 ? 0 : expq(of[i] - largest);
-            sum += p[i];
-        }
-        for (int64_t i = 0; any && i < columns; i++) p[i] /= sum;
+        const int32_t *there = mask == NULL ? NULL : mask + row * columns;
+        const quad sum = log_sum_exp(columns, of, there);
+        for (int64_t i = 0; i < columns; i++) values[row * columns + i] = is_there(there, i) ? expq(of[i] - sum) : 0;
     }
     return y;
 }
@@ -242,12 +247,7 @@ quad_node quad_log_sum_exp(quad_tape *t, quad_node x)
     const int64_t columns = quad_columns(t, x);
     if (x == 0) return 0;
     quad *values = quad_new(t, quad_rows(t, x), 1, (quad_record){.from = {x}, .back = log_sum_back}, &y);
-    for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++) {
-        const quad *of = quad_values(t, x) + row * columns;
-        quad largest = of[0], sum = 0;
-        for (int64_t i = 0; i < columns; i++) largest = of[i] > largest ? of[i] : largest;
-        for (int64_t i = 0; i < columns; i++) sum += expq(of[i] - largest);
-        values[row] = largest + logq(sum);
-    }
+    for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++)
+        values[row] = log_sum_exp(columns, quad_values(t, x) + row * columns, NULL);
     return y;
 }

@@ -88,18 +88,26 @@ static places places_of(const assay_rope_config *config, int64_t i)
     return (places){{in ? 2 * i : i, in ? 2 * i + 1 : i + half}, {out ? 2 * i : i, out ? 2 * i + 1 : i + half}};
 }
 
+/* Adds what is turned, or turned back, of so many heads to `to`. */
+static void turn(const rotation *r, int64_t tokens, int64_t heads, const quad *from, quad *to, bool back)
+{
+    const int64_t dim = r->config.dim;
+    for (int64_t i = 0; i < tokens * heads * dim / 2; i++) {
+        const int64_t head = i / (dim / 2), pair = i % (dim / 2);
+        const places at = places_of(&r->config, pair);
+        const int64_t *in = back ? at.y : at.x, *out = back ? at.x : at.y;
+        const quad *angle = r->turns + head / heads * dim + 2 * pair, cosine = angle[0];
+        const quad sine = back ? -angle[1] : angle[1], a = from[head * dim + in[0]], b = from[head * dim + in[1]];
+        to[head * dim + out[0]] += a * cosine - b * sine;
+        to[head * dim + out[1]] += a * sine + b * cosine;
+    }
+}
+
 static void rotate_back(quad_tape *t, const quad_record *y)
 {
     const rotation *r = y->with;
-    const int64_t dim = r->config.dim, heads = y->columns / dim;
     quad *into = quad_into(t, y->from[0]);
-    for (int64_t i = 0; into != NULL && i < y->rows * y->columns / 2; i++) {
-        const int64_t head = i / (dim / 2), pair = i % (dim / 2);
-        const places at = places_of(&r->config, pair);
-        const quad *turn = r->turns + head / heads * dim + 2 * pair, *dy = y->gradient + head * dim;
-        into[head * dim + at.x[0]] += dy[at.y[0]] * turn[0] + dy[at.y[1]] * turn[1];
-        into[head * dim + at.x[1]] += dy[at.y[1]] * turn[0] - dy[at.y[0]] * turn[1];
-    }
+    if (into != NULL) turn(r, y->rows, y->columns / r->config.dim, y->gradient, into, true);
 }
 
 quad_node quad_rotate(quad_tape *t, quad_node x, const assay_rope_config *config, const quad *turns)
@@ -107,16 +115,10 @@ quad_node quad_rotate(quad_tape *t, quad_node x, const assay_rope_config *config
     quad_node y;
     rotation *with = quad_keep(t, 1, sizeof *with);
     if (x == 0 || turns == NULL || with == NULL) return 0;
+    const int64_t tokens = quad_rows(t, x), columns = quad_columns(t, x);
     *with = (rotation){*config, turns};
-    quad *values = quad_new(t, quad_rows(t, x), quad_columns(t, x),
-                            (quad_record){.from = {x}, .back = rotate_back, .with = with}, &y);
-    const int64_t dim = config->dim, heads = quad_columns(t, x) / dim;
-    for (int64_t i = 0; values != NULL && i < quad_rows(t, x) * quad_columns(t, x) / 2; i++) {
-        const int64_t head = i / (dim / 2), pair = i % (dim / 2);
-        const places at = places_of(config, pair);
-        const quad *turn = turns + head / heads * dim + 2 * pair, *of = quad_values(t, x) + head * dim;
-        values[head * dim + at.y[0]] = of[at.x[0]] * turn[0] - of[at.x[1]] * turn[1];
-        values[head * dim + at.y[1]] = of[at.x[0]] * turn[1] + of[at.x[1]] * turn[0];
-    }
+    quad *values = quad_new(t, tokens, columns, (quad_record){.from = {x}, .back = rotate_back, .with = with}, &y);
+    for (int64_t i = 0; values != NULL && i < tokens * columns; i++) values[i] = 0;
+    if (values != NULL) turn(with, tokens, columns / config->dim, quad_values(t, x), values, false);
     return y;
 }
