@@ -23,14 +23,6 @@ bool assay_only_statistics_fail(const assay_report *plain)
     return true;
 }
 
-static const assay_tensor_result *result_of(const assay_report *report, const char *path)
-{
-    for (int i = 0; i < report->count; i++) {
-        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
-    }
-    return NULL;
-}
-
 static bool is_result(const assay_tensor *tensor)
 {
     const assay_tensor_role role = tensor->spec.role;
@@ -45,9 +37,10 @@ static void take_values(const assay_tensor_set *from, const assay_mutant *mutant
     for (int i = 0; i < to->count; i++) {
         assay_tensor *tensor = &to->items[i];
         const assay_tensor *of = &from->items[i];
-        const assay_tensor_result *after = result_of(report, tensor->spec.path);
+        const assay_tensor_result *after = assay_result_of(report, tensor->spec.path);
         if (!is_result(tensor) || tensor->values == NULL || !assay_tensor_is_complete(of)) continue;
-        if (mutant != NULL && after != NULL && assay_tensor_stays(mutant, result_of(plain, tensor->spec.path), after))
+        if (mutant != NULL && after != NULL &&
+            assay_tensor_stays(mutant, assay_result_of(plain, tensor->spec.path), after))
             continue;
         memcpy(tensor->values, of->values, (size_t)of->count * sizeof *of->values);
     }
@@ -63,7 +56,7 @@ static left_over left_of(const assay_report *plain, const assay_report *report)
 {
     left_over left = {0};
     for (int i = 0; i < plain->count; i++) {
-        const assay_tensor_result *before = &plain->tensors[i], *r = result_of(report, before->spec.path);
+        const assay_tensor_result *before = &plain->tensors[i], *r = assay_result_of(report, before->spec.path);
         if (before->verdict != ASSAY_FAIL || fails_by_statistic(before) || r == NULL) continue;
         const bool by_values = r->finding == ASSAY_FINDING_ELEMENTS || r->finding == ASSAY_FINDING_ROWS;
         if (r->verdict == ASSAY_FAIL && !by_values && !fails_by_statistic(r)) left.squares = left.worst = INFINITY;
@@ -84,7 +77,7 @@ static bool is_less(const left_over *after, const left_over *before, double squa
 static bool only_zeros_are_missing(const assay_report *plain, const assay_report *alone)
 {
     for (int i = 0; i < plain->count; i++) {
-        const assay_tensor_result *before = &plain->tensors[i], *r = result_of(alone, before->spec.path);
+        const assay_tensor_result *before = &plain->tensors[i], *r = assay_result_of(alone, before->spec.path);
         if (before->verdict != ASSAY_FAIL) continue;
         if (before->finding != ASSAY_FINDING_MISSING || r == NULL || r->verdict == ASSAY_FAIL) return false;
     }
@@ -126,7 +119,7 @@ static double squares_of(const assay_report *plain, const assay_report *report)
 {
     double failed = 0.0, all = 0.0;
     for (int i = 0; i < plain->count; i++) {
-        const assay_tensor_result *r = result_of(report, plain->tensors[i].spec.path);
+        const assay_tensor_result *r = assay_result_of(report, plain->tensors[i].spec.path);
         if (r == NULL || !r->compared || r->spec.type == ASSAY_INT32) continue;
         const double squares = r->rms_ratio * r->rms_ratio * (double)r->elements;
         all += squares;
@@ -138,7 +131,7 @@ static double squares_of(const assay_report *plain, const assay_report *report)
 static bool explains_each(const assay_report *plain, const assay_report *found)
 {
     for (int i = 0; i < plain->count; i++) {
-        const assay_tensor_result *before = &plain->tensors[i], *r = result_of(found, before->spec.path);
+        const assay_tensor_result *before = &plain->tensors[i], *r = assay_result_of(found, before->spec.path);
         if (before->verdict != ASSAY_FAIL) continue;
         if (r == NULL || r->verdict == ASSAY_FAIL || excess_of(r) > CLEARLY_LESS * excess_of(before)) return false;
     }

@@ -11,14 +11,6 @@
  * now and then more. A hypothesis that leaves no more than this explains it. */
 #define EXPLAINED 2.0
 
-static const assay_tensor_result *result_of(const assay_report *report, const char *path)
-{
-    for (int i = 0; i < report->count; i++) {
-        if (strcmp(report->tensors[i].spec.path, path) == 0) return &report->tensors[i];
-    }
-    return NULL;
-}
-
 /* Whether all numbers of the candidate's tensor are of that type. */
 static bool lies_on_grid(const assay_given_results *given, const char *path, assay_dtype type)
 {
@@ -42,7 +34,7 @@ static bool conclude(const assay_trial *t, const assay_mutant *mutant, const ass
     bool holds = report->unknown_count == 0;
     const bool coarser = mutant->results.edit == assay_edit_coarser;
     for (int i = 0; i < report->count; i++) {
-        const assay_tensor_result *r = &report->tensors[i], *before = result_of(plain, r->spec.path);
+        const assay_tensor_result *r = &report->tensors[i], *before = assay_result_of(plain, r->spec.path);
         if (assay_tensor_stays(mutant, before, r)) r = before;
         const bool lacks = before != NULL && before->verdict == ASSAY_FAIL && before->finding == ASSAY_FINDING_MISSING;
         holds &= !(mutant->each && lacks);

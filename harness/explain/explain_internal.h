@@ -34,6 +34,9 @@ assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const 
 /* Whether no element, row or integer fails, and none is missing: statistics do. */
 bool assay_only_statistics_fail(const assay_report *plain);
 
+/* Of that tensor; NULL: the report has none. */
+const assay_tensor_result *assay_result_of(const assay_report *report, const char *path);
+
 /* Whether no more is left of a tensor than of a correct candidate's. */
 bool assay_tensor_is_explained(const assay_tensor_result *r);
 
@@ -61,6 +64,9 @@ assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const as
 /* The comparer's report on the candidate, of its optional results on those that the expected results have too. */
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,
                                     const assay_given_results *given, assay_report *report);
+
+/* 0 of none. */
+double assay_rms(const double *values, int64_t count);
 
 /* "; passes at the profile bf16_sums: does the kernel have sums in bfloat16?", or "": of profiles that store the same type and
  * are coarser elsewhere. */

@@ -48,21 +48,14 @@ cleanup:
     return status;
 }
 
-static double rms_of(int64_t count, const double *values)
-{
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) sum += values[i] * values[i];
-    return count > 0 ? sqrt(sum / (double)count) : 0.0;
-}
-
 /* A coarse rounding that may go either way goes one way in all draws where it is nearly sure: no row's deviation is far
  * below what is usual in the tensor for its size. */
 static void raise_to_usual(const assay_tensor *golden, double *scales)
 {
     const int64_t width = assay_tensor_width(golden);
-    const double size = rms_of(golden->count, golden->values), error = rms_of(golden->count, scales);
+    const double size = assay_rms(golden->values, golden->count), error = assay_rms(scales, golden->count);
     for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
-        const double usual = error / size * rms_of(width, golden->values + row);
+        const double usual = error / size * assay_rms(golden->values + row, width);
         for (int64_t i = row; i < row + width; i++) scales[i] = fmax(scales[i], USUAL * usual);
     }
 }
@@ -103,7 +96,7 @@ static bool is_worse(const assay_trial *t, const assay_tensor_set *expected, con
     const assay_tensor *scales = assay_results_scales(expected, t->profile, path),
                        *correct = assay_results_scales(t->golden, t->profile, path);
     if (scales == NULL || correct == NULL) return false;
-    return rms_of(scales->count, scales->values) > 2.0 * rms_of(correct->count, correct->values);
+    return assay_rms(scales->values, scales->count) > 2.0 * assay_rms(correct->values, correct->count);
 }
 
 static bool is_as_large(const assay_trial *t, const assay_tensor_set *expected, const assay_report *report,

@@ -37,7 +37,7 @@ cleanup:
     return status;
 }
 
-static double rms_of(const double *values, int64_t count)
+double assay_rms(const double *values, int64_t count)
 {
     double sum = 0.0;
     for (int64_t i = 0; i < count; i++) sum += values[i] * values[i];
@@ -49,11 +49,11 @@ static double rms_of(const double *values, int64_t count)
 static void grow(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated, double *scales)
 {
     const int64_t width = assay_tensor_width(golden);
-    const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
+    const double size = assay_rms(golden->values, golden->count), error = assay_rms(scales, golden->count);
     const double unit = assay_dtype_unit_roundoff(assay_profile_type_of(t->profile, &golden->spec));
     const double relative = size > 0.0 ? error / size : assay_plan_is_exact(t->plan) ? 0.0 : unit;
     for (int64_t row = 0; row + width <= golden->count; row += width) {
-        const double before = rms_of(golden->values + row, width), after = rms_of(mutated->values + row, width);
+        const double before = assay_rms(golden->values + row, width), after = assay_rms(mutated->values + row, width);
         const double factor = before > 0.0 && after > before ? after / before : 1.0;
         if (!isfinite(factor)) continue;
         for (int64_t i = row; i < row + width; i++) {
@@ -68,10 +68,10 @@ static void grow(const assay_trial *t, const assay_tensor *golden, const assay_t
 static void renew(const assay_trial *t, const assay_tensor *golden, const assay_tensor *mutated, double *scales)
 {
     const int64_t width = assay_tensor_width(golden);
-    const double size = rms_of(golden->values, golden->count), error = rms_of(scales, golden->count);
+    const double size = assay_rms(golden->values, golden->count), error = assay_rms(scales, golden->count);
     grow(t, golden, mutated, scales);
     for (int64_t row = 0; size > 0.0 && row + width <= golden->count; row += width) {
-        const double usual = error / size * rms_of(mutated->values + row, width);
+        const double usual = error / size * assay_rms(mutated->values + row, width);
         for (int64_t i = row; isfinite(usual) && i < row + width; i++)
             scales[i] = assay_dtype_round(ASSAY_FLOAT32, fmax(scales[i], usual), false);
     }

@@ -53,18 +53,6 @@ static bool read_bits(const assay_mutation *m)
     return changed;
 }
 
-static bool count_positions(const assay_mutation *m, assay_tensor *positions)
-{
-    const int64_t length = assay_tensor_width(positions);
-    bool changed = false;
-    (void)m;
-    for (int64_t i = 0; i < positions->count; i++) {
-        changed |= positions->indices[i] != (int32_t)(i % length);
-        positions->indices[i] = (int32_t)(i % length);
-    }
-    return changed;
-}
-
 const assay_mutant assay_ignored_settings[] = {
     /* routing */
     NO_TEXT(ROUTER, routing_method),
@@ -127,7 +115,7 @@ const assay_mutant assay_ignored_settings[] = {
      .models = "this case with positions that count from 0",
      .bugs = "",
      .traits = ROPE | ASSAY_PART_ATTENTION,
-     .inputs = {.of = "positions", .edit = count_positions}},
+     .inputs = {.of = "positions", .edit = assay_edit_each, .each = assay_counted_position}},
 
     /* formats of few bits */
     KEY(SCALED, quant_scale, "divide"),

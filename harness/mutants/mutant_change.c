@@ -181,16 +181,32 @@ bool assay_edit_scale(const assay_mutation *m, assay_tensor *tensor)
     return m->places != NULL ? change_part(m, tensor, true) : assay_scale_values(tensor, m->by * m->number);
 }
 
-/* False: all numbers were m->by before. */
-bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
+/* One after the other: a number may go by those before it, as they have become. */
+bool assay_edit_each(const assay_mutation *m, assay_tensor *tensor)
 {
+    const assay_places all = {m, tensor, tensor->count, m->number};
     bool changed = false;
     for (int64_t i = 0; i < tensor->count; i++) {
-        changed |= (tensor->values != NULL ? tensor->values[i] : tensor->indices[i]) != m->by;
-        if (tensor->values != NULL) tensor->values[i] = m->by;
-        if (tensor->indices != NULL) tensor->indices[i] = (int32_t)m->by;
+        const double before = tensor->values != NULL ? tensor->values[i] : tensor->indices[i];
+        const double after = m->each(&all, i, before);
+        if (tensor->values != NULL) tensor->values[i] = after;
+        if (tensor->indices != NULL) tensor->indices[i] = (int32_t)after;
+        changed |= after != before;
     }
     return changed;
+}
+
+static double by(const assay_places *p, int64_t i, double number)
+{
+    (void)i, (void)number;
+    return p->m->by;
+}
+
+bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
+{
+    assay_mutation own = *m;
+    own.each = by;
+    return assay_edit_each(&own, tensor);
 }
 
 bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
@@ -253,6 +269,7 @@ bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *ch
     own.number = change->number > 0 ? change->number : assay_case_number_of(m->c, change->of_case);
     own.axis = change->axis;
     own.places = change->places;
+    own.each = change->each;
     return change->edit(&own, tensor);
 }
 

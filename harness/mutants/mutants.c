@@ -16,7 +16,7 @@
  * Most edits are three: `fill` and `scale` (`.by`) change numbers, `move` exchanges them. ALONG(axis, places) says which: for
  * each place along the axis, from which one its numbers come, or that they are of the part that is changed (to 0, by `move`).
  * Axes are labels or what mutant_change.c calls them; places stand in mutants_places.c; `.number` or, by the case,
- * `.of_case` says of how many. mutants.h says what each member means; mutants_tensors.h lists the functions to choose from.
+ * `.of_case` says of how many. EACH(numbers) changes each number by itself. mutants.h says what each member means; mutants_tensors.h lists the functions to choose from.
  * A new one is declared there and stands in the file of its kind. */
 #include <math.h>
 #include <string.h>
@@ -77,6 +77,7 @@
 #define RESULTS(folders, ...) .results = {.of = folders, .edit = __VA_ARGS__}
 #define INTEGERS(folders, ...) .integers = {.of = folders, .edit = __VA_ARGS__}
 #define HIDDEN_SCALES(...) .hidden_scales = {.edit = __VA_ARGS__}
+#define EACH(map) assay_edit_each, .each = assay_##map
 #define ALONG(name, map) .axis = name, .places = assay_##map
 #define OF_CASE(name) .of_case = ASSAY_CASE_##name
 #define WHERE(name) .where = ASSAY_WHERE_##name
@@ -134,10 +135,10 @@ const assay_mutant assay_mutants[] = {
     {"runner_up_chosen", "the last choice is an expert that should not be chosen", "15, 17", ROUTER, ASSAY_IN_BLOCKS,
      .golden_choice = true, INPUTS("selected_experts", assay_edit_runner_up)},
     {"replicas_summed", "every replica of an expert adds its output", "22", EXPERTS, ASSAY_IN_BLOCKS, WHERE(replicas),
-     INPUTS("wo wo_bias", assay_edit_times_replica_count)},
+     INPUTS("wo wo_bias", EACH(times_replicas))},
     {"replica_gradients_averaged", "the gradient of an expert is the mean of its replicas' instead of their sum", "59",
      EXPERTS, ASSAY_IN_BLOCKS, WHERE(replicas),
-     RESULTS("gradients/weights", assay_edit_by_replica_count, .named = EXPERT_WEIGHTS)},
+     RESULTS("gradients/weights", EACH(by_replicas), .named = EXPERT_WEIGHTS)},
     {"no_expert_last", "slots of -1 are read as an expert, one of the last", "80", ROUTER, ASSAY_IN_BLOCKS,
      WHERE(gives_choice), INPUTS("selected_experts", assay_edit_none_to_last)},
     {"slot_order_lost", "given experts are sorted, and their weights are not", "81", EXPERTS, ASSAY_IN_BLOCKS,
@@ -152,7 +153,7 @@ const assay_mutant assay_mutants[] = {
      .golden_choice = true, .degrade = assay_degrade_router, .makes = "a router in bfloat16",
      .asks = "compute the router in bfloat16"},
     {"router_bias_in_bf16", "the router's bias is rounded to bfloat16", "13", ROUTER, ASSAY_NOWHERE,
-     INPUTS("gate/bias", assay_edit_to_bf16)},
+     INPUTS("gate/bias", EACH(in_bf16))},
 
     /* dispatch and grouped products */
     {"expert_off_by_one", "weights of the expert after", "20, 21", EXPERTS | GROUPS, ASSAY_IN_BLOCKS,
@@ -166,15 +167,15 @@ const assay_mutant assay_mutants[] = {
     {"padding_in_last_group", "rows behind the last group are taken for rows of it", "26, 27", GROUPS, ASSAY_ALONE,
      INPUTS("group_sizes", assay_edit_pad_last_group)},
     {"padding_contracted", "padding is contracted as rows of the group before it", "27", GROUPS, ASSAY_ALONE,
-     INPUTS("m_indices masked_m psum_m", assay_edit_contract_padding)},
+     INPUTS("m_indices masked_m psum_m", EACH(contracted_padding))},
     {"padding_in_group_0", "a group of -1 is taken for the first", "29", GROUPS, ASSAY_ALONE, WHERE(contiguous_layout),
-     KEY(mk_alignment_for_contiguous_layout, TO, 1), INPUTS("m_indices", assay_edit_negatives_to, .by = 0)},
+     KEY(mk_alignment_for_contiguous_layout, TO, 1), INPUTS("m_indices", EACH(group_for_none), .by = 0)},
     {"padding_in_group_last", "a group of -1 is taken for the last", "29", GROUPS, ASSAY_ALONE,
      WHERE(contiguous_layout), KEY(mk_alignment_for_contiguous_layout, TO, 1),
-     INPUTS("m_indices", assay_edit_negatives_to, .by = -1)},
+     INPUTS("m_indices", EACH(group_for_none), .by = -1)},
     {"block_of_first_row", "blocks of twice the alignment are of the group of their first row", "29", GROUPS,
      ASSAY_ALONE, WHERE(contiguous_layout), KEY(mk_alignment_for_contiguous_layout, TO, 1),
-     INPUTS("m_indices", assay_edit_group_of_first_row)},
+     INPUTS("m_indices", EACH(group_of_first_row))},
     {"rows_cut_to_blocks", "of each group the rows beyond its last whole block of 8 are left out", "28, 30",
      EXPERTS | GROUPS, ASSAY_ALONE, .golden_choice = true, .whole_rows = 8},
     {"rows_cut_to_16", "of each group the rows beyond its last whole block of 16 are left out", "28, 30",
@@ -232,13 +233,13 @@ const assay_mutant assay_mutants[] = {
     {"codes_swapped_in_byte", "of two codes in a byte the first is in the high bits", "85", QUANTIZE, ASSAY_ALONE,
      INTEGERS("outputs", assay_edit_swap_nibbles, .named = "codes")},
     {"scale_code_off_by_one", "the code of every scale is one too large", "87", QUANTIZE, ASSAY_ALONE,
-     INTEGERS("outputs", assay_edit_increment, .named = "scale")},
+     INTEGERS("outputs", EACH(plus), .by = 1, .named = "scale")},
     {"scale_codes_rolled", "scales belong to the block after", "42, 84", QUANTIZE, ASSAY_ALONE,
      INTEGERS("outputs", assay_edit_roll_integers, .named = "scale")},
     {"scales_not_swizzled", "scales lie row by row in each tile of 128 x 4", "84", QUANTIZE, ASSAY_ALONE,
      INTEGERS("outputs", assay_edit_move, ALONG("each", swizzled), .named = "scale")},
     {"scale_padding_not_cleared", "the padding of swizzled scales is not 0", "84", QUANTIZE, ASSAY_ALONE,
-     INTEGERS("outputs", assay_edit_padding_of_scales, .named = "scale")},
+     INTEGERS("outputs", EACH(padding_of_scales), .named = "scale")},
     {"scales_read_row_by_row", "of swizzled scales each tile is read row by row", "84", DEQUANTIZE, ASSAY_ALONE,
      INPUTS("inputs/scale", assay_edit_move, ALONG("each", unswizzled))},
     {"codes_read_swapped", "of two codes in a byte the high bits are read first", "85", DEQUANTIZE, ASSAY_ALONE,
@@ -351,7 +352,7 @@ const assay_mutant assay_mutants[] = {
     {"local_offset_twice", "the offset of a rank's experts is subtracted twice", "21", EXPERTS, ASSAY_IN_BLOCKS,
      KEY(local_expert_offset, TIMES, 2)},
     {"expert_map_ignored", "a rank's experts are taken for the first ones", "20", EXPERTS, ASSAY_IN_BLOCKS,
-     INPUTS("expert_map", assay_edit_first_experts)},
+     INPUTS("expert_map", EACH(first_experts))},
 
     /* shards and microbatches */
     {"expert_ids_global", "global expert ids index a shard's own experts", "20", EXPERTS, ASSAY_IN_BLOCKS,
@@ -527,16 +528,15 @@ const assay_mutant assay_mutants[] = {
     {"rope_timescale", "another base of the frequencies", "49", ROPE, ASSAY_ALONE, KEY(rope_max_timescale, TIMES, 50)},
     {"positions_zero", "every token is at position 0", "46", ROPE, ASSAY_IN_BLOCKS,
      INPUTS("positions", assay_edit_replace, .by = 0)},
-    {"positions_shifted", "positions count from 1", "", ROPE, ASSAY_ALONE,
-     INPUTS("positions", assay_edit_next_positions)},
+    {"positions_shifted", "positions count from 1", "", ROPE, ASSAY_ALONE, INPUTS("positions", EACH(next_position))},
     {"positions_in_bf16", "positions are rounded to bfloat16", "51", ROPE, ASSAY_NOWHERE,
-     INPUTS("positions", assay_edit_round_positions)},
+     INPUTS("positions", EACH(position_in_bf16))},
     {"rope_key_missing", "the part of the key that is rotated is zero", "50", LATENT, ASSAY_IN_BLOCKS,
      INPUTS("wkv_a/kernel", assay_edit_move, ALONG("last", last_places), OF_CASE(rope_columns))},
     {"kv_norm_scale_missing", "the scale of the latent norm of keys and values is left out", "52", LATENT,
      ASSAY_NOWHERE, INPUTS("kv_norm/scale", assay_edit_replace, .by = 1)},
     {"kv_norm_missing", "the latent norm of keys and values is left out", "52", LATENT, ASSAY_NOWHERE,
-     INPUTS("kv_norm/scale wkv_a/kernel", assay_edit_leave_norm_out), .change_results = assay_edit_omit_checkpoints},
+     INPUTS("kv_norm/scale wkv_a/kernel", EACH(without_latent_norm)), .change_results = assay_edit_omit_checkpoints},
     {"q_norm_scale_missing", "the scale of the latent norm of queries is left out", "52", LATENT, ASSAY_NOWHERE,
      INPUTS("q_norm/scale", assay_edit_replace, .by = 1)},
     {"norm_scales_missing", "every norm is without its scale", "52", NORMED, ASSAY_ALONE,
@@ -548,7 +548,7 @@ const assay_mutant assay_mutants[] = {
     {"mask_off_by_one", "keys and values of the token before", "55", ATTENTION, ASSAY_ALONE,
      INPUTS("key value", assay_edit_move, ALONG("second", held_back))},
     {"segments_ignored", "tokens see other documents", "55", ATTENTION, ASSAY_ALONE,
-     INPUTS("segment_ids", assay_edit_one_segment)},
+     INPUTS("segment_ids", EACH(one_segment))},
     {"padding_not_masked", "tokens see padding", "55, 57", ATTENTION, ASSAY_NOWHERE, KEY(mask_padding, TO, false)},
     {"next_key_seen", "queries see the key after their own", "55", ATTENTION, ASSAY_IN_BLOCKS, WHERE(one_layer),
      .exchanges_tokens = true, .change_inputs = assay_edit_exchange_tokens,
@@ -568,7 +568,7 @@ const assay_mutant assay_mutants[] = {
     {"sinks_missing", "sinks never reach the softmax", "73", SHARING, ASSAY_IN_BLOCKS,
      INPUTS("sinks", assay_edit_replace, .by = NO_SINK)},
     {"sinks_twice", "a sink is counted twice in the sum", "74", SHARING, ASSAY_IN_BLOCKS,
-     INPUTS("sinks", assay_edit_add, .by = 1 / LOG2_E)},
+     INPUTS("sinks", EACH(plus), .by = 1 / LOG2_E)},
     {"sinks_in_base_2", "a sink is the exponent of 2", "74", SHARING, ASSAY_IN_BLOCKS,
      INPUTS("sinks", assay_edit_scale, .by = 1 / LOG2_E)},
     {"sinks_in_lse", "the log-sum-exp counts the sink", "75", SHARING, ASSAY_ALONE,
@@ -578,8 +578,7 @@ const assay_mutant assay_mutants[] = {
     {"sink_gradients_missing", "nothing flows back into the sinks", "75", SHARING, ASSAY_IN_BLOCKS,
      RESULTS("gradients/weights", assay_edit_fill, .by = 0, .named = "sinks")},
     {"qk_norms_missing", "the norms of queries and keys are left out", "76", GROUPED, ASSAY_IN_BLOCKS, WHERE(qk_norms),
-     INPUTS("query_norm/scale key_norm/scale query/kernel query/bias key/kernel key/bias",
-            assay_edit_leave_qk_norm_out),
+     INPUTS("query_norm/scale key_norm/scale query/kernel query/bias key/kernel key/bias", EACH(without_qk_norm)),
      .change_results = assay_edit_omit_checkpoints},
     {"qk_norm_scales_missing", "the norms of queries and keys are without their scales", "76", GROUPED, ASSAY_IN_BLOCKS,
      INPUTS("query_norm/scale key_norm/scale", assay_edit_replace, .by = 1)},
@@ -643,7 +642,7 @@ const assay_mutant assay_mutants[] = {
     {"gradients_99", "gradients are 1 % too small", "59", 0, ASSAY_NOWHERE,
      RESULTS("gradients", assay_edit_scale, .by = 0.99)},
     {"integers_off_by_one", "indices and counts are one too large", "21", SORT, ASSAY_ALONE,
-     INTEGERS("outputs routing", assay_edit_increment)},
+     INTEGERS("outputs routing", EACH(plus), .by = 1)},
     {"integers_rolled", "indices and counts of the place after", "20, 29", SORT, ASSAY_ALONE,
      INTEGERS("outputs routing", assay_edit_roll_integers)},
 

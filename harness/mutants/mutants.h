@@ -21,6 +21,7 @@ typedef struct assay_mutation {
     double by, number;
     const char *axis;
     int64_t (*places)(const struct assay_places *p, int64_t i);
+    double (*each)(const struct assay_places *p, int64_t i, double number);
     double *scratch; /* room for each of the tensors */
     int64_t shard;   /* of the mesh, for mutants that differ from shard to shard */
     int64_t part;    /* of the tokens, for mutants that exchange them: the even ones, or the odd */
@@ -38,6 +39,8 @@ typedef struct assay_places {
 /* What place i becomes: what another place was, itself, or ASSAY_CHANGED. */
 enum { ASSAY_CHANGED = -1 };
 typedef int64_t assay_place_map(const assay_places *p, int64_t i);
+/* What the number at place i of all becomes. */
+typedef double assay_number_map(const assay_places *p, int64_t i, double number);
 
 /* Cases that a row is for; and numbers of them (mutants_cases.c). */
 typedef enum assay_where {
@@ -136,6 +139,7 @@ typedef struct assay_tensors_change {
     double by;
     const char *axis; /* a label, or a name (mutant_change.c) */
     assay_place_map *places;
+    assay_number_map *each;
     double number;             /* of `places`; or a factor of `by`, where there are none */
     assay_case_number of_case; /* that number, where it goes by the case */
     const char *named;         /* of results, what paths end in; NULL: anything */

@@ -1,9 +1,11 @@
 /* Mutants by changed inputs and weights, as the operation reads them. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "oracle/moe/permute.h"
 
 /* wi_0 of this path against wi_1. */
 static bool swap_with_up(const assay_mutation *m, assay_tensor *gate)
@@ -107,45 +109,6 @@ bool assay_edit_pad_last_group(const assay_mutation *m, assay_tensor *sizes)
     return rest > 0;
 }
 
-/* --- norms, positions, attention --- */
-
-/* Positions stay in what the operation accepts. */
-static bool move_position(const assay_mutation *m, int32_t *position, double to)
-{
-    if (to >= (double)m->c->config.max_position_embeddings || to == *position) return false;
-    *position = (int32_t)to;
-    return true;
-}
-
-bool assay_edit_next_positions(const assay_mutation *m, assay_tensor *positions)
-{
-    bool changed = false;
-    for (int64_t i = 0; i < positions->count; i++)
-        changed |= move_position(m, &positions->indices[i], positions->indices[i] + 1.0);
-    return changed;
-}
-
-bool assay_edit_round_positions(const assay_mutation *m, assay_tensor *positions)
-{
-    bool changed = false;
-    for (int64_t i = 0; i < positions->count; i++) {
-        const double rounded = assay_dtype_round(ASSAY_BFLOAT16, positions->indices[i], false);
-        changed |= move_position(m, &positions->indices[i], rounded);
-    }
-    return changed;
-}
-
-bool assay_edit_one_segment(const assay_mutation *m, assay_tensor *ids)
-{
-    (void)m;
-    bool changed = false;
-    for (int64_t i = 0; i < ids->count; i++) {
-        changed |= ids->indices[i] > 1;
-        if (ids->indices[i] > 1) ids->indices[i] = 1; /* padding stays padding */
-    }
-    return changed;
-}
-
 /* 1 / sqrt(D / N) instead of 1 / sqrt(Dq), the width of what the weight makes. */
 bool assay_edit_scale_from_hidden(const assay_mutation *m, assay_tensor *tensor)
 {
@@ -154,4 +117,58 @@ bool assay_edit_scale_from_hidden(const assay_mutation *m, assay_tensor *tensor)
     const int64_t heads = tensor->spec.shape.dims[axis], width = assay_tensor_width(tensor);
     const double factor = sqrt((double)width / (double)(m->c->config.base_emb_dim / heads));
     return assay_scale_values(tensor, factor);
+}
+
+/* --- a given choice of experts: what is an input is taken for something else --- */
+
+static bool holds(const int32_t *ids, int64_t count, int32_t expert)
+{
+    bool found = false;
+    for (int64_t k = 0; k < count; k++) found |= ids[k] == expert;
+    return found;
+}
+
+/* Of inputs/LAYER selected_experts the weights, where they are given. */
+static const assay_tensor *weights_of(const assay_mutation *m, const assay_tensor *chosen)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "%s", chosen->spec.path);
+    strcpy(strrchr(path, '/') + 1, "routing_weights");
+    return assay_tensor_set_find(m->tensors, path);
+}
+
+/* A slot of no expert becomes one of the last that its token has not. Beside a weight of NaN nobody would miss it. */
+bool assay_edit_none_to_last(const assay_mutation *m, assay_tensor *chosen)
+{
+    const int64_t count = assay_tensor_width(chosen);
+    const assay_tensor *weights = weights_of(m, chosen);
+    bool changed = false;
+    for (int64_t i = 0; i < chosen->count; i++) {
+        const int32_t *token = chosen->indices + i / count * count;
+        if (chosen->indices[i] != ASSAY_NO_EXPERT || (weights != NULL && isnan(weights->values[i]))) continue;
+        int32_t expert = (int32_t)m->c->config.num_experts - 1;
+        while (expert >= 0 && holds(token, count, expert)) expert--;
+        if (expert < 0) continue;
+        chosen->indices[i] = expert;
+        changed = true;
+    }
+    return changed;
+}
+
+static int by_id(const void *a, const void *b)
+{
+    const int32_t one = *(const int32_t *)a, other = *(const int32_t *)b;
+    return (one > other) - (one < other);
+}
+
+/* The experts of a token in ascending order, while their weights stay; of a token that has all its slots. */
+bool assay_edit_sort_slots(const assay_mutation *m, assay_tensor *chosen)
+{
+    const int64_t count = assay_tensor_width(chosen);
+    if (weights_of(m, chosen) == NULL) return false;
+    for (int64_t t = 0; t + count <= chosen->count; t += count) {
+        if (!holds(chosen->indices + t, count, ASSAY_NO_EXPERT))
+            qsort(chosen->indices + t, (size_t)count, sizeof *chosen->indices, by_id);
+    }
+    return true;
 }

@@ -20,25 +20,24 @@ bool assay_edit_omit_checkpoints(const assay_mutation *m)
 /* With x far below the root of epsilon, x / sqrt(mean x^2 + epsilon) is x / sqrt(epsilon). */
 #define SMALL 0x1p-40
 
-static bool shrink_latent(const assay_mutation *m, assay_tensor *tensor)
+static double scale_of_no_norm(const assay_places *p)
 {
-    const int64_t width = assay_tensor_width(tensor), latent = width - m->c->config.qk_rope_head_dim;
-    for (int64_t i = 0; i < tensor->count; i++) {
-        if (i % width < latent) tensor->values[i] *= SMALL;
-    }
-    return latent > 0;
-}
-
-static bool undo_norm(const assay_mutation *m, assay_tensor *tensor)
-{
-    const double epsilon = assay_latent_epsilon_of(&m->c->config);
-    return assay_fill_values(tensor, 0, sqrt(epsilon) / SMALL) && epsilon > 0.0;
+    return sqrt(assay_latent_epsilon_of(&p->m->c->config)) / SMALL;
 }
 
 /* Of the latent's kernel and of the norm's scale. */
-bool assay_edit_leave_norm_out(const assay_mutation *m, assay_tensor *tensor)
+double assay_without_latent_norm(const assay_places *p, int64_t i, double number)
 {
-    return assay_path_ends(tensor->spec.path, "scale") ? undo_norm(m, tensor) : shrink_latent(m, tensor);
+    const int64_t width = assay_tensor_width(p->tensor), latent = width - p->m->c->config.qk_rope_head_dim;
+    if (assay_path_ends(p->tensor->spec.path, "scale")) return scale_of_no_norm(p);
+    return i % width < latent ? number * SMALL : number;
+}
+
+/* Of the kernels and biases of queries and keys, and of the scales of their norms. */
+double assay_without_qk_norm(const assay_places *p, int64_t i, double number)
+{
+    (void)i;
+    return assay_path_ends(p->tensor->spec.path, "scale") ? scale_of_no_norm(p) : number * SMALL;
 }
 
 /* Of a layer's first norm and its second. */
@@ -52,12 +51,6 @@ bool assay_edit_exchange_layer_norms(const assay_mutation *m, assay_tensor *pre)
     if (post == NULL || post->count != pre->count) return false;
     assay_swap_values(pre->values, post->values, pre->count);
     return true;
-}
-
-/* Of the kernels and biases of queries and keys, and of the scales of their norms. */
-bool assay_edit_leave_qk_norm_out(const assay_mutation *m, assay_tensor *tensor)
-{
-    return assay_path_ends(tensor->spec.path, "scale") ? undo_norm(m, tensor) : assay_scale_values(tensor, SMALL);
 }
 
 /* A layer's block is 2^30 times as large as what it is added to, and the next layer's input with it; norms take the

@@ -1,7 +1,9 @@
-/* The places of tensors that rows of the table name: where the numbers of a place come from, or ASSAY_CHANGED. */
+/* The places of tensors that rows of the table name: where the numbers of a place come from, or ASSAY_CHANGED. And what
+ * becomes of single numbers. */
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
+#include "oracle/moe/permute.h"
 #include "oracle/moe/prefused.h"
 
 static int64_t number_of(const assay_places *p)
@@ -309,4 +311,110 @@ int64_t assay_heads_back(const assay_places *p, int64_t i)
     const int64_t heads = p->m->c->config.base_num_query_heads, kv_heads = p->m->c->config.base_num_kv_heads;
     if (p->count < heads || i >= heads) return i;
     return i % kv_heads * (heads / kv_heads) + i / kv_heads;
+}
+
+/* --- numbers --- */
+
+double assay_plus(const assay_places *p, int64_t i, double number)
+{
+    (void)i;
+    return number + p->m->by;
+}
+
+double assay_in_bf16(const assay_places *p, int64_t i, double number)
+{
+    (void)p, (void)i;
+    return assay_dtype_round(ASSAY_BFLOAT16, number, false);
+}
+
+/* Positions stay in what the operation accepts. */
+static double position(const assay_places *p, double before, double after)
+{
+    return after < (double)p->m->c->config.max_position_embeddings ? after : before;
+}
+
+double assay_next_position(const assay_places *p, int64_t i, double number)
+{
+    (void)i;
+    return position(p, number, number + 1);
+}
+
+double assay_position_in_bf16(const assay_places *p, int64_t i, double number)
+{
+    return position(p, number, assay_in_bf16(p, i, number));
+}
+
+double assay_counted_position(const assay_places *p, int64_t i, double number)
+{
+    (void)number;
+    return (double)(i % assay_tensor_width(p->tensor));
+}
+
+/* Padding stays padding. */
+double assay_one_segment(const assay_places *p, int64_t i, double number)
+{
+    (void)p, (void)i;
+    return number > 1 ? 1 : number;
+}
+
+/* A map of a rank's experts becomes that of one with the first ones. */
+double assay_first_experts(const assay_places *p, int64_t i, double number)
+{
+    (void)number;
+    return i < p->m->c->config.local_num_experts ? (double)i : ASSAY_NO_EXPERT;
+}
+
+double assay_group_for_none(const assay_places *p, int64_t i, double number)
+{
+    (void)i;
+    if (number >= 0) return number;
+    return p->m->by < 0 ? (double)(p->m->c->config.num_experts - 1) : p->m->by;
+}
+
+/* Padding stays padding. */
+double assay_group_of_first_row(const assay_places *p, int64_t i, double number)
+{
+    const int64_t block = 2 * p->m->c->config.mk_alignment_for_contiguous_layout;
+    const int32_t first = p->tensor->indices[i / block * block];
+    return first < 0 || number < 0 ? number : first;
+}
+
+/* Rows of padding are of the group before them; where they hold NaN there is no such product. */
+double assay_contracted_padding(const assay_places *p, int64_t i, double number)
+{
+    const assay_tensor *lhs = assay_tensor_set_find(p->m->tensors, "inputs/lhs");
+    const int64_t rows = lhs->spec.shape.dims[lhs->spec.shape.rank - 2], was = (int64_t)number;
+    const int64_t alignment = p->m->c->config.mk_alignment_for_contiguous_layout;
+    if (assay_path_ends(p->tensor->spec.path, "m_indices"))
+        return was < 0 && i % alignment > 0 ? p->tensor->indices[i - 1] : number;
+    if (assay_path_ends(p->tensor->spec.path, "masked_m")) return (double)rows;
+    const int64_t aligned = (was + alignment - 1) / alignment * alignment;
+    return (double)(aligned < rows ? aligned : rows);
+}
+
+/* The padding of a tensor that is swizzled, of which the last number is, is not 0, as where a buffer is not cleared. */
+double assay_padding_of_scales(const assay_places *p, int64_t i, double number)
+{
+    const bool is_padding = assay_is_swizzled(p->m, p->tensor) && i == p->count - 1 && number == 0;
+    return is_padding ? 127 : number;
+}
+
+/* Of the expert whose number it is, in a tensor [E,...]. */
+static double replicas_of(const assay_places *p, int64_t i)
+{
+    const assay_tensor *map = assay_tensor_set_find(p->m->tensors, "inputs/physical_to_logical_map");
+    const int64_t expert = i / (p->count / p->m->c->config.num_experts);
+    double replicas = 0;
+    for (int64_t k = 0; map != NULL && k < map->count; k++) replicas += map->indices[k] == expert;
+    return map != NULL ? replicas : 1;
+}
+
+double assay_times_replicas(const assay_places *p, int64_t i, double number)
+{
+    return number * replicas_of(p, i);
+}
+
+double assay_by_replicas(const assay_places *p, int64_t i, double number)
+{
+    return number * (1.0 / replicas_of(p, i));
 }

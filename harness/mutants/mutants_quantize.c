@@ -77,13 +77,3 @@ bool assay_edit_swap_pairs(const assay_mutation *m)
     }
     return swapped;
 }
-
-/* The padding of a tensor that is swizzled is not 0, as where a buffer is not cleared. */
-bool assay_edit_padding_of_scales(const assay_mutation *m, assay_tensor *tensor)
-{
-    if (!assay_is_swizzled(m, tensor)) return false;
-    const int64_t last = tensor->count - 1; /* of the last row and column */
-    const bool changed = tensor->indices[last] == 0;
-    if (changed) tensor->indices[last] = 127;
-    return changed;
-}

@@ -23,23 +23,10 @@ bool assay_edit_omit_last(const assay_mutation *m)
     return false;
 }
 
-bool assay_edit_add(const assay_mutation *m, assay_tensor *tensor)
-{
-    for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] += m->by;
-    return true;
-}
-
 bool assay_edit_scale_by_root(const assay_mutation *m, assay_tensor *tensor)
 {
     (void)m;
     return assay_scale_values(tensor, sqrt((double)assay_tensor_width(tensor)));
-}
-
-bool assay_edit_increment(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    for (int64_t i = 0; i < tensor->count; i++) tensor->indices[i] += 1;
-    return true;
 }
 
 bool assay_edit_roll_integers(const assay_mutation *m, assay_tensor *tensor)
@@ -93,6 +80,25 @@ bool assay_edit_unsort_weights(const assay_mutation *m)
         const int64_t copies = weights->spec.shape.dims[1], first = i / copies * copies;
         weights->values[i] = m->scratch[first + place_of(ids->indices + first, copies, i - first)];
         changed |= weights->values[i] != m->scratch[i];
+    }
+    return changed;
+}
+
+/* Of the copies for an expert: the others' rows are 0, and their places name the first. */
+bool assay_edit_keep_first_copies(const assay_mutation *m)
+{
+    const assay_tensor *order = assay_tensor_set_find(m->tensors, "outputs/sorted_selected_experts");
+    const assay_tensor *rows = assay_tensor_set_find(m->tensors, "outputs/sorted_inputs");
+    const assay_tensor *sizes = assay_tensor_set_find(m->tensors, "outputs/group_sizes");
+    bool changed = false;
+    if (order == NULL || rows == NULL || sizes == NULL) return false;
+    const int64_t width = assay_tensor_width(rows);
+    for (int64_t e = 0, first = 0; e < sizes->count; first += sizes->indices[e], e++) {
+        for (int64_t j = first + 1; j < first + sizes->indices[e] && j < order->count; j++) {
+            order->indices[j] = order->indices[first];
+            memset(rows->values + j * width, 0, (size_t)width * sizeof *rows->values);
+            changed = true;
+        }
     }
     return changed;
 }

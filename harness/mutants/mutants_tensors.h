@@ -16,7 +16,7 @@ assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated
 /* For `inputs`, `results`, `integers` and `hidden_scales`, what changes one tensor. The numbers of its places along an axis
  * are exchanged, become m->by, or are multiplied by it; without places all do (mutant_change.c). `replace` takes it for no
  * change where they all are m->by already. */
-assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_replace;
+assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_replace, assay_edit_each;
 /* For `places` (mutants_places.c). Parts, of which `number` says how many places or shards. */
 assay_place_map assay_last_place, assay_last_of_several, assay_last_places, assay_last_or_half, assay_last_tile_or_half,
     assay_last_tile, assay_last_shard, assay_all_but_first_shard, assay_shard_before, assay_all_but_first_columns_of_h;
@@ -27,24 +27,22 @@ assay_place_map assay_next_place, assay_place_before, assay_held_back, assay_nex
     assay_read_transposed, assay_swizzled, assay_unswizzled, assay_unpadded_offsets, assay_clamped_ids,
     assay_first_microbatch, assay_up_of_next_shard, assay_halves_contiguous, assay_expert_axes_exchanged,
     assay_halves_concatenated, assay_head_axes_exchanged, assay_heads_modulo, assay_heads_back;
-/* Plus m->by; times the root of the width; rounded to bfloat16, where that changes any. */
-assay_tensor_edit assay_edit_add, assay_edit_scale_by_root, assay_edit_to_bf16;
+/* For `each`: a number becomes this. */
+assay_number_map assay_plus, assay_in_bf16, assay_next_position, assay_position_in_bf16, assay_counted_position,
+    assay_one_segment, assay_first_experts, assay_group_for_none, assay_group_of_first_row, assay_contracted_padding,
+    assay_padding_of_scales, assay_times_replicas, assay_by_replicas, assay_without_latent_norm, assay_without_qk_norm;
+/* Times the root of the width. */
+assay_tensor_edit assay_edit_scale_by_root;
 /* Of integers alone. */
-assay_tensor_edit assay_edit_increment, assay_edit_roll_integers;
+assay_tensor_edit assay_edit_roll_integers;
 assay_tensor_edit assay_edit_empty_experts_to_nan;
 /* Of inputs, weights and the choice of experts (mutants_inputs.c, mutants_left_out.c). */
 assay_tensor_edit assay_edit_swap_gate_up, assay_edit_move_group_row, assay_edit_pad_last_group, assay_edit_runner_up,
-    assay_edit_scale_shared_slots, assay_edit_next_positions, assay_edit_round_positions, assay_edit_one_segment,
-    assay_edit_scale_from_hidden, assay_edit_leave_norm_out, assay_edit_leave_qk_norm_out,
-    assay_edit_exchange_layer_norms;
-/* Of the layouts of grouped products, and of replicas of experts (mutants_layouts.c). */
-assay_tensor_edit assay_edit_contract_padding, assay_edit_negatives_to, assay_edit_group_of_first_row,
-    assay_edit_times_replica_count, assay_edit_by_replica_count;
+    assay_edit_scale_shared_slots, assay_edit_scale_from_hidden, assay_edit_exchange_layer_norms;
 /* Of codes and scales (mutants_quantize.c). */
-assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_take_from_gate, assay_edit_larger_of_both,
-    assay_edit_padding_of_scales;
-/* Of a choice that is given (mutants_choice.c). */
-assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots, assay_edit_first_experts;
+assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_take_from_gate, assay_edit_larger_of_both;
+/* Of a choice that is given. */
+assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots;
 /* Of rows of the batch on a mesh (mutants_shard_rows.c). */
 assay_tensor_edit assay_edit_sum_shard_rows;
 

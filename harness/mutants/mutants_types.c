@@ -37,19 +37,6 @@ bool assay_edit_coarser(const assay_mutation *m, assay_tensor *tensor)
     return true;
 }
 
-/* Where it has numbers that bfloat16 has not. */
-bool assay_edit_to_bf16(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    bool changed = false;
-    for (int64_t i = 0; i < tensor->count; i++) {
-        const double rounded = assay_dtype_round(ASSAY_BFLOAT16, tensor->values[i], false);
-        changed |= rounded != tensor->values[i];
-        tensor->values[i] = rounded;
-    }
-    return changed;
-}
-
 /* --- worse arithmetic --- */
 
 #define BF16 (0x1p-8 / 1.7320508075688772)
