@@ -1,19 +1,15 @@
 /* The results of one mutant. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
-#include "harness/mutants/mutants_requantise.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/hidden.h"
 #include "harness/operations/op_support.h"
 #include "harness/operations/operands.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
-#include "oracle/base/memory.h"
 #include "oracle/moe/prefused.h"
 
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
@@ -172,71 +168,11 @@ static bool has_own_arithmetic(const assay_mutant *mutant)
     return mutant->degrade != NULL || assay_mutant_is_lossy(mutant);
 }
 
-static assay_status stage(assay_context *ctx, const assay_tensor *made, assay_tensor_set *staged)
-{
-    assay_tensor_spec spec = made->spec;
-    assay_tensor *to = NULL;
-    assay_staged_path(made->spec.path, spec.path);
-    const assay_status status = assay_tensor_set_add(ctx, staged, &spec, &to);
-    RETURN_IF(status != ASSAY_OK, status);
-    memcpy(to->values, made->values, (size_t)to->count * sizeof *to->values);
-    to->written = to->count;
-    return ASSAY_OK;
-}
-
-static assay_status requantise(assay_context *ctx, const assay_mutant *mutant, const assay_case *c,
-                               const assay_hidden_mutation *m, bool *applies)
-{
-    assay_status status = ASSAY_OK;
-    assay_mutation of_scales = {.c = c};
-    if (mutant->hidden_scales.edit != NULL) {
-        TRY(assay_alloc_f64(ctx, "copy of a tensor", m->scale->count, &of_scales.scratch));
-        *applies |= assay_change_tensor(&of_scales, &mutant->hidden_scales, m->scale);
-    }
-    if (mutant->requantise != NULL) *applies |= mutant->requantise(m);
-cleanup:
-    free(of_scales.scratch);
-    return status;
-}
-
-/* The codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others. Those of a
- * layer are of an h that those of the layers before it lead to. */
-static assay_status make_codes(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
-                               const assay_source *in, assay_tensor_set *staged, bool *applies)
-{
-    assay_status status = ASSAY_OK;
-    assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    assay_tensor_set made = {0};
-    assay_overlay given = {assay_tensor_set_source(staged), *in};
-    const assay_source source = assay_overlay_source(&given);
-    const int count = assay_hidden_list(&plan->list, hidden);
-    *applies = false;
-    for (int i = 0; i < count; i++) {
-        assay_quantize_config config;
-        assay_tensor_set_free(&made);
-        TRY(assay_requantise_read(ctx, plan, &source, &hidden[i], &made));
-        const assay_tensor *h = assay_tensor_set_find(&made, hidden[i].h->path);
-        TRY(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
-        const assay_hidden_mutation m = {.config = &config,
-                                         .h = h,
-                                         .gate = assay_requantise_branch(&made, h, "mlpwi_0"),
-                                         .up = assay_requantise_branch(&made, h, "mlpwi_1"),
-                                         .codes = assay_tensor_set_find(&made, hidden[i].codes->path),
-                                         .scale = assay_tensor_set_find(&made, hidden[i].scale->path)};
-        TRY(requantise(ctx, mutant, plan->c, &m, applies));
-        TRY(stage(ctx, m.codes, staged));
-        TRY(stage(ctx, m.scale, staged));
-    }
-cleanup:
-    assay_tensor_set_free(&made);
-    return status;
-}
-
 static assay_status run_requantised(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
                                     const assay_source *in, const assay_sink *out, bool *applies)
 {
     assay_tensor_set staged = {0};
-    assay_status status = make_codes(ctx, mutant, plan, in, &staged, applies);
+    assay_status status = assay_mutant_requantise(ctx, mutant, plan, in, &staged, applies);
     assay_overlay given = {assay_tensor_set_source(&staged), *in};
     const assay_source source = assay_overlay_source(&given);
     if (status == ASSAY_OK && *applies) status = assay_evaluate(ctx, plan, &source, out);

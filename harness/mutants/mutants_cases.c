@@ -182,8 +182,8 @@ double assay_case_number_of(const assay_case *c, assay_case_number number)
         return (double)c->config.qk_rope_head_dim;
     case ASSAY_CASE_scaling_factor:
         return c->config.routed_scaling_factor;
-    case ASSAY_CASE_per_hidden_scale:
-        return c->config.quant_hidden_tensor_scale > 0 ? 1.0 / c->config.quant_hidden_tensor_scale : 1.0;
+    case ASSAY_CASE_per_hidden_scale: /* as a kernel has it */
+        return c->config.quant_hidden_tensor_scale > 0 ? 1.0 / (float)c->config.quant_hidden_tensor_scale : 1.0;
     }
     return 1.0;
 }

@@ -1,9 +1,13 @@
 /* Other codes and scales of h, where a kernel quantises it itself. */
-#include "harness/mutants/mutants_requantise.h"
-
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "harness/mutants/mutants_tensors.h"
+#include "harness/operations/hidden.h"
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
 
 static void path_of_branch(const assay_tensor_spec *h, const char *name, char path[ASSAY_PATH_SIZE])
 {
@@ -13,15 +17,17 @@ static void path_of_branch(const assay_tensor_spec *h, const char *name, char pa
     snprintf(path, ASSAY_PATH_SIZE, "%.*s%s%s", (int)(ending - h->path), h->path, routed ? "moe_" : "", name);
 }
 
-const assay_tensor *assay_requantise_branch(const assay_tensor_set *made, const assay_tensor *h, const char *name)
+/* "mlpwi_0" or "mlpwi_1" beside an h of that set; NULL: there is none. */
+static const assay_tensor *branch_of(const assay_tensor_set *made, const assay_tensor *h, const char *name)
 {
     char path[ASSAY_PATH_SIZE];
     path_of_branch(&h->spec, name, path);
     return assay_tensor_set_find(made, path);
 }
 
-assay_status assay_requantise_read(assay_context *ctx, const assay_plan *plan, const assay_source *in,
-                                   const assay_hidden *hidden, assay_tensor_set *made)
+/* h of a gated MLP, its codes and scales, and where they are apart gate and up. */
+static assay_status read_hidden(assay_context *ctx, const assay_plan *plan, const assay_source *in,
+                                const assay_hidden *hidden, assay_tensor_set *made)
 {
     static const char *const BRANCHES[] = {"mlpwi_0", "mlpwi_1"};
     assay_status status = ASSAY_OK;
@@ -86,4 +92,62 @@ bool assay_requantise_truncated(const assay_hidden_mutation *m)
         assay_dtype_decode(m->config->format->element, 1, &bits, code);
     }
     return true;
+}
+
+static assay_status stage(assay_context *ctx, const assay_tensor *made, assay_tensor_set *staged)
+{
+    assay_tensor_spec spec = made->spec;
+    assay_tensor *to = NULL;
+    assay_staged_path(made->spec.path, spec.path);
+    const assay_status status = assay_tensor_set_add(ctx, staged, &spec, &to);
+    RETURN_IF(status != ASSAY_OK, status);
+    memcpy(to->values, made->values, (size_t)to->count * sizeof *to->values);
+    to->written = to->count;
+    return ASSAY_OK;
+}
+
+static assay_status change_codes(assay_context *ctx, const assay_mutant *mutant, const assay_case *c,
+                                 const assay_hidden_mutation *m, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_mutation of_scales = {.c = c};
+    if (mutant->hidden_scales.edit != NULL) {
+        TRY(assay_alloc_f64(ctx, "copy of a tensor", m->scale->count, &of_scales.scratch));
+        *applies |= assay_change_tensor(&of_scales, &mutant->hidden_scales, m->scale);
+    }
+    if (mutant->requantise != NULL) *applies |= mutant->requantise(m);
+cleanup:
+    free(of_scales.scratch);
+    return status;
+}
+
+assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
+                                     const assay_source *in, assay_tensor_set *staged, bool *applies)
+{
+    assay_status status = ASSAY_OK;
+    assay_hidden hidden[ASSAY_MOST_HIDDEN];
+    assay_tensor_set made = {0};
+    assay_overlay given = {assay_tensor_set_source(staged), *in};
+    const assay_source source = assay_overlay_source(&given);
+    const int count = assay_hidden_list(&plan->list, hidden);
+    *applies = false;
+    for (int i = 0; i < count; i++) {
+        assay_quantize_config config;
+        assay_tensor_set_free(&made);
+        TRY(read_hidden(ctx, plan, &source, &hidden[i], &made));
+        const assay_tensor *h = assay_tensor_set_find(&made, hidden[i].h->path);
+        TRY(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
+        const assay_hidden_mutation m = {.config = &config,
+                                         .h = h,
+                                         .gate = branch_of(&made, h, "mlpwi_0"),
+                                         .up = branch_of(&made, h, "mlpwi_1"),
+                                         .codes = assay_tensor_set_find(&made, hidden[i].codes->path),
+                                         .scale = assay_tensor_set_find(&made, hidden[i].scale->path)};
+        TRY(change_codes(ctx, mutant, plan->c, &m, applies));
+        TRY(stage(ctx, m.codes, staged));
+        TRY(stage(ctx, m.scale, staged));
+    }
+cleanup:
+    assay_tensor_set_free(&made);
+    return status;
 }

@@ -74,6 +74,10 @@ int assay_contracted_axis(const assay_tensor *tensor);
 bool assay_move_places(const assay_mutation *m, assay_tensor *tensor, const char *axis, assay_place_map *from);
 /* As a row of the table says. */
 bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *change, assay_tensor *tensor);
+/* Into `staged` the codes that the mutant's kernel makes of h, where it quantises h itself; *applies: whether they are others.
+ * Those of a layer are of an h that those of the layers before it lead to. */
+assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
+                                     const assay_source *in, assay_tensor_set *staged, bool *applies);
 /* The recipe with the first of these bugs that it can have. */
 bool assay_change_recipe(const char *bugs, assay_text *recipe);
 bool assay_is_swizzled(const assay_mutation *m, const assay_tensor *tensor);

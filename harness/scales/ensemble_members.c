@@ -49,12 +49,6 @@ static assay_status take_scale(assay_context *ctx, void *self, const char *path,
     return ASSAY_OK;
 }
 
-static assay_status no_integers(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)
-{
-    (void)ctx, (void)self, (void)path, (void)count, (void)values;
-    return ASSAY_OK; /* not reached: none are wanted */
-}
-
 static bool is_wanted(const assay_ensemble *e, const assay_scaled *t)
 {
     return t->null != NULL || !e->null_only;
@@ -175,8 +169,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     int count = 0;
     const assay_plan *plan = e->plan;
     assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
-    assay_tee caller = {.first = {.self = e, .wants = scale_is_needed, .write = take_scale, .write_i32 = no_integers},
-                        .second = *e->out};
+    assay_tee caller = {.first = {.self = e, .wants = scale_is_needed, .write = take_scale}, .second = *e->out};
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
     const int64_t before = assay_ranks_runs(ctx);
@@ -226,7 +219,7 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     assay_rounded rounded = {&given, plan->c};
     assay_overlay spread = {assay_tensor_set_source(&e->spread), assay_rounded_source(&rounded)};
     const assay_source in = assay_overlay_source(&spread);
-    const assay_sink own = {.self = e, .wants = member_wants, .write = member_write, .write_i32 = no_integers};
+    const assay_sink own = {.self = e, .wants = member_wants, .write = member_write};
     assay_emulation emulation = assay_ensemble_member(plan, member->precision, "ensemble", member->number);
     assay_context emulated = *ctx;
     emulation.nearest = member->nearest;
@@ -323,7 +316,7 @@ assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, in
     const assay_source given = assay_overlay_source(&numbers);
     assay_rounded rounded = {&given, plan->c};
     const assay_source in = assay_rounded_source(&rounded);
-    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write, .write_i32 = no_integers};
+    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write};
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
     return assay_operation_run(ctx, plan->operation, plan->c, &in, &out, r.precision, 1);
 }

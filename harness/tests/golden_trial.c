@@ -55,6 +55,16 @@ assay_trial trial_at(const trial *t, const char *profile)
                          .reader = t->reader};
 }
 
+assay_tensor_set trial_mutant(trial *t, const char *profile, const char *name)
+{
+    assay_tensor_set results = {0};
+    bool applies = false;
+    const assay_trial at = trial_at(t, profile);
+    assert_ok(&t->ctx, assay_mutant_make(&t->ctx, &at, assay_mutant_by_name(name), &results, &applies));
+    assert_true(applies);
+    return results;
+}
+
 void trial_round(const assay_tensor_set *results, assay_dtype type)
 {
     for (int i = 0; i < results->count; i++) {

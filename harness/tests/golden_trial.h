@@ -30,6 +30,9 @@ void trial_close(trial *t);
 /* At a profile, for mutants. */
 assay_trial trial_at(const trial *t, const char *profile);
 
+/* What a mutant gives there, which applies. */
+assay_tensor_set trial_mutant(trial *t, const char *profile, const char *name);
+
 /* What came out, on the grid of a type. */
 void trial_round(const assay_tensor_set *results, assay_dtype type);
 /* A candidate of those results that `is_wanted`, in the profile's type but for integers. */

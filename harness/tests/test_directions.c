@@ -1,7 +1,6 @@
 /* Filters along known errors: what a golden holds, and what it sees by them. */
 #include <math.h>
 
-#include "harness/explain/explain.h"
 #include "harness/golden/golden.h"
 #include "harness/plan/directions.h"
 #include "harness/tests/golden_trial.h"
@@ -16,26 +15,15 @@ static bool is_required(const assay_tensor_spec *spec)
 
 static assay_report judge(trial *t, const assay_tensor_set *results)
 {
-    const assay_profile *profile = assay_profile_by_name("bf16");
-    trial_write_candidate(t, results, profile, is_required);
-    assay_report report = trial_compare(t, profile);
-    assay_golden golden = {0};
-    assay_fixture_reader *candidate = NULL;
-    assert_ok(&t->ctx, assay_golden_open(&t->ctx, t->file, &golden));
-    assert_ok(&t->ctx, assay_fixture_open(&t->ctx, t->candidate, &candidate));
-    assert_ok(&t->ctx, assay_explain(&t->ctx, &golden, candidate, profile, true, &report));
-    assay_fixture_close(candidate);
-    assay_golden_close(&golden);
-    return report;
+    assay_judging how = trial_judging(assay_profile_by_name("bf16"));
+    how.unexplained = false;
+    trial_write_candidate(t, results, how.profile, is_required);
+    return trial_judge(t, &how);
 }
 
 static assay_report judge_mutant(trial *t, const char *name)
 {
-    assay_tensor_set results = {0};
-    bool applies = false;
-    const assay_trial at = trial_at(t, "bf16");
-    assert_ok(&t->ctx, assay_mutant_make(&t->ctx, &at, assay_mutant_by_name(name), &results, &applies));
-    assert_true(applies);
+    assay_tensor_set results = trial_mutant(t, "bf16", name);
     const assay_report report = judge(t, &results);
     assay_tensor_set_free(&results);
     return report;
@@ -83,11 +71,7 @@ TEST_IN_FOLDER(frequencies_of_another_rope_are_seen_without_checkpoints)
 static void check_shown(trial *t, const char *name, const char *profile)
 {
     const assay_profile *at = assay_profile_by_name(profile);
-    assay_tensor_set results = {0};
-    bool applies = false;
-    const assay_trial made = trial_at(t, profile);
-    assert_ok(&t->ctx, assay_mutant_make(&t->ctx, &made, assay_mutant_by_name(name), &results, &applies));
-    assert_true(applies);
+    assay_tensor_set results = trial_mutant(t, profile, name);
     trial_write_candidate(t, &results, at, is_required);
     assay_report report = trial_compare(t, at);
     assert_int_equal(report.verdict, ASSAY_FAIL);

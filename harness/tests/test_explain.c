@@ -26,13 +26,8 @@ static void start(fixture *f, const test_folder *folder, const char *name, const
 static assay_tensor_set make(fixture *f, const char *name)
 {
     assay_tensor_set results = {0};
-    bool applies = true;
-    if (name == NULL) {
-        assert_ok(&f->t.ctx, assay_tensor_set_copy(&f->t.ctx, &f->t.golden, &results));
-    } else {
-        assert_ok(&f->t.ctx, assay_mutant_make(&f->t.ctx, &f->at, assay_mutant_by_name(name), &results, &applies));
-    }
-    assert_true(applies);
+    if (name != NULL) return trial_mutant(&f->t, f->at.profile->precision.name, name);
+    assert_ok(&f->t.ctx, assay_tensor_set_copy(&f->t.ctx, &f->t.golden, &results));
     return results;
 }
 

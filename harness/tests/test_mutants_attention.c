@@ -13,22 +13,6 @@ static void start(trial *t, const char *name, const char *set)
     trial_evaluate(t, c, NULL);
 }
 
-static assay_tensor_set make(trial *f, const char *name, bool *applies)
-{
-    assay_tensor_set results = {0};
-    const assay_trial f64 = trial_at(f, "f64");
-    assert_ok(&f->ctx, assay_mutant_make(&f->ctx, &f64, assay_mutant_by_name(name), &results, applies));
-    return results;
-}
-
-static assay_tensor_set make_next_key_seen(trial *f)
-{
-    bool applies = false;
-    assay_tensor_set results = make(f, "next_key_seen", &applies);
-    assert_true(applies);
-    return results;
-}
-
 typedef struct attention {
     const assay_tensor *query, *key, *value, *segments;
     int64_t sequence, heads;
@@ -63,7 +47,7 @@ static void check_attention(const char *name, const char *set)
 {
     trial f;
     start(&f, name, set);
-    assay_tensor_set results = make_next_key_seen(&f);
+    assay_tensor_set results = trial_mutant(&f, "f64", "next_key_seen");
     const attention a = {.query = assay_tensor_set_find(&f.golden, "inputs/query"),
                          .key = assay_tensor_set_find(&f.golden, "inputs/key"),
                          .value = assay_tensor_set_find(&f.golden, "inputs/value"),
@@ -116,7 +100,7 @@ static double loss_at(trial *f, double *number, double value)
 {
     const double before = *number;
     *number = value;
-    assay_tensor_set results = make_next_key_seen(f);
+    assay_tensor_set results = trial_mutant(f, "f64", "next_key_seen");
     const double loss = loss_of(&f->golden, &results);
     assay_tensor_set_free(&results);
     *number = before;
@@ -129,7 +113,7 @@ static void check_gradients(const char *name, const char *set)
     const double step = 0x1p-18;
     trial f;
     start(&f, name, set);
-    assay_tensor_set results = make_next_key_seen(&f);
+    assay_tensor_set results = trial_mutant(&f, "f64", "next_key_seen");
     for (int i = 0; i < f.plan.spec_count; i++) {
         const assay_tensor *gradient = &results.items[i];
         if (gradient->spec.role != ASSAY_ROLE_GRADIENT) continue;
@@ -169,7 +153,10 @@ TEST(does_not_apply)
         trial f;
         bool applies = true;
         start(&f, cases[i][0], cases[i][1]);
-        assay_tensor_set results = make(&f, "next_key_seen", &applies);
+        assay_tensor_set results = {0};
+        const assay_trial f64 = trial_at(&f, "f64");
+        const assay_mutant *next = assay_mutant_by_name("next_key_seen");
+        assert_ok(&f.ctx, assay_mutant_make(&f.ctx, &f64, next, &results, &applies));
         if (applies) fail_msg("next_key_seen applies to %s", cases[i][0]);
         assay_tensor_set_free(&results);
         trial_close(&f);
