@@ -218,14 +218,14 @@ static const assay_batch_split_function table[] = {
      .out = {M("outputs", "maSD", OUTPUTS), M("selected_experts", "mGK", ROLLED, .holds = INTEGERS)}, .run = bs_unroute_ubatch, .call = bs_call_half},
     {"unroute_ubatch_fn_bwd", .in = {N("selected_experts"), N("outputs_grad")}, .back = bs_unroute_ubatch_bwd},
     {"route_compute_unroute", W(MOE_WEIGHTS), {M("xs", "mjaSD", MLA_OUT)}, {MOE_RESULTS}, .products = MOE_PRODUCTS,
-     .call = bs_call_moe},
+     .call = bs_call_layer},
     {"route_compute_unroute_bwd",
      .in = {N("mla_out", .of = "xs"), N("mlpwi_0"), N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"),
             N("routed_expert_out_grad"), N("shared_expert_out_grad")}},
     {"batch_split_schedule", W(NORMED_MLA_WEIGHTS, MOE_WEIGHTS),
      {M("inputs", "mjaSD", LAYER_INPUTS), T("yarn_freqs", "mjaSR", .holds = ASSAY_HOLDS_ANGLES)},
      {M("attn_out", "mjaSNv", ATTN_OUT), M("lse", "mjaNS", LSE), M("mla_out", "mjaSD", MLA_OUT), MOE_RESULTS},
-     .products = MLA_PRODUCTS MOE_PRODUCTS, .call = bs_call_batch_split_schedule},
+     .products = MLA_PRODUCTS MOE_PRODUCTS, .call = bs_call_layer},
     {"batch_split_schedule_bwd",
      .in = {N("layer_inputs", .of = "inputs"), N("yarn_freqs"), N("mla_out"), N("attn_out"), N("lse"), N("mlpwi_0"),
             N("mlpwi_1"), N("xs_grad"), N("moe_inputs_grad"), N("routed_expert_out_grad"), N("shared_expert_out_grad")}},
@@ -338,7 +338,7 @@ static bs_run run_of(const assay_function_config *config, stack_run *stack)
 static assay_function_tensor *add(assay_function_tensors *list, const char *folder, const char *group, const char *name)
 {
     assay_function_tensor *tensor = &list->items[list->count++];
-    *tensor = (assay_function_tensor){.weight = -1, .bundle = -1};
+    *tensor = (assay_function_tensor){.weight = -1, .bundle = -1, .result = strcmp(folder, "outputs") == 0};
     snprintf(tensor->path, sizeof tensor->path, "%s/%s%s%.100s", folder, group, group[0] != '\0' ? "/" : "", name);
     memcpy(tensor->of, tensor->path, sizeof tensor->of);
     return tensor;
@@ -675,8 +675,7 @@ double assay_function_flops(const assay_function_config *config)
     }
     assay_function_tensors_of(config, &tensors);
     for (int i = 0; i < tensors.count; i++) {
-        if (strncmp(tensors.items[i].path, "outputs/", 8) == 0)
-            numbers += (double)assay_shape_count(&tensors.items[i].shape);
+        if (tensors.items[i].result) numbers += (double)assay_shape_count(&tensors.items[i].shape);
     }
     return numbers;
 }

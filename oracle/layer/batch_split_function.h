@@ -42,6 +42,7 @@ typedef struct assay_function_tensor {
     char path[ASSAY_PATH_SIZE]; /* inputs/, weights/ or outputs/ */
     char of[ASSAY_PATH_SIZE];   /* of a NAME_bwd: what it is in NAME, of X_grad and Y_grad X and Y; else the path */
     bool gradient;              /* X_grad, Y_grad */
+    bool result;                /* outputs/ */
     char axes[ASSAY_MAX_RANK + 1];
     assay_shape shape;
     assay_function_holds holds;

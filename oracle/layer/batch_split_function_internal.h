@@ -77,7 +77,7 @@ bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_ex
 bs_function_call bs_call_rms_norm, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs, bs_call_yarn,
     bs_call_attention, bs_call_tpu_flash_attention;
 bs_function_call bs_call_half, bs_call_expert_group_mask, bs_call_expert_indices_and_weights,
-    bs_call_expert_indices_and_weights_bwd, bs_call_quantized_psum_scatter, bs_call_moe, bs_call_batch_split_schedule;
+    bs_call_expert_indices_and_weights_bwd, bs_call_quantized_psum_scatter, bs_call_layer;
 
 /* run.yarn_freqs from the angles that are given, if any. */
 assay_status bs_take_angles(assay_context *ctx, bs_call *c);

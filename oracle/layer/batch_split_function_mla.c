@@ -143,14 +143,13 @@ static void lend_tensors(const bs_call *c, graph_run *r, int64_t microbatch, int
 {
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
-        const bool result = strncmp(t->path, "outputs/", 8) == 0;
         if (t->weight >= 0 || t->holds == ASSAY_HOLDS_ANGLES) continue;
         const int tensor = tensor_of(c, r->graph, t->of);
-        double *part = part_of(c, result ? &c->out[t->place] : &c->in[t->place], microbatch, shard);
-        if (result && t->gradient) graph_want_gradient(r, tensor, part);
-        if (result && !t->gradient) r->room[tensor] = part;
-        if (!result && t->gradient) graph_lend_gradient(r, tensor, part);
-        if (!result && !t->gradient) graph_lend(r, tensor, part);
+        double *part = part_of(c, t->result ? &c->out[t->place] : &c->in[t->place], microbatch, shard);
+        if (t->result && t->gradient) graph_want_gradient(r, tensor, part);
+        if (t->result && !t->gradient) r->room[tensor] = part;
+        if (!t->result && t->gradient) graph_lend_gradient(r, tensor, part);
+        if (!t->result && !t->gradient) graph_lend(r, tensor, part);
     }
 }
 
@@ -159,8 +158,8 @@ static assay_status run_shard(assay_context *ctx, const bs_call *c, graph_run *r
     assay_status status = ASSAY_OK;
     if (assay_function_forward(c->config.function) != NULL) return graph_backward(ctx, r);
     for (int i = 0; i < c->tensors.count; i++) {
-        const char *path = c->tensors.items[i].path;
-        if (strncmp(path, "outputs/", 8) == 0) TRY(graph_require(ctx, r, tensor_of(c, r->graph, path)));
+        const assay_function_tensor *t = &c->tensors.items[i];
+        if (t->result) TRY(graph_require(ctx, r, tensor_of(c, r->graph, t->path)));
     }
 cleanup:
     return status;

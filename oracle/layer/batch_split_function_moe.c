@@ -23,7 +23,7 @@ static void lend_tensors(bs_call *c)
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         const bs_slot *slot = &c->in[t->place];
-        if (t->tensor == MB_NONE || strncmp(t->path, "inputs/", 7) != 0) continue;
+        if (t->tensor == MB_NONE || t->result) continue;
         const int64_t parts = assay_shape_count(&t->shape) / slot->count;
         for (int64_t m = 0; m < parts; m++) {
             bs_microbatch *b = &(t->gradient ? c->d : c->b)[first_of(c, t) + m];
@@ -38,7 +38,7 @@ static void give_tensors(bs_call *c)
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         const bs_slot *slot = &c->out[t->place];
-        if (t->tensor == MB_NONE || strncmp(t->path, "outputs/", 8) != 0) continue;
+        if (t->tensor == MB_NONE || !t->result) continue;
         const int64_t parts = assay_shape_count(&t->shape) / slot->count;
         for (int64_t m = 0; m < parts; m++) {
             const bs_microbatch *b = &(t->gradient ? c->d : c->b)[first_of(c, t) + m];
@@ -62,25 +62,20 @@ cleanup:
     return status;
 }
 
-assay_status bs_call_moe(assay_context *ctx, bs_call *c)
+/* Of all microbatches: the MoE half, or with the attention half before it. */
+assay_status bs_call_layer(assay_context *ctx, bs_call *c)
 {
     assay_status status;
-    const bool back = assay_function_forward(c->config.function) != NULL;
-    lend_tensors(c);
-    TRY(back ? bs_moe_bwd(ctx, &c->run, 0, c->b, c->d, &c->w, &c->g) : bs_moe(ctx, &c->run, 0, c->b, true, &c->w));
-    give_tensors(c);
-cleanup:
-    return status;
-}
-
-assay_status bs_call_batch_split_schedule(assay_context *ctx, bs_call *c)
-{
-    assay_status status;
-    const bool back = assay_function_forward(c->config.function) != NULL;
+    bs_run *run = &c->run;
+    const bool back = assay_function_forward(c->config.function) != NULL, half = c->w.values[BS_PRE_NORM] == NULL;
     TRY(bs_take_angles(ctx, c));
     lend_tensors(c);
-    TRY(back ? bs_batch_split_schedule_bwd(ctx, &c->run, 0, c->b, c->d, &c->w, &c->g)
-             : bs_batch_split_schedule(ctx, &c->run, 0, c->b, &c->w));
+    if (half) {
+        TRY(back ? bs_moe_bwd(ctx, run, 0, c->b, c->d, &c->w, &c->g) : bs_moe(ctx, run, 0, c->b, true, &c->w));
+    } else {
+        TRY(back ? bs_batch_split_schedule_bwd(ctx, run, 0, c->b, c->d, &c->w, &c->g)
+                 : bs_batch_split_schedule(ctx, run, 0, c->b, &c->w));
+    }
     give_tensors(c);
 cleanup:
     return status;

@@ -71,11 +71,6 @@ cleanup:
 
 /* --- tensors --- */
 
-static bool is_result(const assay_function_tensor *t)
-{
-    return strncmp(t->path, "outputs/", 8) == 0;
-}
-
 static bool is_weight(const assay_function_tensor *t)
 {
     return t->weight >= 0 && t->bundle < 0;
@@ -83,14 +78,14 @@ static bool is_weight(const assay_function_tensor *t)
 
 static bs_slot *slot_of(bs_call *c, const assay_function_tensor *t)
 {
-    return is_result(t) ? &c->out[t->place] : &c->in[t->place];
+    return t->result ? &c->out[t->place] : &c->in[t->place];
 }
 
 /* Where its numbers are. */
 static double **values_of(bs_call *c, const assay_function_tensor *t)
 {
     if (t->bundle >= 0) return &c->bundles[t->bundle].values[t->weight];
-    if (t->weight >= 0) return is_result(t) ? &c->g.values[t->weight] : &c->w.values[t->weight];
+    if (t->weight >= 0) return t->result ? &c->g.values[t->weight] : &c->w.values[t->weight];
     return &slot_of(c, t)->values;
 }
 
@@ -177,7 +172,7 @@ static assay_status read_all(assay_context *ctx, bs_call *c, const assay_source 
     assay_status status = ASSAY_OK;
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
-        if (is_result(t) || (t->holds == ASSAY_HOLDS_RESIDUAL && !residuals)) continue;
+        if (t->result || (t->holds == ASSAY_HOLDS_RESIDUAL && !residuals)) continue;
         TRY(read_tensor(ctx, c, t, t->path, in));
     }
 cleanup:
@@ -188,7 +183,7 @@ static assay_status evaluate(assay_context *ctx, bs_call *c)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < c->tensors.count; i++)
-        if (is_result(&c->tensors.items[i])) TRY(tensor_alloc(ctx, c, &c->tensors.items[i]));
+        if (c->tensors.items[i].result) TRY(tensor_alloc(ctx, c, &c->tensors.items[i]));
     TRY(bs_call_function(ctx, c));
 cleanup:
     return status;
@@ -294,7 +289,7 @@ static bool wants_gradient(const bs_call *c, const assay_sink *out)
     }
     for (int i = 0; i < c->tensors.count; i++) {
         gradient_path(&c->tensors.items[i], path);
-        wanted |= is_result(&c->tensors.items[i]) && out->wants(out->self, path);
+        wanted |= c->tensors.items[i].result && out->wants(out->self, path);
     }
     return wanted;
 }
@@ -310,14 +305,14 @@ static assay_status run_gradient(assay_context *ctx, bs_call *forward, const ass
     c->made = (bs_made){.in = in, .out = out, .after_forward = true};
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
-        if (!is_result(t)) TRY(t->gradient ? read_cotangent(ctx, c, t, in) : take(ctx, c, forward, t));
+        if (!t->result) TRY(t->gradient ? read_cotangent(ctx, c, t, in) : take(ctx, c, forward, t));
     }
     TRY(evaluate(ctx, c));
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         char path[ASSAY_PATH_SIZE];
         gradient_path(t, path);
-        if (!is_result(t)) continue;
+        if (!t->result) continue;
         TRY(is_weight(t) ? write_weight_gradient(ctx, c, t, path, out) : write_tensor(ctx, c, t, path, out));
     }
 cleanup:
@@ -338,7 +333,7 @@ assay_status assay_function_run(assay_context *ctx, const assay_function_config 
     TRY(evaluate(ctx, c));
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
-        if (is_result(t)) TRY(write_tensor(ctx, c, t, t->path, out));
+        if (t->result) TRY(write_tensor(ctx, c, t, t->path, out));
     }
     TRY(run_gradient(ctx, c, in, out));
 cleanup:
@@ -356,7 +351,7 @@ static assay_status derive_residual(assay_context *ctx, const assay_function_con
     TRY(call_open(ctx, config, assay_function_forward(config->function), &c));
     TRY(read_all(ctx, given, in, false));
     for (int i = 0; i < c->tensors.count; i++)
-        if (!is_result(&c->tensors.items[i])) TRY(take(ctx, c, given, &c->tensors.items[i]));
+        if (!c->tensors.items[i].result) TRY(take(ctx, c, given, &c->tensors.items[i]));
     TRY(evaluate(ctx, c));
     turn(c, tensor, values, *values_of(c, counterpart(c, tensor)), false);
 cleanup:

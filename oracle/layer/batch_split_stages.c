@@ -152,10 +152,10 @@ assay_status bs_compute_bwd(assay_context *ctx, const bs_layer *at, bs_microbatc
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_UP), d->values[MB_UP]);
     TRY(bs_compute_gating_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_ROWS), d->values[MB_ROWS]);
-    for (int i = 0; i < 2; i++) {
-        bs_drop(i == 0 ? b : d, MB_GATE);
-        bs_drop(i == 0 ? b : d, MB_UP);
-    }
+    bs_drop(b, MB_GATE);
+    bs_drop(b, MB_UP);
+    bs_drop(d, MB_GATE);
+    bs_drop(d, MB_UP);
 cleanup:
     return status;
 }

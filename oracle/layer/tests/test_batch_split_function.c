@@ -61,7 +61,7 @@ static void fill(const assay_function_config *config, const assay_function_tenso
         const int64_t count = assay_shape_count(&t->shape);
         double *values = NULL;
         int32_t *indices = NULL;
-        if (strncmp(t->path, "outputs/", 8) == 0) continue;
+        if (t->result) continue;
         if (t->integers) indices = test_tensors_add_i32(in, t->path, count);
         if (!t->integers) values = test_tensors_add(in, t->path, count);
         for (int64_t k = 0; k < count && values != NULL; k++)
@@ -72,7 +72,7 @@ static void fill(const assay_function_config *config, const assay_function_tenso
     }
     for (int i = 0; i < tensors->count; i++) {
         const assay_function_tensor *t = &tensors->items[i];
-        if (strncmp(t->path, "outputs/", 8) == 0 || t->holds < ASSAY_HOLDS_COUNTS) continue;
+        if (t->result || t->holds < ASSAY_HOLDS_COUNTS) continue;
         assay_tensor *tensor = assay_tensor_set_find(&in->set, t->path);
         assert_ok(&ctx, assay_function_derive(&ctx, config, t, &source, choices, tensor->values, tensor->indices));
     }
@@ -84,7 +84,7 @@ static void add_cotangents(const assay_function_tensors *tensors, test_tensors *
     for (int i = 0; i < tensors->count; i++) {
         char path[ASSAY_PATH_SIZE];
         const int64_t count = assay_shape_count(&tensors->items[i].shape);
-        if (strncmp(tensors->items[i].path, "outputs/", 8) != 0 || !tensors->items[i].differentiated) continue;
+        if (!tensors->items[i].result || !tensors->items[i].differentiated) continue;
         snprintf(path, sizeof path, "cotangents/%.140s", tensors->items[i].path + 8);
         double *values = test_tensors_add(in, path, count);
         for (int64_t k = 0; k < count; k++) values[k] = layer_case_uniform(&seed);
@@ -128,7 +128,7 @@ static void give_all_results(const char *recipe)
             run(&ctx, &config, &in, &out);
             for (int k = 0; k < tensors.count; k++) {
                 const char *path = tensors.items[k].path;
-                if (strncmp(path, "outputs/", 8) != 0) continue;
+                if (!tensors.items[k].result) continue;
                 const assay_tensor *t = assay_tensor_set_find(&out.set, path);
                 if (t == NULL) fail_msg("%s gives no %s", assay_function_name(function(i)), path);
                 assert_int_equal(t->count, assay_shape_count(&tensors.items[k].shape));
@@ -161,7 +161,7 @@ static void lend(const assay_function_view *view, const test_tensors *in, const 
         const assay_function_tensor *t = &view->own.items[i];
         const char *of = view->own.items[i].of;
         char path[ASSAY_PATH_SIZE];
-        if (strncmp(t->path, "outputs/", 8) == 0) continue;
+        if (t->result) continue;
         const bool result = strncmp(of, "outputs/", 8) == 0;
         const bool residual = result && (t->holds == ASSAY_HOLDS_RESIDUAL || t->integers);
         snprintf(path, sizeof path, "%s%.140s", result && !residual ? "cotangents/" : "",
@@ -182,7 +182,7 @@ static void compare_gradients(const assay_function_view *view, const test_tensor
     for (int i = 0; i < view->own.count; i++) {
         char path[ASSAY_PATH_SIZE];
         const assay_function_tensor *t = &view->own.items[i];
-        if (strncmp(t->path, "outputs/", 8) != 0) continue;
+        if (!t->result) continue;
         snprintf(path, sizeof path, "gradients/%.140s", view->own.items[i].of);
         const assay_tensor *whole = assay_tensor_set_find(&forward->set, path);
         const assay_tensor *own = assay_tensor_set_find(&bwd->set, t->path);
