@@ -118,15 +118,14 @@ cleanup:
 static int tensor_of(const bs_call *c, const graph *g, const char *path)
 {
     static const char *const names[][2] = {
-        {"inputs_q", BS_X_NORM},       {"layer_inputs", "inputs/x"},
-        {"mla_out", LAYER_H},          {"low_rank_main", "mla_kv"},
-        {"key_rope", "rotated key"},   {"query", "query_proj"},
-        {"key", "key_proj"},           {"value", "value_proj"},
-        {"attn_out", "attention_out"}, {"lse", "lse"},
+        {"layer_inputs", "inputs/x"}, {"mla_out", LAYER_H},          {"low_rank_main", "mla_kv"},
+        {"key_rope", "rotated key"},  {"query", "query_proj"},       {"key", "key_proj"},
+        {"value", "value_proj"},      {"attn_out", "attention_out"}, {"lse", "lse"},
         {"out", "out_proj"},
     };
     const char *name = strchr(path, '/') + 1;
-    if (strcmp(name, "inputs") == 0) return graph_find(g, c->w.values[BS_PRE_NORM] != NULL ? "inputs/x" : BS_X_NORM);
+    if (strcmp(name, "inputs") == 0 || strcmp(name, "inputs_q") == 0)
+        return c->w.values[BS_PRE_NORM] != NULL ? graph_find(g, "inputs/x") : bs_normalised_input(g);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i][0], name) == 0) return graph_find(g, names[i][1]);
     return 0;

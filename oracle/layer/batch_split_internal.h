@@ -13,7 +13,7 @@ typedef struct bs_run {
     int64_t factor;
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
-    graph attention;                             /* of that, with its norm and the sum (batch_split_mla.h) */
+    graph attention;                             /* of that, in its layer (batch_split_mla.h) */
     graph shared;                                /* the shared expert of that */
     assay_routing_config routing;                /* of one shard's microbatch */
     double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */

@@ -2,26 +2,17 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 
-static int64_t axis_size(const void *self, char axis)
-{
-    const assay_mla_config *mla = self;
-    return axis == 'B' ? mla->batch : axis == 'S' ? mla->sequence : mla->emb_dim;
-}
-
 void bs_attention_graph(graph *g, const bs_run *run, const assay_recipe_config *recipe)
 {
-    const assay_stack_config *config = run->stack->config;
-    assay_mla_config mla = run->mla;
-    int w[ASSAY_MLA_WEIGHTS];
-    if (recipe != NULL) mla.recipe = *recipe;
-    graph_begin(g, &mla, axis_size);
-    assay_attention_givens in = assay_attention_inputs_of(g);
-    const int x = in.x, scale = graph_weight(g, layer_norm_row(config, LAYER_PRE_NORM));
-    for (int i = 0; i < ASSAY_MLA_WEIGHTS; i++) w[i] = graph_weight(g, assay_mla_weight_row(&mla, i));
-    in.x = graph_called(g, BS_X_NORM, graph_rms_norm(g, x, scale, config->epsilon));
-    const int attended = graph_fused(g, assay_mla_steps(g, &mla, &in, w)); /* the sum stores it */
-    graph_end(g, graph_called(g, LAYER_H, graph_add(g, x, attended)));
-    g->tensors[g->result].stored = true;
+    assay_stack_config config = *run->stack->config;
+    config.mla = run->mla;
+    if (recipe != NULL) config.mla.recipe = *recipe;
+    assay_layer_graph(g, &config, config.dense_layers);
+}
+
+int bs_normalised_input(const graph *g)
+{
+    return g->steps[0].out[0];
 }
 
 void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, const double *angles, const bs_weights *w,
@@ -53,7 +44,7 @@ assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microb
         bs_open_attention(&r, g, run, b->angles, at->w, shard);
         graph_lend(&r, graph_find(g, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         r.release = graph_let_go;
-        r.room[g->result] = part_of(run, b, MB_MLA_OUT, shard);
+        r.room[graph_find(g, LAYER_H)] = part_of(run, b, MB_MLA_OUT, shard);
         r.room[graph_find(g, "attention_out")] = part_of(run, b, MB_ATTN_OUT, shard);
         r.room[graph_find(g, "lse")] = part_of(run, b, MB_LSE, shard);
         TRY(graph_forward(ctx, &r));
@@ -106,7 +97,7 @@ assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_layer *at, bs_mi
         graph_run *r = &b->attention[shard];
         graph_lend(r, graph_find(a, "attention_out"), part_of(run, b, MB_ATTN_OUT, shard));
         graph_lend(r, graph_find(a, "lse"), part_of(run, b, MB_LSE, shard));
-        graph_lend_gradient(r, a->result, part_of(run, d, MB_MLA_OUT, shard));
+        graph_lend_gradient(r, graph_find(a, LAYER_H), part_of(run, d, MB_MLA_OUT, shard));
         graph_want_gradient(r, graph_find(a, "inputs/x"), part_of(run, d, MB_LAYER_INPUTS, shard));
         bs_want_attention_gradients(r, run, at->g, shard);
         TRY(graph_backward(ctx, r));
