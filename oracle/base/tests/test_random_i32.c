@@ -14,36 +14,6 @@ static void fill_unwritten(int32_t *x, int64_t count)
     for (int64_t i = 0; i < count; i++) x[i] = UNWRITTEN;
 }
 
-/* From the Python recipe of docs/random-inputs.md. */
-TEST(first_values_are_the_recipe_s)
-{
-    assay_context ctx = {.threads = 2};
-    const assay_shape rows = assay_shape_of(2, INT64_C(3), INT64_C(4));
-    const assay_shape groups = assay_shape_of(1, INT64_C(8)), ten = assay_shape_of(1, INT64_C(10));
-    const int32_t experts[] = {6, 3, 0, 1, 3, 2, 0, 7, 0, 1, 3, 4};
-    const int32_t sizes[] = {8, 10, 41, 0, 0, 0, 27, 14};
-    const int32_t permutation[] = {5, 9, 6, 3, 8, 7, 4, 0, 1, 2};
-    const int32_t integers[] = {3, -2, 1, 3, -1, 1, 2, 1, 3, -3, 2, -2};
-    const assay_fill some = {.distribution = ASSAY_EXPERTS, .high = 7};
-    const assay_fill sized = {.distribution = ASSAY_GROUP_SIZES, .high = 100};
-    const assay_fill permuted = {.distribution = ASSAY_PERMUTATION};
-    const assay_fill whole = {.distribution = ASSAY_INTEGERS, .scale = 1, .low = -3, .high = 3};
-    int32_t x[12];
-    fill_unwritten(x, 12);
-    assert_ok(&ctx, assay_random_fill_i32(&ctx, &some, 42, "inputs/selected_experts", &rows, x));
-    assert_memory_equal(x, experts, sizeof experts);
-    assert_ok(&ctx, assay_random_fill_i32(&ctx, &whole, 42, "inputs/x", &rows, x));
-    assert_memory_equal(x, integers, sizeof integers);
-    fill_unwritten(x, 12);
-    assert_ok(&ctx, assay_random_fill_i32(&ctx, &permuted, 42, "inputs/p", &ten, x));
-    assert_memory_equal(x, permutation, sizeof permutation);
-    assert_int_equal(x[10], UNWRITTEN);
-    fill_unwritten(x, 12);
-    assert_ok(&ctx, assay_random_fill_i32(&ctx, &sized, 42, "inputs/group_sizes", &groups, x));
-    assert_memory_equal(x, sizes, sizeof sizes);
-    assert_int_equal(x[8], UNWRITTEN);
-}
-
 TEST(experts_are_distinct_in_each_row)
 {
     const struct {
