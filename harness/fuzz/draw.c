@@ -121,6 +121,12 @@ static bool is_set(const assay_draw_sets *sets, const char *key)
 
 /* ---- what there is ---- */
 
+assay_status assay_draw_forgive(assay_context *ctx, assay_status status)
+{
+    if (status == ASSAY_BAD_INPUT) ctx->message[0] = '\0';
+    return status == ASSAY_BAD_INPUT ? ASSAY_OK : status;
+}
+
 assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const assay_profile *profile, bool *is_case)
 {
     assay_plan plan = {0};
@@ -128,11 +134,7 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const ass
     *is_case = status == ASSAY_OK && plan.elements <= MOST_ELEMENTS &&
                assay_operation_flops(plan.operation, c, true) <= MOST_FLOPS;
     assay_plan_free(&plan);
-    if (status == ASSAY_OK || status == ASSAY_BAD_INPUT) {
-        ctx->message[0] = '\0';
-        return ASSAY_OK;
-    }
-    return status;
+    return assay_draw_forgive(ctx, status);
 }
 
 int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile)
@@ -178,24 +180,33 @@ void assay_draw_fit(assay_case *c)
     }
 }
 
-/* The change, or the case as it was; where it needs it, with inputs that fit. */
-static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_case *c, assay_case *changed, bool *kept)
+assay_status assay_draw_settle(assay_context *ctx, const assay_draw_sets *sets, const assay_profile *profile,
+                               assay_case *c, bool *is_case)
 {
     assay_status status;
-    TRY(assay_draw_set(ctx, &draws->sets, changed));
-    TRY(assay_draw_check(ctx, changed, NULL, kept));
-    if (!*kept) {
-        assay_draw_fit(changed);
-        TRY(assay_draw_check(ctx, changed, NULL, kept));
-    }
+    *is_case = false;
+    TRY(assay_draw_set(ctx, sets, c));
+    TRY(assay_draw_check(ctx, c, profile, is_case));
+    if (*is_case) goto cleanup;
+    assay_draw_fit(c);
+    TRY(assay_draw_check(ctx, c, profile, is_case));
+cleanup:
+    return assay_draw_forgive(ctx, status);
+}
+
+/* The change, or the case as it was. status: of the change. */
+static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_status status, assay_case *c,
+                                 assay_case *changed, bool *kept)
+{
+    *kept = false;
+    if (status == ASSAY_OK) status = assay_draw_settle(ctx, &draws->sets, NULL, changed, kept);
     if (*kept) {
         const assay_case before = *c;
         *c = *changed;
         *changed = before;
     }
-    draws->refused += !*kept;
-cleanup:
-    return status;
+    draws->refused += status == ASSAY_OK && !*kept;
+    return assay_draw_forgive(ctx, status);
 }
 
 /* ---- one change ---- */
@@ -237,12 +248,7 @@ static assay_status change_key(assay_context *ctx, assay_draws *draws, dice *d, 
     value_of(d, word, length, value, sizeof value);
     TRY(assay_case_copy(ctx, c, &changed));
     assay_case_drop_tags(&changed); /* the numbers of an exact case may be so no more */
-    status = set_all(ctx, &changed, row->key, value);
-    if (status == ASSAY_OK) status = keep_if_case(ctx, draws, c, &changed, &kept);
-    if (status == ASSAY_BAD_INPUT) {
-        ctx->message[0] = '\0';
-        status = ASSAY_OK;
-    }
+    TRY(keep_if_case(ctx, draws, set_all(ctx, &changed, row->key, value), c, &changed, &kept));
     if (!kept) goto cleanup;
     drawn->keys[drawn->count] = key;
     drawn->choices[drawn->count++] = choice;
@@ -315,17 +321,12 @@ static assay_status change_input(assay_context *ctx, assay_draws *draws, dice *d
         if (!pick_input(d, &list, &fill, &path)) goto cleanup;
         snprintf(set, sizeof set, "inputs.%s=%s", path, fill->fill);
     }
-    status = assay_case_set(ctx, &changed, set);
-    if (status == ASSAY_OK) status = keep_if_case(ctx, draws, c, &changed, &kept);
+    TRY(keep_if_case(ctx, draws, assay_case_set(ctx, &changed, set), c, &changed, &kept));
     if (kept) drawn->keys[drawn->count++] = -1;
 cleanup:
-    if (status == ASSAY_BAD_INPUT) {
-        ctx->message[0] = '\0';
-        status = ASSAY_OK;
-    }
     assay_tensor_list_free(&list);
     assay_case_free(&changed);
-    return status;
+    return assay_draw_forgive(ctx, status);
 }
 
 /* ---- a draw ---- */

@@ -57,6 +57,12 @@ void assay_draws_learn(assay_draws *draws, const assay_drawn *drawn, const assay
 assay_status assay_draw_set(assay_context *ctx, const assay_draw_sets *sets, assay_case *c);
 /* Whether there is such a case, and it is small. `profile`: one of the caller that it may name; or NULL. */
 assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const assay_profile *profile, bool *is_case);
+/* The same of a case that was changed, with the settings; where it needs that to be one, inputs are cut to what it has (assay_draw_fit).
+ * What is refused on the way is no case. */
+assay_status assay_draw_settle(assay_context *ctx, const assay_draw_sets *sets, const assay_profile *profile,
+                               assay_case *c, bool *is_case);
+/* Bad input is no error where a case may be none: OK, and no message. */
+assay_status assay_draw_forgive(assay_context *ctx, assay_status status);
 /* Numbers that its golden has; 0 where there is no such case. */
 int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile);
 /* Inputs that say more rows, groups or tokens than the case has are cut to what it has. */

@@ -40,16 +40,9 @@ static assay_status try_size(assay_context *ctx, assay_shrinking *s, const assay
     snprintf(set, sizeof set, "%s=%" PRId64, key, size);
     TRY(assay_case_copy(ctx, c, &changed));
     status = assay_case_set(ctx, &changed, set);
-    if (status == ASSAY_OK) status = assay_draw_check(ctx, &changed, s->tried->profile, &is_case);
-    if (status == ASSAY_OK && !is_case) {
-        assay_draw_fit(&changed);
-        status = assay_draw_check(ctx, &changed, s->tried->profile, &is_case);
-    }
-    if (status == ASSAY_BAD_INPUT) {
-        ctx->message[0] = '\0';
-        status = ASSAY_OK;
-    }
-    if (status != ASSAY_OK || !is_case) goto cleanup;
+    if (status == ASSAY_OK) status = assay_draw_settle(ctx, &s->sets, s->tried->profile, &changed, &is_case);
+    TRY(assay_draw_forgive(ctx, status));
+    if (!is_case) goto cleanup;
     TRY(assay_attempt_make(ctx, s->tried, &changed, 0, &a));
     if (a.end == ASSAY_ATTEMPT_PASS) *found = PASSES;
     if (a.end == ASSAY_ATTEMPT_FAIL && assay_reason_is_alike(&a.reason, &s->reason)) *found = FAILS;

@@ -52,15 +52,9 @@ static assay_status offer(assay_context *ctx, assay_shrinking *s, assay_case *c,
     assay_status status;
     bool is_case = false, differ = false;
     *taken = false;
-    TRY(assay_draw_set(ctx, &s->sets, changed));
-    TRY(differs(ctx, c, changed, &differ));
-    if (!differ) goto cleanup;
-    TRY(assay_draw_check(ctx, changed, s->tried->profile, &is_case));
-    if (!is_case) {
-        assay_draw_fit(changed);
-        TRY(assay_draw_check(ctx, changed, s->tried->profile, &is_case));
-    }
-    if (!is_case || assay_shrinking_is_over(s)) goto cleanup;
+    TRY(assay_draw_settle(ctx, &s->sets, s->tried->profile, changed, &is_case));
+    if (is_case) TRY(differs(ctx, c, changed, &differ));
+    if (!differ || assay_shrinking_is_over(s)) goto cleanup;
     if (assay_draw_elements(changed, s->tried->profile) > assay_draw_elements(c, s->tried->profile)) goto cleanup;
     TRY(fails_alike(ctx, s, changed, taken));
     if (*taken) {
@@ -72,6 +66,20 @@ static assay_status offer(assay_context *ctx, assay_shrinking *s, assay_case *c,
 cleanup:
     assay_case_free(changed);
     return status;
+}
+
+/* With a setting, where it may have it. */
+static assay_status offer_set(assay_context *ctx, assay_shrinking *s, assay_case *c, const char *set, bool *taken)
+{
+    assay_status status;
+    assay_case changed = {0};
+    *taken = false;
+    TRY(assay_case_copy(ctx, c, &changed));
+    status = assay_case_set(ctx, &changed, set);
+    if (status == ASSAY_OK) return offer(ctx, s, c, &changed, taken);
+cleanup:
+    assay_case_free(&changed);
+    return assay_draw_forgive(ctx, status);
 }
 
 /* ---- what is said ---- */
@@ -127,15 +135,8 @@ static assay_status shrink_settings(assay_context *ctx, assay_shrinking *s, assa
 {
     assay_status status = ASSAY_OK;
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
-        assay_case changed = {0};
         bool taken = false;
-        TRY(assay_case_copy(ctx, c, &changed));
-        status = assay_case_set(ctx, &changed, plain[i]);
-        if (status != ASSAY_OK) {
-            assay_case_free(&changed);
-            goto cleanup;
-        }
-        TRY(offer(ctx, s, c, &changed, &taken));
+        TRY(offer_set(ctx, s, c, plain[i], &taken));
     }
 cleanup:
     return status;
@@ -186,21 +187,11 @@ static assay_status shrink_inputs(assay_context *ctx, assay_shrinking *s, assay_
     }
     for (int i = 0; i < c->input_count; i++) {
         const bool is_plain = c->inputs[i].fill.distribution == ASSAY_CONSTANT || c->inputs[i].values != NULL;
-        for (size_t f = 0; !is_plain && f < sizeof fills / sizeof *fills; f++) {
+        bool taken = is_plain;
+        for (size_t f = 0; !taken && f < sizeof fills / sizeof *fills; f++) {
             char set[ASSAY_PATH_SIZE + 64];
-            assay_case changed = {0};
-            bool taken = false;
-            TRY(assay_case_copy(ctx, c, &changed));
             snprintf(set, sizeof set, "inputs.%s=%s", c->inputs[i].path, fills[f]);
-            status = assay_case_set(ctx, &changed, set);
-            if (status == ASSAY_OK) {
-                TRY(offer(ctx, s, c, &changed, &taken));
-            } else {
-                assay_case_free(&changed);
-                if (status != ASSAY_BAD_INPUT) goto cleanup;
-                status = ASSAY_OK;
-            }
-            if (taken) break;
+            TRY(offer_set(ctx, s, c, set, &taken));
         }
     }
 cleanup:
