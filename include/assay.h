@@ -23,6 +23,7 @@
 #include "oracle/base/tensor.h"
 #include "oracle/blocks/gqa.h"
 #include "oracle/blocks/mla.h"
+#include "oracle/blocks/mlp.h"
 #include "oracle/graph/graph.h"
 #include "oracle/layer/batch_split.h"
 #include "oracle/layer/deepseek_stack.h"

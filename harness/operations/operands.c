@@ -274,7 +274,8 @@ static assay_status dequantised_read_i32(assay_context *ctx, void *self, const c
 
 assay_source assay_dequantised_source(assay_dequantised *dequantised)
 {
-    return (assay_source){dequantised, dequantised_has, dequantised_read, dequantised_read_i32, NULL};
+    return (assay_source){
+        .self = dequantised, .has = dequantised_has, .read = dequantised_read, .read_i32 = dequantised_read_i32};
 }
 
 static assay_status copy_tensor(assay_context *ctx, const assay_tensor *from, assay_tensor_set *to)

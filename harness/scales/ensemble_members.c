@@ -113,7 +113,7 @@ static assay_status rounded_read_i32(assay_context *ctx, void *self, const char 
 
 assay_source assay_rounded_source(assay_rounded *rounded)
 {
-    return (assay_source){rounded, rounded_has, rounded_read, rounded_read_i32, NULL};
+    return (assay_source){.self = rounded, .has = rounded_has, .read = rounded_read, .read_i32 = rounded_read_i32};
 }
 
 /* Of a member's results only the errors are left. */

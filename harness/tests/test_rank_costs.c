@@ -61,7 +61,7 @@ static assay_status write_golden(assay_context *ctx, void *self)
     ctx->ranks->least = 0;
     TRY(assay_inputs_open_plan(ctx, &inputs, j.plan, NULL));
     const assay_source in = assay_inputs_source(&inputs);
-    const assay_source counted = {&j, has, read_counted, read_integers, NULL};
+    const assay_source counted = {.self = &j, .has = has, .read = read_counted, .read_i32 = read_integers};
     j.in = &in;
     status = assay_golden_write_from(ctx, j.plan, j.path, &counted, true);
 cleanup:

@@ -99,6 +99,9 @@ typedef struct assay_source {
     /* How a tensor is drawn (oracle/base/random.h), what it points to living as long as the source; false, or no such
      * function: nobody says. */
     bool (*recipe)(void *self, const char *path, struct assay_recipe *recipe);
+    /* The elements where they lie, which nobody writes to and which stay as long as the source; NULL, or no such function: they
+     * are read. */
+    const double *(*lend)(void *self, const char *path, int64_t first, int64_t count);
 } assay_source;
 
 /* wants: whether anybody will look at the tensor at `path` ("outputs/y", "gradients/weights/wo", "routing/margin",
@@ -111,6 +114,9 @@ typedef struct assay_sink {
     assay_status (*write)(assay_context *ctx, void *self, const char *path, int64_t count, const double *values);
     assay_status (*write_i32)(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values);
     assay_status (*write_zeros)(assay_context *ctx, void *self, const char *path, int64_t count);
+    /* Where the next `count` elements will be: made there, they are not copied when they are written from there. NULL, or no
+     * such function: there is no such place. */
+    double *(*room)(void *self, const char *path, int64_t count);
 } assay_sink;
 
 /* A run stage by stage: of a tensor that it has computed and handed to the sink, an operation goes on from what the source

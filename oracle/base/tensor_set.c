@@ -186,9 +186,17 @@ static assay_status set_read_i32(assay_context *ctx, void *self, const char *pat
     return status;
 }
 
+static const double *set_lend(void *self, const char *path, int64_t first, int64_t count)
+{
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    const bool there = tensor != NULL && tensor->values != NULL && assay_tensor_is_complete(tensor);
+    return there && first >= 0 && count <= tensor->count - first ? tensor->values + first : NULL;
+}
+
 assay_source assay_tensor_set_source(const assay_tensor_set *set)
 {
-    return (assay_source){(void *)set, set_has, set_read, set_read_i32, NULL};
+    return (assay_source){
+        .self = (void *)set, .has = set_has, .read = set_read, .read_i32 = set_read_i32, .lend = set_lend};
 }
 
 static bool set_wants(void *self, const char *path)
@@ -201,8 +209,16 @@ static assay_status set_write(assay_context *ctx, void *self, const char *path, 
     assay_tensor *tensor = NULL;
     int64_t first = 0;
     const assay_status status = tensor_to_write(ctx, self, path, false, count, &tensor, &first);
-    if (status == ASSAY_OK) memcpy(tensor->values + first, values, (size_t)count * sizeof *values);
+    if (status == ASSAY_OK && values != tensor->values + first)
+        memcpy(tensor->values + first, values, (size_t)count * sizeof *values);
     return status;
+}
+
+static double *set_room(void *self, const char *path, int64_t count)
+{
+    const assay_tensor *tensor = assay_tensor_set_find(self, path);
+    const bool there = tensor != NULL && tensor->values != NULL && count <= tensor->count - tensor->written;
+    return there ? tensor->values + tensor->written : NULL;
 }
 
 static assay_status set_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
@@ -217,7 +233,8 @@ static assay_status set_write_i32(assay_context *ctx, void *self, const char *pa
 
 assay_sink assay_tensor_set_sink(assay_tensor_set *set)
 {
-    return (assay_sink){.self = set, .wants = set_wants, .write = set_write, .write_i32 = set_write_i32};
+    return (assay_sink){
+        .self = set, .wants = set_wants, .write = set_write, .write_i32 = set_write_i32, .room = set_room};
 }
 
 static bool overlay_has(void *self, const char *path)
@@ -245,9 +262,16 @@ static assay_status overlay_read_i32(assay_context *ctx, void *self, const char 
     return in->read_i32(ctx, in->self, path, first, count, out);
 }
 
+static const double *overlay_lend(void *self, const char *path, int64_t first, int64_t count)
+{
+    const assay_source *in = layer_of(self, path);
+    return in->lend == NULL ? NULL : in->lend(in->self, path, first, count);
+}
+
 assay_source assay_overlay_source(assay_overlay *overlay)
 {
-    return (assay_source){overlay, overlay_has, overlay_read, overlay_read_i32, NULL};
+    return (assay_source){
+        .self = overlay, .has = overlay_has, .read = overlay_read, .read_i32 = overlay_read_i32, .lend = overlay_lend};
 }
 
 static bool tee_wants(void *self, const char *path)

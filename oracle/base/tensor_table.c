@@ -69,19 +69,31 @@ cleanup:
     return status;
 }
 
-assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
-                                const assay_tensor_table *table, int64_t expert, double *const *weights)
+assay_status assay_weights_lend(assay_context *ctx, const assay_source *in, const char *prefix,
+                                const assay_tensor_table *table, int64_t expert, double *const *room, double **weights)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
-        const int64_t count = assay_tensor_row_count(&table->rows[i]);
+        const int64_t count = assay_tensor_row_count(&table->rows[i]), first = expert * count;
         char path[ASSAY_PATH_SIZE];
-        if (weights[i] == NULL) continue;
+        if (room[i] == NULL) continue;
         assay_tensor_path("weights/", prefix, &table->rows[i], path);
-        TRY(in->read(ctx, in->self, path, expert * count, count, weights[i]));
+        weights[i] = in->lend == NULL ? NULL : (double *)in->lend(in->self, path, first, count);
+        if (weights[i] != NULL) continue;
+        weights[i] = room[i];
+        TRY(in->read(ctx, in->self, path, first, count, room[i]));
     }
 cleanup:
     return status;
+}
+
+assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
+                                const assay_tensor_table *table, int64_t expert, double *const *weights)
+{
+    assay_source copying = *in;
+    double *there[ASSAY_MOST_ROWS];
+    copying.lend = NULL;
+    return assay_weights_lend(ctx, &copying, prefix, table, expert, weights, there);
 }
 
 static bool wants_gradient(const assay_sink *out, const char *prefix, const assay_tensor_row *row,
@@ -115,6 +127,19 @@ assay_status assay_gradients_alloc(assay_context *ctx, const assay_sink *out, co
     }
 cleanup:
     return status;
+}
+
+void assay_gradients_place(const assay_sink *out, const char *prefix, const assay_tensor_table *table,
+                           double *const *room, double **gradients)
+{
+    for (int i = 0; i < table->count; i++) {
+        const int64_t count = assay_tensor_row_count(&table->rows[i]);
+        char path[ASSAY_PATH_SIZE];
+        gradients[i] = room[i];
+        if (room[i] == NULL || out->room == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
+        double *place = out->room(out->self, path, count);
+        if (place != NULL) gradients[i] = place;
+    }
 }
 
 assay_status assay_gradients_write(assay_context *ctx, const assay_sink *out, const char *prefix,

@@ -56,12 +56,18 @@ assay_status assay_weights_alloc(assay_context *ctx, const assay_source *in, con
 /* The weights of one expert, where a tensor has those of all one after the other; 0: of a block that has no experts. */
 assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
                                 const assay_tensor_table *table, int64_t expert, double *const *weights);
+/* The same; weights are where the source lends them, or in their room. */
+assay_status assay_weights_lend(assay_context *ctx, const assay_source *in, const char *prefix,
+                                const assay_tensor_table *table, int64_t expert, double *const *room, double **weights);
 /* Whether the sink wants the gradient of any weight that the source has. */
 bool assay_wants_any_gradient(const assay_source *in, const assay_sink *out, const char *prefix,
                               const assay_tensor_table *table);
 /* Room for those gradients of `weights` that the sink wants; NULL before. */
 assay_status assay_gradients_alloc(assay_context *ctx, const assay_sink *out, const char *prefix,
                                    const assay_tensor_table *table, double *const *weights, double **gradients);
+/* Where the next gradients are made: where the sink will have them, or in their room. */
+void assay_gradients_place(const assay_sink *out, const char *prefix, const assay_tensor_table *table,
+                           double *const *room, double **gradients);
 /* Those that are there and wanted. */
 assay_status assay_gradients_write(assay_context *ctx, const assay_sink *out, const char *prefix,
                                    const assay_tensor_table *table, double *const *gradients);

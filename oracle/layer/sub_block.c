@@ -97,6 +97,14 @@ static assay_status source_read_i32(assay_context *ctx, void *self, const char *
     return s->in->read_i32(ctx, s->in->self, outside, first, count, out);
 }
 
+static const double *source_lend(void *self, const char *path, int64_t first, int64_t count)
+{
+    const sub_block *s = self;
+    char outside[ASSAY_PATH_SIZE];
+    const bool lends = s->in->lend != NULL && !is_inside(path) && outside_path(s, path, outside);
+    return lends ? s->in->lend(s->in->self, outside, first, count) : NULL;
+}
+
 /* What backward makes; a recipe's are checkpoints. */
 static bool is_gradient(const char *path)
 {
@@ -158,7 +166,8 @@ static assay_status sink_write_zeros(assay_context *ctx, void *self, const char 
 
 assay_source sub_block_source(sub_block *s)
 {
-    return (assay_source){.self = s, .has = source_has, .read = source_read, .read_i32 = source_read_i32};
+    return (assay_source){
+        .self = s, .has = source_has, .read = source_read, .read_i32 = source_read_i32, .lend = source_lend};
 }
 
 assay_sink sub_block_sink(sub_block *s)

@@ -114,8 +114,10 @@ typedef struct moe_mlp {
     int64_t most;   /* rows that the buffers have room for */
     int64_t pieces; /* that rows come in */
     assay_tensor_table table;
-    double *weights[ASSAY_MLP_WEIGHTS];
-    double *gradients[ASSAY_MLP_WEIGHTS]; /* sums over pieces */
+    double *room_of_weights[ASSAY_MLP_WEIGHTS];
+    double *weights[ASSAY_MLP_WEIGHTS]; /* there, or where the source lends them */
+    double *room_of_gradients[ASSAY_MLP_WEIGHTS];
+    double *gradients[ASSAY_MLP_WEIGHTS]; /* sums over pieces; there, or where the sink will have them */
     double *partials[ASSAY_MLP_WEIGHTS];  /* of one piece; NULL where there is but one */
     bool summing;                         /* gradients hold a sum already */
     double *room[GRAPH_TENSORS];          /* of what steps make: it stays until the next rows come */
@@ -133,6 +135,9 @@ void moe_mlp_free(moe_mlp *mlp);
 int moe_mlp_first_result(const moe_mlp *mlp);
 /* What there is of "moe_mlpwi_0" and the like of the rows. */
 double *moe_mlp_value(const moe_mlp *mlp, int checkpoint);
+/* Of one expert, or of the shared one: 0. Its gradients begin before its weights are read, if anybody needs them. */
+void moe_mlp_begin(moe_mlp *mlp);
+assay_status moe_mlp_read_weights(assay_context *ctx, moe_mlp *mlp, int64_t expert);
 /* Reads what the source gives and computes the rest; y of the rows only when `down`. Its checkpoints go to the results. */
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows, bool down);
 /* dx of the rows where rows->dx is there; the gradients of the weights join the sum. Rows may be fewer than forward's. */

@@ -127,11 +127,12 @@ static assay_status run_expert(assay_context *ctx, void *self, const assay_piece
     const int64_t expert = piece->number;
     bool read = false;
     block->piece = piece;
+    moe_mlp_begin(mlp);
     for (int64_t i = 0; i < block->split.pieces; i++) {
         block->placement->take_rows(ctx, block, expert, i);
         block->placed_rows = expert;
         if (block->rows.count == 0) continue;
-        if (!read) TRY(assay_weights_read(ctx, block->in, "", &mlp->table, expert, mlp->weights));
+        if (!read) TRY(moe_mlp_read_weights(ctx, mlp, expert));
         read = true;
         TRY(run_piece(ctx, block));
         if (block->placement->join != NULL) TRY(put_rows(ctx, block));

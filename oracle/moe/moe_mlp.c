@@ -16,8 +16,9 @@ static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_bl
     assay_status status = ASSAY_OK;
     const assay_sink *out = block->results.out;
     mlp->table = graph_weight_table(&mlp->graph);
-    TRY(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->weights));
-    TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->gradients));
+    TRY(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->room_of_weights));
+    memcpy(mlp->weights, mlp->room_of_weights, sizeof mlp->weights);
+    TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->room_of_gradients));
     if (mlp->pieces > 1) TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->partials));
 cleanup:
     return status;
@@ -49,8 +50,8 @@ cleanup:
 
 void moe_mlp_free(moe_mlp *mlp)
 {
-    assay_weights_free(&mlp->table, mlp->weights);
-    assay_weights_free(&mlp->table, mlp->gradients);
+    assay_weights_free(&mlp->table, mlp->room_of_weights);
+    assay_weights_free(&mlp->table, mlp->room_of_gradients);
     assay_weights_free(&mlp->table, mlp->partials);
     for (int t = 0; t < GRAPH_TENSORS; t++) free(mlp->room[t]);
     graph_close(&mlp->run);
@@ -62,6 +63,17 @@ double *moe_mlp_value(const moe_mlp *mlp, int checkpoint)
 {
     const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp->config.mlp, mlp->config.place, checkpoint);
     return row.name == NULL ? NULL : mlp->room[graph_find(&mlp->graph, row.name)];
+}
+
+void moe_mlp_begin(moe_mlp *mlp)
+{
+    assay_gradients_place(mlp->checkpoints.results->out, "", &mlp->table, mlp->room_of_gradients, mlp->gradients);
+}
+
+assay_status moe_mlp_read_weights(assay_context *ctx, moe_mlp *mlp, int64_t expert)
+{
+    const assay_source *in = mlp->checkpoints.block->in;
+    return assay_weights_lend(ctx, in, "", &mlp->table, expert, mlp->room_of_weights, mlp->weights);
 }
 
 /* The graph of so many rows: all of them have the same tensors at the same places. */

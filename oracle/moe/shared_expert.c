@@ -84,7 +84,8 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     moe_shared_gate gate = {0};
     if (!is_needed(block)) return ASSAY_OK;
     TRY(alloc_shared(ctx, block, &all));
-    TRY(assay_weights_read(ctx, block->in, "", &mlp->table, 0, mlp->weights));
+    moe_mlp_begin(mlp);
+    TRY(moe_mlp_read_weights(ctx, mlp, 0));
     if (gated) TRY(moe_shared_gate_forward(ctx, &gate, block, gradients));
     if (gated) all.dy = gate.dy;
     TRY(run_owners(ctx, block, &all, gradients));

@@ -76,7 +76,7 @@ static assay_status read_i32(assay_context *ctx, void *self, const char *path, i
 
 assay_source test_tensors_source(test_tensors *tensors)
 {
-    return (assay_source){tensors, has, read_f64, read_i32, NULL};
+    return (assay_source){.self = tensors, .has = has, .read = read_f64, .read_i32 = read_i32};
 }
 
 static bool wants(void *self, const char *path)

@@ -79,6 +79,10 @@ TEST(an_incomplete_tensor_is_not_given)
     expect_refusal(&ctx, assay_tensor_set_require_complete(&ctx, &set), "inputs/x was not written in full");
     assert_true(source.has(source.self, "weights/w"));
     assert_false(source.has(source.self, "inputs/x"));
+    assert_true(source.lend(source.self, "weights/w", 1, 2) == assay_tensor_set_find(&set, "weights/w")->values + 1);
+    assert_null(source.lend(source.self, "weights/w", 1, 3));
+    assert_null(source.lend(source.self, "weights/w", -1, 2));
+    assert_null(source.lend(source.self, "inputs/x", 0, 1));
     expect_refusal(&ctx, source.read(&ctx, source.self, "inputs/x", 3, 3, back),
                    "inputs/x has fewer elements than are asked for");
     expect_refusal(&ctx, source.read(&ctx, source.self, "weights/w", -1, 2, back),
@@ -187,6 +191,8 @@ TEST(an_overlay_gives_what_it_has_before_the_rest)
     assert_false(both.has(both.self, "inputs/x"));
     assert_ok(&ctx, both.read(&ctx, both.self, "weights/w", 0, 3, back));
     assert_same_bits(back, six, 3);
+    assert_same_bits(both.lend(both.self, "weights/w", 0, 3), six, 3);
+    assert_null(both.lend(both.self, "inputs/ids", 0, 3));
     assert_ok(&ctx, below.write(&ctx, below.self, "inputs/x", 6, six));
     assert_ok(&ctx, both.read(&ctx, both.self, "inputs/x", 0, 6, back));
     assert_same_bits(back, six, 6);

@@ -257,3 +257,28 @@ TEST(test_reading)
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }
+
+/* Weights are taken where they lie, and gradients made where they will be, if source and sink have such places: the same bits. */
+TEST(test_lent_weights_and_gradients)
+{
+    for (int variant = 0; variant < VARIANTS; variant++) {
+        assay_context ctx = assay_context_default(1);
+        moe_case c = full_case(variant);
+        test_tensors expected = {0}, actual = {0};
+        const assay_source lending = assay_tensor_set_source(&c.in.set);
+        moe_case_run(&ctx, &c, &expected, &bf16, has_scales(variant));
+        for (int i = 0; i < c.in.set.count; i++) c.in.set.items[i].written = c.in.set.items[i].count;
+        assert_ok(&ctx, assay_tensor_set_copy(&ctx, &expected.set, &actual.set));
+        for (int i = 0; i < actual.set.count; i++) {
+            assay_tensor *tensor = &actual.set.items[i];
+            if (tensor->values != NULL) assay_fill_nan(tensor->values, tensor->count);
+        }
+        assay_tensor_set_rewind(&actual.set);
+        const assay_sink sink = assay_tensor_set_sink(&actual.set);
+        assert_ok(&ctx, assay_propagate_moe(&ctx, &c.config, &lending, &sink, &bf16, has_scales(variant)));
+        moe_case_assert_same(&actual, &expected);
+        assay_tensor_set_free(&expected.set);
+        assay_tensor_set_free(&actual.set);
+        moe_case_free(&c);
+    }
+}
