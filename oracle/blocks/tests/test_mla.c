@@ -412,22 +412,3 @@ TEST(test_other_refusals)
     good.rope.max_position_embeddings = good.rope.original_max_position_embeddings;
     assert_ok(&ctx, assay_mla_check(&ctx, &good));
 }
-
-TEST(test_softmax_scale)
-{
-    assay_mla_config c = {
-        .qk_nope_head_dim = 128,
-        .mscale = 1,
-        .rope = {
-            .dim = 64, .rope_factor = 40, .max_position_embeddings = 163840, .original_max_position_embeddings = 4096}};
-    const double m = 0.1 * log(40) + 1, plain = 1 / sqrt(192);
-    double expected = m * m / sqrt(192), scale = assay_mla_softmax_scale(&c);
-    assert_close(&scale, &expected, 1, 1e-15, 0);
-    c.mscale = 0.5;
-    scale = assay_mla_softmax_scale(&c);
-    expected = (0.05 * log(40) + 1) * (0.05 * log(40) + 1) / sqrt(192);
-    assert_close(&scale, &expected, 1, 1e-15, 0);
-    c.rope.max_position_embeddings = 4096;
-    scale = assay_mla_softmax_scale(&c);
-    assert_close(&scale, &plain, 1, 1e-15, 0);
-}
