@@ -99,23 +99,3 @@ void sharded_free_rows(moe_block *block)
     free(run->received);
     run->routed = run->sorted = run->received = NULL;
 }
-
-assay_status sharded_write_outputs(assay_context *ctx, const sharded_run *run)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t dim = run->permute.emb_dim, rows = run->sizes.buffer, parts = run->sizes.hidden_shards;
-    double *own = NULL;
-    /* fused_moe_func adds parts of y up once the weights have them: no shard has whole rows, or columns of them. */
-    if (run->block->config->path == ASSAY_MOE_FUSED && parts > 1) return ASSAY_OK;
-    if (!moe_wants(&run->block->results, MOE_ROUTED + ASSAY_MLPWO)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a shard's part of y", rows * dim / parts, &own));
-    for (int64_t i = 0; i < run->sizes.shards * parts * run->sizes.chunks; i++) {
-        const int64_t shard = i / run->sizes.chunks, c = i % run->sizes.chunks;
-        const double *y = run->chunks[c].rows_y + shard / parts * rows * dim;
-        moe_take_part(own, y, rows, dim, shard % parts, parts);
-        TRY(moe_write(ctx, &run->block->results, MOE_ROUTED + ASSAY_MLPWO, rows * dim / parts, own));
-    }
-cleanup:
-    free(own);
-    return status;
-}

@@ -284,7 +284,7 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
     const double router = chunks * routed * (3 * experts + 6 * per_token + 8) + 2 * routed * experts +
                           3 * dim * experts + chunks * shards * (double)s.expert_shards * (experts + 8);
     const double order = chunks * (2 * copies + rows), moved = 2 * routed * dim + copies * dim + rows * dim;
-    const double kept = chunks * rows * (4 * dim + 2 * width + 2);
+    const double kept = chunks * rows * (5 * dim + 2 * width + 2);
     const double parts = s.hidden_shards > 1 ? 2 : 0; /* of rows: of y or dx, and of a checkpoint */
     const double expert = 9 * dim * (width + 1) + most * (12 * width + (4 + parts) * dim) + 4 * width;
     const double common = 9 * dim * shared + tokens * (12 * shared + (5 + parts) * dim);

@@ -92,7 +92,5 @@ int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece)
 void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
 assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run);
 void sharded_free_rows(moe_block *block);
-/* As a checkpoint. */
-assay_status sharded_write_outputs(assay_context *ctx, const sharded_run *run);
 
 #endif

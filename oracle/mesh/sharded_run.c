@@ -220,7 +220,6 @@ static assay_status finish(assay_context *ctx, moe_block *block)
 {
     assay_status status = ASSAY_OK;
     sharded_run *run = block->placed;
-    TRY(sharded_write_outputs(ctx, run));
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
         TRY(return_outputs(ctx, run, c));
         TRY(return_gradients(ctx, run, c));
@@ -258,8 +257,7 @@ assay_status sharded_run_whole(assay_context *ctx, const assay_moe_config *confi
                                  .hidden_shards = s.hidden_shards,
                                  .emb_chunks = sharding->emb_chunks > 0 ? sharding->emb_chunks : 1,
                                  .weighs_h = sharding->weight_before_wo},
-                       .kept_rows = s.shards * s.chunks * s.buffer,
-                       .keeps_outputs = true};
+                       .kept_rows = s.shards * s.chunks * s.buffer};
     run.block = &block;
     run.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1;
     run.routing.batch = s.batch;

@@ -102,8 +102,6 @@ assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c);
 /* Has what the block's has of these checkpoints, "staged/" and "spread/" too; rows of no slot are 0. */
 assay_source moe_checkpoints_source(moe_checkpoints *c);
 assay_sink moe_checkpoints_sink(moe_checkpoints *c);
-/* Columns of rows [count,width] that the shard `part` of H has. */
-void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t part, int64_t parts);
 /* Whether the source gives any of the routed experts' checkpoints, to be read or to go on from. */
 bool moe_routed_given(const moe_block *block);
 
@@ -199,7 +197,6 @@ struct moe_block {
     double *combine;        /* [T,K]: weights of the outputs */
     int64_t capacity;       /* dropping */
     int64_t kept_rows;      /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
-    bool keeps_outputs;     /* the placement does, and writes them as a checkpoint */
     moe_rows rows;
     int64_t placed_rows;      /* the expert whose rows these are; -1: none's yet */
     const assay_piece *piece; /* the expert whose weights are there */
@@ -238,7 +235,7 @@ typedef struct moe_placement {
 
 extern const moe_placement moe_one_device;
 
-/* The config was checked; what stands before `path`, kept_rows and keeps_outputs are set, the rest is zero. */
+/* The config was checked; what stands before `path` and kept_rows are set, the rest is zero. */
 assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sink *out);
 
 /* How token copies of one device are grouped, and outputs combined. */

@@ -27,8 +27,7 @@ static int result_of(const moe_checkpoints *c, int checkpoint)
 
 static bool is_wanted(const moe_checkpoints *c, int checkpoint)
 {
-    const bool elsewhere = checkpoint == ASSAY_MLPWO && c->routed && c->block->keeps_outputs;
-    return c->width[checkpoint] > 0 && moe_wants(c->results, result_of(c, checkpoint)) && !elsewhere;
+    return c->width[checkpoint] > 0 && moe_wants(c->results, result_of(c, checkpoint));
 }
 
 /* --- where rows lie --- */
@@ -86,13 +85,6 @@ static piece piece_of(const moe_checkpoints *c, int checkpoint, int64_t i)
     if (parts_of(c) > 1) return part_of(c, checkpoint, i);
     if (is_dense(c)) return (piece){(i * c->block->experts + rows->expert) * width, i * width, width};
     return (piece){rows->first * width, 0, rows->count * width};
-}
-
-void moe_take_part(double *own, const double *rows, int64_t count, int64_t width, int64_t part, int64_t parts)
-{
-    const int64_t share = width / parts;
-    for (int64_t i = 0; i < count; i++)
-        memcpy(own + i * share, rows + i * width + part * share, (size_t)share * sizeof *own);
 }
 
 /* --- writing --- */
