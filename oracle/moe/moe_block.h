@@ -275,21 +275,17 @@ assay_status moe_write_i32(assay_context *ctx, const moe_block *block, const cha
                            const int32_t *values);
 assay_status moe_write_f64(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
                            const double *values);
+/* Of a kernel [D,columns] that x is multiplied with, from d [T,columns]: the sum over owners of x^T d of their tokens. Written where
+ * it is wanted. */
+assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,
+                                       int64_t columns, assay_product kind);
 /* The gradients of the gate; its part joins dx. */
 assay_status moe_router_backward(assay_context *ctx, moe_block *block);
 void moe_router_free(moe_router *router);
-/* Its products, for values or variances: x kernel, x^T d_logits, d_logits kernel^T. */
+/* Its products, for values or variances: x kernel, d_logits kernel^T. */
 static inline assay_matmul_args moe_logits_product(const moe_block *b, double *logits)
 {
     return assay_product_of_router(assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim));
-}
-
-/* Of the tokens of one owner. */
-static inline assay_matmul_args moe_d_kernel_product(const moe_block *b, int64_t owner, double *d_kernel)
-{
-    const int64_t tokens = b->tokens / b->split.owners, first = owner * tokens;
-    return assay_product_of_router(assay_product_atb(
-        d_kernel, b->x + first * b->emb_dim, b->router.d_logits + first * b->experts, b->emb_dim, b->experts, tokens));
 }
 
 static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)

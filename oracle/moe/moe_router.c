@@ -136,23 +136,26 @@ cleanup:
     return status;
 }
 
-/* The sum over owners of x^T d_logits of their tokens. */
-static assay_status kernel_gradient(assay_context *ctx, const moe_block *block)
+assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,
+                                       int64_t columns, assay_product kind)
 {
     assay_status status = ASSAY_OK;
-    const int64_t count = block->emb_dim * block->experts, owners = block->split.owners;
-    double *d_kernel = NULL, *part = NULL;
-    if (!moe_wants(&block->results, MOE_DKERNEL)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "d_kernel", count, &d_kernel));
-    if (owners > 1) TRY(assay_alloc_f64(ctx, "d_kernel of a shard", count, &part));
+    const int64_t owners = block->split.owners, tokens = block->tokens / owners, dim = block->emb_dim;
+    double *gradient = NULL, *part = NULL;
+    if (!moe_wants(&block->results, result)) return ASSAY_OK;
+    TRY(assay_alloc_f64(ctx, "gradient of a gate's kernel", dim * columns, &gradient));
+    if (owners > 1) TRY(assay_alloc_f64(ctx, "gradient of a gate's kernel, of a shard", dim * columns, &part));
     for (int64_t owner = 0; owner < owners; owner++) {
-        const assay_matmul_args args = moe_d_kernel_product(block, owner, owner == 0 ? d_kernel : part);
+        const int64_t first = owner * tokens;
+        assay_matmul_args args = assay_product_atb(owner == 0 ? gradient : part, block->x + first * dim,
+                                                   d + first * columns, dim, columns, tokens);
+        args.kind = kind;
         TRY(assay_matmul(ctx, &args));
-        if (owner > 0) moe_join(ctx, count, d_kernel, part);
+        if (owner > 0) moe_join(ctx, dim * columns, gradient, part);
     }
-    TRY(moe_write(ctx, &block->results, MOE_DKERNEL, count, d_kernel));
+    TRY(moe_write(ctx, &block->results, result, dim * columns, gradient));
 cleanup:
-    free(d_kernel);
+    free(gradient);
     free(part);
     return status;
 }
@@ -184,7 +187,7 @@ assay_status moe_router_backward(assay_context *ctx, moe_block *block)
     TRY(block->placement->route_backward(ctx, block, d_bias, d_scale));
     TRY(moe_write(ctx, r, MOE_DBIAS, block->experts, d_bias));
     TRY(moe_write(ctx, r, MOE_DSCALE, block->experts, d_scale));
-    TRY(kernel_gradient(ctx, block));
+    TRY(moe_write_kernel_gradient(ctx, block, MOE_DKERNEL, router->d_logits, block->experts, ASSAY_PRODUCT_ROUTER));
     if (block->need_dx) {
         TRY(assay_alloc_f64(ctx, "dx of the router", count, &dx));
         const assay_matmul_args args = moe_dx_product(block, dx);

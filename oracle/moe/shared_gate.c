@@ -44,28 +44,6 @@ void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, c
     moe_gather(ctx, y, y, NULL, g->gate, block->tokens, block->emb_dim);
 }
 
-/* The sum over owners of x^T d_logits of their tokens. */
-static assay_status kernel_gradient(assay_context *ctx, const moe_block *block, const double *d_logits)
-{
-    assay_status status = ASSAY_OK;
-    const int64_t owners = block->split.owners, tokens = block->tokens / owners, dim = block->emb_dim;
-    double *d_kernel = NULL, *part = NULL;
-    if (!moe_wants(&block->results, MOE_DSHARED_GATE)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "gradient of the shared expert's gate", dim, &d_kernel));
-    TRY(assay_alloc_f64(ctx, "gradient of the shared expert's gate, of a shard", dim, &part));
-    for (int64_t owner = 0; owner < owners; owner++) {
-        const assay_matmul_args args = assay_product_atb(owner == 0 ? d_kernel : part, block->x + owner * tokens * dim,
-                                                         d_logits + owner * tokens, dim, 1, tokens);
-        TRY(assay_matmul(ctx, &args));
-        if (owner > 0) moe_join(ctx, dim, d_kernel, part);
-    }
-    TRY(moe_write(ctx, &block->results, MOE_DSHARED_GATE, dim, d_kernel));
-cleanup:
-    free(d_kernel);
-    free(part);
-    return status;
-}
-
 assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
                                       const double *y, double *dx)
 {
@@ -81,7 +59,7 @@ assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate 
         d_logits[t] = d_gate * assay_sigmoid_slope(ctx, g->logits[t], g->gate[t]);
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, d_logits);
-    TRY(kernel_gradient(ctx, block, d_logits));
+    TRY(moe_write_kernel_gradient(ctx, block, MOE_DSHARED_GATE, d_logits, 1, ASSAY_PRODUCT_OTHER));
     if (dx == NULL) goto cleanup;
     TRY(assay_alloc_f64(ctx, "dx of the shared expert's gate", tokens * dim, &dx_gate));
     const assay_matmul_args args = assay_product_ab(dx_gate, d_logits, g->kernel, tokens, dim, 1);

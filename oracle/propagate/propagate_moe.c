@@ -188,7 +188,8 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
     TRY(moe_write(ctx, &scale->results, MOE_DBIAS, block->experts, v->d_bias));
     TRY(moe_write(ctx, &scale->results, MOE_DSCALE, block->experts, v->d_scale));
     if (moe_wants(&scale->results, MOE_DKERNEL)) {
-        const assay_matmul_args args = moe_d_kernel_product(block, 0, v->d_kernel);
+        const assay_matmul_args args = assay_product_of_router(
+            assay_product_atb(v->d_kernel, block->x, router->d_logits, block->emb_dim, block->experts, block->tokens));
         TRY(assay_propagate_product(ctx, precision, false, &args, NULL, v->d_logits));
         TRY(moe_write(ctx, &scale->results, MOE_DKERNEL, block->emb_dim * block->experts, v->d_kernel));
     }
