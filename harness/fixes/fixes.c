@@ -102,17 +102,6 @@ cleanup:
     return status;
 }
 
-static assay_status take_rows(assay_context *ctx, fixes *f, assay_fixture_reader *golden,
-                              assay_fixture_reader *candidate)
-{
-    assay_status status;
-    const assay_plan *plan = &f->golden->plan;
-    TRY(assay_candidate_take_orders(ctx, plan, golden, candidate, &f->orders, &f->given));
-    TRY(assay_candidate_take_replicas(ctx, plan, golden, candidate, &f->orders));
-cleanup:
-    return status;
-}
-
 static void note_orders(const assay_row_orders *orders, assay_report *report)
 {
     if (orders->other > 0) {
@@ -188,16 +177,15 @@ assay_status assay_compare_fixed(assay_context *ctx, assay_golden *golden, assay
     status = assay_golden_plan(ctx, golden, profile);
     if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) goto cleanup;
     ctx->message[0] = '\0';
-    TRY(assay_candidate_take_sketches(ctx, plan, candidate));
-    TRY(assay_candidate_take_unused(ctx, plan, golden->reader, candidate));
-    TRY(assay_candidate_take_nan_codes(ctx, plan, golden->reader, candidate));
+    TRY(assay_candidate_put_as_golden(ctx, plan, golden->reader, candidate));
     TRY(assay_choices_read(ctx, golden->reader, assay_plan_order(plan), candidate, &f.choices));
     TRY(assay_hidden_codes_take(ctx, plan, candidate, &f.codes));
     const bool differ = assay_choices_differ(&f.choices);
     if (!differ) assay_choices_count(&f.choices);
-    if (!differ) TRY(take_rows(ctx, &f, golden->reader, candidate));
+    if (!differ) TRY(assay_candidate_take_rows(ctx, plan, golden->reader, candidate, &f.orders, &f.given));
     if (differ || f.orders.is_output || f.codes.staged.count > 0) TRY(evaluate_or_say_why_not(ctx, &f, differ));
-    if (differ && f.again.reader != NULL) TRY(take_rows(ctx, &f, f.again.reader, candidate));
+    if (differ && f.again.reader != NULL)
+        TRY(assay_candidate_take_rows(ctx, plan, f.again.reader, candidate, &f.orders, &f.given));
     TRY(compare(ctx, &f, candidate, report));
     if (f.again.reader != NULL) TRY(hand_over(ctx, &f, report, against));
 cleanup:

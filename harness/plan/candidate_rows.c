@@ -82,23 +82,6 @@ static bool has_unused_rows(const assay_tensor_entry *entry)
     return entry->unused_row_axes > 0 && assay_role_is_result(entry->spec.role);
 }
 
-assay_status assay_candidate_take_unused(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate)
-{
-    assay_status status = ASSAY_OK;
-    const assay_source given = assay_golden_given(golden);
-    bool *used = NULL;
-    for (int i = 0; i < plan->list.count; i++) {
-        const assay_tensor_entry *entry = &plan->list.entries[i];
-        if (!has_unused_rows(entry) || !is_shared(golden, candidate, entry->spec.path)) continue;
-        if (used == NULL) TRY(plan->operation->used_rows(ctx, plan->c, &given, &used));
-        TRY(take_unused(ctx, entry, used, golden, candidate));
-    }
-cleanup:
-    free(used);
-    return status;
-}
-
 static bool is_nan(int32_t code)
 {
     return code == 0x7f || code == 0xff;
@@ -123,16 +106,25 @@ cleanup:
     return status;
 }
 
-assay_status assay_candidate_take_nan_codes(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                            assay_fixture_reader *candidate)
+assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                           assay_fixture_reader *candidate)
 {
-    assay_status status = ASSAY_OK;
+    assay_status status;
+    const assay_source given = assay_golden_given(golden);
+    bool *used = NULL;
+    TRY(assay_candidate_take_sketches(ctx, plan, candidate));
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
-        if (!entry->nan_codes || !is_shared(golden, candidate, entry->spec.path)) continue;
-        TRY(take_nan_codes(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), golden, candidate));
+        if (!is_shared(golden, candidate, entry->spec.path)) continue;
+        if (has_unused_rows(entry)) {
+            if (used == NULL) TRY(plan->operation->used_rows(ctx, plan->c, &given, &used));
+            TRY(take_unused(ctx, entry, used, golden, candidate));
+        }
+        if (entry->nan_codes)
+            TRY(take_nan_codes(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), golden, candidate));
     }
 cleanup:
+    free(used);
     return status;
 }
 
@@ -291,8 +283,8 @@ static void find_wrong_replica(const int32_t *map, int64_t physical, const int32
     }
 }
 
-assay_status assay_candidate_take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                           assay_fixture_reader *candidate, assay_row_orders *orders)
+static assay_status take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                  assay_fixture_reader *candidate, assay_row_orders *orders)
 {
     static const char path[] = "routing/physical_experts", map_path[] = "inputs/physical_to_logical_map";
     assay_status status;
@@ -338,9 +330,8 @@ cleanup:
     return status;
 }
 
-assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate, assay_row_orders *orders,
-                                         assay_tensor_set *given)
+static assay_status take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                assay_fixture_reader *candidate, assay_row_orders *orders, assay_tensor_set *given)
 {
     assay_status status = ASSAY_OK;
     copies_order o = {0};
@@ -371,4 +362,12 @@ assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *p
 cleanup:
     copies_order_free(&o);
     return status;
+}
+
+assay_status assay_candidate_take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, assay_row_orders *orders,
+                                       assay_tensor_set *given)
+{
+    const assay_status status = take_orders(ctx, plan, golden, candidate, orders, given);
+    return status == ASSAY_OK ? take_replicas(ctx, plan, golden, candidate, orders) : status;
 }

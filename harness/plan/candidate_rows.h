@@ -5,19 +5,15 @@
 
 #include "harness/plan/results.h"
 
-/* The candidate's rows that belong to nothing (unused_row_axes of the operation's entries) become the golden's. */
-assay_status assay_candidate_take_unused(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate);
-
-/* The candidate's codes of NaN become the golden's where that is NaN too: recipes do not agree on its sign. */
-assay_status assay_candidate_take_nan_codes(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                            assay_fixture_reader *candidate);
-
-/* Gradients that the golden holds as sketches, and the candidate in full, become sketches. A tensor of another shape or
- * type stays, and is missing then. */
+/* The candidate's rows that belong to nothing (unused_row_axes of the operation's entries) become the golden's; so do its
+ * codes of NaN where the golden's is NaN too: recipes do not agree on its sign. Gradients that the golden holds as
+ * sketches, and the candidate in full, become sketches; a tensor of another shape or type stays, and is missing then. */
+assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                           assay_fixture_reader *candidate);
+/* Of these, the sketches. */
 assay_status assay_candidate_take_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate);
 
-/* The same of results in memory. */
+/* Rows that belong to nothing of results in memory. */
 assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                        assay_tensor_set *results);
 
@@ -30,16 +26,13 @@ typedef struct assay_row_orders {
     bool is_output;                   /* a lawful other one is an output, so that gradients go by it */
 } assay_row_orders;
 
-/* routing/physical_experts of the candidate: any replica of the chosen expert will do, and becomes the golden's. */
-assay_status assay_candidate_take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                           assay_fixture_reader *candidate, assay_row_orders *orders);
-
 /* sorted_selected_experts of the candidate: its copies must be those of the golden, grouped by expert, and may come in any
  * order within an expert. Where the order is another one, it and all tensors in it become as the golden has them, but for
  * an order that is an output: that comes to `given`, with which the golden is to be evaluated again. Orders of several
- * shards are as the golden has them, or wrong. */
-assay_status assay_candidate_take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         assay_fixture_reader *candidate, assay_row_orders *orders,
-                                         assay_tensor_set *given);
+ * shards are as the golden has them, or wrong.
+ * routing/physical_experts of the candidate: any replica of the chosen expert will do, and becomes the golden's. */
+assay_status assay_candidate_take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                       assay_fixture_reader *candidate, assay_row_orders *orders,
+                                       assay_tensor_set *given);
 
 #endif
