@@ -297,31 +297,25 @@ cleanup:
     return status;
 }
 
-static assay_status write_groups(assay_context *ctx, const assay_sink *out, const assay_schedule *schedule,
-                                 const assay_schedule_dims *dims)
+/* Scheduling groups of the events, and barriers between them. */
+static assay_status write_hints(assay_context *ctx, const assay_sink *out, const assay_schedule *schedule,
+                                const assay_schedule_dims *dims)
 {
     assay_status status = ASSAY_OK;
-    int32_t *groups = NULL;
-    if (!out->wants(out->self, "schedule/groups")) return ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, "schedule/groups", schedule->count, &groups));
-    assay_schedule_groups(schedule->events, schedule->count, dims, groups);
-    TRY(out->write_i32(ctx, out->self, "schedule/groups", schedule->count, groups));
+    int32_t *groups = NULL, *barriers = NULL;
+    const int64_t count = assay_schedule_barrier_count(dims) * ASSAY_BARRIER_FIELDS;
+    if (out->wants(out->self, "schedule/groups")) {
+        TRY(assay_alloc_i32(ctx, "schedule/groups", schedule->count, &groups));
+        assay_schedule_groups(schedule->events, schedule->count, dims, groups);
+        TRY(out->write_i32(ctx, out->self, "schedule/groups", schedule->count, groups));
+    }
+    if (out->wants(out->self, "schedule/barriers")) {
+        TRY(assay_alloc_i32(ctx, "schedule/barriers", count, &barriers));
+        TRY(assay_schedule_barriers(ctx, schedule->events, schedule->count, dims, barriers));
+        TRY(out->write_i32(ctx, out->self, "schedule/barriers", count, barriers));
+    }
 cleanup:
     free(groups);
-    return status;
-}
-
-static assay_status write_barriers(assay_context *ctx, const assay_sink *out, const assay_schedule *schedule,
-                                   const assay_schedule_dims *dims)
-{
-    assay_status status = ASSAY_OK;
-    int32_t *barriers = NULL;
-    const int64_t count = assay_schedule_barrier_count(dims) * ASSAY_BARRIER_FIELDS;
-    if (!out->wants(out->self, "schedule/barriers")) return ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, "schedule/barriers", count, &barriers));
-    TRY(assay_schedule_barriers(ctx, schedule->events, schedule->count, dims, barriers));
-    TRY(out->write_i32(ctx, out->self, "schedule/barriers", count, barriers));
-cleanup:
     free(barriers);
     return status;
 }
@@ -343,9 +337,7 @@ static assay_status write_events(assay_context *ctx, const assay_batch_split *sp
         status =
             out->write_i32(ctx, out->self, "schedule/events", schedule->count * ASSAY_EVENT_FIELDS, schedule->events);
     }
-    if (status == ASSAY_OK) status = write_groups(ctx, out, schedule, &dims);
-    if (status == ASSAY_OK) status = write_barriers(ctx, out, schedule, &dims);
-    return status;
+    return status == ASSAY_OK ? write_hints(ctx, out, schedule, &dims) : status;
 }
 
 assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_run *stack, assay_batch_split **split,

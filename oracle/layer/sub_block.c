@@ -36,20 +36,15 @@ static bool begins(const char *path, const char *start)
 /* The path outside; false where it is too long. */
 static bool outside_path(const sub_block *s, const char *path, char *to)
 {
-    static const char *const of_weights[] = {"weights/", "gradients/weights/"};
-    static const char *const of_layer[] = {
-        "routing/", "outputs/",          "cotangents/",         "checkpoints/",
-        "inputs/",  "gradients/inputs/", "staged/checkpoints/", "spread/checkpoints/"};
+    static const char *const folders[] = {
+        "weights/", "gradients/weights/", /* of the block's own folder; the others are of the layer */
+        "routing/", "outputs/",           "cotangents/",         "checkpoints/",
+        "inputs/",  "gradients/inputs/",  "staged/checkpoints/", "spread/checkpoints/"};
     int length = -1;
-    for (size_t i = 0; i < sizeof of_weights / sizeof *of_weights; i++) {
-        const char *folder = of_weights[i];
-        if (!begins(path, folder)) continue;
-        length = snprintf(to, ASSAY_PATH_SIZE, "%s%s%s", folder, s->weights, path + strlen(folder));
-    }
-    for (size_t i = 0; i < sizeof of_layer / sizeof *of_layer; i++) {
-        const char *folder = of_layer[i];
-        if (!begins(path, folder)) continue;
-        length = snprintf(to, ASSAY_PATH_SIZE, "%s%s%s", folder, s->prefix, path + strlen(folder));
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        if (!begins(path, folders[i])) continue;
+        length = snprintf(to, ASSAY_PATH_SIZE, "%s%s%s", folders[i], i < 2 ? s->weights : s->prefix,
+                          path + strlen(folders[i]));
     }
     return length > 0 && length < ASSAY_PATH_SIZE;
 }
