@@ -44,6 +44,12 @@ assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *s
     return ASSAY_OK;
 }
 
+/* For each batch row its tokens by segment, ascending within one; segments begin at `starts`. Padding is left out. */
+typedef struct segments_of_rows {
+    int32_t *tokens; /* [B,S] */
+    int32_t *starts; /* [B,S+1]: starts of the segments of a row, then their end; -1 after it */
+} segments_of_rows;
+
 /* A segment begins at each token whose id no earlier token has. */
 static void sort_row(int32_t *tokens, int32_t *starts, const int32_t *ids, const assay_attention_config *config)
 {
@@ -62,12 +68,12 @@ static void sort_row(int32_t *tokens, int32_t *starts, const int32_t *ids, const
     if (segments <= length) starts[segments] = -1;
 }
 
-assay_status attention_segments_alloc(assay_context *ctx, attention_segments *segments, const int32_t *segment_ids,
-                                      const assay_attention_config *config)
+static assay_status alloc_segments(assay_context *ctx, segments_of_rows *segments, const int32_t *segment_ids,
+                                   const assay_attention_config *config)
 {
     assay_status status = ASSAY_OK;
     const int64_t length = config->sequence;
-    *segments = (attention_segments){0};
+    *segments = (segments_of_rows){0};
     TRY(assay_alloc_i32(ctx, "tokens by segment", config->batch * length, &segments->tokens));
     TRY(assay_alloc_i32(ctx, "starts of segments", config->batch * (length + 1), &segments->starts));
     for (int64_t b = 0; b < config->batch; b++) {
@@ -78,11 +84,11 @@ cleanup:
     return status;
 }
 
-void attention_segments_free(attention_segments *segments)
+static void free_segments(segments_of_rows *segments)
 {
     free(segments->tokens);
     free(segments->starts);
-    *segments = (attention_segments){0};
+    *segments = (segments_of_rows){0};
 }
 
 static int64_t row_offset(const attention_rows *rows, attention_head head, int64_t i, int64_t dim)
@@ -137,7 +143,7 @@ double attention_sink_share(const assay_context *ctx, double lse, double sink)
 
 typedef struct head_loop {
     const assay_attention_config *config;
-    attention_segments segments;
+    segments_of_rows segments;
     const attention_loop *each;
     double *scratch;
     int workers;
@@ -253,10 +259,10 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
     if (!by_ranks && fill.count >= ctx->threads) loop.workers = ctx->threads;
     TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){loop.workers, each->scratch}, &count));
     TRY(assay_alloc_f64(ctx, "scratch of attention", count, &loop.scratch));
-    TRY(attention_segments_alloc(ctx, &loop.segments, segment_ids, config));
+    TRY(alloc_segments(ctx, &loop.segments, segment_ids, config));
     TRY(by_ranks ? assay_ranks_fill_run(ctx, &fill) : run_heads(ctx, &loop));
 cleanup:
-    attention_segments_free(&loop.segments);
+    free_segments(&loop.segments);
     free(loop.scratch);
     return status;
 }

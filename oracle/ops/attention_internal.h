@@ -17,16 +17,6 @@ enum {
     ATTENTION_TRIANGLE = 8, /* the largest triangle that is done row by row */
 };
 
-/* For each batch row its tokens by segment, ascending within one; segments begin at `starts`. Padding is left out. */
-typedef struct attention_segments {
-    int32_t *tokens; /* [B,S] */
-    int32_t *starts; /* [B,S+1]: starts of the segments of a row, then their end; -1 after it */
-} attention_segments;
-
-assay_status attention_segments_alloc(assay_context *ctx, attention_segments *segments, const int32_t *segment_ids,
-                                      const assay_attention_config *config);
-void attention_segments_free(attention_segments *segments);
-
 /* A head among those of a tensor. */
 typedef struct attention_head {
     int64_t index, heads;

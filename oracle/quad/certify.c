@@ -62,7 +62,7 @@ static assay_status certify_tensor(assay_context *ctx, const quad_tensors *resul
     int64_t count = assay_shape_count(&computed->shape);
     if (computed->values != NULL) {
         const quad share = quad_has_prefix(computed->path, "gradients/") ? QUAD_ALLOWED_RELATIVE : 0;
-        quad_certify_values_with(count, computed->values, reference->values, error_scale, share, certificate);
+        quad_certify_values(count, computed->values, reference->values, error_scale, share, certificate);
     } else {
         certify_indices(count, computed->indices, reference->indices, certificate);
     }

@@ -71,9 +71,9 @@ assay_status quad_certify(assay_context *ctx, const quad_operation *operation, c
                           const quad_tensors *in, const quad_tensors *computed, const quad_budget *budget,
                           quad_certificates *certificates);
 
-/* What both stand on: values against a reference of the same number of elements; `error_scale` may be NULL.
- * `certificate->path` is the caller's. */
+/* What both stand on: values against a reference of the same number of elements; `error_scale` may be NULL, and `share` of the
+ * tensor's largest value is allowed anyway. `certificate->path` is the caller's. */
 void quad_certify_values(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
-                         quad_certificate *certificate);
+                         quad share, quad_certificate *certificate);
 
 #endif

@@ -14,9 +14,6 @@ typedef struct quad_comparison {
 } quad_comparison;
 /* Takes it into the certificate: the worst stays, and what is no number is the worst of all. */
 void quad_note(quad_certificate *certificate, const quad_comparison *comparison);
-/* quad_certify_values; `share` of the tensor's largest value is allowed anyway. */
-void quad_certify_values_with(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
-                              quad share, quad_certificate *certificate);
 bool quad_has_prefix(const char *path, const char *prefix);
 /* The largest |value| that is a number. */
 quad quad_largest(int64_t count, const quad *values);

@@ -69,8 +69,8 @@ quad quad_largest(int64_t count, const quad *values)
     return largest;
 }
 
-void quad_certify_values_with(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
-                              quad share, quad_certificate *certificate)
+void quad_certify_values(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
+                         quad share, quad_certificate *certificate)
 {
     const quad scale = quad_largest(count, reference);
     for (int64_t i = 0; i < count; i++) {
@@ -90,12 +90,6 @@ void quad_certify_values_with(int64_t count, const quad *computed, const quad *r
                                                   .scale = scale,
                                                   .allowed = allowed});
     }
-}
-
-void quad_certify_values(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
-                         quad_certificate *certificate)
-{
-    quad_certify_values_with(count, computed, reference, error_scale, 0, certificate);
 }
 
 bool quad_has_prefix(const char *path, const char *prefix)

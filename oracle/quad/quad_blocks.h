@@ -89,8 +89,6 @@ quad_node quad_expert_sum(quad_tape *t, const quad_moe_config *config, quad_node
 quad_node quad_shared_of(quad_tape *t, const assay_moe_config *config, quad_node x); /* 0: there is none */
 /* Makes the kernels whole that are given as they lie on shards. */
 void quad_gather_kernels(quad_tape *t, const quad_moe_config *config, quad_mlp *m);
-/* Dropping: places of an expert in a batch row. */
-int64_t quad_capacity(const assay_moe_config *config);
 
 /* --- shards --- */
 

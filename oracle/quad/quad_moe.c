@@ -11,7 +11,8 @@ static int64_t slots_of(const assay_moe_config *config)
 
 /* --- rows of each path --- */
 
-int64_t quad_capacity(const assay_moe_config *config)
+/* Places of an expert in a batch row. */
+static int64_t capacity_of(const assay_moe_config *config)
 {
     const assay_routing_config *routing = &config->routing;
     int64_t choices = routing->sequence * routing->num_experts_per_tok;
@@ -34,7 +35,7 @@ static int64_t position_of(const assay_moe_config *config, const int32_t *select
 static void list_dropping(quad_tape *t, const assay_moe_config *c, const int32_t *selected, quad_expert_rows *rows)
 {
     const assay_routing_config *r = &c->routing;
-    const int64_t room = quad_capacity(c), k = r->num_experts_per_tok, in_row = r->sequence * k;
+    const int64_t room = capacity_of(c), k = r->num_experts_per_tok, in_row = r->sequence * k;
     if (quad_rows_alloc(t, r->num_experts * r->batch * room, rows) != ASSAY_OK) return;
     for (int64_t row = 0; row < rows->count; row++) rows->expert[row] = row / (r->batch * room);
     for (int64_t choice = 0; choice < r->batch * in_row; choice++) {
@@ -82,7 +83,7 @@ static assay_shape shape_of_rows(const assay_moe_config *config)
 {
     const assay_routing_config *r = &config->routing;
     if (config->path == ASSAY_MOE_DENSE) return assay_shape_of(3, r->batch, r->sequence, r->num_experts);
-    if (config->path == ASSAY_MOE_DROPPING) return assay_shape_of(3, r->num_experts, r->batch, quad_capacity(config));
+    if (config->path == ASSAY_MOE_DROPPING) return assay_shape_of(3, r->num_experts, r->batch, capacity_of(config));
     return assay_shape_of(1, quad_tokens(&config->routing) * slots_of(config));
 }
 
@@ -92,7 +93,7 @@ static assay_shape shape_of_rows(const assay_moe_config *config)
 static void put_masks(quad_tape *t, const assay_moe_config *c, const quad_router *r)
 {
     const assay_routing_config *routing = &c->routing;
-    const int64_t experts = routing->num_experts, k = routing->num_experts_per_tok, room = quad_capacity(c);
+    const int64_t experts = routing->num_experts, k = routing->num_experts_per_tok, room = capacity_of(c);
     const assay_shape shape = assay_shape_of(4, routing->batch, routing->sequence, experts, room);
     const int64_t count = assay_shape_count(&shape);
     quad *combine;

@@ -156,7 +156,8 @@ quad_node quad_constant(quad_tape *t, int64_t rows, int64_t columns, quad **valu
 
 /* --- what was given --- */
 
-void quad_path(const quad_tape *t, const char *path, char full[ASSAY_PATH_SIZE])
+/* "folder/PREFIXrest", of weights "weights/PREFIXBLOCKrest". */
+static void path_of(const quad_tape *t, const char *path, char full[ASSAY_PATH_SIZE])
 {
     static const char boundaries[] = "gradients/checkpoints/";
     const bool of_layer = strncmp(path, boundaries, sizeof boundaries - 1) == 0;
@@ -168,14 +169,9 @@ void quad_path(const quad_tape *t, const char *path, char full[ASSAY_PATH_SIZE])
 static const quad_tensor *find(const quad_tape *t, const char *path)
 {
     char full[ASSAY_PATH_SIZE];
-    quad_path(t, path, full);
+    path_of(t, path, full);
     const quad_tensor *found = quad_tensors_find(t->in, full);
     return found == NULL && strncmp(path, "inputs/", 7) == 0 ? quad_tensors_find(t->in, path) : found;
-}
-
-bool quad_has(const quad_tape *t, const char *path)
-{
-    return find(t, path) != NULL;
 }
 
 static bool ends(const char *path, const char *end)
@@ -238,7 +234,7 @@ quad_node quad_given_optional(quad_tape *t, const char *path, int64_t rows, int6
 static void require(quad_tape *t, const char *path)
 {
     char full[ASSAY_PATH_SIZE];
-    quad_path(t, path, full);
+    path_of(t, path, full);
     if (find(t, path) == NULL) quad_refuse(t, "the tensor '%s' is missing", full);
 }
 
@@ -288,14 +284,14 @@ static bool wants(const quad_tape *t, const char *full)
 bool quad_wants(const quad_tape *t, const char *path)
 {
     char full[ASSAY_PATH_SIZE];
-    quad_path(t, path, full);
+    path_of(t, path, full);
     return wants(t, full);
 }
 
 static void show(quad_tape *t, const char *path, assay_shape shape, quad_node x, bool gradient)
 {
     quad_shown one = {.shape = shape, .node = x, .gradient = gradient};
-    quad_path(t, path, one.path);
+    path_of(t, path, one.path);
     if (t->status != ASSAY_OK || x == 0) return;
     if (assay_shape_count(&shape) != quad_rows(t, x) * quad_columns(t, x)) {
         quad_refuse(t, "'%s' has %lld numbers, expected %lld", one.path,
@@ -322,7 +318,7 @@ int32_t *quad_put_indices(quad_tape *t, const char *path, assay_shape shape)
 {
     char full[ASSAY_PATH_SIZE];
     int32_t *indices = NULL;
-    quad_path(t, path, full);
+    path_of(t, path, full);
     if (t->status == ASSAY_OK) t->status = quad_tensors_add_indices(t->ctx, t->out, full, &shape, &indices);
     return indices;
 }
@@ -371,7 +367,8 @@ static void drop_gradient(quad_tape *t, quad_node x)
     t->records[x].gradient = NULL;
 }
 
-void quad_sweep(quad_tape *t)
+/* Back from the outputs' cotangents, and what was seeded. */
+static void sweep(quad_tape *t)
 {
     for (int i = 0; i < t->shown_count; i++) seed(t, &t->shown[i]);
     for (quad_node x = t->count - 1; x > 0 && t->status == ASSAY_OK; x--) {
@@ -436,7 +433,7 @@ static void close_tape(quad_tape *t)
 static assay_status run_tape(quad_tape *t, quad_form *form, const void *config)
 {
     form(t, config);
-    if (t->back) quad_sweep(t);
+    if (t->back) sweep(t);
     put_shown(t);
     put_leaf_gradients(t);
     close_tape(t);

@@ -58,11 +58,8 @@ struct quad_tape {
 void *quad_keep(quad_tape *t, int64_t count, size_t size);
 int64_t *quad_indices(quad_tape *t, int64_t count);
 void quad_refuse(quad_tape *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* "folder/PREFIXrest", of weights "weights/PREFIXBLOCKrest". */
-void quad_path(const quad_tape *t, const char *path, char full[ASSAY_PATH_SIZE]);
 
 /* What was given: of so many rows and columns. Optional: 0 and NULL where there is none. Inputs that all layers share are without the prefix. */
-bool quad_has(const quad_tape *t, const char *path);
 assay_shape quad_shape_of(quad_tape *t, const char *path); /* it has to be there */
 quad_node quad_given_rows(quad_tape *t, const char *path); /* all of it, in rows of its last axis */
 quad_node quad_given(quad_tape *t, const char *path, int64_t rows, int64_t columns);
@@ -159,7 +156,5 @@ quad *quad_into(quad_tape *t, quad_node x);
 
 /* A gradient that begins at another tensor than cotangents/ of an output's name. */
 void quad_seed(quad_tape *t, quad_node x, const char *path);
-/* Back from the outputs' cotangents, and what was seeded. */
-void quad_sweep(quad_tape *t);
 
 #endif

@@ -212,7 +212,7 @@ TEST(test_values)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const quad computed[] = {2, table[i].computed}, reference[] = {2, table[i].reference};
         quad_certificate found = {0};
-        quad_certify_values(2, computed, reference, NULL, &found);
+        quad_certify_values(2, computed, reference, NULL, 0, &found);
         assert_true(found.ulps == table[i].ulps);
         assert_true(found.relative == table[i].relative);
         assert_int_equal(found.checked, 2);
@@ -234,7 +234,7 @@ TEST(test_error_scales)
         const quad reference[] = {64, 1}, computed[] = {64, 1 + (quad)(table[i].error * ulp)};
         const quad scale[] = {64 * ulp, table[i].scale * ulp};
         quad_certificate found = {0};
-        quad_certify_values(2, computed, reference, scale, &found);
+        quad_certify_values(2, computed, reference, scale, 0, &found);
         assert_true(fabs(found.scales - table[i].scales) <= 1e-12);
         assert_true(fabs(found.excess - table[i].scales / QUAD_ALLOWED_SCALES) <= 1e-12);
         assert_int_equal(found.worst, table[i].error != 0);
