@@ -13,23 +13,11 @@ static double kink_weight(double distance, double sigma)
     return distance > 8 * sigma ? 0 : assay_exp(-assay_square(distance / sigma) / 16);
 }
 
-static assay_glu_factor factor_from(const assay_activation_point *point, bool elementary)
-{
-    return (assay_glu_factor){.value = point->value,
-                              .first = point->first,
-                              .second = point->second,
-                              .first_size = point->first_size,
-                              .cancels = point->cancels,
-                              .first_cancels = point->first_cancels,
-                              .first_left = point->first_left,
-                              .slope = fabs(point->first),
-                              .elementary = elementary};
-}
-
 static assay_glu_factor activation_factor(assay_activation f, double x, double sigma)
 {
-    const assay_activation_point point = assay_activation_at(f, x);
-    assay_glu_factor factor = factor_from(&point, f != ASSAY_RELU && f != ASSAY_LINEAR);
+    assay_glu_factor factor = assay_activation_at(f, x);
+    factor.slope = fabs(factor.first);
+    factor.elementary = f != ASSAY_RELU && f != ASSAY_LINEAR;
     if (f == ASSAY_RELU) {
         factor.jump = kink_weight(fabs(x), sigma);
         factor.slope = fmax(factor.slope, factor.jump);
@@ -53,10 +41,11 @@ assay_glu_factor assay_glu_gate(const assay_gated_mlp_config *config, double a, 
     assay_glu_factor factor;
     if (config->glu == ASSAY_GLU_GPT_OSS) {
         const double stretch = assay_glu_stretch(config);
-        assay_activation_point point = assay_quick_gelu_at(stretch * cut);
-        point.value /= stretch;
-        point.second *= stretch;
-        factor = factor_from(&point, true);
+        factor = assay_quick_gelu_at(stretch * cut);
+        factor.value /= stretch;
+        factor.second *= stretch;
+        factor.slope = fabs(factor.first);
+        factor.elementary = true;
     } else {
         factor = activation_factor(config->activation[0], cut, sigma);
     }

@@ -94,9 +94,8 @@ TEST(test_points)
 {
     for (int which = 0; which <= ASSAY_ACTIVATION_COUNT; which++) {
         for (double x = -30; x < 30; x += 0.37) {
-            assay_activation_point point = which == ASSAY_ACTIVATION_COUNT
-                                               ? assay_quick_gelu_at(x)
-                                               : assay_activation_at((assay_activation)which, x);
+            assay_glu_factor point = which == ASSAY_ACTIVATION_COUNT ? assay_quick_gelu_at(x)
+                                                                     : assay_activation_at((assay_activation)which, x);
             exact e = exactly(which, x);
             assert_true(fabsq(point.value - e.value) <= 1e-12 * fabsq(e.value) + 1e-300);
             assert_true(fabsq(point.first - e.first) <= 1e-12 * (quad)point.first_size + 1e-300);
@@ -105,9 +104,9 @@ TEST(test_points)
         }
         const double far[] = {-1e200, 1e200};
         for (int i = 0; i < 2; i++) {
-            assay_activation_point point = which == ASSAY_ACTIVATION_COUNT
-                                               ? assay_quick_gelu_at(far[i])
-                                               : assay_activation_at((assay_activation)which, far[i]);
+            assay_glu_factor point = which == ASSAY_ACTIVATION_COUNT
+                                         ? assay_quick_gelu_at(far[i])
+                                         : assay_activation_at((assay_activation)which, far[i]);
             assert_true(isfinite(point.value) && isfinite(point.first) && isfinite(point.second));
             assert_true(isfinite(point.first_size));
             assert_true(i == 0 || which == ASSAY_SIGMOID || point.value == 1e200);

@@ -33,7 +33,7 @@ TEST(test_alpha_of_1_is_silu)
     const assay_gated_mlp_config config = {.glu = ASSAY_GLU_GPT_OSS, .limit = 2, .alpha = 1};
     for (double a = -8; a < 3; a += 0.37) {
         const double b = 0, dh = 1;
-        const assay_activation_point silu = assay_activation_at(ASSAY_SILU, fmin(a, 2));
+        const assay_glu_factor silu = assay_activation_at(ASSAY_SILU, fmin(a, 2));
         const assay_glu_factor u = assay_glu_gate(&config, a, 0);
         double h = NAN, da = NAN, db = NAN;
         assay_glu_forward(&ctx, &h, &a, &b, 1, &config);

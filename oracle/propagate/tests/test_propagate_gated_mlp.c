@@ -153,8 +153,7 @@ TEST(test_columns_that_are_alike_err_alike)
 TEST(test_slope_of_a_gate_that_is_open)
 {
     for (double x = 20; x < 60; x += 14) {
-        const assay_activation_point silu = assay_activation_at(ASSAY_SILU, x),
-                                     far = assay_activation_at(ASSAY_SILU, -x);
+        const assay_glu_factor silu = assay_activation_at(ASSAY_SILU, x), far = assay_activation_at(ASSAY_SILU, -x);
         const double left = x * exp(-x);
         assert_close(&silu.first_cancels, &x, 1, 1e-7, 0.0);
         assert_close(&silu.first_left, &left, 1, 1e-7, 0.0);
