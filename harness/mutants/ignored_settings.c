@@ -26,11 +26,6 @@
         .name = what, .models = text, .bugs = "", .traits = ASSAY_HAS_CODES, .change_inputs = read_bits, __VA_ARGS__   \
     }
 
-#define SCALES                                                                                                         \
-    "lhs_scale rhs_scale x_scale wi_scale wi_0_scale wi_1_scale wo_scale kernel_scale lhs_tensor_scale "               \
-    "rhs_tensor_scale x_tensor_scale wi_tensor_scale wi_0_tensor_scale wi_1_tensor_scale wo_tensor_scale "             \
-    "kernel_tensor_scale"
-
 static bool is_code(assay_dtype type)
 {
     return type == ASSAY_FLOAT8_E4M3FN || type == ASSAY_FLOAT8_E5M2 || type == ASSAY_FLOAT4_E2M1FN;
@@ -134,7 +129,7 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(ASSAY_HAS_RECIPE, bwd_quantization_calibration_method, "absmax"),
     CODES("codes_as_integers", "this case with codes taken as plain integers, times their scales", .each = false),
     CODES("codes_as_integers_unscaled", "this case with codes taken as plain integers, without their scales",
-          .inputs = {.of = SCALES, .edit = assay_edit_replace, .by = 1}),
+          .inputs = {.of = ASSAY_BLOCK_SCALES " " ASSAY_TENSOR_SCALES, .edit = assay_edit_replace, .by = 1}),
 };
 const int assay_ignored_setting_count = sizeof assay_ignored_settings / sizeof *assay_ignored_settings;
 

@@ -114,12 +114,19 @@ typedef struct view {
     int64_t outer, inner;
 } view;
 
+/* Of the row, or of the case where the row says so; else 1. */
+static double number_of(const assay_mutation *m)
+{
+    if (m->row == NULL) return 1;
+    return m->row->number > 0 ? m->row->number : assay_case_number_of(m->c, m->row->of_case);
+}
+
 static bool view_of(const assay_mutation *m, const assay_tensor *tensor, const char *axis, view *v)
 {
     axes a;
     const assay_shape *shape = &tensor->spec.shape;
     if (!axes_by_name(m, tensor, axis, &a)) return false;
-    *v = (view){.places = {m, tensor, assay_axes_product(shape, a.first, a.end), m->number},
+    *v = (view){.places = {m, tensor, assay_axes_product(shape, a.first, a.end), number_of(m)},
                 .outer = assay_axes_product(shape, 0, a.first),
                 .inner = assay_axes_product(shape, a.end, shape->rank)};
     return true;
@@ -159,7 +166,7 @@ bool assay_move_places(const assay_mutation *m, assay_tensor *tensor, const char
 
 bool assay_edit_move(const assay_mutation *m, assay_tensor *tensor)
 {
-    return assay_move_places(m, tensor, m->axis, m->places);
+    return assay_move_places(m, tensor, m->row->axis, m->row->places);
 }
 
 /* Numbers of the part that the row names become `by`, or are multiplied by it. */
@@ -167,10 +174,10 @@ static bool change_part(const assay_mutation *m, assay_tensor *tensor, bool mult
 {
     view v;
     bool changed = false;
-    if (!view_of(m, tensor, m->axis, &v)) return false;
+    if (!view_of(m, tensor, m->row->axis, &v)) return false;
     for (int64_t i = 0; i < tensor->count; i++) {
-        if (m->places(&v.places, i / v.inner % v.places.count) >= 0) continue;
-        tensor->values[i] = multiply ? tensor->values[i] * m->by : m->by;
+        if (m->row->places(&v.places, i / v.inner % v.places.count) >= 0) continue;
+        tensor->values[i] = multiply ? tensor->values[i] * m->row->by : m->row->by;
         changed = true;
     }
     return changed;
@@ -178,17 +185,18 @@ static bool change_part(const assay_mutation *m, assay_tensor *tensor, bool mult
 
 bool assay_edit_scale(const assay_mutation *m, assay_tensor *tensor)
 {
-    return m->places != NULL ? change_part(m, tensor, true) : assay_scale_values(tensor, m->by * m->number);
+    if (m->row->places != NULL) return change_part(m, tensor, true);
+    return assay_scale_values(tensor, m->row->by * number_of(m));
 }
 
 /* One after the other: a number may go by those before it, as they have become. */
-bool assay_edit_each(const assay_mutation *m, assay_tensor *tensor)
+static bool change_each(const assay_mutation *m, assay_tensor *tensor, assay_number_map *become)
 {
-    const assay_places all = {m, tensor, tensor->count, m->number};
+    const assay_places all = {m, tensor, tensor->count, number_of(m)};
     bool changed = false;
     for (int64_t i = 0; i < tensor->count; i++) {
         const double before = tensor->values != NULL ? tensor->values[i] : tensor->indices[i];
-        const double after = m->each(&all, i, before);
+        const double after = become(&all, i, before);
         if (tensor->values != NULL) tensor->values[i] = after;
         if (tensor->indices != NULL) tensor->indices[i] = (int32_t)after;
         changed |= after != before;
@@ -196,22 +204,25 @@ bool assay_edit_each(const assay_mutation *m, assay_tensor *tensor)
     return changed;
 }
 
+bool assay_edit_each(const assay_mutation *m, assay_tensor *tensor)
+{
+    return change_each(m, tensor, m->row->each);
+}
+
 static double by(const assay_places *p, int64_t i, double number)
 {
     (void)i, (void)number;
-    return p->m->by;
+    return p->m->row->by;
 }
 
 bool assay_edit_replace(const assay_mutation *m, assay_tensor *tensor)
 {
-    assay_mutation own = *m;
-    own.each = by;
-    return assay_edit_each(&own, tensor);
+    return change_each(m, tensor, by);
 }
 
 bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
 {
-    if (m->places != NULL) return change_part(m, tensor, false);
+    if (m->row->places != NULL) return change_part(m, tensor, false);
     assay_edit_replace(m, tensor);
     return true;
 }
@@ -265,11 +276,7 @@ static bool is_integer_result(const assay_tensors_change *change, const assay_te
 bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *change, assay_tensor *tensor)
 {
     assay_mutation own = *m;
-    own.by = change->by;
-    own.number = change->number > 0 ? change->number : assay_case_number_of(m->c, change->of_case);
-    own.axis = change->axis;
-    own.places = change->places;
-    own.each = change->each;
+    own.row = change;
     return change->edit(&own, tensor);
 }
 

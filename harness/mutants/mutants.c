@@ -54,10 +54,6 @@
 #define UP_WEIGHTS "wi wi_0 wi_1"
 #define KERNELS "wi wi_0 wi_1 wo"
 #define EXPERT_WEIGHTS "wi wi_0 wi_1 wo wi_0_bias wi_1_bias wo_bias rhs"
-#define SCALES "lhs_scale rhs_scale x_scale wi_scale wi_0_scale wi_1_scale wo_scale kernel_scale"
-#define TENSOR_SCALES                                                                                                  \
-    "lhs_tensor_scale rhs_tensor_scale x_tensor_scale wi_tensor_scale wi_0_tensor_scale wi_1_tensor_scale "            \
-    "wo_tensor_scale kernel_tensor_scale"
 #define EVERYTHING "outputs gradients checkpoints"
 
 /* What is divided is not, and the reverse; a softmax over all is one over the chosen. */
@@ -290,41 +286,41 @@ const assay_mutant assay_mutants[] = {
 
     /* codes and scales of operands */
     {"operand_scales_missing", "codes of an operand are taken for numbers", "43", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(SCALES, assay_edit_replace, .by = 1)},
+     INPUTS(ASSAY_BLOCK_SCALES, assay_edit_replace, .by = 1)},
     {"operand_scale_of_next_block", "scales of the block after along the contraction", "42, 84", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(SCALES, assay_edit_move, ALONG("contracted", next_place))},
+     INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("contracted", next_place))},
     {"operand_scale_of_neighbour", "scales of the row or column beside", "42, 84", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(SCALES, assay_edit_move, ALONG("beside", next_place))},
+     INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("beside", next_place))},
     {"operand_scale_transposed", "scales are read as if their two axes were exchanged", "84", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(SCALES, assay_edit_move, ALONG("last two", read_transposed))},
+     INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("last two", read_transposed))},
     {"operand_scale_of_next_expert", "scales of the expert after", "20", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(SCALES, assay_edit_move, ALONG("matrices", next_place))},
+     INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("matrices", next_place))},
     {"operand_last_scale_missing", "the last block along the contraction has a scale of zero", "28, 84", CODES,
-     ASSAY_IN_BLOCKS, INPUTS(SCALES, assay_edit_move, ALONG("contracted", last_place))},
+     ASSAY_IN_BLOCKS, INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("contracted", last_place))},
     {"operand_scale_off_by_one", "the exponent of every scale is one too large", "87", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(SCALES, assay_edit_scale, .by = 2)},
+     INPUTS(ASSAY_BLOCK_SCALES, assay_edit_scale, .by = 2)},
     {"operand_scale_inverted", "scales that are to be divided by are multiplied by, or the reverse", "86", CODES,
-     ASSAY_IN_BLOCKS, INPUTS(SCALES, assay_edit_invert)},
+     ASSAY_IN_BLOCKS, INPUTS(ASSAY_BLOCK_SCALES, assay_edit_invert)},
     {"operand_codes_swapped", "of two codes in a byte the high bits are read first", "85", CODES, ASSAY_IN_BLOCKS,
      .change_inputs = assay_edit_swap_pairs},
     {"operand_scales_of_up_for_gate", "gate has the scales of up, and up those of gate", "34", CODES, ASSAY_IN_BLOCKS,
      INPUTS("wi_0_scale wi_0/kernel_scale", assay_edit_swap_gate_up)},
     {"operand_scale_of_first_block", "every block along the contraction has the scale of the first", "42", CODES,
-     ASSAY_IN_BLOCKS, INPUTS(SCALES, assay_edit_move, ALONG("contracted", first_place))},
+     ASSAY_IN_BLOCKS, INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("contracted", first_place))},
     {"operand_scales_at_unpadded_offsets", "scales of experts are looked for without the padding of those before", "84",
-     CODES, ASSAY_IN_BLOCKS, INPUTS(SCALES, assay_edit_move, ALONG("each", unpadded_offsets))},
+     CODES, ASSAY_IN_BLOCKS, INPUTS(ASSAY_BLOCK_SCALES, assay_edit_move, ALONG("each", unpadded_offsets))},
     {"operand_scales_interleaved", "scales of fused gate and up are read as interleaved", "34", CODES, ASSAY_IN_BLOCKS,
      INPUTS("wi_scale wi/kernel_scale", assay_edit_move, ALONG("last", alternating))},
     {"operand_tensor_scale_missing", "the scale of the tensor is left out", "86", CODES, ASSAY_IN_BLOCKS,
-     INPUTS(TENSOR_SCALES, assay_edit_replace, .by = 1)},
+     INPUTS(ASSAY_TENSOR_SCALES, assay_edit_replace, .by = 1)},
     {"operand_tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86",
-     CODES, ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_invert)},
+     CODES, ASSAY_IN_BLOCKS, INPUTS(ASSAY_TENSOR_SCALES, assay_edit_invert)},
     {"operand_tensor_scale_of_gate", "up has the gate's scale of the tensor", "95", CODES, ASSAY_IN_BLOCKS,
      INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_take_from_gate)},
     {"operand_tensor_scale_of_larger", "gate and up have the larger of their two scales of the tensor", "95", CODES,
      ASSAY_IN_BLOCKS, INPUTS("wi_1_tensor_scale wi_1/kernel_tensor_scale", assay_edit_larger_of_both)},
     {"operand_tensor_scale_of_first", "every expert has the scale of the first one's tensor", "86", CODES,
-     ASSAY_IN_BLOCKS, INPUTS(TENSOR_SCALES, assay_edit_move, ALONG("each", first_place))},
+     ASSAY_IN_BLOCKS, INPUTS(ASSAY_TENSOR_SCALES, assay_edit_move, ALONG("each", first_place))},
 
     /* h that the kernel quantises itself */
     {"requantise_missing", "h goes on as it is", "", HIDDEN, ASSAY_NOWHERE, .configure = assay_edit_hidden_as_it_is},

@@ -10,20 +10,16 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/ops/quantize.h"
 
-struct assay_places;
+struct assay_tensors_change;
 
 /* What the functions that change tensors may look at. */
 typedef struct assay_mutation {
     const assay_case *c;
     const assay_profile *profile;
-    assay_tensor_set *tensors; /* theirs to change; of a result, `written = 0` means: not given */
-    /* Of the row: a factor or a value; places along an axis, and how many of a kind. */
-    double by, number;
-    const char *axis;
-    int64_t (*places)(const struct assay_places *p, int64_t i);
-    double (*each)(const struct assay_places *p, int64_t i, double number);
-    double *scratch; /* room for each of the tensors */
-    int64_t shard;   /* of the mesh, for mutants that differ from shard to shard */
+    assay_tensor_set *tensors;              /* theirs to change; of a result, `written = 0` means: not given */
+    const struct assay_tensors_change *row; /* what it says of the tensors at hand; NULL: nothing */
+    double *scratch;                        /* room for each of the tensors */
+    int64_t shard;                          /* of the mesh, for mutants that differ from shard to shard */
     int64_t part;    /* of the tokens, for mutants that exchange them: the even ones, or the odd */
     bool own_scales; /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
@@ -33,7 +29,7 @@ typedef struct assay_places {
     const assay_mutation *m;
     const assay_tensor *tensor;
     int64_t count;
-    double number;
+    double number; /* of the row: of places, of shards */
 } assay_places;
 
 /* What place i becomes: what another place was, itself, or ASSAY_CHANGED. */

@@ -318,7 +318,7 @@ int64_t assay_heads_back(const assay_places *p, int64_t i)
 double assay_plus(const assay_places *p, int64_t i, double number)
 {
     (void)i;
-    return number + p->m->by;
+    return number + p->m->row->by;
 }
 
 double assay_in_bf16(const assay_places *p, int64_t i, double number)
@@ -368,7 +368,7 @@ double assay_group_for_none(const assay_places *p, int64_t i, double number)
 {
     (void)i;
     if (number >= 0) return number;
-    return p->m->by < 0 ? (double)(p->m->c->config.num_experts - 1) : p->m->by;
+    return p->m->row->by < 0 ? (double)(p->m->c->config.num_experts - 1) : p->m->row->by;
 }
 
 /* Padding stays padding. */

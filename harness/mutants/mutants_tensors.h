@@ -5,6 +5,12 @@
 
 #include "harness/mutants/mutants.h"
 
+/* Paths of the scales of operands: of blocks, and of whole tensors. */
+#define ASSAY_BLOCK_SCALES "lhs_scale rhs_scale x_scale wi_scale wi_0_scale wi_1_scale wo_scale kernel_scale"
+#define ASSAY_TENSOR_SCALES                                                                                            \
+    "lhs_tensor_scale rhs_tensor_scale x_tensor_scale wi_tensor_scale wi_0_tensor_scale wi_1_tensor_scale "            \
+    "wo_tensor_scale kernel_tensor_scale"
+
 /* For `configure` (mutants_config.c). */
 assay_case_edit assay_edit_other_group_score, assay_edit_other_group_count, assay_edit_half_buffer,
     assay_edit_other_epsilon, assay_edit_no_window, assay_edit_other_query_scale, assay_edit_other_densities,
@@ -14,8 +20,8 @@ assay_case_edit assay_edit_other_group_score, assay_edit_other_group_count, assa
 assay_hidden_edit assay_requantise_before_activation, assay_requantise_truncated;
 
 /* For `inputs`, `results`, `integers` and `hidden_scales`, what changes one tensor. The numbers of its places along an axis
- * are exchanged, become m->by, or are multiplied by it; without places all do (mutant_change.c). `replace` takes it for no
- * change where they all are m->by already. */
+ * are exchanged, become `by`, or are multiplied by it; without places all do (mutant_change.c). `replace` takes it for no
+ * change where they all are `by` already. */
 assay_tensor_edit assay_edit_move, assay_edit_fill, assay_edit_scale, assay_edit_replace, assay_edit_each;
 /* For `places` (mutants_places.c). Parts, of which `number` says how many places or shards. */
 assay_place_map assay_last_place, assay_last_of_several, assay_last_places, assay_last_or_half, assay_last_tile_or_half,
