@@ -1,5 +1,5 @@
 /* A case as steps, for people: what each is given and makes. Who knows the operations puts it down
- * (harness/operations/case_steps.h); here it is drawn, with a report's verdicts on the tensors. */
+ * (harness/judge/case_steps.h); here it is drawn, with a report's verdicts on the tensors. */
 #ifndef ASSAY_COMPARE_STEPS_H
 #define ASSAY_COMPARE_STEPS_H
 

@@ -7,8 +7,8 @@
 #include "compare/pictures.h"
 #include "harness/explain/explain.h"
 #include "harness/fixes/fixes.h"
+#include "harness/judge/case_steps.h"
 #include "harness/judge/vanishing.h"
-#include "harness/operations/case_steps.h"
 #include "harness/version/version.h"
 
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against)

@@ -2,7 +2,7 @@
 #include <libxml/parser.h>
 #include <libxml/xpath.h>
 
-#include "harness/operations/case_steps.h"
+#include "harness/judge/case_steps.h"
 #include "harness/tests/harness_test.h"
 #include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"

@@ -1,4 +1,4 @@
-#include "harness/operations/case_steps.h"
+#include "harness/judge/case_steps.h"
 
 #include <inttypes.h>
 #include <stdio.h>
