@@ -26,7 +26,7 @@
 #include "oracle/blocks/mlp.h"
 #include "oracle/graph/graph.h"
 #include "oracle/layer/batch_split.h"
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 #include "oracle/layer/remat.h"
 #include "oracle/mesh/collectives.h"
 #include "oracle/mesh/expert_traffic.h"

@@ -8,7 +8,7 @@
 #include "harness/operations/op_support.h"
 #include "harness/operations/sketched_run.h"
 #include "oracle/base/ranks.h"
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 
 static assay_status refuse(assay_context *ctx, const assay_plan *plan, const char *what, const char *why)
 {

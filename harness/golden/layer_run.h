@@ -1,5 +1,5 @@
 /* A stack a layer at a time: one layer forward from its input, or backward from its input and the gradient of its output, with
- * the bits of the stack that is evaluated whole (oracle/layer/deepseek_stack.h). Private to harness/golden. */
+ * the bits of the stack that is evaluated whole (oracle/layer/decoder_stack.h). Private to harness/golden. */
 #ifndef ASSAY_HARNESS_GOLDEN_LAYER_RUN_H
 #define ASSAY_HARNESS_GOLDEN_LAYER_RUN_H
 

@@ -3,7 +3,7 @@
 #define ASSAY_HARNESS_OP_SUPPORT_H
 
 #include "harness/operations/operation.h"
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 #include "oracle/moe/moe.h"
 #include "oracle/ops/quant_recipe.h"
 

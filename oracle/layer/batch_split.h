@@ -1,5 +1,5 @@
 /* The batch-split schedule (docs/expert-parallelism.md; MaxText models/deepseek_batchsplit.py): the MoE layers of a stack over a virtual
- * mesh, each batch in microbatches that go through the stages in turn. This header is what deepseek_stack.c calls; the
+ * mesh, each batch in microbatches that go through the stages in turn. This header is what decoder_stack.c calls; the
  * functions, each with MaxText's name, are in batch_split_weights.h, batch_split_mla.h and batch_split_moe.h, and can be
  * had one by one (batch_split_function.h).
  *
@@ -7,7 +7,7 @@
  * scattered over fsdp (experts over expert as well), are gathered one layer ahead, and their gradients are
  * reduce-scattered one layer behind and all-reduced over data two behind.
  *
- * Results beside those of deepseek_stack.h: schedule/events int32 [events,4] (schedule_events.h),
+ * Results beside those of decoder_stack.h: schedule/events int32 [events,4] (schedule_events.h),
  * schedule/groups [events], schedule/barriers [barriers,2] (schedule_groups.h). Per layer routing/P:
  * selected_experts, weights [B,S,K], margin [B,S], group_sizes [M,f,E/P] (what a shard's experts get of a microbatch).
  * Checkpoints P: decoder_layer_input, mla_out [B,S,D], attention_out, lse as in mla.h, moe_mlpwi_0 and moe_mlpwi_1
@@ -16,7 +16,7 @@
 #ifndef ASSAY_LAYER_BATCH_SPLIT_H
 #define ASSAY_LAYER_BATCH_SPLIT_H
 
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 #include "oracle/layer/schedule_events.h"
 
 enum { ASSAY_MOST_MICROBATCHES = 16 };

@@ -1,11 +1,11 @@
-/* What the files of the layer share; deepseek_stack.h is the contract.
+/* What the files of the layer share; decoder_stack.h is the contract.
  *
  * A layer is a graph (layer_graph.c): h = x + attention(rms_norm(x)), y = h + mlp(rms_norm(h)); one of experts ends before its
- * block (layer_moe.c). deepseek_layer.c runs one layer, deepseek_stack.c layer after layer. */
+ * block (layer_moe.c). decoder_layer.c runs one layer, decoder_stack.c layer after layer. */
 #ifndef ASSAY_LAYER_LAYER_INTERNAL_H
 #define ASSAY_LAYER_LAYER_INTERNAL_H
 
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 #include "oracle/ops/ops_shares.h"
 
 typedef struct stack_run {

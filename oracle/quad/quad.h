@@ -11,7 +11,7 @@
 
 #include "oracle/base/tensor.h"
 #include "oracle/layer/batch_split_function.h"
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"

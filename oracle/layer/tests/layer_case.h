@@ -2,7 +2,7 @@
 #ifndef ASSAY_LAYER_TESTS_LAYER_CASE_H
 #define ASSAY_LAYER_TESTS_LAYER_CASE_H
 
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 #include "tests/support/test_tensors.h"
 
 typedef struct layer_case {

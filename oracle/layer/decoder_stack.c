@@ -1,4 +1,4 @@
-#include "oracle/layer/deepseek_stack.h"
+#include "oracle/layer/decoder_stack.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

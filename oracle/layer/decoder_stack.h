@@ -18,8 +18,8 @@
  * What the sink does not want is not computed; without a wanted gradient there is no backward, and nothing is kept.
  *
  * Forward keeps the intermediates of each layer as the policy says; backward takes them, or computes them again. */
-#ifndef ASSAY_LAYER_DEEPSEEK_STACK_H
-#define ASSAY_LAYER_DEEPSEEK_STACK_H
+#ifndef ASSAY_LAYER_DECODER_STACK_H
+#define ASSAY_LAYER_DECODER_STACK_H
 
 #include "oracle/blocks/gqa.h"
 #include "oracle/blocks/mla.h"
