@@ -35,6 +35,16 @@ static inline assay_case *all_cases(int *count)
     return cases;
 }
 
+/* What the case's operation describes, to be freed with assay_tensor_list_free. */
+static inline assay_tensor_list tensors_of(const assay_case *c)
+{
+    assay_context ctx = assay_context_default(1);
+    const assay_operation *operation;
+    assay_tensor_list list;
+    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+    return list;
+}
+
 /* A case from text. */
 static inline assay_case *case_from(const char *yaml)
 {

@@ -78,14 +78,13 @@ TEST(all_cases_that_have_steps)
     for (int i = 0; i < count; i++) {
         const assay_case *c = &cases[i];
         const assay_operation *operation = assay_operation_by_name(c->op);
-        assay_tensor_list list = {0};
         assay_steps *steps = NULL, *shown = NULL;
         if (!assay_has_steps(operation)) continue;
         assert_ok(&ctx, assay_case_steps(&ctx, c, true, &steps));
         assert_ok(&ctx, assay_case_steps(&ctx, c, false, &shown));
         check_steps(c, steps);
         check_steps(c, shown);
-        assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+        assay_tensor_list list = tensors_of(c);
         for (int k = 0; k < list.count; k++) {
             const assay_tensor_spec *spec = &list.entries[k].spec;
             const assay_tensor_role role = spec->role;

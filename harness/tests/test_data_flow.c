@@ -1,14 +1,6 @@
 /* The order of the data flow: that in which an operation describes its tensors. */
 #include "harness/tests/harness_test.h"
 
-static assay_tensor_list list_of(assay_context *ctx, const assay_case *c)
-{
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
-    assert_ok(ctx, assay_operation_prepare(ctx, c, &operation, &list));
-    return list;
-}
-
 /* -1: there is none. */
 static int place_of(const assay_tensor_list *list, const char *path)
 {
@@ -189,13 +181,12 @@ static void find_disorder(disorder *d, const assay_tensor_list *list)
 
 TEST(every_case_is_in_order)
 {
-    assay_context ctx = assay_context_default(1);
     int count = 0;
     assay_case *cases = all_cases(&count);
     disorder d = {0};
     for (int i = 0; i < count; i++) {
         cases[i].sketch_above = 0; /* of the whole gradients, in whose places sketches are */
-        assay_tensor_list list = list_of(&ctx, &cases[i]);
+        assay_tensor_list list = tensors_of(&cases[i]);
         find_disorder(&d, &list);
         if (d.said[0] != '\0') fail_msg("%s (op %s): %s", cases[i].name, cases[i].op, d.said);
         assay_tensor_list_free(&list);
@@ -224,10 +215,9 @@ TEST(disorder_is_named)
          "gate/kernel is not from the output back"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        assay_context ctx = assay_context_default(1);
         disorder d = {0};
         assay_case *c = case_named(table[i].name, NULL);
-        assay_tensor_list list = list_of(&ctx, c);
+        assay_tensor_list list = tensors_of(c);
         const int one = place_of(&list, table[i].one), other = place_of(&list, table[i].other);
         assert_true(one >= 0 && other >= 0);
         const assay_tensor_entry kept = list.entries[one];
@@ -298,9 +288,8 @@ static const struct {
 TEST(chains_are_in_order)
 {
     for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) {
-        assay_context ctx = assay_context_default(1);
         assay_case *c = case_named(chains[i].name, NULL);
-        assay_tensor_list list = list_of(&ctx, c);
+        assay_tensor_list list = tensors_of(c);
         int k = 0;
         for (int at = 0; at < list.count && k < MOST && chains[i].order[k] != NULL; at++) {
             if (!assay_role_is_compared(list.entries[at].spec.role)) continue;

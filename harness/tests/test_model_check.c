@@ -261,11 +261,9 @@ TEST(what_is_shown_is_a_case)
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
         char *yaml = NULL, *again = NULL;
-        const assay_operation *operation;
-        assay_tensor_list list;
         assert_ok(&ctx, assay_case_yaml(&ctx, &cases[i], &yaml));
         assay_case *c = case_from(yaml);
-        assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+        assay_tensor_list list = tensors_of(c);
         assert_ok(&ctx, assay_case_yaml(&ctx, c, &again));
         assert_string_equal(yaml, again);
         assay_tensor_list_free(&list);

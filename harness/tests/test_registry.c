@@ -31,11 +31,8 @@ static bool has_no_gradient(const assay_operation *op)
 /* Whether the case asks for the gradient of everything that has one. */
 static bool has_all_gradients(const assay_case *c)
 {
-    assay_context ctx = assay_context_default(1);
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
+    assay_tensor_list list = tensors_of(c);
     int cotangents = 0, gradients = 0, missing = 0;
-    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
     for (int i = 0; i < list.count; i++) {
         const assay_tensor_spec *spec = &list.entries[i].spec;
         cotangents += spec->role == ASSAY_ROLE_COTANGENT;
@@ -92,11 +89,8 @@ static const struct {
 
 static unsigned parts_shown(const assay_case *c)
 {
-    assay_context ctx = assay_context_default(1);
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
+    assay_tensor_list list = tensors_of(c);
     unsigned parts = 0;
-    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
     for (int i = 0; i < list.count; i++) {
         const char *path = list.entries[i].spec.path;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
@@ -263,11 +257,9 @@ static bool page_has_tensor(char *text, const assay_operation *op, const char *p
 /* How many tensors that the case reads or gives its section lacks. */
 static int tensors_without_line(char *text, const assay_case *c)
 {
-    assay_context ctx = assay_context_default(1);
-    const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
+    const assay_operation *operation = assay_operation_by_name(c->op);
+    assay_tensor_list list = tensors_of(c);
     int missing = 0;
-    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
     for (int i = 0; i < list.count; i++) {
         char path[ASSAY_PATH_SIZE];
         snprintf(path, sizeof path, "%s", list.entries[i].spec.path);
