@@ -146,13 +146,13 @@ cleanup:
     return status;
 }
 
+/* More than any machine has where there is no memory for the list itself. */
 int64_t assay_work_memory(const assay_operation *operation, const assay_case *c, const void *config)
 {
     assay_context ctx = {0};
     assay_tensor_list list = {0};
-    double numbers = 0;
-    if (describe(&ctx, operation, c, config, &list) == ASSAY_OK)
-        for (int i = 0; i < list.count; i++) numbers += (double)assay_shape_count(&list.entries[i].spec.shape);
+    double numbers = describe(&ctx, operation, c, config, &list) == ASSAY_OK ? 0 : 0x1p57;
+    for (int i = 0; i < list.count; i++) numbers += (double)assay_shape_count(&list.entries[i].spec.shape);
     assay_tensor_list_free(&list);
     return numbers < 0x1p57 ? (int64_t)(16 * numbers) : INT64_C(1) << 61;
 }
