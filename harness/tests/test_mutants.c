@@ -1,4 +1,4 @@
-/* The table of mutants: well-formed, and each applies to every operation that it is for. */
+/* The table of mutants: well-formed, and each is detected in some case. */
 #include <math.h>
 #include <stdlib.h>
 
