@@ -11,7 +11,7 @@ git init -q
 plant() {
   git rm -rqf --ignore-unmatch .
   mkdir -p docs low/tests high other
-  printf '```layers\nlow # the ground\nhigh\n```\n' >docs/conventions.md
+  printf '```layers\nlow # the ground\n--- the core ends here ---\nhigh\n```\n' >docs/conventions.md
   printf 'int a(int x);\n' >low/a.h
   printf '#include "low/a.h"\n\nint a(int x)\n{\n    return x;\n}\n' >low/a.c
   printf 'int b(int x);\n' >low/low_internal.h

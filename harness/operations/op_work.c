@@ -103,16 +103,24 @@ cleanup:
     return status;
 }
 
-assay_status assay_work_write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
+static assay_status write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision,
+                                 bool gradients)
 {
     assay_status status = ASSAY_OK;
     for (int i = 0; i < w->variances.count; i++) {
         const assay_tensor *t = &w->variances.items[i];
-        if (!assay_has_error_scale(&t->spec)) continue;
+        if (!assay_has_error_scale(&t->spec) || is_gradient(&t->spec) != gradients) continue;
         TRY(assay_write_scale(ctx, w->out, precision, t->spec.path, t->count, t->values));
     }
 cleanup:
     return status;
+}
+
+/* In the order of the values. */
+assay_status assay_work_write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
+{
+    const assay_status status = write_scales(ctx, w, precision, false);
+    return status == ASSAY_OK ? write_scales(ctx, w, precision, true) : status;
 }
 
 static bool wants_gradients(const assay_work *w)

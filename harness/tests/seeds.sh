@@ -13,7 +13,7 @@ complain() {
 while IFS='|' read -r _ there here used _; do
   [[ $there == *there* || $there == *---* || -z $here ]] && continue
   function=$(sed -n 's/.*`\([a-zA-Z_0-9]*\)` in .*/\1/p' <<<"$here")
-  file=$(grep -o ' in [a-z_/0-9]*\.[ch]' <<<"$here" | head -1 | cut -c5-)
+  file=$(grep -o ' in [a-z_/0-9]*\.[ch]' <<<"$here" | head -1 | cut -c5- || true)
   [[ -n $function && -n $file ]] || { complain "no function and file for$there"; continue; }
   functions=$((functions + 1))
   [[ -f $root/$file ]] || { complain "no file $file"; continue; }

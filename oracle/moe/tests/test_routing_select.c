@@ -164,6 +164,27 @@ TEST(test_group_margin_is_tight)
     }
 }
 
+/* The example of MaxText's own test: 4 groups of 4, 2 kept; weights are those before the bias. */
+TEST(test_maxtext_groups)
+{
+    const assay_routing_config config = selection_config(2, 16, 4, 4, 2, ASSAY_GROUP_TOP2_SUM);
+    const double biased[] = {0.20, 0.10, 0.05, 0.10, 0.10, 0.60, 0.30, 0.10, 0.80, 0.01, 0.01,
+                             0.01, 0.05, 0.80, 0.20, 0.10, 0.68, 0.20, 0.06, 0.03, 0.32, 0.10,
+                             0.05, 0.02, 0.65, 0.20, 0.04, 0.01, 0.32, 0.10, 0.05, 0.02};
+    const int32_t expected[] = {13, 5, 6, 14, 0, 8, 1, 9};
+    double logits[32], bias[16], weights[8];
+    assay_routing r = {0};
+    for (int i = 0; i < 32; i++) logits[i] = biased[i] - 0.5;
+    for (int e = 0; e < 16; e++) bias[e] = 0.5;
+    route(&r, logits, bias, &config);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(r.selected_experts[i], expected[i]);
+        weights[i] = logits[i / 4 * 16 + expected[i]];
+    }
+    assert_same_bits(r.weights, weights, 8);
+    assay_routing_free(&r);
+}
+
 /* Inputs on which known bugs show: what stands in for -inf, which rule scores a group, and ties. */
 TEST(test_known_traps)
 {
