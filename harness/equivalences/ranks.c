@@ -49,7 +49,7 @@ static assay_status read_i32(assay_context *ctx, void *self, const char *path, i
 static bool wants(void *self, const char *path)
 {
     const rank *r = self;
-    const bool of_experts = size_of_expert(r, path) > 0 && r->out->wants(r->out->self, path);
+    const bool of_experts = size_of_expert(r, path) > 0 && assay_wants(r->out, path);
     return of_experts || r->sink.wants(r->sink.self, path);
 }
 
@@ -67,7 +67,7 @@ static assay_status add_sums(assay_context *ctx, const rank *r, assay_tensor_set
     for (int i = 0; i < r->list->count; i++) {
         const assay_tensor_spec *spec = &r->list->entries[i].spec;
         const bool summed = spec->role == ASSAY_ROLE_OUTPUT || spec->role == ASSAY_ROLE_GRADIENT;
-        if (!summed || size_of_expert(r, spec->path) > 0 || !r->out->wants(r->out->self, spec->path)) continue;
+        if (!summed || size_of_expert(r, spec->path) > 0 || !assay_wants(r->out, spec->path)) continue;
         TRY(assay_tensor_set_add(ctx, sums, spec, NULL));
     }
 cleanup:

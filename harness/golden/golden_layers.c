@@ -194,7 +194,7 @@ static assay_status move_part(assay_context *ctx, const mover *v, int64_t layer,
     assay_status status;
     assay_fixture_reader *part = NULL;
     const bool last = layer == (backward ? 0 : v->m->layers - 1);
-    const char *stays = last && out->wants(out->self, passed_on(backward)) ? NULL : passed_on(backward);
+    const char *stays = last && assay_wants(out, passed_on(backward)) ? NULL : passed_on(backward);
     TRY(assay_journal_read(ctx, &v->m->journal, layer, backward, &part));
     const assay_source stored = assay_fixture_source(part);
     for (int i = 0; i < assay_fixture_count(part); i++) {

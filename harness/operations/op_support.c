@@ -328,28 +328,11 @@ bool assay_every_case(const assay_case *c, const void *config)
     return true;
 }
 
-bool assay_wants(const assay_sink *out, const char *path)
-{
-    return out->wants(out->self, path);
-}
-
-assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                const double *values)
-{
-    return assay_wants(out, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
-}
-
 assay_status assay_write_stage(assay_context *ctx, const assay_source *in, const assay_sink *out, const char *path,
                                int64_t count, double *values)
 {
     const assay_status status = assay_write_result(ctx, out, path, count, values);
     return status == ASSAY_OK ? assay_go_on_from(ctx, in, path, 0, count, values) : status;
-}
-
-assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                    const int32_t *values)
-{
-    return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
 assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, int key, const char *expected, ...)

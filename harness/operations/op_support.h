@@ -98,15 +98,9 @@ bool assay_every_case(const assay_case *c, const void *config);
 /* Large gradients of the list become sketches, where the case asks for them (sketched_run.h). */
 assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
 
-bool assay_wants(const assay_sink *out, const char *path);
-/* Written if wanted. */
-assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                const double *values);
-/* The same of a stage, after which the run goes on from what the source has in its place (oracle/base/tensor.h). */
+/* assay_write_result of a stage, after which the run goes on from what the source has in its place (oracle/base/tensor.h). */
 assay_status assay_write_stage(assay_context *ctx, const assay_source *in, const assay_sink *out, const char *path,
                                int64_t count, double *values);
-assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                    const int32_t *values);
 
 /* Configurations of the operations from the case's keys. */
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);

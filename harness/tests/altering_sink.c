@@ -8,7 +8,7 @@
 static bool wants(void *self, const char *path)
 {
     const altering_sink *sink = self;
-    return sink->out->wants(sink->out->self, path);
+    return assay_wants(sink->out, path);
 }
 
 static void *copy_of(const void *from, int64_t count, size_t size)

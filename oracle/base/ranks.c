@@ -38,7 +38,7 @@ int64_t assay_ranks_runs(const assay_context *ctx)
 static bool sink_wants(void *self, const char *path)
 {
     const assay_ranks_writer *writer = self;
-    return writer->out->wants(writer->out->self, path);
+    return assay_wants(writer->out, path);
 }
 
 static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)

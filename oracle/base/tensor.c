@@ -185,3 +185,20 @@ assay_status assay_go_on_from(assay_context *ctx, const assay_source *in, const 
     assay_staged_path(path, staged);
     return in->has(in->self, staged) ? in->read(ctx, in->self, staged, first, count, values) : ASSAY_OK;
 }
+
+bool assay_wants(const assay_sink *out, const char *path)
+{
+    return out->wants(out->self, path);
+}
+
+assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                const double *values)
+{
+    return assay_wants(out, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
+}
+
+assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                    const int32_t *values)
+{
+    return assay_wants(out, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
+}

@@ -119,6 +119,13 @@ typedef struct assay_sink {
     double *(*room)(void *self, const char *path, int64_t count);
 } assay_sink;
 
+bool assay_wants(const assay_sink *out, const char *path);
+/* Written if wanted. */
+assay_status assay_write_result(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                const double *values);
+assay_status assay_write_result_i32(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
+                                    const int32_t *values);
+
 /* A run stage by stage: of a tensor that it has computed and handed to the sink, an operation goes on from what the source
  * has as "staged/PATH", if it has that; a slice of it where the tensor comes in slices. */
 void assay_staged_path(const char *of, char path[ASSAY_PATH_SIZE]);

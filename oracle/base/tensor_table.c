@@ -100,7 +100,7 @@ static bool wants_gradient(const assay_sink *out, const char *prefix, const assa
                            char path[ASSAY_PATH_SIZE])
 {
     assay_tensor_path("gradients/weights/", prefix, row, path);
-    return out->wants(out->self, path);
+    return assay_wants(out, path);
 }
 
 bool assay_wants_any_gradient(const assay_source *in, const assay_sink *out, const char *prefix,

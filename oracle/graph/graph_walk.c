@@ -104,7 +104,7 @@ static assay_status pass_on(assay_context *ctx, const graph_run *r, const assay_
     char path[ASSAY_PATH_SIZE];
     const int64_t count = assay_tensor_row_count(row);
     path_of(r, row, path);
-    if (write && r->out != NULL && r->out->wants(r->out->self, path))
+    if (write && r->out != NULL && assay_wants(r->out, path))
         TRY(r->out->write(ctx, r->out->self, path, count, values));
     if (stage && r->in != NULL) TRY(assay_go_on_from(ctx, r->in, path, r->number * count, count, values));
 cleanup:
@@ -122,7 +122,7 @@ bool graph_wants_gradients(const graph_run *r)
     for (int i = 0; i < r->graph->gradient_count && r->out != NULL; i++) {
         char path[ASSAY_PATH_SIZE];
         path_of(r, &r->graph->steps[r->graph->gradients[i]].gradient, path);
-        wants |= r->out->wants(r->out->self, path);
+        wants |= assay_wants(r->out, path);
     }
     return wants;
 }

@@ -195,7 +195,7 @@ static assay_status write_tensor(assay_context *ctx, bs_call *c, const assay_fun
     assay_status status = ASSAY_OK;
     const int64_t count = assay_shape_count(&t->shape);
     double *whole = NULL;
-    if (!out->wants(out->self, path)) return ASSAY_OK;
+    if (!assay_wants(out, path)) return ASSAY_OK;
     if (t->integers) return out->write_i32(ctx, out->self, path, count, slot_of(c, t)->indices);
     if (microbatches_of(t) == 1) return out->write(ctx, out->self, path, count, *values_of(c, t));
     TRY(assay_alloc_f64(ctx, path, count, &whole));
@@ -256,7 +256,7 @@ static assay_status write_weight_gradient(assay_context *ctx, bs_call *c, const 
     const int64_t count = assay_tensor_row_count(&row), local = bs_weight_count(&c->run, t->weight, true);
     const int64_t shards = row.kind == ASSAY_KERNEL ? c->run.sizes.shards : 1, parts = count / local;
     double *each = c->g.values[t->weight], *whole = NULL;
-    if (!out->wants(out->self, path)) return ASSAY_OK;
+    if (!assay_wants(out, path)) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, path, count, &whole));
     if (shards > parts) assay_round(ctx, ASSAY_ROUND_STORAGE, shards * local, each);
     for (int64_t shard = 0; shard < shards; shard++) {
@@ -285,11 +285,11 @@ static bool wants_gradient(const bs_call *c, const assay_sink *out)
     char path[ASSAY_PATH_SIZE];
     for (int i = 0; i < BS_MOST_MADE && bwd->made[i].name != NULL; i++) {
         snprintf(path, sizeof path, "checkpoints/%.140s", bwd->made[i].name);
-        wanted |= out->wants(out->self, path);
+        wanted |= assay_wants(out, path);
     }
     for (int i = 0; i < c->tensors.count; i++) {
         gradient_path(&c->tensors.items[i], path);
-        wanted |= c->tensors.items[i].result && out->wants(out->self, path);
+        wanted |= c->tensors.items[i].result && assay_wants(out, path);
     }
     return wanted;
 }

@@ -13,7 +13,7 @@ assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *n
     if (made == NULL) return ASSAY_OK;
     snprintf(path, sizeof path, "checkpoints/%.100s", name);
     assay_spread_path(path, of_spread);
-    if (!(again && made->after_forward) && made->out->wants(made->out->self, path))
+    if (!(again && made->after_forward) && assay_wants(made->out, path))
         TRY(made->out->write(ctx, made->out->self, path, count, values));
     if (!made->in->has(made->in->self, of_spread)) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, of_spread, count, spread));

@@ -304,12 +304,12 @@ static assay_status write_hints(assay_context *ctx, const assay_sink *out, const
     assay_status status = ASSAY_OK;
     int32_t *groups = NULL, *barriers = NULL;
     const int64_t count = assay_schedule_barrier_count(dims) * ASSAY_BARRIER_FIELDS;
-    if (out->wants(out->self, "schedule/groups")) {
+    if (assay_wants(out, "schedule/groups")) {
         TRY(assay_alloc_i32(ctx, "schedule/groups", schedule->count, &groups));
         assay_schedule_groups(schedule->events, schedule->count, dims, groups);
         TRY(out->write_i32(ctx, out->self, "schedule/groups", schedule->count, groups));
     }
-    if (out->wants(out->self, "schedule/barriers")) {
+    if (assay_wants(out, "schedule/barriers")) {
         TRY(assay_alloc_i32(ctx, "schedule/barriers", count, &barriers));
         TRY(assay_schedule_barriers(ctx, schedule->events, schedule->count, dims, barriers));
         TRY(out->write_i32(ctx, out->self, "schedule/barriers", count, barriers));
@@ -333,7 +333,7 @@ static assay_status write_events(assay_context *ctx, const assay_batch_split *sp
         memcpy(reason, ctx->message, sizeof reason);
         return assay_fail(ctx, ASSAY_INTERNAL, "the run broke a rule: %.900s", reason);
     }
-    if (status == ASSAY_OK && out->wants(out->self, "schedule/events")) {
+    if (status == ASSAY_OK && assay_wants(out, "schedule/events")) {
         status =
             out->write_i32(ctx, out->self, "schedule/events", schedule->count * ASSAY_EVENT_FIELDS, schedule->events);
     }

@@ -87,7 +87,7 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
     char prefix[LAYER_PREFIX_SIZE];
     layer_prefix(run->stack, layer, prefix);
     snprintf(path, ASSAY_PATH_SIZE, "%s/%s%s", folder, prefix, name);
-    return out->wants(out->self, path);
+    return assay_wants(out, path);
 }
 
 /* --- what is computed of a microbatch --- */

@@ -223,7 +223,7 @@ void bs_drop_unwanted(const bs_run *run, bs_weights *w, int64_t layer)
         const assay_tensor_row row = bs_weight_row(run, weight);
         if (row.name == NULL) continue;
         path_of(run, layer, "gradients/weights/", &row, path);
-        if (out->wants(out->self, path) && !is_off(run, layer, weight)) continue;
+        if (assay_wants(out, path) && !is_off(run, layer, weight)) continue;
         free(w->values[weight]);
         w->values[weight] = NULL;
     }

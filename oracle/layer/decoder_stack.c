@@ -86,17 +86,11 @@ cleanup:
 
 bool stack_wants_backward(const stack_run *run)
 {
-    bool wants = run->out->wants(run->out->self, "gradients/inputs/x");
+    bool wants = assay_wants(run->out, "gradients/inputs/x");
     for (int64_t layer = run->config->first_layer; !wants && layer < run->config->layers; layer++)
         wants = layer_wants_gradient(run, layer) ||
                 (!layer_is_dense(run->config, layer) && layer_moe_wants_gradient(run, layer));
     return wants;
-}
-
-static assay_status write_wanted(assay_context *ctx, const assay_sink *out, const char *path, int64_t count,
-                                 const double *values)
-{
-    return out->wants(out->self, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
 }
 
 static assay_status write_report(assay_context *ctx, const stack_run *run)
@@ -104,9 +98,9 @@ static assay_status write_report(assay_context *ctx, const stack_run *run)
     const assay_remat_report report = assay_remat_report_of(run->store);
     const double kept = (double)report.bytes_kept, offloaded = (double)report.bytes_offloaded;
     assay_status status = ASSAY_OK;
-    TRY(write_wanted(ctx, run->out, "remat/bytes_kept", 1, &kept));
-    TRY(write_wanted(ctx, run->out, "remat/bytes_offloaded", 1, &offloaded));
-    TRY(write_wanted(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed));
+    TRY(assay_write_result(ctx, run->out, "remat/bytes_kept", 1, &kept));
+    TRY(assay_write_result(ctx, run->out, "remat/bytes_offloaded", 1, &offloaded));
+    TRY(assay_write_result(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed));
 cleanup:
     return status;
 }
@@ -136,7 +130,7 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
         TRY(layer_backward(ctx, run, layer, dy));
         TRY(layer_write_boundary(ctx, run, layer, dy));
     }
-    TRY(write_wanted(ctx, run->out, "gradients/inputs/x", run->size, dy));
+    TRY(assay_write_result(ctx, run->out, "gradients/inputs/x", run->size, dy));
     TRY(write_report(ctx, run));
 cleanup:
     free(dy);
@@ -178,7 +172,7 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
     for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++)
         TRY(layer_forward(ctx, &run, layer, &x));
     if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));
-    TRY(write_wanted(ctx, out, "outputs/y", run.size, x));
+    TRY(assay_write_result(ctx, out, "outputs/y", run.size, x));
     free(x);
     x = NULL;
     if (run.store != NULL) TRY(backward(ctx, &run, split));

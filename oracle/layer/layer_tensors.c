@@ -51,7 +51,7 @@ static bool wants_quantised(const stack_run *run, const char *prefix, const assa
     char path[ASSAY_PATH_SIZE];
     if (row->name == NULL) return false;
     assay_tensor_path("checkpoints/", prefix, row, path);
-    return run->out->wants(run->out->self, path);
+    return assay_wants(run->out, path);
 }
 
 /* Rows of the routed experts' tensors, in the layout of the path (moe.h). */
@@ -99,7 +99,7 @@ assay_status layer_write_checkpoint(assay_context *ctx, const stack_run *run, in
     char path[ASSAY_PATH_SIZE];
     const int64_t count = layer_checkpoint_count(run->config, layer, slot);
     path_of(run, layer, "checkpoints/", slot == ASSAY_REMAT_LSE ? "lse" : assay_remat_names[slot], path);
-    if (count == 0 || !run->out->wants(run->out->self, path)) return ASSAY_OK;
+    if (count == 0 || !assay_wants(run->out, path)) return ASSAY_OK;
     return run->out->write(ctx, run->out->self, path, count, values);
 }
 
@@ -117,7 +117,7 @@ assay_status layer_go_on(assay_context *ctx, const stack_run *run, int64_t layer
 static bool wants_boundary(const stack_run *run, int64_t layer, char path[ASSAY_PATH_SIZE])
 {
     path_of(run, layer, BOUNDARY, assay_remat_names[ASSAY_REMAT_DECODER_LAYER_INPUT], path);
-    return !run->config->single && run->config->batch_split_factor == 0 && run->out->wants(run->out->self, path);
+    return !run->config->single && run->config->batch_split_factor == 0 && assay_wants(run->out, path);
 }
 
 assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, double *dx)

@@ -114,7 +114,7 @@ static bool wanted_outside(sub_block *s, const char *path)
     const sub_block_array *array = find(s, path, false);
     char outside[ASSAY_PATH_SIZE];
     if (gradient != s->backward || (array != NULL && !array->outside)) return false;
-    return outside_path(s, path, outside) && s->out->wants(s->out->self, outside);
+    return outside_path(s, path, outside) && assay_wants(s->out, outside);
 }
 
 static bool sink_wants(void *self, const char *path)

@@ -24,7 +24,8 @@ static assay_status write_integers(assay_context *ctx, const sharded_run *run, c
     for (int64_t device = 0; device < devices(run); device++) {
         for (int64_t c = 0; c < run->sizes.chunks; c++) {
             int32_t *const *values = (int32_t *const *)((const char *)&run->chunks[c] + member);
-            TRY(moe_write_i32(ctx, run->block, path, count, *values + device / run->sizes.hidden_shards * count));
+            TRY(assay_write_result_i32(ctx, run->block->results.out, path, count,
+                                       *values + device / run->sizes.hidden_shards * count));
         }
     }
 cleanup:
@@ -39,7 +40,7 @@ static assay_status write_metadata(assay_context *ctx, const sharded_run *run)
     if (s->expert_shards == 1) return ASSAY_OK;
     for (int64_t device = 0; device < devices(run); device++) {
         const int32_t id = (int32_t)assay_mesh_index(&run->sharding->mesh, device, ASSAY_AXIS_EXPERT);
-        TRY(moe_write_i32(ctx, run->block, shard_id, 1, &id));
+        TRY(assay_write_result_i32(ctx, run->block->results.out, shard_id, 1, &id));
     }
     if (!s->exchanges) return ASSAY_OK;
     TRY(write_integers(ctx, run, "local_sorted_indices", s->buffer, offsetof(sharded_chunk, local_sorted_indices)));
@@ -68,10 +69,11 @@ static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
             const assay_routing *routing = &run->chunks[c].routings[shard];
             const assay_routing_inputs inputs = sharded_routing_inputs(run, &run->chunks[c], shard);
             const int64_t choices = s->sequence * per_token, at = first * per_token;
-            TRY(moe_write_i32(ctx, block, "routing/selected_experts", choices, routing->selected_experts + at));
+            TRY(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
+                                       routing->selected_experts + at));
             TRY(moe_write_selecting(ctx, block, &inputs, first, s->sequence, &run->routing));
-            TRY(moe_write_f64(ctx, block, "routing/weights", choices, routing->weights + at));
-            TRY(moe_write_f64(ctx, block, "routing/margin", s->sequence, routing->margin + first));
+            TRY(assay_write_result(ctx, block->results.out, "routing/weights", choices, routing->weights + at));
+            TRY(assay_write_result(ctx, block->results.out, "routing/margin", s->sequence, routing->margin + first));
         }
     }
 cleanup:

@@ -79,7 +79,7 @@ typedef struct gathering_sink {
 static bool gathering_wants(void *self, const char *path)
 {
     const gathering_sink *sink = self;
-    return sink->out->wants(sink->out->self, path);
+    return assay_wants(sink->out, path);
 }
 
 static assay_status gathering_write(assay_context *ctx, void *self, const char *path, int64_t count,
@@ -118,7 +118,7 @@ static assay_status gather(assay_context *ctx, const assay_moe_config *config, c
         TRY(assay_tensor_set_read(ctx, kernels, &spec, in));
         assay_tensor *kernel = assay_tensor_set_find(kernels, path);
         TRY(move(ctx, &layout, sharding, true, kernel->count, kernel->values));
-        if (!sink->out->wants(sink->out->self, gradient)) continue;
+        if (!assay_wants(sink->out, gradient)) continue;
         assay_tensor_call(&spec, gradient);
         TRY(assay_tensor_set_add(ctx, &sink->gradients, &spec, NULL));
     }

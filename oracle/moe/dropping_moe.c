@@ -30,10 +30,10 @@ static assay_status write_masks(assay_context *ctx, moe_block *block, const doub
     const assay_sink *out = block->results.out;
     assay_status status = ASSAY_OK;
     int32_t *dispatch = NULL;
-    if (out->wants(out->self, "routing/combine_mask")) {
+    if (assay_wants(out, "routing/combine_mask")) {
         TRY(out->write(ctx, out->self, "routing/combine_mask", count, mask));
     }
-    if (out->wants(out->self, "routing/dispatch_mask")) {
+    if (assay_wants(out, "routing/dispatch_mask")) {
         TRY(assay_alloc_i32(ctx, "dispatch mask", count, &dispatch));
         for (int64_t i = 0; i < count; i++) dispatch[i] = mask[i] != 0;
         TRY(out->write_i32(ctx, out->self, "routing/dispatch_mask", count, dispatch));
@@ -52,7 +52,7 @@ static assay_status plan(assay_context *ctx, moe_block *block)
     void *kept = NULL;
     int32_t *position = NULL;
     double *mask = NULL;
-    bool masks = out->wants(out->self, "routing/combine_mask") || out->wants(out->self, "routing/dispatch_mask");
+    bool masks = assay_wants(out, "routing/combine_mask") || assay_wants(out, "routing/dispatch_mask");
     block->capacity = assay_expert_capacity(config, block->config->capacity_factor);
     TRY(assay_alloc(ctx, "kept choices", choices, sizeof(bool), &kept));
     TRY(assay_alloc_i32(ctx, "positions", choices, &position));

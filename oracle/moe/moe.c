@@ -300,7 +300,7 @@ typedef struct wide {
 static bool wide_wants(void *self, const char *path)
 {
     const wide *w = self;
-    bool wants = w->out->wants(w->out->self, path);
+    bool wants = assay_wants(w->out, path);
     for (int i = 0; i < w->count && !wants; i++) wants = w->scales[i].wants(w->scales[i].self, path);
     return wants;
 }

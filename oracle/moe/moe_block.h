@@ -271,10 +271,6 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block);
 /* routing/biased_scores of the next tokens, where it is wanted: no result, but what a backend's own choice is judged by. */
 assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, const assay_routing_inputs *inputs,
                                  int64_t first, int64_t tokens, const assay_routing_config *config);
-assay_status moe_write_i32(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
-                           const int32_t *values);
-assay_status moe_write_f64(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
-                           const double *values);
 /* Of a kernel [D,columns] that x is multiplied with, from d [T,columns]: the sum over owners of x^T d of their tokens. Written where
  * it is wanted. */
 assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,

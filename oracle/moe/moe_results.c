@@ -59,7 +59,7 @@ void moe_results_open(moe_results *r, const assay_moe_config *config, const assa
     r->out = out;
     r->config = config;
     for (int result = 0; result < MOE_RESULTS; result++)
-        r->wanted[result] = is_there(config, in, result, path) && out->wants(out->self, path);
+        r->wanted[result] = is_there(config, in, result, path) && assay_wants(out, path);
 }
 
 bool moe_wants(const moe_results *r, int result)

@@ -82,30 +82,16 @@ cleanup:
     return status;
 }
 
-assay_status moe_write_f64(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
-                           const double *values)
-{
-    const assay_sink *out = block->results.out;
-    return out->wants(out->self, path) ? out->write(ctx, out->self, path, count, values) : ASSAY_OK;
-}
-
-assay_status moe_write_i32(assay_context *ctx, const moe_block *block, const char *path, int64_t count,
-                           const int32_t *values)
-{
-    const assay_sink *out = block->results.out;
-    return out->wants(out->self, path) ? out->write_i32(ctx, out->self, path, count, values) : ASSAY_OK;
-}
-
 assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, const assay_routing_inputs *inputs,
                                  int64_t first, int64_t tokens, const assay_routing_config *config)
 {
     static const char path[] = "routing/biased_scores";
     assay_status status = ASSAY_OK;
     double *selecting = NULL;
-    if (!block->results.out->wants(block->results.out->self, path) || inputs->logits == NULL) return ASSAY_OK;
+    if (!assay_wants(block->results.out, path) || inputs->logits == NULL) return ASSAY_OK;
     TRY(assay_alloc_f64(ctx, "biased scores", tokens * block->experts, &selecting));
     TRY(assay_routing_selecting(ctx, selecting, inputs, first, tokens, config));
-    TRY(moe_write_f64(ctx, block, path, tokens * block->experts, selecting));
+    TRY(assay_write_result(ctx, block->results.out, path, tokens * block->experts, selecting));
 cleanup:
     free(selecting);
     return status;

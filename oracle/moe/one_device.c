@@ -15,18 +15,23 @@ static assay_status write_routing(assay_context *ctx, const moe_block *block)
     const int64_t slots = block->tokens * block->per_token;
     const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
     TRY(moe_write_selecting(ctx, block, &block->router.inputs, 0, block->tokens, &block->config->routing));
-    TRY(moe_write_i32(ctx, block, "routing/selected_experts", choices, routing->selected_experts));
+    TRY(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
+                               routing->selected_experts));
     TRY(moe_write(ctx, &block->results, MOE_WEIGHTS, choices, routing->weights));
-    TRY(moe_write_f64(ctx, block, "routing/margin", block->tokens, routing->margin));
-    if (block->slot_ids != NULL) TRY(moe_write_i32(ctx, block, "routing/topk_ids", slots, block->slot_ids));
+    TRY(assay_write_result(ctx, block->results.out, "routing/margin", block->tokens, routing->margin));
+    if (block->slot_ids != NULL)
+        TRY(assay_write_result_i32(ctx, block->results.out, "routing/topk_ids", slots, block->slot_ids));
     TRY(moe_write(ctx, &block->results, MOE_SLOT_WEIGHTS, slots, block->slot_weights));
     if (block->config->local_num_experts > 0) {
-        TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->experts, routing->group_sizes));
-        TRY(moe_write_i32(ctx, block, "routing/local_group_sizes", block->local_experts, block->group_sizes));
+        TRY(assay_write_result_i32(ctx, block->results.out, "routing/group_sizes", block->experts,
+                                   routing->group_sizes));
+        TRY(assay_write_result_i32(ctx, block->results.out, "routing/local_group_sizes", block->local_experts,
+                                   block->group_sizes));
     } else {
-        TRY(moe_write_i32(ctx, block, "routing/group_sizes", block->local_experts, block->group_sizes));
+        TRY(assay_write_result_i32(ctx, block->results.out, "routing/group_sizes", block->local_experts,
+                                   block->group_sizes));
     }
-    TRY(moe_write_i32(ctx, block, "routing/sorted_selected_experts", slots, block->order));
+    TRY(assay_write_result_i32(ctx, block->results.out, "routing/sorted_selected_experts", slots, block->order));
     TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
     TRY(moe_write(ctx, &block->results, MOE_Z_LOSS, 1, &routing->z_loss));
     TRY(moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
@@ -87,7 +92,7 @@ static assay_status choose_replicas(assay_context *ctx, moe_block *block, const 
     TRY(assay_alloc_i32(ctx, "physical experts", choices, &physical));
     TRY(assay_alloc_i32(ctx, "sizes of replicas", replicas->physical, &block->replica_sizes));
     assay_replicas_choose(replicas, physical, block->router.routing.selected_experts, dims);
-    TRY(moe_write_i32(ctx, block, "routing/physical_experts", choices, physical));
+    TRY(assay_write_result_i32(ctx, block->results.out, "routing/physical_experts", choices, physical));
     for (int64_t i = 0; i < choices; i++)
         physical[i] = physical[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : replicas->place[physical[i]];
     TRY(assay_permute_order(ctx, block->order, block->replica_sizes, physical, &places));

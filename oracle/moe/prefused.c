@@ -104,7 +104,7 @@ assay_source assay_prefused_source(assay_prefused *p)
 static bool wants(void *self, const char *path)
 {
     const assay_prefused *p = self;
-    return p->out->wants(p->out->self, path);
+    return assay_wants(p->out, path);
 }
 
 static assay_status write_f64(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)

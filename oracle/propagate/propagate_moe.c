@@ -242,7 +242,7 @@ typedef struct wide_sink {
 static bool wide_wants(void *self, const char *path)
 {
     const wide_sink *sink = self;
-    bool wants = sink->out->wants(sink->out->self, path);
+    bool wants = assay_wants(sink->out, path);
     for (int i = 0; i < sink->count && !wants; i++) wants = assay_wants_scale(sink->out, &sink->precisions[i], path);
     return wants;
 }
@@ -250,16 +250,14 @@ static bool wide_wants(void *self, const char *path)
 static assay_status wide_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const wide_sink *sink = self;
-    return sink->out->wants(sink->out->self, path) ? sink->out->write(ctx, sink->out->self, path, count, values)
-                                                   : ASSAY_OK;
+    return assay_write_result(ctx, sink->out, path, count, values);
 }
 
 static assay_status wide_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const int32_t *values)
 {
     const wide_sink *sink = self;
-    return sink->out->wants(sink->out->self, path) ? sink->out->write_i32(ctx, sink->out->self, path, count, values)
-                                                   : ASSAY_OK;
+    return assay_write_result_i32(ctx, sink->out, path, count, values);
 }
 
 assay_status assay_propagate_moe(assay_context *ctx, const assay_moe_config *config, const assay_source *in,

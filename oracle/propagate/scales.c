@@ -15,7 +15,7 @@ bool assay_wants_scale(const assay_sink *out, const assay_precision *precision, 
 {
     char scale[ASSAY_PATH_SIZE];
     path_of(scale, precision, path);
-    return out->wants(out->self, scale);
+    return assay_wants(out, scale);
 }
 
 assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const assay_precision *precision,
@@ -25,7 +25,7 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
     double *deviation = NULL;
     assay_status status = ASSAY_OK;
     path_of(scale, precision, path);
-    if (!out->wants(out->self, scale)) return ASSAY_OK;
+    if (!assay_wants(out, scale)) return ASSAY_OK;
     /* In one piece, as the result itself is written: some sinks take whole rows. */
     TRY(assay_alloc_f64(ctx, "error scale", count, &deviation));
     for (int64_t i = 0; i < count; i++) deviation[i] = sqrt(variance[i]);
