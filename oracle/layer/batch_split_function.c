@@ -376,7 +376,7 @@ static assay_function_tensor *add_form(const bs_run *run, const char *folder, co
     tensor->holds = form->holds;
     tensor->integers = is_integer(form->holds);
     tensor->place = place;
-    tensor->tensor = form->tensor;
+    tensor->tensor = (int)form->tensor;
     return tensor;
 }
 

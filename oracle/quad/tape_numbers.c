@@ -133,14 +133,15 @@ static void map_back(quad_tape *t, const quad_record *y)
     const int64_t count = into == NULL ? 0 : y->rows * y->columns;
 #pragma omp parallel for num_threads(t->ctx->threads) schedule(static) if (count >= WORTH_THREADS)
     for (int64_t i = 0; i < count; i++)
-        if (y->gradient[i] != 0) into[i] += y->gradient[i] * slope_of(y->function, x[i], y->values[i], y->number);
+        if (y->gradient[i] != 0)
+            into[i] += y->gradient[i] * slope_of((quad_unary)y->function, x[i], y->values[i], y->number);
 }
 
 quad_node quad_map_with(quad_tape *t, quad_node x, quad_unary f, quad number)
 {
     quad *values;
     if (x == 0) return 0;
-    const quad_record record = {.from = {x}, .back = map_back, .function = f, .number = number};
+    const quad_record record = {.from = {x}, .back = map_back, .function = (int)f, .number = number};
     const quad_node y = like(t, x, record, &values);
     const quad *of = quad_values(t, x);
     const int64_t count = values == NULL ? 0 : count_of(t, y);
