@@ -84,6 +84,29 @@ TEST(models_know_their_names)
     }
 }
 
+TEST(deepseek3_is_as_published)
+{
+    static const char TEXT[] = "case: a\nop: moe\nmodel: deepseek3-671b\n";
+    assay_context ctx = {.threads = 1};
+    assay_case *c = NULL;
+    int count = 0;
+    assert_ok(&ctx, assay_cases_parse(&ctx, "t.yml", TEXT, strlen(TEXT), &c, &count));
+    const assay_model_config *m = &c->config;
+    assert_int_equal(m->base_emb_dim, 7168);
+    assert_int_equal(m->base_mlp_dim, 18432);
+    assert_int_equal(m->base_moe_mlp_dim, 2048);
+    assert_int_equal(m->num_experts, 256);
+    assert_int_equal(m->num_experts_per_tok, 8);
+    assert_int_equal(m->n_routing_groups, 8);
+    assert_int_equal(m->topk_routing_group, 4);
+    assert_true(m->routed_scaling_factor == 2.5);
+    assert_true(m->normalization_layer_epsilon == 1e-6);
+    assert_string_equal(m->routed_score_func.text, "sigmoid");
+    assert_true(m->routed_bias);
+    assert_int_equal(m->q_lora_rank, 1536);
+    assay_cases_free(c, count);
+}
+
 static void find(assay_context *ctx, int count, const char *const *patterns, assay_case **cases, int *found)
 {
     assert_ok(ctx, assay_cases_find(ctx, count, (char *const *)(const void *)patterns, cases, found));
