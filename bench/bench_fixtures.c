@@ -94,7 +94,7 @@ static const struct line {
 enum { LINES = sizeof lines / sizeof *lines };
 
 /* Targets with several threads; 0: none. Four times as many bytes of numbers as of the file come and go with bfloat16, and
- * an npz is read twice: first for the checksums of its members (docs/numerics.md). */
+ * an npz is read twice: first for the checksums of its members (docs/promises.md). */
 static const struct form {
     const char *ending;
     assay_dtype type;

@@ -1,4 +1,4 @@
-/* The certificate of a golden (docs/numerics.md, "Certification"): its results held against oracle/quad's second form in binary128.
+/* The certificate of a golden (docs/promises.md, "Certification"): its results held against oracle/quad's second form in binary128.
  *
  *   outputs/, checkpoints/, routing/   the second form's results, element by element, at the golden's choice of experts;
  *                                      the choice itself against the one that the second form makes

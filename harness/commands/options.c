@@ -235,7 +235,7 @@ static const assay_option_row rows[] = {
      "known failures, lines of a case and a reason: run, reported apart, an error when one passes",
      INTO(take_text, known_file)},
     {"known", '\0', ASSAY_OPT_FUZZ, "FILE",
-     "known failures, lines fuzz/OP:TENSOR:HOW and a reason: counted apart (docs/fuzzing.md)",
+     "known failures, lines fuzz/OP:TENSOR:HOW and a reason: counted apart (docs/further-checks.md)",
      INTO(take_text, known_file)},
     {"tag", '\0', ASSAY_OPT_CHOOSE, "TAG[,TAG]", "only cases with one of these tags (repeatable)",
      INTO(take_words, filter.tags)},

@@ -17,7 +17,7 @@
 
 /* What is allowed. A value with an error scale: so many of them, a scale counting as this part of the value's last
  * place at least, since it leaves out the rounding of the value itself. Without one, and of a gradient where that is more: this share of the
- * tensor's largest value. Along a direction: that share of the gradient's norm. Indices: equality. docs/numerics.md has what is found. */
+ * tensor's largest value. Along a direction: that share of the gradient's norm. Indices: equality. docs/promises.md has what is found. */
 #define QUAD_ALLOWED_SCALES 10.0
 #define QUAD_LEAST_SCALES 0.4 /* so that 4 ulps always pass */
 #define QUAD_ALLOWED_RELATIVE 1e-12
