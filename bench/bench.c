@@ -50,7 +50,7 @@ static assay_status side_by_side(assay_context *ctx, const bench_pair *pair, voi
         double first = 0, second = 0;
         assay_status status = timed(ctx, pair->ours, self, &first);
         if (status == ASSAY_OK) status = timed(ctx, pair->other, self, &second);
-        RETURN_IF(status != ASSAY_OK, status);
+        if (status != ASSAY_OK) return status;
         if (i < 0) {
             start = now();
             continue;
@@ -73,8 +73,7 @@ void bench_heading(const char *title, const char *ours, const char *other, const
 assay_status bench_line(assay_context *ctx, bench_report *report, const bench_pair *pair, void *self)
 {
     medians m;
-    const assay_status status = side_by_side(ctx, pair, self, &m);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(side_by_side(ctx, pair, self, &m));
     printf("%-44s %7d %10.1f %10.1f %7.2f", pair->name, ctx->threads, pair->amount / m.ours, pair->amount / m.other,
            m.speed);
     if (pair->target > 0) {
@@ -90,10 +89,8 @@ assay_status bench_line(assay_context *ctx, bench_report *report, const bench_pa
 
 assay_status bench_lines(assay_context *ctx, bench_report *report, const bench_pair *pair, void *self)
 {
-    assay_status status = ASSAY_OK;
-    for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) TRY(bench_line(ctx, report, pair, self));
-cleanup:
-    return status;
+    for (ctx->threads = 1; ctx->threads <= 2; ctx->threads++) MUST(bench_line(ctx, report, pair, self));
+    return ASSAY_OK;
 }
 
 void bench_fill(double *values, int64_t count)
@@ -107,13 +104,11 @@ void bench_fill(double *values, int64_t count)
 
 assay_status bench_alloc(assay_context *ctx, const bench_array *arrays, size_t count)
 {
-    assay_status status = ASSAY_OK;
     for (size_t i = 0; i < count; i++) {
-        TRY(assay_alloc_f64(ctx, "numbers", arrays[i].count, arrays[i].to));
+        MUST(assay_alloc_f64(ctx, "numbers", arrays[i].count, arrays[i].to));
         bench_fill(*arrays[i].to, arrays[i].count);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void bench_free(const bench_array *arrays, size_t count)
@@ -123,10 +118,8 @@ void bench_free(const bench_array *arrays, size_t count)
 
 assay_status bench_multiply(assay_context *ctx, const assay_matmul_args *products, size_t count)
 {
-    assay_status status = ASSAY_OK;
-    for (size_t i = 0; i < count; i++) TRY(assay_arithmetic_blas.matmul(ctx, &products[i]));
-cleanup:
-    return status;
+    for (size_t i = 0; i < count; i++) MUST(assay_arithmetic_blas.matmul(ctx, &products[i]));
+    return ASSAY_OK;
 }
 
 assay_status bench_folder(assay_context *ctx, char *path, size_t size)

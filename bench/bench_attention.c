@@ -68,8 +68,7 @@ static assay_status run_products(assay_context *ctx, void *self)
 {
     for (int64_t head = 0; head < HEADS; head++) {
         for (int64_t first = 0; first < LENGTH; first += BLOCK) {
-            assay_status status = multiply_block(ctx, self, head, first);
-            RETURN_IF(status != ASSAY_OK, status);
+            MUST(multiply_block(ctx, self, head, first));
         }
     }
     return ASSAY_OK;

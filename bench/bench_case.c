@@ -4,15 +4,12 @@
 
 assay_status bench_case_plan(assay_context *ctx, const bench_settings *settings, const char *profiles, bench_case *b)
 {
-    assay_status status;
     char *pattern = (char *)settings->name;
-    TRY(assay_cases_find(ctx, 1, &pattern, &b->c, &b->count));
-    for (const char *const *item = settings->items; *item != NULL; item++) TRY(assay_case_set(ctx, b->c, *item));
-    TRY(assay_case_set(ctx, b->c, "dtype=float32"));
-    TRY(assay_case_set(ctx, b->c, profiles));
-    TRY(assay_plan_make(ctx, &b->plan, b->c));
-cleanup:
-    return status;
+    MUST(assay_cases_find(ctx, 1, &pattern, &b->c, &b->count));
+    for (const char *const *item = settings->items; *item != NULL; item++) MUST(assay_case_set(ctx, b->c, *item));
+    MUST(assay_case_set(ctx, b->c, "dtype=float32"));
+    MUST(assay_case_set(ctx, b->c, profiles));
+    return assay_plan_make(ctx, &b->plan, b->c);
 }
 
 assay_status bench_case_open(assay_context *ctx, const bench_settings *settings, bench_case *b)

@@ -38,21 +38,16 @@ static assay_status write_ensemble(assay_context *ctx, void *self)
 static assay_status write_goldens(assay_context *ctx, void *self)
 {
     const evaluation *e = self;
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < GOLDENS; i++) TRY(write_golden(ctx, &e->golden.plan, e->fixture));
-cleanup:
-    return status;
+    for (int i = 0; i < GOLDENS; i++) MUST(write_golden(ctx, &e->golden.plan, e->fixture));
+    return ASSAY_OK;
 }
 
 static assay_status start(assay_context *ctx, evaluation *e, const bench_settings *settings)
 {
-    assay_status status;
-    TRY(bench_folder(ctx, e->folder, sizeof e->folder));
+    MUST(bench_folder(ctx, e->folder, sizeof e->folder));
     snprintf(e->fixture, sizeof e->fixture, "%s/golden.h5", e->folder);
-    TRY(bench_case_plan(ctx, settings, "profiles=none", &e->golden));
-    TRY(bench_case_plan(ctx, settings, "profiles=[f32]", &e->ensemble));
-cleanup:
-    return status;
+    MUST(bench_case_plan(ctx, settings, "profiles=none", &e->golden));
+    return bench_case_plan(ctx, settings, "profiles=[f32]", &e->ensemble);
 }
 
 static void end(evaluation *e)

@@ -13,21 +13,19 @@ static assay_status append(assay_context *ctx, assay_fixture_writer *writer, con
 {
     const int64_t count = assay_shape_count(&spec->shape);
     int64_t place = -1;
-    assay_status status = ASSAY_OK;
-    TRY(assay_fixture_declare(ctx, writer, spec));
+    MUST(assay_fixture_declare(ctx, writer, spec));
     if (wrong->path != NULL && strcmp(wrong->path, spec->path) == 0) {
         place = wrong->place < 0 ? count + wrong->place : wrong->place;
     }
     for (int64_t first = 0; first < count; first += BENCH_SLICE) {
         const int64_t size = count - first < BENCH_SLICE ? count - first : BENCH_SLICE, before = place - first;
         const bool here = before >= 0 && before < size;
-        TRY(assay_fixture_append(ctx, writer, spec->path, here ? before : size, values));
+        MUST(assay_fixture_append(ctx, writer, spec->path, here ? before : size, values));
         if (!here) continue;
-        TRY(assay_fixture_append(ctx, writer, spec->path, 1, &wrong->value));
-        TRY(assay_fixture_append(ctx, writer, spec->path, size - before - 1, values + before + 1));
+        MUST(assay_fixture_append(ctx, writer, spec->path, 1, &wrong->value));
+        MUST(assay_fixture_append(ctx, writer, spec->path, size - before - 1, values + before + 1));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The tensor's null distributions, wide enough for anything. */
@@ -36,33 +34,29 @@ static assay_status append_null(assay_context *ctx, assay_fixture_writer *writer
     static const double row[ASSAY_NULL_COLUMNS] = {
         [ASSAY_NULL_LOW] = -100, [ASSAY_NULL_HIGH] = 100, [ASSAY_NULL_SPREAD] = 1, [ASSAY_NULL_MEMBERS] = 16};
     const int count = assay_statistics_rows(&spec->shape);
-    assay_status status;
     assay_tensor_spec null = {.type = ASSAY_FLOAT32,
                               .shape = assay_shape_of(2, (int64_t)count, (int64_t)ASSAY_NULL_COLUMNS)};
     snprintf(null.path, sizeof null.path, "null/bf16/%.100s", spec->path);
-    TRY(assay_fixture_declare(ctx, writer, &null));
-    for (int i = 0; i < count; i++) TRY(assay_fixture_append(ctx, writer, null.path, ASSAY_NULL_COLUMNS, row));
-cleanup:
-    return status;
+    MUST(assay_fixture_declare(ctx, writer, &null));
+    for (int i = 0; i < count; i++) MUST(assay_fixture_append(ctx, writer, null.path, ASSAY_NULL_COLUMNS, row));
+    return ASSAY_OK;
 }
 
 static assay_status append_all(assay_context *ctx, assay_fixture_writer *writer, const bench_files *files, bool golden,
                                const double *values, const double *scales)
 {
-    assay_status status = ASSAY_OK;
     const bench_change none = {NULL, 0, 0};
     for (int i = 0; i < files->count; i++) {
         assay_tensor_spec spec = files->tensor(files->self, i), scale = spec;
         if (golden) spec.type = ASSAY_FLOAT64;
-        TRY(append(ctx, writer, &spec, values, golden ? &none : &files->wrong));
+        MUST(append(ctx, writer, &spec, values, golden ? &none : &files->wrong));
         if (!golden) continue;
         scale.type = ASSAY_FLOAT32;
         snprintf(scale.path, sizeof scale.path, "error_scale/bf16/%.100s", spec.path);
-        TRY(append(ctx, writer, &scale, scales, &none));
-        TRY(append_null(ctx, writer, &spec));
+        MUST(append(ctx, writer, &scale, scales, &none));
+        MUST(append_null(ctx, writer, &spec));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bench_write_file(assay_context *ctx, const bench_files *files, bool golden, const char *path)

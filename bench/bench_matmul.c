@@ -46,8 +46,7 @@ static assay_status multiply(assay_context *ctx, const assay_arithmetic *arithme
             .n = s->n,
             .k = s->k,
         };
-        const assay_status status = arithmetic->matmul(ctx, &args);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(arithmetic->matmul(ctx, &args));
     }
     return ASSAY_OK;
 }

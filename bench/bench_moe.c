@@ -61,12 +61,10 @@ static assay_status run_products(assay_context *ctx, void *self)
     const assay_matmul_args gate[] = {assay_product_ab(m->a, x, kernel, TOKENS, EXPERTS, EMB_DIM),
                                       assay_product_atb(m->gradient, x, m->a, EMB_DIM, EXPERTS, TOKENS),
                                       assay_product_abt(m->more_rows, m->a, kernel, TOKENS, EMB_DIM, EXPERTS)};
-    assay_status status;
-    TRY(bench_multiply(ctx, gate, 3));
+    MUST(bench_multiply(ctx, gate, 3));
     for (int64_t expert = 0, first = 0; expert < EXPERTS; first += group_sizes[expert], expert++)
-        TRY(multiply_expert(ctx, m, expert, first));
-cleanup:
-    return status;
+        MUST(multiply_expert(ctx, m, expert, first));
+    return ASSAY_OK;
 }
 
 assay_status bench_moe(assay_context *ctx, bench_report *report)

@@ -18,8 +18,7 @@ static assay_status multiply_experts(assay_context *ctx, const expert *e, assay_
         assay_matmul_args own = args;
         if (own.c == NULL) own.c = e->weights + i * ELEMENTS;
         if (own.b == NULL) own.b = e->weights + i * ELEMENTS;
-        const assay_status status = assay_matmul(ctx, &own);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(assay_matmul(ctx, &own));
     }
     return ASSAY_OK;
 }

@@ -41,14 +41,11 @@ typedef struct problem {
 
 static assay_status make(assay_context *ctx, const struct line *line, problem *p)
 {
-    assay_status status;
-    TRY(bench_case_open(ctx, &line->settings, &p->own));
-    TRY(bench_folder(ctx, p->folder, sizeof p->folder));
+    MUST(bench_case_open(ctx, &line->settings, &p->own));
+    MUST(bench_folder(ctx, p->folder, sizeof p->folder));
     snprintf(p->golden, sizeof p->golden, "%s/golden.h5", p->folder);
     snprintf(p->log, sizeof p->log, "%s/log", p->folder);
-    TRY(assay_golden_write(ctx, &p->own.plan, p->golden, NULL, true));
-cleanup:
-    return status;
+    return assay_golden_write(ctx, &p->own.plan, p->golden, NULL, true);
 }
 
 static void end(problem *p)
@@ -75,7 +72,7 @@ static assay_status run_peer(assay_context *ctx, void *self)
 {
     assay_backend_end answer = {0};
     const assay_status status = ask(ctx, self, &answer);
-    RETURN_IF(status != ASSAY_OK || answer.outcome == ASSAY_OUTCOME_DONE, status);
+    if (status != ASSAY_OK || answer.outcome == ASSAY_OUTCOME_DONE) return status;
     return assay_fail(ctx, ASSAY_INTERNAL, "%s", answer.message);
 }
 

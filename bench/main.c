@@ -39,8 +39,7 @@ static int usage(const char *unknown)
 /* The instruction set of $ASSAY_ISA, for OpenBLAS as well, unless its own variable says otherwise: it is loaded later. */
 static assay_status choose_isa(assay_context *ctx)
 {
-    const assay_status status = assay_isa_from_environment(ctx);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_isa_from_environment(ctx));
     if (ctx->isa == ASSAY_ISA_AVX2 && setenv("OPENBLAS_CORETYPE", "Haswell", 0) != 0)
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for OPENBLAS_CORETYPE");
     return ASSAY_OK;

@@ -6,12 +6,10 @@
 
 static assay_status copy_list(assay_context *ctx, const assay_text_list *list, assay_text_list *copy)
 {
-    assay_status status = ASSAY_OK;
     *copy = (assay_text_list){0};
     for (int i = 0; i < list->count; i++)
-        TRY(assay_text_list_append(ctx, copy, list->items[i], strlen(list->items[i])));
-cleanup:
-    return status;
+        MUST(assay_text_list_append(ctx, copy, list->items[i], strlen(list->items[i])));
+    return ASSAY_OK;
 }
 
 /* NULL where there is nothing. */
@@ -28,21 +26,19 @@ static assay_status copy_array(assay_context *ctx, const char *what, int64_t cou
 /* Those that are counted have values of their own. */
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, assay_case *copy)
 {
-    assay_status status = ASSAY_OK;
     void *inputs = NULL;
     copy->inputs = NULL;
     copy->input_count = 0;
-    TRY(copy_array(ctx, "inputs", c->input_count, sizeof *c->inputs, c->inputs, &inputs));
+    MUST(copy_array(ctx, "inputs", c->input_count, sizeof *c->inputs, c->inputs, &inputs));
     copy->inputs = inputs;
     for (; copy->input_count < c->input_count; copy->input_count++) {
         assay_case_input *input = &copy->inputs[copy->input_count];
         void *values = NULL;
         if (input->values == NULL) continue;
-        TRY(copy_array(ctx, "values", input->fill.value_count, sizeof *input->values, input->values, &values));
+        MUST(copy_array(ctx, "values", input->fill.value_count, sizeof *input->values, input->values, &values));
         input->fill.values = input->values = values;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case *copy)

@@ -38,24 +38,21 @@ static assay_status check_pattern(const assay_yaml *y, const yaml_node_t *key_no
 assay_status assay_case_read_dtype_of(const assay_yaml *y, assay_case *c, const char *pattern,
                                       const yaml_node_t *key_node, const yaml_node_t *value)
 {
-    assay_status status;
     assay_case_dtype read = {.type = c->dtype};
     void *list = c->dtypes, *place = NULL;
-    TRY(check_pattern(y, key_node, "dtypes", pattern));
+    MUST(check_pattern(y, key_node, "dtypes", pattern));
     memcpy(read.pattern, pattern, strlen(pattern) + 1);
-    TRY(assay_case_read_dtype(y, value, "dtypes", &read.type));
-    TRY(place_of(y->ctx, &list, &c->dtype_count, sizeof read, pattern, &place));
+    MUST(assay_case_read_dtype(y, value, "dtypes", &read.type));
+    MUST(place_of(y->ctx, &list, &c->dtype_count, sizeof read, pattern, &place));
     c->dtypes = list;
     memcpy(place, &read, sizeof read);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status read_format(const assay_yaml *y, const yaml_node_t *node, const assay_block_format **format)
 {
     char name[ASSAY_TEXT_SIZE];
-    const assay_status status = assay_yaml_text(y, node, "quant_formats", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, "quant_formats", name, sizeof name));
     *format = assay_block_format_by_name(name);
     if (*format != NULL) return ASSAY_OK;
     return assay_yaml_refuse_choice(y, node, "quant_formats", assay_block_format_names + 1); /* "" is none */
@@ -64,17 +61,15 @@ static assay_status read_format(const assay_yaml *y, const yaml_node_t *node, co
 assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c, const char *pattern,
                                              const yaml_node_t *key_node, const yaml_node_t *value)
 {
-    assay_status status;
     assay_case_quant_format read = {{0}, NULL};
     void *list = c->quant_formats, *place = NULL;
-    TRY(check_pattern(y, key_node, "quant_formats", pattern));
+    MUST(check_pattern(y, key_node, "quant_formats", pattern));
     memcpy(read.path, pattern, strlen(pattern) + 1);
-    TRY(read_format(y, value, &read.format));
-    TRY(place_of(y->ctx, &list, &c->quant_format_count, sizeof read, pattern, &place));
+    MUST(read_format(y, value, &read.format));
+    MUST(place_of(y->ctx, &list, &c->quant_format_count, sizeof read, pattern, &place));
     c->quant_formats = list;
     memcpy(place, &read, sizeof read);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 typedef assay_status (*read_one)(const assay_yaml *y, assay_case *c, const char *pattern, const yaml_node_t *key_node,

@@ -54,8 +54,7 @@ static bool is_case_name(const char *name)
 static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assay_case *c)
 {
     char name[ASSAY_PATH_SIZE];
-    assay_status status = assay_yaml_text(y, node, "case", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, "case", name, sizeof name));
     if (!is_case_name(name)) {
         return assay_yaml_refuse_value(
             y, node, "case",
@@ -75,8 +74,7 @@ assay_status assay_case_read_dtype(const assay_yaml *y, const yaml_node_t *node,
 {
     char name[ASSAY_TEXT_SIZE];
     assay_dtype read;
-    assay_status status = assay_yaml_text(y, node, what, name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, what, name, sizeof name));
     if (assay_dtype_from_name(name, &read) && !is_no_grid(read)) {
         *type = read;
         return ASSAY_OK;
@@ -92,8 +90,7 @@ static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assa
 {
     char name[ASSAY_TEXT_SIZE];
     assay_distribution read;
-    assay_status status = assay_yaml_text(y, node, "fill", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, "fill", name, sizeof name));
     if (!assay_distribution_from_name(name, &read) || (read != ASSAY_NORMAL && read != ASSAY_BELL)) {
         return assay_yaml_refuse_value(y, node, "fill", "normal or bell (single tensors: inputs)");
     }

@@ -32,8 +32,7 @@ typedef struct given {
 static assay_status read_distribution(const assay_yaml *y, const yaml_node_t *node, assay_distribution *d)
 {
     char name[ASSAY_TEXT_SIZE], hint[ASSAY_MESSAGE_SIZE / 2];
-    assay_status status = assay_yaml_text(y, node, "distribution", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, "distribution", name, sizeof name));
     if (assay_distribution_from_name(name, d)) return ASSAY_OK;
     char known[256] = "";
     size_t used = 0;
@@ -132,7 +131,7 @@ static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assa
     assay_status status = ASSAY_OK;
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, input->path); assay_yaml_next(&w, &status);)
         status = read_fill_key(y, w.key, w.key_node, w.value, input, &has);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     if (has.values && !has.distribution) input->fill.distribution = ASSAY_VALUES;
     input->fill.values = input->values;
     return check_fill(y, node, input, &has);

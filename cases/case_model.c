@@ -38,8 +38,7 @@ static assay_status read_model_text(assay_context *ctx, const char *origin, cons
                                     const char *name, assay_model_config *config)
 {
     model_file file = {.config = assay_model_defaults};
-    assay_status status = assay_yaml_documents(ctx, origin, true, text, size, visit_model, &file);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_documents(ctx, origin, true, text, size, visit_model, &file));
     if (file.documents == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a model, found nothing", origin);
     name_after_file(&file.config, name);
     *config = file.config;
@@ -70,8 +69,7 @@ static assay_status read_model_path(const assay_yaml *y, const yaml_node_t *node
 static assay_status read_model_name(const assay_yaml *y, const yaml_node_t *node, assay_model_config *config)
 {
     char name[ASSAY_MESSAGE_SIZE], hint[ASSAY_MESSAGE_SIZE / 2];
-    assay_status status = assay_yaml_text(y, node, "model", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, "model", name, sizeof name));
     assay_nearest nearest = {.word = name, .most = 2};
     for (int i = 0; i < assay_embedded_model_count; i++) {
         const assay_embedded_file *file = &assay_embedded_models[i];
@@ -103,7 +101,7 @@ assay_status assay_case_read_model(const assay_yaml *y, assay_case *c, const yam
     default:
         status = assay_yaml_refuse_value(y, node, "model", "a name, a path or a mapping");
     }
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     c->config = config;
     memcpy(c->model, config.model_name.text, sizeof c->model);
     return ASSAY_OK;

@@ -8,8 +8,7 @@ static assay_status read_text(const assay_yaml *y, const assay_model_key *key, c
                               assay_text *value)
 {
     assay_text read;
-    assay_status status = assay_yaml_text(y, node, key->name, read.text, sizeof read.text);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, key->name, read.text, sizeof read.text));
     const char *const *choices = assay_model_key_choices(key);
     bool allowed = choices == NULL;
     for (int i = 0; !allowed && choices[i] != NULL; i++) allowed = strcmp(choices[i], read.text) == 0;
@@ -24,7 +23,7 @@ static assay_status read_pair(const assay_yaml *y, const assay_model_key *key, c
 {
     assay_text_list list = {0};
     assay_status status = assay_yaml_list(y, node, key->name, &list);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     if (list.count < 1 || list.count > 2) {
         status = assay_yaml_refuse(y, node, "%s: expected one or two texts, found %d", key->name, list.count);
     }
@@ -83,8 +82,7 @@ static void settle_rope(assay_model_config *config)
 static assay_status read_key(const assay_yaml *y, assay_model_config *config, const assay_model_key *key,
                              const yaml_node_t *value)
 {
-    assay_status status = read_any(y, config, key, value);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(read_any(y, config, key, value));
     config->given[key - assay_model_keys] = true;
     settle_rope(config);
     return ASSAY_OK;

@@ -66,9 +66,8 @@ assay_status assay_case_set(assay_context *ctx, assay_case *c, const char *text)
     const char *value = text + length + 1;
     if (value[0] == '\0') value = "\"\"";
     assignment a = {.c = c, .key = key};
-    assay_status status = assay_yaml_documents(ctx, origin, false, value, strlen(value), look, NULL);
-    RETURN_IF(status != ASSAY_OK, status);
-    status = assay_yaml_documents(ctx, origin, false, value, strlen(value), assign, &a);
+    MUST(assay_yaml_documents(ctx, origin, false, value, strlen(value), look, NULL));
+    assay_status status = assay_yaml_documents(ctx, origin, false, value, strlen(value), assign, &a);
     if (status == ASSAY_OK && !a.done) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a value after =, found none", origin);
     }

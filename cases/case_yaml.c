@@ -66,7 +66,7 @@ static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assa
         }
     }
     if (status == ASSAY_OK && config != NULL) status = assay_case_read_config(y, c, config);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     if (c->name[0] == '\0') return assay_yaml_refuse(y, root, "the case has no name: expected the key case");
     if (c->op[0] == '\0') return assay_yaml_refuse(y, root, "%s has no operation: expected the key op", c->name);
     return ASSAY_OK;
@@ -78,8 +78,7 @@ static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, vo
     assay_case *cases = realloc(list->cases, ((size_t)list->count + 1) * sizeof *cases);
     if (cases == NULL) return assay_fail(y->ctx, ASSAY_NO_MEMORY, "%s: no memory for its cases", y->origin);
     list->cases = cases;
-    assay_status status = assay_case_init(y->ctx, &cases[list->count]);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_case_init(y->ctx, &cases[list->count]));
     list->count++;
     return read_case(y, root, &cases[list->count - 1]);
 }

@@ -230,7 +230,7 @@ static assay_status settle_mscale(const hf_reader *r, const yaml_node_t *rope)
     assay_status status = ASSAY_OK;
     if (!is_null(mscale)) status = assay_yaml_real(r->y, mscale, "mscale", &one);
     if (status == ASSAY_OK && !is_null(all)) status = assay_yaml_real(r->y, all, "mscale_all_dim", &other);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     if (one != other) {
         return assay_yaml_refuse(
             r->y, rope, "mscale is %g and mscale_all_dim %g, expected them alike: no operation here has others", one,
@@ -254,8 +254,7 @@ static assay_status read_rope(const hf_reader *r, const yaml_node_t *rope, const
 {
     static const char *const NEEDED[] = {"factor", "original_max_position_embeddings"};
     if (is_null(rope)) return ASSAY_OK;
-    const assay_status status = read_pairs(r, rope, what, ROPE);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(read_pairs(r, rope, what, ROPE));
     if (strcmp(r->config->rope_type.text, "yarn") != 0) {
         if (is_null(value_of(r->y, rope, "mscale_all_dim"))) return ASSAY_OK;
         return assay_yaml_refuse(r->y, rope, "%s has mscale_all_dim, expected none where the type is not yarn", what);
@@ -336,35 +335,31 @@ static assay_status require_experts(const hf_reader *r, const yaml_node_t *root)
 
 static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
 {
-    assay_status status = ASSAY_OK;
     const yaml_node_t *parameters = value_of(r->y, root, "rope_parameters");
     for (int i = 0; i < KEY_COUNT; i++) {
         const assay_hugging_face_key *key = &assay_hugging_face_keys[i];
         if (!key->required || (key->families & r->family) == 0) continue;
-        TRY(require_key(r, root, key->name, key->settled != NULL));
+        MUST(require_key(r, root, key->name, key->settled != NULL));
     }
-    if (is_null(value_of(r->y, parameters, "rope_theta"))) TRY(require_key(r, root, "rope_theta", false));
-    if (r->family == QWEN3) TRY(require_experts(r, root));
+    if (is_null(value_of(r->y, parameters, "rope_theta"))) MUST(require_key(r, root, "rope_theta", false));
+    if (r->family == QWEN3) MUST(require_experts(r, root));
     /* transformers fills in yarn by 32 */
-    if (r->family == GPT_OSS && is_null(parameters)) TRY(require_key(r, root, "rope_scaling", false));
-cleanup:
-    return status;
+    if (r->family == GPT_OSS && is_null(parameters)) MUST(require_key(r, root, "rope_scaling", false));
+    return ASSAY_OK;
 }
 
 static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
 {
-    assay_status status;
-    TRY(require_keys(r, root));
-    TRY(read_pairs(r, root, "a configuration", r->family));
-    TRY(read_rope(r, value_of(r->y, root, "rope_scaling"), "rope_scaling"));
-    TRY(read_rope(r, value_of(r->y, root, "rope_parameters"), "rope_parameters"));
-    TRY(check_layer_types(r, value_of(r->y, root, "layer_types")));
+    MUST(require_keys(r, root));
+    MUST(read_pairs(r, root, "a configuration", r->family));
+    MUST(read_rope(r, value_of(r->y, root, "rope_scaling"), "rope_scaling"));
+    MUST(read_rope(r, value_of(r->y, root, "rope_parameters"), "rope_parameters"));
+    MUST(check_layer_types(r, value_of(r->y, root, "layer_types")));
     if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
     if ((r->family & GROUPED) != 0) settle_heads(r);
     if ((r->family & LATENT) != 0) settle_scores(r);
     if (r->family == QWEN3) settle_division(r);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status read_said(const assay_yaml *y, const yaml_node_t *root, void *arg)

@@ -139,7 +139,7 @@ assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool l
     const assay_yaml y = {ctx, origin, located, &document};
     bool more = true;
     assay_status status = check_size(&y, text, size);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     if (!yaml_parser_initialize(&parser)) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory to read it", origin);
     yaml_parser_set_input_string(&parser, (const unsigned char *)text, size);
     while (more && status == ASSAY_OK) {

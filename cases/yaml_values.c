@@ -150,16 +150,14 @@ assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const
 static assay_status append_items(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list)
 {
     char text[ASSAY_MESSAGE_SIZE];
-    assay_status status = assay_yaml_text(y, node, what, text, sizeof text);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, what, text, sizeof text));
     for (const char *item = text, *end; item != NULL; item = *end == ',' ? end + 1 : NULL) {
         item += strspn(item, " ");
         end = item + strcspn(item, ",");
         size_t length = (size_t)(end - item);
         while (length > 0 && item[length - 1] == ' ') length--;
         if (length == 0) return assay_yaml_refuse_value(y, node, what, "texts, none of them empty");
-        status = assay_text_list_append(y->ctx, list, item, length);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(assay_text_list_append(y->ctx, list, item, length));
     }
     return ASSAY_OK;
 }

@@ -128,7 +128,6 @@ static bool null_is_of_storage(const assay_fixture_reader *golden)
 /* The tensor's null distributions, if the golden has them: `used` grows by the statistics that have one. */
 static assay_status read_null(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result, int64_t *used)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
     double rows[ASSAY_STATISTICS * ASSAY_NULL_COLUMNS];
     const assay_shape *shape = &result->spec.shape;
@@ -141,7 +140,7 @@ static assay_status read_null(assay_context *ctx, const assay_comparison *c, ass
     if (!has_shape || null->type == ASSAY_INT32) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than null distributions have", path);
     }
-    TRY(assay_fixture_read(ctx, c->golden, path, 0, assay_shape_count(&null->shape), rows));
+    MUST(assay_fixture_read(ctx, c->golden, path, 0, assay_shape_count(&null->shape), rows));
     for (int s = 0; s < ASSAY_STATISTICS; s++) {
         double *row = result->statistics[s].expected;
         const int stored = assay_statistic_row(shape, s);
@@ -154,8 +153,7 @@ static assay_status read_null(assay_context *ctx, const assay_comparison *c, ass
         ++*used;
     }
     result->statistics_count = ASSAY_STATISTICS;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The known error of null/PROFILE/directions/NAME; NULL: it is another path. */
@@ -169,14 +167,13 @@ static const char *direction_of(const assay_tensor_spec *spec, const char *profi
 static assay_status start_direction(assay_context *ctx, const assay_comparison *c, const assay_tensor_spec *null,
                                     const char *name, assay_report *report)
 {
-    assay_status status;
     const assay_shape row = assay_shape_of(1, (int64_t)ASSAY_NULL_COLUMNS);
     assay_direction_result r = {0};
     if (!assay_shape_equal(&null->shape, &row) || null->type == ASSAY_INT32 || strlen(name) >= sizeof r.name) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another name, shape or type than directions have", null->path);
     }
-    TRY(assay_fixture_read(ctx, c->golden, null->path, 0, ASSAY_NULL_COLUMNS, r.expected));
-    if (r.expected[ASSAY_NULL_SPREAD] == 0) goto cleanup;
+    MUST(assay_fixture_read(ctx, c->golden, null->path, 0, ASSAY_NULL_COLUMNS, r.expected));
+    if (r.expected[ASSAY_NULL_SPREAD] == 0) return ASSAY_OK;
     if (!is_null_row(r.expected)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is no null distribution", null->path);
     }
@@ -194,14 +191,12 @@ static assay_status start_direction(assay_context *ctx, const assay_comparison *
         r.elements += tensor->elements;
     }
     report->directions[report->direction_count++] = r;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Along known errors, for all tensors together. */
 static assay_status read_directions(assay_context *ctx, assay_comparison *c, assay_report *report)
 {
-    assay_status status = ASSAY_OK;
     int most = 0;
     for (int i = 0; i < assay_fixture_count(c->golden); i++)
         most += direction_of(assay_fixture_spec(c->golden, i), c->profile->precision.name) != NULL;
@@ -210,18 +205,16 @@ static assay_status read_directions(assay_context *ctx, assay_comparison *c, ass
     for (int i = 0; i < assay_fixture_count(c->golden); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(c->golden, i);
         const char *name = direction_of(spec, c->profile->precision.name);
-        if (name != NULL) TRY(start_direction(ctx, c, spec, name, report));
+        if (name != NULL) MUST(start_direction(ctx, c, spec, name, report));
     }
     c->directions = report->directions;
     c->direction_count = report->direction_count;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Thresholds for everything that this golden can be compared on, whether or not the candidate has it. */
 static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, double false_alarm, assay_report *report)
 {
-    assay_status status = ASSAY_OK;
     int64_t elements = 0, rows = 0, statistics = 0;
     for (int i = 0; i < report->count; i++) {
         assay_tensor_result *r = &report->tensors[i];
@@ -232,30 +225,26 @@ static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, dou
         }
         elements += r->elements;
         rows += r->rows;
-        TRY(read_null(ctx, c, r, &statistics));
+        MUST(read_null(ctx, c, r, &statistics));
     }
-    TRY(read_directions(ctx, c, report));
+    MUST(read_directions(ctx, c, report));
     c->thresholds = assay_thresholds_of(false_alarm, elements, rows, statistics + report->direction_count);
     report->statistic_tail = c->thresholds.statistic_tail;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
 {
-    assay_status status;
     void *memory = NULL;
-    TRY(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &c->golden_values));
-    TRY(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
-    TRY(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
-    TRY(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
-    TRY(assay_alloc_f64(ctx, "directions", (int64_t)c->direction_count * ASSAY_CHUNK, &c->direction_values));
-    TRY(assay_alloc(ctx, "directions", c->direction_count + 1, sizeof *c->lies_along, &memory));
+    MUST(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &c->golden_values));
+    MUST(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
+    MUST(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
+    MUST(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
+    MUST(assay_alloc_f64(ctx, "directions", (int64_t)c->direction_count * ASSAY_CHUNK, &c->direction_values));
+    MUST(assay_alloc(ctx, "directions", c->direction_count + 1, sizeof *c->lies_along, &memory));
     c->lies_along = memory;
-    TRY(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
-    TRY(assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers));
-cleanup:
-    return status;
+    MUST(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
+    return assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers);
 }
 
 static void free_buffers(assay_comparison *c)
@@ -287,9 +276,8 @@ static assay_status compare_rules(assay_context *ctx, const assay_comparison *c,
 {
     int32_t *values = NULL;
     const assay_source candidate = assay_fixture_source(c->candidate);
-    assay_status status = assay_alloc_i32(ctx, result->spec.path, result->elements, &values);
-    RETURN_IF(status != ASSAY_OK, status);
-    status = assay_fixture_read_i32(ctx, c->candidate, result->spec.path, 0, result->elements, values);
+    MUST(assay_alloc_i32(ctx, result->spec.path, result->elements, &values));
+    assay_status status = assay_fixture_read_i32(ctx, c->candidate, result->spec.path, 0, result->elements, values);
     const bool unreadable = status == ASSAY_BAD_INPUT;
     if (status == ASSAY_OK)
         status = order.lawful(ctx, order.self, result->spec.path, values, result->elements, &candidate);
@@ -297,7 +285,7 @@ static assay_status compare_rules(assay_context *ctx, const assay_comparison *c,
     if (unreadable) assay_judge_unreadable(ctx->message, result);
     if (!unreadable && (status == ASSAY_OK || status == ASSAY_BAD_INPUT))
         assay_judge_rules(status == ASSAY_OK ? NULL : ctx->message, result);
-    RETURN_IF(status != ASSAY_BAD_INPUT, status);
+    if (status != ASSAY_BAD_INPUT) return status;
     ctx->message[0] = '\0';
     return ASSAY_OK;
 }
@@ -305,7 +293,6 @@ static assay_status compare_rules(assay_context *ctx, const assay_comparison *c,
 static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c, assay_order order,
                                    assay_tensor_result *result, assay_certificate_inputs *shown)
 {
-    assay_status status = ASSAY_OK;
     assay_facts facts;
     bool unreadable = false;
     char scales[128] = "";
@@ -324,12 +311,12 @@ static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c
     }
     if (result->spec.role == ASSAY_ROLE_SCHEDULE && order.lawful != NULL) return compare_rules(ctx, c, order, result);
     if (!floats) {
-        TRY(assay_scan_integers(ctx, c, result, &facts, &unreadable));
+        MUST(assay_scan_integers(ctx, c, result, &facts, &unreadable));
     } else if (scale == NULL) {
         name_scales(c->golden, scales, sizeof scales);
-        TRY(assay_scan_finite(ctx, c, result, &facts, &unreadable));
+        MUST(assay_scan_finite(ctx, c, result, &facts, &unreadable));
     } else {
-        TRY(assay_scan_floats(ctx, c, scale->path, result, &facts, &unreadable));
+        MUST(assay_scan_floats(ctx, c, scale->path, result, &facts, &unreadable));
     }
     if (unreadable) {
         assay_judge_unreadable(ctx->message, result);
@@ -339,8 +326,7 @@ static assay_status compare_tensor(assay_context *ctx, const assay_comparison *c
                            assay_profile_left_out(c->golden, c->profile->precision.name), result);
         note_evidence(result, &facts, shown);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Copies of what the candidate was given are no results of its own. What a golden holds besides results (error scales,

@@ -44,7 +44,6 @@ static assay_status draw(assay_context *ctx, assay_fixture_reader *golden, assay
                          const char *scale, const assay_profile *profile, const assay_tensor_result *r,
                          const buffers *b, assay_picture *p)
 {
-    assay_status status = ASSAY_OK;
     const int64_t columns = assay_row_length(&r->spec.shape), rows = r->elements / columns;
     const double unit = assay_dtype_unit_roundoff(profile->storage);
     const double tiny =
@@ -52,17 +51,16 @@ static assay_status draw(assay_context *ctx, assay_fixture_reader *golden, assay
     *p = (assay_picture){.rows = least(rows, ASSAY_PICTURE_ROWS), .columns = least(columns, ASSAY_PICTURE_COLUMNS)};
     for (int64_t first = 0; first < r->elements; first += ASSAY_CHUNK) {
         const int64_t count = r->elements - first < ASSAY_CHUNK ? r->elements - first : ASSAY_CHUNK;
-        TRY(assay_fixture_read(ctx, golden, r->spec.path, first, count, b->golden));
-        TRY(assay_fixture_read(ctx, golden, scale, first, count, b->scale));
-        TRY(assay_fixture_read(ctx, candidate, r->spec.path, first, count, b->candidate));
+        MUST(assay_fixture_read(ctx, golden, r->spec.path, first, count, b->golden));
+        MUST(assay_fixture_read(ctx, golden, scale, first, count, b->scale));
+        MUST(assay_fixture_read(ctx, candidate, r->spec.path, first, count, b->candidate));
         for (int64_t i = 0; i < count; i++) {
             const int64_t at = first + i;
             put(p, at / columns, rows, at % columns, columns,
                 deviations(b->golden[i], b->candidate[i], b->scale[i], unit, tiny));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Whether a tensor has what a picture is made of. */
@@ -82,9 +80,8 @@ static assay_status draw_tensor(assay_context *ctx, assay_fixture_reader *golden
     *picture = NULL;
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, r->spec.path, scale);
     if (!can_be_drawn(golden, candidate, scale, r)) return ASSAY_OK;
-    assay_status status = assay_alloc(ctx, "picture", 1, sizeof **picture, &memory);
-    RETURN_IF(status != ASSAY_OK, status);
-    status = draw(ctx, golden, candidate, scale, profile, r, b, memory);
+    MUST(assay_alloc(ctx, "picture", 1, sizeof **picture, &memory));
+    assay_status status = draw(ctx, golden, candidate, scale, profile, r, b, memory);
     if (status == ASSAY_OK) {
         *picture = memory;
         return ASSAY_OK;

@@ -15,8 +15,7 @@ static assay_status read_type(const assay_yaml *y, const yaml_node_t *node, cons
                               assay_dtype *type)
 {
     char name[ASSAY_PATH_SIZE], wanted[128] = "";
-    assay_status status = assay_yaml_text(y, node, what, name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, what, name, sizeof name));
     if (assay_dtype_from_name(name, type) && (types >> *type & 1) != 0) return ASSAY_OK;
     for (int i = 0; i < ASSAY_DTYPE_COUNT; i++) {
         if ((types >> i & 1) == 0) continue;
@@ -50,8 +49,7 @@ static assay_status read_name(const assay_yaml *y, const yaml_node_t *node, assa
 {
     char name[ASSAY_PRECISION_NAME_SIZE];
     assay_dtype type;
-    assay_status status = assay_yaml_text(y, node, "name", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, node, "name", name, sizeof name));
     bool plain = islower((unsigned char)name[0]) != 0;
     for (const char *c = name; *c != '\0'; c++)
         plain &= islower((unsigned char)*c) || isdigit((unsigned char)*c) || *c == '_';
@@ -99,8 +97,7 @@ static assay_status read_multiply(const assay_yaml *y, const yaml_node_t *node, 
     *scaled = (assay_block_scaling){0};
     if (node->type != YAML_MAPPING_NODE) return read_type(y, node, "multiply", MULTIPLIED, &p->multiply);
     scaled->type = ASSAY_FLOAT8_E4M3FN;
-    assay_status status = read_keys(y, node, "multiply", read_multiply_key, p);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(read_keys(y, node, "multiply", read_multiply_key, p));
     if (scaled->block == 0) return assay_yaml_refuse(y, node, "multiply: expected type and block, found no block");
     p->multiply = p->storage;
     return ASSAY_OK;
@@ -124,22 +121,20 @@ static assay_status read_accumulate_key(const assay_yaml *y, const char *key, co
 {
     assay_dtype type = ASSAY_FLOAT32;
     int64_t bits = 0;
-    assay_status status = ASSAY_OK;
     if (strcmp(key, "type") == 0) {
-        TRY(read_type(y, value, "accumulate type", MULTIPLIED, &type));
+        MUST(read_type(y, value, "accumulate type", MULTIPLIED, &type));
         p->accumulate_bits = bits_of(type);
     } else if (strcmp(key, "bits") == 0) {
-        TRY(assay_yaml_whole(y, value, "accumulate bits", LEAST_BITS, MOST_BITS, &bits));
+        MUST(assay_yaml_whole(y, value, "accumulate bits", LEAST_BITS, MOST_BITS, &bits));
         p->accumulate_bits = (int)bits;
     } else if (strcmp(key, "rounding") == 0) {
-        TRY(read_word(y, value, "accumulate rounding", "nearest", "truncate", &p->precision.accumulator.truncate));
+        MUST(read_word(y, value, "accumulate rounding", "nearest", "truncate", &p->precision.accumulator.truncate));
     } else if (strcmp(key, "block") == 0) {
-        TRY(assay_yaml_whole(y, value, "accumulate block", 0, LONGEST, &p->precision.accumulator.block));
+        MUST(assay_yaml_whole(y, value, "accumulate block", 0, LONGEST, &p->precision.accumulator.block));
     } else {
-        status = unknown_key(y, key_node, key, "type, bits, rounding or block of accumulate");
+        return unknown_key(y, key_node, key, "type, bits, rounding or block of accumulate");
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status read_accumulate(const assay_yaml *y, const yaml_node_t *node, assay_profile *p)
@@ -158,8 +153,7 @@ static assay_status read_elementary_key(const assay_yaml *y, const char *key, co
     if (strcmp(key, "type") == 0) return read_type(y, value, "elementary type", STORED, &p->elementary);
     if (strcmp(key, "ulps") != 0) return unknown_key(y, key_node, key, "type or ulps of elementary");
     double ulps = 0;
-    assay_status status = assay_yaml_real(y, value, "elementary ulps", &ulps);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_real(y, value, "elementary ulps", &ulps));
     if (!(ulps >= 0.5 && ulps <= MOST_ULPS)) {
         return assay_yaml_refuse_value(y, value, "elementary ulps", "a number from 0.5 to 1048576");
     }
@@ -188,8 +182,7 @@ static assay_status read_first_key(const assay_yaml *y, const char *key, const y
     char name[ASSAY_PATH_SIZE];
     (void)key_node;
     if (strcmp(key, "like") != 0) return ASSAY_OK;
-    assay_status status = assay_yaml_text(y, value, "like", name, sizeof name);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_text(y, value, "like", name, sizeof name));
     const assay_profile *like = assay_profile_by_name(name);
     if (like == NULL) return assay_yaml_refuse_value(y, value, "like", assay_profile_names());
     *p = *like;
@@ -214,27 +207,24 @@ typedef struct parsed {
 
 static assay_status read_document(const assay_yaml *y, const yaml_node_t *root, void *arg)
 {
-    assay_status status;
     parsed *out = arg;
     if (out->documents++ > 0) return assay_yaml_refuse(y, root, "expected one profile, found another document");
     out->profile = *assay_profile_by_name("bf16");
-    TRY(read_keys(y, root, "", read_first_key, &out->profile));
+    MUST(read_keys(y, root, "", read_first_key, &out->profile));
     out->profile.precision.name[0] = '\0';
     out->profile.summary = "a user's own";
-    TRY(read_keys(y, root, "", read_storage_key, &out->profile));
-    TRY(read_keys(y, root, "", read_key, &out->profile));
+    MUST(read_keys(y, root, "", read_storage_key, &out->profile));
+    MUST(read_keys(y, root, "", read_key, &out->profile));
     if (out->profile.precision.name[0] == '\0')
-        status = assay_yaml_refuse(y, root, "name: expected the profile's name, found nothing");
-cleanup:
-    return status;
+        return assay_yaml_refuse(y, root, "name: expected the profile's name, found nothing");
+    return ASSAY_OK;
 }
 
 assay_status assay_profile_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
                                  assay_profile *profile)
 {
     parsed out = {0};
-    assay_status status = assay_yaml_documents(ctx, origin, true, text, size, read_document, &out);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_yaml_documents(ctx, origin, true, text, size, read_document, &out));
     if (out.documents == 0) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a profile, found nothing", origin);
     *profile = out.profile;
     profile->precision = assay_profile_precision(&out.profile);

@@ -340,17 +340,15 @@ static void add_statistics(scan *s, int64_t count)
 
 static assay_status read_directions(assay_context *ctx, scan *s, int64_t first, int64_t count)
 {
-    assay_status status = ASSAY_OK;
     const assay_comparison *c = s->c;
     for (int k = 0; k < c->direction_count; k++) {
         char path[ASSAY_PATH_SIZE];
         assay_filter_path(c->profile->precision.name, c->directions[k].name, s->result->spec.path, path);
         c->lies_along[k] = assay_fixture_find(c->golden, path) != NULL;
         double *values = c->direction_values + (int64_t)k * ASSAY_CHUNK;
-        if (c->lies_along[k]) TRY(assay_fixture_read(ctx, c->golden, path, first, count, values));
+        if (c->lies_along[k]) MUST(assay_fixture_read(ctx, c->golden, path, first, count, values));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_scan_floats(assay_context *ctx, const assay_comparison *c, const char *scale,
@@ -390,14 +388,13 @@ cleanup:
 assay_status assay_scan_finite(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
                                assay_facts *facts, bool *unreadable)
 {
-    assay_status status = ASSAY_OK;
     const char *path = result->spec.path;
     *facts = (assay_facts){.golden_nan = -1, .bad_scale = -1};
     *unreadable = false;
     for (int64_t first = 0; first < result->elements; first += ASSAY_CHUNK) {
         int64_t count = result->elements - first < ASSAY_CHUNK ? result->elements - first : ASSAY_CHUNK;
-        TRY(assay_fixture_read(ctx, c->golden, path, first, count, c->golden_values));
-        TRY(read_candidate(ctx, c, path, first, count, unreadable));
+        MUST(assay_fixture_read(ctx, c->golden, path, first, count, c->golden_values));
+        MUST(read_candidate(ctx, c, path, first, count, unreadable));
         if (*unreadable) break;
         for (int64_t i = 0; i < count; i++) {
             double golden = c->golden_values[i], candidate = c->candidate_values[i];
@@ -406,6 +403,5 @@ assay_status assay_scan_finite(assay_context *ctx, const assay_comparison *c, as
         }
     }
     result->wrong_elements = facts->nonfinite;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -76,7 +76,7 @@ assay_status assay_statistics_start(assay_context *ctx, const assay_shape *shape
     pass->length = shape->rank == 0 ? 1 : shape->dims[shape->rank - 1];
     for (int axis = 0; axis < shape->rank; axis++) total += axis_is_summed(shape, axis) ? shape->dims[axis] : 0;
     assay_status status = assay_alloc_zeros(ctx, "statistics of errors", 4 * total + 1, &pass->memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     double *next = pass->memory;
     for (int axis = 0; axis < shape->rank; axis++) { /* the last axis' slopes are among the tiles' */
         double **const sums[] = {&pass->squares[axis], &pass->counts[axis], &pass->products[axis],

@@ -63,8 +63,7 @@ assay_status assay_tile_slopes_start(assay_context *ctx, const assay_shape *shap
     int64_t total = 2 * columns_of(shape);
     *tiles = (assay_tile_slopes){.rows = rows_of(shape), .columns = columns_of(shape)};
     for (int level = 0; level < ASSAY_TILE_SIZES; level++) total += assay_tiles_across(shape, level);
-    const assay_status status = assay_alloc_zeros(ctx, "statistics of tiles", 2 * total, &tiles->memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_zeros(ctx, "statistics of tiles", 2 * total, &tiles->memory));
     double *products = tiles->memory, *weights = tiles->memory + total;
     tiles->whole_products = products;
     tiles->whole_weights = weights;
@@ -127,12 +126,10 @@ void assay_tile_slopes_end_row(assay_tile_slopes *tiles)
 
 assay_status assay_tile_slopes_keep(assay_context *ctx, const assay_shape *shape, assay_tile_slopes *tiles)
 {
-    assay_status status = ASSAY_OK;
     for (int level = 0; level < ASSAY_TILE_SIZES; level++) {
-        TRY(assay_alloc_zeros(ctx, "statistics of tiles", assay_tiles_count(shape, level), &tiles->squares[level]));
+        MUST(assay_alloc_zeros(ctx, "statistics of tiles", assay_tiles_count(shape, level), &tiles->squares[level]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_tile_slopes_free(assay_tile_slopes *tiles)

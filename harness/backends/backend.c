@@ -109,9 +109,7 @@ static assay_status start(assay_context *ctx, const assay_backend_call *call, co
     char self[4096], command[8192], times[8];
     if (!assay_backend_is_shared_object(call->spec)) {
         const char *const argv[] = {"/bin/sh", "-c", command, NULL};
-        const assay_status status =
-            fill_command(ctx, call->spec, call->request, run->candidate, command, sizeof command);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(fill_command(ctx, call->spec, call->request, run->candidate, command, sizeof command));
         return assay_process_run(ctx, argv, run->log, &call->limits, process);
     }
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -149,37 +147,33 @@ static assay_status open_candidate(assay_context *ctx, const assay_backend_call 
 static assay_status run_once(assay_context *ctx, const assay_backend_call *call, int calls, one_run *run,
                              assay_backend_end *end)
 {
-    assay_status status;
     assay_process_result process;
-    TRY(begin_run(ctx, call, run));
+    MUST(begin_run(ctx, call, run));
     if (call->server != NULL) {
-        TRY(assay_backend_server_ask(ctx, call->server, call->request, run->candidate, run->log, call->limits.timeout,
-                                     end));
+        MUST(assay_backend_server_ask(ctx, call->server, call->request, run->candidate, run->log, call->limits.timeout,
+                                      end));
     } else {
-        TRY(start(ctx, call, run, calls, &process));
+        MUST(start(ctx, call, run, calls, &process));
         assay_backend_judge(&process, run->log, call->limits.timeout, end);
     }
-    if (end->outcome == ASSAY_OUTCOME_DONE) TRY(open_candidate(ctx, call, run, end));
-cleanup:
-    return status;
+    if (end->outcome == ASSAY_OUTCOME_DONE) MUST(open_candidate(ctx, call, run, end));
+    return ASSAY_OK;
 }
 
 /* Whether both have the tensor, with the same bits. */
 static assay_status same_tensor(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b, const char *path,
                                 double *x, double *y, bool *same)
 {
-    assay_status status = ASSAY_OK;
     const assay_tensor_spec *one = assay_fixture_find(a, path), *other = assay_fixture_find(b, path);
     *same = one != NULL && other != NULL && one->type == other->type && assay_shape_equal(&one->shape, &other->shape);
     const int64_t total = *same ? assay_shape_count(&one->shape) : 0;
     for (int64_t at = 0; *same && at < total; at += CHUNK) {
         const int64_t count = total - at < CHUNK ? total - at : CHUNK;
-        TRY(assay_fixture_read(ctx, a, path, at, count, x));
-        TRY(assay_fixture_read(ctx, b, path, at, count, y));
+        MUST(assay_fixture_read(ctx, a, path, at, count, x));
+        MUST(assay_fixture_read(ctx, b, path, at, count, y));
         *same = memcmp(x, y, (size_t)count * sizeof *x) == 0;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The path of the first dataset that two candidates do not have alike; "" when there is none. */
@@ -336,7 +330,6 @@ void assay_backend_first_free(assay_backend_first *first)
 static assay_status run_again(assay_context *ctx, const assay_backend_call *call, one_run *first, one_run *second,
                               assay_backend_end *end)
 {
-    assay_status status;
     const double seconds = end->seconds;
     const bool earlier = first->folder[0] == '\0';
     remove_folder(first);
@@ -344,18 +337,17 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
         assay_backend_fail(end, "the first run's candidate cannot be removed");
         return ASSAY_OK;
     }
-    TRY(run_once(ctx, call, 2, second, end));
+    MUST(run_once(ctx, call, 2, second, end));
     end->seconds = seconds;
     if (end->outcome == ASSAY_OUTCOME_DONE) {
-        status = earlier ? hold_against_digests(ctx, call->first, second, end) : hold_against(ctx, first, second, end);
+        MUST(earlier ? hold_against_digests(ctx, call->first, second, end) : hold_against(ctx, first, second, end));
     } else {
         char message[600];
         snprintf(message, sizeof message, "in a second run: %.580s", end->message);
         snprintf(end->message, sizeof end->message, "%s", message);
         end->outcome = ASSAY_OUTCOME_FAILED; /* UNSUPPORTED now, and not before, as well */
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* What the last run gave, to where the caller wants it. */

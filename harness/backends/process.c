@@ -270,8 +270,7 @@ static assay_status run(assay_context *ctx, const job *j, const char *what, doub
     end_report report;
     const double started = assay_clock();
     *result = (assay_process_result){0};
-    const assay_status status = start(ctx, j, &process);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(start(ctx, j, &process));
     finish(&process, started + timeout, result, &report);
     result->seconds = assay_clock() - started;
     if (report.start_error != 0) {

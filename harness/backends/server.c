@@ -78,21 +78,19 @@ static assay_status take_line(exchange *e, stream *from, size_t start, size_t le
 
 static assay_status take_lines(exchange *e, stream *from)
 {
-    assay_status status = ASSAY_OK;
     size_t start = 0;
     for (size_t i = 0; i < from->used; i++) {
         if (from->line[i] != '\n') continue;
-        TRY(take_line(e, from, start, i + 1 - start));
+        MUST(take_line(e, from, start, i + 1 - start));
         start = i + 1;
     }
     from->used -= start;
     memmove(from->line, from->line + start, from->used);
     if (from->used == sizeof from->line) {
-        TRY(take_line(e, from, 0, from->used));
+        MUST(take_line(e, from, 0, from->used));
         from->used = 0;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* What lies in a pipe, without waiting, but no more than a part of what an endless one gives; *closed: and nothing will
@@ -100,38 +98,33 @@ cleanup:
 static assay_status drain_one(exchange *e, int pipe, stream *into, bool *closed)
 {
     enum { MOST_READS = 64 };
-    assay_status status = ASSAY_OK;
     ssize_t length = -1;
     for (int i = 0; i < MOST_READS; i++) {
         length = read(pipe, into->line + into->used, sizeof into->line - into->used);
         if (length <= 0) break;
         into->used += (size_t)length;
-        TRY(take_lines(e, into));
+        MUST(take_lines(e, into));
     }
     *closed = length == 0;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status drain(exchange *e)
 {
     assay_backend_server *s = e->server;
-    const assay_status status = drain_one(e, s->process.error, &s->error, &e->error_closed);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(drain_one(e, s->process.error, &s->error, &e->error_closed));
     return drain_one(e, s->process.output, &s->output, &e->closed);
 }
 
 /* Lines that will have no end. */
 static assay_status log_rest(exchange *e)
 {
-    assay_status status = ASSAY_OK;
     stream *const both[] = {&e->server->output, &e->server->error};
     for (int i = 0; i < 2; i++) {
-        TRY(write_log(e, both[i]->line, both[i]->used));
+        MUST(write_log(e, both[i]->line, both[i]->used));
         both[i]->used = 0;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status start(assay_context *ctx, assay_backend_server *server)
@@ -139,8 +132,7 @@ static assay_status start(assay_context *ctx, assay_backend_server *server)
     const char *const argv[] = {"/bin/sh", "-c", server->command, NULL};
     server->output.used = server->error.used = 0;
     server->output.inside = server->error.inside = false;
-    const assay_status status = assay_process_start(ctx, argv, server->memory, &server->process);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_process_start(ctx, argv, server->memory, &server->process));
     fcntl(server->process.output, F_SETFL, O_NONBLOCK);
     fcntl(server->process.error, F_SETFL, O_NONBLOCK);
     return ASSAY_OK;
@@ -169,8 +161,7 @@ static assay_status wait_for_answer(exchange *e, double deadline, bool *late)
     const assay_backend_server *s = e->server;
     for (;;) {
         const bool ended = has_ended(s); /* before the pipes are read: what it wrote is in them then */
-        const assay_status status = drain(e);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(drain(e));
         if (e->answered || ended || e->closed) return ASSAY_OK;
         *late = assay_clock() > deadline;
         if (*late) return ASSAY_OK;

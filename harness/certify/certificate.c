@@ -166,16 +166,14 @@ static void sketches_free(sketches *s)
 
 static assay_status sketches_make(assay_context *ctx, const assay_plan *plan, sketches *s)
 {
-    assay_status status = ASSAY_OK;
     s->items = calloc((size_t)plan->list.sketched_count + 1, sizeof *s->items);
     if (s->items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
     for (int i = 0; i < plan->list.sketched_count; i++) {
         s->count++;
-        TRY(assay_sketch_start(ctx, &plan->list.sketched[i], plan->c->sketch_above, plan->c->seed, false,
-                               &s->items[i]));
+        MUST(assay_sketch_start(ctx, &plan->list.sketched[i], plan->c->sketch_above, plan->c->seed, false,
+                                &s->items[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A sum of a sketch is the derivative along its signs. */
@@ -261,25 +259,21 @@ static bool is_as_stored(const quad_certificate *c, const double stored[ASSAY_CE
 assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader *golden,
                                         const quad_certificates *certificates)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < certificates->count; i++) {
         assay_tensor_spec spec;
         double stored[ASSAY_CERTIFICATE_FIELDS];
-        TRY(assay_certificate_spec(ctx, certificates->items[i].path, &spec));
+        MUST(assay_certificate_spec(ctx, certificates->items[i].path, &spec));
         const assay_tensor_spec *found = assay_fixture_find(golden, spec.path);
         if (found == NULL) continue;
         if (!assay_shape_equal(&found->shape, &spec.shape) || found->type != spec.type) {
-            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than a certificate", spec.path);
-            goto cleanup;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has another shape or type than a certificate", spec.path);
         }
-        TRY(assay_fixture_read(ctx, golden, spec.path, 0, ASSAY_CERTIFICATE_FIELDS, stored));
+        MUST(assay_fixture_read(ctx, golden, spec.path, 0, ASSAY_CERTIFICATE_FIELDS, stored));
         if (!is_as_stored(&certificates->items[i], stored)) {
-            status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not what certification finds", spec.path);
-            goto cleanup;
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not what certification finds", spec.path);
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan, const assay_source *source,
@@ -315,7 +309,6 @@ assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *pla
 
 assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t budget)
 {
-    assay_status status = ASSAY_OK;
     const int results = plan->spec_count;
     const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, budget);
     if (scope.left_out[0] != '\0') {
@@ -328,11 +321,10 @@ assay_status assay_plan_certify(assay_context *ctx, assay_plan *plan, int64_t bu
         assay_tensor_spec spec;
         const assay_tensor_role role = plan->specs[i].role;
         if (!assay_role_is_result(role) || (role == ASSAY_ROLE_GRADIENT && !scope.gradients)) continue;
-        TRY(assay_certificate_spec(ctx, plan->specs[i].path, &spec));
-        TRY(assay_plan_add_spec(ctx, plan, &spec));
+        MUST(assay_certificate_spec(ctx, plan->specs[i].path, &spec));
+        MUST(assay_plan_add_spec(ctx, plan, &spec));
     }
     plan->certify = true;
     plan->budget = budget;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

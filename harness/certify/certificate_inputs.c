@@ -54,15 +54,12 @@ cleanup:
 /* Room for a result, and for its error scales. */
 static assay_status add_result(assay_context *ctx, const assay_tensor_spec *spec, assay_tensor_set *results)
 {
-    assay_status status;
     assay_tensor_spec scale = *spec;
-    TRY(assay_tensor_set_add(ctx, results, spec, NULL));
-    if (!assay_has_error_scale(spec)) goto cleanup;
+    MUST(assay_tensor_set_add(ctx, results, spec, NULL));
+    if (!assay_has_error_scale(spec)) return ASSAY_OK;
     scale.role = ASSAY_ROLE_ERROR_SCALE;
     assay_path_at(scale.role, "f64", spec->path, scale.path);
-    TRY(assay_tensor_set_add(ctx, results, &scale, NULL));
-cleanup:
-    return status;
+    return assay_tensor_set_add(ctx, results, &scale, NULL);
 }
 
 /* The evaluation: with the error scales that `next` is to have, and those of f64. */
@@ -95,13 +92,11 @@ cleanup:
 /* In binary128, in the place of float64; a choice is what the second form is given as well. */
 static assay_status convert(assay_context *ctx, assay_tensor *result, assay_certificate_inputs *inputs)
 {
-    assay_status status;
-    TRY(copy(ctx, result, &inputs->results));
-    if (assay_path_is_choice(result->spec.path)) TRY(copy(ctx, result, &inputs->in));
+    MUST(copy(ctx, result, &inputs->results));
+    if (assay_path_is_choice(result->spec.path)) MUST(copy(ctx, result, &inputs->in));
     free(result->values);
     result->values = NULL;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certificate_inputs *inputs,

@@ -69,7 +69,7 @@ static assay_status add_golden_of_folder(assay_context *ctx, const char *path, a
     assay_fixture_reader *reader = NULL;
     assay_status status = assay_examine_structure(ctx, 1, &path);
     if (status == ASSAY_OK) status = assay_fixture_open(ctx, path, &reader);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     const char *kind = assay_fixture_text(reader, "kind");
     const bool golden = kind != NULL && strcmp(kind, "golden") == 0; /* requests and candidates may lie beside them */
     assay_fixture_close(reader);
@@ -104,23 +104,21 @@ static assay_status add_folder(assay_context *ctx, char *path, assay_chosen *cho
 static assay_status take_goldens(assay_context *ctx, const assay_options *options, char **names, int *count,
                                  assay_chosen *chosen)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < options->argument_count; i++) {
         char *argument = options->arguments[i];
         if (assay_fixture_is_file_name(argument)) {
-            TRY(add_golden(ctx, argument, chosen));
+            MUST(add_golden(ctx, argument, chosen));
         } else if (is_folder(argument)) {
-            TRY(add_folder(ctx, argument, chosen));
+            MUST(add_folder(ctx, argument, chosen));
         } else {
             names[(*count)++] = argument;
         }
     }
     if (chosen->count > 0 && options->set_count > 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden: --set %s and --seed would ask for another one",
-                            chosen->goldens[0], options->sets[0]);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden: --set %s and --seed would ask for another one",
+                          chosen->goldens[0], options->sets[0]);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Cases before goldens. */
@@ -188,18 +186,16 @@ static void keep(assay_chosen *chosen, const bool *wanted)
 
 static assay_status filter(assay_context *ctx, const assay_options *options, assay_chosen *chosen, bool *wanted)
 {
-    assay_status status = ASSAY_OK;
     const int count = chosen->count;
     if (!assay_case_filter_is_set(&options->filter)) return ASSAY_OK;
-    TRY(assay_case_filter_check(ctx, &options->filter, chosen->cases, count));
+    MUST(assay_case_filter_check(ctx, &options->filter, chosen->cases, count));
     for (int i = 0; i < count; i++) wanted[i] = assay_case_filter_takes(&options->filter, &chosen->cases[i]);
     keep(chosen, wanted);
     if (chosen->count == 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "none of the %d cases is left by --tag, --op, --exclude and --no-mesh", count);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "none of the %d cases is left by --tag, --op, --exclude and --no-mesh",
+                          count);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Fixtures are stored under the names of their cases. */
@@ -221,8 +217,7 @@ static assay_status work_of(assay_context *ctx, const assay_case *c, double *wor
 {
     assay_tensor_list list;
     const assay_operation *operation;
-    const assay_status status = assay_operation_prepare(ctx, c, &operation, &list);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_operation_prepare(ctx, c, &operation, &list));
     *work = WORK_OF_A_CASE + assay_operation_flops(operation, c, true);
     for (int i = 0; i < list.count; i++) {
         *work += WORK_OF_AN_ELEMENT * (double)assay_shape_count(&list.entries[i].spec.shape);

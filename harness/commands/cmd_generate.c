@@ -49,21 +49,19 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
 
 static assay_status make_plan(assay_context *ctx, const assay_options *options, assay_plan *plan, assay_case *c)
 {
-    assay_status status;
     assay_profile profile;
     const bool named = options->precision != NULL;
     if (named) {
-        TRY(assay_command_profile(ctx, options, NULL, "", &profile));
-        TRY(assay_case_add_profile(ctx, c, profile.precision.name));
+        MUST(assay_command_profile(ctx, options, NULL, "", &profile));
+        MUST(assay_case_add_profile(ctx, c, profile.precision.name));
     }
-    TRY(assay_plan_make_with(ctx, plan, c, NULL, named ? &profile : NULL));
+    MUST(assay_plan_make_with(ctx, plan, c, NULL, named ? &profile : NULL));
     plan->weights = options->weights;
     plan->recipe = options->recipe;
-    if (options->certify) TRY(assay_plan_certify(ctx, plan, options->budget));
-    if (options->mutants) TRY(assay_plan_mutants(ctx, plan));
+    if (options->certify) MUST(assay_plan_certify(ctx, plan, options->budget));
+    if (options->mutants) MUST(assay_plan_mutants(ctx, plan));
     plan->by_stage = &assay_stages_judge;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Every case is planned, and held against the user's inputs, before the first is written: a bad one costs nothing. */
@@ -150,21 +148,19 @@ static double cost(void *self, int i)
 static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
 {
     (void)result;
-    assay_status status;
     const writing *w = self;
     char path[4096];
     const char *stored = w->chosen->goldens[i];
-    TRY(output_path(ctx, w->options, &w->chosen->cases[i], path, sizeof path));
+    MUST(output_path(ctx, w->options, &w->chosen->cases[i], path, sizeof path));
     if (stored != NULL && assay_is_same_file(stored, path)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is the golden itself", path);
     }
-    TRY(assay_make_parents(ctx, path));
-    TRY(stored != NULL ? write_of_golden(ctx, w->options, stored, path)
-                       : write_of_case(ctx, w->options, w->write, &w->chosen->cases[i], path));
+    MUST(assay_make_parents(ctx, path));
+    MUST(stored != NULL ? write_of_golden(ctx, w->options, stored, path)
+                        : write_of_case(ctx, w->options, w->write, &w->chosen->cases[i], path));
     printf("%s\n", path);
     fflush(stdout);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* `how`: of assay_choose. */

@@ -13,8 +13,7 @@ static assay_status main_shape(assay_context *ctx, const assay_case *c, char *te
 {
     const assay_operation *operation;
     assay_tensor_list list;
-    const assay_status status = assay_operation_prepare(ctx, c, &operation, &list);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_operation_prepare(ctx, c, &operation, &list));
     snprintf(text, size, "?");
     if (list.count > 0) assay_shape_text(&list.entries[0].spec.shape, text, size);
     for (int i = 0; i < list.count; i++) {

@@ -227,8 +227,7 @@ static assay_status run_cases(assay_context *ctx, runs *all)
     const int count = all->chosen->count;
     const assay_each each = {.self = all, .count = count, .cost = cost, .work = work, .take = take};
     if (all->options->serve) {
-        status = assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server));
     }
     if (all->options->serve && count > 1 && ctx->ranks == NULL) status = run_firsts(ctx, all);
     assay_progress_start(&all->progress, all->options->quiet, "run", count);

@@ -102,19 +102,17 @@ static void print_costs(const assay_plan *plan)
 /* What a layer's remat policy costs; other operations keep everything. */
 static assay_status print_remat(assay_context *ctx, const assay_plan *plan)
 {
-    assay_status status;
     char kept[32], offloaded[32];
     assay_stack_config config;
     assay_remat_report report;
     if (assay_tensor_list_find(&plan->list, "remat/bytes_kept") == NULL) return ASSAY_OK;
-    TRY(assay_stack_config_of(ctx, plan->c, &config));
-    TRY(assay_stack_remat_model(ctx, &config, &report));
+    MUST(assay_stack_config_of(ctx, plan->c, &config));
+    MUST(assay_stack_remat_model(ctx, &config, &report));
     size_text((double)report.bytes_kept, kept, sizeof kept);
     size_text((double)report.bytes_offloaded, offloaded, sizeof offloaded);
     printf("remat     %s kept, %s offloaded, %.4g operations computed again by backward\n", kept, offloaded,
            report.operations_recomputed);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void amount_text(int quantity, double amount, char *text, size_t size)

@@ -31,13 +31,10 @@ static assay_status find_events(assay_context *ctx, const assay_fixture_reader *
 /* NULL where the file has none, or none that belong to its events. */
 static assay_status read_groups(assay_context *ctx, assay_fixture_reader *reader, int64_t count, int32_t **groups)
 {
-    assay_status status = ASSAY_OK;
     const assay_tensor_spec *spec = assay_fixture_find(reader, GROUPS);
     if (spec == NULL || spec->type != ASSAY_INT32 || assay_shape_count(&spec->shape) != count) return ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, GROUPS, count, groups));
-    TRY(assay_fixture_read_i32(ctx, reader, GROUPS, 0, count, *groups));
-cleanup:
-    return status;
+    MUST(assay_alloc_i32(ctx, GROUPS, count, groups));
+    return assay_fixture_read_i32(ctx, reader, GROUPS, 0, count, *groups);
 }
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)

@@ -49,21 +49,19 @@ cleanup:
 static assay_status plan_scales(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *reader,
                                 finding *found)
 {
-    assay_status status = ASSAY_OK;
     const char *stored = assay_fixture_text(reader, "error_model");
     if (stored == NULL) stored = "1";
     if (!assay_fixture_has(reader, ASSAY_ROLE_NULL)) assay_plan_drop(plan, ASSAY_ROLE_NULL);
     if (strcmp(stored, ASSAY_ERROR_MODEL) == 0) {
-        if (assay_fixture_has(reader, ASSAY_ROLE_DISCRIMINATION)) TRY(assay_plan_mutants(ctx, plan));
+        if (assay_fixture_has(reader, ASSAY_ROLE_DISCRIMINATION)) MUST(assay_plan_mutants(ctx, plan));
         plan->by_stage = &assay_stages_judge;
-        goto cleanup;
+        return ASSAY_OK;
     }
-    TRY(assay_golden_check_layout(ctx, plan, reader));
+    MUST(assay_golden_check_layout(ctx, plan, reader));
     assay_plan_drop(plan, ASSAY_ROLE_ERROR_SCALE);
     assay_plan_drop(plan, ASSAY_ROLE_NULL);
     snprintf(found->error_model, sizeof found->error_model, "%s", stored);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Marks the layers of "3,60" and "0-2,60". */
@@ -136,13 +134,11 @@ cleanup:
 static assay_status verify(assay_context *ctx, assay_golden *golden, const char *path, const assay_options *options,
                            finding *found)
 {
-    assay_status status = assay_fixture_check_digests(ctx, golden->reader);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_fixture_check_digests(ctx, golden->reader));
     for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
         found->drawn += assay_fixture_recipe(golden->reader, assay_fixture_spec(golden->reader, i)->path) != NULL;
     }
-    status = assay_fixture_numbers_digest(ctx, golden->reader, found->numbers);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_fixture_numbers_digest(ctx, golden->reader, found->numbers));
     const char *kind = assay_fixture_text(golden->reader, "kind");
     found->golden = kind != NULL && strcmp(kind, "golden") == 0;
     return found->golden ? verify_golden(ctx, golden, path, options, found) : ASSAY_OK;
@@ -264,8 +260,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     verifying v = {.options = options};
     const int count = options->argument_count;
     const assay_each each = {.self = &v, .count = count, .cost = cost, .work = work, .take = take};
-    const assay_status status = assay_each_case(ctx, &each);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_each_case(ctx, &each));
     printf("%d of %d fixtures verified\n", count - v.failed, count);
     *exit_code = v.failed > 0 ? ASSAY_EXIT_FAIL : ASSAY_EXIT_PASS;
     return ASSAY_OK;

@@ -121,8 +121,7 @@ static assay_status piece_take(assay_context *ctx, void *self, int64_t piece, in
 {
     sharing *s = self;
     const int i = s->numbers[piece];
-    const assay_status status = take_before(ctx, s, i);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(take_before(ctx, s, i));
     if (what == RESULT) {
         if (s->taken > i) return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave two results of case %d", i + 1);
         s->taken = i + 1;
@@ -173,7 +172,7 @@ static assay_status share(assay_context *ctx, sharing *s)
         }
         do_together(ctx, s, i);
         status = first ? take_before(ctx, s, count == 0 ? i + 1 : 0) : ASSAY_OK; /* nothing stands before it */
-        RETURN_IF(status != ASSAY_OK, status);
+        if (status != ASSAY_OK) return status;
     }
     const assay_pieces pieces = {.self = s, .count = count, .work = piece_work, .take = piece_take};
     status = assay_pieces_run(ctx, &pieces);
@@ -230,8 +229,7 @@ static assay_status apart_take(assay_context *ctx, void *self, int piece, assay_
     const char *at = result + sizeof sizes;
     for (int k = 0; size > sizeof sizes && k < PARTS && sizes[k] <= left; k++) {
         void *text = NULL;
-        const assay_status copied = assay_alloc(ctx, "what a case prints", (int64_t)sizes[k] + 1, 1, &text);
-        RETURN_IF(copied != ASSAY_OK, copied);
+        MUST(assay_alloc(ctx, "what a case prints", (int64_t)sizes[k] + 1, 1, &text));
         o->of[k].text = memcpy(text, at, sizes[k]);
         o->of[k].size = sizes[k];
         at += sizes[k];

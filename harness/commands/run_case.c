@@ -36,7 +36,7 @@ static assay_status name_files(assay_context *ctx, const assay_options *options,
     const char *name = r->c->name;
     assay_status status = ASSAY_OK;
     if (options->keep == NULL) status = assay_backend_folder_make(ctx, NULL, &r->temporary);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     const struct {
         const char *what;
         char *path;
@@ -175,7 +175,7 @@ static assay_status judge(assay_context *ctx, const assay_options *options, cons
         ctx->ranks = ranks;
         const assay_status status = assay_golden_write(ctx, &p->plan, r->golden, NULL, options->quiet);
         ctx->ranks = NULL;
-        RETURN_IF(status != ASSAY_OK, status);
+        if (status != ASSAY_OK) return status;
     }
     const assay_status status = compare_files(ctx, options, &p->profile, r);
     if (status != ASSAY_BAD_INPUT) return status;

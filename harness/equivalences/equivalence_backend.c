@@ -28,8 +28,7 @@ static void name_files(form_files *f, const assay_backend_check_options *options
 static assay_status ask(assay_context *ctx, const assay_backend_check_options *options, const assay_plan *plan,
                         const char *inputs, const form_files *f, assay_backend_end *end)
 {
-    const assay_status status = assay_request_write(ctx, plan, f->request, inputs, options->quiet);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_request_write(ctx, plan, f->request, inputs, options->quiet));
     const assay_backend_call call = {.spec = options->backend,
                                      .server = options->server,
                                      .request = f->request,
@@ -125,8 +124,7 @@ cleanup:
 static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor)
 {
     const char *path = tensor->spec.path;
-    const assay_status status = assay_fixture_declare(ctx, writer, &tensor->spec);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_fixture_declare(ctx, writer, &tensor->spec));
     return tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, path, tensor->count, tensor->indices)
                                    : assay_fixture_append(ctx, writer, path, tensor->count, tensor->values);
 }

@@ -137,7 +137,6 @@ cleanup:
  * of the mutated case, whose errors may be larger. */
 static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant *mutant)
 {
-    assay_status status;
     double residual;
     const int held = s->held_count;
     assay_trial own = s->trial;
@@ -145,15 +144,13 @@ static assay_status try_twice(assay_context *ctx, search *s, const assay_mutant 
     if (mutant->keys[0].how == ASSAY_KEY_ALPHA) {
         s->fitted = *mutant;
         mutant = &s->fitted;
-        TRY(assay_mutant_fit(ctx, &s->trial, &s->given, &s->fitted));
+        MUST(assay_mutant_fit(ctx, &s->trial, &s->given, &s->fitted));
     }
-    TRY(try_mutant(ctx, s, &s->trial, mutant, &residual));
+    MUST(try_mutant(ctx, s, &s->trial, mutant, &residual));
     const bool evaluated = assay_mutant_is_evaluated(mutant) && !assay_mutant_is_lossy(mutant) && !mutant->each_shard;
     const bool near = residual < (residual < NEAR ? 0.9 : NEARER) * s->before;
     if (!evaluated || s->held_count > held || !near || s->given_too != NULL) return ASSAY_OK;
-    TRY(try_mutant(ctx, s, &own, mutant, &residual));
-cleanup:
-    return status;
+    return try_mutant(ctx, s, &own, mutant, &residual);
 }
 
 static assay_status try_noise(assay_context *ctx, search *s, const assay_mutant *mutant)
@@ -244,30 +241,26 @@ static void say(const search *s, assay_report *report)
  * out where one of the former holds. */
 static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_progress *progress)
 {
-    assay_status status = ASSAY_OK;
     const bool nothing = !whole && s->held_count > 0;
     const assay_plan *plan = s->trial.plan;
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (mutant->always != whole || (nothing && assay_mutant_is_evaluated(mutant))) continue;
-        if (mutant->degrade == NULL && assay_mutant_is_for(mutant, plan)) TRY(try_twice(ctx, s, mutant));
+        if (mutant->degrade == NULL && assay_mutant_is_for(mutant, plan)) MUST(try_twice(ctx, s, mutant));
         assay_progress_add(progress, 1, mutant->name);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A mutant that says more keeps its name: settings are tried where none holds. */
 static assay_status try_settings(assay_context *ctx, search *s)
 {
-    assay_status status = ASSAY_OK;
     const assay_plan *plan = s->trial.plan;
     if (s->held_count > 0 || is_too_large(plan, assay_ignored_settings, assay_ignored_setting_count)) return ASSAY_OK;
     for (int i = 0; i < assay_ignored_setting_count; i++) {
-        if (assay_mutant_is_for(&assay_ignored_settings[i], plan)) TRY(try_twice(ctx, s, &assay_ignored_settings[i]));
+        if (assay_mutant_is_for(&assay_ignored_settings[i], plan)) MUST(try_twice(ctx, s, &assay_ignored_settings[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status search_all(assay_context *ctx, search *s, bool quiet)
@@ -301,35 +294,31 @@ static void close_search(search *s, assay_tensor_set *results)
 
 static assay_status add_given(assay_context *ctx, const assay_tensor_set *given, assay_tensor_set *results)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < given->count; i++) {
         const assay_tensor *from = &given->items[i];
         assay_tensor *tensor = NULL;
         if (!assay_tensor_is_complete(from) || from->values == NULL) continue; /* choices are the golden's own */
-        TRY(assay_tensor_set_add(ctx, results, &from->spec, &tensor));
+        MUST(assay_tensor_set_add(ctx, results, &from->spec, &tensor));
         memcpy(tensor->values, from->values, (size_t)from->count * sizeof *from->values);
         tensor->written = tensor->count;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* What a search needs. `results` are the golden's tensors. */
 static assay_status open_search(assay_context *ctx, search *s, assay_golden *golden, assay_fixture_reader *candidate,
                                 const assay_profile *profile, assay_tensor_set *results)
 {
-    assay_status status;
     void *held = NULL;
     const assay_plan *plan = &golden->plan;
     ctx->threads = assay_plan_threads(ctx, plan);
-    TRY(assay_golden_load(ctx, results, plan, golden->reader));
-    if (s->given_too != NULL) TRY(add_given(ctx, s->given_too, results));
+    MUST(assay_golden_load(ctx, results, plan, golden->reader));
+    if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
-    TRY(assay_given_results_load(ctx, results, candidate, &s->given));
-    TRY(assay_alloc(ctx, "hypotheses", assay_mutant_count + assay_ignored_setting_count, sizeof *s->held, &held));
+    MUST(assay_given_results_load(ctx, results, candidate, &s->given));
+    MUST(assay_alloc(ctx, "hypotheses", assay_mutant_count + assay_ignored_setting_count, sizeof *s->held, &held));
     s->held = held;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status explain(assay_context *ctx, assay_golden *golden, const assay_tensor_set *given_too,

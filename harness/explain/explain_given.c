@@ -20,24 +20,22 @@ void assay_nan_to_infinity(int64_t count, double *values)
 static assay_status load_tensor(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *spec,
                                 assay_given_results *given)
 {
-    assay_status status;
     const int64_t count = assay_shape_count(&spec->shape);
     assay_memory_tensor *to = &given->tensors[given->count++];
     *to = (assay_memory_tensor){.spec = *spec};
     if (spec->type == ASSAY_INT32) {
         int32_t *integers = NULL;
-        TRY(assay_alloc_i32(ctx, spec->path, count, &integers));
+        MUST(assay_alloc_i32(ctx, spec->path, count, &integers));
         to->integers = integers;
-        TRY(assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, integers));
+        MUST(assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, integers));
     } else {
         double *numbers = NULL;
-        TRY(assay_alloc_f64(ctx, spec->path, count, &numbers));
+        MUST(assay_alloc_f64(ctx, spec->path, count, &numbers));
         to->numbers = numbers;
-        TRY(assay_fixture_read(ctx, candidate, spec->path, 0, count, numbers));
+        MUST(assay_fixture_read(ctx, candidate, spec->path, 0, count, numbers));
         assay_nan_to_infinity(count, numbers);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A gradient that is never given: frameworks have none where nothing flows back. */
@@ -52,25 +50,23 @@ static assay_status add_zeros(assay_context *ctx, const assay_tensor_spec *spec,
 assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
                                       assay_fixture_reader *candidate, assay_given_results *given)
 {
-    assay_status status;
     void *tensors = NULL;
     bool backward = false;
-    TRY(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &tensors));
+    MUST(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &tensors));
     given->tensors = tensors;
     for (int i = 0; i < golden->count; i++) {
         const assay_tensor_spec *spec = &golden->items[i].spec, *found = assay_fixture_find(candidate, spec->path);
         if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
-        TRY(load_tensor(ctx, candidate, found, given));
+        MUST(load_tensor(ctx, candidate, found, given));
         backward |= spec->role == ASSAY_ROLE_GRADIENT;
     }
     given->given = given->count;
     for (int i = 0; backward && i < golden->count; i++) {
         const assay_tensor_spec *spec = &golden->items[i].spec;
         const bool lacks = assay_fixture_find(candidate, spec->path) == NULL;
-        if (lacks && spec->role == ASSAY_ROLE_GRADIENT) TRY(add_zeros(ctx, spec, given));
+        if (lacks && spec->role == ASSAY_ROLE_GRADIENT) MUST(add_zeros(ctx, spec, given));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_given_results_free(assay_given_results *given)

@@ -63,24 +63,22 @@ static void raise_to_usual(const assay_tensor *golden, double *scales)
 static assay_status draw_scales(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                 assay_tensor_set *expected, bool *applies)
 {
-    assay_status status = ASSAY_OK;
     *applies = true;
     for (uint64_t seed = 1; *applies && seed <= DRAWS; seed++) {
-        TRY(add_draw(ctx, t, mutant, seed, expected, applies));
+        MUST(add_draw(ctx, t, mutant, seed, expected, applies));
     }
     for (int i = 0; *applies && i < expected->count; i++) {
         const assay_tensor *scales = assay_results_scales(expected, t->profile, expected->items[i].spec.path);
         if (scales == NULL) continue;
         const double *correct = assay_results_scales(t->golden, t->profile, expected->items[i].spec.path)->values;
-        TRY(assay_ensemble_smooth(ctx, &scales->spec.shape, DRAWS, scales->values));
+        MUST(assay_ensemble_smooth(ctx, &scales->spec.shape, DRAWS, scales->values));
         for (int64_t k = 0; k < scales->count; k++) {
             scales->values[k] = isfinite(scales->values[k]) ? fmax(scales->values[k], correct[k]) : correct[k];
         }
         raise_to_usual(&t->golden->items[i], scales->values);
         assay_dtype_round_many(ASSAY_FLOAT32, scales->count, scales->values, scales->values);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static bool is_within(const assay_tensor_result *r)

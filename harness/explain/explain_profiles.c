@@ -10,17 +10,14 @@
 static assay_status make_golden(assay_context *ctx, const assay_trial *t, const assay_profile *profile,
                                 assay_plan *plan, assay_case *c, assay_tensor_set *tensors, assay_golden *golden)
 {
-    assay_status status;
     char set[ASSAY_PRECISION_NAME_SIZE + 16];
     const assay_source given = assay_given_source(t->golden);
-    TRY(assay_case_copy(ctx, t->plan->c, c));
+    MUST(assay_case_copy(ctx, t->plan->c, c));
     snprintf(set, sizeof set, "profiles=[%s]", profile->precision.name);
-    TRY(assay_case_set(ctx, c, set));
-    TRY(assay_plan_make(ctx, plan, c));
-    TRY(assay_plan_tensors(ctx, tensors, plan, &given));
-    TRY(assay_golden_of_memory(ctx, plan, tensors, golden));
-cleanup:
-    return status;
+    MUST(assay_case_set(ctx, c, set));
+    MUST(assay_plan_make(ctx, plan, c));
+    MUST(assay_plan_tensors(ctx, tensors, plan, &given));
+    return assay_golden_of_memory(ctx, plan, tensors, golden);
 }
 
 static assay_status passes_at(assay_context *ctx, const assay_trial *t, const assay_profile *profile,
@@ -49,7 +46,6 @@ cleanup:
 assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, assay_fixture_reader *candidate,
                                     char *text, size_t size)
 {
-    assay_status status = ASSAY_OK;
     int count = 0;
     const assay_profile *profiles = assay_profiles(&count);
     size_t length = 0;
@@ -59,11 +55,10 @@ assay_status assay_coarser_profiles(assay_context *ctx, const assay_trial *t, as
     for (int i = 0; i < count && length < size; i++) {
         bool passes = false;
         if (profiles[i].coarser == NULL || profiles[i].storage != t->profile->storage) continue;
-        TRY(passes_at(ctx, t, &profiles[i], candidate, &passes));
+        MUST(passes_at(ctx, t, &profiles[i], candidate, &passes));
         if (!passes) continue;
         length += (size_t)snprintf(text + length, size - length, "; passes at the profile %s: does the kernel have %s?",
                                    profiles[i].precision.name, profiles[i].coarser);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

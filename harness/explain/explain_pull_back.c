@@ -18,11 +18,10 @@ static bool is_probed(const assay_tensor *tensor)
 static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant, probe kind,
                                assay_tensor_set *probed)
 {
-    assay_status status;
     double place = 0.0;
     bool changes;
     const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = probed};
-    TRY(assay_tensor_set_copy(ctx, t->golden, probed));
+    MUST(assay_tensor_set_copy(ctx, t->golden, probed));
     for (int i = 0; i < probed->count; i++) {
         const assay_tensor *tensor = &probed->items[i];
         for (int64_t k = 0; is_probed(tensor) && k < tensor->count; k++) {
@@ -30,9 +29,7 @@ static assay_status fill_probe(assay_context *ctx, const assay_trial *t, const a
             tensor->values[k] = kind == ZEROS ? 0.0 : kind == ONES ? 1.0 : place;
         }
     }
-    TRY(assay_mutant_change_inputs(ctx, mutant, &m, &changes));
-cleanup:
-    return status;
+    return assay_mutant_change_inputs(ctx, mutant, &m, &changes);
 }
 
 /* Its error scales where there is a profile. */

@@ -180,17 +180,15 @@ static bool is_planned_anywhere(const maker *m, const char *name)
 
 static assay_status find_errors(assay_context *ctx, maker *m)
 {
-    assay_status status = ASSAY_OK;
     m->errors = calloc((size_t)assay_mutant_count, sizeof *m->errors);
     if (m->errors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for known errors");
     for (int i = 0; i < assay_mutant_count; i++) {
         const assay_mutant *mutant = &assay_mutants[i];
         if (!assay_mutant_is_for(mutant, m->plan) || !assay_filter_is_for(mutant)) continue;
         if (m->chosen && !is_planned_anywhere(m, mutant->name)) continue;
-        TRY(try_mutant(ctx, m, mutant));
+        MUST(try_mutant(ctx, m, mutant));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A filter that tells its error from correct implementations. */
@@ -227,7 +225,7 @@ static assay_status add_tensor(assay_context *ctx, const maker *m, const char *p
     assay_tensor *to = assay_tensor_set_find(m->golden, path); /* a golden that is read has room for it */
     const assay_tensor_spec *spec = &m->plan->specs[assay_plan_find(m->plan, path)];
     if (to == NULL) status = assay_tensor_set_add(ctx, m->golden, spec, &to);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     assay_dtype_round_many(spec->type, to->count, values, to->values);
     to->written = to->count;
     return ASSAY_OK;
@@ -235,61 +233,55 @@ static assay_status add_tensor(assay_context *ctx, const maker *m, const char *p
 
 static assay_status keep(assay_context *ctx, maker *m, int p, const filter *f)
 {
-    assay_status status;
     char path[ASSAY_PATH_SIZE];
     const char *profile = m->plan->precisions[p].name, *name = f->error->mutant->name;
     const double *values = f->values;
-    if (!m->chosen) TRY(assay_plan_add_direction(ctx, m->plan, profile, name));
+    if (!m->chosen) MUST(assay_plan_add_direction(ctx, m->plan, profile, name));
     assay_direction_null_path(name, profile, path);
-    TRY(add_tensor(ctx, m, path, f->row));
+    MUST(add_tensor(ctx, m, path, f->row));
     for (int i = 0; i < m->plan->list.count; i++) {
         const assay_tensor_spec *spec = &m->plan->list.entries[i].spec;
         if (!assay_direction_covers(spec) || assay_tensor_set_find(m->golden, spec->path) == NULL) continue;
         assay_filter_path(profile, name, spec->path, path);
-        TRY(add_tensor(ctx, m, path, values));
+        MUST(add_tensor(ctx, m, path, values));
         values += assay_shape_count(&spec->shape);
     }
     m->bytes_left -= filter_bytes(m);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The least sharp ones first: what these show needs no filter of its own. */
 static assay_status keep_needed(assay_context *ctx, maker *m, int p, filter *found, int count, double quantile)
 {
-    assay_status status = ASSAY_OK;
     int kept = 0;
     qsort(found, (size_t)count, sizeof *found, by_spread);
     for (int i = 0; i < count; i++) {
         bool shown = false;
         for (int k = 0; k < kept && !shown; k++) shown = shows(m, &found[k], found[i].error->moved, quantile);
         if (!m->chosen && (shown || m->bytes_left < filter_bytes(m))) continue;
-        TRY(keep(ctx, m, p, &found[i]));
+        MUST(keep(ctx, m, p, &found[i]));
         const filter swapped = found[kept];
         found[kept++] = found[i];
         found[i] = swapped;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status make_filters(assay_context *ctx, const maker *m, int p, const assay_correct_runs *runs,
                                  const assay_thresholds *thresholds, filter *found, int *count)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < m->count; i++) {
         const known_error *error = &m->errors[i];
         filter f = {.error = error};
         if (m->chosen ? !is_planned(m, error->mutant->name, p) : !error->subtle[p]) continue;
-        TRY(assay_alloc_f64(ctx, "a filter", m->elements, &f.values));
+        MUST(assay_alloc_f64(ctx, "a filter", m->elements, &f.values));
         found[(*count)++] = f;
-        TRY(assay_correct_runs_filter(ctx, runs, error->moved, f.values, found[*count - 1].row));
+        MUST(assay_correct_runs_filter(ctx, runs, error->moved, f.values, found[*count - 1].row));
         if (m->chosen || assay_direction_is_resolved(thresholds, found[*count - 1].row)) continue;
         free(f.values);
         --*count;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* As many statistics as the golden is judged by without filters, and about as many filters as one has. */
@@ -337,16 +329,14 @@ cleanup:
 /* A copy of what mutants are made from. */
 static assay_status take_bare(assay_context *ctx, maker *m)
 {
-    assay_status status = ASSAY_OK;
     const assay_source all = assay_tensor_set_source(m->golden);
     for (int i = 0; i < m->golden->count; i++) {
         const assay_tensor_spec *spec = &m->golden->items[i].spec;
         const bool wanted = assay_role_is_given(spec->role) || assay_role_is_result(spec->role);
         if (wanted && assay_tensor_is_complete(&m->golden->items[i]))
-            TRY(assay_tensor_set_read(ctx, &m->bare, spec, &all));
+            MUST(assay_tensor_set_read(ctx, &m->bare, spec, &all));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Equal rows have equal errors in a kernel, and other ones in every emulated run: what they add up to along a known error

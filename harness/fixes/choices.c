@@ -35,7 +35,7 @@ static assay_status read_candidate(assay_context *ctx, assay_fixture_reader *can
     const int64_t count = router->tokens * router->per_token;
     if (found == NULL || found->type != ASSAY_INT32 || !assay_shape_equal(&found->shape, &spec->shape)) return ASSAY_OK;
     assay_status status = assay_fixture_read_i32(ctx, candidate, spec->path, 0, count, router->candidate);
-    RETURN_IF(status != ASSAY_OK && status != ASSAY_BAD_INPUT, status);
+    if (status != ASSAY_OK && status != ASSAY_BAD_INPUT) return status;
     router->given = status == ASSAY_OK;
     ctx->message[0] = '\0';
     return ASSAY_OK;
@@ -50,7 +50,6 @@ static int by_layer(const void *a, const void *b)
 assay_status assay_choices_read(assay_context *ctx, assay_fixture_reader *golden, assay_order order,
                                 assay_fixture_reader *candidate, assay_choices *c)
 {
-    assay_status status = ASSAY_OK;
     const int total = assay_fixture_count(golden);
     c->routers = calloc((size_t)total + 1, sizeof *c->routers);
     if (c->routers == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of routers");
@@ -63,14 +62,13 @@ assay_status assay_choices_read(assay_context *ctx, assay_fixture_reader *golden
         router->rank = assay_order_rank(order, spec);
         router->per_token = spec->shape.dims[2];
         router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
-        TRY(assay_alloc_i32(ctx, spec->path, count, &router->golden));
-        TRY(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
-        TRY(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
-        TRY(read_candidate(ctx, candidate, spec, router));
+        MUST(assay_alloc_i32(ctx, spec->path, count, &router->golden));
+        MUST(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
+        MUST(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
+        MUST(read_candidate(ctx, candidate, spec, router));
     }
     qsort(c->routers, (size_t)c->count, sizeof *c->routers, by_layer);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_choices_free(assay_choices *c)
@@ -164,16 +162,15 @@ static assay_status check_golden(assay_context *ctx, const assay_choices *c)
 assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_case *evaluated, bool others,
                                 assay_tensor_set *given)
 {
-    assay_status status = ASSAY_OK;
     if (c->count == 0) return ASSAY_OK;
-    TRY(assay_routing_config_of(ctx, evaluated, &c->config));
-    TRY(check_golden(ctx, c));
+    MUST(assay_routing_config_of(ctx, evaluated, &c->config));
+    MUST(check_golden(ctx, c));
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *r = &c->routers[i];
         const assay_tensor_spec spec = choice_of(r);
         assay_tensor *choice = NULL;
         if (!r->given && !others) continue;
-        TRY(assay_tensor_set_add(ctx, given, &spec, &choice));
+        MUST(assay_tensor_set_add(ctx, given, &spec, &choice));
         choice->written = choice->count;
         for (int64_t t = 0; t < r->tokens; t++) {
             const assay_choice token = token_of(r, c, t);
@@ -182,8 +179,7 @@ assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assa
                    (size_t)r->per_token * sizeof *choice->indices);
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- the scores --- */
@@ -227,26 +223,24 @@ cleanup:
 static assay_status find_scores(assay_context *ctx, assay_choices *c, const assay_plan *plan, const assay_source *in,
                                 assay_tensor_set *given)
 {
-    assay_status status = ASSAY_OK;
     const int64_t experts = c->config.num_experts;
     for (int i = 0; i < c->count; i++) {
         const assay_tensor_spec scores = scores_of(&c->routers[i], experts), choice = choice_of(&c->routers[i]);
-        TRY(assay_tensor_set_add(ctx, &c->results, &scores, NULL));
-        if (!c->routers[i].given) TRY(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
+        MUST(assay_tensor_set_add(ctx, &c->results, &scores, NULL));
+        if (!c->routers[i].given) MUST(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
     }
-    TRY(run_once(ctx, plan, in, &c->results));
+    MUST(run_once(ctx, plan, in, &c->results));
     const assay_source results = assay_tensor_set_source(&c->results);
     for (int i = 0; i < c->count; i++) {
         assay_router_choice *router = &c->routers[i];
         const assay_tensor_spec scores = scores_of(router, experts), choice = choice_of(router);
         router->scores = assay_tensor_set_find(&c->results, scores.path)->values;
-        if (!router->given) TRY(assay_tensor_set_read(ctx, given, &choice, &results));
-        TRY(choose(ctx, &c->config, router));
-        TRY(assay_alloc_f64(ctx, "errors of scores", router->tokens * experts, &router->tau));
+        if (!router->given) MUST(assay_tensor_set_read(ctx, given, &choice, &results));
+        MUST(choose(ctx, &c->config, router));
+        MUST(assay_alloc_f64(ctx, "errors of scores", router->tokens * experts, &router->tau));
         memset(router->tau, 0, (size_t)(router->tokens * experts) * sizeof *router->tau);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Squared distances of a member's scores from those without errors. */
@@ -262,12 +256,10 @@ static void add_errors(const assay_tensor *scores, assay_router_choice *router)
 static assay_status tau_of(assay_context *ctx, assay_router_choice *router, int64_t experts, int members,
                            double deviations, double vanishing)
 {
-    assay_status status = ASSAY_OK;
     const assay_shape shape = assay_shape_of(2, router->tokens, experts);
-    if (members > 0) TRY(assay_ensemble_smooth(ctx, &shape, members, router->tau));
+    if (members > 0) MUST(assay_ensemble_smooth(ctx, &shape, members, router->tau));
     for (int64_t i = 0; i < router->tokens * experts; i++) router->tau[i] = router->tau[i] * deviations + vanishing;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Fills tau: `deviations` times the spread of the scores over an ensemble of the plan's one profile. */

@@ -122,16 +122,14 @@ static void note_orders(const assay_row_orders *orders, assay_report *report)
 /* Against what was evaluated; else against the golden. */
 static assay_status compare(assay_context *ctx, const fixes *f, assay_fixture_reader *candidate, assay_report *report)
 {
-    assay_status status;
     assay_fixture_reader *held = f->again.reader != NULL ? f->again.reader : f->golden->reader;
     const assay_plan *plan = f->staged ? &f->again.plan : &f->golden->plan;
-    TRY(assay_compare(ctx, held, candidate, f->profile, f->share * f->false_alarm, assay_plan_order(plan), report));
+    MUST(assay_compare(ctx, held, candidate, f->profile, f->share * f->false_alarm, assay_plan_order(plan), report));
     report->false_alarm = f->false_alarm;
     note_orders(&f->orders, report);
     assay_choices_note(&f->choices, report);
     assay_hidden_codes_note(&f->codes, report);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- the whole --- */
@@ -156,8 +154,7 @@ static assay_status evaluate_or_say_why_not(assay_context *ctx, fixes *f, bool d
 /* The report is on the golden that was evaluated again, and its power what the golden that is there states. */
 static assay_status hand_over(assay_context *ctx, fixes *f, assay_report *report, assay_golden *against)
 {
-    const assay_status status = assay_power_read(ctx, f->golden->reader, report->profile, &report->power);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_power_read(ctx, f->golden->reader, report->profile, &report->power));
     assay_report_weigh(report);
     *against = f->again;
     f->again = (assay_golden){0};

@@ -108,7 +108,6 @@ cleanup:
 assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
                                      assay_hidden_codes *codes)
 {
-    assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
     const int count = assay_hidden_list(&plan->list, hidden);
     for (int i = 0; i < count; i++) {
@@ -124,13 +123,12 @@ assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan,
             find_wrong(codes, given, message);
         }
         if (!has_codes || !has_scale) continue;
-        TRY(config_of(ctx, plan, &hidden[i], &config));
-        TRY(take(ctx, candidate, hidden[i].codes, config.format->element, &codes->staged, &taken));
-        TRY(take(ctx, candidate, hidden[i].scale, config.format->scale, &codes->staged, &scaled));
+        MUST(config_of(ctx, plan, &hidden[i], &config));
+        MUST(take(ctx, candidate, hidden[i].codes, config.format->element, &codes->staged, &taken));
+        MUST(take(ctx, candidate, hidden[i].scale, config.format->scale, &codes->staged, &scaled));
         if (!taken || !scaled) codes->staged.items[codes->staged.count - (scaled ? 1 : 2)].written = 0;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A block of a row, its h with what this may be off, and the candidate's. */
@@ -208,8 +206,7 @@ static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const 
 {
     assay_quantize_config config;
     const assay_tensor *mine = staged_of(codes, hidden->codes), *scale = staged_of(codes, hidden->scale);
-    const assay_status status = config_of(ctx, plan, hidden, &config);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(config_of(ctx, plan, hidden, &config));
     const int64_t width = config.columns, blocks = assay_block_count(width, config.format->columns);
     for (int64_t i = 0; i < scale->count; i++) {
         const int64_t row = i / blocks, first = i % blocks * config.format->columns, at = row * width + first;

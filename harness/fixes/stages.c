@@ -57,16 +57,14 @@ static bool ends_stage(const assay_tensor_spec *spec)
 assay_status assay_stages_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
                                assay_fixture_reader *candidate, assay_tensor_set *given, int *taken)
 {
-    assay_status status = ASSAY_OK;
     *taken = 0;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const bool found = is_usable(profile, spec, assay_fixture_find(candidate, spec->path));
         *taken += found && ends_stage(spec);
         if (!found || !begins_stage(spec)) continue;
-        TRY(take(ctx, spec, candidate, given));
+        MUST(take(ctx, spec, candidate, given));
         *taken += assay_tensor_is_complete(&given->items[given->count - 1]);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

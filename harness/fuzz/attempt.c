@@ -154,7 +154,6 @@ cleanup:
 
 static assay_status run_command(assay_context *ctx, const assay_tried *tried, assay_attempt *a)
 {
-    assay_status status;
     static const char *const kinds[] = {"request", "candidate", "golden"};
     char paths[3][2304], *const request = paths[0], *const candidate = paths[1];
     assay_backend_end end;
@@ -163,7 +162,7 @@ static assay_status run_command(assay_context *ctx, const assay_tried *tried, as
         snprintf(kind, sizeof kind, "%s.%s", kinds[i], tried->container);
         assay_backend_file(paths[i], sizeof paths[i], tried->folder, "drawn", kind);
     }
-    TRY(assay_request_write(ctx, &a->plan, request, NULL, true));
+    MUST(assay_request_write(ctx, &a->plan, request, NULL, true));
     const assay_backend_call call = {.spec = tried->spec,
                                      .server = tried->server,
                                      .request = request,
@@ -171,7 +170,7 @@ static assay_status run_command(assay_context *ctx, const assay_tried *tried, as
                                      .golden = paths[2],
                                      .folder = tried->folder,
                                      .limits = {tried->timeout, tried->memory}};
-    TRY(assay_backend_execute(ctx, &call, &end));
+    MUST(assay_backend_execute(ctx, &call, &end));
     a->seconds = end.seconds;
     if (end.outcome == ASSAY_OUTCOME_UNSUPPORTED) {
         a->end = ASSAY_ATTEMPT_UNSUPPORTED;
@@ -179,10 +178,9 @@ static assay_status run_command(assay_context *ctx, const assay_tried *tried, as
     } else if (end.outcome == ASSAY_OUTCOME_FAILED || !end.repeats) {
         fail(a, end.message, end.message);
     } else {
-        TRY(assay_fixture_open(ctx, candidate, &a->candidate));
+        MUST(assay_fixture_open(ctx, candidate, &a->candidate));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* ---- the case ---- */
@@ -201,19 +199,15 @@ static assay_status set_profile(assay_context *ctx, const assay_tried *tried, as
 static assay_status prepare(assay_context *ctx, const assay_tried *tried, assay_case *c, int64_t most_elements,
                             assay_attempt *a)
 {
-    assay_status status;
-    TRY(set_profile(ctx, tried, c, a));
-    TRY(assay_plan_describe(ctx, &a->plan, c, NULL, a->profile));
+    MUST(set_profile(ctx, tried, c, a));
+    MUST(assay_plan_describe(ctx, &a->plan, c, NULL, a->profile));
     if (most_elements > 0 && a->plan.elements > most_elements) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: too large", c->name);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: too large", c->name);
     }
-    TRY(assay_plan_require_memory(ctx, &a->plan));
-    TRY(assay_inputs_open(ctx, &a->inputs, c, &a->plan.list, NULL));
+    MUST(assay_plan_require_memory(ctx, &a->plan));
+    MUST(assay_inputs_open(ctx, &a->inputs, c, &a->plan.list, NULL));
     const assay_source drawn = assay_inputs_source(&a->inputs);
-    TRY(assay_plan_tensors(ctx, &a->tensors, &a->plan, &drawn));
-cleanup:
-    return status;
+    return assay_plan_tensors(ctx, &a->tensors, &a->plan, &drawn);
 }
 
 static assay_status compare(assay_context *ctx, const assay_tried *tried, assay_attempt *a)

@@ -419,8 +419,7 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
 {
     double of_operations[ASSAY_OPERATIONS_MOST] = {0};
     void *memory = NULL;
-    const assay_status status = assay_alloc(ctx, "draws", draws->base_count + 1, sizeof(double), &memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc(ctx, "draws", draws->base_count + 1, sizeof(double), &memory));
     double *weights = memory;
     for (int i = 0; i < draws->base_count; i++) of_operations[place_of(draws->bases[i].op)] += 1.0;
     for (int i = 0; i < draws->operations; i++)

@@ -74,29 +74,25 @@ static void say(const char *key, int count, const int64_t *tried, const outcome 
 static assay_status find_of(assay_context *ctx, assay_shrinking *s, const assay_case *c, const char *key,
                             char text[ASSAY_EDGES_TEXT])
 {
-    assay_status status = ASSAY_OK;
     int64_t tried[PROBES];
     outcome found[PROBES];
     int count = 0, passes = 0;
     for (int i = 0; i < PROBES && !assay_shrinking_is_over(s); i++) {
-        TRY(try_size(ctx, s, c, key, probes[i], &found[count]));
+        MUST(try_size(ctx, s, c, key, probes[i], &found[count]));
         if (found[count] == SOMETHING_ELSE) continue;
         passes += found[count] == PASSES;
         tried[count++] = probes[i];
     }
     if (passes > 0 && passes < count && strlen(text) + 160 < ASSAY_EDGES_TEXT) say(key, count, tried, found, text);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_edges_find(assay_context *ctx, assay_shrinking *s, const assay_case *c, char text[ASSAY_EDGES_TEXT])
 {
-    assay_status status = ASSAY_OK;
     text[0] = '\0';
     s->tries = 0; /* time is what limits these */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (is_free(s, c, sizes[i])) TRY(find_of(ctx, s, c, sizes[i], text));
+        if (is_free(s, c, sizes[i])) MUST(find_of(ctx, s, c, sizes[i], text));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -122,21 +122,18 @@ assay_status assay_forks_call(assay_context *ctx, assay_forks *forks, assay_host
 static assay_status try_to_load(assay_context *ctx, assay_forks *forks)
 {
     enum { SECONDS = 300 };
-    assay_status status;
     assay_process_result result;
     void *place = NULL, *message = NULL;
     const assay_host_memory memory = assay_forks_memory(forks);
-    TRY(memory.take(ctx, memory.self, "host", sizeof(assay_host), &place));
-    TRY(memory.take(ctx, memory.self, "message", ASSAY_HOST_MESSAGE, &message));
+    MUST(memory.take(ctx, memory.self, "host", sizeof(assay_host), &place));
+    MUST(memory.take(ctx, memory.self, "message", ASSAY_HOST_MESSAGE, &message));
     assay_host *host = place;
     *host = (assay_host){.message = message};
-    TRY(assay_forks_call(ctx, forks, host, 0, SECONDS, 0, &result));
+    MUST(assay_forks_call(ctx, forks, host, 0, SECONDS, 0, &result));
     if (result.end == ASSAY_PROCESS_EXITED && result.code == ASSAY_BACKEND_EXIT_DONE) return ASSAY_OK;
     host->message[ASSAY_HOST_MESSAGE - 1] = '\0';
-    status = assay_fail(ctx, ASSAY_BAD_INPUT, "%.300s",
-                        host->message[0] != '\0' ? host->message : "the shared object cannot be loaded");
-cleanup:
-    return status;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%.300s",
+                      host->message[0] != '\0' ? host->message : "the shared object cannot be loaded");
 }
 
 assay_status assay_forks_start(assay_context *ctx, assay_forks *forks, const char *library, int64_t bytes)

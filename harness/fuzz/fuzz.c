@@ -47,21 +47,18 @@ static double deadline_of(const assay_fuzzing *f, double own)
 
 static assay_status shrink(assay_context *ctx, assay_fuzzing *f, const assay_case *c, assay_found *found)
 {
-    assay_status status;
     assay_shrinking s = {.tried = f->tried,
                          .sets = f->sets,
                          .stop = f->stop,
                          .deadline = deadline_of(f, ASSAY_FOUND_SECONDS * 2 / 3),
                          .reason = found->reason};
-    TRY(assay_case_copy(ctx, c, &found->c));
-    TRY(assay_shrink(ctx, &s, &found->c));
+    MUST(assay_case_copy(ctx, c, &found->c));
+    MUST(assay_shrink(ctx, &s, &found->c));
     found->tries = s.tries;
     found->steps = s.steps;
     found->ran_out = s.deadline > 0 && assay_clock() > s.deadline;
     if (f->seconds > 0) s.deadline = assay_clock() + ASSAY_FOUND_SECONDS / 3;
-    TRY(assay_edges_find(ctx, &s, &found->c, found->edges));
-cleanup:
-    return status;
+    return assay_edges_find(ctx, &s, &found->c, found->edges);
 }
 
 static assay_status tell(assay_context *ctx, assay_fuzzing *f, assay_found *found)
@@ -81,8 +78,7 @@ cleanup:
 static assay_status add_found(assay_context *ctx, assay_fuzzing *f, int64_t draw, const assay_case *c,
                               const assay_attempt *a)
 {
-    assay_status status;
-    TRY(grow(ctx, &f->found, f->found_count, sizeof *f->found));
+    MUST(grow(ctx, &f->found, f->found_count, sizeof *f->found));
     assay_found *found = &f->found[f->found_count];
     *found = (assay_found){.draw = draw, .alike = 1, .reason = a->reason};
     snprintf(found->message, sizeof found->message, "%s", a->message);
@@ -90,10 +86,8 @@ static assay_status add_found(assay_context *ctx, assay_fuzzing *f, int64_t draw
     snprintf(found->explanation, sizeof found->explanation, "%s", a->report.explanation);
     snprintf(found->drawn, sizeof found->drawn, "%.150s", c->description);
     f->found_count++;
-    TRY(shrink(ctx, f, c, found));
-    TRY(tell(ctx, f, found));
-cleanup:
-    return status;
+    MUST(shrink(ctx, f, c, found));
+    return tell(ctx, f, found);
 }
 
 /* ---- a failure ---- */
@@ -120,7 +114,6 @@ static sighting *find_sighting(const sightings *seen, const char *op, const assa
 static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings *seen, int64_t draw,
                                  const assay_case *c, assay_attempt *a)
 {
-    assay_status status;
     const assay_reason alike = a->reason;
     sighting *s = find_sighting(seen, c->op, &alike);
     if (s != NULL) s->times++;
@@ -128,11 +121,11 @@ static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings
         f->found[s->found].alike++;
         return ASSAY_OK;
     }
-    TRY(assay_attempt_explain(ctx, a));
+    MUST(assay_attempt_explain(ctx, a));
     int place = find_by_bug(f, a->reason.bug);
     if (place < 0 && s != NULL && a->reason.bug[0] == '\0') place = s->found;
     if (s == NULL) {
-        TRY(grow(ctx, &seen->items, seen->count, sizeof *seen->items));
+        MUST(grow(ctx, &seen->items, seen->count, sizeof *seen->items));
         s = &seen->items[seen->count++];
         *s = (sighting){.reason = alike, .times = 1};
         snprintf(s->op, sizeof s->op, "%s", c->op);
@@ -141,10 +134,9 @@ static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings
     if (place >= 0) {
         f->found[place].alike++;
     } else {
-        TRY(add_found(ctx, f, draw, c, a));
+        MUST(add_found(ctx, f, draw, c, a));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* ---- the loop ---- */

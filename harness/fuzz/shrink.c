@@ -96,15 +96,13 @@ static assay_status leave_open(assay_context *ctx, assay_shrinking *s, assay_cas
                                bool *taken)
 {
     assay_case changed = {0};
-    const assay_status status = assay_case_copy(ctx, c, &changed);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_case_copy(ctx, c, &changed));
     for (int i = 0; i < count; i++) assay_case_leave_open(&changed, keys[i]);
     return offer(ctx, s, c, &changed, taken);
 }
 
 static assay_status shrink_options(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
-    assay_status status = ASSAY_OK;
     int keys[KEYS], count = 0;
     for (int i = 0; i < KEYS; i++) {
         if (is_option(i) && assay_case_says_key(c, i)) keys[count++] = i;
@@ -113,7 +111,7 @@ static assay_status shrink_options(assay_context *ctx, assay_shrinking *s, assay
         for (int first = 0; first < count;) {
             const int size = first + piece < count ? piece : count - first;
             bool taken = false;
-            TRY(leave_open(ctx, s, c, keys + first, size, &taken));
+            MUST(leave_open(ctx, s, c, keys + first, size, &taken));
             if (!taken) {
                 first += size;
                 continue;
@@ -122,8 +120,7 @@ static assay_status shrink_options(assay_context *ctx, assay_shrinking *s, assay
             count -= size;
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Settings of a case that are simplest so. */
@@ -133,28 +130,24 @@ static const char *const plain[] = {
 
 static assay_status shrink_settings(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
-    assay_status status = ASSAY_OK;
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
         bool taken = false;
-        TRY(offer_set(ctx, s, c, plain[i], &taken));
+        MUST(offer_set(ctx, s, c, plain[i], &taken));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Operands that are quantised become numbers, where that fails as well. */
 static assay_status shrink_formats(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
-    assay_status status = ASSAY_OK;
     for (int i = c->quant_format_count - 1; i >= 0; i--) {
         assay_case changed = {0};
         bool taken = false;
-        TRY(assay_case_copy(ctx, c, &changed));
+        MUST(assay_case_copy(ctx, c, &changed));
         assay_case_drop_quant_format(&changed, i);
-        TRY(offer(ctx, s, c, &changed, &taken));
+        MUST(offer(ctx, s, c, &changed, &taken));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* An exact case is judged by equality: as long as it is one, its numbers stay whole. */
@@ -166,8 +159,7 @@ static assay_status shrink_tags(assay_context *ctx, assay_shrinking *s, assay_ca
         assay_case_drop_tags(c);
         return ASSAY_OK;
     }
-    const assay_status status = assay_case_copy(ctx, c, &changed);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_case_copy(ctx, c, &changed));
     assay_case_drop_tags(&changed);
     return offer(ctx, s, c, &changed, &taken);
 }
@@ -175,14 +167,13 @@ static assay_status shrink_tags(assay_context *ctx, assay_shrinking *s, assay_ca
 static assay_status shrink_inputs(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
     static const char *const fills[] = {"{distribution: constant, mean: 1}", "{distribution: normal, scale: 1}"};
-    assay_status status = ASSAY_OK;
     if (assay_case_is_exact(c)) return ASSAY_OK;
     for (int i = 0; i < c->input_count;) {
         assay_case changed = {0};
         bool taken = false;
-        TRY(assay_case_copy(ctx, c, &changed));
+        MUST(assay_case_copy(ctx, c, &changed));
         assay_case_drop_input(&changed, i);
-        TRY(offer(ctx, s, c, &changed, &taken));
+        MUST(offer(ctx, s, c, &changed, &taken));
         i += !taken;
     }
     for (int i = 0; i < c->input_count; i++) {
@@ -191,11 +182,10 @@ static assay_status shrink_inputs(assay_context *ctx, assay_shrinking *s, assay_
         for (size_t f = 0; !taken && f < sizeof fills / sizeof *fills; f++) {
             char set[ASSAY_PATH_SIZE + 64];
             snprintf(set, sizeof set, "inputs.%s=%s", c->inputs[i].path, fills[f]);
-            TRY(offer_set(ctx, s, c, set, &taken));
+            MUST(offer_set(ctx, s, c, set, &taken));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* ---- sizes ---- */
@@ -271,44 +261,40 @@ static int seeds_of(int key)
 
 static assay_status try_size(assay_context *ctx, assay_shrinking *s, assay_case *c, int key, int64_t value, bool *taken)
 {
-    assay_status status = ASSAY_OK;
     const int tries = COMPANIONS * seeds_of(key);
     *taken = false;
     for (int i = 0; i < tries && !*taken; i++) {
         assay_case changed = {0};
-        TRY(assay_case_copy(ctx, c, &changed));
+        MUST(assay_case_copy(ctx, c, &changed));
         *number_of(&changed, key) = value;
         changed.seed += (uint64_t)(i / COMPANIONS);
         if (!accompany(ctx, &changed, key, (companion)(i % COMPANIONS))) {
             assay_case_free(&changed);
             continue;
         }
-        TRY(offer(ctx, s, c, &changed, taken));
+        MUST(offer(ctx, s, c, &changed, taken));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The least, then halves, then one and two less. */
 static assay_status shrink_size(assay_context *ctx, assay_shrinking *s, assay_case *c, int key, int64_t least)
 {
-    assay_status status = ASSAY_OK;
     bool taken = false;
     if (*number_of(c, key) <= least) return ASSAY_OK;
-    TRY(try_size(ctx, s, c, key, least, &taken));
+    MUST(try_size(ctx, s, c, key, least, &taken));
     if (taken) return ASSAY_OK;
     do {
         const int64_t half = *number_of(c, key) / 2;
         if (half <= least) break;
-        TRY(try_size(ctx, s, c, key, half, &taken));
+        MUST(try_size(ctx, s, c, key, half, &taken));
     } while (taken);
     do {
         taken = false;
         for (int64_t less = 1; less <= 2 && !taken && *number_of(c, key) - less > least; less++)
-            TRY(try_size(ctx, s, c, key, *number_of(c, key) - less, &taken));
+            MUST(try_size(ctx, s, c, key, *number_of(c, key) - less, &taken));
     } while (taken);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* In this order, since the first make the others cheap; then every other whole number of the configuration. */
@@ -338,53 +324,47 @@ static bool comes_first(int key)
 
 static assay_status shrink_sizes(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < SIZES; i++) TRY(shrink_size(ctx, s, c, sizes[i].key, sizes[i].least));
+    for (int i = 0; i < SIZES; i++) MUST(shrink_size(ctx, s, c, sizes[i].key, sizes[i].least));
     for (int i = 0; i < KEYS; i++) {
         bool taken = false;
         if (assay_model_keys[i].type != ASSAY_KEY_I || !assay_case_says_key(c, i)) continue;
-        TRY(leave_open(ctx, s, c, &i, 1, &taken)); /* which makes no case larger that does not read it */
-        if (!taken && !comes_first(i)) TRY(shrink_size(ctx, s, c, i, assay_model_keys[i].least < 1 ? 0 : 1));
+        MUST(leave_open(ctx, s, c, &i, 1, &taken)); /* which makes no case larger that does not read it */
+        if (!taken && !comes_first(i)) MUST(shrink_size(ctx, s, c, i, assay_model_keys[i].least < 1 ? 0 : 1));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Numbers that are listed, one after the other. */
 static assay_status shrink_values(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
-    assay_status status = ASSAY_OK;
     assay_case fitting = {0};
     bool fits = false;
     if (assay_case_is_exact(c)) return ASSAY_OK;
-    TRY(assay_case_copy(ctx, c, &fitting));
+    MUST(assay_case_copy(ctx, c, &fitting));
     assay_draw_fit(&fitting); /* lists have more than such a case reads */
-    TRY(offer(ctx, s, c, &fitting, &fits));
+    MUST(offer(ctx, s, c, &fitting, &fits));
     for (int i = 0; i < c->input_count; i++) {
         for (int64_t k = 0; c->inputs[i].values != NULL && k < c->inputs[i].fill.value_count && k < 16; k++) {
             const double value = c->inputs[i].values[k], simpler[] = {0, 1};
             bool taken = false;
             for (int n = 0; n < 2 && !taken && value > simpler[n]; n++) {
                 assay_case changed = {0};
-                TRY(assay_case_copy(ctx, c, &changed));
+                MUST(assay_case_copy(ctx, c, &changed));
                 changed.inputs[i].values[k] = simpler[n];
-                TRY(offer(ctx, s, c, &changed, &taken));
+                MUST(offer(ctx, s, c, &changed, &taken));
             }
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_shrink(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
     static assay_status (*const passes[])(assay_context *, assay_shrinking *, assay_case *) = {
         shrink_tags, shrink_formats, shrink_settings, shrink_options, shrink_inputs, shrink_sizes, shrink_values};
-    assay_status status = ASSAY_OK;
     for (int round = 0, steps = -1; round < ROUNDS_MOST && steps != s->steps && !assay_shrinking_is_over(s); round++) {
         steps = s->steps;
-        for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) TRY(passes[i](ctx, s, c));
+        for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) MUST(passes[i](ctx, s, c));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -161,21 +161,19 @@ static int64_t stored_bytes(const assay_plan *plan, const assay_source *source, 
 static assay_status begin(assay_context *ctx, assay_file_sink *sink, const assay_source *source, const char *path,
                           const char *partial, const char *kind, bool results)
 {
-    assay_status status;
     const assay_plan *plan = sink->plan;
     assay_recipe recipe;
-    TRY(assay_fixture_create_kept(ctx, path, partial, &sink->writer));
-    TRY(write_attributes(ctx, sink->writer, plan, kind));
+    MUST(assay_fixture_create_kept(ctx, path, partial, &sink->writer));
+    MUST(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (has_recipe(plan, source, spec, &recipe)) {
-            TRY(assay_fixture_declare_recipe(ctx, sink->writer, spec, &recipe));
+            MUST(assay_fixture_declare_recipe(ctx, sink->writer, spec, &recipe));
         } else if (is_in_file(plan, source, spec, results)) {
-            TRY(assay_fixture_declare(ctx, sink->writer, spec));
+            MUST(assay_fixture_declare(ctx, sink->writer, spec));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 double assay_golden_given_bytes(const assay_plan *plan)
@@ -195,15 +193,13 @@ double assay_golden_given_bytes(const assay_plan *plan)
  * it. */
 static assay_status write_all_given(assay_context *ctx, assay_file_sink *sink, const assay_source *source, bool golden)
 {
-    assay_status status = ASSAY_OK;
     const assay_sink out = assay_file_sink_of(sink);
     for (int i = 0; assay_ranks_is_first(ctx) && i < sink->plan->spec_count; i++) {
         const assay_tensor_spec *spec = &sink->plan->specs[i];
         if (!assay_role_is_given(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
-        TRY(assay_golden_copy(ctx, source, spec, &out));
+        MUST(assay_golden_copy(ctx, source, spec, &out));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Users' own profiles, so that the golden's error scales can be told from those of another one of the name. */
@@ -251,19 +247,17 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
 static assay_status begin_golden(assay_context *ctx, assay_file_sink *sink, const assay_source *source,
                                  const char *path, const char *partial)
 {
-    assay_status status;
     const assay_plan *plan = sink->plan;
-    if (partial == NULL) TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
-    TRY(begin(ctx, sink, source, path, partial, "golden", true));
-    TRY(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
-    TRY(set_profiles(ctx, sink->writer, plan));
-    TRY(set_left_out(ctx, sink->writer, plan));
+    if (partial == NULL) MUST(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
+    MUST(begin(ctx, sink, source, path, partial, "golden", true));
+    MUST(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
+    MUST(set_profiles(ctx, sink->writer, plan));
+    MUST(set_left_out(ctx, sink->writer, plan));
     if (plan->null_left_out[0] != '\0') {
-        TRY(assay_fixture_set_text(ctx, sink->writer, "null_left_out", plan->null_left_out));
+        MUST(assay_fixture_set_text(ctx, sink->writer, "null_left_out", plan->null_left_out));
     }
-    if (plan->mutants) TRY(set_mutant_names(ctx, sink->writer));
-cleanup:
-    return status;
+    if (plan->mutants) MUST(set_mutant_names(ctx, sink->writer));
+    return ASSAY_OK;
 }
 
 assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan, const char *path,
@@ -289,34 +283,29 @@ cleanup:
 assay_status assay_golden_give_results(assay_context *ctx, void *self, const assay_plan *plan,
                                        const assay_source *source, const assay_sink *out, bool quiet)
 {
-    assay_status status = ASSAY_OK;
     const assay_tensor_set *results = self;
     (void)source, (void)quiet;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const char *path = tensor->spec.path;
         if (assay_role_is_given(tensor->spec.role) || !assay_tensor_is_complete(tensor)) continue;
-        TRY(tensor->indices != NULL ? out->write_i32(ctx, out->self, path, tensor->count, tensor->indices)
-                                    : out->write(ctx, out->self, path, tensor->count, tensor->values));
+        MUST(tensor->indices != NULL ? out->write_i32(ctx, out->self, path, tensor->count, tensor->indices)
+                                     : out->write(ctx, out->self, path, tensor->count, tensor->values));
     }
-    if (plan->mutants) TRY(assay_power_evaluate(ctx, plan, results, out));
-cleanup:
-    return status;
+    if (plan->mutants) MUST(assay_power_evaluate(ctx, plan, results, out));
+    return ASSAY_OK;
 }
 
 assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
                                   assay_tensor_set *results)
 {
-    assay_status status;
     const bool first = assay_ranks_is_first(ctx);
-    TRY(assay_plan_tensors(ctx, results, plan, first ? source : NULL));
+    MUST(assay_plan_tensors(ctx, results, plan, first ? source : NULL));
     for (int i = 0; i < results->count; i++) {
         assay_tensor *tensor = &results->items[i];
         if (!assay_role_is_given(tensor->spec.role)) tensor->written = 0; /* a choice that the source gives */
     }
-    TRY(assay_golden_evaluate(ctx, plan, source, quiet, results));
-cleanup:
-    return status;
+    return assay_golden_evaluate(ctx, plan, source, quiet, results);
 }
 
 /* Which filters it has is known when everything else is. */

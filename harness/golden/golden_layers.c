@@ -40,17 +40,15 @@ static const char *passed_on(bool backward)
 static assay_status alloc(assay_context *ctx, maker *m)
 {
     static const char *const paths[] = {"inputs/x", "cotangents/y"};
-    assay_status status = ASSAY_OK;
     assay_tensor_spec spec = assay_tensor_list_find(&m->plan->list, "outputs/y")->spec;
     m->size = assay_shape_count(&spec.shape);
     for (int i = 0; i < 2; i++) {
         assay_tensor *edge = NULL;
         assay_tensor_call(&spec, paths[i]);
-        TRY(assay_tensor_set_add(ctx, &m->edges, &spec, &edge));
+        MUST(assay_tensor_set_add(ctx, &m->edges, &spec, &edge));
         edge->written = edge->count;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static double *edge(const maker *m, const char *path)
@@ -73,14 +71,11 @@ static bool is_of_part(const void *self, const assay_tensor_spec *spec)
 /* A part is a golden of its own: of the layer's results alone, and of what it passes on, where that is not NULL. */
 static assay_status plan_part(assay_context *ctx, const layer_part *p, const char *passed, assay_plan *plan)
 {
-    assay_status status;
     assay_tensor_spec next = assay_tensor_list_find(&p->m->plan->list, "outputs/y")->spec;
-    TRY(assay_plan_part(ctx, p->m->plan, is_of_part, p, plan));
-    if (passed == NULL) goto cleanup;
+    MUST(assay_plan_part(ctx, p->m->plan, is_of_part, p, plan));
+    if (passed == NULL) return ASSAY_OK;
     assay_tensor_call(&next, passed);
-    TRY(assay_plan_add_spec(ctx, plan, &next));
-cleanup:
-    return status;
+    return assay_plan_add_spec(ctx, plan, &next);
 }
 
 static assay_status run_part(assay_context *ctx, const layer_part *p, const assay_source *given, const assay_sink *out)
@@ -127,25 +122,22 @@ cleanup:
 /* The layer's input and the gradient of its output, for a layer whose neighbours are done. */
 static assay_status read_edges(assay_context *ctx, const maker *m, int64_t layer, bool backward)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = m->given;
     double *x = edge(m, "inputs/x"), *dy = edge(m, "cotangents/y");
     if (layer == 0) {
-        TRY(in->read(ctx, in->self, "inputs/x", 0, m->size, x));
+        MUST(in->read(ctx, in->self, "inputs/x", 0, m->size, x));
     } else {
-        TRY(read_passed_on(ctx, m, layer - 1, false, x));
+        MUST(read_passed_on(ctx, m, layer - 1, false, x));
     }
     if (!backward) return ASSAY_OK;
     if (layer + 1 < m->layers) return read_passed_on(ctx, m, layer + 1, true, dy);
     if (in->has(in->self, "cotangents/y")) return in->read(ctx, in->self, "cotangents/y", 0, m->size, dy);
     memset(dy, 0, (size_t)m->size * sizeof *dy);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status advance(assay_context *ctx, maker *m, int64_t layer, bool backward)
 {
-    assay_status status = ASSAY_OK;
     char detail[64];
     const int share = backward ? BACKWARD_SHARE : FORWARD_SHARE;
     snprintf(detail, sizeof detail, "layer %" PRId64 " %s", layer, backward ? "backward" : "forward");
@@ -154,11 +146,10 @@ static assay_status advance(assay_context *ctx, maker *m, int64_t layer, bool ba
         return ASSAY_OK;
     }
     assay_progress_add(&m->progress, 0, detail);
-    TRY(read_edges(ctx, m, layer, backward));
-    TRY(make_part(ctx, m, layer, backward));
+    MUST(read_edges(ctx, m, layer, backward));
+    MUST(make_part(ctx, m, layer, backward));
     assay_progress_add(&m->progress, share, detail);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static bool wants_backward(const assay_plan *plan)
@@ -211,46 +202,37 @@ cleanup:
 
 static assay_status write_report(assay_context *ctx, const assay_plan *plan, const assay_sink *out)
 {
-    assay_status status;
     assay_stack_config config;
     assay_remat_report report;
-    TRY(assay_stack_config_of(ctx, plan->c, &config));
-    TRY(assay_stack_remat_model(ctx, &config, &report));
+    MUST(assay_stack_config_of(ctx, plan->c, &config));
+    MUST(assay_stack_remat_model(ctx, &config, &report));
     const double kept = (double)report.bytes_kept, offloaded = (double)report.bytes_offloaded;
-    TRY(assay_write_result(ctx, out, "remat/bytes_kept", 1, &kept));
-    TRY(assay_write_result(ctx, out, "remat/bytes_offloaded", 1, &offloaded));
-    TRY(assay_write_result(ctx, out, "remat/operations_recomputed", 1, &report.operations_recomputed));
-cleanup:
-    return status;
+    MUST(assay_write_result(ctx, out, "remat/bytes_kept", 1, &kept));
+    MUST(assay_write_result(ctx, out, "remat/bytes_offloaded", 1, &offloaded));
+    return assay_write_result(ctx, out, "remat/operations_recomputed", 1, &report.operations_recomputed);
 }
 
 static assay_status move_parts(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
                                const assay_sink *out, bool quiet)
 {
-    assay_status status = ASSAY_OK;
     const mover *v = self;
     const int64_t layers = v->m->layers;
     const bool backward = wants_backward(plan);
     (void)source;
     (void)quiet;
-    for (int64_t layer = 0; layer < layers; layer++) TRY(move_part(ctx, v, layer, false, out));
-    for (int64_t layer = layers - 1; backward && layer >= 0; layer--) TRY(move_part(ctx, v, layer, true, out));
-    TRY(write_report(ctx, plan, out));
-cleanup:
-    return status;
+    for (int64_t layer = 0; layer < layers; layer++) MUST(move_part(ctx, v, layer, false, out));
+    for (int64_t layer = layers - 1; backward && layer >= 0; layer--) MUST(move_part(ctx, v, layer, true, out));
+    return write_report(ctx, plan, out);
 }
 
 static assay_status join_parts(assay_context *ctx, const maker *m, const char *path)
 {
-    assay_status status;
     char partial[ASSAY_JOURNAL_PATH];
     mover v = {.m = m};
-    TRY(assay_moving_begin(ctx, &v.moving, &m->journal, m->plan, m->layers));
+    MUST(assay_moving_begin(ctx, &v.moving, &m->journal, m->plan, m->layers));
     assay_moving_path(&v.moving, partial);
     v.evaluator = (assay_golden_evaluator){.self = &v, .evaluate = move_parts, .partial = partial};
-    TRY(assay_golden_write_with(ctx, m->plan, path, m->given, &v.evaluator, true));
-cleanup:
-    return status;
+    return assay_golden_write_with(ctx, m->plan, path, m->given, &v.evaluator, true);
 }
 
 /* Beside the numbers once, and what the journal has of them already: a part that is moved is there twice. */

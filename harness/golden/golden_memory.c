@@ -87,11 +87,8 @@ cleanup:
 assay_status assay_golden_of_memory(assay_context *ctx, const assay_plan *plan, assay_tensor_set *tensors,
                                     assay_golden *golden)
 {
-    assay_status status;
     const assay_source in = assay_given_source(tensors);
     *golden = (assay_golden){0};
-    TRY(assay_golden_in_memory(ctx, plan, &in, true, tensors, &golden->reader));
-    TRY(assay_golden_read(ctx, golden->reader, plan->c->name, golden));
-cleanup:
-    return status;
+    MUST(assay_golden_in_memory(ctx, plan, &in, true, tensors, &golden->reader));
+    return assay_golden_read(ctx, golden->reader, plan->c->name, golden);
 }

@@ -52,8 +52,7 @@ cleanup:
 static assay_status digest_of(assay_context *ctx, const char *identity, char digest[ASSAY_DIGEST_SIZE])
 {
     assay_sha256 *hash = NULL;
-    const assay_status status = assay_sha256_start(ctx, &hash);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_sha256_start(ctx, &hash));
     assay_sha256_add(hash, strlen(identity), identity);
     return assay_sha256_finish(ctx, hash, digest);
 }
@@ -181,14 +180,11 @@ static void name_part(int64_t layer, bool backward, char name[PART_NAME])
 assay_status assay_journal_sign(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
                                 assay_fixture_writer *writer)
 {
-    assay_status status;
     char name[PART_NAME];
     name_part(layer, backward, name);
-    TRY(assay_fixture_set_text(ctx, writer, "kind", "part"));
-    TRY(assay_fixture_set_text(ctx, writer, "part", name));
-    TRY(assay_fixture_set_text(ctx, writer, "work", journal->work));
-cleanup:
-    return status;
+    MUST(assay_fixture_set_text(ctx, writer, "kind", "part"));
+    MUST(assay_fixture_set_text(ctx, writer, "part", name));
+    return assay_fixture_set_text(ctx, writer, "work", journal->work);
 }
 
 static assay_status check_signature(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,

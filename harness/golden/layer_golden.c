@@ -98,7 +98,6 @@ static void boundaries(const assay_golden *stack, int64_t layer, char x[ASSAY_PA
 
 assay_status assay_layer_case(assay_context *ctx, const assay_golden *stack, int64_t layer, assay_case *c)
 {
-    assay_status status;
     char text[2 * ASSAY_PATH_SIZE], x[ASSAY_PATH_SIZE], dy[ASSAY_PATH_SIZE];
     const assay_case *of = stack->c;
     if (!assay_is_stack(of) || of->only_layer >= 0) {
@@ -109,22 +108,21 @@ assay_status assay_layer_case(assay_context *ctx, const assay_golden *stack, int
                           layer, of->config.base_num_decoder_layers - 1, of->name);
     }
     boundaries(stack, layer, x, dy);
-    TRY(check_boundary(ctx, stack, x));
-    TRY(assay_case_copy(ctx, of, c));
-    if (of->gradients.count > 1 || strcmp(of->gradients.items[0], "none") != 0) TRY(check_boundary(ctx, stack, dy));
+    MUST(check_boundary(ctx, stack, x));
+    MUST(assay_case_copy(ctx, of, c));
+    if (of->gradients.count > 1 || strcmp(of->gradients.items[0], "none") != 0) MUST(check_boundary(ctx, stack, dy));
     snprintf(text, sizeof text, "only_layer=%" PRId64, layer);
-    TRY(assay_case_set(ctx, c, text));
+    MUST(assay_case_set(ctx, c, text));
     snprintf(text, sizeof text, "case=%.130s-layer-%" PRId64, of->name, layer);
-    TRY(assay_case_set(ctx, c, text));
+    MUST(assay_case_set(ctx, c, text));
     snprintf(c->description, sizeof c->description, "layer %" PRId64 " of %.200s alone", layer, of->name);
     drop_inputs(layer, c);
     keep_types(stack, layer, c);
-    TRY(choose(ctx, stack, &of->gradients, ASSAY_ROLE_GRADIENT, layer, c));
-    TRY(choose(ctx, stack, &of->checkpoints, ASSAY_ROLE_CHECKPOINT, layer, c));
+    MUST(choose(ctx, stack, &of->gradients, ASSAY_ROLE_GRADIENT, layer, c));
+    MUST(choose(ctx, stack, &of->checkpoints, ASSAY_ROLE_CHECKPOINT, layer, c));
     if (of->profiles.count == 1 && strcmp(of->profiles.items[0], "none") == 0)
-        TRY(assay_case_set(ctx, c, "profiles=[bf16]"));
-cleanup:
-    return status;
+        MUST(assay_case_set(ctx, c, "profiles=[bf16]"));
+    return ASSAY_OK;
 }
 
 /* The golden's path of a tensor of the layer's case. */

@@ -17,14 +17,13 @@ static assay_status refuse(assay_context *ctx, const assay_plan *plan, const cha
 
 assay_status assay_layers_check(assay_context *ctx, const assay_plan *plan, const char *what, int64_t *layers)
 {
-    assay_status status;
     assay_stack_config config;
     char why[ASSAY_MESSAGE_SIZE / 2];
     if (!assay_is_stack(plan->c)) {
         snprintf(why, sizeof why, "op %s is no stack of layers", plan->c->op);
         return refuse(ctx, plan, what, why);
     }
-    TRY(assay_stack_config_of(ctx, plan->c, &config));
+    MUST(assay_stack_config_of(ctx, plan->c, &config));
     *layers = config.layers;
     if (plan->c->only_layer >= 0) return refuse(ctx, plan, what, "only_layer leaves one alone");
     if (config.batch_split_factor > 0) return refuse(ctx, plan, what, "the batch-split schedule has two at once");
@@ -37,8 +36,7 @@ assay_status assay_layers_check(assay_context *ctx, const assay_plan *plan, cons
                  assay_remat_names[slot]);
         return refuse(ctx, plan, what, why);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_case window(const assay_plan *plan, int64_t layer)

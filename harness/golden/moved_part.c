@@ -30,20 +30,18 @@ void assay_moving_path(const assay_moving *moving, char path[ASSAY_JOURNAL_PATH]
 static assay_status find_needed(assay_context *ctx, const assay_journal *journal, int64_t layers,
                                 bool needed[ASSAY_MOST_RESULTS])
 {
-    assay_status status = ASSAY_OK;
     assay_fixture_reader *part = NULL;
     char path[ASSAY_JOURNAL_PATH];
     for (int64_t i = 0; i < 2 * layers; i++) {
         if (!assay_journal_has(journal, i / 2, i % 2 == 1)) continue;
         assay_journal_part(journal, i / 2, i % 2 == 1, path);
-        TRY(assay_fixture_open(ctx, path, &part));
+        MUST(assay_fixture_open(ctx, path, &part));
         const int number = results_of(part);
         if (number >= 0 && number < ASSAY_MOST_RESULTS) needed[number] = true;
         assay_fixture_close(part);
         part = NULL;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_moving_is_over(assay_context *ctx, const assay_journal *journal, int64_t layers, bool *over)
@@ -65,8 +63,7 @@ assay_status assay_moving_begin(assay_context *ctx, assay_moving *moving, const 
     bool needed[ASSAY_MOST_RESULTS] = {false};
     char path[ASSAY_JOURNAL_PATH];
     *moving = (assay_moving){.journal = journal, .plan = plan, .results = -1};
-    const assay_status status = find_needed(ctx, journal, layers, needed);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(find_needed(ctx, journal, layers, needed));
     for (int i = ASSAY_MOST_RESULTS - 1; i >= 0; i--) {
         if (needed[i]) continue;
         assay_journal_results(journal, i, path);
@@ -251,7 +248,6 @@ static bool is_kept(const thin_part *thin, const assay_tensor_spec *spec)
 /* Where line `index` is now; declares it, or, later, writes it. */
 static assay_status put_table(assay_context *ctx, const thin_part *thin, int index, bool declares)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
     const assay_fixture_place *places = NULL;
     snprintf(path, sizeof path, "%.*s", (int)strcspn(thin->lines[index], " "), thin->lines[index]);
@@ -261,10 +257,9 @@ static assay_status put_table(assay_context *ctx, const thin_part *thin, int ind
     if (declares) return assay_fixture_declare(ctx, thin->to, &spec);
     for (int i = 0; i < count; i++) {
         const double row[COLUMNS] = {(double)places[i].first, (double)places[i].count, (double)places[i].at};
-        TRY(assay_fixture_append(ctx, thin->to, spec.path, COLUMNS, row));
+        MUST(assay_fixture_append(ctx, thin->to, spec.path, COLUMNS, row));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_thin(assay_context *ctx, thin_part *thin, int64_t layer, bool backward)

@@ -117,24 +117,22 @@ static assay_status add_result(const maker *m, const assay_tensor_spec *spec)
 assay_status assay_host_make(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                              const assay_host_memory *memory, assay_host *host)
 {
-    assay_status status;
     const maker m = {ctx, memory, host};
     const int64_t specs = plan->spec_count + 1;
     *host = (assay_host){0};
-    TRY(take(&m, "tensors", specs, sizeof *host->tensors, &host->tensors));
-    TRY(take(&m, "results", specs, sizeof *host->results, &host->results));
-    TRY(take(&m, "results", specs, sizeof *host->specs, &host->specs));
-    TRY(take(&m, "results", specs, sizeof *host->blocks, &host->blocks));
-    TRY(take(&m, "results", specs, sizeof *host->filled, &host->filled));
-    TRY(take(&m, "message", ASSAY_HOST_MESSAGE, 1, &host->message));
-    TRY(fill_settings(&m, plan->c));
+    MUST(take(&m, "tensors", specs, sizeof *host->tensors, &host->tensors));
+    MUST(take(&m, "results", specs, sizeof *host->results, &host->results));
+    MUST(take(&m, "results", specs, sizeof *host->specs, &host->specs));
+    MUST(take(&m, "results", specs, sizeof *host->blocks, &host->blocks));
+    MUST(take(&m, "results", specs, sizeof *host->filled, &host->filled));
+    MUST(take(&m, "message", ASSAY_HOST_MESSAGE, 1, &host->message));
+    MUST(fill_settings(&m, plan->c));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i], *asked = assay_plan_asked(plan, i);
-        if (assay_role_is_given(spec->role)) TRY(load_tensor(&m, in, spec));
-        if (asked != NULL) TRY(add_result(&m, asked));
+        if (assay_role_is_given(spec->role)) MUST(load_tensor(&m, in, spec));
+        if (asked != NULL) MUST(add_result(&m, asked));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* What the backend says of a result's type; float64, which is the widest, where that is none. */
@@ -252,21 +250,19 @@ assay_status assay_host_result(assay_context *ctx, const assay_host *host, int i
 
 assay_status assay_host_results(assay_context *ctx, const assay_host *host, assay_tensor_set *results)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < host->result_count; i++) {
         assay_tensor_spec spec;
         assay_tensor *tensor = NULL;
         const void *bytes = NULL;
         bool written = false;
-        TRY(assay_host_result(ctx, host, i, &spec, &bytes, &written));
+        MUST(assay_host_result(ctx, host, i, &spec, &bytes, &written));
         if (!written) continue;
-        TRY(assay_tensor_set_add(ctx, results, &spec, &tensor));
+        MUST(assay_tensor_set_add(ctx, results, &spec, &tensor));
         tensor->written = tensor->count;
         if (tensor->indices != NULL) memcpy(tensor->indices, bytes, (size_t)tensor->count * sizeof *tensor->indices);
         if (tensor->values != NULL) assay_dtype_decode(spec.type, tensor->count, bytes, tensor->values);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_backend_function assay_host_load(const char *library, char *why, size_t size)

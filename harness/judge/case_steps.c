@@ -253,18 +253,16 @@ static int add_layers(builder *b, const assay_stack_config *config, bool whole, 
 
 static assay_status alloc_steps(assay_context *ctx, const assay_tensor_list *list, int64_t graphs, assay_steps **steps)
 {
-    assay_status status;
     void *memory = NULL;
-    TRY(assay_alloc(ctx, "steps", 1, sizeof **steps, &memory));
+    MUST(assay_alloc(ctx, "steps", 1, sizeof **steps, &memory));
     *steps = memory;
     **steps = (assay_steps){0};
-    TRY(assay_alloc(ctx, "steps", graphs * (GRAPH_STEPS + 4) + 1, sizeof *(*steps)->steps, &memory));
+    MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_STEPS + 4) + 1, sizeof *(*steps)->steps, &memory));
     (*steps)->steps = memory;
-    TRY(assay_alloc(ctx, "steps", graphs * (GRAPH_TENSORS + GRAPH_STEPS + 4) + list->count + 1,
-                    sizeof *(*steps)->tensors, &memory));
+    MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_TENSORS + GRAPH_STEPS + 4) + list->count + 1,
+                     sizeof *(*steps)->tensors, &memory));
     (*steps)->tensors = memory;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status refuse(assay_context *ctx, const assay_case *c)

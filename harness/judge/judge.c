@@ -25,22 +25,18 @@ static bool are_drawn(const assay_judging *how, assay_verdict verdict)
 assay_status assay_judge_draw(assay_context *ctx, const assay_golden *judged_by, assay_fixture_reader *candidate,
                               const assay_profile *profile, const assay_case *c, assay_report *report)
 {
-    assay_status status;
-    TRY(assay_pictures_draw(ctx, judged_by->reader, candidate, profile, report));
-    if (assay_has_steps(assay_operation_by_name(c->op))) TRY(assay_case_steps(ctx, c, true, &report->steps));
-cleanup:
-    return status;
+    MUST(assay_pictures_draw(ctx, judged_by->reader, candidate, profile, report));
+    if (assay_has_steps(assay_operation_by_name(c->op))) MUST(assay_case_steps(ctx, c, true, &report->steps));
+    return ASSAY_OK;
 }
 
 /* The whole is judged by a golden that may hold no checkpoints. */
 static assay_status plan_with_stages(assay_context *ctx, assay_golden *golden, const assay_profile *profile)
 {
-    assay_status status;
-    TRY(assay_stages_check(ctx, golden->c));
-    TRY(assay_golden_plan(ctx, golden, profile));
+    MUST(assay_stages_check(ctx, golden->c));
+    MUST(assay_golden_plan(ctx, golden, profile));
     golden->plan.with_stages = true;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status judge_stages(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,

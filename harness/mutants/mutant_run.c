@@ -339,14 +339,13 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     const assay_mutation golden = {.c = &c, .profile = t->profile, .tensors = (assay_tensor_set *)t->golden};
     char *profile = (char *)t->profile->precision.name;
     const bool own_scales = t->scales && !has_own_arithmetic(mutant) && !mutant->each_shard;
-    assay_status status = assay_case_resolve(ctx, t->plan->c, &c.config);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_case_resolve(ctx, t->plan->c, &c.config));
     c.profiles = (assay_text_list){.items = &profile, .count = own_scales ? 1 : 0};
     c.seed += mutant->other_seed ? 1 : 0;
     assay_model_forget_given(&c.config); /* a bug does not ask what the family honours */
     *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
     if (!*applies || !keeps_rows(t, mutant)) return ASSAY_OK;
-    status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
+    assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
     const int64_t parts = count_parts(mutant, &c);
     for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
         status = evaluate_part(ctx, t, mutant, &plan, part, candidate, applies);
@@ -363,13 +362,11 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
 assay_status assay_mutant_make(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                assay_tensor_set *candidate, bool *applies)
 {
-    assay_status status;
     const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = candidate, .own_scales = t->scales};
-    TRY(assay_tensor_set_copy(ctx, t->golden, candidate));
+    MUST(assay_tensor_set_copy(ctx, t->golden, candidate));
     *applies = true;
-    if (assay_mutant_is_evaluated(mutant)) TRY(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
-    if (*applies) TRY(assay_mutant_change_results(ctx, mutant, &m, applies));
-    if (*applies) TRY(assay_results_take_unused(ctx, t->plan, t->golden, candidate)); /* nobody looks at them */
-cleanup:
-    return status;
+    if (assay_mutant_is_evaluated(mutant)) MUST(assay_mutant_evaluate(ctx, t, mutant, candidate, applies));
+    if (*applies) MUST(assay_mutant_change_results(ctx, mutant, &m, applies));
+    if (*applies) MUST(assay_results_take_unused(ctx, t->plan, t->golden, candidate)); /* nobody looks at them */
+    return ASSAY_OK;
 }

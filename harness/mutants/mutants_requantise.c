@@ -30,20 +30,17 @@ static assay_status read_hidden(assay_context *ctx, const assay_plan *plan, cons
                                 const assay_hidden *hidden, assay_tensor_set *made)
 {
     static const char *const BRANCHES[] = {"mlpwi_0", "mlpwi_1"};
-    assay_status status = ASSAY_OK;
     const assay_tensor_spec *const specs[] = {hidden->h, hidden->codes, hidden->scale};
-    for (int k = 0; k < 3; k++) TRY(assay_tensor_set_add(ctx, made, specs[k], NULL));
+    for (int k = 0; k < 3; k++) MUST(assay_tensor_set_add(ctx, made, specs[k], NULL));
     for (int k = 0; k < 2; k++) {
         char path[ASSAY_PATH_SIZE];
         path_of_branch(hidden->h, BRANCHES[k], path);
         const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, path);
-        if (entry != NULL) TRY(assay_tensor_set_add(ctx, made, &entry->spec, NULL));
+        if (entry != NULL) MUST(assay_tensor_set_add(ctx, made, &entry->spec, NULL));
     }
     const assay_sink out = assay_tensor_set_sink(made);
-    TRY(assay_operation_run(ctx, plan->operation, plan->c, in, &out, NULL, 0));
-    TRY(assay_tensor_set_require_complete(ctx, made));
-cleanup:
-    return status;
+    MUST(assay_operation_run(ctx, plan->operation, plan->c, in, &out, NULL, 0));
+    return assay_tensor_set_require_complete(ctx, made);
 }
 
 static int64_t blocks_of(const assay_hidden_mutation *m)
@@ -99,8 +96,7 @@ static assay_status stage(assay_context *ctx, const assay_tensor *made, assay_te
     assay_tensor_spec spec = made->spec;
     assay_tensor *to = NULL;
     assay_staged_path(made->spec.path, spec.path);
-    const assay_status status = assay_tensor_set_add(ctx, staged, &spec, &to);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_tensor_set_add(ctx, staged, &spec, &to));
     memcpy(to->values, made->values, (size_t)to->count * sizeof *to->values);
     to->written = to->count;
     return ASSAY_OK;

@@ -211,8 +211,7 @@ static assay_status check_router(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
     const bool *given = m->given;
-    const assay_status status = check_method(check);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(check_method(check));
     const assay_router_family family = assay_router_family_of(m);
     const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
     if (!deepseek && family != ASSAY_ROUTER_FUSED && given[ASSAY_KEY_AT_routed_score_func] &&
@@ -365,8 +364,7 @@ static assay_status check_rules_of_hidden(const model_check *check)
 /* Rules of quantising are those of quantize; operands are quantised by their format's own, but for the rounding of scales. */
 static assay_status check_quantising(const model_check *check)
 {
-    const assay_status status = check_takes_recipe(check);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(check_takes_recipe(check));
     if (assay_quantises_hidden(check->c) && takes_hidden_format(check)) return check_rules_of_hidden(check);
     static const int KEYS[] = {ASSAY_KEY_AT_quant_format,          ASSAY_KEY_AT_quant_scale,
                                ASSAY_KEY_AT_quant_subnormal_scale, ASSAY_KEY_AT_quant_smallest_amax,

@@ -69,24 +69,20 @@ static assay_status check_finite(assay_context *ctx, const assay_work *w, const 
     const assay_attention_config *a = w->config;
     const int64_t widths[] = {a->heads * a->qk_dim, a->kv_heads * a->qk_dim, a->kv_heads * a->v_dim,
                               a->heads * a->v_dim};
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < 4; i++)
-        TRY(assay_require_finite_tokens(ctx, w->c, paths[i], assay_f64(w, paths[i]), widths[i], segment_ids));
-cleanup:
-    return status;
+        MUST(assay_require_finite_tokens(ctx, w->c, paths[i], assay_f64(w, paths[i]), widths[i], segment_ids));
+    return ASSAY_OK;
 }
 
 static assay_status forward(assay_context *ctx, const assay_work *w)
 {
     const assay_attention_config *config = w->config;
     const assay_attention_inputs in = inputs_of(w);
-    assay_status status = ASSAY_OK;
     if (in.segment_ids != NULL)
-        TRY(assay_attention_check_segments(ctx, in.segment_ids, config->batch * config->sequence));
-    TRY(check_finite(ctx, w, in.segment_ids));
-    TRY(assay_attention_forward(ctx, assay_f64(w, "outputs/attention_out"), assay_f64(w, "outputs/lse"), &in, config));
-cleanup:
-    return status;
+        MUST(assay_attention_check_segments(ctx, in.segment_ids, config->batch * config->sequence));
+    MUST(check_finite(ctx, w, in.segment_ids));
+    return assay_attention_forward(ctx, assay_f64(w, "outputs/attention_out"), assay_f64(w, "outputs/lse"), &in,
+                                   config);
 }
 
 static assay_status backward(assay_context *ctx, const assay_work *w)

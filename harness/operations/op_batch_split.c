@@ -31,7 +31,6 @@ static bool moves_tokens_alone(const char *name)
 /* The layer in which the function would run. */
 static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_function_config *config)
 {
-    assay_status status;
     const assay_model_config *m = &c->config;
     assay_case layer = *c;
     *config = (assay_function_config){.function = assay_batch_split_function_of(m->function.text),
@@ -43,13 +42,11 @@ static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_func
     layer.config.first_num_dense_layers = 0;
     layer.config.quant_recipe.text[0] = '\0'; /* the function's */
     if (m->q_lora_rank == 0 && moves_tokens_alone(m->function.text)) layer.config.q_lora_rank = c->mesh_fsdp;
-    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
-    TRY(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
-    TRY(assay_model_check(ctx, &layer, ASSAY_PART_ALL));
-    TRY(assay_stack_config_of(ctx, &layer, &config->stack));
-    TRY(assay_function_check(ctx, config));
-cleanup:
-    return status;
+    MUST(assay_recipe_config_of(ctx, c, &config->recipe));
+    MUST(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
+    MUST(assay_model_check(ctx, &layer, ASSAY_PART_ALL));
+    MUST(assay_stack_config_of(ctx, &layer, &config->stack));
+    return assay_function_check(ctx, config);
 }
 
 /* The source quantises this gradient always, and by its largest magnitude. */
@@ -82,12 +79,9 @@ static assay_status check_fixed_weights(assay_context *ctx, const assay_case *c,
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *config)
 {
-    assay_status status;
-    TRY(of_layer(ctx, c, config));
-    TRY(check_psum_scatter(ctx, c, config));
-    TRY(check_fixed_weights(ctx, c, config));
-cleanup:
-    return status;
+    MUST(of_layer(ctx, c, config));
+    MUST(check_psum_scatter(ctx, c, config));
+    return check_fixed_weights(ctx, c, config);
 }
 
 static void second_form(quad_tape *t, const void *config)
@@ -201,17 +195,14 @@ static const assay_function_tensor *tensor_of(const assay_function_tensors *tens
 static assay_status draw_choices(assay_context *ctx, const assay_case *c, const assay_function_config *config,
                                  const assay_source *in, bool given, int32_t **choices)
 {
-    assay_status status;
     static const char path[] = "inputs/selected_experts";
     const assay_routing_config *r = &config->stack.moe.routing;
     const int64_t tokens = c->batch / config->stack.batch_split_factor * c->sequence;
     const assay_shape shape = assay_shape_of(2, tokens, r->num_experts_per_tok);
     const assay_fill fill = assay_fill_range(ASSAY_EXPERTS, 0.0, (double)(r->num_experts - 1));
-    TRY(assay_alloc_i32(ctx, path, assay_shape_count(&shape), choices));
-    status = given ? in->read_i32(ctx, in->self, path, 0, assay_shape_count(&shape), *choices)
-                   : assay_random_fill_i32(ctx, &fill, c->seed, path, &shape, *choices);
-cleanup:
-    return status;
+    MUST(assay_alloc_i32(ctx, path, assay_shape_count(&shape), choices));
+    return given ? in->read_i32(ctx, in->self, path, 0, assay_shape_count(&shape), *choices)
+                 : assay_random_fill_i32(ctx, &fill, c->seed, path, &shape, *choices);
 }
 
 static assay_status derive(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,

@@ -123,7 +123,6 @@ static void clear_padding(block_run *m, int64_t tokens)
 static assay_status open_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                              const void *config, block_run *m)
 {
-    assay_status status;
     const assay_source *in = m->in;
     const int64_t tokens = c->batch * c->sequence;
     operation->graph(config, false, &m->g);
@@ -132,13 +131,13 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     m->positions = graph_find(&m->g, "inputs/positions");
     m->segment_ids = graph_find(&m->g, "inputs/segment_ids");
     m->size = graph_size(&m->g, m->x);
-    TRY(assay_read_whole(ctx, in, "inputs/x", m->size, &m->x_values));
-    TRY(assay_weights_alloc(ctx, in, "", &m->table, m->weights));
-    TRY(assay_weights_read(ctx, in, "", &m->table, 0, m->weights));
-    if (m->positions > 0) TRY(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
-    if (m->segment_ids > 0) TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
-    if (m->segment_values != NULL) TRY(assay_attention_check_segments(ctx, m->segment_values, tokens));
-    TRY(assay_require_finite_tokens(ctx, c, "inputs/x", m->x_values, m->size / tokens, m->segment_values));
+    MUST(assay_read_whole(ctx, in, "inputs/x", m->size, &m->x_values));
+    MUST(assay_weights_alloc(ctx, in, "", &m->table, m->weights));
+    MUST(assay_weights_read(ctx, in, "", &m->table, 0, m->weights));
+    if (m->positions > 0) MUST(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
+    if (m->segment_ids > 0) MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
+    if (m->segment_values != NULL) MUST(assay_attention_check_segments(ctx, m->segment_values, tokens));
+    MUST(assay_require_finite_tokens(ctx, c, "inputs/x", m->x_values, m->size / tokens, m->segment_values));
     clear_padding(m, tokens);
     graph_open(&m->r, &m->g);
     m->r.in = in;
@@ -147,9 +146,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     m->r.indices[m->positions] = m->position_values;
     m->r.indices[m->segment_ids] = m->segment_values;
     graph_lend_weights(&m->r, m->weights);
-    TRY(graph_read_spreads(ctx, &m->r));
-cleanup:
-    return status;
+    return graph_read_spreads(ctx, &m->r);
 }
 
 static void close_run(block_run *m)
@@ -167,26 +164,20 @@ static void close_run(block_run *m)
 /* Room for what is wanted, and the cotangent where anything is. */
 static assay_status open_gradients(assay_context *ctx, block_run *m)
 {
-    assay_status status = ASSAY_OK;
     const bool wants_dx = assay_wants(m->out, "gradients/inputs/x");
     const bool wants =
         wants_dx || assay_wants_any_gradient(m->in, m->out, "", &m->table) || graph_wants_gradients(&m->r);
     if (!wants) return ASSAY_OK;
-    if (wants_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
-    TRY(assay_gradients_alloc(ctx, m->out, "", &m->table, m->weights, m->gradients));
-    TRY(assay_read_whole(ctx, m->in, "cotangents/y", m->size, &m->dy));
-cleanup:
-    return status;
+    if (wants_dx) MUST(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
+    MUST(assay_gradients_alloc(ctx, m->out, "", &m->table, m->weights, m->gradients));
+    return assay_read_whole(ctx, m->in, "cotangents/y", m->size, &m->dy);
 }
 
 static assay_status forward(assay_context *ctx, block_run *m, bool keeps)
 {
-    assay_status status;
     if (!keeps) m->r.release = graph_let_go;
-    TRY(graph_forward(ctx, &m->r));
-    TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, m->r.value[m->g.result]));
-cleanup:
-    return status;
+    MUST(graph_forward(ctx, &m->r));
+    return assay_write_result(ctx, m->out, "outputs/y", m->size, m->r.value[m->g.result]);
 }
 
 static assay_status backward(assay_context *ctx, block_run *m)

@@ -375,8 +375,7 @@ static assay_status rope_of_width(assay_context *ctx, const assay_case *c, int64
     if (!yarn && strcmp(m->rope_type.text, "default") != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_type is \"%s\", expected default or yarn", m->rope_type.text);
     }
-    assay_status status = assay_rope_check(ctx, config);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_rope_check(ctx, config));
     /* neither start nor step is negative; explicit positions are checked where they are read */
     const int64_t first = c->position_start, last = first + c->position_step * (c->sequence - 1);
     if (assay_case_input_of(c, "inputs/positions") == NULL && last >= config->max_position_embeddings) {
@@ -545,8 +544,7 @@ enum { LAYERS_MAX = 1000 };
 static assay_status grouped_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
-    assay_status status = assay_gqa_config_of(ctx, c, &config->gqa);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_gqa_config_of(ctx, c, &config->gqa));
     if (!assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ALTERNATES)) return ASSAY_OK;
     const bool second = config->single && strcmp(m->attention_type.text, "global") == 0;
     config->gqa.window = m->sliding_window_size;

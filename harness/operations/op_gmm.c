@@ -62,14 +62,13 @@ static assay_status check_recipe(assay_context *ctx, const assay_case *c, const 
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    assay_status status = ASSAY_OK;
     quad_gmm_config *config = to;
     config->gmm = layout_of(c);
     const assay_gmm_layout layout = config->gmm.layout;
     const bool aligned = layout == ASSAY_GMM_CONTIGUOUS || layout == ASSAY_GMM_PSUM;
-    TRY(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
-    TRY(assay_require_positive(ctx, "base_moe_mlp_dim", c->config.base_moe_mlp_dim));
-    TRY(assay_require_positive(ctx, "num_experts", c->config.num_experts));
+    MUST(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
+    MUST(assay_require_positive(ctx, "base_moe_mlp_dim", c->config.base_moe_mlp_dim));
+    MUST(assay_require_positive(ctx, "num_experts", c->config.num_experts));
     if (!aligned && c->config.given[ASSAY_KEY_AT_mk_alignment_for_contiguous_layout] &&
         config->gmm.alignment != assay_model_defaults.mk_alignment_for_contiguous_layout) {
         return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_mk_alignment_for_contiguous_layout,
@@ -77,10 +76,8 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
                                 assay_model_defaults.mk_alignment_for_contiguous_layout,
                                 assay_gmm_layout_names[layout]);
     }
-    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
-    TRY(check_recipe(ctx, c, config));
-cleanup:
-    return status;
+    MUST(assay_recipe_config_of(ctx, c, &config->recipe));
+    return check_recipe(ctx, c, config);
 }
 
 /* P: rows that there are, of all groups. */
@@ -213,55 +210,48 @@ static assay_status check_row(assay_context *ctx, const gmm_run *r, const char *
 static assay_status pack(assay_context *ctx, const gmm_run *r, const assay_work *w, const char *path, int64_t width,
                          double **packed)
 {
-    assay_status status = ASSAY_OK;
     const double *rows = assay_f64(w, path);
     if (rows == NULL) return ASSAY_OK;
     for (int64_t row = 0; row < r->dims.m; row++)
-        TRY(check_row(ctx, r, path, rows + r->places[row] * width, width, r->places[row], row < r->of_groups));
-    TRY(assay_alloc_f64(ctx, path, r->dims.m * width, packed));
+        MUST(check_row(ctx, r, path, rows + r->places[row] * width, width, r->places[row], row < r->of_groups));
+    MUST(assay_alloc_f64(ctx, path, r->dims.m * width, packed));
     assay_gmm_pack(*packed, rows, width, r->places, r->dims.m);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status find_rows(assay_context *ctx, const assay_gmm_config *gmm, const int32_t *index, gmm_run *r)
 {
-    assay_status status;
     void *places = NULL;
     r->gmm = gmm;
     r->count = assay_gmm_places(gmm);
-    TRY(assay_alloc_i32(ctx, "group sizes", gmm->dims.groups, &r->group_sizes));
-    TRY(assay_alloc(ctx, "rows of groups", r->count, sizeof *r->places, &places));
+    MUST(assay_alloc_i32(ctx, "group sizes", gmm->dims.groups, &r->group_sizes));
+    MUST(assay_alloc(ctx, "rows of groups", r->count, sizeof *r->places, &places));
     r->places = places;
     r->dims = gmm->dims;
-    TRY(assay_gmm_find_rows(ctx, gmm, index, r->group_sizes, r->places, &r->dims.m));
+    MUST(assay_gmm_find_rows(ctx, gmm, index, r->group_sizes, r->places, &r->dims.m));
     r->of_groups = r->dims.m;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status start(assay_context *ctx, const assay_work *w, gmm_run *r)
 {
-    assay_status status;
     char index[ASSAY_PATH_SIZE];
     const quad_gmm_config *config = w->config;
     index_path(&config->gmm, index);
-    TRY(find_rows(ctx, &config->gmm, assay_i32(w, index), r));
+    MUST(find_rows(ctx, &config->gmm, assay_i32(w, index), r));
     const bool all = counts_all_rows(r->gmm, config->recipe.recipe);
     for (; all && r->dims.m < r->count; r->dims.m++) r->places[r->dims.m] = r->dims.m;
     const int64_t k = r->dims.k, n = r->dims.n;
     r->paths = paths_of(r->gmm);
     r->groups = r->dims.groups * k * n;
-    TRY(pack(ctx, r, w, r->paths->lhs, k, &r->lhs));
-    TRY(pack(ctx, r, w, r->paths->dy, n, &r->dy));
+    MUST(pack(ctx, r, w, r->paths->lhs, k, &r->lhs));
+    MUST(pack(ctx, r, w, r->paths->dy, n, &r->dy));
     r->rhs = assay_f64(w, r->paths->rhs);
     r->c = assay_f64(w, "inputs/c");
-    TRY(assay_alloc_f64(ctx, "gmm", r->dims.m * n, &r->y));
-    TRY(assay_alloc_f64(ctx, "gmm", r->dims.m * k, &r->dlhs));
+    MUST(assay_alloc_f64(ctx, "gmm", r->dims.m * n, &r->y));
+    MUST(assay_alloc_f64(ctx, "gmm", r->dims.m * k, &r->dlhs));
     const assay_recipe_given given = {.x = r->lhs, .w = r->rhs, .dy = r->dy, .group_sizes = r->group_sizes};
-    TRY(assay_recipe_quantise(ctx, &r->operands, &given, &r->dims, &config->recipe));
-cleanup:
-    return status;
+    return assay_recipe_quantise(ctx, &r->operands, &given, &r->dims, &config->recipe);
 }
 
 /* y and dlhs to their places, of values or of variances. */
@@ -439,16 +429,14 @@ static void give_rows(const gmm_run *r, const relaid *o, double *to, const doubl
 
 static assay_status compute_relaid(assay_context *ctx, const assay_work *w, const gmm_run *r, const relaid *o)
 {
-    assay_status status;
     const size_t groups = (size_t)r->groups * sizeof(double);
     give_rows(r, o, assay_f64(w, o->paths->lhs), r->lhs, r->dims.k);
     give_rows(r, o, assay_f64(w, o->paths->dy), r->dy, r->dims.n);
     memcpy(assay_f64(w, o->paths->rhs), r->rhs, groups);
-    TRY(compute(ctx, w));
+    MUST(compute(ctx, w));
     assay_gmm_pack(r->y, assay_f64(w, o->paths->y), r->dims.n, o->places, r->dims.m);
     assay_gmm_pack(r->dlhs, assay_f64(w, o->paths->dlhs), r->dims.k, o->places, r->dims.m);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case *c, const assay_source *in,

@@ -3,17 +3,14 @@
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    assay_status status;
     quad_gqa_config *config = to;
     assay_gqa_config *gqa = &config->gqa;
     config->mesh = assay_mesh_of(c);
-    TRY(assay_gqa_config_of(ctx, c, gqa));
-    TRY(assay_linear_recipe_of(ctx, c, &gqa->recipe));
-    TRY(assay_refuse_recipe_on_mesh(ctx, c, &gqa->recipe));
-    TRY(assay_head_shards_check(ctx, "gqa", &config->mesh, gqa->heads, gqa->kv_heads, gqa->batch));
-    TRY(assay_check_head_mesh(ctx, c));
-cleanup:
-    return status;
+    MUST(assay_gqa_config_of(ctx, c, gqa));
+    MUST(assay_linear_recipe_of(ctx, c, &gqa->recipe));
+    MUST(assay_refuse_recipe_on_mesh(ctx, c, &gqa->recipe));
+    MUST(assay_head_shards_check(ctx, "gqa", &config->mesh, gqa->heads, gqa->kv_heads, gqa->batch));
+    return assay_check_head_mesh(ctx, c);
 }
 
 static void graph_of(const void *of, bool one_shard, graph *g)

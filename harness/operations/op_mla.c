@@ -3,17 +3,14 @@
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    assay_status status;
     quad_mla_config *config = to;
     assay_mla_config *mla = &config->mla;
     config->mesh = assay_mesh_of(c);
-    TRY(assay_mla_config_of(ctx, c, mla));
-    TRY(assay_linear_recipe_of(ctx, c, &mla->recipe));
-    TRY(assay_refuse_recipe_on_mesh(ctx, c, &mla->recipe));
-    TRY(assay_head_shards_check(ctx, "mla", &config->mesh, mla->heads, mla->heads, mla->batch));
-    TRY(assay_check_head_mesh(ctx, c));
-cleanup:
-    return status;
+    MUST(assay_mla_config_of(ctx, c, mla));
+    MUST(assay_linear_recipe_of(ctx, c, &mla->recipe));
+    MUST(assay_refuse_recipe_on_mesh(ctx, c, &mla->recipe));
+    MUST(assay_head_shards_check(ctx, "mla", &config->mesh, mla->heads, mla->heads, mla->batch));
+    return assay_check_head_mesh(ctx, c);
 }
 
 static void graph_of(const void *of, bool one_shard, graph *g)

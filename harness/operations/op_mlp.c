@@ -57,7 +57,6 @@ static double *value_of(const graph_run *r, const char *name)
 
 static assay_status open_scales(assay_context *ctx, const graph_run *r, mlp_scales *s)
 {
-    assay_status status;
     const int64_t width = s->config.mlp_dim, block = s->config.rows * width;
     const bool fused = s->config.fused;
     double *gate = value_of(r, fused ? "mlpwi" : "mlpwi_0");
@@ -67,50 +66,46 @@ static assay_status open_scales(assay_context *ctx, const graph_run *r, mlp_scal
                                     .ld = fused ? 2 * width : width};
     s->table = graph_weight_table(r->graph);
     s->size = graph_size(r->graph, r->graph->result);
-    TRY(assay_read_whole(ctx, r->in, "cotangents/y", s->size, &s->dy));
-    TRY(assay_alloc_f64(ctx, "error scale of mlp", 3 * block, &s->pre));
-    TRY(assay_alloc_f64(ctx, "error scale of mlp", s->size, &s->y));
-    TRY(assay_alloc_f64(ctx, "error scale of mlp", s->size, &s->dx));
+    MUST(assay_read_whole(ctx, r->in, "cotangents/y", s->size, &s->dy));
+    MUST(assay_alloc_f64(ctx, "error scale of mlp", 3 * block, &s->pre));
+    MUST(assay_alloc_f64(ctx, "error scale of mlp", s->size, &s->y));
+    MUST(assay_alloc_f64(ctx, "error scale of mlp", s->size, &s->dx));
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
         s->w[i] = r->value[r->graph->weights[i]];
         if (s->w[i] != NULL)
-            TRY(assay_alloc_f64(ctx, "error scale of mlp", assay_tensor_row_count(&s->table.rows[i]),
-                                &s->gradients[i]));
+            MUST(assay_alloc_f64(ctx, "error scale of mlp", assay_tensor_row_count(&s->table.rows[i]),
+                                 &s->gradients[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_scales(assay_context *ctx, const assay_precision *precision, const graph_run *r,
                                  mlp_scales *s)
 {
-    assay_status status;
     const int64_t width = s->config.mlp_dim, block = s->config.rows * width;
     const assay_gated_mlp_run run = {
         .x = value_of(r, "inputs/x"), .dy = s->dy, .r = s->r, .w = s->w, .config = &s->config};
     assay_gated_mlp_variances v = {
         .a = s->pre, .b = s->pre + (s->config.fused ? width : block), .h = s->pre + 2 * block, .y = s->y, .dx = s->dx};
     memcpy(v.g, s->gradients, sizeof v.g);
-    TRY(assay_propagate_gated_mlp(ctx, precision, &v, &run));
-    TRY(assay_write_scale(ctx, r->out, precision, "gradients/inputs/x", s->size, s->dx));
+    MUST(assay_propagate_gated_mlp(ctx, precision, &v, &run));
+    MUST(assay_write_scale(ctx, r->out, precision, "gradients/inputs/x", s->size, s->dx));
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) {
         char path[ASSAY_PATH_SIZE];
         if (s->gradients[i] == NULL) continue;
         assay_tensor_path("gradients/weights/", "", &s->table.rows[i], path);
-        TRY(assay_write_scale(ctx, r->out, precision, path, assay_tensor_row_count(&s->table.rows[i]),
-                              s->gradients[i]));
+        MUST(assay_write_scale(ctx, r->out, precision, path, assay_tensor_row_count(&s->table.rows[i]),
+                               s->gradients[i]));
     }
     if (s->config.fused) {
-        TRY(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwi", 2 * block, v.a));
+        MUST(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwi", 2 * block, v.a));
     } else {
-        TRY(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwi_0", block, v.a));
-        TRY(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwi_1", block, v.b));
+        MUST(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwi_0", block, v.a));
+        MUST(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwi_1", block, v.b));
     }
-    TRY(assay_write_scale(ctx, r->out, precision, "checkpoints/mlp_intermediate", block, v.h));
-    TRY(assay_write_scale(ctx, r->out, precision, "outputs/y", s->size, s->y));
-    TRY(assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwo", s->size, s->y));
-cleanup:
-    return status;
+    MUST(assay_write_scale(ctx, r->out, precision, "checkpoints/mlp_intermediate", block, v.h));
+    MUST(assay_write_scale(ctx, r->out, precision, "outputs/y", s->size, s->y));
+    return assay_write_scale(ctx, r->out, precision, "checkpoints/mlpwo", s->size, s->y);
 }
 
 static assay_status scales_of(assay_context *ctx, const void *config, const graph_run *r,

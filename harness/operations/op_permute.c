@@ -86,15 +86,12 @@ static assay_status permute(assay_context *ctx, const assay_work *w)
     const assay_permute_dims *d = w->config;
     const int32_t *selected = assay_i32(w, "inputs/selected_experts");
     int32_t *order = assay_i32(w, "outputs/sorted_selected_experts");
-    assay_status status;
-    TRY(assay_permute_order(ctx, order, assay_i32(w, "outputs/group_sizes"), selected, d));
-    TRY(take_order(ctx, w, selected, order));
-    TRY(check_rows(ctx, w, "cotangents/sorted_inputs", order));
+    MUST(assay_permute_order(ctx, order, assay_i32(w, "outputs/group_sizes"), selected, d));
+    MUST(take_order(ctx, w, selected, order));
+    MUST(check_rows(ctx, w, "cotangents/sorted_inputs", order));
     assay_permute_forward(assay_f64(w, "outputs/sorted_inputs"), assay_f64(w, "inputs/x"), order, d);
-    TRY(assay_permute_backward(ctx, assay_f64(w, "gradients/inputs/x"), assay_f64(w, "cotangents/sorted_inputs"), order,
-                               d));
-cleanup:
-    return status;
+    return assay_permute_backward(ctx, assay_f64(w, "gradients/inputs/x"), assay_f64(w, "cotangents/sorted_inputs"),
+                                  order, d);
 }
 
 /* Copies are exact. */
@@ -130,13 +127,11 @@ static assay_unpermute_run unpermute_run(const assay_work *w)
 static assay_status unpermute(assay_context *ctx, const assay_work *w)
 {
     const assay_unpermute_run r = unpermute_run(w);
-    assay_status status;
-    TRY(check_rows(ctx, w, "inputs/sorted", r.order));
-    TRY(assay_unpermute_forward(ctx, assay_f64(w, "outputs/y"), r.sorted, r.order, r.weights, &r.dims));
-    TRY(assay_unpermute_backward(ctx, assay_f64(w, "gradients/inputs/sorted"), assay_f64(w, "gradients/inputs/weights"),
-                                 r.dy, r.sorted, r.order, r.weights, &r.dims));
-cleanup:
-    return status;
+    MUST(check_rows(ctx, w, "inputs/sorted", r.order));
+    MUST(assay_unpermute_forward(ctx, assay_f64(w, "outputs/y"), r.sorted, r.order, r.weights, &r.dims));
+    return assay_unpermute_backward(ctx, assay_f64(w, "gradients/inputs/sorted"),
+                                    assay_f64(w, "gradients/inputs/weights"), r.dy, r.sorted, r.order, r.weights,
+                                    &r.dims);
 }
 
 static assay_status unpermute_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)

@@ -47,8 +47,7 @@ static assay_status refuse(assay_context *ctx, const char *key, const char *valu
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *config)
 {
     const assay_model_config *m = &c->config;
-    assay_status status = assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
     const assay_block_format *f = assay_block_format_by_name(m->quant_format.text);
     if (f == NULL) return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_format, "one of docs/operations.md");
     if (m->pack_codes && f->element == ASSAY_FLOAT4_E2M1FN && m->base_emb_dim % 2 != 0) {
@@ -94,8 +93,7 @@ static assay_status check_rules(assay_context *ctx, const assay_case *c, const a
 
 static assay_status quantize_config_of(assay_context *ctx, const assay_case *c, void *config)
 {
-    const assay_status status = config_of(ctx, c, config);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(config_of(ctx, c, config));
     if (c->dtype == ASSAY_FLOAT64) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
     }
@@ -114,7 +112,6 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
 {
     const assay_model_config *m = &c->config;
     const assay_block_format *format = assay_block_format_by_name(m->quant_hidden_format.text);
-    assay_status status = ASSAY_OK;
     *hidden = (assay_quantize_config){0};
     if (format == NULL) return ASSAY_OK;
     *hidden = rules_of(c, format, 1, columns);
@@ -127,10 +124,8 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
     }
     if (hidden->swizzle)
         return refuse(ctx, "quant_scale_layout", m->quant_scale_layout.text, "row_major", format->name);
-    TRY(check_rules(ctx, c, hidden));
-    TRY(check_tensor_scale(ctx, hidden->tensor_scale, format));
-cleanup:
-    return status;
+    MUST(check_rules(ctx, c, hidden));
+    return check_tensor_scale(ctx, hidden->tensor_scale, format);
 }
 
 bool assay_quantises_hidden(const assay_case *c)
@@ -185,9 +180,9 @@ static void turn(int64_t rows, int64_t columns, const int32_t *turned, int32_t *
 assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                            const assay_sink *out)
 {
+    assay_status status;
     assay_quantize_config q;
-    assay_status status = config_of(ctx, c, &q);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(config_of(ctx, c, &q));
     const int64_t size = q.rows * q.columns, scales = assay_quantize_scales(&q);
     const int64_t bands = assay_block_count(q.rows, q.format->rows),
                   blocks = assay_block_count(q.columns, q.format->columns);

@@ -23,8 +23,7 @@ static assay_status start(assay_context *ctx, const assay_work *w, double *y, do
                               .scale = assay_f64(w, "weights/scale"),
                               .rows = config->batch * config->sequence,
                               .dim = config->dim};
-    const assay_status status = assay_alloc_f64(ctx, "rms_norm", r->rows, rstd);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_f64(ctx, "rms_norm", r->rows, rstd));
     assay_rms_norm_forward(ctx, y, *rstd, r->x, r->scale, r->rows, r->dim, config->epsilon);
     r->rstd = *rstd;
     return ASSAY_OK;

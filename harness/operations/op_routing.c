@@ -21,17 +21,15 @@ static bool logits_given(const assay_case *c)
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
     routing_config *config = to;
-    assay_status status;
     config->emb_dim = logits_given(c) ? 0 : c->config.base_emb_dim;
     config->bias = c->config.routed_bias;
     config->per_expert_scale = assay_has_per_expert_scale(c);
-    TRY(assay_routing_config_of(ctx, c, &config->routing));
+    MUST(assay_routing_config_of(ctx, c, &config->routing));
     if (assay_gives_routing_weights(c, "")) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.routing_weights: op routing makes them");
     }
-    if (!logits_given(c)) TRY(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
-cleanup:
-    return status;
+    if (!logits_given(c)) MUST(assay_require_positive(ctx, "base_emb_dim", c->config.base_emb_dim));
+    return ASSAY_OK;
 }
 
 static int64_t axis_size(const void *of, char axis)
@@ -122,17 +120,16 @@ static assay_matmul_args kernel_product(const assay_work *w, const routing_run *
 
 static assay_status start(assay_context *ctx, const assay_work *w, routing_run *r)
 {
-    assay_status status;
     r->logits = assay_f64(w, "inputs/logits");
     r->d_logits = assay_f64(w, "gradients/inputs/logits");
     if (r->dim > 0) {
-        TRY(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->own_logits));
-        TRY(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->own_d_logits));
+        MUST(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->own_logits));
+        MUST(assay_alloc_f64(ctx, "routing", r->tokens * r->experts, &r->own_d_logits));
         r->logits = r->own_logits;
         r->d_logits = r->own_d_logits;
     }
-    TRY(assay_read_whole_i32(ctx, w->in, "routing/selected_experts", r->chosen, &r->given));
-    TRY(assay_routing_alloc(ctx, &r->routing, &r->config->routing));
+    MUST(assay_read_whole_i32(ctx, w->in, "routing/selected_experts", r->chosen, &r->given));
+    MUST(assay_routing_alloc(ctx, &r->routing, &r->config->routing));
     const int32_t *choice = assay_i32(w, "inputs/selected_experts");
     r->in = (assay_routing_inputs){.logits = r->logits,
                                    .bias = assay_f64(w, "weights/gate/bias"),
@@ -141,8 +138,7 @@ static assay_status start(assay_context *ctx, const assay_work *w, routing_run *
                                    .input_ids = assay_i32(w, "inputs/input_ids"),
                                    .given_experts = r->given != NULL ? r->given : choice,
                                    .choice_is_input = choice != NULL};
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static double cotangent(const assay_work *w, const char *path)
@@ -153,28 +149,26 @@ static double cotangent(const assay_work *w, const char *path)
 
 static assay_status compute(assay_context *ctx, const assay_work *w, routing_run *r)
 {
-    assay_status status = ASSAY_OK;
     const assay_routing_config *config = &r->config->routing;
     const int64_t size = r->tokens * r->experts;
     if (r->dim > 0) {
         const assay_matmul_args product = logits_product(w, r, r->logits);
-        TRY(assay_matmul(ctx, &product));
+        MUST(assay_matmul(ctx, &product));
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, size, r->logits);
-    TRY(assay_routing_forward(ctx, &r->routing, &r->in, config));
-    TRY(assay_routing_backward(ctx, r->d_logits, assay_f64(w, "gradients/weights/gate/bias"),
-                               assay_f64(w, "gradients/weights/per_expert_scale"), assay_f64(w, "cotangents/weights"),
-                               cotangent(w, "cotangents/lb_loss"), cotangent(w, "cotangents/z_loss"), &r->routing,
-                               &r->in, config));
+    MUST(assay_routing_forward(ctx, &r->routing, &r->in, config));
+    MUST(assay_routing_backward(ctx, r->d_logits, assay_f64(w, "gradients/weights/gate/bias"),
+                                assay_f64(w, "gradients/weights/per_expert_scale"), assay_f64(w, "cotangents/weights"),
+                                cotangent(w, "cotangents/lb_loss"), cotangent(w, "cotangents/z_loss"), &r->routing,
+                                &r->in, config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, assay_routing_propagates(config) ? 0 : size, r->d_logits);
     if (r->dim > 0) {
         const assay_matmul_args dx = dx_product(w, r, assay_f64(w, "gradients/inputs/x")),
                                 kernel = kernel_product(w, r, assay_f64(w, "gradients/weights/gate/kernel"));
-        TRY(assay_matmul(ctx, &dx));
-        TRY(assay_matmul(ctx, &kernel));
+        MUST(assay_matmul(ctx, &dx));
+        MUST(assay_matmul(ctx, &kernel));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of the routing's own results those that the case has. */

@@ -41,8 +41,7 @@ static assay_status append(assay_context *ctx, assay_tensor_list *list, const ch
     *entry = (assay_tensor_entry){0};
     int64_t count = 0;
     int rank = (int)strlen(dims->labels);
-    assay_status status = assay_checked_count(ctx, path, rank, dims->dims, &count);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_checked_count(ctx, path, rank, dims->dims, &count));
     assay_tensor_call(&entry->spec, path);
     entry->spec.type = type;
     entry->spec.shape.rank = rank;
@@ -292,25 +291,19 @@ void assay_tensor_list_free(assay_tensor_list *list)
 
 assay_status assay_read_whole(assay_context *ctx, const assay_source *in, const char *path, int64_t count, double **out)
 {
-    assay_status status;
     *out = NULL;
     if (!in->has(in->self, path)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, path, count, out));
-    TRY(in->read(ctx, in->self, path, 0, count, *out));
-cleanup:
-    return status;
+    MUST(assay_alloc_f64(ctx, path, count, out));
+    return in->read(ctx, in->self, path, 0, count, *out);
 }
 
 assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, const char *path, int64_t count,
                                   int32_t **out)
 {
-    assay_status status;
     *out = NULL;
     if (!in->has(in->self, path)) return ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, path, count, out));
-    TRY(in->read_i32(ctx, in->self, path, 0, count, *out));
-cleanup:
-    return status;
+    MUST(assay_alloc_i32(ctx, path, count, out));
+    return in->read_i32(ctx, in->self, path, 0, count, *out);
 }
 
 void assay_require_all_values(assay_describer *d, const char *path, int64_t count)

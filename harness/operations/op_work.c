@@ -69,51 +69,43 @@ double *assay_variance(const assay_work *w, const char *path)
 
 assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool gradients)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < w->results.count; i++) {
         const assay_tensor *t = &w->results.items[i];
         if (is_gradient(&t->spec) != gradients) continue;
-        TRY(t->indices != NULL ? assay_write_result_i32(ctx, w->out, t->spec.path, t->count, t->indices)
-                               : assay_write_result(ctx, w->out, t->spec.path, t->count, t->values));
+        MUST(t->indices != NULL ? assay_write_result_i32(ctx, w->out, t->spec.path, t->count, t->indices)
+                                : assay_write_result(ctx, w->out, t->spec.path, t->count, t->values));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status open_variances(assay_context *ctx, assay_work *w)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < w->results.count; i++) {
         const assay_tensor *t = &w->results.items[i];
-        if (t->values != NULL) TRY(assay_tensor_set_add(ctx, &w->variances, &t->spec, NULL));
+        if (t->values != NULL) MUST(assay_tensor_set_add(ctx, &w->variances, &t->spec, NULL));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_work_start_scales(assay_context *ctx, assay_work *w)
 {
-    assay_status status = ASSAY_OK;
-    if (w->variances.count == 0) TRY(open_variances(ctx, w));
+    if (w->variances.count == 0) MUST(open_variances(ctx, w));
     for (int i = 0; i < w->variances.count; i++) {
         assay_tensor *t = &w->variances.items[i];
         memset(t->values, 0, (size_t)t->count * sizeof *t->values);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision,
                                  bool gradients)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < w->variances.count; i++) {
         const assay_tensor *t = &w->variances.items[i];
         if (!assay_has_error_scale(&t->spec) || is_gradient(&t->spec) != gradients) continue;
-        TRY(assay_write_scale(ctx, w->out, precision, t->spec.path, t->count, t->values));
+        MUST(assay_write_scale(ctx, w->out, precision, t->spec.path, t->count, t->values));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* In the order of the values. */

@@ -281,8 +281,7 @@ assay_source assay_dequantised_source(assay_dequantised *dequantised)
 static assay_status copy_tensor(assay_context *ctx, const assay_tensor *from, assay_tensor_set *to)
 {
     assay_tensor *copy = NULL;
-    const assay_status status = assay_tensor_set_add(ctx, to, &from->spec, &copy);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_tensor_set_add(ctx, to, &from->spec, &copy));
     if (from->values != NULL) memcpy(copy->values, from->values, (size_t)from->count * sizeof *from->values);
     if (from->indices != NULL) memcpy(copy->indices, from->indices, (size_t)from->count * sizeof *from->indices);
     copy->written = from->written;

@@ -243,8 +243,7 @@ assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation 
                                       int precision_count)
 {
     assay_operation_config config;
-    const assay_status status = assay_operation_configure(ctx, operation, c, &config);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_operation_configure(ctx, operation, c, &config));
     if (operation->run != NULL) return operation->run(ctx, c, &config, in, out, precisions, precision_count);
     return (operation->graph != NULL ? assay_block_run : assay_work_run)(ctx, operation, c, &config, in, out,
                                                                          precisions, precision_count);
@@ -316,10 +315,7 @@ assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_m
 
 assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **text)
 {
-    assay_status status;
     assay_case resolved = *c;
-    TRY(assay_case_resolve(ctx, c, &resolved.config));
-    TRY(assay_case_to_yaml(ctx, &resolved, text));
-cleanup:
-    return status;
+    MUST(assay_case_resolve(ctx, c, &resolved.config));
+    return assay_case_to_yaml(ctx, &resolved, text);
 }

@@ -70,20 +70,17 @@ static bool sketching_wants(void *self, const char *path)
 
 static assay_status write_values(assay_context *ctx, const assay_sketching *s, const assay_sketched *t)
 {
-    assay_status status = ASSAY_OK;
     for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
         const assay_tensor_spec spec = assay_sketch_spec(&t->spec, s->c->sketch_above, (assay_sketch_part)part);
         if (t->values.parts[part] == NULL) continue;
-        TRY(assay_write_result(ctx, s->out, spec.path, t->values.sizes[part], t->values.parts[part]));
+        MUST(assay_write_result(ctx, s->out, spec.path, t->values.sizes[part], t->values.parts[part]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A sum's error is that of its elements and of their storage; a judge allows for the storage of what is kept in full. */
 static assay_status write_scales(assay_context *ctx, const assay_sketching *s, const assay_sketched *t, int p)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
     const double storage = s->precisions[p].storage;
     for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
@@ -95,10 +92,9 @@ static assay_status write_scales(assay_context *ctx, const assay_sketching *s, c
             squares[i] = sqrt(squares[i] + stored);
         }
         assay_path_at(ASSAY_ROLE_ERROR_SCALE, s->precisions[p].name, spec.path, path);
-        TRY(assay_write_result(ctx, s->out, path, t->scales[p].sizes[part], squares));
+        MUST(assay_write_result(ctx, s->out, path, t->scales[p].sizes[part], squares));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static bool is_complete(const assay_sketch *sketch)
@@ -127,7 +123,6 @@ static assay_status sketching_write(assay_context *ctx, void *self, const char *
                                     const double *values)
 {
     int precision;
-    assay_status status = ASSAY_OK;
     const assay_sketching *s = self;
     assay_sketched *t = find(s, path, &precision);
     if (t == NULL) return s->out->write(ctx, s->out->self, path, count, values);
@@ -138,15 +133,14 @@ static assay_status sketching_write(assay_context *ctx, void *self, const char *
     if (precision >= 0) {
         assay_sketch_add(sketch, count, values, values);
     } else {
-        TRY(add_values(ctx, t, count, values));
+        MUST(add_values(ctx, t, count, values));
         if (s->precision_count > 0) assay_sketch_add(&t->energy, count, values, values);
-        if (is_complete(sketch)) TRY(write_values(ctx, s, t));
+        if (is_complete(sketch)) MUST(write_values(ctx, s, t));
     }
     for (int p = 0; p < s->precision_count && is_complete(&t->values); p++) {
-        if ((precision < 0 || p == precision) && is_complete(&t->scales[p])) TRY(write_scales(ctx, s, t, p));
+        if ((precision < 0 || p == precision) && is_complete(&t->scales[p])) MUST(write_scales(ctx, s, t, p));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of the values as a number of zeros; of others as zeros, where nobody takes a number of them. */
@@ -180,22 +174,20 @@ static assay_status sketching_write_i32(assay_context *ctx, void *self, const ch
 static assay_status start(assay_context *ctx, const assay_sketching *s, assay_sketched *t,
                           const assay_tensor_spec *spec)
 {
-    assay_status status;
     const int64_t above = s->c->sketch_above;
     void *scales = NULL;
     t->spec = *spec;
     if (!wants_values(s, spec)) return ASSAY_OK;
-    TRY(assay_sketch_start(ctx, spec, above, s->c->seed, false, &t->values));
-    if (s->precision_count == 0) goto cleanup;
-    TRY(assay_alloc(ctx, "sketches of error scales", s->precision_count, sizeof *t->scales, &scales));
+    MUST(assay_sketch_start(ctx, spec, above, s->c->seed, false, &t->values));
+    if (s->precision_count == 0) return ASSAY_OK;
+    MUST(assay_alloc(ctx, "sketches of error scales", s->precision_count, sizeof *t->scales, &scales));
     memset(scales, 0, (size_t)s->precision_count * sizeof *t->scales);
     t->scales = scales;
-    TRY(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->energy));
+    MUST(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->energy));
     for (int p = 0; p < s->precision_count; p++) {
-        TRY(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->scales[p]));
+        MUST(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->scales[p]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_sketching_close(assay_sketching *s)
@@ -215,16 +207,14 @@ assay_status assay_sketching_open(assay_context *ctx, assay_sketching *s, const 
                                   const assay_tensor_list *list, const assay_sink *out,
                                   const assay_precision *precisions, int precision_count)
 {
-    assay_status status = ASSAY_OK;
     *s = (assay_sketching){.c = c, .out = out, .precisions = precisions, .precision_count = precision_count};
     s->tensors = calloc((size_t)list->sketched_count + 1, sizeof *s->tensors);
     if (s->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
     for (int i = 0; i < list->sketched_count; i++) {
         s->count++;
-        TRY(start(ctx, s, &s->tensors[i], &list->sketched[i]));
+        MUST(start(ctx, s, &s->tensors[i], &list->sketched[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_sink assay_sketching_sink(assay_sketching *s)

@@ -85,7 +85,6 @@ static void add_format(assay_backend_settings *s, const assay_case_quant_format 
 
 assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c, assay_backend_settings *s)
 {
-    assay_status status;
     assay_model_config config;
     const size_t most = ASSAY_MODEL_KEYS + OTHER_SETTINGS + (size_t)c->quant_format_count;
     s->items = calloc(most, sizeof *s->items);
@@ -93,7 +92,7 @@ assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c
     if (s->items == NULL || s->values == NULL) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the configuration's keys");
     }
-    TRY(assay_case_resolve(ctx, c, &config));
+    MUST(assay_case_resolve(ctx, c, &config));
     for (int i = 0; i < ASSAY_MODEL_KEYS; i++) {
         setting_text(&assay_model_keys[i], &config, add(s, assay_model_keys[i].name), ASSAY_KEY_VALUE_SIZE);
     }
@@ -110,8 +109,7 @@ assay_status assay_backend_settings_make(assay_context *ctx, const assay_case *c
     if (c->only_layer >= 0) add_number(s, "only_layer", c->only_layer);
     add_text(s, "dtype", assay_dtype_name(c->dtype));
     for (int i = 0; i < c->quant_format_count; i++) add_format(s, &c->quant_formats[i]);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_backend_settings_free(assay_backend_settings *settings)

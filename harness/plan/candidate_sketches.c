@@ -27,18 +27,16 @@ cleanup:
 static assay_status put_parts(assay_context *ctx, const assay_plan *plan, const assay_sketch *sketch,
                               assay_fixture_reader *candidate)
 {
-    assay_status status = ASSAY_OK;
     for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
         double *numbers = NULL;
         const assay_tensor_spec spec = assay_sketch_spec(&sketch->spec, plan->c->sketch_above, (assay_sketch_part)part);
         if (sketch->parts[part] == NULL) continue;
         if (assay_fixture_find(candidate, spec.path) != NULL) assay_fixture_forget(candidate, spec.path);
-        TRY(assay_alloc_f64(ctx, spec.path, sketch->sizes[part], &numbers));
+        MUST(assay_alloc_f64(ctx, spec.path, sketch->sizes[part], &numbers));
         memcpy(numbers, sketch->parts[part], (size_t)sketch->sizes[part] * sizeof *numbers);
-        TRY(assay_fixture_put(ctx, candidate, &spec, numbers));
+        MUST(assay_fixture_put(ctx, candidate, &spec, numbers));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status take_sketch(assay_context *ctx, const assay_plan *plan, const assay_tensor_spec *spec,
@@ -63,12 +61,10 @@ cleanup:
 
 assay_status assay_candidate_take_sketches(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < plan->list.sketched_count; i++) {
         const assay_tensor_spec *spec = &plan->list.sketched[i], *found = assay_fixture_find(candidate, spec->path);
         const bool fits = found != NULL && found->type != ASSAY_INT32 && assay_shape_equal(&found->shape, &spec->shape);
-        if (fits) TRY(take_sketch(ctx, plan, spec, candidate));
+        if (fits) MUST(take_sketch(ctx, plan, spec, candidate));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -78,15 +78,14 @@ static assay_status make_room(assay_context *ctx, assay_plan *plan, int more)
 /* On the grid of bfloat16: of a filter no more need be known. */
 assay_status assay_plan_add_direction(assay_context *ctx, assay_plan *plan, const char *profile, const char *name)
 {
-    assay_status status;
     const int count = plan->spec_count;
     assay_tensor_spec null = {.role = ASSAY_ROLE_NULL,
                               .type = ASSAY_FLOAT32,
                               .shape = assay_shape_of(1, (int64_t)ASSAY_NULL_COLUMNS),
                               .labels = {"column"}};
     assay_direction_null_path(name, profile, null.path);
-    TRY(make_room(ctx, plan, count + 1));
-    TRY(assay_plan_add_spec(ctx, plan, &null));
+    MUST(make_room(ctx, plan, count + 1));
+    MUST(assay_plan_add_spec(ctx, plan, &null));
     for (int i = 0; i < count; i++) {
         assay_tensor_spec spec = plan->specs[i];
         if (!assay_direction_covers(&spec)) continue;
@@ -95,25 +94,22 @@ assay_status assay_plan_add_direction(assay_context *ctx, assay_plan *plan, cons
             return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", plan->specs[i].path);
         spec.role = ASSAY_ROLE_DIRECTION;
         spec.type = ASSAY_BFLOAT16;
-        TRY(assay_plan_add_spec(ctx, plan, &spec));
+        MUST(assay_plan_add_spec(ctx, plan, &spec));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_plan_add_directions(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden)
 {
-    assay_status status = ASSAY_OK;
     const int count = golden == NULL || plan->staged ? 0 : assay_fixture_count(golden);
     for (int p = 0; p < plan->precision_count; p++) {
         for (int i = 0; i < count; i++) {
             const char *profile = plan->precisions[p].name;
             const char *name = assay_direction_name(assay_fixture_spec(golden, i)->path, profile);
-            if (name != NULL) TRY(assay_plan_add_direction(ctx, plan, profile, name));
+            if (name != NULL) MUST(assay_plan_add_direction(ctx, plan, profile, name));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 bool assay_plan_has_directions(const assay_plan *plan)

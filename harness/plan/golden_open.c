@@ -49,13 +49,11 @@ cleanup:
 
 assay_status assay_golden_open(assay_context *ctx, const char *path, assay_golden *golden)
 {
-    assay_status status;
     assay_fixture_reader *reader = NULL;
-    TRY(assay_fixture_open_golden(ctx, path, &reader));
-    TRY(assay_golden_read(ctx, reader, path, golden));
-    if (!ctx->trusts) TRY(check_recipes(ctx, golden));
-cleanup:
-    return status;
+    MUST(assay_fixture_open_golden(ctx, path, &reader));
+    MUST(assay_golden_read(ctx, reader, path, golden));
+    if (!ctx->trusts) MUST(check_recipes(ctx, golden));
+    return ASSAY_OK;
 }
 
 assay_status assay_golden_read(assay_context *ctx, assay_fixture_reader *reader, const char *path, assay_golden *golden)
@@ -89,12 +87,9 @@ cleanup:
 
 assay_status assay_golden_plan(assay_context *ctx, assay_golden *golden, const assay_profile *own)
 {
-    assay_status status;
     if (golden->plan.c != NULL) return ASSAY_OK;
-    TRY(assay_plan_describe(ctx, &golden->plan, golden->c, golden->reader, own));
-    TRY(add_drawn(ctx, golden));
-cleanup:
-    return status;
+    MUST(assay_plan_describe(ctx, &golden->plan, golden->c, golden->reader, own));
+    return add_drawn(ctx, golden);
 }
 
 const assay_arithmetic *assay_golden_engine(const assay_golden *golden)

@@ -45,8 +45,7 @@ assay_status assay_golden_check_layout(assay_context *ctx, const assay_plan *pla
         const assay_tensor_spec *found = assay_fixture_find(golden, plan->specs[i].path);
         if (found == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is missing", plan->specs[i].path);
         if (found->role == ASSAY_ROLE_DISCRIMINATION) {
-            const assay_status status = check_mutants(ctx, golden, found);
-            RETURN_IF(status != ASSAY_OK, status);
+            MUST(check_mutants(ctx, golden, found));
             continue;
         }
         if (!has_layout(plan, found, &plan->specs[i])) {

@@ -115,7 +115,6 @@ static assay_status refuse_missing(assay_context *ctx, const assay_model_weights
 /* The tensors of all experts. */
 static assay_status take_row(assay_context *ctx, const assay_model_weights *w, const weight_target *t, weight_part *p)
 {
-    assay_status status = ASSAY_OK;
     const bool each = strchr(p->row->theirs, '*') != NULL;
     const int64_t count = each ? t->experts : 1;
     p->tensors = calloc((size_t)count, sizeof *p->tensors);
@@ -128,14 +127,13 @@ static assay_status take_row(assay_context *ctx, const assay_model_weights *w, c
         char name[NAME_SIZE];
         p->tensors[e] = find_name(w, t->layer, p->row->theirs, e, name);
         if (p->tensors[e] < 0) {
-            TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has no %s, which %s needs", w->file, name, t->entry->spec.path));
+            MUST(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has no %s, which %s needs", w->file, name, t->entry->spec.path));
         }
         w->used[p->tensors[e]] = true;
-        TRY(check_tensor(ctx, w, t, p, p->row, p->tensors[e]));
-        TRY(assay_weights_take_scales(ctx, w, t, p, name, e));
+        MUST(check_tensor(ctx, w, t, p, p->row, p->tensors[e]));
+        MUST(assay_weights_take_scales(ctx, w, t, p, name, e));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The first row of which the checkpoint has the tensor in its shape. */
@@ -212,8 +210,7 @@ static assay_status plan_target(assay_context *ctx, const assay_model_weights *w
     }
     set_widths(w, t);
     for (int i = 0; i < t->part_count; i++) {
-        const assay_status status = find_part(ctx, w, t, &t->parts[i]);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(find_part(ctx, w, t, &t->parts[i]));
     }
     if (given->part == ASSAY_PART_SCALE) *t = assay_weights_in_blocks(t);
     if (given->part == ASSAY_PART_TENSOR_SCALE) t->inputs = t->outputs = 1;
@@ -253,24 +250,22 @@ static assay_status check_kind_of_layer(assay_context *ctx, const assay_model_we
 
 static assay_status plan_targets(assay_context *ctx, assay_model_weights *w, const assay_tensor_list *list)
 {
-    assay_status status = ASSAY_OK;
     if (w->c->config.weights_on_shards) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: expected weights_on_shards: false");
     }
-    TRY(check_query_scale(ctx, w, list));
-    TRY(check_kind_of_layer(ctx, w));
+    MUST(check_query_scale(ctx, w, list));
+    MUST(check_kind_of_layer(ctx, w));
     w->targets = calloc((size_t)list->count + 1, sizeof *w->targets);
     if (w->targets == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of weights");
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_entry *entry = &list->entries[i];
         if (entry->spec.role != ASSAY_ROLE_WEIGHT || entry->spec.type == ASSAY_INT32) continue;
-        TRY(plan_target(ctx, w, list, entry, &w->targets[w->target_count++]));
+        MUST(plan_target(ctx, w, list, entry, &w->targets[w->target_count++]));
     }
     if (w->target_count == 0) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: op %s has no weights", w->c->op);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--weights: op %s has no weights", w->c->op);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- what is left over --- */

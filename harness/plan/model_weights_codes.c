@@ -25,8 +25,7 @@ assay_status assay_weights_check_shape(assay_context *ctx, const assay_model_wei
 {
     char wanted[128], found[128];
     const assay_tensor_spec *spec = NULL;
-    const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, index, &spec);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_checkpoint_spec(ctx, w->checkpoint, index, &spec));
     if (assay_shape_equal(&spec->shape, expected)) return ASSAY_OK;
     assay_shape_text(expected, wanted, sizeof wanted);
     assay_shape_text(&spec->shape, found, sizeof found);
@@ -57,8 +56,7 @@ assay_status assay_weights_check_codes(assay_context *ctx, const assay_model_wei
     const assay_tensor_spec *found = NULL;
     const assay_block_format *format = t->entry->format;
     const bool blocks = row->layout == ASSAY_WEIGHT_MXFP4;
-    const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, index, &found);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_checkpoint_spec(ctx, w->checkpoint, index, &found));
     const bool bytes = found->type == ASSAY_INT32 && is_four_bits(t);
     if (blocks && strcmp(format->name, "mxfp4") != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is mxfp4, expected %s of %s", w->file, found->path,
@@ -127,28 +125,25 @@ static assay_shape scale_shape(const weight_target *t, const weight_part *p, con
 static assay_status check_scale_types(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                       const weight_part *p, const char *name, const char *other, int scale)
 {
-    assay_status status;
     const assay_block_format *format = t->entry->format;
     const assay_tensor_spec *found = NULL, *numbers = NULL;
-    TRY(assay_checkpoint_spec(ctx, w->checkpoint, scale, &found));
+    MUST(assay_checkpoint_spec(ctx, w->checkpoint, scale, &found));
     if (format != NULL) {
         const bool right = found->type == ASSAY_INT32 ? format->scale == ASSAY_FLOAT8_E8M0FNU
                                                       : format->scale == ASSAY_FLOAT32 || found->type == format->scale;
         return right ? ASSAY_OK : refuse_type(ctx, w, t, found, format->scale);
     }
-    if (p->row->layout == ASSAY_WEIGHT_MXFP4) goto cleanup;
-    TRY(assay_checkpoint_spec(ctx, w->checkpoint, assay_checkpoint_find(w->checkpoint, name), &numbers));
+    if (p->row->layout == ASSAY_WEIGHT_MXFP4) return ASSAY_OK;
+    MUST(assay_checkpoint_spec(ctx, w->checkpoint, assay_checkpoint_find(w->checkpoint, name), &numbers));
     if (numbers->type != ASSAY_FLOAT8_E4M3FN)
-        TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s, and %s is %s, expected %s beside it", w->file, other, name,
-                       assay_dtype_name(numbers->type), assay_dtype_name(ASSAY_FLOAT8_E4M3FN)));
-cleanup:
-    return status;
+        MUST(assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s, and %s is %s, expected %s beside it", w->file, other, name,
+                        assay_dtype_name(numbers->type), assay_dtype_name(ASSAY_FLOAT8_E4M3FN)));
+    return ASSAY_OK;
 }
 
 static assay_status take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                 const weight_part *p, const char *name, int64_t expert)
 {
-    assay_status status;
     const assay_block_format *format = t->entry->format;
     const bool blocks = p->row->layout == ASSAY_WEIGHT_MXFP4;
     int *scale = &p->scales[expert];
@@ -162,11 +157,9 @@ static assay_status take_scales(assay_context *ctx, const assay_model_weights *w
     if (*scale < 0 && blocks) return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %s and no %s", w->file, name, other);
     if (*scale < 0) return ASSAY_OK;
     w->used[*scale] = true;
-    TRY(check_scale_types(ctx, w, t, p, name, other, *scale));
+    MUST(check_scale_types(ctx, w, t, p, name, other, *scale));
     const assay_shape shape = scale_shape(t, p, assay_weights_stored_as(t, p, expert));
-    TRY(assay_weights_check_shape(ctx, w, *scale, &shape));
-cleanup:
-    return status;
+    return assay_weights_check_shape(ctx, w, *scale, &shape);
 }
 
 static assay_status take_tensor_scale(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
@@ -181,8 +174,7 @@ static assay_status take_tensor_scale(assay_context *ctx, const assay_model_weig
                           w->file, name, other, t->entry->format->name, t->entry->spec.path);
     }
     w->used[*scale] = true;
-    const assay_status status = assay_checkpoint_spec(ctx, w->checkpoint, *scale, &found);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_checkpoint_spec(ctx, w->checkpoint, *scale, &found));
     if (found->type != ASSAY_FLOAT32) return refuse_type(ctx, w, t, found, ASSAY_FLOAT32);
     if (assay_shape_count(&found->shape) == expected) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s has %lld numbers, expected %lld", w->file, other,
@@ -203,14 +195,12 @@ static void pass_over_input_scale(const assay_model_weights *w, const char *name
 assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                        const weight_part *p, const char *name, int64_t expert)
 {
-    assay_status status;
     const bool codes = t->entry->format != NULL;
-    if (codes) TRY(check_blocks(ctx, w, t, p, name));
-    TRY(take_scales(ctx, w, t, p, name, expert));
-    if (codes && t->entry->format->tensor_scale) TRY(take_tensor_scale(ctx, w, t, p, name, &p->tensor_scales[expert]));
+    if (codes) MUST(check_blocks(ctx, w, t, p, name));
+    MUST(take_scales(ctx, w, t, p, name, expert));
+    if (codes && t->entry->format->tensor_scale) MUST(take_tensor_scale(ctx, w, t, p, name, &p->tensor_scales[expert]));
     if (codes) pass_over_input_scale(w, name);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 weight_target assay_weights_in_blocks(const weight_target *t)

@@ -31,23 +31,21 @@ static void unpack(int64_t count, double *values)
 static assay_status read_numbers(assay_context *ctx, const assay_model_weights *w, int index, assay_dtype type,
                                  int64_t place, int64_t count, double *out)
 {
-    assay_status status;
     const assay_tensor_spec *spec = NULL;
-    TRY(assay_checkpoint_spec(ctx, w->checkpoint, index, &spec));
+    MUST(assay_checkpoint_spec(ctx, w->checkpoint, index, &spec));
     if (spec->type != type && type == ASSAY_FLOAT4_E2M1FN) {
-        TRY(read_bytes(ctx, w, index, place * (count / 2), count / 2, out));
+        MUST(read_bytes(ctx, w, index, place * (count / 2), count / 2, out));
         unpack(count, out);
     } else if (spec->type != type && type == ASSAY_FLOAT8_E8M0FNU) {
-        TRY(read_bytes(ctx, w, index, place * count, count, out));
+        MUST(read_bytes(ctx, w, index, place * count, count, out));
         for (int64_t i = 0; i < count; i++) {
             const uint8_t code = (uint8_t)out[i];
             assay_dtype_decode(type, 1, &code, &out[i]);
         }
     } else {
-        TRY(assay_checkpoint_read(ctx, w->checkpoint, index, place * count, count, out));
+        MUST(assay_checkpoint_read(ctx, w->checkpoint, index, place * count, count, out));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Numbers [rows][columns] that are stored as codes; the product of mxfp4 is exact. */
@@ -102,9 +100,7 @@ static assay_status read_tensor_scale(assay_context *ctx, const assay_model_weig
         double found;
         const weight_part *p = &t->parts[i];
         const int index = p->tensor_scales[strchr(p->row->theirs, '*') != NULL ? expert : 0];
-        const assay_status status =
-            assay_checkpoint_read(ctx, w->checkpoint, index, has_expert_axis(t, p->row) ? expert : 0, 1, &found);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(assay_checkpoint_read(ctx, w->checkpoint, index, has_expert_axis(t, p->row) ? expert : 0, 1, &found));
         if (i > 0 && found != *out) {
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s is %.9g, expected the %.9g of the other part of %s",
                               w->file, assay_checkpoint_name(w->checkpoint, index), found, *out, t->entry->spec.path);
@@ -191,16 +187,14 @@ bool assay_model_weights_has(const assay_model_weights *weights, const char *pat
 assay_status assay_model_weights_read(assay_context *ctx, assay_model_weights *w, const char *path, int64_t first,
                                       int64_t count, double *out)
 {
-    assay_status status = ASSAY_OK;
     const weight_target *t = target_of(w, path);
     const int64_t size = t->inputs * t->outputs;
     for (int64_t done = 0; done < count;) {
         const int64_t expert = (first + done) / size, from = (first + done) % size;
         const int64_t more = count - done < size - from ? count - done : size - from;
-        TRY(hold(ctx, w, t, expert));
+        MUST(hold(ctx, w, t, expert));
         memcpy(out + done, w->slab + from, (size_t)more * sizeof *out);
         done += more;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -78,17 +78,15 @@ assay_status assay_plan_part(assay_context *ctx, const assay_plan *plan,
                              bool (*keeps)(const void *self, const assay_tensor_spec *spec), const void *self,
                              assay_plan *part)
 {
-    assay_status status = ASSAY_OK;
     *part = *plan;
     part->spec_count = 0;
     part->elements = part->file_bytes = 0;
     part->specs = calloc((size_t)plan->spec_count + 1, sizeof *part->specs);
     if (part->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     for (int i = 0; i < plan->spec_count; i++) {
-        if (keeps(self, &plan->specs[i])) TRY(assay_plan_add_spec(ctx, part, &plan->specs[i]));
+        if (keeps(self, &plan->specs[i])) MUST(assay_plan_add_spec(ctx, part, &plan->specs[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_plan_drop(assay_plan *plan, assay_tensor_role role)

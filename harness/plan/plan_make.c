@@ -121,37 +121,32 @@ static assay_status add_at(assay_context *ctx, assay_plan *plan, assay_tensor_ro
 static assay_status add_scales(assay_context *ctx, assay_plan *plan, const assay_precision *precision,
                                const assay_tensor_spec *of)
 {
-    assay_status status;
     assay_tensor_spec scale = *of;
     scale.type = ASSAY_FLOAT32;
-    TRY(add_at(ctx, plan, ASSAY_ROLE_ERROR_SCALE, precision, of->path, &scale));
-    if (assay_plan_is_exact(plan) || of->role == ASSAY_ROLE_ROUTING) goto cleanup;
+    MUST(add_at(ctx, plan, ASSAY_ROLE_ERROR_SCALE, precision, of->path, &scale));
+    if (assay_plan_is_exact(plan) || of->role == ASSAY_ROLE_ROUTING) return ASSAY_OK;
     assay_tensor_spec null = {
         .type = ASSAY_FLOAT32,
         .shape = assay_shape_of(2, (int64_t)assay_statistics_rows(&of->shape), (int64_t)ASSAY_NULL_COLUMNS),
         .labels = {"statistic", "column"}};
-    TRY(add_at(ctx, plan, ASSAY_ROLE_NULL, precision, of->path, &null));
-cleanup:
-    return status;
+    return add_at(ctx, plan, ASSAY_ROLE_NULL, precision, of->path, &null);
 }
 
 /* What a golden holds for each tensor of the case, null distributions included. */
 static assay_status add_specs(assay_context *ctx, assay_plan *plan)
 {
-    assay_status status = ASSAY_OK;
     const int for_each = 1 + 2 * plan->precision_count;
     plan->specs = calloc((size_t)plan->list.count * (size_t)for_each + 1, sizeof *plan->specs);
     if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (!is_held(plan->c, spec)) continue;
-        TRY(assay_plan_add_spec(ctx, plan, spec));
+        MUST(assay_plan_add_spec(ctx, plan, spec));
         for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
-            TRY(add_scales(ctx, plan, &plan->precisions[p], spec));
+            MUST(add_scales(ctx, plan, &plan->precisions[p], spec));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_case *c,

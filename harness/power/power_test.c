@@ -133,14 +133,11 @@ cleanup:
 static assay_status append_tensor(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor,
                                   const assay_profile *profile)
 {
-    assay_status status;
     assay_tensor_spec spec = tensor->spec;
     if (tensor->values != NULL) spec.type = assay_candidate_type(profile, &spec);
-    TRY(assay_fixture_declare(ctx, writer, &spec));
-    TRY(tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, tensor->count, tensor->indices)
-                                : assay_fixture_append(ctx, writer, spec.path, tensor->count, tensor->values));
-cleanup:
-    return status;
+    MUST(assay_fixture_declare(ctx, writer, &spec));
+    return tensor->indices != NULL ? assay_fixture_append_i32(ctx, writer, spec.path, tensor->count, tensor->indices)
+                                   : assay_fixture_append(ctx, writer, spec.path, tensor->count, tensor->values);
 }
 
 /* Of a golden with checkpoints these too. */

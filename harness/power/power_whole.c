@@ -9,15 +9,12 @@
 
 static assay_status evaluate(assay_context *ctx, const assay_trial *t, assay_whole *whole)
 {
-    assay_status status;
     const assay_source in = assay_given_source(t->golden);
-    TRY(assay_plan_make_with(ctx, &whole->plan, &whole->c, NULL, t->profile));
+    MUST(assay_plan_make_with(ctx, &whole->plan, &whole->c, NULL, t->profile));
     assay_plan_drop(&whole->plan, ASSAY_ROLE_NULL);
-    TRY(assay_plan_tensors(ctx, &whole->golden, &whole->plan, &in));
+    MUST(assay_plan_tensors(ctx, &whole->golden, &whole->plan, &in));
     const assay_sink out = assay_results_sink(&whole->golden);
-    TRY(assay_evaluate(ctx, &whole->plan, &in, &out));
-cleanup:
-    return status;
+    return assay_evaluate(ctx, &whole->plan, &in, &out);
 }
 
 assay_status assay_whole_make(assay_context *ctx, const assay_trial *t, assay_whole *whole)
@@ -61,13 +58,12 @@ cleanup:
 assay_status assay_whole_take(assay_context *ctx, const assay_trial *t, const assay_tensor_set *from,
                               assay_tensor_set *to)
 {
-    assay_status status;
-    TRY(assay_tensor_set_copy(ctx, t->golden, to));
+    MUST(assay_tensor_set_copy(ctx, t->golden, to));
     for (int i = 0; i < from->count; i++) {
         const assay_tensor *tensor = &from->items[i];
         assay_tensor *same = assay_tensor_set_find(to, tensor->spec.path);
         if (same == NULL) {
-            if (assay_sketch_is_for(&tensor->spec, t->plan->c->sketch_above)) TRY(take_sketch(ctx, t, tensor, to));
+            if (assay_sketch_is_for(&tensor->spec, t->plan->c->sketch_above)) MUST(take_sketch(ctx, t, tensor, to));
             continue;
         }
         const size_t count = (size_t)same->count;
@@ -78,8 +74,7 @@ assay_status assay_whole_take(assay_context *ctx, const assay_trial *t, const as
         }
         same->written = tensor->written;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_whole_free(assay_whole *whole)

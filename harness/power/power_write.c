@@ -23,7 +23,6 @@ cleanup:
 
 assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
 {
-    assay_status status = ASSAY_OK;
     if (plan->precision_count == 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: mutants are judged at a profile, and the case has none",
                           plan->c->name);
@@ -34,12 +33,11 @@ assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
     plan->specs = more;
     for (int p = 0; p < plan->precision_count; p++) {
         assay_tensor_spec spec;
-        TRY(assay_power_spec(ctx, plan->precisions[p].name, &spec));
-        TRY(assay_plan_add_spec(ctx, plan, &spec));
+        MUST(assay_power_spec(ctx, plan->precisions[p].name, &spec));
+        MUST(assay_plan_add_spec(ctx, plan, &spec));
     }
     plan->mutants = true;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_power_evaluate(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *results,

@@ -109,8 +109,8 @@ static assay_status other_run(assay_context *ctx, assay_ranks *ranks, const assa
         if (number == NO_PIECE) break;
         const assay_status given = rank_work(ctx, ranks, pieces, number, &worked);
         group->reported = worked != ASSAY_OK;
-        RETURN_IF(worked != ASSAY_OK, worked);
-        RETURN_IF(given != ASSAY_OK, given);
+        if (worked != ASSAY_OK) return worked;
+        if (given != ASSAY_OK) return given;
     }
     return see_end(group) ? stopped(ctx, group) : ASSAY_OK;
 }

@@ -319,7 +319,7 @@ static assay_status take_what_is_there(assay_context *ctx, assay_ranks *ranks, c
         if (put == NULL) return ASSAY_OK;
         status = take(ctx, ranks, pieces, &put->header, put->data);
         free(put);
-        RETURN_IF(status != ASSAY_OK, status);
+        if (status != ASSAY_OK) return status;
     }
 }
 

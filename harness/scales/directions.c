@@ -31,9 +31,7 @@ static double dot(int64_t count, const double *a, const double *b)
 static assay_status alloc_runs(assay_context *ctx, assay_correct_runs *r)
 {
     const int64_t square = (int64_t)r->members * r->members, nearest = ASSAY_NEAREST_RUNS * r->count;
-    const assay_status status =
-        assay_alloc_zeros(ctx, "correct runs", (r->members + 4) * r->count + 2 * nearest + square + 1, &r->memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_zeros(ctx, "correct runs", (r->members + 4) * r->count + 2 * nearest + square + 1, &r->memory));
     r->golden = r->memory;
     r->scale = r->golden + r->count;
     r->deviation = r->scale + r->count;
@@ -49,7 +47,6 @@ static assay_status alloc_runs(assay_context *ctx, assay_correct_runs *r)
 static assay_status fill_ensemble(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                   int members, assay_ensemble *e)
 {
-    assay_status status = ASSAY_OK;
     const assay_source all = assay_tensor_set_source(golden);
     e->tensors = calloc((size_t)plan->spec_count + 1, sizeof *e->tensors);
     if (e->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
@@ -58,17 +55,16 @@ static assay_status fill_ensemble(assay_context *ctx, const assay_plan *plan, co
         const bool there = all.has(all.self, spec->path);
         void *memory = NULL;
         if (there && (assay_role_is_given(spec->role) || assay_path_is_choice(spec->path)))
-            TRY(assay_tensor_set_read(ctx, &e->given, spec, &all));
+            MUST(assay_tensor_set_read(ctx, &e->given, spec, &all));
         if (!there || !assay_direction_covers(spec)) continue;
-        TRY(assay_tensor_set_read(ctx, &e->golden, spec, &all));
+        MUST(assay_tensor_set_read(ctx, &e->golden, spec, &all));
         const assay_tensor *values = &e->golden.items[e->golden.count - 1];
         assay_scaled *t = &e->tensors[e->golden.count - 1];
         *t = (assay_scaled){.spec = spec, .count = values->count, .golden = values->values};
-        TRY(assay_alloc(ctx, "errors of correct runs", t->count, (size_t)members * sizeof *t->errors, &memory));
+        MUST(assay_alloc(ctx, "errors of correct runs", t->count, (size_t)members * sizeof *t->errors, &memory));
         t->errors = memory;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The errors in a slot, rounded to storage if `stored`. What is not finite has none. */
@@ -105,15 +101,13 @@ static assay_status take_golden(assay_context *ctx, const assay_correct_runs *r,
 
 static assay_status run_nearest(assay_context *ctx, const assay_correct_runs *r, assay_ensemble *e, int p)
 {
-    assay_status status = ASSAY_OK;
     for (int form = 0; form < ASSAY_NEAREST_RUNS; form++) {
         const assay_member member = {.precision = &e->plan->precisions[p], .number = 2 * form, .nearest = true};
-        TRY(assay_ensemble_run(ctx, e, &member));
+        MUST(assay_ensemble_run(ctx, e, &member));
         for (int stored = 0; stored < 2; stored++)
             take_errors(r, e, 0, stored == 1, r->nearest[stored] + form * r->count);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void over_deviations(const assay_correct_runs *r)

@@ -139,15 +139,13 @@ static assay_status draw_spread(assay_context *ctx, assay_ensemble *e, const ass
  * distributions take in as many members whose h stays where it is. */
 static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const assay_member *member, int p, int members)
 {
-    assay_status status = ASSAY_OK;
     if (e->spread.count == 0) return ASSAY_OK;
     assay_tensor_set_free(&e->spread);
-    TRY(assay_ensemble_run_members(ctx, e, member, members));
+    MUST(assay_ensemble_run_members(ctx, e, member, members));
     for (int i = 0; assay_ranks_is_first(ctx) && i < e->golden.count; i++) {
-        if (e->tensors[i].null != NULL) TRY(assay_null_draw_beside(ctx, e, &e->tensors[i], p, members));
+        if (e->tensors[i].null != NULL) MUST(assay_null_draw_beside(ctx, e, &e->tensors[i], p, members));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Correct kernels overflow where an emulated run does, in a result or on the way to it: no error scale says what they may
@@ -170,29 +168,28 @@ static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, 
 
 static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, int p, bool null)
 {
-    assay_status status = ASSAY_OK;
     assay_member member = {.precision = &e->plan->precisions[p]};
     const int members = assay_ensemble_members(e->plan, member.precision);
-    if (assay_ensemble_is_raised(e->plan, member.precision)) TRY(raise_scales(ctx, e, p));
+    if (assay_ensemble_is_raised(e->plan, member.precision)) MUST(raise_scales(ctx, e, p));
     e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
     if (e->null_only && !null) return ASSAY_OK;
-    TRY(draw_spread(ctx, e, member.precision));
-    TRY(assay_ensemble_run_members(ctx, e, &member, members));
+    MUST(draw_spread(ctx, e, member.precision));
+    MUST(assay_ensemble_run_members(ctx, e, &member, members));
     const bool first = assay_ranks_is_first(ctx); /* what follows of the runs is his */
     for (int i = 0; first && i < e->golden.count; i++) {
         /* Of one stage there are few roundings, and a few draws of them may all come out the same; where a result is far
          * larger than its neighbours the model does not make up for that. */
-        if (e->tensors[i].null != NULL || !e->null_only) TRY(require_finite(ctx, e, &e->tensors[i], p, members));
+        if (e->tensors[i].null != NULL || !e->null_only) MUST(require_finite(ctx, e, &e->tensors[i], p, members));
         e->tensors[i].least = e->plan->staged ? member.precision->elementary : 0;
-        TRY(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
+        MUST(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
     }
-    if (!null) goto cleanup;
-    TRY(draw_unmoved(ctx, e, &member, p, members));
+    if (!null) return ASSAY_OK;
+    MUST(draw_unmoved(ctx, e, &member, p, members));
     member = (assay_member){.precision = member.precision, .nearest = true};
-    TRY(assay_ensemble_run(ctx, e, &member));
+    MUST(assay_ensemble_run(ctx, e, &member));
     for (int i = 0; first && i < e->golden.count; i++) {
         assay_scaled *t = &e->tensors[i];
-        if (t->null != NULL) TRY(assay_null_finish(ctx, e, t, p));
+        if (t->null != NULL) MUST(assay_null_finish(ctx, e, t, p));
     }
     for (int i = 0; i < e->golden.count; i++) {
         assay_scaled *t = &e->tensors[i];
@@ -200,8 +197,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
         free(t->scales[p]);
         t->scales[p] = NULL;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The golden run was right: what an emulated one does not take, inputs of 70000 in float16, is the profile's. */

@@ -151,15 +151,13 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 /* What pieces of a run have left with the first rank alone. */
 static assay_status share_set(assay_context *ctx, assay_tensor_set *set)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < set->count; i++) {
         assay_tensor *t = &set->items[i];
-        if (t->values != NULL) TRY(assay_ranks_broadcast(ctx, t->values, t->count * (int64_t)sizeof *t->values));
-        if (t->indices != NULL) TRY(assay_ranks_broadcast(ctx, t->indices, t->count * (int64_t)sizeof *t->indices));
-        TRY(assay_ranks_broadcast(ctx, &t->written, sizeof t->written));
+        if (t->values != NULL) MUST(assay_ranks_broadcast(ctx, t->values, t->count * (int64_t)sizeof *t->values));
+        if (t->indices != NULL) MUST(assay_ranks_broadcast(ctx, t->indices, t->count * (int64_t)sizeof *t->indices));
+        MUST(assay_ranks_broadcast(ctx, &t->written, sizeof t->written));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
@@ -244,18 +242,16 @@ static float *errors_of(const assay_scaled *t, int64_t member)
 
 static assay_status work_member(assay_context *ctx, void *self, const assay_piece *piece)
 {
-    assay_status status;
     const members *m = self;
     assay_member member = *m->kind;
     member.number = (int)piece->number;
-    TRY(assay_ensemble_run(ctx, m->e, &member));
+    MUST(assay_ensemble_run(ctx, m->e, &member));
     for (int i = 0; i < m->e->golden.count; i++) {
         const assay_scaled *t = &m->e->tensors[i];
         if (!is_wanted(m->e, t)) continue;
-        TRY(assay_piece_put(ctx, piece, i, errors_of(t, member.number), t->count * (int64_t)sizeof *t->errors));
+        MUST(assay_piece_put(ctx, piece, i, errors_of(t, member.number), t->count * (int64_t)sizeof *t->errors));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status take_member(assay_context *ctx, void *self, int64_t member, int tensor, const void *errors,

@@ -33,7 +33,6 @@ assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_scaled *t, int
 /* What a null distribution needs: the error scales that are propagated come with the golden run. */
 static assay_status alloc_null(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
 {
-    assay_status status = ASSAY_OK;
     t->null = calloc(1, sizeof *t->null);
     t->scales_written = calloc((size_t)plan->precision_count, sizeof *t->scales_written);
     t->scales = calloc((size_t)plan->precision_count, sizeof *t->scales);
@@ -41,10 +40,9 @@ static assay_status alloc_null(assay_context *ctx, const assay_plan *plan, assay
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for null distributions");
     }
     for (int p = 0; p < plan->precision_count; p++) {
-        if (assay_ensemble_is_propagated(plan, &plan->precisions[p])) TRY(assay_ensemble_alloc_scale(ctx, t, p));
+        if (assay_ensemble_is_propagated(plan, &plan->precisions[p])) MUST(assay_ensemble_alloc_scale(ctx, t, p));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
@@ -59,28 +57,25 @@ static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, ass
 
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null)
 {
-    assay_status status = ASSAY_OK;
     const assay_tensor_list *list = &e->plan->list;
     e->tensors = calloc((size_t)list->count + 1, sizeof *e->tensors);
     if (e->tensors == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of error scales");
     for (int i = 0; i < list->count; i++) {
         const assay_tensor_spec *spec = &list->entries[i].spec;
         assay_tensor *golden = NULL;
-        if (assay_path_is_choice(spec->path)) TRY(assay_tensor_set_add(ctx, &e->given, spec, NULL));
+        if (assay_path_is_choice(spec->path)) MUST(assay_tensor_set_add(ctx, &e->given, spec, NULL));
         if (!assay_has_error_scale(spec) || !scale_is_wanted(e, spec->path)) continue;
-        TRY(assay_tensor_set_add(ctx, &e->golden, spec, &golden));
+        MUST(assay_tensor_set_add(ctx, &e->golden, spec, &golden));
         assay_scaled *t = &e->tensors[e->golden.count - 1];
         *t = (assay_scaled){.spec = spec, .count = golden->count, .golden = golden->values};
-        if (null && assay_null_is_wanted(e, spec->path)) TRY(alloc_null(ctx, e->plan, t));
-        TRY(alloc_errors(ctx, e->plan, t));
+        if (null && assay_null_is_wanted(e, spec->path)) MUST(alloc_null(ctx, e->plan, t));
+        MUST(alloc_errors(ctx, e->plan, t));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e)
 {
-    assay_status status = ASSAY_OK;
     double bytes = 0;
     for (int i = 0; i < e->plan->list.count; i++) {
         const assay_tensor_spec *spec = &e->plan->list.entries[i].spec;
@@ -88,10 +83,9 @@ assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e)
         const bool floats = assay_role_is_given(spec->role) && spec->type != ASSAY_INT32;
         if (!floats || !e->in->has(e->in->self, spec->path) || bytes + more > ASSAY_ENSEMBLE_BYTES) continue;
         bytes += more;
-        TRY(assay_tensor_set_read(ctx, &e->given, spec, e->in));
+        MUST(assay_tensor_set_read(ctx, &e->given, spec, e->in));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void release_tensor(assay_scaled *t, int precisions)

@@ -220,7 +220,6 @@ static void smooth(const assay_context *ctx, const assay_error_model *model, dou
 assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape, int members, const double *squares,
                                    assay_error_model *model)
 {
-    assay_status status = ASSAY_OK;
     int64_t factors = 0;
     *model = (assay_error_model){.members = members, .tails = 1};
     model->count = views_of(shape, model->views);
@@ -229,7 +228,7 @@ assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape,
     for (int i = 0; i < model->count; i++) {
         factors += model->views[i].blocks * (model->views[i].rows + 2 * model->views[i].columns);
     }
-    TRY(assay_alloc_f64(ctx, "factors of error scales", factors, &model->memory));
+    MUST(assay_alloc_f64(ctx, "factors of error scales", factors, &model->memory));
     double *next = model->memory;
     for (int i = 0; i < model->count; i++) {
         view *v = &model->views[i];
@@ -241,8 +240,7 @@ assay_status assay_error_model_fit(assay_context *ctx, const assay_shape *shape,
     }
     model->mean = mean_of(elements, squares);
     if (model->mean > 0) model->best = best_of(model->views, model->count, members, model->mean);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_error_model_scale(const assay_context *ctx, const assay_error_model *model, double *squares)

@@ -59,8 +59,7 @@ static assay_status add_spread(assay_context *ctx, const assay_tensor_spec *h, a
 {
     assay_tensor_spec spec = *h;
     assay_spread_path(h->path, spec.path);
-    const assay_status status = assay_tensor_set_add(ctx, spread, &spec, added);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_tensor_set_add(ctx, spread, &spec, added));
     (*added)->written = (*added)->count;
     memset((*added)->values, 0, (size_t)(*added)->count * sizeof *(*added)->values);
     return ASSAY_OK;

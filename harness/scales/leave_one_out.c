@@ -152,8 +152,7 @@ assay_status assay_leave_one_out_start(assay_context *ctx, const assay_error_mod
     *held = (assay_leave_one_out){
         .view = v, .tails = model->tails, .isa = ctx->isa, .members = members, .errors = errors, .count = count};
     if (count == 0) return ASSAY_OK;
-    assay_status status = assay_alloc_f64(ctx, "factors of error scales", members * (rows + columns), &held->memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_f64(ctx, "factors of error scales", members * (rows + columns), &held->memory));
     held->of_row = held->memory;
     held->of_column = held->memory + members * rows;
     for (int64_t i = 0; i < columns; i++) v->per_column[i] = assay_per(v->of_column[i]);

@@ -44,13 +44,11 @@ typedef struct passes {
 
 static assay_status start(assay_context *ctx, const assay_scaled *t, const forms *f, passes *pass)
 {
-    assay_status status = ASSAY_OK;
     const double unit = assay_dtype_unit_roundoff(f->storage), tiny = 0.5 * assay_dtype_least_subnormal(f->storage);
     for (int form = 0; form < f->count; form++) {
-        TRY(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &pass->form[form]));
+        MUST(assay_statistics_start(ctx, &t->spec->shape, unit, tiny, &pass->form[form]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void end(passes *pass)
@@ -189,8 +187,7 @@ static assay_status find_slope_spread(assay_context *ctx, const assay_scaled *t,
 {
     double *squares = NULL, largest = 0, before = 0, of_member[ASSAY_MOST_MEMBERS];
     const int64_t slices = assay_statistic_slices(&t->spec->shape, statistic);
-    const assay_status status = assay_alloc_zeros(ctx, "slopes of slices", slices, &squares);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_zeros(ctx, "slopes of slices", slices, &squares));
     for (int m = 0; m < members; m++) {
         double sum = 0;
         assay_statistics_add_squares(&pass[m].form[form], statistic, squares);
@@ -288,15 +285,13 @@ static void take_members(const assay_scaled *t, const forms *f, int members, int
 assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
                              const assay_leave_one_out *held)
 {
-    assay_status status;
     draws drawn = {0};
     const forms f = forms_of(e, t, p);
-    TRY(start_range(ctx, t, &f, p));
-    TRY(draw(ctx, t, &f, p, members, held, &drawn));
+    MUST(start_range(ctx, t, &f, p));
+    MUST(draw(ctx, t, &f, p, members, held, &drawn));
     const double times = understated(t, &drawn, members);
     for (int s = 0; s < ASSAY_STATISTICS; s++) take_members(t, &f, members, s, times, &drawn);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,

@@ -141,8 +141,7 @@ static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch 
         s->sizes[i] = spec.path[0] != '\0' ? assay_shape_count(&spec.shape) : 0;
         total += s->sizes[i];
     }
-    assay_status status = assay_alloc_zeros(ctx, s->spec.path, total, &s->memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_zeros(ctx, s->spec.path, total, &s->memory));
     s->column_sums = s->memory;
     s->column_signs = s->memory + s->columns;
     s->tiles = s->column_signs + s->columns;
@@ -171,7 +170,6 @@ static assay_status alloc_draws(assay_context *ctx, assay_sketch *s)
 assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spec, int64_t above, uint64_t seed,
                                 bool squares, assay_sketch *s)
 {
-    assay_status status;
     char whole[ASSAY_PATH_SIZE];
     const int last = spec->shape.rank - 1;
     *s = (assay_sketch){.spec = *spec, .squares = squares, .blocks = blocks_of(&spec->shape), .slice_block = -1};
@@ -185,13 +183,12 @@ assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spe
     if (strcmp(whole, spec->path) != 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: its path is too long for a sketch", spec->path);
     }
-    TRY(alloc_parts(ctx, above, s));
-    TRY(alloc_draws(ctx, s));
+    MUST(alloc_parts(ctx, above, s));
+    MUST(alloc_draws(ctx, s));
     draw_signs(s, seed, ASSAY_SKETCH_ROWS, s->blocks * s->columns, s->signs_of_columns);
     draw_signs(s, seed, ASSAY_SKETCH_COLUMNS, s->blocks * s->rows, s->signs_of_rows);
     draw_slices(s, seed);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static bool is_minus(const uint64_t *signs, int64_t index)

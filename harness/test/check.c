@@ -34,7 +34,6 @@ static assay_status refuse(assay_context *ctx, int32_t index, const assay_backen
 static assay_status read_spec(assay_context *ctx, int32_t index, const assay_backend_tensor *given,
                               assay_tensor_spec *spec, int64_t *count)
 {
-    assay_status status = ASSAY_OK;
     if (given->path == NULL) return refuse(ctx, index, given, "a path is missing");
     if (strlen(given->path) >= ASSAY_PATH_SIZE) return refuse(ctx, index, given, "the path is too long");
     if (!assay_dtype_of_backend(given->type, &spec->type)) return refuse(ctx, index, given, "a type that is none");
@@ -47,42 +46,36 @@ static assay_status read_spec(assay_context *ctx, int32_t index, const assay_bac
         spec->shape.dims[axis] = given->dims[axis];
         spec->labels[axis] = "";
     }
-    TRY(assay_checked_count(ctx, spec->path, given->rank, spec->shape.dims, count));
+    MUST(assay_checked_count(ctx, spec->path, given->rank, spec->shape.dims, count));
     if (*count > 0 && given->data == NULL) return refuse(ctx, index, given, "data is NULL");
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A copy: reports may be asked for when the caller's memory is gone. */
 static assay_status take_tensor(assay_context *ctx, int32_t index, const assay_backend_tensor *given,
                                 assay_tensor_set *results)
 {
-    assay_status status;
     assay_tensor_spec spec;
     assay_tensor *tensor = NULL;
     int64_t count = 0;
-    TRY(read_spec(ctx, index, given, &spec, &count));
-    if (count > LARGE) TRY(assay_require_memory(ctx, spec.path, count * (int64_t)sizeof(double)));
-    TRY(assay_tensor_set_add(ctx, results, &spec, &tensor));
+    MUST(read_spec(ctx, index, given, &spec, &count));
+    if (count > LARGE) MUST(assay_require_memory(ctx, spec.path, count * (int64_t)sizeof(double)));
+    MUST(assay_tensor_set_add(ctx, results, &spec, &tensor));
     if (count > 0 && tensor->indices != NULL) memcpy(tensor->indices, given->data, (size_t)count * sizeof(int32_t));
     if (count > 0 && tensor->values != NULL) assay_dtype_decode(spec.type, count, given->data, tensor->values);
     tensor->written = count;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status take_results(assay_context *ctx, assay_test_report *r, int32_t count,
                                  const assay_backend_tensor *results)
 {
-    assay_status status = ASSAY_OK;
     if (count < 0 || (count > 0 && results == NULL)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%" PRId32 " results at %s", count,
                           results == NULL ? "NULL" : "a place");
     }
-    for (int i = 0; i < count; i++) TRY(take_tensor(ctx, i, &results[i], &r->results));
-    TRY(assay_fixture_of_tensors(ctx, "candidate", &r->results, &r->candidate));
-cleanup:
-    return status;
+    for (int i = 0; i < count; i++) MUST(take_tensor(ctx, i, &results[i], &r->results));
+    return assay_fixture_of_tensors(ctx, "candidate", &r->results, &r->candidate);
 }
 
 static void name_bugs(assay_test_report *r)

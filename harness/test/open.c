@@ -93,38 +93,32 @@ static assay_status copy_path(assay_context *ctx, const char *path, char **copy)
 
 static assay_status open_case(assay_context *ctx, assay_test *t, const char *what, const assay_test_options *o)
 {
-    assay_status status;
-    TRY(find_case(ctx, t, what));
-    for (int i = 0; i < o->set_count; i++) TRY(assay_case_set(ctx, t->cases, o->sets[i]));
-    TRY(assay_profile_named(ctx, "precision", o->precision, NULL, assay_dtype_name(t->cases->dtype), &t->profile));
-    TRY(assay_case_yaml(ctx, t->cases, &t->yaml));
-    TRY(narrow_profiles(ctx, t));
-    TRY(assay_plan_make_with(ctx, &t->plan, t->cases, NULL, &t->profile));
-    TRY(copy_path(ctx, o->inputs, &t->inputs_path));
-    TRY(copy_path(ctx, o->weights, &t->weights_text));
+    MUST(find_case(ctx, t, what));
+    for (int i = 0; i < o->set_count; i++) MUST(assay_case_set(ctx, t->cases, o->sets[i]));
+    MUST(assay_profile_named(ctx, "precision", o->precision, NULL, assay_dtype_name(t->cases->dtype), &t->profile));
+    MUST(assay_case_yaml(ctx, t->cases, &t->yaml));
+    MUST(narrow_profiles(ctx, t));
+    MUST(assay_plan_make_with(ctx, &t->plan, t->cases, NULL, &t->profile));
+    MUST(copy_path(ctx, o->inputs, &t->inputs_path));
+    MUST(copy_path(ctx, o->weights, &t->weights_text));
     t->plan.weights = t->weights_text;
-    TRY(assay_inputs_open_plan(ctx, &t->inputs, &t->plan, t->inputs_path));
-cleanup:
-    return status;
+    return assay_inputs_open_plan(ctx, &t->inputs, &t->plan, t->inputs_path);
 }
 
 static assay_status open_golden(assay_context *ctx, assay_test *t, const char *path, const assay_test_options *o)
 {
-    assay_status status = ASSAY_OK;
     if (o->set_count > 0 || o->inputs != NULL || o->weights != NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: nothing can be set in a golden, its results are there", path);
     }
     assay_golden *golden = &t->held->golden;
-    TRY(copy_path(ctx, path, &t->path));
-    TRY(assay_golden_open(ctx, path, golden));
+    MUST(copy_path(ctx, path, &t->path));
+    MUST(assay_golden_open(ctx, path, golden));
     t->held->open = true;
-    TRY(assay_profile_named(ctx, "precision", o->precision, golden->reader, assay_dtype_name(golden->c->dtype),
-                            &t->profile));
+    MUST(assay_profile_named(ctx, "precision", o->precision, golden->reader, assay_dtype_name(golden->c->dtype),
+                             &t->profile));
     t->yaml = strdup(assay_fixture_text(golden->reader, "case_yaml"));
-    if (t->yaml == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden"));
-    TRY(assay_plan_describe(ctx, &t->plan, golden->c, golden->reader, &t->profile));
-cleanup:
-    return status;
+    if (t->yaml == NULL) MUST(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a golden"));
+    return assay_plan_describe(ctx, &t->plan, golden->c, golden->reader, &t->profile);
 }
 
 static assay_status copy_only(assay_context *ctx, assay_test *t, const assay_test_options *o)
@@ -180,29 +174,27 @@ static assay_status list_tensors(assay_context *ctx, assay_test *t)
 
 static assay_status open_test(assay_context *ctx, assay_test *t, const char *what, const assay_test_options *o)
 {
-    assay_status status;
-    TRY(check_options(ctx, o));
-    TRY(assay_isa_from_environment(ctx));
+    MUST(check_options(ctx, o));
+    MUST(assay_isa_from_environment(ctx));
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int usual = cores < 1 ? 1 : cores > ASSAY_MOST_THREADS ? ASSAY_MOST_THREADS : (int)cores;
     ctx->threads = o->threads > 0 ? o->threads : usual;
     t->false_alarm = o->false_alarm > 0.0 ? o->false_alarm : USUAL_FALSE_ALARM;
     t->unexplained = o->no_explanation != 0;
     t->staged = o->staged != 0;
-    TRY(assay_cache_folder(ctx, o->cache, &t->cache));
-    TRY(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
-    TRY(copy_only(ctx, t, o));
-    TRY(assay_held_golden_make(ctx, &t->held));
-    TRY(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
+    MUST(assay_cache_folder(ctx, o->cache, &t->cache));
+    MUST(assay_cache_bytes(ctx, o->cache_bytes, &t->cache_bytes));
+    MUST(copy_only(ctx, t, o));
+    MUST(assay_held_golden_make(ctx, &t->held));
+    MUST(assay_fixture_is_file_name(what) ? open_golden(ctx, t, what, o) : open_case(ctx, t, what, o));
     t->plan.only = (const char *const *)t->only;
     t->plan.only_count = t->only_count;
-    TRY(check_only(ctx, t));
-    TRY(assay_backend_settings_make(ctx, assay_test_case(t), &t->settings));
-    TRY(list_tensors(ctx, t));
+    MUST(check_only(ctx, t));
+    MUST(assay_backend_settings_make(ctx, assay_test_case(t), &t->settings));
+    MUST(list_tensors(ctx, t));
     t->ctx = *ctx;
     t->ctx.threads = assay_plan_threads(ctx, &t->plan); /* on a small case they would only wait for each other */
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 int assay_test_open(const char *what, const assay_test_options *options, assay_test **test,

@@ -93,7 +93,6 @@ cleanup:
 
 assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b)
 {
-    assay_status status = ASSAY_OK;
     const assay_emulation *e = ctx->emulation;
     const int64_t block = e->precision.scaled.block, across = args->kind == ASSAY_PRODUCT_LINEAR ? block : 1;
     const blocks shape = {.type = e->precision.scaled.type,
@@ -106,12 +105,11 @@ assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args
     of_a.columns = args->transpose_a ? 1 : block;
     of_b.rows = args->transpose_b ? across : block;
     of_b.columns = args->transpose_b ? block : across;
-    TRY(scale_operand(ctx, &of_a, &a, copy_a));
-    TRY(scale_operand(ctx, &of_b, &b, copy_b));
+    MUST(scale_operand(ctx, &of_a, &a, copy_a));
+    MUST(scale_operand(ctx, &of_b, &b, copy_b));
     args->a = a.values, args->lda = a.ld;
     args->b = b.values, args->ldb = b.ld;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* 0, 1, ..., count - 1 in an order that the member draws (Fisher and Yates). */

@@ -149,8 +149,7 @@ assay_status emulated_round_operand(assay_context *ctx, const emulated_rounder *
 {
     const emulated_loops *loops = emulated_loops_for(ctx->isa);
     if (is_on_grid(ctx, &r->grid, o)) return ASSAY_OK;
-    assay_status status = assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= EMULATED_SHARED)
     for (int64_t row = 0; row < o->rows; row++) {
         loops->round(r, o->columns, o->values + row * o->ld, *copy + row * o->columns);

@@ -62,8 +62,7 @@ static assay_status blas_matmul(assay_context *ctx, const assay_matmul_args *arg
         }
     }
     if (args->m == 0 || args->n == 0 || (args->k == 0 && args->accumulate)) return ASSAY_OK;
-    const assay_status status = find_functions(ctx, &blas);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(find_functions(ctx, &blas));
     /* Not thread-safe; within a parallel region OpenBLAS takes one thread by itself. */
     if (!omp_in_parallel()) blas.set_threads(ctx->threads);
     blas.dgemm(ROW_MAJOR, args->transpose_a ? TRANSPOSED : PLAIN, args->transpose_b ? TRANSPOSED : PLAIN, (int)args->m,

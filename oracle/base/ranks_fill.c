@@ -58,15 +58,13 @@ static assay_status take_part(assay_context *ctx, void *self, int64_t step, int 
 
 assay_status assay_ranks_fill_run(assay_context *ctx, const assay_ranks_fill *fill)
 {
-    assay_status status = ASSAY_OK;
     const assay_pieces pieces = {.self = (void *)fill, .count = fill->count, .work = work_step, .take = take_part};
-    TRY(assay_pieces_run(ctx, &pieces));
+    MUST(assay_pieces_run(ctx, &pieces));
     for (int i = 0; i < fill->arrays; i++) {
         const assay_ranks_part *whole = &fill->whole[i];
-        TRY(assay_ranks_broadcast(ctx, whole->values, whole->rows * whole->width * (int64_t)sizeof *whole->values));
+        MUST(assay_ranks_broadcast(ctx, whole->values, whole->rows * whole->width * (int64_t)sizeof *whole->values));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_ranks_loop_add(assay_ranks_loop *loop, const assay_ranks_loop *other)

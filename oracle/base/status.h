@@ -53,9 +53,11 @@ assay_status assay_fail(assay_context *ctx, assay_status status, const char *for
         if (status != ASSAY_OK) goto cleanup;                                                                          \
     } while (0)
 
-#define RETURN_IF(condition, value)                                                                                    \
+/* The same where there is nothing to clean up: returns the status of a call that fails. */
+#define MUST(call)                                                                                                     \
     do {                                                                                                               \
-        if (condition) return (value);                                                                                 \
+        const assay_status must_status = (call);                                                                       \
+        if (must_status != ASSAY_OK) return must_status;                                                               \
     } while (0)
 
 #endif

@@ -44,36 +44,32 @@ static assay_status make_room(assay_context *ctx, assay_tensor_set *set)
 assay_status assay_tensor_set_add(assay_context *ctx, assay_tensor_set *set, const assay_tensor_spec *spec,
                                   assay_tensor **added)
 {
-    assay_status status;
     assay_tensor tensor = {.spec = *spec};
     const int place = place_of(set, spec->path);
     if (assay_tensor_set_find(set, spec->path) != NULL) {
         return assay_fail(ctx, ASSAY_INTERNAL, "the tensor %s is there twice", spec->path);
     }
-    TRY(make_room(ctx, set));
-    TRY(assay_checked_count(ctx, spec->path, spec->shape.rank, spec->shape.dims, &tensor.count));
-    TRY(spec->type == ASSAY_INT32 ? assay_alloc_i32(ctx, spec->path, tensor.count, &tensor.indices)
-                                  : assay_alloc_f64(ctx, spec->path, tensor.count, &tensor.values));
+    MUST(make_room(ctx, set));
+    MUST(assay_checked_count(ctx, spec->path, spec->shape.rank, spec->shape.dims, &tensor.count));
+    MUST(spec->type == ASSAY_INT32 ? assay_alloc_i32(ctx, spec->path, tensor.count, &tensor.indices)
+                                   : assay_alloc_f64(ctx, spec->path, tensor.count, &tensor.values));
     memmove(set->by_path + place + 1, set->by_path + place, (size_t)(set->count - place) * sizeof *set->by_path);
     set->by_path[place] = set->count;
     set->items[set->count] = tensor;
     if (added != NULL) *added = &set->items[set->count];
     set->count++;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_tensor_set_read(assay_context *ctx, assay_tensor_set *set, const assay_tensor_spec *spec,
                                    const assay_source *in)
 {
-    assay_status status;
     assay_tensor *t = NULL;
-    TRY(assay_tensor_set_add(ctx, set, spec, &t));
-    TRY(t->indices != NULL ? in->read_i32(ctx, in->self, spec->path, 0, t->count, t->indices)
-                           : in->read(ctx, in->self, spec->path, 0, t->count, t->values));
+    MUST(assay_tensor_set_add(ctx, set, spec, &t));
+    MUST(t->indices != NULL ? in->read_i32(ctx, in->self, spec->path, 0, t->count, t->indices)
+                            : in->read(ctx, in->self, spec->path, 0, t->count, t->values));
     t->written = t->count;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_tensor_set_copy(assay_context *ctx, const assay_tensor_set *set, assay_tensor_set *copy)
@@ -142,8 +138,7 @@ static assay_status tensor_of(assay_context *ctx, const assay_tensor_set *set, c
 static assay_status tensor_to_read(assay_context *ctx, const assay_tensor_set *set, const char *path, bool integers,
                                    int64_t first, int64_t count, assay_tensor **tensor)
 {
-    const assay_status status = tensor_of(ctx, set, path, integers, ASSAY_BAD_INPUT, tensor);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(tensor_of(ctx, set, path, integers, ASSAY_BAD_INPUT, tensor));
     if (first >= 0 && count >= 0 && count <= (*tensor)->written - first) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has fewer elements than are asked for", path);
 }
@@ -152,8 +147,7 @@ static assay_status tensor_to_read(assay_context *ctx, const assay_tensor_set *s
 static assay_status tensor_to_write(assay_context *ctx, const assay_tensor_set *set, const char *path, bool integers,
                                     int64_t count, assay_tensor **tensor, int64_t *first)
 {
-    const assay_status status = tensor_of(ctx, set, path, integers, ASSAY_INTERNAL, tensor);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(tensor_of(ctx, set, path, integers, ASSAY_INTERNAL, tensor));
     if (count > (*tensor)->count - (*tensor)->written) {
         return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
     }
@@ -283,22 +277,18 @@ static bool tee_wants(void *self, const char *path)
 static assay_status tee_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
     const assay_tee *t = self;
-    assay_status status = ASSAY_OK;
-    if (t->first.wants(t->first.self, path)) TRY(t->first.write(ctx, t->first.self, path, count, values));
-    if (t->second.wants(t->second.self, path)) TRY(t->second.write(ctx, t->second.self, path, count, values));
-cleanup:
-    return status;
+    if (t->first.wants(t->first.self, path)) MUST(t->first.write(ctx, t->first.self, path, count, values));
+    if (t->second.wants(t->second.self, path)) MUST(t->second.write(ctx, t->second.self, path, count, values));
+    return ASSAY_OK;
 }
 
 static assay_status tee_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                   const int32_t *values)
 {
     const assay_tee *t = self;
-    assay_status status = ASSAY_OK;
-    if (t->first.wants(t->first.self, path)) TRY(t->first.write_i32(ctx, t->first.self, path, count, values));
-    if (t->second.wants(t->second.self, path)) TRY(t->second.write_i32(ctx, t->second.self, path, count, values));
-cleanup:
-    return status;
+    if (t->first.wants(t->first.self, path)) MUST(t->first.write_i32(ctx, t->first.self, path, count, values));
+    if (t->second.wants(t->second.self, path)) MUST(t->second.write_i32(ctx, t->second.self, path, count, values));
+    return ASSAY_OK;
 }
 
 assay_sink assay_tee_sink(assay_tee *tee)

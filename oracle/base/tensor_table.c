@@ -56,23 +56,20 @@ void assay_tensor_path(const char *root, const char *prefix, const assay_tensor_
 assay_status assay_weights_alloc(assay_context *ctx, const assay_source *in, const char *prefix,
                                  const assay_tensor_table *table, double **weights)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         const assay_tensor_row *row = &table->rows[i];
         char path[ASSAY_PATH_SIZE];
         if (row->name == NULL) continue;
         assay_tensor_path("weights/", prefix, row, path);
         if (row->kind == ASSAY_BIAS && !in->has(in->self, path)) continue;
-        TRY(assay_alloc_f64(ctx, path, assay_tensor_row_count(row), &weights[i]));
+        MUST(assay_alloc_f64(ctx, path, assay_tensor_row_count(row), &weights[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_weights_lend(assay_context *ctx, const assay_source *in, const char *prefix,
                                 const assay_tensor_table *table, int64_t expert, double *const *room, double **weights)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         const int64_t count = assay_tensor_row_count(&table->rows[i]), first = expert * count;
         char path[ASSAY_PATH_SIZE];
@@ -81,10 +78,9 @@ assay_status assay_weights_lend(assay_context *ctx, const assay_source *in, cons
         weights[i] = in->lend == NULL ? NULL : (double *)in->lend(in->self, path, first, count);
         if (weights[i] != NULL) continue;
         weights[i] = room[i];
-        TRY(in->read(ctx, in->self, path, first, count, room[i]));
+        MUST(in->read(ctx, in->self, path, first, count, room[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_weights_read(assay_context *ctx, const assay_source *in, const char *prefix,
@@ -119,14 +115,12 @@ bool assay_wants_any_gradient(const assay_source *in, const assay_sink *out, con
 assay_status assay_gradients_alloc(assay_context *ctx, const assay_sink *out, const char *prefix,
                                    const assay_tensor_table *table, double *const *weights, double **gradients)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         char path[ASSAY_PATH_SIZE];
         if (weights[i] == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
-        TRY(assay_alloc_f64(ctx, path, assay_tensor_row_count(&table->rows[i]), &gradients[i]));
+        MUST(assay_alloc_f64(ctx, path, assay_tensor_row_count(&table->rows[i]), &gradients[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_gradients_place(const assay_sink *out, const char *prefix, const assay_tensor_table *table,
@@ -145,33 +139,29 @@ void assay_gradients_place(const assay_sink *out, const char *prefix, const assa
 assay_status assay_gradients_write(assay_context *ctx, const assay_sink *out, const char *prefix,
                                    const assay_tensor_table *table, double *const *gradients)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         char path[ASSAY_PATH_SIZE];
         if (gradients[i] == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
-        TRY(out->write(ctx, out->self, path, assay_tensor_row_count(&table->rows[i]), gradients[i]));
+        MUST(out->write(ctx, out->self, path, assay_tensor_row_count(&table->rows[i]), gradients[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_gradients_write_zeros(assay_context *ctx, const assay_sink *out, const char *prefix,
                                          const assay_tensor_table *table, double *const *gradients)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < table->count; i++) {
         const int64_t count = assay_tensor_row_count(&table->rows[i]);
         char path[ASSAY_PATH_SIZE];
         if (gradients[i] == NULL || !wants_gradient(out, prefix, &table->rows[i], path)) continue;
         if (out->write_zeros != NULL) {
-            TRY(out->write_zeros(ctx, out->self, path, count));
+            MUST(out->write_zeros(ctx, out->self, path, count));
             continue;
         }
         memset(gradients[i], 0, (size_t)count * sizeof *gradients[i]);
-        TRY(out->write(ctx, out->self, path, count, gradients[i]));
+        MUST(out->write(ctx, out->self, path, count, gradients[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_weights_free(const assay_tensor_table *table, double **weights)

@@ -230,9 +230,8 @@ static assay_status write_text(assay_context *ctx, const assay_whole_file *file,
 assay_status assay_write_whole_file(assay_context *ctx, const char *path, const char *text)
 {
     assay_whole_file file;
-    assay_status status = assay_whole_file_create(ctx, path, NULL, &file);
-    RETURN_IF(status != ASSAY_OK, status);
-    status = write_text(ctx, &file, text);
+    MUST(assay_whole_file_create(ctx, path, NULL, &file));
+    assay_status status = write_text(ctx, &file, text);
     if (status == ASSAY_OK) return assay_whole_file_finish(ctx, &file);
     assay_whole_file_abandon(&file);
     return status;

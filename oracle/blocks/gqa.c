@@ -140,12 +140,10 @@ static assay_status check_counts(assay_context *ctx, const assay_gqa_config *con
     } tensors[] = {{"inputs/x", {b, s, d, 1, 1}},
                    {"heads", {b, s, 3, n, config->head_dim}},
                    {"query/kernel", {d, 3, n, config->head_dim, 1}}};
-    assay_status status = ASSAY_OK;
     int64_t count = 0;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-        TRY(assay_checked_count(ctx, tensors[i].name, 5, tensors[i].dims, &count));
-cleanup:
-    return status;
+        MUST(assay_checked_count(ctx, tensors[i].name, 5, tensors[i].dims, &count));
+    return ASSAY_OK;
 }
 
 assay_status assay_gqa_check(assay_context *ctx, const assay_gqa_config *config)
@@ -160,12 +158,11 @@ assay_status assay_gqa_check(assay_context *ctx, const assay_gqa_config *config)
                  {"base_num_kv_heads", config->kv_heads},
                  {"head_dim", config->head_dim}};
     const assay_attention_config attention = attention_of(config);
-    assay_status status = ASSAY_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i].value >= 1) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", sizes[i].name, sizes[i].value);
     }
-    TRY(assay_attention_check(ctx, &attention));
+    MUST(assay_attention_check(ctx, &attention));
     if (!(config->epsilon >= 0)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
                           config->epsilon);
@@ -174,8 +171,6 @@ assay_status assay_gqa_check(assay_context *ctx, const assay_gqa_config *config)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "query_pre_attn_scalar is %g, expected a number above 0",
                           config->query_scale);
     }
-    TRY(assay_rope_check(ctx, &config->rope));
-    TRY(check_counts(ctx, config));
-cleanup:
-    return status;
+    MUST(assay_rope_check(ctx, &config->rope));
+    return check_counts(ctx, config);
 }

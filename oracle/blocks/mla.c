@@ -143,12 +143,10 @@ static assay_status check_counts(assay_context *ctx, const assay_mla_config *con
     } tensors[] = {{"inputs/x", {b, s, d, 1, 1}},        {"heads", {b, s, n, 2, head}},
                    {"latents", {b, s, 2, latent, 1}},    {"wq_a/kernel, wkv_a/kernel", {d, 2, latent, 1, 1}},
                    {"query/kernel", {d, n, 2, head, 1}}, {"wq_b/kernel, wkv_b/kernel", {latent, n, 2, head, 1}}};
-    assay_status status = ASSAY_OK;
     int64_t count = 0;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
-        TRY(assay_checked_count(ctx, tensors[i].name, 5, tensors[i].dims, &count));
-cleanup:
-    return status;
+        MUST(assay_checked_count(ctx, tensors[i].name, 5, tensors[i].dims, &count));
+    return ASSAY_OK;
 }
 
 assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config)
@@ -164,7 +162,6 @@ assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config)
                  {"v_head_dim", config->v_head_dim, 1},
                  {"q_lora_rank", config->q_lora_rank, 0},
                  {"kv_lora_rank", config->kv_lora_rank, 1}};
-    assay_status status = ASSAY_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i].value >= sizes[i].least) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected %" PRId64 " or more", sizes[i].name,
@@ -175,11 +172,9 @@ assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config)
                           "latent_norm_epsilon is %g, expected 0 or more (-1: as normalization_layer_epsilon)",
                           config->epsilon);
     }
-    TRY(assay_rope_check(ctx, &config->rope));
-    TRY(check_softmax_scale(ctx, config));
-    TRY(check_counts(ctx, config));
-cleanup:
-    return status;
+    MUST(assay_rope_check(ctx, &config->rope));
+    MUST(check_softmax_scale(ctx, config));
+    return check_counts(ctx, config);
 }
 
 double assay_mla_softmax_scale(const assay_mla_config *config)

@@ -34,7 +34,6 @@ static void make_key(const assay_context *ctx, const absorbed *a)
 
 static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head)
 {
-    assay_status status = ASSAY_OK;
     const int64_t qk = a->nope + a->rope, kv = a->nope + a->value;
     const double *query = a->query_proj + head * qk;
     const double *up = a->wkv_b + head * kv; /* [Lkv,Dn+Dv] of this head, rows N (Dn+Dv) apart */
@@ -58,17 +57,15 @@ static assay_status one_head(assay_context *ctx, const absorbed *a, int64_t head
     release.kind = ASSAY_PRODUCT_LINEAR;
     const assay_attention_inputs inputs = {
         .query = a->query, .key = a->key, .value = a->mla_kv, .segment_ids = a->segment_ids};
-    TRY(assay_matmul(ctx, &absorb));
+    MUST(assay_matmul(ctx, &absorb));
     for (int64_t t = 0; t < a->tokens; t++) {
         double *row = a->query + t * a->wide;
         assay_round(ctx, ASSAY_ROUND_STORAGE, a->rank, row);
         memcpy(row + a->rank, query + t * a->heads * qk + a->nope, (size_t)a->rope * sizeof *row);
     }
-    TRY(assay_attention_forward(ctx, a->latent, a->lse, &inputs, &attention));
+    MUST(assay_attention_forward(ctx, a->latent, a->lse, &inputs, &attention));
     assay_round(ctx, ASSAY_ROUND_STORAGE, a->tokens * a->rank, a->latent);
-    TRY(assay_matmul(ctx, &release));
-cleanup:
-    return status;
+    return assay_matmul(ctx, &release);
 }
 
 /* Of the graph: what the absorbed form goes on from. */

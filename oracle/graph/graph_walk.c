@@ -100,15 +100,13 @@ static void path_of(const graph_run *r, const assay_tensor_row *row, char path[A
 static assay_status pass_on(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, bool write, bool stage,
                             double *values)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
     const int64_t count = assay_tensor_row_count(row);
     path_of(r, row, path);
     if (write && r->out != NULL && assay_wants(r->out, path))
-        TRY(r->out->write(ctx, r->out->self, path, count, values));
-    if (stage && r->in != NULL) TRY(assay_go_on_from(ctx, r->in, path, r->number * count, count, values));
-cleanup:
-    return status;
+        MUST(r->out->write(ctx, r->out->self, path, count, values));
+    if (stage && r->in != NULL) MUST(assay_go_on_from(ctx, r->in, path, r->number * count, count, values));
+    return ASSAY_OK;
 }
 
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values)
@@ -129,30 +127,25 @@ bool graph_wants_gradients(const graph_run *r)
 
 static assay_status read_spread(assay_context *ctx, const graph_run *r, const assay_tensor_row *row, double **spread)
 {
-    assay_status status = ASSAY_OK;
     char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
     const int64_t count = assay_tensor_row_count(row);
     path_of(r, row, checkpoint);
     assay_spread_path(checkpoint, path);
     if (!r->in->has(r->in->self, path)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, path, count, spread));
-    TRY(r->in->read(ctx, r->in->self, path, r->number * count, count, *spread));
-cleanup:
-    return status;
+    MUST(assay_alloc_f64(ctx, path, count, spread));
+    return r->in->read(ctx, r->in->self, path, r->number * count, count, *spread);
 }
 
 assay_status graph_read_spreads(assay_context *ctx, graph_run *r)
 {
-    assay_status status = ASSAY_OK;
     const graph *g = r->graph;
     for (int t = 1; t < g->tensor_count; t++)
-        if (g->tensors[t].quantised) TRY(read_spread(ctx, r, &g->tensors[t].row, &r->spread[t]));
+        if (g->tensors[t].quantised) MUST(read_spread(ctx, r, &g->tensors[t].row, &r->spread[t]));
     for (int i = 0; i < g->gradient_count; i++) {
         const int step = g->gradients[i];
-        TRY(read_spread(ctx, r, &g->steps[step].gradient, &r->gradient_spread[step]));
+        MUST(read_spread(ctx, r, &g->steps[step].gradient, &r->gradient_spread[step]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- forward --- */
@@ -187,7 +180,6 @@ static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
 
 assay_status graph_read_given(assay_context *ctx, graph_run *r)
 {
-    assay_status status = ASSAY_OK;
     for (int t = 1; t < r->graph->tensor_count; t++) {
         const assay_tensor_row *row = &r->graph->tensors[t].row;
         const int64_t count = graph_size(r->graph, t);
@@ -195,12 +187,11 @@ assay_status graph_read_given(assay_context *ctx, graph_run *r)
         if (r->graph->tensors[t].role != GRAPH_CHECKPOINT) continue;
         path_of(r, row, path);
         if (!r->in->has(r->in->self, path)) continue;
-        TRY(make_room(ctx, r, t));
-        TRY(r->in->read(ctx, r->in->self, path, r->number * count, count, r->value[t]));
-        TRY(pass_on(ctx, r, row, false, true, r->value[t]));
+        MUST(make_room(ctx, r, t));
+        MUST(r->in->read(ctx, r->in->self, path, r->number * count, count, r->value[t]));
+        MUST(pass_on(ctx, r, row, false, true, r->value[t]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* After a failure what it would have made is not there. */
@@ -243,16 +234,14 @@ assay_status graph_require(assay_context *ctx, graph_run *r, int tensor)
 /* What no later step of forward reads. */
 static assay_status release_after(assay_context *ctx, graph_run *r, int number)
 {
-    assay_status status = ASSAY_OK;
     for (int t = 1; t < r->graph->tensor_count; t++) {
         const graph_tensor *tensor = &r->graph->tensors[t];
         const int last = tensor->last < 0 ? tensor->step : tensor->last;
         if (last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
         if (tensor->role == GRAPH_WITHIN) drop_value(r, t);
-        if (tensor->role == GRAPH_CHECKPOINT && r->release != NULL) TRY(r->release(ctx, r->self, t, &r->value[t]));
+        if (tensor->role == GRAPH_CHECKPOINT && r->release != NULL) MUST(r->release(ctx, r->self, t, &r->value[t]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static bool is_made(const graph_run *r, int number)
@@ -267,13 +256,11 @@ static bool is_made(const graph_run *r, int number)
 
 assay_status graph_forward(assay_context *ctx, graph_run *r)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < r->graph->step_count; i++) {
-        if (!is_made(r, i)) TRY(compute(ctx, r, i, true));
-        TRY(release_after(ctx, r, i));
+        if (!is_made(r, i)) MUST(compute(ctx, r, i, true));
+        MUST(release_after(ctx, r, i));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- backward --- */
@@ -323,7 +310,6 @@ static void mark_live(graph_run *r, bool live[GRAPH_STEPS])
 /* Where a term of the gradient of an input goes: columns of one that has them all, a first term to where the sum will be. */
 static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *step, int i, double **dx)
 {
-    assay_status status = ASSAY_OK;
     const int tensor = step->in[i];
     const int64_t size = graph_size(r->graph, tensor);
     const bool in_parts = r->graph->tensors[tensor].in_parts;
@@ -332,12 +318,11 @@ static assay_status term_of(assay_context *ctx, graph_run *r, const graph_step *
     if ((!r->leads[tensor] && !(step->kind->makes >> i & 1)) || *dx != NULL) return ASSAY_OK;
     for (int k = 0; k < i; k++) again |= step->in[k] == tensor;
     if (r->terms[tensor] == 0 && !again) *dx = r->gradient_room[tensor];
-    if (*dx == NULL) TRY(assay_alloc_f64(ctx, "gradient", size, dx));
+    if (*dx == NULL) MUST(assay_alloc_f64(ctx, "gradient", size, dx));
     if (step->kind->takes_columns) memset(*dx, 0, (size_t)size * sizeof **dx);
     if (in_parts) r->gradient[tensor] = *dx;
     if (in_parts) r->lent_gradient[tensor] = *dx == r->gradient_room[tensor];
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum)
@@ -412,10 +397,8 @@ static int first_ready(const graph_run *r, const bool live[GRAPH_STEPS])
 
 assay_status graph_backward(assay_context *ctx, graph_run *r)
 {
-    assay_status status = ASSAY_OK;
     bool live[GRAPH_STEPS];
     mark_live(r, live);
-    for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) TRY(back(ctx, r, i));
-cleanup:
-    return status;
+    for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) MUST(back(ctx, r, i));
+    return ASSAY_OK;
 }

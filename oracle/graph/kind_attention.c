@@ -112,7 +112,6 @@ static graph_linear_size product_of(const expansion *s)
 static assay_status expand_heads(assay_context *ctx, const expansion *s, const assay_recipe_operands *o, double *out,
                                  int64_t first, int64_t columns, int64_t width)
 {
-    assay_status status = ASSAY_OK;
     const int64_t all = s->nope + s->value;
     for (int64_t head = 0; head < s->heads; head++) {
         assay_matmul_args args =
@@ -120,10 +119,9 @@ static assay_status expand_heads(assay_context *ctx, const expansion *s, const a
         args.ldc = s->heads * width;
         args.ldb = s->heads * all;
         args.kind = ASSAY_PRODUCT_LINEAR;
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status expand_forward(assay_context *ctx, const graph_call *c)
@@ -248,15 +246,13 @@ cleanup:
 
 static assay_status attention_backward(assay_context *ctx, const graph_call *c)
 {
-    assay_status status;
     const assay_attention_inputs in = inputs_of(c);
     const assay_attention_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[SINKS]};
-    TRY(assay_attention_backward(ctx, &g, c->dy[ATTENTION_OUT], c->dy[LSE], c->y[ATTENTION_OUT], c->y[LSE], &in,
-                                 &c->step->with.attention));
+    MUST(assay_attention_backward(ctx, &g, c->dy[ATTENTION_OUT], c->dy[LSE], c->y[ATTENTION_OUT], c->y[LSE], &in,
+                                  &c->step->with.attention));
     for (int i = QUERY; i <= VALUES; i++)
         assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, i), c->dx[i]);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static double attention_operations(const graph *g, const graph_step *step, int out)

@@ -14,8 +14,7 @@ static assay_status norm_forward(assay_context *ctx, const graph_call *c)
 {
     const int64_t dim = graph_in_size(c->graph, c->step, 1), rows = graph_in_size(c->graph, c->step, 0) / dim;
     double *rstd = NULL;
-    const assay_status status = assay_alloc_f64(ctx, "1/rms", rows, &rstd);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "1/rms", rows, &rstd));
     assay_rms_norm_forward(ctx, c->y[0], rstd, c->x[0], c->x[1], rows, dim, c->step->with.number);
     free(rstd);
     return ASSAY_OK;
@@ -25,8 +24,7 @@ static assay_status norm_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
     double *rstd = NULL;
-    const assay_status status = assay_alloc_f64(ctx, "1/rms", size / dim, &rstd);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "1/rms", size / dim, &rstd));
     assay_rms_norm_forward(ctx, NULL, rstd, c->x[0], c->x[1], size / dim, dim, c->step->with.number);
     assay_rms_norm_backward(ctx, c->dx[0], c->dx[1], c->dy[0], c->x[0], c->x[1], rstd, size / dim, dim);
     if (c->dx[0] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
@@ -50,8 +48,7 @@ static assay_status layer_norm_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
     double *n = NULL;
-    const assay_status status = assay_alloc_f64(ctx, "normalised rows", size, &n);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "normalised rows", size, &n));
     assay_layer_norm_backward(ctx, c->dx[0], c->dx[1], c->dx[2], n, c->dy[0], c->x[0], c->x[1], size / dim, dim,
                               c->step->with.number);
     if (c->dx[0] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);

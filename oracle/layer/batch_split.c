@@ -16,7 +16,6 @@ static int64_t layers_of(const assay_stack_config *config)
 
 static assay_status check_batch(assay_context *ctx, const assay_stack_config *config)
 {
-    assay_status status = ASSAY_OK;
     const assay_mesh *mesh = &config->sharding.mesh;
     const int64_t factor = config->batch_split_factor, least = config->single ? 1 : SCAN_LAYERS;
     int64_t parts = 0;
@@ -24,7 +23,7 @@ static assay_status check_batch(assay_context *ctx, const assay_stack_config *co
         return assay_fail(ctx, ASSAY_BAD_INPUT, "batch_split_factor is %" PRId64 ", expected 1 to %d", factor,
                           ASSAY_MOST_MICROBATCHES);
     }
-    TRY(assay_checked_count(
+    MUST(assay_checked_count(
         ctx, "mesh and batch_split_factor", 4,
         (int64_t[]){mesh->size[ASSAY_AXIS_DATA], mesh->size[ASSAY_AXIS_FSDP], mesh->size[ASSAY_AXIS_EXPERT], factor},
         &parts));
@@ -40,8 +39,7 @@ static assay_status check_batch(assay_context *ctx, const assay_stack_config *co
                           " (base_num_decoder_layers - first_num_dense_layers)",
                           least, layers_of(config));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status require_multiple(assay_context *ctx, const char *key, int64_t value, const char *axis, int64_t size)
@@ -54,18 +52,15 @@ static assay_status require_multiple(assay_context *ctx, const char *key, int64_
 static assay_status check_mesh(assay_context *ctx, const assay_stack_config *config)
 {
     static const char *const axes[] = {"data", "fsdp", "expert"};
-    assay_status status;
     const int64_t *size = config->sharding.mesh.size, fsdp = size[ASSAY_AXIS_FSDP];
     for (int axis = 0; axis <= ASSAY_AXIS_EXPERT; axis++) {
         if (size[axis] >= 1) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "mesh.%s is %" PRId64 ", expected at least 1", axes[axis], size[axis]);
     }
-    TRY(require_multiple(ctx, "num_experts", config->moe.routing.num_experts, "expert", size[ASSAY_AXIS_EXPERT]));
-    TRY(require_multiple(ctx, "base_emb_dim", config->mla.emb_dim, "fsdp", fsdp));
-    TRY(require_multiple(ctx, "q_lora_rank", config->mla.q_lora_rank, "fsdp", fsdp));
-    TRY(require_multiple(ctx, "kv_lora_rank", config->mla.kv_lora_rank, "fsdp", fsdp));
-cleanup:
-    return status;
+    MUST(require_multiple(ctx, "num_experts", config->moe.routing.num_experts, "expert", size[ASSAY_AXIS_EXPERT]));
+    MUST(require_multiple(ctx, "base_emb_dim", config->mla.emb_dim, "fsdp", fsdp));
+    MUST(require_multiple(ctx, "q_lora_rank", config->mla.q_lora_rank, "fsdp", fsdp));
+    return require_multiple(ctx, "kv_lora_rank", config->mla.kv_lora_rank, "fsdp", fsdp);
 }
 
 /* What MaxText's file does not have. */
@@ -104,13 +99,10 @@ static const char *lacking(const assay_stack_config *config)
 
 assay_status assay_batch_split_check(assay_context *ctx, const assay_stack_config *config)
 {
-    assay_status status;
     const char *wanted = lacking(config);
     if (wanted != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", wanted);
-    TRY(check_mesh(ctx, config));
-    TRY(check_batch(ctx, config));
-cleanup:
-    return status;
+    MUST(check_mesh(ctx, config));
+    return check_batch(ctx, config);
 }
 
 assay_batch_split_sizes assay_batch_split_sizes_of(const assay_stack_config *config)

@@ -28,7 +28,6 @@ void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe)
 static assay_status run_shared(assay_context *ctx, const bs_layer *at, graph_run *r, int64_t shard, const double *x,
                                double *y)
 {
-    assay_status status = ASSAY_OK;
     const graph *g = &at->run->shared;
     graph_open(r, g);
     graph_lend(r, graph_find(g, "inputs/x"), x);
@@ -41,11 +40,9 @@ static assay_status run_shared(assay_context *ctx, const bs_layer *at, graph_run
         r->out = at->made->out;
         r->number = shard;
         r->hidden[graph_find(g, HIDDEN)] = y == NULL && at->made->after_forward;
-        TRY(graph_read_spreads(ctx, r));
+        MUST(graph_read_spreads(ctx, r));
     }
-    TRY(graph_forward(ctx, r));
-cleanup:
-    return status;
+    return graph_forward(ctx, r);
 }
 
 static int64_t row_count(const bs_run *run)
@@ -78,20 +75,17 @@ double bs_shared_expert_flops(const bs_run *run)
 
 assay_status bs_shared_expert_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
-    TRY(bs_make_runs(ctx, at->run, &b->shared));
+    MUST(bs_make_runs(ctx, at->run, &b->shared));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
-        TRY(run_shared(ctx, at, &b->shared[shard], shard, b->values[MB_X_NORM] + shard * row_count(at->run), NULL));
+        MUST(run_shared(ctx, at, &b->shared[shard], shard, b->values[MB_X_NORM] + shard * row_count(at->run), NULL));
     assay_remat_recomputed(at->run->stack->store, bs_shared_expert_flops(at->run));
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status;
     const graph *g = &at->run->shared;
-    TRY(bs_make(ctx, at->run, d, MB_X_NORM));
+    MUST(bs_make(ctx, at->run, d, MB_X_NORM));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
         graph_run *r = &b->shared[shard];
         const int64_t first = shard * row_count(at->run);
@@ -99,10 +93,9 @@ assay_status bs_shared_expert_bwd(assay_context *ctx, const bs_layer *at, bs_mic
         graph_want_gradient(r, graph_find(g, "inputs/x"), d->values[MB_X_NORM] + first);
         for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
             graph_want_gradient(r, g->weights[i], bs_weight_of(at->run, at->g, BS_SHARED + i, shard));
-        TRY(graph_backward(ctx, r));
+        MUST(graph_backward(ctx, r));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_gmm_dims gmm_dims(const bs_run *run, const bs_gmm_args *args)
@@ -182,24 +175,21 @@ assay_status bs_one_gating(assay_context *ctx, const bs_layer *at, bs_microbatch
 assay_status bs_one_gating_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
-    const assay_status status = bs_make(ctx, at->run, d, MB_ROWS);
-    if (status != ASSAY_OK) return status;
+    MUST(bs_make(ctx, at->run, d, MB_ROWS));
     return bs_gmm_bwd(ctx, at->run, d->values[MB_ROWS], at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d->values[MB_GATE],
                       &gate);
 }
 
 assay_status bs_compute_gating(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
     const bs_gmm_args up = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_1);
     const int64_t count = bs_count(at->run, MB_GATE);
-    TRY(bs_one_gating(ctx, at, b));
-    TRY(bs_make(ctx, at->run, b, MB_UP));
-    TRY(bs_gmm(ctx, at->run, b->values[MB_UP], &up));
+    MUST(bs_one_gating(ctx, at, b));
+    MUST(bs_make(ctx, at->run, b, MB_UP));
+    MUST(bs_gmm(ctx, at->run, b->values[MB_UP], &up));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->values[MB_GATE]);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, b->values[MB_UP]);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* a and b [rows,n] side by side: [rows,2n]. */

@@ -617,8 +617,7 @@ static assay_status check_recipe(assay_context *ctx, const assay_function_config
 assay_status assay_function_check(assay_context *ctx, const assay_function_config *config)
 {
     bool stacked = false;
-    const assay_status status = check_recipe(ctx, config);
-    if (status != ASSAY_OK) return status;
+    MUST(check_recipe(ctx, config));
     for (int i = 0; i < 3; i++) stacked |= config->function->bundles[i].lying == BS_STACKED;
     if (!stacked || config->layer_axis == 0 || config->layer_axis == 1) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT,

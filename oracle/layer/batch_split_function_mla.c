@@ -74,19 +74,17 @@ cleanup:
 /* Of a pair's two equal angles one, [tokens,Dr/2]. */
 assay_status bs_take_angles(assay_context *ctx, bs_call *c)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         const bs_slot *slot = &c->in[t->place];
         if (t->holds != ASSAY_HOLDS_ANGLES) continue;
         for (int64_t m = 0; m < assay_shape_count(&t->shape) / slot->count; m++) {
             double **angles = &c->run.yarn_freqs[m];
-            TRY(assay_alloc_f64(ctx, "rotation angles", slot->count / 2, angles));
+            MUST(assay_alloc_f64(ctx, "rotation angles", slot->count / 2, angles));
             for (int64_t k = 0; k < slot->count / 2; k++) (*angles)[k] = bs_part(slot, m)[2 * k];
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* y = x cos(yarn_freqs) + (x mask) sin(yarn_freqs), which is a pairwise rotation; or its gradient. */
@@ -154,14 +152,12 @@ static void lend_tensors(const bs_call *c, graph_run *r, int64_t microbatch, int
 
 static assay_status run_shard(assay_context *ctx, const bs_call *c, graph_run *r)
 {
-    assay_status status = ASSAY_OK;
     if (assay_function_forward(c->config.function) != NULL) return graph_backward(ctx, r);
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
-        if (t->result) TRY(graph_require(ctx, r, tensor_of(c, r->graph, t->path)));
+        if (t->result) MUST(graph_require(ctx, r, tensor_of(c, r->graph, t->path)));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status attend(assay_context *ctx, const bs_call *c, const graph *g, int64_t microbatch,
@@ -217,7 +213,6 @@ static assay_attention_config attention_of(const bs_call *c)
 /* Of a _bwd the gradient of the result is before, and the results are behind the arguments. */
 assay_status bs_call_tpu_flash_attention(assay_context *ctx, bs_call *c)
 {
-    assay_status status = ASSAY_OK;
     const bool back = assay_function_forward(c->config.function) != NULL;
     const bs_slot *in = back ? c->in + 1 : c->in;
     const assay_attention_config config = attention_of(c);
@@ -229,12 +224,11 @@ assay_status bs_call_tpu_flash_attention(assay_context *ctx, bs_call *c)
         for (int i = 0; i < (back ? 3 : 2); i++) out[i] = part_of(c, &c->out[i], 0, shard);
         if (back) {
             const assay_attention_gradients d = {.dquery = out[0], .dkey = out[1], .dvalue = out[2]};
-            TRY(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], 0, shard), NULL, part_of(c, &in[3], 0, shard),
-                                         part_of(c, &in[4], 0, shard), &x, &config));
+            MUST(assay_attention_backward(ctx, &d, part_of(c, &c->in[0], 0, shard), NULL, part_of(c, &in[3], 0, shard),
+                                          part_of(c, &in[4], 0, shard), &x, &config));
         } else {
-            TRY(assay_attention_forward(ctx, out[0], out[1], &x, &config));
+            MUST(assay_attention_forward(ctx, out[0], out[1], &x, &config));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -52,33 +52,29 @@ static void give_tensors(bs_call *c)
 assay_status bs_call_half(assay_context *ctx, bs_call *c)
 {
     const assay_batch_split_function *f = c->config.function;
-    assay_status status = ASSAY_OK;
     const bs_layer at = {.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
     lend_tensors(c);
-    if (f->remat != NULL) TRY(f->remat(ctx, &at, c->b));
-    TRY(f->run != NULL ? f->run(ctx, &at, c->b) : f->back(ctx, &at, c->b, c->d));
+    if (f->remat != NULL) MUST(f->remat(ctx, &at, c->b));
+    MUST(f->run != NULL ? f->run(ctx, &at, c->b) : f->back(ctx, &at, c->b, c->d));
     give_tensors(c);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of all microbatches: the MoE half, or with the attention half before it. */
 assay_status bs_call_layer(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     bs_run *run = &c->run;
     const bool back = assay_function_forward(c->config.function) != NULL, half = c->w.values[BS_PRE_NORM] == NULL;
-    TRY(bs_take_angles(ctx, c));
+    MUST(bs_take_angles(ctx, c));
     lend_tensors(c);
     if (half) {
-        TRY(back ? bs_moe_bwd(ctx, run, 0, c->b, c->d, &c->w, &c->g) : bs_moe(ctx, run, 0, c->b, true, &c->w));
+        MUST(back ? bs_moe_bwd(ctx, run, 0, c->b, c->d, &c->w, &c->g) : bs_moe(ctx, run, 0, c->b, true, &c->w));
     } else {
-        TRY(back ? bs_batch_split_schedule_bwd(ctx, run, 0, c->b, c->d, &c->w, &c->g)
-                 : bs_batch_split_schedule(ctx, run, 0, c->b, &c->w));
+        MUST(back ? bs_batch_split_schedule_bwd(ctx, run, 0, c->b, c->d, &c->w, &c->g)
+                  : bs_batch_split_schedule(ctx, run, 0, c->b, &c->w));
     }
     give_tensors(c);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- choosing --- */
@@ -138,9 +134,8 @@ static double gather_scores(const assay_context *ctx, const bs_call *c, int64_t 
 
 assay_status bs_call_expert_indices_and_weights(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     const int64_t chosen = c->run.routing.num_experts_per_tok;
-    TRY(choose_all(ctx, c, c->out[0].indices));
+    MUST(choose_all(ctx, c, c->out[0].indices));
     for (int64_t t = 0; t < c->run.sizes.shards * c->run.sizes.tokens; t++) {
         double *weights = c->out[1].values + t * chosen;
         const double sum = gather_scores(ctx, c, t, c->out[0].indices + t * chosen, weights);
@@ -148,8 +143,7 @@ assay_status bs_call_expert_indices_and_weights(assay_context *ctx, bs_call *c)
         assay_round(ctx, ASSAY_ROUND_ROUTER, chosen, weights);
         for (int64_t k = 0; k < chosen; k++) weights[k] *= c->run.routing.routed_scaling_factor;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_call_expert_indices_and_weights_bwd(assay_context *ctx, bs_call *c)

@@ -52,9 +52,8 @@ static void call_close(bs_call *c)
 static assay_status call_open(assay_context *ctx, const assay_function_config *config,
                               const assay_batch_split_function *f, bs_call **opened)
 {
-    assay_status status;
     void *memory = NULL;
-    TRY(assay_alloc(ctx, "call", 1, sizeof **opened, &memory));
+    MUST(assay_alloc(ctx, "call", 1, sizeof **opened, &memory));
     bs_call *c = memory;
     *opened = memset(c, 0, sizeof *c);
     c->config = *config;
@@ -64,9 +63,7 @@ static assay_status call_open(assay_context *ctx, const assay_function_config *c
     c->made = (bs_made){.in = &no_source, .out = &no_sink};
     bs_run_of(&c->run, &c->stack);
     bs_shared_graph(&c->run, &config->recipe);
-    TRY(assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers));
-cleanup:
-    return status;
+    return assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers);
 }
 
 /* --- tensors --- */
@@ -169,24 +166,19 @@ cleanup:
 /* residuals: read; else they are left out. */
 static assay_status read_all(assay_context *ctx, bs_call *c, const assay_source *in, bool residuals)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         if (t->result || (t->holds == ASSAY_HOLDS_RESIDUAL && !residuals)) continue;
-        TRY(read_tensor(ctx, c, t, t->path, in));
+        MUST(read_tensor(ctx, c, t, t->path, in));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status evaluate(assay_context *ctx, bs_call *c)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < c->tensors.count; i++)
-        if (c->tensors.items[i].result) TRY(tensor_alloc(ctx, c, &c->tensors.items[i]));
-    TRY(bs_call_function(ctx, c));
-cleanup:
-    return status;
+        if (c->tensors.items[i].result) MUST(tensor_alloc(ctx, c, &c->tensors.items[i]));
+    return bs_call_function(ctx, c);
 }
 
 static assay_status write_tensor(assay_context *ctx, bs_call *c, const assay_function_tensor *t, const char *path,
@@ -224,8 +216,7 @@ static assay_status take(assay_context *ctx, bs_call *c, bs_call *forward, const
     const assay_function_tensor *from = counterpart(forward, t);
     const int64_t count =
         is_weight(t) ? c->run.sizes.shards * bs_weight_count(&c->run, t->weight, true) : assay_shape_count(&t->shape);
-    const assay_status status = tensor_alloc(ctx, c, t);
-    if (status != ASSAY_OK) return status;
+    MUST(tensor_alloc(ctx, c, t));
     if (t->integers) {
         memcpy(slot_of(c, t)->indices, slot_of(forward, from)->indices, (size_t)count * sizeof(int32_t));
     } else {

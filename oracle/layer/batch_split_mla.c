@@ -58,20 +58,18 @@ cleanup:
 assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     static const char *const needed[] = {"query_proj", "key_proj", "value_proj"};
-    assay_status status;
     const bs_run *run = at->run;
-    TRY(bs_make_runs(ctx, run, &b->attention));
+    MUST(bs_make_runs(ctx, run, &b->attention));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         graph_run *r = &b->attention[shard];
         bs_open_attention(r, &run->attention, run, b->angles, at->w, shard);
         graph_lend(r, graph_find(r->graph, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
-            TRY(graph_require(ctx, r, graph_find(r->graph, needed[i])));
+            MUST(graph_require(ctx, r, graph_find(r->graph, needed[i])));
         graph_drop_within(r);
     }
     assay_remat_recomputed(run->stack->store, bs_mla_remat_flops(run));
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void bs_want_attention_gradients(graph_run *r, const bs_run *run, const bs_weights *g, int64_t shard)
@@ -89,10 +87,9 @@ void bs_sum_attention_gradients(const assay_context *ctx, const bs_run *run, con
 
 assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status;
     const bs_run *run = at->run;
     const graph *a = &run->attention;
-    TRY(bs_make(ctx, run, d, MB_LAYER_INPUTS));
+    MUST(bs_make(ctx, run, d, MB_LAYER_INPUTS));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         graph_run *r = &b->attention[shard];
         graph_lend(r, graph_find(a, "attention_out"), part_of(run, b, MB_ATTN_OUT, shard));
@@ -100,13 +97,12 @@ assay_status bs_mla_with_norms_bwd(assay_context *ctx, const bs_layer *at, bs_mi
         graph_lend_gradient(r, graph_find(a, LAYER_H), part_of(run, d, MB_MLA_OUT, shard));
         graph_want_gradient(r, graph_find(a, "inputs/x"), part_of(run, d, MB_LAYER_INPUTS, shard));
         bs_want_attention_gradients(r, run, at->g, shard);
-        TRY(graph_backward(ctx, r));
+        MUST(graph_backward(ctx, r));
         graph_close(r);
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_LAYER_INPUTS), d->values[MB_LAYER_INPUTS]);
     bs_sum_attention_gradients(ctx, run, at->g);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* All before attention. */

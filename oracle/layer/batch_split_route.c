@@ -22,16 +22,14 @@ static assay_permute_dims weight_dims(const bs_run *run)
 /* The order [M,R] of the copies, and behind it the sizes [M,E] of all groups; allocated. */
 static assay_status make_order(assay_context *ctx, const bs_run *run, int32_t **order, const int32_t *selected_experts)
 {
-    assay_status status = ASSAY_OK;
     const int64_t copies = run->sizes.copies, shards = run->sizes.shards, experts = run->routing.num_experts;
     const assay_permute_dims dims = row_dims(run);
-    TRY(bs_alloc_shards_i32(ctx, run, "order of copies", copies + experts, 1, order));
+    MUST(bs_alloc_shards_i32(ctx, run, "order of copies", copies + experts, 1, order));
     for (int64_t shard = 0; shard < shards; shard++) {
         int32_t *sizes = *order + shards * copies + shard * experts;
-        TRY(assay_permute_order(ctx, *order + shard * copies, sizes, selected_experts + shard * copies, &dims));
+        MUST(assay_permute_order(ctx, *order + shard * copies, sizes, selected_experts + shard * copies, &dims));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* sorted [M,R,width] from each shard's own [M,T/P,width]. */
@@ -96,28 +94,22 @@ cleanup:
 
 assay_status bs_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const assay_permute_dims weights = weight_dims(run);
-    TRY(bs_gather_choices(ctx, run, b));
-    TRY(bs_make(ctx, run, b, MB_ROW_WEIGHTS));
-    TRY(gather_and_sort(ctx, run, &weights, b->values[MB_ROW_WEIGHTS], b->values[MB_CHOICE_WEIGHTS],
-                        b->indices[MB_ROLLED]));
-    TRY(bs_route_impl(ctx, at, b));
-cleanup:
-    return status;
+    MUST(bs_gather_choices(ctx, run, b));
+    MUST(bs_make(ctx, run, b, MB_ROW_WEIGHTS));
+    MUST(gather_and_sort(ctx, run, &weights, b->values[MB_ROW_WEIGHTS], b->values[MB_CHOICE_WEIGHTS],
+                         b->indices[MB_ROLLED]));
+    return bs_route_impl(ctx, at, b);
 }
 
 assay_status bs_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status = ASSAY_OK;
     const assay_permute_dims weights = weight_dims(at->run);
-    TRY(bs_make(ctx, at->run, d, MB_CHOICE_WEIGHTS));
-    TRY(unsort_and_scatter(ctx, at->run, &weights, false, d->values[MB_CHOICE_WEIGHTS], d->values[MB_ROW_WEIGHTS],
-                           b->indices[MB_ROLLED]));
-    TRY(bs_route_impl_bwd(ctx, at, b, d));
-cleanup:
-    return status;
+    MUST(bs_make(ctx, at->run, d, MB_CHOICE_WEIGHTS));
+    MUST(unsort_and_scatter(ctx, at->run, &weights, false, d->values[MB_CHOICE_WEIGHTS], d->values[MB_ROW_WEIGHTS],
+                            b->indices[MB_ROLLED]));
+    return bs_route_impl_bwd(ctx, at, b, d);
 }
 
 /* sorted [M,R,D] from x [M,T,D], gathered over the expert axis and sorted; and back: unsorted, summed over K ascending,

@@ -71,23 +71,20 @@ cleanup:
 
 static assay_status open_split(assay_context *ctx, const stack_run *stack, assay_batch_split **split)
 {
-    assay_status status;
     void *memory = NULL;
-    TRY(assay_alloc(ctx, "batch-split schedule", 1, sizeof **split, &memory));
+    MUST(assay_alloc(ctx, "batch-split schedule", 1, sizeof **split, &memory));
     *split = memory;
     **split = (assay_batch_split){.first = stack->config->dense_layers,
                                   .layers = stack->config->layers - stack->config->dense_layers};
     bs_run *run = &(*split)->run;
     bs_run_of(run, stack);
-    TRY(assay_alloc(ctx, "selected_experts", (*split)->layers, sizeof *(*split)->selected_experts, &memory));
+    MUST(assay_alloc(ctx, "selected_experts", (*split)->layers, sizeof *(*split)->selected_experts, &memory));
     (*split)->selected_experts = memory;
     for (int64_t layer = 0; layer < (*split)->layers; layer++) (*split)->selected_experts[layer] = NULL;
     for (int64_t m = 0; m < run->factor; m++) {
-        TRY(assay_alloc_f64(ctx, "activations of a microbatch", bs_count(run, MB_OUTPUTS), &(*split)->xs[m]));
+        MUST(assay_alloc_f64(ctx, "activations of a microbatch", bs_count(run, MB_OUTPUTS), &(*split)->xs[m]));
     }
-    TRY(make_freqs(ctx, run));
-cleanup:
-    return status;
+    return make_freqs(ctx, run);
 }
 
 /* Layers here count from 0 within the schedule. */
@@ -127,15 +124,13 @@ static void move_last(bs_microbatch *to, bs_microbatch *from)
 /* It is put together again. */
 static assay_status unroute_last(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *last)
 {
-    assay_status status;
     const int64_t m = split->run.factor - 1;
     const bs_layer at = {.run = &split->run};
-    TRY(assay_schedule_add(ctx, &split->run.schedule, false, ASSAY_STAGE_UNROUTE, split->first + layer, m));
+    MUST(assay_schedule_add(ctx, &split->run.schedule, false, ASSAY_STAGE_UNROUTE, split->first + layer, m));
     bs_lend(last, MB_OUTPUTS, split->xs[m]);
-    TRY(bs_unroute_ubatch(ctx, &at, last));
+    MUST(bs_unroute_ubatch(ctx, &at, last));
     bs_microbatch_free(last, &split->run);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status layer_forward_split(assay_context *ctx, assay_batch_split *split, int64_t layer,
@@ -195,25 +190,21 @@ typedef struct gradients {
 static assay_status scatter(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_weights *scattered,
                             bs_weights *behind)
 {
-    assay_status status;
-    TRY(note(ctx, split, true, ASSAY_STAGE_REDUCE_SCATTER_WS_GRAD, layer));
-    TRY(bs_weights_alloc(ctx, &split->run, scattered, false, behind));
-    TRY(bs_reduce_scatter_ws_grad(ctx, &split->run, scattered, behind));
+    MUST(note(ctx, split, true, ASSAY_STAGE_REDUCE_SCATTER_WS_GRAD, layer));
+    MUST(bs_weights_alloc(ctx, &split->run, scattered, false, behind));
+    MUST(bs_reduce_scatter_ws_grad(ctx, &split->run, scattered, behind));
     bs_weights_free(behind);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status finish(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_weights *scattered)
 {
-    assay_status status;
-    TRY(note(ctx, split, true, ASSAY_STAGE_ALL_REDUCE_WS_GRAD_DCN, layer));
-    TRY(bs_all_reduce_ws_grad_dcn(ctx, &split->run, scattered));
-    TRY(note(ctx, split, true, ASSAY_STAGE_INSERT_LAYER_WS_GRAD, layer));
-    TRY(bs_insert_layer_ws_grad(ctx, &split->run, scattered, split->first + layer));
+    MUST(note(ctx, split, true, ASSAY_STAGE_ALL_REDUCE_WS_GRAD_DCN, layer));
+    MUST(bs_all_reduce_ws_grad_dcn(ctx, &split->run, scattered));
+    MUST(note(ctx, split, true, ASSAY_STAGE_INSERT_LAYER_WS_GRAD, layer));
+    MUST(bs_insert_layer_ws_grad(ctx, &split->run, scattered, split->first + layer));
     bs_weights_free(scattered);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The gradients of the layers behind: one further each. */
@@ -231,16 +222,13 @@ cleanup:
 
 static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *d_last)
 {
-    assay_status status;
     const int64_t m = split->run.factor - 1;
     const bs_layer at = {.run = &split->run};
     bs_microbatch last = {0};
-    TRY(assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m));
+    MUST(assay_schedule_add(ctx, &split->run.schedule, true, ASSAY_STAGE_UNROUTE_BWD, split->first + layer, m));
     bs_lend_indices(&last, MB_ROLLED, split->selected_experts[layer]);
     bs_lend(d_last, MB_OUTPUTS, split->xs[m]);
-    TRY(bs_unroute_ubatch_bwd(ctx, &at, &last, d_last));
-cleanup:
-    return status;
+    return bs_unroute_ubatch_bwd(ctx, &at, &last, d_last);
 }
 
 static assay_status layer_backward_split(assay_context *ctx, assay_batch_split *split, int64_t layer,
@@ -343,27 +331,22 @@ static assay_status write_events(assay_context *ctx, const assay_batch_split *sp
 assay_status assay_batch_split_forward(assay_context *ctx, const struct stack_run *stack, assay_batch_split **split,
                                        double **x)
 {
-    assay_status status;
-    TRY(open_split(ctx, stack, split));
+    MUST(open_split(ctx, stack, split));
     const bs_run *run = &(*split)->run;
     bs_split((*split)->xs, *x, run, run->mla.sequence * run->mla.emb_dim);
-    TRY(scan_forward(ctx, *split));
+    MUST(scan_forward(ctx, *split));
     bs_merge(*x, (const double *const *)(*split)->xs, run, run->mla.sequence * run->mla.emb_dim);
-    if (stack->store == NULL) TRY(write_events(ctx, *split, false));
-cleanup:
-    return status;
+    if (stack->store == NULL) MUST(write_events(ctx, *split, false));
+    return ASSAY_OK;
 }
 
 assay_status assay_batch_split_backward(assay_context *ctx, const struct stack_run *stack, assay_batch_split *split,
                                         double *dy)
 {
-    assay_status status;
     bs_run *run = &split->run;
     run->stack = stack;
     bs_split(split->xs, dy, run, run->mla.sequence * run->mla.emb_dim);
-    TRY(scan_backward(ctx, split));
+    MUST(scan_backward(ctx, split));
     bs_merge(dy, (const double *const *)split->xs, run, run->mla.sequence * run->mla.emb_dim);
-    TRY(write_events(ctx, split, true));
-cleanup:
-    return status;
+    return write_events(ctx, split, true);
 }

@@ -11,13 +11,10 @@
 
 static assay_status write_checkpoints(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
 {
-    assay_status status;
-    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "decoder_layer_input", b, MB_LAYER_INPUTS));
-    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "attention_out", b, MB_ATTN_OUT));
-    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "lse", b, MB_LSE));
-    TRY(bs_write_tensor(ctx, run, layer, "checkpoints", "mla_out", b, MB_MLA_OUT));
-cleanup:
-    return status;
+    MUST(bs_write_tensor(ctx, run, layer, "checkpoints", "decoder_layer_input", b, MB_LAYER_INPUTS));
+    MUST(bs_write_tensor(ctx, run, layer, "checkpoints", "attention_out", b, MB_ATTN_OUT));
+    MUST(bs_write_tensor(ctx, run, layer, "checkpoints", "lse", b, MB_LSE));
+    return bs_write_tensor(ctx, run, layer, "checkpoints", "mla_out", b, MB_MLA_OUT);
 }
 
 static void lend_angles(const bs_run *run, bs_microbatch *b)
@@ -28,30 +25,24 @@ static void lend_angles(const bs_run *run, bs_microbatch *b)
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w)
 {
-    assay_status status;
     const bs_layer at = {.run = run, .w = w};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS, layer, run->factor, false};
     lend_angles(run, b);
-    TRY(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
-    TRY(write_checkpoints(ctx, run, layer, b));
-    TRY(bs_moe(ctx, run, layer, b, run->stack->store != NULL, w));
-cleanup:
-    return status;
+    MUST(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
+    MUST(write_checkpoints(ctx, run, layer, b));
+    return bs_moe(ctx, run, layer, b, run->stack->store != NULL, w);
 }
 
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g)
 {
-    assay_status status;
     const bs_layer at = {.run = run, .w = w, .g = g};
     const bs_stage again = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, run->factor, true};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, run->factor, true};
     lend_angles(run, b);
-    TRY(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
-    TRY(bs_moe_bwd(ctx, run, layer, b, d, w, g));
-    TRY(bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM));
-cleanup:
-    return status;
+    MUST(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
+    MUST(bs_moe_bwd(ctx, run, layer, b, d, w, g));
+    return bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM);
 }
 
 /* --- residuals between forward and backward --- */
@@ -78,32 +69,28 @@ static int64_t rolled_bytes(const bs_run *run)
 
 assay_status bs_keep(assay_context *ctx, const bs_run *run, int64_t layer, bool offload, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     assay_remat_store *store = run->stack->store;
     for (int i = 0; i < RESIDUALS; i++) {
         const bs_tensor tensor = residuals[i].tensor;
         const assay_remat_action action = offload && residuals[i].offloaded ? ASSAY_OFFLOAD : ASSAY_DEVICE;
         for (int64_t m = 0; m < run->factor; m++) {
-            TRY(assay_remat_hold(ctx, store, layer * run->factor + m, residuals[i].slot, action, bs_count(run, tensor),
-                                 &b[m].values[tensor]));
+            MUST(assay_remat_hold(ctx, store, layer * run->factor + m, residuals[i].slot, action, bs_count(run, tensor),
+                                  &b[m].values[tensor]));
         }
     }
     assay_remat_kept(store, rolled_bytes(run));
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_take(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < RESIDUALS; i++) {
         for (int64_t m = 0; m < run->factor; m++) {
-            TRY(assay_remat_take(ctx, run->stack->store, layer * run->factor + m, residuals[i].slot,
-                                 &b[m].values[residuals[i].tensor]));
+            MUST(assay_remat_take(ctx, run->stack->store, layer * run->factor + m, residuals[i].slot,
+                                  &b[m].values[residuals[i].tensor]));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_remat_report bs_layer_model(const bs_run *run, bool offload)

@@ -27,9 +27,8 @@ static void close_layer(layer_run *l)
 
 static assay_status open_layer(assay_context *ctx, layer_run *l)
 {
-    assay_status status;
     graph_run *r = &l->run;
-    TRY(layer_weights_read(ctx, l->stack, l->layer, &l->w));
+    MUST(layer_weights_read(ctx, l->stack, l->layer, &l->w));
     assay_layer_graph(&l->graph, l->stack->config, l->layer);
     graph_open(r, &l->graph);
     l->in = graph_find(r->graph, "inputs/x");
@@ -41,9 +40,7 @@ static assay_status open_layer(assay_context *ctx, layer_run *l)
     r->indices[graph_find(r->graph, "inputs/positions")] = l->stack->positions;
     r->indices[graph_find(r->graph, "inputs/segment_ids")] = l->stack->segment_ids;
     graph_lend_weights(r, l->w.values);
-    TRY(graph_read_spreads(ctx, r));
-cleanup:
-    return status;
+    return graph_read_spreads(ctx, r);
 }
 
 /* To the store, as the policy says; what has no policy goes. */
@@ -89,36 +86,32 @@ cleanup:
 /* What the store has, and what it has not computed again. */
 static assay_status refill(assay_context *ctx, layer_run *l)
 {
-    assay_status status = ASSAY_OK;
     graph_run *r = &l->run;
     assay_remat_store *store = l->stack->store;
     for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++) {
         const int tensor = layer_tensor(r->graph, slot);
         if (tensor == 0) continue;
-        TRY(assay_remat_take(ctx, store, l->layer, slot, &r->value[tensor]));
+        MUST(assay_remat_take(ctx, store, l->layer, slot, &r->value[tensor]));
         if (layer_recomputes(r->graph, slot) && r->value[tensor] == NULL)
             assay_remat_recomputed(store, graph_operations(r->graph, tensor));
     }
     for (int slot = 0; slot < ASSAY_REMAT_SLOTS; slot++)
-        if (layer_recomputes(r->graph, slot)) TRY(graph_require(ctx, r, layer_tensor(r->graph, slot)));
+        if (layer_recomputes(r->graph, slot)) MUST(graph_require(ctx, r, layer_tensor(r->graph, slot)));
     graph_drop_within(r);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* From the gradient of what the block of experts gives to that of what it is given. */
 static assay_status back_through_experts(assay_context *ctx, layer_run *l, double *dy, double **dh_norm)
 {
-    assay_status status;
     graph_run *r = &l->run;
     const int h_norm = r->graph->result;
-    TRY(graph_require(ctx, r, h_norm));
-    TRY(layer_moe_backward(ctx, l->stack, l->layer, r->value[h_norm], dy, dh_norm));
+    MUST(graph_require(ctx, r, h_norm));
+    MUST(layer_moe_backward(ctx, l->stack, l->layer, r->value[h_norm], dy, dh_norm));
     assay_round(ctx, ASSAY_ROUND_STORAGE, l->stack->size, *dh_norm);
     graph_lend_gradient(r, h_norm, *dh_norm);
     graph_lend_gradient(r, l->h, dy);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t layer, double *dy)

@@ -38,7 +38,6 @@ static assay_status check_sizes(assay_context *ctx, const assay_stack_config *co
 
 assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *config)
 {
-    assay_status status = ASSAY_OK;
     if (config->layers < 1 || config->dense_layers < 0 || config->dense_layers > config->layers ||
         config->first_layer < 0 || config->first_layer >= config->layers || (config->single && config->layers != 1)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -49,39 +48,35 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
         return assay_fail(ctx, ASSAY_BAD_INPUT, "normalization_layer_epsilon is %g, expected 0 or more",
                           config->epsilon);
     }
-    if (config->attention == ASSAY_LAYER_MLA) TRY(assay_mla_check(ctx, &config->mla));
-    if (config->attention == ASSAY_LAYER_GQA) TRY(assay_gqa_check(ctx, &config->gqa));
-    TRY(check_sizes(ctx, config));
-    if (any_moe_layers(config)) TRY(assay_moe_check(ctx, &config->moe));
+    if (config->attention == ASSAY_LAYER_MLA) MUST(assay_mla_check(ctx, &config->mla));
+    if (config->attention == ASSAY_LAYER_GQA) MUST(assay_gqa_check(ctx, &config->gqa));
+    MUST(check_sizes(ctx, config));
+    if (any_moe_layers(config)) MUST(assay_moe_check(ctx, &config->moe));
     if (config->batch_split_factor > 0 && config->attention != ASSAY_LAYER_MLA) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "stack: the batch-split schedule has multi-head latent attention");
     }
     if (config->batch_split_factor > 0) {
-        TRY(assay_batch_split_check(ctx, config));
+        MUST(assay_batch_split_check(ctx, config));
     } else if (any_moe_layers(config) && assay_is_sharded(&config->moe, &config->sharding)) {
-        TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
+        MUST(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = run->in;
     const assay_stack_config *config = run->config;
     const assay_rope_config *rope = config->attention == ASSAY_LAYER_MLA ? &config->mla.rope : &config->gqa.rope;
-    TRY(assay_alloc_f64(ctx, "inputs/x", run->size, x));
-    TRY(in->read(ctx, in->self, "inputs/x", 0, run->size, *x));
-    TRY(assay_alloc_i32(ctx, "inputs/positions", run->tokens, &run->positions));
-    TRY(in->read_i32(ctx, in->self, "inputs/positions", 0, run->tokens, run->positions));
-    TRY(assay_rope_check_positions(ctx, run->positions, run->tokens, rope));
+    MUST(assay_alloc_f64(ctx, "inputs/x", run->size, x));
+    MUST(in->read(ctx, in->self, "inputs/x", 0, run->size, *x));
+    MUST(assay_alloc_i32(ctx, "inputs/positions", run->tokens, &run->positions));
+    MUST(in->read_i32(ctx, in->self, "inputs/positions", 0, run->tokens, run->positions));
+    MUST(assay_rope_check_positions(ctx, run->positions, run->tokens, rope));
     if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
-    TRY(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
-    TRY(assay_attention_check_segments(ctx, run->segment_ids, run->tokens));
-cleanup:
-    return status;
+    MUST(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
+    MUST(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
+    return assay_attention_check_segments(ctx, run->segment_ids, run->tokens);
 }
 
 bool stack_wants_backward(const stack_run *run)
@@ -97,12 +92,9 @@ static assay_status write_report(assay_context *ctx, const stack_run *run)
 {
     const assay_remat_report report = assay_remat_report_of(run->store);
     const double kept = (double)report.bytes_kept, offloaded = (double)report.bytes_offloaded;
-    assay_status status = ASSAY_OK;
-    TRY(assay_write_result(ctx, run->out, "remat/bytes_kept", 1, &kept));
-    TRY(assay_write_result(ctx, run->out, "remat/bytes_offloaded", 1, &offloaded));
-    TRY(assay_write_result(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed));
-cleanup:
-    return status;
+    MUST(assay_write_result(ctx, run->out, "remat/bytes_kept", 1, &kept));
+    MUST(assay_write_result(ctx, run->out, "remat/bytes_offloaded", 1, &offloaded));
+    return assay_write_result(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed);
 }
 
 int64_t stack_plain_layers(const assay_stack_config *config)
@@ -139,14 +131,11 @@ cleanup:
 
 static assay_status begin(assay_context *ctx, stack_run *run, double **x)
 {
-    assay_status status;
     const assay_stack_sizes sizes = assay_stack_sizes_of(run->config);
-    TRY(assay_stack_check(ctx, run->config));
+    MUST(assay_stack_check(ctx, run->config));
     run->tokens = sizes.batch * sizes.sequence;
     run->size = run->tokens * sizes.emb_dim;
-    TRY(read_inputs(ctx, run, x));
-cleanup:
-    return status;
+    return read_inputs(ctx, run, x);
 }
 
 static void end(stack_run *run)

@@ -64,15 +64,13 @@ bool layer_moe_wants_gradient(const stack_run *run, int64_t layer)
 /* What the experts of all ranks have left with the first one, for backward. */
 static assay_status share_held(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
 {
-    assay_status status = ASSAY_OK;
     for (int i = OF_ROUTED; i < MOE_CHECKPOINTS; i++) {
         const int64_t count = view->block.backward ? 0 : kept_count(run, layer, i);
         if (count == 0) continue;
-        if (view->held[i] == NULL) TRY(assay_alloc_f64(ctx, moe_checkpoints[i].path, count, &view->held[i]));
-        TRY(assay_ranks_broadcast(ctx, view->held[i], count * (int64_t)sizeof *view->held[i]));
+        if (view->held[i] == NULL) MUST(assay_alloc_f64(ctx, moe_checkpoints[i].path, count, &view->held[i]));
+        MUST(assay_ranks_broadcast(ctx, view->held[i], count * (int64_t)sizeof *view->held[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status run_moe(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)

@@ -30,13 +30,10 @@ static void path_of(const stack_run *run, int64_t layer, const char *folder, con
 
 assay_status layer_weights_read(assay_context *ctx, const stack_run *run, int64_t layer, layer_weights *w)
 {
-    assay_status status;
     *w = (layer_weights){.table = layer_weight_table(run->config, layer)};
     layer_prefix(run, layer, w->prefix);
-    TRY(assay_weights_alloc(ctx, run->in, w->prefix, &w->table, w->values));
-    TRY(assay_weights_read(ctx, run->in, w->prefix, &w->table, 0, w->values));
-cleanup:
-    return status;
+    MUST(assay_weights_alloc(ctx, run->in, w->prefix, &w->table, w->values));
+    return assay_weights_read(ctx, run->in, w->prefix, &w->table, 0, w->values);
 }
 
 void layer_weights_free(layer_weights *w)
@@ -122,12 +119,9 @@ static bool wants_boundary(const stack_run *run, int64_t layer, char path[ASSAY_
 
 assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, double *dx)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
-    if (wants_boundary(run, layer, path)) TRY(run->out->write(ctx, run->out->self, path, run->size, dx));
-    TRY(assay_go_on_from(ctx, run->in, path, 0, run->size, dx));
-cleanup:
-    return status;
+    if (wants_boundary(run, layer, path)) MUST(run->out->write(ctx, run->out->self, path, run->size, dx));
+    return assay_go_on_from(ctx, run->in, path, 0, run->size, dx);
 }
 
 bool layer_wants_gradient(const stack_run *run, int64_t layer)

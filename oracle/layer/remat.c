@@ -88,9 +88,8 @@ static assay_status find_action(assay_context *ctx, const char *name, const char
 assay_status assay_remat_policy_make(assay_context *ctx, assay_remat_policy *policy, const char *preset_name,
                                      const char *const texts[ASSAY_REMAT_NAMES])
 {
-    assay_status status = ASSAY_OK;
     const preset *base = NULL;
-    TRY(find_preset(ctx, preset_name, &base));
+    MUST(find_preset(ctx, preset_name, &base));
     *policy = (assay_remat_policy){0};
     for (int name = 0; name < ASSAY_REMAT_NAMES; name++) {
         const bool routed = name >= ASSAY_REMAT_MOE_MLPWI;
@@ -98,15 +97,14 @@ assay_status assay_remat_policy_make(assay_context *ctx, assay_remat_policy *pol
         if ((base->names >> name & 1) != 0) policy->action[name] = base->action;
         if (routed) policy->action[name] = policy->action[plain_names[name]];
         if (routed && texts[name][0] == '\0') continue;
-        TRY(find_action(ctx, assay_remat_names[name], texts[name], &own));
+        MUST(find_action(ctx, assay_remat_names[name], texts[name], &own));
         if (own != ASSAY_REMAT || routed) policy->action[name] = own;
     }
     if (policy->action[ASSAY_REMAT_DECODER_LAYER_INPUT] == ASSAY_REMAT) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "decoder_layer_input is \"remat\", expected device or offload: backward starts from it");
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "decoder_layer_input is \"remat\", expected device or offload: backward starts from it");
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* One intermediate of one layer. */
@@ -209,8 +207,7 @@ static assay_status spill(assay_context *ctx, assay_remat_store *store, held *it
 
 static assay_status read_back(assay_context *ctx, const assay_remat_store *store, const held *item, double **values)
 {
-    assay_status status = assay_alloc_f64(ctx, "offloaded checkpoint", item->count, values);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "offloaded checkpoint", item->count, values));
     char *bytes = (char *)*values;
     off_t offset = item->offset;
     size_t left = (size_t)item->count * sizeof **values;

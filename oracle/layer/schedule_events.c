@@ -127,16 +127,13 @@ static assay_status fill(assay_context *ctx, assay_timetable *t, const int32_t *
 assay_status assay_timetable_open(assay_context *ctx, assay_timetable *t, const int32_t *events, int64_t count,
                                   const assay_schedule_dims *dims)
 {
-    assay_status status;
     void *memory = NULL;
     int64_t slots = 0;
-    TRY(assay_checked_count(ctx, "schedule", 4, (int64_t[]){2, ASSAY_STAGES, dims->layers, dims->factor + 1}, &slots));
-    TRY(assay_alloc(ctx, "schedule", slots, sizeof *t->at, &memory));
+    MUST(assay_checked_count(ctx, "schedule", 4, (int64_t[]){2, ASSAY_STAGES, dims->layers, dims->factor + 1}, &slots));
+    MUST(assay_alloc(ctx, "schedule", slots, sizeof *t->at, &memory));
     *t = (assay_timetable){memory, dims};
     for (int64_t i = 0; i < slots; i++) t->at[i] = -1;
-    TRY(fill(ctx, t, events, count));
-cleanup:
-    return status;
+    return fill(ctx, t, events, count);
 }
 
 void assay_timetable_close(assay_timetable *t)
@@ -196,67 +193,62 @@ static assay_status require_before(assay_context *ctx, const assay_timetable *t,
 static assay_status check_flow(assay_context *ctx, const assay_timetable *t, int64_t pass, const assay_stage *stages,
                                int stage_count, int64_t layer)
 {
-    assay_status status = ASSAY_OK;
     const int64_t factor = t->dims->factor;
     for (int i = 0; i < stage_count; i++) {
         for (int64_t m = 0; m < factor; m++) {
             if (m + 1 < factor) {
-                TRY(require_before(ctx, t, (event){pass, stages[i], layer, m}, (event){pass, stages[i], layer, m + 1}));
+                MUST(
+                    require_before(ctx, t, (event){pass, stages[i], layer, m}, (event){pass, stages[i], layer, m + 1}));
             }
             if (i + 1 < stage_count) {
-                TRY(require_before(ctx, t, (event){pass, stages[i], layer, m}, (event){pass, stages[i + 1], layer, m}));
+                MUST(
+                    require_before(ctx, t, (event){pass, stages[i], layer, m}, (event){pass, stages[i + 1], layer, m}));
             }
         }
         /* the stages are staggered: the next one starts when this one is done for all */
         if (i + 1 < stage_count && stages[i + 1] != ASSAY_STAGE_UNROUTE) {
-            TRY(require_before(ctx, t, (event){pass, stages[i], layer, factor - 1},
-                               (event){pass, stages[i + 1], layer, 0}));
+            MUST(require_before(ctx, t, (event){pass, stages[i], layer, factor - 1},
+                                (event){pass, stages[i + 1], layer, 0}));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status check_forward(assay_context *ctx, const assay_timetable *t, int64_t layer)
 {
     static const assay_stage stages[] = {ASSAY_STAGE_MLA_WITH_NORMS, ASSAY_STAGE_ROUTE, ASSAY_STAGE_COMPUTE,
                                          ASSAY_STAGE_UNROUTE};
-    assay_status status;
     const int64_t last = t->dims->factor - 1;
     const event start = {0, ASSAY_STAGE_MLA_WITH_NORMS, layer, 0}, unroute = {0, ASSAY_STAGE_UNROUTE, layer, last};
-    TRY(check_flow(ctx, t, 0, stages, 4, layer));
-    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer, -1}, start));
+    MUST(check_flow(ctx, t, 0, stages, 4, layer));
+    MUST(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer, -1}, start));
     /* one layer ahead, and not more */
-    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 1, -1}, start));
-    TRY(require_before(ctx, t, start, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 2, -1}));
+    MUST(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 1, -1}, start));
+    MUST(require_before(ctx, t, start, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 2, -1}));
     /* the last microbatch's unroute waits until the next weights are asked for, and is done before the next layer */
-    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 2, -1}, unroute));
-    TRY(require_before(ctx, t, unroute, (event){0, ASSAY_STAGE_MLA_WITH_NORMS, layer + 1, 0}));
-    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_COMPUTE, layer, last},
-                       (event){0, ASSAY_STAGE_OFFLOAD, layer, -1}));
-    TRY(require_before(ctx, t, (event){0, ASSAY_STAGE_OFFLOAD, layer, -1},
-                       (event){0, ASSAY_STAGE_MLA_WITH_NORMS, layer + 1, 0}));
-cleanup:
-    return status;
+    MUST(require_before(ctx, t, (event){0, ASSAY_STAGE_GATHER_WEIGHTS, layer + 2, -1}, unroute));
+    MUST(require_before(ctx, t, unroute, (event){0, ASSAY_STAGE_MLA_WITH_NORMS, layer + 1, 0}));
+    MUST(require_before(ctx, t, (event){0, ASSAY_STAGE_COMPUTE, layer, last},
+                        (event){0, ASSAY_STAGE_OFFLOAD, layer, -1}));
+    return require_before(ctx, t, (event){0, ASSAY_STAGE_OFFLOAD, layer, -1},
+                          (event){0, ASSAY_STAGE_MLA_WITH_NORMS, layer + 1, 0});
 }
 
 /* reduce-scatter one layer behind, all-reduce two behind. */
 static assay_status check_gradients(assay_context *ctx, const assay_timetable *t, int64_t layer)
 {
-    assay_status status;
     const event done = {1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, t->dims->factor - 1};
     const event scatter = {1, ASSAY_STAGE_REDUCE_SCATTER_WS_GRAD, layer, -1};
     const event reduce = {1, ASSAY_STAGE_ALL_REDUCE_WS_GRAD_DCN, layer, -1};
-    TRY(require_before(ctx, t, done, scatter));
-    TRY(require_before(ctx, t, scatter, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer - 1, 0}));
-    TRY(require_before(ctx, t, scatter, reduce));
+    MUST(require_before(ctx, t, done, scatter));
+    MUST(require_before(ctx, t, scatter, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer - 1, 0}));
+    MUST(require_before(ctx, t, scatter, reduce));
     if (layer > 1) {
-        TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer - 1, t->dims->factor - 1}, reduce));
-        TRY(require_before(ctx, t, reduce, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer - 2, 0}));
+        MUST(
+            require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer - 1, t->dims->factor - 1}, reduce));
+        MUST(require_before(ctx, t, reduce, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer - 2, 0}));
     }
-    TRY(require_before(ctx, t, reduce, (event){1, ASSAY_STAGE_INSERT_LAYER_WS_GRAD, layer, -1}));
-cleanup:
-    return status;
+    return require_before(ctx, t, reduce, (event){1, ASSAY_STAGE_INSERT_LAYER_WS_GRAD, layer, -1});
 }
 
 static assay_status check_backward(assay_context *ctx, const assay_timetable *t, int64_t layer)
@@ -264,31 +256,28 @@ static assay_status check_backward(assay_context *ctx, const assay_timetable *t,
     static const assay_stage moe[] = {
         ASSAY_STAGE_MLA_WITH_NORMS_REMAT, ASSAY_STAGE_ROUTE_REMAT, ASSAY_STAGE_COMPUTE_REMAT,
         ASSAY_STAGE_COMPUTE_BWD,          ASSAY_STAGE_ROUTE_BWD,   ASSAY_STAGE_MLA_WITH_NORMS_BWD};
-    assay_status status;
     const int64_t factor = t->dims->factor;
     const event start = {1, ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, 0};
-    TRY(check_flow(ctx, t, 1, moe, 6, layer));
+    MUST(check_flow(ctx, t, 1, moe, 6, layer));
     for (int64_t m = 0; m < factor; m++) {
         const event unroute = {1, ASSAY_STAGE_UNROUTE_BWD, layer, m};
-        TRY(require_before(ctx, t, unroute, (event){1, ASSAY_STAGE_COMPUTE_BWD, layer, m}));
+        MUST(require_before(ctx, t, unroute, (event){1, ASSAY_STAGE_COMPUTE_BWD, layer, m}));
         if (m + 1 < factor) {
-            TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_COMPUTE_REMAT, layer, m}, unroute));
-            if (m > 0) TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_UNROUTE_BWD, layer, m - 1}, unroute));
+            MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_COMPUTE_REMAT, layer, m}, unroute));
+            if (m > 0) MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_UNROUTE_BWD, layer, m - 1}, unroute));
         } else { /* it was deferred */
-            TRY(require_before(ctx, t, unroute, start));
-            TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 1, m}, unroute));
+            MUST(require_before(ctx, t, unroute, start));
+            MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 1, m}, unroute));
         }
     }
     /* residuals and weights come back one layer ahead, and not more */
-    TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_FETCH, layer, -1}, start));
-    TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 2, factor - 1},
-                       (event){1, ASSAY_STAGE_FETCH, layer, -1}));
-    TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_GATHER_WEIGHTS, layer - 1, -1}, start));
-    TRY(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 2, factor - 1},
-                       (event){1, ASSAY_STAGE_GATHER_WEIGHTS, layer, -1}));
-    TRY(check_gradients(ctx, t, layer));
-cleanup:
-    return status;
+    MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_FETCH, layer, -1}, start));
+    MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 2, factor - 1},
+                        (event){1, ASSAY_STAGE_FETCH, layer, -1}));
+    MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_GATHER_WEIGHTS, layer - 1, -1}, start));
+    MUST(require_before(ctx, t, (event){1, ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer + 2, factor - 1},
+                        (event){1, ASSAY_STAGE_GATHER_WEIGHTS, layer, -1}));
+    return check_gradients(ctx, t, layer);
 }
 
 assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int64_t count,

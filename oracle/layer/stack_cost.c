@@ -52,8 +52,7 @@ assay_status assay_stack_shares_of(assay_context *ctx, assay_run_shares *shares,
     stack_run run = {.config = config, .in = in, .out = out, .tokens = sizes.batch * sizes.sequence};
     run.size = run.tokens * sizes.emb_dim;
     const bool backward = stack_wants_backward(&run);
-    const assay_status status = assay_stack_remat_model(ctx, config, &report);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_stack_remat_model(ctx, config, &report));
     for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++) {
         graph_shares_of(shares, least, config, layer, backward);
         if (!layer_is_dense(config, layer)) layer_moe_shares(shares, least, &run, layer, backward);

@@ -44,8 +44,7 @@ assay_status assay_head_shards_check(assay_context *ctx, const char *name, const
 {
     int64_t sizes[ASSAY_MESH_AXES], shards = 0;
     for (int axis = 0; axis < ASSAY_MESH_AXES; axis++) sizes[axis] = assay_mesh_size(mesh, (assay_mesh_axis)axis);
-    const assay_status status = assay_checked_count(ctx, "mesh", ASSAY_MESH_AXES, sizes, &shards);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_checked_count(ctx, "mesh", ASSAY_MESH_AXES, sizes, &shards));
     const struct {
         const char *what, *axes;
         int64_t size, parts;
@@ -115,37 +114,33 @@ static void copy_part(const shard_run *run, int weight, double *part, const doub
 
 static assay_status open_weight(assay_context *ctx, shard_run *run, int i, int64_t *largest)
 {
-    assay_status status = ASSAY_OK;
     const assay_tensor_row *whole = &run->whole.rows[i];
     const int64_t count = assay_tensor_row_count(&run->own.rows[i]);
     run->w[i] = run->m->weights[i];
     if (assay_row_has_heads(whole)) {
-        TRY(assay_alloc_f64(ctx, "weights of a shard's heads", count, &run->memory[i]));
+        MUST(assay_alloc_f64(ctx, "weights of a shard's heads", count, &run->memory[i]));
         run->w[i] = run->memory[i];
     } else if (whole->kind == ASSAY_PROJECTION_BIAS) {
-        TRY(assay_alloc_zeros(ctx, "what another shard adds", count, &run->zeros));
+        MUST(assay_alloc_zeros(ctx, "what another shard adds", count, &run->zeros));
         run->once = i;
     }
     if (run->m->dy == NULL || run->m->gradients[i] == NULL) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a shard's gradients", count, &run->gradients[i]));
+    MUST(assay_alloc_f64(ctx, "a shard's gradients", count, &run->gradients[i]));
     if (count > *largest) *largest = count;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status open_run(assay_context *ctx, shard_run *run)
 {
-    assay_status status = ASSAY_OK;
     int64_t largest = 0;
     for (int i = 0; i < run->whole.count; i++) {
-        if (run->m->weights[i] != NULL) TRY(open_weight(ctx, run, i, &largest));
+        if (run->m->weights[i] != NULL) MUST(open_weight(ctx, run, i, &largest));
     }
-    if (largest > 0) TRY(assay_alloc_f64(ctx, "a part of a gradient", largest, &run->scratch));
-    TRY(assay_alloc_f64(ctx, "a part of y", run->tokens * run->dim, &run->y));
+    if (largest > 0) MUST(assay_alloc_f64(ctx, "a part of a gradient", largest, &run->scratch));
+    MUST(assay_alloc_f64(ctx, "a part of y", run->tokens * run->dim, &run->y));
     if (run->m->dy != NULL && run->m->dx != NULL)
-        TRY(assay_alloc_f64(ctx, "a shard's dx", run->tokens * run->dim, &run->dx));
-cleanup:
-    return status;
+        MUST(assay_alloc_f64(ctx, "a shard's dx", run->tokens * run->dim, &run->dx));
+    return ASSAY_OK;
 }
 
 static void close_run(shard_run *run)

@@ -88,8 +88,7 @@ assay_status assay_ragged_all_to_all(assay_context *ctx, double *out, const doub
                                      const assay_mesh *mesh, assay_mesh_axis axis)
 {
     const int64_t shards = assay_mesh_shards(mesh), columns = dims->columns;
-    const assay_status status = check(ctx, params, dims, mesh, axis);
-    if (status != ASSAY_OK) return status;
+    MUST(check(ctx, params, dims, mesh, axis));
     for (int64_t shard = 0; shard < shards; shard++) {
         for (int64_t part = 0; part < assay_mesh_size(mesh, axis); part++) {
             const slice s = slice_of(params, mesh, axis, shard, part);
@@ -109,8 +108,7 @@ assay_status assay_ragged_all_to_all_transpose(assay_context *ctx, double *d_in,
 {
     const int64_t shards = assay_mesh_shards(mesh), columns = dims->columns;
     const size_t whole = (size_t)(shards * dims->out_rows * columns) * sizeof *d_out;
-    const assay_status status = check(ctx, params, dims, mesh, axis);
-    if (status != ASSAY_OK) return status;
+    MUST(check(ctx, params, dims, mesh, axis));
     memset(d_in, 0, (size_t)(shards * dims->in_rows * columns) * sizeof *d_in);
     if (d_out_operand != NULL) memcpy(d_out_operand, d_out, whole);
     for (int64_t shard = 0; shard < shards; shard++) {

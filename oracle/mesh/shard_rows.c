@@ -32,12 +32,10 @@ void assay_sort_rows(double *sorted, const double *rows, const int32_t *order, i
 assay_status assay_unsort_rows(assay_context *ctx, double *rows, const double *sorted, const int32_t *order,
                                int64_t shards, const assay_permute_dims *dims)
 {
-    assay_status status = ASSAY_OK;
     const int64_t copies = copies_of(dims);
     for (int64_t shard = 0; shard < shards; shard++) {
-        TRY(assay_permute_backward(ctx, rows + shard * row_numbers(dims), sorted + shard * copies * dims->emb_dim,
-                                   order + shard * copies, dims));
+        MUST(assay_permute_backward(ctx, rows + shard * row_numbers(dims), sorted + shard * copies * dims->emb_dim,
+                                    order + shard * copies, dims));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

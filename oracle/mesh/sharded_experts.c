@@ -57,29 +57,27 @@ void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int
 
 assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const moe_block *block = run->block;
     const int64_t dim = block->emb_dim, rows = s->shards * s->buffer, copies = s->shards * s->copies;
     const bool weighs_h = block->split.weighs_h;
-    TRY(assay_alloc_f64(ctx, "routed tokens", s->shards * run->permute.tokens * dim, &run->routed));
-    TRY(assay_alloc_f64(ctx, "sorted copies", copies * dim, &run->sorted));
+    MUST(assay_alloc_f64(ctx, "routed tokens", s->shards * run->permute.tokens * dim, &run->routed));
+    MUST(assay_alloc_f64(ctx, "sorted copies", copies * dim, &run->sorted));
     if (s->exchanges && s->batch_sharded) {
-        TRY(assay_alloc_f64(ctx, "received rows", rows * dim, &run->received));
+        MUST(assay_alloc_f64(ctx, "received rows", rows * dim, &run->received));
     }
     for (int64_t c = 0; c < s->chunks; c++) {
         sharded_chunk *chunk = &run->chunks[c];
-        TRY(assay_alloc_f64(ctx, "rows of x", rows * dim, &chunk->rows_x));
-        TRY(assay_alloc_zeros(ctx, "rows of y", rows * dim, &chunk->rows_y));
-        if (block->need_backward) TRY(assay_alloc_f64(ctx, "rows of dy", rows * dim, &chunk->rows_dy));
-        if (block->need_row_dx) TRY(assay_alloc_zeros(ctx, "rows of dx", rows * dim, &chunk->rows_dx));
-        if (weighs_h) TRY(assay_alloc_f64(ctx, "weights of rows", rows, &chunk->row_weights));
+        MUST(assay_alloc_f64(ctx, "rows of x", rows * dim, &chunk->rows_x));
+        MUST(assay_alloc_zeros(ctx, "rows of y", rows * dim, &chunk->rows_y));
+        if (block->need_backward) MUST(assay_alloc_f64(ctx, "rows of dy", rows * dim, &chunk->rows_dy));
+        if (block->need_row_dx) MUST(assay_alloc_zeros(ctx, "rows of dx", rows * dim, &chunk->rows_dx));
+        if (weighs_h) MUST(assay_alloc_f64(ctx, "weights of rows", rows, &chunk->row_weights));
         if (!block->need_router_gradient) continue;
-        if (weighs_h) TRY(assay_alloc_zeros(ctx, "d_weights of rows", rows, &chunk->row_d_weights));
-        TRY(assay_alloc_zeros(ctx, "d_weights", copies, &chunk->d_weights));
+        if (weighs_h) MUST(assay_alloc_zeros(ctx, "d_weights of rows", rows, &chunk->row_d_weights));
+        MUST(assay_alloc_zeros(ctx, "d_weights", copies, &chunk->d_weights));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void sharded_free_rows(moe_block *block)

@@ -111,8 +111,7 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
     const assay_routing_config *routing = &config->routing;
     const int64_t dim = config->emb_dim, chunks = s->emb_chunks > 0 ? s->emb_chunks : 1;
     int64_t shards = 0;
-    assay_status status = assay_checked_count(ctx, "mesh", ASSAY_AXIS_EXPERT + 1, s->mesh.size, &shards);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_checked_count(ctx, "mesh", ASSAY_AXIS_EXPERT + 1, s->mesh.size, &shards));
     const int64_t parts = assay_mesh_size(&s->mesh, ASSAY_AXIS_MLP_TENSOR);
     const bool fused = config->path == ASSAY_MOE_FUSED;
     const bool one_for_all = routing->batch == 1 && shards == s->mesh.size[ASSAY_AXIS_EXPERT] && !s->ring_of_experts;
@@ -221,7 +220,6 @@ static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, con
 /* Copies of tokens have int32 positions: assay_routing_check has seen to those of the whole batch. */
 static assay_status check_buffers(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding)
 {
-    assay_status status = ASSAY_OK;
     int64_t count = 0;
     assay_shard_sizes s = sizes_before_buffer(config, sharding);
     const double factor = sharding->ragged_buffer_factor, rows = factor * (double)s.copies;
@@ -234,26 +232,21 @@ static assay_status check_buffers(assay_context *ctx, const assay_moe_config *co
     s = assay_shard_sizes_of(config, sharding);
     const int64_t most = s.buffer > s.copies ? s.buffer : s.copies, experts = config->routing.num_experts;
     const int64_t wide = 2 * config->moe_mlp_dim > config->emb_dim ? 2 * config->moe_mlp_dim : config->emb_dim;
-    TRY(assay_checked_count(ctx, "moe: rows of all shards", 4, (int64_t[]){s.shards, s.chunks, most, wide}, &count));
-    TRY(assay_checked_count(ctx, "moe: logits of all shards", 5,
-                            (int64_t[]){s.shards, s.chunks, s.batch, s.sequence, experts}, &count));
-    TRY(assay_checked_count(ctx, "moe: sizes of groups of all shards", 3,
-                            (int64_t[]){s.shards, s.expert_shards, experts}, &count));
-cleanup:
-    return status;
+    MUST(assay_checked_count(ctx, "moe: rows of all shards", 4, (int64_t[]){s.shards, s.chunks, most, wide}, &count));
+    MUST(assay_checked_count(ctx, "moe: logits of all shards", 5,
+                             (int64_t[]){s.shards, s.chunks, s.batch, s.sequence, experts}, &count));
+    return assay_checked_count(ctx, "moe: sizes of groups of all shards", 3,
+                               (int64_t[]){s.shards, s.expert_shards, experts}, &count);
 }
 
 assay_status assay_sharded_moe_check(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding)
 {
-    assay_status status = ASSAY_OK;
-    TRY(assay_moe_check(ctx, config));
-    TRY(check_numbers(ctx, sharding));
-    TRY(check_features(ctx, config, sharding));
-    TRY(check_divisions(ctx, config, sharding));
-    TRY(check_kernels(ctx, config, sharding));
-    TRY(check_buffers(ctx, config, sharding));
-cleanup:
-    return status;
+    MUST(assay_moe_check(ctx, config));
+    MUST(check_numbers(ctx, sharding));
+    MUST(check_features(ctx, config, sharding));
+    MUST(check_divisions(ctx, config, sharding));
+    MUST(check_kernels(ctx, config, sharding));
+    return check_buffers(ctx, config, sharding);
 }
 
 assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const assay_sharding *sharding)

@@ -18,45 +18,39 @@ static int64_t devices(const sharded_run *run)
 static assay_status write_integers(assay_context *ctx, const sharded_run *run, const char *name, int64_t count,
                                    size_t member)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE];
     snprintf(path, sizeof path, "routing/%s", name);
     for (int64_t device = 0; device < devices(run); device++) {
         for (int64_t c = 0; c < run->sizes.chunks; c++) {
             int32_t *const *values = (int32_t *const *)((const char *)&run->chunks[c] + member);
-            TRY(assay_write_result_i32(ctx, run->block->results.out, path, count,
-                                       *values + device / run->sizes.hidden_shards * count));
+            MUST(assay_write_result_i32(ctx, run->block->results.out, path, count,
+                                        *values + device / run->sizes.hidden_shards * count));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_metadata(assay_context *ctx, const sharded_run *run)
 {
     static const char shard_id[] = "routing/expert_shard_id";
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     if (s->expert_shards == 1) return ASSAY_OK;
     for (int64_t device = 0; device < devices(run); device++) {
         const int32_t id = (int32_t)assay_mesh_index(&run->sharding->mesh, device, ASSAY_AXIS_EXPERT);
-        TRY(assay_write_result_i32(ctx, run->block->results.out, shard_id, 1, &id));
+        MUST(assay_write_result_i32(ctx, run->block->results.out, shard_id, 1, &id));
     }
     if (!s->exchanges) return ASSAY_OK;
-    TRY(write_integers(ctx, run, "local_sorted_indices", s->buffer, offsetof(sharded_chunk, local_sorted_indices)));
-    TRY(write_integers(ctx, run, "reshaped_group_sizes", s->expert_shards,
-                       offsetof(sharded_chunk, reshaped_group_sizes)));
+    MUST(write_integers(ctx, run, "local_sorted_indices", s->buffer, offsetof(sharded_chunk, local_sorted_indices)));
+    MUST(write_integers(ctx, run, "reshaped_group_sizes", s->expert_shards,
+                        offsetof(sharded_chunk, reshaped_group_sizes)));
     if (!s->batch_sharded) return ASSAY_OK;
-    TRY(write_integers(ctx, run, "all_shards_group_sizes", s->expert_shards * s->expert_shards,
-                       offsetof(sharded_chunk, all_shards_group_sizes)));
-cleanup:
-    return status;
+    return write_integers(ctx, run, "all_shards_group_sizes", s->expert_shards * s->expert_shards,
+                          offsetof(sharded_chunk, all_shards_group_sizes));
 }
 
 /* What every token got, from the shard that owns it, [B,S,...]. With the ring a shard routes others' tokens as well. */
 static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const moe_block *block = run->block;
     const int64_t per_token = run->permute.experts_per_token;
@@ -69,21 +63,19 @@ static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
             const assay_routing *routing = &run->chunks[c].routings[shard];
             const assay_routing_inputs inputs = sharded_routing_inputs(run, &run->chunks[c], shard);
             const int64_t choices = s->sequence * per_token, at = first * per_token;
-            TRY(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
-                                       routing->selected_experts + at));
-            TRY(moe_write_selecting(ctx, block, &inputs, first, s->sequence, &run->routing));
-            TRY(assay_write_result(ctx, block->results.out, "routing/weights", choices, routing->weights + at));
-            TRY(assay_write_result(ctx, block->results.out, "routing/margin", s->sequence, routing->margin + first));
+            MUST(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
+                                        routing->selected_experts + at));
+            MUST(moe_write_selecting(ctx, block, &inputs, first, s->sequence, &run->routing));
+            MUST(assay_write_result(ctx, block->results.out, "routing/weights", choices, routing->weights + at));
+            MUST(assay_write_result(ctx, block->results.out, "routing/margin", s->sequence, routing->margin + first));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The mean of its parts: chunks, and shards where they have one loss together. */
 static assay_status write_loss(assay_context *ctx, const sharded_run *run, int result)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const int64_t losses = run->block->split.losses;
     for (int64_t i = 0; i < losses; i++) {
@@ -98,10 +90,9 @@ static assay_status write_loss(assay_context *ctx, const sharded_run *run, int r
         }
         loss /= (double)(s->chunks * s->shards / losses);
         for (int64_t copy = 0; copy < run->block->split.loss_copies; copy++)
-            TRY(moe_write(ctx, &run->block->results, result, 1, &loss));
+            MUST(moe_write(ctx, &run->block->results, result, 1, &loss));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Means over chunks. */
@@ -129,16 +120,13 @@ cleanup:
 
 assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
-    TRY(write_tokens(ctx, run));
-    TRY(write_loss(ctx, run, MOE_LB_LOSS));
-    TRY(write_loss(ctx, run, MOE_Z_LOSS));
-    TRY(write_updates(ctx, run));
-    TRY(write_integers(ctx, run, "group_sizes", run->routing.num_experts, offsetof(sharded_chunk, group_sizes)));
-    TRY(write_integers(ctx, run, "sorted_selected_experts", s->copies, offsetof(sharded_chunk, order)));
-    TRY(write_integers(ctx, run, "local_group_sizes", s->local_experts, offsetof(sharded_chunk, local_group_sizes)));
-    TRY(write_metadata(ctx, run));
-cleanup:
-    return status;
+    MUST(write_tokens(ctx, run));
+    MUST(write_loss(ctx, run, MOE_LB_LOSS));
+    MUST(write_loss(ctx, run, MOE_Z_LOSS));
+    MUST(write_updates(ctx, run));
+    MUST(write_integers(ctx, run, "group_sizes", run->routing.num_experts, offsetof(sharded_chunk, group_sizes)));
+    MUST(write_integers(ctx, run, "sorted_selected_experts", s->copies, offsetof(sharded_chunk, order)));
+    MUST(write_integers(ctx, run, "local_group_sizes", s->local_experts, offsetof(sharded_chunk, local_group_sizes)));
+    return write_metadata(ctx, run);
 }

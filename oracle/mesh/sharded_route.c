@@ -26,29 +26,27 @@ assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharde
 
 static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const moe_router *router = &run->block->router;
     const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->permute.experts;
     const int64_t per_token = run->permute.experts_per_token;
     if (router->logits != NULL) {
-        TRY(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
+        MUST(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
         sharded_spread(run, c, (size_t)experts * sizeof(double), chunk->logits, router->logits);
     }
     if (router->given_weights != NULL) {
-        TRY(assay_alloc_f64(ctx, "routing_weights of shards", routed * per_token, &chunk->given_weights));
+        MUST(assay_alloc_f64(ctx, "routing_weights of shards", routed * per_token, &chunk->given_weights));
         sharded_spread(run, c, (size_t)per_token * sizeof(double), chunk->given_weights, router->given_weights);
     }
     if (router->input_ids != NULL) {
-        TRY(assay_alloc_i32(ctx, "input_ids of shards", routed, &chunk->input_ids));
+        MUST(assay_alloc_i32(ctx, "input_ids of shards", routed, &chunk->input_ids));
         sharded_spread(run, c, sizeof(int32_t), chunk->input_ids, router->input_ids);
     }
     if (router->given_experts != NULL) {
-        TRY(assay_alloc_i32(ctx, "selected_experts of shards", routed * per_token, &chunk->given_experts));
+        MUST(assay_alloc_i32(ctx, "selected_experts of shards", routed * per_token, &chunk->given_experts));
         sharded_spread(run, c, (size_t)per_token * sizeof(int32_t), chunk->given_experts, router->given_experts);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Order of the copies by expert; with the ring ids are rolled so that the shard's own experts come first. */
@@ -75,25 +73,23 @@ cleanup:
 
 static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     void *routings = NULL;
-    TRY(assay_alloc(ctx, "routing of shards", s->shards, sizeof *chunk->routings, &routings));
+    MUST(assay_alloc(ctx, "routing of shards", s->shards, sizeof *chunk->routings, &routings));
     chunk->routings = memset(routings, 0, (size_t)s->shards * sizeof *chunk->routings);
-    TRY(assay_alloc_i32(ctx, "order of copies", s->shards * s->copies, &chunk->order));
-    TRY(assay_alloc_i32(ctx, "group sizes", s->shards * run->permute.experts, &chunk->group_sizes));
-    TRY(assay_alloc_i32(ctx, "local group sizes", s->shards * s->local_experts, &chunk->local_group_sizes));
+    MUST(assay_alloc_i32(ctx, "order of copies", s->shards * s->copies, &chunk->order));
+    MUST(assay_alloc_i32(ctx, "group sizes", s->shards * run->permute.experts, &chunk->group_sizes));
+    MUST(assay_alloc_i32(ctx, "local group sizes", s->shards * s->local_experts, &chunk->local_group_sizes));
     for (int64_t shard = 0; shard < s->shards; shard++) {
         const assay_routing_inputs inputs = sharded_routing_inputs(run, chunk, shard);
         assay_routing *routing = &chunk->routings[shard];
-        TRY(assay_routing_alloc(ctx, routing, &run->routing));
-        TRY(assay_routing_forward(ctx, routing, &inputs, &run->routing));
+        MUST(assay_routing_alloc(ctx, routing, &run->routing));
+        MUST(assay_routing_forward(ctx, routing, &inputs, &run->routing));
         assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, routing->weights);
-        TRY(sort_copies(ctx, run, chunk, shard));
+        MUST(sort_copies(ctx, run, chunk, shard));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* All shards and chunks go by the mean of their densities: they have equally many tokens, each as often as any other. */
@@ -124,8 +120,7 @@ cleanup:
 static assay_status scale_tokens(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
 {
     const int64_t tokens = run->permute.tokens;
-    assay_status status = assay_alloc_f64(ctx, "token scales", run->sizes.shards * tokens, &chunk->gates);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "token scales", run->sizes.shards * tokens, &chunk->gates));
     for (int64_t i = 0; i < run->sizes.shards * tokens; i++)
         chunk->gates[i] = assay_sigmoid(chunk->routings[i / tokens].weights[i % tokens]);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, run->sizes.shards * tokens, chunk->gates);
@@ -134,20 +129,18 @@ static assay_status scale_tokens(assay_context *ctx, sharded_run *run, sharded_c
 
 assay_status sharded_route(assay_context *ctx, sharded_run *run)
 {
-    assay_status status = ASSAY_OK;
     void *chunks = NULL;
-    TRY(assay_alloc(ctx, "chunks of tokens", run->sizes.chunks, sizeof *run->chunks, &chunks));
+    MUST(assay_alloc(ctx, "chunks of tokens", run->sizes.chunks, sizeof *run->chunks, &chunks));
     run->chunks = memset(chunks, 0, (size_t)run->sizes.chunks * sizeof *run->chunks);
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
         sharded_chunk *chunk = &run->chunks[c];
-        TRY(gather_inputs(ctx, run, c));
-        TRY(route_shards(ctx, run, c));
-        if (run->block->llama4) TRY(scale_tokens(ctx, run, chunk));
-        if (run->sizes.exchanges) TRY(sharded_plan_traffic(ctx, run, chunk));
+        MUST(gather_inputs(ctx, run, c));
+        MUST(route_shards(ctx, run, c));
+        if (run->block->llama4) MUST(scale_tokens(ctx, run, chunk));
+        if (run->sizes.exchanges) MUST(sharded_plan_traffic(ctx, run, chunk));
     }
-    if (run->routing.balance_scope == ASSAY_BALANCE_GLOBAL) TRY(share_density(ctx, run));
-cleanup:
-    return status;
+    if (run->routing.balance_scope == ASSAY_BALANCE_GLOBAL) MUST(share_density(ctx, run));
+    return ASSAY_OK;
 }
 
 static void free_chunk(sharded_chunk *chunk, int64_t shards)

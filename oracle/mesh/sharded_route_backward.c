@@ -12,7 +12,6 @@ typedef struct gate_sums {
 static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, int64_t c, double *d_routed,
                                    const gate_sums *sums)
 {
-    assay_status status = ASSAY_OK;
     const sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const moe_router *router = &run->block->router;
@@ -24,30 +23,26 @@ static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, i
         const bool first = c == 0 && shard == 0;
         double *d_weights = chunk->d_weights + shard * s->copies, *d_logits = d_routed + shard * tokens * experts;
         assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, d_weights);
-        TRY(assay_routing_backward(ctx, d_logits, first ? sums->bias : sums->bias_part,
-                                   first ? sums->scale : sums->scale_part, d_weights,
-                                   router->d_lb_loss[shard % losses] / parts, router->d_z_loss[shard % losses] / parts,
-                                   &chunk->routings[shard], &inputs, &run->routing));
+        MUST(assay_routing_backward(ctx, d_logits, first ? sums->bias : sums->bias_part,
+                                    first ? sums->scale : sums->scale_part, d_weights,
+                                    router->d_lb_loss[shard % losses] / parts, router->d_z_loss[shard % losses] / parts,
+                                    &chunk->routings[shard], &inputs, &run->routing));
         assay_round(ctx, ASSAY_ROUND_ROUTER, tokens * experts, d_logits);
         if (!first && sums->bias != NULL) moe_join(ctx, experts, sums->bias, sums->bias_part);
         if (!first && sums->scale != NULL) moe_join(ctx, experts, sums->scale, sums->scale_part);
     }
-    TRY(sharded_collect(ctx, run, c, experts, ASSAY_ROUND_ROUTER, router->d_logits, d_routed));
-cleanup:
-    return status;
+    return sharded_collect(ctx, run, c, experts, ASSAY_ROUND_ROUTER, router->d_logits, d_routed);
 }
 
 assay_status sharded_given_backward(assay_context *ctx, moe_block *block, double *d_weights)
 {
-    assay_status status = ASSAY_OK;
     const sharded_run *run = block->placed;
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
         double *d_routed = run->chunks[c].d_weights;
         assay_round(ctx, ASSAY_ROUND_ROUTER, run->sizes.shards * run->sizes.copies, d_routed);
-        TRY(sharded_collect(ctx, run, c, block->per_token, ASSAY_ROUND_ROUTER, d_weights, d_routed));
+        MUST(sharded_collect(ctx, run, c, block->per_token, ASSAY_ROUND_ROUTER, d_weights, d_routed));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status sharded_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)

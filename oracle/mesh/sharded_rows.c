@@ -110,18 +110,16 @@ assay_status sharded_dispatch(assay_context *ctx, const sharded_run *run, const 
 {
     const assay_ragged_dims dims = dispatch_dims(run, width);
     const double *received = sorted; /* a batch that is not split is there already */
-    assay_status status = ASSAY_OK;
     if (stays(run)) {
         memcpy(rows, sorted, bytes_of(run, run->sizes.copies, width));
         return ASSAY_OK;
     }
     if (run->sizes.batch_sharded) {
-        TRY(assay_ragged_all_to_all(ctx, run->received, sorted, &chunk->dispatch, &dims, &run->mesh, EXPERT));
+        MUST(assay_ragged_all_to_all(ctx, run->received, sorted, &chunk->dispatch, &dims, &run->mesh, EXPERT));
         received = run->received;
     }
     sort_received(ctx, run, chunk, width, rows, received);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status sharded_dispatch_transpose(assay_context *ctx, const sharded_run *run, const sharded_chunk *chunk,
@@ -162,14 +160,12 @@ assay_status sharded_combine_transpose(assay_context *ctx, const sharded_run *ru
                                        int64_t width, double *rows, const double *sorted)
 {
     const assay_ragged_dims dims = combine_dims(run, width);
-    assay_status status = ASSAY_OK;
     if (stays(run)) {
         memcpy(rows, sorted, bytes_of(run, run->sizes.copies, width));
         return ASSAY_OK;
     }
     double *sent = run->sizes.batch_sharded ? run->received : rows;
-    TRY(assay_ragged_all_to_all_transpose(ctx, sent, NULL, sorted, &chunk->combine, &dims, &run->mesh, EXPERT));
+    MUST(assay_ragged_all_to_all_transpose(ctx, sent, NULL, sorted, &chunk->combine, &dims, &run->mesh, EXPERT));
     if (run->sizes.batch_sharded) sort_received(ctx, run, chunk, width, rows, sent);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -72,7 +72,6 @@ cleanup:
 
 static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim;
@@ -80,12 +79,10 @@ static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
     if (run->block->llama4) scale_tokens(ctx, run, chunk->gates, run->routed);
     assay_sort_rows(run->sorted, run->routed, chunk->order, s->shards, &run->permute);
     if (run->block->config->weight_on_input) weigh_sorted(ctx, run, chunk);
-    TRY(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
+    MUST(sharded_dispatch(ctx, run, chunk, dim, chunk->rows_x, run->sorted));
     if (chunk->row_weights == NULL) return ASSAY_OK;
     for (int64_t i = 0; i < s->shards * s->copies; i++) run->sorted[i] = weight_of_row(chunk, s->copies, i);
-    TRY(sharded_dispatch(ctx, run, chunk, 1, chunk->row_weights, run->sorted));
-cleanup:
-    return status;
+    return sharded_dispatch(ctx, run, chunk, 1, chunk->row_weights, run->sorted);
 }
 
 static void spread_cotangents(sharded_run *run, int64_t c)
@@ -97,61 +94,54 @@ static void spread_cotangents(sharded_run *run, int64_t c)
 /* The cotangents of the experts' outputs depend on the weights alone, so they can be there before the experts are. */
 static assay_status send_cotangents(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
     spread_cotangents(run, c);
     for (int64_t shard = 0; shard < s->shards; shard++) {
-        TRY(assay_unpermute_backward(ctx, run->sorted + shard * s->copies * dim, NULL,
-                                     run->routed + shard * tokens * dim, NULL, chunk->order + shard * s->copies,
-                                     combine_weights(run, chunk, shard), &run->permute));
+        MUST(assay_unpermute_backward(ctx, run->sorted + shard * s->copies * dim, NULL,
+                                      run->routed + shard * tokens * dim, NULL, chunk->order + shard * s->copies,
+                                      combine_weights(run, chunk, shard), &run->permute));
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, s->shards * s->copies * dim, run->sorted);
-    TRY(sharded_combine_transpose(ctx, run, chunk, dim, chunk->rows_dy, run->sorted));
-cleanup:
-    return status;
+    return sharded_combine_transpose(ctx, run, chunk, dim, chunk->rows_dy, run->sorted);
 }
 
 /* d_weights[t,k] = <output of the choice, dy[t]>; run->sorted has the outputs. */
 static assay_status combine_weight_gradients(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
     spread_cotangents(run, c);
     for (int64_t shard = 0; shard < s->shards; shard++) {
-        TRY(assay_unpermute_backward(ctx, NULL, chunk->d_weights + shard * s->copies,
-                                     run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
-                                     chunk->order + shard * s->copies, NULL, &run->permute));
+        MUST(assay_unpermute_backward(ctx, NULL, chunk->d_weights + shard * s->copies,
+                                      run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
+                                      chunk->order + shard * s->copies, NULL, &run->permute));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status return_outputs(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
     const bool elsewhere = run->block->llama4 || run->sharding->weight_before_wo || run->block->config->weight_on_input;
     const bool weights_here = run->block->need_router_gradient && !elsewhere;
     if (!run->block->need_y && !weights_here) return ASSAY_OK;
-    TRY(sharded_combine(ctx, run, chunk, dim, run->sorted, chunk->rows_y));
+    MUST(sharded_combine(ctx, run, chunk, dim, run->sorted, chunk->rows_y));
     for (int64_t shard = 0; run->block->need_y && shard < s->shards; shard++) {
-        TRY(assay_unpermute_forward(ctx, run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
-                                    chunk->order + shard * s->copies, combine_weights(run, chunk, shard),
-                                    &run->permute));
+        MUST(assay_unpermute_forward(ctx, run->routed + shard * tokens * dim, run->sorted + shard * s->copies * dim,
+                                     chunk->order + shard * s->copies, combine_weights(run, chunk, shard),
+                                     &run->permute));
     }
     if (run->block->need_y) {
         keep_first_shard(run, run->routed);
-        TRY(sharded_collect(ctx, run, c, dim, ASSAY_ROUND_STORAGE, run->block->y, run->routed));
+        MUST(sharded_collect(ctx, run, c, dim, ASSAY_ROUND_STORAGE, run->block->y, run->routed));
     }
-    if (weights_here) TRY(combine_weight_gradients(ctx, run, c));
-cleanup:
-    return status;
+    if (weights_here) MUST(combine_weight_gradients(ctx, run, c));
+    return ASSAY_OK;
 }
 
 /* d_scaled [M,Tt,D] is the gradient of the scaled tokens. */
@@ -175,25 +165,22 @@ cleanup:
 
 static assay_status return_gradients(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const int64_t dim = run->permute.emb_dim;
     if (chunk->row_d_weights != NULL) {
-        TRY(sharded_dispatch_transpose(ctx, run, chunk, 1, run->sorted, chunk->row_d_weights));
+        MUST(sharded_dispatch_transpose(ctx, run, chunk, 1, run->sorted, chunk->row_d_weights));
         for (int64_t i = 0; i < s->shards * s->copies; i++) {
             if (chunk->order[i] == ASSAY_NO_EXPERT) continue;
             chunk->d_weights[i / s->copies * s->copies + chunk->order[i]] = run->sorted[i];
         }
     }
     if (!run->block->need_row_dx) return ASSAY_OK;
-    TRY(sharded_dispatch_transpose(ctx, run, chunk, dim, run->sorted, chunk->rows_dx));
-    if (run->block->config->weight_on_input) TRY(unweigh_sorted(ctx, run, chunk, c));
-    TRY(assay_unsort_rows(ctx, run->routed, run->sorted, chunk->order, s->shards, &run->permute));
-    if (run->block->llama4) TRY(unscale_tokens(ctx, run, c, run->routed));
-    TRY(sharded_collect(ctx, run, c, dim, ASSAY_ROUND_STORAGE, run->block->dx, run->routed));
-cleanup:
-    return status;
+    MUST(sharded_dispatch_transpose(ctx, run, chunk, dim, run->sorted, chunk->rows_dx));
+    if (run->block->config->weight_on_input) MUST(unweigh_sorted(ctx, run, chunk, c));
+    MUST(assay_unsort_rows(ctx, run->routed, run->sorted, chunk->order, s->shards, &run->permute));
+    if (run->block->llama4) MUST(unscale_tokens(ctx, run, c, run->routed));
+    return sharded_collect(ctx, run, c, dim, ASSAY_ROUND_STORAGE, run->block->dx, run->routed);
 }
 
 static assay_status route(assay_context *ctx, moe_block *block)
@@ -204,28 +191,24 @@ static assay_status route(assay_context *ctx, moe_block *block)
 
 static assay_status alloc_rows(assay_context *ctx, moe_block *block, int64_t most)
 {
-    assay_status status = ASSAY_OK;
     sharded_run *run = block->placed;
     (void)most;
-    TRY(sharded_alloc_rows(ctx, run));
+    MUST(sharded_alloc_rows(ctx, run));
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
-        TRY(send_tokens(ctx, run, c));
-        if (block->need_backward) TRY(send_cotangents(ctx, run, c));
+        MUST(send_tokens(ctx, run, c));
+        if (block->need_backward) MUST(send_cotangents(ctx, run, c));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status finish(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     sharded_run *run = block->placed;
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
-        TRY(return_outputs(ctx, run, c));
-        TRY(return_gradients(ctx, run, c));
+        MUST(return_outputs(ctx, run, c));
+        MUST(return_gradients(ctx, run, c));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static const moe_placement mesh_placement = {.route = route,

@@ -59,8 +59,7 @@ static assay_status move(assay_context *ctx, const assay_kernel_layout *l, const
 {
     const int64_t length = l->columns / l->halves;
     double *from = NULL;
-    assay_status status = assay_alloc_f64(ctx, "kernels of all shards", count, &from);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "kernels of all shards", count, &from));
     memcpy(from, values, (size_t)count * sizeof *from);
     for (int64_t run = 0; run < count / length; run++) {
         const int64_t whole = place_of(l, sharding, run), own = run * length;
@@ -102,7 +101,6 @@ static assay_status gathering_write_i32(assay_context *ctx, void *self, const ch
 static assay_status gather(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                            const assay_source *in, assay_tensor_set *kernels, gathering_sink *sink)
 {
-    assay_status status = ASSAY_OK;
     const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0);
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
         const assay_tensor_row row = assay_mlp_weight_row(&expert, ASSAY_MLP_ROUTED, weight);
@@ -115,21 +113,19 @@ static assay_status gather(assay_context *ctx, const assay_moe_config *config, c
         assay_tensor_path("weights/", "", &row, path);
         assay_gradient_path(path, gradient);
         assay_tensor_call(&spec, path);
-        TRY(assay_tensor_set_read(ctx, kernels, &spec, in));
+        MUST(assay_tensor_set_read(ctx, kernels, &spec, in));
         assay_tensor *kernel = assay_tensor_set_find(kernels, path);
-        TRY(move(ctx, &layout, sharding, true, kernel->count, kernel->values));
+        MUST(move(ctx, &layout, sharding, true, kernel->count, kernel->values));
         if (!assay_wants(sink->out, gradient)) continue;
         assay_tensor_call(&spec, gradient);
-        TRY(assay_tensor_set_add(ctx, &sink->gradients, &spec, NULL));
+        MUST(assay_tensor_set_add(ctx, &sink->gradients, &spec, NULL));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status scatter(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                             gathering_sink *sink)
 {
-    assay_status status = ASSAY_OK;
     const assay_gated_mlp_config expert = assay_moe_expert_config(config, 0);
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
         const assay_tensor_row row = assay_mlp_weight_row(&expert, ASSAY_MLP_ROUTED, weight);
@@ -139,11 +135,10 @@ static assay_status scatter(assay_context *ctx, const assay_moe_config *config, 
         assay_tensor_path("gradients/weights/", "", &row, path);
         assay_tensor *gradient = assay_tensor_set_find(&sink->gradients, path);
         if (gradient == NULL) continue;
-        TRY(move(ctx, &layout, sharding, false, gradient->count, gradient->values));
-        TRY(sink->out->write(ctx, sink->out->self, path, gradient->count, gradient->values));
+        MUST(move(ctx, &layout, sharding, false, gradient->count, gradient->values));
+        MUST(sink->out->write(ctx, sink->out->self, path, gradient->count, gradient->values));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,

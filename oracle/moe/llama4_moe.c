@@ -9,15 +9,13 @@
 
 assay_status moe_llama4_forward(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const double *weights = block->router.routing.weights;
-    TRY(assay_alloc_f64(ctx, "token scale", block->tokens, &block->gate));
-    TRY(assay_alloc_f64(ctx, "scaled x", block->tokens * block->emb_dim, &block->scaled_x));
+    MUST(assay_alloc_f64(ctx, "token scale", block->tokens, &block->gate));
+    MUST(assay_alloc_f64(ctx, "scaled x", block->tokens * block->emb_dim, &block->scaled_x));
     for (int64_t t = 0; t < block->tokens; t++) block->gate[t] = assay_sigmoid(weights[t]);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, block->tokens, block->gate);
     moe_gather(ctx, block->scaled_x, block->x, NULL, block->gate, block->tokens, block->emb_dim);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* dx[t] is that of the experts' input so far: d_weights[t] = <x[t], dx[t]> sigmoid'(weight), then dx[t] times the scale. */

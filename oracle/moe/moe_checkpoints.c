@@ -98,7 +98,6 @@ static int64_t kept_rows(const moe_checkpoints *c)
 assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block,
                                   const moe_results *results, bool routed)
 {
-    assay_status status = ASSAY_OK;
     const assay_gated_mlp_config mlp =
         routed ? assay_moe_expert_config(block->config, 0) : assay_moe_shared_config(block->config, 0);
     int64_t widest = 0;
@@ -108,12 +107,11 @@ assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const 
         if (!is_wanted(c, i)) continue;
         if (c->width[i] > widest) widest = c->width[i];
         /* A mesh may have room for more rows than there are. */
-        if (kept_rows(c) > 0) TRY(assay_alloc_zeros(ctx, "whole checkpoint", kept_rows(c) * c->width[i], &c->kept[i]));
+        if (kept_rows(c) > 0) MUST(assay_alloc_zeros(ctx, "whole checkpoint", kept_rows(c) * c->width[i], &c->kept[i]));
     }
     if (slots_of(c) != NULL && widest > 0)
-        TRY(assay_alloc_f64(ctx, "checkpoint", slots_of(c)->count * widest, &c->packed));
-cleanup:
-    return status;
+        MUST(assay_alloc_f64(ctx, "checkpoint", slots_of(c)->count * widest, &c->packed));
+    return ASSAY_OK;
 }
 
 void moe_checkpoints_close(moe_checkpoints *c)
@@ -171,15 +169,13 @@ cleanup:
 
 assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c)
 {
-    assay_status status = ASSAY_OK;
     const int64_t unused = unused_rows(c);
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
-        if (unused > 0 && is_wanted(c, i)) TRY(write_zeros(ctx, c, i, unused * c->width[i]));
+        if (unused > 0 && is_wanted(c, i)) MUST(write_zeros(ctx, c, i, unused * c->width[i]));
         if (c->kept[i] != NULL)
-            TRY(moe_write(ctx, c->results, result_of(c, i), kept_rows(c) * c->width[i], c->kept[i]));
+            MUST(moe_write(ctx, c->results, result_of(c, i), kept_rows(c) * c->width[i], c->kept[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- as a source and a sink --- */
@@ -204,7 +200,6 @@ static bool has(void *self, const char *path)
 static assay_status read_rows(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                               double *values)
 {
-    assay_status status = ASSAY_OK;
     const moe_checkpoints *c = self;
     const assay_source *in = c->block->in;
     const moe_slots *slots = slots_of(c);
@@ -214,10 +209,9 @@ static assay_status read_rows(assay_context *ctx, void *self, const char *path, 
     for (int64_t i = 0; i < piece_count(c, checkpoint); i++) {
         const piece p = piece_of(c, checkpoint, i);
         if (slots != NULL && slots->row[i] >= c->rows->size) continue;
-        TRY(in->read(ctx, in->self, path, p.place, p.count, values + p.at));
+        MUST(in->read(ctx, in->self, path, p.place, p.count, values + p.at));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static bool wants(void *self, const char *path)

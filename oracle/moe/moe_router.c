@@ -21,19 +21,17 @@ static assay_status read_i32(assay_context *ctx, const assay_source *in, const c
 /* The cotangent of each loss: the sum of those of its copies; 0 where it has none. */
 static assay_status read_losses(assay_context *ctx, const moe_block *block, const char *path, double **d_losses)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = block->in;
     const int64_t losses = block->split.losses, copies = block->split.loss_copies;
-    TRY(assay_alloc_zeros(ctx, path, losses * copies, d_losses));
-    if (!in->has(in->self, path)) goto cleanup;
-    TRY(in->read(ctx, in->self, path, 0, losses * copies, *d_losses));
+    MUST(assay_alloc_zeros(ctx, path, losses * copies, d_losses));
+    if (!in->has(in->self, path)) return ASSAY_OK;
+    MUST(in->read(ctx, in->self, path, 0, losses * copies, *d_losses));
     for (int64_t i = 0; i < losses; i++) {
         double sum = (*d_losses)[i * copies];
         for (int64_t copy = 1; copy < copies; copy++) assay_add_scaled(ctx, 1, 1, *d_losses + i * copies + copy, &sum);
         (*d_losses)[i] = sum;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The choice that a run is held at goes before the case's own. */
@@ -41,45 +39,41 @@ static assay_status read_given(assay_context *ctx, moe_block *block)
 {
     static const char own[] = "inputs/selected_experts", held[] = "routing/selected_experts";
     static const char weights[] = "inputs/routing_weights";
-    assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_source *in = block->in;
     const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
     router->inputs.choice_is_input = in->has(in->self, own);
     if (in->has(in->self, held)) {
-        TRY(read_i32(ctx, in, held, choices, &router->given_experts));
+        MUST(read_i32(ctx, in, held, choices, &router->given_experts));
     } else if (router->inputs.choice_is_input) {
-        TRY(read_i32(ctx, in, own, choices, &router->given_experts));
+        MUST(read_i32(ctx, in, own, choices, &router->given_experts));
     }
-    if (in->has(in->self, weights)) TRY(read_f64(ctx, in, weights, choices, &router->given_weights));
-cleanup:
-    return status;
+    if (in->has(in->self, weights)) MUST(read_f64(ctx, in, weights, choices, &router->given_weights));
+    return ASSAY_OK;
 }
 
 static assay_status read_router(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_source *in = block->in;
     const int64_t experts = block->experts, rows = block->config->routing.hash_rows;
     const int64_t chosen = block->config->routing.num_experts_per_tok;
-    TRY(read_given(ctx, block));
-    TRY(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
-    TRY(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
+    MUST(read_given(ctx, block));
+    MUST(read_losses(ctx, block, "cotangents/lb_loss", &router->d_lb_loss));
+    MUST(read_losses(ctx, block, "cotangents/z_loss", &router->d_z_loss));
     if (router->given_weights != NULL) return ASSAY_OK;
-    TRY(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
+    MUST(read_f64(ctx, in, "weights/gate/kernel", block->emb_dim * experts, &router->kernel));
     if (in->has(in->self, "weights/gate/bias")) {
-        TRY(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
+        MUST(read_f64(ctx, in, "weights/gate/bias", experts, &router->bias));
     }
     if (in->has(in->self, "weights/per_expert_scale")) {
-        TRY(read_f64(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
+        MUST(read_f64(ctx, in, "weights/per_expert_scale", experts, &router->per_expert_scale));
     }
     if (rows > 0) {
-        TRY(read_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
-        TRY(read_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));
+        MUST(read_i32(ctx, in, "weights/tid2eid", rows * chosen, &router->tid2eid));
+        MUST(read_i32(ctx, in, "inputs/input_ids", block->tokens, &router->input_ids));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, const assay_routing_inputs *inputs,
@@ -100,13 +94,12 @@ cleanup:
 /* The gate is no part of what is sharded by expert: the logits of all tokens are one product. */
 assay_status moe_router_forward(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
-    TRY(read_router(ctx, block));
+    MUST(read_router(ctx, block));
     if (router->given_weights == NULL) {
-        TRY(assay_alloc_f64(ctx, "logits", block->tokens * block->experts, &router->logits));
+        MUST(assay_alloc_f64(ctx, "logits", block->tokens * block->experts, &router->logits));
         const assay_matmul_args args = moe_logits_product(block, router->logits);
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
         assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->logits);
     }
     router->inputs = (assay_routing_inputs){.logits = router->logits,
@@ -117,9 +110,7 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
                                             .given_experts = router->given_experts,
                                             .choice_is_input = router->inputs.choice_is_input,
                                             .given_weights = router->given_weights};
-    TRY(block->placement->route(ctx, block));
-cleanup:
-    return status;
+    return block->placement->route(ctx, block);
 }
 
 assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,

@@ -12,8 +12,7 @@
 static assay_status count_copies(assay_context *ctx, const assay_permute_dims *dims, int64_t *copies)
 {
     const int64_t shape[] = {dims->tokens, dims->experts_per_token};
-    assay_status status = assay_checked_count(ctx, "selected_experts", 2, shape, copies);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_checked_count(ctx, "selected_experts", 2, shape, copies));
     if (*copies <= INT32_MAX) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%" PRId64 " copies of tokens, expected at most %" PRId32, *copies,
                       INT32_MAX);
@@ -154,8 +153,7 @@ assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double
 {
     const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
     int32_t *place = NULL;
-    assay_status status = invert(ctx, &place, order, dims);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(invert(ctx, &place, order, dims));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t t = 0; t < dims->tokens; t++) {
         memset(y + t * dim, 0, (size_t)dim * sizeof *y);
@@ -174,8 +172,7 @@ assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, doub
 {
     const int64_t per_token = dims->experts_per_token, dim = dims->emb_dim;
     int32_t *place = NULL;
-    assay_status status = invert(ctx, &place, order, dims);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(invert(ctx, &place, order, dims));
     for (int64_t j = 0; d_sorted != NULL && j < dims->tokens * per_token; j++) {
         if (order[j] == ASSAY_NO_EXPERT) memset(d_sorted + j * dim, 0, (size_t)dim * sizeof *d_sorted);
     }

@@ -137,12 +137,11 @@ cleanup:
 assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
                                    const assay_routing_config *config)
 {
-    assay_status status = ASSAY_OK;
-    TRY(assay_routing_check(ctx, config));
-    TRY(assay_routing_check_inputs(ctx, in, config));
+    MUST(assay_routing_check(ctx, config));
+    MUST(assay_routing_check_inputs(ctx, in, config));
     const assay_routing_rule rule = assay_routing_rule_of(config);
     const int64_t choices = config->batch * config->sequence * config->num_experts_per_tok;
-    TRY(route_tokens(ctx, r, in, config, &rule));
+    MUST(route_tokens(ctx, r, in, config, &rule));
     for (int64_t e = 0; e < config->num_experts; e++) r->group_sizes[e] = 0;
     for (int64_t i = 0; i < choices; i++) {
         if (r->selected_experts[i] != ASSAY_NO_EXPERT) r->group_sizes[r->selected_experts[i]]++;
@@ -154,10 +153,9 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
                     : assay_z_loss(ctx, r->log_sums, in->logits, rule.bias_linear ? in->bias : NULL, config);
     if (rule.balance) {
         assay_balance_density(r->density, r->selected_experts, config);
-        TRY(assay_balance_loss(ctx, &r->lb_loss, r->probabilities, r->density, config));
+        MUST(assay_balance_loss(ctx, &r->lb_loss, r->probabilities, r->density, config));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in,

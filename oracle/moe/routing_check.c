@@ -170,12 +170,10 @@ static assay_status check_numbers(assay_context *ctx, const assay_routing_config
 
 assay_status assay_routing_check(assay_context *ctx, const assay_routing_config *c)
 {
-    assay_status status = check_sizes(ctx, c);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(check_sizes(ctx, c));
     const assay_router_family family = c->family;
     const bool deepseek = family == ASSAY_ROUTER_DEEPSEEK3 || family == ASSAY_ROUTER_DEEPSEEK2;
-    status = check_numbers(ctx, c, deepseek);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(check_numbers(ctx, c, deepseek));
     if (family == ASSAY_ROUTER_LLAMA4 && (c->num_experts_per_tok != 1 || c->norm_topk_prob)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "routing: llama4 with num_experts_per_tok=%" PRId64
@@ -284,8 +282,7 @@ static assay_status check_hash(assay_context *ctx, const assay_routing_inputs *i
                               t, id, c->hash_rows - 1);
         }
         const chosen_rule rule = {.count = count, .experts = c->num_experts};
-        assay_status status = check_row(ctx, "tid2eid", id, in->tid2eid + id * count, &rule);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(check_row(ctx, "tid2eid", id, in->tid2eid + id * count, &rule));
     }
     return ASSAY_OK;
 }
@@ -293,14 +290,13 @@ static assay_status check_hash(assay_context *ctx, const assay_routing_inputs *i
 /* The choice that is given, and its weights. */
 static assay_status check_given(assay_context *ctx, const assay_routing_inputs *in, const assay_routing_config *c)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = c->num_experts_per_tok;
     const chosen_rule rule = {.count = count,
                               .experts = c->num_experts,
                               .may_be_none = in->choice_is_input,
                               .may_repeat = c->use_random_routing};
     for (int64_t t = 0; t < c->batch * c->sequence; t++) {
-        TRY(check_row(ctx, "selected_experts", t, in->given_experts + t * count, &rule));
+        MUST(check_row(ctx, "selected_experts", t, in->given_experts + t * count, &rule));
         for (int64_t i = t * count; in->given_weights != NULL && i < (t + 1) * count; i++) {
             if (in->given_experts[i] == ASSAY_NO_EXPERT || isfinite(in->given_weights[i])) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -309,16 +305,14 @@ static assay_status check_given(assay_context *ctx, const assay_routing_inputs *
                               i, in->given_weights[i], in->given_experts[i]);
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_routing_check_inputs(assay_context *ctx, const assay_routing_inputs *in,
                                         const assay_routing_config *config)
 {
     if (in->given_weights != NULL) return check_given(ctx, in, config);
-    assay_status status = check_finite(ctx, in, config->batch * config->sequence, config->num_experts);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(check_finite(ctx, in, config->batch * config->sequence, config->num_experts));
     if (in->per_expert_scale != NULL && !assay_routing_rule_of(config).expert_scale) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "routing: per_expert_scale given to the %s family, only default and gemma4 have one",
@@ -335,7 +329,7 @@ assay_status assay_routing_alloc(assay_context *ctx, assay_routing *r, const ass
 {
     memset(r, 0, sizeof *r);
     assay_status status = assay_routing_check(ctx, config);
-    RETURN_IF(status != ASSAY_OK, status);
+    if (status != ASSAY_OK) return status;
     const assay_routing_rule rule = assay_routing_rule_of(config);
     const int64_t experts = config->num_experts, tokens = config->batch * config->sequence;
     const int64_t choices = tokens * config->num_experts_per_tok;

@@ -8,16 +8,14 @@
 
 static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows *all)
 {
-    assay_status status = ASSAY_OK;
     const int64_t owners = block->split.owners, count = block->tokens * block->emb_dim;
     block->shared = (moe_mlp){
         .config = {.mlp = assay_moe_shared_config(block->config, block->tokens / owners), .place = ASSAY_MLP_SHARED},
         .pieces = owners};
-    TRY(moe_mlp_alloc(ctx, &block->shared, block));
-    TRY(assay_alloc_f64(ctx, "shared y", count, &all->y));
-    if (block->need_dx) TRY(assay_alloc_f64(ctx, "shared dx", count, &all->dx));
-cleanup:
-    return status;
+    MUST(moe_mlp_alloc(ctx, &block->shared, block));
+    MUST(assay_alloc_f64(ctx, "shared y", count, &all->y));
+    if (block->need_dx) MUST(assay_alloc_f64(ctx, "shared dx", count, &all->dx));
+    return ASSAY_OK;
 }
 
 static bool wants_weights(const moe_block *block)
@@ -47,7 +45,6 @@ static bool needs_down(const moe_block *block, bool gradients)
 static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_rows *all, bool gradients)
 {
     const moe_results *r = &block->results;
-    assay_status status = ASSAY_OK;
     const int64_t tokens = block->tokens / block->split.owners;
     const bool down = needs_down(block, gradients);
     for (int64_t owner = 0; owner < block->split.owners; owner++) {
@@ -58,12 +55,11 @@ static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_r
                                .y = all->y + at,
                                .dy = gradients ? all->dy + at : NULL,
                                .dx = all->dx == NULL ? NULL : all->dx + at};
-        TRY(moe_mlp_forward(ctx, &block->shared, &rows, down));
-        if (gradients) TRY(moe_mlp_backward(ctx, &block->shared, &rows));
+        MUST(moe_mlp_forward(ctx, &block->shared, &rows, down));
+        if (gradients) MUST(moe_mlp_backward(ctx, &block->shared, &rows));
     }
-    if (gradients) TRY(moe_mlp_write(ctx, &block->shared, r));
-cleanup:
-    return status;
+    if (gradients) MUST(moe_mlp_write(ctx, &block->shared, r));
+    return ASSAY_OK;
 }
 
 /* Its rows are stored already; a mesh stores them once more. */

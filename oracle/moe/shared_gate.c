@@ -10,25 +10,23 @@ static const char path[] = "weights/shared_expert_gate/kernel";
 
 assay_status moe_shared_gate_forward(assay_context *ctx, moe_shared_gate *g, const moe_block *block, bool gradients)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = block->in;
     const int64_t tokens = block->tokens, dim = block->emb_dim;
-    TRY(assay_alloc_f64(ctx, path, dim, &g->kernel));
-    TRY(in->read(ctx, in->self, path, 0, dim, g->kernel));
-    TRY(assay_alloc_f64(ctx, "logits of the shared expert's gate", tokens, &g->logits));
-    TRY(assay_alloc_f64(ctx, "gate of the shared expert", tokens, &g->gate));
+    MUST(assay_alloc_f64(ctx, path, dim, &g->kernel));
+    MUST(in->read(ctx, in->self, path, 0, dim, g->kernel));
+    MUST(assay_alloc_f64(ctx, "logits of the shared expert's gate", tokens, &g->logits));
+    MUST(assay_alloc_f64(ctx, "gate of the shared expert", tokens, &g->gate));
     const assay_matmul_args args = assay_product_ab(g->logits, block->x, g->kernel, tokens, 1, dim);
-    TRY(assay_matmul(ctx, &args));
+    MUST(assay_matmul(ctx, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, g->logits);
     for (int64_t t = 0; t < tokens; t++) g->gate[t] = assay_sigmoid(g->logits[t]);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, tokens, g->gate);
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, g->gate);
     if (!gradients) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "dy of the shared expert", tokens * dim, &g->dy));
+    MUST(assay_alloc_f64(ctx, "dy of the shared expert", tokens * dim, &g->dy));
     moe_gather(ctx, g->dy, block->dy, NULL, g->gate, tokens, dim);
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens * dim, g->dy);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void moe_shared_gate_free(moe_shared_gate *g)

@@ -38,13 +38,11 @@ void moe_take_sorted_rows(moe_block *block)
 assay_status moe_finish_sorted(assay_context *ctx, moe_block *block)
 {
     assay_permute_dims dims = dims_of(block);
-    assay_status status = ASSAY_OK;
     if (block->need_y) {
-        TRY(assay_unpermute_forward(ctx, block->y, block->expert_y, block->order, block->combine, &dims));
+        MUST(assay_unpermute_forward(ctx, block->y, block->expert_y, block->order, block->combine, &dims));
     }
-    if (block->need_row_dx) TRY(assay_permute_backward(ctx, block->dx, block->expert_dx, block->order, &dims));
-cleanup:
-    return status;
+    if (block->need_row_dx) MUST(assay_permute_backward(ctx, block->dx, block->expert_dx, block->order, &dims));
+    return ASSAY_OK;
 }
 
 const moe_path moe_path_sparse = {plan, row_count, moe_take_sorted_rows, NULL, moe_finish_sorted};

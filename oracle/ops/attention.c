@@ -71,17 +71,15 @@ static void sort_row(int32_t *tokens, int32_t *starts, const int32_t *ids, const
 static assay_status alloc_segments(assay_context *ctx, segments_of_rows *segments, const int32_t *segment_ids,
                                    const assay_attention_config *config)
 {
-    assay_status status = ASSAY_OK;
     const int64_t length = config->sequence;
     *segments = (segments_of_rows){0};
-    TRY(assay_alloc_i32(ctx, "tokens by segment", config->batch * length, &segments->tokens));
-    TRY(assay_alloc_i32(ctx, "starts of segments", config->batch * (length + 1), &segments->starts));
+    MUST(assay_alloc_i32(ctx, "tokens by segment", config->batch * length, &segments->tokens));
+    MUST(assay_alloc_i32(ctx, "starts of segments", config->batch * (length + 1), &segments->starts));
     for (int64_t b = 0; b < config->batch; b++) {
         sort_row(segments->tokens + b * length, segments->starts + b * (length + 1),
                  segment_ids == NULL ? NULL : segment_ids + b * length, config);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void free_segments(segments_of_rows *segments)
@@ -316,7 +314,6 @@ static void add_row_by_row(const assay_context *ctx, const attention_triangle *t
 /* The part of it that lies in the rows and columns [first, end). */
 static assay_status add_part(assay_context *ctx, const attention_triangle *t, int64_t first, int64_t end)
 {
-    assay_status status;
     const int64_t middle = first + (end - first) / 2;
     const int64_t to = t->transpose ? first : middle, from = t->transpose ? middle : first;
     const int64_t rows = t->transpose ? middle - first : end - middle, k = end - first - rows;
@@ -329,11 +326,9 @@ static assay_status add_part(assay_context *ctx, const attention_triangle *t, in
         add_row_by_row(ctx, t, first, end);
         return ASSAY_OK;
     }
-    TRY(add_part(ctx, t, first, middle));
-    TRY(assay_matmul(ctx, &square));
-    TRY(add_part(ctx, t, middle, end));
-cleanup:
-    return status;
+    MUST(add_part(ctx, t, first, middle));
+    MUST(assay_matmul(ctx, &square));
+    return add_part(ctx, t, middle, end);
 }
 
 assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle)
@@ -448,8 +443,7 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
     const attention_triangle triangle = {
         .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
     double divisors[ATTENTION_BLOCK];
-    assay_status status = ASSAY_OK;
-    TRY(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, end - start, deep));
+    MUST(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, end - start, deep));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         const int64_t seen = attention_first_key(rows, i);
@@ -459,11 +453,10 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), parts_of(ctx, i), sink,
                              &divisors[i - first]);
     }
-    TRY(assay_matmul(ctx, &rectangle));
-    TRY(attention_add_triangle(ctx, &triangle));
+    MUST(assay_matmul(ctx, &rectangle));
+    MUST(attention_add_triangle(ctx, &triangle));
     divide_rows(out + first * wide, end - first, wide, divisors);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of a kernel that gates what another one stored, or of one that does both. */

@@ -139,15 +139,13 @@ static assay_status add_triangles(assay_context *ctx, const segment *s, const as
         {.w = s->ds + first, .x = s->q + first * deep, .y = s->dk + first * deep, .width = deep, .transpose = true},
         {.w = s->p + first, .x = s->dout + first * wide, .y = s->dv + first * wide, .width = wide, .transpose = true},
     };
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < 3; i++) {
         attention_triangle triangle = triangles[i];
         triangle.ld = ld;
         triangle.size = end - first;
-        TRY(attention_add_triangle(ctx, &triangle));
+        MUST(attention_add_triangle(ctx, &triangle));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status backward_block(assay_context *ctx, const segment *s, const attention_rows *rows, int64_t first,
@@ -159,15 +157,15 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
     assay_matmul_args to_queries =
         assay_product_ab(s->dq + first * deep, s->ds + start, s->k + start * deep, size, deep, keys);
     to_queries.lda = ld;
-    assay_status status = ASSAY_OK;
-    TRY(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, end - start, deep));
+    MUST(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, end - start, deep));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         const int64_t seen = attention_first_key(rows, i), at = (i - first) * ld + seen;
         attention_cap(ctx, config->soft_cap, s->p + at, s->slope == NULL ? NULL : s->slope + at, i + 1 - seen);
         set_factor(ctx, s, s->p + at, i, i + 1 - seen, wide);
     }
-    TRY(attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, end - start, wide));
+    MUST(
+        attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, end - start, wide));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
@@ -176,12 +174,10 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
         row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i], s->factor[i],
                      s->shift[i], i + 1 - seen);
     }
-    TRY(assay_matmul(ctx, &to_queries));
-    TRY(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
-    TRY(add_to_keys(ctx, s->dv + start * wide, s->p + start, ld, size, keys, s->dout + first * wide, wide));
-    TRY(add_triangles(ctx, s, config, ld, first, end));
-cleanup:
-    return status;
+    MUST(assay_matmul(ctx, &to_queries));
+    MUST(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
+    MUST(add_to_keys(ctx, s->dv + start * wide, s->p + start, ld, size, keys, s->dout + first * wide, wide));
+    return add_triangles(ctx, s, config, ld, first, end);
 }
 
 /* Keys and values are shared by the heads of a group, whose parts may be stored before they are added up. */
@@ -262,8 +258,7 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
     memset(g->dquery, 0, (size_t)(rows * config->qk_dim) * sizeof *g->dquery);
     memset(g->dkey, 0, (size_t)(kv_rows * config->qk_dim) * sizeof *g->dkey);
     memset(g->dvalue, 0, (size_t)(kv_rows * config->v_dim) * sizeof *g->dvalue);
-    const assay_status status = g->dsinks == NULL ? ASSAY_OK : sink_gradients(ctx, &job, config);
-    if (status != ASSAY_OK) return status;
+    MUST(g->dsinks == NULL ? ASSAY_OK : sink_gradients(ctx, &job, config));
     const int64_t kv_heads = assay_attention_kv_heads(config);
     const attention_loop loop = {.segment = backward_segment,
                                  .job = &job,

@@ -34,41 +34,37 @@ static void zero_tail(double *result, int64_t rows, int64_t columns, const assay
 assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs, const double *rhs,
                                const int32_t *group_sizes, const assay_gmm_dims *dims)
 {
-    assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
-    TRY(assay_gmm_check_groups(ctx, group_sizes, dims, &rows));
+    MUST(assay_gmm_check_groups(ctx, group_sizes, dims, &rows));
     for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
         assay_matmul_args args = assay_product_ab(y + first * dims->n, lhs + first * dims->k,
                                                   rhs + g * dims->k * dims->n, group_sizes[g], dims->n, dims->k);
         args.kind = ASSAY_PRODUCT_LINEAR;
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
     }
     zero_tail(y, rows, dims->n, dims);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, const double *dy, const double *lhs,
                                 const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims)
 {
-    assay_status status = ASSAY_OK;
     int64_t rows = 0, first = 0;
-    TRY(assay_gmm_check_groups(ctx, group_sizes, dims, &rows));
+    MUST(assay_gmm_check_groups(ctx, group_sizes, dims, &rows));
     for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
         if (dlhs != NULL) {
             assay_matmul_args args = assay_product_abt(dlhs + first * dims->k, dy + first * dims->n,
                                                        rhs + g * dims->k * dims->n, group_sizes[g], dims->k, dims->n);
             args.kind = ASSAY_PRODUCT_LINEAR;
-            TRY(assay_matmul(ctx, &args));
+            MUST(assay_matmul(ctx, &args));
         }
         if (drhs != NULL) {
             assay_matmul_args args = assay_product_atb(drhs + g * dims->k * dims->n, lhs + first * dims->k,
                                                        dy + first * dims->n, dims->k, dims->n, group_sizes[g]);
             args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
-            TRY(assay_matmul(ctx, &args));
+            MUST(assay_matmul(ctx, &args));
         }
     }
     zero_tail(dlhs, rows, dims->k, dims);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

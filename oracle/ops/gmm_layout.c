@@ -69,23 +69,21 @@ static assay_status find_range(assay_context *ctx, const assay_gmm_config *confi
 assay_status assay_gmm_find_rows(assay_context *ctx, const assay_gmm_config *config, const int32_t *index,
                                  int32_t *group_sizes, int64_t *places, int64_t *rows)
 {
-    assay_status status = ASSAY_OK;
     const bool contiguous = config->layout == ASSAY_GMM_CONTIGUOUS;
     const bool sizes = config->layout == ASSAY_GMM_RAGGED || config->layout == ASSAY_GMM_K_GROUPED;
     int64_t first = 0, end = 0, found = 0;
-    if (sizes) TRY(assay_gmm_check_groups(ctx, index, &config->dims, rows));
-    if (contiguous) TRY(check_indices(ctx, config, index));
+    if (sizes) MUST(assay_gmm_check_groups(ctx, index, &config->dims, rows));
+    if (contiguous) MUST(check_indices(ctx, config, index));
     for (int64_t g = 0; g < config->dims.groups; g++) {
         const int64_t before = found;
-        if (!contiguous) TRY(find_range(ctx, config, index, g, &first, &end));
+        if (!contiguous) MUST(find_range(ctx, config, index, g, &first, &end));
         for (int64_t row = contiguous ? 0 : first; row < (contiguous ? config->dims.m : end); row++) {
             if (!contiguous || index[row] == g) places[found++] = row;
         }
         group_sizes[g] = (int32_t)(found - before);
     }
     *rows = found;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_gmm_pack(double *packed, const double *spread, int64_t width, const int64_t *places, int64_t rows)

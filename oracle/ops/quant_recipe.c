@@ -59,18 +59,16 @@ cleanup:
 static assay_status quantise_blocks(assay_context *ctx, quantiser *q, const assay_recipe_operand *how, const double *x,
                                     const int32_t *group_sizes, const assay_gmm_dims *dims, int64_t columns, coded *out)
 {
-    assay_status status;
     double *numbers = NULL;
     int64_t first = 0;
     const assay_block_format *format = assay_block_format_by_name(how->format);
-    TRY(store(ctx, q, dims->m * columns, &numbers));
+    MUST(store(ctx, q, dims->m * columns, &numbers));
     for (int64_t g = 0; g < dims->groups; first += group_sizes[g], g++) {
         if (group_sizes[g] == 0) continue;
-        TRY(quantise_part(ctx, q, format, x + first * columns, group_sizes[g], columns, numbers + first * columns));
+        MUST(quantise_part(ctx, q, format, x + first * columns, group_sizes[g], columns, numbers + first * columns));
     }
     *out = (coded){.codes = numbers, .numbers = numbers};
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- by row or column --- */
@@ -125,17 +123,15 @@ static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const ass
                                      const assay_calibration *calibration, const double *x, int64_t rows,
                                      int64_t columns, coded *out)
 {
-    assay_status status;
     double *codes = NULL, *scale = NULL, *numbers = NULL;
     const int64_t count = rows * columns;
-    TRY(store(ctx, q, count, &codes));
-    TRY(store(ctx, q, count, &scale));
-    TRY(store(ctx, q, count, &numbers));
-    TRY(assay_recipe_codes(ctx, codes, scale, x, rows, columns, how, calibration, q->config));
+    MUST(store(ctx, q, count, &codes));
+    MUST(store(ctx, q, count, &scale));
+    MUST(store(ctx, q, count, &numbers));
+    MUST(assay_recipe_codes(ctx, codes, scale, x, rows, columns, how, calibration, q->config));
     for (int64_t i = 0; i < count; i++) numbers[i] = codes[i] * scale[i];
     *out = (coded){codes, scale, numbers};
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* dy times the scales of w, one for each column of dy, or of x, one for each row. */
@@ -145,8 +141,7 @@ static assay_status fold(assay_context *ctx, quantiser *q, const double *dy, con
     double *product = NULL;
     *folded = dy;
     if (!q->config->recipe->folds) return ASSAY_OK;
-    const assay_status status = store(ctx, q, dims->m * dims->n, &product);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(store(ctx, q, dims->m * dims->n, &product));
     for (int64_t i = 0; i < dims->m * dims->n; i++)
         product[i] = rounded(q->config, dy[i] * scale[of_w ? i % dims->n : i / dims->n * dims->k]);
     *folded = product;
@@ -161,8 +156,7 @@ static assay_status take(assay_context *ctx, quantiser *q, int64_t count, const 
     const bool rounds = q->config->recipe->dx_dy.scales != ASSAY_SCALES_BLOCKS;
     *taken = x;
     if (spread == NULL && !rounds) return ASSAY_OK;
-    const assay_status status = store(ctx, q, count, &values);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(store(ctx, q, count, &values));
     assay_spread_move(ctx, count, x, spread, values);
     if (rounds) assay_dtype_round_many(q->config->type, count, values, values);
     *taken = values;
@@ -183,24 +177,22 @@ static assay_status quantise(assay_context *ctx, quantiser *q, const assay_recip
 static assay_status quantise_backward(assay_context *ctx, quantiser *q, const assay_recipe_given *given,
                                       const assay_gmm_dims *dims, const coded *of_x, const double *x, const coded *of_w)
 {
-    assay_status status;
     const assay_recipe_config *config = q->config;
     const assay_quant_recipe *r = config->recipe;
     const int32_t *sizes = given->group_sizes;
     coded of_dx, of_dw, of_dw_x;
     const double *dy, *for_dx, *for_dw;
-    TRY(take(ctx, q, dims->m * dims->n, given->dy, given->dy_spread, &dy));
-    TRY(fold(ctx, q, dy, dims, of_w->scale, true, &for_dx));
-    TRY(fold(ctx, q, dy, dims, of_x->scale, false, &for_dw));
-    TRY(quantise(ctx, q, &r->dx_dy, &config->dy, given->dy, for_dx, sizes, dims, dims->n, &of_dx));
-    TRY(quantise(ctx, q, &r->dw_x, &config->x, of_x->codes, x, sizes, dims, dims->k, &of_dw_x));
-    TRY(quantise(ctx, q, &r->dw_dy, &config->dy, given->dy, for_dw, sizes, dims, dims->n, &of_dw));
+    MUST(take(ctx, q, dims->m * dims->n, given->dy, given->dy_spread, &dy));
+    MUST(fold(ctx, q, dy, dims, of_w->scale, true, &for_dx));
+    MUST(fold(ctx, q, dy, dims, of_x->scale, false, &for_dw));
+    MUST(quantise(ctx, q, &r->dx_dy, &config->dy, given->dy, for_dx, sizes, dims, dims->n, &of_dx));
+    MUST(quantise(ctx, q, &r->dw_x, &config->x, of_x->codes, x, sizes, dims, dims->k, &of_dw_x));
+    MUST(quantise(ctx, q, &r->dw_dy, &config->dy, given->dy, for_dw, sizes, dims, dims->n, &of_dw));
     q->operands->dx_dy = of_dx.numbers;
     q->operands->dx_w = of_w->codes;
     q->operands->dw_x = of_dw_x.numbers;
     q->operands->dw_dy = of_dw.numbers;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const assay_recipe_given *given,

@@ -150,14 +150,12 @@ void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *
 
 static assay_status alloc_table(assay_context *ctx, assay_rope_table *table, int64_t tokens, int64_t half)
 {
-    assay_status status = ASSAY_OK;
     int64_t count = 0;
     *table = (assay_rope_table){.tokens = tokens, .half = half};
-    TRY(assay_checked_count(ctx, "rotations", 3, (int64_t[]){2, tokens, half}, &count));
-    TRY(assay_alloc_f64(ctx, "rotations", count, &table->cosine));
+    MUST(assay_checked_count(ctx, "rotations", 3, (int64_t[]){2, tokens, half}, &count));
+    MUST(assay_alloc_f64(ctx, "rotations", count, &table->cosine));
     table->sine = table->cosine + tokens * half;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_rope_table_fill(const assay_context *ctx, const assay_rope_table *table, const double *angles,
@@ -181,8 +179,7 @@ void assay_rope_table_fill(const assay_context *ctx, const assay_rope_table *tab
 assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, const int32_t *positions,
                                    int64_t tokens, const assay_rope_config *config)
 {
-    assay_status status = alloc_table(ctx, table, tokens, config->dim / 2);
-    if (status != ASSAY_OK) return status;
+    MUST(alloc_table(ctx, table, tokens, config->dim / 2));
     assay_rope_angles(ctx, table->sine, positions, tokens, config);
     assay_rope_table_fill(ctx, table, table->sine, config);
     return ASSAY_OK;

@@ -26,11 +26,8 @@ static assay_status alloc_scratch(assay_context *ctx, pass *p)
     double **const parts[] = {&p->va, &p->vb, &p->vh, &p->dh, &p->vdh, &p->da, &p->vda, &p->db, &p->vdb, &p->shared};
     const int64_t backward = sizeof parts / sizeof *parts, count = p->run->dy != NULL ? backward : 3;
     int64_t total = 0;
-    assay_status status =
-        assay_checked_count(ctx, "error scales of the gated MLP", 3, (int64_t[]){count, p->rows, p->hidden}, &total);
-    RETURN_IF(status != ASSAY_OK, status);
-    status = assay_alloc_f64(ctx, "error scales of the gated MLP", total, &p->memory);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_checked_count(ctx, "error scales of the gated MLP", 3, (int64_t[]){count, p->rows, p->hidden}, &total));
+    MUST(assay_alloc_f64(ctx, "error scales of the gated MLP", total, &p->memory));
     for (int64_t i = 0; i < count; i++) *parts[i] = p->memory + i * p->size;
     if (p->v->dh_values != NULL && p->run->dy != NULL) p->dh = p->v->dh_values;
     return ASSAY_OK;
@@ -132,10 +129,9 @@ static void weigh_alike(const pass *p, const double *value, int64_t ld, double *
 
 static assay_status forward(assay_context *ctx, const pass *p)
 {
-    assay_status status = ASSAY_OK;
     double *const *w = p->run->w;
-    TRY(project(ctx, p, p->va, p->wi_0, w[ASSAY_MLP_WI_0_BIAS]));
-    TRY(project(ctx, p, p->vb, p->wi_1, w[ASSAY_MLP_WI_1_BIAS]));
+    MUST(project(ctx, p, p->va, p->wi_0, w[ASSAY_MLP_WI_0_BIAS]));
+    MUST(project(ctx, p, p->vb, p->wi_1, w[ASSAY_MLP_WI_1_BIAS]));
     copy_out(p, p->v->a, p->r->ld, p->va);
     copy_out(p, p->v->b, p->r->ld, p->vb);
     store_rows(p, p->r->a, p->va);
@@ -148,24 +144,21 @@ static assay_status forward(assay_context *ctx, const pass *p)
     weigh_alike(p, p->r->b, p->r->ld, p->vb);
     if (p->v->y != NULL) {
         const assay_matmul_args args = assay_product_ab(p->v->y, p->r->h, w[ASSAY_MLP_WO], p->rows, p->dim, p->hidden);
-        TRY(biased_product(ctx, p, &args, p->vh, w[ASSAY_MLP_WO_BIAS]));
+        MUST(biased_product(ctx, p, &args, p->vh, w[ASSAY_MLP_WO_BIAS]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status hidden_gradient(assay_context *ctx, const pass *p)
 {
-    assay_status status = ASSAY_OK;
     assay_matmul_args args = assay_product_abt(p->dh, p->run->dy, p->run->w[ASSAY_MLP_WO], p->rows, p->hidden, p->dim);
-    TRY(assay_matmul(ctx, &args));
+    MUST(assay_matmul(ctx, &args));
     args.c = p->vdh;
-    TRY(assay_propagate_product(ctx, p->precision, false, &args, p->run->variance_dy, NULL));
+    MUST(assay_propagate_product(ctx, p->precision, false, &args, p->run->variance_dy, NULL));
     copy_out(p, p->v->dh, p->hidden, p->vdh);
     store(p, p->size, p->dh, p->vdh);
     weigh_alike(p, p->dh, p->hidden, p->vdh);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* da = dh u' v and db = dh u v'. Errors of dh, a and b move both at once, with the sign of the slope; those of rounding and of
@@ -282,24 +275,22 @@ cleanup:
 
 static assay_status backward(assay_context *ctx, const pass *p)
 {
-    assay_status status = ASSAY_OK;
     const assay_gated_mlp_variances *out = p->v;
     const int64_t dim = p->dim, hidden = p->hidden;
     double *dwi = out->g[ASSAY_MLP_WI];
     const factor x = {p->run->x, p->run->variance_x, dim}, dy = {p->run->dy, p->run->variance_dy, dim},
                  h = {p->r->h, p->vh, hidden}, da = {p->da, p->vda, hidden}, db = {p->db, p->vdb, hidden};
-    TRY(hidden_gradient(ctx, p));
+    MUST(hidden_gradient(ctx, p));
     gate_gradient(ctx, p);
     for (int64_t i = 0; p->run->weighted != NULL && i < p->size; i++) p->vh[i] += p->run->weighted[i];
-    TRY(weight_gradient(ctx, p, out->g[ASSAY_MLP_WO], dim, &h, &dy));
-    TRY(bias_gradient(ctx, p, out->g[ASSAY_MLP_WO_BIAS], &dy));
-    TRY(weight_gradient(ctx, p, dwi != NULL ? dwi : out->g[ASSAY_MLP_WI_0], p->r->ld, &x, &da));
-    TRY(weight_gradient(ctx, p, dwi != NULL ? dwi + hidden : out->g[ASSAY_MLP_WI_1], p->r->ld, &x, &db));
-    TRY(bias_gradient(ctx, p, out->g[ASSAY_MLP_WI_0_BIAS], &da));
-    TRY(bias_gradient(ctx, p, out->g[ASSAY_MLP_WI_1_BIAS], &db));
-    if (out->dx != NULL) TRY(input_gradient(ctx, p));
-cleanup:
-    return status;
+    MUST(weight_gradient(ctx, p, out->g[ASSAY_MLP_WO], dim, &h, &dy));
+    MUST(bias_gradient(ctx, p, out->g[ASSAY_MLP_WO_BIAS], &dy));
+    MUST(weight_gradient(ctx, p, dwi != NULL ? dwi : out->g[ASSAY_MLP_WI_0], p->r->ld, &x, &da));
+    MUST(weight_gradient(ctx, p, dwi != NULL ? dwi + hidden : out->g[ASSAY_MLP_WI_1], p->r->ld, &x, &db));
+    MUST(bias_gradient(ctx, p, out->g[ASSAY_MLP_WI_0_BIAS], &da));
+    MUST(bias_gradient(ctx, p, out->g[ASSAY_MLP_WI_1_BIAS], &db));
+    if (out->dx != NULL) MUST(input_gradient(ctx, p));
+    return ASSAY_OK;
 }
 
 assay_status assay_propagate_gated_mlp(assay_context *ctx, const assay_precision *precision,

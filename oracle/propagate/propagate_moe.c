@@ -25,30 +25,28 @@ static assay_status write_scale(assay_context *ctx, void *self, const char *path
 
 static assay_status open_scale(assay_context *ctx, moe_propagation *p, moe_scales *scale, const moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = block->tokens * block->emb_dim, choices = block->tokens * block->per_token;
     scale->sink = (assay_sink){.self = scale, .wants = wants_scale, .write = write_scale};
     moe_results_open(&scale->results, block->config, block->in, &scale->sink);
     scale->any = moe_wants_any(&scale->results, 0, MOE_RESULTS);
     scale->router = moe_wants_any(&scale->results, MOE_DX, MOE_ROUTED - MOE_DX);
     if (!scale->any) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "variance of logits", block->tokens * block->experts, &scale->logits));
-    TRY(assay_alloc_f64(ctx, "variance of weights", choices, &scale->weights));
-    if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of the token scale", block->tokens, &scale->gate));
-    if (moe_wants(&scale->results, MOE_Y)) TRY(assay_alloc_zeros(ctx, "variance of y", count, &scale->y));
+    MUST(assay_alloc_f64(ctx, "variance of logits", block->tokens * block->experts, &scale->logits));
+    MUST(assay_alloc_f64(ctx, "variance of weights", choices, &scale->weights));
+    if (block->llama4) MUST(assay_alloc_f64(ctx, "variance of the token scale", block->tokens, &scale->gate));
+    if (moe_wants(&scale->results, MOE_Y)) MUST(assay_alloc_zeros(ctx, "variance of y", count, &scale->y));
     if (moe_wants(&scale->results, MOE_DX) || (scale->router && block->llama4))
-        TRY(assay_alloc_zeros(ctx, "variance of dx", count, &scale->dx));
-    if (scale->router) TRY(assay_alloc_zeros(ctx, "variance of d_weights", choices, &scale->d_weights));
+        MUST(assay_alloc_zeros(ctx, "variance of dx", count, &scale->dx));
+    if (scale->router) MUST(assay_alloc_zeros(ctx, "variance of d_weights", choices, &scale->d_weights));
     if (scale->y != NULL && p->sum_y == NULL) {
-        TRY(assay_alloc_zeros(ctx, "partial sums of y", count, &p->sum_y));
-        TRY(assay_alloc_zeros(ctx, "squares of partial sums of y", count, &p->squares_y));
+        MUST(assay_alloc_zeros(ctx, "partial sums of y", count, &p->sum_y));
+        MUST(assay_alloc_zeros(ctx, "squares of partial sums of y", count, &p->squares_y));
     }
     if (scale->dx != NULL && p->sum_dx == NULL) {
-        TRY(assay_alloc_zeros(ctx, "partial sums of dx", count, &p->sum_dx));
-        TRY(assay_alloc_zeros(ctx, "squares of partial sums of dx", count, &p->squares_dx));
+        MUST(assay_alloc_zeros(ctx, "partial sums of dx", count, &p->sum_dx));
+        MUST(assay_alloc_zeros(ctx, "squares of partial sums of dx", count, &p->squares_dx));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void close_all(moe_propagation *p)
@@ -107,15 +105,13 @@ cleanup:
 static assay_status routed(assay_context *ctx, void *self, const moe_block *block)
 {
     moe_propagation *p = self;
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < p->count; i++) {
         moe_scales *scale = &p->scales[i];
-        TRY(open_scale(ctx, p, scale, block));
-        TRY(moe_checkpoints_open(ctx, &scale->checkpoints, block, &scale->results, true));
-        if (scale->any) TRY(routed_one(ctx, scale, block));
+        MUST(open_scale(ctx, p, scale, block));
+        MUST(moe_checkpoints_open(ctx, &scale->checkpoints, block, &scale->results, true));
+        if (scale->any) MUST(routed_one(ctx, scale, block));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* llama4: from the variance of dx of the scaled token to those of the weight's gradient and of dx itself. */
@@ -172,7 +168,6 @@ typedef struct router_variances {
 static assay_status router_one(assay_context *ctx, const moe_scales *scale, const moe_block *block,
                                const router_variances *v, const double *dx_router)
 {
-    assay_status status = ASSAY_OK;
     const assay_precision *precision = scale->precision;
     const moe_router *router = &block->router;
     const assay_routing_variances variances = {
@@ -184,22 +179,21 @@ static assay_status router_one(assay_context *ctx, const moe_scales *scale, cons
                                    .r = &router->routing,
                                    .in = &router->inputs,
                                    .config = &block->config->routing};
-    TRY(assay_propagate_routing(ctx, precision, &variances, &run));
-    TRY(moe_write(ctx, &scale->results, MOE_DBIAS, block->experts, v->d_bias));
-    TRY(moe_write(ctx, &scale->results, MOE_DSCALE, block->experts, v->d_scale));
+    MUST(assay_propagate_routing(ctx, precision, &variances, &run));
+    MUST(moe_write(ctx, &scale->results, MOE_DBIAS, block->experts, v->d_bias));
+    MUST(moe_write(ctx, &scale->results, MOE_DSCALE, block->experts, v->d_scale));
     if (moe_wants(&scale->results, MOE_DKERNEL)) {
         const assay_matmul_args args = assay_product_of_router(
             assay_product_atb(v->d_kernel, block->x, router->d_logits, block->emb_dim, block->experts, block->tokens));
-        TRY(assay_propagate_product(ctx, precision, false, &args, NULL, v->d_logits));
-        TRY(moe_write(ctx, &scale->results, MOE_DKERNEL, block->emb_dim * block->experts, v->d_kernel));
+        MUST(assay_propagate_product(ctx, precision, false, &args, NULL, v->d_logits));
+        MUST(moe_write(ctx, &scale->results, MOE_DKERNEL, block->emb_dim * block->experts, v->d_kernel));
     }
     if (moe_wants(&scale->results, MOE_DX)) {
         const assay_matmul_args args = moe_dx_product(block, v->dx);
-        TRY(assay_propagate_product(ctx, precision, false, &args, v->d_logits, NULL));
+        MUST(assay_propagate_product(ctx, precision, false, &args, v->d_logits, NULL));
         moe_propagate_join(precision, block->tokens * block->emb_dim, block->dx, dx_router, scale->dx, v->dx);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The scales of the gate's gradients; its part joins the variance of dx. */

@@ -42,7 +42,6 @@ static int64_t size_of(const moe_mlp *mlp, int weight)
 
 static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const moe_block *block, const moe_mlp *mlp)
 {
-    assay_status status = ASSAY_OK;
     moe_row_scratch *s = &p->rows;
     const int first = moe_mlp_first_result(mlp);
     const bool routed = first == MOE_ROUTED;
@@ -53,31 +52,29 @@ static assay_status alloc_scratch(assay_context *ctx, moe_propagation *p, const 
         router |= p->scales[i].router;
         of_y |= p->scales[i].y != NULL;
         of_dx |= p->scales[i].dx != NULL;
-        if (!routed) TRY(moe_checkpoints_open(ctx, &p->scales[i].checkpoints, block, &p->scales[i].results, false));
+        if (!routed) MUST(moe_checkpoints_open(ctx, &p->scales[i].checkpoints, block, &p->scales[i].results, false));
     }
     s->mlp = mlp;
     if (any_wants(p, first + ASSAY_MLPWI_0) || any_wants(p, first + ASSAY_MLPWI))
-        TRY(assay_alloc_f64(ctx, "variance of a", (config->fused ? 2 : 1) * wide, &s->a));
-    if (any_wants(p, first + ASSAY_MLPWI_1) && !config->fused) TRY(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
+        MUST(assay_alloc_f64(ctx, "variance of a", (config->fused ? 2 : 1) * wide, &s->a));
+    if (any_wants(p, first + ASSAY_MLPWI_1) && !config->fused) MUST(assay_alloc_f64(ctx, "variance of b", wide, &s->b));
     if (any_wants(p, first + ASSAY_MLP_INTERMEDIATE) || (routed && router && !block->llama4))
-        TRY(assay_alloc_f64(ctx, "variance of h", wide, &s->h));
-    if (of_y) TRY(assay_alloc_f64(ctx, "variance of y", count, &s->y));
-    if (of_dx) TRY(assay_alloc_f64(ctx, "variance of dx", count, &s->dx));
+        MUST(assay_alloc_f64(ctx, "variance of h", wide, &s->h));
+    if (of_y) MUST(assay_alloc_f64(ctx, "variance of y", count, &s->y));
+    if (of_dx) MUST(assay_alloc_f64(ctx, "variance of dx", count, &s->dx));
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
         if (any_wants(p, first + MLP_GRADIENT + weight))
-            TRY(assay_alloc_f64(ctx, "variance of a gradient", size_of(mlp, weight), &s->gradients[weight]));
+            MUST(assay_alloc_f64(ctx, "variance of a gradient", size_of(mlp, weight), &s->gradients[weight]));
     }
     if (!routed) return ASSAY_OK;
-    if (router && !block->llama4) TRY(assay_alloc_f64(ctx, "variance of products", count, &s->products));
-    if (router && !block->llama4) TRY(assay_alloc_f64(ctx, "dh", wide, &s->dh));
-    TRY(assay_alloc_f64(ctx, "variance of weights", rows, &s->weights));
-    if (block->llama4) TRY(assay_alloc_f64(ctx, "variance of x", count, &s->x));
-    if (block->llama4) TRY(assay_alloc_f64(ctx, "scales of tokens", rows, &s->factor));
-    if (!block->llama4) TRY(assay_alloc_f64(ctx, "variance of dy", count, &s->dy));
-    TRY(assay_alloc_f64(ctx, "variance of weighted h", wide, &s->weighted_h));
-    TRY(assay_alloc_f64(ctx, "variance of weighted y", count, &s->weighted_y));
-cleanup:
-    return status;
+    if (router && !block->llama4) MUST(assay_alloc_f64(ctx, "variance of products", count, &s->products));
+    if (router && !block->llama4) MUST(assay_alloc_f64(ctx, "dh", wide, &s->dh));
+    MUST(assay_alloc_f64(ctx, "variance of weights", rows, &s->weights));
+    if (block->llama4) MUST(assay_alloc_f64(ctx, "variance of x", count, &s->x));
+    if (block->llama4) MUST(assay_alloc_f64(ctx, "scales of tokens", rows, &s->factor));
+    if (!block->llama4) MUST(assay_alloc_f64(ctx, "variance of dy", count, &s->dy));
+    MUST(assay_alloc_f64(ctx, "variance of weighted h", wide, &s->weighted_h));
+    return assay_alloc_f64(ctx, "variance of weighted y", count, &s->weighted_y);
 }
 
 static void add_sums(const assay_context *ctx, const moe_propagation *p, const moe_block *block, const moe_rows *rows)
@@ -193,7 +190,6 @@ static assay_status propagate_mlp(assay_context *ctx, const hand *h, int64_t cou
 {
     const moe_results *r = &h->scale->results;
     const int first = moe_mlp_first_result(h->mlp);
-    assay_status status = ASSAY_OK;
     assay_gated_mlp_config config = h->mlp->config.mlp;
     assay_gated_mlp_run run = *given;
     assay_gated_mlp_variances v = {.a = h->s->a,
@@ -215,18 +211,16 @@ static assay_status propagate_mlp(assay_context *ctx, const hand *h, int64_t cou
     run.r = values_of(h->mlp);
     run.w = h->mlp->weights;
     run.config = &config;
-    TRY(assay_propagate_gated_mlp(ctx, h->precision, &v, &run));
+    MUST(assay_propagate_gated_mlp(ctx, h->precision, &v, &run));
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
         if (v.g[weight] != NULL)
-            TRY(moe_write(ctx, r, first + MLP_GRADIENT + weight, size_of(h->mlp, weight), v.g[weight]));
+            MUST(moe_write(ctx, r, first + MLP_GRADIENT + weight, size_of(h->mlp, weight), v.g[weight]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_checkpoints *c)
 {
-    assay_status status = ASSAY_OK;
     const moe_row_scratch *s = h->s;
     const double *const variances[ASSAY_MLP_CHECKPOINTS] = {[ASSAY_MLPWI] = s->a,
                                                             [ASSAY_MLPWI_0] = s->a,
@@ -235,9 +229,8 @@ static assay_status put_checkpoints(assay_context *ctx, const hand *h, moe_check
                                                             [ASSAY_MLPWO] = s->y};
     c->rows = h->rows;
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++)
-        if (variances[i] != NULL) TRY(moe_checkpoints_put(ctx, c, i, variances[i]));
-cleanup:
-    return status;
+        if (variances[i] != NULL) MUST(moe_checkpoints_put(ctx, c, i, variances[i]));
+    return ASSAY_OK;
 }
 
 /* y[token] += weight * row, where the row or that product is stored; dx[token] += row, stored too: what the rows' own
@@ -304,8 +297,7 @@ static assay_status weight_gradients(assay_context *ctx, const hand *h)
     const assay_matmul_args args = down_product(h, h->s->products);
     memset(exact, 0, (size_t)(rows->count * h->mlp->config.mlp.mlp_dim) * sizeof *exact);
     /* The product is stored before a bias is added. */
-    assay_status status = assay_propagate_product(ctx, precision, bias != NULL, &args, exact, NULL);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_propagate_product(ctx, precision, bias != NULL, &args, exact, NULL));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t j = 0; j < rows->size; j++) {
         const int64_t row = moe_row_of(block, j), choice = block->order[rows->first + j];
@@ -324,16 +316,14 @@ static assay_status weight_gradients(assay_context *ctx, const hand *h)
 
 static assay_status write_zeros(assay_context *ctx, const hand *h)
 {
-    assay_status status = ASSAY_OK;
     for (int weight = 0; weight < ASSAY_MLP_WEIGHTS; weight++) {
         const int gradient = moe_mlp_first_result(h->mlp) + MLP_GRADIENT + weight;
         double *zeros = h->s->gradients[weight];
         if (!moe_wants(&h->scale->results, gradient)) continue;
         memset(zeros, 0, (size_t)size_of(h->mlp, weight) * sizeof *zeros);
-        TRY(moe_write(ctx, &h->scale->results, gradient, size_of(h->mlp, weight), zeros));
+        MUST(moe_write(ctx, &h->scale->results, gradient, size_of(h->mlp, weight), zeros));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of a precision: the terms of y and dx, the variances of d_weights. */
@@ -347,19 +337,16 @@ static bool gives(const moe_block *block, const moe_scales *scale, int what)
 
 static assay_status put_rows(assay_context *ctx, const hand *h)
 {
-    assay_status status = ASSAY_OK;
     const moe_block *block = h->block;
     const moe_rows *rows = h->rows;
     const int what = MOE_PUTS + h->number * PUTS;
     const int64_t bytes = rows->count * block->emb_dim * (int64_t)sizeof(double);
     double *weights = h->s->weights; /* free again */
-    if (gives(block, h->scale, PUT_Y)) TRY(assay_piece_put(ctx, block->piece, what + PUT_Y, h->s->y, bytes));
-    if (gives(block, h->scale, PUT_DX)) TRY(assay_piece_put(ctx, block->piece, what + PUT_DX, h->s->dx, bytes));
+    if (gives(block, h->scale, PUT_Y)) MUST(assay_piece_put(ctx, block->piece, what + PUT_Y, h->s->y, bytes));
+    if (gives(block, h->scale, PUT_DX)) MUST(assay_piece_put(ctx, block->piece, what + PUT_DX, h->s->dx, bytes));
     if (!gives(block, h->scale, PUT_WEIGHTS)) return ASSAY_OK;
     for (int64_t j = 0; j < rows->size; j++) weights[j] = h->scale->d_weights[block->order[rows->first + j]];
-    TRY(assay_piece_put(ctx, block->piece, what + PUT_WEIGHTS, weights, rows->size * (int64_t)sizeof *weights));
-cleanup:
-    return status;
+    return assay_piece_put(ctx, block->piece, what + PUT_WEIGHTS, weights, rows->size * (int64_t)sizeof *weights);
 }
 
 assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
@@ -389,58 +376,50 @@ assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block 
 
 static assay_status routed_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
 {
-    assay_status status = ASSAY_OK;
     const moe_block *block = h->block;
     const bool slots = block->slots.row != NULL;
     assay_gated_mlp_run given = {0};
     if (slots && moe_wants_any(&h->scale->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS)) { /* with the row of zeros */
-        TRY(propagate_mlp(ctx, h, h->rows->size + 1, true, &given));
-        TRY(put_checkpoints(ctx, h, checkpoints));
+        MUST(propagate_mlp(ctx, h, h->rows->size + 1, true, &given));
+        MUST(put_checkpoints(ctx, h, checkpoints));
     }
     if (h->rows->count == 0) return write_zeros(ctx, h);
     factors_of_rows(ctx, h);
-    TRY(weighted_h(ctx, h));
+    MUST(weighted_h(ctx, h));
     given.variance_x = h->s->x;
     given.variance_dy = h->s->dy; /* of llama4, which combines with weight 1, dy is given */
     given.weighted = h->s->weighted ? h->s->weighted_h : NULL;
-    TRY(propagate_mlp(ctx, h, h->rows->count, false, &given));
-    if (!slots) TRY(put_checkpoints(ctx, h, checkpoints));
+    MUST(propagate_mlp(ctx, h, h->rows->count, false, &given));
+    if (!slots) MUST(put_checkpoints(ctx, h, checkpoints));
     make_terms(ctx, h);
-    if (h->scale->router && !block->llama4) TRY(weight_gradients(ctx, h));
-    TRY(put_rows(ctx, h));
-cleanup:
-    return status;
+    if (h->scale->router && !block->llama4) MUST(weight_gradients(ctx, h));
+    return put_rows(ctx, h);
 }
 
 static assay_status shared_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
 {
-    assay_status status = ASSAY_OK;
     const moe_block *block = h->block;
     const moe_scales *scale = h->scale;
     const int64_t count = block->tokens * block->emb_dim;
     const bool dx = moe_wants(&scale->results, MOE_DX);
     if (scale->y == NULL && !dx && !moe_wants_any(&scale->results, MOE_SHARED, MLP_RESULTS)) return ASSAY_OK;
-    TRY(propagate_mlp(ctx, h, h->rows->count, false, &(assay_gated_mlp_run){0}));
+    MUST(propagate_mlp(ctx, h, h->rows->count, false, &(assay_gated_mlp_run){0}));
     if (scale->y != NULL) moe_propagate_join(h->precision, count, block->y, h->rows->y, scale->y, h->s->y);
     if (dx) moe_propagate_join(h->precision, count, block->dx, h->rows->dx, scale->dx, h->s->dx);
-    TRY(put_checkpoints(ctx, h, checkpoints));
-cleanup:
-    return status;
+    return put_checkpoints(ctx, h, checkpoints);
 }
 
 assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block *block, const moe_mlp *mlp,
                                 const moe_rows *rows)
 {
-    assay_status status = ASSAY_OK;
     moe_propagation *p = self;
     const bool routed = moe_mlp_first_result(mlp) == MOE_ROUTED;
-    if (p->rows.mlp != mlp) TRY(alloc_scratch(ctx, p, block, mlp));
+    if (p->rows.mlp != mlp) MUST(alloc_scratch(ctx, p, block, mlp));
     for (int i = 0; i < p->count; i++) {
         moe_scales *scale = &p->scales[i];
         const hand h = {block, mlp, rows, scale, scale->precision, &p->rows, i};
         if (!scale->any) continue;
-        TRY(routed ? routed_rows(ctx, &h, &scale->checkpoints) : shared_rows(ctx, &h, &scale->checkpoints));
+        MUST(routed ? routed_rows(ctx, &h, &scale->checkpoints) : shared_rows(ctx, &h, &scale->checkpoints));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

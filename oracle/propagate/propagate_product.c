@@ -110,8 +110,7 @@ static assay_status multiply(assay_context *ctx, const product *p, const tile *t
 static assay_status add_scratch_product(assay_context *ctx, const product *p, const tile *t, const operand *a,
                                         const operand *b, int64_t k)
 {
-    assay_status status = multiply(ctx, p, t, p->left, a->columns, p->right, b->columns, k);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(multiply(ctx, p, t, p->left, a->columns, p->right, b->columns, k));
 #pragma omp parallel for num_threads(ctx->threads) if (t->m * t->n >= SHARED)
     for (int64_t i = 0; i < t->m; i++) {
         for (int64_t j = 0; j < t->n; j++) t->out[i * p->args->ldc + j] += p->values[i * t->n + j];
@@ -122,7 +121,6 @@ static assay_status add_scratch_product(assay_context *ctx, const product *p, co
 /* out += sum over k of a^2 var(b) + b^2 var(a) + squares a^2 b^2. */
 static assay_status add_variances(assay_context *ctx, const product *p, const tile *t)
 {
-    assay_status status = ASSAY_OK;
     for (int64_t first = 0; first < p->args->k; first += DEPTH) {
         const int64_t k = least(DEPTH, p->args->k - first);
         const operand a = a_block(p, t, first, k), b = b_block(p, t, first, k);
@@ -133,15 +131,14 @@ static assay_status add_variances(assay_context *ctx, const product *p, const ti
             square_into(ctx, p->left, &a, 1, false);
             square_into(ctx, p->right, &b, p->squares, true);
         }
-        TRY(add_scratch_product(ctx, p, t, &a, &b, k));
+        MUST(add_scratch_product(ctx, p, t, &a, &b, k));
         if (!is_exact(&a) && !is_exact(&b)) {
             square_into(ctx, p->left, &a, 0, true);
             square_into(ctx, p->right, &b, 1, false);
-            TRY(add_scratch_product(ctx, p, t, &a, &b, k));
+            MUST(add_scratch_product(ctx, p, t, &a, &b, k));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* out += the squares of the sums of blocks and of the partial sums at their ends, times their factors. */
@@ -154,8 +151,7 @@ static assay_status add_partial_sums(assay_context *ctx, const product *p, const
         const operand a = a_block(p, t, first, k), b = b_block(p, t, first, k);
         const bool whole = first + k == p->args->k;
         const double factor = p->partial + (whole ? p->last : 0);
-        assay_status status = multiply(ctx, p, t, a.value, a.ld, b.value, b.ld, k);
-        RETURN_IF(status != ASSAY_OK, status);
+        MUST(multiply(ctx, p, t, a.value, a.ld, b.value, b.ld, k));
 #pragma omp parallel for num_threads(ctx->threads) if (t->m * t->n >= SHARED)
         for (int64_t i = 0; i < t->m; i++) {
             double *out = t->out + i * p->args->ldc, *sum = p->sum + i * t->n, *values = p->values + i * t->n;
@@ -172,13 +168,11 @@ static assay_status add_partial_sums(assay_context *ctx, const product *p, const
 
 static assay_status propagate_tile(assay_context *ctx, const product *p, const tile *t)
 {
-    assay_status status = ASSAY_OK;
     for (int64_t i = 0; i < t->m; i++) memset(t->out + i * p->args->ldc, 0, (size_t)t->n * sizeof *t->out);
     if (p->squares > 0 || p->variance_a != NULL || p->variance_b != NULL || p->precision->given != ASSAY_FLOAT64)
-        TRY(add_variances(ctx, p, t));
-    if (p->partial > 0 || p->last > 0 || p->block > 0 || p->stored) TRY(add_partial_sums(ctx, p, t));
-cleanup:
-    return status;
+        MUST(add_variances(ctx, p, t));
+    if (p->partial > 0 || p->last > 0 || p->block > 0 || p->stored) MUST(add_partial_sums(ctx, p, t));
+    return ASSAY_OK;
 }
 
 static double summing(const assay_precision *precision, int64_t k)

@@ -98,8 +98,7 @@ assay_status assay_propagate_rms_norm(assay_context *ctx, const assay_precision 
     const int64_t rows = run->rows, dim = run->dim;
     const double *dy = run->dy, *x = run->x, *scale = run->scale, *rstd = run->rstd;
     double *of_x = NULL;
-    assay_status status = assay_alloc_f64(ctx, "variance of rstd", rows, &of_x);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_f64(ctx, "variance of rstd", rows, &of_x));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = row * dim;

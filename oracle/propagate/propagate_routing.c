@@ -203,15 +203,13 @@ cleanup:
 /* Sums over the tokens: errors of tokens that differ are independent; `size` [E] is the sum of the absolute values. */
 static assay_status sum_bias(assay_context *ctx, const pass *p, double *d_bias, double *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t tokens = p->run->config->batch * p->run->config->sequence, experts = p->run->config->num_experts;
-    TRY(weigh_alike(ctx, p));
+    MUST(weigh_alike(ctx, p));
     assay_column_sums(ctx, d_bias, tokens, experts, experts, p->bias);
     assay_column_sums(ctx, size, tokens, experts, experts, p->bias_size);
     for (int64_t e = 0; e < experts; e++)
         d_bias[e] += (double)tokens * assay_square(p->precision->accumulate * size[e]);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void sum_expert_scale(const pass *p, double *d_scale, double *size)

@@ -44,8 +44,7 @@ assay_status assay_propagate_unpermute(assay_context *ctx, const assay_precision
 {
     const int64_t tokens = run->dims.tokens, copies = tokens * run->dims.experts_per_token, dim = run->dims.emb_dim;
     int32_t *place = NULL; /* of a copy: its row, or -1 */
-    assay_status status = assay_alloc_i32(ctx, "places of copies", copies, &place);
-    RETURN_IF(status != ASSAY_OK, status);
+    MUST(assay_alloc_i32(ctx, "places of copies", copies, &place));
     for (int64_t i = 0; i < copies; i++) place[i] = ASSAY_NO_EXPERT;
     for (int64_t j = 0; j < copies; j++) {
         if (run->order[j] != ASSAY_NO_EXPERT) {

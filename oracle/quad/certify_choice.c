@@ -77,7 +77,6 @@ static void sibling(const char *choice, const char *name, char path[ASSAY_PATH_S
 static assay_status read_routing(assay_context *ctx, const quad_tensor *choice, const quad_tensors *computed,
                                  const quad_tensors *references, routing *r)
 {
-    assay_status status;
     const assay_shape *shape = &choice->shape;
     const int64_t count = assay_shape_count(shape);
     const char *of = choice->path + strlen("routing/");
@@ -89,28 +88,25 @@ static assay_status read_routing(assay_context *ctx, const quad_tensor *choice, 
     r->per_token = shape->rank > 0 ? shape->dims[shape->rank - 1] : 1;
     r->tokens = r->per_token > 0 ? count / r->per_token : 0;
     r->computed = choice->indices;
-    TRY(quad_read_indices(ctx, references, own, count, &r->reference));
-    TRY(quad_read(ctx, references, own_margin, r->tokens, &r->margin));
-    TRY(quad_read(ctx, references, own_weights, count, &r->reference_weights));
+    MUST(quad_read_indices(ctx, references, own, count, &r->reference));
+    MUST(quad_read(ctx, references, own_margin, r->tokens, &r->margin));
+    MUST(quad_read(ctx, references, own_weights, count, &r->reference_weights));
     /* the op `routing` has its weights among the outputs */
     const char *found = quad_tensors_find(computed, weights) != NULL ? weights : "outputs/weights";
-    TRY(quad_read(ctx, computed, found, count, &r->weights));
+    MUST(quad_read(ctx, computed, found, count, &r->weights));
     /* scores are of order 1; where they are logits, margins tell their size */
     r->margin_allowed = QUAD_ALLOWED_RELATIVE * fmaxq(1, quad_largest(r->tokens, r->margin));
     r->weight_allowed = QUAD_ALLOWED_RELATIVE * quad_largest(count, r->reference_weights);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status quad_certify_choice(assay_context *ctx, const quad_tensor *choice, const quad_tensors *computed,
                                  const quad_tensors *references, quad_certificates *certificates)
 {
-    assay_status status;
     quad_certificate *certificate = NULL;
     routing r = {0};
-    TRY(read_routing(ctx, choice, computed, references, &r));
-    TRY(quad_add_certificate(ctx, certificates, choice->path, &certificate));
+    MUST(read_routing(ctx, choice, computed, references, &r));
+    MUST(quad_add_certificate(ctx, certificates, choice->path, &certificate));
     compare(&r, certificate);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

@@ -17,13 +17,12 @@ typedef struct weighted_sum {
 static assay_status sum_up(assay_context *ctx, const quad_tensors *cotangents, const quad_tensors *out,
                            weighted_sum *loss)
 {
-    assay_status status = ASSAY_OK;
     *loss = (weighted_sum){0};
     for (int i = 0; i < cotangents->count; i++) {
         const quad_tensor *cotangent = &cotangents->items[i];
         const int64_t count = assay_shape_count(&cotangent->shape);
         const quad *output = NULL;
-        TRY(quad_read(ctx, out, cotangent->path, count, &output));
+        MUST(quad_read(ctx, out, cotangent->path, count, &output));
         for (int64_t j = 0; j < count; j++) {
             if (!finiteq(cotangent->values[j]) || !finiteq(output[j])) continue;
             const quad term = cotangent->values[j] * output[j];
@@ -31,8 +30,7 @@ static assay_status sum_up(assay_context *ctx, const quad_tensors *cotangents, c
             loss->size += fabsq(term);
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* A gradient, and the tensor that it is of. */
@@ -138,14 +136,13 @@ static void measure(const checking *all, line *l)
  * however much it is curved; with a kink it stays, or the rounding of binary128 is reached first. */
 static assay_status run_line(assay_context *ctx, const checking *all, line *l)
 {
-    assay_status status = ASSAY_OK;
     const quad small = 1e-7;
     quad wider = 0, step = ldexpq(1, -32);
     measure(all, l);
     for (bool first = true;; first = false, step /= 16) {
         weighted_sum above, below;
-        TRY(loss_at(ctx, all, l, step, &above));
-        TRY(loss_at(ctx, all, l, -step, &below));
+        MUST(loss_at(ctx, all, l, step, &above));
+        MUST(loss_at(ctx, all, l, -step, &below));
         const quad noise = ldexpq(all->base.size, -100) / step; /* some thousand roundings of L */
         const quad jump = fabsq(above.value - 2 * all->base.value + below.value) / step;
         l->derivative = (above.value - below.value) / (2 * step);
@@ -161,8 +158,7 @@ static assay_status run_line(assay_context *ctx, const checking *all, line *l)
         if (l->kink) break;
         wider = jump;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Every line by itself, so that the number of threads changes nothing; of several failures the first one counts. */
@@ -192,10 +188,9 @@ static assay_status run_lines(assay_context *ctx, const checking *all)
 /* gradients/ that are of a tensor of `in`; lines along each of them, or, of large ones, along all together. */
 static assay_status list_lines(assay_context *ctx, const quad_tensors *references, checking *all)
 {
-    assay_status status;
     void *tensors = NULL, *lines = NULL;
     const int64_t directions = all->budget->directions;
-    TRY(assay_alloc(ctx, "list of gradients", references->count, sizeof *all->tensors, &tensors));
+    MUST(assay_alloc(ctx, "list of gradients", references->count, sizeof *all->tensors, &tensors));
     all->tensors = tensors;
     for (int i = 0; i < references->count; i++) {
         const quad_tensor *gradient = &references->items[i];
@@ -203,7 +198,7 @@ static assay_status list_lines(assay_context *ctx, const quad_tensors *reference
         const quad_tensor *of = quad_tensors_find(all->in, gradient->path + strlen("gradients/"));
         if (of != NULL) all->tensors[all->tensor_count++] = (moved){gradient, (int)(of - all->in->items), size_of(of)};
     }
-    TRY(assay_alloc(ctx, "list of directions", all->tensor_count * directions, sizeof *all->lines, &lines));
+    MUST(assay_alloc(ctx, "list of directions", all->tensor_count * directions, sizeof *all->lines, &lines));
     all->lines = lines;
     const int64_t together = all->large ? all->tensor_count : 1;
     for (int64_t first = 0; first < all->tensor_count; first += together) {
@@ -211,22 +206,19 @@ static assay_status list_lines(assay_context *ctx, const quad_tensors *reference
         for (int64_t k = 0; k < directions; k++)
             all->lines[all->count++] = (line){all->tensors + first, together, .seed = quad_next_random(&random)};
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The outputs that L is of. */
 static assay_status list_outputs(assay_context *ctx, const quad_tensors *in, quad_tensors *outputs)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < in->count; i++) {
         char path[ASSAY_PATH_SIZE];
         if (!quad_has_prefix(in->items[i].path, "cotangents/")) continue;
         snprintf(path, sizeof path, "outputs/%s", in->items[i].path + strlen("cotangents/"));
-        TRY(quad_tensors_list(ctx, outputs, path, &in->items[i]));
+        MUST(quad_tensors_list(ctx, outputs, path, &in->items[i]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The loss where nothing is moved: of the results that there are, if there are all. */

@@ -173,42 +173,38 @@ static void add_row(const piece *s, int64_t row)
 
 static assay_status alloc_piece(assay_context *ctx, piece *s)
 {
-    assay_status status;
     void *random = NULL;
     uint64_t state = 1;
-    TRY(assay_alloc(ctx, "random numbers", COLUMNS, sizeof *s->random, &random));
+    MUST(assay_alloc(ctx, "random numbers", COLUMNS, sizeof *s->random, &random));
     s->random = random;
-    TRY(assay_alloc(ctx, "random numbers", QUAD_SLICES_MOST * s->product.k, sizeof *s->w_random, &random));
+    MUST(assay_alloc(ctx, "random numbers", QUAD_SLICES_MOST * s->product.k, sizeof *s->w_random, &random));
     s->w_random = random;
-    TRY(assay_alloc_f64(ctx, "products of sizes", s->product.m * COLUMNS, &s->sizes));
+    MUST(assay_alloc_f64(ctx, "products of sizes", s->product.m * COLUMNS, &s->sizes));
     for (int64_t j = 0; j < COLUMNS; j++) s->random[j] = quad_next_random(&state);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status make_piece(assay_context *ctx, piece *s)
 {
-    assay_status status;
     const quad_product *p = &s->product;
     const quad_layout w = {.values = p->w,
                            .outer = p->w_transposed ? p->n : p->k,
                            .inner = p->w_transposed ? p->k : p->n,
                            .ld = p->ldw,
                            .lines_across = !p->w_transposed};
-    TRY(quad_slices_make(ctx, &w, &s->cut, &s->w));
+    MUST(quad_slices_make(ctx, &w, &s->cut, &s->w));
     for (int q = 0; q < s->w.used; q++) times_random(ctx, s, q);
     s->level_count = s->x->used + s->w.used - 1 < s->cut.most ? s->x->used + s->w.used - 1 : s->cut.most;
     for (int level = 0; level < s->level_count; level++) {
         if (s->levels[level] == NULL) {
-            TRY(assay_alloc_f64(ctx, "products of slices", p->m * COLUMNS, &s->levels[level]));
+            MUST(assay_alloc_f64(ctx, "products of slices", p->m * COLUMNS, &s->levels[level]));
         }
-        TRY(make_level(ctx, s, level));
+        MUST(make_level(ctx, s, level));
     }
-    TRY(multiply(ctx, s, s->x->sizes, s->w.sizes, false, s->sizes));
+    MUST(multiply(ctx, s, s->x->sizes, s->w.sizes, false, s->sizes));
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
     for (int64_t row = 0; row < p->m; row++) add_row(s, row);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Some rows, all columns. */

@@ -156,27 +156,23 @@ static quad_recipe_matrix of_rows(const quad_recipe_layer *l, int64_t columns, c
 
 assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *l)
 {
-    assay_status status;
     void *all = NULL;
-    TRY(assay_alloc(ctx, "groups of rows", l->groups * l->k, sizeof *l->all, &all));
+    MUST(assay_alloc(ctx, "groups of rows", l->groups * l->k, sizeof *l->all, &all));
     l->all = all;
     for (int64_t row = 0; row < l->groups * l->k; row++) l->all[row] = 0;
     l->of_x = of_rows(l, l->k, l->x);
     l->of_w = (quad_recipe_matrix){.rows = l->groups * l->k, .columns = l->n, .x = l->w, .group = l->all};
-    TRY(quantise(ctx, &l->of_x, l->recipe, &l->recipe->recipe->x, &l->recipe->x));
-    TRY(quantise(ctx, &l->of_w, l->recipe, &l->recipe->recipe->w, &l->recipe->w));
-cleanup:
-    return status;
+    MUST(quantise(ctx, &l->of_x, l->recipe, &l->recipe->recipe->x, &l->recipe->x));
+    return quantise(ctx, &l->of_w, l->recipe, &l->recipe->recipe->w, &l->recipe->w);
 }
 
 assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *l)
 {
-    assay_status status;
     const small_type type = type_of(l->recipe->type);
     const assay_quant_recipe *r = l->recipe->recipe;
     const int64_t count = l->rows * l->n;
-    TRY(quad_alloc(ctx, count, &l->for_dx));
-    TRY(quad_alloc(ctx, count, &l->for_dw));
+    MUST(quad_alloc(ctx, count, &l->for_dx));
+    MUST(quad_alloc(ctx, count, &l->for_dw));
     for (int64_t i = 0; i < count; i++) {
         const quad dy = r->folds ? nearest(type, l->dy[i]) : l->dy[i];
         l->for_dx[i] = r->folds ? nearest(type, dy * l->of_w.scale[i % l->n]) : dy;
@@ -185,11 +181,9 @@ assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *l)
     l->dx_dy = of_rows(l, l->n, l->for_dx);
     l->dw_dy = of_rows(l, l->n, l->for_dw);
     l->dw_x = of_rows(l, l->k, l->of_x.codes);
-    TRY(quantise(ctx, &l->dx_dy, l->recipe, &r->dx_dy, &l->recipe->dy));
-    TRY(quantise(ctx, &l->dw_dy, l->recipe, &r->dw_dy, &l->recipe->dy));
-    TRY(quantise(ctx, &l->dw_x, l->recipe, &r->dw_x, &l->recipe->x));
-cleanup:
-    return status;
+    MUST(quantise(ctx, &l->dx_dy, l->recipe, &r->dx_dy, &l->recipe->dy));
+    MUST(quantise(ctx, &l->dw_dy, l->recipe, &r->dw_dy, &l->recipe->dy));
+    return quantise(ctx, &l->dw_x, l->recipe, &r->dw_x, &l->recipe->x);
 }
 
 void quad_recipe_free(quad_recipe_layer *l)

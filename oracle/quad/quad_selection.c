@@ -54,8 +54,7 @@ static assay_status cut_groups(assay_context *ctx, const assay_routing_config *c
     int64_t most = config->top_k_in_group > 0 ? config->top_k_in_group : 2;
     int64_t terms = config->group_score == ASSAY_GROUP_MAX ? 1 : most < size ? most : size;
     quad *scores = NULL;
-    assay_status status = quad_alloc(ctx, groups, &scores);
-    if (status != ASSAY_OK) return status;
+    MUST(quad_alloc(ctx, groups, &scores));
     for (int64_t g = 0; g < groups; g++) scores[g] = group_score(size, biased + g * size, terms);
     *margin = half_gap(groups, scores, NULL, kept) / terms;
     for (int64_t e = 0; e < experts; e++) allowed[e] = rank_of(groups, scores, NULL, e / size) < kept;

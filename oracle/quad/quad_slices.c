@@ -183,22 +183,20 @@ static void cut_run(const quad_layout *from, int64_t run, const quad_cut *cut, q
 
 static assay_status take_memory(assay_context *ctx, const quad_layout *from, quad_slices *slices)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = from->outer * from->inner, lines = from->lines_across ? from->inner : from->outer;
     if (slices->sizes == NULL || count > slices->room || lines > slices->line_room) {
         quad_slices_free(slices);
         slices->room = count;
         slices->line_room = lines;
-        TRY(assay_alloc_i32(ctx, "exponents of lines", lines, &slices->largest));
-        TRY(quad_alloc(ctx, lines, &slices->powers));
-        TRY(assay_alloc_f64(ctx, "sizes of numbers", count, &slices->sizes));
+        MUST(assay_alloc_i32(ctx, "exponents of lines", lines, &slices->largest));
+        MUST(quad_alloc(ctx, lines, &slices->powers));
+        MUST(assay_alloc_f64(ctx, "sizes of numbers", count, &slices->sizes));
     }
     slices->outer = from->outer;
     slices->inner = from->inner;
     slices->lines = lines;
     slices->lines_across = from->lines_across;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status find_exponents(assay_context *ctx, const quad_layout *from, quad_slices *slices)

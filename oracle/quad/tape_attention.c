@@ -151,8 +151,7 @@ static assay_status attend(assay_context *ctx, const block *s)
 {
     const assay_attention_config *config = s->problem->config;
     quad *lse = s->problem->lse + (s->b * config->heads + s->head) * config->sequence;
-    assay_status status = make_scores(ctx, s);
-    if (status != ASSAY_OK) return status;
+    MUST(make_scores(ctx, s));
 #pragma omp parallel for num_threads(ctx->threads) schedule(static, 1) if (s->last - s->first > 1)
     for (int64_t query = s->first; query < s->last; query++) lse[query] = softmax(s, query);
     return make_out(ctx, s);

@@ -79,15 +79,13 @@ static void sort_rows(linear *l, const int64_t *group)
 static assay_status weights_of(assay_context *ctx, const linear *l, const quad *w, int64_t group, quad **loaded,
                                const quad **weights)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = l->k * l->n;
     *weights = l->stream == NULL ? w + group * count : NULL;
     if (l->stream == NULL) return ASSAY_OK;
-    if (*loaded == NULL) TRY(quad_alloc(ctx, count, loaded));
-    TRY(quad_read_piece(ctx, l->stream, l->offset + group * count, count, *loaded));
+    if (*loaded == NULL) MUST(quad_alloc(ctx, count, loaded));
+    MUST(quad_read_piece(ctx, l->stream, l->offset + group * count, count, *loaded));
     *weights = *loaded;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status forward(assay_context *ctx, const linear *l, const operands *of, quad *y)

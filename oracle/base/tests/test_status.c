@@ -42,9 +42,10 @@ cleanup:
     return status;
 }
 
-static assay_status returned(bool condition)
+static assay_status returned(assay_status first, int *steps)
 {
-    RETURN_IF(condition, ASSAY_INTERNAL);
+    MUST(first);
+    (*steps)++;
     return ASSAY_OK;
 }
 
@@ -56,6 +57,8 @@ TEST(macros_leave_when_they_should)
     steps = 0;
     assert_int_equal(tried(ASSAY_NO_MEMORY, &steps), ASSAY_NO_MEMORY);
     assert_int_equal(steps, 10);
-    assert_int_equal(returned(true), ASSAY_INTERNAL);
-    assert_int_equal(returned(false), ASSAY_OK);
+    assert_int_equal(returned(ASSAY_INTERNAL, &steps), ASSAY_INTERNAL);
+    assert_int_equal(steps, 10);
+    assert_int_equal(returned(ASSAY_OK, &steps), ASSAY_OK);
+    assert_int_equal(steps, 11);
 }
