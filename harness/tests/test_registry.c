@@ -198,6 +198,23 @@ TEST(rows_are_listed_and_their_headers_public_and_tested)
     free(public);
 }
 
+/* A hand calculation, or an identity, of every form: certification holds the two forms against each other alone. */
+TEST(second_forms_are_tested)
+{
+    static const char before[] = "\nquad_form ";
+    char *text = text_of("oracle/quad/quad.h");
+    int found = 0;
+    for (const char *at = strstr(text, before); at != NULL; at = strstr(at, before)) {
+        char call[ASSAY_PATH_SIZE];
+        at += strlen(before);
+        snprintf(call, sizeof call, "%.*s, &", (int)strcspn(at, ";"), at);
+        if (!tests_have("oracle/quad", call)) fail_msg("oracle/quad/tests has no test of %s", call);
+        found++;
+    }
+    assert_true(found >= 15);
+    free(text);
+}
+
 /* The section of docs/operations.md up to the next one, in place; NULL when there is none. */
 static char *section_of(char *text, const char *name)
 {

@@ -152,6 +152,7 @@ static quad_node project(quad_tape *t, const assay_gqa_config *c, quad_node x, c
 static quad_node turn_heads(quad_tape *t, const assay_gqa_config *c, quad_node x, const char *scale, const quad *turns)
 {
     const int64_t all = quad_columns(t, x), dim = c->head_dim;
+    if (x == 0) return 0;
     if (c->qk_norm)
         x = quad_view(t, quad_normalise(t, quad_view(t, x, dim), quad_given(t, scale, 1, dim), c->epsilon), all);
     if (c->rope.dim == dim) return quad_rotate(t, x, &c->rope, turns);

@@ -1,5 +1,11 @@
 #include "oracle/quad/tests/quad_case.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LONGEST_TEXT = 8192, MOST_NUMBERS = 128 };
+
 void case_start(quad_case *c, uint64_t seed)
 {
     *c = (quad_case){.random = seed * 2 + 1, .ctx = {.threads = 1}};
@@ -34,6 +40,53 @@ void case_random(quad_case *c, const char *path, double scale, assay_shape shape
 void case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape)
 {
     assert_ok(&c->ctx, quad_tensors_copy_i32(&c->ctx, &c->in, path, &shape, values));
+}
+
+/* The numbers of a text up to its end. */
+static int64_t numbers_of(const char *text, double *values)
+{
+    int64_t count = 0;
+    for (char *end = NULL; *text != '\0'; text = end + strspn(end, " ")) {
+        assert_true(count < MOST_NUMBERS);
+        values[count++] = strtod(text, &end);
+        if (end == text) fail_msg("'%s' is no number", text);
+    }
+    return count;
+}
+
+/* The next entry of *text, NULL: there is none. *path is its path, and what is given its numbers, or '-'. */
+static const char *next_entry(char **text, const char **path)
+{
+    char *entry = strtok_r(NULL, ";", text);
+    if (entry == NULL) return NULL;
+    *path = entry + strspn(entry, " ");
+    char *rest = strchr(*path, ' ');
+    assert_non_null(rest);
+    *rest = '\0';
+    return rest + 1;
+}
+
+void case_given(quad_case *c, const char *text)
+{
+    char copy[LONGEST_TEXT], *rest = copy;
+    const char *path, *entry;
+    assert_true((size_t)snprintf(copy, sizeof copy, "%s", text) < sizeof copy);
+    while ((entry = next_entry(&rest, &path)) != NULL) {
+        const bool indices = entry[0] == '#', filled = entry[0] == '~';
+        double values[MOST_NUMBERS];
+        int32_t numbers[MOST_NUMBERS];
+        int64_t count = numbers_of(indices || filled ? entry + 2 : entry, values);
+        if (filled) count = (int64_t)values[0];
+        assert_true(count <= MOST_NUMBERS);
+        for (int64_t i = 0; i < count; i++) {
+            if (filled) values[i] = (double)((7 * i + 3 * c->in.count) % 13 - 6) / 8;
+            if (indices) numbers[i] = (int32_t)values[i];
+        }
+        if (indices)
+            case_indices(c, path, numbers, DIMS(count));
+        else
+            case_values(c, path, values, DIMS(count));
+    }
 }
 
 assay_status case_evaluate(quad_case *c, quad_form *form, const void *config)
@@ -79,4 +132,42 @@ void assert_indices(const quad_case *c, const char *path, int64_t count, const i
     assert_int_equal(assay_shape_count(&tensor->shape), count);
     assert_non_null(tensor->indices);
     for (int64_t i = 0; i < count; i++) assert_int_equal(tensor->indices[i], expected[i]);
+}
+
+static void assert_results(const quad_case *c, const char *text)
+{
+    char copy[LONGEST_TEXT], *rest = copy;
+    const char *path, *entry;
+    assert_true((size_t)snprintf(copy, sizeof copy, "%s", text) < sizeof copy);
+    while ((entry = next_entry(&rest, &path)) != NULL) {
+        double values[MOST_NUMBERS];
+        int32_t indices[MOST_NUMBERS];
+        if (entry[0] == '-' && entry[1] == '\0') {
+            if (quad_tensors_find(&c->out, path) != NULL) fail_msg("there is a %s", path);
+            continue;
+        }
+        const int64_t count = numbers_of(entry, values);
+        for (int64_t i = 0; i < count; i++) indices[i] = (int32_t)values[i];
+        if (result(c, path)->indices != NULL)
+            assert_indices(c, path, count, indices);
+        else
+            assert_result(c, path, count, values, 1e-13);
+    }
+}
+
+void assert_by_hand(quad_form *form, const void *config, const char *given, const char *expected)
+{
+    const bool differentiated = form == quad_function || strstr(given, "cotangents/") != NULL;
+    quad_case c;
+    case_start(&c, 1);
+    case_given(&c, given);
+    assert_ok(&c.ctx, differentiated ? case_differentiate(&c, form, config) : case_evaluate(&c, form, config));
+    assert_results(&c, expected);
+    for (int64_t n = 0;; n++) {
+        assay_fail_allocation(n);
+        const assay_status status =
+            differentiated ? case_differentiate(&c, form, config) : case_evaluate(&c, form, config);
+        if (had_memory(&c.ctx, status)) break;
+    }
+    case_end(&c);
 }

@@ -23,6 +23,10 @@ void case_random(quad_case *c, const char *path, double scale, assay_shape shape
 void case_values(quad_case *c, const char *path, const double *values, assay_shape shape);
 void case_indices(quad_case *c, const char *path, const int32_t *values, assay_shape shape);
 
+/* Several inputs in one text, after semicolons: "inputs/x 1 2; inputs/positions # 0; weights/w ~ 6", where # stands before indices and ~
+ * before a number of elements: element i of input k is ((7 i + 3 k) mod 13 - 6) / 8. Their shape is [COUNT]. */
+void case_given(quad_case *c, const char *text);
+
 /* Every result of the form, in the place of what c->out has; and of an operation with cotangents every gradient too. */
 assay_status case_evaluate(quad_case *c, quad_form *form, const void *config);
 assay_status case_differentiate(quad_case *c, quad_form *form, const void *config);
@@ -32,5 +36,9 @@ double result_at(const quad_case *c, const char *path, int64_t index);
 /* Elements of a result against numbers. */
 void assert_result(const quad_case *c, const char *path, int64_t count, const double *expected, double tolerance);
 void assert_indices(const quad_case *c, const char *path, int64_t count, const int32_t *expected);
+
+/* A form's results in such a text, to 1e-13 (and of what they lack, "outputs/z -"), with gradients where there are cotangents or a gradient is computed.
+ * Then every allocation fails in turn. */
+void assert_by_hand(quad_form *form, const void *config, const char *given, const char *expected);
 
 #endif

@@ -66,6 +66,118 @@ TEST(test_families)
     }
 }
 
+#define ONE(f, score, experts, k)                                                                                      \
+    .batch = 1, .sequence = 1, .num_experts = experts, .num_experts_per_tok = k, .family = f, .score_func = score,     \
+    .n_routing_groups = -1, .topk_routing_group = -1, .routed_scaling_factor = 1
+#define TENTHS "inputs/logits 0 1.0986122886681098 0.6931471805599453 1.3862943611198906" /* of softmax: .1 .3 .2 .4 */
+
+TEST(test_by_hand)
+{
+    static const struct {
+        assay_routing_config config;
+        const char *given, *expected; /* NULL: refused */
+    } rows[] = {
+        {{ONE(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 4, 1)}, TENTHS, "outputs/weights 1.3862943611198906"},
+        {{ONE(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 4, 2)}, TENTHS, NULL},
+        {{ONE(ASSAY_ROUTER_LLAMA4, ASSAY_SCORE_NONE, 2, 1)},
+         "inputs/x 2 3; weights/gate/kernel 1 10 2 20",
+         "outputs/weights 80; routing/margin 36"},
+        /* ln(1 + e^x) is 4 and 1 where e^x is e^4 - 1 and e - 1 */
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SQRTSOFTPLUS, 3, 2)},
+         "inputs/logits 0.54132485461291811 -5 3.9815145531741134",
+         "routing/selected_experts 2 0; outputs/weights 0.66666666666666667 0.33333333333333333"},
+        /* the sum of the chosen scores is itself 1e-20: the extra 1e-20 halves the weight */
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 2, 1)},
+         "inputs/logits -50 -46.051701859880914",
+         "outputs/weights .5"},
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SIGMOID, 2, 1), .renormalize_exactly = true},
+         "inputs/logits -50 -46.051701859880914",
+         "outputs/weights 1"},
+    /* a bias selects but does not weigh in DeepSeek 3; elsewhere it does both: softmax of 10.1 and 9.2, of 10 and 9 + ln 2 */
+#define BIASED TENTHS "; weights/gate/bias 10 -10 9 -10"
+#define FIRST "routing/selected_experts 0 2; outputs/weights "
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SOFTMAX, 4, 2)}, BIASED, FIRST ".1 .2"},
+        {{ONE(ASSAY_ROUTER_DEEPSEEK2, ASSAY_SCORE_SOFTMAX, 4, 2)}, BIASED, FIRST "10.1 9.2"},
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_SOFTMAX, 4, 2)},
+         BIASED,
+         FIRST "0.71094950262500396 0.28905049737499604"},
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 2)}, BIASED, FIRST "0.57611688476582911 0.42388311523417089"},
+        /* the fused function adds it before the score: softmax of (ln 2, ln 3, ln 2, ln 4) */
+        {{ONE(ASSAY_ROUTER_FUSED, ASSAY_SCORE_SOFTMAX, 4, 3), .norm_topk_prob = true},
+         TENTHS "; weights/gate/bias 0.6931471805599453 0 0 0",
+         "routing/selected_experts 3 1 0; outputs/weights 0.44444444444444444 0.33333333333333333 0.22222222222222222"},
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 4)},
+         TENTHS,
+         "routing/selected_experts 3 1 2 0; routing/margin inf"},
+        /* of equal ones the lower */
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 5, 3)},
+         "inputs/logits 1 2 1 2 1",
+         "routing/selected_experts 1 3 0; routing/margin 0"},
+    /* a hashed layer has no loss; its table has as many rows as there are ids */
+#define HASHED TENTHS "; weights/tid2eid # 0 1 0 2 1 2; inputs/input_ids # 2"
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SOFTMAX, 4, 2), .hash_rows = 3, .load_balance_loss_weight = 1},
+         HASHED,
+         "routing/selected_experts 1 2; outputs/weights .3 .2; outputs/lb_loss -; routing/margin inf"},
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SOFTMAX, 4, 2), .hash_rows = 2}, HASHED, NULL},
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_SOFTMAX, 4, 2)},
+         TENTHS "; routing/selected_experts # 0 3",
+         "routing/selected_experts 0 3; outputs/weights .1 .4"},
+    /* a slot of -1 has weight 0 and no part in the division */
+#define CHOSEN TENTHS "; inputs/selected_experts # 3 -1 1"
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 3), .norm_topk_prob = true},
+         CHOSEN "; cotangents/weights 3 1 0",
+         "routing/selected_experts 3 -1 1; routing/group_sizes 0 1 0 1; routing/sorted_selected_experts 2 0 -1; "
+         "outputs/weights 0.57142857142857143 0 0.42857142857142857; routing/margin inf; "
+         "gradients/inputs/logits 0 -0.73469387755102041 0 0.73469387755102041"},
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 3), .norm_topk_prob = true, .use_random_routing = true},
+         CHOSEN,
+         "outputs/weights 1.3862943611198906 0 1.0986122886681098"},
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 4, 3), .norm_topk_prob = true, .use_random_routing = true},
+         CHOSEN "; inputs/routing_weights .5 nan -2",
+         "outputs/weights .5 0 -2"},
+    /* row 0 chooses 0, 0, row 1 chooses 0, 1; P of a token is (3/4, 1/4) or its mirror image. Density (1, 0), (1/2, 1/2); mean P (3/4,
+         * 1/4), (1/2, 1/2): the mean of (3/4, 0, 1/4, 1/4) is 5/16, times 4 times 1/2. Over the batch density and mean P are (3/4, 1/4) and
+         * (5/8, 3/8): half of their product's sum, 9/16, times 4 times 1/2 */
+#define FOUR "inputs/logits 1.0986122886681098 0 1.0986122886681098 0 1.0986122886681098 0 0 1.0986122886681098"
+        {{.batch = 2,
+          .sequence = 2,
+          .num_experts = 2,
+          .num_experts_per_tok = 1,
+          .family = ASSAY_ROUTER_DEFAULT,
+          .n_routing_groups = -1,
+          .topk_routing_group = -1,
+          .routed_scaling_factor = 1,
+          .load_balance_loss_weight = .5,
+          .routed_bias_update_rate = .001},
+         FOUR,
+         "outputs/lb_loss .625; outputs/bias_updates -.001 .001"},
+        {{.batch = 2,
+          .sequence = 2,
+          .num_experts = 2,
+          .num_experts_per_tok = 1,
+          .family = ASSAY_ROUTER_DEFAULT,
+          .n_routing_groups = -1,
+          .topk_routing_group = -1,
+          .routed_scaling_factor = 1,
+          .load_balance_loss_weight = .5,
+          .balance_scope = ASSAY_BALANCE_BATCH},
+         FOUR,
+         "outputs/lb_loss .5625"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        quad_case c;
+        print_message("row %zu\n", i);
+        if (rows[i].expected != NULL) {
+            assert_by_hand(quad_routing, &rows[i].config, rows[i].given, rows[i].expected);
+            continue;
+        }
+        case_start(&c, 1);
+        case_given(&c, rows[i].given);
+        assert_int_equal(case_evaluate(&c, quad_routing, &rows[i].config), ASSAY_BAD_INPUT);
+        case_end(&c);
+    }
+}
+
 TEST(test_groups)
 {
     static const struct {
