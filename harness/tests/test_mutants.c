@@ -1,4 +1,4 @@
-/* The table of mutants: well-formed, and each is detected in some case. */
+/* The table of mutants: well-formed, each is detected in some case, and applies to the operations to which it did. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -201,6 +201,44 @@ static void try_case(const char *name)
     trial_close(&t);
 }
 
+/* To how many mutants an operation has a case: one that stops applying to it, where it applies to others, is seen here alone. */
+static const struct {
+    const char *op;
+    int mutants;
+} applied[] = {
+    {"rms_norm", 37},
+    {"layer_norm", 37},
+    {"gmm", 83},
+    {"permute", 35},
+    {"unpermute", 31},
+    {"routing", 67},
+    {"mlp", 86},
+    {"moe", 181},
+    {"yarn_rope", 44},
+    {"attention", 54},
+    {"mla", 95},
+    {"gqa", 85},
+    {"deepseek_layer", 177},
+    {"deepseek_stack", 164},
+    {"decoder_layer", 159},
+    {"decoder_stack", 153},
+    {"batch_split", 103},
+    {"quantize", 42},
+    {"dequantize", 38},
+};
+
+static void check_applied(void)
+{
+    for (int op = 0; assay_operations[op] != NULL; op++) {
+        int found = 0, expected = 0;
+        for (int i = 0; i < assay_mutant_count; i++) found += offered[i][op] > 0;
+        for (size_t k = 0; k < sizeof applied / sizeof *applied; k++)
+            if (operation_index(applied[k].op) == op) expected = applied[k].mutants;
+        if (expected == 0 || found < expected)
+            fail_msg("%d mutants apply to %s, expected %d", found, assay_operations[op]->name, expected);
+    }
+}
+
 /* Of each operation the smallest cases to which its mutants may apply. */
 TEST(each_is_detected)
 {
@@ -208,6 +246,7 @@ TEST(each_is_detected)
     int missed = 0;
     for (int i = 0; i < small.count; i++)
         if (shows_more(&small.all[i])) try_case(small.all[i].name);
+    check_applied();
     for (int i = 0; i < assay_mutant_count; i++) {
         if (detected[i]) continue;
         print_error("no case shows the mutant %s: %s\n", assay_mutants[i].name, assay_mutants[i].models);

@@ -93,6 +93,9 @@ TEST(scales_by_hand)
     c = config_of("fp8_e4m3_1x128", 1, 1);
     expect(&c, &(double){448}, 0x3f800000, 0x7e);
     expect(&c, &(double){0}, 0, 0);
+    expect(&c, &(double){0.140625}, 0x39a49249, 0x7e); /* over 448 in float32 */
+    c.rule = ASSAY_SCALE_MULTIPLY;
+    expect(&c, &(double){0.140625}, 0x39a4924a, 0x7e); /* times 1 / 448 */
     c.rule = ASSAY_SCALE_INVERT;
     expect(&c, &(double){0}, 0x3f800000, 0);
     c.smallest_amax = 448;

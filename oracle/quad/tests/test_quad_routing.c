@@ -163,6 +163,13 @@ TEST(test_by_hand)
           .balance_scope = ASSAY_BALANCE_BATCH},
          FOUR,
          "outputs/lb_loss .5625"},
+        /* of the logits as the gate gives them, whose exponentials sum to 4: with a bias that no score comes before, unless it selects alone */
+        {{ONE(ASSAY_ROUTER_DEFAULT, ASSAY_SCORE_NONE, 2, 1), .z_loss_weight = .5},
+         "inputs/logits 0 1.5986122886681098; weights/gate/bias 0 -.5",
+         "outputs/z_loss 0.96090602783640285"},
+        {{ONE(ASSAY_ROUTER_DEEPSEEK3, ASSAY_SCORE_NONE, 2, 1), .z_loss_weight = .5},
+         "inputs/logits 0 1.0986122886681098; weights/gate/bias 0 -.5",
+         "outputs/z_loss 0.96090602783640285"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         quad_case c;
