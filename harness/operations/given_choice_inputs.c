@@ -48,10 +48,6 @@ static assay_status check(const assay_describer *d, const assay_routing_config *
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "use_random_routing needs sparse_matmul=true, found sparse_matmul=false");
     }
-    if ((weights || m->use_random_routing) && m->use_batch_split_schedule) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: use_batch_split_schedule has its own router",
-                          weights ? "inputs.routing_weights" : "use_random_routing");
-    }
     return ASSAY_OK;
 }
 
@@ -65,7 +61,7 @@ void assay_describe_given_choice(assay_describer *d, const assay_routing_config 
     if (d->status == ASSAY_OK) d->status = check(d, config, has_ids, has_weights);
     if (!has_ids) return;
     assay_describe(d, ids, ASSAY_INT32, &random, "BSK");
-    assay_described(d, 1)->least = m->use_batch_split_schedule ? 0 : ASSAY_NO_EXPERT;
+    assay_described(d, 1)->least = ASSAY_NO_EXPERT;
     assay_described(d, 1)->most = (int32_t)(config->num_experts - 1);
     if (!has_weights) return;
     assay_describe_variable(d, weights, assay_fill_range(ASSAY_UNIFORM, 0.0, 1.0), "BSK");

@@ -94,7 +94,8 @@ typedef enum bs_tensor {
     MB_RSTD,
     MB_SHARED_OUT,
     MB_LOGITS,
-    MB_GIVEN, /* a choice in the place of the router's; ids */
+    MB_GIVEN,         /* a choice in the place of the router's; ids */
+    MB_GIVEN_WEIGHTS, /* its weights: there is no gate */
     MB_CHOICES,
     MB_CHOICE_WEIGHTS,
     MB_MARGIN,
@@ -122,6 +123,7 @@ typedef struct bs_microbatch {
     bool lent[MB_TENSORS];         /* its owner's */
     const double *angles;          /* [M,b,S,Dr/2] */
     assay_routing routing;         /* of all shards' tokens */
+    bool choice_is_input;          /* MB_GIVEN is the case's own */
     graph_run *attention, *shared; /* [M]: of mla_with_norms_remat, of the shared expert's _remat */
 } bs_microbatch;
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run);

@@ -1,36 +1,48 @@
 /* All microbatches through the MoE half. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/layer/batch_split_scan.h"
 
-/* The choice that the source fixes, of each microbatch; *is_input: of the case, which chooses nothing. */
-static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b, bool *is_input)
+/* The choice that the source fixes, of each microbatch, and its weights. */
+static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const assay_source *in = run->stack->in;
     const int64_t width = run->mla.sequence * run->routing.num_experts_per_tok;
-    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE];
+    const int64_t count = run->factor * bs_count(run, MB_GIVEN);
+    char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE], of_weights[ASSAY_PATH_SIZE];
     int32_t *all = NULL, *choices[ASSAY_MOST_MICROBATCHES];
+    double *all_weights = NULL, *weights[ASSAY_MOST_MICROBATCHES];
     layer_prefix(run->stack, layer, prefix);
     snprintf(path, sizeof path, "inputs/%sselected_experts", prefix);
-    *is_input = in->has(in->self, path);
+    snprintf(of_weights, sizeof of_weights, "inputs/%srouting_weights", prefix);
+    for (int64_t i = 0; i < run->factor; i++) b[i].choice_is_input = in->has(in->self, path);
     snprintf(held, sizeof held, "routing/%sselected_experts", prefix);
     if (in->has(in->self, held)) memcpy(path, held, sizeof path);
     if (!in->has(in->self, path)) return ASSAY_OK;
-    TRY(bs_alloc_shards_i32(ctx, run, path, run->factor * run->sizes.rows, width, &all));
-    TRY(in->read_i32(ctx, in->self, path, 0, run->sizes.shards * run->factor * run->sizes.rows * width, all));
+    TRY(assay_alloc_i32(ctx, path, count, &all));
+    TRY(in->read_i32(ctx, in->self, path, 0, count, all));
     for (int64_t i = 0; i < run->factor; i++) {
         TRY(bs_make(ctx, run, &b[i], MB_GIVEN));
         choices[i] = b[i].indices[MB_GIVEN];
     }
     bs_split_i32(choices, all, run, width);
+    if (!in->has(in->self, of_weights)) goto cleanup;
+    TRY(assay_alloc_f64(ctx, of_weights, count, &all_weights));
+    TRY(in->read(ctx, in->self, of_weights, 0, count, all_weights));
+    for (int64_t i = 0; i < run->factor; i++) {
+        TRY(bs_make(ctx, run, &b[i], MB_GIVEN_WEIGHTS));
+        weights[i] = b[i].values[MB_GIVEN_WEIGHTS];
+    }
+    bs_split(weights, all_weights, run, width);
 cleanup:
     free(all);
+    free(all_weights);
     return status;
 }
 
@@ -64,12 +76,12 @@ static assay_status write_routing(assay_context *ctx, const bs_layer *at, int64_
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     char path[ASSAY_PATH_SIZE];
-    const bool scores = bs_wants(run, layer, "routing", "biased_scores", path);
+    const bool scores = bs_wants(run, layer, "routing", "biased_scores", path) && b->values[MB_LOGITS] != NULL;
     for (int64_t m = 0; scores && m < run->factor; m++) TRY(bs_biased_scores(ctx, at, &b[m]));
     TRY(bs_write_tensor(ctx, run, layer, "routing", "selected_experts", b, MB_CHOICES));
     TRY(bs_write_tensor(ctx, run, layer, "routing", "weights", b, MB_CHOICE_WEIGHTS));
     TRY(bs_write_tensor(ctx, run, layer, "routing", "margin", b, MB_MARGIN));
-    TRY(bs_write_tensor(ctx, run, layer, "routing", "biased_scores", b, MB_BIASED));
+    if (scores) TRY(bs_write_tensor(ctx, run, layer, "routing", "biased_scores", b, MB_BIASED));
     TRY(write_group_sizes(ctx, run, layer, b));
 cleanup:
     for (int64_t m = 0; m < run->factor; m++) bs_drop(&b[m], MB_BIASED);
@@ -143,11 +155,8 @@ assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatc
     assay_status status;
     const int64_t last = run->factor - 1;
     const bs_layer at = {.run = run, .w = w, .keeps = keeps, .shows = shows_gating(run, layer)};
-    bool is_input = false;
-    TRY(read_given(ctx, run, layer, b, &is_input));
+    TRY(read_given(ctx, run, layer, b));
     TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
-    for (int64_t i = 0; is_input && i < run->factor * bs_count(run, MB_MARGIN); i++)
-        b[i % run->factor].values[MB_MARGIN][i / run->factor] = INFINITY;
     TRY(write_routing(ctx, &at, layer, b));
     TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_COMPUTE, layer, run->factor, false}, compute, &at, b));
     TRY(write_gating(ctx, run, layer, b));
@@ -178,8 +187,7 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
     assay_status status;
     const bs_layer at = {.run = run, .w = w, .g = g};
     bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
-    bool is_input;
-    TRY(read_given(ctx, run, layer, b, &is_input));
+    TRY(read_given(ctx, run, layer, b));
     TRY(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
     stage.name = ASSAY_STAGE_COMPUTE_REMAT;
     TRY(bs_staggered_call(ctx, run, stage, bs_compute_remat, &at, b));
@@ -191,6 +199,8 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
     TRY(bs_staggered_bwd(ctx, run, stage, bs_compute_bwd, &at, b, d, BS_ROUTED, BS_WEIGHTS));
     stage.name = ASSAY_STAGE_ROUTE_BWD;
     TRY(bs_staggered_bwd(ctx, run, stage, route_bwd, &at, b, d, BS_POST_NORM, BS_ROUTED));
+    if (b->values[MB_GIVEN_WEIGHTS] != NULL)
+        TRY(bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS));
 cleanup:
     return status;
 }

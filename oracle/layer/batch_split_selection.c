@@ -5,6 +5,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
+#include "oracle/moe/permute.h"
 
 /* Of the microbatch on all shards. */
 static assay_routing_config config_of(const bs_run *run)
@@ -18,7 +19,9 @@ static assay_routing_inputs inputs_of(const bs_layer *at, const bs_microbatch *b
 {
     return (assay_routing_inputs){.logits = b->values[MB_LOGITS],
                                   .bias = bs_weight_of(at->run, at->w, BS_GATE_BIAS, 0),
-                                  .given_experts = b->indices[MB_GIVEN]};
+                                  .given_experts = b->indices[MB_GIVEN],
+                                  .choice_is_input = b->choice_is_input,
+                                  .given_weights = b->values[MB_GIVEN_WEIGHTS]};
 }
 
 assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
@@ -27,8 +30,10 @@ assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbat
     const assay_status status = bs_make(ctx, run, b, MB_COUNTS);
     if (status != ASSAY_OK) return status;
     memset(b->indices[MB_COUNTS], 0, (size_t)(run->sizes.shards * experts) * sizeof(int32_t));
-    for (int64_t i = 0; i < run->sizes.shards * own; i++)
-        b->indices[MB_COUNTS][i / own * experts + b->indices[MB_CHOICES][i]]++;
+    for (int64_t i = 0; i < run->sizes.shards * own; i++) {
+        const int32_t expert = b->indices[MB_CHOICES][i];
+        if (expert != ASSAY_NO_EXPERT) b->indices[MB_COUNTS][i / own * experts + expert]++;
+    }
     return ASSAY_OK;
 }
 
@@ -77,7 +82,7 @@ static assay_status gate_operands(assay_context *ctx, const bs_layer *at, int64_
     return assay_recipe_quantise(ctx, o, &given, &dims, at->recipe != NULL ? at->recipe : &none);
 }
 
-assay_status bs_expert_selection(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+static assay_status make_logits(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
@@ -92,10 +97,15 @@ assay_status bs_expert_selection(assay_context *ctx, const bs_layer *at, bs_micr
         assay_recipe_operands_free(&o);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(run, MB_LOGITS), b->values[MB_LOGITS]);
-    TRY(choose(ctx, at, b));
 cleanup:
     assay_recipe_operands_free(&o);
     return status;
+}
+
+assay_status bs_expert_selection(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
+{
+    const assay_status status = b->values[MB_GIVEN_WEIGHTS] != NULL ? ASSAY_OK : make_logits(ctx, at, b);
+    return status != ASSAY_OK ? status : choose(ctx, at, b);
 }
 
 assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
@@ -108,6 +118,7 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_
     const assay_routing_inputs inputs = inputs_of(at, b);
     double *spread = NULL, *d_bias = at->g->values[BS_GATE_BIAS];
     assay_recipe_operands o = {0};
+    if (b->values[MB_GIVEN_WEIGHTS] != NULL) return ASSAY_OK; /* the weights' gradient is their own */
     TRY(bs_make(ctx, run, d, MB_LOGITS));
     TRY(bs_make(ctx, run, d, MB_X_NORM));
     double *d_logits = d->values[MB_LOGITS];

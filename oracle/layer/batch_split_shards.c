@@ -105,6 +105,7 @@ static const struct {
     [MB_SHARED_OUT] = {"output of the shared expert", "aSD", false},
     [MB_LOGITS] = {"logits", "TE", false},
     [MB_GIVEN] = {"selected_experts", "TK", true},
+    [MB_GIVEN_WEIGHTS] = {"routing_weights", "TK", false},
     [MB_CHOICES] = {"selected_experts", "TK", true},
     [MB_CHOICE_WEIGHTS] = {"routing weights", "TK", false},
     [MB_MARGIN] = {"margin", "T", false},

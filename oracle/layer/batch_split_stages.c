@@ -46,6 +46,7 @@ cleanup:
     return status;
 }
 
+/* Of a gate, which is there where the weights of a choice are not given. */
 static double gate_flops(const bs_run *run)
 {
     return 2 * (double)bs_count(run, MB_X_NORM) * (double)run->routing.num_experts;
@@ -60,7 +61,7 @@ assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_layer
 {
     assay_status status;
     TRY(normalise_and_route(ctx, at, b));
-    assay_remat_recomputed(at->run->stack->store, gate_flops(at->run));
+    if (b->values[MB_GIVEN_WEIGHTS] == NULL) assay_remat_recomputed(at->run->stack->store, gate_flops(at->run));
     TRY(bs_shared_expert_remat(ctx, at, b));
 cleanup:
     return status;
@@ -84,7 +85,7 @@ static assay_status norm_bwd(assay_context *ctx, const bs_layer *at, bs_microbat
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(run, MB_CHOICE_WEIGHTS), d->values[MB_CHOICE_WEIGHTS]);
     bs_lend(&other, MB_CHOICE_WEIGHTS, d->values[MB_CHOICE_WEIGHTS]);
     TRY(bs_expert_selection_bwd(ctx, at, b, &other));
-    add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
+    if (other.values[MB_X_NORM] != NULL) add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
     bs_lend(&other, MB_SHARED_OUT, d->values[MB_SHARED_OUT]);
     TRY(bs_shared_expert_bwd(ctx, at, b, &other));
     add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);

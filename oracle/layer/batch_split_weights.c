@@ -143,15 +143,16 @@ static assay_status refuse_foreign(assay_context *ctx, const bs_run *run, int64_
     return ASSAY_OK;
 }
 
-/* The gate's bias may be off, and is 0 then. */
+/* The gate's bias may be off, and is 0 then; so is the gate where the weights of a choice are given. */
 static bool is_off(const bs_run *run, int64_t layer, int weight)
 {
     const assay_source *in = run->stack->in;
-    char path[ASSAY_PATH_SIZE];
-    const assay_tensor_row row = bs_weight_row(run, weight);
-    if (weight != BS_GATE_BIAS) return false;
+    char path[ASSAY_PATH_SIZE], given[ASSAY_PATH_SIZE];
+    const assay_tensor_row row = bs_weight_row(run, weight), of_choice = {.name = "routing_weights"};
+    if (weight != BS_GATE && weight != BS_GATE_BIAS) return false;
     path_of(run, layer, "weights/", &row, path);
-    return !in->has(in->self, path);
+    path_of(run, layer, "inputs/", &of_choice, given);
+    return in->has(in->self, given) || (weight == BS_GATE_BIAS && !in->has(in->self, path));
 }
 
 void bs_move_parts(const bs_run *run, int weight, double *whole, double *scattered, bool to_whole)
