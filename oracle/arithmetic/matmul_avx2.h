@@ -7,11 +7,6 @@
 enum { LANES = 4 };
 typedef __m256d vec;
 
-static inline vec vec_load(const double *from)
-{
-    return _mm256_loadu_pd(from);
-}
-
 static inline void vec_transpose(vec x[LANES])
 {
     vec low01 = _mm256_unpacklo_pd(x[0], x[1]), high01 = _mm256_unpackhi_pd(x[0], x[1]);

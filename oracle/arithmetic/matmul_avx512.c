@@ -1,56 +1,10 @@
 /* The product's kernels with AVX-512 (only such files are compiled for it). */
 #include "oracle/arithmetic/matmul_avx512.h"
 
-#include "oracle/arithmetic/matmul_kernels.h"
-
 typedef double number;
-typedef vec sums;
-enum { SUM_LANES = LANES };
-
-static inline void pack_store(double *to, vec x)
-{
-    _mm512_storeu_pd(to, x);
-}
-
-static inline sums sums_load(const double *from)
-{
-    return vec_load(from);
-}
-
-static inline void sums_store(double *to, sums x)
-{
-    _mm512_storeu_pd(to, x);
-}
-
-static inline sums sums_zero(void)
-{
-    return _mm512_setzero_pd();
-}
-
-static inline sums sums_operand(const double *from)
-{
-    return vec_load(from);
-}
-
-static inline sums sums_broadcast(const double *from)
-{
-    return _mm512_set1_pd(*from);
-}
-
-static inline sums sums_fma(sums a, sums b, sums c)
-{
-    return _mm512_fmadd_pd(a, b, c);
-}
+#define FMA _mm512_fmadd_pd
 
 #include "oracle/arithmetic/matmul_kernels.inc"
 #include "oracle/arithmetic/matmul_stream.inc"
 
-const assay_matmul_kernels assay_matmul_kernels_avx512 = {
-    .tile_rows = TILE_ROWS,
-    .tile_columns = TILE_COLUMNS,
-    .number = sizeof(number),
-    .pack_a = pack_a,
-    .pack_b = pack_b,
-    .tile = tile,
-    .stream = stream,
-};
+const assay_matmul_kernels assay_matmul_kernels_avx512 = {MATMUL_KERNELS, .stream = stream};

@@ -7,11 +7,6 @@
 enum { LANES = 8 };
 typedef __m512d vec;
 
-static inline vec vec_load(const double *from)
-{
-    return _mm512_loadu_pd(from);
-}
-
 /* Pairs of rows, then pairs of pairs, then halves: 0x88 takes the even 128-bit lanes of both operands, 0xdd the odd. */
 static inline void vec_transpose(vec x[LANES])
 {
