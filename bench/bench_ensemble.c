@@ -8,7 +8,6 @@
 #include "bench/bench.h"
 #include "bench/bench_case.h"
 #include "harness/golden/golden.h"
-#include "harness/scales/ensemble.h"
 
 enum { GOLDENS = 7 };
 static const double TARGET = 1.0; /* an ensemble costs no more than 6 goldens */

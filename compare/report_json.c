@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/outliers.h"
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/slices.h"

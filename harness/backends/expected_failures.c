@@ -8,7 +8,6 @@
 
 #include "cases/nearest.h"
 #include "cases/yaml_reader.h"
-#include "oracle/base/memory.h"
 
 enum { LONGEST_LINE = 1022 };
 

@@ -2,7 +2,6 @@
 #include "harness/commands/ending.h"
 
 #include <signal.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

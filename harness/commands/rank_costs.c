@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "harness/golden/golden.h"
-#include "harness/operations/op_support.h"
 #include "harness/plan/sections.h"
 #include "harness/ranks/ranks.h"
 #include "harness/sketch/sketch.h"

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/tensor_set.h"
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "fixtures/files.h"
-#include "harness/golden/golden_finite.h"
 #include "harness/golden/golden_internal.h"
 #include "harness/golden/journal.h"
 #include "harness/golden/layer_run.h"
@@ -15,9 +14,7 @@
 #include "harness/plan/directions.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
-#include "harness/plan/plan_make.h"
 #include "harness/plan/progress.h"
-#include "harness/plan/results.h"
 #include "oracle/base/memory.h"
 
 /* Of a layer's time, of which backward computes the forward again. */

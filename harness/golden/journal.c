@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 
 static void case_path(const assay_journal *journal, char path[ASSAY_JOURNAL_PATH])

@@ -4,7 +4,6 @@
 
 #include "harness/mutants/mutant_run.h"
 #include "harness/mutants/mutants_tensors.h"
-#include "harness/operations/op_support.h"
 #include "harness/operations/operands.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/plan/inputs.h"

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "oracle/base/memory.h"
 #include "oracle/propagate/scales.h"
 
 static bool is_gradient(const assay_tensor_spec *spec)

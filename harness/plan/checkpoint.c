@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 
 #include "cases/yaml_reader.h"
-#include "oracle/base/memory.h"
 
 enum { PATH_MOST = 4096 };
 

@@ -9,7 +9,6 @@
 
 #include "harness/operations/op_support.h"
 #include "harness/operations/operands.h"
-#include "oracle/base/memory.h"
 
 /* Ours that hold several of theirs, side by side along their outputs. */
 static const struct {

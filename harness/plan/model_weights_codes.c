@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "harness/plan/model_weights_internal.h"
-#include "oracle/base/memory.h"
 
 assay_shape assay_weights_shape(const weight_target *t, const weight_part *p, const assay_weight_name *row)
 {

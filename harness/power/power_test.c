@@ -9,7 +9,6 @@
 
 #include "harness/filters/filters.h"
 #include "harness/plan/directions.h"
-#include "harness/plan/inputs.h"
 #include "harness/power/power_test.h"
 #include "harness/power/power_whole.h"
 #include "harness/sketch/sketch.h"

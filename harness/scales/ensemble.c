@@ -8,7 +8,6 @@
 
 #include "compare/outliers.h"
 #include "compare/thresholds.h"
-#include "harness/operations/op_support.h"
 #include "harness/plan/left_out.h"
 #include "harness/scales/ensemble_internal.h"
 #include "harness/scales/hidden_spread.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/random.h"

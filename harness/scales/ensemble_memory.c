@@ -1,7 +1,6 @@
 /* What an ensemble holds in memory beside its runs. */
 #include <stdlib.h>
 
-#include "harness/operations/op_support.h"
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 

@@ -6,9 +6,7 @@
 #include <string.h>
 
 #include "harness/operations/hidden.h"
-#include "harness/operations/op_support.h"
 #include "harness/scales/ensemble.h"
-#include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
 
 enum { MEMBERS = 16 };

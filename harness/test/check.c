@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/pictures.h"
 #include "compare/report.h"
 #include "harness/golden/golden_memory.h"
 #include "harness/judge/judge.h"

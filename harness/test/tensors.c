@@ -7,7 +7,6 @@
 #include "harness/plan/golden_read.h"
 #include "harness/test/golden_cache.h"
 #include "harness/test/test_internal.h"
-#include "oracle/base/memory.h"
 
 int32_t assay_test_given_count(const assay_test *test)
 {

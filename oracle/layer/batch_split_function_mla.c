@@ -5,7 +5,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
-#include "oracle/ops/gmm.h"
 #include "oracle/ops/rms_norm.h"
 
 /* --- norm and rotation --- */

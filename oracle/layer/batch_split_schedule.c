@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_internal.h"
 #include "oracle/layer/batch_split_mla.h"
 #include "oracle/layer/batch_split_moe.h"

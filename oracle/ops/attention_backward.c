@@ -5,7 +5,6 @@
 
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
-#include "oracle/ops/activation.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/vector_sums.h"
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "oracle/quad/certify_internal.h"
-#include "oracle/quad/quad_internal.h"
 
 void quad_certificates_free(quad_certificates *certificates)
 {

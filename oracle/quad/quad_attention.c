@@ -2,7 +2,6 @@
 #include <quadmath.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 void quad_attention(quad_tape *t, const void *self)
 {

@@ -1,6 +1,5 @@
 /* What experts make of rows, and the shared expert of all tokens. */
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 assay_status quad_rows_alloc(quad_tape *t, int64_t count, quad_expert_rows *rows)
 {

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "oracle/quad/quad_function.h"
-#include "oracle/quad/quad_internal.h"
 
 /* --- norm and rotation --- */
 

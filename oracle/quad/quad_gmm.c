@@ -1,7 +1,6 @@
 /* Grouped products in every layout. */
 #include <stdio.h>
 
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
 static int64_t group_of(const assay_gmm_config *config, const int32_t *index, int64_t row)

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 /* Sizes of the axes data, fsdp, expert, mlp_tensor; heads of queries and of keys, of one shard. */
 typedef struct spread {

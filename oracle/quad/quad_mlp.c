@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 void quad_mlp_weights(quad_tape *t, quad_mlp *m, assay_mlp_place place, int64_t groups)
 {

@@ -1,7 +1,6 @@
 /* Who goes to which expert, with which weight, and the losses of it. The choice is made, or given; everything else is differentiated at that
  * choice. */
 #include <math.h>
-#include <quadmath.h>
 #include <string.h>
 
 #include "oracle/quad/quad_blocks.h"

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 bool quad_is_sharded(const quad_moe_config *config)
 {

@@ -1,6 +1,5 @@
 /* Kernels of experts that lie on shards: each number of the whole looked up where it is. */
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 /* Which part of `parts` an index is in, and where in it. */
 typedef struct split {

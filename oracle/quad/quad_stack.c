@@ -3,7 +3,6 @@
 #include <stdio.h>
 
 #include "oracle/quad/quad_blocks.h"
-#include "oracle/quad/quad_internal.h"
 
 static quad_node normed(quad_tape *t, const assay_stack_config *c, quad_node x, const char *scale)
 {

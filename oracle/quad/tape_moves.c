@@ -1,7 +1,6 @@
 /* Primitives that put numbers elsewhere. */
 #include <string.h>
 
-#include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
 /* Adds rows of `from` to rows of `to`: row i, or where a list says; -1: no row. */
