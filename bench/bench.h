@@ -2,8 +2,7 @@
  *
  * The two are run in turn, many times, so that what else the machine does falls on both; the ratio of each pair is
  * taken and the median of those ratios is the result. */
-#ifndef ASSAY_BENCH_BENCH_H
-#define ASSAY_BENCH_BENCH_H
+#pragma once
 
 #include <stddef.h>
 
@@ -58,5 +57,3 @@ assay_status bench_fixtures(assay_context *ctx, bench_report *report);
 assay_status bench_compare(assay_context *ctx, bench_report *report);
 assay_status bench_program(assay_context *ctx, bench_report *report);
 assay_status bench_certificates(assay_context *ctx, bench_report *report);
-
-#endif

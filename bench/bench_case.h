@@ -1,6 +1,5 @@
 /* A case of the catalogue, with other settings, as what is measured. */
-#ifndef ASSAY_BENCH_BENCH_CASE_H
-#define ASSAY_BENCH_BENCH_CASE_H
+#pragma once
 
 #include "harness/plan/plan_make.h"
 #include "harness/plan/results.h"
@@ -32,5 +31,3 @@ assay_status bench_case_run(assay_context *ctx, void *self);
 assay_status bench_case_run_bare(assay_context *ctx, void *self);
 /* Operations of that, in 10^9. */
 double bench_case_gigaflop(const bench_case *b);
-
-#endif

@@ -1,7 +1,6 @@
 /* A golden and a candidate that passes against it at bf16, of any size, for what is measured of comparing: numbers that repeat,
  * error scales, and null distributions wide enough for anything. */
-#ifndef ASSAY_BENCH_BENCH_FILES_H
-#define ASSAY_BENCH_BENCH_FILES_H
+#pragma once
 
 #include "fixtures/fixture.h"
 
@@ -23,5 +22,3 @@ typedef struct bench_files {
 } bench_files;
 
 assay_status bench_write_file(assay_context *ctx, const bench_files *files, bool golden, const char *path);
-
-#endif

@@ -1,6 +1,5 @@
 /* Which cases are meant, beyond their names. */
-#ifndef ASSAY_CASES_CASE_FILTER_H
-#define ASSAY_CASES_CASE_FILTER_H
+#pragma once
 
 #include "cases/case.h"
 
@@ -22,5 +21,3 @@ assay_status assay_case_filter_check(assay_context *ctx, const assay_case_filter
 
 /* Adds the words of `text`, which has commas between them. An empty one is refused; `option` is for messages. */
 assay_status assay_words_add(assay_context *ctx, assay_text_list *words, const char *option, const char *text);
-
-#endif

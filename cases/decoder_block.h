@@ -1,7 +1,6 @@
 /* The decoder blocks: MaxText's (DecoderBlockType), GLM-4.5's and Kimi-K2's, and what each decides about the formulas.
  */
-#ifndef ASSAY_CASES_DECODER_BLOCK_H
-#define ASSAY_CASES_DECODER_BLOCK_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 
@@ -60,5 +59,3 @@ extern const char *const assay_decoder_block_names[]; /* ends with NULL */
 /* Whether the block of that name has ASSAY_BLOCK_...; one that is not in the table is as "". */
 bool assay_block_has(const char *block, unsigned what);
 assay_router_family assay_block_router(const char *block);
-
-#endif

@@ -1,6 +1,5 @@
 /* Keys of a Hugging Face config.json (docs/hugging-face.md). */
-#ifndef ASSAY_CASES_HUGGING_FACE_H
-#define ASSAY_CASES_HUGGING_FACE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -19,5 +18,3 @@ extern const int assay_hugging_face_key_count;
 
 /* The model_types of some families, as "deepseek_v3, kimi_k2"; "all", or the dictionary of the rotary embedding. */
 void assay_hugging_face_families(unsigned families, char *text, int size);
-
-#endif

@@ -3,8 +3,7 @@
  * Those that cannot change a number of any operation here are passed over in a model. The others are kept with the
  * model, and an operation whose numbers they would change refuses them unless they have a value that changes nothing.
  * What stands in neither table is refused wherever it is given. */
-#ifndef ASSAY_CASES_MAXTEXT_KEYS_H
-#define ASSAY_CASES_MAXTEXT_KEYS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -87,5 +86,3 @@ bool assay_maxtext_value_changes_nothing(const assay_maxtext_key *key, const cha
 
 /* Whether a key of MaxText cannot change a number of any operation here. */
 bool assay_maxtext_key_is_neutral(const char *name);
-
-#endif

@@ -1,7 +1,6 @@
 /* The configuration of a case: MaxText's model keys, and ours. One table serves the YAML reader, --set, the writer of
  * case_yaml, `assay show` and the documentation. */
-#ifndef ASSAY_CASES_MODEL_CONFIG_H
-#define ASSAY_CASES_MODEL_CONFIG_H
+#pragma once
 
 #include <stddef.h>
 
@@ -201,5 +200,3 @@ const char *const *assay_model_key_choices(const assay_model_key *key);
 
 /* The value of a key as YAML: "64", "1.0e-06", "true", "\"\"", "[silu, linear]". */
 void assay_model_key_text(const assay_model_key *key, const assay_model_config *config, char *text, size_t size);
-
-#endif

@@ -1,6 +1,5 @@
 /* The known names nearest to one that is not known, for messages. */
-#ifndef ASSAY_CASES_NEAREST_H
-#define ASSAY_CASES_NEAREST_H
+#pragma once
 
 #include <stddef.h>
 
@@ -19,5 +18,3 @@ void assay_nearest_offer(assay_nearest *nearest, const char *name);
 
 /* ", did you mean a, b or c?", or nothing when no name is near. */
 void assay_nearest_text(const assay_nearest *nearest, char *text, size_t size);
-
-#endif

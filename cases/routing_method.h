@@ -1,7 +1,6 @@
 /* The routing methods of flashinfer (include/flashinfer/trtllm/fused_moe/runner.h, RoutingMethodType, in its order), and
  * what each is in a router's own terms. */
-#ifndef ASSAY_CASES_ROUTING_METHOD_H
-#define ASSAY_CASES_ROUTING_METHOD_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 
@@ -37,5 +36,3 @@ typedef struct assay_routing_method {
 
 extern const char *const assay_routing_method_names[];                      /* "" first; ends with NULL */
 const assay_routing_method *assay_routing_method_by_name(const char *name); /* NULL when there is none */
-
-#endif

@@ -1,7 +1,6 @@
 /* Documents of YAML (libyaml) and their nodes as values, every refusal with its place.
  * Anchors and aliases work; merge keys (<<) are refused. */
-#ifndef ASSAY_CASES_YAML_READER_H
-#define ASSAY_CASES_YAML_READER_H
+#pragma once
 
 #include <yaml.h>
 
@@ -59,5 +58,3 @@ const char *assay_yaml_extension(const char *path);
 
 /* A whole file. ASSAY_IO when it cannot be read; *text is allocated. */
 assay_status assay_read_text_file(assay_context *ctx, const char *path, char **text, size_t *size);
-
-#endif

@@ -1,6 +1,5 @@
 /* Numbers and texts as YAML that any reader takes for what they are. */
-#ifndef ASSAY_CASES_YAML_TEXT_H
-#define ASSAY_CASES_YAML_TEXT_H
+#pragma once
 
 #include <stddef.h>
 
@@ -9,5 +8,3 @@ void assay_yaml_number_text(double x, char *text, size_t size);
 
 /* A text as it is where it is plainly one, else in double quotes. 4 bytes for each of `value` and 3 are enough. */
 void assay_yaml_quoted_text(const char *value, char *text, size_t size);
-
-#endif

@@ -1,8 +1,7 @@
 /* The verdict on a candidate: structure, types, missing and extra tensors, non-finite values, exact integers and exact
  * cases, and errors per element and per row against the error scale of the profile (docs/comparing.md). Streams: memory does
  * not grow with the fixture. Knows tensors, never operations. */
-#ifndef ASSAY_COMPARE_COMPARE_H
-#define ASSAY_COMPARE_COMPARE_H
+#pragma once
 
 #include "compare/direction.h"
 #include "compare/power.h"
@@ -159,5 +158,3 @@ void assay_report_weigh(assay_report *report);
 /* "routing: 32 tokens: 30 exact, 2 admissible, 0 wrong; ..."; empty where nothing was judged. */
 void assay_routing_text(const assay_routing_summary *routing, char text[512]);
 void assay_report_free(assay_report *report); /* safe on a zeroed struct */
-
-#endif

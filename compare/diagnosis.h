@@ -1,7 +1,6 @@
 /* What a wrong tensor looks like: hypotheses tried one by one, each with what it leaves unexplained. Only one that
  * explains the tensor to within its error scales is said; a wrong guess is worse than none. */
-#ifndef ASSAY_COMPARE_DIAGNOSIS_H
-#define ASSAY_COMPARE_DIAGNOSIS_H
+#pragma once
 
 #include "compare/compare.h"
 
@@ -25,5 +24,3 @@ typedef struct assay_wrong_tensor {
 
 /* What it looks like, or "". */
 assay_status assay_diagnose_tensor(assay_context *ctx, const assay_wrong_tensor *t, char *text, size_t size);
-
-#endif

@@ -3,8 +3,7 @@
  * p = sum(filter x error), with the filter that directions/PROFILE/NAME/... has: a candidate with the known error has
  * p = 1, a correct one about 0, within what null/PROFILE/directions/NAME says. How the filter is found says
  * harness/scales/directions.h. */
-#ifndef ASSAY_COMPARE_DIRECTION_H
-#define ASSAY_COMPARE_DIRECTION_H
+#pragma once
 
 #include "compare/statistics.h"
 #include "compare/thresholds.h"
@@ -32,5 +31,3 @@ void assay_direction_judge(const assay_thresholds *thresholds, assay_direction_r
 const assay_direction_result *assay_direction_worst(int count, const assay_direction_result *results);
 /* "errors are 0.98 of those of rope_type, give or take 0.1; of a correct implementation up to 0.6" */
 void assay_direction_text(const assay_direction_result *result, char text[ASSAY_DIRECTION_TEXT]);
-
-#endif

@@ -1,6 +1,5 @@
 /* From what a pass over a tensor found to its verdict, its finding and the line that says so. Private to compare/. */
-#ifndef ASSAY_COMPARE_FINDINGS_H
-#define ASSAY_COMPARE_FINDINGS_H
+#pragma once
 
 #include "compare/tensor_compare.h"
 
@@ -18,5 +17,3 @@ void assay_judge_values(const assay_profile *profile, const assay_facts *facts, 
 void assay_judge_unreadable(const char *why, assay_tensor_result *result);
 /* By rules: NULL, or the one that is broken. */
 void assay_judge_rules(const char *broken, assay_tensor_result *result);
-
-#endif

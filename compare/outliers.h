@@ -1,6 +1,5 @@
 /* The few elements or rows that lie farthest out, and how they are named. Private to compare/. */
-#ifndef ASSAY_COMPARE_OUTLIERS_H
-#define ASSAY_COMPARE_OUTLIERS_H
+#pragma once
 
 #include "compare/compare.h"
 
@@ -18,5 +17,3 @@ void assay_row_text(const assay_shape *shape, int64_t row, char text[ASSAY_INDEX
 
 /* Elements of a row: the last axis; of a scalar 1. */
 int64_t assay_row_length(const assay_shape *shape);
-
-#endif

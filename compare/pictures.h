@@ -1,7 +1,6 @@
 /* What a person looks at: where in a tensor the errors are, and how they are distributed. A pass of its own over golden
  * and candidate, for reports that show pictures; verdicts do not depend on it. */
-#ifndef ASSAY_COMPARE_PICTURES_H
-#define ASSAY_COMPARE_PICTURES_H
+#pragma once
 
 #include "compare/compare.h"
 
@@ -23,5 +22,3 @@ typedef struct assay_picture {
  * given, unreadable). Beyond ASSAY_PICTURES_MOST tensors, those that do not pass come first. */
 assay_status assay_pictures_draw(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                                  const assay_profile *profile, assay_report *report);
-
-#endif

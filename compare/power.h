@@ -3,8 +3,7 @@
  *
  * discrimination/PROFILE [mutants,fields] has a row for each mutant of the root attribute `mutants`. Earlier goldens lack
  * the last field. */
-#ifndef ASSAY_COMPARE_POWER_H
-#define ASSAY_COMPARE_POWER_H
+#pragma once
 
 #include "fixtures/fixture.h"
 
@@ -49,5 +48,3 @@ int assay_power_fields_of(const assay_tensor_spec *stored, int mutants);
 /* A golden without a certificate for this profile: not stated. Refuses one that is damaged. */
 assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, const char *profile,
                               assay_power *power);
-
-#endif

@@ -1,6 +1,5 @@
 /* Text from files and from backends, fit to be shown. */
-#ifndef ASSAY_COMPARE_PRINTABLE_H
-#define ASSAY_COMPARE_PRINTABLE_H
+#pragma once
 
 enum { ASSAY_PRINTABLE_SIZE = 1024, ASSAY_ESCAPED_SIZE = 6 * ASSAY_PRINTABLE_SIZE };
 
@@ -9,5 +8,3 @@ enum { ASSAY_PRINTABLE_SIZE = 1024, ASSAY_ESCAPED_SIZE = 6 * ASSAY_PRINTABLE_SIZ
 const char *assay_printable(const char *from, char to[ASSAY_PRINTABLE_SIZE]);
 /* The same for HTML and XML, where &, <, > and " are entities; also in an attribute. */
 const char *assay_escaped(const char *from, char to[ASSAY_ESCAPED_SIZE]);
-
-#endif

@@ -1,6 +1,5 @@
 /* Profiles: the arithmetic that a backend claims (docs/comparing.md). */
-#ifndef ASSAY_COMPARE_PROFILE_H
-#define ASSAY_COMPARE_PROFILE_H
+#pragma once
 
 #include "oracle/arithmetic/precision.h"
 #include "oracle/base/dtype.h"
@@ -30,5 +29,3 @@ const char *assay_profile_names(void);                        /* "f64, f32, ... 
 const assay_profile *assay_profile_by_name(const char *name); /* also "bfloat16", "float32"...; NULL when none */
 /* The profile that a case of this grid is compared at when none is named. */
 const assay_profile *assay_profile_for_dtype(assay_dtype type);
-
-#endif

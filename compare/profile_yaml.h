@@ -1,7 +1,6 @@
 /* Users' own profiles (docs/comparing.md, "A profile of your own"): read from YAML, and kept in the goldens that have
  * error scales for them. */
-#ifndef ASSAY_COMPARE_PROFILE_YAML_H
-#define ASSAY_COMPARE_PROFILE_YAML_H
+#pragma once
 
 #include "compare/profile.h"
 #include "fixtures/fixture.h"
@@ -34,5 +33,3 @@ assay_status assay_profile_named(assay_context *ctx, const char *option, const c
 /* Refuses where the golden has another profile of that name, with the first line that differs. */
 assay_status assay_profile_check_golden(assay_context *ctx, const assay_fixture_reader *golden,
                                         const assay_profile *profile);
-
-#endif

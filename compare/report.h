@@ -1,6 +1,5 @@
 /* A report as text for a terminal, as JSON, as JUnit XML and as an HTML page. The forms only arrange what compare.h found. */
-#ifndef ASSAY_COMPARE_REPORT_H
-#define ASSAY_COMPARE_REPORT_H
+#pragma once
 
 #include "compare/pictures.h"
 
@@ -15,5 +14,3 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
 assay_status assay_report_json(assay_context *ctx, int count, const assay_report *reports, char **text);
 assay_status assay_report_junit(assay_context *ctx, int count, const assay_report *reports, char **text);
 assay_status assay_report_html(assay_context *ctx, int count, const assay_report *reports, char **text);
-
-#endif

@@ -1,6 +1,5 @@
 /* Statistics and slices in words. Private to compare/. */
-#ifndef ASSAY_COMPARE_SLICES_H
-#define ASSAY_COMPARE_SLICES_H
+#pragma once
 
 #include "compare/compare.h"
 
@@ -13,5 +12,3 @@ void assay_slice_text(const assay_tensor_result *result, int statistic, char tex
 
 /* What it is and what it might have been at most: "RMS of error / deviation 2.31, of a correct one up to 1.42". */
 void assay_statistic_text(const assay_tensor_result *result, int statistic, char text[ASSAY_SLICE_TEXT]);
-
-#endif

@@ -1,8 +1,7 @@
 /* Statistics of the errors of a whole tensor and of its slices, in one pass, and how far out they are against those of
  * correct implementations (docs/comparing.md). Memory grows with the axes' lengths up to
  * ASSAY_LONGEST_AXIS, not with the tensor. */
-#ifndef ASSAY_COMPARE_STATISTICS_H
-#define ASSAY_COMPARE_STATISTICS_H
+#pragma once
 
 #include "compare/tile_slopes.h"
 #include "oracle/base/tensor.h"
@@ -105,5 +104,3 @@ double assay_statistic_widening(int statistic, const assay_statistics *found);
 /* Distance of a value from [low, high], in spreads; for an RMS 0 below. `expected`: a row of the null; one without a
  * spread is not used (0). */
 double assay_statistic_deviation(int statistic, double value, const double expected[ASSAY_NULL_COLUMNS]);
-
-#endif

@@ -1,7 +1,6 @@
 /* A case as steps, for people: what each is given and makes. Who knows the operations puts it down
  * (harness/judge/case_steps.h); here it is drawn, with a report's verdicts on the tensors. */
-#ifndef ASSAY_COMPARE_STEPS_H
-#define ASSAY_COMPARE_STEPS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -38,5 +37,3 @@ bool assay_steps_show(const assay_steps *steps, const char *path);
 /* As SVG, a row of boxes for each depth of the data flow, downwards. report: verdicts give the colours, and lead to the
  * tensors of the page's report `number`; NULL: no colours. False: memory ran out. */
 bool assay_steps_draw(FILE *out, const assay_steps *steps, const assay_report *report, int number);
-
-#endif

@@ -1,6 +1,5 @@
 /* One tensor of a golden against the candidate's, in one pass. Private to compare/. */
-#ifndef ASSAY_COMPARE_TENSOR_COMPARE_H
-#define ASSAY_COMPARE_TENSOR_COMPARE_H
+#pragma once
 
 #include "compare/compare.h"
 #include "compare/thresholds.h"
@@ -40,5 +39,3 @@ assay_status assay_scan_integers(assay_context *ctx, const assay_comparison *c, 
 /* Non-finite values alone: there is no error scale. */
 assay_status assay_scan_finite(assay_context *ctx, const assay_comparison *c, assay_tensor_result *result,
                                assay_facts *facts, bool *unreadable);
-
-#endif

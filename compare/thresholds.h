@@ -1,7 +1,6 @@
 /* Thresholds from a stated false-alarm probability (docs/comparing.md). For compare/, and for choices of
  * experts. */
-#ifndef ASSAY_COMPARE_THRESHOLDS_H
-#define ASSAY_COMPARE_THRESHOLDS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ assay_thresholds assay_thresholds_of(double false_alarm, int64_t elements, int64
 
 /* How many spreads a statistic may lie from where `members` draws put it: Student's t, and their own uncertainty. */
 double assay_statistic_quantile(const assay_thresholds *thresholds, double members);
-
-#endif

@@ -4,8 +4,7 @@
  * Rows are all indices but the last, as they lie in memory; tiles of 8, 16 ... 512 rows and columns, less at the edges. Of a
  * tile, z = sum(r s) / sqrt(sum(s^2)) with the error r and the golden value s, both over the error's deviation: of
  * independent errors it has the deviation that r has. */
-#ifndef ASSAY_COMPARE_TILE_SLOPES_H
-#define ASSAY_COMPARE_TILE_SLOPES_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -44,5 +43,3 @@ void assay_tile_slopes_end_row(assay_tile_slopes *tiles);
 /* Squares are kept from here on. */
 assay_status assay_tile_slopes_keep(assay_context *ctx, const assay_shape *shape, assay_tile_slopes *tiles);
 void assay_tile_slopes_free(assay_tile_slopes *tiles); /* safe on a zeroed struct */
-
-#endif

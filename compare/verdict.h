@@ -1,6 +1,5 @@
 /* The verdict on a fixture from those on its tensors. Private to compare/. */
-#ifndef ASSAY_COMPARE_VERDICT_H
-#define ASSAY_COMPARE_VERDICT_H
+#pragma once
 
 #include "compare/compare.h"
 
@@ -12,5 +11,3 @@ typedef struct assay_certificate_inputs {
 
 /* The power of the report must be there. FAIL over NOT COMPARABLE over VACUOUS over PASS; sets verdict and message of the report. */
 void assay_conclude(assay_report *report, const assay_certificate_inputs *shown);
-
-#endif

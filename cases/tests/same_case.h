@@ -1,6 +1,5 @@
 /* Whether two cases are the same in everything but where they were read. */
-#ifndef ASSAY_CASES_TESTS_SAME_CASE_H
-#define ASSAY_CASES_TESTS_SAME_CASE_H
+#pragma once
 
 #include "cases/case.h"
 
@@ -9,5 +8,3 @@ const char *assay_case_difference(const assay_case *a, const assay_case *b);
 
 /* A new file of this text, called as `path`, which ends in XXXXXX.yml. */
 void write_case_file(char *path, const char *text);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the tests of compare/ share: goldens and candidates made on the spot from a description of one tensor or more,
  * and changed before they are written. */
-#ifndef ASSAY_COMPARE_TESTS_COMPARE_TEST_H
-#define ASSAY_COMPARE_TESTS_COMPARE_TEST_H
+#pragma once
 
 #include <math.h>
 #include <stdio.h>
@@ -249,5 +248,3 @@ static inline void assert_contains(const char *text, const char *part)
 {
     if (strstr(text, part) == NULL) fail_msg("\"%s\" expected in: %s", part, text);
 }
-
-#endif

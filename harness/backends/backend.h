@@ -1,7 +1,6 @@
 /* Backends: a command with {request} and {candidate}, or a shared object that exports assay_backend_run. Both run in a
  * process of their own, with a time limit; a crash is a result, not an accident. */
-#ifndef ASSAY_HARNESS_BACKEND_H
-#define ASSAY_HARNESS_BACKEND_H
+#pragma once
 
 #include "harness/backends/backend_spec.h"
 #include "harness/backends/process.h"
@@ -67,5 +66,3 @@ assay_status assay_backend_execute(assay_context *ctx, const assay_backend_call 
 assay_status assay_backend_execute_first(assay_context *ctx, const assay_backend_call *call,
                                          assay_backend_first *first);
 void assay_backend_first_free(assay_backend_first *first);
-
-#endif

@@ -1,6 +1,5 @@
 /* How a run of a backend ended, in words. */
-#ifndef ASSAY_HARNESS_BACKEND_END_H
-#define ASSAY_HARNESS_BACKEND_END_H
+#pragma once
 
 #include "harness/backends/backend.h"
 #include "harness/backends/process.h"
@@ -10,5 +9,3 @@ void assay_backend_fail(assay_backend_end *end, const char *message);
 
 /* What the end of the process says, with the line of its log that tells most; end->output too. */
 void assay_backend_judge(const assay_process_result *process, const char *log, double timeout, assay_backend_end *end);
-
-#endif

@@ -1,6 +1,5 @@
 /* The files of a backend's runs. */
-#ifndef ASSAY_HARNESS_BACKEND_FILES_H
-#define ASSAY_HARNESS_BACKEND_FILES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -36,5 +35,3 @@ assay_status assay_backend_clear_place(assay_context *ctx, const char *path);
 void assay_backend_last_lines(const char *log, int lines, char *text, size_t size);
 /* Of a log that has a Python traceback in its last 64 KiB, the line that names the exception; else "". */
 void assay_backend_exception(const char *log, char *text, size_t size);
-
-#endif

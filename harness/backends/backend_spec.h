@@ -1,6 +1,5 @@
 /* What --backend may say. */
-#ifndef ASSAY_HARNESS_BACKEND_SPEC_H
-#define ASSAY_HARNESS_BACKEND_SPEC_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -12,5 +11,3 @@ assay_status assay_backend_server_check(assay_context *ctx, const char *command)
 
 /* A shared object rather than a command. */
 bool assay_backend_is_shared_object(const char *spec);
-
-#endif

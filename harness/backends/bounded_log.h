@@ -1,6 +1,5 @@
 /* A log of which the end is kept: what a backend prints must neither fill the disk nor take time to read. */
-#ifndef ASSAY_HARNESS_BOUNDED_LOG_H
-#define ASSAY_HARNESS_BOUNDED_LOG_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ typedef struct assay_bounded_log {
 
 /* False: it cannot be written, and errno says why. Only calls that are safe after a fork. */
 bool assay_bounded_log_write(assay_bounded_log *log, const void *text, size_t length);
-
-#endif

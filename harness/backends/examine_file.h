@@ -1,8 +1,7 @@
 /* Files that others wrote are read in a process of their own first. A damaged one, of HDF5's older format above all,
  * can end libhdf5 by a signal, or make it take gigabytes or hours: that must be the file's fault and not the end of a
  * run. */
-#ifndef ASSAY_HARNESS_EXAMINE_FILE_H
-#define ASSAY_HARNESS_EXAMINE_FILE_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -19,5 +18,3 @@ assay_status assay_examine_file(assay_context *ctx, const char *path);
 /* The same of several files, of which only structure and attributes are read: of goldens, whose elements have digests, and of
  * files with inputs. Names that are no fixture's, and files that are not there, are passed over. */
 assay_status assay_examine_structure(assay_context *ctx, int count, const char *const *paths);
-
-#endif

@@ -2,8 +2,7 @@
  * is a failure, and a name that no case has is refused, so that the list stays true.
  *
  * A text file. Each line: a case (a name or a glob over names), then the reason in words; '#' begins a comment. */
-#ifndef ASSAY_HARNESS_EXPECTED_FAILURES_H
-#define ASSAY_HARNESS_EXPECTED_FAILURES_H
+#pragma once
 
 #include "cases/case.h"
 
@@ -35,5 +34,3 @@ typedef struct assay_named_cases {
 assay_status assay_expected_failures_check(assay_context *ctx, const char *path,
                                            const assay_expected_failures *failures, const assay_named_cases *lists,
                                            int count);
-
-#endif

@@ -1,8 +1,7 @@
 /* Runs a command of the user's, or a function of ours, in a process of its own with limits. Between it and this process stands
  * another one, the supervisor: whatever the command starts, in a session of its own too, becomes a child of the supervisor
  * and is ended by it, when the command ends, when its time is over, or when this process dies. */
-#ifndef ASSAY_HARNESS_PROCESS_H
-#define ASSAY_HARNESS_PROCESS_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -46,5 +45,3 @@ assay_status assay_process_start(assay_context *ctx, const char *const *argv, in
 /* Closes its input, waits `patience` seconds for its end, kills all that it started, closes the pipes. *result says how it
  * ended (`seconds` is not set). Zeroes *process; safe on a zeroed one. */
 void assay_process_stop(assay_process *process, double patience, assay_process_result *result);
-
-#endif

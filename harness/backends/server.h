@@ -1,6 +1,5 @@
 /* A backend command that is started once and takes one request a line (docs/your-kernel.md, "A server"). */
-#ifndef ASSAY_HARNESS_SERVER_H
-#define ASSAY_HARNESS_SERVER_H
+#pragma once
 
 #include "harness/backends/backend.h"
 
@@ -16,5 +15,3 @@ void assay_backend_server_free(assay_backend_server *server);
  * for, it is ended. */
 assay_status assay_backend_server_ask(assay_context *ctx, assay_backend_server *server, const char *request,
                                       const char *candidate, const char *log, double timeout, assay_backend_end *end);
-
-#endif

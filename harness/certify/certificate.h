@@ -7,8 +7,7 @@
  *
  * oracle/quad/certify.h says what is allowed. A fixture may store it: certificate/<path of the tensor> [9] holds the
  * fields below. */
-#ifndef ASSAY_HARNESS_CERTIFICATE_H
-#define ASSAY_HARNESS_CERTIFICATE_H
+#pragma once
 
 #include "harness/plan/plan.h"
 #include "oracle/quad/certify.h"
@@ -91,5 +90,3 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
 /* That where the plan certifies, else assay_evaluate. */
 assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                        const assay_sink *out, bool quiet);
-
-#endif

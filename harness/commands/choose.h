@@ -1,6 +1,5 @@
 /* The cases that a command line means: names, globs, YAML files, stored goldens, filters, a shard. */
-#ifndef ASSAY_HARNESS_CHOOSE_H
-#define ASSAY_HARNESS_CHOOSE_H
+#pragma once
 
 #include "harness/commands/options.h"
 
@@ -29,5 +28,3 @@ bool assay_chooses_without_arguments(const assay_options *options);
 
 /* Two names of one file that is there. */
 bool assay_is_same_file(const char *one, const char *other);
-
-#endif

@@ -1,6 +1,5 @@
 /* The commands of the program: one file each, one row in a table. */
-#ifndef ASSAY_HARNESS_COMMAND_H
-#define ASSAY_HARNESS_COMMAND_H
+#pragma once
 
 #include <stdio.h>
 
@@ -51,5 +50,3 @@ void assay_command_reproduce(const assay_options *options, const char *command, 
 /* --json, --junit and --html. */
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports);
-
-#endif

@@ -1,7 +1,6 @@
 /* The cases of a command, one after the other, or shared out among ranks (docs/large.md): the same output in the same
  * order, and the same end. */
-#ifndef ASSAY_HARNESS_EACH_CASE_H
-#define ASSAY_HARNESS_EACH_CASE_H
+#pragma once
 
 #include <stdio.h>
 
@@ -25,5 +24,3 @@ typedef struct assay_each {
  * is a process that does small cases, and large ones are done here by all threads. With several ranks each has a case of its own; a case that is more work than a
  * rank's share of all is done by all together, before the others: work() then runs on every rank, with ctx->ranks. */
 assay_status assay_each_case(assay_context *ctx, const assay_each *each);
-
-#endif

@@ -1,6 +1,5 @@
 /* A process that ends otherwise than by returning from main leaves nothing behind (oracle/base/leftovers.h). */
-#ifndef ASSAY_HARNESS_ENDING_H
-#define ASSAY_HARNESS_ENDING_H
+#pragma once
 
 /* Handles SIGINT, SIGTERM and SIGHUP, but for those that are ignored. */
 void assay_end_cleanly(void);
@@ -12,5 +11,3 @@ void assay_end_by_library(const char *command);
 void assay_end_is_meant(void);
 /* Such a handler: removes what would be left, and ends the process by the signal. */
 void assay_end_by_signal(int number);
-
-#endif

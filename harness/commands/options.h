@@ -1,6 +1,5 @@
 /* The command line: one table of options, of which each command takes some. */
-#ifndef ASSAY_HARNESS_OPTIONS_H
-#define ASSAY_HARNESS_OPTIONS_H
+#pragma once
 
 #include "cases/case_filter.h"
 #include "oracle/base/status.h"
@@ -94,5 +93,3 @@ const assay_option_row *assay_options_next(unsigned allowed, const assay_option_
 
 /* The help text of the options in `allowed`, to standard output. */
 void assay_options_print_help(unsigned allowed);
-
-#endif

@@ -1,6 +1,5 @@
 /* What N ranks would do, send and hold of a case that they do together (docs/large.md), on paper. */
-#ifndef ASSAY_HARNESS_RANK_COSTS_H
-#define ASSAY_HARNESS_RANK_COSTS_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -40,5 +39,3 @@ typedef struct assay_rank_cost {
 } assay_rank_cost;
 
 void assay_rank_costs(const assay_shared_work *work, int64_t ranks, assay_rank_cost costs[ASSAY_RANK_QUANTITIES]);
-
-#endif

@@ -1,6 +1,5 @@
 /* A report on its way from one process of the same program to another. */
-#ifndef ASSAY_HARNESS_REPORT_PARCEL_H
-#define ASSAY_HARNESS_REPORT_PARCEL_H
+#pragma once
 
 #include <stdio.h>
 
@@ -10,5 +9,3 @@
 void assay_report_pack(const assay_report *report, FILE *out);
 /* Reads it from *at, which is moved behind it; `end` is that of what came. `report` is freed by the caller. */
 assay_status assay_report_unpack(assay_context *ctx, const char **at, const char *end, assay_report *report);
-
-#endif

@@ -1,6 +1,5 @@
 /* One case of `assay run`: request, backend, golden, verdict. */
-#ifndef ASSAY_HARNESS_RUN_CASE_H
-#define ASSAY_HARNESS_RUN_CASE_H
+#pragma once
 
 #include "harness/backends/backend.h"
 #include "harness/backends/backend_files.h"
@@ -28,5 +27,3 @@ assay_status assay_run_case_first(assay_context *ctx, const assay_options *optio
 
 /* The status is what is not the backend's doing. The report is the caller's to free. */
 assay_status assay_run_case(assay_context *ctx, const assay_options *options, assay_case_run *r);
-
-#endif

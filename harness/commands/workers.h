@@ -1,7 +1,6 @@
 /* Work shared out among processes of this machine: where the library below a case is no place for two threads, and the
  * case too small for them. A process takes the next piece when it is free, with one thread. */
-#ifndef ASSAY_HARNESS_WORKERS_H
-#define ASSAY_HARNESS_WORKERS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -20,5 +19,3 @@ typedef struct assay_workers {
 
 /* After a piece or a take that failed no more are begun; those that were are taken. Ends with the first take that failed. */
 assay_status assay_workers_run(assay_context *ctx, const assay_workers *workers);
-
-#endif

@@ -1,6 +1,5 @@
 /* Attention whose heads of keys are shared, computed as if each head of queries had its own. */
-#ifndef ASSAY_HARNESS_COPIED_HEADS_H
-#define ASSAY_HARNESS_COPIED_HEADS_H
+#pragma once
 
 #include "harness/operations/operation.h"
 
@@ -8,5 +7,3 @@
  * of what was copied gradients are summed, and of a checkpoint the first copy is taken. */
 assay_status assay_run_copied_heads(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out);
-
-#endif

@@ -2,8 +2,7 @@
  * and `wi_1` side by side on the last axis, or those of each tensor shard (oracle/moe/prefused.h). A shared expert of the
  * one form may be the last of all experts in the other's. Kernels of the first may lie on shards where the other has them
  * whole. */
-#ifndef ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
-#define ASSAY_HARNESS_EQUIVALENCES_COUNTERPART_H
+#pragma once
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/tensor_set.h"
@@ -40,5 +39,3 @@ assay_status assay_counterpart_read(assay_context *ctx, const assay_tensor_set *
 
 /* Whether a component of the path is wi, wi_0 or wi_1. */
 bool assay_path_names_half(const char *path);
-
-#endif

@@ -1,6 +1,5 @@
 /* Two ways of computing the same thing, held against each other. */
-#ifndef ASSAY_HARNESS_EQUIVALENCE_H
-#define ASSAY_HARNESS_EQUIVALENCE_H
+#pragma once
 
 #include "harness/equivalences/counterpart.h"
 #include "harness/plan/results.h"
@@ -74,5 +73,3 @@ typedef struct assay_equivalence_result {
  * of f64 where the scales are to hold. */
 assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_equivalence *equivalence,
                                      assay_equivalence_result *result);
-
-#endif

@@ -6,8 +6,7 @@
  *
  * with the oracle's scale of the first form; `rounding` is that of the first form's result to the profile's storage
  * type, which the comparer allows for once, while here both sides were rounded. Where the scale is 0 it stays so. */
-#ifndef ASSAY_HARNESS_EQUIVALENCE_BACKEND_H
-#define ASSAY_HARNESS_EQUIVALENCE_BACKEND_H
+#pragma once
 
 #include "compare/compare.h"
 #include "harness/backends/backend.h"
@@ -31,5 +30,3 @@ assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_ch
 assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_check_options *options,
                                       const assay_form *one, const assay_equivalence *equivalence,
                                       const assay_case *other, assay_backend_end *end, assay_report *report);
-
-#endif

@@ -1,6 +1,5 @@
 /* Other ways of running a case that are no other case: what `run` of an equivalence's form may be. */
-#ifndef ASSAY_HARNESS_OTHER_RUNS_H
-#define ASSAY_HARNESS_OTHER_RUNS_H
+#pragma once
 
 #include "harness/operations/operation.h"
 
@@ -8,5 +7,3 @@
 assay_status assay_run_replayed(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out);
 /* A MoE block as the sum of three ranks with a third of the experts each. */
 assay_status assay_run_ranks(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out);
-
-#endif

@@ -1,8 +1,7 @@
 /* Which known bug a failed candidate has. Each mutant (harness/mutants/mutants.h) is a hypothesis: it holds when the comparer,
  * given the mutant's results in place of the golden's, would let the whole candidate pass, and no more is left than a
  * correct candidate leaves. One that explains a part is not claimed: a wrong guess is worse than none. */
-#ifndef ASSAY_HARNESS_EXPLAIN_H
-#define ASSAY_HARNESS_EXPLAIN_H
+#pragma once
 
 #include "harness/fixes/fixes.h"
 #include "harness/plan/golden_open.h"
@@ -21,5 +20,3 @@ assay_status assay_explain_stages(assay_context *ctx, assay_stages *by, assay_fi
 assay_status assay_explains(assay_context *ctx, assay_golden *golden, assay_fixture_reader *candidate,
                             const assay_profile *profile, const assay_mutant *mutant, const assay_report *report,
                             bool *holds);
-
-#endif

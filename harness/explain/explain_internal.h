@@ -1,6 +1,5 @@
 /* One hypothesis after the other. Private to harness/explain. */
-#ifndef ASSAY_HARNESS_EXPLAIN_INTERNAL_H
-#define ASSAY_HARNESS_EXPLAIN_INTERNAL_H
+#pragma once
 
 #include "compare/compare.h"
 #include "harness/mutants/mutant_run.h"
@@ -80,5 +79,3 @@ void assay_name_factor(const assay_plan *plan, assay_report *report);
  * changes inputs. *changed: whether it makes a difference. */
 assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                     assay_tensor_set *results, bool *changed);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A mutant that no element and no statistic of a tensor shows for certain moves all results a little. Where all of them
  * together tell it from correct implementations, the golden holds the filter along it. */
-#ifndef ASSAY_HARNESS_FILTERS_H
-#define ASSAY_HARNESS_FILTERS_H
+#pragma once
 
 #include "harness/mutants/mutant_run.h"
 #include "harness/scales/directions.h"
@@ -21,5 +20,3 @@ bool assay_filter_is_for(const assay_mutant *mutant);
  * nothing moves. */
 bool assay_filter_moved(const assay_plan *plan, const assay_tensor_set *golden, const assay_tensor_set *mutant,
                         double *moved);
-
-#endif

@@ -1,7 +1,6 @@
 /* A backend's choice of experts for one token: whether a correct router could have made it (docs/comparing.md, "Another
  * choice of experts"). */
-#ifndef ASSAY_HARNESS_CHOICE_H
-#define ASSAY_HARNESS_CHOICE_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 
@@ -41,5 +40,3 @@ double assay_choice_excess(const assay_choice *c);
 /* The lowest of the experts that the oracle did not choose, and the highest that it chose instead. Of a valid choice that
  * is not exact. */
 void assay_choice_swap(const assay_choice *c, int32_t *chosen, int32_t *better);
-
-#endif

@@ -1,6 +1,5 @@
 /* The candidate's choice of experts, held against the oracle's by what a correct router could have chosen. */
-#ifndef ASSAY_HARNESS_FIXES_CHOICES_H
-#define ASSAY_HARNESS_FIXES_CHOICES_H
+#pragma once
 
 #include "compare/compare.h"
 #include "harness/plan/plan.h"
@@ -53,5 +52,3 @@ assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const ass
 
 /* The report says what came of it, and fails for a wrong one. */
 void assay_choices_note(const assay_choices *c, assay_report *report);
-
-#endif

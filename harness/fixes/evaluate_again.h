@@ -1,6 +1,5 @@
 /* A golden's case once more. */
-#ifndef ASSAY_HARNESS_FIXES_EVALUATE_AGAIN_H
-#define ASSAY_HARNESS_FIXES_EVALUATE_AGAIN_H
+#pragma once
 
 #include "harness/plan/golden_open.h"
 
@@ -10,5 +9,3 @@ enum { ASSAY_MOST_IN_MEMORY = 1 << 27 }; /* elements: a gigabyte */
  * memory where the plan has so few elements, else as a file that nobody else sees. The same numbers either way. */
 assay_status assay_evaluate_again(assay_context *ctx, assay_fixture_reader *golden, assay_golden *again,
                                   const assay_source *in, int64_t most_elements, bool quiet);
-
-#endif

@@ -2,8 +2,7 @@
  * rows, replicas, codes that its kernel quantised; and stage by stage each checkpoint. All of it is taken from the
  * candidate and judged, each by its own rule. Then the golden's case is evaluated again, once, given all of it that is
  * right, and the candidate held against that. */
-#ifndef ASSAY_HARNESS_FIXES_H
-#define ASSAY_HARNESS_FIXES_H
+#pragma once
 
 #include "harness/plan/golden_open.h"
 #include "harness/power/power_test.h"
@@ -42,5 +41,3 @@ assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assa
 
 /* The same for mutants (plan->by_stage). */
 extern const assay_stage_judge assay_stages_judge;
-
-#endif

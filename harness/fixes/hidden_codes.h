@@ -1,7 +1,6 @@
 /* Codes of h that the candidate's kernel quantised itself (quant_hidden_format): where it gives them, each is judged by what
  * errors allow, and what follows is evaluated given them, as with a choice of experts (docs/comparing.md). */
-#ifndef ASSAY_HARNESS_HIDDEN_CODES_H
-#define ASSAY_HARNESS_HIDDEN_CODES_H
+#pragma once
 
 #include "compare/compare.h"
 #include "harness/plan/plan.h"
@@ -30,5 +29,3 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
 /* The report says what came of it, and fails for a wrong one. */
 void assay_hidden_codes_note(const assay_hidden_codes *codes, assay_report *report);
 void assay_hidden_codes_free(assay_hidden_codes *codes);
-
-#endif

@@ -1,6 +1,5 @@
 /* What stages begin with, of a candidate. */
-#ifndef ASSAY_HARNESS_FIXES_STAGES_H
-#define ASSAY_HARNESS_FIXES_STAGES_H
+#pragma once
 
 #include "compare/compare.h"
 #include "harness/plan/plan.h"
@@ -9,5 +8,3 @@
 /* The candidate's checkpoints, at "staged/PATH", as far as they are of use. *taken: how many stages can be judged. */
 assay_status assay_stages_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
                                assay_fixture_reader *candidate, assay_tensor_set *given, int *taken);
-
-#endif

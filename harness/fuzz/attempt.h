@@ -1,6 +1,5 @@
 /* A case tried on a backend, in memory: what `assay run` does with files. */
-#ifndef ASSAY_HARNESS_FUZZ_ATTEMPT_H
-#define ASSAY_HARNESS_FUZZ_ATTEMPT_H
+#pragma once
 
 #include "harness/backends/backend.h"
 #include "harness/fuzz/forks.h"
@@ -56,5 +55,3 @@ void assay_attempt_free(assay_attempt *attempt); /* safe on a zeroed struct */
 
 /* But for the bug. */
 bool assay_reason_is_alike(const assay_reason *a, const assay_reason *b);
-
-#endif

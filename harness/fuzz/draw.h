@@ -1,8 +1,7 @@
 /* Drawing cases: one of the catalogue, with some of its keys and inputs changed. What was drawn rarely so far is drawn
  * more, what the backend said that it does not have less; so a draw follows from the seed and from what became of the
  * draws before it, never from time. */
-#ifndef ASSAY_HARNESS_FUZZ_DRAW_H
-#define ASSAY_HARNESS_FUZZ_DRAW_H
+#pragma once
 
 #include "compare/profile.h"
 #include "harness/fuzz/draw_table.h"
@@ -70,5 +69,3 @@ void assay_draw_fit(assay_case *c);
 
 /* Words of a list of values. */
 int assay_draw_choices(const char *values);
-
-#endif

@@ -1,6 +1,5 @@
 /* What is drawn: changes to a case of the catalogue, as data. */
-#ifndef ASSAY_HARNESS_FUZZ_DRAW_TABLE_H
-#define ASSAY_HARNESS_FUZZ_DRAW_TABLE_H
+#pragma once
 
 /* A key of a case (assay_case_set) and what it may become: words with spaces between, one of which is drawn. "3-9" is a
  * whole number from 3 to 9, "edge" a size k-1, k or k+1 around 8, 16, 32, 64, 128 or 256. "4;other=2" sets another key as
@@ -24,5 +23,3 @@ extern const int assay_draw_edges[]; /* ends with 0 */
 
 /* More than any of the lists has. */
 enum { ASSAY_DRAW_KEYS_MOST = 96, ASSAY_DRAW_EDGES_MOST = 8 };
-
-#endif

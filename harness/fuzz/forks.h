@@ -2,8 +2,7 @@
  * forked at the start, before there are threads, waits for orders; for each it forks another, which loads the object and
  * calls it in memory that all of them share. So each call finds a process that has seen nothing, and a crash ends that one
  * alone. */
-#ifndef ASSAY_HARNESS_FUZZ_FORKS_H
-#define ASSAY_HARNESS_FUZZ_FORKS_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -29,5 +28,3 @@ assay_host_memory assay_forks_memory(assay_forks *forks);
  * besides; 0: no limit. */
 assay_status assay_forks_call(assay_context *ctx, assay_forks *forks, assay_host *host, int calls, double timeout,
                               int64_t memory, assay_process_result *result);
-
-#endif

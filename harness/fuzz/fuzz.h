@@ -1,6 +1,5 @@
 /* Cases drawn and tried on a backend, one after the other; what fails is shrunk, and reported once for each reason. */
-#ifndef ASSAY_HARNESS_FUZZ_FUZZ_H
-#define ASSAY_HARNESS_FUZZ_FUZZ_H
+#pragma once
 
 #include <signal.h>
 
@@ -52,5 +51,3 @@ void assay_fuzz_free(assay_fuzzing *f);
 
 /* Of what the backend supports: pairs of an operation and a value of a key that ran, and all that could. */
 void assay_fuzz_coverage(const assay_fuzzing *f, int *ran, int *all);
-
-#endif

@@ -6,8 +6,7 @@
  * of cases alone in which those keys of the configuration have such values.
  * TENSOR and HOW are the reason's `where` and `what`, with N for '#' and _ for blanks; OP:TENSOR:HOW may be a glob. `<N` bounds
  * how many times its threshold the tensor may be off. */
-#ifndef ASSAY_HARNESS_FUZZ_KNOWN_H
-#define ASSAY_HARNESS_FUZZ_KNOWN_H
+#pragma once
 
 #include "cases/case.h"
 #include "compare/compare.h"
@@ -34,5 +33,3 @@ assay_status assay_known_read(assay_context *ctx, const char *path, assay_expect
 /* The first entry that is of this failure of the case, or NULL. */
 assay_status assay_known_find(assay_context *ctx, const assay_expected_failures *known, const assay_case *c,
                               const assay_reason *reason, assay_expected_failure **found);
-
-#endif

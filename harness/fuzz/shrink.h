@@ -1,8 +1,7 @@
 /* A failing case made as small as it stays failing for the same reason: the same first wrong tensor, wrong in the same way,
  * and, where a known bug was named, by the same bug. Greedy and without chance: what is said is left out, values become
  * plain, sizes are halved and then counted down, until nothing more can go. */
-#ifndef ASSAY_HARNESS_FUZZ_SHRINK_H
-#define ASSAY_HARNESS_FUZZ_SHRINK_H
+#pragma once
 
 #include <signal.h>
 
@@ -23,5 +22,3 @@ assay_status assay_shrink(assay_context *ctx, assay_shrinking *s, assay_case *c)
 
 /* Stopped, or out of tries or time. */
 bool assay_shrinking_is_over(const assay_shrinking *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* Golden fixtures and requests: a case evaluated into a file, and evaluated again against one. */
-#ifndef ASSAY_HARNESS_GOLDEN_H
-#define ASSAY_HARNESS_GOLDEN_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -36,5 +35,3 @@ assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *pla
  * golden. */
 assay_status assay_golden_recompute_layers(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                            int64_t layers, const bool *chosen, bool quiet);
-
-#endif

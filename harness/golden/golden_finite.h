@@ -1,6 +1,5 @@
 /* What may stand in a golden. Private to harness/golden/golden.c. */
-#ifndef ASSAY_HARNESS_GOLDEN_FINITE_H
-#define ASSAY_HARNESS_GOLDEN_FINITE_H
+#pragma once
 
 #include "cases/case.h"
 #include "oracle/base/tensor.h"
@@ -10,5 +9,3 @@
  * What was given is not looked at (padding may hold NaN), nor are certificates and the excess of mutants. */
 assay_status assay_golden_require_finite(assay_context *ctx, const assay_case *c, const assay_tensor_spec *spec,
                                          int64_t first, int64_t count, const double *values);
-
-#endif

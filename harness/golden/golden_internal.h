@@ -1,6 +1,5 @@
 /* What the files of the golden share: the same file, however its results come. Private to harness/golden. */
-#ifndef ASSAY_HARNESS_GOLDEN_INTERNAL_H
-#define ASSAY_HARNESS_GOLDEN_INTERNAL_H
+#pragma once
 
 #include "harness/golden/golden.h"
 #include "harness/plan/progress.h"
@@ -43,5 +42,3 @@ assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, co
                                   assay_tensor_set *results);
 assay_status assay_golden_give_results(assay_context *ctx, void *self, const assay_plan *plan,
                                        const assay_source *source, const assay_sink *out, bool quiet);
-
-#endif

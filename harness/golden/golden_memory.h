@@ -1,6 +1,5 @@
 /* A golden that never was a file. */
-#ifndef ASSAY_HARNESS_GOLDEN_MEMORY_H
-#define ASSAY_HARNESS_GOLDEN_MEMORY_H
+#pragma once
 
 #include "harness/plan/golden_open.h"
 #include "oracle/base/tensor_set.h"
@@ -23,5 +22,3 @@ assay_status assay_golden_evaluate(assay_context *ctx, const assay_plan *plan, c
 /* A reader over a set: those of its tensors that are complete. */
 assay_status assay_fixture_of_tensors(assay_context *ctx, const char *kind, const assay_tensor_set *tensors,
                                       assay_fixture_reader **reader);
-
-#endif

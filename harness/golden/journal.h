@@ -1,8 +1,7 @@
 /* What is done of a golden that is made a layer at a time: a folder beside it, PATH.journal, which goes when the golden is
  * there. It holds `case.yml`, which says whose work it is, for each layer that is done the fixtures forward-N.h5 and
  * backward-N.h5, each whole or not there, and at the end the golden that they are moved into (moved_part.h). Private to harness/golden. */
-#ifndef ASSAY_HARNESS_GOLDEN_JOURNAL_H
-#define ASSAY_HARNESS_GOLDEN_JOURNAL_H
+#pragma once
 
 #include "fixtures/digest.h"
 #include "fixtures/fixture.h"
@@ -35,5 +34,3 @@ assay_status assay_journal_sign(assay_context *ctx, const assay_journal *journal
 /* Opens a part that is there; refuses one that is damaged, of another layer or of another journal. */
 assay_status assay_journal_read(assay_context *ctx, const assay_journal *journal, int64_t layer, bool backward,
                                 assay_fixture_reader **reader);
-
-#endif

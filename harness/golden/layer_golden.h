@@ -1,8 +1,7 @@
 /* One layer of a stack's golden as a case of its own, so that a backend is judged, and error scales come, a layer at a time
  * (docs/large.md): `only_layer`, with the layer's input and the gradient of its output that the golden has, rounded to
  * the case's dtype, as a model that keeps its residual stream in that type gives them to the layer. */
-#ifndef ASSAY_HARNESS_GOLDEN_LAYER_GOLDEN_H
-#define ASSAY_HARNESS_GOLDEN_LAYER_GOLDEN_H
+#pragma once
 
 #include "harness/plan/golden_open.h"
 
@@ -18,5 +17,3 @@ typedef struct assay_layer_given {
     assay_source given;
 } assay_layer_given;
 assay_source assay_layer_source(assay_layer_given *given, const assay_golden *stack, int64_t layer);
-
-#endif

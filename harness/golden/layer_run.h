@@ -1,7 +1,6 @@
 /* A stack a layer at a time: one layer forward from its input, or backward from its input and the gradient of its output, with
  * the bits of the stack that is evaluated whole (oracle/layer/decoder_stack.h). Private to harness/golden. */
-#ifndef ASSAY_HARNESS_GOLDEN_LAYER_RUN_H
-#define ASSAY_HARNESS_GOLDEN_LAYER_RUN_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -24,5 +23,3 @@ void assay_boundary_path(int64_t layer, bool gradient, char path[ASSAY_PATH_SIZE
  * `out` where it wants them, outputs/y and gradients/inputs/x of that layer too. */
 assay_status assay_layer_run(assay_context *ctx, const assay_plan *plan, int64_t layer, bool backward,
                              const assay_source *in, const assay_sink *out);
-
-#endif

@@ -5,8 +5,7 @@
  * the dataset moved/I [ranges,3] says where the numbers of line I are: first element, elements, first byte. So each number
  * is in one place at least, whenever the work is stopped; who goes on moves them on, into the next `results-N`. Private to
  * harness/golden. */
-#ifndef ASSAY_HARNESS_GOLDEN_MOVED_PART_H
-#define ASSAY_HARNESS_GOLDEN_MOVED_PART_H
+#pragma once
 
 #include "harness/golden/journal.h"
 
@@ -32,5 +31,3 @@ assay_status assay_moving_note(assay_context *ctx, const assay_moving *moving, a
 
 /* Whether the golden is in its place: a part names a file that has become it. */
 assay_status assay_moving_is_over(assay_context *ctx, const assay_journal *journal, int64_t layers, bool *over);
-
-#endif

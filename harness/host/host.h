@@ -1,7 +1,6 @@
 /* What a shared object is shown of a case, and what it gives: settings, tensors, buffers that hold NaN between guards. Whoever
  * hosts it says where that lies: the process of its own that `assay run` starts, or memory that two processes share. */
-#ifndef ASSAY_HARNESS_HOST_H
-#define ASSAY_HARNESS_HOST_H
+#pragma once
 
 #include "harness/plan/backend_view.h"
 #include "oracle/base/tensor_set.h"
@@ -55,5 +54,3 @@ assay_status assay_host_results(assay_context *ctx, const assay_host *host, assa
 
 /* assay_backend_run of a shared object; NULL and a message in `why` where there is none. */
 assay_backend_function assay_host_load(const char *library, char *why, size_t size);
-
-#endif

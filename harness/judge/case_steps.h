@@ -1,7 +1,6 @@
 /* A case as steps, for `assay show --graph` and for reports: of an operation that is a graph, and of layers, whose experts are one
  * step. */
-#ifndef ASSAY_HARNESS_CASE_STEPS_H
-#define ASSAY_HARNESS_CASE_STEPS_H
+#pragma once
 
 #include "compare/steps.h"
 #include "harness/operations/operation.h"
@@ -9,5 +8,3 @@
 bool assay_has_steps(const assay_operation *operation);
 /* Refuses a case that has none. whole: every layer; else those that are like one before are one step together. */
 assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whole, assay_steps **steps);
-
-#endif

@@ -1,7 +1,6 @@
 /* The verdict on an open candidate, as all who judge have it: with the candidate's own choice of experts, what a failure looks
  * like, which known bug it is, and pictures. */
-#ifndef ASSAY_HARNESS_JUDGE_H
-#define ASSAY_HARNESS_JUDGE_H
+#pragma once
 
 #include "harness/plan/golden_open.h"
 
@@ -30,5 +29,3 @@ assay_status assay_judge_draw(assay_context *ctx, const assay_golden *judged_by,
 
 /* The golden that a report was made with. */
 assay_golden *assay_judged_by(assay_golden *golden, assay_golden *against);
-
-#endif

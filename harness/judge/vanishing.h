@@ -1,6 +1,5 @@
 /* What no profile with sums in float32 can be held to: numbers that float32 has only below its normal ones. */
-#ifndef ASSAY_HARNESS_JUDGE_VANISHING_H
-#define ASSAY_HARNESS_JUDGE_VANISHING_H
+#pragma once
 
 #include "compare/compare.h"
 
@@ -9,5 +8,3 @@
  * or more, or not finite, or not a matter of numbers, fails as ever. */
 assay_status assay_judge_vanishing(assay_context *ctx, assay_fixture_reader *golden, const assay_profile *profile,
                                    assay_report *report);
-
-#endif

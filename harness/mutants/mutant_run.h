@@ -1,6 +1,5 @@
 /* One mutant after the other, of one golden at one profile. Private to the folders that try mutants. */
-#ifndef ASSAY_HARNESS_DISCRIMINATION_TRIAL_H
-#define ASSAY_HARNESS_DISCRIMINATION_TRIAL_H
+#pragma once
 
 #include "harness/mutants/mutants.h"
 
@@ -40,5 +39,3 @@ bool assay_is_of_stages(const assay_tensor *tensor);
 assay_dtype assay_candidate_type(const assay_profile *profile, const assay_tensor_spec *spec);
 /* Results as they are stored. */
 void assay_candidate_round(const assay_tensor_set *candidate, const assay_profile *profile);
-
-#endif

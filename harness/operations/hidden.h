@@ -1,7 +1,6 @@
 /* The tensors of h that a kernel quantises itself (quant_hidden_format; oracle/ops/requantise.h): of each gated MLP of a case
  * h, its codes and their scales. */
-#ifndef ASSAY_HARNESS_HIDDEN_H
-#define ASSAY_HARNESS_HIDDEN_H
+#pragma once
 
 #include "harness/operations/operation.h"
 
@@ -17,5 +16,3 @@ int assay_hidden_list(const assay_tensor_list *list, assay_hidden hidden[ASSAY_M
 /* Likewise of everything that a kernel computes and then quantises: h, with its codes and scales where the case has them, and
  * by a recipe what the operation calls `made`, whose codes and scale are NULL. */
 int assay_made_list(const assay_tensor_list *list, assay_hidden made[ASSAY_MOST_HIDDEN]);
-
-#endif

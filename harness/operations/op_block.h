@@ -1,6 +1,5 @@
 /* Operations that are graphs (oracle/graph): what a row has besides its graph. */
-#ifndef ASSAY_HARNESS_OP_BLOCK_H
-#define ASSAY_HARNESS_OP_BLOCK_H
+#pragma once
 
 #include "harness/operations/op_support.h"
 
@@ -21,5 +20,3 @@ double assay_block_flops(const assay_operation *operation, const void *config, b
 int64_t assay_block_memory(const assay_operation *operation, const assay_case *c, const void *config);
 void assay_block_shares(const assay_operation *operation, const assay_case *c, const void *config, double least,
                         const assay_source *in, const assay_sink *out, assay_run_shares *shares);
-
-#endif

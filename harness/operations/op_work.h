@@ -1,7 +1,6 @@
 /* Operations whose tensors are whole in memory: what is described is read, made room for and written, and between an
  * operation's functions find it by its path. */
-#ifndef ASSAY_HARNESS_OP_WORK_H
-#define ASSAY_HARNESS_OP_WORK_H
+#pragma once
 
 #include "harness/operations/op_support.h"
 #include "oracle/base/tensor_set.h"
@@ -36,5 +35,3 @@ assay_status assay_work_run(assay_context *ctx, const assay_operation *operation
                             const assay_precision *precisions, int precision_count);
 /* Of all tensors twice: they, and their variances. */
 int64_t assay_work_memory(const assay_operation *operation, const assay_case *c, const void *config);
-
-#endif

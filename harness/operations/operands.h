@@ -5,8 +5,7 @@
  * The columns of a block (oracle/base/block_format.h) lie along the axis that the product sums over, its rows along the
  * other: 1 x 32 is 32 terms of a sum. Scales are row-major: [.., ceil(rows / block), ceil(columns / block)]; axes that a block has
  * one index of stay as they are. A scale of the tensor is one for each matrix of a weight [E]; of any other tensor [1]. */
-#ifndef ASSAY_HARNESS_OPERANDS_H
-#define ASSAY_HARNESS_OPERANDS_H
+#pragma once
 
 #include "harness/operations/operation.h"
 #include "oracle/base/tensor_set.h"
@@ -36,5 +35,3 @@ assay_source assay_dequantised_source(assay_dequantised *dequantised);
  * if it fails. */
 assay_status assay_operands_as_numbers(assay_context *ctx, const assay_tensor_list *list, const assay_tensor_set *set,
                                        assay_tensor_set *dense);
-
-#endif

@@ -1,7 +1,6 @@
 /* A sink before another that wants sketches: large gradients, and their error scales, stream into these, everything else
  * passes. */
-#ifndef ASSAY_HARNESS_OPERATIONS_SKETCHED_RUN_H
-#define ASSAY_HARNESS_OPERATIONS_SKETCHED_RUN_H
+#pragma once
 
 #include "harness/operations/operation.h"
 
@@ -20,5 +19,3 @@ assay_status assay_sketching_open(assay_context *ctx, assay_sketching *s, const 
                                   const assay_precision *precisions, int precision_count);
 assay_sink assay_sketching_sink(assay_sketching *s);
 void assay_sketching_close(assay_sketching *s); /* safe on a zeroed struct */
-
-#endif

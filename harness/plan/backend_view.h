@@ -1,6 +1,5 @@
 /* A case as <assay/backend.h> shows it: to a shared object, and to a test in process. */
-#ifndef ASSAY_HARNESS_PLAN_BACKEND_VIEW_H
-#define ASSAY_HARNESS_PLAN_BACKEND_VIEW_H
+#pragma once
 
 #include <assay/backend.h>
 
@@ -25,5 +24,3 @@ assay_status assay_backend_tensor_read(assay_context *ctx, const assay_source *s
                                        assay_backend_tensor *tensor);
 /* A result as it is asked for, without data. */
 assay_backend_result assay_backend_result_of(const assay_tensor_spec *spec);
-
-#endif

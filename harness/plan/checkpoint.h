@@ -1,7 +1,6 @@
 /* A checkpoint of weights: a safetensors file (or any container of fixtures), a model.safetensors.index.json with its
  * shards, or the folder of either. */
-#ifndef ASSAY_HARNESS_PLAN_CHECKPOINT_H
-#define ASSAY_HARNESS_PLAN_CHECKPOINT_H
+#pragma once
 
 #include "fixtures/fixture.h"
 
@@ -20,5 +19,3 @@ assay_status assay_checkpoint_spec(assay_context *ctx, assay_checkpoint *checkpo
 /* Elements [first, first + count), integers too. */
 assay_status assay_checkpoint_read(assay_context *ctx, assay_checkpoint *checkpoint, int index, int64_t first,
                                    int64_t count, double *out);
-
-#endif

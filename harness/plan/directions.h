@@ -1,7 +1,6 @@
 /* Filters along known errors in a golden (compare/direction.h): which goldens have room for them, and where they lie. The
  * errors are mutants, which harness/filters tries. */
-#ifndef ASSAY_HARNESS_PLAN_DIRECTIONS_H
-#define ASSAY_HARNESS_PLAN_DIRECTIONS_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -25,5 +24,3 @@ assay_status assay_plan_add_directions(assay_context *ctx, assay_plan *plan, con
 bool assay_plan_has_directions(const assay_plan *plan);
 /* Another list of datasets in the place of the plan's, without filters, which the caller frees. */
 assay_status assay_plan_without_directions(assay_context *ctx, const assay_plan *plan, assay_plan *without);
-
-#endif

@@ -1,6 +1,5 @@
 /* A golden with the case that it was made from. */
-#ifndef ASSAY_HARNESS_PLAN_GOLDEN_OPEN_H
-#define ASSAY_HARNESS_PLAN_GOLDEN_OPEN_H
+#pragma once
 
 #include "harness/plan/plan_make.h"
 #include "oracle/arithmetic/arithmetic.h"
@@ -27,5 +26,3 @@ assay_status assay_golden_plan(assay_context *ctx, assay_golden *golden, const a
 /* The arithmetic that it was made with; NULL: it does not say, or nobody knows it. */
 const assay_arithmetic *assay_golden_engine(const assay_golden *golden);
 void assay_golden_close(assay_golden *golden); /* safe on a zeroed struct */
-
-#endif

@@ -1,6 +1,5 @@
 /* Reading a golden. */
-#ifndef ASSAY_HARNESS_PLAN_GOLDEN_READ_H
-#define ASSAY_HARNESS_PLAN_GOLDEN_READ_H
+#pragma once
 
 #include "harness/plan/results.h"
 
@@ -14,5 +13,3 @@ assay_source assay_golden_given(assay_fixture_reader *golden);
 /* All its tensors, in memory. */
 assay_status assay_golden_load(assay_context *ctx, assay_tensor_set *tensors, const assay_plan *plan,
                                assay_fixture_reader *golden);
-
-#endif

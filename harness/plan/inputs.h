@@ -1,7 +1,6 @@
 /* Inputs, weights and cotangents of a case as a source: drawn from the seed, or taken from a user's file where that has
  * them. */
-#ifndef ASSAY_HARNESS_INPUTS_H
-#define ASSAY_HARNESS_INPUTS_H
+#pragma once
 
 #include "fixtures/fixture.h"
 #include "harness/operations/operation.h"
@@ -30,5 +29,3 @@ void assay_inputs_close(assay_inputs *inputs);
 /* Elements that are read from a file must lie on the case's grid and be finite. Whole numbers must lie where the entry
  * of the tensor says, wherever they are from. */
 assay_source assay_inputs_source(assay_inputs *inputs);
-
-#endif

@@ -1,6 +1,5 @@
 /* Profiles that a case lists and its golden cannot have (docs/comparing.md, "A profile that a case cannot have"). */
-#ifndef ASSAY_HARNESS_PLAN_LEFT_OUT_H
-#define ASSAY_HARNESS_PLAN_LEFT_OUT_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -15,5 +14,3 @@ assay_status assay_plan_leave_out(assay_context *ctx, const assay_plan *plan, co
 
 /* A golden's plan has not what the golden says was left out. */
 assay_status assay_plan_take_left_out(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden);
-
-#endif

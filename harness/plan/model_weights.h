@@ -1,7 +1,6 @@
 /* --weights: the weights of a case from a checkpoint with the names and layouts of Hugging Face's models
  * (weight_names.h, docs/hugging-face.md). */
-#ifndef ASSAY_HARNESS_PLAN_MODEL_WEIGHTS_H
-#define ASSAY_HARNESS_PLAN_MODEL_WEIGHTS_H
+#pragma once
 
 #include "harness/operations/operation.h"
 
@@ -22,5 +21,3 @@ void assay_model_weights_close(assay_model_weights *weights); /* NULL is safe */
 bool assay_model_weights_has(const assay_model_weights *weights, const char *path);
 assay_status assay_model_weights_read(assay_context *ctx, assay_model_weights *weights, const char *path, int64_t first,
                                       int64_t count, double *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* What finding the tensors of a checkpoint leaves for those who read them. Private to harness/plan/model_weights*.c. */
-#ifndef ASSAY_HARNESS_PLAN_MODEL_WEIGHTS_INTERNAL_H
-#define ASSAY_HARNESS_PLAN_MODEL_WEIGHTS_INTERNAL_H
+#pragma once
 
 #include <string.h>
 
@@ -68,5 +67,3 @@ assay_status assay_weights_take_scales(assay_context *ctx, const assay_model_wei
                                        const weight_part *p, const char *name, int64_t expert);
 /* How an expert's numbers are stored: as codes with scales of this format; NULL: as they are. */
 const assay_block_format *assay_weights_stored_as(const weight_target *t, const weight_part *p, int64_t expert);
-
-#endif

@@ -1,6 +1,5 @@
 /* What a golden of a case will hold and need. */
-#ifndef ASSAY_HARNESS_PLAN_PLAN_H
-#define ASSAY_HARNESS_PLAN_PLAN_H
+#pragma once
 
 #include "compare/compare.h"
 #include "fixtures/fixture.h"
@@ -83,5 +82,3 @@ bool assay_plan_scale_is_zero(const assay_plan *plan, const assay_tensor_spec *s
 
 /* How many of the context's threads the plan's case is worth. */
 int assay_plan_threads(const assay_context *ctx, const assay_plan *plan);
-
-#endif

@@ -1,6 +1,5 @@
 /* Making a plan of a case. */
-#ifndef ASSAY_HARNESS_PLAN_PLAN_MAKE_H
-#define ASSAY_HARNESS_PLAN_PLAN_MAKE_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -20,5 +19,3 @@ assay_status assay_plan_make_with(assay_context *ctx, assay_plan *plan, const as
                                   const assay_fixture_reader *golden, const assay_profile *own);
 /* Adds a profile to the case's, where it is not among them. */
 assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name);
-
-#endif

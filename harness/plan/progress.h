@@ -1,6 +1,5 @@
 /* Progress of long work, on standard error where a person looks; silent elsewhere. */
-#ifndef ASSAY_HARNESS_PROGRESS_H
-#define ASSAY_HARNESS_PROGRESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@ void assay_progress_add(assay_progress *p, int64_t amount, const char *detail);
 /* So much was there before: it says nothing of the time that is left. */
 void assay_progress_skip(assay_progress *p, int64_t amount);
 void assay_progress_end(assay_progress *p); /* clears the line */
-
-#endif

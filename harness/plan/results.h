@@ -1,6 +1,5 @@
 /* All tensors of a case in memory: what was given, and what came out. */
-#ifndef ASSAY_HARNESS_PLAN_RESULTS_H
-#define ASSAY_HARNESS_PLAN_RESULTS_H
+#pragma once
 
 #include "harness/plan/plan.h"
 #include "oracle/base/tensor_set.h"
@@ -17,5 +16,3 @@ assay_source assay_given_source(const assay_tensor_set *tensors);
 void assay_results_store(const assay_plan *plan, const assay_tensor_set *results);
 /* For what comes out, but for null distributions. */
 assay_sink assay_results_sink(assay_tensor_set *tensors);
-
-#endif

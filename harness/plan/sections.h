@@ -1,7 +1,6 @@
 /* How the error scales and null distributions of a plan come: which are propagated by the operation itself, which come
  * from an ensemble of emulated runs, of how many, and what that takes. */
-#ifndef ASSAY_HARNESS_PLAN_SECTIONS_H
-#define ASSAY_HARNESS_PLAN_SECTIONS_H
+#pragma once
 
 #include "harness/plan/plan.h"
 
@@ -33,5 +32,3 @@ void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REAS
 
 /* Bytes that the ensemble takes beside the operation. */
 int64_t assay_ensemble_memory(const assay_plan *plan);
-
-#endif

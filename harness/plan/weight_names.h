@@ -1,8 +1,7 @@
 /* The names and layouts of weights in Hugging Face's checkpoints, beside ours: one table. Source: the models of transformers
  * (a linear layer's weight is [out, in]; its conversion mappings say how experts are fused), vLLM for w13_weight and
  * w2_weight. docs/hugging-face.md has the table. */
-#ifndef ASSAY_HARNESS_PLAN_WEIGHT_NAMES_H
-#define ASSAY_HARNESS_PLAN_WEIGHT_NAMES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -34,5 +33,3 @@ typedef struct assay_weight_name {
 /* Of several rows for one of our tensors the first one counts of which the file has the tensor in that shape. */
 extern const assay_weight_name assay_weight_names[];
 extern const int assay_weight_name_count;
-
-#endif

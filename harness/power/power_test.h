@@ -2,8 +2,7 @@
  *
  * A mutant's candidate is what a backend of the profile would give if it had that bug: the mutated results rounded to
  * the profile's storage type. The comparer itself judges it. */
-#ifndef ASSAY_HARNESS_POWER_TEST_H
-#define ASSAY_HARNESS_POWER_TEST_H
+#pragma once
 
 #include "compare/compare.h"
 #include "compare/power.h"
@@ -63,5 +62,3 @@ void assay_power_fields(const assay_power_test *found, double *fields);
 /* A stored certificate: of the mutants that are known still, it says what `fields` say. */
 assay_status assay_power_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
                                const double *fields);
-
-#endif

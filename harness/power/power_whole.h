@@ -1,7 +1,6 @@
 /* Where mutants are made of more than their golden holds. Of a case that holds sketches they are made of whole gradients, as
  * a backend has them, and judged by the sketches of what they give. To be judged by stages they have all checkpoints. */
-#ifndef ASSAY_HARNESS_POWER_WHOLE_H
-#define ASSAY_HARNESS_POWER_WHOLE_H
+#pragma once
 
 #include "harness/mutants/mutant_run.h"
 
@@ -21,5 +20,3 @@ assay_status assay_whole_make_with_checkpoints(assay_context *ctx, const assay_t
 assay_status assay_whole_take(assay_context *ctx, const assay_trial *t, const assay_tensor_set *from,
                               assay_tensor_set *to);
 void assay_whole_free(assay_whole *whole);
-
-#endif

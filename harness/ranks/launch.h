@@ -1,6 +1,5 @@
 /* How this process was started: alone, or as one of several by mpirun. */
-#ifndef ASSAY_HARNESS_RANKS_LAUNCH_H
-#define ASSAY_HARNESS_RANKS_LAUNCH_H
+#pragma once
 
 #include "harness/ranks/ranks.h"
 
@@ -17,5 +16,3 @@ bool assay_launch_shows_output(void);
  * lies beside the program or among its libraries; without it several processes are refused. What this process starts
  * finds nothing of mpirun in its environment, and its temporary files in a folder that goes with the run. */
 assay_status assay_launch_open(assay_context *ctx, assay_rank_group **group);
-
-#endif

@@ -3,8 +3,7 @@
  * A session is one evaluation that all ranks do together, or one list of cases of which each is done by one of them. In it
  * every rank runs the same code. The first rank hands out pieces as ranks become free, takes what they give in order, and
  * ends the session; where it fails the others are told, wherever they wait. A thread of it answers them meanwhile. */
-#ifndef ASSAY_HARNESS_RANKS_RANKS_H
-#define ASSAY_HARNESS_RANKS_RANKS_H
+#pragma once
 
 #include "harness/ranks/transport.h"
 #include "oracle/base/ranks.h"
@@ -26,5 +25,3 @@ void assay_ranks_end_session(assay_ranks *ranks, assay_status status, const char
  * no rank), and passes it on to its children; -1: there are no more. */
 int64_t assay_ranks_lowest_bit(int64_t rank, int64_t size);
 int64_t assay_ranks_child(int64_t rank, int64_t size, int index);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the two sides of harness/ranks share. */
-#ifndef ASSAY_HARNESS_RANKS_INTERNAL_H
-#define ASSAY_HARNESS_RANKS_INTERNAL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -122,5 +121,3 @@ void first_rank_stop(assay_rank_group *group);
 void first_rank_end_session(assay_rank_group *group, bool last);
 assay_status first_rank_run(assay_context *ctx, assay_ranks *ranks, const assay_pieces *pieces);
 assay_status first_rank_give(assay_context *ctx, assay_ranks *ranks, const put_header *header, const void *data);
-
-#endif

@@ -1,7 +1,6 @@
 /* Messages between the processes of one run. harness/ranks/mpi has them by MPI, in a module of its own that is opened
  * where mpirun started the program; the program itself needs no MPI. */
-#ifndef ASSAY_HARNESS_RANKS_TRANSPORT_H
-#define ASSAY_HARNESS_RANKS_TRANSPORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +25,3 @@ typedef struct assay_transport {
 /* What the module exports under this name: opens the transport, or says why it cannot. */
 typedef bool assay_transport_opener(assay_transport *transport, char *message, size_t size);
 #define ASSAY_TRANSPORT_OPENER "assay_transport_open"
-
-#endif

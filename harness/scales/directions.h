@@ -9,8 +9,7 @@
  *
  * A member cannot tell what passes a filter that it went into. What it is without the member follows from A (the formula of
  * leaving one out in ridge regression): p_m = (a_m / A_mm) / (w w - h a + a_m^2 / A_mm), a = A h. */
-#ifndef ASSAY_HARNESS_SCALES_DIRECTIONS_H
-#define ASSAY_HARNESS_SCALES_DIRECTIONS_H
+#pragma once
 
 #include "compare/statistics.h"
 #include "harness/plan/plan.h"
@@ -38,5 +37,3 @@ void assay_correct_runs_free(assay_correct_runs *runs); /* safe on a zeroed stru
 /* The filter along an error [count], on the grid of bfloat16, and what passes it in correct implementations. */
 assay_status assay_correct_runs_filter(assay_context *ctx, const assay_correct_runs *runs, const double *moved,
                                        double *filter, double row[ASSAY_NULL_COLUMNS]);
-
-#endif

@@ -2,8 +2,7 @@
  * arithmetic, member after member, its routing held at the golden one. The spread of the members around the golden
  * values is one standard deviation of a correct implementation, for every element of every output, gradient and
  * checkpoint; what each member's statistics are against the spread of the others is the null distribution. */
-#ifndef ASSAY_HARNESS_ENSEMBLE_H
-#define ASSAY_HARNESS_ENSEMBLE_H
+#pragma once
 
 #include "harness/plan/sections.h"
 #include "oracle/arithmetic/emulated.h"
@@ -41,5 +40,3 @@ assay_source assay_rounded_source(assay_rounded *rounded);
  * not count; if there is no other, their factors are drawn towards the mean. An element without an error in any member
  * stays 0 where its whole row or column of some view is so. One whose sum is not finite stays so and enters no mean. */
 assay_status assay_ensemble_smooth(assay_context *ctx, const assay_shape *shape, int members, double *values);
-
-#endif

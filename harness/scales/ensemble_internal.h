@@ -1,6 +1,5 @@
 /* What error scales and null distributions of the emulated runs share. Private to harness/scales. */
-#ifndef ASSAY_HARNESS_ENSEMBLE_INTERNAL_H
-#define ASSAY_HARNESS_ENSEMBLE_INTERNAL_H
+#pragma once
 
 #include "compare/profile.h"
 #include "compare/statistics.h"
@@ -141,5 +140,3 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
 /* After these: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
 assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p);
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path);
-
-#endif

@@ -1,7 +1,6 @@
 /* One standard deviation of what a kernel quantises itself, h and by a recipe gradients: how near to a boundary a correct
  * implementation may still make another code of it. */
-#ifndef ASSAY_HARNESS_HIDDEN_SPREAD_H
-#define ASSAY_HARNESS_HIDDEN_SPREAD_H
+#pragma once
 
 #include "harness/plan/plan.h"
 #include "oracle/base/tensor_set.h"
@@ -12,5 +11,3 @@
  * what storing gate, up and h makes. Both sets start zeroed. */
 assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
                                  const assay_source *in, assay_tensor_set *h, assay_tensor_set *spread);
-
-#endif

@@ -2,8 +2,7 @@
  * seen as blocks (experts; all axes but the last two) of R rows and C columns. Its sketch is sums with random signs over
  * each row, each column, each tile of 128 x 128 and each block, and some rows and one block in full. Which signs, rows and
  * block follows from the case's seed and the tensor's path, so that a kernel can make the sums where its gradient lies. */
-#ifndef ASSAY_HARNESS_SKETCH_SKETCH_H
-#define ASSAY_HARNESS_SKETCH_SKETCH_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -55,5 +54,3 @@ void assay_sketch_free(assay_sketch *sketch);                     /* safe on a z
 
 /* The signs with which the tensor's elements stand in a sum: signs [count of the tensor], 0 where one does not. */
 void assay_sketch_signs(const assay_sketch *sketch, assay_sketch_part part, int64_t index, signed char *signs);
-
-#endif

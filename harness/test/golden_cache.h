@@ -1,6 +1,5 @@
 /* Goldens that are kept between runs: a folder of files, each named by the digest of all that it follows from. */
-#ifndef ASSAY_HARNESS_TEST_GOLDEN_CACHE_H
-#define ASSAY_HARNESS_TEST_GOLDEN_CACHE_H
+#pragma once
 
 #include "harness/plan/golden_open.h"
 #include "harness/plan/inputs.h"
@@ -15,5 +14,3 @@ assay_status assay_cache_bytes(assay_context *ctx, int64_t wanted, int64_t *byte
  * and kept there if that can be. The files that were used least lately go where all are more than `bytes` together. */
 assay_status assay_cache_golden(assay_context *ctx, const assay_plan *plan, assay_inputs *inputs,
                                 const assay_profile *profile, const char *folder, int64_t bytes, assay_golden *golden);
-
-#endif

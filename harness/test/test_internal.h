@@ -1,6 +1,5 @@
 /* What the files of <assay/test.h> share. */
-#ifndef ASSAY_HARNESS_TEST_INTERNAL_H
-#define ASSAY_HARNESS_TEST_INTERNAL_H
+#pragma once
 
 #include <assay/test.h>
 #include <fenv.h>
@@ -66,5 +65,3 @@ typedef struct assay_test_call {
 void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threads, assay_held_golden *held);
 /* What the call returns to the user, and its message. */
 int assay_test_end(assay_test_call *call, assay_status status, char *message);
-
-#endif

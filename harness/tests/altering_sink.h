@@ -1,6 +1,5 @@
 /* A sink that alters what passes through it: for operations that are wrong on purpose. */
-#ifndef ASSAY_HARNESS_TESTS_ALTERING_SINK_H
-#define ASSAY_HARNESS_TESTS_ALTERING_SINK_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -11,5 +10,3 @@ typedef struct altering_sink {
 } altering_sink;
 
 assay_sink altering_sink_of(altering_sink *sink);
-
-#endif

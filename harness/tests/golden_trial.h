@@ -1,7 +1,6 @@
 /* A case in a test of the harness: its plan, what is drawn for it, its golden in memory or as a file, and a candidate that
  * is held against that. */
-#ifndef ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
-#define ASSAY_HARNESS_TESTS_GOLDEN_TRIAL_H
+#pragma once
 
 #include "harness/judge/judge.h"
 #include "harness/mutants/mutant_run.h"
@@ -47,5 +46,3 @@ assay_status trial_try_judge(trial *t, const assay_judging *how, int64_t fails, 
 assay_report trial_judge(trial *t, const assay_judging *how);
 /* The candidate's file against the golden's, without a look at other choices of experts. */
 assay_report trial_compare(trial *t, const assay_profile *profile);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the tests of the harness share: cases of the catalogue, goldens from them, files compared byte for byte. */
-#ifndef ASSAY_HARNESS_TESTS_HARNESS_TEST_H
-#define ASSAY_HARNESS_TESTS_HARNESS_TEST_H
+#pragma once
 
 #include "fixtures/tests/fixture_test.h"
 #include "harness/golden/golden.h"
@@ -97,5 +96,3 @@ static inline unsigned char *bytes_of(const char *path, size_t *size)
     fclose(file);
     return bytes;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Another arithmetic than the emulated one, for correct candidates: what may be stored is rounded to nearest, and
  * products are summed in float32 from the last term to the first. */
-#ifndef ASSAY_HARNESS_TESTS_NEAREST_ARITHMETIC_H
-#define ASSAY_HARNESS_TESTS_NEAREST_ARITHMETIC_H
+#pragma once
 
 #include "oracle/arithmetic/emulated.h"
 
@@ -38,5 +37,3 @@ static inline void nearest_round(const assay_context *ctx, assay_rounding roundi
 
 static const assay_arithmetic nearest_arithmetic = {
     .name = "nearest", .matmul = nearest_matmul, .round = nearest_round};
-
-#endif

@@ -1,6 +1,5 @@
 /* Ranks that are threads of one process: a transport of queues in place of MPI, which can fail. */
-#ifndef ASSAY_HARNESS_TESTS_THREAD_RANKS_H
-#define ASSAY_HARNESS_TESTS_THREAD_RANKS_H
+#pragma once
 
 #include "harness/ranks/ranks.h"
 
@@ -25,5 +24,3 @@ typedef struct thread_ranks {
 
 /* Runs the body on `size` ranks, until all have ended. */
 void thread_ranks_run(thread_ranks *ranks);
-
-#endif

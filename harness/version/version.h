@@ -1,6 +1,5 @@
 /* Which assay this is. */
-#ifndef ASSAY_HARNESS_VERSION_H
-#define ASSAY_HARNESS_VERSION_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -11,5 +10,3 @@ const char *assay_version_text(assay_isa isa);
 /* The linker's digest of the program or shared library that this is a part of: another code, another text. In hexadecimal;
  * "" where the linker left none. */
 void assay_build_id(char text[65]);
-
-#endif

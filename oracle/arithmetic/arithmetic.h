@@ -5,8 +5,7 @@
  *   of the result are the processor's choice); no zero is skipped.
  * blas: OpenBLAS dgemm, loaded when asked for; another order, so other last bits; a second opinion.
  * emulated (emulated.h): one of the correct implementations that a profile allows. */
-#ifndef ASSAY_ARITHMETIC_ARITHMETIC_H
-#define ASSAY_ARITHMETIC_ARITHMETIC_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -142,5 +141,3 @@ assay_status assay_isa_from_environment(assay_context *ctx);
 
 /* A context with the reference arithmetic, the best instruction set and `threads` threads. */
 assay_context assay_context_default(int threads);
-
-#endif

@@ -39,8 +39,7 @@
  * grid's spacing, rounded to nearest, and the error stretched to the variance of stochastic rounding. That itself takes
  * a number near the grid to its other neighbour now and then: of so coarse a grid, in a sum of few terms, an error far
  * beyond those of the other members. */
-#ifndef ASSAY_ARITHMETIC_EMULATED_H
-#define ASSAY_ARITHMETIC_EMULATED_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/precision.h"
@@ -60,5 +59,3 @@ typedef struct assay_emulation {
 
 /* Needs ctx->emulation. Not for assay_arithmetic_by_name: nobody chooses it as an engine. */
 extern const assay_arithmetic assay_arithmetic_emulated;
-
-#endif

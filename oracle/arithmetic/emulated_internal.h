@@ -1,7 +1,6 @@
 /* What the files of the emulated arithmetic share. Lowest first: the loops (emulated_loops.h), emulated_round.c,
  * emulated_sums.c, emulated_blocks.c, emulated_matmul.c. */
-#ifndef ASSAY_ARITHMETIC_EMULATED_INTERNAL_H
-#define ASSAY_ARITHMETIC_EMULATED_INTERNAL_H
+#pragma once
 
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/arithmetic/emulated_loops.h"
@@ -62,5 +61,3 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
 assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b);
 /* The product from sums of blocks, which are added in float32. */
 assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *args, int64_t length);
-
-#endif

@@ -1,7 +1,6 @@
 /* The inner loops of the emulated arithmetic, once for each instruction set, and what they share with its other files.
  * Private to emulated*.c. */
-#ifndef ASSAY_ARITHMETIC_EMULATED_LOOPS_H
-#define ASSAY_ARITHMETIC_EMULATED_LOOPS_H
+#pragma once
 
 #include <string.h>
 
@@ -95,6 +94,4 @@ const emulated_loops *emulated_loops_for(assay_isa isa);
 extern const emulated_loops emulated_loops_scalar;
 #ifdef __x86_64__
 extern const emulated_loops emulated_loops_avx2, emulated_loops_avx512;
-#endif
-
 #endif

@@ -1,8 +1,7 @@
 /* The product with chains of fused multiply-adds in float32, one of which is what a float32 unit makes of a sum:
  * operands are rounded to float32 (to nearest), and so is what C holds when the chains continue from it. Bits do not
  * depend on the number of threads, the instruction set or the blocking. */
-#ifndef ASSAY_ARITHMETIC_MATMUL_FLOAT32_H
-#define ASSAY_ARITHMETIC_MATMUL_FLOAT32_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -24,5 +23,3 @@ typedef struct assay_chains {
 
 /* k is at least 1. Fails only for want of memory. */
 assay_status assay_matmul_float32(assay_context *ctx, const assay_matmul_args *args, const assay_chains *chains);
-
-#endif

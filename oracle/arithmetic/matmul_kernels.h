@@ -3,8 +3,7 @@
  *
  * A panel holds `width` lines (rows of op(A), columns of op(B)) over a range of k, in the chains' type: element (line,
  * p) is at panel[p * width + line]. A tile is the block of C that one panel of A and one of B give. */
-#ifndef ASSAY_ARITHMETIC_MATMUL_KERNELS_H
-#define ASSAY_ARITHMETIC_MATMUL_KERNELS_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -38,5 +37,3 @@ extern const assay_matmul_kernels assay_matmul_kernels_float32_avx2, assay_matmu
 
 /* One fma() a step, nothing else: what all other forms must agree with. */
 void assay_matmul_scalar(const assay_matmul_args *args, int threads);
-
-#endif

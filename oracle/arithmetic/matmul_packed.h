@@ -1,8 +1,7 @@
 /* What the float64 and the float32 product share: how C is cut between threads, and the product in packed panels.
  * Blocking and threads decide only when an output's chain is advanced, never its order: a chain interrupted at the end
  * of a block is stored to C, a float64, and loaded again, which is exact. Private to matmul*.c. */
-#ifndef ASSAY_ARITHMETIC_MATMUL_PACKED_H
-#define ASSAY_ARITHMETIC_MATMUL_PACKED_H
+#pragma once
 
 #include "oracle/arithmetic/matmul_float32.h"
 #include "oracle/arithmetic/matmul_kernels.h"
@@ -29,5 +28,3 @@ int assay_matmul_threads(const assay_context *ctx, const assay_matmul_args *args
 /* m, n and k are at least 1. */
 assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *args, const assay_matmul_kernels *kernels,
                                  const assay_chains *chains, int threads);
-
-#endif

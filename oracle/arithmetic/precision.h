@@ -1,7 +1,6 @@
 /* What a profile means to emulation and to error propagation: the RMS relative error of a rounding, for each place at
  * which a correct implementation may round. Rounding to nearest: the unit roundoff over sqrt(3). See docs/comparing.md. */
-#ifndef ASSAY_ARITHMETIC_PRECISION_H
-#define ASSAY_ARITHMETIC_PRECISION_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 
@@ -42,5 +41,3 @@ typedef struct assay_precision {
 /* The RMS of the error of rounding to nearest, over the unit roundoff. */
 #define ASSAY_ROUNDING_RMS 0.57735026918962576451
 #define ASSAY_FLOAT32_RMS (0x1p-24 * ASSAY_ROUNDING_RMS)
-
-#endif

@@ -4,8 +4,7 @@
  * custom_recipes/reference_nvfp4.py (NVFP4: blocks of 16 or 16 x 16, e4m3, a float32 scale of the tensor); DeepSeek-V3,
  * arXiv 2412.19437, 3.3.2, and DeepGEMM, utils/math.py (fp8: 1 x 128, 128 x 128, 128 x 1, float32); triton_kernels,
  * numerics_details/mxfp.py (e4m3 scales without one of the tensor). */
-#ifndef ASSAY_BASE_BLOCK_FORMAT_H
-#define ASSAY_BASE_BLOCK_FORMAT_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 
@@ -37,5 +36,3 @@ const assay_block_format *assay_block_format_by_name(const char *); /* NULL when
 
 /* Blocks along an axis of `size`. */
 int64_t assay_block_count(int64_t size, int64_t block);
-
-#endif

@@ -1,6 +1,5 @@
 /* Seconds of a clock that only goes forward, from some point on. */
-#ifndef ASSAY_BASE_CLOCK_H
-#define ASSAY_BASE_CLOCK_H
+#pragma once
 
 #include <time.h>
 
@@ -10,5 +9,3 @@ static inline double assay_clock(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-
-#endif

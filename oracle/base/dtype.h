@@ -8,8 +8,7 @@
  * NaN when it is rounded and is stored as -0. One code a byte, in the low four bits. e8m0 (5.4.1) is a scale: powers of
  * two from 2^-127 to 2^127 without a sign or 0. Less than 2^-127, 0 too, is 2^-127; a tie goes to the larger power; above 1.5
  * times 2^127, and below 0, is NaN. */
-#ifndef ASSAY_BASE_DTYPE_H
-#define ASSAY_BASE_DTYPE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -53,5 +52,3 @@ void assay_dtype_encode(assay_dtype type, int64_t count, const double *x, void *
 void assay_dtype_decode(assay_dtype type, int64_t count, const void *bytes, double *x);
 /* The same, faster where x is more than the caches hold: it goes past them, so whoever reads it next reads memory. */
 void assay_dtype_decode_past(assay_dtype type, int64_t count, const void *bytes, double *x);
-
-#endif

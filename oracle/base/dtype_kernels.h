@@ -1,7 +1,6 @@
 /* A grid of at most 32 bits, and the three loops over elements that take the time, for each instruction set. Private to
  * dtype*.c and their tests. All instruction sets give the same bits. */
-#ifndef ASSAY_BASE_DTYPE_KERNELS_H
-#define ASSAY_BASE_DTYPE_KERNELS_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 
@@ -27,5 +26,3 @@ typedef struct assay_dtype_kernels {
 
 extern const assay_dtype_kernels assay_dtype_scalar; /* for every machine */
 extern const assay_dtype_kernels assay_dtype_avx2, assay_dtype_avx512;
-
-#endif

@@ -1,12 +1,9 @@
 /* A stream into memory. open_memstream's does not tell when memory ran out: what did not fit is missing, and ferror says
  * nothing. */
-#ifndef ASSAY_BASE_GROWING_TEXT_H
-#define ASSAY_BASE_GROWING_TEXT_H
+#pragma once
 
 #include <stdio.h>
 
 /* NULL: no memory. *text, of *size bytes and a zero byte, holds what was flushed; assay_text_close (memory.h) says whether it is
  * whole. To be freed, also where it is not. */
 FILE *assay_text_open(char **text, size_t *size);
-
-#endif

@@ -1,6 +1,5 @@
 /* What a process must not leave behind: temporary folders, and files that have not got their final name. */
-#ifndef ASSAY_BASE_LEFTOVERS_H
-#define ASSAY_BASE_LEFTOVERS_H
+#pragma once
 
 /* Removes what lies there, with all that is below a folder. A signal handler may call it. */
 void assay_remove_tree(const char *path);
@@ -25,5 +24,3 @@ typedef enum assay_lock_state {
 
 /* Locks a file or a folder until every copy of the descriptor is closed, of whatever the process dies. Does not wait. */
 assay_lock_state assay_lock(int descriptor);
-
-#endif

@@ -1,6 +1,5 @@
 /* Checked sizes and allocation. Every shape product and every byte count goes through here. */
-#ifndef ASSAY_BASE_MEMORY_H
-#define ASSAY_BASE_MEMORY_H
+#pragma once
 
 #include <stddef.h>
 #include <stdio.h>
@@ -35,5 +34,3 @@ int64_t assay_memory_available(void);
 
 /* Refuses with ASSAY_NO_MEMORY, naming both numbers, when `bytes` exceeds what is available; a few megabytes never do. */
 assay_status assay_require_memory(assay_context *ctx, const char *what, int64_t bytes);
-
-#endif

@@ -4,8 +4,7 @@
  * Bits: Philox4x32-10 (Salmon et al. 2011; Random123), key = FNV-1a-64 of the path xor splitmix64(seed), counter =
  * index / 4, lane = index mod 4. Normal: Box-Muller on two lanes (SLEEF's deterministic log, sin and cos). What is drawn
  * is scaled, shifted and then rounded to the grid. Bell: the sum of a word's four bytes, in float32. docs/random-inputs.md has the recipe in full. */
-#ifndef ASSAY_BASE_RANDOM_H
-#define ASSAY_BASE_RANDOM_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 #include "oracle/base/tensor.h"
@@ -61,5 +60,3 @@ assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, u
 
 /* 64 random bits for (seed, path, index): for whatever else needs a draw. */
 uint64_t assay_random_bits(uint64_t seed, const char *path, uint64_t index);
-
-#endif

@@ -1,7 +1,6 @@
 /* Streams of random words, and the two loops that take the time, for each instruction set. Private to random*.c.
  * All instruction sets give the same bits; random_scalar.c is the one to read. */
-#ifndef ASSAY_BASE_RANDOM_KERNELS_H
-#define ASSAY_BASE_RANDOM_KERNELS_H
+#pragma once
 
 #include "oracle/base/random.h"
 
@@ -56,5 +55,3 @@ static inline assay_random_rounding assay_random_rounding_of(int drop)
 extern const assay_random_kernels assay_random_scalar;
 extern const assay_random_kernels assay_random_avx2;
 extern const assay_random_kernels assay_random_avx512;
-
-#endif

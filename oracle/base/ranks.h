@@ -2,8 +2,7 @@
  * steps are pieces: each is done by one rank, and the first rank (0) takes what they give in the order of the pieces. So
  * sums are joined in the order of one process, and the bits do not depend on how many ranks there are, nor on which has
  * what. What moves messages is the business of harness/ranks; in one process the pieces are a loop, and a call. */
-#ifndef ASSAY_BASE_RANKS_H
-#define ASSAY_BASE_RANKS_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -118,5 +117,3 @@ typedef struct assay_ranks_writer {
  * opened inside of it, whose `out` writes on to this one; the outer one is that of the pieces again where it is closed. */
 assay_sink assay_ranks_sink_open(assay_context *ctx, assay_ranks_writer *writer, const assay_sink *out);
 void assay_ranks_sink_close(const assay_ranks_writer *writer);
-
-#endif

@@ -1,6 +1,5 @@
 /* Tensors in memory, found by their paths; and views by which a set is a source or a sink, alone or beside others. */
-#ifndef ASSAY_BASE_TENSOR_SET_H
-#define ASSAY_BASE_TENSOR_SET_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -51,5 +50,3 @@ typedef struct assay_tee {
     assay_sink first, second;
 } assay_tee;
 assay_sink assay_tee_sink(assay_tee *tee);
-
-#endif

@@ -1,8 +1,7 @@
 /* Tables of tensors: what the weights and checkpoints of a block are called and how large they are, and what is done with
  * all weights of a block alike. Weights and their gradients are arrays of pointers in the order of their table; NULL where
  * a tensor is not there, or where nobody wants it. */
-#ifndef ASSAY_BASE_TENSOR_TABLE_H
-#define ASSAY_BASE_TENSOR_TABLE_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -75,5 +74,3 @@ assay_status assay_gradients_write(assay_context *ctx, const assay_sink *out, co
 assay_status assay_gradients_write_zeros(assay_context *ctx, const assay_sink *out, const char *prefix,
                                          const assay_tensor_table *table, double *const *gradients);
 void assay_weights_free(const assay_tensor_table *table, double **weights); /* also gradients; NULL afterwards */
-
-#endif

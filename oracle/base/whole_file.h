@@ -1,6 +1,5 @@
 /* Files that appear whole or not at all, and replace what was there only then. */
-#ifndef ASSAY_BASE_WHOLE_FILE_H
-#define ASSAY_BASE_WHOLE_FILE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -27,5 +26,3 @@ void assay_whole_file_abandon(assay_whole_file *file); /* nothing is left; safe 
 
 /* All three: a file of this text. */
 assay_status assay_write_whole_file(assay_context *ctx, const char *path, const char *text);
-
-#endif

@@ -1,6 +1,5 @@
 /* What every attention is given, as tensors of a graph. */
-#ifndef ASSAY_BLOCKS_ATTENTION_GIVENS_H
-#define ASSAY_BLOCKS_ATTENTION_GIVENS_H
+#pragma once
 
 #include "oracle/graph/graph.h"
 
@@ -12,5 +11,3 @@ typedef struct assay_attention_givens {
 
 /* Inputs of a graph that begins: inputs/x, inputs/positions, inputs/segment_ids. */
 assay_attention_givens assay_attention_inputs_of(graph *g);
-
-#endif

@@ -10,8 +10,7 @@
  *
  * Refused: sizes below 1, kv_heads that do not divide heads, a negative window, epsilon below 0, a query_scale that is not above
  * 0 and finite, what yarn_rope.h refuses. */
-#ifndef ASSAY_BLOCKS_GQA_H
-#define ASSAY_BLOCKS_GQA_H
+#pragma once
 
 #include "oracle/blocks/attention_givens.h"
 
@@ -59,5 +58,3 @@ assay_tensor_row assay_gqa_weight_row(const assay_gqa_config *config, int weight
 void assay_gqa_graph(graph *g, const assay_gqa_config *config);
 /* Its steps within another graph, whose axes are others afterwards (graph_within); gives out_proj. */
 int assay_gqa_steps(graph *g, const assay_gqa_config *config, const assay_attention_givens *in, const int *w);
-
-#endif

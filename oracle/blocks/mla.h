@@ -15,8 +15,7 @@
  *
  * Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not finite, rope_factor <= 0 where the scale
  * needs it, what yarn_rope.h refuses. */
-#ifndef ASSAY_BLOCKS_MLA_H
-#define ASSAY_BLOCKS_MLA_H
+#pragma once
 
 #include "oracle/blocks/attention_givens.h"
 
@@ -64,5 +63,3 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
  * value_proj are never formed. `r` runs the configuration's graph, with all that is given lent. y [B,S,D]: that of the
  * graph up to rounding. */
 assay_status assay_mla_absorbed_forward(assay_context *ctx, double *y, graph_run *r, const assay_mla_config *config);
-
-#endif

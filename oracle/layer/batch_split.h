@@ -13,8 +13,7 @@
  * Checkpoints P: decoder_layer_input, mla_out [B,S,D], attention_out, lse as in mla.h, moe_mlpwi_0 and moe_mlpwi_1
  * [M,f,R,H], R the gathered copies of a microbatch, 0 beyond the shard's rows. There are no lb_loss, bias_updates and
  * segment_ids. The policy of rematerialisation is the schedule's own. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_H
-#define ASSAY_LAYER_BATCH_SPLIT_H
+#pragma once
 
 #include "oracle/layer/decoder_stack.h"
 #include "oracle/layer/schedule_events.h"
@@ -56,5 +55,3 @@ void assay_batch_split_close(assay_batch_split *split); /* NULL is safe */
  * routing. */
 assay_remat_report assay_batch_split_model(const assay_stack_config *config);
 int64_t assay_batch_split_memory(const assay_stack_config *config);
-
-#endif

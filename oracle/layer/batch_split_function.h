@@ -10,8 +10,7 @@
  *
  * A function NAME_bwd takes the arguments of NAME that it needs, what NAME left for it (its residuals) and the gradient
  * Y_grad of each differentiated result Y; it gives the gradient X_grad of each argument X. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_FUNCTION_H
-#define ASSAY_LAYER_BATCH_SPLIT_FUNCTION_H
+#pragma once
 
 #include "oracle/layer/batch_split.h"
 #include "oracle/ops/quant_recipe.h"
@@ -121,5 +120,3 @@ assay_status assay_function_derive(assay_context *ctx, const assay_function_conf
 /* Of products; where a function has none, of its results. */
 double assay_function_flops(const assay_function_config *config);
 int64_t assay_function_memory(const assay_function_config *config);
-
-#endif

@@ -1,6 +1,5 @@
 /* A call of one function of the batch-split module; batch_split_function.h is the contract. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_FUNCTION_INTERNAL_H
-#define ASSAY_LAYER_BATCH_SPLIT_FUNCTION_INTERNAL_H
+#pragma once
 
 #include "oracle/layer/batch_split_function.h"
 #include "oracle/layer/batch_split_mla.h"
@@ -84,5 +83,3 @@ assay_status bs_take_angles(assay_context *ctx, bs_call *c);
 
 /* Microbatch i of a list. */
 double *bs_part(const bs_slot *slot, int64_t i);
-
-#endif

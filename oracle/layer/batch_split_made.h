@@ -1,7 +1,6 @@
 /* Numbers that a function of the module computes and then quantises by a recipe (oracle/ops/quantised_spread.h). They are
  * checkpoints: an emulated run is given one standard deviation of each. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_MADE_H
-#define ASSAY_LAYER_BATCH_SPLIT_MADE_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -15,5 +14,3 @@ typedef struct bs_made {
  * function makes too. *spread: theirs, allocated, or NULL. made NULL: nobody looks. */
 assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, bool again, int64_t first,
                           int64_t count, const double *values, double **spread);
-
-#endif

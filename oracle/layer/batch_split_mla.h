@@ -3,8 +3,7 @@
  * rows have the bits that they have in the plain layer.
  *
  * One microbatch on all shards, of b rows of S tokens each; weights gathered, N heads. All results are overwritten. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_MLA_H
-#define ASSAY_LAYER_BATCH_SPLIT_MLA_H
+#pragma once
 
 #include "oracle/layer/batch_split_internal.h"
 
@@ -25,5 +24,3 @@ bs_function bs_mla_with_norms, bs_mla_with_norms_remat;
 bs_function_bwd bs_mla_with_norms_bwd;
 /* Operations of products that _remat repeats, on all shards. */
 double bs_mla_remat_flops(const bs_run *run);
-
-#endif

@@ -8,8 +8,7 @@
  * own experts come first: id becomes (id - p E/P) mod E on shard p of the expert axis. So its copies are the first rows
  * of what is sorted, and what is computed of the others is exactly 0. All results are overwritten; those in structs are
  * allocated. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_MOE_H
-#define ASSAY_LAYER_BATCH_SPLIT_MOE_H
+#pragma once
 
 #include "oracle/layer/batch_split_internal.h"
 #include "oracle/ops/quant_recipe.h"
@@ -91,5 +90,3 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
 
 /* Operations of products that backward repeats of one microbatch on all shards, rows beyond the capacity aside. */
 double bs_moe_remat_flops(const bs_run *run);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of the schedule's MoE half share; batch_split_moe.h is the contract. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_MOE_INTERNAL_H
-#define ASSAY_LAYER_BATCH_SPLIT_MOE_INTERNAL_H
+#pragma once
 
 #include "oracle/layer/batch_split_moe.h"
 
@@ -9,5 +8,3 @@ int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard)
 
 /* Operations of the shared expert's _remat on all shards. */
 double bs_shared_expert_flops(const bs_run *run);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the layers of the schedule share with the scan over them. Private to the schedule. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_SCAN_H
-#define ASSAY_LAYER_BATCH_SPLIT_SCAN_H
+#pragma once
 
 #include "oracle/layer/batch_split_internal.h"
 
@@ -25,5 +24,3 @@ assay_remat_report bs_layer_model(const bs_run *run, bool offload);
 
 /* From a configuration; the angles of rotation are not in it. */
 void bs_run_of(bs_run *run, const stack_run *stack);
-
-#endif

@@ -1,8 +1,7 @@
 /* Weights of the batch-split schedule, between the source, the mesh and the sink (MaxText deepseek_batchsplit.py
  * fetch_weights, extract_layer_weights, gather_weights, reduce_scatter_ws_grad, all_reduce_ws_grad_dcn,
  * insert_layer_ws_grad). All results are allocated by the caller (bs_weights_alloc). */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_WEIGHTS_H
-#define ASSAY_LAYER_BATCH_SPLIT_WEIGHTS_H
+#pragma once
 
 #include "oracle/layer/batch_split_internal.h"
 
@@ -24,5 +23,3 @@ assay_status bs_all_reduce_ws_grad_dcn(assay_context *ctx, const bs_run *run, bs
 /* Which gradients of a layer the sink wants: those of `w` that it does not, or of weights that the source lacks, are
  * freed and NULL. */
 void bs_drop_unwanted(const bs_run *run, bs_weights *w, int64_t layer);
-
-#endif

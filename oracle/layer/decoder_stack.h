@@ -18,8 +18,7 @@
  * What the sink does not want is not computed; without a wanted gradient there is no backward, and nothing is kept.
  *
  * Forward keeps the intermediates of each layer as the policy says; backward takes them, or computes them again. */
-#ifndef ASSAY_LAYER_DECODER_STACK_H
-#define ASSAY_LAYER_DECODER_STACK_H
+#pragma once
 
 #include "oracle/blocks/gqa.h"
 #include "oracle/blocks/mla.h"
@@ -86,5 +85,3 @@ assay_status assay_stack_shares_of(assay_context *ctx, struct assay_run_shares *
 
 int64_t assay_stack_memory(const assay_stack_config *config);
 double assay_stack_flops(const assay_stack_config *config, bool backward);
-
-#endif

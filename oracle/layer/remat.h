@@ -8,8 +8,7 @@
  * it; unknown presets and policies.
  *
  * The spill file has no name: nothing is left behind, whatever ends the process. It lies in TMPDIR, or /var/tmp. */
-#ifndef ASSAY_LAYER_REMAT_H
-#define ASSAY_LAYER_REMAT_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -86,5 +85,3 @@ void assay_remat_kept(assay_remat_store *store, int64_t bytes);
 /* Backward has computed something again. */
 void assay_remat_recomputed(assay_remat_store *store, double operations);
 assay_remat_report assay_remat_report_of(const assay_remat_store *store);
-
-#endif

@@ -4,8 +4,7 @@
  * Each event is four whole numbers {pass, stage, layer, microbatch}: pass 0 forward, 1 backward; stage a number
  * of assay_stage; the layer that it works for; the microbatch, or -1 where it is for all. Layers count from 0 over the
  * whole stack, those before the schedule included. */
-#ifndef ASSAY_LAYER_SCHEDULE_EVENTS_H
-#define ASSAY_LAYER_SCHEDULE_EVENTS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -71,5 +70,3 @@ assay_status assay_schedule_check(assay_context *ctx, const int32_t *events, int
  * tid the microbatch (or the row of collectives). An event that has a scheduling group (schedule_groups.h) shows it;
  * groups may be NULL. */
 void assay_schedule_trace(FILE *file, const int32_t *events, const int32_t *groups, int64_t count);
-
-#endif

@@ -4,8 +4,7 @@
  * groups [events]: the id of each event's scheduling group, or ASSAY_NO_GROUP. barriers [barriers,2]: two positions in the
  * events; what comes out of the first goes through a barrier before the second takes it, so that neither moves across.
  * Barriers inside one event (around the all-gather of route, behind the reduce-scatter of unroute) cannot be seen here. */
-#ifndef ASSAY_LAYER_SCHEDULE_GROUPS_H
-#define ASSAY_LAYER_SCHEDULE_GROUPS_H
+#pragma once
 
 #include "oracle/layer/schedule_events.h"
 
@@ -24,5 +23,3 @@ assay_status assay_schedule_barriers(assay_context *ctx, const int32_t *events, 
  * one that the schedule does not have. */
 assay_status assay_schedule_check_barriers(assay_context *ctx, const int32_t *events, int64_t count,
                                            const assay_schedule_dims *dims, const int32_t *barriers);
-
-#endif

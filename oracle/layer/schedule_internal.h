@@ -1,6 +1,5 @@
 /* Where the events of a schedule are. Private to schedule_*.c. */
-#ifndef ASSAY_LAYER_SCHEDULE_INTERNAL_H
-#define ASSAY_LAYER_SCHEDULE_INTERNAL_H
+#pragma once
 
 #include "oracle/layer/schedule_events.h"
 
@@ -25,5 +24,3 @@ int64_t *assay_timetable_slot(const assay_timetable *t, int64_t pass, int64_t st
 assay_status assay_timetable_open(assay_context *ctx, assay_timetable *t, const int32_t *events, int64_t count,
                                   const assay_schedule_dims *dims);
 void assay_timetable_close(assay_timetable *t); /* safe on a zeroed struct */
-
-#endif

@@ -4,8 +4,7 @@
  * "checkpoints/X", "staged/checkpoints/X", "spread/checkpoints/X", "inputs/X" and "gradients/inputs/X" get <prefix>. Some
  * tensors are the layer's own, between its parts: given arrays are read and never looked for outside; taken ones are
  * collected, and written outside too where that is wanted. */
-#ifndef ASSAY_LAYER_SUB_BLOCK_H
-#define ASSAY_LAYER_SUB_BLOCK_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -35,5 +34,3 @@ void sub_block_take(sub_block *s, const char *path, double **taken, int64_t coun
 /* Views: they point into the sub-block. */
 assay_source sub_block_source(sub_block *s);
 assay_sink sub_block_sink(sub_block *s);
-
-#endif

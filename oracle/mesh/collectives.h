@@ -1,8 +1,7 @@
 /* Collectives over one axis of a virtual mesh, as jax.lax has them (docs/expert-parallelism.md). Arrays are [shards, local shape] (mesh.h);
  * `in` and `out` do not overlap. Sums run over the shards of the axis in ascending order, so the bits are always the
  * same. Each has its transpose: what the gradient of its result is to its operand. */
-#ifndef ASSAY_MESH_COLLECTIVES_H
-#define ASSAY_MESH_COLLECTIVES_H
+#pragma once
 
 #include "oracle/mesh/mesh.h"
 
@@ -51,5 +50,3 @@ assay_status assay_ragged_all_to_all_transpose(assay_context *ctx, double *d_in,
                                                const double *d_out, const assay_ragged_params *params,
                                                const assay_ragged_dims *dims, const assay_mesh *mesh,
                                                assay_mesh_axis axis);
-
-#endif

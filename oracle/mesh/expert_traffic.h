@@ -4,8 +4,7 @@
  * The batch split over the expert axis: all_shards_group_sizes [P,P], element (i,j) the rows that shard i sends to
  * shard j. Not split (every shard has all tokens): reshaped_group_sizes [P], the rows of each shard's experts. With
  * buffer_rows >= 0 (ragged_buffer_factor above 0) what a shard cannot hold is dropped: the last senders' rows first. */
-#ifndef ASSAY_MESH_EXPERT_TRAFFIC_H
-#define ASSAY_MESH_EXPERT_TRAFFIC_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -44,5 +43,3 @@ typedef struct assay_local_permute_args {
  * local_experts where sorted_experts is given), may be NULL. */
 assay_status assay_local_permute(assay_context *ctx, int32_t *local_sorted_indices, int32_t *local_group_sizes,
                                  int32_t *sorted_expert_ids, const assay_local_permute_args *args);
-
-#endif

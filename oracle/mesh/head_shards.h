@@ -9,8 +9,7 @@
  * Checkpoints: of what has heads [M, ...] each shard's own, at its batch and heads, in the order of mesh.h; the rest, and the sum
  * out_proj, are of the whole batch as on one device. Gradients are those of whole tensors: dx is summed over heads, those of
  * weights over all shards that have the weight, ascending. */
-#ifndef ASSAY_MESH_HEAD_SHARDS_H
-#define ASSAY_MESH_HEAD_SHARDS_H
+#pragma once
 
 #include "oracle/graph/graph.h"
 #include "oracle/mesh/mesh.h"
@@ -43,5 +42,3 @@ typedef struct assay_head_run {
     const assay_sink *out; /* checkpoints */
 } assay_head_run;
 assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m);
-
-#endif

@@ -4,8 +4,7 @@
  * size[MLP_TENSOR] + mlp_tensor. A sharded tensor is one array [shards, local shape], so that a batch that is split over all
  * axes is the whole batch as it lies. `mlp_tensor` (MaxText's `tensor`) splits the hidden dimension of experts; tokens
  * are the same on all of it. */
-#ifndef ASSAY_MESH_MESH_H
-#define ASSAY_MESH_MESH_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -27,5 +26,3 @@ int64_t assay_mesh_shards(const assay_mesh *mesh);
 int64_t assay_mesh_index(const assay_mesh *mesh, int64_t shard, assay_mesh_axis axis);
 /* The shard that differs from `shard` only in being at `index` along `axis`. */
 int64_t assay_mesh_peer(const assay_mesh *mesh, int64_t shard, assay_mesh_axis axis, int64_t index);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * The source gathers the codes and not their scales: it takes those of the shard that receives, each for P rows
  * (qwix, core/qarray.py, call_with_generic_broadcast). That is right on one shard alone, and a bug here. */
-#ifndef ASSAY_MESH_QUANTIZED_PSUM_SCATTER_H
-#define ASSAY_MESH_QUANTIZED_PSUM_SCATTER_H
+#pragma once
 
 #include "oracle/mesh/mesh.h"
 #include "oracle/ops/quant_recipe.h"
@@ -26,5 +25,3 @@ void assay_quantized_psum_scatter_forward(const assay_context *ctx, double *y, c
 assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *dx, const double *dy,
                                                    const assay_psum_scatter_dims *dims, const assay_mesh *mesh,
                                                    assay_mesh_axis axis, const assay_recipe_config *config);
-
-#endif

@@ -1,7 +1,6 @@
 /* Rows of all shards at once: copies of tokens sorted by expert and back (docs/expert-parallelism.md). M shards; dims are those of one
  * shard, R = T*K its copies. With dims of K = 1 a copy is a row of its own. */
-#ifndef ASSAY_MESH_SHARD_ROWS_H
-#define ASSAY_MESH_SHARD_ROWS_H
+#pragma once
 
 #include "oracle/moe/permute.h"
 
@@ -15,5 +14,3 @@ void assay_sort_rows(double *sorted, const double *rows, const int32_t *order, i
 /* Its transpose: each row is the sum over K ascending of its copies. */
 assay_status assay_unsort_rows(assay_context *ctx, double *rows, const double *sorted, const int32_t *order,
                                int64_t shards, const assay_permute_dims *dims);
-
-#endif

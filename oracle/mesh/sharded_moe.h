@@ -30,8 +30,7 @@
  * Rows that are cut (ragged_buffer_factor; never of a batch that is not split) come back as 0. Gradients of weights are
  * sums over chunks and shards, ascending. An output that every shard has alike (a batch of 1) has its cotangent once.
  * There are no error scales here: they come from an ensemble, for which intermediates are rounded (assay_round). */
-#ifndef ASSAY_MESH_SHARDED_MOE_H
-#define ASSAY_MESH_SHARDED_MOE_H
+#pragma once
 
 #include "oracle/mesh/mesh.h"
 #include "oracle/moe/moe.h"
@@ -81,5 +80,3 @@ assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const ass
 assay_status assay_sharded_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_sharding *sharding,
                                    const assay_source *in, const assay_sink *out);
 int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sharding *sharding);
-
-#endif

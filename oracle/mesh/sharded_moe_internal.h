@@ -9,8 +9,7 @@
  * arrays of one chunk the shard comes first: [M,local shape]. The shards of the axis mlp_tensor, which differ in their columns
  * of H alone, are one here: how their parts add up is the gated MLP's business. Tt: tokens that a shard routes of a chunk. Sums over
  * shards run over chunks and within a chunk over shards, ascending. */
-#ifndef ASSAY_MESH_SHARDED_MOE_INTERNAL_H
-#define ASSAY_MESH_SHARDED_MOE_INTERNAL_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/collectives.h"
@@ -92,5 +91,3 @@ int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece)
 void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece);
 assay_status sharded_alloc_rows(assay_context *ctx, sharded_run *run);
 void sharded_free_rows(moe_block *block);
-
-#endif

@@ -6,8 +6,7 @@
  *   wi          its columns of gate, then those of up
  *   wo          [W, E/P, H/(T N), D/F]   with shard_exp_on_fsdp [W, E/(P F), H/(T N), D]
  * Experts are split over expert, then fsdp; H over fsdp_transpose, then mlp_tensor. Biases are whole. */
-#ifndef ASSAY_MESH_SHARDED_WEIGHTS_H
-#define ASSAY_MESH_SHARDED_WEIGHTS_H
+#pragma once
 
 #include "oracle/mesh/sharded_moe.h"
 
@@ -22,5 +21,3 @@ typedef struct assay_kernel_layout {
 
 /* weight: ASSAY_MLP_WI, WI_0, WI_1 or WO; of a configuration that was checked. */
 assay_kernel_layout assay_kernel_layout_of(const assay_moe_config *config, const assay_sharding *sharding, int weight);
-
-#endif

@@ -1,7 +1,6 @@
 /* Load balance: the loss (docs/operations.md, "routing"; MaxText load_balance_loss, per sequence as there) and the loss-free bias update
  * (calculate_load_balance_updates; arXiv 2408.15664). */
-#ifndef ASSAY_MOE_BALANCE_H
-#define ASSAY_MOE_BALANCE_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 
@@ -28,5 +27,3 @@ double assay_z_loss(const assay_context *ctx, double *log_sums, const double *lo
 /* Adds to d_logits [T,E] what reaches it by way of z_loss; nothing without log_sums. */
 void assay_z_loss_backward(const assay_context *ctx, double *d_logits, double d_z_loss, const double *log_sums,
                            const double *logits, const double *bias, const assay_routing_config *config);
-
-#endif

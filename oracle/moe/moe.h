@@ -46,8 +46,7 @@
  *   routing/dispatch_mask (int32) [B,S,E,C]; physical_experts: routing/physical_experts [B,S,K], and rows in sorted order
  *   are replica after replica.
  * What the sink does not want is not computed. An output without a cotangent is not differentiated. */
-#ifndef ASSAY_MOE_MOE_H
-#define ASSAY_MOE_MOE_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 #include "oracle/moe/routing.h"
@@ -137,5 +136,3 @@ void assay_moe_shares_of(struct assay_run_shares *shares, double least, const as
 int64_t assay_moe_memory(const assay_moe_config *config, int precisions);
 /* Floating-point operations of its products, of forward or of backward alone; a multiply and an add are 2. */
 double assay_moe_flops(const assay_moe_config *config, bool backward);
-
-#endif

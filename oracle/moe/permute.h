@@ -8,8 +8,7 @@
  * unpermute: y[t] = sum over k ascending of weights[t,k] * sorted[position of (t,k)].
  * The gradient of permute is unpermute with weights 1, and the other way round; dweights[t,k] = <sorted row, dy[t]>.
  * Any other id outside [0,E), and an order that has a position twice, are refused. */
-#ifndef ASSAY_MOE_PERMUTE_H
-#define ASSAY_MOE_PERMUTE_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -43,5 +42,3 @@ assay_status assay_unpermute_forward(assay_context *ctx, double *y, const double
 assay_status assay_unpermute_backward(assay_context *ctx, double *d_sorted, double *d_weights, const double *dy,
                                       const double *sorted, const int32_t *order, const double *weights,
                                       const assay_permute_dims *dims);
-
-#endif

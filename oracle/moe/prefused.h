@@ -2,8 +2,7 @@
  * gate and then its up, gate_0 up_0 gate_1 up_1 ... of H/N columns each (MaxText convert_utils.py _interleave_moe_weights,
  * tpu-inference utils.py reorder_concatenated_tensor_for_sharding). N = 1 is all of gate, then all of up, which is what
  * every operation here computes with. */
-#ifndef ASSAY_MOE_PREFUSED_H
-#define ASSAY_MOE_PREFUSED_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 
@@ -29,5 +28,3 @@ typedef struct assay_prefused {
 bool assay_path_is_prefused(const char *path);
 assay_source assay_prefused_source(assay_prefused *p);
 assay_sink assay_prefused_sink(assay_prefused *p);
-
-#endif

@@ -4,8 +4,7 @@
  * Which replica a token goes to changes nothing but where it is computed, so an engine may choose any. Here the copy of
  * token t for an expert with n replicas goes to the one at t mod n, by ascending physical id. The gradient of an expert is the
  * sum of its replicas'. Refused: an id outside [0,E), an expert without a replica. */
-#ifndef ASSAY_MOE_REPLICAS_H
-#define ASSAY_MOE_REPLICAS_H
+#pragma once
 
 #include "oracle/moe/permute.h"
 
@@ -24,5 +23,3 @@ void assay_replicas_free(assay_replicas *r); /* safe on a zeroed struct */
 /* physical_experts [T,K] of selected_experts [T,K]. */
 void assay_replicas_choose(const assay_replicas *r, int32_t *physical_experts, const int32_t *selected_experts,
                            const assay_permute_dims *dims);
-
-#endif

@@ -34,8 +34,7 @@
  * use_random_routing without a given choice or in the fused family, a choice by the logits with a bias or a balance loss,
  * balance_pre_bias in another family than deepseek3.
  */
-#ifndef ASSAY_MOE_ROUTING_H
-#define ASSAY_MOE_ROUTING_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -152,5 +151,3 @@ int64_t assay_expert_capacity(const assay_routing_config *config, double capacit
  * batch row, from 0, also for dropped ones. combine_mask [B,S,E,C] = weight at (e, position), 0 elsewhere; may be NULL. */
 void assay_capacity_masks(bool *kept, int32_t *position, double *combine_mask, const assay_routing *r, int64_t capacity,
                           const assay_routing_config *config);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of routing share. */
-#ifndef ASSAY_MOE_ROUTING_INTERNAL_H
-#define ASSAY_MOE_ROUTING_INTERNAL_H
+#pragma once
 
 #include <stddef.h>
 
@@ -44,5 +43,3 @@ bool assay_routing_naive_backward(const assay_context *ctx, double *d, double *p
 void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,
                                      const int32_t *selected, const double *per_expert_scale, int64_t count,
                                      const assay_routing_rule *rule);
-
-#endif

@@ -1,6 +1,5 @@
 /* The rule of a router family, and how it picks the experts of one token. */
-#ifndef ASSAY_MOE_ROUTING_RULE_H
-#define ASSAY_MOE_ROUTING_RULE_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 
@@ -51,5 +50,3 @@ typedef struct assay_routing_scratch {
 /* selected [K]: one token's experts, best first; margin: of that choice, groups included. */
 void assay_routing_select(int32_t *selected, double *margin, const assay_routing_scratch *scratch,
                           const assay_routing_config *config, const assay_routing_rule *rule);
-
-#endif

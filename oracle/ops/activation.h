@@ -1,7 +1,6 @@
 /* Activations of gated MLPs and their derivatives (MaxText mlp_activations). gelu is the tanh form (jax.nn.gelu);
  * gelu_exact uses erf. */
-#ifndef ASSAY_OPS_ACTIVATION_H
-#define ASSAY_OPS_ACTIVATION_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -37,5 +36,3 @@ void assay_activation_many(const assay_context *ctx, assay_activation f, int64_t
 /* The same for x sigmoid(1.702 x), the gate of GPT-OSS's experts, which is none of mlp_activations. */
 #define ASSAY_GPT_OSS_ALPHA 1.702
 void assay_quick_gelu_many(const assay_context *ctx, int64_t count, const double *x, double *value, double *derivative);
-
-#endif

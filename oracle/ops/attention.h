@@ -17,8 +17,7 @@
  * neither, but for a key of its segment outside of the window, which is to be finite.
  *
  * Memory: O(S) a head and thread besides the tensors, never [S,S]. */
-#ifndef ASSAY_OPS_ATTENTION_H
-#define ASSAY_OPS_ATTENTION_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -58,5 +57,3 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
 
 /* Products alone; a multiply and an add are 2. Segments are not looked at. */
 double assay_attention_flops(const assay_attention_config *config, bool backward);
-
-#endif

@@ -14,8 +14,7 @@
  * Fused then has scales of gate and up together, and other bits.
  *
  * NaN in x reaches the rows that hold it, and in backward dwi_0, dwi_1, dwo: callers pass only rows that count. */
-#ifndef ASSAY_OPS_GATED_MLP_H
-#define ASSAY_OPS_GATED_MLP_H
+#pragma once
 
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/activation.h"
@@ -82,5 +81,3 @@ assay_tensor_row assay_mlp_checkpoint_row(const assay_gated_mlp_config *config, 
 int64_t assay_mlp_checkpoint_path(const assay_gated_mlp_config *config, assay_mlp_place place, int checkpoint,
                                   char path[ASSAY_PATH_SIZE]);
 assay_tensor_table assay_mlp_weight_table(const assay_gated_mlp_config *config, assay_mlp_place place);
-
-#endif

@@ -1,6 +1,5 @@
 /* The gate of a gated MLP, h = u(a) v(b), in the three forms of gated_mlp.h. Nothing here is threaded; arrays are contiguous. */
-#ifndef ASSAY_OPS_GLU_H
-#define ASSAY_OPS_GLU_H
+#pragma once
 
 #include "oracle/ops/gated_mlp.h"
 
@@ -13,5 +12,3 @@ double assay_glu_stretch(const assay_gated_mlp_config *config);
 /* da = dh u'(a) v(b), db = dh u(a) v'(b); da or db may be dh. */
 void assay_glu_backward(const assay_context *ctx, double *da, double *db, const double *dh, const double *a,
                         const double *b, int64_t count, const assay_gated_mlp_config *config);
-
-#endif

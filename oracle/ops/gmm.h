@@ -5,8 +5,7 @@
  * Rows from sum(group_sizes) to M belong to no group: y and dlhs are exactly 0 there, and what lhs or dy hold there
  * (NaN too) reaches nothing. An empty group's drhs is exactly 0. Refused: a negative group size, a sum beyond M. NULL
  * results of backward are skipped. */
-#ifndef ASSAY_OPS_GMM_H
-#define ASSAY_OPS_GMM_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -22,5 +21,3 @@ assay_status assay_gmm_forward(assay_context *ctx, double *y, const double *lhs,
                                const int32_t *group_sizes, const assay_gmm_dims *dims);
 assay_status assay_gmm_backward(assay_context *ctx, double *dlhs, double *drhs, const double *dy, const double *lhs,
                                 const double *rhs, const int32_t *group_sizes, const assay_gmm_dims *dims);
-
-#endif

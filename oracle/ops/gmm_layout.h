@@ -10,8 +10,7 @@
  *   k_grouped   as ragged, for the other product: y[g] = c[g] + lhs_g^T rhs_g, the gradient of a weight
  *
  * Refused: an index outside its range, and what is said above. */
-#ifndef ASSAY_OPS_GMM_LAYOUT_H
-#define ASSAY_OPS_GMM_LAYOUT_H
+#pragma once
 
 #include "oracle/ops/gmm.h"
 
@@ -43,5 +42,3 @@ assay_status assay_gmm_find_rows(assay_context *ctx, const assay_gmm_config *con
 void assay_gmm_pack(double *packed, const double *spread, int64_t width, const int64_t *places, int64_t rows);
 void assay_gmm_spread(double *spread, int64_t count, const double *packed, int64_t width, const int64_t *places,
                       int64_t rows);
-
-#endif

@@ -4,8 +4,7 @@
  *   mean and variance of a row (divided by D); n = (x - mean) rstd with rstd = 1 / sqrt(variance + epsilon);  y = n scale + bias
  *   dx = rstd (g - mean(g) - n mean(g n)) with g = dy scale;  dscale = sum over rows of dy n;  dbias = sum over rows of dy
  * Nothing is refused here: D >= 1 is the caller's to check. NULL results of backward are skipped. */
-#ifndef ASSAY_OPS_LAYER_NORM_H
-#define ASSAY_OPS_LAYER_NORM_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -15,5 +14,3 @@ void assay_layer_norm_forward(const assay_context *ctx, double *y, const double 
 void assay_layer_norm_backward(const assay_context *ctx, double *dx, double *dscale, double *dbias, double *n,
                                const double *dy, const double *x, const double *scale, int64_t rows, int64_t dim,
                                double epsilon);
-
-#endif

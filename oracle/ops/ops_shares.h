@@ -1,7 +1,6 @@
 /* What ranks share of a run of attention and gated MLPs, on paper (oracle/base/ranks.h): heads, and rows of products. Each
  * function adds what the one beside it does; of backward with every gradient wanted. `least`: of the ranks. */
-#ifndef ASSAY_OPS_OPS_SHARES_H
-#define ASSAY_OPS_OPS_SHARES_H
+#pragma once
 
 #include "oracle/base/ranks.h"
 #include "oracle/ops/attention.h"
@@ -17,5 +16,3 @@ void assay_gated_mlp_down_shares(assay_run_shares *shares, double least, const a
 /* weights: whether their gradients are wanted. */
 void assay_gated_mlp_backward_shares(assay_run_shares *shares, double least, const assay_gated_mlp_config *config,
                                      bool weights, bool dx);
-
-#endif

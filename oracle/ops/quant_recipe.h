@@ -19,8 +19,7 @@
  * Sources: MaxText, kernels/megablox/ops.py (_fwd_quantize_activation_and_weight, _bwd_prepare_inputs, _bwd_quantize_gradient),
  * layers/quantizations.py (get_fp8_full_qwix_rule_w_sparsity), configs/base.yml (the calibrations, absmax unless said); qwix,
  * core/qarray.py (calibrate, compute_scale_zero_point, quantize_with_scale_zero_point), core/dot_general_qt.py. */
-#ifndef ASSAY_OPS_QUANT_RECIPE_H
-#define ASSAY_OPS_QUANT_RECIPE_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 #include "oracle/ops/gmm.h"
@@ -102,5 +101,3 @@ typedef struct assay_recipe_operands {
 assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const assay_recipe_given *given,
                                    const assay_gmm_dims *dims, const assay_recipe_config *config);
 void assay_recipe_operands_free(assay_recipe_operands *operands); /* safe on a zeroed struct */
-
-#endif

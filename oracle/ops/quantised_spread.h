@@ -1,8 +1,7 @@
 /* Numbers that a kernel computes and then quantises: errors move them, and one near a boundary gets another code. An emulated
  * run moves them by up to ASSAY_SPREAD_REACH standard deviations, uniformly, before it quantises: what any correct kernel may
  * make of a number near a boundary then happens in some of the runs. */
-#ifndef ASSAY_OPS_QUANTISED_SPREAD_H
-#define ASSAY_OPS_QUANTISED_SPREAD_H
+#pragma once
 
 #include "oracle/base/status.h"
 #include "oracle/base/tensor.h"
@@ -14,5 +13,3 @@ void assay_spread_move(const assay_context *ctx, int64_t count, const double *x,
 
 /* Where a source has the spread of a checkpoint: "spread/PATH". */
 void assay_spread_path(const char *of, char path[ASSAY_PATH_SIZE]);
-
-#endif

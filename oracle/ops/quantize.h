@@ -24,8 +24,7 @@
  * dequantize: y = code * scale (* tensor_scale), exact in float64.
  *
  * Refused: x that is infinite or NaN. Sources: block_format.h. */
-#ifndef ASSAY_OPS_QUANTIZE_H
-#define ASSAY_OPS_QUANTIZE_H
+#pragma once
 
 #include "oracle/base/block_format.h"
 
@@ -78,5 +77,3 @@ void assay_quantised_decode(const assay_context *ctx, assay_dtype type, int64_t 
 
 /* codes [rows,columns/2], each two codes of e2m1, to their numbers [rows,columns]. */
 void assay_unpack_e2m1(double *numbers, const int32_t *codes, int64_t count);
-
-#endif

@@ -6,8 +6,7 @@
  * Sources: DeepGEMM and SGLang, silu_and_mul with per-token-group quantisation; FlashInfer, the NVFP4 and MXFP8 MoE (the
  * output of the first product is quantised in its epilogue, with a calibrated scale of the tensor); triton_kernels, swiglu and
  * downcast_to_mxfp. */
-#ifndef ASSAY_OPS_REQUANTISE_H
-#define ASSAY_OPS_REQUANTISE_H
+#pragma once
 
 #include "oracle/ops/gated_mlp.h"
 
@@ -19,5 +18,3 @@ assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, 
 /* numbers [rows,H] of codes and scale. */
 void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,
                           const assay_gated_mlp_config *config);
-
-#endif

@@ -5,8 +5,7 @@
  *   dx = rstd * (g - x * rstd^2 * mean(g * x)) with g = dy * scale;  dscale = sum over rows of dy * x * rstd
  * Epsilon is inside the root, added to the mean. Nothing is refused here: D >= 1 is the caller's to check.
  * A NULL y (only rstd is wanted) and NULL results of backward are skipped. */
-#ifndef ASSAY_OPS_RMS_NORM_H
-#define ASSAY_OPS_RMS_NORM_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -15,5 +14,3 @@ void assay_rms_norm_forward(const assay_context *ctx, double *y, double *rstd, c
 
 void assay_rms_norm_backward(const assay_context *ctx, double *dx, double *dscale, const double *dy, const double *x,
                              const double *scale, const double *rstd, int64_t rows, int64_t dim);
-
-#endif

@@ -1,8 +1,7 @@
 /* Sums of rows and columns in ascending order, one fma a step, at the speed of the processor's own fma (ctx->isa; the
  * bits do not depend on it). In the emulated arithmetic their partial sums are rounded: every sum of the oracle that is no
  * product is one of these, or rounds its own. What a term of 0 leaves as it was, or begins a sum of plain terms, is exact. */
-#ifndef ASSAY_OPS_VECTOR_SUMS_H
-#define ASSAY_OPS_VECTOR_SUMS_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -23,5 +22,3 @@ void assay_column_sums(const assay_context *ctx, double *sums, int64_t rows, int
 /* out = weights[row] times the rows of [count,width], as they may be stored; out may be rows. */
 void assay_weigh_rows(const assay_context *ctx, double *out, const double *weights, const double *rows, int64_t count,
                       int64_t width);
-
-#endif

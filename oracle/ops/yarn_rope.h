@@ -17,8 +17,7 @@
  * Frequencies and angles are taken in binary128 and reduced to (-pi, pi] before they become float64, so that cos and
  * sin are within 4e-16 at any position. Refused: Dr odd, below 2 or above 1024, rope_max_timescale <= 1, rope_factor <=
  * 0 and beta_fast < beta_slow (yarn), pairwise without interleave, a position outside [0, max_position_embeddings). */
-#ifndef ASSAY_OPS_YARN_ROPE_H
-#define ASSAY_OPS_YARN_ROPE_H
+#pragma once
 
 #include "oracle/base/status.h"
 
@@ -76,5 +75,3 @@ void assay_rope_forward(const assay_context *ctx, const assay_rope_rows *rows, c
 /* y takes dx, x gives dy. */
 void assay_rope_backward(const assay_context *ctx, const assay_rope_rows *rows, const assay_rope_table *table,
                          const assay_rope_config *config);
-
-#endif

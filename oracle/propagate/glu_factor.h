@@ -1,6 +1,5 @@
 /* The two factors of a gated MLP's h = u(a) v(b) at one point, with what error propagation needs of them. */
-#ifndef ASSAY_PROPAGATE_GLU_FACTOR_H
-#define ASSAY_PROPAGATE_GLU_FACTOR_H
+#pragma once
 
 #include "oracle/ops/gated_mlp.h"
 
@@ -23,5 +22,3 @@ assay_glu_factor assay_quick_gelu_at(double x);
 
 assay_glu_factor assay_glu_gate(const assay_gated_mlp_config *config, double a, double sigma); /* u */
 assay_glu_factor assay_glu_up(const assay_gated_mlp_config *config, double b, double sigma);   /* v */
-
-#endif

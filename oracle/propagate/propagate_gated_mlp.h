@@ -1,8 +1,7 @@
 /* Error scales of the gated MLP, forward and backward. A correct implementation may round a, b, h, dh, da, db to storage,
  * and products before a bias or another product is added. Near a clamp or relu's kink (within 8 standard deviations of a
  * or b, with a weight that falls from 1 to 0.02) the jump of the derivative counts as an error of its own. */
-#ifndef ASSAY_PROPAGATE_PROPAGATE_GATED_MLP_H
-#define ASSAY_PROPAGATE_PROPAGATE_GATED_MLP_H
+#pragma once
 
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/propagate/rules.h"
@@ -37,5 +36,3 @@ typedef struct assay_gated_mlp_variances {
 
 assay_status assay_propagate_gated_mlp(assay_context *ctx, const assay_precision *precision,
                                        const assay_gated_mlp_variances *v, const assay_gated_mlp_run *run);
-
-#endif

@@ -1,6 +1,5 @@
 /* The MoE block with its error scales. */
-#ifndef ASSAY_PROPAGATE_PROPAGATE_MOE_H
-#define ASSAY_PROPAGATE_PROPAGATE_MOE_H
+#pragma once
 
 #include "oracle/moe/moe.h"
 #include "oracle/propagate/rules.h"
@@ -10,5 +9,3 @@
  * once. Scales that the sink does not want are not computed. */
 assay_status assay_propagate_moe(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                                  const assay_sink *out, const assay_precision *precisions, int precision_count);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the files of the block's propagation share. It observes a run (moe.h): the variances of one precision go with the
  * block's own tensors, from the logits through the rows of each expert to y, and back to dx. */
-#ifndef ASSAY_PROPAGATE_PROPAGATE_MOE_INTERNAL_H
-#define ASSAY_PROPAGATE_PROPAGATE_MOE_INTERNAL_H
+#pragma once
 
 #include "oracle/moe/moe_block.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
@@ -66,5 +65,3 @@ static inline void moe_propagate_join(const assay_precision *precision, int64_t 
         variance_sum[i] +=
             variance_part[i] + assay_propagate_stored(precision, sum[i]) + assay_propagate_stored(precision, part[i]);
 }
-
-#endif

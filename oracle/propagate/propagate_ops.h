@@ -1,6 +1,5 @@
 /* Error scales of gmm, unpermute and rms_norm, from what their runs were given and left; all of it is given (rules.h). */
-#ifndef ASSAY_PROPAGATE_PROPAGATE_OPS_H
-#define ASSAY_PROPAGATE_PROPAGATE_OPS_H
+#pragma once
 
 #include "oracle/moe/permute.h"
 #include "oracle/ops/gmm.h"
@@ -44,5 +43,3 @@ typedef struct assay_rms_norm_variances {
 
 assay_status assay_propagate_rms_norm(assay_context *ctx, const assay_precision *precision,
                                       const assay_rms_norm_variances *v, const assay_rms_norm_run *run);
-
-#endif

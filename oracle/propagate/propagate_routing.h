@@ -1,6 +1,5 @@
 /* Error scales of routing at fixed choices. */
-#ifndef ASSAY_PROPAGATE_PROPAGATE_ROUTING_H
-#define ASSAY_PROPAGATE_PROPAGATE_ROUTING_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 #include "oracle/propagate/rules.h"
@@ -27,5 +26,3 @@ typedef struct assay_routing_variances {
 
 assay_status assay_propagate_routing(assay_context *ctx, const assay_precision *precision,
                                      const assay_routing_variances *v, const assay_routing_run *run);
-
-#endif

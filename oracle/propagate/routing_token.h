@@ -1,6 +1,5 @@
 /* The errors of one token's routing (propagate_routing.c), step by step as routing.c takes it. */
-#ifndef ASSAY_PROPAGATE_ROUTING_TOKEN_H
-#define ASSAY_PROPAGATE_ROUTING_TOKEN_H
+#pragma once
 
 #include "oracle/moe/routing_rule.h"
 #include "oracle/propagate/propagate_routing.h"
@@ -39,5 +38,3 @@ void routing_token_start(routing_token *token, double *memory, int64_t t);
 void routing_token_forward(routing_token *token);
 double routing_token_loss(routing_token *token);
 void routing_token_backward(routing_token *token);
-
-#endif

@@ -7,8 +7,7 @@
  *
  * An operation's propagation reads what its run left (values, residuals, gradients) and writes variances; NULL ones are
  * skipped. The rounding of a result itself is in none of them, unless its header says so. */
-#ifndef ASSAY_PROPAGATE_RULES_H
-#define ASSAY_PROPAGATE_RULES_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/precision.h"
@@ -77,5 +76,3 @@ static inline void assay_propagate_term(double *sum, double *squares, double ter
 /* The squares of the partial sums of `count` terms in random order, added up: what rounding each of them counts with.
  * squares: of the terms; sum: of all. */
 double assay_propagate_partial_squares(int64_t count, double squares, double sum);
-
-#endif

@@ -8,8 +8,7 @@
  *
  * Values are the caller's: he sets `value` of a vector, and the rules its errors, but where a rule says otherwise.
  * A result may be one of the operands. One space is for one thread. */
-#ifndef ASSAY_PROPAGATE_SHARED_ERRORS_H
-#define ASSAY_PROPAGATE_SHARED_ERRORS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -55,5 +54,3 @@ void assay_errors_center(assay_errors *space, assay_uncertain *y, const assay_un
 void assay_errors_softmax(assay_errors *space, assay_uncertain *y, const assay_uncertain *x);
 
 void assay_errors_variance(const assay_errors *space, const assay_uncertain *x, double *variance);
-
-#endif

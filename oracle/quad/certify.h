@@ -10,8 +10,7 @@
  * (L(x + h) - L(x - h)) / 2h along random directions of each tensor, or of all tensors of a large case together, with h about 1e-10 of the tensor's size: what the
  * difference leaves out is of order 1e-20, the rounding of binary128 of order 1e-24. Where the two one-sided differences disagree, a kink (a
  * clamp, relu) lies between, and the direction is counted and left out; where what is quantised passes straight through there is no derivative. */
-#ifndef ASSAY_QUAD_CERTIFY_H
-#define ASSAY_QUAD_CERTIFY_H
+#pragma once
 
 #include "oracle/quad/quad.h"
 
@@ -75,5 +74,3 @@ assay_status quad_certify(assay_context *ctx, const quad_operation *operation, c
  * tensor's largest value is allowed anyway. `certificate->path` is the caller's. */
 void quad_certify_values(int64_t count, const quad *computed, const quad *reference, const quad *error_scale,
                          quad share, quad_certificate *certificate);
-
-#endif

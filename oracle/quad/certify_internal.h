@@ -1,6 +1,5 @@
 /* What the files of certification share. */
-#ifndef ASSAY_QUAD_CERTIFY_INTERNAL_H
-#define ASSAY_QUAD_CERTIFY_INTERNAL_H
+#pragma once
 
 #include "oracle/quad/certify.h"
 
@@ -26,5 +25,3 @@ assay_status quad_certify_choice(assay_context *ctx, const quad_tensor *choice, 
 assay_status quad_check_derivatives(assay_context *ctx, const quad_operation *operation, const void *config,
                                     const quad_tensors *in, const quad_tensors *references, const quad_budget *budget,
                                     quad_certificates *certificates);
-
-#endif

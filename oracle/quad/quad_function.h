@@ -1,8 +1,7 @@
 /* One call of a function of the batch-split module, shard after shard. In shapes M is the number of shards, f of microbatches; T is a shard's
  * tokens of one microbatch, K their choices each, R = c->s.copies the choices of all P shards of its expert axis, E the
  * experts, D the width of the model. */
-#ifndef ASSAY_QUAD_QUAD_FUNCTION_H
-#define ASSAY_QUAD_QUAD_FUNCTION_H
+#pragma once
 
 #include "oracle/quad/quad_blocks.h"
 
@@ -63,5 +62,3 @@ extern const quad_named_function quad_weight_functions[], quad_attention_functio
 
 /* inputs [M,f,T,D] -> outputs/mla_out likewise, attn_out and lse; the nodes of mla_out, [M*f], where there is one. */
 quad_node *quad_attention_half(quad_call *c, const char *inputs);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the files of the second form share. */
-#ifndef ASSAY_QUAD_QUAD_INTERNAL_H
-#define ASSAY_QUAD_QUAD_INTERNAL_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -41,5 +40,3 @@ void quad_sort_by_expert(int64_t count, const int32_t *keys, int64_t groups, int
 /* The choice of one token by `biased` [E], and its margin. `allowed` [E] is scratch. */
 assay_status quad_select(assay_context *ctx, const assay_routing_config *config, const quad *biased, bool *allowed,
                          int32_t *selected, quad *margin);
-
-#endif

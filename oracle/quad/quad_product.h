@@ -9,8 +9,7 @@
  * a number meets zeros alone that is far larger than all others of its line, and where a NaN or an infinity is in its row
  * or column, it is made in the scalar form. Which form makes an element is decided by sizes and numbers, never by threads
  * or the instruction set, and so are its bits. */
-#ifndef ASSAY_QUAD_QUAD_PRODUCT_H
-#define ASSAY_QUAD_QUAD_PRODUCT_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/quad/quad.h"
@@ -40,5 +39,3 @@ assay_status quad_matmul(assay_context *ctx, const quad_product *product);
  * makes the products of slices, and is refused where it makes one wrong. */
 void quad_matmul_scalar(const assay_context *ctx, const quad_product *product);
 assay_status quad_matmul_sliced(assay_context *ctx, const quad_product *product, const assay_arithmetic *engine);
-
-#endif

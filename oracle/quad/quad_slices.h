@@ -6,8 +6,7 @@
  * k * most products of two digits is below 2^53 and hence exact in float64, in whatever order it is made.
  *
  * Private to the second form. */
-#ifndef ASSAY_QUAD_QUAD_SLICES_H
-#define ASSAY_QUAD_QUAD_SLICES_H
+#pragma once
 
 #include "oracle/quad/quad.h"
 
@@ -46,5 +45,3 @@ bool quad_slices_are_out(const quad_slices *slices, int64_t line);
 /* In the place of what the struct holds, whose memory is used again where it is enough. */
 assay_status quad_slices_make(assay_context *ctx, const quad_layout *from, const quad_cut *cut, quad_slices *slices);
 void quad_slices_free(quad_slices *slices); /* safe on a zeroed struct */
-
-#endif

@@ -1,7 +1,6 @@
 /* What reads bytes of others, as targets for libFuzzer (ci/fuzz): one program has them all, and is told which by the
  * variable FUZZ_TARGET. In an ordinary build the same targets try the inputs that were found (tests/fuzz/found). */
-#ifndef ASSAY_TESTS_FUZZ_H
-#define ASSAY_TESTS_FUZZ_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ int64_t fuzz_number(fuzz_bytes *bytes); /* small ones, and those at the edges of
 /* The next bytes, at most `most`; *size says how many. */
 const uint8_t *fuzz_take(fuzz_bytes *bytes, size_t most, size_t *size);
 void fuzz_take_text(fuzz_bytes *bytes, char *text, size_t size); /* no zeros in it */
-
-#endif

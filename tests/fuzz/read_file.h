@@ -1,6 +1,5 @@
 /* What the targets of containers do with a file. */
-#ifndef ASSAY_TESTS_FUZZ_READ_FILE_H
-#define ASSAY_TESTS_FUZZ_READ_FILE_H
+#pragma once
 
 #include "fixtures/fixture.h"
 
@@ -9,5 +8,3 @@ void fuzz_read_file(const char *path);
 /* Writes a small fixture of many types with attributes, a recipe and lists, as seed for the containers: `path` says
  * which. */
 void fuzz_write_fixture(const char *path, bool small);
-
-#endif

@@ -1,7 +1,6 @@
 /* What tests share: cmocka, assertions on arrays of numbers that NaN cannot pass, and allocations that fail on demand.
  * cmocka's own assert_float_equal lets NaN pass, so numbers are held against each other here. */
-#ifndef ASSAY_TESTS_SUPPORT_ASSAY_TEST_H
-#define ASSAY_TESTS_SUPPORT_ASSAY_TEST_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -81,5 +80,3 @@ bool assay_allocation_failed(void); /* whether the failure asked for last has ha
 /* Whether it has not, and none will: `status` must be ASSAY_OK then, else ASSAY_NO_MEMORY, of which a message tells. */
 #define had_memory(ctx, status) assay_had_memory((int)(status), (ctx)->message, __FILE__, __LINE__)
 bool assay_had_memory(int status, const char *message, const char *file, int line);
-
-#endif

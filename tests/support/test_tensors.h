@@ -1,6 +1,5 @@
 /* Tensors in memory for tests: made without a shape, taken from a run whatever they are, read under a counter. */
-#ifndef ASSAY_TESTS_SUPPORT_TEST_TENSORS_H
-#define ASSAY_TESTS_SUPPORT_TEST_TENSORS_H
+#pragma once
 
 #include "oracle/base/tensor_set.h"
 
@@ -19,5 +18,3 @@ void test_tensors_remove(test_tensors *tensors, const char *path);
 assay_source test_tensors_source(test_tensors *tensors);
 /* Every write makes its tensor longer. */
 assay_sink test_tensors_sink(test_tensors *tensors);
-
-#endif

@@ -9,8 +9,7 @@
  * them); sums, statistics of norms and softmax, phases, the router and the gradients of weights are float32.
  *
  * The environment variable ASSAY_EXAMPLE_BUG=NAME puts one of BUG_TABLE's errors in, to see it caught. */
-#ifndef ASSAY_EXAMPLE_H
-#define ASSAY_EXAMPLE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -237,5 +236,3 @@ float routing_balance(const moe *m, float *bias_updates);
 void moe_run(example *e);
 
 #pragma GCC visibility pop
-
-#endif

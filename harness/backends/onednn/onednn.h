@@ -1,8 +1,7 @@
 /* oneDNN's primitives as functions of arrays, for the operations of onednn.c.
  *
  * Every array is of the type that the backend computes in (ASSAY_ONEDNN_TYPE: bf16, f16 or f32), or float32. */
-#ifndef ASSAY_ONEDNN_H
-#define ASSAY_ONEDNN_H
+#pragma once
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -68,5 +67,3 @@ void normalize(onednn *o, array *out, const array *x, const norm *n);
 void normalize_backward(onednn *o, array *dx, array *d_scale, const array *dy, const array *x, const norm *n);
 
 #pragma GCC visibility pop
-
-#endif

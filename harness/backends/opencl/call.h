@@ -1,6 +1,5 @@
 /* One call of the backend: tensors as buffers, results back, and the host side of what several operations launch. */
-#ifndef ASSAY_OPENCL_CALL_H
-#define ASSAY_OPENCL_CALL_H
+#pragma once
 
 #include "device.h"
 
@@ -87,5 +86,3 @@ void run_moe(call *c);
 void run_attention(call *c);
 
 #pragma GCC visibility pop
-
-#endif

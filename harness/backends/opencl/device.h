@@ -4,8 +4,7 @@
  * Environment: ASSAY_OPENCL_PLATFORM, a part of a platform's name (the first that has it; all when not given);
  * ASSAY_OPENCL_DEVICE, which of its devices, from 0 (0); ASSAY_OPENCL_STORAGE, bfloat16 or float32 (what the case's
  * tensors have); ASSAY_OPENCL_FLAGS, more options for the compiler. */
-#ifndef ASSAY_OPENCL_DEVICE_H
-#define ASSAY_OPENCL_DEVICE_H
+#pragma once
 
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
@@ -74,5 +73,3 @@ void launch(device *d, enum program which, const char *kernel, enum group group,
            (int)(sizeof((const argument[]){__VA_ARGS__}) / sizeof(argument)), (const argument[]){__VA_ARGS__})
 
 #pragma GCC visibility pop
-
-#endif

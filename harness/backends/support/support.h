@@ -2,8 +2,7 @@
  * bfloat16, float16 and float32. It includes <assay/backend.h> and nothing else of ours: build support.c with your shell.
  *
  *     cc -O3 -shared -fPIC -I include mine.c harness/backends/support/support.c -o libmine.so -lm */
-#ifndef ASSAY_BACKEND_SUPPORT_H
-#define ASSAY_BACKEND_SUPPORT_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdbool.h>
@@ -69,6 +68,4 @@ float from_f16(uint16_t code);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* A backend with block-scaled fp8 products, written apart from the emulated arithmetic: plain loops, its own e4m3, its
  * own accumulators. Correct as it stands; with a fault it is not. */
-#ifndef ASSAY_ARITHMETIC_TESTS_FP8_KERNEL_H
-#define ASSAY_ARITHMETIC_TESTS_FP8_KERNEL_H
+#pragma once
 
 #include "oracle/arithmetic/emulated.h"
 
@@ -26,5 +25,3 @@ extern const assay_arithmetic fp8_arithmetic;
 
 /* x with so many bits after the point, the rest cut off. */
 double fp8_truncated(double x, int bits);
-
-#endif

@@ -1,6 +1,5 @@
 /* The matrices of a product: random normal numbers, between whose rows lies NaN. */
-#ifndef ASSAY_ARITHMETIC_TESTS_MATRICES_H
-#define ASSAY_ARITHMETIC_TESTS_MATRICES_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 
@@ -19,5 +18,3 @@ void matrices_free(matrices *x);
 
 double matrices_a(const assay_matmul_args *x, int64_t i, int64_t p); /* as if nothing were transposed */
 double matrices_b(const assay_matmul_args *x, int64_t p, int64_t j);
-
-#endif

@@ -1,7 +1,6 @@
 /* Blocks as graphs, for tests: numbers for all that a graph is given, room for all that it gives; and what holds of every block,
  * whatever it computes. */
-#ifndef ASSAY_BLOCKS_TESTS_BLOCK_PROBLEM_H
-#define ASSAY_BLOCKS_TESTS_BLOCK_PROBLEM_H
+#pragma once
 
 #include "oracle/graph/graph.h"
 #include "oracle/ops/tests/ops_test.h"
@@ -58,5 +57,3 @@ void block_check_memory(const graph *g, int64_t least);
 void block_check_padding(const graph *g);
 /* What is kept between steps is as it would be stored; y is the caller's to round. */
 void block_check_grid(const graph *g);
-
-#endif

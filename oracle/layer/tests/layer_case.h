@@ -1,6 +1,5 @@
 /* Small stacks with random tensors, for tests. */
-#ifndef ASSAY_LAYER_TESTS_LAYER_CASE_H
-#define ASSAY_LAYER_TESTS_LAYER_CASE_H
+#pragma once
 
 #include "oracle/layer/decoder_stack.h"
 #include "tests/support/test_tensors.h"
@@ -26,5 +25,3 @@ const assay_tensor *layer_case_get(const test_tensors *store, const char *path);
 void layer_case_assert_same(const test_tensors *actual, const test_tensors *expected);
 
 double layer_case_uniform(uint64_t *state); /* in (-1,1) */
-
-#endif

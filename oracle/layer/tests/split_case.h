@@ -1,6 +1,5 @@
 /* A stack that may be under the batch-split schedule, and the same one layer after layer. */
-#ifndef ASSAY_LAYER_TESTS_SPLIT_CASE_H
-#define ASSAY_LAYER_TESTS_SPLIT_CASE_H
+#pragma once
 
 #include "oracle/layer/tests/layer_case.h"
 
@@ -12,5 +11,3 @@ layer_case split_case_plain(int64_t layers, int64_t dense, int64_t batch, int64_
 layer_case split_case_of(const layer_case *plain, assay_mesh mesh, int64_t factor);
 /* One shard, of one row of one token in each microbatch. */
 layer_case split_case_small(int64_t layers, int64_t dense, int64_t factor);
-
-#endif

@@ -1,6 +1,5 @@
 /* MoE blocks over a mesh, for tests. */
-#ifndef ASSAY_MESH_TESTS_SHARDED_CASE_H
-#define ASSAY_MESH_TESTS_SHARDED_CASE_H
+#pragma once
 
 #include "oracle/mesh/sharded_moe.h"
 #include "oracle/moe/tests/moe_case.h"
@@ -29,5 +28,3 @@ void sharded_case_assert_bits(const test_tensors *actual, const test_tensors *ex
 /* The block of `rows` rows of the batch from row `first`, and of one chunk of the sequence. Expert weights are whole.
  */
 moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks);
-
-#endif

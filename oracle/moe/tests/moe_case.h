@@ -1,6 +1,5 @@
 /* Small MoE blocks with random tensors, for tests. */
-#ifndef ASSAY_MOE_TESTS_MOE_CASE_H
-#define ASSAY_MOE_TESTS_MOE_CASE_H
+#pragma once
 
 #include "oracle/propagate/propagate_moe.h"
 #include "tests/support/test_tensors.h"
@@ -30,5 +29,3 @@ const assay_tensor *moe_case_get(const test_tensors *store, const char *path); /
 void moe_case_assert_same(const test_tensors *actual, const test_tensors *expected);
 /* Within relative * the largest value of the tensor. */
 void moe_case_assert_close(const test_tensors *actual, const test_tensors *expected, const char *path, double relative);
-
-#endif

@@ -1,6 +1,5 @@
 /* Every family with every option, small: the table that the tests of routing and of its error scales walk. */
-#ifndef ASSAY_MOE_TESTS_ROUTING_CASES_H
-#define ASSAY_MOE_TESTS_ROUTING_CASES_H
+#pragma once
 
 #include "oracle/moe/routing.h"
 
@@ -38,5 +37,3 @@ double case_normal(uint64_t *state);
 void fill_case(case_data *data, const routing_case *c);
 /* Whether the case has an lb_loss. */
 bool has_balance(const case_data *data);
-
-#endif

@@ -1,6 +1,5 @@
 /* Attention with inputs, results and gradients, all allocated. */
-#ifndef ASSAY_OPS_TESTS_ATTENTION_PROBLEM_H
-#define ASSAY_OPS_TESTS_ATTENTION_PROBLEM_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 #include "oracle/ops/attention.h"
@@ -47,5 +46,3 @@ assay_attention_gradients attention_problem_gradients(const attention_problem *p
 void attention_problem_run(assay_context *ctx, attention_problem *p);
 
 bool attention_is_padding(const attention_problem *p, int64_t batch, int64_t i);
-
-#endif

@@ -1,6 +1,5 @@
 /* What the tests of this folder share. */
-#ifndef ASSAY_OPS_TESTS_OPS_TEST_H
-#define ASSAY_OPS_TESTS_OPS_TEST_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
@@ -28,5 +27,3 @@ typedef struct test_operations {
 
 /* From here on the reference adds the operations of its products to `operations`. */
 void test_count_operations(assay_context *ctx, test_operations *operations);
-
-#endif

@@ -1,6 +1,5 @@
 /* A gated MLP with inputs, weights, results and gradients, all allocated: for the tests of its error scales. */
-#ifndef ASSAY_PROPAGATE_TESTS_MLP_PROBLEM_H
-#define ASSAY_PROPAGATE_TESTS_MLP_PROBLEM_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 #include "oracle/propagate/propagate_gated_mlp.h"
@@ -29,5 +28,3 @@ void mlp_problem_free(mlp_problem *p);
 void mlp_problem_run(assay_context *ctx, mlp_problem *p);
 /* What belongs to the parts at the places of the weights that they are. */
 void mlp_place_gradients(double *const gradient[MLP_PARTS], double *g[ASSAY_MLP_WEIGHTS]);
-
-#endif
