@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every function that docs/bugs.md names is in the file that it names, and every case in the catalogue.
+# Every function that oracle/README.md names is in the file that it names, and every case in the catalogue.
 set -euo pipefail
 root=$1
 assay=$2
@@ -7,7 +7,7 @@ cases=$("$assay" list | awk '{print $1}')
 failed=0
 functions=0
 complain() {
-  echo "FAILED: docs/bugs.md: $1"
+  echo "FAILED: oracle/README.md: $1"
   failed=1
 }
 while IFS='|' read -r _ there here used _; do
@@ -22,7 +22,7 @@ while IFS='|' read -r _ there here used _; do
   for name in $names; do
     grep -qxF "$name" <<<"$cases" || complain "no case $name"
   done
-done < <(grep '^|' "$root/docs/bugs.md")
+done < <(grep '^|' "$root/oracle/README.md")
 
 # A case of op batch_split is of a function in the table of docs/operations.md, which ci/tables makes from the functions' own table.
 section=$(sed -n '/made by ci\/tables: batch-split-functions/,/<!-- end -->/p' "$root/docs/operations.md")
