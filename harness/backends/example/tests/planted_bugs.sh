@@ -11,7 +11,8 @@ known=$(sed -n 's/^ *X([A-Z_0-9]*, "\([a-z_0-9]*\)".*/\1/p' "$here/../example.h"
 [ "$known" = "$(awk '{print $1}' <<<"$table" | sort)" ] || complain "BUG_TABLE and planted_bugs.txt differ"
 
 mapfile -t cases < <(awk '{print $2}' <<<"$table" | sort -u)
-expect 0 run "${cases[@]}" rms_norm/deepseek --set profiles=bf16 --backend "$backend" --quiet
+expect 0 generate "${cases[@]}" rms_norm/deepseek --set profiles=bf16 -o "$work/goldens" --quiet
+expect 0 run "$work/goldens" --backend "$backend" --quiet
 prints "^$((${#cases[@]} + 1)) cases: $((${#cases[@]} + 1)) passed, "
 
 # The router's gradient at experts that no token chose is what cancels but for the rounding of a sum over the chosen ones.
@@ -19,7 +20,7 @@ expect 0 run moe/qwen3 --set fused_moe_func=true --seed 97 --set profiles=bf16 -
 expect 0 run moe/qwen3 --set fused_moe_func=true --seed 86 --set profiles=bf16 --backend "$backend" --quiet
 
 while read -r bug case where name; do
-  ASSAY_EXAMPLE_BUG=$bug expect 1 run "$case" --set profiles=bf16 --backend "$backend" --quiet
+  ASSAY_EXAMPLE_BUG=$bug expect 1 run "$work/goldens/$case.h5" --backend "$backend" --quiet
   prints "^FAIL *$case *$where:"
   case $name in
   *" "*) prints "^FAIL *$case *$where: .*$name" ;;
