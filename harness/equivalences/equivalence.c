@@ -378,7 +378,7 @@ static bool other_blocks(const assay_case *c, assay_other_form *form)
 static bool other_replicas(const assay_case *c, assay_other_form *form)
 {
     form->c.config.num_redundant_experts = 0;
-    return is_op(c, "moe") && c->config.num_redundant_experts > 0;
+    return has_moe(c) && c->config.num_redundant_experts > 0;
 }
 
 /* A table of hash routing fixes the choice already. */

@@ -402,7 +402,11 @@ double assay_padding_of_scales(const assay_places *p, int64_t i, double number)
 /* Of the expert whose number it is, in a tensor [E,...]. */
 static double replicas_of(const assay_places *p, int64_t i)
 {
-    const assay_tensor *map = assay_tensor_set_find(p->m->tensors, "inputs/physical_to_logical_map");
+    char path[ASSAY_PATH_SIZE];
+    const char *of_layer = strstr(p->tensor->spec.path, "layers/"), *block = strstr(p->tensor->spec.path, "moe/");
+    const int length = of_layer != NULL && block != NULL ? (int)(block - of_layer) : 0;
+    snprintf(path, sizeof path, "inputs/%.*sphysical_to_logical_map", length, of_layer != NULL ? of_layer : "");
+    const assay_tensor *map = assay_tensor_set_find(p->m->tensors, path);
     const int64_t expert = i / (p->count / p->m->c->config.num_experts);
     double replicas = 0;
     for (int64_t k = 0; map != NULL && k < map->count; k++) replicas += map->indices[k] == expert;

@@ -278,14 +278,14 @@ static assay_status check_block(const model_check *check)
     return ASSAY_OK;
 }
 
-/* How the rows of a grouped product lie is seen from outside where it stands alone; replicas where a block does. */
+/* How the rows of a grouped product lie is seen from outside where it stands alone; replicas where experts are. */
 static assay_status check_layout(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    const bool replicas = m->num_redundant_experts > 0 && strcmp(check->c->op, "moe") != 0;
+    const bool replicas = m->num_redundant_experts > 0 && (check->parts & ASSAY_PART_EXPERTS) == 0;
     if (replicas && m->given[ASSAY_KEY_AT_num_redundant_experts]) {
         return assay_refuse_key(check->ctx, m, ASSAY_KEY_AT_num_redundant_experts,
-                                "0: it is for op moe, and this is %s", check->c->op);
+                                "0: it is for op moe and layers, and this is %s", check->c->op);
     }
     const bool said = m->given[ASSAY_KEY_AT_gmm_layout] && strcmp(m->gmm_layout.text, "ragged") != 0;
     if (!said || (check->parts & ASSAY_PART_GROUPS) != 0) return ASSAY_OK;

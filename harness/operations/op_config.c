@@ -341,10 +341,6 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
         bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
         if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
         config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
-        if (config->local_num_experts > 0) {
-            return assay_refuse_key(ctx, m, ASSAY_KEY_AT_shared_experts,
-                                    "0 with local_num_experts: a sum over ranks would have it several times");
-        }
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
         TRY(refuse_cutting_off(ctx, "the shared expert", &config->recipe));
     }
@@ -585,6 +581,26 @@ assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *
     return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
 }
 
+assay_status assay_check_placed_moe(assay_context *ctx, const assay_model_config *m, const assay_moe_config *moe,
+                                    const assay_sharding *sharding)
+{
+    if (!assay_is_sharded(moe, sharding)) return ASSAY_OK;
+    if (moe->local_num_experts > 0) return assay_refuse_key(ctx, m, ASSAY_KEY_AT_local_num_experts, "0 on a mesh");
+    if (moe->physical_experts == 0) return ASSAY_OK;
+    return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_redundant_experts, "0: replicas are those of one device");
+}
+
+/* Of a rank with some of the experts a layer's output is no input of a layer: it lacks the sum over ranks. */
+static assay_status check_local_layers(assay_context *ctx, const assay_model_config *m,
+                                       const assay_stack_config *config)
+{
+    const int64_t dense = config->dense_layers;
+    const int64_t first = dense > config->first_layer ? dense : config->first_layer; /* that may have experts */
+    if (config->moe.local_num_experts == 0 || config->layers - first <= 1) return ASSAY_OK;
+    return assay_refuse_key(ctx, m, ASSAY_KEY_AT_local_num_experts,
+                            "0 where a layer follows one of experts: its input is a sum over ranks");
+}
+
 assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -625,10 +641,9 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_w13_reorder_size, "1: op %s has fused weights of one layout",
                                 c->op);
     }
-    if (config->moe.local_num_experts > 0) {
-        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_local_num_experts, "0: op %s has all experts", c->op);
-    }
+    TRY(check_local_layers(ctx, m, config));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
+    TRY(assay_check_placed_moe(ctx, m, &config->moe, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
     TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, 1));
     if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
@@ -646,10 +661,12 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
             return assay_fail(ctx, ASSAY_BAD_INPUT, "capacity_factor is %g, expected at most 1e6 with the schedule",
                               m->capacity_factor);
         }
-        if (!m->routed_bias || m->mlp_bias) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s",
-                              m->mlp_bias ? "mlp_bias=false" : "routed_bias=true");
-        }
+        const char *needs = m->mlp_bias                    ? "mlp_bias=false"
+                            : !m->routed_bias              ? "routed_bias=true"
+                            : m->local_num_experts > 0     ? "local_num_experts=0"
+                            : m->num_redundant_experts > 0 ? "num_redundant_experts=0"
+                                                           : NULL;
+        if (needs != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", needs);
     }
     TRY(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
     TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->mla.recipe));

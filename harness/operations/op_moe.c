@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "harness/operations/op_support.h"
 #include "oracle/mesh/sharded_weights.h"
@@ -31,16 +32,13 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
-    if (config->moe.local_num_experts > 0 && assay_is_sharded(&config->moe, &config->sharding)) {
-        return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_local_num_experts, "0 on a mesh");
+    TRY(assay_check_placed_moe(ctx, &c->config, &config->moe, &config->sharding));
+    if (config->moe.local_num_experts > 0 && config->moe.shared_mlp_dim > 0) {
+        return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_shared_experts,
+                                "0 with local_num_experts: a sum over ranks would have it several times");
     }
-    if (assay_is_sharded(&config->moe, &config->sharding)) {
-        if (config->moe.physical_experts > 0) {
-            return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_num_redundant_experts,
-                                    "0: replicas are those of one device");
-        }
+    if (assay_is_sharded(&config->moe, &config->sharding))
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
-    }
     TRY(check_layout(ctx, &c->config, config));
     TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, c->config.w13_reorder_size));
 cleanup:
@@ -201,40 +199,49 @@ void assay_describe_moe_routing(assay_describer *d, const assay_moe_config *conf
     }
 }
 
-/* inputs/expert_map, where the case says how to fill it. */
+/* inputs/LAYER expert_map, where the case says how to fill it. */
 static void describe_map(assay_describer *d, const assay_moe_config *config)
 {
-    static const char path[] = "inputs/expert_map";
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "inputs/%.60sexpert_map", d->layer);
     const assay_case_input *given = assay_case_input_of(d->c, path);
     if (given == NULL || d->status != ASSAY_OK) return;
     if (config->local_num_experts == 0 || config->local_expert_offset != 0) {
         d->status = assay_fail(d->ctx, ASSAY_BAD_INPUT,
-                               "inputs.expert_map is given, expected local_num_experts above 0 and local_expert_offset "
+                               "inputs.%s is given, expected local_num_experts above 0 and local_expert_offset "
                                "0, found %" PRId64 " and %" PRId64,
-                               config->local_num_experts, config->local_expert_offset);
+                               given->path, config->local_num_experts, config->local_expert_offset);
     }
     assay_describe(d, path, ASSAY_INT32, &given->fill, "E");
     assay_described(d, 1)->least = -1;
     assay_described(d, 1)->most = (int32_t)(config->local_num_experts - 1);
 }
 
+void assay_describe_moe_inputs(assay_describer *d, const assay_moe_config *config)
+{
+    const assay_fill zero = {.distribution = ASSAY_CONSTANT};
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "inputs/%.60sphysical_to_logical_map", d->layer);
+    if (config->physical_experts > 0) {
+        assay_require_all_values(d, path, config->physical_experts);
+        assay_describe(d, path, ASSAY_INT32, &zero, "p");
+    }
+    assay_describe_given_choice(d, &config->routing);
+    describe_map(d, config);
+}
+
 static void describe(assay_describer *d, const void *of)
 {
     const quad_moe_config *both = of;
     const assay_moe_config *config = &both->moe;
-    const assay_fill one = assay_fill_normal(1.0, 0.0), zero = {.distribution = ASSAY_CONSTANT};
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
     assay_describe_variable(d, "inputs/x", one, "BSD");
     assay_described(d, 2)->operand = (assay_operand_axes){0, 2, false};
     if (config->routing.hash_rows > 0) {
         const assay_fill ids = assay_fill_range(ASSAY_INTEGERS, 0.0, (double)(config->routing.hash_rows - 1));
         assay_describe(d, "inputs/input_ids", ASSAY_INT32, &ids, "BS");
     }
-    if (config->physical_experts > 0) {
-        assay_require_all_values(d, "inputs/physical_to_logical_map", config->physical_experts);
-        assay_describe(d, "inputs/physical_to_logical_map", ASSAY_INT32, &zero, "p");
-    }
-    assay_describe_given_choice(d, &config->routing);
-    describe_map(d, config);
+    assay_describe_moe_inputs(d, config);
     assay_describe_moe_weights(d, config, &both->sharding);
     assay_describe_moe_routing(d, config, &both->sharding);
     assay_describe_moe_checkpoints(d, config, &both->sharding);

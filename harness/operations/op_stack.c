@@ -171,7 +171,7 @@ static void describe(assay_describer *d, const void *of)
     for (int64_t layer = config->first_layer; layer < config->layers; layer++) {
         const layer_prefix prefix = prefix_of(config, layer);
         d->layer = prefix.text;
-        if (!is_dense(config, layer)) assay_describe_given_choice(d, &config->moe.routing);
+        if (!is_dense(config, layer)) assay_describe_moe_inputs(d, &config->moe);
         d->layer = "";
     }
     if (config->batch_split_factor > 0) describe_schedule(d, config);

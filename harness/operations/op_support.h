@@ -67,6 +67,8 @@ assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c
 /* The tensors of a block, by kind. */
 int64_t assay_moe_axis_size(const assay_moe_config *config, const assay_sharding *sharding, char axis);
 void assay_describe_moe_weights(assay_describer *d, const assay_moe_config *config, const assay_sharding *sharding);
+/* inputs/LAYER physical_to_logical_map, a given choice and expert_map, as far as the block has them. */
+void assay_describe_moe_inputs(assay_describer *d, const assay_moe_config *config);
 /* inputs/LAYER selected_experts and routing_weights, where the case gives them; refuses what goes ill together. */
 void assay_describe_given_choice(assay_describer *d, const assay_routing_config *config);
 /* Whether it gives the choice, of any layer; and the weights of that layer. */
@@ -128,6 +130,9 @@ assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *
                                     int64_t w13_shards);
 /* Refuses what no code of h is quantised for. */
 assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding);
+/* Refuses replicas, and a rank with some of the experts, on a mesh. */
+assay_status assay_check_placed_moe(assay_context *ctx, const assay_model_config *m, const assay_moe_config *moe,
+                                    const assay_sharding *sharding);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);

@@ -263,16 +263,17 @@ static void note_wrong(const char *path, const char *message, assay_row_orders *
 }
 
 /* The first choice that is no replica of its expert, as a line; "": there is none. */
-static void find_wrong_replica(const int32_t *map, int64_t physical, const int32_t *selected, const int32_t *chosen,
-                               int64_t count, int64_t per_token, char line[ASSAY_MESSAGE_SIZE])
+static void find_wrong_replica(const char *path, const int32_t *map, int64_t physical, const int32_t *selected,
+                               const int32_t *chosen, int64_t count, int64_t per_token, char line[ASSAY_MESSAGE_SIZE])
 {
     line[0] = '\0';
     for (int64_t i = 0; i < count; i++) {
         const int32_t p = chosen[i];
-        if (p >= 0 && p < physical && map[p] == selected[i]) continue;
-        const int length = snprintf(line, ASSAY_MESSAGE_SIZE,
-                                    "routing/physical_experts of token %" PRId64 ", slot %" PRId64 " is %" PRId32,
-                                    i / per_token, i % per_token, p);
+        const bool none = selected[i] == ASSAY_NO_EXPERT && p == ASSAY_NO_EXPERT;
+        if (none || (p >= 0 && p < physical && map[p] == selected[i])) continue;
+        const int length =
+            snprintf(line, ASSAY_MESSAGE_SIZE, "%.90s of token %" PRId64 ", slot %" PRId64 " is %" PRId32, path,
+                     i / per_token, i % per_token, p);
         if (p >= 0 && p < physical) {
             snprintf(line + length, ASSAY_MESSAGE_SIZE - (size_t)length,
                      ", a replica of expert %" PRId32 ", expected one of expert %" PRId32, map[p], selected[i]);
@@ -283,24 +284,28 @@ static void find_wrong_replica(const int32_t *map, int64_t physical, const int32
     }
 }
 
-static assay_status take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                  assay_fixture_reader *candidate, assay_row_orders *orders)
+/* Of the layer that the map "inputs/layers/3/physical_to_logical_map" is of. */
+static assay_status take_replicas_of(assay_context *ctx, const assay_plan *plan, const assay_tensor_spec *of_map,
+                                     assay_fixture_reader *golden, assay_fixture_reader *candidate,
+                                     assay_row_orders *orders)
 {
-    static const char path[] = "routing/physical_experts", map_path[] = "inputs/physical_to_logical_map";
     assay_status status;
-    char line[ASSAY_MESSAGE_SIZE];
+    char line[ASSAY_MESSAGE_SIZE], path[ASSAY_PATH_SIZE], selected_path[ASSAY_PATH_SIZE];
     int32_t *map = NULL, *selected = NULL, *expected = NULL, *chosen = NULL;
-    const assay_tensor_entry *of_map = assay_tensor_list_find(&plan->list, map_path);
-    if (of_map == NULL || !is_shared(golden, candidate, path)) return ASSAY_OK;
-    const int64_t physical = of_map->spec.shape.dims[0];
+    const char *layer = strchr(of_map->path, '/') + 1;
+    const int length = (int)(strrchr(of_map->path, '/') + 1 - layer);
+    snprintf(path, sizeof path, "routing/%.*sphysical_experts", length, layer);
+    snprintf(selected_path, sizeof selected_path, "routing/%.*sselected_experts", length, layer);
+    if (!is_shared(golden, candidate, path)) return ASSAY_OK;
+    const int64_t physical = of_map->shape.dims[0];
     const int64_t count = assay_shape_count(&assay_fixture_find(golden, path)->shape);
-    TRY(read_integers(ctx, golden, map_path, physical, &map));
-    TRY(read_integers(ctx, golden, "routing/selected_experts", count, &selected));
+    TRY(read_integers(ctx, golden, of_map->path, physical, &map));
+    TRY(read_integers(ctx, golden, selected_path, count, &selected));
     TRY(read_integers(ctx, golden, path, count, &expected));
     TRY(or_leave(ctx, read_integers(ctx, candidate, path, count, &chosen)));
     if (chosen == NULL) goto cleanup;
     if (memcmp(expected, chosen, (size_t)count * sizeof *chosen) == 0) goto cleanup;
-    find_wrong_replica(map, physical, selected, chosen, count, plan->c->config.num_experts_per_tok, line);
+    find_wrong_replica(path, map, physical, selected, chosen, count, plan->c->config.num_experts_per_tok, line);
     if (line[0] != '\0') {
         note_wrong(path, line, orders);
         goto cleanup;
@@ -314,6 +319,17 @@ cleanup:
     free(expected);
     free(chosen);
     return status;
+}
+
+static assay_status take_replicas(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                  assay_fixture_reader *candidate, assay_row_orders *orders)
+{
+    for (int i = 0; i < plan->list.count; i++) {
+        const assay_tensor_spec *spec = &plan->list.entries[i].spec;
+        if (assay_path_ends(spec->path, "physical_to_logical_map"))
+            MUST(take_replicas_of(ctx, plan, spec, golden, candidate, orders));
+    }
+    return ASSAY_OK;
 }
 
 /* Of an order that is an output: gradients go by it. */

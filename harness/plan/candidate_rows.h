@@ -30,7 +30,7 @@ typedef struct assay_row_orders {
  * order within an expert. Where the order is another one, it and all tensors in it become as the golden has them, but for
  * an order that is an output: that comes to `given`, with which the golden is to be evaluated again. Orders of several
  * shards are as the golden has them, or wrong.
- * routing/physical_experts of the candidate: any replica of the chosen expert will do, and becomes the golden's. */
+ * physical_experts of the candidate, in any layer: any replica of the chosen expert will do, and becomes the golden's. */
 assay_status assay_candidate_take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, assay_row_orders *orders,
                                        assay_tensor_set *given);

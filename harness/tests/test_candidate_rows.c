@@ -194,14 +194,21 @@ TEST_IN_FOLDER(unlawful_orders_fail_with_the_place)
     }
 }
 
-/* Any replica of the chosen expert, and no other expert's. */
-TEST_IN_FOLDER(replicas_may_be_chosen_otherwise)
+static assay_tensor *of_layer(moved *f, const char *folder, const char *layer, const char *name)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "%s/%s%s", folder, layer, name);
+    return assay_tensor_set_find(&f->results, path);
+}
+
+static void check_replicas(const test_folder *folder, const char *name, const char *layer)
 {
     moved f;
-    open_case(&f, folder, "moe/replicas", NULL);
-    assay_tensor *physical = assay_tensor_set_find(&f.results, "routing/physical_experts");
-    const assay_tensor *selected = assay_tensor_set_find(&f.results, "routing/selected_experts");
-    const assay_tensor *map = assay_tensor_set_find(&f.results, "inputs/physical_to_logical_map");
+    open_case(&f, folder, name, NULL);
+    assay_tensor *physical = of_layer(&f, "routing", layer, "physical_experts");
+    const assay_tensor *selected = of_layer(&f, "routing", layer, "selected_experts");
+    const assay_tensor *map = of_layer(&f, "inputs", layer, "physical_to_logical_map");
+    int32_t other = 0;
     for (int64_t i = 0; i < physical->count; i++) {
         for (int32_t p = 0; p < map->count; p++) {
             if (map->indices[p] == selected->indices[i]) physical->indices[i] = p; /* the last one */
@@ -211,15 +218,24 @@ TEST_IN_FOLDER(replicas_may_be_chosen_otherwise)
     if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
     assert_non_null(strstr(report.order, "other replicas"));
     assay_report_free(&report);
+    while (map->indices[other] == selected->indices[5]) other++;
     const int32_t was = physical->indices[5];
-    physical->indices[5] = 2; /* of expert 1 */
-    expect(&f, selected->indices[5] == 1 ? "" : "token 2, slot 1 is 2, a replica of expert 1, expected one of expert ");
-    physical->indices[5] = 10;
-    expect(&f, "token 2, slot 1 is 10, expected 0 to 9");
+    physical->indices[5] = other;
+    expect(&f, "physical_experts of token 2, slot 1 is ");
+    physical->indices[5] = (int32_t)map->count;
+    expect(&f, ", expected 0 to ");
     physical->indices[5] = was;
     swap_rows(assay_tensor_set_find(&f.results, "outputs/y"), 0, 1);
     expect(&f, "outputs/y: ");
     close_case(&f);
+}
+
+/* Any replica of the chosen expert, and no other expert's; of a stack by each layer's own map. */
+TEST_IN_FOLDER(replicas_may_be_chosen_otherwise)
+{
+    check_replicas(folder, "moe/replicas", "");
+    check_replicas(folder, "decoder_stack/mixtral-replicas", "layers/0/");
+    check_replicas(folder, "decoder_stack/mixtral-replicas", "layers/1/");
 }
 
 /* Rows of no group: whatever is there; those of groups: judged. */

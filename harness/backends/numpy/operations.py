@@ -240,7 +240,7 @@ OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm"
 
 # What a serving engine adds to the block is not here: keys that must have these values.
 PLAIN_VALUES = {"local_num_experts": "0", "num_fused_shared_experts": "0", "apply_router_weight_on_input": "false", "routing_method": "",
-                "use_random_routing": "false", "num_redundant_experts": "0", "load_balance_loss_scope": "sequence"}
+                "use_random_routing": "false", "load_balance_loss_scope": "sequence"}
 
 
 def is_router_or_statistic(op, path):
