@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fixtures/digest.h"
 #include "fixtures/fixture.h"
 #include "harness/backends/backend_end.h"
 #include "harness/backends/backend_files.h"
@@ -16,8 +15,6 @@
 #include "harness/backends/server.h"
 #include "oracle/base/leftovers.h"
 #include "oracle/base/memory.h"
-
-enum { CHUNK = 1 << 16 }; /* elements that are held against each other at a time */
 
 /* Appends `text` as one word of the shell. */
 static size_t append_quoted(char *out, size_t used, size_t size, const char *text)
@@ -63,11 +60,11 @@ static assay_status fill_command(assay_context *ctx, const char *spec, const cha
     return ASSAY_OK;
 }
 
-/* One run: its files lie in a folder of its own. */
+/* One run: its files lie in a folder of its own, and what it gave is known by its checksums. */
 typedef struct one_run {
     char folder[2304], candidate[2560], log[2560];
-    int place;                    /* of the folder (oracle/base/leftovers.h) */
-    assay_fixture_reader *reader; /* of the candidate, once it was found sound */
+    int place; /* of the folder (oracle/base/leftovers.h) */
+    assay_candidate_sums sums;
 } one_run;
 
 static assay_status begin_run(assay_context *ctx, const assay_backend_call *call, one_run *run)
@@ -97,8 +94,7 @@ static void remove_folder(one_run *run)
 
 static void end_run(one_run *run)
 {
-    assay_fixture_close(run->reader);
-    run->reader = NULL;
+    free(run->sums.items);
     remove_folder(run);
 }
 
@@ -120,11 +116,46 @@ static assay_status start(assay_context *ctx, const assay_backend_call *call, co
     return assay_process_run(ctx, argv, run->log, &call->limits, process);
 }
 
-/* The run's candidate, opened; else why not. Of a link the second run could change what the first one gave. */
-static assay_status open_candidate(assay_context *ctx, const assay_backend_call *call, one_run *run,
-                                   assay_backend_end *end)
+typedef struct assay_candidate_sum {
+    char path[ASSAY_PATH_SIZE], checksum[ASSAY_CHECKSUM_SIZE];
+} assay_candidate_sum;
+
+static assay_status sum_datasets(assay_context *ctx, const char *path, assay_candidate_sums *sums)
 {
     assay_status status;
+    assay_fixture_reader *reader = NULL;
+    void *memory = NULL;
+    TRY(assay_fixture_open(ctx, path, &reader));
+    TRY(assay_alloc(ctx, "checksums", assay_fixture_count(reader) + 1, sizeof *sums->items, &memory));
+    sums->items = memory;
+    for (; sums->count < assay_fixture_count(reader); sums->count++) {
+        assay_candidate_sum *sum = &sums->items[sums->count];
+        snprintf(sum->path, sizeof sum->path, "%s", assay_fixture_spec(reader, sums->count)->path);
+        TRY(assay_fixture_checksum(ctx, reader, sum->path, sum->checksum));
+    }
+cleanup:
+    assay_fixture_close(reader);
+    return status;
+}
+
+/* The path of the first dataset that two candidates do not have alike; NULL: there is none. */
+static const char *first_difference(const assay_candidate_sums *a, const assay_candidate_sums *b)
+{
+    for (int i = 0; i < a->count || i < b->count; i++) {
+        if (i == a->count) return b->items[i].path;
+        if (i == b->count) return a->items[i].path;
+        const int order = strcmp(a->items[i].path, b->items[i].path);
+        if (order != 0) return order < 0 ? a->items[i].path : b->items[i].path;
+        if (strcmp(a->items[i].checksum, b->items[i].checksum) != 0) return a->items[i].path;
+    }
+    return NULL;
+}
+
+/* What the run's candidate holds; else why that cannot be known. Of a link the second run could change what the first one
+ * gave. */
+static assay_status read_candidate(assay_context *ctx, const assay_backend_call *call, one_run *run,
+                                   assay_backend_end *end)
+{
     struct stat found;
     if (lstat(run->candidate, &found) != 0) {
         assay_backend_fail(end, assay_backend_is_shared_object(call->spec)
@@ -136,14 +167,13 @@ static assay_status open_candidate(assay_context *ctx, const assay_backend_call 
         assay_backend_fail(end, "the candidate file is a link; expected a file of its own");
         return ASSAY_OK;
     }
-    status = assay_examine_file(ctx, run->candidate);
-    if (status == ASSAY_OK) status = assay_fixture_open(ctx, run->candidate, &run->reader);
+    assay_status status = assay_examine_file(ctx, run->candidate);
+    if (status == ASSAY_OK) status = sum_datasets(ctx, run->candidate, &run->sums);
     if (status != ASSAY_BAD_INPUT) return status;
     assay_backend_fail(end, ctx->message); /* what a backend wrote is its result, a damaged file too */
     return ASSAY_OK;
 }
 
-/* On DONE the run's candidate is open. */
 static assay_status run_once(assay_context *ctx, const assay_backend_call *call, int calls, one_run *run,
                              assay_backend_end *end)
 {
@@ -156,141 +186,7 @@ static assay_status run_once(assay_context *ctx, const assay_backend_call *call,
         MUST(start(ctx, call, run, calls, &process));
         assay_backend_judge(&process, run->log, call->limits.timeout, end);
     }
-    if (end->outcome == ASSAY_OUTCOME_DONE) MUST(open_candidate(ctx, call, run, end));
-    return ASSAY_OK;
-}
-
-/* Whether both have the tensor, with the same bits. */
-static assay_status same_tensor(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b, const char *path,
-                                double *x, double *y, bool *same)
-{
-    const assay_tensor_spec *one = assay_fixture_find(a, path), *other = assay_fixture_find(b, path);
-    *same = one != NULL && other != NULL && one->type == other->type && assay_shape_equal(&one->shape, &other->shape);
-    const int64_t total = *same ? assay_shape_count(&one->shape) : 0;
-    for (int64_t at = 0; *same && at < total; at += CHUNK) {
-        const int64_t count = total - at < CHUNK ? total - at : CHUNK;
-        MUST(assay_fixture_read(ctx, a, path, at, count, x));
-        MUST(assay_fixture_read(ctx, b, path, at, count, y));
-        *same = memcmp(x, y, (size_t)count * sizeof *x) == 0;
-    }
-    return ASSAY_OK;
-}
-
-/* The path of the first dataset that two candidates do not have alike; "" when there is none. */
-static assay_status first_difference(assay_context *ctx, assay_fixture_reader *a, assay_fixture_reader *b, char *path,
-                                     size_t size)
-{
-    assay_status status;
-    double *x = NULL, *y = NULL;
-    assay_fixture_reader *const either[] = {a, b};
-    path[0] = '\0';
-    TRY(assay_alloc_f64(ctx, "candidate", CHUNK, &x));
-    TRY(assay_alloc_f64(ctx, "candidate", CHUNK, &y));
-    for (int side = 0; side < 2; side++) {
-        for (int i = 0; i < assay_fixture_count(either[side]); i++) {
-            const char *name = assay_fixture_spec(either[side], i)->path;
-            bool same = true;
-            if (side == 1 && assay_fixture_find(a, name) != NULL) continue; /* has been looked at */
-            TRY(same_tensor(ctx, a, b, name, x, y, &same));
-            if (same) continue;
-            snprintf(path, size, "%s", name);
-            goto cleanup;
-        }
-    }
-cleanup:
-    free(x);
-    free(y);
-    return status;
-}
-
-static assay_status hold_against(assay_context *ctx, const one_run *first, const one_run *second,
-                                 assay_backend_end *end)
-{
-    char path[ASSAY_PATH_SIZE];
-    const assay_status status = first_difference(ctx, first->reader, second->reader, path, sizeof path);
-    if (status == ASSAY_BAD_INPUT) { /* a damaged dataset */
-        assay_backend_fail(end, ctx->message);
-        return ASSAY_OK;
-    }
-    end->repeats = path[0] == '\0';
-    if (!end->repeats) snprintf(end->message, sizeof end->message, "two runs gave different bits in %s", path);
-    return status;
-}
-
-/* ---- first runs that are kept as digests ---- */
-
-typedef struct assay_candidate_digest {
-    char path[ASSAY_PATH_SIZE], digest[ASSAY_DIGEST_SIZE];
-} assay_candidate_digest;
-
-static assay_status digest_of(assay_context *ctx, assay_fixture_reader *reader, const assay_tensor_spec *spec,
-                              double *values, assay_candidate_digest *out)
-{
-    assay_status status;
-    assay_sha256 *hash = NULL;
-    const int64_t total = assay_shape_count(&spec->shape);
-    snprintf(out->path, sizeof out->path, "%s", spec->path);
-    TRY(assay_sha256_start(ctx, &hash));
-    assay_sha256_add(hash, sizeof spec->type, &spec->type);
-    assay_sha256_add(hash, sizeof spec->shape.rank, &spec->shape.rank);
-    assay_sha256_add(hash, (size_t)spec->shape.rank * sizeof *spec->shape.dims, spec->shape.dims);
-    for (int64_t at = 0; at < total; at += CHUNK) {
-        const int64_t count = total - at < CHUNK ? total - at : CHUNK;
-        TRY(assay_fixture_read(ctx, reader, spec->path, at, count, values));
-        assay_sha256_add(hash, (size_t)count * sizeof *values, values);
-    }
-    assay_sha256 *whole = hash;
-    hash = NULL;
-    status = assay_sha256_finish(ctx, whole, out->digest);
-cleanup:
-    assay_sha256_free(hash);
-    return status;
-}
-
-static assay_status digests_of(assay_context *ctx, assay_fixture_reader *reader, assay_candidate_digest **digests,
-                               int *count)
-{
-    assay_status status;
-    double *values = NULL;
-    void *memory = NULL;
-    *digests = NULL;
-    *count = 0;
-    TRY(assay_alloc_f64(ctx, "candidate", CHUNK, &values));
-    TRY(assay_alloc(ctx, "digests", assay_fixture_count(reader) + 1, sizeof **digests, &memory));
-    *digests = memory;
-    for (int i = 0; i < assay_fixture_count(reader); i++)
-        TRY(digest_of(ctx, reader, assay_fixture_spec(reader, i), values, &(*digests)[(*count)++]));
-cleanup:
-    free(values);
-    return status;
-}
-
-/* As hold_against, of a first run that left digests: the first dataset that is not there, or is another. */
-static assay_status hold_against_digests(assay_context *ctx, const assay_backend_first *first, const one_run *second,
-                                         assay_backend_end *end)
-{
-    assay_status status;
-    assay_candidate_digest *digests = NULL;
-    const char *different = NULL;
-    int count = 0;
-    TRY(digests_of(ctx, second->reader, &digests, &count));
-    for (int i = 0; different == NULL && i < count; i++) {
-        bool same = false;
-        for (int k = 0; k < first->count && !same; k++) {
-            same = strcmp(first->digests[k].path, digests[i].path) == 0 &&
-                   strcmp(first->digests[k].digest, digests[i].digest) == 0;
-        }
-        if (!same) different = digests[i].path;
-    }
-    if (different == NULL && count != first->count) different = "the list of datasets";
-    end->repeats = different == NULL;
-    if (!end->repeats) {
-        snprintf(end->message, sizeof end->message, "two runs, in two orders of the cases, gave different bits in %s",
-                 different);
-    }
-cleanup:
-    free(digests);
-    return status;
+    return end->outcome == ASSAY_OUTCOME_DONE ? read_candidate(ctx, call, run, end) : ASSAY_OK;
 }
 
 static void give_log(const assay_backend_call *call, const one_run *run)
@@ -305,14 +201,9 @@ assay_status assay_backend_execute_first(assay_context *ctx, const assay_backend
     *first = (assay_backend_first){.end = {.repeats = true}};
     if (call->log != NULL) TRY(assay_backend_clear_place(ctx, call->log));
     TRY(run_once(ctx, call, 1, &run, &first->end));
-    if (first->end.outcome == ASSAY_OUTCOME_DONE) {
-        status = digests_of(ctx, run.reader, &first->digests, &first->count);
-        if (status == ASSAY_BAD_INPUT) { /* a damaged dataset */
-            assay_backend_fail(&first->end, ctx->message);
-            status = ASSAY_OK;
-        }
-    }
     if (first->end.outcome != ASSAY_OUTCOME_DONE) give_log(call, &run);
+    first->sums = run.sums;
+    run.sums = (assay_candidate_sums){0};
     first->ran = true;
 cleanup:
     end_run(&run);
@@ -321,12 +212,12 @@ cleanup:
 
 void assay_backend_first_free(assay_backend_first *first)
 {
-    free(first->digests);
+    free(first->sums.items);
     *first = (assay_backend_first){0};
 }
 
-/* The second run must not be able to find what the first one gave: its folder goes, and the reader holds a file without
- * a name. A shared object is called twice in it, so that what one call leaves behind shows in the next. */
+/* The second run must not be able to find what the first one gave: its folder goes before. A shared object is called twice
+ * in it, so that what one call leaves behind shows in the next. */
 static assay_status run_again(assay_context *ctx, const assay_backend_call *call, one_run *first, one_run *second,
                               assay_backend_end *end)
 {
@@ -339,13 +230,18 @@ static assay_status run_again(assay_context *ctx, const assay_backend_call *call
     }
     MUST(run_once(ctx, call, 2, second, end));
     end->seconds = seconds;
-    if (end->outcome == ASSAY_OUTCOME_DONE) {
-        MUST(earlier ? hold_against_digests(ctx, call->first, second, end) : hold_against(ctx, first, second, end));
-    } else {
+    if (end->outcome != ASSAY_OUTCOME_DONE) {
         char message[600];
         snprintf(message, sizeof message, "in a second run: %.580s", end->message);
         snprintf(end->message, sizeof end->message, "%s", message);
         end->outcome = ASSAY_OUTCOME_FAILED; /* UNSUPPORTED now, and not before, as well */
+        return ASSAY_OK;
+    }
+    const char *different = first_difference(earlier ? &call->first->sums : &first->sums, &second->sums);
+    end->repeats = different == NULL;
+    if (!end->repeats) {
+        snprintf(end->message, sizeof end->message, "two runs%s gave different bits in %s",
+                 earlier ? ", in two orders of the cases," : "", different);
     }
     return ASSAY_OK;
 }

@@ -34,12 +34,17 @@ typedef struct assay_backend_end {
 
 typedef struct assay_backend_server assay_backend_server; /* server.h */
 
-/* What a case's first run gave where the second one comes later: the digest of every dataset. Starts zeroed. */
+/* What a run gave: the checksum of every dataset, by their paths. Starts zeroed. */
+typedef struct assay_candidate_sums {
+    struct assay_candidate_sum *items;
+    int count;
+} assay_candidate_sums;
+
+/* A case's first run where the second one comes later. Starts zeroed. */
 typedef struct assay_backend_first {
     bool ran;
     assay_backend_end end;
-    struct assay_candidate_digest *digests;
-    int count;
+    assay_candidate_sums sums;
 } assay_backend_first;
 
 typedef struct assay_backend_call {

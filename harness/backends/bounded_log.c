@@ -1,23 +1,11 @@
 #include "harness/backends/bounded_log.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
-static const char NOTICE[] = "(the beginning was left out)\n";
+#include "fixtures/files.h"
 
-static bool write_at(const assay_bounded_log *log, const char *text, size_t length, int64_t at)
-{
-    while (length > 0) {
-        const ssize_t written = pwrite(log->file, text, length, at);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return false;
-        text += written;
-        at += written;
-        length -= (size_t)written;
-    }
-    return true;
-}
+static const char NOTICE[] = "(the beginning was left out)\n";
 
 /* Its second half becomes the first one, from the first whole line on. */
 static bool drop_beginning(assay_bounded_log *log)
@@ -33,17 +21,17 @@ static bool drop_beginning(assay_bounded_log *log)
         const char *end = whole ? NULL : memchr(piece, '\n', (size_t)length);
         const ssize_t skipped = end == NULL ? 0 : end + 1 - piece;
         whole = true;
-        if (!write_at(log, piece + skipped, (size_t)(length - skipped), to)) return false;
+        if (assay_put(log->file, to, (size_t)(length - skipped), piece + skipped) != 0) return false;
         to += length - skipped;
     }
     log->size = to;
-    return write_at(log, NOTICE, (size_t)notice, 0) && ftruncate(log->file, to) == 0;
+    return assay_put(log->file, 0, (size_t)notice, NOTICE) == 0 && ftruncate(log->file, to) == 0;
 }
 
 bool assay_bounded_log_write(assay_bounded_log *log, const void *text, size_t length)
 {
     if (log->size + (int64_t)length > ASSAY_LOG_MOST && !drop_beginning(log)) return false;
-    if (!write_at(log, text, length, log->size)) return false;
+    if (assay_put(log->file, log->size, length, text) != 0) return false;
     log->size += (int64_t)length;
     return true;
 }
