@@ -30,10 +30,7 @@ static assay_status in_float64(assay_context *ctx, void *self)
 
 static assay_status alloc(assay_context *ctx, int64_t count, quad **to)
 {
-    void *values = NULL;
-    const assay_status status = assay_alloc(ctx, "numbers in binary128", count, sizeof(quad), &values);
-    *to = values;
-    return status;
+    return assay_alloc(ctx, "numbers in binary128", count, sizeof(quad), to);
 }
 
 assay_status bench_certificates(assay_context *ctx, bench_report *report)

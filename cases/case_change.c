@@ -12,31 +12,28 @@ static assay_status copy_list(assay_context *ctx, const assay_text_list *list, a
     return ASSAY_OK;
 }
 
-/* NULL where there is nothing. */
+/* `to` is the address of a pointer; NULL where there is nothing. */
 static assay_status copy_array(assay_context *ctx, const char *what, int64_t count, size_t size, const void *from,
-                               void **to)
+                               void *to)
 {
-    *to = NULL;
-    if (count == 0) return ASSAY_OK;
-    const assay_status status = assay_alloc(ctx, what, count, size, to);
-    if (status == ASSAY_OK) memcpy(*to, from, (size_t)count * size);
-    return status;
+    void *copy = NULL;
+    if (count > 0) {
+        MUST(assay_alloc(ctx, what, count, size, &copy));
+        memcpy(copy, from, (size_t)count * size);
+    }
+    memcpy(to, &copy, sizeof copy);
+    return ASSAY_OK;
 }
 
 /* Those that are counted have values of their own. */
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, assay_case *copy)
 {
-    void *inputs = NULL;
-    copy->inputs = NULL;
     copy->input_count = 0;
-    MUST(copy_array(ctx, "inputs", c->input_count, sizeof *c->inputs, c->inputs, &inputs));
-    copy->inputs = inputs;
+    MUST(copy_array(ctx, "inputs", c->input_count, sizeof *c->inputs, c->inputs, &copy->inputs));
     for (; copy->input_count < c->input_count; copy->input_count++) {
         assay_case_input *input = &copy->inputs[copy->input_count];
-        void *values = NULL;
-        if (input->values == NULL) continue;
-        MUST(copy_array(ctx, "values", input->fill.value_count, sizeof *input->values, input->values, &values));
-        input->fill.values = input->values = values;
+        MUST(copy_array(ctx, "values", input->fill.value_count, sizeof *input->values, input->values, &input->values));
+        input->fill.values = input->values;
     }
     return ASSAY_OK;
 }
@@ -45,16 +42,15 @@ assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case
 {
     assay_status status;
     const assay_text_list none = {0};
-    void *dtypes = NULL, *formats = NULL;
     *copy = *c;
     copy->tags = copy->gradients = copy->checkpoints = copy->profiles = none;
+    copy->inputs = NULL;
     copy->dtypes = NULL;
     copy->quant_formats = NULL;
     TRY(copy_inputs(ctx, c, copy));
-    TRY(copy_array(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, c->dtypes, &dtypes));
-    copy->dtypes = dtypes;
-    TRY(copy_array(ctx, "quant_formats", c->quant_format_count, sizeof *c->quant_formats, c->quant_formats, &formats));
-    copy->quant_formats = formats;
+    TRY(copy_array(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, c->dtypes, &copy->dtypes));
+    TRY(copy_array(ctx, "quant_formats", c->quant_format_count, sizeof *c->quant_formats, c->quant_formats,
+                   &copy->quant_formats));
     TRY(copy_list(ctx, &c->tags, &copy->tags));
     TRY(copy_list(ctx, &c->gradients, &copy->gradients));
     TRY(copy_list(ctx, &c->checkpoints, &copy->checkpoints));

@@ -235,14 +235,12 @@ static assay_status find_thresholds(assay_context *ctx, assay_comparison *c, dou
 
 static assay_status alloc_buffers(assay_context *ctx, assay_comparison *c)
 {
-    void *memory = NULL;
     MUST(assay_alloc_f64(ctx, "values of the golden", ASSAY_CHUNK, &c->golden_values));
     MUST(assay_alloc_f64(ctx, "values of the candidate", ASSAY_CHUNK, &c->candidate_values));
     MUST(assay_alloc_f64(ctx, "error scales", ASSAY_CHUNK, &c->scales));
     MUST(assay_alloc_f64(ctx, "weights of errors", ASSAY_CHUNK, &c->inverse));
     MUST(assay_alloc_f64(ctx, "directions", (int64_t)c->direction_count * ASSAY_CHUNK, &c->direction_values));
-    MUST(assay_alloc(ctx, "directions", c->direction_count + 1, sizeof *c->lies_along, &memory));
-    c->lies_along = memory;
+    MUST(assay_alloc(ctx, "directions", c->direction_count + 1, sizeof *c->lies_along, &c->lies_along));
     MUST(assay_alloc_i32(ctx, "integers of the golden", ASSAY_CHUNK, &c->golden_integers));
     return assay_alloc_i32(ctx, "integers of the candidate", ASSAY_CHUNK, &c->candidate_integers);
 }

@@ -172,14 +172,13 @@ static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *
 {
     assay_status status = ASSAY_OK;
     const axis_view v = view_of(&t->shape, axis);
-    void *memory = NULL, *more = NULL;
+    mark *golden = NULL, *candidate = NULL;
     char name[48];
     int64_t first = -1;
     *found = false;
     if (v.outer * v.inner < LEAST_SLICE) return ASSAY_OK;
-    TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &memory));
-    TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &more));
-    mark *golden = memory, *candidate = more;
+    TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &golden));
+    TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &candidate));
     mark_slices(t->golden, &v, golden);
     mark_slices(t->candidate, &v, candidate);
     for (int64_t i = 0; i < v.size; i++) from[candidate[i].index] = golden[i].index;
@@ -194,8 +193,8 @@ static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *
                  axis_name(t, axis, name), first, from[first], left, before);
     }
 cleanup:
-    free(memory);
-    free(more);
+    free(golden);
+    free(candidate);
     return status;
 }
 
@@ -237,15 +236,14 @@ static assay_status look_in_part(assay_context *ctx, const assay_wrong_tensor *t
 {
     assay_status status = ASSAY_OK;
     const axis_view v = view_of(&t->shape, axis);
-    void *memory = NULL;
+    bool *wrong = NULL;
     residual right = {0};
     char list[160], name[48];
     int64_t wrongs = 0;
     bool zero = true;
     *found = false;
     if (v.size < 2) return ASSAY_OK;
-    TRY(assay_alloc(ctx, "slices", v.size, sizeof(bool), &memory));
-    bool *wrong = memory;
+    TRY(assay_alloc(ctx, "slices", v.size, sizeof(bool), &wrong));
     for (int64_t i = 0; i < v.size; i++) {
         residual r = {0};
         bool slice_zero = true;
@@ -268,7 +266,7 @@ static assay_status look_in_part(assay_context *ctx, const assay_wrong_tensor *t
                  zero ? ", where it is zero" : "");
     }
 cleanup:
-    free(memory);
+    free(wrong);
     return status;
 }
 

@@ -124,10 +124,8 @@ static assay_status sum_datasets(assay_context *ctx, const char *path, assay_can
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
-    void *memory = NULL;
     TRY(assay_fixture_open(ctx, path, &reader));
-    TRY(assay_alloc(ctx, "checksums", assay_fixture_count(reader) + 1, sizeof *sums->items, &memory));
-    sums->items = memory;
+    TRY(assay_alloc(ctx, "checksums", assay_fixture_count(reader) + 1, sizeof *sums->items, &sums->items));
     for (; sums->count < assay_fixture_count(reader); sums->count++) {
         assay_candidate_sum *sum = &sums->items[sums->count];
         snprintf(sum->path, sizeof sum->path, "%s", assay_fixture_spec(reader, sums->count)->path);

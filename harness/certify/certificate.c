@@ -138,9 +138,8 @@ assay_certificate_scope assay_certificate_scope_of(const assay_context *ctx, con
 static assay_status list_results(assay_context *ctx, const assay_certificate_inputs *inputs, bool gradients,
                                  quad_tensors *some)
 {
-    void *items = NULL;
-    const assay_status status = assay_alloc(ctx, "list of tensors", inputs->results.count, sizeof *some->items, &items);
-    some->items = items;
+    const assay_status status =
+        assay_alloc(ctx, "list of tensors", inputs->results.count, sizeof *some->items, &some->items);
     for (int i = 0; status == ASSAY_OK && i < inputs->results.count; i++) {
         if (gradients || assay_role_of(inputs->results.items[i].path) != ASSAY_ROLE_GRADIENT)
             some->items[some->count++] = inputs->results.items[i];

@@ -72,10 +72,8 @@ static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const a
     if (next != NULL) both.second = *next;
     const assay_sink sink = next != NULL ? assay_tee_sink(&both) : both.first;
     assay_plan with_f64 = *plan;
-    void *precisions = NULL;
     bool there = false;
-    TRY(assay_alloc(ctx, "precisions", plan->precision_count + 1, sizeof *f64, &precisions));
-    with_f64.precisions = precisions;
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count + 1, sizeof *f64, &with_f64.precisions));
     with_f64.precision_count = next == NULL ? 0 : plan->precision_count;
     for (int i = 0; i < with_f64.precision_count; i++) {
         with_f64.precisions[i] = plan->precisions[i];
@@ -85,7 +83,7 @@ static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const a
     TRY(assay_evaluate(ctx, &with_f64, source, &sink));
     if (assay_ranks_is_first(ctx)) TRY(assay_tensor_set_require_complete(ctx, results));
 cleanup:
-    free(precisions);
+    free(with_f64.precisions);
     return status;
 }
 

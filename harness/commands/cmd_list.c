@@ -86,7 +86,7 @@ static assay_status print_mutants(assay_context *ctx, const assay_case *cases, i
     assay_status status;
     assay_plan *plans = NULL;
     int prepared = 0;
-    TRY(assay_alloc(ctx, "cases", count, sizeof *plans, (void **)&plans));
+    TRY(assay_alloc(ctx, "cases", count, sizeof *plans, &plans));
     for (; prepared < count; prepared++) {
         assay_plan *plan = &plans[prepared];
         *plan = (assay_plan){.c = &cases[prepared]};

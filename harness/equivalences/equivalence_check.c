@@ -35,9 +35,7 @@ static bool is_of_form(const assay_case *c, bool kernels, const char *path)
 
 static assay_status copy_inputs(assay_context *ctx, const assay_case *c, bool kernels, assay_form *form)
 {
-    void *copy = NULL;
-    assay_status status = assay_alloc(ctx, "inputs", c->input_count + 1, sizeof *c->inputs, &copy);
-    form->c.inputs = copy;
+    assay_status status = assay_alloc(ctx, "inputs", c->input_count + 1, sizeof *c->inputs, &form->c.inputs);
     form->c.input_count = 0;
     for (int i = 0; status == ASSAY_OK && i < c->input_count; i++) {
         if (is_of_form(c, kernels, c->inputs[i].path)) form->c.inputs[form->c.input_count++] = c->inputs[i];

@@ -309,15 +309,13 @@ static assay_status add_given(assay_context *ctx, const assay_tensor_set *given,
 static assay_status open_search(assay_context *ctx, search *s, assay_golden *golden, assay_fixture_reader *candidate,
                                 const assay_profile *profile, assay_tensor_set *results)
 {
-    void *held = NULL;
     const assay_plan *plan = &golden->plan;
     ctx->threads = assay_plan_threads(ctx, plan);
     MUST(assay_golden_load(ctx, results, plan, golden->reader));
     if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
     MUST(assay_given_results_load(ctx, results, candidate, &s->given));
-    MUST(assay_alloc(ctx, "hypotheses", assay_mutant_count + assay_ignored_setting_count, sizeof *s->held, &held));
-    s->held = held;
+    MUST(assay_alloc(ctx, "hypotheses", assay_mutant_count + assay_ignored_setting_count, sizeof *s->held, &s->held));
     return ASSAY_OK;
 }
 

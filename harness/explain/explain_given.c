@@ -50,10 +50,8 @@ static assay_status add_zeros(assay_context *ctx, const assay_tensor_spec *spec,
 assay_status assay_given_results_load(assay_context *ctx, const assay_tensor_set *golden,
                                       assay_fixture_reader *candidate, assay_given_results *given)
 {
-    void *tensors = NULL;
     bool backward = false;
-    MUST(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &tensors));
-    given->tensors = tensors;
+    MUST(assay_alloc(ctx, "list of tensors", golden->count, sizeof *given->tensors, &given->tensors));
     for (int i = 0; i < golden->count; i++) {
         const assay_tensor_spec *spec = &golden->items[i].spec, *found = assay_fixture_find(candidate, spec->path);
         if (found == NULL || assay_role_is_given(spec->role) || spec->role == ASSAY_ROLE_ERROR_SCALE) continue;
@@ -84,10 +82,9 @@ static assay_status candidate_reader(assay_context *ctx, const assay_given_resul
                                      const assay_tensor_set *results, assay_fixture_reader **reader)
 {
     assay_status status;
-    void *memory = NULL;
+    assay_memory_tensor *tensors = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &memory));
-    assay_memory_tensor *tensors = memory;
+    TRY(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &tensors));
     for (int i = 0; i < given->count; i++) {
         const assay_tensor *tensor = assay_tensor_set_find(results, given->tensors[i].spec.path);
         const bool known = tensor != NULL && assay_tensor_is_complete(tensor);
@@ -96,7 +93,7 @@ static assay_status candidate_reader(assay_context *ctx, const assay_given_resul
     }
     TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
 cleanup:
-    free(memory);
+    free(tensors);
     return status;
 }
 

@@ -357,7 +357,6 @@ assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t 
 {
     assay_status status;
     int kept = 0;
-    void *counts = NULL;
     *draws = (assay_draws){.seed = seed};
     if (sets != NULL) draws->sets = *sets;
     if (op != NULL && place_of(op) < 0) {
@@ -387,9 +386,8 @@ assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t 
         goto cleanup;
     }
     ctx->message[0] = '\0';
-    TRY(assay_alloc(ctx, "draws", kept + 1, sizeof *draws->of_bases, &counts));
-    draws->of_bases = counts;
-    memset(counts, 0, ((size_t)kept + 1) * sizeof *draws->of_bases);
+    TRY(assay_alloc(ctx, "draws", kept + 1, sizeof *draws->of_bases, &draws->of_bases));
+    memset(draws->of_bases, 0, ((size_t)kept + 1) * sizeof *draws->of_bases);
     for (; assay_operations[draws->operations] != NULL; draws->operations++) continue;
 cleanup:
     if (status != ASSAY_OK) assay_draws_free(draws);
@@ -418,9 +416,8 @@ static bool says_bug(const assay_case *c)
 static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice *d, assay_drawn *drawn)
 {
     double of_operations[ASSAY_OPERATIONS_MOST] = {0};
-    void *memory = NULL;
-    MUST(assay_alloc(ctx, "draws", draws->base_count + 1, sizeof(double), &memory));
-    double *weights = memory;
+    double *weights = NULL;
+    MUST(assay_alloc(ctx, "draws", draws->base_count + 1, sizeof(double), &weights));
     for (int i = 0; i < draws->base_count; i++) of_operations[place_of(draws->bases[i].op)] += 1.0;
     for (int i = 0; i < draws->operations; i++)
         of_operations[i] =
@@ -434,7 +431,7 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
                          : (says_bug(&draws->bases[i]) ? 2.0 : 1.0) * support(count) / (rare * rare);
     }
     drawn->base = pick_weighted(d, weights, draws->base_count);
-    free(memory);
+    free(weights);
     return ASSAY_OK;
 }
 

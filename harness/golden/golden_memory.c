@@ -33,10 +33,9 @@ assay_status assay_fixture_of_tensors(assay_context *ctx, const char *kind, cons
                                       assay_fixture_reader **reader)
 {
     assay_status status;
-    void *memory = NULL;
+    assay_memory_tensor *list = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", tensors->count + 1, sizeof(assay_memory_tensor), &memory));
-    assay_memory_tensor *list = memory;
+    TRY(assay_alloc(ctx, "list of tensors", tensors->count + 1, sizeof(assay_memory_tensor), &list));
     for (int i = 0; i < tensors->count; i++) {
         const assay_tensor *tensor = &tensors->items[i];
         if (!assay_tensor_is_complete(tensor)) continue;
@@ -44,7 +43,7 @@ assay_status assay_fixture_of_tensors(assay_context *ctx, const char *kind, cons
     }
     TRY(assay_fixture_of_memory(ctx, kind, count, list, reader));
 cleanup:
-    free(memory);
+    free(list);
     return status;
 }
 

@@ -253,15 +253,11 @@ static int add_layers(builder *b, const assay_stack_config *config, bool whole, 
 
 static assay_status alloc_steps(assay_context *ctx, const assay_tensor_list *list, int64_t graphs, assay_steps **steps)
 {
-    void *memory = NULL;
-    MUST(assay_alloc(ctx, "steps", 1, sizeof **steps, &memory));
-    *steps = memory;
+    MUST(assay_alloc(ctx, "steps", 1, sizeof **steps, steps));
     **steps = (assay_steps){0};
-    MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_STEPS + 4) + 1, sizeof *(*steps)->steps, &memory));
-    (*steps)->steps = memory;
+    MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_STEPS + 4) + 1, sizeof *(*steps)->steps, &(*steps)->steps));
     MUST(assay_alloc(ctx, "steps", graphs * (GRAPH_TENSORS + GRAPH_STEPS + 4) + list->count + 1,
-                     sizeof *(*steps)->tensors, &memory));
-    (*steps)->tensors = memory;
+                     sizeof *(*steps)->tensors, &(*steps)->tensors));
     return ASSAY_OK;
 }
 

@@ -25,10 +25,9 @@ static assay_status open_reader(assay_context *ctx, const assay_tensor_set *resu
                                 const assay_profile *storage, bool staged, assay_fixture_reader **reader)
 {
     assay_status status;
-    void *memory = NULL;
+    assay_memory_tensor *tensors = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", results->count, sizeof(assay_memory_tensor), &memory));
-    assay_memory_tensor *tensors = memory;
+    TRY(assay_alloc(ctx, "list of tensors", results->count, sizeof(assay_memory_tensor), &tensors));
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const bool given = assay_is_of_candidate(tensor) || (staged && assay_is_of_stages(tensor));
@@ -41,7 +40,7 @@ static assay_status open_reader(assay_context *ctx, const assay_tensor_set *resu
     }
     TRY(assay_fixture_of_memory(ctx, kind, count, tensors, reader));
 cleanup:
-    free(memory);
+    free(tensors);
     return status;
 }
 

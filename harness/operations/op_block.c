@@ -72,11 +72,9 @@ assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, cons
 {
     const int64_t tokens = c->batch * c->sequence;
     int32_t *segments = NULL;
-    void *memory = NULL;
     assay_status status;
     TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
-    TRY(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, &memory));
-    *used = memory;
+    TRY(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, used));
     for (int64_t t = 0; t < tokens; t++) (*used)[t] = segments == NULL || segments[t] != 0 || !c->config.mask_padding;
 cleanup:
     free(segments);

@@ -221,12 +221,10 @@ static assay_status pack(assay_context *ctx, const gmm_run *r, const assay_work 
 
 static assay_status find_rows(assay_context *ctx, const assay_gmm_config *gmm, const int32_t *index, gmm_run *r)
 {
-    void *places = NULL;
     r->gmm = gmm;
     r->count = assay_gmm_places(gmm);
     MUST(assay_alloc_i32(ctx, "group sizes", gmm->dims.groups, &r->group_sizes));
-    MUST(assay_alloc(ctx, "rows of groups", r->count, sizeof *r->places, &places));
-    r->places = places;
+    MUST(assay_alloc(ctx, "rows of groups", r->count, sizeof *r->places, &r->places));
     r->dims = gmm->dims;
     MUST(assay_gmm_find_rows(ctx, gmm, index, r->group_sizes, r->places, &r->dims.m));
     r->of_groups = r->dims.m;
@@ -321,13 +319,11 @@ static assay_status used_rows(assay_context *ctx, const assay_case *c, const ass
     char path[ASSAY_PATH_SIZE];
     const assay_gmm_config gmm = layout_of(c);
     int32_t *index = NULL;
-    void *memory = NULL;
     gmm_run r = {0};
     index_path(&gmm, path);
     TRY(assay_read_whole_i32(ctx, in, path, assay_gmm_index_count(&gmm), &index));
     TRY(find_rows(ctx, &gmm, index, &r));
-    TRY(assay_alloc(ctx, "rows that are used", r.count, sizeof **used, &memory));
-    *used = memory;
+    TRY(assay_alloc(ctx, "rows that are used", r.count, sizeof **used, used));
     memset(*used, 0, (size_t)r.count * sizeof **used);
     for (int64_t row = 0; row < r.dims.m; row++) (*used)[r.places[row]] = true;
 cleanup:
@@ -447,15 +443,13 @@ assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case 
     gmm_run r = {0};
     relaid o = {0};
     char index[ASSAY_PATH_SIZE];
-    void *places = NULL;
     assay_work w = {.c = c, .config = &config, .in = in, .out = out}, other = {.c = &o.c, .config = &o.config};
     TRY(config_of(ctx, c, &config));
     TRY(assay_work_open(ctx, &w, &assay_op_gmm));
     TRY(start(ctx, &w, &r));
     relay(c, &config, &r, &o);
     TRY(assay_work_open(ctx, &other, &assay_op_gmm));
-    TRY(assay_alloc(ctx, "layout", r.dims.m, sizeof *o.places, &places));
-    o.places = places;
+    TRY(assay_alloc(ctx, "layout", r.dims.m, sizeof *o.places, &o.places));
     index_path(&o.config.gmm, index);
     place_groups(&r, &o, assay_i32(&other, index));
     TRY(compute_relaid(ctx, &other, &r, &o));
@@ -466,7 +460,7 @@ assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case 
     TRY(assay_work_write(ctx, &w, false));
     TRY(assay_work_write(ctx, &w, true));
 cleanup:
-    free(places);
+    free(o.places);
     assay_work_close(&w);
     assay_work_close(&other);
     gmm_run_free(&r);

@@ -175,14 +175,12 @@ static assay_status start(assay_context *ctx, const assay_sketching *s, assay_sk
                           const assay_tensor_spec *spec)
 {
     const int64_t above = s->c->sketch_above;
-    void *scales = NULL;
     t->spec = *spec;
     if (!wants_values(s, spec)) return ASSAY_OK;
     MUST(assay_sketch_start(ctx, spec, above, s->c->seed, false, &t->values));
     if (s->precision_count == 0) return ASSAY_OK;
-    MUST(assay_alloc(ctx, "sketches of error scales", s->precision_count, sizeof *t->scales, &scales));
-    memset(scales, 0, (size_t)s->precision_count * sizeof *t->scales);
-    t->scales = scales;
+    MUST(assay_alloc(ctx, "sketches of error scales", s->precision_count, sizeof *t->scales, &t->scales));
+    memset(t->scales, 0, (size_t)s->precision_count * sizeof *t->scales);
     MUST(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->energy));
     for (int p = 0; p < s->precision_count; p++) {
         MUST(assay_sketch_start(ctx, spec, above, s->c->seed, true, &t->scales[p]));

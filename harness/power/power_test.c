@@ -346,7 +346,6 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
                                   assay_power_test *found)
 {
     assay_status status;
-    void *items = NULL;
     assay_trial t = {.plan = plan, .golden = golden, .profile = profile, .false_alarm = false_alarm, .folder = folder};
     const bool sketched = plan->list.sketched_count > 0;
     assay_whole whole = {0};
@@ -355,8 +354,7 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
-    TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &items));
-    found->items = items;
+    TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &found->items));
     for (int p = 0; plan->signals && assay_direction_members(plan) > 0 && p < plan->precision_count; p++) {
         if (strcmp(plan->precisions[p].name, profile->precision.name) == 0)
             TRY(assay_correct_runs_make(ctx, plan, golden, p, &runs));

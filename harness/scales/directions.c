@@ -53,7 +53,6 @@ static assay_status fill_ensemble(assay_context *ctx, const assay_plan *plan, co
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         const bool there = all.has(all.self, spec->path);
-        void *memory = NULL;
         if (there && (assay_role_is_given(spec->role) || assay_path_is_choice(spec->path)))
             MUST(assay_tensor_set_read(ctx, &e->given, spec, &all));
         if (!there || !assay_direction_covers(spec)) continue;
@@ -61,8 +60,7 @@ static assay_status fill_ensemble(assay_context *ctx, const assay_plan *plan, co
         const assay_tensor *values = &e->golden.items[e->golden.count - 1];
         assay_scaled *t = &e->tensors[e->golden.count - 1];
         *t = (assay_scaled){.spec = spec, .count = values->count, .golden = values->values};
-        MUST(assay_alloc(ctx, "errors of correct runs", t->count, (size_t)members * sizeof *t->errors, &memory));
-        t->errors = memory;
+        MUST(assay_alloc(ctx, "errors of correct runs", t->count, (size_t)members * sizeof *t->errors, &t->errors));
     }
     return ASSAY_OK;
 }
@@ -164,13 +162,11 @@ assay_status assay_correct_runs_make(assay_context *ctx, const assay_plan *plan,
 {
     assay_status status;
     assay_plan settled = *plan;
-    void *precisions = NULL;
     assay_source in = assay_given_source(golden);
     assay_ensemble e = {.plan = &settled, .in = &in};
     *runs = (assay_correct_runs){.profile = assay_plan_profile(plan, plan->precisions[p].name),
                                  .members = assay_direction_members(plan)};
-    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
-    settled.precisions = precisions;
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &settled.precisions));
     TRY(assay_settle_given(ctx, plan, &in, settled.precisions));
     const assay_member member = {.precision = &settled.precisions[p]};
     TRY(fill_ensemble(ctx, plan, golden, runs->members, &e));
@@ -184,7 +180,7 @@ assay_status assay_correct_runs_make(assay_context *ctx, const assay_plan *plan,
     TRY(invert(ctx, runs));
 cleanup:
     assay_ensemble_release(&e);
-    free(precisions);
+    free(settled.precisions);
     if (status != ASSAY_OK) assay_correct_runs_free(runs);
     return status;
 }

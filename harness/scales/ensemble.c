@@ -278,7 +278,6 @@ static assay_status checked_write_zeros(assay_context *ctx, void *self, const ch
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out)
 {
     assay_status status;
-    void *precisions = NULL;
     assay_plan settled = *plan;
     checked passed = {.out = out};
     const assay_sink own = {.self = &passed,
@@ -289,8 +288,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     assay_ensemble e = {.plan = &settled, .in = in, .out = &own};
     passed.e = &e;
     const bool null = wants_null(&e);
-    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
-    settled.precisions = precisions;
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &settled.precisions));
     TRY(assay_settle_given(ctx, plan, in, settled.precisions));
     if (assay_ensemble_needs_no_runs(&settled) && !null) {
         TRY(assay_operation_run(ctx, plan->operation, plan->c, in, &own, settled.precisions, plan->precision_count));
@@ -299,6 +297,6 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     }
 cleanup:
     assay_ensemble_release(&e);
-    free(precisions);
+    free(settled.precisions);
     return status;
 }

@@ -162,7 +162,7 @@ static assay_status share_set(assay_context *ctx, assay_tensor_set *set)
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     assay_status status;
-    void *precisions = NULL;
+    assay_precision *propagated = NULL;
     int count = 0;
     const assay_plan *plan = e->plan;
     assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
@@ -170,8 +170,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
     const int64_t before = assay_ranks_runs(ctx);
-    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &precisions));
-    assay_precision *propagated = precisions;
+    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &propagated));
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
         if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
@@ -184,7 +183,7 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     }
     TRY(assay_tensor_set_require_complete(ctx, &e->golden));
 cleanup:
-    free(precisions);
+    free(propagated);
     return status;
 }
 

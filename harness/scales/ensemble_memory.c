@@ -23,10 +23,7 @@ static bool scale_is_wanted(const assay_ensemble *e, const char *path)
 
 assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_scaled *t, int precision)
 {
-    void *memory = NULL;
-    assay_status status = assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &memory);
-    t->scales[precision] = memory;
-    return status;
+    return assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &t->scales[precision]);
 }
 
 /* What a null distribution needs: the error scales that are propagated come with the golden run. */
@@ -46,12 +43,8 @@ static assay_status alloc_null(assay_context *ctx, const assay_plan *plan, assay
 
 static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
 {
-    void *memory = NULL;
     const int members = assay_ensemble_most_members(plan), slots = members > 0 ? members : 1; /* of a run to nearest */
-    assay_status status =
-        assay_alloc(ctx, "errors of an ensemble", t->count, (size_t)slots * sizeof *t->errors, &memory);
-    t->errors = memory;
-    return status;
+    return assay_alloc(ctx, "errors of an ensemble", t->count, (size_t)slots * sizeof *t->errors, &t->errors);
 }
 
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null)

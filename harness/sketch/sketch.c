@@ -156,14 +156,10 @@ static assay_status alloc_parts(assay_context *ctx, int64_t above, assay_sketch 
 static assay_status alloc_draws(assay_context *ctx, assay_sketch *s)
 {
     assay_status status;
-    void *columns = NULL, *rows = NULL, *slices = NULL;
-    status = assay_alloc(ctx, s->spec.path, s->blocks * s->columns / BITS + 1, sizeof(uint64_t), &columns);
+    status = assay_alloc(ctx, s->spec.path, s->blocks * s->columns / BITS + 1, sizeof(uint64_t), &s->signs_of_columns);
     if (status == ASSAY_OK)
-        status = assay_alloc(ctx, s->spec.path, s->blocks * s->rows / BITS + 1, sizeof(uint64_t), &rows);
-    if (status == ASSAY_OK) status = assay_alloc(ctx, s->spec.path, s->slice_count, sizeof(int64_t), &slices);
-    s->signs_of_columns = columns;
-    s->signs_of_rows = rows;
-    s->slices = slices;
+        status = assay_alloc(ctx, s->spec.path, s->blocks * s->rows / BITS + 1, sizeof(uint64_t), &s->signs_of_rows);
+    if (status == ASSAY_OK) status = assay_alloc(ctx, s->spec.path, s->slice_count, sizeof(int64_t), &s->slices);
     return status;
 }
 

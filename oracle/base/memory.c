@@ -31,11 +31,12 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
 
 /* Blocks of less than `small` bytes as malloc() gives them. */
 static assay_status alloc_block(assay_context *ctx, const char *what, int64_t count, size_t element_size, size_t small,
-                                void **out)
+                                void *out)
 {
     enum { LINE = 64, HUGE_PAGE = 2 << 20 };
+    void *block = NULL;
     size_t bytes = 0;
-    *out = NULL;
+    memcpy(out, &block, sizeof block);
     if (count < 0 || __builtin_mul_overflow((size_t)count, element_size, &bytes) || bytes > SIZE_MAX / 2 - HUGE_PAGE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %" PRId64 " elements do not fit in memory", what, count);
     }
@@ -43,18 +44,19 @@ static assay_status alloc_block(assay_context *ctx, const char *what, int64_t co
      */
     const size_t alignment = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : LINE;
     bytes = (bytes / alignment + 1) * alignment;
-    *out = bytes < small ? malloc(bytes) : aligned_alloc(alignment, bytes); /* which is several times as slow */
-    if (*out == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
-    if (alignment == HUGE_PAGE) (void)madvise(*out, bytes, MADV_HUGEPAGE);
+    block = bytes < small ? malloc(bytes) : aligned_alloc(alignment, bytes); /* which is several times as slow */
+    if (block == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory for %zu bytes", what, bytes);
+    if (alignment == HUGE_PAGE) (void)madvise(block, bytes, MADV_HUGEPAGE);
+    memcpy(out, &block, sizeof block);
     return ASSAY_OK;
 }
 
-assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
+assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *out)
 {
     return alloc_block(ctx, what, count, element_size, 16 << 10, out);
 }
 
-assay_status assay_alloc_aligned(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out)
+assay_status assay_alloc_aligned(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *out)
 {
     return alloc_block(ctx, what, count, element_size, 0, out);
 }
@@ -77,10 +79,7 @@ void assay_keep_freed_memory(void)
 
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out)
 {
-    void *memory = NULL;
-    assay_status status = assay_alloc(ctx, what, count, sizeof **out, &memory);
-    *out = memory;
-    return status;
+    return assay_alloc(ctx, what, count, sizeof **out, out);
 }
 
 assay_status assay_alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out)
@@ -92,10 +91,7 @@ assay_status assay_alloc_zeros(assay_context *ctx, const char *what, int64_t cou
 
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out)
 {
-    void *memory = NULL;
-    assay_status status = assay_alloc(ctx, what, count, sizeof **out, &memory);
-    *out = memory;
-    return status;
+    return assay_alloc(ctx, what, count, sizeof **out, out);
 }
 
 /* The number that follows `key` in a file, or the file's first number when key is NULL; -1 when there is none ("max").

@@ -12,10 +12,10 @@ assay_status assay_checked_count(assay_context *ctx, const char *what, int rank,
 
 /* `count` elements of `element_size` bytes, contents undefined, to be released with free(). From 16 KiB on they are
  * aligned to 64 bytes, below as malloc() does it, which takes a fraction of the time.
- * count 0 gives a pointer that can be freed. *out is NULL on failure. */
-assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void **out);
+ * count 0 gives a pointer that can be freed. `out` is the address of a pointer of any type, which is NULL on failure. */
+assay_status assay_alloc(assay_context *ctx, const char *what, int64_t count, size_t element_size, void *out);
 assay_status assay_alloc_aligned(assay_context *ctx, const char *what, int64_t count, size_t element_size,
-                                 void **out); /* however small */
+                                 void *out); /* however small */
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out);

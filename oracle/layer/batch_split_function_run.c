@@ -52,9 +52,8 @@ static void call_close(bs_call *c)
 static assay_status call_open(assay_context *ctx, const assay_function_config *config,
                               const assay_batch_split_function *f, bs_call **opened)
 {
-    void *memory = NULL;
-    MUST(assay_alloc(ctx, "call", 1, sizeof **opened, &memory));
-    bs_call *c = memory;
+    bs_call *c = NULL;
+    MUST(assay_alloc(ctx, "call", 1, sizeof **opened, &c));
     *opened = memset(c, 0, sizeof *c);
     c->config = *config;
     c->config.function = f;

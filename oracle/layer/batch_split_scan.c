@@ -71,15 +71,13 @@ cleanup:
 
 static assay_status open_split(assay_context *ctx, const stack_run *stack, assay_batch_split **split)
 {
-    void *memory = NULL;
-    MUST(assay_alloc(ctx, "batch-split schedule", 1, sizeof **split, &memory));
-    *split = memory;
+    MUST(assay_alloc(ctx, "batch-split schedule", 1, sizeof **split, split));
     **split = (assay_batch_split){.first = stack->config->dense_layers,
                                   .layers = stack->config->layers - stack->config->dense_layers};
     bs_run *run = &(*split)->run;
     bs_run_of(run, stack);
-    MUST(assay_alloc(ctx, "selected_experts", (*split)->layers, sizeof *(*split)->selected_experts, &memory));
-    (*split)->selected_experts = memory;
+    MUST(assay_alloc(ctx, "selected_experts", (*split)->layers, sizeof *(*split)->selected_experts,
+                     &(*split)->selected_experts));
     for (int64_t layer = 0; layer < (*split)->layers; layer++) (*split)->selected_experts[layer] = NULL;
     for (int64_t m = 0; m < run->factor; m++) {
         MUST(assay_alloc_f64(ctx, "activations of a microbatch", bs_count(run, MB_OUTPUTS), &(*split)->xs[m]));

@@ -222,9 +222,7 @@ static void free_runs(graph_run **runs, const bs_run *run)
 
 assay_status bs_make_runs(assay_context *ctx, const bs_run *run, graph_run **runs)
 {
-    void *memory = NULL;
-    const assay_status status = assay_alloc(ctx, "runs of the shards", run->sizes.shards, sizeof **runs, &memory);
-    *runs = memory;
+    const assay_status status = assay_alloc(ctx, "runs of the shards", run->sizes.shards, sizeof **runs, runs);
     for (int64_t shard = 0; status == ASSAY_OK && shard < run->sizes.shards; shard++) (*runs)[shard] = (graph_run){0};
     return status;
 }

@@ -128,15 +128,12 @@ assay_status assay_remat_open(assay_context *ctx, assay_remat_store **store, con
 {
     assay_status status = ASSAY_OK;
     assay_remat_store *made = NULL;
-    void *memory = NULL;
     int64_t count = 0;
     *store = NULL;
     TRY(assay_checked_count(ctx, "checkpoints", 2, (int64_t[]){layers, ASSAY_REMAT_SLOTS}, &count));
-    TRY(assay_alloc(ctx, "checkpoints", 1, sizeof *made, &memory));
-    made = memory;
+    TRY(assay_alloc(ctx, "checkpoints", 1, sizeof *made, &made));
     *made = (assay_remat_store){.policy = *policy, .layers = layers, .file = -1};
-    TRY(assay_alloc(ctx, "checkpoints", count, sizeof *made->items, &memory));
-    made->items = memory;
+    TRY(assay_alloc(ctx, "checkpoints", count, sizeof *made->items, &made->items));
     memset(made->items, 0, (size_t)count * sizeof *made->items);
     *store = made;
     return ASSAY_OK;

@@ -127,11 +127,10 @@ static assay_status fill(assay_context *ctx, assay_timetable *t, const int32_t *
 assay_status assay_timetable_open(assay_context *ctx, assay_timetable *t, const int32_t *events, int64_t count,
                                   const assay_schedule_dims *dims)
 {
-    void *memory = NULL;
     int64_t slots = 0;
     MUST(assay_checked_count(ctx, "schedule", 4, (int64_t[]){2, ASSAY_STAGES, dims->layers, dims->factor + 1}, &slots));
-    MUST(assay_alloc(ctx, "schedule", slots, sizeof *t->at, &memory));
-    *t = (assay_timetable){memory, dims};
+    t->dims = dims;
+    MUST(assay_alloc(ctx, "schedule", slots, sizeof *t->at, &t->at));
     for (int64_t i = 0; i < slots; i++) t->at[i] = -1;
     return fill(ctx, t, events, count);
 }

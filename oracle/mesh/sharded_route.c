@@ -75,9 +75,8 @@ static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c
 {
     sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
-    void *routings = NULL;
-    MUST(assay_alloc(ctx, "routing of shards", s->shards, sizeof *chunk->routings, &routings));
-    chunk->routings = memset(routings, 0, (size_t)s->shards * sizeof *chunk->routings);
+    MUST(assay_alloc(ctx, "routing of shards", s->shards, sizeof *chunk->routings, &chunk->routings));
+    memset(chunk->routings, 0, (size_t)s->shards * sizeof *chunk->routings);
     MUST(assay_alloc_i32(ctx, "order of copies", s->shards * s->copies, &chunk->order));
     MUST(assay_alloc_i32(ctx, "group sizes", s->shards * run->permute.experts, &chunk->group_sizes));
     MUST(assay_alloc_i32(ctx, "local group sizes", s->shards * s->local_experts, &chunk->local_group_sizes));
@@ -129,9 +128,8 @@ static assay_status scale_tokens(assay_context *ctx, sharded_run *run, sharded_c
 
 assay_status sharded_route(assay_context *ctx, sharded_run *run)
 {
-    void *chunks = NULL;
-    MUST(assay_alloc(ctx, "chunks of tokens", run->sizes.chunks, sizeof *run->chunks, &chunks));
-    run->chunks = memset(chunks, 0, (size_t)run->sizes.chunks * sizeof *run->chunks);
+    MUST(assay_alloc(ctx, "chunks of tokens", run->sizes.chunks, sizeof *run->chunks, &run->chunks));
+    memset(run->chunks, 0, (size_t)run->sizes.chunks * sizeof *run->chunks);
     for (int64_t c = 0; c < run->sizes.chunks; c++) {
         sharded_chunk *chunk = &run->chunks[c];
         MUST(gather_inputs(ctx, run, c));

@@ -49,7 +49,7 @@ static assay_status plan(assay_context *ctx, moe_block *block)
     const assay_sink *out = block->results.out;
     assay_status status = ASSAY_OK;
     int64_t choices = block->tokens * block->per_token, cells = 0;
-    void *kept = NULL;
+    bool *kept = NULL;
     int32_t *position = NULL;
     double *mask = NULL;
     bool masks = assay_wants(out, "routing/combine_mask") || assay_wants(out, "routing/dispatch_mask");
@@ -63,8 +63,7 @@ static assay_status plan(assay_context *ctx, moe_block *block)
     }
     assay_capacity_masks(kept, position, mask, &block->router.routing, block->capacity, config);
     if (masks) TRY(write_masks(ctx, block, mask, cells));
-    const bool *fits = kept;
-    for (int64_t i = 0; i < choices; i++) block->combine[i] = fits[i] ? block->router.routing.weights[i] : 0.0;
+    for (int64_t i = 0; i < choices; i++) block->combine[i] = kept[i] ? block->router.routing.weights[i] : 0.0;
     order_kept(block, position, kept);
     if (moe_wants_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS) || moe_routed_given(block)) {
         TRY(assay_checked_count(ctx, "dispatched rows", 3, (int64_t[]){config->batch, block->capacity, block->emb_dim},

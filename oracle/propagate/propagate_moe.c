@@ -268,10 +268,8 @@ assay_status assay_propagate_moe(assay_context *ctx, const assay_moe_config *con
                                          .experts = experts,
                                          .router = router};
     const int64_t count = config->routing.batch * config->routing.sequence * config->emb_dim;
-    void *memory = NULL;
     if (precision_count == 0) return assay_moe_run(ctx, config, in, out, NULL);
-    TRY(assay_alloc(ctx, "error scales", precision_count, sizeof *p.scales, &memory));
-    p.scales = memory;
+    TRY(assay_alloc(ctx, "error scales", precision_count, sizeof *p.scales, &p.scales));
     memset(p.scales, 0, (size_t)precision_count * sizeof *p.scales);
     for (int i = 0; i < precision_count; i++) {
         p.scales[i].precision = &precisions[i];

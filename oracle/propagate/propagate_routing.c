@@ -182,9 +182,8 @@ static assay_status weigh_alike(assay_context *ctx, const pass *p)
 {
     assay_status status = ASSAY_OK;
     const int64_t tokens = p->run->config->batch * p->run->config->sequence, experts = p->run->config->num_experts;
-    void *memory = NULL;
-    TRY(assay_alloc(ctx, "error scale of routing: tokens alike", tokens, sizeof(token_rows), &memory));
-    token_rows *rows = memory;
+    token_rows *rows = NULL;
+    TRY(assay_alloc(ctx, "error scale of routing: tokens alike", tokens, sizeof(token_rows), &rows));
     for (int64_t t = 0; t < tokens; t++)
         rows[t] = (token_rows){p->bias + t * experts, p->bias_size + t * experts, experts};
     qsort(rows, (size_t)tokens, sizeof *rows, compare_tokens);
@@ -196,7 +195,7 @@ static assay_status weigh_alike(assay_context *ctx, const pass *p)
         }
     }
 cleanup:
-    free(memory);
+    free(rows);
     return status;
 }
 

@@ -188,18 +188,15 @@ static assay_status run_lines(assay_context *ctx, const checking *all)
 /* gradients/ that are of a tensor of `in`; lines along each of them, or, of large ones, along all together. */
 static assay_status list_lines(assay_context *ctx, const quad_tensors *references, checking *all)
 {
-    void *tensors = NULL, *lines = NULL;
     const int64_t directions = all->budget->directions;
-    MUST(assay_alloc(ctx, "list of gradients", references->count, sizeof *all->tensors, &tensors));
-    all->tensors = tensors;
+    MUST(assay_alloc(ctx, "list of gradients", references->count, sizeof *all->tensors, &all->tensors));
     for (int i = 0; i < references->count; i++) {
         const quad_tensor *gradient = &references->items[i];
         if (!quad_has_prefix(gradient->path, "gradients/")) continue;
         const quad_tensor *of = quad_tensors_find(all->in, gradient->path + strlen("gradients/"));
         if (of != NULL) all->tensors[all->tensor_count++] = (moved){gradient, (int)(of - all->in->items), size_of(of)};
     }
-    MUST(assay_alloc(ctx, "list of directions", all->tensor_count * directions, sizeof *all->lines, &lines));
-    all->lines = lines;
+    MUST(assay_alloc(ctx, "list of directions", all->tensor_count * directions, sizeof *all->lines, &all->lines));
     const int64_t together = all->large ? all->tensor_count : 1;
     for (int64_t first = 0; first < all->tensor_count; first += together) {
         uint64_t random = all->budget->seed;

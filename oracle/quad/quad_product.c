@@ -173,12 +173,9 @@ static void add_row(const piece *s, int64_t row)
 
 static assay_status alloc_piece(assay_context *ctx, piece *s)
 {
-    void *random = NULL;
     uint64_t state = 1;
-    MUST(assay_alloc(ctx, "random numbers", COLUMNS, sizeof *s->random, &random));
-    s->random = random;
-    MUST(assay_alloc(ctx, "random numbers", QUAD_SLICES_MOST * s->product.k, sizeof *s->w_random, &random));
-    s->w_random = random;
+    MUST(assay_alloc(ctx, "random numbers", COLUMNS, sizeof *s->random, &s->random));
+    MUST(assay_alloc(ctx, "random numbers", QUAD_SLICES_MOST * s->product.k, sizeof *s->w_random, &s->w_random));
     MUST(assay_alloc_f64(ctx, "products of sizes", s->product.m * COLUMNS, &s->sizes));
     for (int64_t j = 0; j < COLUMNS; j++) s->random[j] = quad_next_random(&state);
     return ASSAY_OK;

@@ -156,9 +156,7 @@ static quad_recipe_matrix of_rows(const quad_recipe_layer *l, int64_t columns, c
 
 assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *l)
 {
-    void *all = NULL;
-    MUST(assay_alloc(ctx, "groups of rows", l->groups * l->k, sizeof *l->all, &all));
-    l->all = all;
+    MUST(assay_alloc(ctx, "groups of rows", l->groups * l->k, sizeof *l->all, &l->all));
     for (int64_t row = 0; row < l->groups * l->k; row++) l->all[row] = 0;
     l->of_x = of_rows(l, l->k, l->x);
     l->of_w = (quad_recipe_matrix){.rows = l->groups * l->k, .columns = l->n, .x = l->w, .group = l->all};

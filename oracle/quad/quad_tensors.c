@@ -165,8 +165,5 @@ assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const
 
 assay_status quad_alloc(assay_context *ctx, int64_t count, quad **values)
 {
-    void *memory = NULL;
-    assay_status status = assay_alloc(ctx, "binary128 scratch", count, sizeof **values, &memory);
-    *values = memory;
-    return status;
+    return assay_alloc(ctx, "binary128 scratch", count, sizeof **values, values);
 }
