@@ -6,12 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/diagnosis.h"
-#include "compare/findings.h"
-#include "compare/outliers.h"
+#include "compare/compare_internal.h"
 #include "compare/profile_yaml.h"
 #include "compare/steps.h"
-#include "compare/verdict.h"
 #include "oracle/base/clock.h"
 #include "oracle/base/memory.h"
 

@@ -145,6 +145,15 @@ int assay_order_rank(assay_order order, const assay_tensor_spec *spec);
 /* Whether a candidate must give it. */
 bool assay_order_requires(assay_order order, const assay_tensor_spec *spec);
 
+enum { ASSAY_INDEX_TEXT = 160 };
+
+/* "[1,3,17]": the index along each axis of an element, or of a row (all axes but the last; "" where there are none). */
+void assay_element_text(const assay_shape *shape, int64_t element, char text[ASSAY_INDEX_TEXT]);
+void assay_row_text(const assay_shape *shape, int64_t row, char text[ASSAY_INDEX_TEXT]);
+
+/* Elements of a row: the last axis; of a scalar 1. */
+int64_t assay_row_length(const assay_shape *shape);
+
 assay_status assay_compare(assay_context *ctx, assay_fixture_reader *golden, assay_fixture_reader *candidate,
                            const assay_profile *profile, double false_alarm, assay_order order, assay_report *report);
 /* The same without the diagnosis, for those who compare a hundred times. */

@@ -1,4 +1,4 @@
-#include "compare/diagnosis.h"
+#include "compare/compare_internal.h"
 
 #include <inttypes.h>
 #include <math.h>

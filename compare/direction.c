@@ -15,7 +15,7 @@ double assay_projection(int64_t count, const double *filter, const double *golde
         const double along = filter[i] * (candidate[i] - golden[i]);
         lanes[i % ASSAY_LANES] += fabs(along) <= DBL_MAX ? along : 0;
     }
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    return assay_add_lanes(lanes);
 }
 
 bool assay_direction_is_resolved(const assay_thresholds *thresholds, const double expected[ASSAY_NULL_COLUMNS])

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/outliers.h"
-#include "compare/tensor_compare.h"
+#include "compare/compare_internal.h"
 #include "oracle/base/memory.h"
 
 typedef struct buffers {

@@ -7,10 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/outliers.h"
+#include "compare/compare_internal.h"
 #include "compare/printable.h"
 #include "compare/report.h"
-#include "compare/slices.h"
 #include "compare/steps.h"
 #include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"

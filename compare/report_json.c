@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/compare_internal.h"
 #include "compare/printable.h"
 #include "compare/report.h"
-#include "compare/slices.h"
 
 enum { REPORT_VERSION = 1 };
 

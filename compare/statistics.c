@@ -118,16 +118,11 @@ int assay_statistic_row(const assay_shape *shape, int statistic)
     return statistic < ASSAY_STATISTIC_TOWARD_ZERO ? statistic : statistic - 1;
 }
 
-static double add_lanes(const double lanes[ASSAY_LANES])
-{
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-}
-
 static void end_row(assay_statistics_pass *pass)
 {
     const int last = pass->shape.rank - 1;
-    const double squares = add_lanes(pass->sums.row_squares), count = add_lanes(pass->sums.row_count);
-    const double products = add_lanes(pass->sums.row_products), weights = add_lanes(pass->sums.row_weights);
+    const double squares = assay_add_lanes(pass->sums.row_squares), count = assay_add_lanes(pass->sums.row_count);
+    const double products = assay_add_lanes(pass->sums.row_products), weights = assay_add_lanes(pass->sums.row_weights);
     for (int lane = 0; lane < ASSAY_LANES; lane++) {
         pass->sums.row_squares[lane] = pass->sums.row_count[lane] = 0;
         pass->sums.row_products[lane] = pass->sums.row_weights[lane] = 0;
@@ -410,17 +405,17 @@ void assay_statistics_finish(const assay_statistics_pass *pass, assay_statistics
     *found = (assay_statistics){0};
     if (!(pass->count > 0)) return;
     const double rms = sqrt(pass->all / pass->count), weights = pass->all_weights;
-    const double signs = add_lanes(pass->sums.signed_count);
+    const double signs = assay_add_lanes(pass->sums.signed_count);
     set_size(found, ASSAY_STATISTIC_SIZE, pass->all, pass->count, 0);
-    found->values[ASSAY_STATISTIC_BIAS] = add_lanes(pass->sums.errors) / pass->count;
+    found->values[ASSAY_STATISTIC_BIAS] = assay_add_lanes(pass->sums.errors) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_BIAS] = rms / sqrt(pass->count);
     if (weights > 0) {
         found->values[ASSAY_STATISTIC_SLOPE] = pass->all_products / weights;
         found->least_spreads[ASSAY_STATISTIC_SLOPE] = rms / sqrt(weights);
     }
-    found->values[ASSAY_STATISTIC_SIGN] = 0.5 * add_lanes(pass->sums.signs) / pass->count;
+    found->values[ASSAY_STATISTIC_SIGN] = 0.5 * assay_add_lanes(pass->sums.signs) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_SIGN] = 0.5 * sqrt(signs) / pass->count;
-    found->values[ASSAY_STATISTIC_TOWARD_ZERO] = -0.5 * add_lanes(pass->sums.outward) / pass->count;
+    found->values[ASSAY_STATISTIC_TOWARD_ZERO] = -0.5 * assay_add_lanes(pass->sums.outward) / pass->count;
     found->least_spreads[ASSAY_STATISTIC_TOWARD_ZERO] = found->least_spreads[ASSAY_STATISTIC_SIGN];
     set_size(found, ASSAY_STATISTIC_ROW, pass->worst_row, pass->worst_row_count, pass->worst_row_index);
     if (last >= 0 && axis_is_summed(shape, last)) {

@@ -30,6 +30,12 @@ enum {
     ASSAY_STATISTICS = ASSAY_STATISTIC_AXIS_SLOPE + ASSAY_MAX_RANK
 };
 
+/* Sums that are made in lanes, element i in lane i mod ASSAY_LANES. */
+static inline double assay_add_lanes(const double lanes[ASSAY_LANES])
+{
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
 /* How many rows null/PROFILE/<path> has, and the row of a statistic; -1: a tensor of this rank has no such axis. Rows are in
  * the order of the enumeration, but that towards zero, and after it slopes of slices, stand behind those of all axes: goldens
  * of error models before 5 have neither, before 6 no slopes of slices. */

@@ -1,5 +1,5 @@
 /* What a wrong tensor looks like: each hypothesis where it is the truth, and silence where none is. */
-#include "compare/diagnosis.h"
+#include "compare/compare_internal.h"
 #include "compare/tests/compare_test.h"
 
 enum { A = 4, B = 6, C = 6, COUNT = A * B * C };

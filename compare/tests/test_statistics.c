@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "compare/slices.h"
+#include "compare/compare_internal.h"
 #include "compare/statistics.h"
 #include "compare/tests/compare_test.h"
 #include "compare/thresholds.h"

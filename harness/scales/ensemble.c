@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compare/outliers.h"
+#include "compare/compare.h"
 #include "compare/thresholds.h"
 #include "harness/plan/left_out.h"
 #include "harness/scales/ensemble_internal.h"
