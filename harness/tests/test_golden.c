@@ -1,5 +1,5 @@
-/* Goldens: what they hold, that they come out again, whatever the threads and the instruction set, and that nothing is
- * left behind when they cannot be written. */
+/* Goldens: what they hold, that they come out again, whatever the threads, and that nothing is left behind when they cannot be
+ * written. */
 #include <math.h>
 
 #include "harness/golden/golden_finite.h"
@@ -89,28 +89,7 @@ static void assert_same_files(const char *a, const char *b, const char *name)
     free(bytes_b);
 }
 
-/* Small cases: one thread does the work whatever is asked for, with each instruction set. */
-TEST_IN_FOLDER(bytes_do_not_depend_on_threads_or_isa)
-{
-    static const int threads[] = {1, 2, 7};
-    static const assay_isa isas[] = {ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512};
-    for (int i = 0; i < NAMES; i++) {
-        assay_context ctx = assay_context_default(1);
-        assay_case *c = case_named(names[i], "checkpoints=all;profiles=[bf16]");
-        assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
-        for (int j = 0; j < 3; j++) {
-            if (!assay_isa_supported(isas[j])) continue;
-            ctx.isa = isas[j];
-            ctx.threads = threads[j];
-            assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
-            assert_int_equal(ctx.threads, threads[j]);
-            assert_same_files(folder->file, folder->other, names[i]);
-        }
-        assay_cases_free(c, 1);
-    }
-}
-
-/* Large enough for a team of threads. */
+/* Large enough for a team of threads. Of other cases, with each instruction set: ci/same-bits. */
 TEST_IN_FOLDER(a_team_gives_the_same_bytes)
 {
     static const char *const larger[][5] = {
@@ -126,6 +105,7 @@ TEST_IN_FOLDER(a_team_gives_the_same_bytes)
         assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
         ctx.threads = 7;
         assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
+        assert_int_equal(ctx.threads, 7);
         assert_same_files(folder->file, folder->other, larger[i][0]);
         assay_cases_free(c, 1);
     }
