@@ -5,6 +5,8 @@
 #include "harness/plan/directions.h"
 #include "harness/tests/golden_trial.h"
 
+TEST_LABELS(slow);
+
 static const char *const names[] = {"mla/small", "mla/late-positions", "mla/no-query-compression"};
 enum { NAMES = sizeof names / sizeof *names };
 

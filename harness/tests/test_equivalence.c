@@ -9,6 +9,8 @@
 #include "harness/tests/altering_sink.h"
 #include "harness/tests/harness_test.h"
 
+TEST_LABELS(slow);
+
 #define MOE_MODEL                                                                                                      \
     "model_name: deepseek3-x, decoder_block: deepseek, base_emb_dim: 12, base_moe_mlp_dim: 7, num_experts: 6, "        \
     "num_experts_per_tok: 2, routed_score_func: sigmoid, shared_experts: 1"

@@ -10,6 +10,8 @@
 #include "harness/tests/golden_trial.h"
 #include "harness/tests/nearest_arithmetic.h"
 
+TEST_LABELS(slow);
+
 /* What storing the result itself may lose. */
 static double stored_off(const assay_profile *profile, double value)
 {

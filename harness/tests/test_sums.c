@@ -7,6 +7,8 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/arithmetic/emulated.h"
 
+TEST_LABELS(slow);
+
 static const double MOST_FLOPS = 3e6;
 
 static void round_sums(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
