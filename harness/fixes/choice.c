@@ -2,6 +2,8 @@
 
 #include <math.h>
 
+#include "oracle/moe/permute.h"
+
 static bool holds(const int32_t *ids, int64_t count, int64_t expert)
 {
     for (int64_t k = 0; k < count; k++) {
@@ -18,6 +20,7 @@ static bool is_chosen(const assay_choice *c, int64_t expert)
 bool assay_choice_is_valid(const assay_choice *c)
 {
     for (int64_t k = 0; k < c->per_token; k++) {
+        if (c->free && c->selected[k] == ASSAY_NO_EXPERT) continue;
         if (c->selected[k] < 0 || c->selected[k] >= c->experts || holds(c->selected, k, c->selected[k])) return false;
     }
     return true;
@@ -166,6 +169,7 @@ assay_choice_verdict assay_choice_judge(const assay_choice *c)
     const question strict = {.c = c, .factor = 1.0, .ties = !c->any_of_tied}, loose = {.c = c, .factor = 1.0};
     if (!assay_choice_is_valid(c)) return ASSAY_CHOICE_INVALID;
     if (is_exact(c)) return ASSAY_CHOICE_EXACT;
+    if (c->free) return ASSAY_CHOICE_ADMISSIBLE;
     if (is_admissible(&strict)) return ASSAY_CHOICE_ADMISSIBLE;
     return is_admissible(&loose) ? ASSAY_CHOICE_TIE : ASSAY_CHOICE_WRONG;
 }

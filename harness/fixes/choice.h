@@ -9,7 +9,7 @@ typedef enum assay_choice_verdict {
     ASSAY_CHOICE_ADMISSIBLE, /* others, whose scores lie within their errors */
     ASSAY_CHOICE_TIE,        /* wrong: of equal scores the higher index */
     ASSAY_CHOICE_WRONG,      /* too far off */
-    ASSAY_CHOICE_INVALID     /* an id outside [0,E), or an expert twice */
+    ASSAY_CHOICE_INVALID     /* an id outside [0,E), or an expert twice; of a free token but for -1 */
 } assay_choice_verdict;
 
 /* One token. Arrays of a group limit are over consecutive experts. */
@@ -18,6 +18,7 @@ typedef struct assay_choice {
     int64_t groups, groups_kept; /* groups 1: no limit */
     assay_group_score group_score;
     bool fixed;                       /* by a table (hash routing): scores decide nothing */
+    bool free;                        /* of a token that nobody judges: any experts, or none (-1) in a slot */
     bool any_of_tied;                 /* of the profile */
     const double *scores, *tau;       /* [E]: what experts are chosen by; how far each may be off */
     const int32_t *golden, *selected; /* [K]: the oracle's choice, the backend's */
@@ -30,7 +31,7 @@ typedef struct assay_choice {
  * anywhere is not admissible. */
 assay_choice_verdict assay_choice_judge(const assay_choice *c);
 
-/* Whether its ids are K different ones of [0,E); asks for no scores. */
+/* Whether its ids are K different ones of [0,E), of a free token or -1; asks for no scores. */
 bool assay_choice_is_valid(const assay_choice *c);
 
 /* How many times tau would have to be what it is for the choice to be admissible; above 1 of a wrong one, infinite where

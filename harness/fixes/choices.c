@@ -79,6 +79,7 @@ void assay_choices_free(assay_choices *c)
         free(c->routers[i].tau);
     }
     free(c->routers);
+    free(c->used);
     assay_tensor_set_free(&c->results);
     *c = (assay_choices){0};
 }
@@ -134,6 +135,7 @@ static assay_choice token_of(const assay_router_choice *router, const assay_choi
 {
     return (assay_choice){.experts = c->config.num_experts,
                           .per_token = router->per_token,
+                          .free = c->used != NULL && !c->used[t],
                           .golden = router->golden + t * router->per_token,
                           .selected = router->candidate + t * router->per_token};
 }
@@ -159,11 +161,19 @@ static assay_status check_golden(assay_context *ctx, const assay_choices *c)
     return ASSAY_OK;
 }
 
-assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_case *evaluated, bool others,
-                                assay_tensor_set *given)
+static assay_status find_used(assay_context *ctx, const assay_plan *plan, const assay_source *in, assay_choices *c)
+{
+    const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, c->routers[0].path);
+    if (entry == NULL || entry->unused_row_axes == 0) return ASSAY_OK;
+    return plan->operation->used_rows(ctx, plan->c, in, &c->used);
+}
+
+assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
+                                const assay_source *in, bool others, assay_tensor_set *given)
 {
     if (c->count == 0) return ASSAY_OK;
-    MUST(assay_routing_config_of(ctx, evaluated, &c->config));
+    MUST(assay_routing_config_of(ctx, evaluated->c, &c->config));
+    MUST(find_used(ctx, evaluated, in, c));
     MUST(check_golden(ctx, c));
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *r = &c->routers[i];

@@ -22,7 +22,8 @@ typedef struct assay_router_choice {
 typedef struct assay_choices {
     assay_router_choice *routers; /* layer after layer */
     int count;
-    assay_routing_config config;   /* of the case that is evaluated again */
+    assay_routing_config config; /* of the case that is evaluated again */
+    bool *used; /* [T]: tokens whose choice is judged; NULL: every one. Padding that holds NaN may go anywhere */
     assay_tensor_set results;      /* of the run that gives the scores */
     assay_routing_summary summary; /* of those that are judged */
     const char *wrong_path;        /* of the first wrong one */
@@ -41,8 +42,8 @@ void assay_choices_count(assay_choices *c);
 
 /* Puts the candidate's choices into what the case is evaluated with; where what it gives is none, the golden's, and with
  * `others` also where it gives nothing. Refuses golden ones that are none of the case. */
-assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_case *evaluated, bool others,
-                                assay_tensor_set *given);
+assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,
+                                const assay_source *in, bool others, assay_tensor_set *given);
 
 /* Judges those that were taken, by what experts are chosen by given all of them, and by its errors at the plan's one
  * profile (an ensemble of emulated runs). `in` has them and the case's inputs; the choices of other routers come to `given`. */

@@ -87,7 +87,7 @@ static assay_status evaluate_given(assay_context *ctx, fixes *f)
     const assay_source in = assay_overlay_source(&coded);
     const assay_arithmetic *own = ctx->arithmetic;
     ctx->arithmetic = f->engine;
-    TRY(assay_choices_take(ctx, &f->choices, f->again.c, !judges, &f->given));
+    TRY(assay_choices_take(ctx, &f->choices, &f->again.plan, &given, !judges, &f->given));
     if (judges) TRY(judge_choices(ctx, f, &given));
     if (f->choices.summary.wrong > 0 && !f->staged) {
         assay_hidden_codes_free(&f->codes);
@@ -124,6 +124,7 @@ static assay_status compare(assay_context *ctx, const fixes *f, assay_fixture_re
 {
     assay_fixture_reader *held = f->again.reader != NULL ? f->again.reader : f->golden->reader;
     const assay_plan *plan = f->staged ? &f->again.plan : &f->golden->plan;
+    if (f->again.reader != NULL) MUST(assay_candidate_put_as_golden(ctx, plan, held, candidate));
     MUST(assay_compare(ctx, held, candidate, f->profile, f->share * f->false_alarm, assay_plan_order(plan), report));
     report->false_alarm = f->false_alarm;
     note_orders(&f->orders, report);

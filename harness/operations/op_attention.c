@@ -70,7 +70,8 @@ static assay_status check_finite(assay_context *ctx, const assay_work *w, const 
     const int64_t widths[] = {a->heads * a->qk_dim, a->kv_heads * a->qk_dim, a->kv_heads * a->v_dim,
                               a->heads * a->v_dim};
     for (int i = 0; i < 4; i++)
-        MUST(assay_require_finite_tokens(ctx, w->c, paths[i], assay_f64(w, paths[i]), widths[i], segment_ids));
+        MUST(assay_attention_check_tokens(ctx, paths[i], assay_f64(w, paths[i]), a->batch * a->sequence, a->sequence,
+                                          widths[i], a->mask_padding ? segment_ids : NULL));
     return ASSAY_OK;
 }
 

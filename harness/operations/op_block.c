@@ -1,6 +1,5 @@
 #include "harness/operations/op_block.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,13 +57,14 @@ static bool has_unused_tokens(const assay_case *c)
     return assay_has_padding(c) && x != NULL && (x->tail_nan_rows > 0 || x->unused_nan);
 }
 
-static void mark_unused(assay_tensor_list *list)
+void assay_mark_unused_tokens(assay_describer *d)
 {
-    for (int i = 0; i < list->count; i++) {
-        const assay_tensor_spec *spec = &list->entries[i].spec;
-        const bool rows =
-            spec->shape.rank > 2 && strcmp(spec->labels[0], "B") == 0 && strcmp(spec->labels[1], "S") == 0;
-        if (rows) list->entries[i].unused_row_axes = 2;
+    if (!has_unused_tokens(d->c)) return;
+    for (int i = 0; i < d->list->count; i++) {
+        const assay_tensor_spec *spec = &d->list->entries[i].spec;
+        const int rank = spec->shape.rank, least = assay_role_is_result(spec->role) ? 2 : 3;
+        const bool rows = rank >= least && strcmp(spec->labels[0], "B") == 0 && strcmp(spec->labels[1], "S") == 0;
+        if (rows) d->list->entries[i].unused_row_axes = 2;
     }
 }
 
@@ -94,7 +94,7 @@ void assay_block_describe(assay_describer *d, const assay_operation *operation)
     const assay_tensor_row *y = &g.tensors[g.result].row;
     assay_describe_sized_output(d, "y", &one, assay_dims_of(y->axes, &y->shape));
     mark_rows(d, operation, 1, y);
-    if (has_unused_tokens(d->c)) mark_unused(d->list);
+    assay_mark_unused_tokens(d);
 }
 
 /* What a run reads, and what it makes of that. */
@@ -110,13 +110,6 @@ typedef struct block_run {
     int32_t *position_values, *segment_values;
     double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
 } block_run;
-
-/* What is not finite is padding, which counts as 0. */
-static void clear_padding(block_run *m, int64_t tokens)
-{
-    for (int64_t i = 0; m->segment_values != NULL && i < m->size; i++)
-        if (m->segment_values[i / (m->size / tokens)] == 0 && !isfinite(m->x_values[i])) m->x_values[i] = 0;
-}
 
 static assay_status open_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                              const void *config, block_run *m)
@@ -135,8 +128,9 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     if (m->positions > 0) MUST(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
     if (m->segment_ids > 0) MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
     if (m->segment_values != NULL) MUST(assay_attention_check_segments(ctx, m->segment_values, tokens));
-    MUST(assay_require_finite_tokens(ctx, c, "inputs/x", m->x_values, m->size / tokens, m->segment_values));
-    clear_padding(m, tokens);
+    MUST(assay_attention_check_tokens(ctx, "inputs/x", m->x_values, tokens, c->sequence, m->size / tokens,
+                                      c->config.mask_padding ? m->segment_values : NULL));
+    if (m->segment_values != NULL) assay_attention_clear_padding(m->x_values, NULL, tokens, m->size / tokens);
     graph_open(&m->r, &m->g);
     m->r.in = in;
     m->r.out = m->out;

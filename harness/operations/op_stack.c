@@ -178,6 +178,7 @@ static void describe(assay_describer *d, const void *of)
     for (int64_t layer = config->first_layer; layer < config->layers; layer++) describe_layer(d, config, layer);
     assay_describe_output(d, "y", &one, "BSD");
     for (int i = 0; has_backward(d->c) && i < 3; i++) assay_describe(d, report[i], ASSAY_FLOAT64, NULL, "");
+    assay_mark_unused_tokens(d);
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
@@ -211,8 +212,9 @@ enum { OF_DEEPSEEK = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED, OF_ANY = ASSAY_PART_A
 #define LAYERS(called, has, says)                                                                                      \
     {                                                                                                                  \
         .name = called, .parts = has, .summary = says, .config_of = config_of, .axis_size = axis_size,                 \
-        .describe = describe, .run = run, .lawful = lawful, .ensemble = assay_every_case, .mesh = true,                \
-        .second_form = {.form = quad_stack}, .operations = flops, .bytes = memory, .shares = shares_of                 \
+        .describe = describe, .run = run, .lawful = lawful, .used_rows = assay_block_used_rows,                        \
+        .ensemble = assay_every_case, .mesh = true, .second_form = {.form = quad_stack}, .operations = flops,          \
+        .bytes = memory, .shares = shares_of                                                                           \
     }
 
 const assay_operation assay_op_deepseek_layer =

@@ -1,6 +1,5 @@
 #include "harness/operations/op_support.h"
 
-#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -223,32 +222,6 @@ void assay_describe_segments(assay_describer *d)
 bool assay_has_padding(const assay_case *c)
 {
     return c->config.mask_padding && assay_case_input_of(c, "inputs/segment_ids") != NULL;
-}
-
-/* Index of the first that is not finite; count: none. */
-static int64_t first_not_finite(int64_t count, const double *values)
-{
-    bool finite = true;
-    for (int64_t i = 0; i < count; i++) finite &= fabs(values[i]) <= DBL_MAX;
-    for (int64_t i = 0; !finite && i < count; i++) {
-        if (!isfinite(values[i])) return i;
-    }
-    return count;
-}
-
-assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c, const char *path,
-                                         const double *values, int64_t width, const int32_t *segment_ids)
-{
-    for (int64_t token = 0; values != NULL && token < c->batch * c->sequence; token++) {
-        if (segment_ids != NULL && segment_ids[token] == 0 && c->config.mask_padding) continue;
-        const int64_t i = first_not_finite(width, values + token * width);
-        if (i == width) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "%s[%" PRId64 ",%" PRId64 ",...] is %g%s, expected a finite number: the token is no padding",
-                          path, token / c->sequence, token % c->sequence, values[token * width + i],
-                          ctx->emulation != NULL ? " once stored" : "");
-    }
-    return ASSAY_OK;
 }
 
 assay_fill assay_fill_normal(double scale, double mean)

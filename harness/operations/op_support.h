@@ -60,9 +60,6 @@ void assay_describe_positions(assay_describer *d);
 /* inputs/segment_ids, which is there when the case says how to fill it; with it there may be padding. */
 void assay_describe_segments(assay_describer *d);
 bool assay_has_padding(const assay_case *c);
-/* Of [B,S,width] values, those of padding may be NaN or infinite, and no others. */
-assay_status assay_require_finite_tokens(assay_context *ctx, const assay_case *c, const char *path,
-                                         const double *values, int64_t width, const int32_t *segment_ids);
 
 /* The tensors of a block, by kind. */
 int64_t assay_moe_axis_size(const assay_moe_config *config, const assay_sharding *sharding, char axis);

@@ -76,10 +76,10 @@ cleanup:
     return status;
 }
 
-/* A result of which some rows may belong to nothing. */
+/* A result of which some rows may belong to nothing; a choice of experts is judged by itself. */
 static bool has_unused_rows(const assay_tensor_entry *entry)
 {
-    return entry->unused_row_axes > 0 && assay_role_is_result(entry->spec.role);
+    return entry->unused_row_axes > 0 && assay_role_is_result(entry->spec.role) && entry->spec.type != ASSAY_INT32;
 }
 
 static bool is_nan(int32_t code)

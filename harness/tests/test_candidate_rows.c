@@ -7,6 +7,7 @@
 #include "compare/report.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/tests/golden_trial.h"
+#include "oracle/moe/permute.h"
 
 #define PROFILE "f32"
 
@@ -236,6 +237,34 @@ TEST_IN_FOLDER(replicas_may_be_chosen_otherwise)
     check_replicas(folder, "moe/replicas", "");
     check_replicas(folder, "decoder_stack/mixtral-replicas", "layers/0/");
     check_replicas(folder, "decoder_stack/mixtral-replicas", "layers/1/");
+}
+
+/* What padding that holds NaN gives is not looked at, and it may go to any expert or to none: the golden is evaluated with that. */
+TEST_IN_FOLDER(padding_may_go_anywhere)
+{
+    static const int32_t choices[][2] = {{ASSAY_NO_EXPERT, ASSAY_NO_EXPERT}, {3, 2}, {ASSAY_NO_EXPERT, 0}};
+    enum { PADDING = 8 }; /* tokens 8 and 9 */
+    moved f;
+    open_case(&f, folder, "deepseek_stack/padding-nan", NULL);
+    assay_tensor *selected = of_layer(&f, "routing", "layers/1/", "selected_experts");
+    assay_tensor *y = assay_tensor_set_find(&f.results, "outputs/y");
+    const int64_t width = y->count / 10;
+    const assay_permute_dims dims = {10, 2, f.sizes->count, width};
+    for (int64_t i = PADDING * width; i < y->count; i++) y->values[i] = NAN;
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 4; k++) selected->indices[2 * PADDING + k] = choices[i][k % 2];
+        assert_ok(&f.t.ctx,
+                  assay_permute_order(&f.t.ctx, f.order->indices, f.sizes->indices, selected->indices, &dims));
+        assay_report report = judged(&f);
+        if (report.verdict != ASSAY_PASS) fail_msg("%d: %s", i, report.message);
+        assay_report_free(&report);
+    }
+    selected->indices[2 * PADDING] = (int32_t)f.sizes->count;
+    expect(&f, "not 2 different experts");
+    selected->indices[2 * PADDING] = ASSAY_NO_EXPERT;
+    selected->indices[0] = ASSAY_NO_EXPERT;
+    expect(&f, "token [0,0]: not 2 different experts");
+    close_case(&f);
 }
 
 /* Rows of no group: whatever is there; those of groups: judged. */

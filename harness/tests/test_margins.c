@@ -1,6 +1,7 @@
 /* No ordinary case of the catalogue stands or falls with a rounding (docs/operations.md, "routing"): in correct implementations of the case's own
  * type no token comes near another choice of experts, nor another order. Cases that are made of ties say so by a tag. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "compare/profile.h"
 #include "harness/plan/inputs.h"
@@ -50,6 +51,20 @@ static bool add_member(const assay_tensor_set *golden, const assay_tensor_set *m
     return same;
 }
 
+/* NULL: all are. What padding that holds NaN chooses is not judged. */
+static bool *used_tokens(assay_context *ctx, const assay_plan *plan)
+{
+    bool *used = NULL;
+    assay_inputs inputs = {0};
+    const assay_tensor_entry *x = assay_tensor_list_find(&plan->list, "inputs/x");
+    if (x == NULL || x->unused_row_axes == 0) return NULL;
+    assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
+    const assay_source in = assay_inputs_source(&inputs);
+    assert_ok(ctx, plan->operation->used_rows(ctx, plan->c, &in, &used));
+    assay_inputs_close(&inputs);
+    return used;
+}
+
 /* The least margin in standard deviations of it, over the tokens of all layers; 0 where a member decides otherwise. */
 static double least_margin(const assay_case *c, const assay_profile *profile)
 {
@@ -74,14 +89,17 @@ static double least_margin(const assay_case *c, const assay_profile *profile)
         if (!add_member(&golden.set, &member.set, &squares)) least = 0;
         assay_tensor_set_free(&member.set);
     }
+    bool *used = used_tokens(&ctx, &plan);
     for (int i = 0; i < squares.count; i++) {
         const assay_tensor *margin = &golden.set.items[i], *square = &squares.items[i];
         for (int64_t k = 0; margin->values != NULL && k < margin->count; k++) {
+            if (used != NULL && !used[k]) continue;
             const double value = margin->values[k];
             if (value == 0) least = 0;
             if (isfinite(value) && square->values[k] > 0) least = fmin(least, value / sqrt(square->values[k]));
         }
     }
+    free(used);
     assay_tensor_set_free(&squares);
     assay_tensor_set_free(&golden.set);
     assay_plan_free(&plan);

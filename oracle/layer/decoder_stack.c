@@ -63,6 +63,19 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
     return ASSAY_OK;
 }
 
+static assay_status clear_padding(assay_context *ctx, stack_run *run, double *x)
+{
+    const assay_stack_config *config = run->config;
+    const bool latent = config->attention == ASSAY_LAYER_MLA;
+    const bool masks = latent ? config->mla.mask_padding : config->gqa.mask_padding;
+    const int64_t width = run->size / run->tokens, sequence = assay_stack_sizes_of(config).sequence;
+    MUST(assay_attention_check_tokens(ctx, "inputs/x", x, run->tokens, sequence, width,
+                                      masks ? run->segment_ids : NULL));
+    MUST(assay_alloc(ctx, "tokens that count as 0", run->tokens, sizeof *run->cleared, &run->cleared));
+    assay_attention_clear_padding(x, run->cleared, run->tokens, width);
+    return ASSAY_OK;
+}
+
 static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
 {
     const assay_source *in = run->in;
@@ -76,7 +89,8 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
     if (!in->has(in->self, "inputs/segment_ids")) return ASSAY_OK;
     MUST(assay_alloc_i32(ctx, "inputs/segment_ids", run->tokens, &run->segment_ids));
     MUST(in->read_i32(ctx, in->self, "inputs/segment_ids", 0, run->tokens, run->segment_ids));
-    return assay_attention_check_segments(ctx, run->segment_ids, run->tokens);
+    MUST(assay_attention_check_segments(ctx, run->segment_ids, run->tokens));
+    return clear_padding(ctx, run, *x);
 }
 
 bool stack_wants_backward(const stack_run *run)
@@ -108,6 +122,13 @@ static int64_t items_of(const assay_stack_config *config)
     return config->layers * (config->batch_split_factor > 0 ? config->batch_split_factor : 1);
 }
 
+static void clear_gradient(const stack_run *run, double *dx)
+{
+    const int64_t width = run->size / run->tokens;
+    for (int64_t t = 0; run->cleared != NULL && t < run->tokens; t++)
+        if (run->cleared[t]) memset(dx + t * width, 0, (size_t)width * sizeof *dx);
+}
+
 /* An output without a cotangent is not differentiated. */
 static assay_status backward(assay_context *ctx, const stack_run *run, assay_batch_split *split)
 {
@@ -122,6 +143,7 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
         TRY(layer_backward(ctx, run, layer, dy));
         TRY(layer_write_boundary(ctx, run, layer, dy));
     }
+    clear_gradient(run, dy);
     TRY(assay_write_result(ctx, run->out, "gradients/inputs/x", run->size, dy));
     TRY(write_report(ctx, run));
 cleanup:
@@ -143,6 +165,7 @@ static void end(stack_run *run)
     assay_remat_close(run->store);
     free(run->positions);
     free(run->segment_ids);
+    free(run->cleared);
 }
 
 assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,

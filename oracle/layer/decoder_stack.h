@@ -12,6 +12,7 @@
  *   weights/P{pre,post}_self_attention_layer_norm/scale [D], weights/Pself_attention/(as mla.h, gqa.h),
  *   weights/Pmlp/{wi_0,wi_1,wo}/kernel (fused: wi/kernel) or weights/Pmoe/(as moe.h),
  *   cotangents/y?, cotangents/Plb_loss?; routing/Pselected_experts, where the source has it, fixes the choice.
+ * A token of padding whose x holds NaN or infinity counts as 0; no other token may.
  * Results: outputs/y, outputs/P{lb_loss,bias_updates}, gradients/ of inputs/x and every weight, checkpoints/PNAME (the
  * names of remat.h, and lse), routing/P(as moe.h), and remat/{bytes_kept,bytes_offloaded,operations_recomputed} []; of a
  * stack without the batch-split schedule gradients/checkpoints/Pdecoder_layer_input, at the boundaries of layers.

@@ -14,6 +14,7 @@ typedef struct stack_run {
     const assay_sink *out;
     int64_t tokens, size; /* B*S, and that times D */
     int32_t *positions, *segment_ids;
+    bool *cleared; /* [B*S]: tokens of padding whose x is not finite and counts as 0; NULL: there is no padding */
     assay_remat_store *store; /* NULL: no backward follows */
 } stack_run;
 

@@ -97,8 +97,8 @@ typedef struct assay_routing_inputs {
     const int32_t *tid2eid;         /* [V,K] or NULL: hash routing */
     const int32_t *input_ids;       /* [T] with tid2eid */
     const int32_t *given_experts;   /* [T,K] or NULL: evaluate with this choice instead of choosing (all families); its
-                                       order is kept and the margin is the one of the free choice */
-    bool choice_is_input;           /* given_experts is the case's own: nothing is chosen, and -1 is no expert */
+                                       order is kept and the margin is the one of the free choice; -1 is no expert */
+    bool choice_is_input;           /* given_experts is the case's own: nothing is chosen */
     const double *given_weights;    /* [T,K] or NULL: with the case's own choice, its weights; nothing else is read */
 } assay_routing_inputs;
 

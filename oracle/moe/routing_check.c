@@ -291,10 +291,8 @@ static assay_status check_hash(assay_context *ctx, const assay_routing_inputs *i
 static assay_status check_given(assay_context *ctx, const assay_routing_inputs *in, const assay_routing_config *c)
 {
     const int64_t count = c->num_experts_per_tok;
-    const chosen_rule rule = {.count = count,
-                              .experts = c->num_experts,
-                              .may_be_none = in->choice_is_input,
-                              .may_repeat = c->use_random_routing};
+    const chosen_rule rule = {
+        .count = count, .experts = c->num_experts, .may_be_none = true, .may_repeat = c->use_random_routing};
     for (int64_t t = 0; t < c->batch * c->sequence; t++) {
         MUST(check_row(ctx, "selected_experts", t, in->given_experts + t * count, &rule));
         for (int64_t i = t * count; in->given_weights != NULL && i < (t + 1) * count; i++) {

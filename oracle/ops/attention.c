@@ -1,5 +1,6 @@
 #include "oracle/ops/attention.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -42,6 +43,41 @@ assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *s
                           segment_ids[t]);
     }
     return ASSAY_OK;
+}
+
+/* Index of the first that is not finite; count: none. */
+static int64_t first_not_finite(int64_t count, const double *values)
+{
+    bool finite = true;
+    for (int64_t i = 0; i < count; i++) finite &= fabs(values[i]) <= DBL_MAX;
+    for (int64_t i = 0; !finite && i < count; i++) {
+        if (!isfinite(values[i])) return i;
+    }
+    return count;
+}
+
+assay_status assay_attention_check_tokens(assay_context *ctx, const char *path, const double *values, int64_t tokens,
+                                          int64_t sequence, int64_t width, const int32_t *segment_ids)
+{
+    for (int64_t token = 0; values != NULL && token < tokens; token++) {
+        if (segment_ids != NULL && segment_ids[token] == 0) continue;
+        const int64_t i = first_not_finite(width, values + token * width);
+        if (i == width) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s[%" PRId64 ",%" PRId64 ",...] is %g%s, expected a finite number: the token is no padding",
+                          path, token / sequence, token % sequence, values[token * width + i],
+                          ctx->emulation != NULL ? " once stored" : "");
+    }
+    return ASSAY_OK;
+}
+
+void assay_attention_clear_padding(double *x, bool *cleared, int64_t tokens, int64_t width)
+{
+    for (int64_t token = 0; token < tokens; token++) {
+        const bool clears = first_not_finite(width, x + token * width) < width;
+        if (clears) memset(x + token * width, 0, (size_t)width * sizeof *x);
+        if (cleared != NULL) cleared[token] = clears;
+    }
 }
 
 /* For each batch row its tokens by segment, ascending within one; segments begin at `starts`. Padding is left out. */

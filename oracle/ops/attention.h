@@ -42,6 +42,12 @@ int64_t assay_attention_kv_heads(const assay_attention_config *config);
 
 /* "inputs/segment_ids[3] is -1, expected 0 or more" */
 assay_status assay_attention_check_segments(assay_context *ctx, const int32_t *segment_ids, int64_t tokens);
+/* Of [B,S,width] values, tokens * width of them, those of padding may be NaN or infinite, and no others. segment_ids NULL: no
+ * token is padding. */
+assay_status assay_attention_check_tokens(assay_context *ctx, const char *path, const double *values, int64_t tokens,
+                                          int64_t sequence, int64_t width, const int32_t *segment_ids);
+/* A token that holds such a number counts as 0; cleared [tokens], which may be NULL, says which do. */
+void assay_attention_clear_padding(double *x, bool *cleared, int64_t tokens, int64_t width);
 
 assay_status assay_attention_forward(assay_context *ctx, double *attention_out, double *lse,
                                      const assay_attention_inputs *in, const assay_attention_config *config);

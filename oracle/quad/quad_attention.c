@@ -114,8 +114,7 @@ quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x)
     return y;
 }
 
-/* x [tokens,width], of which padding that is not finite counts as 0. */
-static quad_node used_tokens(quad_tape *t, quad_node x, bool masked)
+quad_node quad_used_tokens(quad_tape *t, quad_node x, bool masked)
 {
     const int64_t tokens = quad_rows(t, x), width = quad_columns(t, x);
     const int32_t *segments = quad_given_indices_optional(t, "inputs/segment_ids", tokens);
@@ -134,7 +133,7 @@ void quad_mla(quad_tape *t, const void *config)
 {
     const assay_mla_config *c = &((const quad_mla_config *)config)->mla;
     const quad_node given = quad_given(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
-    const quad_node x = used_tokens(t, given, c->mask_padding);
+    const quad_node x = quad_used_tokens(t, given, c->mask_padding);
     quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_mla_of(t, config, x));
 }
 
@@ -206,6 +205,6 @@ void quad_gqa(quad_tape *t, const void *config)
 {
     const assay_gqa_config *c = &((const quad_gqa_config *)config)->gqa;
     const quad_node given = quad_given(t, "inputs/x", c->batch * c->sequence, c->emb_dim);
-    const quad_node x = used_tokens(t, given, c->mask_padding);
+    const quad_node x = quad_used_tokens(t, given, c->mask_padding);
     quad_put(t, "outputs/y", assay_shape_of(3, c->batch, c->sequence, c->emb_dim), quad_gqa_of(t, config, x));
 }

@@ -17,6 +17,8 @@ static inline int64_t quad_tokens(const assay_routing_config *config)
 
 /* --- attention --- */
 
+/* x [tokens,width], of which padding that is not finite counts as 0. */
+quad_node quad_used_tokens(quad_tape *t, quad_node x, bool masked);
 /* y [B*S,D] of x; checkpoints are put. */
 quad_node quad_mla_of(quad_tape *t, const quad_mla_config *config, quad_node x);
 quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x);

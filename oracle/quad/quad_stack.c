@@ -64,7 +64,8 @@ void quad_stack(quad_tape *t, const void *config)
     const bool latent = c->attention == ASSAY_LAYER_MLA;
     const assay_shape shape = latent ? assay_shape_of(3, c->mla.batch, c->mla.sequence, c->mla.emb_dim)
                                      : assay_shape_of(3, c->gqa.batch, c->gqa.sequence, c->gqa.emb_dim);
-    quad_node x = quad_given(t, "inputs/x", shape.dims[0] * shape.dims[1], shape.dims[2]);
+    const quad_node given = quad_given(t, "inputs/x", shape.dims[0] * shape.dims[1], shape.dims[2]);
+    quad_node x = quad_used_tokens(t, given, latent ? c->mla.mask_padding : c->gqa.mask_padding);
     for (int64_t layer = c->first_layer; layer < c->layers; layer++) {
         const bool is_dense = layer<c->dense_layers, split = c->batch_split_factor> 0 && !is_dense;
         if (!c->single) snprintf(t->prefix, sizeof t->prefix, "layers/%lld/", (long long)layer);

@@ -212,7 +212,7 @@ def layer(ar, s, t, results, x):
 
 def run_stack(ar, s, t):
     numbers = {int(n.split("/")[2]) for n in t if n.startswith("weights/layers/")}
-    y, backs, results = t["inputs/x"], [], {}
+    y, backs, results = used_tokens(s, t), [], {}
     for results_of in [f"layers/{i}/" for i in sorted(numbers)] or [""]:
         y, beside, back = layer(ar, s, t, results_of, y)
         backs.append((f"gradients/checkpoints/{results_of}decoder_layer_input", back))

@@ -109,6 +109,8 @@ static void fill_moe(layer_case *c, const char *layer)
     for (int i = 0; i < routed.count; i++) routed.rows[i] = assay_tensor_row_below("E", &e, routed.rows[i]);
     fill_block(c, block, &routed);
     if (m->shared_mlp_dim > 0) fill_block(c, block, &shared_table);
+    snprintf(path, sizeof path, "weights/%sshared_expert_gate/kernel", block);
+    if (m->shared_gate) fill(c, path, m->emb_dim, 1.5 / sqrt((double)m->emb_dim), 0);
     snprintf(path, sizeof path, "weights/%sgate/kernel", block);
     fill(c, path, m->emb_dim * e, 1.5 / sqrt((double)m->emb_dim), 0);
     snprintf(path, sizeof path, "weights/%sgate/bias", block);

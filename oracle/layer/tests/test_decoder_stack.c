@@ -81,14 +81,16 @@ TEST(test_wanted)
     static const char *const outputs[] = {"outputs/*", "remat/*", NULL};
     static const char *const one[] = {"gradients/weights/layers/1/moe/gate/bias", "remat/*", NULL};
     static const char *const other[] = {"gradients/weights/layers/0/self_attention/q_norm/scale", NULL};
-    static const char *const *const lists[] = {outputs, one, other};
-    static const int counts[] = {1, 4, 1};
+    static const char *const gate[] = {"gradients/weights/layers/1/moe/shared_expert_gate/kernel", NULL};
+    static const char *const *const lists[] = {outputs, one, other, gate};
+    static const int counts[] = {1, 4, 1, 1};
     assay_context ctx = assay_context_default(1);
     layer_case c = layer_case_make(2, 1, 1, 5);
     test_tensors whole = {0};
+    c.config.moe.shared_gate = true;
     layer_case_fill(&c);
     layer_case_run(&ctx, &c, &whole);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         test_tensors out = {.wanted = lists[i]};
         layer_case_run(&ctx, &c, &out);
         assert_int_equal(out.set.count, counts[i]);

@@ -242,7 +242,7 @@ TEST(test_refused_inputs)
     const double zeros[T * E] = {0}, scale[E] = {0};
     const double nan_logit[T * E] = {[9] = NAN}, minus_infinite[T * E] = {[6] = -INFINITY}, huge[T * E] = {[2] = 1e308};
     const double nan_bias[E] = {[4] = NAN}, infinite_bias[E] = {[1] = INFINITY}, huge_bias[E] = {[2] = 1e308};
-    const int32_t outside[T * K] = {0, 1, 2, 3, 6, 4}, negative[T * K] = {0, -1, 2, 3, 5, 4},
+    const int32_t outside[T * K] = {0, 1, 2, 3, 6, 4}, negative[T * K] = {0, -2, 2, 3, 5, 4},
                               twice[T * K] = {0, 1, 2, 5, 4, 5};
     const int32_t beside_nan[T * K] = {-1, 1, 2, 3, 5, 4};
     const double nan_weight[T * K] = {[0] = NAN, [4] = NAN};
@@ -259,12 +259,12 @@ TEST(test_refused_inputs)
         {{.logits = zeros, .bias = infinite_bias}, 0, {"gate/bias", "expert 1", "inf"}},
         {{.logits = zeros, .per_expert_scale = scale}, 0, {"per_expert_scale", "deepseek3"}},
         {{.logits = zeros, .given_experts = outside}, 0, {"selected_experts row 1", "expert 6", "num_experts-1=5"}},
-        {{.logits = zeros, .given_experts = negative}, 0, {"selected_experts row 0", "expert -1"}},
+        {{.logits = zeros, .given_experts = negative}, 0, {"selected_experts row 0", "expert -2"}},
         {{.logits = zeros, .given_experts = twice}, 0, {"selected_experts row 1", "expert 5 twice"}},
         {{.given_experts = outside, .given_weights = zeros, .choice_is_input = true},
          0,
          {"selected_experts row 1", "expert 6", "-1 to num_experts-1=5"}},
-        {{.given_experts = negative, .given_weights = nan_logit}, 0, {"selected_experts row 0", "expert -1"}},
+        {{.given_experts = negative, .given_weights = nan_logit}, 0, {"selected_experts row 0", "expert -2"}},
         {{.given_experts = beside_nan, .given_weights = nan_weight, .choice_is_input = true},
          0,
          {"routing_weights[4] is nan", "expert 5"}},
