@@ -324,6 +324,7 @@ static bool other_batch_split(const assay_case *c, assay_other_form *form)
     /* The schedule's router has a bias. Its weights lack the 1e-20 beside their sum: with one expert a token, that is
      * all of their gradient. */
     if (!m->routed_bias || m->num_experts_per_tok == 1) return false;
+    if (m->quant_recipe.text[0] != '\0') return false; /* each shard quantises its own microbatch */
     m->use_batch_split_schedule = !is_batch_split(c);
     if (is_batch_split(c)) {
         on_one_device(&form->c);

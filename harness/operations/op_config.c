@@ -645,7 +645,7 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     TRY(assay_check_placed_moe(ctx, m, &config->moe, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
-    TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, 1));
+    if (!m->use_batch_split_schedule) TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, 1));
     if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
     }
@@ -669,12 +669,8 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         if (needs != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", needs);
     }
     TRY(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
-    TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->mla.recipe));
+    if (config->batch_split_factor == 0) TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->mla.recipe));
     config->gqa.recipe = config->mla.recipe;
-    if (config->mla.recipe.recipe != NULL && m->use_batch_split_schedule) {
-        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_recipe,
-                                "\"\" with use_batch_split_schedule: op batch_split has it");
-    }
     TRY(remat_policy_of(ctx, m, &config->policy));
     TRY(assay_stack_check(ctx, config));
 cleanup:

@@ -49,15 +49,53 @@ static void describe_weights(assay_describer *d, const assay_stack_config *confi
     d->block = "";
 }
 
+static void describe_made(assay_describer *d, const char *name, assay_dims dims)
+{
+    assay_describe_sized_result(d, "checkpoints", name, ASSAY_FLOAT64, dims);
+    assay_described(d, 1)->made = true;
+}
+
+/* What the schedule's attention computes and a recipe quantises; then that of its MoE half. */
+static void describe_quantised_attention(assay_describer *d, const graph *g)
+{
+    for (int t = 1; t < g->tensor_count; t++) {
+        const assay_tensor_row *row = &g->tensors[t].row;
+        if (g->tensors[t].role == GRAPH_CHECKPOINT && graph_is_made(g, t) && strcmp(row->name, "attention_out") != 0)
+            describe_made(d, row->name, assay_dims_of(row->axes, &row->shape));
+    }
+    for (int i = 0; i < g->gradient_count; i++) {
+        const assay_tensor_row *row = &g->steps[g->gradients[i]].gradient;
+        describe_made(d, row->name, assay_dims_of(row->axes, &row->shape));
+    }
+}
+
+static void describe_quantised_moe(assay_describer *d, const assay_stack_config *config, assay_dims rows)
+{
+    static const char *const shared[] = {"shared_intermediate", "shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
+    static const char *const routed[] = {"intermediate_layer", "layer_w0_gradient", "layer_w1_gradient"};
+    const assay_mla_config *mla = &config->mla;
+    const bool of_gate =
+        config->moe.recipe.recipe->x.scales != ASSAY_SCALES_NONE && !assay_gives_routing_weights(d->c, d->layer);
+    const assay_dims of_shared = {"BSF", {mla->batch, mla->sequence, config->moe.shared_mlp_dim}};
+    for (int i = 0; i < 3; i++) describe_made(d, shared[i], of_shared);
+    for (int i = 0; i < 3; i++) describe_made(d, routed[i], rows);
+    if (of_gate)
+        describe_made(d, "logits_gradient",
+                      (assay_dims){"BSE", {mla->batch, mla->sequence, config->moe.routing.num_experts}});
+}
+
 /* What a layer under the batch-split schedule leaves (batch_split.h). */
 static void describe_batch_split_results(assay_describer *d, const assay_stack_config *config, const graph *g)
 {
     const assay_batch_split_sizes s = assay_batch_split_sizes_of(config);
     const int64_t factor = config->batch_split_factor;
     const assay_dims rows = {"mjrH", {s.shards, factor, s.copies, config->moe.moe_mlp_dim}};
+    const bool recipe = config->moe.recipe.recipe != NULL;
     assay_describe_result(d, "checkpoints", "decoder_layer_input", ASSAY_FLOAT64, "BSD");
+    if (recipe) describe_quantised_attention(d, g);
     assay_describe_checkpoint(d, &g->tensors[graph_find(g, "lse")].row);
     assay_describe_checkpoint(d, &g->tensors[graph_find(g, "attention_out")].row);
+    assay_described(d, 1)->made = graph_is_made(g, graph_find(g, "attention_out"));
     assay_describe_result(d, "checkpoints", "mla_out", ASSAY_FLOAT64, "BSD");
     assay_describe_result(d, "routing", "selected_experts", ASSAY_INT32, "BSK");
     assay_describe_result(d, "routing", "weights", ASSAY_FLOAT64, "BSK");
@@ -66,6 +104,7 @@ static void describe_batch_split_results(assay_describer *d, const assay_stack_c
                                 (assay_dims){"mje", {s.shards, factor, s.local_experts}});
     assay_describe_sized_result(d, "checkpoints", "moe_mlpwi_0", ASSAY_FLOAT64, rows);
     assay_describe_sized_result(d, "checkpoints", "moe_mlpwi_1", ASSAY_FLOAT64, rows);
+    if (recipe) describe_quantised_moe(d, config, rows);
 }
 
 /* The gradients of layers' inputs are there for those who name them. */

@@ -21,6 +21,7 @@ int64_t assay_batch_split_memory(const assay_stack_config *config)
 {
     const stack_run stack = {.config = config};
     const assay_moe_config *moe = &config->moe;
+    const bool quantises = moe->recipe.recipe != NULL;
     double numbers = 0, widest = (double)moe->moe_mlp_dim;
     bs_run run;
     bs_run_of(&run, &stack);
@@ -31,10 +32,14 @@ int64_t assay_batch_split_memory(const assay_stack_config *config)
     if (dim > widest) widest = dim;
     for (int t = 1; t < run.attention.tensor_count; t++)
         if (run.attention.tensors[t].role == GRAPH_CHECKPOINT)
-            numbers += 3 * shards * (double)run.factor * (double)graph_size(&run.attention, t);
+            numbers += (quantises ? 6 : 3) * shards * (double)run.factor * (double)graph_size(&run.attention, t);
     numbers += (double)run.factor * (12 * tokens * dim + 6 * tokens * (double)moe->routing.num_experts);
     numbers += (double)run.factor * (4 * rows * widest + 6 * rows * (double)moe->moe_mlp_dim);
     numbers += (double)run.factor * 6 * tokens * (double)moe->shared_mlp_dim;
+    if (quantises) /* what is shown, and how far it may be off */
+        numbers += (double)run.factor * 2 *
+                   (tokens * (double)(3 * moe->shared_mlp_dim + moe->routing.num_experts) +
+                    3 * rows * (double)moe->moe_mlp_dim);
     const double bytes = numbers * (double)sizeof(double);
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61;
 }

@@ -24,30 +24,26 @@ void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe)
     for (int i = 0; i < g->gradient_count; i++) g->steps[g->gradients[i]].gradient.name = gradients[i];
 }
 
+static int64_t row_count(const bs_run *run)
+{
+    return run->sizes.tokens * run->mla.emb_dim;
+}
+
 /* A shard's, to h and no further where there is no room for y. */
-static assay_status run_shared(assay_context *ctx, const bs_layer *at, graph_run *r, int64_t shard, const double *x,
-                               double *y)
+static assay_status run_shared(assay_context *ctx, const bs_layer *at, const bs_microbatch *b, graph_run *r,
+                               int64_t shard, double *y)
 {
     const graph *g = &at->run->shared;
+    const double *x = b->values[MB_X_NORM] + shard * row_count(at->run);
     graph_open(r, g);
     graph_lend(r, graph_find(g, "inputs/x"), x);
     for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++)
         graph_lend(r, g->weights[i], bs_weight_of(at->run, at->w, BS_SHARED + i, shard));
     r->room[g->result] = y;
     if (y == NULL) graph_lend(r, g->result, x); /* as if it were there */
-    if (at->made != NULL) {
-        r->in = at->made->in;
-        r->out = at->made->out;
-        r->number = shard;
-        r->hidden[graph_find(g, HIDDEN)] = y == NULL && at->made->after_forward;
-        MUST(graph_read_spreads(ctx, r));
-    }
+    r->hidden[graph_find(g, HIDDEN)] = y == NULL && at->made != NULL && at->made->after_forward;
+    MUST(bs_show_run(ctx, r, at, b, shard));
     return graph_forward(ctx, r);
-}
-
-static int64_t row_count(const bs_run *run)
-{
-    return run->sizes.tokens * run->mla.emb_dim;
 }
 
 assay_status bs_shared_expert(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -57,8 +53,7 @@ assay_status bs_shared_expert(assay_context *ctx, const bs_layer *at, bs_microba
     graph_run r = {0};
     TRY(bs_make(ctx, at->run, b, MB_SHARED_OUT));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
-        TRY(run_shared(ctx, at, &r, shard, b->values[MB_X_NORM] + shard * size,
-                       b->values[MB_SHARED_OUT] + shard * size));
+        TRY(run_shared(ctx, at, b, &r, shard, b->values[MB_SHARED_OUT] + shard * size));
         graph_close(&r);
     }
 cleanup:
@@ -77,7 +72,7 @@ assay_status bs_shared_expert_remat(assay_context *ctx, const bs_layer *at, bs_m
 {
     MUST(bs_make_runs(ctx, at->run, &b->shared));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
-        MUST(run_shared(ctx, at, &b->shared[shard], shard, b->values[MB_X_NORM] + shard * row_count(at->run), NULL));
+        MUST(run_shared(ctx, at, b, &b->shared[shard], shard, NULL));
     assay_remat_recomputed(at->run->stack->store, bs_shared_expert_flops(at->run));
     return ASSAY_OK;
 }
@@ -113,6 +108,8 @@ static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const
                                       .x_spread = args->lhs_spread == NULL ? NULL : args->lhs_spread + rows,
                                       .w = args->rhs + shard * dims->groups * dims->k * dims->n,
                                       .dy = dy == NULL ? NULL : dy + shard * dims->m * dims->n,
+                                      .dy_spread =
+                                          args->dy_spread == NULL ? NULL : args->dy_spread + shard * dims->m * dims->n,
                                       .group_sizes = args->group_sizes + shard * dims->groups};
     return assay_recipe_quantise(ctx, o, &given, dims, args->recipe != NULL ? args->recipe : &none);
 }
@@ -201,24 +198,49 @@ static void join(double *both, const double *a, const double *b, int64_t rows, i
     }
 }
 
+/* Gradients of gate and up that a recipe quantises, and what may be said of their errors. */
+typedef struct gating_gradients {
+    const double *values[2];
+    double *spread[2]; /* NULL: exact */
+} gating_gradients;
+
+/* By itself the function is given them. */
+static assay_status show_gating_gradients(assay_context *ctx, const bs_layer *at, const bs_microbatch *b,
+                                          gating_gradients *dy)
+{
+    static const char *const names[] = {"layer_w0_gradient", "layer_w1_gradient"};
+    const bool shows = at->made != NULL && at->made->parts;
+    for (int i = 0; shows && i < 2; i++)
+        MUST(bs_made_show(ctx, at->made, names[i], false, b->number, bs_count(at->run, MB_GATE), dy->values[i],
+                          &dy->spread[i]));
+    return ASSAY_OK;
+}
+
 /* dx through one product with both kernels side by side (merge_gating_gmm): one sum over both. */
-static assay_status merged_input_bwd(assay_context *ctx, const bs_layer *at, const bs_microbatch *b, bs_microbatch *d)
+static assay_status merged_input_bwd(assay_context *ctx, const bs_layer *at, const bs_microbatch *b,
+                                     const gating_gradients *dy, double *dx)
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     bs_gmm_args args = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
-    const int64_t kernels = run->sizes.local_experts * args.k;
-    double *kernel = NULL, *both = NULL;
+    const int64_t kernels = run->sizes.local_experts * args.k, rows = run->sizes.shards * run->sizes.copies;
+    double *kernel = NULL, *both = NULL, *spread = NULL;
     TRY(bs_alloc_shards(ctx, run, "both kernels", kernels, 2 * args.n, &kernel));
     TRY(bs_alloc_shards(ctx, run, "both gradients", run->sizes.copies, 2 * args.n, &both));
     join(kernel, args.rhs, at->w->values[BS_ROUTED + ASSAY_MLP_WI_1], run->sizes.shards * kernels, args.n);
-    join(both, d->values[MB_GATE], d->values[MB_UP], run->sizes.shards * run->sizes.copies, args.n);
+    join(both, dy->values[0], dy->values[1], rows, args.n);
+    if (dy->spread[0] != NULL) {
+        TRY(bs_alloc_shards(ctx, run, "errors of both", run->sizes.copies, 2 * args.n, &spread));
+        join(spread, dy->spread[0], dy->spread[1], rows, args.n);
+    }
     args.rhs = kernel;
+    args.dy_spread = spread;
     args.n *= 2;
-    TRY(bs_gmm_bwd(ctx, run, d->values[MB_ROWS], NULL, both, &args));
+    TRY(bs_gmm_bwd(ctx, run, dx, NULL, both, &args));
 cleanup:
     free(kernel);
     free(both);
+    free(spread);
     return status;
 }
 
@@ -226,23 +248,28 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_layer *at, bs_mi
 {
     assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
-    const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0),
-                      up = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_1);
     const int64_t count = bs_count(run, MB_ROWS);
     const bool merged = run->stack->config->merge_gating_gmm;
+    gating_gradients dy = {.values = {d->values[MB_GATE], d->values[MB_UP]}};
     double *through_up = NULL;
+    TRY(show_gating_gradients(ctx, at, b, &dy));
     TRY(bs_make(ctx, run, d, MB_ROWS));
     double *dx = d->values[MB_ROWS];
-    if (merged) TRY(merged_input_bwd(ctx, at, b, d));
+    if (merged) TRY(merged_input_bwd(ctx, at, b, &dy, dx));
     TRY(bs_alloc_shards(ctx, run, "gradient through mlpwi_1", run->sizes.copies, run->mla.emb_dim, &through_up));
-    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : dx, at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d->values[MB_GATE], &gate));
-    TRY(bs_gmm_bwd(ctx, run, merged ? NULL : through_up, at->g->values[BS_ROUTED + ASSAY_MLP_WI_1], d->values[MB_UP],
-                   &up));
+    for (int i = 0; i < 2; i++) {
+        const int weight = BS_ROUTED + (i == 0 ? ASSAY_MLP_WI_0 : ASSAY_MLP_WI_1);
+        bs_gmm_args args = gating_args(at, b, weight);
+        args.dy_spread = dy.spread[i];
+        TRY(bs_gmm_bwd(ctx, run, merged ? NULL : i == 0 ? dx : through_up, at->g->values[weight], dy.values[i], &args));
+    }
     if (merged) goto cleanup;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, through_up);
     assay_add(ctx, count, through_up, dx);
 cleanup:
+    free(dy.spread[0]);
+    free(dy.spread[1]);
     free(through_up);
     return status;
 }

@@ -59,7 +59,7 @@ static assay_status call_open(assay_context *ctx, const assay_function_config *c
     c->config.function = f;
     assay_function_tensors_of(&c->config, &c->tensors);
     c->stack = (stack_run){.config = &c->config.stack, .in = &no_source, .out = &no_sink};
-    c->made = (bs_made){.in = &no_source, .out = &no_sink};
+    c->made = (bs_made){.in = &no_source, .out = &no_sink, .prefix = ""};
     bs_run_of(&c->run, &c->stack);
     bs_shared_graph(&c->run, &config->recipe);
     return assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers);
@@ -292,7 +292,7 @@ static assay_status run_gradient(assay_context *ctx, bs_call *forward, const ass
     if (bwd == NULL) return ASSAY_OK;
     TRY(call_open(ctx, &forward->config, bwd, &c));
     if (!wants_gradient(c, out)) goto cleanup;
-    c->made = (bs_made){.in = in, .out = out, .after_forward = true};
+    c->made = (bs_made){.in = in, .out = out, .prefix = "", .after_forward = true};
     for (int i = 0; i < c->tensors.count; i++) {
         const assay_function_tensor *t = &c->tensors.items[i];
         if (!t->result) TRY(t->gradient ? read_cotangent(ctx, c, t, in) : take(ctx, c, forward, t));
@@ -318,7 +318,7 @@ assay_status assay_function_run(assay_context *ctx, const assay_function_config 
     assay_status status;
     bs_call *c = NULL;
     TRY(call_open(ctx, config, config->function, &c));
-    c->made = (bs_made){.in = in, .out = out};
+    c->made = (bs_made){.in = in, .out = out, .prefix = ""};
     TRY(read_all(ctx, c, in, true));
     TRY(evaluate(ctx, c));
     for (int i = 0; i < c->tensors.count; i++) {

@@ -124,6 +124,7 @@ typedef struct bs_microbatch {
     const double *angles;          /* [M,b,S,Dr/2] */
     assay_routing routing;         /* of all shards' tokens */
     bool choice_is_input;          /* MB_GIVEN is the case's own */
+    int64_t number;                /* of the layer's microbatches this one's */
     graph_run *attention, *shared; /* [M]: of mla_with_norms_remat, of the shared expert's _remat */
 } bs_microbatch;
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run);
@@ -151,10 +152,25 @@ assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t laye
 typedef struct bs_layer {
     const bs_run *run;
     const bs_weights *w, *g;
-    const assay_recipe_config *recipe; /* of a function by itself; NULL: none */
+    const assay_recipe_config *recipe; /* NULL: none */
     const bs_made *made;               /* NULL: nobody looks */
     bool keeps, shows;                 /* gate and up: for backward, as checkpoints */
 } bs_layer;
+
+/* What a layer computes and quantises; it stays where it is. */
+typedef struct bs_shown {
+    bs_made made;
+    bs_parts parts;
+    char prefix[LAYER_PREFIX_SIZE];
+} bs_shown;
+/* NULL: the layer has no recipe. */
+const bs_made *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward);
+void bs_shown_close(bs_shown *s); /* safe on a zeroed struct */
+/* Of the layer: NULL or without one there is none. */
+const assay_recipe_config *bs_recipe_of(const bs_run *run);
+bool bs_quantises(const bs_layer *at);
+/* A run of one shard of a microbatch, whose checkpoints are shown and spreads read. */
+assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, const bs_microbatch *b, int64_t shard);
 
 /* A function makes its results of what is there of the microbatch; its _bwd makes gradients of its arguments (d) of those of its
  * results, of arguments (b), of what _remat made, and gradients of weights. */

@@ -14,14 +14,9 @@
 #include "oracle/ops/glu.h"
 #include "oracle/ops/vector_sums.h"
 
-static bool quantises(const bs_layer *at)
-{
-    return at->recipe != NULL && at->recipe->recipe != NULL;
-}
-
 static bool weighs_outputs(const assay_context *ctx, const bs_layer *at)
 {
-    return assay_takes_second_form(ctx) && !quantises(at);
+    return assay_takes_second_form(ctx) && !bs_quantises(at);
 }
 
 /* Beside products of codes, which are exact, errors of functions show as in a run stage by stage: the context that has them. */
@@ -32,7 +27,7 @@ typedef struct gate_context {
 
 static const assay_context *gate_context_of(const assay_context *ctx, const bs_layer *at, gate_context *own)
 {
-    if (!quantises(at) || ctx->emulation == NULL) return ctx;
+    if (!bs_quantises(at) || ctx->emulation == NULL) return ctx;
     own->ctx = *ctx;
     own->emulation = *ctx->emulation;
     own->emulation.staged = true;
@@ -82,9 +77,9 @@ static assay_status weigh_hidden(assay_context *ctx, const bs_layer *at, bool ag
 {
     const int64_t rows = row_count(at->run), width = at->run->stack->config->moe.moe_mlp_dim;
     assay_weigh_rows(ctx, hidden, b->values[MB_ROW_WEIGHTS], hidden, rows, width);
-    if (!quantises(at)) return ASSAY_OK;
+    if (!bs_quantises(at)) return ASSAY_OK;
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, hidden);
-    return bs_made_show(ctx, at->made, "intermediate_layer", again, 0, rows * width, hidden, spread);
+    return bs_made_show(ctx, at->made, "intermediate_layer", again, b->number, rows * width, hidden, spread);
 }
 
 assay_status bs_compute_linear(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -154,7 +149,7 @@ static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_layer *at, d
     weights_bwd(ctx, run, d->values[MB_ROW_WEIGHTS], hidden, d_hidden, width);
     assay_weigh_rows(ctx, d_hidden, b->values[MB_ROW_WEIGHTS], d_hidden, rows, width);
     /* else the members that weigh outputs err by more */
-    if (quantises(at)) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
+    if (bs_quantises(at)) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
 cleanup:
     free(spread);
     return status;

@@ -43,6 +43,8 @@ assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microb
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         bs_open_attention(&r, g, run, b->angles, at->w, shard);
         graph_lend(&r, graph_find(g, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
+        r.hidden[graph_find(g, "attention_out")] = r.hidden[graph_find(g, "lse")] = true; /* shown of all at once */
+        TRY(bs_show_run(ctx, &r, at, b, shard));
         r.release = graph_let_go;
         r.room[graph_find(g, LAYER_H)] = part_of(run, b, MB_MLA_OUT, shard);
         r.room[graph_find(g, "attention_out")] = part_of(run, b, MB_ATTN_OUT, shard);
@@ -64,6 +66,7 @@ assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_layer *at, bs_
         graph_run *r = &b->attention[shard];
         bs_open_attention(r, &run->attention, run, b->angles, at->w, shard);
         graph_lend(r, graph_find(r->graph, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
+        MUST(bs_show_run(ctx, r, at, b, shard));
         for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
             MUST(graph_require(ctx, r, graph_find(r->graph, needed[i])));
         graph_drop_within(r);

@@ -154,7 +154,13 @@ assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatc
 {
     assay_status status;
     const int64_t last = run->factor - 1;
-    const bs_layer at = {.run = run, .w = w, .keeps = keeps, .shows = shows_gating(run, layer)};
+    bs_shown shown;
+    const bs_layer at = {.run = run,
+                         .w = w,
+                         .recipe = bs_recipe_of(run),
+                         .made = bs_shown_open(&shown, run, layer, false),
+                         .keeps = keeps,
+                         .shows = shows_gating(run, layer)};
     TRY(read_given(ctx, run, layer, b));
     TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
     TRY(write_routing(ctx, &at, layer, b));
@@ -165,6 +171,7 @@ assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatc
     TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_UNROUTE, layer, last, false}, unroute, &at, b));
     TRY(bs_copy(ctx, run, &b[last], MB_MOE_INPUTS, &b[last], MB_MLA_OUT));
 cleanup:
+    bs_shown_close(&shown);
     return status;
 }
 
@@ -185,7 +192,9 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
                         const bs_weights *w, const bs_weights *g)
 {
     assay_status status;
-    const bs_layer at = {.run = run, .w = w, .g = g};
+    bs_shown shown;
+    const bs_layer at = {
+        .run = run, .w = w, .g = g, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, true)};
     bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
     TRY(read_given(ctx, run, layer, b));
     TRY(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
@@ -202,5 +211,6 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
     if (b->values[MB_GIVEN_WEIGHTS] != NULL)
         TRY(bs_write_tensor(ctx, run, layer, "gradients/inputs", "routing_weights", d, MB_CHOICE_WEIGHTS));
 cleanup:
+    bs_shown_close(&shown);
     return status;
 }

@@ -45,6 +45,7 @@ bs_function_bwd bs_compute_gating_bwd, bs_one_gating_bwd;
 typedef struct bs_gmm_args {
     const double *lhs;          /* [M,R,k] */
     const double *lhs_spread;   /* of one that a recipe quantises (quantised_spread.h); NULL: it is exact */
+    const double *dy_spread;    /* likewise */
     const double *rhs;          /* [M,E/P,k,n] */
     const int32_t *group_sizes; /* [M,E/P] */
     int64_t k, n;

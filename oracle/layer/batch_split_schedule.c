@@ -16,32 +16,45 @@ static assay_status write_checkpoints(assay_context *ctx, const bs_run *run, int
     return bs_write_tensor(ctx, run, layer, "checkpoints", "mla_out", b, MB_MLA_OUT);
 }
 
-static void lend_angles(const bs_run *run, bs_microbatch *b)
+static void begin(const bs_run *run, bs_microbatch *b)
 {
     for (int64_t m = 0; m < run->factor; m++) b[m].angles = run->yarn_freqs[m];
+    for (int64_t m = 0; m < run->factor; m++) b[m].number = m;
 }
 
 assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                      const bs_weights *w)
 {
-    const bs_layer at = {.run = run, .w = w};
+    assay_status status;
+    bs_shown shown;
+    const bs_layer at = {
+        .run = run, .w = w, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, false)};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS, layer, run->factor, false};
-    lend_angles(run, b);
-    MUST(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
-    MUST(write_checkpoints(ctx, run, layer, b));
-    return bs_moe(ctx, run, layer, b, run->stack->store != NULL, w);
+    begin(run, b);
+    TRY(bs_staggered_call(ctx, run, attention, bs_mla_with_norms, &at, b));
+    TRY(write_checkpoints(ctx, run, layer, b));
+    TRY(bs_moe(ctx, run, layer, b, run->stack->store != NULL, w));
+cleanup:
+    bs_shown_close(&shown);
+    return status;
 }
 
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g)
 {
-    const bs_layer at = {.run = run, .w = w, .g = g};
+    assay_status status;
+    bs_shown shown;
+    const bs_layer at = {
+        .run = run, .w = w, .g = g, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, true)};
     const bs_stage again = {ASSAY_STAGE_MLA_WITH_NORMS_REMAT, layer, run->factor, true};
     const bs_stage attention = {ASSAY_STAGE_MLA_WITH_NORMS_BWD, layer, run->factor, true};
-    lend_angles(run, b);
-    MUST(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
-    MUST(bs_moe_bwd(ctx, run, layer, b, d, w, g));
-    return bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM);
+    begin(run, b);
+    TRY(bs_staggered_call(ctx, run, again, bs_mla_with_norms_remat, &at, b));
+    TRY(bs_moe_bwd(ctx, run, layer, b, d, w, g));
+    TRY(bs_staggered_bwd(ctx, run, attention, bs_mla_with_norms_bwd, &at, b, d, BS_PRE_NORM, BS_POST_NORM));
+cleanup:
+    bs_shown_close(&shown);
+    return status;
 }
 
 /* --- residuals between forward and backward --- */

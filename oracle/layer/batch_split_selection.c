@@ -64,6 +64,12 @@ assay_status bs_biased_scores(assay_context *ctx, const bs_layer *at, bs_microba
                                    &run->routing);
 }
 
+/* A recipe that quantises backward alone leaves the router as it is (arXiv 2412.19437, 3.3). */
+static bool quantises_gate(const bs_layer *at)
+{
+    return bs_quantises(at) && at->recipe->recipe->x.scales != ASSAY_SCALES_NONE;
+}
+
 /* What the products of a shard with the gate's kernel take: by a recipe they are a linear layer. d_logits NULL: of forward
  * alone. */
 static assay_status gate_operands(assay_context *ctx, const bs_layer *at, int64_t shard, const double *x,
@@ -79,7 +85,7 @@ static assay_status gate_operands(assay_context *ctx, const bs_layer *at, int64_
                                       .dy = d_logits == NULL ? NULL : d_logits + logits,
                                       .dy_spread = spread == NULL ? NULL : spread + logits,
                                       .group_sizes = &all};
-    return assay_recipe_quantise(ctx, o, &given, &dims, at->recipe != NULL ? at->recipe : &none);
+    return assay_recipe_quantise(ctx, o, &given, &dims, quantises_gate(at) ? at->recipe : &none);
 }
 
 static assay_status make_logits(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -125,8 +131,8 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_
     TRY(assay_routing_backward(ctx, d_logits, d_bias, NULL, d->values[MB_CHOICE_WEIGHTS], 0, 0, &b->routing, &inputs,
                                &config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_logits);
-    if (at->recipe != NULL && at->recipe->recipe != NULL)
-        TRY(bs_made_show(ctx, at->made, "logits_gradient", false, 0, count, d_logits, &spread));
+    if (quantises_gate(at))
+        TRY(bs_made_show(ctx, at->made, "logits_gradient", false, b->number, count, d_logits, &spread));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         double *d_kernel = bs_weight_of(run, at->g, BS_GATE, shard);
         const int64_t row = shard * tokens * dim;

@@ -90,6 +90,49 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
     return assay_wants(out, path);
 }
 
+/* --- what is quantised --- */
+
+const assay_recipe_config *bs_recipe_of(const bs_run *run)
+{
+    return &run->stack->config->moe.recipe;
+}
+
+bool bs_quantises(const bs_layer *at)
+{
+    return at->recipe != NULL && at->recipe->recipe != NULL;
+}
+
+const bs_made *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward)
+{
+    const assay_batch_split_sizes *sizes = &run->sizes;
+    *s = (bs_shown){0};
+    if (bs_recipe_of(run)->recipe == NULL) return NULL;
+    layer_prefix(run->stack, layer, s->prefix);
+    bs_parts_open(&s->parts, run->stack->in, run->stack->out, sizes->shards, run->factor, sizes->rows);
+    s->made = (bs_made){.in = &s->parts.source,
+                        .out = &s->parts.sink,
+                        .prefix = s->prefix,
+                        .after_forward = backward,
+                        .parts = true,
+                        .shards = sizes->shards};
+    return &s->made;
+}
+
+void bs_shown_close(bs_shown *s)
+{
+    bs_parts_close(&s->parts);
+}
+
+assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, const bs_microbatch *b, int64_t shard)
+{
+    if (at->made == NULL) return ASSAY_OK;
+    r->in = at->made->in;
+    r->out = at->made->out;
+    r->prefix = at->made->prefix;
+    r->number = b->number * at->run->sizes.shards + shard;
+    return graph_read_spreads(ctx, r);
+}
+
 /* --- what is computed of a microbatch --- */
 
 static const struct {

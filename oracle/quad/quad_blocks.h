@@ -65,6 +65,7 @@ typedef struct quad_router {
 /* x 0: inputs/x, or inputs/logits. Where routing/selected_experts is given that is the choice; own/selected_experts and
  * own/weights are those that the scores make. */
 quad_router quad_route(quad_tape *t, const assay_routing_config *config, quad_node x);
+quad_router quad_route_by(quad_tape *t, const assay_routing_config *config, quad_node logits);
 typedef struct quad_losses {
     quad_node lb_loss, z_loss, bias_updates; /* [1,1], [1,1], [1,E]; 0: there is none */
 } quad_losses;
@@ -131,6 +132,8 @@ const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config,
 int64_t quad_spread_peer(const quad_spread *spread, int64_t shard, int64_t index);
 /* The token at a place of what a shard sorts of a part. */
 int64_t quad_spread_token(const quad_spread *spread, int64_t shard, int64_t part, int64_t place);
+/* The choice (token * K + k) at a place of what it has sorted; -1: none. */
+int64_t quad_spread_choice(const quad_spread *spread, int64_t shard, int64_t part, int64_t place);
 /* [M,C,last], or [M,last] without parts. */
 assay_shape quad_spread_shape(const quad_spread *spread, int64_t last);
 /* The routed experts' y, and their checkpoints in the rows of each shard. */

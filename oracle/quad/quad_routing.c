@@ -213,6 +213,13 @@ static quad_node make_logits(quad_tape *t, const assay_routing_config *config, q
 
 quad_router quad_route(quad_tape *t, const assay_routing_config *config, quad_node x)
 {
+    const bool gives_weights =
+        quad_given_optional(t, "inputs/routing_weights", quad_tokens(config), config->num_experts_per_tok) != 0;
+    return quad_route_by(t, config, gives_weights ? 0 : make_logits(t, config, x));
+}
+
+quad_router quad_route_by(quad_tape *t, const assay_routing_config *config, quad_node logits)
+{
     const int64_t b = config->batch, s = config->sequence, k = config->num_experts_per_tok, copies = b * s * k;
     const assay_shape choices = assay_shape_of(3, b, s, k);
     quad_router r = {0};
@@ -222,7 +229,7 @@ quad_router quad_route(quad_tape *t, const assay_routing_config *config, quad_no
     const int32_t *input = quad_given_indices_optional(t, "inputs/selected_experts", copies);
     const int32_t *held = quad_given_indices_optional(t, "routing/selected_experts", copies);
     if (given_weights == 0) {
-        r.logits = make_logits(t, config, x);
+        r.logits = logits;
         make_scores(t, config, quad_given_optional(t, "weights/gate/bias", 1, config->num_experts), &r);
     }
     int32_t *own = quad_put_indices(t, "own/selected_experts", choices);

@@ -88,6 +88,11 @@ static int64_t choice_of(const quad_spread *s, int64_t shard, int64_t part, int6
     return quad_spread_token(s, shard, part, copy / s->per_token) * s->per_token + copy % s->per_token;
 }
 
+int64_t quad_spread_choice(const quad_spread *s, int64_t shard, int64_t part, int64_t place)
+{
+    return choice_of(s, shard, part, s->sorted[(shard * s->parts + part) * s->copies + place]);
+}
+
 static void sort_copies(quad_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *keys)
 {
     const int64_t at = shard * s->parts + part;

@@ -36,6 +36,13 @@ struct quad_record {
 
 typedef struct quad_shown quad_shown;
 
+/* Rows of a linear layer that are quantised apart: `each` of every piece, and where each row is then. */
+typedef struct quad_pieces {
+    int64_t count, each;
+    const int64_t *rows;  /* [count,each] */
+    const int64_t *place; /* [count*each]: in `rows` */
+} quad_pieces;
+
 struct quad_tape {
     assay_context *ctx;
     assay_status status;
@@ -45,6 +52,7 @@ struct quad_tape {
     bool back;                  /* whether gradients are among that */
     char prefix[32];            /* "layers/3/", which every path but those of weights has behind its folder */
     const char *block;          /* "self_attention/", which the paths of weights have behind that */
+    const quad_pieces *pieces;  /* of the rows of what a recipe quantises; NULL: they are one */
     bool straight_through;      /* somewhere the gradient is not the derivative: what is quantised passes as it is */
     quad_record *records;
     int count, room;

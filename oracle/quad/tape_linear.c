@@ -206,9 +206,27 @@ static operands by_recipe(quad_tape *t, const quad_layer *layer, linear *l)
     return (operands){.x = l->by->of_x.numbers, .w = l->by->of_w.numbers};
 }
 
+/* One layer for each piece of the rows. */
+static quad_node by_pieces(quad_tape *t, quad_layer layer)
+{
+    const quad_pieces *pieces = t->pieces;
+    const quad_node x = layer.x;
+    quad_node *parts = quad_keep(t, pieces->count, sizeof *parts);
+    t->pieces = NULL;
+    for (int64_t i = 0; parts != NULL && i < pieces->count; i++) {
+        layer.x = quad_gather(t, x, pieces->rows + i * pieces->each, pieces->each);
+        parts[i] = quad_linear(t, layer);
+    }
+    t->pieces = pieces;
+    const quad_node all = parts == NULL ? 0 : quad_concatenate(t, parts, pieces->count);
+    return quad_gather(t, all, pieces->place, pieces->count * pieces->each);
+}
+
 quad_node quad_linear(quad_tape *t, quad_layer layer)
 {
     quad_node y;
+    const bool quantised = layer.recipe != NULL && layer.recipe->recipe != NULL;
+    if (quantised && t->pieces != NULL) return by_pieces(t, layer);
     linear *l = quad_keep(t, 1, sizeof *l);
     if (layer.x == 0 || layer.w == 0 || l == NULL) return 0;
     if (t->records[layer.x].stream != NULL)
@@ -231,7 +249,6 @@ quad_node quad_linear(quad_tape *t, quad_layer layer)
         &y);
     if (values == NULL) return 0;
     sort_rows(l, layer.group);
-    const bool quantised = layer.recipe != NULL && layer.recipe->recipe != NULL;
     const operands of =
         quantised ? by_recipe(t, &layer, l) : (operands){.x = quad_values(t, layer.x), .w = quad_values(t, layer.w)};
     if (t->status == ASSAY_OK) t->status = forward(t->ctx, l, &of, values);
