@@ -297,6 +297,22 @@ const char *assay_profile_left_out(const assay_fixture_reader *golden, const cha
     return NULL;
 }
 
+/* *found is false where the golden has no profile of that name. */
+static assay_status find_in_golden(assay_context *ctx, const assay_fixture_reader *golden, const char *name,
+                                   assay_profile *profile, bool *found)
+{
+    assay_profile *own = NULL;
+    int count = 0;
+    const assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(own[i].precision.name, name) != 0) continue;
+        *profile = own[i];
+        *found = true;
+    }
+    free(own);
+    return status;
+}
+
 /* The lines of two texts that have as many: the first pair that differs. */
 static assay_status refuse_difference(assay_context *ctx, const char *name, const char *golden, const char *given)
 {
@@ -312,34 +328,14 @@ static assay_status refuse_difference(assay_context *ctx, const char *name, cons
 assay_status assay_profile_check_golden(assay_context *ctx, const assay_fixture_reader *golden,
                                         const assay_profile *profile)
 {
-    assay_profile *own = NULL;
-    int count = 0;
+    assay_profile own = {0};
+    bool found = false;
     char stored[ASSAY_PROFILE_YAML_SIZE], given[ASSAY_PROFILE_YAML_SIZE];
-    assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
+    MUST(find_in_golden(ctx, golden, profile->precision.name, &own, &found));
+    if (!found) return ASSAY_OK;
     assay_profile_to_yaml(profile, given);
-    for (int i = 0; i < count; i++) {
-        if (strcmp(own[i].precision.name, profile->precision.name) != 0) continue;
-        assay_profile_to_yaml(&own[i], stored);
-        if (strcmp(stored, given) != 0) status = refuse_difference(ctx, profile->precision.name, stored, given);
-    }
-    free(own);
-    return status;
-}
-
-/* *found is false where the golden has no profile of that name. */
-static assay_status find_in_golden(assay_context *ctx, const assay_fixture_reader *golden, const char *name,
-                                   assay_profile *profile, bool *found)
-{
-    assay_profile *own = NULL;
-    int count = 0;
-    const assay_status status = assay_profiles_of_golden(ctx, golden, &own, &count);
-    for (int i = 0; i < count; i++) {
-        if (strcmp(own[i].precision.name, name) != 0) continue;
-        *profile = own[i];
-        *found = true;
-    }
-    free(own);
-    return status;
+    assay_profile_to_yaml(&own, stored);
+    return strcmp(stored, given) == 0 ? ASSAY_OK : refuse_difference(ctx, profile->precision.name, stored, given);
 }
 
 /* The one that goes with a grid. */

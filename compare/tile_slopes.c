@@ -11,7 +11,8 @@ double assay_slope_square(double products, double weights)
     return weights > 0 ? products * products / weights : 0;
 }
 
-void assay_worst_slope_add(assay_worst_slope *worst, int64_t slice, double products, double weights)
+/* Takes a slice in. */
+static void add_slice(assay_worst_slope *worst, int64_t slice, double products, double weights)
 {
     const double square = assay_slope_square(products, weights);
     if (!(square > worst->square)) return;
@@ -21,7 +22,7 @@ void assay_worst_slope_add(assay_worst_slope *worst, int64_t slice, double produ
 assay_worst_slope assay_worst_slope_of(int64_t count, const double *products, const double *weights)
 {
     assay_worst_slope worst = {0};
-    for (int64_t i = 0; i < count; i++) assay_worst_slope_add(&worst, i, products[i], weights[i]);
+    for (int64_t i = 0; i < count; i++) add_slice(&worst, i, products[i], weights[i]);
     return worst;
 }
 
@@ -99,7 +100,7 @@ static void end_tiles(assay_tile_slopes *tiles, int level)
     double *products = tiles->products[level + 1], *weights = tiles->weights[level + 1];
     const int64_t first = (tiles->row - 1) / size * across;
     for (int64_t i = 0; i < across; i++) {
-        assay_worst_slope_add(&tiles->worst[level], first + i, products[i], weights[i]);
+        add_slice(&tiles->worst[level], first + i, products[i], weights[i]);
         if (tiles->squares[level] == NULL) continue;
         tiles->squares[level][first + i] = assay_slope_square(products[i], weights[i]);
     }

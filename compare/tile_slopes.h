@@ -18,8 +18,6 @@ typedef struct assay_worst_slope {
 } assay_worst_slope;
 
 double assay_slope_square(double products, double weights); /* z^2; 0 where nothing has a weight */
-/* Takes a slice in. */
-void assay_worst_slope_add(assay_worst_slope *worst, int64_t slice, double products, double weights);
 /* Of slices that stand side by side. */
 assay_worst_slope assay_worst_slope_of(int64_t count, const double *products, const double *weights);
 

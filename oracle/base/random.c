@@ -69,17 +69,9 @@ uint64_t assay_random_bits(uint64_t seed, const char *path, uint64_t index)
     return pair[0] | (uint64_t)pair[1] << 32;
 }
 
-static const assay_random_kernels *kernels_for(assay_isa isa)
-{
-    switch (isa) {
-    case ASSAY_ISA_AVX512:
-        return &assay_random_avx512;
-    case ASSAY_ISA_AVX2:
-        return &assay_random_avx2;
-    default:
-        return &assay_random_scalar;
-    }
-}
+static const assay_random_kernels *const kernels[] = {[ASSAY_ISA_SCALAR] = &assay_random_scalar,
+                                                      [ASSAY_ISA_AVX2] = &assay_random_avx2,
+                                                      [ASSAY_ISA_AVX512] = &assay_random_avx512};
 
 static bool whole_within(double x, double least, double most)
 {
@@ -351,7 +343,7 @@ assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint6
     }
     if (count == 0) return ASSAY_OK;
     const tensor_draw t = {.fill = fill,
-                           .kernels = kernels_for(ctx->isa),
+                           .kernels = kernels[ctx->isa],
                            .elements = assay_random_stream_of(seed, path, ASSAY_DRAW_ELEMENTS),
                            .extras = assay_random_stream_of(seed, path, ASSAY_DRAW_EXTRAS),
                            .last_axis = last_axis(shape),
