@@ -96,7 +96,8 @@ class Request:
                 if narrow and kind == "float32":
                     self.wide.add(name)
             self.settings.need_usual(self.tensors, honours)
-            tokens = self.tensors["inputs/x"] if self.op in ("mla", "gqa") else np.zeros(0)
+            takes_padding = self.op in ("mla", "gqa") or self.op.endswith(("_layer", "_stack"))
+            tokens = self.tensors["inputs/x"] if takes_padding else np.zeros(0)
             self.settings.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
