@@ -107,21 +107,21 @@ TEST(threads_and_instructions_change_nothing)
         int threads;
         assay_isa isa;
     } table[] = {{2, ASSAY_ISA_AVX2}, {7, ASSAY_ISA_AVX512}, {1, ASSAY_ISA_SCALAR}};
-    assay_context ctx = assay_context_default(1);
     layer_case plain = split_case_plain(4, 0, 8, 1);
     layer_case split = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2);
-    test_tensors first = {0};
-    layer_case_run(&ctx, &split, &first);
-    for (int i = 0; i < 3; i++) {
-        test_tensors found = {0};
-        ctx.threads = table[i].threads;
-        if (assay_isa_supported(table[i].isa)) ctx.isa = table[i].isa;
+    for (int i = 0; i < 6; i++) {
+        assay_context ctx = assay_context_default(1);
+        test_tensors first = {0}, found = {0};
+        if (i == 3) split_case_by(&split, "fp8_full");
+        layer_case_run(&ctx, &split, &first);
+        ctx.threads = table[i % 3].threads;
+        if (assay_isa_supported(table[i % 3].isa)) ctx.isa = table[i % 3].isa;
         layer_case_run(&ctx, &split, &found);
         assert_int_equal(found.set.count, first.set.count);
         layer_case_assert_same(&found, &first);
         assay_tensor_set_free(&found.set);
+        assay_tensor_set_free(&first.set);
     }
-    assay_tensor_set_free(&first.set);
     layer_case_free(&plain);
 }
 
@@ -376,21 +376,28 @@ TEST(missing_and_foreign_weights_are_refused)
     layer_case_free(&split);
 }
 
-TEST(out_of_memory_leaves_nothing_behind)
+static void run_out_of_memory(layer_case *split)
 {
-    layer_case plain = split_case_plain(4, 0, 2, 1);
-    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
-    const assay_source in = test_tensors_source(&split.in);
+    const assay_source in = test_tensors_source(&split->in);
     int64_t n = 0;
     for (;; n += 1 + n / 16) { /* every one at first, then fewer */
         assay_context ctx = assay_context_default(1);
         test_tensors found = {0};
         const assay_sink out = test_tensors_sink(&found);
         assay_fail_allocation(n);
-        const assay_status status = assay_stack_run(&ctx, &split.config, &in, &out);
+        const assay_status status = assay_stack_run(&ctx, &split->config, &in, &out);
         assay_tensor_set_free(&found.set);
         if (had_memory(&ctx, status)) break;
     }
     assert_true(n > 100);
+}
+
+TEST(out_of_memory_leaves_nothing_behind)
+{
+    layer_case plain = split_case_plain(4, 0, 2, 1);
+    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
+    run_out_of_memory(&split);
+    split_case_by(&split, "deepseek_v3");
+    run_out_of_memory(&split);
     layer_case_free(&plain);
 }
