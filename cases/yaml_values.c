@@ -164,19 +164,16 @@ static assay_status append_items(const assay_yaml *y, const yaml_node_t *node, c
 
 assay_status assay_yaml_list(const assay_yaml *y, const yaml_node_t *node, const char *what, assay_text_list *list)
 {
-    assay_text_list read = {0};
-    assay_status status = ASSAY_OK;
+    OWNED_BY(assay_text_list_free) assay_text_list read = {0};
     if (node->type == YAML_SEQUENCE_NODE) {
         for (const yaml_node_item_t *i = node->data.sequence.items.start; i < node->data.sequence.items.top; i++) {
-            TRY(append_items(y, yaml_document_get_node(y->document, *i), what, &read));
+            MUST(append_items(y, yaml_document_get_node(y->document, *i), what, &read));
         }
     } else {
-        TRY(append_items(y, node, what, &read));
+        MUST(append_items(y, node, what, &read));
     }
     assay_text_list_free(list);
     *list = read;
     read = (assay_text_list){0};
-cleanup:
-    assay_text_list_free(&read);
-    return status;
+    return ASSAY_OK;
 }

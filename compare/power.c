@@ -25,10 +25,9 @@ int assay_power_fields_of(const assay_tensor_spec *stored, int mutants)
 
 assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, const char *profile, assay_power *power)
 {
-    assay_status status;
     char path[ASSAY_PATH_SIZE];
     const char *const *names = NULL;
-    double *rows = NULL;
+    OWNED double *rows = NULL;
     *power = (assay_power){0};
     snprintf(path, sizeof path, "discrimination/%.64s", profile);
     const assay_tensor_spec *spec = assay_fixture_find(golden, path);
@@ -39,8 +38,8 @@ assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, 
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s does not go with the attribute mutants, which has %d names", path,
                           count);
     }
-    TRY(assay_alloc_f64(ctx, path, (int64_t)count * fields, &rows));
-    TRY(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * fields, rows));
+    MUST(assay_alloc_f64(ctx, path, (int64_t)count * fields, &rows));
+    MUST(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * fields, rows));
     for (int i = 0; i < count; i++) {
         const double *row = rows + (int64_t)i * fields;
         const bool detected = row[ASSAY_POWER_OUTCOME] == ASSAY_MUTANT_DETECTED;
@@ -55,7 +54,5 @@ assay_status assay_power_read(assay_context *ctx, assay_fixture_reader *golden, 
         }
     }
     power->stated = true;
-cleanup:
-    free(rows);
-    return status;
+    return ASSAY_OK;
 }

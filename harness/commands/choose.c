@@ -145,25 +145,21 @@ static assay_status put_before(assay_context *ctx, assay_case *cases, int count,
 
 static assay_status find(assay_context *ctx, const assay_options *options, unsigned how, assay_chosen *chosen)
 {
-    assay_status status = ASSAY_OK;
     static char star[] = "*";
-    char **names = calloc((size_t)options->argument_count + 1, sizeof *names);
+    OWNED char **names = calloc((size_t)options->argument_count + 1, sizeof *names);
     assay_case *cases = NULL;
     int count = 0, name_count = 0;
     if (names == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of cases");
     if (how & ASSAY_CHOOSE_GOLDENS) {
-        TRY(take_goldens(ctx, options, names, &name_count, chosen));
+        MUST(take_goldens(ctx, options, names, &name_count, chosen));
     } else {
         for (int i = 0; i < options->argument_count; i++) names[name_count++] = options->arguments[i];
     }
     if (options->argument_count == 0) names[name_count++] = star;
-    TRY(options->argument_count == 0 && (how & ASSAY_CHOOSE_ALL)
-            ? assay_catalogue(ctx, &cases, &count)
-            : assay_cases_find(ctx, name_count, names, &cases, &count));
-    TRY(put_before(ctx, cases, count, chosen));
-cleanup:
-    free(names);
-    return status;
+    MUST(options->argument_count == 0 && (how & ASSAY_CHOOSE_ALL)
+             ? assay_catalogue(ctx, &cases, &count)
+             : assay_cases_find(ctx, name_count, names, &cases, &count));
+    return put_before(ctx, cases, count, chosen);
 }
 
 /* Keeps those with a mark, in their order. */
@@ -253,27 +249,21 @@ static void mark_part(const double *work, int count, int part, int parts, double
 
 static assay_status take_shard(assay_context *ctx, const assay_options *options, assay_chosen *chosen, bool *wanted)
 {
-    assay_status status = ASSAY_OK;
     const int count = chosen->count;
     if (options->shards == 0) return ASSAY_OK;
     if (options->shards > count) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard %d/%d: there are %d cases to share out", options->shard,
                           options->shards, count);
     }
-    double *work = calloc((size_t)count, sizeof *work), *loads = calloc((size_t)options->shards, sizeof *loads);
-    int *places = calloc((size_t)count, sizeof *places);
+    OWNED double *work = calloc((size_t)count, sizeof *work), *loads = calloc((size_t)options->shards, sizeof *loads);
+    OWNED int *places = calloc((size_t)count, sizeof *places);
     if (work == NULL || loads == NULL || places == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
     }
-    for (int i = 0; i < count; i++) TRY(work_of(ctx, &chosen->cases[i], &work[i]));
+    for (int i = 0; i < count; i++) MUST(work_of(ctx, &chosen->cases[i], &work[i]));
     mark_part(work, count, options->shard - 1, options->shards, loads, places, wanted);
     keep(chosen, wanted);
-cleanup:
-    free(work);
-    free(loads);
-    free(places);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_choose(assay_context *ctx, const assay_options *options, unsigned how, assay_chosen *chosen)

@@ -69,8 +69,7 @@ static void print_result(const check_run *r, const assay_case *c, const assay_eq
 /* Evaluated once; with error scales if one of its equivalences needs them. */
 static assay_status check_case(assay_context *ctx, check_run *r, const assay_case *c)
 {
-    assay_status status = ASSAY_OK;
-    assay_form one = {0};
+    OWNED_BY(assay_form_free) assay_form one = {0};
     assay_other_form form;
     bool applies = false, scales = false;
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
@@ -80,20 +79,18 @@ static assay_status check_case(assay_context *ctx, check_run *r, const assay_cas
     }
     if (!applies) return ASSAY_OK;
     show(r, c, "");
-    TRY(assay_form_evaluate(ctx, c, scales ? assay_profile_by_name("f64") : NULL, &one));
+    MUST(assay_form_evaluate(ctx, c, scales ? assay_profile_by_name("f64") : NULL, &one));
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e)) {
         assay_equivalence_result found;
         show(r, c, e->name);
-        TRY(assay_equivalence_check(ctx, &one, e, &found));
+        MUST(assay_equivalence_check(ctx, &one, e, &found));
         if (!found.applies) continue;
         assay_progress_end(&r->progress);
         print_result(r, c, e, &found);
         r->tally.held += found.holds;
         r->tally.failed += !found.holds;
     }
-cleanup:
-    assay_form_free(&one);
-    return status;
+    return ASSAY_OK;
 }
 
 /* A backend that failed at it, or gave other bits the second time. */
@@ -156,25 +153,20 @@ static bool has_backend_form(const assay_context *ctx, const assay_case *c, cons
 static assay_status check_other_form(assay_context *ctx, check_run *r, const assay_backend_check_options *options,
                                      const assay_form *one, const assay_equivalence *e)
 {
-    assay_status status = ASSAY_OK;
     assay_other_form other;
     assay_backend_end end = {0};
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     if (!has_backend_form(ctx, &one->c, e, &other)) return ASSAY_OK;
     show(r, &one->c, e->name);
-    TRY(assay_backend_other_form(ctx, options, one, e, &other.c, &end, &report));
+    MUST(assay_backend_other_form(ctx, options, one, e, &other.c, &end, &report));
     judge_end(&end, &report);
     const bool same = other.holding != ASSAY_HOLDS_BITS && !assay_case_is_exact(&one->c) && has_no_difference(&report);
-    TRY(print_verdict(ctx, r, &one->c, e->name, same, &report));
-cleanup:
-    assay_report_free(&report);
-    return status;
+    return print_verdict(ctx, r, &one->c, e->name, same, &report);
 }
 
 /* The backend's two forms. What it makes of the case as it is serves all equivalences. */
 static assay_status check_backend_case(assay_context *ctx, check_run *r, const assay_case *c)
 {
-    assay_status status = ASSAY_OK;
     const assay_options *o = r->options;
     assay_profile profile;
     assay_backend_check_options options = {.backend = o->backend,
@@ -184,7 +176,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
                                            .false_alarm = o->false_alarm,
                                            .limits = {o->timeout, o->memory},
                                            .quiet = true};
-    assay_form one = {0};
+    OWNED_BY(assay_form_free) assay_form one = {0};
     assay_other_form other;
     assay_backend_end end = {0};
     assay_report report = {0};
@@ -193,18 +185,16 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
         applies |= has_backend_form(ctx, c, e, &other);
     if (!applies) return ASSAY_OK;
     show(r, c, "");
-    TRY(assay_command_profile(ctx, o, NULL, assay_dtype_name(c->dtype), &profile));
-    TRY(assay_backend_first_form(ctx, &options, c, &one, &end));
+    MUST(assay_command_profile(ctx, o, NULL, assay_dtype_name(c->dtype), &profile));
+    MUST(assay_backend_first_form(ctx, &options, c, &one, &end));
     judge_end(&end, &report);
     if (report.verdict != ASSAY_PASS) {
-        status = print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", false, &report);
-        goto cleanup;
+        MUST(print_verdict(ctx, r, c, r->only != NULL ? r->only->name : "all", false, &report));
+        return ASSAY_OK;
     }
     for (const assay_equivalence *e = first(r); e != NULL; e = next(r, e))
-        TRY(check_other_form(ctx, r, &options, &one, e));
-cleanup:
-    assay_form_free(&one);
-    return status;
+        MUST(check_other_form(ctx, r, &options, &one, e));
+    return ASSAY_OK;
 }
 
 static assay_status choose(assay_context *ctx, check_run *r)

@@ -259,19 +259,16 @@ cleanup:
 
 static assay_status draw_only(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_status status;
-    assay_draws draws = {0};
+    OWNED_BY(assay_draws_free) assay_draws draws = {0};
     const assay_draw_sets sets = {(const char *const *)options->sets, options->set_count};
     *exit_code = ASSAY_EXIT_PASS;
     if (options->output == NULL || options->fuzz_cases == 0 || options->backend != NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--draw-only: expected --cases N and -o DIR, and no --backend");
-    TRY(check_sets(ctx, options));
-    TRY(assay_draws_start(ctx, &draws, (uint64_t)options->fuzz_seed, options->fuzz_op, &sets));
-    TRY(make_output(ctx, options->output));
-    for (int64_t i = 0; i < options->fuzz_cases; i++) TRY(write_draw(ctx, options, &draws, i));
-cleanup:
-    assay_draws_free(&draws);
-    return status;
+    MUST(check_sets(ctx, options));
+    MUST(assay_draws_start(ctx, &draws, (uint64_t)options->fuzz_seed, options->fuzz_op, &sets));
+    MUST(make_output(ctx, options->output));
+    for (int64_t i = 0; i < options->fuzz_cases; i++) MUST(write_draw(ctx, options, &draws, i));
+    return ASSAY_OK;
 }
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)

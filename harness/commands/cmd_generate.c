@@ -105,14 +105,11 @@ static void say_left_out(const assay_options *options, const assay_plan *plan, f
 static assay_status write_of_case(assay_context *ctx, const assay_options *options, file_writer write, assay_case *c,
                                   const char *path)
 {
-    assay_status status;
-    assay_plan plan = {0};
-    TRY(make_plan(ctx, options, &plan, c));
-    TRY(write(ctx, &plan, path, options->inputs, options->quiet));
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    MUST(make_plan(ctx, options, &plan, c));
+    MUST(write(ctx, &plan, path, options->inputs, options->quiet));
     say_left_out(options, &plan, write);
-cleanup:
-    assay_plan_free(&plan);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The request with which a stored golden was, or could have been, tried. */
@@ -166,19 +163,15 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
 /* `how`: of assay_choose. */
 static assay_status write_files(assay_context *ctx, const assay_options *options, unsigned how, file_writer write)
 {
-    assay_status status;
-    assay_chosen chosen = {0};
+    OWNED_BY(assay_chosen_free) assay_chosen chosen = {0};
     writing w = {.options = options, .chosen = &chosen, .write = write};
-    TRY(assay_choose(ctx, options, how, &chosen));
-    TRY(check_output(ctx, options, chosen.count));
-    TRY(check_cases(ctx, options, &chosen));
-    TRY(assay_each_case(
+    MUST(assay_choose(ctx, options, how, &chosen));
+    MUST(check_output(ctx, options, chosen.count));
+    MUST(check_cases(ctx, options, &chosen));
+    return assay_each_case(
         ctx,
         &(assay_each){
-            .self = &w, .count = chosen.count, .apart = true, .quiet = options->quiet, .cost = cost, .work = work}));
-cleanup:
-    assay_chosen_free(&chosen);
-    return status;
+            .self = &w, .count = chosen.count, .apart = true, .quiet = options->quiet, .cost = cost, .work = work});
 }
 
 static assay_status write_layers(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,

@@ -155,18 +155,15 @@ static void print_ranks(const assay_plan *plan, const assay_options *options)
 static assay_status print_case(assay_context *ctx, const assay_options *options, const assay_plan *plan,
                                const char *golden, const assay_fixture_reader *reader)
 {
-    assay_status status;
-    char *yaml = NULL;
-    TRY(assay_case_yaml(ctx, plan->c, &yaml));
+    OWNED char *yaml = NULL;
+    MUST(assay_case_yaml(ctx, plan->c, &yaml));
     printf("%s", yaml);
     if (reader != NULL) printf("\ngolden    %s, by %s\n", golden, assay_fixture_text(reader, "generator"));
     print_tensors(plan);
     print_costs(plan);
-    TRY(print_remat(ctx, plan));
+    MUST(print_remat(ctx, plan));
     print_ranks(plan, options);
-cleanup:
-    free(yaml);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)

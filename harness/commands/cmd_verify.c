@@ -30,19 +30,15 @@ typedef struct finding {
 static assay_status certify(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *reader,
                             const assay_options *options, finding *found)
 {
-    assay_status status = ASSAY_OK;
-    assay_certificate_inputs inputs = {0};
+    OWNED_BY(assay_certificate_inputs_free) assay_certificate_inputs inputs = {0};
     const assay_source source = assay_golden_given(reader);
     found->scope = assay_certificate_scope_of(ctx, plan, options->budget);
     if (!found->scope.outputs && !found->scope.gradients) return ASSAY_OK;
-    TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, &source, NULL));
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
-    TRY(assay_certify(ctx, &inputs, &found->scope, options->quiet, &found->certificates));
-    TRY(assay_certificates_check(ctx, &found->certificates));
-    TRY(assay_certificates_compare(ctx, reader, &found->certificates));
-cleanup:
-    assay_certificate_inputs_free(&inputs);
-    return status;
+    MUST(assay_certificate_inputs_collect(ctx, &inputs, plan, &source, NULL));
+    if (!assay_ranks_is_first(ctx)) return ASSAY_OK;
+    MUST(assay_certify(ctx, &inputs, &found->scope, options->quiet, &found->certificates));
+    MUST(assay_certificates_check(ctx, &found->certificates));
+    return assay_certificates_compare(ctx, reader, &found->certificates);
 }
 
 /* Error scales, and what follows from them, can be made again by an assay of their error model alone. */

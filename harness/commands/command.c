@@ -113,25 +113,22 @@ void assay_command_reproduce(const assay_options *o, const char *command, const 
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports)
 {
-    assay_status status = ASSAY_OK;
-    char *text = NULL;
+    OWNED char *text = NULL;
     if (options->json_file != NULL) {
-        TRY(assay_report_json(ctx, count, reports, &text));
-        TRY(assay_write_whole_file(ctx, options->json_file, text));
+        MUST(assay_report_json(ctx, count, reports, &text));
+        MUST(assay_write_whole_file(ctx, options->json_file, text));
         free(text);
         text = NULL;
     }
     if (options->junit_file != NULL) {
-        TRY(assay_report_junit(ctx, count, reports, &text));
-        TRY(assay_write_whole_file(ctx, options->junit_file, text));
+        MUST(assay_report_junit(ctx, count, reports, &text));
+        MUST(assay_write_whole_file(ctx, options->junit_file, text));
         free(text);
         text = NULL;
     }
     if (options->html_file != NULL) {
-        TRY(assay_report_html(ctx, count, reports, &text));
-        TRY(assay_write_whole_file(ctx, options->html_file, text));
+        MUST(assay_report_html(ctx, count, reports, &text));
+        MUST(assay_write_whole_file(ctx, options->html_file, text));
     }
-cleanup:
-    free(text);
-    return status;
+    return ASSAY_OK;
 }

@@ -40,16 +40,13 @@ static void print_help(const assay_command *command, const char *name)
 /* Files that others wrote must not be able to end the command. */
 static assay_status examine(assay_context *ctx, const assay_options *options)
 {
-    assay_status status;
     const char *weights = options->weights != NULL ? options->weights : "";
-    char *file = strndup(weights, (size_t)assay_model_weights_path(weights)); /* a layer may stand behind it */
+    OWNED char *file = strndup(weights, (size_t)assay_model_weights_path(weights)); /* a layer may stand behind it */
+    ;
     if (file == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
     const char *const more[] = {options->inputs != NULL ? options->inputs : "", file};
-    TRY(assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments));
-    TRY(assay_examine_structure(ctx, 2, more));
-cleanup:
-    free(file);
-    return status;
+    MUST(assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments));
+    return assay_examine_structure(ctx, 2, more);
 }
 
 static assay_status run_command(assay_context *ctx, const assay_command *command, int argc, char **argv, int *exit_code)

@@ -34,17 +34,14 @@ static int64_t copied_from(const assay_tensor_spec *spec, int64_t group, int64_t
 
 static assay_status add_given(assay_context *ctx, copies *k, const assay_tensor_spec *spec, const assay_source *in)
 {
-    assay_status status;
     assay_tensor *tensor = NULL;
-    double *values = NULL;
-    TRY(assay_tensor_set_add(ctx, &k->given, spec, &tensor));
-    TRY(assay_alloc_f64(ctx, spec->path, tensor->count / k->group, &values));
-    TRY(in->read(ctx, in->self, spec->path, 0, tensor->count / k->group, values));
+    OWNED double *values = NULL;
+    MUST(assay_tensor_set_add(ctx, &k->given, spec, &tensor));
+    MUST(assay_alloc_f64(ctx, spec->path, tensor->count / k->group, &values));
+    MUST(in->read(ctx, in->self, spec->path, 0, tensor->count / k->group, values));
     for (int64_t i = 0; i < tensor->count; i++) tensor->values[i] = values[copied_from(spec, k->group, i)];
     tensor->written = tensor->count;
-cleanup:
-    free(values);
-    return status;
+    return ASSAY_OK;
 }
 
 static bool wants_other(void *self, const char *path)
@@ -68,20 +65,16 @@ static assay_status write_other_i32(assay_context *ctx, void *self, const char *
 
 static assay_status write_folded(assay_context *ctx, const copies *k, const assay_tensor *tensor)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = tensor->count / k->group;
     const bool sums = assay_role_of(tensor->spec.path) == ASSAY_ROLE_GRADIENT;
-    double *values = NULL;
-    TRY(assay_alloc_f64(ctx, tensor->spec.path, count, &values));
+    OWNED double *values = NULL;
+    MUST(assay_alloc_f64(ctx, tensor->spec.path, count, &values));
     memset(values, 0, (size_t)count * sizeof *values);
     for (int64_t i = 0; i < tensor->count; i++) {
         double *to = &values[copied_from(&tensor->spec, k->group, i)];
         *to = sums ? *to + tensor->values[i] : tensor->values[i];
     }
-    TRY(k->out->write(ctx, k->out->self, tensor->spec.path, count, values));
-cleanup:
-    free(values);
-    return status;
+    return k->out->write(ctx, k->out->self, tensor->spec.path, count, values);
 }
 
 assay_status assay_run_copied_heads(assay_context *ctx, const assay_case *c, const assay_source *in,

@@ -107,18 +107,14 @@ cleanup:
 assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_check_options *options,
                                       const assay_case *c, assay_form *one, assay_backend_end *end)
 {
-    assay_status status;
-    assay_plan plan = {0};
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
     form_files f;
     name_files(&f, options, c->name, "");
-    TRY(assay_plan_make(ctx, &plan, c));
-    TRY(ask(ctx, options, &plan, NULL, &f, end));
-    if (end->outcome != ASSAY_OUTCOME_DONE) goto cleanup;
-    TRY(assay_form_evaluate(ctx, c, options->profile, one));
-    TRY(take_candidate(ctx, options->profile, f.candidate, one, end));
-cleanup:
-    assay_plan_free(&plan);
-    return status;
+    MUST(assay_plan_make(ctx, &plan, c));
+    MUST(ask(ctx, options, &plan, NULL, &f, end));
+    if (end->outcome != ASSAY_OUTCOME_DONE) return ASSAY_OK;
+    MUST(assay_form_evaluate(ctx, c, options->profile, one));
+    return take_candidate(ctx, options->profile, f.candidate, one, end);
 }
 
 static assay_status append(assay_context *ctx, assay_fixture_writer *writer, const assay_tensor *tensor)
@@ -156,8 +152,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
                                       const assay_form *one, assay_layouts layouts, const assay_tensor *own,
                                       assay_tensor *tensor)
 {
-    assay_status status = ASSAY_OK;
-    double *scales = NULL;
+    OWNED double *scales = NULL;
     assay_counterpart found;
     const assay_tensor *scale[2] = {NULL, NULL};
     assay_tensor_spec spec = tensor->spec;
@@ -166,7 +161,7 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
         if (!assay_tensor_is_complete(found.part[part])) return ASSAY_OK;
         scale[part] = assay_results_scales(&one->results, profile, found.part[part]->spec.path);
     }
-    if (scale[0] != NULL) TRY(assay_alloc_f64(ctx, "error scales", tensor->count, &scales));
+    if (scale[0] != NULL) MUST(assay_alloc_f64(ctx, "error scales", tensor->count, &scales));
     for (int64_t i = 0; i < tensor->count; i++) {
         int64_t at = 0;
         const int part = assay_counterpart_at(&found, i, &at);
@@ -176,15 +171,12 @@ static assay_status write_counterpart(assay_context *ctx, assay_fixture_writer *
         if (scales != NULL && scales[i] == 0 && own != NULL) scales[i] = own->values[i];
     }
     tensor->written = tensor->count;
-    TRY(append(ctx, writer, tensor));
-    if (scales == NULL) goto cleanup;
+    MUST(append(ctx, writer, tensor));
+    if (scales == NULL) return ASSAY_OK;
     spec.type = ASSAY_FLOAT32;
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile->precision.name, tensor->spec.path, spec.path);
-    TRY(assay_fixture_declare(ctx, writer, &spec));
-    TRY(assay_fixture_append(ctx, writer, spec.path, tensor->count, scales));
-cleanup:
-    free(scales);
-    return status;
+    MUST(assay_fixture_declare(ctx, writer, &spec));
+    return assay_fixture_append(ctx, writer, spec.path, tensor->count, scales);
 }
 
 static assay_status write_golden(assay_context *ctx, const assay_profile *profile, const assay_form *one,
@@ -216,16 +208,13 @@ cleanup:
 static assay_status copy_tensor(assay_context *ctx, assay_fixture_writer *writer, assay_fixture_reader *from,
                                 const assay_tensor_spec *spec)
 {
-    assay_status status;
     const int64_t count = assay_shape_count(&spec->shape);
-    double *values = NULL; /* which hold integers as well */
-    TRY(assay_alloc_f64(ctx, spec->path, count, &values));
-    TRY(assay_fixture_read(ctx, from, spec->path, 0, count, values));
-    TRY(assay_fixture_declare(ctx, writer, spec));
-    TRY(assay_fixture_append(ctx, writer, spec->path, count, values));
-cleanup:
-    free(values);
-    return status;
+    OWNED double *values = NULL; /* which hold integers as well */
+    ;
+    MUST(assay_alloc_f64(ctx, spec->path, count, &values));
+    MUST(assay_fixture_read(ctx, from, spec->path, 0, count, values));
+    MUST(assay_fixture_declare(ctx, writer, spec));
+    return assay_fixture_append(ctx, writer, spec->path, count, values);
 }
 
 /* The candidate without those of its results that the golden has no counterpart of: the comparer knows no tensors

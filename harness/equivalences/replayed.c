@@ -34,20 +34,17 @@ static assay_status take_choice(assay_context *ctx, void *self, const char *path
 
 static assay_status add_choices(assay_context *ctx, const assay_case *c, assay_tensor_set *choices)
 {
-    assay_status status;
     const assay_operation *operation = NULL;
-    assay_tensor_list list = {0};
-    TRY(assay_operation_prepare(ctx, c, &operation, &list));
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
+    MUST(assay_operation_prepare(ctx, c, &operation, &list));
     for (int i = 0; i < list.count; i++) {
         assay_tensor_spec spec = list.entries[i].spec;
         if (!assay_path_is_choice(list.entries[i].spec.path)) continue;
         input_path(list.entries[i].spec.path, spec.path);
         spec.role = ASSAY_ROLE_INPUT;
-        TRY(assay_tensor_set_add(ctx, choices, &spec, NULL));
+        MUST(assay_tensor_set_add(ctx, choices, &spec, NULL));
     }
-cleanup:
-    assay_tensor_list_free(&list);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_run_replayed(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out)

@@ -89,22 +89,18 @@ static assay_status is_nearer(assay_context *ctx, const assay_trial *t, const as
                               const assay_given_results *given, const assay_report *plain,
                               const assay_tensor_set *expected, const assay_report *report, bool *nearer)
 {
-    assay_status status;
-    assay_tensor_set golden = {0};
-    assay_report alone = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set golden = {0};
+    OWNED_BY(assay_report_free) assay_report alone = {0};
     /* of what is rounded to a coarser type the golden is what is expected: that it lies on the grid tells */
     const bool coarser = mutant->results.edit == assay_edit_coarser;
-    TRY(assay_tensor_set_copy(ctx, expected, &golden));
+    MUST(assay_tensor_set_copy(ctx, expected, &golden));
     take_values(t->golden, NULL, plain, report, &golden);
-    if (!coarser) TRY(assay_expected_compare(ctx, t, &golden, given, &alone));
+    if (!coarser) MUST(assay_expected_compare(ctx, t, &golden, given, &alone));
     const left_over after = left_of(plain, report), before = left_of(plain, coarser ? plain : &alone);
     *nearer = is_less(&after, &before, MUCH_LESS, INFINITY) || is_less(&after, &before, INFINITY, MUCH_LESS) ||
               is_less(&after, &before, CLEARLY_LESS, CLEARLY_LESS);
     *nearer &= !only_zeros_are_missing(plain, &alone);
-cleanup:
-    assay_report_free(&alone);
-    assay_tensor_set_free(&golden);
-    return status;
+    return ASSAY_OK;
 }
 
 static double excess_of(const assay_tensor_result *r)
@@ -149,17 +145,13 @@ static assay_status explains_statistics(assay_context *ctx, const assay_trial *t
                                         const assay_given_results *given, const assay_report *plain,
                                         const assay_tensor_set *expected, const assay_report *report, bool *explains)
 {
-    assay_status status;
-    assay_tensor_set mutated = {0};
-    assay_report found = {0};
-    TRY(assay_tensor_set_copy(ctx, t->golden, &mutated));
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set mutated = {0};
+    OWNED_BY(assay_report_free) assay_report found = {0};
+    MUST(assay_tensor_set_copy(ctx, t->golden, &mutated));
     take_values(expected, mutant, plain, report, &mutated);
-    TRY(assay_expected_compare(ctx, t, &mutated, given, &found));
+    MUST(assay_expected_compare(ctx, t, &mutated, given, &found));
     *explains = explains_each(plain, &found) && squares_of(plain, &found) < squares_of(plain, plain);
-cleanup:
-    assay_report_free(&found);
-    assay_tensor_set_free(&mutated);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_beats_golden(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,

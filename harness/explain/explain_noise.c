@@ -118,20 +118,16 @@ static bool is_as_large(const assay_trial *t, const assay_tensor_set *expected, 
 assay_status assay_noise_hold(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                               const assay_given_results *given, bool *holds, double *ratio)
 {
-    assay_status status;
     bool applies = false;
-    assay_tensor_set expected = {0};
-    assay_report report = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set expected = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     *holds = false;
     if (given->count > given->given) return ASSAY_OK; /* no arithmetic leaves a gradient out */
-    TRY(assay_tensor_set_copy(ctx, t->golden, &expected));
-    TRY(draw_scales(ctx, t, mutant, &expected, &applies));
-    if (!applies) goto cleanup;
+    MUST(assay_tensor_set_copy(ctx, t->golden, &expected));
+    MUST(draw_scales(ctx, t, mutant, &expected, &applies));
+    if (!applies) return ASSAY_OK;
     assay_drop_null(&expected);
-    TRY(assay_expected_compare(ctx, t, &expected, given, &report));
+    MUST(assay_expected_compare(ctx, t, &expected, given, &report));
     *holds = is_as_large(t, &expected, &report, ratio);
-cleanup:
-    assay_report_free(&report);
-    assay_tensor_set_free(&expected);
-    return status;
+    return ASSAY_OK;
 }

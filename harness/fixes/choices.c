@@ -209,24 +209,21 @@ static assay_status run_once(assay_context *ctx, const assay_plan *plan, const a
 /* What the oracle chooses by these scores. A table's choice needs none. */
 static assay_status choose(assay_context *ctx, const assay_routing_config *config, const assay_router_choice *router)
 {
-    assay_status status;
-    double *values = NULL, margin;
-    int32_t *indices = NULL;
+    OWNED double *values = NULL;
+    double margin;
+    OWNED int32_t *indices = NULL;
     const assay_routing_rule rule = assay_routing_rule_of(config);
     if (rule.hash) return ASSAY_OK;
     const int64_t experts = config->num_experts, room = 2 * experts + 1; /* groups and experts are no more */
-    TRY(assay_alloc_f64(ctx, "scores of a token", 2 * experts + room, &values));
-    TRY(assay_alloc_i32(ctx, "experts of a token", room + experts, &indices));
+    MUST(assay_alloc_f64(ctx, "scores of a token", 2 * experts + room, &values));
+    MUST(assay_alloc_i32(ctx, "experts of a token", room + experts, &indices));
     const assay_routing_scratch scratch = {values,  values + experts, values + 2 * experts,
                                            indices, indices + room,   NULL};
     for (int64_t t = 0; t < router->tokens; t++) {
         memcpy(values, router->scores + t * experts, (size_t)experts * sizeof *values);
         assay_routing_select(router->golden + t * router->per_token, &margin, &scratch, config, &rule);
     }
-cleanup:
-    free(values);
-    free(indices);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Fills golden and scores of every router from one run, and the choices that are not given. */

@@ -59,24 +59,21 @@ static void decode(const assay_context *ctx, assay_dtype type, int64_t count, co
 static assay_status read_numbers(assay_context *ctx, assay_fixture_reader *candidate, const assay_tensor_spec *expected,
                                  assay_dtype type, double *numbers)
 {
-    assay_status status;
-    int32_t *bits = NULL;
+    OWNED int32_t *bits = NULL;
     const assay_tensor_spec *found = assay_fixture_find(candidate, expected->path);
     const int64_t count = assay_shape_count(&expected->shape);
     const int a_byte = has_elements(found, expected, 1) ? 1 : 2;
     if (a_byte == 2 && (type != ASSAY_FLOAT4_E2M1FN || found->type != ASSAY_INT32 || !has_elements(found, expected, 2)))
         return ASSAY_BAD_INPUT;
     if (found->type != ASSAY_INT32) return assay_fixture_read(ctx, candidate, expected->path, 0, count, numbers);
-    TRY(assay_alloc_i32(ctx, expected->path, count, &bits));
-    TRY(assay_fixture_read_i32(ctx, candidate, expected->path, 0, count / a_byte, bits));
+    MUST(assay_alloc_i32(ctx, expected->path, count, &bits));
+    MUST(assay_fixture_read_i32(ctx, candidate, expected->path, 0, count / a_byte, bits));
     if (a_byte == 2) {
         assay_unpack_e2m1(numbers, bits, count / 2);
     } else {
         decode(ctx, type, count, bits, numbers);
     }
-cleanup:
-    free(bits);
-    return status;
+    return ASSAY_OK;
 }
 
 /* One tensor, to the set and back to the candidate as numbers. */
@@ -232,14 +229,13 @@ static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const 
 assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                                       double false_alarm, assay_hidden_codes *codes)
 {
-    assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    assay_tensor_set h = {0}, spread = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set h = {0}, spread = {0};
     int64_t judged = 0;
     const int count = assay_hidden_list(&plan->list, hidden);
     assay_overlay given = {assay_tensor_set_source(&codes->staged), *in};
     const assay_source source = assay_overlay_source(&given); /* codes of a layer lead to h of the next */
-    TRY(assay_hidden_spread(ctx, plan, &plan->precisions[0], &source, &h, &spread));
+    MUST(assay_hidden_spread(ctx, plan, &plan->precisions[0], &source, &h, &spread));
     for (int i = 0; i < codes->staged.count; i++) judged += codes->staged.items[i].count;
     /* thresholds of elements take a third of what they are given */
     const double deviations = assay_thresholds_of(3 * false_alarm, judged, 0, 0).element;
@@ -249,12 +245,10 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
         assay_spread_path(hidden[i].h->path, path);
         assay_tensor *tau = assay_tensor_set_find(&spread, path);
         for (int64_t k = 0; k < tau->count; k++) tau->values[k] *= deviations;
-        TRY(judge_one(ctx, plan, &hidden[i], assay_tensor_set_find(&h, hidden[i].h->path)->values, tau->values, codes));
+        MUST(
+            judge_one(ctx, plan, &hidden[i], assay_tensor_set_find(&h, hidden[i].h->path)->values, tau->values, codes));
     }
-cleanup:
-    assay_tensor_set_free(&h);
-    assay_tensor_set_free(&spread);
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_hidden_codes_note(const assay_hidden_codes *codes, assay_report *report)

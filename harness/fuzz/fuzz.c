@@ -63,16 +63,13 @@ static assay_status shrink(assay_context *ctx, assay_fuzzing *f, const assay_cas
 
 static assay_status tell(assay_context *ctx, assay_fuzzing *f, assay_found *found)
 {
-    assay_status status;
-    assay_attempt a = {0};
-    TRY(assay_attempt_make(ctx, f->tried, &found->c, 0, &a));
-    TRY(assay_attempt_explain(ctx, &a));
+    OWNED_BY(assay_attempt_free) assay_attempt a = {0};
+    MUST(assay_attempt_make(ctx, f->tried, &found->c, 0, &a));
+    MUST(assay_attempt_explain(ctx, &a));
     found->is_unsteady = a.end != ASSAY_ATTEMPT_FAIL;
     if (!found->is_unsteady && found->reason.bug[0] == '\0') found->reason = a.reason; /* a smaller case may tell */
-    if (f->tell != NULL) TRY(f->tell(ctx, f->self, found, &a));
-cleanup:
-    assay_attempt_free(&a);
-    return status;
+    if (f->tell != NULL) MUST(f->tell(ctx, f->self, found, &a));
+    return ASSAY_OK;
 }
 
 static assay_status add_found(assay_context *ctx, assay_fuzzing *f, int64_t draw, const assay_case *c,
@@ -143,12 +140,11 @@ static assay_status take_failure(assay_context *ctx, assay_fuzzing *f, sightings
 
 static assay_status try_draw(assay_context *ctx, assay_fuzzing *f, sightings *seen, int64_t draw)
 {
-    assay_status status;
-    assay_case c = {0};
+    OWNED_BY(assay_case_free) assay_case c = {0};
     assay_drawn drawn;
-    assay_attempt a = {0};
-    TRY(assay_draw(ctx, &f->draws, draw, &c, &drawn));
-    TRY(assay_attempt_make(ctx, f->tried, &c, 0, &a));
+    OWNED_BY(assay_attempt_free) assay_attempt a = {0};
+    MUST(assay_draw(ctx, &f->draws, draw, &c, &drawn));
+    MUST(assay_attempt_make(ctx, f->tried, &c, 0, &a));
     f->passed += a.end == ASSAY_ATTEMPT_PASS;
     f->failed += a.end == ASSAY_ATTEMPT_FAIL && a.known == NULL;
     f->unsupported += a.end == ASSAY_ATTEMPT_UNSUPPORTED;
@@ -158,12 +154,9 @@ static assay_status try_draw(assay_context *ctx, assay_fuzzing *f, sightings *se
         a.known->seen++;
         f->known++;
     } else if (a.end == ASSAY_ATTEMPT_FAIL) {
-        TRY(take_failure(ctx, f, seen, draw, &c, &a));
+        MUST(take_failure(ctx, f, seen, draw, &c, &a));
     }
-cleanup:
-    assay_attempt_free(&a);
-    assay_case_free(&c);
-    return status;
+    return ASSAY_OK;
 }
 
 /* In thousandths of what there is to do. */

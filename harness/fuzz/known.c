@@ -120,13 +120,12 @@ cleanup:
 assay_status assay_known_find(assay_context *ctx, const assay_expected_failures *known, const assay_case *c,
                               const assay_reason *reason, assay_expected_failure **found)
 {
-    assay_status status = ASSAY_OK;
     char line[ASSAY_REASON_LINE];
-    assay_backend_settings settings = {0};
+    OWNED_BY(assay_backend_settings_free) assay_backend_settings settings = {0};
     *found = NULL;
     if (known == NULL) return ASSAY_OK;
     assay_reason_line(c->op, reason, line);
-    TRY(assay_backend_settings_make(ctx, c, &settings));
+    MUST(assay_backend_settings_make(ctx, c, &settings));
     for (int i = 0; i < known->count && *found == NULL; i++) {
         line_parts parts;
         bool keys;
@@ -134,7 +133,5 @@ assay_status assay_known_find(assay_context *ctx, const assay_expected_failures 
             (isinf(parts.bound) || reason->excess < parts.bound) && holds(parts.conditions, &settings, &keys))
             *found = &known->entries[i];
     }
-cleanup:
-    assay_backend_settings_free(&settings);
-    return status;
+    return ASSAY_OK;
 }

@@ -20,30 +20,23 @@ bool assay_shrinking_is_over(const assay_shrinking *s)
  * tensor decides. */
 static assay_status fails_alike(assay_context *ctx, assay_shrinking *s, assay_case *c, bool *alike)
 {
-    assay_status status;
-    assay_attempt a = {0};
+    OWNED_BY(assay_attempt_free) assay_attempt a = {0};
     *alike = false;
     s->tries++;
-    TRY(assay_attempt_make(ctx, s->tried, c, 0, &a));
-    if (a.end != ASSAY_ATTEMPT_FAIL || !assay_reason_is_alike(&a.reason, &s->reason)) goto cleanup;
+    MUST(assay_attempt_make(ctx, s->tried, c, 0, &a));
+    if (a.end != ASSAY_ATTEMPT_FAIL || !assay_reason_is_alike(&a.reason, &s->reason)) return ASSAY_OK;
     *alike = a.known == NULL;
-    if (s->reason.bug[0] != '\0') TRY(assay_attempt_equals(ctx, &a, s->reason.bug, alike));
-cleanup:
-    assay_attempt_free(&a);
-    return status;
+    if (s->reason.bug[0] != '\0') MUST(assay_attempt_equals(ctx, &a, s->reason.bug, alike));
+    return ASSAY_OK;
 }
 
 static assay_status differs(assay_context *ctx, const assay_case *c, const assay_case *other, bool *differ)
 {
-    assay_status status;
-    char *one = NULL, *two = NULL;
-    TRY(assay_case_to_short_yaml(ctx, c, &one));
-    TRY(assay_case_to_short_yaml(ctx, other, &two));
+    OWNED char *one = NULL, *two = NULL;
+    MUST(assay_case_to_short_yaml(ctx, c, &one));
+    MUST(assay_case_to_short_yaml(ctx, other, &two));
     *differ = strcmp(one, two) != 0;
-cleanup:
-    free(one);
-    free(two);
-    return status;
+    return ASSAY_OK;
 }
 
 /* `changed` takes the place of the case where it is another one and fails alike; else it is freed. */

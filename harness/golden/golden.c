@@ -34,24 +34,21 @@ static bool sink_wants(void *self, const char *path)
 
 static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_status status = ASSAY_OK;
     assay_file_sink *sink = self;
-    double *zeros = NULL;
+    OWNED double *zeros = NULL;
     const int index = assay_plan_find(sink->plan, path);
     if (sink->writer == NULL) return ASSAY_OK;
     if (assay_plan_scale_is_zero(sink->plan, &sink->plan->specs[index])) {
-        TRY(assay_alloc_f64(ctx, path, count, &zeros));
+        MUST(assay_alloc_f64(ctx, path, count, &zeros));
         for (int64_t i = 0; i < count; i++) zeros[i] = 0.0;
         values = zeros;
     }
-    TRY(assay_golden_require_finite(ctx, sink->plan->c, &sink->plan->specs[index], sink->written[index], count,
-                                    values));
-    TRY(assay_fixture_append(ctx, sink->writer, path, count, values));
+    MUST(assay_golden_require_finite(ctx, sink->plan->c, &sink->plan->specs[index], sink->written[index], count,
+                                     values));
+    MUST(assay_fixture_append(ctx, sink->writer, path, count, values));
     sink->written[index] += count;
     assay_progress_add(&sink->progress, count, path);
-cleanup:
-    free(zeros);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
@@ -89,43 +86,35 @@ assay_status assay_file_sink_close(assay_context *ctx, assay_file_sink *sink, as
 assay_status assay_golden_copy(assay_context *ctx, const assay_source *from, const assay_tensor_spec *spec,
                                const assay_sink *out)
 {
-    assay_status status;
     const int64_t total = assay_shape_count(&spec->shape), most = total < CHUNK ? total : CHUNK;
-    double *values = NULL;
-    int32_t *integers = NULL;
+    OWNED double *values = NULL;
+    OWNED int32_t *integers = NULL;
     if (spec->type == ASSAY_INT32) {
-        TRY(assay_alloc_i32(ctx, spec->path, total, &integers));
-        TRY(from->read_i32(ctx, from->self, spec->path, 0, total, integers));
-        TRY(out->write_i32(ctx, out->self, spec->path, total, integers));
-        goto cleanup;
+        MUST(assay_alloc_i32(ctx, spec->path, total, &integers));
+        MUST(from->read_i32(ctx, from->self, spec->path, 0, total, integers));
+        MUST(out->write_i32(ctx, out->self, spec->path, total, integers));
+        return ASSAY_OK;
     }
-    TRY(assay_alloc_f64(ctx, spec->path, most, &values));
+    MUST(assay_alloc_f64(ctx, spec->path, most, &values));
     for (int64_t first = 0; first < total; first += CHUNK) {
         const int64_t count = total - first < CHUNK ? total - first : CHUNK;
-        TRY(from->read(ctx, from->self, spec->path, first, count, values));
-        TRY(out->write(ctx, out->self, spec->path, count, values));
+        MUST(from->read(ctx, from->self, spec->path, first, count, values));
+        MUST(out->write(ctx, out->self, spec->path, count, values));
     }
-cleanup:
-    free(values);
-    free(integers);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_attributes(assay_context *ctx, assay_fixture_writer *writer, const assay_plan *plan,
                                      const char *kind)
 {
-    assay_status status;
-    char *yaml = NULL;
-    TRY(assay_case_yaml(ctx, plan->c, &yaml));
-    TRY(assay_fixture_set_text(ctx, writer, "kind", kind));
-    TRY(assay_fixture_set_text(ctx, writer, "case", plan->c->name));
-    TRY(assay_fixture_set_text(ctx, writer, "case_yaml", yaml));
-    TRY(assay_fixture_set_text(ctx, writer, "op", plan->c->op));
-    TRY(assay_fixture_set_text(ctx, writer, "engine", ctx->arithmetic->name));
-    TRY(assay_fixture_set_text(ctx, writer, "generator", GENERATOR));
-cleanup:
-    free(yaml);
-    return status;
+    OWNED char *yaml = NULL;
+    MUST(assay_case_yaml(ctx, plan->c, &yaml));
+    MUST(assay_fixture_set_text(ctx, writer, "kind", kind));
+    MUST(assay_fixture_set_text(ctx, writer, "case", plan->c->name));
+    MUST(assay_fixture_set_text(ctx, writer, "case_yaml", yaml));
+    MUST(assay_fixture_set_text(ctx, writer, "op", plan->c->op));
+    MUST(assay_fixture_set_text(ctx, writer, "engine", ctx->arithmetic->name));
+    return assay_fixture_set_text(ctx, writer, "generator", GENERATOR);
 }
 
 static bool has_recipe(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec,

@@ -321,21 +321,18 @@ static const char *stored_as(const layer_part *p, char path[ASSAY_PATH_SIZE])
 static assay_status check_results(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *given,
                                   const assay_sink *out, bool quiet)
 {
-    assay_status status;
     const layer_part *p = self;
     char path[ASSAY_PATH_SIZE];
     const char *stored = stored_as(p, path);
-    assay_tensor_set passed = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set passed = {0};
     assay_tensor_spec spec = assay_tensor_list_find(&plan->list, "outputs/y")->spec;
     (void)quiet;
-    TRY(assay_tensor_set_add(ctx, &passed, &spec, NULL));
+    MUST(assay_tensor_set_add(ctx, &passed, &spec, NULL));
     assay_tee both = {assay_tensor_set_sink(&passed), *out};
     const assay_sink to = assay_tee_sink(&both);
-    TRY(run_part(ctx, p, given, p->backward ? out : &to));
-    if (stored == path) TRY(out->write(ctx, out->self, path, p->m->size, passed.items[0].values));
-cleanup:
-    assay_tensor_set_free(&passed);
-    return status;
+    MUST(run_part(ctx, p, given, p->backward ? out : &to));
+    if (stored == path) MUST(out->write(ctx, out->self, path, p->m->size, passed.items[0].values));
+    return ASSAY_OK;
 }
 
 static assay_status check_part(assay_context *ctx, const maker *m, assay_fixture_reader *golden, int64_t layer,

@@ -51,38 +51,34 @@ static double tolerance(const checking_sink *sink, int64_t count, const double *
 static assay_status checking_write(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const double *values)
 {
-    assay_status status = ASSAY_OK;
     checking_sink *sink = self;
     int index = assay_plan_find(sink->plan, path);
     if (sink->golden == NULL) return ASSAY_OK;
     assay_dtype type = sink->plan->specs[index].type;
-    double *stored = NULL, *rounded = NULL;
+    OWNED double *stored = NULL, *rounded = NULL;
     if (sink->plan->specs[index].role == ASSAY_ROLE_DISCRIMINATION) {
         sink->written[index] += count;
         return assay_power_check(ctx, sink->golden, path, values);
     }
-    TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &stored));
-    TRY(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &rounded));
+    MUST(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &stored));
+    MUST(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &rounded));
     for (int64_t first = 0; first < count; first += CHUNK) {
         int64_t n = count - first < CHUNK ? count - first : CHUNK;
-        TRY(assay_fixture_read(ctx, sink->golden, path, sink->written[index], n, stored));
+        MUST(assay_fixture_read(ctx, sink->golden, path, sink->written[index], n, stored));
         assay_dtype_round_many(type, n, values + first, rounded);
         for (int64_t i = 0; i < n && assay_plan_scale_is_zero(sink->plan, &sink->plan->specs[index]); i++)
             rounded[i] = 0.0;
         const double allowed = tolerance(sink, n, rounded);
         for (int64_t i = 0; i < n; i++) {
             if (memcmp(&stored[i], &rounded[i], sizeof *stored) != 0 && !(fabs(stored[i] - rounded[i]) <= allowed)) {
-                status = differs(ctx, path, sink->written[index] + i, stored[i], rounded[i]);
-                goto cleanup;
+                MUST(differs(ctx, path, sink->written[index] + i, stored[i], rounded[i]));
+                return ASSAY_OK;
             }
         }
         sink->written[index] += n;
     }
     assay_progress_add(&sink->progress, count, path);
-cleanup:
-    free(stored);
-    free(rounded);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status checking_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,

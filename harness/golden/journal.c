@@ -32,20 +32,17 @@ void assay_journal_results(const assay_journal *journal, int number, char path[A
 /* What parts that go together have in common. */
 static assay_status identity_of(assay_context *ctx, const assay_plan *plan, char **text)
 {
-    assay_status status;
-    char *yaml = NULL;
-    TRY(assay_case_yaml(ctx, plan->c, &yaml));
+    OWNED char *yaml = NULL;
+    MUST(assay_case_yaml(ctx, plan->c, &yaml));
     static const char head[] = "# assay " ASSAY_VERSION ", engine %s: a golden that is being made\n%s";
     const size_t size = strlen(yaml) + sizeof head + strlen(ctx->arithmetic->name);
     *text = malloc(size);
     if (*text != NULL) {
         snprintf(*text, size, head, ctx->arithmetic->name, yaml);
     } else {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the journal's case");
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the journal's case");
     }
-cleanup:
-    free(yaml);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status digest_of(assay_context *ctx, const char *identity, char digest[ASSAY_DIGEST_SIZE])

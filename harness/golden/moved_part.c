@@ -123,41 +123,33 @@ static assay_status read_bytes(assay_context *ctx, int descriptor, const char *p
 static assay_status copy_range(assay_context *ctx, int descriptor, const assay_tensor_spec *spec,
                                const double row[COLUMNS], const assay_sink *out)
 {
-    assay_status status;
-    void *bytes = NULL;
-    double *values = NULL;
+    OWNED void *bytes = NULL;
+    OWNED double *values = NULL;
     const int64_t count = (int64_t)row[1], size = count * (int64_t)assay_dtype_size(spec->type);
-    TRY(assay_alloc(ctx, spec->path, size, 1, &bytes));
-    TRY(read_bytes(ctx, descriptor, spec->path, (int64_t)row[2], size, bytes));
+    MUST(assay_alloc(ctx, spec->path, size, 1, &bytes));
+    MUST(read_bytes(ctx, descriptor, spec->path, (int64_t)row[2], size, bytes));
     if (spec->type == ASSAY_INT32) {
-        TRY(out->write_i32(ctx, out->self, spec->path, count, bytes));
-        goto cleanup;
+        MUST(out->write_i32(ctx, out->self, spec->path, count, bytes));
+        return ASSAY_OK;
     }
-    TRY(assay_alloc_f64(ctx, spec->path, count, &values));
+    MUST(assay_alloc_f64(ctx, spec->path, count, &values));
     assay_dtype_decode(spec->type, count, bytes, values);
-    TRY(out->write(ctx, out->self, spec->path, count, values));
-cleanup:
-    free(bytes);
-    free(values);
-    return status;
+    return out->write(ctx, out->self, spec->path, count, values);
 }
 
 static assay_status copy_line(assay_context *ctx, const assay_moving *moving, assay_fixture_reader *part, int index,
                               int descriptor, const assay_sink *out)
 {
-    assay_status status;
     char path[ASSAY_PATH_SIZE], digest[72];
     int64_t ranges = 0;
-    double *table = NULL;
-    TRY(read_line(ctx, part, index, path, digest, &ranges, &table));
+    OWNED double *table = NULL;
+    MUST(read_line(ctx, part, index, path, digest, &ranges, &table));
     const int of_plan = assay_plan_find(moving->plan, path);
-    if (of_plan < 0) TRY(assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the golden has no %s", moving->journal->folder, path));
+    if (of_plan < 0) MUST(assay_fail(ctx, ASSAY_BAD_INPUT, "%s: the golden has no %s", moving->journal->folder, path));
     for (int64_t i = 0; i < ranges; i++) {
-        TRY(copy_range(ctx, descriptor, &moving->plan->specs[of_plan], table + i * COLUMNS, out));
+        MUST(copy_range(ctx, descriptor, &moving->plan->specs[of_plan], table + i * COLUMNS, out));
     }
-cleanup:
-    free(table);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The file that the part names; -1: none. */

@@ -62,19 +62,16 @@ static assay_status copy_text(const maker *m, const char *text, const char **cop
 
 static assay_status fill_settings(const maker *m, const assay_case *c)
 {
-    assay_status status;
-    assay_backend_settings all = {0};
-    TRY(assay_backend_settings_make(m->ctx, c, &all));
-    TRY(take(m, "settings", all.count, sizeof *m->host->settings, &m->host->settings));
+    OWNED_BY(assay_backend_settings_free) assay_backend_settings all = {0};
+    MUST(assay_backend_settings_make(m->ctx, c, &all));
+    MUST(take(m, "settings", all.count, sizeof *m->host->settings, &m->host->settings));
     for (; m->host->setting_count < all.count; m->host->setting_count++) {
         const assay_backend_setting *from = &all.items[m->host->setting_count];
         assay_backend_setting *to = &m->host->settings[m->host->setting_count];
-        TRY(copy_text(m, from->key, &to->key));
-        TRY(copy_text(m, from->value, &to->value));
+        MUST(copy_text(m, from->key, &to->key));
+        MUST(copy_text(m, from->value, &to->value));
     }
-cleanup:
-    assay_backend_settings_free(&all);
-    return status;
+    return ASSAY_OK;
 }
 
 /* A tensor of the request in its stored type. */

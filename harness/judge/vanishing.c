@@ -35,22 +35,19 @@ static bool is_off_by_little(const assay_tensor_result *r)
 static assay_status look_at(assay_context *ctx, assay_fixture_reader *golden, const assay_tensor_result *r,
                             bool *subnormal, double *largest)
 {
-    double *values = NULL;
-    assay_status status = ASSAY_OK;
+    OWNED double *values = NULL;
     *largest = 0;
-    TRY(assay_alloc_f64(ctx, r->spec.path, CHUNK, &values));
+    MUST(assay_alloc_f64(ctx, r->spec.path, CHUNK, &values));
     for (int64_t first = 0; first < r->elements; first += CHUNK) {
         const int64_t count = r->elements - first < CHUNK ? r->elements - first : CHUNK;
-        TRY(assay_fixture_read(ctx, golden, r->spec.path, first, count, values));
+        MUST(assay_fixture_read(ctx, golden, r->spec.path, first, count, values));
         for (int64_t i = 0; i < count; i++) {
             const double size = fabs(values[i]);
             *subnormal |= size > 0 && size < FLT_MIN;
             *largest = fmax(*largest, size);
         }
     }
-cleanup:
-    free(values);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The first wrong tensor; NULL: there is none, or one is wrong by more, or not by its numbers. */

@@ -120,9 +120,8 @@ cleanup:
 assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
                                      const assay_source *in, assay_tensor_set *staged, bool *applies)
 {
-    assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    assay_tensor_set made = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set made = {0};
     assay_overlay given = {assay_tensor_set_source(staged), *in};
     const assay_source source = assay_overlay_source(&given);
     const int count = assay_hidden_list(&plan->list, hidden);
@@ -130,20 +129,18 @@ assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mut
     for (int i = 0; i < count; i++) {
         assay_quantize_config config;
         assay_tensor_set_free(&made);
-        TRY(read_hidden(ctx, plan, &source, &hidden[i], &made));
+        MUST(read_hidden(ctx, plan, &source, &hidden[i], &made));
         const assay_tensor *h = assay_tensor_set_find(&made, hidden[i].h->path);
-        TRY(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
+        MUST(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
         const assay_hidden_mutation m = {.config = &config,
                                          .h = h,
                                          .gate = branch_of(&made, h, "mlpwi_0"),
                                          .up = branch_of(&made, h, "mlpwi_1"),
                                          .codes = assay_tensor_set_find(&made, hidden[i].codes->path),
                                          .scale = assay_tensor_set_find(&made, hidden[i].scale->path)};
-        TRY(change_codes(ctx, mutant, plan->c, &m, applies));
-        TRY(stage(ctx, m.codes, staged));
-        TRY(stage(ctx, m.scale, staged));
+        MUST(change_codes(ctx, mutant, plan->c, &m, applies));
+        MUST(stage(ctx, m.codes, staged));
+        MUST(stage(ctx, m.scale, staged));
     }
-cleanup:
-    assay_tensor_set_free(&made);
-    return status;
+    return ASSAY_OK;
 }

@@ -208,23 +208,19 @@ static assay_status draw_choices(assay_context *ctx, const assay_case *c, const 
 static assay_status derive(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
                            const assay_source *in, double *values, int32_t *indices)
 {
-    assay_status status;
     assay_function_config config;
     assay_function_tensors tensors;
-    int32_t *choices = NULL;
+    OWNED int32_t *choices = NULL;
     const assay_shape *shape = &entry->spec.shape;
-    TRY(of_layer(ctx, c, &config));
+    MUST(of_layer(ctx, c, &config));
     assay_function_tensors_of(&config, &tensors);
     const assay_function_tensor *tensor = tensor_of(&tensors, entry->spec.path);
-    if (indices != NULL) TRY(draw_choices(ctx, c, &config, in, tensor->holds == ASSAY_HOLDS_COUNTS, &choices));
+    if (indices != NULL) MUST(draw_choices(ctx, c, &config, in, tensor->holds == ASSAY_HOLDS_COUNTS, &choices));
     if (values != NULL && tensor->holds != ASSAY_HOLDS_RESIDUAL) {
-        TRY(assay_random_fill(ctx, &entry->fill, c->seed, entry->spec.path, shape, entry->spec.type, 0,
-                              assay_shape_count(shape), values));
+        MUST(assay_random_fill(ctx, &entry->fill, c->seed, entry->spec.path, shape, entry->spec.type, 0,
+                               assay_shape_count(shape), values));
     }
-    TRY(assay_function_derive(ctx, &config, tensor, in, choices, values, indices));
-cleanup:
-    free(choices);
-    return status;
+    return assay_function_derive(ctx, &config, tensor, in, choices, values, indices);
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,

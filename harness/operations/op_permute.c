@@ -70,15 +70,12 @@ static assay_status take_order(assay_context *ctx, const assay_work *w, const in
     static const char path[] = "routing/sorted_selected_experts";
     const assay_permute_dims *d = w->config;
     const int64_t copies = d->tokens * d->experts_per_token;
-    int32_t *given = NULL;
-    assay_status status;
-    TRY(assay_read_whole_i32(ctx, w->in, path, copies, &given));
+    OWNED int32_t *given = NULL;
+    MUST(assay_read_whole_i32(ctx, w->in, path, copies, &given));
     if (given == NULL) return ASSAY_OK;
-    TRY(assay_permute_check_order(ctx, path, given, selected, assay_i32(w, "outputs/group_sizes"), d));
+    MUST(assay_permute_check_order(ctx, path, given, selected, assay_i32(w, "outputs/group_sizes"), d));
     memcpy(order, given, (size_t)copies * sizeof *order);
-cleanup:
-    free(given);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status permute(assay_context *ctx, const assay_work *w)

@@ -180,7 +180,6 @@ static void turn(int64_t rows, int64_t columns, const int32_t *turned, int32_t *
 assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                            const assay_sink *out)
 {
-    assay_status status;
     assay_quantize_config q;
     MUST(config_of(ctx, c, &q));
     const int64_t size = q.rows * q.columns, scales = assay_quantize_scales(&q);
@@ -188,17 +187,18 @@ assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case 
                   blocks = assay_block_count(q.columns, q.format->columns);
     assay_block_format format = *q.format;
     assay_quantize_config other = q;
-    double *x = NULL, *x_turned = NULL;
-    int32_t *codes = NULL, *scale = NULL, *turned = NULL, tensor_scale = 0;
+    OWNED double *x = NULL, *x_turned = NULL;
+    OWNED int32_t *codes = NULL, *scale = NULL, *turned = NULL;
+    int32_t tensor_scale = 0;
     format.rows = q.format->columns, format.columns = q.format->rows;
     other.rows = q.columns, other.columns = q.rows, other.format = &format, other.pack = other.swizzle = false;
-    TRY(assay_read_whole(ctx, in, "inputs/x", size, &x));
-    TRY(assay_alloc_f64(ctx, "x, turned", size, &x_turned));
-    TRY(assay_alloc_i32(ctx, "quantize", size, &codes));
-    TRY(assay_alloc_i32(ctx, "quantize", scales > size ? scales : size, &turned));
-    TRY(assay_alloc_i32(ctx, "quantize", scales, &scale));
+    MUST(assay_read_whole(ctx, in, "inputs/x", size, &x));
+    MUST(assay_alloc_f64(ctx, "x, turned", size, &x_turned));
+    MUST(assay_alloc_i32(ctx, "quantize", size, &codes));
+    MUST(assay_alloc_i32(ctx, "quantize", scales > size ? scales : size, &turned));
+    MUST(assay_alloc_i32(ctx, "quantize", scales, &scale));
     for (int64_t i = 0; i < size; i++) x_turned[i % q.columns * q.rows + i / q.columns] = x[i];
-    TRY(assay_quantize(ctx, turned, scale, &tensor_scale, x_turned, &other));
+    MUST(assay_quantize(ctx, turned, scale, &tensor_scale, x_turned, &other));
     turn(q.rows, q.columns, turned, codes);
     memset(turned, 0, (size_t)scales * sizeof *turned); /* the padding */
     for (int64_t band = 0; band < bands; band++) {
@@ -206,16 +206,9 @@ assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case 
             turned[assay_quantize_scale_place(&q, band, block)] = scale[block * bands + band];
     }
     for (int64_t i = 0; q.pack && i < size / 2; i++) codes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
-    if (format.tensor_scale) TRY(assay_write_result_i32(ctx, out, "outputs/tensor_scale", 1, &tensor_scale));
-    TRY(assay_write_result_i32(ctx, out, "outputs/scale", scales, turned));
-    TRY(assay_write_result_i32(ctx, out, "outputs/codes", q.rows * assay_quantize_row(&q), codes));
-cleanup:
-    free(x);
-    free(x_turned);
-    free(codes);
-    free(scale);
-    free(turned);
-    return status;
+    if (format.tensor_scale) MUST(assay_write_result_i32(ctx, out, "outputs/tensor_scale", 1, &tensor_scale));
+    MUST(assay_write_result_i32(ctx, out, "outputs/scale", scales, turned));
+    return assay_write_result_i32(ctx, out, "outputs/codes", q.rows * assay_quantize_row(&q), codes);
 }
 
 static void describe_dequantize(assay_describer *d, const void *config)
@@ -248,17 +241,15 @@ static assay_status dequantize(assay_context *ctx, const assay_work *w)
 {
     const assay_quantize_config *q = w->config;
     const int32_t *bytes = assay_i32(w, "inputs/codes");
-    double *y = assay_f64(w, "outputs/y"), *unpacked = NULL;
-    assay_status status = ASSAY_OK;
+    OWNED double *unpacked = NULL;
+    double *y = assay_f64(w, "outputs/y");
     if (bytes != NULL) {
-        TRY(assay_alloc_f64(ctx, "dequantize", q->rows * q->columns, &unpacked));
+        MUST(assay_alloc_f64(ctx, "dequantize", q->rows * q->columns, &unpacked));
         assay_unpack_e2m1(unpacked, bytes, q->rows * q->columns / 2);
     }
     assay_dequantize(ctx, y, unpacked != NULL ? unpacked : assay_f64(w, "inputs/codes"), assay_f64(w, "inputs/scale"),
                      assay_f64(w, "inputs/tensor_scale"), q);
-cleanup:
-    free(unpacked);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)

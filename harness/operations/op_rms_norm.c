@@ -32,29 +32,22 @@ static assay_status start(assay_context *ctx, const assay_work *w, double *y, do
 static assay_status compute(assay_context *ctx, const assay_work *w)
 {
     assay_rms_norm_run r;
-    double *rstd = NULL;
-    assay_status status;
-    TRY(start(ctx, w, assay_f64(w, "outputs/y"), &rstd, &r));
+    OWNED double *rstd = NULL;
+    MUST(start(ctx, w, assay_f64(w, "outputs/y"), &rstd, &r));
     assay_rms_norm_backward(ctx, assay_f64(w, "gradients/inputs/x"), assay_f64(w, "gradients/weights/scale"), r.dy, r.x,
                             r.scale, rstd, r.rows, r.dim);
-cleanup:
-    free(rstd);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
 {
     assay_rms_norm_run r;
-    double *rstd = NULL;
-    assay_status status;
+    OWNED double *rstd = NULL;
     const assay_rms_norm_variances v = {.y = assay_variance(w, "outputs/y"),
                                         .dx = assay_variance(w, "gradients/inputs/x"),
                                         .dscale = assay_variance(w, "gradients/weights/scale")};
-    TRY(start(ctx, w, NULL, &rstd, &r));
-    TRY(assay_propagate_rms_norm(ctx, precision, &v, &r));
-cleanup:
-    free(rstd);
-    return status;
+    MUST(start(ctx, w, NULL, &rstd, &r));
+    return assay_propagate_rms_norm(ctx, precision, &v, &r);
 }
 
 const assay_operation assay_op_rms_norm = {.name = "rms_norm",

@@ -197,26 +197,21 @@ static assay_status keep_results(assay_context *ctx, const assay_work *w, const 
 /* What a backend's own choice is judged by; in no fixture. */
 static assay_status write_selecting(assay_context *ctx, const assay_work *w, const routing_run *r)
 {
-    assay_status status;
-    double *selecting = NULL;
+    OWNED double *selecting = NULL;
     if (!assay_wants(w->out, "routing/biased_scores")) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "biased scores", r->tokens * r->experts, &selecting));
-    TRY(assay_routing_selecting(ctx, selecting, &r->in, 0, r->tokens, &r->config->routing));
-    TRY(assay_write_result(ctx, w->out, "routing/biased_scores", r->tokens * r->experts, selecting));
-cleanup:
-    free(selecting);
-    return status;
+    MUST(assay_alloc_f64(ctx, "biased scores", r->tokens * r->experts, &selecting));
+    MUST(assay_routing_selecting(ctx, selecting, &r->in, 0, r->tokens, &r->config->routing));
+    return assay_write_result(ctx, w->out, "routing/biased_scores", r->tokens * r->experts, selecting);
 }
 
 /* Of bias_updates 0: a rate times a sign is exact. */
 static assay_status find_variances(assay_context *ctx, const assay_work *w, const routing_run *r,
                                    const assay_precision *p)
 {
-    assay_status status = ASSAY_OK;
     const int64_t size = r->tokens * r->experts;
-    double *logits = NULL, *d_logits = NULL, *small = NULL;
-    TRY(assay_alloc_f64(ctx, "error scale of routing", size, &d_logits));
-    TRY(assay_alloc_f64(ctx, "error scale of routing", r->experts + 1, &small)); /* of what the case has not */
+    OWNED double *logits = NULL, *d_logits = NULL, *small = NULL;
+    MUST(assay_alloc_f64(ctx, "error scale of routing", size, &d_logits));
+    MUST(assay_alloc_f64(ctx, "error scale of routing", r->experts + 1, &small)); /* of what the case has not */
     double *lb_loss = assay_variance(w, "outputs/lb_loss"), *d_bias = assay_variance(w, "gradients/weights/gate/bias");
     const assay_routing_variances v = {.weights = assay_variance(w, "outputs/weights"),
                                        .lb_loss = lb_loss != NULL ? lb_loss : small,
@@ -224,9 +219,9 @@ static assay_status find_variances(assay_context *ctx, const assay_work *w, cons
                                        .d_bias = d_bias != NULL ? d_bias : small + 1,
                                        .d_per_expert_scale = assay_variance(w, "gradients/weights/per_expert_scale")};
     if (r->dim > 0) {
-        TRY(assay_alloc_f64(ctx, "error scale of routing", size, &logits));
+        MUST(assay_alloc_f64(ctx, "error scale of routing", size, &logits));
         const assay_matmul_args product = logits_product(w, r, logits);
-        TRY(assay_propagate_product(ctx, p, false, &product, NULL, NULL));
+        MUST(assay_propagate_product(ctx, p, false, &product, NULL, NULL));
         assay_propagate_store(p->router, 0, size, r->logits, logits);
     }
     const assay_routing_run run = {.variance_logits = logits,
@@ -235,51 +230,44 @@ static assay_status find_variances(assay_context *ctx, const assay_work *w, cons
                                    .r = &r->routing,
                                    .in = &r->in,
                                    .config = &r->config->routing};
-    TRY(assay_propagate_routing(ctx, p, &v, &run));
+    MUST(assay_propagate_routing(ctx, p, &v, &run));
     double *given = assay_variance(w, "gradients/inputs/logits");
     for (int64_t i = 0; given != NULL && i < size; i++) given[i] = d_logits[i];
     if (r->dim > 0) {
         const assay_matmul_args dx = dx_product(w, r, assay_variance(w, "gradients/inputs/x")),
                                 kernel = kernel_product(w, r, assay_variance(w, "gradients/weights/gate/kernel"));
-        TRY(assay_propagate_product(ctx, p, false, &dx, d_logits, NULL));
-        TRY(assay_propagate_product(ctx, p, false, &kernel, NULL, d_logits));
+        MUST(assay_propagate_product(ctx, p, false, &dx, d_logits, NULL));
+        MUST(assay_propagate_product(ctx, p, false, &kernel, NULL, d_logits));
     }
-cleanup:
-    free(logits);
-    free(d_logits);
-    free(small);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const void *of, const assay_source *in,
                         const assay_sink *out, const assay_precision *precisions, int precision_count)
 {
-    assay_status status;
     const routing_config *config = of;
     const assay_routing_config *routing = &config->routing;
-    assay_work w = {.c = c, .config = config, .in = in, .out = out};
+    OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = config, .in = in, .out = out};
+    OWNED_BY(run_free)
     routing_run r = {.config = config,
                      .tokens = routing->batch * routing->sequence,
                      .experts = routing->num_experts,
                      .chosen = axis_size(config, 'r'),
                      .dim = config->emb_dim};
-    TRY(assay_work_open(ctx, &w, &assay_op_routing));
-    TRY(start(ctx, &w, &r));
-    TRY(compute(ctx, &w, &r));
-    TRY(keep_results(ctx, &w, &r));
-    TRY(assay_work_write(ctx, &w, false));
-    TRY(write_selecting(ctx, &w, &r));
-    TRY(assay_work_write(ctx, &w, true));
+    MUST(assay_work_open(ctx, &w, &assay_op_routing));
+    MUST(start(ctx, &w, &r));
+    MUST(compute(ctx, &w, &r));
+    MUST(keep_results(ctx, &w, &r));
+    MUST(assay_work_write(ctx, &w, false));
+    MUST(write_selecting(ctx, &w, &r));
+    MUST(assay_work_write(ctx, &w, true));
     const int propagated = assay_routing_propagates(routing) ? precision_count : 0;
     for (int i = 0; i < propagated; i++) {
-        TRY(assay_work_start_scales(ctx, &w));
-        TRY(find_variances(ctx, &w, &r, &precisions[i]));
-        TRY(assay_work_write_scales(ctx, &w, &precisions[i]));
+        MUST(assay_work_start_scales(ctx, &w));
+        MUST(find_variances(ctx, &w, &r, &precisions[i]));
+        MUST(assay_work_write_scales(ctx, &w, &precisions[i]));
     }
-cleanup:
-    run_free(&r);
-    assay_work_close(&w);
-    return status;
+    return ASSAY_OK;
 }
 
 bool assay_routing_propagates(const assay_routing_config *config)

@@ -26,13 +26,10 @@ static assay_status describe(assay_context *ctx, const assay_operation *operatio
 
 assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation)
 {
-    assay_status status;
-    assay_tensor_list list = {0};
-    TRY(describe(ctx, operation, w->c, w->config, &list));
-    for (int i = 0; i < list.count; i++) TRY(add(ctx, w, &list.entries[i].spec));
-cleanup:
-    assay_tensor_list_free(&list);
-    return status;
+    OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
+    MUST(describe(ctx, operation, w->c, w->config, &list));
+    for (int i = 0; i < list.count; i++) MUST(add(ctx, w, &list.entries[i].spec));
+    return ASSAY_OK;
 }
 
 void assay_work_close(assay_work *w)
@@ -128,21 +125,18 @@ assay_status assay_work_run(assay_context *ctx, const assay_operation *operation
                             const void *config, const assay_source *in, const assay_sink *out,
                             const assay_precision *precisions, int precision_count)
 {
-    assay_status status;
-    assay_work w = {.c = c, .config = config, .in = in, .out = out};
-    TRY(assay_work_open(ctx, &w, operation));
-    TRY(operation->forward(ctx, &w));
-    TRY(assay_work_write(ctx, &w, false));
-    if (operation->backward != NULL && wants_gradients(&w)) TRY(operation->backward(ctx, &w));
-    TRY(assay_work_write(ctx, &w, true));
+    OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = config, .in = in, .out = out};
+    MUST(assay_work_open(ctx, &w, operation));
+    MUST(operation->forward(ctx, &w));
+    MUST(assay_work_write(ctx, &w, false));
+    if (operation->backward != NULL && wants_gradients(&w)) MUST(operation->backward(ctx, &w));
+    MUST(assay_work_write(ctx, &w, true));
     for (int i = 0; operation->scales != NULL && i < precision_count; i++) {
-        TRY(assay_work_start_scales(ctx, &w));
-        TRY(operation->scales(ctx, &w, &precisions[i]));
-        TRY(assay_work_write_scales(ctx, &w, &precisions[i]));
+        MUST(assay_work_start_scales(ctx, &w));
+        MUST(operation->scales(ctx, &w, &precisions[i]));
+        MUST(assay_work_write_scales(ctx, &w, &precisions[i]));
     }
-cleanup:
-    assay_work_close(&w);
-    return status;
+    return ASSAY_OK;
 }
 
 /* More than any machine has where there is no memory for the list itself. */

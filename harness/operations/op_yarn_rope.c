@@ -47,20 +47,17 @@ static assay_rope_rows rows_of(double *y, const double *x, const rope_config *co
 
 static assay_status compute(assay_context *ctx, const assay_work *w)
 {
-    assay_status status;
     const rope_config *config = w->config;
     const int64_t tokens = config->batch * config->sequence;
     const int32_t *positions = assay_i32(w, "inputs/positions");
-    assay_rope_table table = {0};
-    TRY(assay_rope_check_positions(ctx, positions, tokens, &config->rope));
-    TRY(assay_rope_table_make(ctx, &table, positions, tokens, &config->rope));
+    OWNED_BY(assay_rope_table_free) assay_rope_table table = {0};
+    MUST(assay_rope_check_positions(ctx, positions, tokens, &config->rope));
+    MUST(assay_rope_table_make(ctx, &table, positions, tokens, &config->rope));
     const assay_rope_rows rows = rows_of(assay_f64(w, "outputs/y"), assay_f64(w, "inputs/x"), config);
     const assay_rope_rows back = rows_of(assay_f64(w, "gradients/inputs/x"), assay_f64(w, "cotangents/y"), config);
     assay_rope_forward(ctx, &rows, &table, &config->rope);
     assay_rope_backward(ctx, &back, &table, &config->rope);
-cleanup:
-    assay_rope_table_free(&table);
-    return status;
+    return ASSAY_OK;
 }
 
 /* It has no products: six operations a pair. */

@@ -239,30 +239,28 @@ static void scale_up(const operand *o, int64_t first, int64_t count, const doubl
 static assay_status dequantised_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                      double *out)
 {
-    assay_status status;
     const assay_dequantised *d = self;
     const assay_source *in = d->in;
     const assay_tensor_entry *entry = assay_tensor_list_find(d->list, path);
     char scale_path[ASSAY_PATH_SIZE], tensor_path[ASSAY_PATH_SIZE];
-    double *scale = NULL, tensor_scale = 1;
-    TRY(in->read(ctx, in->self, path, first, count, out));
+    OWNED double *scale = NULL;
+    double tensor_scale = 1;
+    MUST(in->read(ctx, in->self, path, first, count, out));
     if (!is_quantised(d, entry)) return ASSAY_OK;
     const operand o = operand_of(entry);
     const int64_t size = o.rows * o.columns, scales = scales_of_matrix(&o);
     snprintf(scale_path, sizeof scale_path, "%.140s%s", path, ENDS[ASSAY_PART_SCALE]);
     snprintf(tensor_path, sizeof tensor_path, "%.140s%s", path, ENDS[ASSAY_PART_TENSOR_SCALE]);
-    TRY(assay_alloc_f64(ctx, scale_path, scales, &scale));
+    MUST(assay_alloc_f64(ctx, scale_path, scales, &scale));
     for (int64_t done = 0; done < count;) {
         const int64_t matrix = (first + done) / size, at = (first + done) % size;
         const int64_t part = size - at < count - done ? size - at : count - done;
-        TRY(in->read(ctx, in->self, scale_path, matrix * scales, scales, scale));
-        if (o.format.tensor_scale) TRY(in->read(ctx, in->self, tensor_path, matrix, 1, &tensor_scale));
+        MUST(in->read(ctx, in->self, scale_path, matrix * scales, scales, scale));
+        if (o.format.tensor_scale) MUST(in->read(ctx, in->self, tensor_path, matrix, 1, &tensor_scale));
         scale_up(&o, at, part, scale, tensor_scale, out + done);
         done += part;
     }
-cleanup:
-    free(scale);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status dequantised_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,

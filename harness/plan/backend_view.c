@@ -122,16 +122,15 @@ void assay_backend_settings_free(assay_backend_settings *settings)
 assay_status assay_backend_tensor_read(assay_context *ctx, const assay_source *source, const assay_tensor_spec *spec,
                                        assay_backend_tensor *tensor)
 {
-    assay_status status;
-    double *values = NULL;
-    void *data = NULL;
+    OWNED double *values = NULL;
+    OWNED void *data = NULL;
     const int64_t count = assay_shape_count(&spec->shape);
-    TRY(assay_alloc(ctx, spec->path, count, assay_dtype_size(spec->type), &data));
+    MUST(assay_alloc(ctx, spec->path, count, assay_dtype_size(spec->type), &data));
     if (spec->type == ASSAY_INT32) {
-        TRY(source->read_i32(ctx, source->self, spec->path, 0, count, data));
+        MUST(source->read_i32(ctx, source->self, spec->path, 0, count, data));
     } else {
-        TRY(assay_alloc_f64(ctx, spec->path, count, &values));
-        TRY(source->read(ctx, source->self, spec->path, 0, count, values));
+        MUST(assay_alloc_f64(ctx, spec->path, count, &values));
+        MUST(source->read(ctx, source->self, spec->path, 0, count, values));
         assay_dtype_encode(spec->type, count, values, data);
     }
     *tensor = (assay_backend_tensor){.path = spec->path,
@@ -140,10 +139,7 @@ assay_status assay_backend_tensor_read(assay_context *ctx, const assay_source *s
                                      .dims = spec->shape.dims,
                                      .data = data};
     data = NULL;
-cleanup:
-    free(values);
-    free(data);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_backend_result assay_backend_result_of(const assay_tensor_spec *spec)

@@ -10,17 +10,14 @@ enum { PIECE = 1 << 16 };
 /* Streams the tensor through its sketch. */
 static assay_status read_sketch(assay_context *ctx, assay_fixture_reader *candidate, assay_sketch *sketch)
 {
-    assay_status status;
-    double *piece = NULL;
-    TRY(assay_alloc_f64(ctx, sketch->spec.path, PIECE, &piece));
+    OWNED double *piece = NULL;
+    MUST(assay_alloc_f64(ctx, sketch->spec.path, PIECE, &piece));
     while (sketch->position < sketch->count) {
         const int64_t left = sketch->count - sketch->position, count = left < PIECE ? left : PIECE;
-        TRY(assay_fixture_read(ctx, candidate, sketch->spec.path, sketch->position, count, piece));
+        MUST(assay_fixture_read(ctx, candidate, sketch->spec.path, sketch->position, count, piece));
         assay_sketch_add(sketch, count, piece, piece);
     }
-cleanup:
-    free(piece);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The sketch's tensors, in float64 whatever the candidate's own type: what it stored is summed without another rounding. */

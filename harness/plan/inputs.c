@@ -161,25 +161,22 @@ static assay_status check_values(assay_context *ctx, const char *origin, const a
 static assay_status fill_unused(assay_context *ctx, const assay_inputs *inputs, const assay_tensor_entry *entry,
                                 const assay_case_input *given, int64_t first, int64_t count, double *out)
 {
-    assay_status status = ASSAY_OK;
     const assay_operation *operation = assay_operation_by_name(inputs->c->op);
     const int64_t width = assay_unused_row_width(entry);
     const int64_t start = assay_shape_count(&entry->spec.shape) - given->tail_nan_rows * width;
-    bool *used = NULL;
+    OWNED bool *used = NULL;
     if (given->unused_nan && operation->used_rows == NULL) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: unused_nan is for rows of layouts that have unused ones",
                           given->path);
     }
     if (given->unused_nan) {
         const assay_source in = assay_inputs_source((assay_inputs *)inputs);
-        TRY(operation->used_rows(ctx, inputs->c, &in, &used));
+        MUST(operation->used_rows(ctx, inputs->c, &in, &used));
     }
     for (int64_t i = 0; i < count; i++) {
         if (first + i >= start || (used != NULL && !used[(first + i) / width])) out[i] = NAN;
     }
-cleanup:
-    free(used);
-    return status;
+    return ASSAY_OK;
 }
 
 /* An input that follows from others, whole. */
@@ -268,28 +265,24 @@ static assay_status check_integers(assay_context *ctx, const assay_tensor_entry 
 static assay_status read_integers(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                   int32_t *out)
 {
-    assay_status status;
     const assay_inputs *inputs = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
-    int32_t *whole = NULL;
+    OWNED int32_t *whole = NULL;
     if (in_file(inputs, path)) {
-        TRY(assay_fixture_read_i32(ctx, inputs->file, path, first, count, out));
+        MUST(assay_fixture_read_i32(ctx, inputs->file, path, first, count, out));
         return check_integers(ctx, entry, inputs->file_name, first, count, out);
     }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
     /* a permutation or distinct experts are drawn whole */
-    TRY(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
+    MUST(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
     if (given == NULL && entry->derived) {
-        TRY(derive(ctx, inputs, entry, NULL, whole));
+        MUST(derive(ctx, inputs, entry, NULL, whole));
     } else {
-        TRY(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));
+        MUST(assay_random_fill_i32(ctx, &fill, inputs->c->seed, path, &entry->spec.shape, whole));
     }
     memcpy(out, whole + first, (size_t)count * sizeof *out);
-    TRY(check_integers(ctx, entry, inputs->c->name, first, count, out));
-cleanup:
-    free(whole);
-    return status;
+    return check_integers(ctx, entry, inputs->c->name, first, count, out);
 }
 
 assay_source assay_inputs_source(assay_inputs *inputs)

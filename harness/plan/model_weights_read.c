@@ -53,43 +53,37 @@ static assay_status scale_numbers(assay_context *ctx, const assay_model_weights 
                                   const assay_block_format *format, int scale, int64_t place, int64_t rows,
                                   int64_t columns, double *numbers)
 {
-    assay_status status;
     const int64_t down = assay_block_count(rows, format->rows), across = assay_block_count(columns, format->columns);
     const bool exact = format->scale == ASSAY_FLOAT8_E8M0FNU;
-    double *scales = NULL;
-    TRY(assay_alloc_f64(ctx, "scales", down * across, &scales));
-    TRY(read_numbers(ctx, w, scale, format->scale, place, down * across, scales));
+    OWNED double *scales = NULL;
+    MUST(assay_alloc_f64(ctx, "scales", down * across, &scales));
+    MUST(read_numbers(ctx, w, scale, format->scale, place, down * across, scales));
     for (int64_t i = 0; i < rows * columns; i++) {
         const double by = scales[i / columns / format->rows * across + i % columns / format->columns];
         numbers[i] = exact ? numbers[i] * by
                            : assay_dtype_round(t->entry->spec.type, (double)((float)numbers[i] * (float)by), false);
     }
-cleanup:
-    free(scales);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Their tensor of an expert: [rows] [columns] as it lies. Of a target that is codes or scales these, else numbers. */
 static assay_status read_theirs(assay_context *ctx, const assay_model_weights *w, const weight_target *t,
                                 const weight_part *p, int64_t expert, double **numbers)
 {
-    assay_status status;
     const int64_t each = strchr(p->row->theirs, '*') != NULL ? expert : 0;
     const int64_t place = has_expert_axis(t, p->row) ? expert : 0, outputs = halves(p->row) * p->outputs;
     const int64_t rows = p->row->layout == ASSAY_WEIGHT_PLAIN ? t->inputs : outputs, count = outputs * t->inputs;
     const assay_block_format *format = assay_weights_stored_as(t, p, each);
     const bool of_scales = t->entry->part == ASSAY_PART_SCALE;
     const assay_dtype type = format == NULL ? ASSAY_FLOAT64 : of_scales ? format->scale : format->element;
-    double *read = NULL;
-    TRY(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
-    TRY(read_numbers(ctx, w, (of_scales ? p->scales : p->tensors)[each], type, place, count, read));
+    OWNED double *read = NULL;
+    MUST(assay_alloc_f64(ctx, t->entry->spec.path, count, &read));
+    MUST(read_numbers(ctx, w, (of_scales ? p->scales : p->tensors)[each], type, place, count, read));
     if (format != NULL && t->entry->format == NULL)
-        TRY(scale_numbers(ctx, w, t, format, p->scales[each], place, rows, count / rows, read));
+        MUST(scale_numbers(ctx, w, t, format, p->scales[each], place, rows, count / rows, read));
     *numbers = read;
     read = NULL;
-cleanup:
-    free(read);
-    return status;
+    return ASSAY_OK;
 }
 
 /* One for all parts. */
@@ -150,25 +144,22 @@ static void scatter(const weight_target *t, int which, int64_t shards, const dou
 
 static assay_status hold(assay_context *ctx, assay_model_weights *w, const weight_target *t, int64_t expert)
 {
-    assay_status status = ASSAY_OK;
-    double *theirs = NULL;
+    OWNED double *theirs = NULL;
     const bool prefused = assay_path_ends(t->parts[0].ours, "moe/wi_0");
     if (w->held == t && w->held_expert == expert) return ASSAY_OK;
     w->held = NULL;
     free(w->slab);
-    TRY(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
-    if (t->entry->part == ASSAY_PART_TENSOR_SCALE) TRY(read_tensor_scale(ctx, w, t, expert, w->slab));
+    MUST(assay_alloc_f64(ctx, t->entry->spec.path, t->inputs * t->outputs, &w->slab));
+    if (t->entry->part == ASSAY_PART_TENSOR_SCALE) MUST(read_tensor_scale(ctx, w, t, expert, w->slab));
     for (int i = 0; i < t->part_count && t->entry->part != ASSAY_PART_TENSOR_SCALE; i++) {
-        TRY(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
+        MUST(read_theirs(ctx, w, t, &t->parts[i], expert, &theirs));
         scatter(t, i, prefused ? w->c->config.w13_reorder_size : 1, theirs, w->slab);
         free(theirs);
         theirs = NULL;
     }
     w->held = t;
     w->held_expert = expert;
-cleanup:
-    free(theirs);
-    return status;
+    return ASSAY_OK;
 }
 
 static const weight_target *target_of(const assay_model_weights *w, const char *path)

@@ -31,14 +31,12 @@ static bool has_profile(const assay_case *c, const char *name)
 static assay_status collect_own(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden,
                                 const assay_profile *own)
 {
-    assay_status status = ASSAY_OK;
-    assay_profile *stored = NULL;
+    OWNED assay_profile *stored = NULL;
     int count = 0;
-    if (golden != NULL) TRY(assay_profiles_of_golden(ctx, golden, &stored, &count));
+    if (golden != NULL) MUST(assay_profiles_of_golden(ctx, golden, &stored, &count));
     plan->own = calloc((size_t)count + 1, sizeof *plan->own);
     if (plan->own == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
     }
     for (int i = 0; i < count; i++) {
         if (own != NULL && strcmp(own->precision.name, stored[i].precision.name) == 0) continue;
@@ -48,9 +46,7 @@ static assay_status collect_own(assay_context *ctx, assay_plan *plan, const assa
         has_profile(plan->c, own->precision.name)) {
         plan->own[plan->own_count++] = *own;
     }
-cleanup:
-    free(stored);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const char *name)

@@ -22,22 +22,18 @@ static bool agrees(const double *stored, int fields, const double *found)
 
 assay_status assay_power_check(assay_context *ctx, assay_fixture_reader *golden, const char *path, const double *fields)
 {
-    assay_status status;
     const char *const *names = NULL;
-    double *rows = NULL;
+    OWNED double *rows = NULL;
     const int count = assay_fixture_texts(golden, "mutants", &names);
     const int stored = assay_power_fields_of(assay_fixture_find(golden, path), count);
-    TRY(assay_alloc_f64(ctx, path, (int64_t)count * stored, &rows));
-    TRY(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * stored, rows));
+    MUST(assay_alloc_f64(ctx, path, (int64_t)count * stored, &rows));
+    MUST(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * stored, rows));
     for (int i = 0; i < count; i++) {
         const double *row = rows + (int64_t)i * stored;
         const assay_mutant *mutant = assay_mutant_by_name(names[i]);
         if (mutant == NULL || agrees(row, stored, fields + (mutant - assay_mutants) * ASSAY_POWER_FIELDS)) continue;
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "%s: what it says of mutant %s is not what certification finds", path,
-                            names[i]);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: what it says of mutant %s is not what certification finds", path,
+                          names[i]);
     }
-cleanup:
-    free(rows);
-    return status;
+    return ASSAY_OK;
 }

@@ -38,10 +38,9 @@ assay_status assay_whole_make_with_checkpoints(assay_context *ctx, const assay_t
 static assay_status take_sketch(assay_context *ctx, const assay_trial *t, const assay_tensor *from,
                                 assay_tensor_set *to)
 {
-    assay_status status;
-    assay_sketch sketch = {0};
+    OWNED_BY(assay_sketch_free) assay_sketch sketch = {0};
     const int64_t above = t->plan->c->sketch_above;
-    TRY(assay_sketch_start(ctx, &from->spec, above, t->plan->c->seed, false, &sketch));
+    MUST(assay_sketch_start(ctx, &from->spec, above, t->plan->c->seed, false, &sketch));
     assay_sketch_add(&sketch, from->count, from->values, from->values);
     for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
         const assay_tensor_spec spec = assay_sketch_spec(&from->spec, above, (assay_sketch_part)part);
@@ -50,9 +49,7 @@ static assay_status take_sketch(assay_context *ctx, const assay_trial *t, const 
         memcpy(tensor->values, sketch.parts[part], (size_t)tensor->count * sizeof *tensor->values);
         tensor->written = assay_tensor_is_complete(from) ? tensor->count : 0;
     }
-cleanup:
-    assay_sketch_free(&sketch);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_whole_take(assay_context *ctx, const assay_trial *t, const assay_tensor_set *from,

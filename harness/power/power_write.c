@@ -9,16 +9,12 @@
 
 static assay_status write_fields(assay_context *ctx, const assay_power_test *found, const assay_sink *out)
 {
-    assay_status status;
     assay_tensor_spec spec;
-    double *fields = NULL;
-    TRY(assay_power_spec(ctx, found->profile->precision.name, &spec));
-    TRY(assay_alloc_f64(ctx, spec.path, assay_shape_count(&spec.shape), &fields));
+    OWNED double *fields = NULL;
+    MUST(assay_power_spec(ctx, found->profile->precision.name, &spec));
+    MUST(assay_alloc_f64(ctx, spec.path, assay_shape_count(&spec.shape), &fields));
     assay_power_fields(found, fields);
-    TRY(out->write(ctx, out->self, spec.path, assay_shape_count(&spec.shape), fields));
-cleanup:
-    free(fields);
-    return status;
+    return out->write(ctx, out->self, spec.path, assay_shape_count(&spec.shape), fields);
 }
 
 assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)

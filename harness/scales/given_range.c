@@ -87,28 +87,25 @@ cleanup:
 assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                                 assay_precision *precisions)
 {
-    assay_status status = ASSAY_OK;
     const bool exact = assay_plan_is_exact(plan) && has_scales(plan);
-    double *piece = NULL;
-    TRY(assay_alloc_f64(ctx, "piece of an input", PIECE, &piece));
+    OWNED double *piece = NULL;
+    MUST(assay_alloc_f64(ctx, "piece of an input", PIECE, &piece));
     for (int p = 0; p < plan->precision_count; p++) {
         const char *changed = NULL;
         precisions[p] = plan->precisions[p];
         if (!exact && !precisions[p].given_beyond) continue;
-        TRY(look(ctx, plan, in, &precisions[p], piece, &changed));
+        MUST(look(ctx, plan, in, &precisions[p], piece, &changed));
         if (changed == NULL) precisions[p].given = ASSAY_FLOAT64;
         if (!exact || changed == NULL) continue;
         bool others = false;
-        TRY(look_at_results(ctx, plan, in, &precisions[p], &others));
+        MUST(look_at_results(ctx, plan, in, &precisions[p], &others));
         if (!others) continue;
         char reason[ASSAY_PATH_SIZE + 128];
         snprintf(
             reason, sizeof reason,
             "%s has numbers that this profile rounds, which changes results, and an exact case has no error scales",
             changed);
-        TRY(assay_plan_lose(ctx, plan, precisions[p].name, reason));
+        MUST(assay_plan_lose(ctx, plan, precisions[p].name, reason));
     }
-cleanup:
-    free(piece);
-    return status;
+    return ASSAY_OK;
 }

@@ -74,21 +74,18 @@ static void add_squares(const assay_tensor *golden, const assay_tensor *member, 
 static assay_status draw(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
                          const assay_source *in, const assay_tensor_set *golden, assay_tensor_set *spread)
 {
-    assay_status status = ASSAY_OK;
-    assay_tensor_set member = {0};
-    for (int i = 0; i < golden->count; i++) TRY(assay_tensor_set_add(ctx, &member, &golden->items[i].spec, NULL));
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set member = {0};
+    for (int i = 0; i < golden->count; i++) MUST(assay_tensor_set_add(ctx, &member, &golden->items[i].spec, NULL));
     for (int number = 0; number < MEMBERS; number++) {
         const assay_emulation emulation = assay_ensemble_member(plan, precision, "hidden", number);
-        TRY(run_for(ctx, plan, in, &emulation, &member));
+        MUST(run_for(ctx, plan, in, &emulation, &member));
         for (int i = 0; i < golden->count; i++) add_squares(&golden->items[i], &member.items[i], &spread->items[i]);
     }
     for (int i = 0; i < spread->count; i++) {
         assay_tensor *s = &spread->items[i];
-        TRY(assay_ensemble_smooth(ctx, &s->spec.shape, MEMBERS, s->values));
+        MUST(assay_ensemble_smooth(ctx, &s->spec.shape, MEMBERS, s->values));
     }
-cleanup:
-    assay_tensor_set_free(&member);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of each h that is staged, its storage's; there its drawn spread has nothing to say. */
@@ -106,9 +103,9 @@ static assay_status take_staged(assay_context *ctx, const assay_profile *profile
 assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, const assay_precision *precision,
                                  const assay_source *in, assay_tensor_set *h, assay_tensor_set *spread)
 {
-    assay_status status = ASSAY_OK;
     assay_hidden hidden[ASSAY_MOST_HIDDEN];
-    assay_tensor_set own = {0}, *golden = h != NULL ? h : &own;
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set own = {0};
+    assay_tensor_set *golden = h != NULL ? h : &own;
     const int count = assay_made_list(&plan->list, hidden);
     const assay_profile *profile = assay_plan_profile(plan, precision->name);
     for (int i = 0; i < count; i++) {
@@ -116,16 +113,14 @@ assay_status assay_hidden_spread(assay_context *ctx, const assay_plan *plan, con
         const bool coded = hidden[i].codes != NULL;
         if (h == NULL && coded && is_staged(in, hidden[i].codes->path) && is_staged(in, hidden[i].scale->path))
             continue;
-        TRY(assay_tensor_set_add(ctx, golden, hidden[i].h, NULL));
-        TRY(add_spread(ctx, hidden[i].h, spread, &added));
+        MUST(assay_tensor_set_add(ctx, golden, hidden[i].h, NULL));
+        MUST(add_spread(ctx, hidden[i].h, spread, &added));
     }
-    if (golden->count == 0) goto cleanup;
-    TRY(run_for(ctx, plan, in, NULL, golden));
-    if (!assay_plan_is_exact(plan)) TRY(draw(ctx, plan, precision, in, golden, spread));
+    if (golden->count == 0) return ASSAY_OK;
+    MUST(run_for(ctx, plan, in, NULL, golden));
+    if (!assay_plan_is_exact(plan)) MUST(draw(ctx, plan, precision, in, golden, spread));
     for (int i = 0; h != NULL && !assay_plan_is_exact(plan) && i < count; i++)
         if (hidden[i].codes != NULL) of_three_stores(profile, &h->items[i], spread->items[i].values);
-    for (int i = 0; i < golden->count; i++) TRY(take_staged(ctx, profile, in, &golden->items[i], &spread->items[i]));
-cleanup:
-    assay_tensor_set_free(&own);
-    return status;
+    for (int i = 0; i < golden->count; i++) MUST(take_staged(ctx, profile, in, &golden->items[i], &spread->items[i]));
+    return ASSAY_OK;
 }

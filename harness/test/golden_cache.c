@@ -85,9 +85,8 @@ cleanup:
 static assay_status add_weights(assay_context *ctx, assay_sha256 *hash, const assay_inputs *inputs)
 {
     enum { PIECE = 1 << 14 };
-    assay_status status = ASSAY_OK;
-    double *piece = NULL;
-    TRY(assay_alloc_f64(ctx, "weights", PIECE, &piece));
+    OWNED double *piece = NULL;
+    MUST(assay_alloc_f64(ctx, "weights", PIECE, &piece));
     for (int i = 0; i < inputs->list->count; i++) {
         const assay_tensor_spec *spec = &inputs->list->entries[i].spec;
         const int64_t count = assay_shape_count(&spec->shape);
@@ -95,13 +94,11 @@ static assay_status add_weights(assay_context *ctx, assay_sha256 *hash, const as
         assay_sha256_add(hash, strlen(spec->path) + 1, spec->path);
         for (int64_t first = 0; first < count; first += PIECE) {
             const int64_t some = count - first < PIECE ? count - first : PIECE;
-            TRY(assay_model_weights_read(ctx, inputs->weights, spec->path, first, some, piece));
+            MUST(assay_model_weights_read(ctx, inputs->weights, spec->path, first, some, piece));
             assay_sha256_add(hash, (size_t)some * sizeof *piece, piece);
         }
     }
-cleanup:
-    free(piece);
-    return status;
+    return ASSAY_OK;
 }
 
 /* What a golden follows from. Another program may make other goldens: its code is a part of it. "" where that is not

@@ -77,18 +77,15 @@ static void scale_band(const assay_context *ctx, const blocks *b, const emulated
 /* *copy is to be freed; *o becomes the copy. */
 static assay_status scale_operand(assay_context *ctx, const blocks *b, emulated_operand *o, double **copy)
 {
-    assay_status status = ASSAY_OK;
     const int64_t bands = parts(o->rows, b->rows), width = parts(o->columns, b->columns);
-    double *scales = NULL;
-    TRY(assay_alloc_f64(ctx, "scales of an emulated product", bands * width, &scales));
-    TRY(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
+    OWNED double *scales = NULL;
+    MUST(assay_alloc_f64(ctx, "scales of an emulated product", bands * width, &scales));
+    MUST(assay_alloc_f64(ctx, "operand of an emulated product", o->rows * o->columns, copy));
 #pragma omp parallel for num_threads(ctx->threads) if (o->rows * o->columns >= EMULATED_SHARED)
     for (int64_t band = 0; band < bands; band++) scale_band(ctx, b, o, *copy, band * b->rows, scales + band * width);
     o->values = *copy;
     o->ld = o->columns;
-cleanup:
-    free(scales);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status emulated_scale_operands(assay_context *ctx, assay_matmul_args *args, double **copy_a, double **copy_b)
@@ -136,12 +133,11 @@ static void add_float32(const assay_context *ctx, const assay_matmul_args *args,
 
 assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *args, int64_t length)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = parts(args->k, length);
-    int32_t *order = NULL;
-    double *sum = NULL;
-    TRY(assay_alloc_i32(ctx, "order of blocks", count, &order));
-    TRY(assay_alloc_f64(ctx, "sum of a block", args->m * args->n, &sum));
+    OWNED int32_t *order = NULL;
+    OWNED double *sum = NULL;
+    MUST(assay_alloc_i32(ctx, "order of blocks", count, &order));
+    MUST(assay_alloc_f64(ctx, "sum of a block", args->m * args->n, &sum));
     draw_order(ctx->emulation, count, order);
     for (int64_t i = 0; i < count; i++) {
         const int64_t first = order[i] * length;
@@ -152,12 +148,9 @@ assay_status emulated_sum_blocks(assay_context *ctx, const assay_matmul_args *ar
         block.k = emulated_smaller(length, args->k - first);
         block.a += args->transpose_a ? first * args->lda : first;
         block.b += args->transpose_b ? first : first * args->ldb;
-        TRY(assay_arithmetic_reference.matmul(ctx, &block));
-        TRY(emulated_add_sum_errors(ctx, &block));
+        MUST(assay_arithmetic_reference.matmul(ctx, &block));
+        MUST(emulated_add_sum_errors(ctx, &block));
         add_float32(ctx, args, sum, i == 0 && !args->accumulate);
     }
-cleanup:
-    free(order);
-    free(sum);
-    return status;
+    return ASSAY_OK;
 }

@@ -67,35 +67,31 @@ static bool keeps_operands(const assay_emulation *emulation, const assay_matmul_
 
 static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    assay_status status = ASSAY_OK;
     assay_matmul_args rounded = *args;
     const int64_t block = emulated_accumulator_of(ctx->emulation, args->kind).kind.block;
     const bool in_float32 = has_float32_sums(ctx->emulation, args);
     const bool rounds_itself =
         in_float32 && (ctx->emulation->multiply == ASSAY_FLOAT32 || keeps_operands(ctx->emulation, args));
-    double *copy_a = NULL, *copy_b = NULL;
+    OWNED double *copy_a = NULL, *copy_b = NULL;
     if (args->k > 0 && emulated_is_scaled(ctx->emulation, args->kind)) {
-        TRY(emulated_scale_operands(ctx, &rounded, &copy_a, &copy_b));
+        MUST(emulated_scale_operands(ctx, &rounded, &copy_a, &copy_b));
     } else if (args->k > 0 && ctx->emulation->multiply != ASSAY_FLOAT64 && !rounds_itself) {
         const emulated_rounder r = emulated_storage_rounder(ctx->emulation, ctx->emulation->multiply);
         emulated_operand a = emulated_a(args), b = emulated_b(args);
-        TRY(emulated_round_operand(ctx, &r, &a, &copy_a));
-        TRY(emulated_round_operand(ctx, &r, &b, &copy_b));
+        MUST(emulated_round_operand(ctx, &r, &a, &copy_a));
+        MUST(emulated_round_operand(ctx, &r, &b, &copy_b));
         rounded.a = a.values, rounded.lda = a.ld;
         rounded.b = b.values, rounded.ldb = b.ld;
     }
     if (in_float32) {
-        TRY(float32_matmul(ctx, &rounded));
+        MUST(float32_matmul(ctx, &rounded));
     } else if (block > 0 && args->k > 0 && (block < args->k || args->accumulate)) {
-        TRY(emulated_sum_blocks(ctx, &rounded, block));
+        MUST(emulated_sum_blocks(ctx, &rounded, block));
     } else {
-        TRY(assay_arithmetic_reference.matmul(ctx, &rounded));
-        TRY(emulated_add_sum_errors(ctx, &rounded));
+        MUST(assay_arithmetic_reference.matmul(ctx, &rounded));
+        MUST(emulated_add_sum_errors(ctx, &rounded));
     }
-cleanup:
-    free(copy_a);
-    free(copy_b);
-    return status;
+    return ASSAY_OK;
 }
 
 const assay_arithmetic assay_arithmetic_emulated = {

@@ -245,13 +245,12 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
     const int64_t block_steps = even_block(args->k, BLOCK_STEPS, LINE);
     const int64_t a_size = block_rows * block_steps, b_size = kernels->tile_columns * block_steps;
     const int64_t columns = parts_of(cut.column_tiles, cut.columns) * kernels->tile_columns;
-    void *panels = NULL;
-    float *roots = NULL;
-    assay_status status = ASSAY_OK;
-    TRY(assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels));
+    OWNED void *panels = NULL;
+    OWNED float *roots = NULL;
+    MUST(assay_alloc(ctx, "matmul panels", parts * (a_size + b_size), (size_t)kernels->number, &panels));
     if (chains->ended != NULL) {
         roots = calloc((size_t)(parts * (rows + columns)), sizeof *roots);
-        if (roots == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a product's sums of squares"));
+        if (roots == NULL) MUST(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for a product's sums of squares"));
     }
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {
@@ -263,8 +262,5 @@ assay_status assay_matmul_packed(assay_context *ctx, const assay_matmul_args *ar
         work.of_columns = roots == NULL ? NULL : work.of_rows + rows;
         multiply_region(&work, block_rows, block_steps);
     }
-cleanup:
-    free(panels);
-    free(roots);
-    return status;
+    return ASSAY_OK;
 }

@@ -77,6 +77,13 @@ void assay_keep_freed_memory(void)
     (void)mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
 
+void assay_free_owned(void *pointer)
+{
+    void *memory;
+    memcpy(&memory, pointer, sizeof memory); /* a pointer to any type */
+    free(memory);
+}
+
 assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count, double **out)
 {
     return assay_alloc(ctx, what, count, sizeof **out, out);

@@ -24,15 +24,11 @@ static void move(const assay_ranks_part *part, double *buffer, bool in)
 
 static assay_status put_part(assay_context *ctx, const assay_piece *piece, int array, const assay_ranks_part *part)
 {
-    assay_status status;
-    double *buffer = NULL;
+    OWNED double *buffer = NULL;
     const int64_t count = part->rows * part->width;
-    TRY(assay_alloc_f64(ctx, "results for the first rank", count, &buffer));
+    MUST(assay_alloc_f64(ctx, "results for the first rank", count, &buffer));
     move(part, buffer, false);
-    TRY(assay_piece_put(ctx, piece, array, buffer, count * (int64_t)sizeof *buffer));
-cleanup:
-    free(buffer);
-    return status;
+    return assay_piece_put(ctx, piece, array, buffer, count * (int64_t)sizeof *buffer);
 }
 
 static assay_status work_step(assay_context *ctx, void *self, const assay_piece *piece)

@@ -1,4 +1,4 @@
-/* Status codes, the context that every library call takes, and the two control-flow macros.
+/* Status codes, the context that every library call takes, and the macros of control flow.
  *
  * A function that can fail returns assay_status and leaves one line in ctx->message saying what was wrong, where,
  * what was expected and what was found. No library below harness/ prints, exits or aborts. */
@@ -59,5 +59,11 @@ assay_status assay_fail(assay_context *ctx, assay_status status, const char *for
         const assay_status must_status = (call);                                                                       \
         if (must_status != ASSAY_OK) return must_status;                                                               \
     } while (0)
+
+/* Before a local that owns memory: it is released where its scope ends. `OWNED double *x = NULL;`, or a structure by the function
+ * that releases it: `OWNED_BY(assay_plan_free) assay_plan plan = {0};`. Each has a value from the start. */
+#define OWNED_BY(release) __attribute__((cleanup(release)))
+#define OWNED OWNED_BY(assay_free_owned)
+void assay_free_owned(void *pointer); /* what the pointer at this address points to */
 
 #endif

@@ -101,21 +101,18 @@ static void choose(int32_t *indices, const double *logits, const double *mask, i
 
 static assay_status choose_all(assay_context *ctx, const bs_call *c, int32_t *indices)
 {
-    assay_status status;
     const int64_t experts = c->run.routing.num_experts, chosen = c->run.routing.num_experts_per_tok;
     const int64_t tokens = c->run.sizes.shards * c->run.sizes.tokens;
-    double *mask = NULL;
+    OWNED double *mask = NULL;
     for (int64_t i = 0; i < tokens * experts; i++) {
         if (isfinite(c->in[0].values[i])) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/gate_logits: expected finite numbers");
     }
-    TRY(assay_alloc_f64(ctx, "mask", tokens * experts, &mask));
-    TRY(assay_expert_group_mask(ctx, mask, c->in[0].values, tokens, &c->run.routing));
+    MUST(assay_alloc_f64(ctx, "mask", tokens * experts, &mask));
+    MUST(assay_expert_group_mask(ctx, mask, c->in[0].values, tokens, &c->run.routing));
     for (int64_t t = 0; t < tokens; t++)
         choose(indices + t * chosen, c->in[0].values + t * experts, mask + t * experts, experts, chosen);
-cleanup:
-    free(mask);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The scores of a token's choices [K], and their sum. */
@@ -148,15 +145,14 @@ assay_status bs_call_expert_indices_and_weights(assay_context *ctx, bs_call *c)
 
 assay_status bs_call_expert_indices_and_weights_bwd(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     const int64_t chosen = c->run.routing.num_experts_per_tok, experts = c->run.routing.num_experts;
     const int64_t tokens = c->run.sizes.shards * c->run.sizes.tokens;
-    double *gathered = NULL;
-    int32_t *indices = NULL;
+    OWNED double *gathered = NULL;
+    OWNED int32_t *indices = NULL;
     assay_routing_rule rule = assay_routing_rule_of(&c->run.routing);
-    TRY(assay_alloc_f64(ctx, "scores of choices", 2 * chosen, &gathered));
-    TRY(assay_alloc_i32(ctx, "choices", tokens * chosen, &indices));
-    TRY(choose_all(ctx, c, indices));
+    MUST(assay_alloc_f64(ctx, "scores of choices", 2 * chosen, &gathered));
+    MUST(assay_alloc_i32(ctx, "choices", tokens * chosen, &indices));
+    MUST(choose_all(ctx, c, indices));
     memset(c->out[0].values, 0, (size_t)c->out[0].count * sizeof(double));
     for (int64_t t = 0; t < tokens; t++) {
         double *d = gathered + chosen, mean = 0;
@@ -170,10 +166,7 @@ assay_status bs_call_expert_indices_and_weights_bwd(assay_context *ctx, bs_call 
         assay_round(ctx, ASSAY_ROUND_ROUTER, chosen, d);
         for (int64_t k = 0; k < chosen; k++) c->out[0].values[t * experts + indices[t * chosen + k]] = d[k];
     }
-cleanup:
-    free(gathered);
-    free(indices);
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- a sum over shards whose gradient is quantised --- */

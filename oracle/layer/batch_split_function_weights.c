@@ -73,24 +73,21 @@ static void move_layer(const bs_call *c, int weight, int64_t layer, double *stac
 static assay_status move_weights(assay_context *ctx, bs_call *c, const bs_weights *stacked, const bs_weights *scattered,
                                  bool to_stacked)
 {
-    assay_status status;
     int64_t layer;
-    double *whole = NULL;
-    TRY(layer_of(ctx, c, &layer));
+    OWNED double *whole = NULL;
+    MUST(layer_of(ctx, c, &layer));
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         const assay_tensor_row row = bs_weight_row(&c->run, weight);
         double *all = stacked->values[weight], *parts = scattered->values[weight];
         if (all == NULL) continue;
-        TRY(assay_alloc_f64(ctx, row.name, assay_tensor_row_count(&row), &whole));
+        MUST(assay_alloc_f64(ctx, row.name, assay_tensor_row_count(&row), &whole));
         if (!to_stacked) move_layer(c, weight, layer, all, whole, false);
         bs_move_parts(&c->run, weight, whole, parts, to_stacked);
         if (to_stacked) move_layer(c, weight, layer, all, whole, true);
         free(whole);
         whole = NULL;
     }
-cleanup:
-    free(whole);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_call_extract_layer_weights(assay_context *ctx, bs_call *c)

@@ -36,49 +36,40 @@ static assay_status make_order(assay_context *ctx, const bs_run *run, int32_t **
 static assay_status gather_and_sort(assay_context *ctx, const bs_run *run, const assay_permute_dims *dims,
                                     double *sorted, const double *own, const int32_t *selected_experts)
 {
-    assay_status status = ASSAY_OK;
     const assay_shape local = assay_shape_of(2, dims->tokens / run->sizes.expert_shards, dims->emb_dim);
-    double *gathered = NULL;
-    int32_t *order = NULL;
-    TRY(bs_alloc_shards(ctx, run, "gathered rows", dims->tokens, dims->emb_dim, &gathered));
-    TRY(make_order(ctx, run, &order, selected_experts));
+    OWNED double *gathered = NULL;
+    OWNED int32_t *order = NULL;
+    MUST(bs_alloc_shards(ctx, run, "gathered rows", dims->tokens, dims->emb_dim, &gathered));
+    MUST(make_order(ctx, run, &order, selected_experts));
     assay_all_gather(ctx, gathered, own, &local, 0, run->mesh, ASSAY_AXIS_EXPERT);
     assay_sort_rows(sorted, gathered, order, run->sizes.shards, dims);
-cleanup:
-    free(gathered);
-    free(order);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Its transpose; `stored`: what is summed over shards may be stored before. */
 static assay_status unsort_and_scatter(assay_context *ctx, const bs_run *run, const assay_permute_dims *dims,
                                        bool stored, double *own, const double *sorted, const int32_t *selected_experts)
 {
-    assay_status status = ASSAY_OK;
     const assay_shape gathered = assay_shape_of(2, dims->tokens, dims->emb_dim);
-    double *sums = NULL;
-    int32_t *order = NULL;
-    TRY(bs_alloc_shards(ctx, run, "unsorted rows", dims->tokens, dims->emb_dim, &sums));
-    TRY(make_order(ctx, run, &order, selected_experts));
-    TRY(assay_unsort_rows(ctx, sums, sorted, order, run->sizes.shards, dims));
+    OWNED double *sums = NULL;
+    OWNED int32_t *order = NULL;
+    MUST(bs_alloc_shards(ctx, run, "unsorted rows", dims->tokens, dims->emb_dim, &sums));
+    MUST(make_order(ctx, run, &order, selected_experts));
+    MUST(assay_unsort_rows(ctx, sums, sorted, order, run->sizes.shards, dims));
     if (stored && run->sizes.expert_shards > 1)
         assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * assay_shape_count(&gathered), sums);
     assay_psum_scatter(ctx, own, sums, &gathered, 0, run->mesh, ASSAY_AXIS_EXPERT);
-cleanup:
-    free(sums);
-    free(order);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const int64_t copies = run->sizes.copies, experts = run->routing.num_experts, local = run->sizes.local_experts;
     const assay_shape own = assay_shape_of(1, copies / run->sizes.expert_shards);
-    int32_t *sums = NULL;
-    TRY(bs_make(ctx, run, b, MB_ROLLED));
-    TRY(bs_make(ctx, run, b, MB_OWN_COUNTS));
-    TRY(bs_alloc_shards_i32(ctx, run, "group_sizes", experts, 1, &sums));
+    OWNED int32_t *sums = NULL;
+    MUST(bs_make(ctx, run, b, MB_ROLLED));
+    MUST(bs_make(ctx, run, b, MB_OWN_COUNTS));
+    MUST(bs_alloc_shards_i32(ctx, run, "group_sizes", experts, 1, &sums));
     assay_all_gather_i32(b->indices[MB_ROLLED], b->indices[MB_CHOICES], &own, 0, run->mesh, ASSAY_AXIS_EXPERT);
     assay_psum_i32(sums, b->indices[MB_COUNTS], experts, run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
@@ -87,9 +78,7 @@ assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microba
         assay_roll_experts(ids, ids, copies, first, experts);
         memcpy(b->indices[MB_OWN_COUNTS] + shard * local, sums + shard * experts + first, (size_t)local * sizeof *sums);
     }
-cleanup:
-    free(sums);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)

@@ -169,10 +169,9 @@ void bs_move_parts(const bs_run *run, int weight, double *whole, double *scatter
 
 assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_weights *scattered, int64_t layer)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = run->stack->in;
-    double *whole = NULL;
-    TRY(refuse_foreign(ctx, run, layer));
+    OWNED double *whole = NULL;
+    MUST(refuse_foreign(ctx, run, layer));
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         char path[ASSAY_PATH_SIZE];
         const assay_tensor_row row = bs_weight_row(run, weight);
@@ -183,37 +182,32 @@ assay_status bs_extract_layer_weights(assay_context *ctx, const bs_run *run, bs_
             continue;
         }
         path_of(run, layer, "weights/", &row, path);
-        TRY(assay_alloc_f64(ctx, path, count, &whole));
-        TRY(in->read(ctx, in->self, path, 0, count, whole));
+        MUST(assay_alloc_f64(ctx, path, count, &whole));
+        MUST(in->read(ctx, in->self, path, 0, count, whole));
         bs_move_parts(run, weight, whole, scattered->values[weight], false);
         free(whole);
         whole = NULL;
     }
-cleanup:
-    free(whole);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_insert_layer_ws_grad(assay_context *ctx, const bs_run *run, const bs_weights *scattered, int64_t layer)
 {
-    assay_status status = ASSAY_OK;
     const assay_sink *out = run->stack->out;
-    double *whole = NULL;
+    OWNED double *whole = NULL;
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         char path[ASSAY_PATH_SIZE];
         const assay_tensor_row row = bs_weight_row(run, weight);
         const int64_t count = assay_tensor_row_count(&row);
         if (scattered->values[weight] == NULL) continue;
         path_of(run, layer, "gradients/weights/", &row, path);
-        TRY(assay_alloc_f64(ctx, path, count, &whole));
+        MUST(assay_alloc_f64(ctx, path, count, &whole));
         bs_move_parts(run, weight, whole, scattered->values[weight], true);
-        TRY(out->write(ctx, out->self, path, count, whole));
+        MUST(out->write(ctx, out->self, path, count, whole));
         free(whole);
         whole = NULL;
     }
-cleanup:
-    free(whole);
-    return status;
+    return ASSAY_OK;
 }
 
 void bs_drop_unwanted(const bs_run *run, bs_weights *w, int64_t layer)

@@ -132,23 +132,19 @@ static void clear_gradient(const stack_run *run, double *dx)
 /* An output without a cotangent is not differentiated. */
 static assay_status backward(assay_context *ctx, const stack_run *run, assay_batch_split *split)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = run->in;
-    double *dy = NULL;
-    TRY(assay_alloc_f64(ctx, "cotangents/y", run->size, &dy));
+    OWNED double *dy = NULL;
+    MUST(assay_alloc_f64(ctx, "cotangents/y", run->size, &dy));
     memset(dy, 0, (size_t)run->size * sizeof *dy);
-    if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
-    if (split != NULL) TRY(assay_batch_split_backward(ctx, run, split, dy));
+    if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
+    if (split != NULL) MUST(assay_batch_split_backward(ctx, run, split, dy));
     for (int64_t layer = stack_plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
-        TRY(layer_backward(ctx, run, layer, dy));
-        TRY(layer_write_boundary(ctx, run, layer, dy));
+        MUST(layer_backward(ctx, run, layer, dy));
+        MUST(layer_write_boundary(ctx, run, layer, dy));
     }
     clear_gradient(run, dy);
-    TRY(assay_write_result(ctx, run->out, "gradients/inputs/x", run->size, dy));
-    TRY(write_report(ctx, run));
-cleanup:
-    free(dy);
-    return status;
+    MUST(assay_write_result(ctx, run->out, "gradients/inputs/x", run->size, dy));
+    return write_report(ctx, run);
 }
 
 static assay_status begin(assay_context *ctx, stack_run *run, double **x)

@@ -191,18 +191,14 @@ assay_status assay_schedule_check_barriers(assay_context *ctx, const int32_t *ev
                                            const assay_schedule_dims *dims, const int32_t *barriers)
 {
     enum { FIELDS = ASSAY_BARRIER_FIELDS };
-    assay_status status;
     const int64_t barrier_count = assay_schedule_barrier_count(dims);
-    int32_t *wanted = NULL, *found = NULL;
-    TRY(assay_alloc_i32(ctx, "schedule/barriers", barrier_count * FIELDS, &wanted));
-    TRY(assay_alloc_i32(ctx, "schedule/barriers", barrier_count * FIELDS, &found));
-    TRY(assay_schedule_barriers(ctx, events, count, dims, wanted));
+    OWNED int32_t *wanted = NULL, *found = NULL;
+    MUST(assay_alloc_i32(ctx, "schedule/barriers", barrier_count * FIELDS, &wanted));
+    MUST(assay_alloc_i32(ctx, "schedule/barriers", barrier_count * FIELDS, &found));
+    MUST(assay_schedule_barriers(ctx, events, count, dims, wanted));
     memcpy(found, barriers, (size_t)(barrier_count * FIELDS) * sizeof *found);
     qsort(wanted, (size_t)barrier_count, FIELDS * sizeof *wanted, by_positions);
     qsort(found, (size_t)barrier_count, FIELDS * sizeof *found, by_positions);
-    for (int64_t i = 0; i < barrier_count; i++) TRY(hold(ctx, events, wanted + i * FIELDS, found + i * FIELDS));
-cleanup:
-    free(wanted);
-    free(found);
-    return status;
+    for (int64_t i = 0; i < barrier_count; i++) MUST(hold(ctx, events, wanted + i * FIELDS, found + i * FIELDS));
+    return ASSAY_OK;
 }

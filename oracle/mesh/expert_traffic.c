@@ -111,11 +111,10 @@ static void count_rows(int32_t *sizes, const assay_local_permute_args *args)
 assay_status assay_local_permute(assay_context *ctx, int32_t *local_sorted_indices, int32_t *local_group_sizes,
                                  int32_t *sorted_expert_ids, const assay_local_permute_args *args)
 {
-    assay_status status = ASSAY_OK;
     const int64_t local = args->local_experts;
-    int32_t *labels = NULL, *places = NULL;
-    TRY(assay_alloc_i32(ctx, "experts of rows", args->rows, &labels));
-    TRY(assay_alloc_i32(ctx, "places of rows", local + 2, &places));
+    OWNED int32_t *labels = NULL, *places = NULL;
+    MUST(assay_alloc_i32(ctx, "experts of rows", args->rows, &labels));
+    MUST(assay_alloc_i32(ctx, "places of rows", local + 2, &places));
     label_rows(labels, args);
     count_rows(local_group_sizes, args);
     memset(places, 0, (size_t)(local + 2) * sizeof *places);
@@ -126,8 +125,5 @@ assay_status assay_local_permute(assay_context *ctx, int32_t *local_sorted_indic
         local_sorted_indices[place] = (int32_t)row;
         if (sorted_expert_ids != NULL) sorted_expert_ids[place] = labels[row];
     }
-cleanup:
-    free(labels);
-    free(places);
-    return status;
+    return ASSAY_OK;
 }

@@ -29,17 +29,16 @@ assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *d
                                                    const assay_psum_scatter_dims *dims, const assay_mesh *mesh,
                                                    assay_mesh_axis axis, const assay_recipe_config *config)
 {
-    assay_status status = ASSAY_OK;
     const assay_quant_recipe *r = config->recipe;
     const int64_t count = dims->rows * dims->columns, parts = assay_mesh_size(mesh, axis);
     const int64_t shards = assay_mesh_shards(mesh);
-    double *codes = NULL, *scale = NULL;
-    TRY(assay_alloc_f64(ctx, "codes", shards * count, &codes));
-    TRY(assay_alloc_f64(ctx, "scales", shards * count, &scale));
+    OWNED double *codes = NULL, *scale = NULL;
+    MUST(assay_alloc_f64(ctx, "codes", shards * count, &codes));
+    MUST(assay_alloc_f64(ctx, "scales", shards * count, &scale));
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t first = shard * count;
-        TRY(assay_recipe_codes(ctx, codes + first, scale + first, dy + first, dims->rows, dims->columns,
-                               r == NULL ? NULL : &r->dx_dy, &config->dy, config));
+        MUST(assay_recipe_codes(ctx, codes + first, scale + first, dy + first, dims->rows, dims->columns,
+                                r == NULL ? NULL : &r->dx_dy, &config->dy, config));
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < shards * parts * count; i++) {
@@ -52,8 +51,5 @@ assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *d
             of = shard * count + place / dims->columns / parts * dims->columns + place % dims->columns;
         dx[i] = codes[from] * scale[of];
     }
-cleanup:
-    free(codes);
-    free(scale);
-    return status;
+    return ASSAY_OK;
 }

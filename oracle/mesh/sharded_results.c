@@ -98,12 +98,11 @@ static assay_status write_loss(assay_context *ctx, const sharded_run *run, int r
 /* Means over chunks. */
 static assay_status write_updates(assay_context *ctx, const sharded_run *run)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const int64_t experts = run->routing.num_experts;
     const double chunks = (double)s->chunks;
-    double *updates = NULL;
-    TRY(assay_alloc_f64(ctx, "bias updates of a shard", experts, &updates));
+    OWNED double *updates = NULL;
+    MUST(assay_alloc_f64(ctx, "bias updates of a shard", experts, &updates));
     for (int64_t device = 0; device < devices(run); device++) {
         memset(updates, 0, (size_t)experts * sizeof *updates);
         for (int64_t c = 0; c < s->chunks; c++) {
@@ -111,11 +110,9 @@ static assay_status write_updates(assay_context *ctx, const sharded_run *run)
             if (routing->bias_updates != NULL) assay_add_scaled(ctx, experts, 1, routing->bias_updates, updates);
         }
         for (int64_t e = 0; e < experts; e++) updates[e] /= chunks;
-        TRY(moe_write(ctx, &run->block->results, MOE_BIAS_UPDATES, experts, updates));
+        MUST(moe_write(ctx, &run->block->results, MOE_BIAS_UPDATES, experts, updates));
     }
-cleanup:
-    free(updates);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run)

@@ -47,16 +47,12 @@ assay_status sharded_given_backward(assay_context *ctx, moe_block *block, double
 
 assay_status sharded_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)
 {
-    assay_status status = ASSAY_OK;
     const sharded_run *run = block->placed;
     const int64_t experts = run->permute.experts;
-    double *parts = NULL, *d_routed = NULL;
-    TRY(assay_alloc_f64(ctx, "d_logits of shards", run->sizes.shards * run->permute.tokens * experts, &d_routed));
-    TRY(assay_alloc_f64(ctx, "gradients of the gate", 2 * experts, &parts));
+    OWNED double *parts = NULL, *d_routed = NULL;
+    MUST(assay_alloc_f64(ctx, "d_logits of shards", run->sizes.shards * run->permute.tokens * experts, &d_routed));
+    MUST(assay_alloc_f64(ctx, "gradients of the gate", 2 * experts, &parts));
     const gate_sums sums = {d_bias, d_bias == NULL ? NULL : parts, d_scale, d_scale == NULL ? NULL : parts + experts};
-    for (int64_t c = 0; c < run->sizes.chunks; c++) TRY(backward_chunk(ctx, run, c, d_routed, &sums));
-cleanup:
-    free(parts);
-    free(d_routed);
-    return status;
+    for (int64_t c = 0; c < run->sizes.chunks; c++) MUST(backward_chunk(ctx, run, c, d_routed, &sums));
+    return ASSAY_OK;
 }

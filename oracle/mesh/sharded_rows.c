@@ -38,9 +38,8 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
     const assay_shape shape = assay_shape_of(3, s->batch, s->sequence, width);
     const int64_t count = assay_shape_count(&shape), batch = run->block->config->routing.batch;
     const int64_t chunk = s->sequence * width, alike = s->shards / s->owners;
-    double *part = NULL;
-    assay_status status = ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "a chunk of the tokens", batch * chunk, &part));
+    OWNED double *part = NULL;
+    MUST(assay_alloc_f64(ctx, "a chunk of the tokens", batch * chunk, &part));
     if (s->expert_shards > 1 && (run->sharding->ring_of_experts || alike > 1))
         assay_round(ctx, rounding, s->shards * count, routed);
     if (run->sharding->ring_of_experts) {
@@ -55,9 +54,7 @@ assay_status sharded_collect(assay_context *ctx, const sharded_run *run, int64_t
     }
     for (int64_t row = 0; row < batch; row++)
         memcpy(whole + chunk_at(run, c, row, (size_t)width), part + row * chunk, (size_t)chunk * sizeof *part);
-cleanup:
-    free(part);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Whether copies stay on the shard that sorted them, where its experts' rows come first; fused_moe_func: where they lie

@@ -17,17 +17,16 @@ static void ragged_row(const sharded_run *run, const assay_ragged_params *params
 /* Who sends what to whom, once all group sizes are known. */
 static assay_status count_traffic(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const assay_mesh *mesh = &run->mesh;
     const int64_t peers = s->expert_shards, local = s->local_experts;
     const assay_shape row = assay_shape_of(2, (int64_t)1, peers);
-    int32_t *truncated = NULL;
-    TRY(assay_alloc_i32(ctx, "reshaped_group_sizes", s->shards * peers, &chunk->reshaped_group_sizes));
-    TRY(assay_alloc_i32(ctx, "all_shards_group_sizes", s->shards * peers * peers, &chunk->all_shards_group_sizes));
-    TRY(assay_alloc_i32(ctx, "truncated traffic", peers * peers, &truncated));
-    TRY(assay_ragged_params_alloc(ctx, &chunk->dispatch, mesh, ASSAY_AXIS_EXPERT));
-    TRY(assay_ragged_params_alloc(ctx, &chunk->combine, mesh, ASSAY_AXIS_EXPERT));
+    OWNED int32_t *truncated = NULL;
+    MUST(assay_alloc_i32(ctx, "reshaped_group_sizes", s->shards * peers, &chunk->reshaped_group_sizes));
+    MUST(assay_alloc_i32(ctx, "all_shards_group_sizes", s->shards * peers * peers, &chunk->all_shards_group_sizes));
+    MUST(assay_alloc_i32(ctx, "truncated traffic", peers * peers, &truncated));
+    MUST(assay_ragged_params_alloc(ctx, &chunk->dispatch, mesh, ASSAY_AXIS_EXPERT));
+    MUST(assay_ragged_params_alloc(ctx, &chunk->combine, mesh, ASSAY_AXIS_EXPERT));
     for (int64_t i = 0; i < s->shards * peers; i++) {
         int32_t sum = 0;
         for (int64_t e = 0; e < local; e++) sum += chunk->group_sizes[i * local + e];
@@ -47,22 +46,19 @@ static assay_status count_traffic(assay_context *ctx, sharded_run *run, sharded_
         traffic.direction = ASSAY_COMBINE;
         ragged_row(run, &chunk->combine, shard, &traffic, truncated);
     }
-cleanup:
-    free(truncated);
-    return status;
+    return ASSAY_OK;
 }
 
 /* How each shard sorts what it receives. */
 static assay_status sort_locally(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const int64_t peers = s->expert_shards, experts = run->permute.experts;
     const assay_shape row = assay_shape_of(2, (int64_t)1, experts);
-    int32_t *all_sizes = NULL, *sorted_experts = NULL;
-    TRY(assay_alloc_i32(ctx, "local_sorted_indices", s->shards * s->buffer, &chunk->local_sorted_indices));
-    TRY(assay_alloc_i32(ctx, "group sizes of all senders", s->shards * peers * experts, &all_sizes));
-    TRY(assay_alloc_i32(ctx, "sorted experts", s->copies, &sorted_experts));
+    OWNED int32_t *all_sizes = NULL, *sorted_experts = NULL;
+    MUST(assay_alloc_i32(ctx, "local_sorted_indices", s->shards * s->buffer, &chunk->local_sorted_indices));
+    MUST(assay_alloc_i32(ctx, "group sizes of all senders", s->shards * peers * experts, &all_sizes));
+    MUST(assay_alloc_i32(ctx, "sorted experts", s->copies, &sorted_experts));
     assay_all_gather_i32(all_sizes, chunk->group_sizes, &row, 0, &run->mesh, ASSAY_AXIS_EXPERT);
     for (int64_t shard = 0; shard < s->shards; shard++) {
         for (int64_t i = 0; i < s->copies; i++) {
@@ -81,13 +77,10 @@ static assay_status sort_locally(assay_context *ctx, sharded_run *run, sharded_c
             .sorted_experts = s->batch_sharded ? NULL : sorted_experts,
             .truncate = s->batch_sharded && run->sharding->ragged_buffer_factor > 0,
         };
-        TRY(assay_local_permute(ctx, chunk->local_sorted_indices + shard * s->buffer,
-                                chunk->local_group_sizes + shard * s->local_experts, NULL, &args));
+        MUST(assay_local_permute(ctx, chunk->local_sorted_indices + shard * s->buffer,
+                                 chunk->local_group_sizes + shard * s->local_experts, NULL, &args));
     }
-cleanup:
-    free(all_sizes);
-    free(sorted_experts);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status sharded_plan_traffic(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)

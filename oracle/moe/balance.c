@@ -45,12 +45,12 @@ void assay_balance_density(double *density, const int32_t *selected_experts, con
 assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const double *probabilities, const double *density,
                                 const assay_routing_config *config)
 {
-    assay_status status = ASSAY_OK;
     const assay_routing_config of = assay_balance_sequences(config);
     const int64_t experts = of.num_experts, sequence = of.sequence;
-    double *sums = NULL; /* of the probabilities of one sequence */
+    OWNED double *sums = NULL; /* of the probabilities of one sequence */
+    ;
     double total = 0.0;
-    TRY(assay_alloc_f64(ctx, "load balance: mean probabilities", experts, &sums));
+    MUST(assay_alloc_f64(ctx, "load balance: mean probabilities", experts, &sums));
     for (int64_t b = 0; b < of.batch; b++) {
         assay_column_sums(ctx, sums, sequence, experts, experts, probabilities + b * sequence * experts);
         for (int64_t e = 0; e < experts; e++) sums[e] /= (double)sequence;
@@ -63,9 +63,7 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
     mean *= (double)experts * (double)experts;
     assay_round(ctx, ASSAY_ROUND_ROUTER, 1, &mean);
     *lb_loss = mean * config->load_balance_loss_weight;
-cleanup:
-    free(sums);
-    return status;
+    return ASSAY_OK;
 }
 
 double assay_balance_coefficient(const assay_routing_config *config)

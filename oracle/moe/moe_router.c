@@ -80,15 +80,11 @@ assay_status moe_write_selecting(assay_context *ctx, const moe_block *block, con
                                  int64_t first, int64_t tokens, const assay_routing_config *config)
 {
     static const char path[] = "routing/biased_scores";
-    assay_status status = ASSAY_OK;
-    double *selecting = NULL;
+    OWNED double *selecting = NULL;
     if (!assay_wants(block->results.out, path) || inputs->logits == NULL) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "biased scores", tokens * block->experts, &selecting));
-    TRY(assay_routing_selecting(ctx, selecting, inputs, first, tokens, config));
-    TRY(assay_write_result(ctx, block->results.out, path, tokens * block->experts, selecting));
-cleanup:
-    free(selecting);
-    return status;
+    MUST(assay_alloc_f64(ctx, "biased scores", tokens * block->experts, &selecting));
+    MUST(assay_routing_selecting(ctx, selecting, inputs, first, tokens, config));
+    return assay_write_result(ctx, block->results.out, path, tokens * block->experts, selecting);
 }
 
 /* The gate is no part of what is sharded by expert: the logits of all tokens are one product. */
@@ -116,67 +112,53 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
 assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *block, int result, const double *d,
                                        int64_t columns, assay_product kind)
 {
-    assay_status status = ASSAY_OK;
     const int64_t owners = block->split.owners, tokens = block->tokens / owners, dim = block->emb_dim;
-    double *gradient = NULL, *part = NULL;
+    OWNED double *gradient = NULL, *part = NULL;
     if (!moe_wants(&block->results, result)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "gradient of a gate's kernel", dim * columns, &gradient));
-    if (owners > 1) TRY(assay_alloc_f64(ctx, "gradient of a gate's kernel, of a shard", dim * columns, &part));
+    MUST(assay_alloc_f64(ctx, "gradient of a gate's kernel", dim * columns, &gradient));
+    if (owners > 1) MUST(assay_alloc_f64(ctx, "gradient of a gate's kernel, of a shard", dim * columns, &part));
     for (int64_t owner = 0; owner < owners; owner++) {
         const int64_t first = owner * tokens;
         assay_matmul_args args = assay_product_atb(owner == 0 ? gradient : part, block->x + first * dim,
                                                    d + first * columns, dim, columns, tokens);
         args.kind = kind;
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
         if (owner > 0) moe_join(ctx, dim * columns, gradient, part);
     }
-    TRY(moe_write(ctx, &block->results, result, dim * columns, gradient));
-cleanup:
-    free(gradient);
-    free(part);
-    return status;
+    return moe_write(ctx, &block->results, result, dim * columns, gradient);
 }
 
 static assay_status given_backward(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const int64_t choices = block->tokens * block->per_token;
-    double *d_weights = NULL;
-    TRY(assay_alloc_f64(ctx, "gradients/inputs/routing_weights", choices, &d_weights));
-    TRY(block->placement->given_backward(ctx, block, d_weights));
-    TRY(moe_write(ctx, &block->results, MOE_DROUTING_WEIGHTS, choices, d_weights));
-cleanup:
-    free(d_weights);
-    return status;
+    OWNED double *d_weights = NULL;
+    MUST(assay_alloc_f64(ctx, "gradients/inputs/routing_weights", choices, &d_weights));
+    MUST(block->placement->given_backward(ctx, block, d_weights));
+    return moe_write(ctx, &block->results, MOE_DROUTING_WEIGHTS, choices, d_weights);
 }
 
 assay_status moe_router_backward(assay_context *ctx, moe_block *block)
 {
     if (block->router.given_weights != NULL) return given_backward(ctx, block);
-    assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const moe_results *r = &block->results;
     const int64_t count = block->tokens * block->emb_dim;
-    double *d_bias = NULL, *d_scale = NULL, *dx = NULL;
-    TRY(assay_alloc_f64(ctx, "d_logits", block->tokens * block->experts, &router->d_logits));
-    if (router->bias != NULL) TRY(assay_alloc_f64(ctx, "d_bias", block->experts, &d_bias));
-    if (router->per_expert_scale != NULL) TRY(assay_alloc_f64(ctx, "d_per_expert_scale", block->experts, &d_scale));
-    TRY(block->placement->route_backward(ctx, block, d_bias, d_scale));
-    TRY(moe_write(ctx, r, MOE_DBIAS, block->experts, d_bias));
-    TRY(moe_write(ctx, r, MOE_DSCALE, block->experts, d_scale));
-    TRY(moe_write_kernel_gradient(ctx, block, MOE_DKERNEL, router->d_logits, block->experts, ASSAY_PRODUCT_ROUTER));
+    OWNED double *d_bias = NULL, *d_scale = NULL, *dx = NULL;
+    MUST(assay_alloc_f64(ctx, "d_logits", block->tokens * block->experts, &router->d_logits));
+    if (router->bias != NULL) MUST(assay_alloc_f64(ctx, "d_bias", block->experts, &d_bias));
+    if (router->per_expert_scale != NULL) MUST(assay_alloc_f64(ctx, "d_per_expert_scale", block->experts, &d_scale));
+    MUST(block->placement->route_backward(ctx, block, d_bias, d_scale));
+    MUST(moe_write(ctx, r, MOE_DBIAS, block->experts, d_bias));
+    MUST(moe_write(ctx, r, MOE_DSCALE, block->experts, d_scale));
+    MUST(moe_write_kernel_gradient(ctx, block, MOE_DKERNEL, router->d_logits, block->experts, ASSAY_PRODUCT_ROUTER));
     if (block->need_dx) {
-        TRY(assay_alloc_f64(ctx, "dx of the router", count, &dx));
+        MUST(assay_alloc_f64(ctx, "dx of the router", count, &dx));
         const assay_matmul_args args = moe_dx_product(block, dx);
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
     }
-    if (block->observer != NULL) TRY(block->observer->router(ctx, block->observer->self, block, dx));
+    if (block->observer != NULL) MUST(block->observer->router(ctx, block->observer->self, block, dx));
     if (block->need_dx) moe_join(ctx, count, block->dx, dx); /* block->dx is that of the experts so far */
-cleanup:
-    free(d_bias);
-    free(d_scale);
-    free(dx);
-    return status;
+    return ASSAY_OK;
 }
 
 void moe_router_free(moe_router *router)

@@ -37,21 +37,19 @@ static assay_status count_groups(assay_context *ctx, int32_t *group_sizes, const
 assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *group_sizes,
                                  const int32_t *selected_experts, const assay_permute_dims *dims)
 {
-    assay_status status = ASSAY_OK;
     int64_t copies = 0;
-    int32_t *next = NULL; /* where the next copy of each expert goes */
-    TRY(count_copies(ctx, dims, &copies));
-    TRY(count_groups(ctx, group_sizes, selected_experts, copies, dims));
-    TRY(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));
+    OWNED int32_t *next = NULL; /* where the next copy of each expert goes */
+    ;
+    MUST(count_copies(ctx, dims, &copies));
+    MUST(count_groups(ctx, group_sizes, selected_experts, copies, dims));
+    MUST(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));
     int64_t sorted = 0;
     for (int64_t e = 0; e < dims->experts; sorted += group_sizes[e], e++) next[e] = (int32_t)sorted;
     for (int64_t i = 0; i < copies; i++) {
         if (selected_experts[i] != ASSAY_NO_EXPERT) order[next[selected_experts[i]]++] = (int32_t)i;
     }
     for (int64_t j = sorted; j < copies; j++) order[j] = ASSAY_NO_EXPERT;
-cleanup:
-    free(next);
-    return status;
+    return ASSAY_OK;
 }
 
 /* place[copy]: where the order has it first, -1 where it has not. */
@@ -81,52 +79,44 @@ assay_status assay_permute_check_order(assay_context *ctx, const char *path, con
                                        const int32_t *expert_of, const int32_t *group_sizes,
                                        const assay_permute_dims *dims)
 {
-    assay_status status;
     int64_t copies = 0, group = -1, end = 0;
-    int32_t *place = NULL;
-    TRY(count_copies(ctx, dims, &copies));
-    TRY(assay_alloc_i32(ctx, path, copies, &place));
-    TRY(place_copies(ctx, path, order, copies, dims->experts_per_token, place));
+    OWNED int32_t *place = NULL;
+    MUST(count_copies(ctx, dims, &copies));
+    MUST(assay_alloc_i32(ctx, path, copies, &place));
+    MUST(place_copies(ctx, path, order, copies, dims->experts_per_token, place));
     for (int64_t j = 0; j < copies; j++) {
         while (j >= end && group + 1 < dims->experts) end += group_sizes[++group];
         if (expert_of[order[j]] == group) continue;
-        status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "%s[%" PRId64 "] is %" PRId32 " (token %" PRId64 ", slot %" PRId64 ") of expert %" PRId32
-                            ", among the rows of expert %" PRId64,
-                            path, j, order[j], order[j] / dims->experts_per_token, order[j] % dims->experts_per_token,
-                            expert_of[order[j]], group);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s[%" PRId64 "] is %" PRId32 " (token %" PRId64 ", slot %" PRId64 ") of expert %" PRId32
+                          ", among the rows of expert %" PRId64,
+                          path, j, order[j], order[j] / dims->experts_per_token, order[j] % dims->experts_per_token,
+                          expert_of[order[j]], group);
     }
-cleanup:
-    free(place);
-    return status;
+    return ASSAY_OK;
 }
 
 /* place[order[j]] = j, -1 of a choice that no row is of; *place is allocated. */
 static assay_status invert(assay_context *ctx, int32_t **place, const int32_t *order, const assay_permute_dims *dims)
 {
-    assay_status status = ASSAY_OK;
     int64_t copies = 0;
-    int32_t *inverse = NULL;
-    TRY(count_copies(ctx, dims, &copies));
-    TRY(assay_alloc_i32(ctx, "inverse order", copies, &inverse));
+    OWNED int32_t *inverse = NULL;
+    MUST(count_copies(ctx, dims, &copies));
+    MUST(assay_alloc_i32(ctx, "inverse order", copies, &inverse));
     for (int64_t i = 0; i < copies; i++) inverse[i] = -1;
     for (int64_t j = 0; j < copies; j++) {
         if (order[j] == ASSAY_NO_EXPERT) continue;
         if (order[j] < 0 || order[j] >= copies || inverse[order[j]] >= 0) {
-            status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                                "sorted_selected_experts[%" PRId64 "] is %" PRId32
-                                ", expected each number from 0 to %" PRId64 " once, or -1",
-                                j, order[j], copies - 1);
-            goto cleanup;
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "sorted_selected_experts[%" PRId64 "] is %" PRId32
+                              ", expected each number from 0 to %" PRId64 " once, or -1",
+                              j, order[j], copies - 1);
         }
         inverse[order[j]] = (int32_t)j;
     }
     *place = inverse;
+    inverse = NULL;
     return ASSAY_OK;
-cleanup:
-    free(inverse);
-    return status;
 }
 
 void assay_permute_forward(double *sorted_inputs, const double *x, const int32_t *order, const assay_permute_dims *dims)

@@ -74,19 +74,16 @@ static assay_status read_f64(assay_context *ctx, void *self, const char *path, i
 {
     const assay_prefused *p = self;
     row_layout row;
-    double *laid_out = NULL;
-    assay_status status = ASSAY_OK;
-    TRY(p->in->read(ctx, p->in->self, path, first, count, out));
+    OWNED double *laid_out = NULL;
+    MUST(p->in->read(ctx, p->in->self, path, first, count, out));
     if (!assay_path_is_prefused(path)) return ASSAY_OK;
-    TRY(find_layout(ctx, p, path, first, count, &row));
-    TRY(assay_alloc_f64(ctx, "a row of gate and up", 2 * row.hidden, &laid_out));
+    MUST(find_layout(ctx, p, path, first, count, &row));
+    MUST(assay_alloc_f64(ctx, "a row of gate and up", 2 * row.hidden, &laid_out));
     for (int64_t i = 0; i < count; i += 2 * row.hidden) {
         memcpy(laid_out, out + i, (size_t)(2 * row.hidden) * sizeof *out);
         assay_prefuse_whole(out + i, laid_out, 1, row.hidden, row.shards);
     }
-cleanup:
-    free(laid_out);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
@@ -111,20 +108,17 @@ static assay_status write_f64(assay_context *ctx, void *self, const char *path, 
 {
     const assay_prefused *p = self;
     row_layout row;
-    double *laid_out = NULL;
-    assay_status status = ASSAY_OK;
+    OWNED double *laid_out = NULL;
     if (!assay_path_is_prefused(path)) return p->out->write(ctx, p->out->self, path, count, values);
-    TRY(find_layout(ctx, p, path, 0, count, &row));
+    MUST(find_layout(ctx, p, path, 0, count, &row));
     const int64_t width = 2 * row.hidden, block = width < BLOCK ? BLOCK / width * width : width;
-    TRY(assay_alloc_f64(ctx, "rows of gate and up", count < block ? count : block, &laid_out));
+    MUST(assay_alloc_f64(ctx, "rows of gate and up", count < block ? count : block, &laid_out));
     for (int64_t i = 0; i < count; i += block) {
         const int64_t numbers = count - i < block ? count - i : block;
         assay_prefuse_for_shards(laid_out, values + i, numbers / width, row.hidden, row.shards);
-        TRY(p->out->write(ctx, p->out->self, path, numbers, laid_out));
+        MUST(p->out->write(ctx, p->out->self, path, numbers, laid_out));
     }
-cleanup:
-    free(laid_out);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_i32(assay_context *ctx, void *self, const char *path, int64_t count, const int32_t *values)

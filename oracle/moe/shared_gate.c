@@ -45,26 +45,22 @@ void moe_shared_gate_weigh(const assay_context *ctx, const moe_shared_gate *g, c
 assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate *g, const moe_block *block,
                                       const double *y, double *dx)
 {
-    assay_status status = ASSAY_OK;
     const int64_t tokens = block->tokens, dim = block->emb_dim;
-    double *d_logits = NULL, *dx_gate = NULL;
-    TRY(assay_alloc_f64(ctx, "d_logits of the shared expert's gate", tokens, &d_logits));
+    OWNED double *d_logits = NULL, *dx_gate = NULL;
+    MUST(assay_alloc_f64(ctx, "d_logits of the shared expert's gate", tokens, &d_logits));
     for (int64_t t = 0; t < tokens; t++) {
         double d_gate = 0;
         const assay_matmul_args dot = assay_product_ab(&d_gate, y + t * dim, block->dy + t * dim, 1, 1, dim);
-        TRY(assay_matmul(ctx, &dot));
+        MUST(assay_matmul(ctx, &dot));
         assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &d_gate);
         d_logits[t] = d_gate * assay_sigmoid_slope(ctx, g->logits[t], g->gate[t]);
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, d_logits);
-    TRY(moe_write_kernel_gradient(ctx, block, MOE_DSHARED_GATE, d_logits, 1, ASSAY_PRODUCT_OTHER));
-    if (dx == NULL) goto cleanup;
-    TRY(assay_alloc_f64(ctx, "dx of the shared expert's gate", tokens * dim, &dx_gate));
+    MUST(moe_write_kernel_gradient(ctx, block, MOE_DSHARED_GATE, d_logits, 1, ASSAY_PRODUCT_OTHER));
+    if (dx == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "dx of the shared expert's gate", tokens * dim, &dx_gate));
     const assay_matmul_args args = assay_product_ab(dx_gate, d_logits, g->kernel, tokens, dim, 1);
-    TRY(assay_matmul(ctx, &args));
+    MUST(assay_matmul(ctx, &args));
     moe_join(ctx, tokens * dim, dx, dx_gate);
-cleanup:
-    free(d_logits);
-    free(dx_gate);
-    return status;
+    return ASSAY_OK;
 }

@@ -32,27 +32,22 @@ static assay_status store(assay_context *ctx, quantiser *q, int64_t count, doubl
 static assay_status quantise_part(assay_context *ctx, const quantiser *q, const assay_block_format *format,
                                   const double *x, int64_t rows, int64_t columns, double *numbers)
 {
-    assay_status status;
     assay_quantize_config config = assay_quantize_default(format, rows, columns);
-    double *codes = NULL, *scale = NULL;
-    int32_t *code_bits = NULL, *scale_bits = NULL, none = 0;
+    OWNED double *codes = NULL, *scale = NULL;
+    OWNED int32_t *code_bits = NULL, *scale_bits = NULL;
+    int32_t none = 0;
     if (q->config->powers) config.rounding = ASSAY_SCALE_UP;
     const int64_t scales = assay_quantize_scales(&config);
-    TRY(assay_alloc_f64(ctx, "codes", rows * columns, &codes));
-    TRY(assay_alloc_f64(ctx, "scales", scales, &scale));
-    TRY(assay_alloc_i32(ctx, "codes", rows * columns, &code_bits));
-    TRY(assay_alloc_i32(ctx, "scales", scales, &scale_bits));
+    MUST(assay_alloc_f64(ctx, "codes", rows * columns, &codes));
+    MUST(assay_alloc_f64(ctx, "scales", scales, &scale));
+    MUST(assay_alloc_i32(ctx, "codes", rows * columns, &code_bits));
+    MUST(assay_alloc_i32(ctx, "scales", scales, &scale_bits));
     assay_dtype_round_many(ASSAY_FLOAT32, rows * columns, x, numbers);
-    TRY(assay_quantize(ctx, code_bits, scale_bits, &none, numbers, &config));
+    MUST(assay_quantize(ctx, code_bits, scale_bits, &none, numbers, &config));
     assay_quantised_decode(ctx, format->element, rows * columns, code_bits, codes);
     assay_quantised_decode(ctx, format->scale, scales, scale_bits, scale);
     assay_dequantize(ctx, numbers, codes, scale, NULL, &config);
-cleanup:
-    free(codes);
-    free(scale);
-    free(code_bits);
-    free(scale_bits);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Blocks begin anew with each group. */
@@ -98,12 +93,11 @@ assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale
                                 int64_t columns, const assay_recipe_operand *how, const assay_calibration *calibration,
                                 const assay_recipe_config *config)
 {
-    assay_status status;
-    double *largest = NULL;
+    OWNED double *largest = NULL;
     const bool none = how == NULL || how->scales == ASSAY_SCALES_NONE;
     const bool by_row = none || how->scales == ASSAY_SCALES_ROWS;
     const int64_t count = rows * columns;
-    TRY(assay_alloc_f64(ctx, "scales", by_row ? rows : columns, &largest));
+    MUST(assay_alloc_f64(ctx, "scales", by_row ? rows : columns, &largest));
     for (int64_t i = 0; i < (by_row ? rows : columns); i++) largest[i] = 0;
     for (int64_t i = 0; i < count; i++) {
         double *of = &largest[by_row ? i / columns : i % columns];
@@ -114,9 +108,7 @@ assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale
         scale[i] = none ? 1 : scale_of(config, how, calibration, largest[by_row ? i / columns : i % columns]);
         codes[i] = none ? x[i] : code_of(config, how->element, x[i], scale[i]);
     }
-cleanup:
-    free(largest);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,

@@ -8,26 +8,22 @@
 assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h, const double *spread,
                               const assay_gated_mlp_config *config)
 {
-    assay_status status;
     assay_quantize_config q = config->hidden;
     const int64_t count = config->rows * config->mlp_dim,
                   scales = config->rows * assay_block_count(config->mlp_dim, q.format->columns);
-    double *moved = NULL;
-    int32_t *bits = NULL, *scale_bits = NULL, of_tensor = 0;
+    OWNED double *moved = NULL;
+    OWNED int32_t *bits = NULL, *scale_bits = NULL;
+    int32_t of_tensor = 0;
     q.rows = config->rows;
     q.columns = config->mlp_dim;
-    TRY(assay_alloc_f64(ctx, "h that is quantised", count, &moved));
-    TRY(assay_alloc_i32(ctx, "codes of h", count, &bits));
-    TRY(assay_alloc_i32(ctx, "scales of h", scales, &scale_bits));
+    MUST(assay_alloc_f64(ctx, "h that is quantised", count, &moved));
+    MUST(assay_alloc_i32(ctx, "codes of h", count, &bits));
+    MUST(assay_alloc_i32(ctx, "scales of h", scales, &scale_bits));
     assay_spread_move(ctx, count, h, spread, moved);
-    TRY(assay_quantize(ctx, bits, scale_bits, &of_tensor, moved, &q));
+    MUST(assay_quantize(ctx, bits, scale_bits, &of_tensor, moved, &q));
     assay_quantised_decode(ctx, q.format->element, count, bits, codes);
     assay_quantised_decode(ctx, q.format->scale, scales, scale_bits, scale);
-cleanup:
-    free(moved);
-    free(bits);
-    free(scale_bits);
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,

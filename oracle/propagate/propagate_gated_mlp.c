@@ -207,29 +207,25 @@ static assay_status weight_gradient(assay_context *ctx, const pass *p, double *v
 /* A sum over rows is a product with ones, but for what operands of a product lose. */
 static assay_status bias_gradient(assay_context *ctx, const pass *p, double *variance, const factor *values)
 {
-    assay_status status = ASSAY_OK;
-    double *ones = NULL;
+    OWNED double *ones = NULL;
     pass sum = *p;
     assay_precision precision = *p->precision;
     if (variance == NULL) return ASSAY_OK;
     precision.multiply = 0;
     sum.precision = &precision;
-    TRY(assay_alloc_f64(ctx, "ones", p->rows, &ones));
+    MUST(assay_alloc_f64(ctx, "ones", p->rows, &ones));
     for (int64_t row = 0; row < p->rows; row++) ones[row] = 1;
-    TRY(weight_gradient(ctx, &sum, variance, values->columns, &(factor){ones, NULL, 1}, values));
-cleanup:
-    free(ones);
-    return status;
+    return weight_gradient(ctx, &sum, variance, values->columns, &(factor){ones, NULL, 1}, values);
 }
 
 /* dx += twice what its two products share: sum over h of shared wi_0 wi_1. */
 static assay_status add_shared(assay_context *ctx, const pass *p)
 {
     enum { BLOCK = 256 };
-    assay_status status = ASSAY_OK;
     const int64_t hidden = p->hidden;
-    double *memory = NULL, *dx = p->v->dx;
-    TRY(assay_alloc_f64(ctx, "what da and db share", BLOCK * (hidden + p->rows), &memory));
+    OWNED double *memory = NULL;
+    double *dx = p->v->dx;
+    MUST(assay_alloc_f64(ctx, "what da and db share", BLOCK * (hidden + p->rows), &memory));
     double *both = memory, *product = memory + BLOCK * hidden;
     for (int64_t first = 0; first < p->dim; first += BLOCK) {
         const int64_t count = p->dim - first < BLOCK ? p->dim - first : BLOCK;
@@ -239,7 +235,7 @@ static assay_status add_shared(assay_context *ctx, const pass *p)
             for (int64_t i = 0; i < hidden; i++)
                 both[d * hidden + i] = 2 * p->wi_0[(first + d) * p->r->ld + i] * p->wi_1[(first + d) * p->r->ld + i];
         }
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
         for (int64_t row = 0; row < p->rows; row++) {
             for (int64_t d = 0; d < count; d++) {
                 double *at = &dx[row * p->dim + first + d];
@@ -248,29 +244,24 @@ static assay_status add_shared(assay_context *ctx, const pass *p)
             }
         }
     }
-cleanup:
-    free(memory);
-    return status;
+    return ASSAY_OK;
 }
 
 /* dx = da wi_0^T + db wi_1^T, each of which may be stored before they are added. */
 static assay_status input_gradient(assay_context *ctx, const pass *p)
 {
-    assay_status status = ASSAY_OK;
-    double *through_b = NULL, *dx = p->v->dx;
+    OWNED double *through_b = NULL;
+    double *dx = p->v->dx;
     assay_matmul_args args = assay_product_abt(dx, p->da, p->wi_0, p->rows, p->dim, p->hidden);
     args.ldb = p->r->ld;
-    TRY(assay_alloc_f64(ctx, "variance of dx", p->rows * p->dim, &through_b));
-    TRY(assay_propagate_product(ctx, p->precision, true, &args, p->vda, NULL));
+    MUST(assay_alloc_f64(ctx, "variance of dx", p->rows * p->dim, &through_b));
+    MUST(assay_propagate_product(ctx, p->precision, true, &args, p->vda, NULL));
     args.c = through_b;
     args.a = p->db;
     args.b = p->wi_1;
-    TRY(assay_propagate_product(ctx, p->precision, true, &args, p->vdb, NULL));
+    MUST(assay_propagate_product(ctx, p->precision, true, &args, p->vdb, NULL));
     for (int64_t i = 0; i < p->rows * p->dim; i++) dx[i] += through_b[i];
-    TRY(add_shared(ctx, p));
-cleanup:
-    free(through_b);
-    return status;
+    return add_shared(ctx, p);
 }
 
 static assay_status backward(assay_context *ctx, const pass *p)

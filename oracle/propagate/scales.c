@@ -22,15 +22,11 @@ assay_status assay_write_scale(assay_context *ctx, const assay_sink *out, const 
                                const char *path, int64_t count, const double *variance)
 {
     char scale[ASSAY_PATH_SIZE];
-    double *deviation = NULL;
-    assay_status status = ASSAY_OK;
+    OWNED double *deviation = NULL;
     path_of(scale, precision, path);
     if (!assay_wants(out, scale)) return ASSAY_OK;
     /* In one piece, as the result itself is written: some sinks take whole rows. */
-    TRY(assay_alloc_f64(ctx, "error scale", count, &deviation));
+    MUST(assay_alloc_f64(ctx, "error scale", count, &deviation));
     for (int64_t i = 0; i < count; i++) deviation[i] = sqrt(variance[i]);
-    TRY(out->write(ctx, out->self, scale, count, deviation));
-cleanup:
-    free(deviation);
-    return status;
+    return out->write(ctx, out->self, scale, count, deviation);
 }

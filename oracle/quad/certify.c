@@ -74,11 +74,10 @@ static assay_status certify_sums(assay_context *ctx, const quad_tensors *results
                                  const char *of, const quad_tensors *references, const quad_budget *budget,
                                  quad_certificates *certificates)
 {
-    assay_status status;
     char path[ASSAY_PATH_SIZE + 16], ignored[ASSAY_PATH_SIZE];
     const quad *scale = NULL;
     quad_certificate *certificate = NULL;
-    void *signs = NULL;
+    OWNED void *signs = NULL;
     uint64_t random = budget->seed;
     snprintf(path, sizeof path, "gradients/%s", of);
     const quad_tensor *gradient = quad_tensors_find(references, path);
@@ -86,9 +85,9 @@ static assay_status certify_sums(assay_context *ctx, const quad_tensors *results
     const int64_t count = assay_shape_count(&computed->shape), all = assay_shape_count(&gradient->shape);
     const int64_t samples = budget->samples < count ? budget->samples : count;
     const quad largest = quad_largest(count, computed->values);
-    TRY(find_error_scale(ctx, results, computed, &scale));
-    TRY(quad_add_certificate(ctx, certificates, computed->path, &certificate));
-    TRY(assay_alloc(ctx, "signs", all, sizeof(signed char), &signs));
+    MUST(find_error_scale(ctx, results, computed, &scale));
+    MUST(quad_add_certificate(ctx, certificates, computed->path, &certificate));
+    MUST(assay_alloc(ctx, "signs", all, sizeof(signed char), &signs));
     for (int64_t i = 0; i < samples; i++) {
         const int64_t index = samples == count ? i
                               : i == 0         ? foremost(count, computed->values)
@@ -105,34 +104,29 @@ static assay_status certify_sums(assay_context *ctx, const quad_tensors *results
                                                   .scale = largest,
                                                   .allowed = fmaxq(QUAD_ALLOWED_RELATIVE * largest, scales)});
     }
-cleanup:
-    free(signs);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status quad_certify(assay_context *ctx, const quad_operation *operation, const void *config,
                           const quad_tensors *in, const quad_tensors *computed, const quad_budget *budget,
                           quad_certificates *certificates)
 {
-    assay_status status;
-    quad_tensors references = {0};
+    OWNED_BY(quad_tensors_free) quad_tensors references = {0};
     bool straight_through = false;
-    TRY(quad_differentiate(ctx, operation->form, config, in, computed, &references, &straight_through));
+    MUST(quad_differentiate(ctx, operation->form, config, in, computed, &references, &straight_through));
     for (int i = 0; i < computed->count; i++) {
         const quad_tensor *tensor = &computed->items[i];
         char of[ASSAY_PATH_SIZE];
         if (quad_has_prefix(tensor->path, "error_scale/")) continue;
         if (quad_is_choice(tensor->path)) {
-            TRY(quad_certify_choice(ctx, tensor, computed, &references, certificates));
+            MUST(quad_certify_choice(ctx, tensor, computed, &references, certificates));
         } else if (budget->direction != NULL && budget->direction(budget->signed_sums, tensor->path, 0, of, NULL)) {
-            TRY(certify_sums(ctx, computed, tensor, of, &references, budget, certificates));
+            MUST(certify_sums(ctx, computed, tensor, of, &references, budget, certificates));
         } else {
-            TRY(certify_tensor(ctx, computed, tensor, &references, certificates));
+            MUST(certify_tensor(ctx, computed, tensor, &references, certificates));
         }
     }
     if (budget->directions > 0 && !straight_through)
-        TRY(quad_check_derivatives(ctx, operation, config, in, &references, budget, certificates));
-cleanup:
-    quad_tensors_free(&references);
-    return status;
+        MUST(quad_check_derivatives(ctx, operation, config, in, &references, budget, certificates));
+    return ASSAY_OK;
 }

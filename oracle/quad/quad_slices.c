@@ -201,10 +201,10 @@ static assay_status take_memory(assay_context *ctx, const quad_layout *from, qua
 
 static assay_status find_exponents(assay_context *ctx, const quad_layout *from, quad_slices *slices)
 {
-    assay_status status;
     const int parts = ctx->threads;
-    int32_t *each = NULL; /* [parts,lines] */
-    TRY(assay_alloc_i32(ctx, "exponents of lines", parts * slices->lines, &each));
+    OWNED int32_t *each = NULL; /* [parts,lines] */
+    ;
+    MUST(assay_alloc_i32(ctx, "exponents of lines", parts * slices->lines, &each));
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {
         int32_t *own = each + part * slices->lines;
@@ -220,9 +220,7 @@ static assay_status find_exponents(assay_context *ctx, const quad_layout *from, 
         slices->largest[line] = largest;
         slices->powers[line] = largest == 0 || largest == IS_OUT ? 0 : ldexpq(1, largest + 1 - BIAS_F128);
     }
-cleanup:
-    free(each);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status quad_slices_make(assay_context *ctx, const quad_layout *from, const quad_cut *cut, quad_slices *slices)
