@@ -61,7 +61,8 @@ typedef struct graph_parts {
 
 typedef struct graph_product {
     assay_recipe_config recipe;
-    int branches; /* of the columns of w: the gradient of x is the sum of theirs */
+    int branches;      /* of the columns of w: the gradient of x is the sum of theirs */
+    unsigned detached; /* a mutant's: bit i: not of branch i, or of w i of two */
     graph_parts parts;
 } graph_product;
 
@@ -79,6 +80,7 @@ typedef struct graph_step {
     int in[GRAPH_IN], out[GRAPH_OUT];
     graph_parameters with;
     assay_tensor_row gradient; /* of what a recipe quantises on the way back, a checkpoint; without a name: nothing */
+    bool held_back;            /* a mutant's: each token has what the one before it should have */
 } graph_step;
 
 typedef struct graph {

@@ -1,13 +1,14 @@
 /* y = x w + bias, by a recipe if there is one: x [..., k], w [k..., n...]; or two such layers of one x, each with a y of its
  * own; in the parts that graph_parts tells of, and with weights of rows on x. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/vector_sums.h"
 
-enum { X, W, BIAS, SECOND_BIAS, SECOND_W, ROW_WEIGHTS };
+enum { X, W, BIAS, SECOND_BIAS, SECOND_W = GRAPH_SECOND_W, ROW_WEIGHTS };
 
 static const int w_places[GRAPH_OUT] = {W, SECOND_W};
 
@@ -207,6 +208,15 @@ typedef struct columns {
     const double *dy, *w;
 } columns;
 
+/* Those that are left stand first; returns how many. */
+static int attached(columns *branches, int count, unsigned detached)
+{
+    int left = 0;
+    for (int i = 0; i < count; i++)
+        if (!(detached >> i & 1)) branches[left++] = branches[i];
+    return left;
+}
+
 /* dx = dy w^T: of each branch of each shard a chain and then a sum, also where branches are one matrix, for the same bits as
  * apart. */
 static assay_status input_gradient(assay_context *ctx, const graph *g, double *dx, const columns *branches, int count,
@@ -215,6 +225,7 @@ static assay_status input_gradient(assay_context *ctx, const graph *g, double *d
     assay_status status = ASSAY_OK;
     const int64_t shards = size->parts.shards, own = width / shards, numbers = size->m * size->k;
     double *shard_sum = NULL, *part = NULL;
+    if (count == 0) memset(dx, 0, (size_t)numbers * sizeof *dx);
     if (shards > 1) TRY(assay_alloc_f64(ctx, "gradient of a shard", numbers, &shard_sum));
     if (count > 1) TRY(assay_alloc_f64(ctx, "gradient through a branch", numbers, &part));
     for (int64_t shard = 0; shard < shards; shard++) {
@@ -227,7 +238,7 @@ static assay_status input_gradient(assay_context *ctx, const graph *g, double *d
             assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, args.c);
             if (i > 0) graph_add_term(ctx, g, numbers, part, sum);
         }
-        if (shard > 0) join(ctx, numbers, dx, sum);
+        if (shard > 0 && count > 0) join(ctx, numbers, dx, sum);
     }
     if (count * shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, dx);
 cleanup:
@@ -245,9 +256,10 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
     assay_recipe_operands o = {0};
     if (c->dx[X] == NULL && c->dx[W] == NULL) return ASSAY_OK;
     TRY(graph_linear_operands(ctx, &o, c, dy, size));
-    const columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
+    columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
+    const int count = attached(branches, size->branches, c->step->with.product.detached);
     TRY(weight_gradient(ctx, c->dx[W], &o, size));
-    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], branches, size->branches, width, size));
+    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, size));
 cleanup:
     assay_recipe_operands_free(&o);
     return status;
@@ -257,13 +269,14 @@ cleanup:
 static assay_status two_backward(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
 {
     assay_status status = ASSAY_OK;
-    const columns both[] = {{c->dy[0], c->x[W]}, {c->dy[1], c->x[SECOND_W]}};
+    columns both[] = {{c->dy[0], c->x[W]}, {c->dy[1], c->x[SECOND_W]}};
+    const int count = attached(both, 2, c->step->with.product.detached);
     for (int i = 0; i < 2; i++) {
         const assay_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
         TRY(weight_gradient(ctx, c->dx[w_places[i]], &o, size));
         bias_gradient(ctx, c->dx[BIAS + i], c->dy[i], size->n, size);
     }
-    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], both, 2, size->n, size));
+    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], both, count, size->n, size));
 cleanup:
     return status;
 }
