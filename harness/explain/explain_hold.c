@@ -56,7 +56,7 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
     assay_report report = {0};
     *holds = false;
     if (!t->scales) TRY(assay_mutant_expect(ctx, t, mutant, results));
-    if (mutant->exchanges_tokens) assay_drop_null(results);
+    if (assay_mutant_changes_steps(mutant)) assay_drop_null(results);
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const bool result = !assay_role_is_given(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_ERROR_SCALE;

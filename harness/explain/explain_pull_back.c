@@ -113,8 +113,7 @@ assay_status assay_mutant_pull_back(assay_context *ctx, const assay_trial *t, co
     void *places = NULL;
     double *sums = NULL;
     *changed = false;
-    /* exchanged tokens are put back already */
-    if (!assay_mutant_changes_inputs(mutant) || mutant->exchanges_tokens) return ASSAY_OK;
+    if (!assay_mutant_changes_inputs(mutant)) return ASSAY_OK;
     for (int kind = 0; kind < PROBES; kind++) TRY(fill_probe(ctx, t, mutant, (probe)kind, &probed[kind]));
     TRY(assay_alloc(ctx, "places of gradients", count, sizeof(double *), &places));
     TRY(assay_alloc_f64(ctx, "gradients", count, &sums));

@@ -129,10 +129,10 @@ assay_status assay_mutant_expect(assay_context *ctx, const assay_trial *t, const
         const assay_tensor *golden = &t->golden->items[i], *mutated = &results->items[i];
         double *scales = scales_of(t, results, mutated->spec.path);
         if (scales == NULL || !assay_tensor_is_complete(mutated)) continue;
-        (truncated                  ? expect_truncated
-         : coarser                  ? expect_coarser
-         : mutant->exchanges_tokens ? renew
-                                    : grow)(t, golden, mutated, scales);
+        (truncated                            ? expect_truncated
+         : coarser                            ? expect_coarser
+         : assay_mutant_changes_steps(mutant) ? renew
+                                              : grow)(t, golden, mutated, scales);
     }
     return ASSAY_OK;
 }

@@ -35,12 +35,6 @@ bool assay_scale_values(assay_tensor *tensor, double factor)
     return factor != 1.0;
 }
 
-bool assay_fill_values(assay_tensor *tensor, int64_t first, double value)
-{
-    for (int64_t i = first; i < tensor->count; i++) tensor->values[i] = value;
-    return true;
-}
-
 int64_t assay_axes_product(const assay_shape *shape, int first, int last)
 {
     int64_t count = 1;
@@ -55,6 +49,18 @@ int assay_tensor_axis(const assay_tensor *tensor, const char *label)
         if (found != NULL && strcmp(found, label) == 0) return axis;
     }
     return -1;
+}
+
+assay_tensor *assay_tensor_beside(const assay_mutation *m, const assay_tensor *tensor, const char *part,
+                                  const char *other)
+{
+    char path[ASSAY_PATH_SIZE];
+    const char *place = NULL, *from = tensor->spec.path;
+    for (const char *at = strstr(from, part); at != NULL; at = strstr(at + 1, part)) place = at;
+    if (place == NULL) return NULL;
+    snprintf(path, sizeof path, "%.*s%s%.100s", (int)(place - from), from, other, place + strlen(part));
+    assay_tensor *found = assay_tensor_set_find(m->tensors, path);
+    return found != NULL && found->count == tensor->count ? found : NULL;
 }
 
 int assay_contracted_axis(const assay_tensor *tensor)
@@ -228,18 +234,6 @@ bool assay_edit_fill(const assay_mutation *m, assay_tensor *tensor)
 }
 
 /* --- the tensors of a row --- */
-
-bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word))
-{
-    char word[ASSAY_PATH_SIZE];
-    for (const char *at = words; *at != '\0'; at += strspn(at, " ")) {
-        const size_t length = strcspn(at, " ");
-        snprintf(word, sizeof word, "%.*s", (int)length, at);
-        if (test(text, word)) return true;
-        at += length;
-    }
-    return false;
-}
 
 bool assay_path_in(const char *path, const char *folder)
 {

@@ -1,5 +1,4 @@
 /* The results of one mutant. */
-#include <stdio.h>
 #include <string.h>
 
 #include "harness/mutants/mutant_run.h"
@@ -9,7 +8,6 @@
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "harness/scales/ensemble.h"
-#include "oracle/moe/prefused.h"
 
 /* What the mutated case gives, in its own shapes, becomes the candidate's. A backend that never computes a result that
  * is wanted leaves zeros; what is not wanted it does not give. False: another shape is wanted. */
@@ -60,68 +58,13 @@ static bool has_choice_too(void *self, const char *path)
     return tensor != NULL && (assay_role_is_given(tensor->spec.role) || assay_path_is_choice(path));
 }
 
-/* The reference arithmetic without the products that take a gradient back through the kernels of a name, or with those of
- * linear layers over whole blocks alone. */
+/* The reference arithmetic with products of linear layers over whole blocks alone, or of whole blocks of rows. */
 typedef struct lossy {
     assay_emulation emulation; /* first: the context points to it */
     int64_t whole_blocks, whole_rows;
     int64_t tokens; /* products of so many rows are none of an expert's */
     bool rows_too;  /* sums over rows as well: gradients of weights */
-    const assay_tensor_set *given;
-    const char *weight;
-    int64_t w13_shards; /* whose gate and up lie side by side in wi */
 } lossy;
-
-/* Whether the product's second operand are such columns of a kernel, or of one expert's block of it, by the first `length`
- * numbers of its first row. */
-static bool is_part(const assay_tensor *tensor, const assay_matmul_args *args, int64_t column, int64_t length)
-{
-    const assay_shape *shape = &tensor->spec.shape;
-    if (shape->rank < 2) return false;
-    const int64_t rows = shape->dims[shape->rank - 2], width = shape->dims[shape->rank - 1];
-    if (args->n != rows) return false;
-    for (int64_t at = column; at < tensor->count; at += rows * width) {
-        if (memcmp(args->b, tensor->values + at, (size_t)length * sizeof *args->b) == 0) return true;
-    }
-    return false;
-}
-
-/* Whether it is a kernel of that name, or the kernels of all experts. */
-static bool is_kernel(const assay_tensor_spec *spec, const char *name)
-{
-    char kernel[ASSAY_PATH_SIZE];
-    snprintf(kernel, sizeof kernel, "%s/kernel", name);
-    return spec->role == ASSAY_ROLE_WEIGHT &&
-           (assay_path_ends(spec->path, name) || assay_path_ends(spec->path, kernel));
-}
-
-/* Columns [first, first + hidden) of [gate | up], or of a kernel that is no wi: all, or those of one shard of H. */
-static bool is_of(const lossy *l, const assay_tensor *tensor, const assay_matmul_args *args, int64_t first,
-                  int64_t hidden)
-{
-    const bool fused = is_kernel(&tensor->spec, "wi");
-    const int64_t shards = fused ? l->w13_shards : 1, length = args->k < hidden / shards ? args->k : hidden / shards;
-    if (args->k == 0 || hidden % args->k != 0) return false;
-    for (int64_t column = first; column < first + hidden; column += args->k) {
-        const int64_t place = fused ? assay_prefused_place(column, hidden, shards) : column;
-        if (is_part(tensor, args, place, length)) return true;
-    }
-    return false;
-}
-
-static bool is_lost(const lossy *l, const assay_matmul_args *args)
-{
-    for (int i = 0; args->transpose_b && i < l->given->count; i++) {
-        const assay_tensor *tensor = &l->given->items[i];
-        const int64_t width = assay_tensor_width(tensor);
-        if (is_kernel(&tensor->spec, l->weight) && is_of(l, tensor, args, 0, width)) return true;
-        /* wi is wi_0 and wi_1 side by side */
-        if (!is_kernel(&tensor->spec, "wi")) continue;
-        if (strcmp(l->weight, "wi_0") == 0 && is_of(l, tensor, args, 0, width / 2)) return true;
-        if (strcmp(l->weight, "wi_1") == 0 && is_of(l, tensor, args, width / 2, width / 2)) return true;
-    }
-    return false;
-}
 
 /* Rows of a group that are left: whole blocks, or all but the last. */
 static int64_t rows_left(const lossy *l, int64_t rows)
@@ -148,16 +91,9 @@ static assay_status lossy_matmul(assay_context *ctx, const assay_matmul_args *ar
     const bool is_cut =
         args->kind == ASSAY_PRODUCT_LINEAR || (args->kind == ASSAY_PRODUCT_LINEAR_GRADIENT && l->rows_too);
     if (l->whole_rows != 0) return product_of_rows_left(ctx, l, args);
-    if (l->whole_blocks > 0) {
-        assay_matmul_args cut = *args;
-        cut.k -= is_cut ? cut.k % l->whole_blocks : 0;
-        return assay_arithmetic_reference.matmul(ctx, &cut);
-    }
-    if (!is_lost(l, args)) return assay_arithmetic_reference.matmul(ctx, args);
-    for (int64_t i = 0; !args->accumulate && i < args->m; i++) {
-        for (int64_t j = 0; j < args->n; j++) args->c[i * args->ldc + j] = 0.0;
-    }
-    return ASSAY_OK;
+    assay_matmul_args cut = *args;
+    cut.k -= is_cut ? cut.k % l->whole_blocks : 0;
+    return assay_arithmetic_reference.matmul(ctx, &cut);
 }
 
 static const assay_arithmetic lossy_arithmetic = {.name = "lossy", .matmul = lossy_matmul};
@@ -179,6 +115,19 @@ static assay_status run_requantised(assay_context *ctx, const assay_mutant *muta
     return status;
 }
 
+/* With its steps changed: the mutant applies where such a step is run. */
+static assay_status run_changed(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
+                                const assay_source *in, const assay_sink *out, bool *applies)
+{
+    assay_context own = *ctx;
+    assay_step_change change = mutant->step;
+    change.found = applies;
+    if (assay_mutant_changes_steps(mutant)) own.change = &change;
+    const assay_status status = assay_evaluate(&own, plan, in, out);
+    memcpy(ctx->message, own.message, sizeof ctx->message);
+    return status;
+}
+
 static assay_status run_operation(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, const assay_tensor_set *given, assay_tensor_set *results,
                                   bool *applies)
@@ -190,7 +139,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);
     if (assay_mutant_requantises(mutant)) return run_requantised(ctx, mutant, plan, &in, &out, applies);
-    if (!has_own_arithmetic(mutant)) return assay_evaluate(ctx, plan, &in, &out);
+    if (!has_own_arithmetic(mutant)) return run_changed(ctx, mutant, plan, &in, &out, applies);
     assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
                                  .multiply = assay_case_multiply(plan->c, t->profile),
@@ -205,10 +154,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     const lossy loss = {.whole_blocks = mutant->whole_blocks,
                         .whole_rows = mutant->whole_rows,
                         .tokens = grouped ? -1 : plan->c->batch * plan->c->sequence,
-                        .rows_too = (plan->operation->parts & ASSAY_PART_EXPERTS) == 0,
-                        .given = given,
-                        .weight = mutant->lost_weight,
-                        .w13_shards = plan->c->config.w13_reorder_size};
+                        .rows_too = (plan->operation->parts & ASSAY_PART_EXPERTS) == 0};
     if (assay_mutant_is_lossy(mutant)) {
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;
@@ -254,7 +200,7 @@ static assay_status prepare_inputs(assay_context *ctx, const assay_trial *t, con
     }
     TRY(sees_numbers(mutant, plan->c) ? assay_operands_as_numbers(ctx, &plan->list, from, given)
                                       : assay_tensor_set_copy(ctx, from, given));
-    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part, .part = part};
+    const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = given, .shard = part};
     TRY(assay_mutant_change_inputs(ctx, mutant, &m, applies));
     if (mutant->each_shard && *applies) assay_mutation_keep_shard(&m);
 cleanup:
@@ -276,24 +222,23 @@ static bool is_zero(const assay_tensor_set *results)
     return true;
 }
 
-/* As a shard sees the mutant, or a part of the tokens. `plan`: of the mutated case. */
+/* As a shard sees the mutant. `plan`: of the mutated case. */
 static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, int64_t part, assay_tensor_set *candidate, bool *applies)
 {
     assay_status status = ASSAY_OK;
     assay_tensor_set given = {0}, results = {0};
     TRY(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
-    *applies = *applies && is_fed(plan, &given, sees_numbers(mutant, plan->c));
-    if (!*applies) goto cleanup;
+    const bool steps = assay_mutant_changes_steps(mutant);
+    const bool runs = (*applies || steps) && is_fed(plan, &given, sees_numbers(mutant, plan->c));
+    *applies &= runs && (!steps || assay_mutant_changes_inputs(mutant));
+    if (!runs) goto cleanup;
     const assay_source source = assay_given_source(&given);
     TRY(assay_plan_tensors(ctx, &results, plan, &source));
     TRY(run_operation(ctx, t, mutant, plan, &given, &results, applies));
     if (!*applies) goto cleanup;
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);
-    } else if (mutant->exchanges_tokens) {
-        const assay_mutation m = {.c = plan->c, .profile = t->profile, .tensors = &given, .part = part};
-        assay_take_exchanged(&m, &results, candidate);
     } else {
         /* where no axis has a whole block nothing is left, which is zero_results */
         const bool cut = mutant->whole_blocks > 0 || mutant->whole_rows != 0;
@@ -324,11 +269,6 @@ static bool keeps_rows(const assay_trial *t, const assay_mutant *mutant)
     return !chosen;
 }
 
-static int64_t count_parts(const assay_mutant *mutant, const assay_case *c)
-{
-    return mutant->each_shard ? assay_case_shards(c) : mutant->exchanges_tokens ? 2 : 1;
-}
-
 assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                    assay_tensor_set *candidate, bool *applies)
 {
@@ -345,7 +285,7 @@ assay_status assay_mutant_evaluate(assay_context *ctx, const assay_trial *t, con
     *applies = assay_mutant_configure(mutant, &c) && (mutant->degrade == NULL || mutant->degrade(&golden, &ignored));
     if (!*applies || !keeps_rows(t, mutant)) return ASSAY_OK;
     assay_status status = assay_plan_make_with(ctx, &plan, &c, NULL, t->profile);
-    const int64_t parts = count_parts(mutant, &c);
+    const int64_t parts = mutant->each_shard ? assay_case_shards(&c) : 1;
     for (int64_t part = 0; status == ASSAY_OK && *applies && part < parts; part++) {
         status = evaluate_part(ctx, t, mutant, &plan, part, candidate, applies);
     }

@@ -1,13 +1,14 @@
 /* The mutants: what a backend would give if it had a certain bug. One const table (mutants.c).
  *
- * A mutant is made outside the operations, from a golden: the case is evaluated again with a changed configuration,
- * changed inputs or in a worse arithmetic, or the golden's own results are tampered with. */
+ * A mutant is made from a golden: the case is evaluated again with a changed configuration, with changed steps, with changed
+ * inputs or in a worse arithmetic, or the golden's own results are tampered with. */
 #ifndef ASSAY_HARNESS_MUTANTS_H
 #define ASSAY_HARNESS_MUTANTS_H
 
 #include "compare/profile.h"
 #include "harness/plan/results.h"
 #include "oracle/arithmetic/emulated.h"
+#include "oracle/base/step_change.h"
 #include "oracle/ops/quantize.h"
 
 struct assay_tensors_change;
@@ -20,7 +21,6 @@ typedef struct assay_mutation {
     const struct assay_tensors_change *row; /* what it says of the tensors at hand; NULL: nothing */
     double *scratch;                        /* room for each of the tensors */
     int64_t shard;                          /* of the mesh, for mutants that differ from shard to shard */
-    int64_t part;    /* of the tokens, for mutants that exchange them: the even ones, or the odd */
     bool own_scales; /* error scales among the tensors are those of the mutated case, to be changed alike */
 } assay_mutation;
 
@@ -37,60 +37,6 @@ enum { ASSAY_CHANGED = -1 };
 typedef int64_t assay_place_map(const assay_places *p, int64_t i);
 /* What the number at place i of all becomes. */
 typedef double assay_number_map(const assay_places *p, int64_t i, double number);
-
-/* Cases that a row is for; and numbers of them (mutants_cases.c). */
-typedef enum assay_where {
-    ASSAY_WHERE_always,
-    ASSAY_WHERE_yarn,
-    ASSAY_WHERE_one_layer, /* or none: no layer reads what another one gave */
-    ASSAY_WHERE_no_layer,
-    ASSAY_WHERE_block_or_layer,
-    ASSAY_WHERE_windows, /* in some layers, in others not */
-    ASSAY_WHERE_window,
-    ASSAY_WHERE_qk_norms, /* of projections that are not fused */
-    ASSAY_WHERE_gpt_oss_gate,
-    ASSAY_WHERE_shared_gate,
-    ASSAY_WHERE_several_choices,
-    ASSAY_WHERE_groups,
-    ASSAY_WHERE_divides,
-    ASSAY_WHERE_divides_anyhow,
-    ASSAY_WHERE_biased_choice,
-    ASSAY_WHERE_divided_bias, /* of the model that divides: no other one's rule is this */
-    ASSAY_WHERE_biased_balance,
-    ASSAY_WHERE_gives_choice,
-    ASSAY_WHERE_drops_tokens,
-    ASSAY_WHERE_contiguous_layout,
-    ASSAY_WHERE_psum_layout,
-    ASSAY_WHERE_replicas,
-    ASSAY_WHERE_products_of_recipe, /* where none follows nothing is folded */
-    ASSAY_WHERE_gathers_codes,
-    ASSAY_WHERE_parts_of_products,
-    ASSAY_WHERE_deepseek_v3_recipe,
-    ASSAY_WHERE_fp8_full_recipe,
-    ASSAY_WHERE_expert_shards,
-    ASSAY_WHERE_ring,
-    ASSAY_WHERE_hidden_shards,
-    ASSAY_WHERE_head_shards,
-    ASSAY_WHERE_weights_on_shards,
-    ASSAY_WHERE_microbatches,
-    ASSAY_WHERE_function_shards,
-    ASSAY_WHERE_function_sums
-} assay_where;
-typedef enum assay_case_number {
-    ASSAY_CASE_no_number,
-    ASSAY_CASE_expert_shards,
-    ASSAY_CASE_tensor_shards,
-    ASSAY_CASE_hidden_shards,
-    ASSAY_CASE_head_shards,
-    ASSAY_CASE_fsdp_shards,
-    ASSAY_CASE_token_shards,
-    ASSAY_CASE_shards_of_rows, /* 1 where they have no rows of their own */
-    ASSAY_CASE_replicas,
-    ASSAY_CASE_per_replica,
-    ASSAY_CASE_rope_columns,
-    ASSAY_CASE_scaling_factor,
-    ASSAY_CASE_per_hidden_scale /* 1 over that of h, which the kernel quantises */
-} assay_case_number;
 
 /* Each changes something and says whether it did. What is there to choose from: mutants_tensors.h. */
 typedef bool assay_case_edit(assay_case *c);
@@ -137,9 +83,9 @@ typedef struct assay_tensors_change {
     const char *axis; /* a label, or a name (mutant_change.c) */
     assay_place_map *places;
     assay_number_map *each;
-    double number;             /* of `places`; or a factor of `by`, where there are none */
-    assay_case_number of_case; /* that number, where it goes by the case */
-    const char *named;         /* of results, what paths end in; NULL: anything */
+    double number;     /* of `places`; or a factor of `by`, where there are none */
+    int of_case;       /* ASSAY_CASE_...: that number, where it goes by the case */
+    const char *named; /* of results, what paths end in; NULL: anything */
 } assay_tensors_change;
 
 /* Traits of an operation that its tensors show, beside its parts. */
@@ -168,7 +114,7 @@ typedef struct assay_mutant {
                               ASSAY_HAS_CODES: it changes codes and scales; others see the numbers that these are */
     assay_extent required; /* fixtures of those up to this extent must detect it where it has an effect */
 
-    assay_where where;                        /* it applies to no other cases */
+    int where;                                /* ASSAY_WHERE_...: it applies to no other cases */
     assay_key_change keys[ASSAY_MUTANT_KEYS]; /* one of them must change */
     size_t sets[ASSAY_MUTANT_KEYS];           /* flags of the configuration that are no keys, by their offsets */
     const char *recipe_bug;                   /* of a training recipe; of several the first that it can have */
@@ -180,18 +126,17 @@ typedef struct assay_mutant {
     const char *makes, *asks;           /* of `degrade`, for a sentence: "sums in bfloat16", "sum in bfloat16" */
     assay_tensors_change hidden_scales; /* ASSAY_HAS_HIDDEN: of h that the kernel quantises itself */
     assay_hidden_edit *requantise;      /* these and codes, by the numbers of h */
-    const char *lost_weight;            /* what flows back through a kernel of this name is lost; NULL */
+    assay_step_change step;             /* of the operation, wherever it stands; without effect where `how` is 0 */
     int64_t whole_blocks; /* products of linear layers leave out what is beyond the last block of so many; 0: nothing */
     int64_t whole_rows;   /* the same of the rows of a group or an expert, in all its products; -1: the last row */
     assay_tensors_change results;  /* floats: the golden's, or those that the rest gave */
     assay_tensors_change integers; /* of the results */
     assay_mutation_edit *change_results;
 
-    bool always;           /* it must be detected whether it has an effect or not */
-    bool each;             /* detected: every tensor that it changes says so by itself; else: the candidate fails */
-    bool golden_choice;    /* evaluate with the golden's choice of experts */
-    bool each_shard;       /* evaluate once for each shard of the mesh: its rows of the outputs, their gradients */
-    bool exchanges_tokens; /* evaluate for the even tokens and for the odd: their rows, the gradients of their rows */
+    bool always;        /* it must be detected whether it has an effect or not */
+    bool each;          /* detected: every tensor that it changes says so by itself; else: the candidate fails */
+    bool golden_choice; /* evaluate with the golden's choice of experts */
+    bool each_shard;    /* evaluate once for each shard of the mesh: its rows of the outputs, their gradients */
     assay_tensors_change takes; /* only these results come from the evaluation; nothing is done to them. Else: all */
 } assay_mutant;
 
@@ -205,9 +150,10 @@ bool assay_mutant_is_ignored_setting(const assay_mutant *mutant);
 
 const assay_mutant *assay_mutant_by_name(const char *name); /* of either table; NULL when there is none */
 
-/* "configuration", "inputs", "arithmetic" or "results": the first of its parts. */
+/* "configuration", "steps", "inputs", "arithmetic" or "results": the first of its parts. */
 const char *assay_mutant_way(const assay_mutant *mutant);
 bool assay_mutant_changes_configuration(const assay_mutant *mutant);
+bool assay_mutant_changes_steps(const assay_mutant *mutant);
 bool assay_mutant_is_evaluated(const assay_mutant *mutant);   /* its case is; else results are changed and no more */
 bool assay_mutant_requantises(const assay_mutant *mutant);    /* h that the kernel quantises itself */
 bool assay_mutant_is_lossy(const assay_mutant *mutant);       /* the reference arithmetic without some products */
@@ -229,7 +175,5 @@ assay_tensor_edit assay_edit_truncate, assay_edit_coarser;
 assay_dtype assay_coarser_type(assay_dtype type);
 /* Cotangents of other shards than m->shard become zero. */
 void assay_mutation_keep_shard(const assay_mutation *m);
-/* Of mutants that exchange tokens: what the tokens of a part have of results whose tokens are exchanged. */
-void assay_take_exchanged(const assay_mutation *m, const assay_tensor_set *from, assay_tensor_set *to);
 
 #endif

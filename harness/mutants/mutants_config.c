@@ -65,12 +65,6 @@ bool assay_edit_half_buffer(assay_case *c)
     return c->mesh_expert > 1 && !c->config.use_ring_of_experts && c->config.sparse_matmul;
 }
 
-bool assay_edit_no_window(assay_case *c)
-{
-    c->config.sliding_window_size = c->sequence;
-    return true;
-}
-
 /* Of scales that are powers of two up or down; of others that, or not. */
 bool assay_edit_other_scale_rounding(assay_case *c)
 {

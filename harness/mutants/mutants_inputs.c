@@ -7,25 +7,16 @@
 #include "harness/mutants/mutants_tensors.h"
 #include "oracle/moe/permute.h"
 
-/* wi_0 of this path against wi_1. */
-static bool swap_with_up(const assay_mutation *m, assay_tensor *gate)
+static bool swap_with(assay_tensor *one, assay_tensor *other)
 {
-    char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", gate->spec.path);
-    char *place = NULL;
-    for (char *at = strstr(path, "wi_0"); at != NULL; at = strstr(at + 1, "wi_0")) place = at;
-    if (place == NULL) return false;
-    place[3] = '1';
-    assay_tensor *up = assay_tensor_set_find(m->tensors, path);
-    if (up == NULL || up->count != gate->count) return false;
-    assay_swap_values(gate->values, up->values, gate->count);
-    return true;
+    if (other != NULL) assay_swap_values(one->values, other->values, one->count);
+    return other != NULL;
 }
 
 bool assay_edit_swap_gate_up(const assay_mutation *m, assay_tensor *tensor)
 {
     if (!assay_path_ends(tensor->spec.path, "wi") && !assay_path_ends(tensor->spec.path, "wi/kernel"))
-        return swap_with_up(m, tensor);
+        return swap_with(tensor, assay_tensor_beside(m, tensor, "wi_0", "wi_1"));
     return assay_move_places(m, tensor, "last", assay_gate_for_up);
 }
 
@@ -109,14 +100,10 @@ bool assay_edit_pad_last_group(const assay_mutation *m, assay_tensor *sizes)
     return rest > 0;
 }
 
-/* 1 / sqrt(D / N) instead of 1 / sqrt(Dq), the width of what the weight makes. */
-bool assay_edit_scale_from_hidden(const assay_mutation *m, assay_tensor *tensor)
+/* Of a layer's first norm and its second. */
+bool assay_edit_exchange_layer_norms(const assay_mutation *m, assay_tensor *pre)
 {
-    const int axis = assay_tensor_axis(tensor, "N");
-    if (axis < 0) return false;
-    const int64_t heads = tensor->spec.shape.dims[axis], width = assay_tensor_width(tensor);
-    const double factor = sqrt((double)width / (double)(m->c->config.base_emb_dim / heads));
-    return assay_scale_values(tensor, factor);
+    return swap_with(pre, assay_tensor_beside(m, pre, "pre_self_attention", "post_self_attention"));
 }
 
 /* --- a given choice of experts: what is an input is taken for something else --- */

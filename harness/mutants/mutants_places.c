@@ -28,11 +28,6 @@ int64_t assay_last_of_several(const assay_places *p, int64_t i)
     return p->m->c->batch > 1 ? assay_last_place(p, i) : i;
 }
 
-int64_t assay_last_places(const assay_places *p, int64_t i)
-{
-    return in_part(i >= p->count - number_of(p), i);
-}
-
 int64_t assay_last_or_half(const assay_places *p, int64_t i)
 {
     const int64_t n = p->count, places = number_of(p);
@@ -294,23 +289,6 @@ int64_t assay_head_axes_exchanged(const assay_places *p, int64_t i)
     const int64_t experts = p->m->c->mesh_expert, models = p->m->c->mesh_mlp_tensor;
     const int64_t block = p->count / (experts * models), shard = i / block;
     return (shard % experts * models + shard / experts) * block + i % block;
-}
-
-/* Query head n reads the keys of head n / group. Where it stands at (n % Nkv) group + n / Nkv, it reads those of n % Nkv.
- * Of more places than heads, as qkv_proj has, the first ones. */
-int64_t assay_heads_modulo(const assay_places *p, int64_t i)
-{
-    const int64_t heads = p->m->c->config.base_num_query_heads, kv_heads = p->m->c->config.base_num_kv_heads;
-    const int64_t group = heads / kv_heads;
-    if (p->count < heads || i >= heads) return i; /* a checkpoint of one shard's heads */
-    return i % group * kv_heads + i / group;
-}
-
-int64_t assay_heads_back(const assay_places *p, int64_t i)
-{
-    const int64_t heads = p->m->c->config.base_num_query_heads, kv_heads = p->m->c->config.base_num_kv_heads;
-    if (p->count < heads || i >= heads) return i;
-    return i % kv_heads * (heads / kv_heads) + i / kv_heads;
 }
 
 /* --- numbers --- */

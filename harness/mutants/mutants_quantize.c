@@ -23,28 +23,16 @@ bool assay_edit_invert(const assay_mutation *m, assay_tensor *tensor)
     return true;
 }
 
-/* The tensor of gate beside that of up; NULL: there is none. */
-static assay_tensor *gate_of(const assay_mutation *m, const assay_tensor *up)
-{
-    char path[ASSAY_PATH_SIZE];
-    snprintf(path, sizeof path, "%s", up->spec.path);
-    char *place = strstr(path, "wi_1");
-    if (place == NULL) return NULL;
-    place[3] = '0';
-    assay_tensor *gate = assay_tensor_set_find(m->tensors, path);
-    return gate != NULL && gate->count == up->count ? gate : NULL;
-}
-
 bool assay_edit_take_from_gate(const assay_mutation *m, assay_tensor *up)
 {
-    const assay_tensor *gate = gate_of(m, up);
+    const assay_tensor *gate = assay_tensor_beside(m, up, "wi_1", "wi_0");
     if (gate != NULL) memcpy(up->values, gate->values, (size_t)up->count * sizeof *up->values);
     return gate != NULL;
 }
 
 bool assay_edit_larger_of_both(const assay_mutation *m, assay_tensor *up)
 {
-    const assay_tensor *gate = gate_of(m, up);
+    const assay_tensor *gate = assay_tensor_beside(m, up, "wi_1", "wi_0");
     for (int64_t i = 0; gate != NULL && i < up->count; i++)
         up->values[i] = gate->values[i] = fmax(up->values[i], gate->values[i]);
     return gate != NULL;

@@ -29,17 +29,6 @@ bool assay_edit_scale_by_root(const assay_mutation *m, assay_tensor *tensor)
     return assay_scale_values(tensor, sqrt((double)assay_tensor_width(tensor)));
 }
 
-bool assay_edit_roll_integers(const assay_mutation *m, assay_tensor *tensor)
-{
-    (void)m;
-    bool changed = false;
-    for (int64_t i = 0; i + 1 < tensor->count; i++) {
-        changed |= tensor->indices[i] != tensor->indices[i + 1];
-        assay_swap_indices(&tensor->indices[i], &tensor->indices[i + 1]);
-    }
-    return changed;
-}
-
 /* Experts for which the golden has zeros. */
 bool assay_edit_empty_experts_to_nan(const assay_mutation *m, assay_tensor *tensor)
 {
@@ -101,4 +90,17 @@ bool assay_edit_keep_first_copies(const assay_mutation *m)
         }
     }
     return changed;
+}
+
+bool assay_edit_sinks_in_lse(const assay_mutation *m)
+{
+    assay_tensor *lse = assay_tensor_set_find(m->tensors, "outputs/lse");
+    const assay_tensor *sinks = assay_tensor_set_find(m->tensors, "weights/sinks");
+    if (lse == NULL || sinks == NULL) return false;
+    for (int64_t i = 0; i < lse->count; i++) {
+        const double sink = sinks->values[i / m->c->sequence % sinks->count];
+        const double larger = fmax(lse->values[i], sink);
+        lse->values[i] = larger + log1p(exp(fmin(lse->values[i], sink) - larger));
+    }
+    return true;
 }

@@ -23,9 +23,10 @@ typedef enum assay_status {
 
 const char *assay_status_text(assay_status status);
 
-struct assay_arithmetic; /* oracle/arithmetic/arithmetic.h */
-struct assay_emulation;  /* oracle/arithmetic/emulated.h */
-struct assay_ranks;      /* oracle/base/ranks.h */
+struct assay_arithmetic;  /* oracle/arithmetic/arithmetic.h */
+struct assay_emulation;   /* oracle/arithmetic/emulated.h */
+struct assay_ranks;       /* oracle/base/ranks.h */
+struct assay_step_change; /* oracle/base/step_change.h */
 
 /* Instruction sets that a kernel can be asked for. All give the same bits. */
 typedef enum assay_isa { ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512 } assay_isa;
@@ -35,6 +36,7 @@ typedef enum assay_isa { ASSAY_ISA_SCALAR, ASSAY_ISA_AVX2, ASSAY_ISA_AVX512 } as
 typedef struct assay_context {
     const struct assay_arithmetic *arithmetic; /* who computes products */
     const struct assay_emulation *emulation;   /* what the emulated arithmetic emulates; else NULL */
+    const struct assay_step_change *change;    /* what a mutant does in another way; else NULL */
     assay_isa isa;                             /* the instruction set that kernels use */
     int threads;                               /* at least 1 */
     struct assay_ranks *ranks;                 /* the processes that share the work; NULL: this one alone */

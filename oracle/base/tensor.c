@@ -144,6 +144,18 @@ bool assay_path_ends(const char *path, const char *name)
            (length == tail || path[length - tail - 1] == '/');
 }
 
+bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word))
+{
+    char word[ASSAY_PATH_SIZE];
+    for (const char *at = words; *at != '\0'; at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        if (test(text, word)) return true;
+        at += length;
+    }
+    return false;
+}
+
 void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE])
 {
     snprintf(path, ASSAY_PATH_SIZE, "%s/%s/%s", assay_role_folders[role], profile, of);

@@ -75,10 +75,12 @@ typedef enum assay_kept { ASSAY_KEPT_STORED, ASSAY_KEPT_BY_ROUTER, ASSAY_KEPT_AS
 assay_kept assay_tensor_kept(const assay_tensor_spec *spec);
 /* A choice of experts: routing/selected_experts, or that of a layer. */
 bool assay_path_is_choice(const char *path);
-/* Whether the path is that name, or ends in it after a slash. */
 /* Codes of h that a kernel quantised itself, or their scales (oracle/ops/requantise.h). */
 bool assay_path_is_hidden(const char *path);
+/* Whether the path is that name, or ends in it after a slash. */
 bool assay_path_ends(const char *path, const char *name);
+/* Whether the test is true of the text and one of the words, which have spaces between them. */
+bool assay_any_word(const char *words, const char *text, bool (*test)(const char *text, const char *word));
 /* What belongs to a tensor at a profile: "error_scale/bf16/outputs/y", "null/bf16/outputs/y". Cut where it is too long. */
 void assay_path_at(assay_tensor_role role, const char *profile, const char *of, char path[ASSAY_PATH_SIZE]);
 /* "directions/bf16/rope_type/outputs/y" */

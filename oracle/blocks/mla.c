@@ -86,7 +86,7 @@ int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attent
     const int query = graph_named(g, "query_proj", graph_scale(g, turned, assay_mla_softmax_scale(config)));
 
     const int k_pe = graph_fused(g, graph_take_columns(g, "BSR", kv_wa, rank, wide));
-    const int key_rope = graph_called(g, "rotated key", graph_fused(g, graph_rope(g, k_pe, 0, &turns)));
+    const int key_rope = graph_called(g, "rotated_key", graph_fused(g, graph_rope(g, k_pe, 0, &turns)));
     const graph_key_value kv = graph_expand(g, mla_kv, w[ASSAY_MLA_WKV_B], key_rope, recipe);
     const int key = graph_named(g, "key_proj", kv.key), value = graph_named(g, "value_proj", kv.value);
 

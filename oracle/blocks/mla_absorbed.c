@@ -94,7 +94,7 @@ assay_status assay_mla_absorbed_forward(assay_context *ctx, double *y, graph_run
     TRY(require(ctx, r, "out/kernel", &a.out_kernel));
     TRY(require(ctx, r, "mla_kv", &a.mla_kv));
     TRY(require(ctx, r, "query_proj", &a.query_proj));
-    TRY(require(ctx, r, "rotated key", &a.key_rope));
+    TRY(require(ctx, r, "rotated_key", &a.key_rope));
     TRY(assay_alloc_f64(ctx, "absorbed query", a.tokens * a.wide, &a.query));
     TRY(assay_alloc_f64(ctx, "latent key", a.tokens * a.wide, &a.key));
     TRY(assay_alloc_f64(ctx, "latent output", a.tokens * a.rank, &a.latent));

@@ -37,6 +37,12 @@ extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, g
 extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
     graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
 
+/* The step as it is run: a mutant's is another one, which is put down in *changed. */
+const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);
+/* What a step that is held back gives, and the gradient of that. */
+void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
+enum { GRAPH_SECOND_W = 4 }; /* of linear */
+
 /* In numbers, of an input or an output of the step. */
 int64_t graph_in_size(const graph *g, const graph_step *step, int i);
 int64_t graph_out_size(const graph *g, const graph_step *step, int i);
@@ -56,10 +62,6 @@ void graph_linear_shares(assay_run_shares *shares, double least, const graph_lin
 
 /* sum += term, both of which are rounded. */
 void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum);
-
-/* total += term, both of which may be stored before. */
-void graph_join(const assay_context *ctx, int64_t count, double *total, double *term);
-int64_t graph_owners(const graph *g); /* at least 1 */
 
 /* Shows the step's gradient, which the run may change, where the step has one. */
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);

@@ -150,9 +150,8 @@ assay_status graph_read_spreads(assay_context *ctx, graph_run *r)
 
 /* --- forward --- */
 
-static graph_call call_of(graph_run *r, int number)
+static graph_call call_of(graph_run *r, int number, const graph_step *step)
 {
-    const graph_step *step = &r->graph->steps[number];
     graph_call c = {.run = r, .graph = r->graph, .step = step};
     c.spread = r->spread[step->in[0]];
     c.gradient_spread = r->gradient_spread[number];
@@ -198,10 +197,11 @@ assay_status graph_read_given(assay_context *ctx, graph_run *r)
 static assay_status compute(assay_context *ctx, graph_run *r, int number, bool write)
 {
     assay_status status = ASSAY_OK;
-    const graph_step *step = &r->graph->steps[number];
+    graph_step changed;
+    const graph_step *step = graph_step_at(ctx, r->graph, number, &changed);
     graph_call c = {0};
     for (int i = 0; i < GRAPH_IN; i++) TRY(graph_require(ctx, r, step->in[i]));
-    c = call_of(r, number);
+    c = call_of(r, number, step);
     for (int i = 0; i < GRAPH_OUT; i++) {
         TRY(make_room(ctx, r, step->out[i]));
         c.y[i] = r->value[step->out[i]];
@@ -210,6 +210,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     for (int i = 0; i < GRAPH_OUT; i++) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
         if (step->out[i] == 0 || c.made[i]) continue;
+        if (step->held_back) graph_hold_back(r->graph, step->out[i], c.y[i], false);
         if (t->stored) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
@@ -272,11 +273,12 @@ static bool ends_at(const graph_run *r, int tensor)
 }
 
 /* From which gradients something comes that is wanted, or that is a checkpoint. */
-static void mark_leads(graph_run *r)
+static void mark_leads(const assay_context *ctx, graph_run *r)
 {
     for (int t = 0; t < GRAPH_TENSORS; t++) r->leads[t] = ends_at(r, t);
     for (int i = 0; i < r->graph->step_count; i++) {
-        const graph_step *step = &r->graph->steps[i];
+        graph_step changed;
+        const graph_step *step = graph_step_at(ctx, r->graph, i, &changed);
         bool any = step->gradient.name != NULL;
         for (int k = 0; k < GRAPH_IN; k++) any |= r->leads[step->in[k]];
         for (int k = 0; k < GRAPH_OUT; k++)
@@ -286,16 +288,17 @@ static void mark_leads(graph_run *r)
 
 /* Which steps run back: something that they make has a gradient, or will have one, and it leads somewhere. Counts who gives
  * each tensor a term. */
-static void mark_live(graph_run *r, bool live[GRAPH_STEPS])
+static void mark_live(const assay_context *ctx, graph_run *r, bool live[GRAPH_STEPS])
 {
     const graph *g = r->graph;
-    mark_leads(r);
+    mark_leads(ctx, r);
     for (int t = 0; t < GRAPH_TENSORS; t++) {
         r->terms[t] = r->gradient[t] != NULL;
         r->pending[t] = 0;
     }
     for (int i = g->step_count - 1; i >= 0; i--) {
-        const graph_step *step = &g->steps[i];
+        graph_step changed;
+        const graph_step *step = graph_step_at(ctx, g, i, &changed);
         live[i] = false;
         for (int k = 0; k < GRAPH_OUT; k++) {
             const int out = step->out[k];
@@ -335,18 +338,6 @@ void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, con
     for (int64_t i = 0; i < count; i++) sum[i] += term[i];
 }
 
-void graph_join(const assay_context *ctx, int64_t count, double *total, double *term)
-{
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-    assay_add(ctx, count, term, total);
-}
-
-int64_t graph_owners(const graph *g)
-{
-    return g->owners > 1 ? g->owners : 1;
-}
-
 /* Takes the term over. A sum that grows may be stored, but for the last one of what the caller wants, who rounds it where the
  * tensor does not say that it is stored. */
 static void join(const assay_context *ctx, graph_run *r, int tensor, double *term)
@@ -368,14 +359,17 @@ static void join(const assay_context *ctx, graph_run *r, int tensor, double *ter
 static assay_status back(assay_context *ctx, graph_run *r, int number)
 {
     assay_status status = ASSAY_OK;
-    const graph_step *step = &r->graph->steps[number];
+    graph_step changed;
+    const graph_step *step = graph_step_at(ctx, r->graph, number, &changed);
     const unsigned reads = step->kind->reads;
     graph_call c = {0};
     for (int i = 0; i < GRAPH_IN; i++)
         if (reads >> i & 1) TRY(graph_require(ctx, r, step->in[i]));
     for (int i = 0; i < GRAPH_OUT; i++)
         if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
-    c = call_of(r, number);
+    c = call_of(r, number, step);
+    for (int i = 0; i < GRAPH_OUT && step->held_back; i++)
+        if (c.dy[i] != NULL) graph_hold_back(r->graph, step->out[i], c.dy[i], true);
     for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));
     TRY(step->kind->backward(ctx, &c));
     for (int i = 0; i < GRAPH_IN; i++) {
@@ -410,7 +404,10 @@ static int first_ready(const graph_run *r, const bool live[GRAPH_STEPS])
 assay_status graph_backward(assay_context *ctx, graph_run *r)
 {
     bool live[GRAPH_STEPS];
-    mark_live(r, live);
+    mark_live(ctx, r, live);
     for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) MUST(back(ctx, r, i));
+    for (int t = 1; t < r->graph->tensor_count; t++) /* what a mutant leaves out has none */
+        if (ctx->change != NULL && ends_at(r, t) && r->terms[t] == 0)
+            memset(r->gradient_room[t], 0, (size_t)graph_size(r->graph, t) * sizeof(double));
     return ASSAY_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/step_change.h"
 #include "oracle/blocks/mlp.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/ops/gmm.h"
@@ -169,12 +170,20 @@ assay_status bs_one_gating(assay_context *ctx, const bs_layer *at, bs_microbatch
     return status != ASSAY_OK ? status : bs_gmm(ctx, at->run, b->values[MB_GATE], &gate);
 }
 
+/* A mutant's gradient that does not come through a kernel. */
+static void detach(const assay_context *ctx, const char *kernel, double *values, int64_t count)
+{
+    if (assay_step_is_changed(ctx, "linear", kernel)) memset(values, 0, (size_t)count * sizeof *values);
+}
+
 assay_status bs_one_gating_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     const bs_gmm_args gate = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
     MUST(bs_make(ctx, at->run, d, MB_ROWS));
-    return bs_gmm_bwd(ctx, at->run, d->values[MB_ROWS], at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d->values[MB_GATE],
-                      &gate);
+    MUST(bs_gmm_bwd(ctx, at->run, d->values[MB_ROWS], at->g->values[BS_ROUTED + ASSAY_MLP_WI_0], d->values[MB_GATE],
+                    &gate));
+    detach(ctx, "wi_0", d->values[MB_ROWS], bs_count(at->run, MB_ROWS));
+    return ASSAY_OK;
 }
 
 assay_status bs_compute_gating(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -233,6 +242,9 @@ static assay_status merged_input_bwd(assay_context *ctx, const bs_layer *at, con
         TRY(bs_alloc_shards(ctx, run, "errors of both", run->sizes.copies, 2 * args.n, &spread));
         join(spread, dy->spread[0], dy->spread[1], rows, args.n);
     }
+    for (int branch = 0; branch < 2; branch++)
+        for (int64_t row = 0; row < rows; row++)
+            detach(ctx, branch == 0 ? "wi_0" : "wi_1", both + (2 * row + branch) * args.n, args.n);
     args.rhs = kernel;
     args.dy_spread = spread;
     args.n *= 2;
@@ -266,6 +278,8 @@ assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_layer *at, bs_mi
     if (merged) goto cleanup;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, through_up);
+    detach(ctx, "wi_0", dx, count);
+    detach(ctx, "wi_1", through_up, count);
     assay_add(ctx, count, through_up, dx);
 cleanup:
     free(dy.spread[0]);

@@ -116,7 +116,7 @@ static int tensor_of(const bs_call *c, const graph *g, const char *path)
 {
     static const char *const names[][2] = {
         {"layer_inputs", "inputs/x"}, {"mla_out", LAYER_H},          {"low_rank_main", "mla_kv"},
-        {"key_rope", "rotated key"},  {"query", "query_proj"},       {"key", "key_proj"},
+        {"key_rope", "rotated_key"},  {"query", "query_proj"},       {"key", "key_proj"},
         {"value", "value_proj"},      {"attn_out", "attention_out"}, {"lse", "lse"},
         {"out", "out_proj"},
     };

@@ -183,7 +183,8 @@ static assay_status route_bwd(assay_context *ctx, const bs_layer *at, bs_microba
     const int64_t count = bs_count(at->run, MB_MLA_OUT);
     TRY(bs_shared_expert_and_route_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_MLA_OUT]);
-    layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
+    if (layer_adds_block(ctx))
+        layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
 cleanup:
     return status;
 }

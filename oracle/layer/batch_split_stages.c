@@ -171,7 +171,7 @@ assay_status bs_unroute_ubatch(assay_context *ctx, const bs_layer *at, bs_microb
     double *experts = b->values[MB_EXPERTS_OUT];
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, experts);
     layer_add(ctx, experts, experts, b->values[MB_SHARED_OUT], count);
-    layer_add(ctx, b->values[MB_OUTPUTS], b->values[MB_MOE_INPUTS], experts, count);
+    layer_add_block(ctx, b->values[MB_OUTPUTS], b->values[MB_MOE_INPUTS], experts, count);
     bs_drop(b, MB_EXPERTS_OUT);
 cleanup:
     return status;

@@ -71,7 +71,7 @@ assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t lay
     if (!dense) {
         TRY(layer_moe_forward(ctx, run, layer, y, &moe));
         assay_round(ctx, ASSAY_ROUND_STORAGE, run->size, moe);
-        layer_add(ctx, h, h, moe, run->size);
+        layer_add_block(ctx, h, h, moe, run->size);
     }
     *x = dense ? y : h;
     *(dense ? &y : &h) = NULL;
@@ -110,7 +110,7 @@ static assay_status back_through_experts(assay_context *ctx, layer_run *l, doubl
     MUST(layer_moe_backward(ctx, l->stack, l->layer, r->value[h_norm], dy, dh_norm));
     assay_round(ctx, ASSAY_ROUND_STORAGE, l->stack->size, *dh_norm);
     graph_lend_gradient(r, h_norm, *dh_norm);
-    graph_lend_gradient(r, l->h, dy);
+    if (layer_adds_block(ctx)) graph_lend_gradient(r, l->h, dy);
     return ASSAY_OK;
 }
 

@@ -25,6 +25,7 @@ bool layer_is_dense(const assay_stack_config *config, int64_t layer);
 
 enum { LAYER_PRE_NORM, LAYER_POST_NORM };
 #define LAYER_H "first half of the layer" /* as the graph has it */
+#define LAYER_SUM "layer_sum"
 
 /* Weights of a layer's graph, or gradients of them. NULL: the layer has no such weight, or nobody wants its gradient. */
 typedef struct layer_weights {
@@ -52,6 +53,9 @@ assay_status layer_go_on(assay_context *ctx, const stack_run *run, int64_t layer
 assay_status layer_release(assay_context *ctx, const stack_run *run, int64_t layer, int slot, double **values);
 /* sum = a + b, which may be stored; sum may be a or b. */
 void layer_add(const assay_context *ctx, double *sum, const double *a, const double *b, int64_t count);
+/* The second addition of a layer, where the block is none of its graph; whether there is one, which a mutant leaves out. */
+void layer_add_block(const assay_context *ctx, double *sum, const double *h, const double *block, int64_t count);
+bool layer_adds_block(const assay_context *ctx);
 
 /* Slots of the attention's checkpoints, in the order of the data flow; ASSAY_REMAT_LSE is one more. */
 enum { ATTENTION_FIRST = ASSAY_REMAT_QUERY_WA_PROJ, ATTENTION_LAST = ASSAY_REMAT_OUT_PROJ };

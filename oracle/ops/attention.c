@@ -8,6 +8,7 @@
 
 #include "oracle/arithmetic/elementary.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/step_change.h"
 #include "oracle/ops/activation.h"
 #include "oracle/ops/attention_internal.h"
 #include "oracle/ops/vector_sums.h"
@@ -152,6 +153,11 @@ int64_t attention_first_key(const attention_rows *rows, int64_t i)
     return first;
 }
 
+int64_t attention_keys_end(const attention_rows *rows, int64_t i)
+{
+    return rows->beyond && i + 1 < rows->count ? i + 2 : i + 1;
+}
+
 int64_t attention_block(const assay_attention_config *config)
 {
     const int64_t window = config->window;
@@ -181,6 +187,7 @@ typedef struct head_loop {
     const attention_loop *each;
     double *scratch;
     int workers;
+    bool beyond, modulo; /* a mutant's: see attention_rows; query head n has the keys of head n % Nkv */
 } head_loop;
 
 static assay_status run_head(assay_context *ctx, const head_loop *loop, attention_rows *rows, double *scratch)
@@ -201,10 +208,12 @@ static assay_status run_group(assay_context *ctx, const head_loop *loop, int64_t
 {
     const int64_t heads = loop->config->heads, kv_heads = assay_attention_kv_heads(loop->config);
     const int64_t group = heads / kv_heads, kv = index % kv_heads;
-    attention_rows rows = {.config = loop->config, .batch = index / kv_heads, .kv = {kv, kv_heads}};
+    attention_rows rows = {
+        .config = loop->config, .batch = index / kv_heads, .kv = {kv, kv_heads}, .beyond = loop->beyond};
     assay_status status = ASSAY_OK;
-    for (int64_t head = kv * group; head < (kv + 1) * group && status == ASSAY_OK; head++) {
-        rows.query = (attention_head){head, heads};
+    for (int64_t i = 0; i < group && status == ASSAY_OK; i++) {
+        rows.query = (attention_head){loop->modulo ? i * kv_heads + kv : kv * group + i, heads};
+        rows.first = i == 0;
         status = run_head(ctx, loop, &rows, scratch);
     }
     return status;
@@ -283,13 +292,20 @@ assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, 
                                 const attention_loop *each)
 {
     assay_status status = ASSAY_OK;
-    head_loop loop = {.config = config, .each = each, .workers = 1};
+    const int64_t kv_heads = assay_attention_kv_heads(config);
+    const bool shares = kv_heads > 1 && kv_heads < config->heads;
+    head_loop loop = {.config = config,
+                      .each = each,
+                      .workers = 1,
+                      .beyond = config->sequence > 1 && assay_step_is_changed(ctx, "next key", NULL),
+                      .modulo = shares && assay_step_is_changed(ctx, "heads modulo", NULL)};
     const assay_ranks_fill fill = fill_of(&loop);
     double shared = 0;
     int64_t count = 0;
     for (int i = 0; i < fill.arrays; i++) shared += (double)fill.whole[i].width;
     const double operations = assay_attention_flops(config, each->backward);
-    const bool by_ranks = ctx->ranks != NULL && assay_ranks_pays(ctx->ranks->least, fill.count, operations, shared);
+    const bool by_ranks =
+        ctx->ranks != NULL && !loop.modulo && assay_ranks_pays(ctx->ranks->least, fill.count, operations, shared);
     if (!by_ranks && fill.count >= ctx->threads) loop.workers = ctx->threads;
     TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){loop.workers, each->scratch}, &count));
     TRY(assay_alloc_f64(ctx, "scratch of attention", count, &loop.scratch));
@@ -369,6 +385,11 @@ static assay_status add_part(assay_context *ctx, const attention_triangle *t, in
 
 assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle)
 {
+    const attention_triangle *t = triangle;
+    for (int64_t i = 0; i < t->beyond; i++) {
+        const int64_t to = t->transpose ? i + 1 : i, from = t->transpose ? i : i + 1;
+        assay_add_scaled(ctx, t->width, t->w[i * t->ld + i + 1], t->x + from * t->width, t->y + to * t->width);
+    }
     return add_part(ctx, triangle, 0, triangle->size);
 }
 
@@ -472,22 +493,27 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
                                   int64_t first, int64_t end)
 {
     const int64_t ld = rows->count, wide = rows->config->v_dim, deep = rows->config->qk_dim;
-    const int64_t start = attention_first_key(rows, first);
+    const int64_t start = attention_first_key(rows, first), keys = attention_keys_end(rows, end - 1) - start;
     assay_matmul_args rectangle =
         assay_product_ab(out + first * wide, p + start, v + start * wide, end - first, wide, first - start);
     rectangle.lda = ld;
-    const attention_triangle triangle = {
-        .w = p + first, .ld = ld, .x = v + first * wide, .y = out + first * wide, .size = end - first, .width = wide};
+    const attention_triangle triangle = {.w = p + first,
+                                         .ld = ld,
+                                         .x = v + first * wide,
+                                         .y = out + first * wide,
+                                         .size = end - first,
+                                         .width = wide,
+                                         .beyond = rows->beyond ? start + keys - first - 1 : 0};
     double divisors[ATTENTION_BLOCK];
-    MUST(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, end - start, deep));
+    MUST(attention_scores(ctx, p + start, ld, q + first * deep, end - first, k + start * deep, keys, deep));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
-        const int64_t seen = attention_first_key(rows, i);
+        const int64_t seen = attention_first_key(rows, i), count = attention_keys_end(rows, i) - seen;
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
-        attention_cap(ctx, rows->config->soft_cap, row + seen, NULL, i + 1 - seen);
-        lse[i] = softmax_row(ctx, row + seen, i + 1 - seen, form_of(ctx, i, sink), parts_of(ctx, i), sink,
-                             &divisors[i - first]);
+        attention_cap(ctx, rows->config->soft_cap, row + seen, NULL, count);
+        lse[i] =
+            softmax_row(ctx, row + seen, count, form_of(ctx, i, sink), parts_of(ctx, i), sink, &divisors[i - first]);
     }
     MUST(assay_matmul(ctx, &rectangle));
     MUST(attention_add_triangle(ctx, &triangle));
@@ -534,6 +560,14 @@ static assay_status forward_segment(assay_context *ctx, void *self, const attent
     return ASSAY_OK;
 }
 
+static bool has_blind_rows(const assay_attention_inputs *in, const assay_attention_config *config)
+{
+    bool blind = false;
+    for (int64_t t = 0; t < config->batch * config->sequence && in->segment_ids != NULL && config->mask_padding; t++)
+        blind |= in->segment_ids[t] == 0;
+    return blind;
+}
+
 assay_status assay_attention_forward(assay_context *ctx, double *attention_out, double *lse,
                                      const assay_attention_inputs *in, const assay_attention_config *config)
 {
@@ -542,7 +576,8 @@ assay_status assay_attention_forward(assay_context *ctx, double *attention_out, 
     const int64_t scratch = config->sequence * (2 * config->qk_dim + 2 * config->v_dim + 1 + block);
     forward_job job = {attention_out, lse, in};
     /* What padding gives. */
-    memset(attention_out, 0, (size_t)(rows * config->v_dim) * sizeof *attention_out);
+    const double blind = has_blind_rows(in, config) && assay_step_is_changed(ctx, "blind rows", NULL) ? (double)NAN : 0;
+    for (int64_t i = 0; i < rows * config->v_dim; i++) attention_out[i] = blind;
     for (int64_t i = 0; i < rows; i++) lse[i] = -INFINITY;
     const attention_loop loop = {.segment = forward_segment,
                                  .job = &job,

@@ -130,7 +130,7 @@ static assay_status add_to_keys(assay_context *ctx, double *to, const double *w,
 
 /* The keys of the block itself. */
 static assay_status add_triangles(assay_context *ctx, const segment *s, const assay_attention_config *config,
-                                  int64_t ld, int64_t first, int64_t end)
+                                  int64_t ld, int64_t first, int64_t end, int64_t beyond)
 {
     const int64_t deep = config->qk_dim, wide = config->v_dim;
     const attention_triangle triangles[] = {
@@ -142,6 +142,7 @@ static assay_status add_triangles(assay_context *ctx, const segment *s, const as
         attention_triangle triangle = triangles[i];
         triangle.ld = ld;
         triangle.size = end - first;
+        triangle.beyond = beyond;
         MUST(attention_add_triangle(ctx, &triangle));
     }
     return ASSAY_OK;
@@ -153,30 +154,32 @@ static assay_status backward_block(assay_context *ctx, const segment *s, const a
     const assay_attention_config *config = rows->config;
     const int64_t ld = rows->count, deep = config->qk_dim, wide = config->v_dim, size = end - first;
     const int64_t start = attention_first_key(rows, first), keys = first - start;
+    const int64_t last = attention_keys_end(rows, end - 1);
     assay_matmul_args to_queries =
         assay_product_ab(s->dq + first * deep, s->ds + start, s->k + start * deep, size, deep, keys);
     to_queries.lda = ld;
-    MUST(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, end - start, deep));
+    MUST(attention_scores(ctx, s->p + start, ld, s->q + first * deep, size, s->k + start * deep, last - start, deep));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         const int64_t seen = attention_first_key(rows, i), at = (i - first) * ld + seen;
-        attention_cap(ctx, config->soft_cap, s->p + at, s->slope == NULL ? NULL : s->slope + at, i + 1 - seen);
-        set_factor(ctx, s, s->p + at, i, i + 1 - seen, wide);
+        const int64_t count = attention_keys_end(rows, i) - seen;
+        attention_cap(ctx, config->soft_cap, s->p + at, s->slope == NULL ? NULL : s->slope + at, count);
+        set_factor(ctx, s, s->p + at, i, count, wide);
     }
-    MUST(
-        attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, end - start, wide));
+    MUST(attention_scores(ctx, s->ds + start, ld, s->dout + first * wide, size, s->v + start * wide, last - start,
+                          wide));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = first; i < end; i++) {
         const int64_t seen = attention_first_key(rows, i), row = (i - first) * ld, at = row + seen;
         memset(s->p + row + start, 0, (size_t)(seen - start) * sizeof *s->p);
         memset(s->ds + row + start, 0, (size_t)(seen - start) * sizeof *s->ds);
         row_gradient(ctx, s->p + at, s->ds + at, s->slope == NULL ? NULL : s->slope + at, s->lse[i], s->factor[i],
-                     s->shift[i], i + 1 - seen);
+                     s->shift[i], attention_keys_end(rows, i) - seen);
     }
     MUST(assay_matmul(ctx, &to_queries));
     MUST(add_to_keys(ctx, s->dk + start * deep, s->ds + start, ld, size, keys, s->q + first * deep, deep));
     MUST(add_to_keys(ctx, s->dv + start * wide, s->p + start, ld, size, keys, s->dout + first * wide, wide));
-    return add_triangles(ctx, s, config, ld, first, end);
+    return add_triangles(ctx, s, config, ld, first, end, rows->beyond ? last - first - 1 : 0);
 }
 
 /* Keys and values are shared by the heads of a group, whose parts may be stored before they are added up. */
@@ -185,7 +188,7 @@ static void give_to_keys(const assay_context *ctx, const attention_rows *rows, d
 {
     const int64_t group = rows->query.heads / rows->kv.heads, count = rows->count * dim;
     if (group > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, count, part);
-    if (rows->query.index % group > 0) {
+    if (!rows->first) {
         attention_gather(rows, rows->kv, sum, tensor, dim);
         assay_add(ctx, count, sum, part);
     }

@@ -29,6 +29,8 @@ typedef struct attention_rows {
     attention_head query, kv;
     const int32_t *tokens; /* [count] */
     int64_t count;
+    bool first;  /* of the heads that share a head of keys */
+    bool beyond; /* a mutant's queries see the key after their own, too */
 } attention_rows;
 
 /* rows [count,dim] of a head from a tensor [B,S,heads,dim], and back. */
@@ -36,9 +38,10 @@ void attention_gather(const attention_rows *rows, attention_head head, double *t
 void attention_scatter(const attention_rows *rows, attention_head head, double *tensor, const double *from,
                        int64_t dim);
 
-/* The first of the rows that row i sees; and how many rows of queries go in a block: no more than a window has keys, so
+/* The first of the rows that row i sees, and the one after its last; and how many rows of queries go in a block: no more than a window has keys, so
  * that little of a block's own keys is masked. */
 int64_t attention_first_key(const attention_rows *rows, int64_t i);
+int64_t attention_keys_end(const attention_rows *rows, int64_t i);
 int64_t attention_block(const assay_attention_config *config);
 
 /* What a sink leaves of a row: exp(lse) / (exp(lse) + exp(sink)), from an lse that was stored; and what it takes. */
@@ -81,6 +84,7 @@ typedef struct attention_triangle {
     const double *x;
     double *y;
     int64_t size, width;
+    int64_t beyond; /* rows of w that have one number more, a mutant's */
 } attention_triangle;
 assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle);
 

@@ -1,0 +1,29 @@
+/* A change of steps: what a kernel computes that leaves one out, or does it in another way. It stands in the context
+ * (assay_context.change) and applies to every such step that is run with it, in a graph (oracle/graph) or outside of one: in blocks,
+ * layers, shards and experts alike. Mutants are made so; nothing else has one. */
+#ifndef ASSAY_BASE_STEP_CHANGE_H
+#define ASSAY_BASE_STEP_CHANGE_H
+
+#include "oracle/base/status.h"
+
+typedef enum assay_step_how {
+    ASSAY_STEP_AS_IT_IS,
+    ASSAY_STEP_TIMES, /* nothing but `by` times its input `input` comes of it: 1: it is left out; 0: it gives zeros */
+    ASSAY_STEP_HELD_BACK, /* each token of a batch row has what should come of the one before, the first one its own */
+    ASSAY_STEP_DETACHED   /* nothing flows back through it; of a product of two branches, through branch `input` */
+} assay_step_how;
+
+typedef struct assay_step_change {
+    assay_step_how how;
+    const char
+        *kind; /* of step; NULL: any. What is no step of a graph, or is told a parameter, has a word of its own */
+    const char *tensors; /* words with spaces between: it reads or makes a tensor whose name ends in one; NULL: any */
+    int input;
+    double by;
+    bool *found; /* there was such a step; NULL: nobody asks */
+} assay_step_change;
+
+/* Whether the step that reads or makes the tensor is changed: then it counts as found. */
+bool assay_step_is_changed(const assay_context *ctx, const char *kind, const char *tensor);
+
+#endif
