@@ -91,12 +91,14 @@ static bool has_engine_form(const assay_case *c)
            m->num_redundant_experts > 0 || !m->apply_routed_scaling_factor_on_output;
 }
 
-/* Scales by a recipe are those of rows or blocks of gate and up together; but blocks that end with gate. */
+/* Scales by a recipe are those of rows or blocks of gate and up together; but blocks that end with gate. Of shards of H gate and
+ * up give dx sums of their own, which only a fused one has together. */
 static bool fuses_scales(const assay_case *c)
 {
     const assay_model_config *m = &c->config;
     const int64_t width = is_op(c, "moe") ? m->base_moe_mlp_dim : m->base_mlp_dim;
-    return m->quant_recipe.text[0] != '\0' && (strcmp(m->quant_recipe.text, "deepseek_v3") != 0 || width % 128 != 0);
+    return m->quant_recipe.text[0] != '\0' &&
+           (strcmp(m->quant_recipe.text, "deepseek_v3") != 0 || width % 128 != 0 || c->mesh_mlp_tensor > 1);
 }
 
 static bool other_fused(const assay_case *c, assay_other_form *form)
@@ -217,8 +219,35 @@ static bool other_remat(const assay_case *c, assay_other_form *form)
     return true;
 }
 
-/* The most shards of experts that divide, then of the batch; or of the embedding. */
-static bool spread(assay_case *c)
+static int64_t token_pieces(const assay_case *c)
+{
+    return c->mesh_data * c->mesh_fsdp * c->mesh_fsdp_transpose * c->config.num_moe_token_chunks;
+}
+
+static int64_t sum_pieces(const assay_case *c)
+{
+    return c->mesh_tensor * (c->config.num_moe_emb_chunks > 1 ? c->config.num_moe_emb_chunks : 1);
+}
+
+/* Whether experts by a recipe have the scales of another mesh: each shard finds those of its own rows, experts and columns. */
+static bool has_same_scales(const assay_case *c, const assay_case *other)
+{
+    assay_context ctx = {0};
+    assay_recipe_config r;
+    const int64_t width = c->config.base_moe_mlp_dim;
+    if (!has_moe(c) || assay_recipe_config_of(&ctx, c, &r) != ASSAY_OK || r.recipe == NULL) return true;
+    const bool blocks = r.recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS;
+    const bool x = r.x.fixed > 0, w = r.w.fixed > 0, dy = r.dy.fixed > 0;
+    const bool tokens = token_pieces(c) == token_pieces(other), experts = c->mesh_expert == other->mesh_expert;
+    const bool sums = sum_pieces(c) == sum_pieces(other), hidden = c->mesh_mlp_tensor == other->mesh_mlp_tensor;
+    const bool whole_blocks = width % (128 * c->mesh_mlp_tensor) == 0 && width % (128 * other->mesh_mlp_tensor) == 0;
+    if (blocks) return tokens && (hidden || whole_blocks);
+    return (tokens || dy) && (experts || (w && dy)) && ((sums && hidden) || (x && w && dy));
+}
+
+/* The most shards of experts that divide, then of the batch; or of the embedding. By a recipe that has blocks of rows no shards
+ * of the batch. */
+static bool spread(const assay_case *one, assay_case *c)
 {
     for (int64_t experts = 4; experts >= 1; experts /= 2) {
         const bool whole_batch = c->batch == 1, two = c->batch % (2 * experts) == 0,
@@ -226,6 +255,7 @@ static bool spread(assay_case *c)
         c->mesh_expert = experts;
         c->mesh_data = four || (two && c->seed % 2 == 0) ? 2 : 1;
         c->mesh_fsdp = four || (two && c->seed % 2 == 1) ? 2 : 1;
+        if (!has_same_scales(one, c)) c->mesh_data = c->mesh_fsdp = 1;
         const bool fits = c->config.num_experts % experts == 0 && (whole_batch || c->batch % experts == 0);
         if (fits && c->mesh_data * c->mesh_fsdp * experts > 1 && is_case(c)) return true;
     }
@@ -260,7 +290,7 @@ static bool other_sharded(const assay_case *c, assay_other_form *form)
     }
     const bool fused = has_moe(c) && c->config.fused_moe_func; /* which has no loss */
     if (!(has_sparse_moe(c) || fused) || drops_rows(c) || is_batch_split(c) || has_own_loss(c)) return false;
-    if (!is_sharded(c)) return spread(&form->c);
+    if (!is_sharded(c)) return spread(c, &form->c);
     on_one_device(&form->c);
     return true;
 }
@@ -300,7 +330,8 @@ static bool other_chunks(const assay_case *c, assay_other_form *form)
     const bool emb = m->num_moe_emb_chunks > 0, tokens = m->num_moe_token_chunks > 1;
     if (!has_sparse_moe(c) || is_batch_split(c) || !m->use_ring_of_experts) return false;
     if (tokens && has_own_loss(c)) return false;
-    form->holding = tokens ? ASSAY_HOLDS_SCALES : ASSAY_HOLDS_BITS;
+    const bool sums = tokens || m->quant_recipe.text[0] != '\0'; /* a layer for each chunk, whose products are added */
+    form->holding = sums ? ASSAY_HOLDS_SCALES : ASSAY_HOLDS_BITS;
     form->other_shards = tokens;
     form->c.config.num_moe_emb_chunks = emb || tokens ? 0 : 2;
     form->c.config.num_moe_token_chunks = 1;
@@ -375,11 +406,12 @@ static bool other_blocks(const assay_case *c, assay_other_form *form)
     return is_op(c, "quantize");
 }
 
-/* Every expert once. */
+/* Every expert once; where shards have as many of them. A ring rolls ids of experts, and not what it counts of replicas. */
 static bool other_replicas(const assay_case *c, assay_other_form *form)
 {
     form->c.config.num_redundant_experts = 0;
-    return has_moe(c) && c->config.num_redundant_experts > 0;
+    form->other_shards = c->config.use_ring_of_experts;
+    return has_moe(c) && c->config.num_redundant_experts > 0 && c->config.num_experts % c->mesh_expert == 0;
 }
 
 /* A table of hash routing fixes the choice already. */
@@ -549,7 +581,8 @@ bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const as
     }
     assay_model_forget_given(&form->c.config); /* what the user said was held against the form that it was said of */
     if (!equivalence->other(c, form)) return false;
-    return c->config.quant_recipe.text[0] == '\0' || is_case(&form->c); /* a recipe is not in every form */
+    if (c->config.quant_recipe.text[0] == '\0') return true;
+    return has_same_scales(c, &form->c) && is_case(&form->c); /* a recipe is not in every form */
 }
 
 const assay_equivalence *assay_equivalence_by_name(const char *name)

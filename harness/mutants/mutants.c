@@ -281,6 +281,8 @@ const assay_mutant assay_mutants[] = {
      ASSAY_ALONE, WHERE(products_of_recipe), .recipe_bug = "scales_lost"},
     {"recipe_scales_of_each_expert", "scales by column are of one expert each instead of all", "84", RECIPE,
      ASSAY_ALONE, WHERE(block_or_layer), .recipe_bug = "each_expert"},
+    {"recipe_scales_of_all_parts", "scales are of all shards of H or chunks of the embedding instead of each its own",
+     "84", RECIPE, ASSAY_ALONE, WHERE(parts_of_products), .recipe_bug = "all_parts"},
     {"recipe_scales_of_next_shard", "gathered codes are multiplied with the scales of the shard after their own", "84",
      ASSAY_IS_FUNCTION, ASSAY_NOWHERE, WHERE(gathers_codes), .recipe_bug = "next_shard"},
     {"recipe_scales_of_receiver", "codes are gathered without their scales, and the receiving shard's are taken", "84",

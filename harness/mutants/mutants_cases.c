@@ -80,6 +80,13 @@ bool assay_case_gathers_codes(const assay_case *c)
     return strncmp(c->config.function.text, "quantized_psum_scatter", 22) == 0;
 }
 
+/* Of experts, each part with scales of its own. */
+static bool has_parts_of_products(const assay_case *c)
+{
+    const bool experts = (assay_operation_by_name(c->op)->parts & ASSAY_PART_EXPERTS) != 0;
+    return experts && c->mesh_mlp_tensor * c->mesh_tensor * c->config.num_moe_emb_chunks > 1;
+}
+
 bool assay_case_is_where(const assay_case *c, int where)
 {
     const assay_model_config *m = &c->config;

@@ -35,6 +35,7 @@
     X(replicas, m->num_redundant_experts > 0)                                                                          \
     X(products_of_recipe, !assay_case_gathers_codes(c))                                                                \
     X(gathers_codes, assay_case_gathers_codes(c) && c->mesh_expert > 1)                                                \
+    X(parts_of_products, has_parts_of_products(c))                                                                     \
     X(deepseek_v3_recipe, is(&m->quant_recipe, "deepseek_v3"))                                                         \
     X(fp8_full_recipe, is(&m->quant_recipe, "fp8_full"))                                                               \
     X(expert_shards, has_expert_shards(c))                                                                             \

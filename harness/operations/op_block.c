@@ -12,6 +12,12 @@ static bool is_sharded(const assay_case *c)
     return assay_mesh_shards(&mesh) > 1;
 }
 
+/* Shard by shard. By a recipe scales are of what all shards have, so the layer runs as one, with sums in parts. */
+static bool runs_apart(const assay_case *c, const graph *g)
+{
+    return is_sharded(c) && g->gradient_count == 0;
+}
+
 /* Rows of a matrix, which a product sums along. */
 static void mark_rows(assay_describer *d, const assay_operation *operation, int back, const assay_tensor_row *row)
 {
@@ -103,6 +109,10 @@ typedef struct block_run {
     const assay_sink *out;
     graph g;
     graph_run r;
+    assay_mesh mesh;
+    assay_head_layout layout; /* by a recipe over a mesh; else nothing */
+    assay_source checkpoints;
+    assay_sink shown;
     assay_tensor_table table;
     int x, positions, segment_ids; /* tensors */
     int64_t size;                  /* of x and y */
@@ -116,6 +126,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
 {
     const assay_source *in = m->in;
     const int64_t tokens = c->batch * c->sequence;
+    m->mesh = assay_mesh_of(c);
     operation->graph(config, false, &m->g);
     m->table = graph_weight_table(&m->g);
     m->x = graph_find(&m->g, "inputs/x");
@@ -134,6 +145,14 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
     graph_open(&m->r, &m->g);
     m->r.in = in;
     m->r.out = m->out;
+    if (is_sharded(c) && !runs_apart(c, &m->g)) {
+        m->layout = (assay_head_layout){&m->mesh, &m->g, in, m->out};
+        m->checkpoints = assay_head_layout_source(&m->layout);
+        m->shown = assay_head_layout_sink(&m->layout);
+        m->r.in = &m->checkpoints;
+        m->r.out = &m->shown;
+        assay_head_shards_in_parts(&m->g, &m->mesh);
+    }
     graph_lend(&m->r, m->x, m->x_values);
     m->r.indices[m->positions] = m->position_values;
     m->r.indices[m->segment_ids] = m->segment_values;
@@ -181,13 +200,12 @@ static assay_status backward(assay_context *ctx, block_run *m)
     return graph_backward(ctx, &m->r);
 }
 
-static assay_status run_sharded(assay_context *ctx, const assay_case *c, const graph *own, block_run *m)
+static assay_status run_sharded(assay_context *ctx, const graph *own, block_run *m)
 {
     assay_status status;
-    const assay_mesh mesh = assay_mesh_of(c);
     double *y = NULL;
     TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
-    const assay_head_run all = {.mesh = &mesh,
+    const assay_head_run all = {.mesh = &m->mesh,
                                 .whole = &m->g,
                                 .own = own,
                                 .x = m->x_values,
@@ -216,10 +234,10 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
     const int propagated = operation->graph_scales != NULL ? precision_count : 0;
     TRY(open_run(ctx, operation, c, config, &m));
     TRY(open_gradients(ctx, &m));
-    if (is_sharded(c)) {
+    if (runs_apart(c, &m.g)) {
         graph own;
         operation->graph(config, true, &own);
-        TRY(run_sharded(ctx, c, &own, &m));
+        TRY(run_sharded(ctx, &own, &m));
     } else {
         TRY(forward(ctx, &m, m.dy != NULL || propagated > 0));
         if (propagated > 0) TRY(operation->graph_scales(ctx, config, &m.r, precisions, propagated));

@@ -252,13 +252,6 @@ assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, ass
     return status == ASSAY_OK ? refuse_cutting_off(ctx, layer, config) : status;
 }
 
-assay_status assay_refuse_recipe_on_mesh(assay_context *ctx, const assay_case *c, const assay_recipe_config *config)
-{
-    const assay_mesh mesh = assay_mesh_of(c);
-    if (config->recipe == NULL || assay_mesh_shards(&mesh) == 1) return ASSAY_OK;
-    return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_quant_recipe, "\"\" with a mesh");
-}
-
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config)
 {
     const assay_model_config *m = &c->config;
@@ -560,14 +553,12 @@ assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *
                       with);
 }
 
-/* Sparse experts of one device, whose rows are those of the recipe's groups. */
-assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding,
-                                    int64_t w13_shards)
+/* Sparse experts, whose rows are those of the recipe's groups. */
+assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, int64_t w13_shards)
 {
     const assay_quant_recipe *recipe = moe->recipe.recipe;
     if (recipe == NULL) return ASSAY_OK;
-    const char *beside = assay_is_sharded(moe, sharding)              ? "a mesh"
-                         : moe->path != ASSAY_MOE_SPARSE              ? "sparse_matmul=false or fused_moe_func"
+    const char *beside = moe->path != ASSAY_MOE_SPARSE                ? "sparse_matmul=false or fused_moe_func"
                          : moe->routing.family == ASSAY_ROUTER_LLAMA4 ? "llama4"
                          : moe->weight_on_input                       ? "apply_router_weight_on_input"
                          : moe->fused_shared_experts > 0              ? "num_fused_shared_experts"
@@ -579,15 +570,6 @@ assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *
                                                                       : NULL;
     if (beside == NULL) return ASSAY_OK;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
-}
-
-assay_status assay_check_placed_moe(assay_context *ctx, const assay_model_config *m, const assay_moe_config *moe,
-                                    const assay_sharding *sharding)
-{
-    if (!assay_is_sharded(moe, sharding)) return ASSAY_OK;
-    if (moe->local_num_experts > 0) return assay_refuse_key(ctx, m, ASSAY_KEY_AT_local_num_experts, "0 on a mesh");
-    if (moe->physical_experts == 0) return ASSAY_OK;
-    return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_redundant_experts, "0: replicas are those of one device");
 }
 
 /* Of a rank with some of the experts a layer's output is no input of a layer: it lacks the sum over ranks. */
@@ -643,9 +625,8 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     }
     TRY(check_local_layers(ctx, m, config));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
-    TRY(assay_check_placed_moe(ctx, m, &config->moe, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
-    if (!m->use_batch_split_schedule) TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, 1));
+    if (!m->use_batch_split_schedule) TRY(assay_check_recipe_moe(ctx, &config->moe, 1));
     if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
     }
@@ -669,7 +650,6 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
         if (needs != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", needs);
     }
     TRY(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
-    if (config->batch_split_factor == 0) TRY(assay_refuse_recipe_on_mesh(ctx, c, &config->mla.recipe));
     config->gqa.recipe = config->mla.recipe;
     TRY(remat_policy_of(ctx, m, &config->policy));
     TRY(assay_stack_check(ctx, config));

@@ -8,7 +8,6 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     config->mesh = assay_mesh_of(c);
     MUST(assay_gqa_config_of(ctx, c, gqa));
     MUST(assay_linear_recipe_of(ctx, c, &gqa->recipe));
-    MUST(assay_refuse_recipe_on_mesh(ctx, c, &gqa->recipe));
     MUST(assay_head_shards_check(ctx, "gqa", &config->mesh, gqa->heads, gqa->kv_heads, gqa->batch));
     return assay_check_head_mesh(ctx, c);
 }

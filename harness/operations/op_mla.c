@@ -8,7 +8,6 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     config->mesh = assay_mesh_of(c);
     MUST(assay_mla_config_of(ctx, c, mla));
     MUST(assay_linear_recipe_of(ctx, c, &mla->recipe));
-    MUST(assay_refuse_recipe_on_mesh(ctx, c, &mla->recipe));
     MUST(assay_head_shards_check(ctx, "mla", &config->mesh, mla->heads, mla->heads, mla->batch));
     return assay_check_head_mesh(ctx, c);
 }

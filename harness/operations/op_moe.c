@@ -32,7 +32,6 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     TRY(assay_moe_config_of(ctx, c, &config->moe));
     TRY(assay_sharding_of(ctx, c, &config->sharding));
     TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
-    TRY(assay_check_placed_moe(ctx, &c->config, &config->moe, &config->sharding));
     if (config->moe.local_num_experts > 0 && config->moe.shared_mlp_dim > 0) {
         return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_shared_experts,
                                 "0 with local_num_experts: a sum over ranks would have it several times");
@@ -40,7 +39,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     if (assay_is_sharded(&config->moe, &config->sharding))
         TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
     TRY(check_layout(ctx, &c->config, config));
-    TRY(assay_check_recipe_moe(ctx, &config->moe, &config->sharding, c->config.w13_reorder_size));
+    TRY(assay_check_recipe_moe(ctx, &config->moe, c->config.w13_reorder_size));
 cleanup:
     return status;
 }

@@ -28,8 +28,14 @@ void assay_describe_sharded_routing(assay_describer *d, const assay_moe_config *
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
     describe_integers(d, &s, "group_sizes", "E");
     assay_describe_balance(d, &config->routing, true);
-    describe_integers(d, &s, "sorted_selected_experts", "r");
+    const bool replicas = config->physical_experts > 0;
+    if (!replicas) describe_integers(d, &s, "sorted_selected_experts", "r");
     if (s.expert_shards > 1) assay_describe_result(d, "routing", "expert_shard_id", ASSAY_INT32, "m");
+    /* what is sent depends on the choice of replicas, which is an engine's own */
+    if (replicas) {
+        assay_describe_result(d, "routing", "physical_experts", ASSAY_INT32, "BSK");
+        return;
+    }
     if (s.exchanges) describe_integers(d, &s, "reshaped_group_sizes", "P");
     if (s.exchanges && s.batch_sharded) describe_integers(d, &s, "all_shards_group_sizes", "PP");
     describe_integers(d, &s, "local_group_sizes", "e");

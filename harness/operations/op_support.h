@@ -114,7 +114,6 @@ assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c,
                                     assay_recipe_config *config); /* of layers that are no grouped products */
 /* Of all three calibrations: "KEY is VALUE, expected absmax: WHO WHY". */
 assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *m, const char *who, const char *why);
-assay_status assay_refuse_recipe_on_mesh(assay_context *ctx, const assay_case *c, const assay_recipe_config *config);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 /* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,
@@ -123,13 +122,9 @@ bool assay_quantises_hidden(const assay_case *c);
 /* A gated MLP whose kernel quantises what it computed itself: h, or by a recipe gradients as well. */
 bool assay_quantises_made(const assay_case *c);
 /* Refuses what no recipe of a MoE block has. */
-assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding,
-                                    int64_t w13_shards);
+assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, int64_t w13_shards);
 /* Refuses what no code of h is quantised for. */
 assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding);
-/* Refuses replicas, and a rank with some of the experts, on a mesh. */
-assay_status assay_check_placed_moe(assay_context *ctx, const assay_model_config *m, const assay_moe_config *moe,
-                                    const assay_sharding *sharding);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);

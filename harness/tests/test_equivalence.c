@@ -267,6 +267,8 @@ static const struct {
     {"ranks-whole", moe, "mlp_activations=gelu"},
     {"ranks-whole", moe_recipe, "mlp_activations=gelu"},
     {"ranks-whole", block_recipe, "mlp_activations=gelu"},
+    {"sharded-whole", moe_recipe, "mlp_activations=gelu"},
+    {"sharded-whole", block_recipe, "mlp_activations=gelu"},
     {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
     {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},

@@ -50,7 +50,8 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
                                .group_sizes = mlp->group_sizes,
                                .slices = config->slices,
                                .chunks = config->chunks,
-                               .shards = mlp->hidden_shards};
+                               .shards = mlp->hidden_shards,
+                               .apart = config->place == ASSAY_MLP_ROUTED};
     const int wi[2] = {w[ASSAY_MLP_WI_0], w[ASSAY_MLP_WI_1]};
     const int biases[2] = {w[ASSAY_MLP_WI_0_BIAS], w[ASSAY_MLP_WI_1_BIAS]};
     out[0] = out[1] = 0;
@@ -62,9 +63,10 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
         return;
     }
     /* of each shard of H the gradient of x is one sum */
-    if (mlp->hidden_shards > 1) graph_linear_two(g, axes.hidden, x, wi, biases, out);
+    const bool two = mlp->hidden_shards > 1 && mlp->recipe.recipe == NULL;
+    if (two) graph_linear_two(g, axes.hidden, x, wi, biases, out);
     for (int i = 0; i < 2; i++) {
-        if (mlp->hidden_shards <= 1) out[i] = graph_linear(g, axes.hidden, x, wi[i], biases[i], &mlp->recipe);
+        if (!two) out[i] = graph_linear(g, axes.hidden, x, wi[i], biases[i], &mlp->recipe);
         named(g, config, ASSAY_MLPWI_0 + i, out[i]);
         graph_quantised(g, name_of(config, ASSAY_MLPWI_0_GRADIENT + i), axes.hidden, out[i]);
         graph_in_parts(g, out[i], &parts);
@@ -75,7 +77,10 @@ int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const
 {
     const row_axes axes = axes_of(config);
     const assay_gated_mlp_config *mlp = &config->mlp;
-    const graph_parts parts = {.groups = mlp->groups, .group_sizes = mlp->group_sizes, .slices = mlp->hidden_shards};
+    const graph_parts parts = {.groups = mlp->groups,
+                               .group_sizes = mlp->group_sizes,
+                               .slices = mlp->hidden_shards,
+                               .apart = config->place == ASSAY_MLP_ROUTED};
     int up[2];
     graph_within(g, config, axis_size);
     up_steps(g, config, x, w, up);
@@ -104,5 +109,6 @@ void assay_mlp_graph(graph *g, const assay_mlp_graph_config *config)
     const int y = assay_mlp_steps(g, config, x, w);
     (config->stored ? graph_end_stored : graph_end)(g, y);
     g->tensors[x].stored = config->stored;
+    g->owners = config->owners;
     g->adds_up = config->place != ASSAY_MLP_DENSE;
 }

@@ -57,6 +57,7 @@ typedef struct graph_parts {
     int64_t slices;             /* of the sum over x's columns, which are stored and added up, ascending */
     int64_t chunks;             /* of each of these, which continue one sum */
     int64_t shards;             /* of the columns of each branch: the gradient of x is the sum of theirs, ascending */
+    bool apart;                 /* by a recipe each of them is a layer of its own, with scales of what it has */
 } graph_parts;
 
 typedef struct graph_product {
@@ -92,7 +93,8 @@ typedef struct graph {
     int gradient_count;
     int gradients[GRAPH_STEPS]; /* steps with one, in the order of their checkpoints */
     int result;
-    bool adds_up; /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
+    int64_t owners; /* of its rows, as many each: the gradients of weights are the sums of theirs, ascending; 0 is 1 */
+    bool adds_up;   /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
     graph_tensor tensors[GRAPH_TENSORS];
     graph_step steps[GRAPH_STEPS];
 } graph;

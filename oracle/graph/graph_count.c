@@ -1,7 +1,21 @@
 /* What a graph has and costs, without running it; graph.h is the contract. */
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/graph/graph_kind.h"
+#include "oracle/ops/vector_sums.h"
+
+void graph_join(const assay_context *ctx, int64_t count, double *total, double *term)
+{
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
+    assay_add(ctx, count, term, total);
+}
+
+int64_t graph_owners(const graph *g)
+{
+    return g->owners > 1 ? g->owners : 1;
+}
 
 int graph_find(const graph *g, const char *name)
 {

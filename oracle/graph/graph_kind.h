@@ -63,6 +63,10 @@ void graph_linear_shares(assay_run_shares *shares, double least, const graph_lin
 /* sum += term, both of which are rounded. */
 void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum);
 
+/* total += term, both of which may be stored before. */
+void graph_join(const assay_context *ctx, int64_t count, double *total, double *term);
+int64_t graph_owners(const graph *g); /* at least 1 */
+
 /* Shows the step's gradient, which the run may change, where the step has one. */
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);
 

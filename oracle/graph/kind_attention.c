@@ -98,13 +98,14 @@ static expansion expansion_of(const graph *g, const graph_step *step)
 }
 
 /* All heads' keys and values beside each other. */
-static graph_linear_size product_of(const expansion *s)
+static graph_linear_size product_of(const graph_step *step, const expansion *s)
 {
+    const int64_t shards = step->with.product.parts.shards;
     return (graph_linear_size){.m = s->tokens,
                                .n = s->heads * (s->nope + s->value),
                                .k = s->rank,
                                .branches = 1,
-                               .parts = {.slices = 1, .chunks = 1, .shards = 1}};
+                               .parts = {.slices = 1, .chunks = 1, .shards = shards > 1 ? shards : 1}};
 }
 
 /* `columns` of every head from its column `first`, into rows of `width`: a product for each head, straight to its place, so
@@ -129,7 +130,7 @@ static assay_status expand_forward(assay_context *ctx, const graph_call *c)
     assay_status status;
     const expansion s = expansion_of(c->graph, c->step);
     const int64_t width = s.nope + s.rope;
-    const graph_linear_size size = product_of(&s);
+    const graph_linear_size size = product_of(c->step, &s);
     assay_recipe_operands o = {0};
     TRY(graph_linear_operands(ctx, &o, c, NULL, &size));
     if (!c->made[VALUE]) TRY(expand_heads(ctx, &s, &o, c->y[VALUE], s.nope, s.value, s.value));
@@ -174,7 +175,7 @@ static void join_heads(const assay_context *ctx, const expansion *s, double *kv,
 static assay_status expand_backward(assay_context *ctx, const graph_call *c)
 {
     const expansion s = expansion_of(c->graph, c->step);
-    const graph_linear_size size = product_of(&s);
+    const graph_linear_size size = product_of(c->step, &s);
     double *kv = NULL;
     assay_status status = assay_alloc_f64(ctx, "gradient of k_nope and value", size.m * size.n, &kv);
     if (status != ASSAY_OK) return status;
@@ -202,7 +203,7 @@ static double expand_backward_operations(const graph *g, const graph_step *step)
 static void expand_shares(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward)
 {
     const expansion s = expansion_of(g, step);
-    const graph_linear_size size = product_of(&s);
+    const graph_linear_size size = product_of(step, &s);
     if (backward) graph_linear_shares(shares, least, &size, true);
 }
 

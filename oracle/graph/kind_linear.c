@@ -36,6 +36,9 @@ static graph_linear_size size_of(const graph *g, const graph_step *step)
     for (int i = w->below; i < w->below + w->inputs; i++) size.k *= w->shape.dims[i];
     size.m = graph_in_size(g, step, X) / size.k;
     size.n = graph_in_size(g, step, W) / size.k / at_least_one(parts->groups);
+    const assay_quant_recipe *recipe = step->with.product.recipe.recipe;
+    size.parts.apart = parts->apart && recipe != NULL && !recipe->joins_parts &&
+                       size.parts.slices * size.parts.chunks * size.parts.shards > 1;
     return size;
 }
 
@@ -67,34 +70,46 @@ cleanup:
     return status;
 }
 
-/* dw = x^T dy of each group. */
-static assay_status weight_gradient(assay_context *ctx, double *dw, const assay_recipe_operands *o,
+/* dw = x^T dy of each group; of one group the sum of its owners'. */
+static assay_status weight_gradient(assay_context *ctx, const graph *g, double *dw, const assay_recipe_operands *o,
                                     const graph_linear_size *size)
 {
     assay_status status = ASSAY_OK;
+    const int64_t owners = graph_owners(g), count = size->k * size->n;
     assay_matmul_args args = assay_product_atb(dw, o->dw_x, o->dw_dy, size->k, size->n, 0);
+    double *term = NULL;
     args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
-    for (int64_t group = 0; dw != NULL && group < groups_of(size); group++) {
-        args.k = rows_of(size, group);
+    if (dw != NULL && owners > 1) TRY(assay_alloc_f64(ctx, "weight gradient of an owner", count, &term));
+    for (int64_t i = 0; dw != NULL && i < groups_of(size) * owners; i++) {
+        double *sum = dw + i / owners * count;
+        args.k = rows_of(size, i / owners) / owners;
+        args.c = i % owners > 0 ? term : sum;
         TRY(assay_matmul(ctx, &args));
+        if (i % owners > 0) graph_join(ctx, count, sum, term);
         args.a += args.k * size->k;
         args.b += args.k * size->n;
-        args.c += size->k * size->n;
     }
 cleanup:
+    free(term);
     return status;
 }
 
 /* Of one branch, whose columns of dy are the next `width`. */
-static void bias_gradient(const assay_context *ctx, double *d_bias, const double *dy, int64_t width,
-                          const graph_linear_size *size)
+static assay_status bias_gradient(assay_context *ctx, const graph *g, double *d_bias, const double *dy, int64_t width,
+                                  const graph_linear_size *size)
 {
-    for (int64_t group = 0; d_bias != NULL && group < groups_of(size); group++) {
-        const int64_t rows = rows_of(size, group);
-        assay_column_sums(ctx, d_bias, rows, width, size->n, dy);
-        d_bias += width;
+    const int64_t owners = graph_owners(g);
+    double *term = NULL;
+    if (d_bias != NULL && owners > 1) MUST(assay_alloc_f64(ctx, "gradient of a bias of an owner", width, &term));
+    for (int64_t i = 0; d_bias != NULL && i < groups_of(size) * owners; i++) {
+        const int64_t rows = rows_of(size, i / owners) / owners;
+        double *sum = d_bias + i / owners * width;
+        assay_column_sums(ctx, i % owners > 0 ? term : sum, rows, width, size->n, dy);
+        if (i % owners > 0) graph_join(ctx, width, sum, term);
         dy += rows * size->n;
     }
+    free(term);
+    return ASSAY_OK;
 }
 
 /* --- forward --- */
@@ -129,14 +144,6 @@ static assay_status weigh(assay_context *ctx, const graph_call *c, const double 
     return status;
 }
 
-/* total += term, both of which may be stored before. */
-static void join(const assay_context *ctx, int64_t count, double *total, double *term)
-{
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, total);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, count, term);
-    assay_add(ctx, count, term, total);
-}
-
 /* Slices are sums of their own, which chunks continue. */
 static assay_status product(assay_context *ctx, double *y, const assay_recipe_operands *o,
                             const graph_linear_size *size)
@@ -154,7 +161,7 @@ static assay_status product(assay_context *ctx, double *y, const assay_recipe_op
         args.accumulate = !first;
         if (!first) assay_round(ctx, ASSAY_ROUND_STORAGE, count, args.c);
         TRY(product_of_rows(ctx, args, size));
-        if (last && i >= chunks) join(ctx, count, y, part);
+        if (last && i >= chunks) graph_join(ctx, count, y, part);
     }
 cleanup:
     free(part);
@@ -179,24 +186,166 @@ static void add_bias(const assay_context *ctx, const graph_call *c, double *y, c
     }
 }
 
+/* One of the layers, without its bias. */
+static assay_status multiply(assay_context *ctx, const graph_call *c, double *y, const double *x, int number,
+                             const graph_linear_size *size)
+{
+    assay_status status;
+    assay_recipe_operands o = {0};
+    TRY(operands_of(ctx, &o, c, x, number, NULL, size));
+    TRY(product(ctx, y, &o, size));
+cleanup:
+    assay_recipe_operands_free(&o);
+    return status;
+}
+
+/* --- parts with scales of their own --- */
+
+/* A slice or chunk of x's columns with a shard of w's, as a layer. */
+typedef struct linear_part {
+    graph_call c;
+    graph_linear_size size;
+    int64_t column, shard; /* which of each */
+    double *x, *w, *x_spread, *y, *dy, *dy_spread, *dx, *dw, *sum;
+} linear_part;
+
+/* The columns that one of `parts` has of each branch of a matrix [rows,columns], beside each other. */
+static void copy_columns(double *own, double *whole, int64_t rows, int64_t columns, int branches, int64_t parts,
+                         int64_t number, bool back)
+{
+    const int64_t width = columns / branches / parts;
+    for (int64_t i = 0; i < rows * branches; i++) {
+        double *at = whole + i * parts * width + number * width;
+        memcpy(back ? at : own + i * width, back ? own + i * width : at, (size_t)width * sizeof *own);
+    }
+}
+
+static void copy_weights(const linear_part *p, const graph_linear_size *size, double *own, double *whole, bool back)
+{
+    for (int64_t group = 0; group < groups_of(size); group++)
+        copy_columns(own + group * p->size.k * p->size.n, whole + (group * size->k + p->column * p->size.k) * size->n,
+                     p->size.k, size->n, size->branches, size->parts.shards, p->shard, back);
+}
+
+static int64_t parts_of_sum(const graph_linear_size *size)
+{
+    return size->parts.slices * size->parts.chunks;
+}
+
+/* *own: the part's columns of a matrix, allocated; NULL: there is none. */
+static assay_status take_columns(assay_context *ctx, const double *whole, int64_t rows, int64_t columns, int branches,
+                                 int64_t parts, int64_t number, double **own)
+{
+    if (whole == NULL) return ASSAY_OK;
+    if (*own == NULL) MUST(assay_alloc_f64(ctx, "columns of a part", rows * columns / parts, own));
+    copy_columns(*own, (double *)whole, rows, columns, branches, parts, number, false);
+    return ASSAY_OK;
+}
+
+static assay_status take_part(assay_context *ctx, linear_part *p, const graph_call *c, const double *x,
+                              const double *dy, const graph_linear_size *size, int64_t number)
+{
+    const int64_t sums = parts_of_sum(size), shards = size->parts.shards;
+    p->column = number / shards;
+    p->shard = number % shards;
+    p->size = (graph_linear_size){
+        .m = size->m,
+        .n = size->n / shards,
+        .k = size->k / sums,
+        .branches = size->branches,
+        .parts = {size->parts.groups, size->parts.group_sizes, .slices = 1, .chunks = 1, .shards = 1}};
+    const int64_t weights = groups_of(size) * p->size.k * p->size.n;
+    if (p->w == NULL) MUST(assay_alloc_f64(ctx, "weights of a part", weights, &p->w));
+    copy_weights(p, size, p->w, (double *)c->x[W], false);
+    MUST(take_columns(ctx, x, size->m, size->k, 1, sums, p->column, &p->x));
+    MUST(take_columns(ctx, c->spread, size->m, size->k, 1, sums, p->column, &p->x_spread));
+    MUST(take_columns(ctx, dy, size->m, size->n, size->branches, shards, p->shard, &p->dy));
+    MUST(take_columns(ctx, c->gradient_spread, size->m, size->n, size->branches, shards, p->shard, &p->dy_spread));
+    p->c = *c;
+    p->c.x[X] = p->x;
+    p->c.x[W] = p->w;
+    p->c.spread = p->x_spread;
+    p->c.gradient_spread = p->dy_spread;
+    return ASSAY_OK;
+}
+
+static void free_part(linear_part *p)
+{
+    double *const all[] = {p->x, p->w, p->x_spread, p->y, p->dy, p->dy_spread, p->dx, p->dw, p->sum};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* The part's term of a matrix: its columns are that of the first part, and then a sum. */
+static void join_columns(const assay_context *ctx, linear_part *p, double *whole, double *term, int64_t columns,
+                         int branches, int64_t parts, int64_t number, bool first)
+{
+    const int64_t rows = p->size.m;
+    if (!first) {
+        copy_columns(p->sum, whole, rows, columns, branches, parts, number, false);
+        graph_join(ctx, rows * columns / parts, p->sum, term);
+    }
+    copy_columns(first ? term : p->sum, whole, rows, columns, branches, parts, number, true);
+}
+
+static assay_status multiply_apart(assay_context *ctx, const graph_call *c, double *y, const double *x,
+                                   const graph_linear_size *size)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t shards = size->parts.shards, own = size->m * size->n / shards;
+    linear_part p = {0};
+    TRY(assay_alloc_f64(ctx, "product of a part", own, &p.y));
+    TRY(assay_alloc_f64(ctx, "sum of products", own, &p.sum));
+    for (int64_t i = 0; i < parts_of_sum(size) * shards; i++) {
+        TRY(take_part(ctx, &p, c, x, NULL, size, i));
+        TRY(multiply(ctx, &p.c, p.y, p.x, 0, &p.size));
+        join_columns(ctx, &p, y, p.y, size->n, size->branches, shards, p.shard, p.column == 0);
+    }
+cleanup:
+    free_part(&p);
+    return status;
+}
+
+static assay_status backward_apart(assay_context *ctx, const graph_call *c, const double *dy,
+                                   const graph_linear_size *size)
+{
+    assay_status status = ASSAY_OK;
+    const int64_t sums = parts_of_sum(size), shards = size->parts.shards, own = size->m * size->k / sums;
+    linear_part p = {0};
+    if (c->dx[X] != NULL) TRY(assay_alloc_f64(ctx, "gradient of a part", own, &p.dx));
+    if (c->dx[X] != NULL) TRY(assay_alloc_f64(ctx, "sum of gradients", own, &p.sum));
+    if (c->dx[W] != NULL)
+        TRY(assay_alloc_f64(ctx, "weight gradient of a part", groups_of(size) * size->k * size->n / sums / shards,
+                            &p.dw));
+    for (int64_t i = 0; i < sums * shards; i++) {
+        TRY(take_part(ctx, &p, c, c->x[X], dy, size, i));
+        p.c.dx[X] = p.dx;
+        p.c.dx[W] = p.dw;
+        TRY(graph_linear_backward(ctx, &p.c, p.dy, &p.size));
+        if (p.dx != NULL) join_columns(ctx, &p, c->dx[X], p.dx, size->k, 1, sums, p.column, p.shard == 0);
+        if (p.dw != NULL) copy_weights(&p, size, p.dw, c->dx[W], true);
+    }
+    if (p.dx != NULL && shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, size->m * size->k, c->dx[X]);
+cleanup:
+    free_part(&p);
+    return status;
+}
+
 static assay_status forward(assay_context *ctx, const graph_call *c)
 {
     assay_status status = ASSAY_OK;
     const graph_linear_size size = size_of(c->graph, c->step);
     const int64_t width = size.n / size.branches;
     double *weighed = NULL;
-    assay_recipe_operands o = {0};
     TRY(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
+    const double *x = weighed != NULL ? weighed : c->x[X];
     for (int i = 0; i < (is_two(c->step) ? 2 : 1); i++) {
         if (c->made[i]) continue;
-        TRY(operands_of(ctx, &o, c, weighed != NULL ? weighed : c->x[X], i, NULL, &size));
-        TRY(product(ctx, c->y[i], &o, &size));
+        if (size.parts.apart) TRY(multiply_apart(ctx, c, c->y[i], x, &size));
+        if (!size.parts.apart) TRY(multiply(ctx, c, c->y[i], x, i, &size));
         for (int branch = 0; branch < size.branches; branch++)
             add_bias(ctx, c, c->y[i] + branch * width, c->x[BIAS + i + branch], width, &size);
-        assay_recipe_operands_free(&o);
     }
 cleanup:
-    assay_recipe_operands_free(&o);
     free(weighed);
     return status;
 }
@@ -238,7 +387,7 @@ static assay_status input_gradient(assay_context *ctx, const graph *g, double *d
             assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, args.c);
             if (i > 0) graph_add_term(ctx, g, numbers, part, sum);
         }
-        if (shard > 0 && count > 0) join(ctx, numbers, dx, sum);
+        if (shard > 0 && count > 0) graph_join(ctx, numbers, dx, sum);
     }
     if (count * shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, dx);
 cleanup:
@@ -255,10 +404,11 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
     const int64_t width = size->n / size->branches;
     assay_recipe_operands o = {0};
     if (c->dx[X] == NULL && c->dx[W] == NULL) return ASSAY_OK;
+    if (size->parts.apart) return backward_apart(ctx, c, dy, size);
     TRY(graph_linear_operands(ctx, &o, c, dy, size));
     columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
     const int count = attached(branches, size->branches, c->step->with.product.detached);
-    TRY(weight_gradient(ctx, c->dx[W], &o, size));
+    TRY(weight_gradient(ctx, c->graph, c->dx[W], &o, size));
     if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, size));
 cleanup:
     assay_recipe_operands_free(&o);
@@ -273,8 +423,8 @@ static assay_status two_backward(assay_context *ctx, const graph_call *c, const 
     const int count = attached(both, 2, c->step->with.product.detached);
     for (int i = 0; i < 2; i++) {
         const assay_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
-        TRY(weight_gradient(ctx, c->dx[w_places[i]], &o, size));
-        bias_gradient(ctx, c->dx[BIAS + i], c->dy[i], size->n, size);
+        TRY(weight_gradient(ctx, c->graph, c->dx[w_places[i]], &o, size));
+        TRY(bias_gradient(ctx, c->graph, c->dx[BIAS + i], c->dy[i], size->n, size));
     }
     if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], both, count, size->n, size));
 cleanup:
@@ -316,7 +466,8 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     TRY(weigh(ctx, c, c->dy[0], size.n, &size, &weighed));
     const double *dy = weighed != NULL ? weighed : c->dy[0];
     TRY(graph_linear_backward(ctx, c, dy, &size));
-    for (int i = 0; i < size.branches; i++) bias_gradient(ctx, c->dx[BIAS + i], dy + i * width, width, &size);
+    for (int i = 0; i < size.branches; i++)
+        TRY(bias_gradient(ctx, c->graph, c->dx[BIAS + i], dy + i * width, width, &size));
 cleanup:
     free(weighed);
     return status;

@@ -22,14 +22,23 @@ static assay_status norm_forward(assay_context *ctx, const graph_call *c)
 
 static assay_status norm_backward(assay_context *ctx, const graph_call *c)
 {
+    assay_status status;
     const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
-    double *rstd = NULL;
-    MUST(assay_alloc_f64(ctx, "1/rms", size / dim, &rstd));
+    const int64_t owners = graph_owners(c->graph), own = size / owners;
+    double *rstd = NULL, *term = NULL, *dx = c->dx[0], *dscale = c->dx[1];
+    TRY(assay_alloc_f64(ctx, "1/rms", size / dim, &rstd));
+    if (owners > 1 && dscale != NULL) TRY(assay_alloc_f64(ctx, "gradient of a scale of an owner", dim, &term));
     assay_rms_norm_forward(ctx, NULL, rstd, c->x[0], c->x[1], size / dim, dim, c->step->with.number);
-    assay_rms_norm_backward(ctx, c->dx[0], c->dx[1], c->dy[0], c->x[0], c->x[1], rstd, size / dim, dim);
-    if (c->dx[0] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    for (int64_t owner = 0, at = 0; owner < owners; owner++, at += own) {
+        assay_rms_norm_backward(ctx, dx == NULL ? NULL : dx + at, owner > 0 ? term : dscale, c->dy[0] + at,
+                                c->x[0] + at, c->x[1], rstd + at / dim, own / dim, dim);
+        if (owner > 0 && dscale != NULL) graph_join(ctx, dim, dscale, term);
+    }
+    if (dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, dx);
+cleanup:
     free(rstd);
-    return ASSAY_OK;
+    free(term);
+    return status;
 }
 
 const graph_kind graph_kind_rms_norm = {

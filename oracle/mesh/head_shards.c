@@ -88,28 +88,29 @@ static int sections_of(const graph *g, char axis, section sections[3])
     return axis == 'Q' ? 3 : 1;
 }
 
-/* What a shard has of a whole tensor: its part of each section, for every index of the axes before. */
-static void copy_part(const shard_run *run, int weight, double *part, const double *whole, double *to_whole)
+/* What a shard has of a tensor: its part of each section, for every index of the axes before. */
+static void copy_part(const graph *g, const assay_tensor_row *row, int64_t parts, int64_t part, double *own,
+                      double *whole, bool back)
 {
-    const assay_tensor_row *row = &run->whole.rows[weight];
     const int axis = head_axis(row);
     int64_t outer = 1, inner = 1;
     section sections[3];
-    const int count = sections_of(run->m->whole, row->axes[axis], sections);
+    const int count = sections_of(g, row->axes[axis], sections);
     for (int i = 0; i < axis; i++) outer *= row->shape.dims[i];
     for (int i = axis + 1; i < row->shape.rank; i++) inner *= row->shape.dims[i];
     for (int64_t i = 0; i < outer; i++) {
         for (int s = 0; s < count; s++) {
-            const int64_t own = sections[s].count / run->parts;
-            const int64_t at = (i * row->shape.dims[axis] + sections[s].first + run->part * own) * inner;
-            if (to_whole != NULL) {
-                memcpy(to_whole + at, part, (size_t)(own * inner) * sizeof *part);
-            } else {
-                memcpy(part, whole + at, (size_t)(own * inner) * sizeof *part);
-            }
-            part += own * inner;
+            const int64_t heads = sections[s].count / parts;
+            double *at = whole + (i * row->shape.dims[axis] + sections[s].first + part * heads) * inner;
+            memcpy(back ? at : own, back ? own : at, (size_t)(heads * inner) * sizeof *own);
+            own += heads * inner;
         }
     }
+}
+
+static void copy_weight(const shard_run *run, int weight, double *own, double *whole, bool back)
+{
+    copy_part(run->m->whole, &run->whole.rows[weight], run->parts, run->part, own, whole, back);
 }
 
 static assay_status open_weight(assay_context *ctx, shard_run *run, int i, int64_t *largest)
@@ -170,7 +171,7 @@ static void open_shard(shard_run *run, int64_t shard)
     run->shard = shard;
     run->part = assay_head_part(m->mesh, shard);
     for (int i = 0; i < run->whole.count; i++) {
-        if (run->memory[i] != NULL) copy_part(run, i, run->memory[i], m->weights[i], NULL);
+        if (run->memory[i] != NULL) copy_weight(run, i, run->memory[i], m->weights[i], false);
     }
     if (run->once >= 0) run->w[run->once] = run->part == 0 ? m->weights[run->once] : run->zeros;
     graph_open(r, m->own);
@@ -205,9 +206,9 @@ static void join_gradient(const assay_context *ctx, const shard_run *run, int we
         return;
     }
     const bool first = run->shard < run->parts;
-    if (!first) copy_part(run, weight, run->scratch, whole, NULL);
+    if (!first) copy_weight(run, weight, run->scratch, whole, false);
     join(ctx, first, count, run->scratch, own);
-    copy_part(run, weight, run->scratch, NULL, whole);
+    copy_weight(run, weight, run->scratch, whole, true);
 }
 
 static assay_status one_shard(assay_context *ctx, shard_run *run)
@@ -252,4 +253,93 @@ assay_status assay_head_shards_run(assay_context *ctx, const assay_head_run *m)
 cleanup:
     close_run(&run);
     return status;
+}
+
+/* --- the whole layer, laid out --- */
+
+void assay_head_shards_in_parts(graph *whole, const assay_mesh *mesh)
+{
+    const graph_parts columns = {.shards = assay_head_shards(mesh)}, sums = {.slices = assay_head_shards(mesh)};
+    for (int i = 0; i < whole->step_count; i++) {
+        const graph_step *step = &whole->steps[i];
+        const assay_tensor_row *w = &whole->tensors[step->in[1]].row;
+        if (w->name == NULL || w->kind != ASSAY_KERNEL || head_axis(w) < 0) continue;
+        graph_in_parts(whole, step->out[0], head_axis(w) < w->inputs ? &sums : &columns);
+    }
+    whole->owners = assay_head_batch_shards(mesh);
+}
+
+/* The tensor of a path that shards have parts of; 0: it is laid out as it is. */
+static int shared_tensor(const assay_head_layout *layout, const char *path)
+{
+    static const char folder[] = "checkpoints/";
+    const char *name = strstr(path, folder);
+    const int tensor = name == NULL ? 0 : graph_find(layout->whole, name + strlen(folder));
+    return tensor > 0 && assay_row_has_heads(&layout->whole->tensors[tensor].row) ? tensor : 0;
+}
+
+static void lay_out(const assay_head_layout *layout, int tensor, double *own, double *whole, bool back)
+{
+    const assay_mesh *mesh = layout->mesh;
+    const int64_t parts = assay_head_shards(mesh), batches = assay_head_batch_shards(mesh);
+    const int64_t count = graph_size(layout->whole, tensor);
+    assay_tensor_row row = layout->whole->tensors[tensor].row;
+    row.shape.dims[0] /= batches; /* the batch is the first axis */
+    for (int64_t shard = 0; shard < parts * batches; shard++)
+        copy_part(layout->whole, &row, parts, assay_head_part(mesh, shard), own + shard * (count / parts / batches),
+                  whole + assay_head_batch_part(mesh, shard) * (count / batches), back);
+}
+
+static bool layout_has(void *self, const char *path)
+{
+    const assay_source *in = ((const assay_head_layout *)self)->in;
+    return in->has(in->self, path);
+}
+
+static assay_status layout_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                double *values)
+{
+    assay_status status;
+    const assay_head_layout *layout = self;
+    const assay_source *in = layout->in;
+    const int tensor = shared_tensor(layout, path);
+    double *own = NULL;
+    if (tensor == 0) return in->read(ctx, in->self, path, first, count, values);
+    TRY(assay_alloc_f64(ctx, path, count, &own));
+    TRY(in->read(ctx, in->self, path, 0, count, own));
+    lay_out(layout, tensor, own, values, true);
+cleanup:
+    free(own);
+    return status;
+}
+
+static bool layout_wants(void *self, const char *path)
+{
+    return assay_wants(((const assay_head_layout *)self)->out, path);
+}
+
+static assay_status layout_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
+{
+    assay_status status;
+    const assay_head_layout *layout = self;
+    const assay_sink *out = layout->out;
+    const int tensor = shared_tensor(layout, path);
+    double *own = NULL;
+    if (tensor == 0) return out->write(ctx, out->self, path, count, values);
+    TRY(assay_alloc_f64(ctx, path, count, &own));
+    lay_out(layout, tensor, own, (double *)values, false);
+    TRY(out->write(ctx, out->self, path, count, own));
+cleanup:
+    free(own);
+    return status;
+}
+
+assay_source assay_head_layout_source(assay_head_layout *layout)
+{
+    return (assay_source){.self = layout, .has = layout_has, .read = layout_read};
+}
+
+assay_sink assay_head_layout_sink(assay_head_layout *layout)
+{
+    return (assay_sink){.self = layout, .wants = layout_wants, .write = layout_write};
 }

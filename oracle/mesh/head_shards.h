@@ -22,6 +22,19 @@ int64_t assay_head_batch_part(const assay_mesh *mesh, int64_t shard);
 /* Whether a tensor has an axis of heads: N, g (of keys and values), or a (N, then g twice). */
 bool assay_row_has_heads(const assay_tensor_row *row);
 
+/* Of the whole layer: sums over heads are those of the parts, sums over tokens those of the batch's shards. */
+void assay_head_shards_in_parts(graph *whole, const assay_mesh *mesh);
+
+/* Checkpoints of the whole layer, as the shards have them: a source and a sink of its run, before others. */
+typedef struct assay_head_layout {
+    const assay_mesh *mesh;
+    const graph *whole;
+    const assay_source *in;
+    const assay_sink *out;
+} assay_head_layout;
+assay_source assay_head_layout_source(assay_head_layout *layout);
+assay_sink assay_head_layout_sink(assay_head_layout *layout);
+
 /* `name` is what refuses: heads of queries and of keys that expert times mlp_tensor does not divide, a batch that data times fsdp
  * does not. */
 assay_status assay_head_shards_check(assay_context *ctx, const char *name, const assay_mesh *mesh, int64_t heads,

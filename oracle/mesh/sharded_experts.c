@@ -4,14 +4,36 @@
 #include "oracle/base/memory.h"
 #include "oracle/mesh/sharded_moe_internal.h"
 
-/* The groups of a shard's experts, in one chunk; *local is the expert's number among them, -1 where he is elsewhere. */
+const int32_t *sharded_groups(const sharded_run *run, const sharded_chunk *chunk, int64_t shard)
+{
+    return chunk->placed == NULL ? chunk->routings[shard].selected_experts : chunk->placed + shard * run->sizes.copies;
+}
+
+/* What copies are sorted by: an expert, or the first of those that come together, or one of his replicas; -1: he has no such. */
+static int64_t group_of(const sharded_run *run, int64_t expert, int64_t replica)
+{
+    const assay_replicas *r = run->replicas;
+    if (r == NULL) return expert * run->block->joined;
+    return r->first[expert] + replica < r->first[expert + 1] ? r->ids[r->first[expert] + replica] : -1;
+}
+
+/* The groups of a shard, in one chunk; *local is the number among them of the one at hand, -1 where that is elsewhere. Of the
+ * pieces of an expert those of his first replica come first. */
 static const int32_t *groups_of(const sharded_run *run, int64_t expert, int64_t piece, int64_t *local)
 {
     const assay_shard_sizes *s = &run->sizes;
-    const int64_t shard = piece % s->shards;
+    const int64_t shard = piece % s->shards, c = piece / s->shards % s->chunks;
+    const int64_t group = group_of(run, expert, piece / s->shards / s->chunks);
     const int64_t index = assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT);
-    *local = index == expert / s->local_experts ? expert % s->local_experts : -1;
-    return run->chunks[piece / s->shards].local_group_sizes + shard * s->local_experts;
+    *local = group >= 0 && index == group / s->local_experts ? group % s->local_experts : -1;
+    return run->chunks[c].local_group_sizes + shard * s->local_experts;
+}
+
+static int64_t rows_of(const sharded_run *run, const int32_t *group_sizes, int64_t local)
+{
+    int64_t rows = 0;
+    for (int64_t e = local; local >= 0 && e < local + run->block->joined; e++) rows += group_sizes[e];
+    return rows;
 }
 
 int64_t sharded_first_group(const sharded_run *run, int64_t shard)
@@ -25,14 +47,14 @@ int64_t sharded_row_count(const moe_block *block, int64_t expert, int64_t piece)
 {
     int64_t local;
     const int32_t *group_sizes = groups_of(block->placed, expert, piece, &local);
-    return local < 0 ? 0 : group_sizes[local];
+    return rows_of(block->placed, group_sizes, local);
 }
 
 void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
 {
     const sharded_run *run = block->placed;
     const assay_shard_sizes *s = &run->sizes;
-    const int64_t c = piece / s->shards, shard = piece % s->shards, dim = block->emb_dim;
+    const int64_t c = piece / s->shards % s->chunks, shard = piece % s->shards, dim = block->emb_dim;
     const sharded_chunk *chunk = &run->chunks[c];
     int64_t local, row = 0;
     const int32_t *group_sizes = groups_of(run, expert, piece, &local);
@@ -44,8 +66,9 @@ void sharded_take_rows(assay_context *ctx, moe_block *block, int64_t expert, int
     row += shard * s->buffer;
     block->rows = (moe_rows){
         .expert = expert,
+        .group_sizes = group_sizes,
         .first = first,
-        .count = local < 0 ? 0 : group_sizes[local],
+        .count = rows_of(run, group_sizes, local),
         .x = chunk->rows_x + row * dim,
         .y = chunk->rows_y + row * dim,
         .dy = block->need_backward ? chunk->rows_dy + row * dim : NULL,

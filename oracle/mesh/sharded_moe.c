@@ -17,6 +17,12 @@ bool assay_is_sharded(const assay_moe_config *config, const assay_sharding *shar
            sharding->weights_on_shards;
 }
 
+/* That copies are sorted by: physical experts, or experts. */
+static int64_t groups_of(const assay_moe_config *config)
+{
+    return config->physical_experts > 0 ? config->physical_experts : config->routing.num_experts;
+}
+
 static assay_status check_numbers(assay_context *ctx, const assay_sharding *s)
 {
     const struct {
@@ -65,8 +71,31 @@ static assay_status check_fused(assay_context *ctx, const assay_sharding *s)
                       experts, hidden);
 }
 
+/* A rank's own experts are all on each of its shards. */
+static assay_status check_placed(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
+{
+    if (config->local_num_experts > 0 && s->mesh.size[ASSAY_AXIS_EXPERT] > 1) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "moe: mesh.expert is %" PRId64 ", expected 1 with local_num_experts, which are those of one "
+                          "place of that axis",
+                          s->mesh.size[ASSAY_AXIS_EXPERT]);
+    }
+    if (config->physical_experts > 0 && s->ragged_buffer_factor > 0) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "moe: ragged_buffer_factor is %g, expected none with num_redundant_experts: which rows are lost "
+            "depends on the choice of replicas, which is an engine's own",
+            s->ragged_buffer_factor);
+    }
+    if (!s->weights_on_shards || (config->local_num_experts == 0 && config->physical_experts == 0)) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "moe: weights_on_shards has every expert once, expected num_redundant_experts=0 and "
+                      "local_num_experts=0");
+}
+
 static assay_status check_features(assay_context *ctx, const assay_moe_config *config, const assay_sharding *s)
 {
+    MUST(check_placed(ctx, config, s));
     if (config->path == ASSAY_MOE_FUSED) return check_fused(ctx, s);
     if (config->path != ASSAY_MOE_SPARSE) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: expert parallelism needs sparse_matmul=true, found the %s path",
@@ -128,10 +157,11 @@ static assay_status check_divisions(assay_context *ctx, const assay_moe_config *
                           " shards (or 1 on mesh.expert alone without use_ring_of_experts)",
                           routing->batch, shards);
     }
-    if (!is_divided(routing->num_experts, s->mesh.size[ASSAY_AXIS_EXPERT])) {
+    if (!is_divided(groups_of(config), s->mesh.size[ASSAY_AXIS_EXPERT])) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "moe: num_experts is %" PRId64 ", expected a multiple of mesh.expert, which is %" PRId64,
-                          routing->num_experts, s->mesh.size[ASSAY_AXIS_EXPERT]);
+                          "moe: num_experts%s is %" PRId64 ", expected a multiple of mesh.expert, which is %" PRId64,
+                          config->physical_experts > 0 ? " plus num_redundant_experts" : "", groups_of(config),
+                          s->mesh.size[ASSAY_AXIS_EXPERT]);
     }
     if (!is_divided(dim, s->tensor_shards)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -213,7 +243,7 @@ static assay_shard_sizes sizes_before_buffer(const assay_moe_config *config, con
     s.batch = sharding->ring_of_experts ? s.own_batch * s.expert_shards : s.own_batch;
     s.sequence = routing->sequence / s.chunks;
     s.copies = s.batch * s.sequence * routing->num_experts_per_tok;
-    s.local_experts = routing->num_experts / s.expert_shards;
+    s.local_experts = config->local_num_experts > 0 ? config->local_num_experts : groups_of(config) / s.expert_shards;
     return s;
 }
 
@@ -230,7 +260,7 @@ static assay_status check_buffers(assay_context *ctx, const assay_moe_config *co
                           factor, floor(rows), s.copies, INT32_MAX);
     }
     s = assay_shard_sizes_of(config, sharding);
-    const int64_t most = s.buffer > s.copies ? s.buffer : s.copies, experts = config->routing.num_experts;
+    const int64_t most = s.buffer > s.copies ? s.buffer : s.copies, experts = groups_of(config);
     const int64_t wide = 2 * config->moe_mlp_dim > config->emb_dim ? 2 * config->moe_mlp_dim : config->emb_dim;
     MUST(assay_checked_count(ctx, "moe: rows of all shards", 4, (int64_t[]){s.shards, s.chunks, most, wide}, &count));
     MUST(assay_checked_count(ctx, "moe: logits of all shards", 5,
@@ -255,8 +285,8 @@ assay_shard_sizes assay_shard_sizes_of(const assay_moe_config *config, const ass
     assay_shard_sizes s = sizes_before_buffer(config, sharding);
     s.buffer = s.copies;
     if (s.exchanges && s.batch_sharded) {
-        s.buffer = assay_ragged_buffer_rows(s.copies, s.expert_shards, routing->num_experts,
-                                            routing->num_experts_per_tok, sharding->ragged_buffer_factor);
+        s.buffer = assay_ragged_buffer_rows(s.copies, s.expert_shards, groups_of(config), routing->num_experts_per_tok,
+                                            sharding->ragged_buffer_factor);
     }
     return s;
 }
@@ -266,7 +296,7 @@ int64_t assay_sharded_moe_memory(const assay_moe_config *config, const assay_sha
     const double largest = 0x1p62;
     const assay_routing_config *routing = &config->routing;
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
-    const double experts = (double)routing->num_experts, per_token = (double)routing->num_experts_per_tok;
+    const double experts = (double)groups_of(config), per_token = (double)routing->num_experts_per_tok;
     const double dim = (double)config->emb_dim, width = (double)config->moe_mlp_dim;
     const double shared = (double)config->shared_mlp_dim;
     const double tokens = (double)routing->batch * (double)routing->sequence;

@@ -19,13 +19,16 @@
 
 /* One chunk of the sequence. */
 typedef struct sharded_chunk {
-    double *logits;               /* [M,Tt,E] */
-    int32_t *input_ids;           /* [M,Tt] with hash routing */
-    int32_t *given_experts;       /* [M,Tt,K] when the choice is given */
-    double *given_weights;        /* likewise; then there are no logits */
-    assay_routing *routings;      /* [M] */
+    double *logits;          /* [M,Tt,E] */
+    int32_t *input_ids;      /* [M,Tt] with hash routing */
+    int32_t *given_experts;  /* [M,Tt,K] when the choice is given */
+    double *given_weights;   /* likewise; then there are no logits */
+    assay_routing *routings; /* [M] */
+    /* What copies are sorted by, where that is not their expert: his number here, or a replica's [M,copies]; and the choices
+     * of each expert [M,E]. */
+    int32_t *placed, *choice_sizes;
     double *gates;                /* llama4: [M,Tt], sigmoid(weight) */
-    int32_t *order, *group_sizes; /* [M,copies], [M,E] of sorting them */
+    int32_t *order, *group_sizes; /* [M,copies], [M,groups] of sorting them */
     int32_t *local_group_sizes;   /* [M,E/P] */
     /* RouteMetadata: P > 1 without the ring, the last where the batch is split. */
     int32_t *local_sorted_indices;   /* [M,buffer] */
@@ -43,8 +46,9 @@ typedef struct sharded_run {
     const assay_sharding *sharding;
     assay_mesh mesh; /* of the shards that tokens lie on: without mlp_tensor */
     assay_shard_sizes sizes;
-    assay_routing_config routing; /* of a shard's tokens of one chunk */
-    assay_permute_dims permute;   /* likewise */
+    assay_routing_config routing;   /* of a shard's tokens of one chunk */
+    assay_permute_dims permute;     /* likewise; its experts are the groups that copies are sorted by */
+    const assay_replicas *replicas; /* of experts; NULL: there are none */
 
     sharded_chunk *chunks; /* [C] */
     /* Scratch of one chunk: [M,Tt,D], [M,copies,D], and what a ragged all-to-all delivers, [M,buffer,D]. */
@@ -60,6 +64,8 @@ assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run);
 
 /* sharded_route.c, sharded_route_backward.c */
 assay_status sharded_route(assay_context *ctx, sharded_run *run);
+/* [copies] of a shard. */
+const int32_t *sharded_groups(const sharded_run *run, const sharded_chunk *chunk, int64_t shard);
 assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharded_chunk *chunk, int64_t shard);
 assay_status sharded_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale);
 assay_status sharded_given_backward(assay_context *ctx, moe_block *block, double *d_weights);

@@ -65,6 +65,9 @@ static assay_status write_tokens(assay_context *ctx, const sharded_run *run)
             const int64_t choices = s->sequence * per_token, at = first * per_token;
             MUST(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
                                         routing->selected_experts + at));
+            if (run->replicas != NULL)
+                MUST(assay_write_result_i32(ctx, block->results.out, "routing/physical_experts", choices,
+                                            sharded_groups(run, &run->chunks[c], shard) + at));
             MUST(moe_write_selecting(ctx, block, &inputs, first, s->sequence, &run->routing));
             MUST(assay_write_result(ctx, block->results.out, "routing/weights", choices, routing->weights + at));
             MUST(assay_write_result(ctx, block->results.out, "routing/margin", s->sequence, routing->margin + first));
@@ -122,7 +125,9 @@ assay_status sharded_write_routing(assay_context *ctx, const sharded_run *run)
     MUST(write_loss(ctx, run, MOE_LB_LOSS));
     MUST(write_loss(ctx, run, MOE_Z_LOSS));
     MUST(write_updates(ctx, run));
-    MUST(write_integers(ctx, run, "group_sizes", run->routing.num_experts, offsetof(sharded_chunk, group_sizes)));
+    const bool placed = run->chunks[0].placed != NULL;
+    MUST(write_integers(ctx, run, "group_sizes", run->routing.num_experts,
+                        placed ? offsetof(sharded_chunk, choice_sizes) : offsetof(sharded_chunk, group_sizes)));
     MUST(write_integers(ctx, run, "sorted_selected_experts", s->copies, offsetof(sharded_chunk, order)));
     MUST(write_integers(ctx, run, "local_group_sizes", s->local_experts, offsetof(sharded_chunk, local_group_sizes)));
     return write_metadata(ctx, run);

@@ -13,7 +13,7 @@ assay_routing_inputs sharded_routing_inputs(const sharded_run *run, const sharde
     const moe_router *router = &run->block->router;
     const int64_t tokens = run->permute.tokens, per_token = run->permute.experts_per_token;
     return (assay_routing_inputs){
-        .logits = chunk->logits == NULL ? NULL : chunk->logits + shard * tokens * run->permute.experts,
+        .logits = chunk->logits == NULL ? NULL : chunk->logits + shard * tokens * run->routing.num_experts,
         .bias = router->bias,
         .per_expert_scale = router->per_expert_scale,
         .tid2eid = router->tid2eid,
@@ -28,7 +28,7 @@ static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t 
 {
     sharded_chunk *chunk = &run->chunks[c];
     const moe_router *router = &run->block->router;
-    const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->permute.experts;
+    const int64_t routed = run->sizes.shards * run->permute.tokens, experts = run->routing.num_experts;
     const int64_t per_token = run->permute.experts_per_token;
     if (router->logits != NULL) {
         MUST(assay_alloc_f64(ctx, "logits of shards", routed * experts, &chunk->logits));
@@ -49,18 +49,77 @@ static assay_status gather_inputs(assay_context *ctx, sharded_run *run, int64_t 
     return ASSAY_OK;
 }
 
+/* The number of each token in the whole batch, of a chunk of all shards. */
+static assay_status number_tokens(assay_context *ctx, const sharded_run *run, int64_t c, int32_t *numbers)
+{
+    const int64_t tokens = run->block->tokens;
+    int32_t *whole = NULL;
+    MUST(assay_alloc_i32(ctx, "numbers of tokens", tokens, &whole));
+    for (int64_t token = 0; token < tokens; token++) whole[token] = (int32_t)token;
+    sharded_spread(run, c, sizeof *numbers, numbers, whole);
+    free(whole);
+    return ASSAY_OK;
+}
+
+/* Replicas take turns by the token's number, as on one device. */
+static assay_status choose_replicas(assay_context *ctx, sharded_run *run, int64_t c)
+{
+    assay_status status;
+    sharded_chunk *chunk = &run->chunks[c];
+    int32_t *numbers = NULL;
+    TRY(assay_alloc_i32(ctx, "numbers of tokens", run->sizes.shards * run->permute.tokens, &numbers));
+    TRY(number_tokens(ctx, run, c, numbers));
+    for (int64_t shard = 0; shard < run->sizes.shards; shard++)
+        assay_replicas_choose(run->replicas, chunk->placed + shard * run->sizes.copies,
+                              chunk->routings[shard].selected_experts, numbers + shard * run->permute.tokens,
+                              &run->permute);
+cleanup:
+    free(numbers);
+    return status;
+}
+
+/* Of a rank with some of the experts. */
+static assay_status number_locally(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
+{
+    assay_status status;
+    const int64_t copies = run->sizes.copies;
+    int32_t *map = NULL;
+    TRY(assay_alloc_i32(ctx, "expert map", run->routing.num_experts, &map));
+    TRY(moe_read_expert_map(ctx, run->block, map));
+    for (int64_t i = 0; i < run->sizes.shards * copies; i++) {
+        const int32_t expert = chunk->routings[i / copies].selected_experts[i % copies];
+        chunk->placed[i] = expert == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : map[expert];
+    }
+cleanup:
+    free(map);
+    return status;
+}
+
+static assay_status place_choices(assay_context *ctx, sharded_run *run, int64_t c)
+{
+    sharded_chunk *chunk = &run->chunks[c];
+    const int64_t shards = run->sizes.shards, experts = run->routing.num_experts;
+    const bool local = run->block->config->local_num_experts > 0;
+    if (run->replicas == NULL && !local) return ASSAY_OK;
+    MUST(assay_alloc_i32(ctx, "groups of copies", shards * run->sizes.copies, &chunk->placed));
+    MUST(assay_alloc_i32(ctx, "choices of experts", shards * experts, &chunk->choice_sizes));
+    for (int64_t shard = 0; shard < shards; shard++)
+        memcpy(chunk->choice_sizes + shard * experts, chunk->routings[shard].group_sizes,
+               (size_t)experts * sizeof *chunk->choice_sizes);
+    return local ? number_locally(ctx, run, chunk) : choose_replicas(ctx, run, c);
+}
+
 /* Order of the copies by expert; with the ring ids are rolled so that the shard's own experts come first. */
 static assay_status sort_copies(assay_context *ctx, sharded_run *run, sharded_chunk *chunk, int64_t shard)
 {
     assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const int64_t experts = run->permute.experts;
-    const int32_t *selected = chunk->routings[shard].selected_experts;
     const int64_t index = assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT);
     const int64_t first = run->sharding->ring_of_experts ? index * s->local_experts : 0;
     int32_t *rolled = NULL;
     TRY(assay_alloc_i32(ctx, "rolled ids of experts", s->copies, &rolled));
-    assay_roll_experts(rolled, selected, s->copies, first, experts);
+    assay_roll_experts(rolled, sharded_groups(run, chunk, shard), s->copies, first, experts);
     TRY(assay_permute_order(ctx, chunk->order + shard * s->copies, chunk->group_sizes + shard * experts, rolled,
                             &run->permute));
     memcpy(chunk->local_group_sizes + shard * s->local_experts,
@@ -86,8 +145,9 @@ static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c
         MUST(assay_routing_alloc(ctx, routing, &run->routing));
         MUST(assay_routing_forward(ctx, routing, &inputs, &run->routing));
         assay_round(ctx, ASSAY_ROUND_ROUTER, s->copies, routing->weights);
-        MUST(sort_copies(ctx, run, chunk, shard));
     }
+    MUST(place_choices(ctx, run, c));
+    for (int64_t shard = 0; shard < s->shards; shard++) MUST(sort_copies(ctx, run, chunk, shard));
     return ASSAY_OK;
 }
 
@@ -95,7 +155,7 @@ static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c
 static assay_status share_density(assay_context *ctx, sharded_run *run)
 {
     assay_status status = ASSAY_OK;
-    const int64_t experts = run->permute.experts, shards = run->sizes.shards, parts = run->sizes.chunks * shards;
+    const int64_t experts = run->routing.num_experts, shards = run->sizes.shards, parts = run->sizes.chunks * shards;
     double *mean = NULL;
     TRY(assay_alloc_zeros(ctx, "density of all shards", experts, &mean));
     for (int64_t i = 0; i < parts; i++) {
@@ -150,6 +210,8 @@ static void free_chunk(sharded_chunk *chunk, int64_t shards)
                             chunk->given_experts,
                             chunk->given_weights,
                             chunk->routings,
+                            chunk->placed,
+                            chunk->choice_sizes,
                             chunk->gates,
                             chunk->order,
                             chunk->group_sizes,

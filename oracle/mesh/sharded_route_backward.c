@@ -15,7 +15,7 @@ static assay_status backward_chunk(assay_context *ctx, const sharded_run *run, i
     const sharded_chunk *chunk = &run->chunks[c];
     const assay_shard_sizes *s = &run->sizes;
     const moe_router *router = &run->block->router;
-    const int64_t tokens = run->permute.tokens, experts = run->permute.experts;
+    const int64_t tokens = run->permute.tokens, experts = run->routing.num_experts;
     const int64_t losses = run->block->split.losses;
     const double parts = (double)(s->chunks * s->shards / losses); /* of a loss */
     for (int64_t shard = 0; shard < s->shards; shard++) {
@@ -48,7 +48,7 @@ assay_status sharded_given_backward(assay_context *ctx, moe_block *block, double
 assay_status sharded_route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)
 {
     const sharded_run *run = block->placed;
-    const int64_t experts = run->permute.experts;
+    const int64_t experts = run->routing.num_experts;
     OWNED double *parts = NULL, *d_routed = NULL;
     MUST(assay_alloc_f64(ctx, "d_logits of shards", run->sizes.shards * run->permute.tokens * experts, &d_routed));
     MUST(assay_alloc_f64(ctx, "gradients of the gate", 2 * experts, &parts));

@@ -226,6 +226,7 @@ assay_status sharded_run_whole(assay_context *ctx, const assay_moe_config *confi
     const assay_shard_sizes s = assay_shard_sizes_of(config, sharding);
     const assay_routing_config *routing = &config->routing;
     const bool global = routing->balance_scope == ASSAY_BALANCE_GLOBAL;
+    assay_replicas replicas = {0};
     sharded_run run = {.sharding = sharding, .mesh = sharding->mesh, .sizes = s, .routing = *routing};
     moe_block block = {.config = config,
                        .in = in,
@@ -236,6 +237,7 @@ assay_status sharded_run_whole(assay_context *ctx, const assay_moe_config *confi
                                  .loss_copies = global ? 1 : s.hidden_shards,
                                  .owners = s.owners,
                                  .pieces = s.shards * s.chunks,
+                                 .expert_shards = s.expert_shards,
                                  .tensor_shards = sharding->tensor_shards,
                                  .hidden_shards = s.hidden_shards,
                                  .emb_chunks = sharding->emb_chunks > 0 ? sharding->emb_chunks : 1,
@@ -245,9 +247,15 @@ assay_status sharded_run_whole(assay_context *ctx, const assay_moe_config *confi
     run.mesh.size[ASSAY_AXIS_MLP_TENSOR] = 1;
     run.routing.batch = s.batch;
     run.routing.sequence = s.sequence;
-    run.permute =
-        (assay_permute_dims){s.batch * s.sequence, routing->num_experts_per_tok, routing->num_experts, config->emb_dim};
+    run.permute = (assay_permute_dims){s.batch * s.sequence, routing->num_experts_per_tok,
+                                       s.expert_shards * s.local_experts, config->emb_dim};
+    if (config->physical_experts > 0) {
+        MUST(moe_read_replicas(ctx, config, in, &replicas));
+        run.replicas = &replicas;
+        block.split.pieces *= replicas.most;
+    }
     const assay_status status = moe_block_run(ctx, &block, out);
     sharded_route_free(&run);
+    assay_replicas_free(&replicas);
     return status;
 }

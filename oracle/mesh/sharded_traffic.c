@@ -63,8 +63,8 @@ static assay_status sort_locally(assay_context *ctx, sharded_run *run, sharded_c
     for (int64_t shard = 0; shard < s->shards; shard++) {
         for (int64_t i = 0; i < s->copies; i++) {
             const int32_t choice = chunk->order[shard * s->copies + i]; /* of none: beyond the experts of any shard */
-            const int32_t *selected = chunk->routings[shard].selected_experts;
-            sorted_experts[i] = choice == ASSAY_NO_EXPERT ? (int32_t)experts : selected[choice];
+            const int32_t *groups = sharded_groups(run, chunk, shard);
+            sorted_experts[i] = choice == ASSAY_NO_EXPERT ? (int32_t)experts : groups[choice];
         }
         const assay_local_permute_args args = {
             .global_group_sizes =

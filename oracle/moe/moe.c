@@ -168,7 +168,8 @@ static void set_sizes(moe_block *block)
     block->per_token = assay_moe_slots(config);
     block->experts = config->routing.num_experts;
     block->local_experts = assay_moe_local_experts(config);
-    block->joined = assay_quant_recipe_joins_groups(config->recipe.recipe);
+    const bool joins = assay_quant_recipe_joins_groups(config->recipe.recipe);
+    block->joined = joins ? block->local_experts / block->split.expert_shards : 1;
     block->emb_dim = config->emb_dim;
     block->llama4 = config->routing.family == ASSAY_ROUTER_LLAMA4;
 }
@@ -233,8 +234,8 @@ cleanup:
     return status;
 }
 
-static assay_status read_replicas(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                                  assay_replicas *replicas)
+assay_status moe_read_replicas(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                               assay_replicas *replicas)
 {
     assay_status status;
     const int64_t physical = config->physical_experts;
@@ -267,6 +268,7 @@ static moe_block block_of(const assay_moe_config *config, const assay_source *in
                   .loss_copies = 1,
                   .owners = 1,
                   .pieces = 1,
+                  .expert_shards = 1,
                   .tensor_shards = 1,
                   .emb_chunks = 1,
                   .hidden_shards = 1},
@@ -283,7 +285,7 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
     moe_block block = block_of(config, in, observer);
     if (config->physical_experts == 0) return moe_block_run(ctx, &block, out);
     assay_replicas replicas = {0};
-    status = read_replicas(ctx, config, in, &replicas);
+    status = moe_read_replicas(ctx, config, in, &replicas);
     block.placed = &replicas;
     block.split.pieces = replicas.most;
     if (status == ASSAY_OK) status = moe_block_run(ctx, &block, out);

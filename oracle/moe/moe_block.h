@@ -55,6 +55,7 @@ assay_status moe_write(assay_context *ctx, const moe_results *r, int result, int
 /* Rows of one expert; over a mesh those that one shard has for it. */
 typedef struct moe_rows {
     int64_t expert;
+    const int32_t *group_sizes; /* of those that come together: a shard's */
     int64_t first, size; /* its choices are order[first] to order[first + size - 1]; mesh: place in the checkpoints */
     int64_t count;       /* rows: dense T; dropping `size`, or one more of zeros; else `size` */
     int32_t *tokens;     /* [count]: token of a row, -1 for the row of zeros; mesh: NULL */
@@ -161,6 +162,7 @@ typedef struct moe_split {
     int64_t loss_copies; /* of each: shards of H have the same one */
     int64_t owners;      /* of tokens, split along the batch */
     int64_t pieces;      /* that the rows of an expert come in */
+    int64_t expert_shards;
     int64_t tensor_shards, emb_chunks;
     int64_t hidden_shards; /* of each shard, over H; each gives its part of a checkpoint's columns, and an lb_loss */
     bool weighs_h;         /* the routing weight is on h */
@@ -180,7 +182,8 @@ struct moe_block {
     moe_results results;
     int64_t tokens, per_token, experts, emb_dim; /* per_token: slots; experts: of the router */
     int64_t local_experts;                       /* that are computed here, fused shared ones too */
-    bool joined; /* by a recipe with scales of all experts these come together, as one gated MLP of groups of rows */
+    int64_t
+        joined; /* by a recipe with scales of all experts of a shard these come together, as one gated MLP of groups */
     bool llama4;
     /* What somebody looks at, and what that needs. */
     bool need_y, need_dx, need_router_gradient, need_row_dx, need_forward, need_backward;
@@ -237,6 +240,12 @@ extern const moe_placement moe_one_device;
 
 /* The config was checked; what stands before `path` and kept_rows are set, the rest is zero. */
 assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sink *out);
+
+/* map [E]: the number of each expert here, -1 where he is elsewhere. */
+assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map);
+/* replicas: zeroed. */
+assay_status moe_read_replicas(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
+                               assay_replicas *replicas);
 
 /* How token copies of one device are grouped, and outputs combined. */
 typedef struct moe_path {

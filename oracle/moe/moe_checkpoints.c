@@ -55,7 +55,7 @@ static int64_t parts_of(const moe_checkpoints *c)
 
 static int64_t branches_of(int checkpoint)
 {
-    return checkpoint == ASSAY_MLPWI ? 2 : 1;
+    return checkpoint == ASSAY_MLPWI || checkpoint == ASSAY_MLPWI_GRADIENT ? 2 : 1;
 }
 
 static int64_t piece_count(const moe_checkpoints *c, int checkpoint)

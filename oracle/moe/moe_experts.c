@@ -8,7 +8,7 @@
 
 static int64_t expert_count(const moe_block *block)
 {
-    return block->joined ? 1 : block->local_experts;
+    return block->local_experts / block->joined;
 }
 
 static assay_status alloc_expert(assay_context *ctx, moe_block *block)
@@ -22,10 +22,7 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
     }
     block->expert = (moe_mlp){
         .config = {.mlp = assay_moe_expert_config(block->config, most), .place = ASSAY_MLP_ROUTED}, .pieces = pieces};
-    if (block->joined) {
-        block->expert.config.mlp.groups = block->local_experts;
-        block->expert.config.mlp.group_sizes = block->group_sizes;
-    }
+    if (block->joined > 1) block->expert.config.mlp.groups = block->joined;
     TRY(block->placement->alloc_rows(ctx, block, most));
     TRY(moe_mlp_alloc(ctx, &block->expert, block));
 cleanup:
@@ -147,7 +144,7 @@ cleanup:
 static bool is_everywhere(const moe_block *block)
 {
     const bool kept = block->kept_rows > 0 && moe_wants_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
-    return kept || block->joined || block->split.pieces > 1 || block->placement->place_rows == NULL;
+    return kept || block->joined > 1 || block->split.pieces > 1 || block->placement->place_rows == NULL;
 }
 
 typedef struct shared_sum {

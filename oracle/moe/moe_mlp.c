@@ -80,6 +80,7 @@ assay_status moe_mlp_read_weights(assay_context *ctx, moe_mlp *mlp, int64_t expe
 static void set_rows(moe_mlp *mlp, const moe_rows *rows)
 {
     mlp->config.mlp.rows = rows->count;
+    mlp->config.mlp.group_sizes = rows->group_sizes;
     assay_mlp_graph(&mlp->graph, &mlp->config);
     mlp->checkpoints.rows = rows;
 }

@@ -91,7 +91,7 @@ static assay_status choose_replicas(assay_context *ctx, moe_block *block, const 
     int32_t *physical = NULL;
     TRY(assay_alloc_i32(ctx, "physical experts", choices, &physical));
     TRY(assay_alloc_i32(ctx, "sizes of replicas", replicas->physical, &block->replica_sizes));
-    assay_replicas_choose(replicas, physical, block->router.routing.selected_experts, dims);
+    assay_replicas_choose(replicas, physical, block->router.routing.selected_experts, NULL, dims);
     TRY(assay_write_result_i32(ctx, block->results.out, "routing/physical_experts", choices, physical));
     for (int64_t i = 0; i < choices; i++)
         physical[i] = physical[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : replicas->place[physical[i]];
@@ -101,8 +101,7 @@ cleanup:
     return status;
 }
 
-/* map [E]: the number of each expert here, -1 where he is elsewhere. */
-static assay_status read_map(assay_context *ctx, const moe_block *block, int32_t *map)
+assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map)
 {
     static const char path[] = "inputs/expert_map";
     assay_status status = ASSAY_OK;
@@ -147,7 +146,7 @@ static assay_status sort_choices(assay_context *ctx, moe_block *block)
     }
     TRY(assay_alloc_i32(ctx, "expert map", block->experts, &map));
     TRY(assay_alloc_i32(ctx, "local ids", choices, &local));
-    TRY(read_map(ctx, block, map));
+    TRY(moe_read_expert_map(ctx, block, map));
     for (int64_t i = 0; i < choices; i++)
         local[i] = selected[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : map[selected[i]];
     TRY(assay_permute_order(ctx, block->order, block->group_sizes, local, &dims));
@@ -183,8 +182,8 @@ static int64_t row_count(const moe_block *block, int64_t expert, int64_t piece)
 {
     const assay_replicas *replicas = block->placed;
     int64_t all = 0;
-    for (int64_t e = 0; block->joined && e < block->local_experts; e++) all += block->group_sizes[e];
-    if (block->joined) return all;
+    for (int64_t e = 0; block->joined > 1 && e < block->local_experts; e++) all += block->group_sizes[e];
+    if (block->joined > 1) return all;
     if (replicas == NULL) return block->path->row_count(block, expert);
     const int64_t place = replicas->first[expert] + piece;
     return place < replicas->first[expert + 1] ? block->replica_sizes[place] : 0;
@@ -254,10 +253,12 @@ static void place_piece(moe_block *block, int64_t expert, int64_t piece)
 {
     moe_rows *rows = &block->rows;
     rows->expert = expert;
+    rows->group_sizes = block->group_sizes;
     rows->first = 0;
     for (int64_t e = 0; e < expert; e++) rows->first += block->group_sizes[e];
     for (int64_t before = 0; before < piece; before++) rows->first += row_count(block, expert, before);
-    rows->size = block->placed != NULL || block->joined ? row_count(block, expert, piece) : block->group_sizes[expert];
+    rows->size =
+        block->placed != NULL || block->joined > 1 ? row_count(block, expert, piece) : block->group_sizes[expert];
     rows->count = row_count(block, expert, piece);
     rows->x = is_dense(block) ? (block->llama4 ? block->scaled_x : block->x) : block->rows_x;
     rows->dy = block->rows_dy;

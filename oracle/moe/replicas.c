@@ -52,12 +52,13 @@ void assay_replicas_free(assay_replicas *r)
 }
 
 void assay_replicas_choose(const assay_replicas *r, int32_t *physical_experts, const int32_t *selected_experts,
-                           const assay_permute_dims *dims)
+                           const int32_t *numbers, const assay_permute_dims *dims)
 {
     for (int64_t i = 0; i < dims->tokens * dims->experts_per_token; i++) {
         physical_experts[i] = ASSAY_NO_EXPERT;
         if (selected_experts[i] == ASSAY_NO_EXPERT) continue;
         const int32_t *first = r->first + selected_experts[i];
-        physical_experts[i] = r->ids[first[0] + i / dims->experts_per_token % (first[1] - first[0])];
+        const int64_t place = i / dims->experts_per_token, token = numbers == NULL ? place : numbers[place];
+        physical_experts[i] = r->ids[first[0] + token % (first[1] - first[0])];
     }
 }

@@ -20,6 +20,6 @@ assay_status assay_replicas_make(assay_context *ctx, assay_replicas *r, const in
                                  int64_t physical, int64_t experts);
 void assay_replicas_free(assay_replicas *r); /* safe on a zeroed struct */
 
-/* physical_experts [T,K] of selected_experts [T,K]. */
+/* physical_experts [T,K] of selected_experts [T,K]; numbers [T] of the tokens, NULL: 0 and up. */
 void assay_replicas_choose(const assay_replicas *r, int32_t *physical_experts, const int32_t *selected_experts,
-                           const assay_permute_dims *dims);
+                           const int32_t *numbers, const assay_permute_dims *dims);

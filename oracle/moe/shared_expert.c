@@ -1,17 +1,23 @@
 /* The shared expert (MaxText RoutedAndSharedMoE): a gated MLP of every token, those of each owner
- * together, added to the routed output. */
+ * together, added to the routed output. By a recipe scales are of the tokens of all owners. */
 #include <stdlib.h>
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 #include "oracle/ops/ops_shares.h"
 
+static int64_t piece_count(const moe_block *block)
+{
+    return block->config->recipe.recipe == NULL ? block->split.owners : 1;
+}
+
 static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows *all)
 {
-    const int64_t owners = block->split.owners, count = block->tokens * block->emb_dim;
-    block->shared = (moe_mlp){
-        .config = {.mlp = assay_moe_shared_config(block->config, block->tokens / owners), .place = ASSAY_MLP_SHARED},
-        .pieces = owners};
+    const int64_t pieces = piece_count(block), count = block->tokens * block->emb_dim;
+    block->shared = (moe_mlp){.config = {.mlp = assay_moe_shared_config(block->config, block->tokens / pieces),
+                                         .place = ASSAY_MLP_SHARED,
+                                         .owners = block->split.owners / pieces},
+                              .pieces = pieces};
     MUST(moe_mlp_alloc(ctx, &block->shared, block));
     MUST(assay_alloc_f64(ctx, "shared y", count, &all->y));
     if (block->need_dx) MUST(assay_alloc_f64(ctx, "shared dx", count, &all->dx));
@@ -41,15 +47,14 @@ static bool needs_down(const moe_block *block, bool gradients)
     return block->need_y || gate || moe_wants(&block->results, MOE_SHARED + ASSAY_MLPWO);
 }
 
-/* The tokens of each owner. */
-static assay_status run_owners(assay_context *ctx, moe_block *block, const moe_rows *all, bool gradients)
+static assay_status run_pieces(assay_context *ctx, moe_block *block, const moe_rows *all, bool gradients)
 {
     const moe_results *r = &block->results;
-    const int64_t tokens = block->tokens / block->split.owners;
+    const int64_t pieces = piece_count(block), tokens = block->tokens / pieces;
     const bool down = needs_down(block, gradients);
-    for (int64_t owner = 0; owner < block->split.owners; owner++) {
-        const int64_t at = owner * tokens * block->emb_dim;
-        const moe_rows rows = {.first = owner * tokens,
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t at = piece * tokens * block->emb_dim;
+        const moe_rows rows = {.first = piece * tokens,
                                .count = tokens,
                                .x = all->x + at,
                                .y = all->y + at,
@@ -84,7 +89,7 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     TRY(moe_mlp_read_weights(ctx, mlp, 0));
     if (gated) TRY(moe_shared_gate_forward(ctx, &gate, block, gradients));
     if (gated) all.dy = gate.dy;
-    TRY(run_owners(ctx, block, &all, gradients));
+    TRY(run_pieces(ctx, block, &all, gradients));
     if (gated && gradients) TRY(moe_shared_gate_backward(ctx, &gate, block, all.y, all.dx));
     if (block->observer != NULL) TRY(block->observer->rows(ctx, block->observer->self, block, mlp, &all));
     if (gated && block->need_y) moe_shared_gate_weigh(ctx, &gate, block, all.y);

@@ -49,6 +49,7 @@ typedef struct assay_quant_recipe {
     bool wrong;                              /* what a kernel does that has a bug: no case has it */
     bool folds;                              /* scales of the other operand go onto dy before it is quantised */
     bool parts_experts;                      /* wrong: in a MoE block scales by column are of one expert each */
+    bool joins_parts;                        /* wrong: scales are of all parts of a product, not of each its own */
     assay_recipe_operand x, w;               /* forward; backward goes on from their codes */
     assay_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
     assay_recipe_scales_of scales_of;

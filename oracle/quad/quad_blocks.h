@@ -40,7 +40,10 @@ typedef struct quad_mlp {
     assay_gated_mlp_config config; /* rows is nothing to it */
     quad_node w[ASSAY_MLP_WEIGHTS];
     int64_t groups;
-    const int64_t *group;                   /* of each row; NULL: one of all */
+    const int64_t *group; /* of each row; NULL: one of all */
+    const int64_t *set;   /* as a quad_layer has them */
+    int64_t shards;
+    int64_t slices, hidden;                 /* of D and of H: by a recipe each is a layer of its own; 0 is 1 */
     int64_t w13_shards;                     /* columns of wi: gate and up of shard 0, of shard 1, ...; 0 is 1 */
     quad_node up, a, b, h, codes, scale, y; /* made by quad_mlp_run; up: with fused weights */
 } quad_mlp;
@@ -90,6 +93,9 @@ void quad_experts_of(quad_tape *t, const quad_moe_config *config, quad_mlp *m);
 quad_node quad_expert_sum(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
                           const quad_expert_rows *rows, quad_mlp *m);
 quad_node quad_shared_of(quad_tape *t, const assay_moe_config *config, quad_node x); /* 0: there is none */
+/* Of each choice its replica, which is put; or its number among the experts that are here, -1 elsewhere. [T,K] */
+const int32_t *quad_put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t *selected);
+const int32_t *quad_local_experts(quad_tape *t, const assay_moe_config *c, const int32_t *selected);
 /* Makes the kernels whole that are given as they lie on shards. */
 void quad_gather_kernels(quad_tape *t, const quad_moe_config *config, quad_mlp *m);
 
@@ -122,10 +128,9 @@ typedef struct quad_spread {
     int32_t *local_order;   /* [M,C,buffer]: local_sorted_indices */
     int32_t *local_sizes;   /* [M,C,E/P]: rows of each of its experts */
     int32_t *choices;       /* [M,C,buffer]: the choice (token * K + k) in each row after that, -1: none */
-    bool *dropped;          /* [T*K]: whether no shard has it */
 } quad_spread;
 
-/* The tape's; NULL after an error. microbatches: of the batch-split schedule; 0: there is none. */
+/* The tape's; NULL after an error. selected: what copies are sorted by. microbatches: of the batch-split schedule; 0: there is none. */
 const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
                                     const int32_t *selected);
 /* The shard at a place of the expert axis that is like this one else. */
@@ -136,8 +141,8 @@ int64_t quad_spread_token(const quad_spread *spread, int64_t shard, int64_t part
 int64_t quad_spread_choice(const quad_spread *spread, int64_t shard, int64_t part, int64_t place);
 /* [M,C,last], or [M,last] without parts. */
 assay_shape quad_spread_shape(const quad_spread *spread, int64_t last);
-/* The routed experts' y, and their checkpoints in the rows of each shard. */
+/* The routed experts' y, and their checkpoints in the rows of each shard. experts [T,K]: whose weights a choice has. */
 quad_node quad_spread_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
-                              const quad_spread *spread);
+                              const int32_t *experts, const quad_spread *spread);
 
 #endif

@@ -29,6 +29,37 @@ void quad_experts_of(quad_tape *t, const quad_moe_config *both, quad_mlp *m)
     quad_gather_kernels(t, both, m);
 }
 
+/* The replica of each choice: of those of its expert, by ascending id, the one at the token modulo their count. */
+const int32_t *quad_put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
+{
+    const int64_t k = c->routing.num_experts_per_tok;
+    const int32_t *map = quad_given_indices(t, "inputs/physical_to_logical_map", c->physical_experts);
+    int32_t *physical =
+        quad_put_indices(t, "routing/physical_experts", assay_shape_of(3, c->routing.batch, c->routing.sequence, k));
+    for (int64_t i = 0; t->status == ASSAY_OK && i < quad_tokens(&c->routing) * k; i++) {
+        int64_t replicas = 0, passed = 0;
+        physical[i] = -1; /* a slot of none */
+        for (int64_t p = 0; p < c->physical_experts; p++) replicas += map[p] == selected[i];
+        for (int32_t p = 0; p < c->physical_experts; p++) {
+            if (map[p] == selected[i] && passed++ == i / k % replicas) physical[i] = p;
+        }
+    }
+    return physical;
+}
+
+/* The choices by the numbers that experts have here, -1 elsewhere. */
+const int32_t *quad_local_experts(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
+{
+    const int64_t choices = quad_tokens(&c->routing) * c->routing.num_experts_per_tok, here = c->local_num_experts;
+    const int32_t *map = quad_given_indices_optional(t, "inputs/expert_map", c->routing.num_experts);
+    int32_t *local = quad_keep(t, choices, sizeof *local);
+    for (int64_t i = 0; local != NULL && i < choices; i++) {
+        const int64_t expert = selected[i], own = expert - c->local_expert_offset;
+        local[i] = (int32_t)(expert < 0 ? -1 : map != NULL ? map[expert] : own >= 0 && own < here ? own : -1);
+    }
+    return local;
+}
+
 /* Of each row the weight of its choice, or 1 in its place; `rest` of a row without one. */
 static quad_node weights_of_rows(quad_tape *t, const quad_router *r, const quad_expert_rows *rows, bool of_choices,
                                  quad rest)

@@ -18,11 +18,41 @@ void quad_mlp_weights(quad_tape *t, quad_mlp *m, assay_mlp_place place, int64_t 
     }
 }
 
+/* Of every group's rows the part `i` of `sums`, and of each half's columns the part `j` of `parts`. */
+static quad_node weights_of_part(quad_tape *t, const quad_mlp *m, quad_node w, int64_t sums, int64_t i, int64_t halves,
+                                 int64_t parts, int64_t j)
+{
+    quad_node columns = 0;
+    const int64_t all = quad_rows(t, w), k = all / m->groups, own = k / sums, half = quad_columns(t, w) / halves;
+    int64_t *rows = quad_indices(t, all / sums);
+    for (int64_t row = 0; rows != NULL && row < all / sums; row++) rows[row] = row / own * k + i * own + row % own;
+    for (int64_t h = 0; h < halves; h++)
+        columns = quad_beside(t, columns, quad_columns_of(t, w, h * half + j * (half / parts), half / parts));
+    return quad_gather(t, columns, rows, all / sums);
+}
+
 static quad_node linear(quad_tape *t, const quad_mlp *m, quad_node x, int weight)
 {
-    return quad_linear(
-        t,
-        (quad_layer){.x = x, .w = m->w[weight], .groups = m->groups, .group = m->group, .recipe = &m->config.recipe});
+    const bool apart = m->config.recipe.recipe != NULL, down = weight == ASSAY_MLP_WO;
+    const int64_t sums = apart ? quad_one_at_least(down ? m->hidden : m->slices) : 1;
+    const int64_t parts = apart && !down ? quad_one_at_least(m->hidden) : 1, halves = weight == ASSAY_MLP_WI ? 2 : 1;
+    const int64_t own = quad_columns(t, x) / sums;
+    quad_layer layer = {
+        .groups = m->groups, .group = m->group, .recipe = &m->config.recipe, .set = m->set, .shards = m->shards};
+    quad_node y[2] = {0, 0};
+    for (int64_t j = 0; j < parts; j++) {
+        quad_node sum = 0;
+        for (int64_t i = 0; i < sums; i++) {
+            const bool whole = sums * parts == 1;
+            layer.x = whole ? x : quad_columns_of(t, x, i * own, own);
+            layer.w = whole ? m->w[weight] : weights_of_part(t, m, m->w[weight], sums, i, halves, parts, j);
+            sum = quad_add(t, sum, quad_linear(t, layer));
+        }
+        if (parts == 1) return sum;
+        const int64_t width = quad_columns(t, sum) / halves;
+        for (int64_t h = 0; h < halves; h++) y[h] = quad_beside(t, y[h], quad_columns_of(t, sum, h * width, width));
+    }
+    return halves == 1 ? y[0] : quad_beside(t, y[0], y[1]);
 }
 
 /* Of each row the bias of its group. */
@@ -84,6 +114,19 @@ static quad_node laid_out(quad_tape *t, const quad_mlp_layout *layout, quad_node
     return quad_gather(t, quad_view(t, x, quad_columns(t, x) / layout->parts), layout->index, layout->count);
 }
 
+/* Of gate and up, the halves of a row, a shard has its part side by side. */
+static void put_gradient(quad_tape *t, const quad_mlp_layout *layout, const char *path, assay_shape shape, quad_node x,
+                         int64_t halves)
+{
+    const int64_t parts = layout->index == NULL ? 1 : layout->parts, count = layout->count * halves;
+    int64_t *index = layout->index == NULL ? NULL : quad_indices(t, count);
+    for (int64_t i = 0; index != NULL && i < count; i++) {
+        const int64_t from = layout->index[i / halves];
+        index[i] = (from / parts * halves + i % halves) * parts + from % parts;
+    }
+    quad_put_gradient_of(t, path, shape, x, quad_columns(t, x) / halves / parts, index);
+}
+
 void quad_put_mlp(quad_tape *t, const quad_mlp *m, assay_mlp_place place, const quad_mlp_layout *layout)
 {
     const int64_t parts = layout->index == NULL ? 1 : layout->parts;
@@ -110,7 +153,7 @@ void quad_put_mlp(quad_tape *t, const quad_mlp *m, assay_mlp_place place, const 
                                                        [ASSAY_MLPWI_1_GRADIENT] = m->b,
                                                        [ASSAY_MLPWO_GRADIENT] = m->y};
         if (i >= ASSAY_MLPWI_GRADIENT) {
-            quad_put_gradient(t, path, shape, made[i]);
+            put_gradient(t, layout, path, shape, made[i], whole ? 2 : 1);
         } else if (i == ASSAY_MLPWI && parts > 1) { /* of each shard its own gate, then its own up */
             const quad_node a = laid_out(t, layout, m->a), b = laid_out(t, layout, m->b);
             quad_put(t, path, shape, deal(t, a, b, parts_of(m) > parts ? parts_of(m) / parts : 1));

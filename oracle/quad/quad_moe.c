@@ -127,36 +127,6 @@ static const int32_t *slots_ids(quad_tape *t, const assay_moe_config *c, const q
     return ids;
 }
 
-/* The replica of each choice: of those of its expert, by ascending id, the one at the token modulo their count. */
-static void put_replicas(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
-{
-    const int64_t k = c->routing.num_experts_per_tok;
-    const int32_t *map = quad_given_indices(t, "inputs/physical_to_logical_map", c->physical_experts);
-    int32_t *physical =
-        quad_put_indices(t, "routing/physical_experts", assay_shape_of(3, c->routing.batch, c->routing.sequence, k));
-    for (int64_t i = 0; t->status == ASSAY_OK && i < quad_tokens(&c->routing) * k; i++) {
-        int64_t replicas = 0, passed = 0;
-        physical[i] = -1; /* a slot of none */
-        for (int64_t p = 0; p < c->physical_experts; p++) replicas += map[p] == selected[i];
-        for (int32_t p = 0; p < c->physical_experts; p++) {
-            if (map[p] == selected[i] && passed++ == i / k % replicas) physical[i] = p;
-        }
-    }
-}
-
-/* The choices by the numbers that experts have here, -1 elsewhere. */
-static const int32_t *localised(quad_tape *t, const assay_moe_config *c, const int32_t *selected)
-{
-    const int64_t choices = quad_tokens(&c->routing) * c->routing.num_experts_per_tok, here = c->local_num_experts;
-    const int32_t *map = quad_given_indices_optional(t, "inputs/expert_map", c->routing.num_experts);
-    int32_t *local = quad_keep(t, choices, sizeof *local);
-    for (int64_t i = 0; local != NULL && i < choices; i++) {
-        const int64_t expert = selected[i], own = expert - c->local_expert_offset;
-        local[i] = (int32_t)(expert < 0 ? -1 : map != NULL ? map[expert] : own >= 0 && own < here ? own : -1);
-    }
-    return local;
-}
-
 /* The order of the copies, and how many each expert has. With local experts the order is of those that are here. */
 static const int32_t *put_order(quad_tape *t, const assay_moe_config *c, const int32_t *ids, const int32_t *local)
 {
@@ -180,7 +150,7 @@ static quad_node one_device(quad_tape *t, const quad_moe_config *both, quad_node
     const quad_losses losses = quad_losses_of(t, &c->routing, &r, r.selected);
     quad_put_losses(t, &c->routing, &losses);
     if (t->status != ASSAY_OK) return 0;
-    const int32_t *local = c->local_num_experts > 0 ? localised(t, c, r.selected) : NULL;
+    const int32_t *local = c->local_num_experts > 0 ? quad_local_experts(t, c, r.selected) : NULL;
     const int32_t *ids = slots_ids(t, c, &r), *selected = local != NULL ? local : r.selected;
     const int32_t *order = put_order(t, c, ids, local);
     quad_expert_rows rows = {0};
@@ -195,7 +165,7 @@ static quad_node one_device(quad_tape *t, const quad_moe_config *both, quad_node
     } else {
         list_sorted(t, c, selected, order, &rows);
     }
-    if (c->physical_experts > 0) put_replicas(t, c, r.selected);
+    if (c->physical_experts > 0) quad_put_replicas(t, c, r.selected);
     if (t->status != ASSAY_OK) return 0;
     const quad_node y = quad_expert_sum(t, both, x, &r, &rows, &m);
     const quad_mlp_layout layout = {.rows = shape_of_rows(c)};

@@ -46,6 +46,11 @@ static bool counts(const quad_recipe_matrix *m, const assay_recipe_operand *how,
     return m->group[row] >= 0 || (m->counts_all && how->scales != ASSAY_SCALES_BLOCKS);
 }
 
+static bool same_set(const quad_recipe_matrix *m, int64_t row, int64_t other)
+{
+    return m->set == NULL || m->set[row] == m->set[other];
+}
+
 static void matrix_free(quad_recipe_matrix *m)
 {
     free(m->codes);
@@ -74,7 +79,7 @@ static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_confi
     }
     for (int64_t other = 0; other < m->rows; other++) {
         const bool same = m->group[other] == m->group[row] && place[other] / BLOCK == place[row] / BLOCK;
-        if (!counts(m, how, other) || (blocks && !same)) continue;
+        if (!counts(m, how, other) || !same_set(m, row, other) || (blocks && !same)) continue;
         largest = fmaxq(largest, fabsq(taken(r, how, m->x[other * m->columns + column])));
     }
     return largest;
@@ -114,7 +119,8 @@ static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const as
     TRY(assay_alloc(ctx, "rows of groups", m->rows, sizeof(int64_t), &place));
     for (int64_t row = 0; row < m->rows; row++) {
         ((int64_t *)place)[row] = 0;
-        for (int64_t before = 0; before < row; before++) ((int64_t *)place)[row] += m->group[before] == m->group[row];
+        for (int64_t before = 0; before < row; before++)
+            ((int64_t *)place)[row] += m->group[before] == m->group[row] && same_set(m, row, before);
     }
     for (int64_t i = 0; i < count; i++) {
         m->codes[i] = m->numbers[i] = m->x[i];
@@ -151,15 +157,20 @@ cleanup:
 static quad_recipe_matrix of_rows(const quad_recipe_layer *l, int64_t columns, const quad *x)
 {
     return (quad_recipe_matrix){
-        .rows = l->rows, .columns = columns, .x = x, .group = l->group, .counts_all = l->counts_all};
+        .rows = l->rows, .columns = columns, .x = x, .group = l->group, .set = l->set, .counts_all = l->counts_all};
 }
 
 assay_status quad_recipe_take(assay_context *ctx, quad_recipe_layer *l)
 {
-    MUST(assay_alloc(ctx, "groups of rows", l->groups * l->k, sizeof *l->all, &l->all));
-    for (int64_t row = 0; row < l->groups * l->k; row++) l->all[row] = 0;
+    const int64_t rows = l->groups * l->k, shards = l->shards > 0 ? l->shards : 1;
+    MUST(assay_alloc(ctx, "groups of rows", rows, sizeof *l->all, &l->all));
+    MUST(assay_alloc(ctx, "shards of rows", rows, sizeof *l->of_shard, &l->of_shard));
+    for (int64_t row = 0; row < rows; row++) {
+        l->all[row] = 0;
+        l->of_shard[row] = row / (rows / shards);
+    }
     l->of_x = of_rows(l, l->k, l->x);
-    l->of_w = (quad_recipe_matrix){.rows = l->groups * l->k, .columns = l->n, .x = l->w, .group = l->all};
+    l->of_w = (quad_recipe_matrix){.rows = rows, .columns = l->n, .x = l->w, .group = l->all, .set = l->of_shard};
     MUST(quantise(ctx, &l->of_x, l->recipe, &l->recipe->recipe->x, &l->recipe->x));
     return quantise(ctx, &l->of_w, l->recipe, &l->recipe->recipe->w, &l->recipe->w);
 }
@@ -173,7 +184,8 @@ assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *l)
     MUST(quad_alloc(ctx, count, &l->for_dw));
     for (int64_t i = 0; i < count; i++) {
         const quad dy = r->folds ? nearest(type, l->dy[i]) : l->dy[i];
-        l->for_dx[i] = r->folds ? nearest(type, dy * l->of_w.scale[i % l->n]) : dy;
+        const int64_t group = l->group[i / l->n] < 0 ? 0 : l->group[i / l->n];
+        l->for_dx[i] = r->folds ? nearest(type, dy * l->of_w.scale[group * l->k * l->n + i % l->n]) : dy;
         l->for_dw[i] = r->folds ? nearest(type, dy * l->of_x.scale[i / l->n * l->k]) : dy;
     }
     l->dx_dy = of_rows(l, l->n, l->for_dx);
@@ -189,6 +201,7 @@ void quad_recipe_free(quad_recipe_layer *l)
     quad_recipe_matrix *const all[] = {&l->of_x, &l->of_w, &l->dx_dy, &l->dw_x, &l->dw_dy};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) matrix_free(all[i]);
     free(l->all);
+    free(l->of_shard);
     free(l->for_dx);
     free(l->for_dw);
 }

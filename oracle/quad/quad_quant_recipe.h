@@ -9,7 +9,8 @@ typedef struct quad_recipe_matrix {
     int64_t rows, columns;
     const quad *x;
     const int64_t *group;
-    bool counts_all; /* rows of no group count too, but for scales of blocks */
+    const int64_t *set; /* of each row: those of different sets have no scale together; NULL: all are of one */
+    bool counts_all;    /* rows of no group count too, but for scales of blocks */
     quad *codes, *scale, *numbers;
 } quad_recipe_matrix;
 
@@ -19,11 +20,13 @@ typedef struct quad_recipe_layer {
     const assay_recipe_config *recipe;
     int64_t rows, k, n, groups;
     const int64_t *group; /* of each row */
+    const int64_t *set;   /* of each row, or NULL */
+    int64_t shards;       /* that w's groups are of, one after the other, which are sets */
     bool counts_all;      /* of the matrices of rows */
     const quad *x, *w, *dy;
     quad_recipe_matrix of_x, of_w, dx_dy, dw_x, dw_dy;
     quad *for_dx, *for_dw;
-    int64_t *all; /* the group of each row of w: 0 */
+    int64_t *all, *of_shard; /* the group of each row of w: 0; and its set */
 } quad_recipe_layer;
 
 /* of_x and of_w; then, once dy is there, the others. */

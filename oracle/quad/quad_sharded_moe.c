@@ -91,9 +91,28 @@ static void put_traffic(quad_tape *t, const quad_spread *spread)
         memcpy(traffic + i * p, sent + quad_spread_peer(spread, i / p, i % p) * p, (size_t)p * sizeof *sent);
 }
 
-static void put_lists(quad_tape *t, const quad_spread *spread)
+/* How many choices of each expert a shard sorts, where it sorts them by something else. */
+static void put_choices(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_spread *spread)
 {
-    put_list(t, "routing/group_sizes", quad_spread_shape(spread, spread->experts), spread->sizes);
+    const int64_t experts = config->moe.routing.num_experts, parts = spread->parts;
+    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_spread_shape(spread, experts));
+    for (int64_t i = 0; sizes != NULL && i < spread->shards * parts; i++) {
+        for (int64_t e = 0; e < experts; e++) sizes[i * experts + e] = 0;
+        for (int64_t copy = 0; copy < spread->copies; copy++) {
+            const int64_t token = quad_spread_token(spread, i / parts, i % parts, copy / spread->per_token);
+            const int32_t expert = r->selected[token * spread->per_token + copy % spread->per_token];
+            if (expert >= 0) sizes[i * experts + expert]++;
+        }
+    }
+}
+
+static void put_lists(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_spread *spread)
+{
+    if (config->moe.physical_experts + config->moe.local_num_experts > 0) {
+        put_choices(t, config, r, spread);
+    } else {
+        put_list(t, "routing/group_sizes", quad_spread_shape(spread, spread->experts), spread->sizes);
+    }
     put_list(t, "routing/sorted_selected_experts", quad_spread_shape(spread, spread->copies), spread->sorted);
     put_list(t, "routing/local_group_sizes", quad_spread_shape(spread, spread->local_experts), spread->local_sizes);
     if (spread->expert_shards == 1) return;
@@ -107,34 +126,44 @@ static void put_lists(quad_tape *t, const quad_spread *spread)
 
 /* --- experts --- */
 
-/* Rows without a choice are 0. A shard has its part of the columns: of a and b before the second product, of y once what
- * the shards have added up to is scattered. */
+/* A shard has its part of the columns: of a and b before the second product, of y once what the shards have added up to is
+ * scattered. */
 static void put_rows(quad_tape *t, const quad_mlp *m, const quad_spread *spread)
 {
     const int64_t rows = spread->parts * spread->buffer, parts = spread->hidden_shards;
     quad_mlp_layout layout = {
         .rows = quad_spread_shape(spread, spread->buffer), .parts = parts, .count = spread->shards * rows};
-    int64_t *index = quad_indices(t, layout.count);
+    int64_t *index = parts > 1 ? quad_indices(t, layout.count) : NULL;
     for (int64_t i = 0; index != NULL && i < layout.count; i++)
-        index[i] = spread->choices[i] < 0 ? -1 : spread->choices[i] * parts + i / rows % parts;
+        index[i] = (i / rows / parts * rows + i % rows) * parts + i / rows % parts;
     layout.index = index;
-    if (index != NULL) quad_put_mlp(t, m, ASSAY_MLP_ROUTED, &layout);
+    if (t->status == ASSAY_OK) quad_put_mlp(t, m, ASSAY_MLP_ROUTED, &layout);
 }
 
+/* In the rows of the shards, of which those that have parts of H are one; each quantises by itself what it has. */
 quad_node quad_spread_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
-                              const quad_spread *spread)
+                              const int32_t *experts, const quad_spread *spread)
 {
-    const assay_routing_config *routing = &config->moe.routing;
-    const int64_t k = routing->num_experts_per_tok, choices = routing->batch * routing->sequence * k;
+    const assay_sharding *s = &config->sharding;
+    const int64_t k = config->moe.routing.num_experts_per_tok, own = spread->parts * spread->buffer;
+    const int64_t count = spread->shards / spread->hidden_shards * own;
+    int64_t *set = quad_indices(t, count);
     quad_expert_rows rows = {0};
     quad_mlp m;
     quad_experts_of(t, config, &m);
-    if (quad_rows_alloc(t, choices, &rows) != ASSAY_OK) return 0;
-    for (int64_t i = 0; i < choices; i++) {
-        rows.choice[i] = i;
-        rows.token[i] = rows.to[i] = i / k;
-        if (!spread->dropped[i]) rows.expert[i] = r->selected[i];
+    if (quad_rows_alloc(t, count, &rows) != ASSAY_OK) return 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t choice = spread->choices[i / own * spread->hidden_shards * own + i % own];
+        set[i] = i / spread->buffer;
+        if (choice < 0) continue;
+        rows.choice[i] = choice;
+        rows.token[i] = rows.to[i] = choice / k;
+        rows.expert[i] = experts[choice];
     }
+    m.set = set;
+    m.shards = spread->expert_shards;
+    m.hidden = spread->hidden_shards;
+    m.slices = quad_one_at_least(s->tensor_shards) * quad_one_at_least(s->emb_chunks);
     const quad_node y = quad_expert_sum(t, config, x, r, &rows, &m);
     put_rows(t, &m, spread);
     return y;
@@ -142,10 +171,14 @@ quad_node quad_spread_experts(quad_tape *t, const quad_moe_config *config, quad_
 
 quad_node quad_sharded_experts(quad_tape *t, const quad_moe_config *config, quad_node x)
 {
-    const quad_router r = quad_route(t, &config->moe.routing, x);
-    const quad_spread *spread = quad_spread_make(t, config, 0, r.selected);
+    const assay_moe_config *c = &config->moe;
+    const quad_router r = quad_route(t, &c->routing, x);
+    const int32_t *placed = NULL, *experts = r.selected;
+    if (t->status == ASSAY_OK && c->physical_experts > 0) placed = quad_put_replicas(t, c, r.selected);
+    if (t->status == ASSAY_OK && c->local_num_experts > 0) placed = experts = quad_local_experts(t, c, r.selected);
+    const quad_spread *spread = quad_spread_make(t, config, 0, placed == NULL ? r.selected : placed);
     if (spread == NULL) return 0;
     put_losses(t, config, &r, spread);
-    put_lists(t, spread);
-    return quad_spread_experts(t, config, x, &r, spread);
+    put_lists(t, config, &r, spread);
+    return quad_spread_experts(t, config, x, &r, experts, spread);
 }

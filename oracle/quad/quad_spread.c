@@ -28,16 +28,18 @@ static void set_sizes(quad_tape *t, quad_spread *s, const quad_moe_config *confi
     const int64_t owners = s->exchange == QUAD_SAME   ? 1
                            : s->exchange == QUAD_STAY ? mesh[0] * mesh[1]
                                                       : token_shards * s->microbatches;
-    if (routing->batch % owners != 0 || routing->sequence % s->chunks != 0 ||
-        routing->num_experts % s->expert_shards != 0) {
+    const assay_moe_config *moe = &config->moe;
+    s->experts = moe->local_num_experts > 0  ? moe->local_num_experts
+                 : moe->physical_experts > 0 ? moe->physical_experts
+                                             : routing->num_experts;
+    if (routing->batch % owners != 0 || routing->sequence % s->chunks != 0 || s->experts % s->expert_shards != 0) {
         quad_refuse(t,
                     "%lld batch rows, %lld tokens in each and %lld experts are not to be divided by %lld, %lld "
                     "and %lld",
-                    (long long)routing->batch, (long long)routing->sequence, (long long)routing->num_experts,
-                    (long long)owners, (long long)s->chunks, (long long)s->expert_shards);
+                    (long long)routing->batch, (long long)routing->sequence, (long long)s->experts, (long long)owners,
+                    (long long)s->chunks, (long long)s->expert_shards);
         return;
     }
-    s->experts = routing->num_experts;
     s->local_experts = s->experts / s->expert_shards;
     s->per_token = routing->num_experts_per_tok;
     s->own_rows = routing->batch / owners;
@@ -139,15 +141,11 @@ static void sort_received(quad_spread *s, const int32_t *selected, int64_t at, c
     for (int64_t i = 0; i < s->buffer; i++) keys[i] = (int32_t)(came[i] < 0 ? local : selected[came[i]] % local);
     quad_sort_by_expert(s->buffer, keys, local + 1, order, sizes);
     for (int64_t e = 0; e < local; e++) s->local_sizes[at * local + e] = sizes[e];
-    for (int64_t row = 0; row < s->buffer; row++) {
-        choices[row] = came[s->exchange == QUAD_STAY ? row : order[row]];
-        if (choices[row] >= 0) s->dropped[choices[row]] = false;
-    }
+    for (int64_t row = 0; row < s->buffer; row++) choices[row] = came[s->exchange == QUAD_STAY ? row : order[row]];
 }
 
-static void alloc_lists(quad_tape *t, quad_spread *s, const assay_routing_config *routing)
+static void alloc_lists(quad_tape *t, quad_spread *s)
 {
-    int64_t choices = 0;
     const struct {
         int32_t **list;
         int64_t width;
@@ -162,10 +160,6 @@ static void alloc_lists(quad_tape *t, quad_spread *s, const assay_routing_config
         t->status = assay_checked_count(t->ctx, "lists of shards", 3, sizes, &count);
         *lists[i].list = quad_keep(t, count, sizeof(int32_t));
     }
-    const int64_t sizes[] = {routing->batch, routing->sequence, s->per_token};
-    if (t->status == ASSAY_OK) t->status = assay_checked_count(t->ctx, "choices", 3, sizes, &choices);
-    s->dropped = quad_keep(t, choices, sizeof *s->dropped);
-    for (int64_t i = 0; s->dropped != NULL && i < choices; i++) s->dropped[i] = true; /* until a shard has it */
 }
 
 const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
@@ -175,7 +169,7 @@ const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config,
     if (s == NULL) return NULL;
     *s = (quad_spread){0};
     set_sizes(t, s, config, microbatches);
-    if (t->status == ASSAY_OK) alloc_lists(t, s, &config->moe.routing);
+    if (t->status == ASSAY_OK) alloc_lists(t, s);
     int32_t *came = quad_keep(t, s->buffer, sizeof *came), *sizes = quad_keep(t, s->local_experts + 1, sizeof *sizes);
     int32_t *keys = quad_keep(t, s->copies > s->buffer ? s->copies : s->buffer, sizeof *keys);
     if (t->status != ASSAY_OK) return NULL;

@@ -179,7 +179,7 @@ static quad_node batch_split(quad_tape *t, const assay_stack_config *c, quad_nod
         t->pieces = NULL; /* rows of experts are their shards' */
         return quad_add(t, quantised_experts(t, c, spread, x, &r), shared);
     }
-    return quad_add(t, quad_spread_experts(t, &both, x, &r, spread), quad_shared_of(t, &c->moe, x));
+    return quad_add(t, quad_spread_experts(t, &both, x, &r, r.selected, spread), quad_shared_of(t, &c->moe, x));
 }
 
 static quad_node moe(quad_tape *t, const assay_stack_config *c, quad_node x)

@@ -12,6 +12,8 @@ struct quad_shown {
     assay_shape shape;
     quad_node node;
     bool gradient;
+    int64_t columns; /* of the pieces that `index` has an order of; NULL: as they lie */
+    const int64_t *index;
 };
 
 /* --- memory --- */
@@ -288,9 +290,10 @@ bool quad_wants(const quad_tape *t, const char *path)
     return wants(t, full);
 }
 
-static void show(quad_tape *t, const char *path, assay_shape shape, quad_node x, bool gradient)
+static void show(quad_tape *t, const char *path, quad_shown one)
 {
-    quad_shown one = {.shape = shape, .node = x, .gradient = gradient};
+    const quad_node x = one.node;
+    const assay_shape shape = one.shape;
     path_of(t, path, one.path);
     if (t->status != ASSAY_OK || x == 0) return;
     if (assay_shape_count(&shape) != quad_rows(t, x) * quad_columns(t, x)) {
@@ -306,12 +309,18 @@ static void show(quad_tape *t, const char *path, assay_shape shape, quad_node x,
 
 void quad_put(quad_tape *t, const char *path, assay_shape shape, quad_node x)
 {
-    show(t, path, shape, x, false);
+    show(t, path, (quad_shown){.shape = shape, .node = x});
 }
 
 void quad_put_gradient(quad_tape *t, const char *path, assay_shape shape, quad_node x)
 {
-    show(t, path, shape, x, true);
+    quad_put_gradient_of(t, path, shape, x, 1, NULL);
+}
+
+void quad_put_gradient_of(quad_tape *t, const char *path, assay_shape shape, quad_node x, int64_t columns,
+                          const int64_t *index)
+{
+    show(t, path, (quad_shown){.shape = shape, .node = x, .gradient = true, .columns = columns, .index = index});
 }
 
 int32_t *quad_put_indices(quad_tape *t, const char *path, assay_shape shape)
@@ -381,13 +390,15 @@ static void sweep(quad_tape *t)
 
 /* --- from beginning to end --- */
 
-static void copy_out(quad_tape *t, const char *path, const assay_shape *shape, const quad *values)
+static void copy_out(quad_tape *t, const quad_shown *one, const quad *values)
 {
     quad *to = NULL;
-    if (t->status != ASSAY_OK || !wants(t, path)) return;
-    t->status = quad_tensors_add(t->ctx, t->out, path, shape, &to);
-    for (int64_t i = 0; t->status == ASSAY_OK && i < assay_shape_count(shape); i++)
-        to[i] = values == NULL ? 0 : values[i];
+    if (t->status != ASSAY_OK || !wants(t, one->path)) return;
+    t->status = quad_tensors_add(t->ctx, t->out, one->path, &one->shape, &to);
+    for (int64_t i = 0; t->status == ASSAY_OK && i < assay_shape_count(&one->shape); i++) {
+        const int64_t from = one->index == NULL ? i : one->index[i / one->columns] * one->columns + i % one->columns;
+        to[i] = values == NULL ? 0 : values[from];
+    }
 }
 
 static void put_leaf_gradients(quad_tape *t)
@@ -413,7 +424,7 @@ static void put_shown(quad_tape *t)
         const quad_record *of = &t->records[one->node];
         const quad_record *root = of->part_of != 0 ? &t->records[of->part_of] : of;
         const quad *gradient = root->gradient == NULL ? NULL : root->gradient + of->offset;
-        copy_out(t, one->path, &one->shape, one->gradient ? gradient : of->values);
+        copy_out(t, one, one->gradient ? gradient : of->values);
     }
 }
 

@@ -80,6 +80,9 @@ const int32_t *quad_given_indices_optional(quad_tape *t, const char *path, int64
 bool quad_wants(const quad_tape *t, const char *path);
 void quad_put(quad_tape *t, const char *path, assay_shape shape, quad_node x);
 void quad_put_gradient(quad_tape *t, const char *path, assay_shape shape, quad_node x);
+/* The same in another order: piece i of so many columns is number index[i]; the tape's. */
+void quad_put_gradient_of(quad_tape *t, const char *path, assay_shape shape, quad_node x, int64_t columns,
+                          const int64_t *index);
 int32_t *quad_put_indices(quad_tape *t, const char *path, assay_shape shape);
 
 int64_t quad_rows(const quad_tape *t, quad_node x);
@@ -139,7 +142,9 @@ typedef struct quad_layer {
     int64_t groups; /* 0 is 1 */
     const int64_t *group;
     const assay_recipe_config *recipe; /* NULL: none */
-    bool counts_all;                   /* by a recipe rows of no group count for scales, but for those of blocks */
+    const int64_t *set; /* by a recipe rows have no scale together with those of another set; NULL: all are of one */
+    int64_t shards;     /* so many as have a part of the groups each, with scales of their own; 0 is 1 */
+    bool counts_all;    /* by a recipe rows of no group count for scales, but for those of blocks */
 } quad_layer;
 quad_node quad_linear(quad_tape *t, quad_layer layer);
 /* x, of which the gradient is quantised as a recipe does it for dx. */

@@ -198,6 +198,8 @@ static operands by_recipe(quad_tape *t, const quad_layer *layer, linear *l)
                                  .n = l->n,
                                  .groups = l->groups,
                                  .group = group,
+                                 .set = layer->set,
+                                 .shards = layer->shards,
                                  .counts_all = layer->counts_all,
                                  .x = quad_values(t, layer->x),
                                  .w = quad_values(t, layer->w)};

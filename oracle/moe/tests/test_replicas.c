@@ -18,7 +18,7 @@ TEST(test_replicas_by_hand)
     assert_memory_equal(r.first, ((int32_t[]){0, 2, 3, 6}), 4 * sizeof(int32_t));
     assert_memory_equal(r.ids, ((int32_t[]){1, 4, 2, 0, 3, 5}), sizeof map);
     assert_memory_equal(r.place, ((int32_t[]){3, 0, 2, 4, 1, 5}), sizeof map);
-    assay_replicas_choose(&r, physical, selected, &(assay_permute_dims){.tokens = 4, .experts_per_token = 2});
+    assay_replicas_choose(&r, physical, selected, NULL, &(assay_permute_dims){.tokens = 4, .experts_per_token = 2});
     assert_memory_equal(physical, expected, sizeof expected);
     assay_replicas_free(&r);
 }
