@@ -11,39 +11,9 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/steps.h"
+#include "compare/style_sheets.h"
 #include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
-
-static const char style_sheet[] =
-    ":root{color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--page:#fff;--card:#f5f7f9;--line:#d7dde3;"
-    "--pass:#1a7f37;--fail:#c62828;--other:#9a6700}"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa5b1;--page:#14181c;--card:#1d2329;--line:#333c45;"
-    "--pass:#4ac26b;--fail:#ff6b6b;--other:#d9a72e}}"
-    "*{box-sizing:border-box}body{margin:0 auto;max-width:72rem;padding:1rem;background:var(--page);color:var(--ink);"
-    "font:16px/1.5 system-ui,sans-serif}h1,h2{line-height:1.25;margin:.6em 0 .3em;overflow-wrap:anywhere}"
-    "h1{font-size:1.5rem}h2{font-size:1.2rem}p{margin:.4em 0;overflow-wrap:anywhere}.soft{color:var(--soft)}"
-    ".badge{display:inline-block;padding:.05em .6em;border-radius:.4em;color:#fff;font-weight:600}"
-    ".PASS{background:var(--pass)}.FAIL{background:var(--fail)}.VACUOUS,.NOT,.UNSUPPORTED{background:var(--other)}"
-    ".flow{display:flex;flex-wrap:wrap;gap:.3rem;margin:.6rem 0;padding:0;list-style:none}"
-    ".flow a{display:block;padding:.1rem .5rem;border:1px solid var(--line);border-left:.35rem solid var(--line);"
-    "border-radius:.3rem;background:var(--card);color:inherit;text-decoration:none;font-size:.85rem;"
-    "overflow-wrap:anywhere}.flow .p{border-left-color:var(--pass)}.flow .f{border-left-color:var(--fail)}"
-    ".flow .o{border-left-color:var(--other)}.flow .first{outline:2px solid var(--fail);font-weight:600}"
-    ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;width:100%}"
-    "th,td{padding:.2rem .6rem;text-align:left;vertical-align:top;border-bottom:1px solid "
-    "var(--line);white-space:nowrap}"
-    "td.why{white-space:normal;overflow-wrap:anywhere;min-width:8rem}"
-    "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "details{border:1px solid var(--line);border-radius:.4rem;margin:.5rem 0;padding:.3rem "
-    ".7rem;background:var(--card)}"
-    "summary{cursor:pointer;overflow-wrap:anywhere}figure{margin:.6rem 0}figcaption{font-size:.85rem;color:var(--soft)}"
-    "img{image-rendering:pixelated;display:block;max-width:100%;border:1px solid var(--line)}"
-    ".pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(18rem,100%),1fr));gap:1rem}"
-    "svg{width:100%;max-width:30rem;height:auto}svg text{font-size:10px;fill:var(--soft)}"
-    "code{font-size:.85em;overflow-wrap:anywhere}.scale{display:flex;max-width:22rem;font-size:.75rem}"
-    ".scale span{flex:1;text-align:center;color:#000;border:1px solid var(--line)}"
-    "@media(max-width:40rem){body{padding:.6rem}th,td{padding:.2rem .3rem;white-space:normal}"
-    "table{font-size:.8rem}td code,td.n{overflow-wrap:anywhere}}";
 
 /* Where there is something to say. */
 static void write_shown(FILE *out, const char *before, const char *text, const char *behind)
@@ -364,7 +334,7 @@ assay_status assay_report_html(assay_context *ctx, int count, const assay_report
     if (count == 1) write_shown(out, ": ", reports[0].case_name, "");
     if (count != 1) fprintf(out, ": ");
     if (count != 1) write_tally(out, count, reports);
-    fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", style_sheet);
+    fprintf(out, "</title><style>%s</style></head><body><h1>assay</h1>\n", assay_report_style_sheet);
     if (count != 1) write_index(out, count, reports);
     for (int i = 0; i < count; i++) {
         drawn &= write_report(out, i, &reports[i], reports[i].steps);

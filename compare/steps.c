@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compare/style_sheets.h"
+
 void assay_steps_free(assay_steps *steps)
 {
     if (steps == NULL) return;
@@ -21,19 +23,6 @@ bool assay_steps_show(const assay_steps *steps, const char *path)
 
 /* In pixels; letters are of one width. */
 enum { LETTER = 7, LINE = 16, PAD = 8, GAP = 20, LANE = 10, BETWEEN = 36 };
-
-static const char style_sheet[] =
-    ".steps{max-width:none;color-scheme:light dark;--ink:#1b1f24;--soft:#5b6570;--page:#fff;--card:#f5f7f9;"
-    "--line:#8b96a1;--pass:#1a7f37;--fail:#c62828;--other:#9a6700}"
-    "@media(prefers-color-scheme:dark){.steps{--ink:#e6e9ec;--soft:#9aa5b1;--page:#14181c;--card:#1d2329;--line:#"
-    "5b6570;"
-    "--pass:#4ac26b;--fail:#ff6b6b;--other:#d9a72e}}"
-    ".steps text{font:11px monospace;fill:var(--ink)}.steps .soft text{fill:var(--soft)}.steps a .soft "
-    "text{fill:var(--ink)}"
-    ".steps .bold text{font-weight:bold}.steps .page{fill:var(--page)}.steps .box{fill:var(--card);stroke:var(--line)}"
-    ".steps path{fill:none;stroke:var(--line);stroke-width:1.3}.steps .grey rect{fill:none}"
-    ".steps .pass rect{fill:var(--pass);fill-opacity:.35}.steps .fail rect{fill:var(--fail);fill-opacity:.5}"
-    ".steps .other rect{fill:var(--other);fill-opacity:.4}.steps .first rect{stroke:var(--fail);stroke-width:2}";
 
 /* What writes the lines of a box, or measures them. */
 typedef struct pen {
@@ -254,7 +243,7 @@ static void draw(FILE *out, const layout *l, const assay_report *report, int num
             "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"steps\" role=\"img\" aria-label=\"steps of the case\" "
             "viewBox=\"0 0 %.0f %d\" width=\"%.0f\" height=\"%d\" style=\"width:%.0fpx\"><style>%s</style>"
             "<rect class=\"page\" width=\"%.0f\" height=\"%d\"/>",
-            l->width, height, l->width, height, l->width, style_sheet, l->width, height);
+            l->width, height, l->width, height, l->width, assay_steps_style_sheet, l->width, height);
     for (int n = 0; n < l->s->step_count; n++) {
         for (int i = 0; i < l->s->steps[n].in_count; i++)
             if (maker(l->s, n, i) >= 0) draw_line(out, l, maker(l->s, n, i), n);

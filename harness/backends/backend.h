@@ -2,8 +2,20 @@
  * process of their own, with a time limit; a crash is a result, not an accident. */
 #pragma once
 
-#include "harness/backends/backend_spec.h"
 #include "harness/backends/process.h"
+
+/* ---- what --backend may say ---- */
+
+/* Refuses what is neither a shared object that is there nor a command with both placeholders; NULL too. */
+assay_status assay_backend_check(assay_context *ctx, const char *spec);
+
+/* With --serve: refuses a shared object, a command with a placeholder, and NULL. */
+assay_status assay_backend_server_check(assay_context *ctx, const char *command);
+
+/* A shared object rather than a command. */
+bool assay_backend_is_shared_object(const char *spec);
+
+/* ---- runs ---- */
 
 /* Exit status of a backend command (and of the process that hosts a shared object). */
 enum {

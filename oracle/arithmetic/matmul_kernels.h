@@ -30,10 +30,8 @@ typedef struct assay_matmul_kernels {
     void (*stream)(const assay_matmul_args *args, int64_t column, int64_t column_end);
 } assay_matmul_kernels;
 
+extern const assay_matmul_kernels assay_matmul_kernels_scalar, assay_matmul_kernels_float32_scalar;
 #ifdef __x86_64__
 extern const assay_matmul_kernels assay_matmul_kernels_avx2, assay_matmul_kernels_avx512;
 extern const assay_matmul_kernels assay_matmul_kernels_float32_avx2, assay_matmul_kernels_float32_avx512;
 #endif
-
-/* One fma() a step, nothing else: what all other forms must agree with. */
-void assay_matmul_scalar(const assay_matmul_args *args, int threads);

@@ -37,27 +37,23 @@ static void zeros(const assay_matmul_args *args)
     }
 }
 
-static const assay_matmul_kernels *kernels_for(assay_isa isa)
-{
+/* By assay_isa. */
+static const assay_matmul_kernels *const kernels_of_isa[] = {
+    &assay_matmul_kernels_scalar,
 #ifdef __x86_64__
-    if (isa == ASSAY_ISA_AVX512) return &assay_matmul_kernels_avx512;
-    if (isa == ASSAY_ISA_AVX2) return &assay_matmul_kernels_avx2;
-#else
-    (void)isa;
+    &assay_matmul_kernels_avx2,
+    &assay_matmul_kernels_avx512,
 #endif
-    return NULL;
-}
+};
 
 static assay_status reference_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    const assay_matmul_kernels *kernels = kernels_for(ctx->isa);
+    const assay_matmul_kernels *kernels = kernels_of_isa[ctx->isa];
     const assay_chains chains = {.start = 0};
     const int threads = assay_matmul_threads(ctx, args);
     if (args->m == 0 || args->n == 0) return ASSAY_OK;
     if (args->k == 0) {
         if (!args->accumulate) zeros(args);
-    } else if (kernels == NULL) {
-        assay_matmul_scalar(args, threads);
     } else if (args->m <= kernels->tile_rows || (args->k <= FEW_STEPS && !args->transpose_b)) {
         streamed_matmul(args, kernels, threads);
     } else {
