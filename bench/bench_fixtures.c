@@ -111,17 +111,15 @@ static assay_status bench_form(assay_context *ctx, files *f, const struct form *
     const assay_dtype type = form->type;
     const double gigabytes = 1e-9 * (double)COUNT * (double)assay_dtype_size(type);
     char name[64];
-    assay_status status;
     f->type = type;
     assay_dtype_encode(type, COUNT, f->values, f->bytes);
     for (int i = 0; i < LINES; i++) {
         const bench_pair pair = {name, lines[i].fixture, lines[i].plain, gigabytes,
                                  ctx->threads > 1 ? form->targets[i] : 0};
         snprintf(name, sizeof name, "%s, %s [%d,%d]", lines[i].name, assay_dtype_name(type), ROWS, COLUMNS);
-        TRY(bench_line(ctx, report, &pair, f));
+        MUST(bench_line(ctx, report, &pair, f));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bench_fixtures(assay_context *ctx, bench_report *report)

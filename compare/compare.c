@@ -87,14 +87,12 @@ static void start_result(assay_order order, const assay_tensor_spec *spec, assay
 static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader *golden, assay_order order,
                                  assay_report *report)
 {
-    assay_status status = ASSAY_OK;
     const int total = assay_fixture_count(golden);
     int count = 0;
-    place *places = calloc((size_t)total + 1, sizeof *places);
+    OWNED place *places = calloc((size_t)total + 1, sizeof *places);
     report->tensors = calloc((size_t)total + 1, sizeof *report->tensors);
     if (places == NULL || report->tensors == NULL) {
-        status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the results of %d tensors", total);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the results of %d tensors", total);
     }
     for (int i = 0; i < total; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
@@ -103,9 +101,7 @@ static assay_status list_tensors(assay_context *ctx, const assay_fixture_reader 
     qsort(places, (size_t)count, sizeof *places, by_rank);
     for (int i = 0; i < count; i++) start_result(order, places[i].spec, &report->tensors[i]);
     report->count = count;
-cleanup:
-    free(places);
-    return status;
+    return ASSAY_OK;
 }
 
 static bool is_null_row(const double row[ASSAY_NULL_COLUMNS])

@@ -170,15 +170,14 @@ static void mark_slices(const double *values, const axis_view *v, mark *marks)
 static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *t, int axis, int64_t *from,
                                   double before, bool *found, char *text, size_t size)
 {
-    assay_status status = ASSAY_OK;
     const axis_view v = view_of(&t->shape, axis);
-    mark *golden = NULL, *candidate = NULL;
+    OWNED mark *golden = NULL, *candidate = NULL;
     char name[48];
     int64_t first = -1;
     *found = false;
     if (v.outer * v.inner < LEAST_SLICE) return ASSAY_OK;
-    TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &golden));
-    TRY(assay_alloc(ctx, "slices", v.size, sizeof(mark), &candidate));
+    MUST(assay_alloc(ctx, "slices", v.size, sizeof(mark), &golden));
+    MUST(assay_alloc(ctx, "slices", v.size, sizeof(mark), &candidate));
     mark_slices(t->golden, &v, golden);
     mark_slices(t->candidate, &v, candidate);
     for (int64_t i = 0; i < v.size; i++) from[candidate[i].index] = golden[i].index;
@@ -192,10 +191,7 @@ static assay_status look_permuted(assay_context *ctx, const assay_wrong_tensor *
                  " (%.2g standard deviations are left of %.3g)",
                  axis_name(t, axis, name), first, from[first], left, before);
     }
-cleanup:
-    free(golden);
-    free(candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 static bool look_transposed(const assay_wrong_tensor *t, double before, char *text, size_t size)
@@ -234,16 +230,15 @@ static bool list_slices(const bool *wrong, int64_t count, char *text, size_t siz
 static assay_status look_in_part(assay_context *ctx, const assay_wrong_tensor *t, int axis, bool *found, char *text,
                                  size_t size)
 {
-    assay_status status = ASSAY_OK;
     const axis_view v = view_of(&t->shape, axis);
-    bool *wrong = NULL;
+    OWNED bool *wrong = NULL;
     residual right = {0};
     char list[160], name[48];
     int64_t wrongs = 0;
     bool zero = true;
     *found = false;
     if (v.size < 2) return ASSAY_OK;
-    TRY(assay_alloc(ctx, "slices", v.size, sizeof(bool), &wrong));
+    MUST(assay_alloc(ctx, "slices", v.size, sizeof(bool), &wrong));
     for (int64_t i = 0; i < v.size; i++) {
         residual r = {0};
         bool slice_zero = true;
@@ -265,9 +260,7 @@ static assay_status look_in_part(assay_context *ctx, const assay_wrong_tensor *t
         snprintf(text, size, "wrong only at %s of %s%s; right elsewhere", list, axis_name(t, axis, name),
                  zero ? ", where it is zero" : "");
     }
-cleanup:
-    free(wrong);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Errors that all point towards zero, none by more than what cutting a number off does. */
@@ -291,8 +284,7 @@ static bool look_truncated(const assay_wrong_tensor *t, char *text, size_t size)
 
 assay_status assay_diagnose_tensor(assay_context *ctx, const assay_wrong_tensor *t, char *text, size_t size)
 {
-    assay_status status = ASSAY_OK;
-    void *memory = NULL;
+    OWNED void *memory = NULL;
     bool found = false;
     int64_t most = 1;
     const double before = plain_residual(t, 1);
@@ -302,44 +294,39 @@ assay_status assay_diagnose_tensor(assay_context *ctx, const assay_wrong_tensor 
     for (int axis = 0; axis < t->shape.rank; axis++) {
         if (t->shape.dims[axis] > most) most = t->shape.dims[axis];
     }
-    TRY(assay_alloc(ctx, "slices", most, sizeof(int64_t), &memory));
+    MUST(assay_alloc(ctx, "slices", most, sizeof(int64_t), &memory));
     if (!(before > UNEXPLAINED)) {
-        for (int axis = 0; !found && axis < t->shape.rank; axis++) TRY(look_in_part(ctx, t, axis, &found, text, size));
+        for (int axis = 0; !found && axis < t->shape.rank; axis++) MUST(look_in_part(ctx, t, axis, &found, text, size));
         if (!found) look_truncated(t, text, size);
-        goto cleanup;
+        return ASSAY_OK;
     }
     found = look_scaled(t, before, text, size) || look_transposed(t, before, text, size);
     for (int axis = 0; !found && axis < t->shape.rank; axis++) {
         found = look_shifted(t, axis, memory, before, text, size);
     }
     for (int axis = 0; !found && axis < t->shape.rank; axis++) {
-        TRY(look_permuted(ctx, t, axis, memory, before, &found, text, size));
+        MUST(look_permuted(ctx, t, axis, memory, before, &found, text, size));
     }
-    for (int axis = 0; !found && axis < t->shape.rank; axis++) TRY(look_in_part(ctx, t, axis, &found, text, size));
-cleanup:
-    free(memory);
-    return status;
+    for (int axis = 0; !found && axis < t->shape.rank; axis++) MUST(look_in_part(ctx, t, axis, &found, text, size));
+    return ASSAY_OK;
 }
 
 /* Whether the candidate's tensor is the golden's of another name: gate and up, query and key exchanged. */
 static assay_status look_exchanged(assay_context *ctx, assay_fixture_reader *golden, const assay_wrong_tensor *t,
                                    const char *path, char *text, size_t size)
 {
-    assay_status status = ASSAY_OK;
-    double *other = NULL;
-    TRY(assay_alloc_f64(ctx, "another tensor", t->count, &other));
+    OWNED double *other = NULL;
+    MUST(assay_alloc_f64(ctx, "another tensor", t->count, &other));
     for (int i = 0; text[0] == '\0' && i < assay_fixture_count(golden); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden, i);
         if (!assay_has_error_scale(spec) || strcmp(spec->path, path) == 0) continue;
         if (!assay_shape_equal(&spec->shape, &t->shape)) continue;
-        TRY(assay_fixture_read(ctx, golden, spec->path, 0, t->count, other));
+        MUST(assay_fixture_read(ctx, golden, spec->path, 0, t->count, other));
         residual r = {0};
         for (int64_t k = 0; k < t->count; k++) add(&r, other[k], t->candidate[k], t->sigma[k], 1);
         if (rms(r) <= EXPLAINED) snprintf(text, size, "what belongs in %.100s", spec->path);
     }
-cleanup:
-    free(other);
-    return status;
+    return ASSAY_OK;
 }
 
 static const assay_tensor_result *first_wrong(const assay_report *report)

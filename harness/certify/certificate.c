@@ -278,25 +278,21 @@ assay_status assay_certificates_compare(assay_context *ctx, assay_fixture_reader
 assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan, const assay_source *source,
                                       const assay_sink *out, bool quiet)
 {
-    assay_status status;
-    assay_certificate_inputs inputs = {0};
-    quad_certificates certificates = {0};
+    OWNED_BY(assay_certificate_inputs_free) assay_certificate_inputs inputs = {0};
+    OWNED_BY(quad_certificates_free) quad_certificates certificates = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, plan->budget);
-    TRY(assay_certificate_inputs_collect(ctx, &inputs, plan, source, out));
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
-    TRY(assay_certify(ctx, &inputs, &scope, quiet, &certificates));
-    TRY(assay_certificates_check(ctx, &certificates));
+    MUST(assay_certificate_inputs_collect(ctx, &inputs, plan, source, out));
+    if (!assay_ranks_is_first(ctx)) return ASSAY_OK;
+    MUST(assay_certify(ctx, &inputs, &scope, quiet, &certificates));
+    MUST(assay_certificates_check(ctx, &certificates));
     for (int i = 0; i < certificates.count; i++) {
         assay_tensor_spec spec;
         double fields[ASSAY_CERTIFICATE_FIELDS];
         assay_certificate_fields(&certificates.items[i], fields);
-        TRY(assay_certificate_spec(ctx, certificates.items[i].path, &spec));
-        TRY(out->write(ctx, out->self, spec.path, ASSAY_CERTIFICATE_FIELDS, fields));
+        MUST(assay_certificate_spec(ctx, certificates.items[i].path, &spec));
+        MUST(out->write(ctx, out->self, spec.path, ASSAY_CERTIFICATE_FIELDS, fields));
     }
-cleanup:
-    quad_certificates_free(&certificates);
-    assay_certificate_inputs_free(&inputs);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_evaluate_as_planned(assay_context *ctx, const assay_plan *plan, const assay_source *source,

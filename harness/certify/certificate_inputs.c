@@ -36,19 +36,15 @@ bool assay_certificate_streams(const assay_plan *plan, const assay_tensor_spec *
 static assay_status read_given(assay_context *ctx, const assay_source *source, const assay_tensor_list *list,
                                const assay_tensor_spec *spec, quad_tensors *tensors)
 {
-    assay_status status;
-    assay_tensor_set given = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set given = {0};
     const assay_tensor_entry *entry = assay_tensor_list_find(list, spec->path);
     assay_dequantised dequantised = {source, list};
     const assay_source numbers = assay_dequantised_source(&dequantised);
     assay_tensor_spec number = *spec;
     if (entry->part != ASSAY_PART_CODES) return ASSAY_OK;
     if (entry->format != NULL) number.type = ASSAY_FLOAT64;
-    TRY(assay_tensor_set_read(ctx, &given, &number, &numbers));
-    TRY(copy(ctx, &given.items[0], tensors));
-cleanup:
-    assay_tensor_set_free(&given);
-    return status;
+    MUST(assay_tensor_set_read(ctx, &given, &number, &numbers));
+    return copy(ctx, &given.items[0], tensors);
 }
 
 /* Room for a result, and for its error scales. */

@@ -107,32 +107,29 @@ cleanup:
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
-    assay_chosen chosen = {0};
-    assay_status status;
+    OWNED_BY(assay_chosen_free) assay_chosen chosen = {0};
     *exit_code = ASSAY_EXIT_PASS;
     if (options->mutants &&
         (options->json || options->argument_count > 0 || assay_chooses_without_arguments(options))) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--mutants goes alone");
     }
-    TRY(assay_choose(ctx, options, ASSAY_CHOOSE_ALL, &chosen));
+    MUST(assay_choose(ctx, options, ASSAY_CHOOSE_ALL, &chosen));
     if (options->mutants) {
-        TRY(print_mutants(ctx, chosen.cases, chosen.count));
-        goto cleanup;
+        MUST(print_mutants(ctx, chosen.cases, chosen.count));
+        return ASSAY_OK;
     }
     if (options->json) {
-        TRY(print_json(ctx, chosen.cases, chosen.count));
-        goto cleanup;
+        MUST(print_json(ctx, chosen.cases, chosen.count));
+        return ASSAY_OK;
     }
     for (int i = 0; i < chosen.count; i++) {
         const assay_case *c = &chosen.cases[i];
         char shape[128];
-        TRY(main_shape(ctx, c, shape, sizeof shape));
+        MUST(main_shape(ctx, c, shape, sizeof shape));
         printf("%-40s %-10s %-26s %s\n", c->name, c->op, shape, c->description);
     }
     printf("%d cases\n", chosen.count);
-cleanup:
-    assay_chosen_free(&chosen);
-    return status;
+    return ASSAY_OK;
 }
 
 const assay_command assay_command_list = {

@@ -42,7 +42,6 @@ static assay_status examine(assay_context *ctx, const assay_options *options)
 {
     const char *weights = options->weights != NULL ? options->weights : "";
     OWNED char *file = strndup(weights, (size_t)assay_model_weights_path(weights)); /* a layer may stand behind it */
-    ;
     if (file == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the options");
     const char *const more[] = {options->inputs != NULL ? options->inputs : "", file};
     MUST(assay_examine_structure(ctx, options->argument_count, (const char *const *)options->arguments));

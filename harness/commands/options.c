@@ -343,7 +343,6 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
 {
     struct option longs[ROWS + 1];
     char shorts[2 * ROWS + 2];
-    assay_status status = ASSAY_OK;
     *options = (assay_options){.threads = assay_launch_cores(),
                                .engine = "reference",
                                .container = "h5",
@@ -364,12 +363,11 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
         if (letter == ':' || letter == '?') return refuse_option(ctx, argv, letter == ':');
         const assay_option_row *row = assay_options_next(allowed, NULL);
         while (id_of(row) != letter) row = assay_options_next(allowed, row);
-        TRY(row->take(ctx, row, optarg, options));
+        MUST(row->take(ctx, row, optarg, options));
     }
     options->arguments = argv + optind;
     options->argument_count = argc - optind;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_options_free(assay_options *options)
@@ -385,10 +383,8 @@ void assay_options_free(assay_options *options)
 
 assay_status assay_options_apply(assay_context *ctx, const assay_options *options, assay_case *c)
 {
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < options->set_count; i++) TRY(assay_case_set(ctx, c, options->sets[i]));
-cleanup:
-    return status;
+    for (int i = 0; i < options->set_count; i++) MUST(assay_case_set(ctx, c, options->sets[i]));
+    return ASSAY_OK;
 }
 
 const assay_option_row *assay_options_next(unsigned allowed, const assay_option_row *after)

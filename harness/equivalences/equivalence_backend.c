@@ -210,7 +210,6 @@ static assay_status copy_tensor(assay_context *ctx, assay_fixture_writer *writer
 {
     const int64_t count = assay_shape_count(&spec->shape);
     OWNED double *values = NULL; /* which hold integers as well */
-    ;
     MUST(assay_alloc_f64(ctx, spec->path, count, &values));
     MUST(assay_fixture_read(ctx, from, spec->path, 0, count, values));
     MUST(assay_fixture_declare(ctx, writer, spec));

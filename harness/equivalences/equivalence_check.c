@@ -247,19 +247,15 @@ static assay_status compare(assay_context *ctx, const assay_form *one, const ass
 assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, const assay_equivalence *equivalence,
                                      assay_equivalence_result *r)
 {
-    assay_status status = ASSAY_OK;
     assay_other_form how;
-    assay_form other = {0};
+    OWNED_BY(assay_form_free) assay_form other = {0};
     assay_context own = *ctx;
     own.threads = assay_plan_threads(ctx, &one->plan);
     *r = (assay_equivalence_result){0};
     if (!assay_other_form_of(&own, &one->c, equivalence, &how)) return ASSAY_OK;
     r->applies = true;
     r->holding = how.holding;
-    TRY(assay_form_of_other(ctx, &how.c, one, &other));
-    TRY(run_other(ctx, &how, &other));
-    TRY(compare(ctx, one, &other, &how, r));
-cleanup:
-    assay_form_free(&other);
-    return status;
+    MUST(assay_form_of_other(ctx, &how.c, one, &other));
+    MUST(run_other(ctx, &how, &other));
+    return compare(ctx, one, &other, &how, r);
 }

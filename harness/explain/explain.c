@@ -102,35 +102,29 @@ static void keep(search *s, const assay_mutant *mutant, double residual, double 
 static assay_status try_variant(assay_context *ctx, search *s, const assay_trial *t, const assay_mutant *mutant,
                                 const assay_tensor_set *results, double *residual)
 {
-    assay_status status;
-    assay_tensor_set copy = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set copy = {0};
     bool holds = false;
     double left = INFINITY;
-    TRY(assay_tensor_set_copy(ctx, results, &copy));
-    TRY(assay_hypothesis_hold(ctx, t, mutant, &s->given, s->plain, &copy, &holds, &left));
+    MUST(assay_tensor_set_copy(ctx, results, &copy));
+    MUST(assay_hypothesis_hold(ctx, t, mutant, &s->given, s->plain, &copy, &holds, &left));
     if (holds) keep(s, mutant, left, left);
     *residual = fmin(*residual, left);
-cleanup:
-    assay_tensor_set_free(&copy);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status try_mutant(assay_context *ctx, search *s, const assay_trial *t, const assay_mutant *mutant,
                                double *residual)
 {
-    assay_status status;
     bool applies = true, differs = false;
-    assay_tensor_set results = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set results = {0};
     *residual = INFINITY;
-    TRY(assay_mutant_make(ctx, t, mutant, &results, &applies));
-    if (!applies) goto cleanup;
+    MUST(assay_mutant_make(ctx, t, mutant, &results, &applies));
+    if (!applies) return ASSAY_OK;
     if (!t->scales) *(assay_mutant_is_ignored_setting(mutant) ? &s->settings_tried : &s->tried) += 1;
-    TRY(try_variant(ctx, s, t, mutant, &results, residual));
-    TRY(assay_mutant_pull_back(ctx, t, mutant, &results, &differs));
-    if (differs) TRY(try_variant(ctx, s, t, mutant, &results, residual));
-cleanup:
-    assay_tensor_set_free(&results);
-    return status;
+    MUST(try_variant(ctx, s, t, mutant, &results, residual));
+    MUST(assay_mutant_pull_back(ctx, t, mutant, &results, &differs));
+    if (differs) MUST(try_variant(ctx, s, t, mutant, &results, residual));
+    return ASSAY_OK;
 }
 
 /* With the error scales of the golden, which cost nothing; and where that comes near, but not near enough, with those

@@ -81,20 +81,16 @@ void assay_given_results_free(assay_given_results *given)
 static assay_status candidate_reader(assay_context *ctx, const assay_given_results *given,
                                      const assay_tensor_set *results, assay_fixture_reader **reader)
 {
-    assay_status status;
-    assay_memory_tensor *tensors = NULL;
+    OWNED assay_memory_tensor *tensors = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &tensors));
+    MUST(assay_alloc(ctx, "list of tensors", given->count, sizeof(assay_memory_tensor), &tensors));
     for (int i = 0; i < given->count; i++) {
         const assay_tensor *tensor = assay_tensor_set_find(results, given->tensors[i].spec.path);
         const bool known = tensor != NULL && assay_tensor_is_complete(tensor);
         const bool required = i < given->given && assay_role_is_required(given->tensors[i].spec.role);
         if (known || required) tensors[count++] = given->tensors[i];
     }
-    TRY(assay_fixture_of_memory(ctx, "candidate", count, tensors, reader));
-cleanup:
-    free(tensors);
-    return status;
+    return assay_fixture_of_memory(ctx, "candidate", count, tensors, reader);
 }
 
 assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, const assay_tensor_set *expected,

@@ -52,20 +52,17 @@ assay_status assay_hypothesis_hold(assay_context *ctx, const assay_trial *t, con
                                    const assay_given_results *given, const assay_report *plain,
                                    assay_tensor_set *results, bool *holds, double *residual)
 {
-    assay_status status = ASSAY_OK;
-    assay_report report = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
     *holds = false;
-    if (!t->scales) TRY(assay_mutant_expect(ctx, t, mutant, results));
+    if (!t->scales) MUST(assay_mutant_expect(ctx, t, mutant, results));
     if (assay_mutant_changes_steps(mutant)) assay_drop_null(results);
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const bool result = !assay_role_is_given(tensor->spec.role) && tensor->spec.role != ASSAY_ROLE_ERROR_SCALE;
         if (result && tensor->values != NULL) assay_nan_to_infinity(tensor->count, tensor->values);
     }
-    TRY(assay_expected_compare(ctx, t, results, given, &report));
+    MUST(assay_expected_compare(ctx, t, results, given, &report));
     *holds = conclude(t, mutant, given, plain, &report, residual);
-    if (*holds) TRY(assay_beats_golden(ctx, t, mutant, given, plain, results, &report, holds));
-cleanup:
-    assay_report_free(&report);
-    return status;
+    if (*holds) MUST(assay_beats_golden(ctx, t, mutant, given, plain, results, &report, holds));
+    return ASSAY_OK;
 }

@@ -15,16 +15,15 @@ static double *scales_of(const assay_trial *t, const assay_tensor_set *results, 
 static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                            assay_tensor_set *results)
 {
-    assay_status status;
-    assay_tensor_set moved = {0};
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set moved = {0};
     bool changes;
     const assay_mutation m = {.c = t->plan->c, .profile = t->profile, .tensors = &moved};
-    TRY(assay_tensor_set_copy(ctx, t->golden, &moved));
+    MUST(assay_tensor_set_copy(ctx, t->golden, &moved));
     for (int i = 0; i < moved.count; i++) {
         const double *scales = scales_of(t, t->golden, moved.items[i].spec.path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) moved.items[i].values[k] = scales[k];
     }
-    TRY(assay_mutant_change_results(ctx, mutant, &m, &changes));
+    MUST(assay_mutant_change_results(ctx, mutant, &m, &changes));
     for (int i = 0; i < moved.count; i++) {
         double *scales = scales_of(t, results, moved.items[i].spec.path);
         for (int64_t k = 0; scales != NULL && k < moved.items[i].count; k++) {
@@ -32,9 +31,7 @@ static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay
             if (isfinite(scale)) scales[k] = assay_dtype_round(ASSAY_FLOAT32, scale, false);
         }
     }
-cleanup:
-    assay_tensor_set_free(&moved);
-    return status;
+    return ASSAY_OK;
 }
 
 double assay_rms(const double *values, int64_t count)

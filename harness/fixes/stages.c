@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-
 /* What a stage begins with: a checkpoint, or the gradient of one. Codes are taken by themselves. */
 static bool begins_stage(const assay_tensor_spec *spec)
 {

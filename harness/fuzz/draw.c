@@ -233,10 +233,9 @@ static int pick_key(dice *d, const assay_draws *draws, const assay_operation *op
 
 static assay_status change_key(assay_context *ctx, assay_draws *draws, dice *d, assay_case *c, assay_drawn *drawn)
 {
-    assay_status status;
     char value[TEXT];
     double weights[ASSAY_CHOICES_MOST] = {0};
-    assay_case changed = {0};
+    OWNED_BY(assay_case_free) assay_case changed = {0};
     bool kept = false;
     const int key = pick_key(d, draws, assay_operations[drawn->operation], drawn->operation);
     const assay_draw_key *row = &assay_draw_keys[key];
@@ -246,15 +245,13 @@ static assay_status change_key(assay_context *ctx, assay_draws *draws, dice *d, 
     int length = 0;
     const char *word = word_at(row->values, choice, &length);
     value_of(d, word, length, value, sizeof value);
-    TRY(assay_case_copy(ctx, c, &changed));
+    MUST(assay_case_copy(ctx, c, &changed));
     assay_case_drop_tags(&changed); /* the numbers of an exact case may be so no more */
-    TRY(keep_if_case(ctx, draws, set_all(ctx, &changed, row->key, value), c, &changed, &kept));
-    if (!kept) goto cleanup;
+    MUST(keep_if_case(ctx, draws, set_all(ctx, &changed, row->key, value), c, &changed, &kept));
+    if (!kept) return ASSAY_OK;
     drawn->keys[drawn->count] = key;
     drawn->choices[drawn->count++] = choice;
-cleanup:
-    assay_case_free(&changed);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Groups that are empty, of a tile's size or one beside it, and rows behind the last one. */

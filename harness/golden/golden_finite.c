@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-
 /* The one infinity that a dataset may hold. 0: none. */
 static double lawful_infinity(const assay_tensor_spec *spec)
 {

@@ -32,34 +32,26 @@ assay_status assay_golden_evaluate(assay_context *ctx, const assay_plan *plan, c
 assay_status assay_fixture_of_tensors(assay_context *ctx, const char *kind, const assay_tensor_set *tensors,
                                       assay_fixture_reader **reader)
 {
-    assay_status status;
-    assay_memory_tensor *list = NULL;
+    OWNED assay_memory_tensor *list = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", tensors->count + 1, sizeof(assay_memory_tensor), &list));
+    MUST(assay_alloc(ctx, "list of tensors", tensors->count + 1, sizeof(assay_memory_tensor), &list));
     for (int i = 0; i < tensors->count; i++) {
         const assay_tensor *tensor = &tensors->items[i];
         if (!assay_tensor_is_complete(tensor)) continue;
         list[count++] = (assay_memory_tensor){tensor->spec, tensor->values, tensor->indices};
     }
-    TRY(assay_fixture_of_memory(ctx, kind, count, list, reader));
-cleanup:
-    free(list);
-    return status;
+    return assay_fixture_of_memory(ctx, kind, count, list, reader);
 }
 
 static assay_status add_texts(assay_context *ctx, const assay_case *c, assay_fixture_reader *reader)
 {
-    assay_status status;
-    char *yaml = NULL;
-    TRY(assay_case_yaml(ctx, c, &yaml));
-    TRY(assay_fixture_add_text(ctx, reader, "case", c->name));
-    TRY(assay_fixture_add_text(ctx, reader, "op", c->op));
-    TRY(assay_fixture_add_text(ctx, reader, "case_yaml", yaml));
-    TRY(assay_fixture_add_text(ctx, reader, "engine", ctx->arithmetic->name));
-    TRY(assay_fixture_add_text(ctx, reader, "generator", "assay " ASSAY_VERSION));
-cleanup:
-    free(yaml);
-    return status;
+    OWNED char *yaml = NULL;
+    MUST(assay_case_yaml(ctx, c, &yaml));
+    MUST(assay_fixture_add_text(ctx, reader, "case", c->name));
+    MUST(assay_fixture_add_text(ctx, reader, "op", c->op));
+    MUST(assay_fixture_add_text(ctx, reader, "case_yaml", yaml));
+    MUST(assay_fixture_add_text(ctx, reader, "engine", ctx->arithmetic->name));
+    return assay_fixture_add_text(ctx, reader, "generator", "assay " ASSAY_VERSION);
 }
 
 assay_status assay_golden_in_memory(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,

@@ -24,10 +24,9 @@ assay_dtype assay_candidate_type(const assay_profile *profile, const assay_tenso
 static assay_status open_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,
                                 const assay_profile *storage, bool staged, assay_fixture_reader **reader)
 {
-    assay_status status;
-    assay_memory_tensor *tensors = NULL;
+    OWNED assay_memory_tensor *tensors = NULL;
     int count = 0;
-    TRY(assay_alloc(ctx, "list of tensors", results->count, sizeof(assay_memory_tensor), &tensors));
+    MUST(assay_alloc(ctx, "list of tensors", results->count, sizeof(assay_memory_tensor), &tensors));
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const bool given = assay_is_of_candidate(tensor) || (staged && assay_is_of_stages(tensor));
@@ -38,10 +37,7 @@ static assay_status open_reader(assay_context *ctx, const assay_tensor_set *resu
             tensors[count].spec.type = assay_candidate_type(storage, &tensor->spec);
         count++;
     }
-    TRY(assay_fixture_of_memory(ctx, kind, count, tensors, reader));
-cleanup:
-    free(tensors);
-    return status;
+    return assay_fixture_of_memory(ctx, kind, count, tensors, reader);
 }
 
 assay_status assay_trial_reader(assay_context *ctx, const assay_tensor_set *results, const char *kind,

@@ -226,17 +226,16 @@ static bool is_zero(const assay_tensor_set *results)
 static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
                                   const assay_plan *plan, int64_t part, assay_tensor_set *candidate, bool *applies)
 {
-    assay_status status = ASSAY_OK;
-    assay_tensor_set given = {0}, results = {0};
-    TRY(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set given = {0}, results = {0};
+    MUST(prepare_inputs(ctx, t, mutant, plan->c, part, &given, applies));
     const bool steps = assay_mutant_changes_steps(mutant);
     const bool runs = (*applies || steps) && is_fed(plan, &given, sees_numbers(mutant, plan->c));
     *applies &= runs && (!steps || assay_mutant_changes_inputs(mutant));
-    if (!runs) goto cleanup;
+    if (!runs) return ASSAY_OK;
     const assay_source source = assay_given_source(&given);
-    TRY(assay_plan_tensors(ctx, &results, plan, &source));
-    TRY(run_operation(ctx, t, mutant, plan, &given, &results, applies));
-    if (!*applies) goto cleanup;
+    MUST(assay_plan_tensors(ctx, &results, plan, &source));
+    MUST(run_operation(ctx, t, mutant, plan, &given, &results, applies));
+    if (!*applies) return ASSAY_OK;
     if (mutant->each_shard) {
         take_shard(&results, part, assay_case_shards(plan->c), candidate);
     } else {
@@ -244,10 +243,7 @@ static assay_status evaluate_part(assay_context *ctx, const assay_trial *t, cons
         const bool cut = mutant->whole_blocks > 0 || mutant->whole_rows != 0;
         *applies = !(cut && is_zero(&results)) && take_results(mutant, &results, candidate);
     }
-cleanup:
-    assay_tensor_set_free(&results);
-    assay_tensor_set_free(&given);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Whether some expert has so many rows that one is left: else all that is routed would be lost, whatever the blocks are, and

@@ -297,17 +297,15 @@ static assay_status check_layout(const model_check *check)
 static assay_status check_division(const model_check *check)
 {
     const assay_model_config *m = &check->c->config;
-    assay_status status;
     assay_routing_config routing;
-    TRY(assay_routing_config_of(check->ctx, check->c, &routing));
+    MUST(assay_routing_config_of(check->ctx, check->c, &routing));
     const bool divides = assay_routing_divides(&routing);
     /* of random routing no key says what weights are */
     if (m->given[ASSAY_KEY_AT_norm_topk_prob] && m->norm_topk_prob != divides && !m->use_random_routing) {
         return refuse(check, ASSAY_KEY_AT_norm_topk_prob, divides ? "true" : "false",
                       divides ? "divides the weights by their sum" : "does not divide the weights by their sum");
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 enum { EITHER_ATTENTION = ASSAY_PART_LATENT | ASSAY_PART_GROUPED };
@@ -392,25 +390,21 @@ static assay_status check_quantising(const model_check *check)
 
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts)
 {
-    assay_status status;
     const model_check check = {ctx, c, parts_of(c, parts)};
-    if ((parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) == 0) TRY(check_quantising(&check));
-    if (has_the_models_layer(parts)) TRY(check_layer(&check));
-    TRY(check_maxtext_keys(&check));
-    TRY(check_heads(&check));
-    TRY(check_block(&check));
-    TRY(check_layout(&check));
-    if (!routes(c, parts)) goto cleanup;
-    if ((parts & ASSAY_PART_EXPERTS) != 0) TRY(check_experts(&check));
-    TRY(check_router(&check));
-    TRY(check_division(&check));
-cleanup:
-    return status;
+    if ((parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) == 0) MUST(check_quantising(&check));
+    if (has_the_models_layer(parts)) MUST(check_layer(&check));
+    MUST(check_maxtext_keys(&check));
+    MUST(check_heads(&check));
+    MUST(check_block(&check));
+    MUST(check_layout(&check));
+    if (!routes(c, parts)) return ASSAY_OK;
+    if ((parts & ASSAY_PART_EXPERTS) != 0) MUST(check_experts(&check));
+    MUST(check_router(&check));
+    return check_division(&check);
 }
 
 assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsigned parts, assay_model_config *resolved)
 {
-    assay_status status = ASSAY_OK;
     assay_routing_config routing;
     *resolved = c->config;
     resolved->latent_norm_epsilon = assay_latent_epsilon_of(&c->config);
@@ -419,11 +413,10 @@ assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsign
         if (c->config.base_num_kv_heads == 0) resolved->base_num_kv_heads = c->config.base_num_query_heads;
     }
     if (!routes(c, parts)) return ASSAY_OK;
-    TRY(assay_routing_config_of(ctx, c, &routing));
+    MUST(assay_routing_config_of(ctx, c, &routing));
     resolved->norm_topk_prob = assay_routing_divides(&routing);
-    if (routing.n_routing_groups <= 0) goto cleanup;
+    if (routing.n_routing_groups <= 0) return ASSAY_OK;
     snprintf(resolved->group_score.text, sizeof resolved->group_score.text, "%s",
              routing.group_score == ASSAY_GROUP_TOP2_SUM ? "top2_sum" : "max");
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

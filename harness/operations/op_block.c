@@ -77,14 +77,11 @@ void assay_mark_unused_tokens(assay_describer *d)
 assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
 {
     const int64_t tokens = c->batch * c->sequence;
-    int32_t *segments = NULL;
-    assay_status status;
-    TRY(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
-    TRY(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, used));
+    OWNED int32_t *segments = NULL;
+    MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
+    MUST(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, used));
     for (int64_t t = 0; t < tokens; t++) (*used)[t] = segments == NULL || segments[t] != 0 || !c->config.mask_padding;
-cleanup:
-    free(segments);
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_block_describe(assay_describer *d, const assay_operation *operation)
@@ -202,9 +199,8 @@ static assay_status backward(assay_context *ctx, block_run *m)
 
 static assay_status run_sharded(assay_context *ctx, const graph *own, block_run *m)
 {
-    assay_status status;
-    double *y = NULL;
-    TRY(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
+    OWNED double *y = NULL;
+    MUST(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
     const assay_head_run all = {.mesh = &m->mesh,
                                 .whole = &m->g,
                                 .own = own,
@@ -217,12 +213,9 @@ static assay_status run_sharded(assay_context *ctx, const graph *own, block_run 
                                 .gradients = m->gradients,
                                 .dy = m->dy,
                                 .out = m->out};
-    TRY(assay_head_shards_run(ctx, &all));
-    TRY(assay_write_result(ctx, m->out, "checkpoints/out_proj", m->size, y));
-    TRY(assay_write_result(ctx, m->out, "outputs/y", m->size, y));
-cleanup:
-    free(y);
-    return status;
+    MUST(assay_head_shards_run(ctx, &all));
+    MUST(assay_write_result(ctx, m->out, "checkpoints/out_proj", m->size, y));
+    return assay_write_result(ctx, m->out, "outputs/y", m->size, y);
 }
 
 assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,

@@ -66,7 +66,6 @@ static assay_status balance_scope_of(assay_context *ctx, const assay_model_confi
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config)
 {
     const assay_model_config *m = &c->config;
-    assay_status status;
     *config = (assay_routing_config){
         .batch = c->batch,
         .sequence = c->sequence,
@@ -89,11 +88,11 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         .routed_bias_update_rate = m->fused_moe_func ? 0.0 : m->routed_bias_update_rate,
         .hash_rows = m->first_num_hash_layers > 0 ? m->vocab_size : 0,
     };
-    TRY(assay_require_positive(ctx, "num_experts", m->num_experts));
-    TRY(score_func_of(ctx, m->routed_score_func.text, &config->score_func));
-    TRY(group_score_of(ctx, m, &config->group_score));
-    TRY(balance_scope_of(ctx, m, &config->balance_scope));
-    if (m->first_num_hash_layers > 0) TRY(assay_require_positive(ctx, "vocab_size", m->vocab_size));
+    MUST(assay_require_positive(ctx, "num_experts", m->num_experts));
+    MUST(score_func_of(ctx, m->routed_score_func.text, &config->score_func));
+    MUST(group_score_of(ctx, m, &config->group_score));
+    MUST(balance_scope_of(ctx, m, &config->balance_scope));
+    if (m->first_num_hash_layers > 0) MUST(assay_require_positive(ctx, "vocab_size", m->vocab_size));
     config->family = assay_router_family_of(m);
     const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
     if (method != NULL) {
@@ -109,9 +108,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
         config->n_routing_groups = -1;
         config->hash_rows = 0;
     }
-    TRY(assay_routing_check(ctx, config));
-cleanup:
-    return status;
+    return assay_routing_check(ctx, config);
 }
 
 bool assay_has_per_expert_scale(const assay_case *c)
@@ -207,7 +204,6 @@ static assay_status refuse_formats(assay_context *ctx, const assay_case *c, cons
 
 assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
 {
-    assay_status status = ASSAY_OK;
     const assay_model_config *m = &c->config;
     *config = (assay_recipe_config){.recipe = assay_quant_recipe_by_name(m->quant_recipe.text),
                                     .powers = strcmp(m->quant_scale_rounding.text, "up") == 0,
@@ -221,13 +217,11 @@ assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, ass
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_recipe,
                                 "\"\": the case has the tag exact, and codes times scales are not");
     }
-    TRY(calibration_of(ctx, ASSAY_KEY_AT_act_quantization_calibration_method, m, &config->x));
-    TRY(calibration_of(ctx, ASSAY_KEY_AT_weight_quantization_calibration_method, m, &config->w));
-    TRY(calibration_of(ctx, ASSAY_KEY_AT_bwd_quantization_calibration_method, m, &config->dy));
-    if (config->recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) TRY(refuse_calibrations(ctx, m));
-    TRY(refuse_formats(ctx, c, config->recipe));
-cleanup:
-    return status;
+    MUST(calibration_of(ctx, ASSAY_KEY_AT_act_quantization_calibration_method, m, &config->x));
+    MUST(calibration_of(ctx, ASSAY_KEY_AT_weight_quantization_calibration_method, m, &config->w));
+    MUST(calibration_of(ctx, ASSAY_KEY_AT_bwd_quantization_calibration_method, m, &config->dy));
+    if (config->recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) MUST(refuse_calibrations(ctx, m));
+    return refuse_formats(ctx, c, config->recipe);
 }
 
 /* Of a linear layer of its own, that is no grouped product: qwix cuts its gradients off at the range of a calibration. */
@@ -289,7 +283,6 @@ static assay_moe_path path_of(const assay_model_config *m)
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config)
 {
     const assay_model_config *m = &c->config;
-    assay_status status;
     *config = (assay_moe_config){.emb_dim = m->base_emb_dim,
                                  .moe_mlp_dim = m->base_moe_mlp_dim,
                                  .path = path_of(m),
@@ -305,13 +298,13 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs sparse_matmul=true, found sparse_matmul=false", fused_key);
     }
-    TRY(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
-    TRY(assay_require_positive(ctx, "base_moe_mlp_dim", m->base_moe_mlp_dim));
-    TRY(activation_of(ctx, m, 0, &config->activation));
-    TRY(glu_of(ctx, m, false, &config->glu));
-    TRY(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
-    TRY(assay_recipe_config_of(ctx, c, &config->recipe));
-    TRY(assay_routing_config_of(ctx, c, &config->routing));
+    MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
+    MUST(assay_require_positive(ctx, "base_moe_mlp_dim", m->base_moe_mlp_dim));
+    MUST(activation_of(ctx, m, 0, &config->activation));
+    MUST(glu_of(ctx, m, false, &config->glu));
+    MUST(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
+    MUST(assay_recipe_config_of(ctx, c, &config->recipe));
+    MUST(assay_routing_config_of(ctx, c, &config->routing));
     if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
                                             assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||
                                             strcmp(m->decoder_block.text, "gemma4") == 0)) {
@@ -332,15 +325,13 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     if (m->num_fused_shared_experts == 0 && m->shared_experts > 0) {
         /* gemma4's shared expert has the width of a dense layer */
         bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
-        if (gemma4) TRY(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
+        if (gemma4) MUST(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
         config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
         config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
-        TRY(refuse_cutting_off(ctx, "the shared expert", &config->recipe));
+        MUST(refuse_cutting_off(ctx, "the shared expert", &config->recipe));
     }
     if (m->num_redundant_experts > 0) config->physical_experts = m->num_experts + m->num_redundant_experts;
-    TRY(assay_moe_check(ctx, config));
-cleanup:
-    return status;
+    return assay_moe_check(ctx, config);
 }
 
 static assay_status rope_of_width(assay_context *ctx, const assay_case *c, int64_t dim, assay_rope_config *config)
@@ -408,7 +399,6 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
 {
     const assay_model_config *m = &c->config;
     const bool grouped = assay_has_grouped_heads(m);
-    assay_status status;
     *config = (assay_attention_config){.batch = c->batch,
                                        .sequence = c->sequence,
                                        .heads = m->base_num_query_heads,
@@ -416,16 +406,15 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
                                        .v_dim = grouped ? m->head_dim : m->v_head_dim,
                                        .mask_padding = m->mask_padding,
                                        .soft_cap = m->attn_logits_soft_cap};
-    TRY(assay_require_positive(ctx, "base_num_query_heads", config->heads));
-    TRY(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
-    TRY(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
-    TRY(assay_require_positive(ctx, "v_head_dim", config->v_dim));
-    TRY(window_of(ctx, m, &config->window));
+    MUST(assay_require_positive(ctx, "base_num_query_heads", config->heads));
+    MUST(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
+    MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
+    MUST(assay_require_positive(ctx, "v_head_dim", config->v_dim));
+    MUST(window_of(ctx, m, &config->window));
     if (!assay_says_latent(m)) config->kv_heads = m->base_num_kv_heads;
-    TRY(assay_attention_check(ctx, config));
+    MUST(assay_attention_check(ctx, config));
     config->kv_heads = assay_attention_kv_heads(config);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 double assay_query_scale_of(const assay_model_config *m)
@@ -456,7 +445,6 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
 {
     const assay_model_config *m = &c->config;
     int64_t turned = 0;
-    assay_status status;
     *config = (assay_gqa_config){.batch = c->batch,
                                  .sequence = c->sequence,
                                  .emb_dim = m->base_emb_dim,
@@ -471,22 +459,19 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .epsilon = m->normalization_layer_epsilon,
                                  .mask_padding = m->mask_padding,
                                  .soft_cap = m->attn_logits_soft_cap};
-    TRY(assay_require_positive(ctx, "head_dim", m->head_dim));
+    MUST(assay_require_positive(ctx, "head_dim", m->head_dim));
     if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "an even number from 2 to %d", ASSAY_ROPE_DIM_MAX);
     }
-    TRY(window_of(ctx, m, &config->window));
-    TRY(rotary_width_of(ctx, m, &turned));
-    TRY(rope_of_width(ctx, c, turned, &config->rope));
-    TRY(assay_gqa_check(ctx, config));
-cleanup:
-    return status;
+    MUST(window_of(ctx, m, &config->window));
+    MUST(rotary_width_of(ctx, m, &turned));
+    MUST(rope_of_width(ctx, c, turned, &config->rope));
+    return assay_gqa_check(ctx, config);
 }
 
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_mla_config *config)
 {
     const assay_model_config *m = &c->config;
-    assay_status status;
     *config = (assay_mla_config){.batch = c->batch,
                                  .sequence = c->sequence,
                                  .emb_dim = m->base_emb_dim,
@@ -499,11 +484,9 @@ assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .mscale = m->mscale,
                                  .mask_padding = m->mask_padding,
                                  .soft_cap = m->attn_logits_soft_cap};
-    TRY(window_of(ctx, m, &config->window));
-    TRY(assay_rope_config_of(ctx, c, &config->rope));
-    TRY(assay_mla_check(ctx, config));
-cleanup:
-    return status;
+    MUST(window_of(ctx, m, &config->window));
+    MUST(assay_rope_config_of(ctx, c, &config->rope));
+    return assay_mla_check(ctx, config);
 }
 
 static assay_status remat_policy_of(assay_context *ctx, const assay_model_config *m, assay_remat_policy *policy)
@@ -587,7 +570,6 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
 {
     const assay_model_config *m = &c->config;
     const bool single = !assay_is_stack(c);
-    assay_status status;
     *config = (assay_stack_config){.layers = single ? 1 : m->base_num_decoder_layers,
                                    .dense_layers = m->first_num_dense_layers,
                                    .single = single,
@@ -609,24 +591,24 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
     if (config->dense_layers > config->layers) config->dense_layers = config->layers;
     config->attention = assay_layer_is_grouped(m) ? ASSAY_LAYER_GQA : ASSAY_LAYER_MLA;
     if (config->attention == ASSAY_LAYER_GQA) {
-        TRY(grouped_config_of(ctx, c, config));
+        MUST(grouped_config_of(ctx, c, config));
     } else {
-        TRY(assay_mla_config_of(ctx, c, &config->mla));
+        MUST(assay_mla_config_of(ctx, c, &config->mla));
     }
     if (m->first_num_hash_layers > 0) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers,
                                 "0: op %s has no input_ids for hash routing", c->op);
     }
-    if (config->dense_layers > 0) TRY(assay_mlp_config_of(ctx, c, &config->mlp));
-    if (config->dense_layers < config->layers) TRY(assay_moe_config_of(ctx, c, &config->moe));
+    if (config->dense_layers > 0) MUST(assay_mlp_config_of(ctx, c, &config->mlp));
+    if (config->dense_layers < config->layers) MUST(assay_moe_config_of(ctx, c, &config->moe));
     if (m->w13_reorder_size > 1) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_w13_reorder_size, "1: op %s has fused weights of one layout",
                                 c->op);
     }
-    TRY(check_local_layers(ctx, m, config));
-    TRY(assay_sharding_of(ctx, c, &config->sharding));
-    TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
-    if (!m->use_batch_split_schedule) TRY(assay_check_recipe_moe(ctx, &config->moe, 1));
+    MUST(check_local_layers(ctx, m, config));
+    MUST(assay_sharding_of(ctx, c, &config->sharding));
+    MUST(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
+    if (!m->use_batch_split_schedule) MUST(assay_check_recipe_moe(ctx, &config->moe, 1));
     if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
     }
@@ -649,10 +631,8 @@ assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assa
                                                            : NULL;
         if (needs != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", needs);
     }
-    TRY(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
+    MUST(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
     config->gqa.recipe = config->mla.recipe;
-    TRY(remat_policy_of(ctx, m, &config->policy));
-    TRY(assay_stack_check(ctx, config));
-cleanup:
-    return status;
+    MUST(remat_policy_of(ctx, m, &config->policy));
+    return assay_stack_check(ctx, config);
 }

@@ -272,35 +272,31 @@ static void add_c(const assay_context *ctx, const gmm_run *r, const assay_work *
 
 static assay_status compute(assay_context *ctx, const assay_work *w)
 {
-    assay_status status;
-    gmm_run r = {0};
+    OWNED_BY(gmm_run_free) gmm_run r = {0};
     const assay_recipe_operands *o = &r.operands;
-    TRY(start(ctx, w, &r));
+    MUST(start(ctx, w, &r));
     double *drhs = assay_f64(w, r.paths->drhs);
-    TRY(assay_gmm_forward(ctx, r.y, o->x, o->w, r.group_sizes, &r.dims));
-    TRY(assay_gmm_backward(ctx, r.dlhs, NULL, o->dx_dy, r.lhs, o->dx_w, r.group_sizes, &r.dims));
-    TRY(assay_gmm_backward(ctx, NULL, drhs, o->dw_dy, o->dw_x, r.rhs, r.group_sizes, &r.dims));
+    MUST(assay_gmm_forward(ctx, r.y, o->x, o->w, r.group_sizes, &r.dims));
+    MUST(assay_gmm_backward(ctx, r.dlhs, NULL, o->dx_dy, r.lhs, o->dx_w, r.group_sizes, &r.dims));
+    MUST(assay_gmm_backward(ctx, NULL, drhs, o->dw_dy, o->dw_x, r.rhs, r.group_sizes, &r.dims));
     spread(&r, assay_f64(w, r.paths->y), assay_f64(w, r.paths->dlhs));
     add_c(ctx, &r, w, drhs);
-cleanup:
-    gmm_run_free(&r);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
 {
-    assay_status status;
-    gmm_run r = {0};
+    OWNED_BY(gmm_run_free) gmm_run r = {0};
     const assay_recipe_operands *o = &r.operands;
-    TRY(start(ctx, w, &r));
+    MUST(start(ctx, w, &r));
     double *drhs = assay_variance(w, r.paths->drhs), *dc = assay_variance(w, "gradients/inputs/c");
     const double *sum = assay_f64(w, r.paths->drhs);
-    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.y = r.y},
-                            &(assay_gmm_run){r.dy, o->x, o->w, r.group_sizes, r.dims}));
-    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.dlhs = r.dlhs},
-                            &(assay_gmm_run){o->dx_dy, r.lhs, o->dx_w, r.group_sizes, r.dims}));
-    TRY(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.drhs = drhs},
-                            &(assay_gmm_run){o->dw_dy, o->dw_x, r.rhs, r.group_sizes, r.dims}));
+    MUST(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.y = r.y},
+                             &(assay_gmm_run){r.dy, o->x, o->w, r.group_sizes, r.dims}));
+    MUST(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.dlhs = r.dlhs},
+                             &(assay_gmm_run){o->dx_dy, r.lhs, o->dx_w, r.group_sizes, r.dims}));
+    MUST(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.drhs = drhs},
+                             &(assay_gmm_run){o->dw_dy, o->dw_x, r.rhs, r.group_sizes, r.dims}));
     spread(&r, assay_variance(w, r.paths->y), assay_variance(w, r.paths->dlhs));
     for (int64_t i = 0; r.c != NULL && i < r.groups; i++) {
         const double product_of = sum[i] - r.c[i];
@@ -308,28 +304,22 @@ static assay_status scales(assay_context *ctx, const assay_work *w, const assay_
                    assay_square(precision->accumulate * sum[i]);
         dc[i] = assay_propagate_given(precision->given, r.rhs[i]);
     }
-cleanup:
-    gmm_run_free(&r);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
 {
-    assay_status status;
     char path[ASSAY_PATH_SIZE];
     const assay_gmm_config gmm = layout_of(c);
-    int32_t *index = NULL;
-    gmm_run r = {0};
+    OWNED int32_t *index = NULL;
+    OWNED_BY(gmm_run_free) gmm_run r = {0};
     index_path(&gmm, path);
-    TRY(assay_read_whole_i32(ctx, in, path, assay_gmm_index_count(&gmm), &index));
-    TRY(find_rows(ctx, &gmm, index, &r));
-    TRY(assay_alloc(ctx, "rows that are used", r.count, sizeof **used, used));
+    MUST(assay_read_whole_i32(ctx, in, path, assay_gmm_index_count(&gmm), &index));
+    MUST(find_rows(ctx, &gmm, index, &r));
+    MUST(assay_alloc(ctx, "rows that are used", r.count, sizeof **used, used));
     memset(*used, 0, (size_t)r.count * sizeof **used);
     for (int64_t row = 0; row < r.dims.m; row++) (*used)[r.places[row]] = true;
-cleanup:
-    free(index);
-    gmm_run_free(&r);
-    return status;
+    return ASSAY_OK;
 }
 
 static int64_t memory(const void *of)

@@ -26,22 +26,19 @@ static assay_status check_layout(assay_context *ctx, const assay_model_config *m
 /* A MoE block, and how it is spread over a mesh. */
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
-    assay_status status;
     quad_moe_config *config = to;
     config->w13_shards = c->config.w13_reorder_size;
-    TRY(assay_moe_config_of(ctx, c, &config->moe));
-    TRY(assay_sharding_of(ctx, c, &config->sharding));
-    TRY(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
+    MUST(assay_moe_config_of(ctx, c, &config->moe));
+    MUST(assay_sharding_of(ctx, c, &config->sharding));
+    MUST(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
     if (config->moe.local_num_experts > 0 && config->moe.shared_mlp_dim > 0) {
         return assay_refuse_key(ctx, &c->config, ASSAY_KEY_AT_shared_experts,
                                 "0 with local_num_experts: a sum over ranks would have it several times");
     }
     if (assay_is_sharded(&config->moe, &config->sharding))
-        TRY(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
-    TRY(check_layout(ctx, &c->config, config));
-    TRY(assay_check_recipe_moe(ctx, &config->moe, c->config.w13_reorder_size));
-cleanup:
-    return status;
+        MUST(assay_sharded_moe_check(ctx, &config->moe, &config->sharding));
+    MUST(check_layout(ctx, &c->config, config));
+    return assay_check_recipe_moe(ctx, &config->moe, c->config.w13_reorder_size);
 }
 
 static int64_t axis_size(const void *of, char axis)
@@ -293,14 +290,11 @@ assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case
 {
     quad_moe_config config;
     layout laid_out;
-    assay_status status;
-    TRY(config_of(ctx, c, &config));
+    MUST(config_of(ctx, c, &config));
     if (config.w13_shards > 1) layout_open(&laid_out, &config, &in, &out);
     config.sharding.weight_before_wo = true;
-    TRY(assay_sharded_moe_check(ctx, &config.moe, &config.sharding));
-    TRY(assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out));
-cleanup:
-    return status;
+    MUST(assay_sharded_moe_check(ctx, &config.moe, &config.sharding));
+    return assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out);
 }
 
 /* Nor at a choice with slots of no expert or of one twice. */

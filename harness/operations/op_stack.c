@@ -139,29 +139,25 @@ static assay_schedule_dims schedule_dims(const assay_stack_config *config, const
 static assay_status lawful(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
                            int64_t count, const assay_source *candidate)
 {
-    assay_status status;
     assay_stack_config config;
-    int32_t *events = NULL;
-    TRY(assay_stack_config_of(ctx, c, &config));
+    OWNED int32_t *events = NULL;
+    MUST(assay_stack_config_of(ctx, c, &config));
     const assay_schedule_dims dims = schedule_dims(&config, c);
     const int64_t event_count = assay_schedule_count(&dims);
     if (strcmp(path, EVENTS) == 0) {
-        TRY(assay_schedule_check(ctx, values, count / ASSAY_EVENT_FIELDS, &dims));
-        goto cleanup;
+        MUST(assay_schedule_check(ctx, values, count / ASSAY_EVENT_FIELDS, &dims));
+        return ASSAY_OK;
     }
-    TRY(assay_read_whole_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
+    MUST(assay_read_whole_i32(ctx, candidate, EVENTS, event_count * ASSAY_EVENT_FIELDS, &events));
     if (events == NULL) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s is about " EVENTS ", which is not given", path);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "schedule: %s is about " EVENTS ", which is not given", path);
     }
     if (strcmp(path, GROUPS) == 0) {
-        TRY(assay_schedule_check_groups(ctx, events, event_count, &dims, values));
+        MUST(assay_schedule_check_groups(ctx, events, event_count, &dims, values));
     } else {
-        TRY(assay_schedule_check_barriers(ctx, events, event_count, &dims, values));
+        MUST(assay_schedule_check_barriers(ctx, events, event_count, &dims, values));
     }
-cleanup:
-    free(events);
-    return status;
+    return ASSAY_OK;
 }
 
 static void describe_schedule(assay_describer *d, const assay_stack_config *config)

@@ -147,8 +147,7 @@ static assay_status sketching_write(assay_context *ctx, void *self, const char *
 static assay_status sketching_write_zeros(assay_context *ctx, void *self, const char *path, int64_t count)
 {
     int precision;
-    assay_status status = ASSAY_OK;
-    double *zeros = NULL;
+    OWNED double *zeros = NULL;
     const assay_sketching *s = self;
     assay_sketched *t = find(s, path, &precision);
     if (t == NULL && s->out->write_zeros != NULL) return s->out->write_zeros(ctx, s->out->self, path, count);
@@ -157,11 +156,8 @@ static assay_status sketching_write_zeros(assay_context *ctx, void *self, const 
         if (s->precision_count > 0) assay_sketch_add_zeros(&t->energy, count);
         return ASSAY_OK;
     }
-    TRY(assay_alloc_zeros(ctx, path, count, &zeros));
-    TRY(sketching_write(ctx, self, path, count, zeros));
-cleanup:
-    free(zeros);
-    return status;
+    MUST(assay_alloc_zeros(ctx, path, count, &zeros));
+    return sketching_write(ctx, self, path, count, zeros);
 }
 
 static assay_status sketching_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,

@@ -109,42 +109,36 @@ cleanup:
 assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                            assay_fixture_reader *candidate)
 {
-    assay_status status;
     const assay_source given = assay_golden_given(golden);
-    bool *used = NULL;
-    TRY(assay_candidate_take_sketches(ctx, plan, candidate));
+    OWNED bool *used = NULL;
+    MUST(assay_candidate_take_sketches(ctx, plan, candidate));
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
         if (!is_shared(golden, candidate, entry->spec.path)) continue;
         if (has_unused_rows(entry)) {
-            if (used == NULL) TRY(plan->operation->used_rows(ctx, plan->c, &given, &used));
-            TRY(take_unused(ctx, entry, used, golden, candidate));
+            if (used == NULL) MUST(plan->operation->used_rows(ctx, plan->c, &given, &used));
+            MUST(take_unused(ctx, entry, used, golden, candidate));
         }
         if (entry->nan_codes)
-            TRY(take_nan_codes(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), golden, candidate));
+            MUST(take_nan_codes(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), golden, candidate));
     }
-cleanup:
-    free(used);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
                                        assay_tensor_set *results)
 {
-    assay_status status = ASSAY_OK;
     const assay_source given = assay_given_source(golden);
-    bool *used = NULL;
+    OWNED bool *used = NULL;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
         const assay_tensor *from = assay_tensor_set_find(golden, entry->spec.path);
         const assay_tensor *to = assay_tensor_set_find(results, entry->spec.path);
         if (!has_unused_rows(entry) || from == NULL || to == NULL) continue;
-        if (used == NULL) TRY(plan->operation->used_rows(ctx, plan->c, &given, &used));
+        if (used == NULL) MUST(plan->operation->used_rows(ctx, plan->c, &given, &used));
         take_rows(to->values, from->values, used, to->count, assay_unused_row_width(entry));
     }
-cleanup:
-    free(used);
-    return status;
+    return ASSAY_OK;
 }
 
 /* An order of token copies, "routing/layers/3/sorted_selected_experts", and where the tensors in it are. */
@@ -200,19 +194,16 @@ cleanup:
 static assay_status take_tensors(assay_context *ctx, const assay_plan *plan, copies_order *o,
                                  assay_fixture_reader *candidate)
 {
-    assay_status status = ASSAY_OK;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
         if (!is_ordered(o, spec) || found == NULL || found->type == ASSAY_INT32) continue;
         if (!assay_shape_equal(&found->shape, &spec->shape)) continue;
-        TRY(take_order(ctx, o, spec, candidate));
+        MUST(take_order(ctx, o, spec, candidate));
     }
     int32_t *taken = o->golden;
     o->golden = NULL;
-    TRY(assay_fixture_replace(ctx, candidate, o->spec->path, NULL, taken));
-cleanup:
-    return status;
+    return assay_fixture_replace(ctx, candidate, o->spec->path, NULL, taken);
 }
 
 /* The golden's order says of each copy which expert has it. False: it is no order of all copies by expert. */
@@ -234,7 +225,6 @@ static assay_status read_order(assay_context *ctx, const assay_plan *plan, const
                                assay_fixture_reader *golden, assay_fixture_reader *candidate, copies_order *o,
                                bool *readable)
 {
-    assay_status status;
     char sizes[ASSAY_PATH_SIZE];
     const char *name = strchr(spec->path, '/') + 1;
     const int stem = (int)(strlen(spec->path) - strlen(ORDER));
@@ -245,14 +235,13 @@ static assay_status read_order(assay_context *ctx, const assay_plan *plan, const
         .tokens = o->copies / per_token, .experts_per_token = per_token, .experts = plan->c->config.num_experts};
     snprintf(o->layer, sizeof o->layer, "%.*s", (int)(strlen(name) - strlen(ORDER)), name);
     snprintf(sizes, sizeof sizes, "%.*sgroup_sizes", stem, spec->path);
-    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->expert));
-    TRY(assay_alloc_i32(ctx, spec->path, o->copies, &o->place));
-    TRY(read_integers(ctx, golden, spec->path, o->copies, &o->golden));
-    TRY(read_integers(ctx, golden, sizes, o->dims.experts, &o->group_sizes));
-    TRY(or_leave(ctx, read_integers(ctx, candidate, spec->path, o->copies, &o->candidate)));
+    MUST(assay_alloc_i32(ctx, spec->path, o->copies, &o->expert));
+    MUST(assay_alloc_i32(ctx, spec->path, o->copies, &o->place));
+    MUST(read_integers(ctx, golden, spec->path, o->copies, &o->golden));
+    MUST(read_integers(ctx, golden, sizes, o->dims.experts, &o->group_sizes));
+    MUST(or_leave(ctx, read_integers(ctx, candidate, spec->path, o->copies, &o->candidate)));
     *readable = o->candidate != NULL && find_experts(o);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void note_wrong(const char *path, const char *message, assay_row_orders *orders)
@@ -335,15 +324,13 @@ static assay_status take_replicas(assay_context *ctx, const assay_plan *plan, as
 /* Of an order that is an output: gradients go by it. */
 static assay_status give_order(assay_context *ctx, const copies_order *o, assay_tensor_set *given)
 {
-    assay_status status;
     assay_tensor_spec spec = *o->spec;
     assay_tensor *order = NULL;
     assay_tensor_call(&spec, "routing/" ORDER);
-    TRY(assay_tensor_set_add(ctx, given, &spec, &order));
+    MUST(assay_tensor_set_add(ctx, given, &spec, &order));
     order->written = order->count;
     memcpy(order->indices, o->candidate, (size_t)order->count * sizeof *order->indices);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status take_orders(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,

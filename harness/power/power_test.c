@@ -176,15 +176,13 @@ cleanup:
 static assay_status find_signal(assay_context *ctx, const assay_trial *t, const assay_correct_runs *runs,
                                 const assay_tensor_set *candidate, assay_mutant_result *result)
 {
-    assay_status status;
-    double *moved = NULL, row[ASSAY_NULL_COLUMNS];
-    TRY(assay_alloc_f64(ctx, "what a mutant moves", 2 * runs->count, &moved));
-    if (!assay_filter_moved(t->plan, t->golden, candidate, moved)) goto cleanup;
-    TRY(assay_correct_runs_filter(ctx, runs, moved, moved + runs->count, row));
+    OWNED double *moved = NULL;
+    double row[ASSAY_NULL_COLUMNS];
+    MUST(assay_alloc_f64(ctx, "what a mutant moves", 2 * runs->count, &moved));
+    if (!assay_filter_moved(t->plan, t->golden, candidate, moved)) return ASSAY_OK;
+    MUST(assay_correct_runs_filter(ctx, runs, moved, moved + runs->count, row));
     result->signal = row[ASSAY_NULL_SPREAD] > 0 ? 1 / row[ASSAY_NULL_SPREAD] : 0;
-cleanup:
-    free(moved);
-    return status;
+    return ASSAY_OK;
 }
 
 /* `made`: the trial itself, or that of whole gradients where its golden has sketches. */
@@ -216,20 +214,16 @@ cleanup:
 /* A golden whose own results do not pass would call every mutant detected. */
 static assay_status check_control(assay_context *ctx, const assay_trial *t)
 {
-    assay_status status;
-    assay_tensor_set candidate = {0};
-    assay_report report = {0};
-    TRY(assay_tensor_set_copy(ctx, t->golden, &candidate));
+    OWNED_BY(assay_tensor_set_free) assay_tensor_set candidate = {0};
+    OWNED_BY(assay_report_free) assay_report report = {0};
+    MUST(assay_tensor_set_copy(ctx, t->golden, &candidate));
     assay_candidate_round(&candidate, t->profile);
-    TRY(judge(ctx, t, &candidate, &report));
+    MUST(judge(ctx, t, &candidate, &report));
     if (report.verdict == ASSAY_FAIL || report.verdict == ASSAY_NOT_COMPARABLE) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, are %s: %.200s",
-                            t->profile->precision.name, assay_verdict_name(report.verdict), report.message);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "its own results, rounded to profile %s, are %s: %.200s",
+                          t->profile->precision.name, assay_verdict_name(report.verdict), report.message);
     }
-cleanup:
-    assay_report_free(&report);
-    assay_tensor_set_free(&candidate);
-    return status;
+    return ASSAY_OK;
 }
 
 static bool has_effect_on_any(const assay_mutant_result *result)
@@ -289,21 +283,16 @@ static bool has_stages(const assay_context *ctx, const assay_plan *plan)
 
 static assay_status add_attributes(assay_context *ctx, const assay_trial *t)
 {
-    assay_status status;
-    char *yaml = NULL;
-    TRY(assay_case_yaml(ctx, t->plan->c, &yaml));
-    TRY(assay_fixture_add_text(ctx, t->reader, "case_yaml", yaml));
-    TRY(assay_fixture_add_text(ctx, t->reader, "engine", ctx->arithmetic->name));
-cleanup:
-    free(yaml);
-    return status;
+    OWNED char *yaml = NULL;
+    MUST(assay_case_yaml(ctx, t->plan->c, &yaml));
+    MUST(assay_fixture_add_text(ctx, t->reader, "case_yaml", yaml));
+    return assay_fixture_add_text(ctx, t->reader, "engine", ctx->arithmetic->name);
 }
 
 /* Mutants that fail whole fail with checkpoints too. */
 static assay_status run_by_stage(assay_context *ctx, const assay_trial *t, assay_power_test *found)
 {
-    assay_status status = ASSAY_OK;
-    assay_whole whole = {0};
+    OWNED_BY(assay_whole_free) assay_whole whole = {0};
     assay_trial staged = *t;
     bool prepared = false;
     for (int i = 0; i < assay_mutant_count; i++) {
@@ -311,18 +300,16 @@ static assay_status run_by_stage(assay_context *ctx, const assay_trial *t, assay
         result->by_stage = result->fails && has_effect_on_any(result) ? ASSAY_MUTANT_DETECTED : result->outcome;
         if (result->outcome != ASSAY_MUTANT_PASSES || result->fails) continue;
         if (!prepared) {
-            TRY(add_attributes(ctx, t));
-            TRY(assay_whole_make_with_checkpoints(ctx, t, &whole));
+            MUST(add_attributes(ctx, t));
+            MUST(assay_whole_make_with_checkpoints(ctx, t, &whole));
             staged.plan = &whole.plan;
             staged.golden = &whole.golden;
-            TRY(check_control_by_stage(ctx, t, &staged));
+            MUST(check_control_by_stage(ctx, t, &staged));
             prepared = true;
         }
-        TRY(try_by_stage(ctx, t, &staged, result));
+        MUST(try_by_stage(ctx, t, &staged, result));
     }
-cleanup:
-    assay_whole_free(&whole);
-    return status;
+    return ASSAY_OK;
 }
 
 static void tally(assay_power_test *found)

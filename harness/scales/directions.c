@@ -134,12 +134,12 @@ static void factorise(int64_t n, double *l)
 /* A = (R R^T + lambda I)^-1: L, then its inverse from below, then their product. */
 static assay_status invert(assay_context *ctx, const assay_correct_runs *r)
 {
-    assay_status status;
     const int64_t n = r->members;
-    double *l = r->inverse, *below = NULL, mean = 0;
+    OWNED double *below = NULL;
+    double *l = r->inverse, mean = 0;
     const assay_matmul_args product = assay_product_abt(l, r->errors, r->errors, n, n, r->count);
-    TRY(assay_alloc_zeros(ctx, "an inverse", n * n, &below));
-    TRY(assay_arithmetic_reference.matmul(ctx, &product));
+    MUST(assay_alloc_zeros(ctx, "an inverse", n * n, &below));
+    MUST(assay_arithmetic_reference.matmul(ctx, &product));
     for (int64_t i = 0; i < n; i++) mean += l[i * n + i] / (double)n;
     for (int64_t i = 0; i < n; i++) l[i * n + i] += RIDGE * mean;
     factorise(n, l);
@@ -151,10 +151,7 @@ static assay_status invert(assay_context *ctx, const assay_correct_runs *r)
         }
     }
     const assay_matmul_args inverse = assay_product_abt(l, below, below, n, n, n);
-    TRY(assay_arithmetic_reference.matmul(ctx, &inverse));
-cleanup:
-    free(below);
-    return status;
+    return assay_arithmetic_reference.matmul(ctx, &inverse);
 }
 
 assay_status assay_correct_runs_make(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden, int p,
@@ -257,15 +254,11 @@ static void summarise(const assay_correct_runs *r, const double *filter, const d
 assay_status assay_correct_runs_filter(assay_context *ctx, const assay_correct_runs *runs, const double *moved,
                                        double *filter, double row[ASSAY_NULL_COLUMNS])
 {
-    assay_status status;
-    double *w = NULL, *a = NULL;
-    TRY(assay_alloc_f64(ctx, "a known error", runs->count, &w));
-    TRY(assay_alloc_f64(ctx, "what passes a filter", 2 * runs->members, &a));
+    OWNED double *w = NULL, *a = NULL;
+    MUST(assay_alloc_f64(ctx, "a known error", runs->count, &w));
+    MUST(assay_alloc_f64(ctx, "what passes a filter", 2 * runs->members, &a));
     for (int64_t i = 0; i < runs->count; i++) w[i] = runs->deviation[i] > 0 ? moved[i] / runs->deviation[i] : 0;
     find_filter(runs, w, a, a + runs->members, filter);
     summarise(runs, filter, a + runs->members, row);
-cleanup:
-    free(w);
-    free(a);
-    return status;
+    return ASSAY_OK;
 }

@@ -75,12 +75,11 @@ static double tail_factor(const assay_context *ctx, const assay_ensemble *e, con
 static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, assay_scaled *t, int p, int members,
                                  assay_error_model *model)
 {
-    assay_status status;
     char path[ASSAY_PATH_SIZE];
-    double *values = NULL;
-    TRY(assay_alloc_f64(ctx, "error scale", t->count, &values));
+    OWNED double *values = NULL;
+    MUST(assay_alloc_f64(ctx, "error scale", t->count, &values));
     add_squares(ctx, t, members, values);
-    if (members > 0) TRY(assay_error_model_fit(ctx, &t->spec->shape, members, values, model));
+    if (members > 0) MUST(assay_error_model_fit(ctx, &t->spec->shape, members, values, model));
     assay_error_model_scale(ctx, model, values);
     if (members > 1 && t->count > 0) model->tails = tail_factor(ctx, e, t, p, members, values);
     for (int64_t i = 0; i < t->count; i++) {
@@ -88,13 +87,11 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
         values[i] = isfinite(t->golden[i]) ? fmax(model->tails * values[i], least) : 0;
     }
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, path);
-    TRY(assay_write_result(ctx, e->out, path, t->count, values));
-    if (t->null == NULL) goto cleanup;
-    TRY(assay_ensemble_alloc_scale(ctx, t, p));
+    MUST(assay_write_result(ctx, e->out, path, t->count, values));
+    if (t->null == NULL) return ASSAY_OK;
+    MUST(assay_ensemble_alloc_scale(ctx, t, p));
     for (int64_t i = 0; i < t->count; i++) t->scales[p][i] = (float)values[i];
-cleanup:
-    free(values);
-    return status;
+    return ASSAY_OK;
 }
 
 /* What the members say of a tensor. */

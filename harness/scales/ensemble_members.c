@@ -161,8 +161,7 @@ static assay_status share_set(assay_context *ctx, assay_tensor_set *set)
 
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
-    assay_status status;
-    assay_precision *propagated = NULL;
+    OWNED assay_precision *propagated = NULL;
     int count = 0;
     const assay_plan *plan = e->plan;
     assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
@@ -170,21 +169,18 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
     const int64_t before = assay_ranks_runs(ctx);
-    TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &propagated));
+    MUST(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &propagated));
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
         if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
         propagated[count++] = *precision;
     }
-    TRY(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
+    MUST(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
     if (assay_ranks_runs(ctx) != before) {
-        TRY(share_set(ctx, &e->golden));
-        TRY(share_set(ctx, &e->given));
+        MUST(share_set(ctx, &e->golden));
+        MUST(share_set(ctx, &e->given));
     }
-    TRY(assay_tensor_set_require_complete(ctx, &e->golden));
-cleanup:
-    free(propagated);
-    return status;
+    return assay_tensor_set_require_complete(ctx, &e->golden);
 }
 
 assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precision *precision, const char *name,
@@ -284,22 +280,18 @@ static bool raised_wants(void *self, const char *path)
 
 static assay_status raised_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_status status;
     const raised_scales *r = self;
     assay_scaled *t = assay_ensemble_tensor(r->e, assay_path_of(path));
-    double *raised = NULL;
+    OWNED double *raised = NULL;
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
-    TRY(assay_alloc_f64(ctx, "error scale", count, &raised));
+    MUST(assay_alloc_f64(ctx, "error scale", count, &raised));
     for (int64_t i = 0; i < count; i++) {
         const double error = fabs((double)t->errors[t->written + i]);
         raised[i] = values[i] > 0 && isfinite(error) ? fmax(values[i], error) : values[i];
     }
     t->written += count;
-    TRY(take_scale(ctx, r->e, path, count, raised));
-    TRY(assay_write_result(ctx, r->e->out, path, count, raised));
-cleanup:
-    free(raised);
-    return status;
+    MUST(take_scale(ctx, r->e, path, count, raised));
+    return assay_write_result(ctx, r->e->out, path, count, raised);
 }
 
 assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p)

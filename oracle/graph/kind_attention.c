@@ -127,22 +127,19 @@ static assay_status expand_heads(assay_context *ctx, const expansion *s, const a
 
 static assay_status expand_forward(assay_context *ctx, const graph_call *c)
 {
-    assay_status status;
     const expansion s = expansion_of(c->graph, c->step);
     const int64_t width = s.nope + s.rope;
     const graph_linear_size size = product_of(c->step, &s);
-    assay_recipe_operands o = {0};
-    TRY(graph_linear_operands(ctx, &o, c, NULL, &size));
-    if (!c->made[VALUE]) TRY(expand_heads(ctx, &s, &o, c->y[VALUE], s.nope, s.value, s.value));
-    if (c->made[KEY]) goto cleanup;
-    TRY(expand_heads(ctx, &s, &o, c->y[KEY], 0, s.nope, width));
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    MUST(graph_linear_operands(ctx, &o, c, NULL, &size));
+    if (!c->made[VALUE]) MUST(expand_heads(ctx, &s, &o, c->y[VALUE], s.nope, s.value, s.value));
+    if (c->made[KEY]) return ASSAY_OK;
+    MUST(expand_heads(ctx, &s, &o, c->y[KEY], 0, s.nope, width));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < s.tokens * s.heads; row++)
         memcpy(c->y[KEY] + row * width + s.nope, c->x[KEY_ROPE] + row / s.heads * s.rope,
                (size_t)s.rope * sizeof(double));
-cleanup:
-    assay_recipe_operands_free(&o);
-    return status;
+    return ASSAY_OK;
 }
 
 /* What every head got is one: its gradients add up, heads ascending. */

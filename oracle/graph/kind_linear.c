@@ -57,41 +57,36 @@ static int64_t rows_of(const graph_linear_size *size, int64_t group)
 /* Rows of a times the b of their group. */
 static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     args.kind = ASSAY_PRODUCT_LINEAR;
     for (int64_t group = 0; group < groups_of(size); group++) {
         args.m = rows_of(size, group);
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
         args.a += args.m * args.lda;
         args.c += args.m * args.ldc;
         args.b += size->k * size->n;
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* dw = x^T dy of each group; of one group the sum of its owners'. */
 static assay_status weight_gradient(assay_context *ctx, const graph *g, double *dw, const assay_recipe_operands *o,
                                     const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t owners = graph_owners(g), count = size->k * size->n;
     assay_matmul_args args = assay_product_atb(dw, o->dw_x, o->dw_dy, size->k, size->n, 0);
-    double *term = NULL;
+    OWNED double *term = NULL;
     args.kind = ASSAY_PRODUCT_LINEAR_GRADIENT;
-    if (dw != NULL && owners > 1) TRY(assay_alloc_f64(ctx, "weight gradient of an owner", count, &term));
+    if (dw != NULL && owners > 1) MUST(assay_alloc_f64(ctx, "weight gradient of an owner", count, &term));
     for (int64_t i = 0; dw != NULL && i < groups_of(size) * owners; i++) {
         double *sum = dw + i / owners * count;
         args.k = rows_of(size, i / owners) / owners;
         args.c = i % owners > 0 ? term : sum;
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
         if (i % owners > 0) graph_join(ctx, count, sum, term);
         args.a += args.k * size->k;
         args.b += args.k * size->n;
     }
-cleanup:
-    free(term);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of one branch, whose columns of dy are the next `width`. */
@@ -148,11 +143,10 @@ static assay_status weigh(assay_context *ctx, const graph_call *c, const double 
 static assay_status product(assay_context *ctx, double *y, const assay_recipe_operands *o,
                             const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t chunks = size->parts.chunks, slices = size->parts.slices, count = size->m * size->n;
     const int64_t width = size->k / slices / chunks;
-    double *part = NULL;
-    if (slices > 1) TRY(assay_alloc_f64(ctx, "product of a slice", count, &part));
+    OWNED double *part = NULL;
+    if (slices > 1) MUST(assay_alloc_f64(ctx, "product of a slice", count, &part));
     for (int64_t i = 0; i < slices * chunks; i++) {
         const bool first = i % chunks == 0, last = i % chunks == chunks - 1;
         assay_matmul_args args = assay_product_ab(i < chunks ? y : part, o->x + i * width, o->w + i * width * size->n,
@@ -160,12 +154,10 @@ static assay_status product(assay_context *ctx, double *y, const assay_recipe_op
         args.lda = size->k;
         args.accumulate = !first;
         if (!first) assay_round(ctx, ASSAY_ROUND_STORAGE, count, args.c);
-        TRY(product_of_rows(ctx, args, size));
+        MUST(product_of_rows(ctx, args, size));
         if (last && i >= chunks) graph_join(ctx, count, y, part);
     }
-cleanup:
-    free(part);
-    return status;
+    return ASSAY_OK;
 }
 
 /* A product may be stored before its bias comes; y is what is weighed where there are weights of rows. */
@@ -190,13 +182,9 @@ static void add_bias(const assay_context *ctx, const graph_call *c, double *y, c
 static assay_status multiply(assay_context *ctx, const graph_call *c, double *y, const double *x, int number,
                              const graph_linear_size *size)
 {
-    assay_status status;
-    assay_recipe_operands o = {0};
-    TRY(operands_of(ctx, &o, c, x, number, NULL, size));
-    TRY(product(ctx, y, &o, size));
-cleanup:
-    assay_recipe_operands_free(&o);
-    return status;
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    MUST(operands_of(ctx, &o, c, x, number, NULL, size));
+    return product(ctx, y, &o, size);
 }
 
 /* --- parts with scales of their own --- */
@@ -332,22 +320,19 @@ cleanup:
 
 static assay_status forward(assay_context *ctx, const graph_call *c)
 {
-    assay_status status = ASSAY_OK;
     const graph_linear_size size = size_of(c->graph, c->step);
     const int64_t width = size.n / size.branches;
-    double *weighed = NULL;
-    TRY(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
+    OWNED double *weighed = NULL;
+    MUST(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
     const double *x = weighed != NULL ? weighed : c->x[X];
     for (int i = 0; i < (is_two(c->step) ? 2 : 1); i++) {
         if (c->made[i]) continue;
-        if (size.parts.apart) TRY(multiply_apart(ctx, c, c->y[i], x, &size));
-        if (!size.parts.apart) TRY(multiply(ctx, c, c->y[i], x, i, &size));
+        if (size.parts.apart) MUST(multiply_apart(ctx, c, c->y[i], x, &size));
+        if (!size.parts.apart) MUST(multiply(ctx, c, c->y[i], x, i, &size));
         for (int branch = 0; branch < size.branches; branch++)
             add_bias(ctx, c, c->y[i] + branch * width, c->x[BIAS + i + branch], width, &size);
     }
-cleanup:
-    free(weighed);
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- backward --- */
@@ -371,76 +356,66 @@ static int attached(columns *branches, int count, unsigned detached)
 static assay_status input_gradient(assay_context *ctx, const graph *g, double *dx, const columns *branches, int count,
                                    int64_t width, const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t shards = size->parts.shards, own = width / shards, numbers = size->m * size->k;
-    double *shard_sum = NULL, *part = NULL;
+    OWNED double *shard_sum = NULL, *part = NULL;
     if (count == 0) memset(dx, 0, (size_t)numbers * sizeof *dx);
-    if (shards > 1) TRY(assay_alloc_f64(ctx, "gradient of a shard", numbers, &shard_sum));
-    if (count > 1) TRY(assay_alloc_f64(ctx, "gradient through a branch", numbers, &part));
+    if (shards > 1) MUST(assay_alloc_f64(ctx, "gradient of a shard", numbers, &shard_sum));
+    if (count > 1) MUST(assay_alloc_f64(ctx, "gradient through a branch", numbers, &part));
     for (int64_t shard = 0; shard < shards; shard++) {
         double *sum = shard == 0 ? dx : shard_sum;
         for (int i = 0; i < count; i++) {
             assay_matmul_args args = assay_product_abt(i == 0 ? sum : part, branches[i].dy + shard * own,
                                                        branches[i].w + shard * own, size->m, size->k, own);
             args.lda = args.ldb = size->n;
-            TRY(product_of_rows(ctx, args, size));
+            MUST(product_of_rows(ctx, args, size));
             assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, args.c);
             if (i > 0) graph_add_term(ctx, g, numbers, part, sum);
         }
         if (shard > 0 && count > 0) graph_join(ctx, numbers, dx, sum);
     }
     if (count * shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, dx);
-cleanup:
-    free(shard_sum);
-    free(part);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of one w. */
 assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy,
                                    const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const int64_t width = size->n / size->branches;
-    assay_recipe_operands o = {0};
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
     if (c->dx[X] == NULL && c->dx[W] == NULL) return ASSAY_OK;
     if (size->parts.apart) return backward_apart(ctx, c, dy, size);
-    TRY(graph_linear_operands(ctx, &o, c, dy, size));
+    MUST(graph_linear_operands(ctx, &o, c, dy, size));
     columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
     const int count = attached(branches, size->branches, c->step->with.product.detached);
-    TRY(weight_gradient(ctx, c->graph, c->dx[W], &o, size));
-    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, size));
-cleanup:
-    assay_recipe_operands_free(&o);
-    return status;
+    MUST(weight_gradient(ctx, c->graph, c->dx[W], &o, size));
+    if (c->dx[X] != NULL) MUST(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, size));
+    return ASSAY_OK;
 }
 
 /* Of two w, without a recipe. */
 static assay_status two_backward(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     columns both[] = {{c->dy[0], c->x[W]}, {c->dy[1], c->x[SECOND_W]}};
     const int count = attached(both, 2, c->step->with.product.detached);
     for (int i = 0; i < 2; i++) {
         const assay_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
-        TRY(weight_gradient(ctx, c->graph, c->dx[w_places[i]], &o, size));
-        TRY(bias_gradient(ctx, c->graph, c->dx[BIAS + i], c->dy[i], size->n, size));
+        MUST(weight_gradient(ctx, c->graph, c->dx[w_places[i]], &o, size));
+        MUST(bias_gradient(ctx, c->graph, c->dx[BIAS + i], c->dy[i], size->n, size));
     }
-    if (c->dx[X] != NULL) TRY(input_gradient(ctx, c->graph, c->dx[X], both, count, size->n, size));
-cleanup:
-    return status;
+    if (c->dx[X] != NULL) MUST(input_gradient(ctx, c->graph, c->dx[X], both, count, size->n, size));
+    return ASSAY_OK;
 }
 
 /* d_weights of rows: <x, dy w^T> + <bias, dy>. */
 static assay_status row_weight_gradients(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
 {
-    assay_status status = ASSAY_OK;
     const double *bias = c->x[BIAS];
     const columns all = {c->dy[0], c->x[W]};
-    double *dx = NULL;
+    OWNED double *dx = NULL;
     if (c->dx[ROW_WEIGHTS] == NULL) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, "gradient of weighed rows", size->m * size->k, &dx));
-    TRY(input_gradient(ctx, c->graph, dx, &all, 1, size->n, size));
+    MUST(assay_alloc_f64(ctx, "gradient of weighed rows", size->m * size->k, &dx));
+    MUST(input_gradient(ctx, c->graph, dx, &all, 1, size->n, size));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < size->m; row++) {
         const double of_bias = bias == NULL ? 0 : assay_dot(ctx, size->n, bias, c->dy[0] + row * size->n);
@@ -448,29 +423,24 @@ static assay_status row_weight_gradients(assay_context *ctx, const graph_call *c
         *d_weight = assay_dot(ctx, size->k, c->x[X] + row * size->k, dx + row * size->k);
         assay_add_scaled(ctx, 1, 1, &of_bias, d_weight);
     }
-cleanup:
-    free(dx);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status backward(assay_context *ctx, const graph_call *c)
 {
-    assay_status status = ASSAY_OK;
     const graph_linear_size size = size_of(c->graph, c->step);
     const int64_t width = size.n / size.branches;
-    double *weighed = NULL;
+    OWNED double *weighed = NULL;
     if (is_two(c->step)) return two_backward(ctx, c, &size);
-    TRY(graph_show_gradient(ctx, c, c->dy[0]));
-    TRY(row_weight_gradients(ctx, c, &size));
+    MUST(graph_show_gradient(ctx, c, c->dy[0]));
+    MUST(row_weight_gradients(ctx, c, &size));
     /* A weight on x is a weight on dy: (weight x)^T dy = x^T (weight dy). */
-    TRY(weigh(ctx, c, c->dy[0], size.n, &size, &weighed));
+    MUST(weigh(ctx, c, c->dy[0], size.n, &size, &weighed));
     const double *dy = weighed != NULL ? weighed : c->dy[0];
-    TRY(graph_linear_backward(ctx, c, dy, &size));
+    MUST(graph_linear_backward(ctx, c, dy, &size));
     for (int i = 0; i < size.branches; i++)
-        TRY(bias_gradient(ctx, c->graph, c->dx[BIAS + i], dy + i * width, width, &size));
-cleanup:
-    free(weighed);
-    return status;
+        MUST(bias_gradient(ctx, c->graph, c->dx[BIAS + i], dy + i * width, width, &size));
+    return ASSAY_OK;
 }
 
 /* --- counts --- */

@@ -22,12 +22,12 @@ static assay_status norm_forward(assay_context *ctx, const graph_call *c)
 
 static assay_status norm_backward(assay_context *ctx, const graph_call *c)
 {
-    assay_status status;
     const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
     const int64_t owners = graph_owners(c->graph), own = size / owners;
-    double *rstd = NULL, *term = NULL, *dx = c->dx[0], *dscale = c->dx[1];
-    TRY(assay_alloc_f64(ctx, "1/rms", size / dim, &rstd));
-    if (owners > 1 && dscale != NULL) TRY(assay_alloc_f64(ctx, "gradient of a scale of an owner", dim, &term));
+    OWNED double *rstd = NULL, *term = NULL;
+    double *dx = c->dx[0], *dscale = c->dx[1];
+    MUST(assay_alloc_f64(ctx, "1/rms", size / dim, &rstd));
+    if (owners > 1 && dscale != NULL) MUST(assay_alloc_f64(ctx, "gradient of a scale of an owner", dim, &term));
     assay_rms_norm_forward(ctx, NULL, rstd, c->x[0], c->x[1], size / dim, dim, c->step->with.number);
     for (int64_t owner = 0, at = 0; owner < owners; owner++, at += own) {
         assay_rms_norm_backward(ctx, dx == NULL ? NULL : dx + at, owner > 0 ? term : dscale, c->dy[0] + at,
@@ -35,10 +35,7 @@ static assay_status norm_backward(assay_context *ctx, const graph_call *c)
         if (owner > 0 && dscale != NULL) graph_join(ctx, dim, dscale, term);
     }
     if (dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, dx);
-cleanup:
-    free(rstd);
-    free(term);
-    return status;
+    return ASSAY_OK;
 }
 
 const graph_kind graph_kind_rms_norm = {

@@ -49,17 +49,14 @@ static assay_status run_shared(assay_context *ctx, const bs_layer *at, const bs_
 
 assay_status bs_shared_expert(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
     const int64_t size = row_count(at->run);
-    graph_run r = {0};
-    TRY(bs_make(ctx, at->run, b, MB_SHARED_OUT));
+    OWNED_BY(graph_close) graph_run r = {0};
+    MUST(bs_make(ctx, at->run, b, MB_SHARED_OUT));
     for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
-        TRY(run_shared(ctx, at, b, &r, shard, b->values[MB_SHARED_OUT] + shard * size));
+        MUST(run_shared(ctx, at, b, &r, shard, b->values[MB_SHARED_OUT] + shard * size));
         graph_close(&r);
     }
-cleanup:
-    graph_close(&r);
-    return status;
+    return ASSAY_OK;
 }
 
 double bs_shared_expert_flops(const bs_run *run)
@@ -117,39 +114,33 @@ static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const
 
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)
 {
-    assay_status status = ASSAY_OK;
     const assay_gmm_dims dims = gmm_dims(run, args);
-    assay_recipe_operands o = {0};
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        TRY(quantise(ctx, &o, args, NULL, &dims, shard));
-        TRY(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, o.x, o.w, args->group_sizes + shard * dims.groups,
-                              &dims));
+        MUST(quantise(ctx, &o, args, NULL, &dims, shard));
+        MUST(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, o.x, o.w, args->group_sizes + shard * dims.groups,
+                               &dims));
         assay_recipe_operands_free(&o);
     }
-cleanup:
-    assay_recipe_operands_free(&o);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, double *drhs, const double *dy,
                         const bs_gmm_args *args)
 {
-    assay_status status = ASSAY_OK;
     const assay_gmm_dims dims = gmm_dims(run, args);
-    assay_recipe_operands o = {0};
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int32_t *sizes = args->group_sizes + shard * dims.groups;
         double *dx = dlhs == NULL ? NULL : dlhs + shard * dims.m * dims.k;
         double *dw = drhs == NULL ? NULL : drhs + shard * dims.groups * dims.k * dims.n;
-        TRY(quantise(ctx, &o, args, dy, &dims, shard));
+        MUST(quantise(ctx, &o, args, dy, &dims, shard));
         const bool one = o.dx_dy == o.dw_dy;
-        TRY(assay_gmm_backward(ctx, dx, one ? dw : NULL, o.dx_dy, o.dw_x, o.dx_w, sizes, &dims));
-        if (!one) TRY(assay_gmm_backward(ctx, NULL, dw, o.dw_dy, o.dw_x, o.dx_w, sizes, &dims));
+        MUST(assay_gmm_backward(ctx, dx, one ? dw : NULL, o.dx_dy, o.dw_x, o.dx_w, sizes, &dims));
+        if (!one) MUST(assay_gmm_backward(ctx, NULL, dw, o.dw_dy, o.dw_x, o.dx_w, sizes, &dims));
         assay_recipe_operands_free(&o);
     }
-cleanup:
-    assay_recipe_operands_free(&o);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The rows of the routed experts times one of their kernels on the way in. */
@@ -229,17 +220,16 @@ static assay_status show_gating_gradients(assay_context *ctx, const bs_layer *at
 static assay_status merged_input_bwd(assay_context *ctx, const bs_layer *at, const bs_microbatch *b,
                                      const gating_gradients *dy, double *dx)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     bs_gmm_args args = gating_args(at, b, BS_ROUTED + ASSAY_MLP_WI_0);
     const int64_t kernels = run->sizes.local_experts * args.k, rows = run->sizes.shards * run->sizes.copies;
-    double *kernel = NULL, *both = NULL, *spread = NULL;
-    TRY(bs_alloc_shards(ctx, run, "both kernels", kernels, 2 * args.n, &kernel));
-    TRY(bs_alloc_shards(ctx, run, "both gradients", run->sizes.copies, 2 * args.n, &both));
+    OWNED double *kernel = NULL, *both = NULL, *spread = NULL;
+    MUST(bs_alloc_shards(ctx, run, "both kernels", kernels, 2 * args.n, &kernel));
+    MUST(bs_alloc_shards(ctx, run, "both gradients", run->sizes.copies, 2 * args.n, &both));
     join(kernel, args.rhs, at->w->values[BS_ROUTED + ASSAY_MLP_WI_1], run->sizes.shards * kernels, args.n);
     join(both, dy->values[0], dy->values[1], rows, args.n);
     if (dy->spread[0] != NULL) {
-        TRY(bs_alloc_shards(ctx, run, "errors of both", run->sizes.copies, 2 * args.n, &spread));
+        MUST(bs_alloc_shards(ctx, run, "errors of both", run->sizes.copies, 2 * args.n, &spread));
         join(spread, dy->spread[0], dy->spread[1], rows, args.n);
     }
     for (int branch = 0; branch < 2; branch++)
@@ -248,12 +238,7 @@ static assay_status merged_input_bwd(assay_context *ctx, const bs_layer *at, con
     args.rhs = kernel;
     args.dy_spread = spread;
     args.n *= 2;
-    TRY(bs_gmm_bwd(ctx, run, dx, NULL, both, &args));
-cleanup:
-    free(kernel);
-    free(both);
-    free(spread);
-    return status;
+    return bs_gmm_bwd(ctx, run, dx, NULL, both, &args);
 }
 
 assay_status bs_compute_gating_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)

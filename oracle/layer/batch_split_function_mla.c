@@ -16,11 +16,10 @@ static int64_t tokens_of(const bs_call *c)
 
 assay_status bs_call_rms_norm(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     const bool back = assay_function_forward(c->config.function) != NULL;
     const int64_t tokens = c->run.sizes.tokens, dim = c->run.mla.emb_dim;
-    double *rstd = NULL;
-    TRY(assay_alloc_f64(ctx, "rstd", tokens, &rstd));
+    OWNED double *rstd = NULL;
+    MUST(assay_alloc_f64(ctx, "rstd", tokens, &rstd));
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
         const int64_t first = shard * tokens * dim;
         const double *scale = bs_weight_of(&c->run, &c->w, BS_PRE_NORM, shard), *x = c->in[0].values + first;
@@ -31,9 +30,7 @@ assay_status bs_call_rms_norm(assay_context *ctx, bs_call *c)
                                     c->in[1].values + first, x, scale, rstd, tokens, dim);
     }
     bs_sum_attention_gradients(ctx, &c->run, &c->g);
-cleanup:
-    free(rstd);
-    return status;
+    return ASSAY_OK;
 }
 
 /* mask [Dr,Dr]: x mask has the two numbers of each pair swapped, and the first of them negated. */
@@ -53,21 +50,18 @@ assay_status bs_call_initialize_yarn_mask(assay_context *ctx, bs_call *c)
 /* Whole turns stay: the module multiplies positions by frequencies. */
 assay_status bs_call_initialize_yarn_freqs(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     const assay_rope_config *rope = &c->run.mla.rope;
     const int64_t half = rope->dim / 2, tokens = tokens_of(c);
-    double *frequencies = NULL;
-    TRY(assay_rope_check_positions(ctx, c->in[0].indices, tokens, rope));
-    TRY(assay_alloc_f64(ctx, "frequencies", half, &frequencies));
+    OWNED double *frequencies = NULL;
+    MUST(assay_rope_check_positions(ctx, c->in[0].indices, tokens, rope));
+    MUST(assay_alloc_f64(ctx, "frequencies", half, &frequencies));
     assay_rope_frequencies(frequencies, rope);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, half, frequencies);
     for (int64_t t = 0; t < tokens; t++) {
         for (int64_t i = 0; i < rope->dim; i++)
             c->out[0].values[t * rope->dim + i] = c->in[0].indices[t] * frequencies[i / 2];
     }
-cleanup:
-    free(frequencies);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of a pair's two equal angles one, [tokens,Dr/2]. */
@@ -89,11 +83,10 @@ assay_status bs_take_angles(assay_context *ctx, bs_call *c)
 /* y = x cos(yarn_freqs) + (x mask) sin(yarn_freqs), which is a pairwise rotation; or its gradient. */
 assay_status bs_call_yarn(assay_context *ctx, bs_call *c)
 {
-    assay_status status;
     const bool back = assay_function_forward(c->config.function) != NULL;
     const assay_rope_config *rope = &c->run.mla.rope;
     const int64_t heads = c->run.mla.heads, dim = rope->dim;
-    assay_rope_table table = {0};
+    OWNED_BY(assay_rope_table_free) assay_rope_table table = {0};
     const assay_rope_rows rows = {.y = c->out[0].values,
                                   .y_token_stride = heads * dim,
                                   .y_head_stride = dim,
@@ -101,12 +94,10 @@ assay_status bs_call_yarn(assay_context *ctx, bs_call *c)
                                   .x_token_stride = heads * dim,
                                   .x_head_stride = dim,
                                   .heads = heads};
-    TRY(bs_take_angles(ctx, c));
-    TRY(assay_rope_table_of_angles(ctx, &table, c->run.yarn_freqs[0], tokens_of(c), rope));
+    MUST(bs_take_angles(ctx, c));
+    MUST(assay_rope_table_of_angles(ctx, &table, c->run.yarn_freqs[0], tokens_of(c), rope));
     (back ? assay_rope_backward : assay_rope_forward)(ctx, &rows, &table, rope);
-cleanup:
-    assay_rope_table_free(&table);
-    return status;
+    return ASSAY_OK;
 }
 
 /* --- ranges of the attention half's steps, one shard after the other, of one microbatch or of a list --- */
@@ -162,19 +153,16 @@ static assay_status run_shard(assay_context *ctx, const bs_call *c, graph_run *r
 static assay_status attend(assay_context *ctx, const bs_call *c, const graph *g, int64_t microbatch,
                            const bs_weights *gradients)
 {
-    assay_status status = ASSAY_OK;
-    graph_run r = {0};
+    OWNED_BY(graph_close) graph_run r = {0};
     for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
         bs_open_attention(&r, g, &c->run, c->run.yarn_freqs[microbatch], &c->w, shard);
         lend_tensors(c, &r, microbatch, shard);
         bs_want_attention_gradients(&r, &c->run, gradients, shard);
-        TRY(run_shard(ctx, c, &r));
+        MUST(run_shard(ctx, c, &r));
         graph_close(&r);
     }
     bs_sum_attention_gradients(ctx, &c->run, gradients);
-cleanup:
-    graph_close(&r);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_call_attention(assay_context *ctx, bs_call *c)

@@ -140,26 +140,23 @@ static assay_status check_pairs(assay_context *ctx, const char *path, const doub
 static assay_status read_tensor(assay_context *ctx, bs_call *c, const assay_function_tensor *t, const char *path,
                                 const assay_source *in)
 {
-    assay_status status;
     const int64_t count = assay_shape_count(&t->shape);
-    double *whole = NULL;
-    TRY(tensor_alloc(ctx, c, t));
+    OWNED double *whole = NULL;
+    MUST(tensor_alloc(ctx, c, t));
     if (t->integers) {
-        TRY(in->read_i32(ctx, in->self, path, 0, count, slot_of(c, t)->indices));
-        goto cleanup;
+        MUST(in->read_i32(ctx, in->self, path, 0, count, slot_of(c, t)->indices));
+        return ASSAY_OK;
     }
-    TRY(assay_alloc_f64(ctx, path, count, &whole));
-    TRY(in->read(ctx, in->self, path, 0, count, whole));
+    MUST(assay_alloc_f64(ctx, path, count, &whole));
+    MUST(in->read(ctx, in->self, path, 0, count, whole));
     if (t->holds == ASSAY_HOLDS_RESIDUAL) assay_round(ctx, ASSAY_ROUND_STORAGE, count, whole);
-    if (t->holds == ASSAY_HOLDS_ANGLES) TRY(check_pairs(ctx, path, whole, count));
+    if (t->holds == ASSAY_HOLDS_ANGLES) MUST(check_pairs(ctx, path, whole, count));
     if (is_weight(t)) {
         spread_weight(c, t, whole);
     } else {
         turn(c, t, *values_of(c, t), whole, true);
     }
-cleanup:
-    free(whole);
-    return status;
+    return ASSAY_OK;
 }
 
 /* residuals: read; else they are left out. */
@@ -183,18 +180,14 @@ static assay_status evaluate(assay_context *ctx, bs_call *c)
 static assay_status write_tensor(assay_context *ctx, bs_call *c, const assay_function_tensor *t, const char *path,
                                  const assay_sink *out)
 {
-    assay_status status = ASSAY_OK;
     const int64_t count = assay_shape_count(&t->shape);
-    double *whole = NULL;
+    OWNED double *whole = NULL;
     if (!assay_wants(out, path)) return ASSAY_OK;
     if (t->integers) return out->write_i32(ctx, out->self, path, count, slot_of(c, t)->indices);
     if (microbatches_of(t) == 1) return out->write(ctx, out->self, path, count, *values_of(c, t));
-    TRY(assay_alloc_f64(ctx, path, count, &whole));
+    MUST(assay_alloc_f64(ctx, path, count, &whole));
     turn(c, t, whole, *values_of(c, t), false);
-    TRY(out->write(ctx, out->self, path, count, whole));
-cleanup:
-    free(whole);
-    return status;
+    return out->write(ctx, out->self, path, count, whole);
 }
 
 /* --- the gradient of a forward function --- */
@@ -241,13 +234,13 @@ static assay_status read_cotangent(assay_context *ctx, bs_call *c, const assay_f
 static assay_status write_weight_gradient(assay_context *ctx, bs_call *c, const assay_function_tensor *t,
                                           const char *path, const assay_sink *out)
 {
-    assay_status status = ASSAY_OK;
     const assay_tensor_row row = bs_weight_row(&c->run, t->weight);
     const int64_t count = assay_tensor_row_count(&row), local = bs_weight_count(&c->run, t->weight, true);
     const int64_t shards = row.kind == ASSAY_KERNEL ? c->run.sizes.shards : 1, parts = count / local;
-    double *each = c->g.values[t->weight], *whole = NULL;
+    OWNED double *whole = NULL;
+    double *each = c->g.values[t->weight];
     if (!assay_wants(out, path)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, path, count, &whole));
+    MUST(assay_alloc_f64(ctx, path, count, &whole));
     if (shards > parts) assay_round(ctx, ASSAY_ROUND_STORAGE, shards * local, each);
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t part = parts > 1 ? assay_mesh_index(c->run.mesh, shard, ASSAY_AXIS_EXPERT) : 0;
@@ -257,10 +250,7 @@ static assay_status write_weight_gradient(assay_context *ctx, bs_call *c, const 
             assay_add(ctx, local, each + shard * local, whole + part * local);
         }
     }
-    TRY(out->write(ctx, out->self, path, count, whole));
-cleanup:
-    free(whole);
-    return status;
+    return out->write(ctx, out->self, path, count, whole);
 }
 
 static void gradient_path(const assay_function_tensor *t, char path[ASSAY_PATH_SIZE])

@@ -84,26 +84,22 @@ static assay_status weigh_hidden(assay_context *ctx, const bs_layer *at, bool ag
 
 assay_status bs_compute_linear(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim, dim = run->mla.emb_dim;
-    double *hidden = NULL, *spread = NULL;
-    TRY(bs_alloc_shards(ctx, run, "hidden rows", run->sizes.copies, width, &hidden));
-    TRY(bs_make(ctx, run, b, MB_ROUTED_OUT));
+    OWNED double *hidden = NULL, *spread = NULL;
+    MUST(bs_alloc_shards(ctx, run, "hidden rows", run->sizes.copies, width, &hidden));
+    MUST(bs_make(ctx, run, b, MB_ROUTED_OUT));
     double *y = b->values[MB_ROUTED_OUT];
     bs_gmm_args args = linear_args(at, b, hidden);
     gate_rows(ctx, at, hidden, b);
-    if (!weighs_outputs(ctx, at)) TRY(weigh_hidden(ctx, at, false, hidden, b, &spread));
+    if (!weighs_outputs(ctx, at)) MUST(weigh_hidden(ctx, at, false, hidden, b, &spread));
     args.lhs_spread = spread;
-    TRY(bs_gmm(ctx, run, y, &args));
+    MUST(bs_gmm(ctx, run, y, &args));
     if (weighs_outputs(ctx, at)) {
         assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
         assay_weigh_rows(ctx, y, b->values[MB_ROW_WEIGHTS], y, rows, dim);
     }
-cleanup:
-    free(hidden);
-    free(spread);
-    return status;
+    return ASSAY_OK;
 }
 
 /* From the gradient of each row's h to those of what it came from. */
@@ -136,61 +132,51 @@ static void weights_bwd(const assay_context *ctx, const bs_run *run, double *d_w
 static assay_status weighed_inputs_bwd(assay_context *ctx, const bs_layer *at, double *d_hidden, bs_microbatch *d,
                                        double *hidden, const bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), width = run->stack->config->moe.moe_mlp_dim;
     bs_gmm_args args = linear_args(at, b, hidden);
-    double *spread = NULL;
-    TRY(weigh_hidden(ctx, at, true, hidden, b, &spread));
+    OWNED double *spread = NULL;
+    MUST(weigh_hidden(ctx, at, true, hidden, b, &spread));
     args.lhs_spread = spread;
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], d->values[MB_ROUTED_OUT], &args));
+    MUST(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], d->values[MB_ROUTED_OUT], &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
     gate_rows(ctx, at, hidden, b);
     weights_bwd(ctx, run, d->values[MB_ROW_WEIGHTS], hidden, d_hidden, width);
     assay_weigh_rows(ctx, d_hidden, b->values[MB_ROW_WEIGHTS], d_hidden, rows, width);
     /* else the members that weigh outputs err by more */
     if (bs_quantises(at)) assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
-cleanup:
-    free(spread);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The same, rows weighed that come out of it. */
 static assay_status weighed_outputs_bwd(assay_context *ctx, const bs_layer *at, double *d_hidden, bs_microbatch *d,
                                         double *hidden, const bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t rows = row_count(run), dim = run->mla.emb_dim, width = run->stack->config->moe.moe_mlp_dim;
     const bs_gmm_args args = linear_args(at, b, hidden);
-    double *y = NULL;
-    TRY(bs_alloc_shards(ctx, run, "rows out of wo", run->sizes.copies, dim, &y));
-    TRY(bs_gmm(ctx, run, y, &args));
+    OWNED double *y = NULL;
+    MUST(bs_alloc_shards(ctx, run, "rows out of wo", run->sizes.copies, dim, &y));
+    MUST(bs_gmm(ctx, run, y, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * dim, y);
     weights_bwd(ctx, run, d->values[MB_ROW_WEIGHTS], y, d->values[MB_ROUTED_OUT], dim);
     assay_weigh_rows(ctx, y, b->values[MB_ROW_WEIGHTS], d->values[MB_ROUTED_OUT], rows, dim);
-    TRY(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], y, &args));
+    MUST(bs_gmm_bwd(ctx, run, d_hidden, at->g->values[BS_ROUTED + ASSAY_MLP_WO], y, &args));
     assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, d_hidden);
-cleanup:
-    free(y);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_compute_linear_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
     static const bs_tensor made[] = {MB_GATE, MB_UP, MB_ROW_WEIGHTS};
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t width = run->stack->config->moe.moe_mlp_dim, copies = run->sizes.copies;
-    double *hidden = NULL, *d_hidden = NULL;
-    for (int i = 0; i < 3; i++) TRY(bs_make(ctx, run, d, made[i]));
-    TRY(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
-    TRY(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
+    OWNED double *hidden = NULL, *d_hidden = NULL;
+    for (int i = 0; i < 3; i++) MUST(bs_make(ctx, run, d, made[i]));
+    MUST(bs_alloc_shards(ctx, run, "hidden rows", copies, width, &hidden));
+    MUST(bs_alloc_shards(ctx, run, "gradient of hidden rows", copies, width, &d_hidden));
     gate_rows(ctx, at, hidden, b);
-    TRY((weighs_outputs(ctx, at) ? weighed_outputs_bwd : weighed_inputs_bwd)(ctx, at, d_hidden, d, hidden, b));
+    MUST((weighs_outputs(ctx, at) ? weighed_outputs_bwd : weighed_inputs_bwd)(ctx, at, d_hidden, d, hidden, b));
     gate_rows_bwd(ctx, at, d, d_hidden, b);
-cleanup:
-    free(hidden);
-    free(d_hidden);
-    return status;
+    return ASSAY_OK;
 }

@@ -11,20 +11,18 @@
 assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, bool again, int64_t microbatch,
                           int64_t count, const double *values, double **spread)
 {
-    assay_status status = ASSAY_OK;
     char path[ASSAY_PATH_SIZE], of_spread[ASSAY_PATH_SIZE];
     if (made == NULL) return ASSAY_OK;
     const int64_t parts = made->parts ? made->shards : 1, part = count / parts;
     snprintf(path, sizeof path, "checkpoints/%s%.100s", made->prefix, name);
     assay_spread_path(path, of_spread);
     for (int64_t i = 0; i < parts && !(again && made->after_forward) && assay_wants(made->out, path); i++)
-        TRY(made->out->write(ctx, made->out->self, path, part, values + i * part));
+        MUST(made->out->write(ctx, made->out->self, path, part, values + i * part));
     if (!made->in->has(made->in->self, of_spread)) return ASSAY_OK;
-    TRY(assay_alloc_f64(ctx, of_spread, count, spread));
+    MUST(assay_alloc_f64(ctx, of_spread, count, spread));
     for (int64_t i = 0; i < parts; i++)
-        TRY(made->in->read(ctx, made->in->self, of_spread, (microbatch * parts + i) * part, part, *spread + i * part));
-cleanup:
-    return status;
+        MUST(made->in->read(ctx, made->in->self, of_spread, (microbatch * parts + i) * part, part, *spread + i * part));
+    return ASSAY_OK;
 }
 
 /* --- parts of the whole batch --- */
@@ -78,19 +76,17 @@ static bs_parted *find(bs_parts *p, const char *path)
 
 static assay_status part_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_status status = ASSAY_OK;
     bs_parts *p = self;
     bs_parted *t = find(p, path);
     const int64_t rows = rows_of(p, path), width = count / rows, parts = p->shards * p->factor;
-    if (t->values == NULL) TRY(assay_alloc_f64(ctx, path, parts * count, &t->values));
+    if (t->values == NULL) MUST(assay_alloc_f64(ctx, path, parts * count, &t->values));
     for (int64_t i = 0; i < rows; i++)
         memcpy(t->values + place(p, t->parts, rows, i, width), values + i * width, (size_t)width * sizeof *values);
     if (++t->parts < parts) return ASSAY_OK;
-    TRY(p->out->write(ctx, p->out->self, path, parts * count, t->values));
+    MUST(p->out->write(ctx, p->out->self, path, parts * count, t->values));
     free(t->values);
     t->values = NULL;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void bs_parts_open(bs_parts *p, const assay_source *in, const assay_sink *out, int64_t shards, int64_t factor,

@@ -33,28 +33,25 @@ static double *part_of(const bs_run *run, const bs_microbatch *b, bs_tensor tens
 
 assay_status bs_mla_with_norms(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
     const bs_run *run = at->run;
     const graph *g = &run->attention;
-    graph_run r = {0};
-    TRY(bs_make(ctx, run, b, MB_MLA_OUT));
-    TRY(bs_make(ctx, run, b, MB_ATTN_OUT));
-    TRY(bs_make(ctx, run, b, MB_LSE));
+    OWNED_BY(graph_close) graph_run r = {0};
+    MUST(bs_make(ctx, run, b, MB_MLA_OUT));
+    MUST(bs_make(ctx, run, b, MB_ATTN_OUT));
+    MUST(bs_make(ctx, run, b, MB_LSE));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         bs_open_attention(&r, g, run, b->angles, at->w, shard);
         graph_lend(&r, graph_find(g, "inputs/x"), part_of(run, b, MB_LAYER_INPUTS, shard));
         r.hidden[graph_find(g, "attention_out")] = r.hidden[graph_find(g, "lse")] = true; /* shown of all at once */
-        TRY(bs_show_run(ctx, &r, at, b, shard));
+        MUST(bs_show_run(ctx, &r, at, b, shard));
         r.release = graph_let_go;
         r.room[graph_find(g, LAYER_H)] = part_of(run, b, MB_MLA_OUT, shard);
         r.room[graph_find(g, "attention_out")] = part_of(run, b, MB_ATTN_OUT, shard);
         r.room[graph_find(g, "lse")] = part_of(run, b, MB_LSE, shard);
-        TRY(graph_forward(ctx, &r));
+        MUST(graph_forward(ctx, &r));
         graph_close(&r);
     }
-cleanup:
-    graph_close(&r);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_mla_with_norms_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)

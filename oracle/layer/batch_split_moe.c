@@ -11,13 +11,14 @@
 /* The choice that the source fixes, of each microbatch, and its weights. */
 static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const assay_source *in = run->stack->in;
     const int64_t width = run->mla.sequence * run->routing.num_experts_per_tok;
     const int64_t count = run->factor * bs_count(run, MB_GIVEN);
     char prefix[LAYER_PREFIX_SIZE], path[ASSAY_PATH_SIZE], held[ASSAY_PATH_SIZE], of_weights[ASSAY_PATH_SIZE];
-    int32_t *all = NULL, *choices[ASSAY_MOST_MICROBATCHES];
-    double *all_weights = NULL, *weights[ASSAY_MOST_MICROBATCHES];
+    OWNED int32_t *all = NULL;
+    int32_t *choices[ASSAY_MOST_MICROBATCHES];
+    OWNED double *all_weights = NULL;
+    double *weights[ASSAY_MOST_MICROBATCHES];
     layer_prefix(run->stack, layer, prefix);
     snprintf(path, sizeof path, "inputs/%sselected_experts", prefix);
     snprintf(of_weights, sizeof of_weights, "inputs/%srouting_weights", prefix);
@@ -25,50 +26,43 @@ static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t la
     snprintf(held, sizeof held, "routing/%sselected_experts", prefix);
     if (in->has(in->self, held)) memcpy(path, held, sizeof path);
     if (!in->has(in->self, path)) return ASSAY_OK;
-    TRY(assay_alloc_i32(ctx, path, count, &all));
-    TRY(in->read_i32(ctx, in->self, path, 0, count, all));
+    MUST(assay_alloc_i32(ctx, path, count, &all));
+    MUST(in->read_i32(ctx, in->self, path, 0, count, all));
     for (int64_t i = 0; i < run->factor; i++) {
-        TRY(bs_make(ctx, run, &b[i], MB_GIVEN));
+        MUST(bs_make(ctx, run, &b[i], MB_GIVEN));
         choices[i] = b[i].indices[MB_GIVEN];
     }
     bs_split_i32(choices, all, run, width);
-    if (!in->has(in->self, of_weights)) goto cleanup;
-    TRY(assay_alloc_f64(ctx, of_weights, count, &all_weights));
-    TRY(in->read(ctx, in->self, of_weights, 0, count, all_weights));
+    if (!in->has(in->self, of_weights)) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, of_weights, count, &all_weights));
+    MUST(in->read(ctx, in->self, of_weights, 0, count, all_weights));
     for (int64_t i = 0; i < run->factor; i++) {
-        TRY(bs_make(ctx, run, &b[i], MB_GIVEN_WEIGHTS));
+        MUST(bs_make(ctx, run, &b[i], MB_GIVEN_WEIGHTS));
         weights[i] = b[i].values[MB_GIVEN_WEIGHTS];
     }
     bs_split(weights, all_weights, run, width);
-cleanup:
-    free(all);
-    free(all_weights);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
-    TRY(bs_shared_expert_and_route(ctx, at, b));
+    MUST(bs_shared_expert_and_route(ctx, at, b));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_SHARED_OUT), b->values[MB_SHARED_OUT]);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* [M,f,E/P] */
 static assay_status write_group_sizes(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const assay_sink *out = run->stack->out;
     const int64_t experts = run->sizes.local_experts;
     char path[ASSAY_PATH_SIZE];
     if (!bs_wants(run, layer, "routing", "group_sizes", path)) return ASSAY_OK;
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         for (int64_t i = 0; i < run->factor; i++)
-            TRY(out->write_i32(ctx, out->self, path, experts, b[i].indices[MB_OWN_COUNTS] + shard * experts));
+            MUST(out->write_i32(ctx, out->self, path, experts, b[i].indices[MB_OWN_COUNTS] + shard * experts));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status write_routing(assay_context *ctx, const bs_layer *at, int64_t layer, bs_microbatch *b)
@@ -107,7 +101,6 @@ static const struct {
 /* [M,f,R,H] */
 static assay_status write_gating(assay_context *ctx, const bs_run *run, int64_t layer, const bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const assay_sink *out = run->stack->out;
     const int64_t parts = run->sizes.shards;
     for (int k = 0; k < 2; k++) {
@@ -116,25 +109,22 @@ static assay_status write_gating(assay_context *ctx, const bs_run *run, int64_t 
         if (!bs_wants(run, layer, "checkpoints", gatings[k].name, path)) continue;
         for (int64_t part = 0; part < parts * run->factor; part++) {
             const double *values = b[part % run->factor].values[gatings[k].tensor];
-            TRY(out->write(ctx, out->self, path, count, values + part / run->factor * count));
+            MUST(out->write(ctx, out->self, path, count, values + part / run->factor * count));
         }
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status compute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
-    TRY(bs_compute_gating(ctx, at, b));
-    TRY(bs_compute_linear(ctx, at, b));
+    MUST(bs_compute_gating(ctx, at, b));
+    MUST(bs_compute_linear(ctx, at, b));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_ROUTED_OUT), b->values[MB_ROUTED_OUT]);
-    if (at->keeps) TRY(keep(ctx, at->run, b, MB_MLPWI_0, MB_GATE));
-    if (at->keeps) TRY(keep(ctx, at->run, b, MB_MLPWI_1, MB_UP));
+    if (at->keeps) MUST(keep(ctx, at->run, b, MB_MLPWI_0, MB_GATE));
+    if (at->keeps) MUST(keep(ctx, at->run, b, MB_MLPWI_1, MB_UP));
     for (int k = 0; k < 2 && !at->shows; k++) bs_drop(b, gatings[k].tensor);
     bs_drop(b, MB_ROWS);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status unroute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -179,14 +169,12 @@ cleanup:
 
 static assay_status route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status;
     const int64_t count = bs_count(at->run, MB_MLA_OUT);
-    TRY(bs_shared_expert_and_route_bwd(ctx, at, b, d));
+    MUST(bs_shared_expert_and_route_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_MLA_OUT]);
     if (layer_adds_block(ctx))
         layer_add(ctx, d->values[MB_MLA_OUT], d->values[MB_MOE_INPUTS], d->values[MB_MLA_OUT], count);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b, bs_microbatch *d,

@@ -93,16 +93,13 @@ static assay_status note(assay_context *ctx, assay_batch_split *split, bool back
 
 static assay_status gather(assay_context *ctx, assay_batch_split *split, bool backward, int64_t layer, bs_weights *w)
 {
-    assay_status status;
-    bs_weights scattered = {0};
-    TRY(note(ctx, split, backward, ASSAY_STAGE_GATHER_WEIGHTS, layer));
-    TRY(bs_weights_alloc(ctx, &split->run, &scattered, false, NULL));
-    TRY(bs_extract_layer_weights(ctx, &split->run, &scattered, split->first + layer));
-    TRY(bs_weights_alloc(ctx, &split->run, w, true, NULL));
+    OWNED_BY(bs_weights_free) bs_weights scattered = {0};
+    MUST(note(ctx, split, backward, ASSAY_STAGE_GATHER_WEIGHTS, layer));
+    MUST(bs_weights_alloc(ctx, &split->run, &scattered, false, NULL));
+    MUST(bs_extract_layer_weights(ctx, &split->run, &scattered, split->first + layer));
+    MUST(bs_weights_alloc(ctx, &split->run, w, true, NULL));
     bs_gather_weights(ctx, &split->run, w, &scattered);
-cleanup:
-    bs_weights_free(&scattered);
-    return status;
+    return ASSAY_OK;
 }
 
 static void pass_on(bs_weights *to, bs_weights *from)
@@ -208,14 +205,11 @@ static assay_status finish(assay_context *ctx, assay_batch_split *split, int64_t
 /* The gradients of the layers behind: one further each. */
 static assay_status advance(assay_context *ctx, assay_batch_split *split, int64_t layer, gradients *g)
 {
-    assay_status status = ASSAY_OK;
-    bs_weights scattered = {0};
-    if (layer + 1 < split->layers) TRY(scatter(ctx, split, layer + 1, &scattered, &g->behind));
-    if (layer + 2 < split->layers) TRY(finish(ctx, split, layer + 2, &g->scattered));
+    OWNED_BY(bs_weights_free) bs_weights scattered = {0};
+    if (layer + 1 < split->layers) MUST(scatter(ctx, split, layer + 1, &scattered, &g->behind));
+    if (layer + 2 < split->layers) MUST(finish(ctx, split, layer + 2, &g->scattered));
     pass_on(&g->scattered, &scattered);
-cleanup:
-    bs_weights_free(&scattered);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status unroute_last_bwd(assay_context *ctx, assay_batch_split *split, int64_t layer, bs_microbatch *d_last)
@@ -287,23 +281,19 @@ cleanup:
 static assay_status write_hints(assay_context *ctx, const assay_sink *out, const assay_schedule *schedule,
                                 const assay_schedule_dims *dims)
 {
-    assay_status status = ASSAY_OK;
-    int32_t *groups = NULL, *barriers = NULL;
+    OWNED int32_t *groups = NULL, *barriers = NULL;
     const int64_t count = assay_schedule_barrier_count(dims) * ASSAY_BARRIER_FIELDS;
     if (assay_wants(out, "schedule/groups")) {
-        TRY(assay_alloc_i32(ctx, "schedule/groups", schedule->count, &groups));
+        MUST(assay_alloc_i32(ctx, "schedule/groups", schedule->count, &groups));
         assay_schedule_groups(schedule->events, schedule->count, dims, groups);
-        TRY(out->write_i32(ctx, out->self, "schedule/groups", schedule->count, groups));
+        MUST(out->write_i32(ctx, out->self, "schedule/groups", schedule->count, groups));
     }
     if (assay_wants(out, "schedule/barriers")) {
-        TRY(assay_alloc_i32(ctx, "schedule/barriers", count, &barriers));
-        TRY(assay_schedule_barriers(ctx, schedule->events, schedule->count, dims, barriers));
-        TRY(out->write_i32(ctx, out->self, "schedule/barriers", count, barriers));
+        MUST(assay_alloc_i32(ctx, "schedule/barriers", count, &barriers));
+        MUST(assay_schedule_barriers(ctx, schedule->events, schedule->count, dims, barriers));
+        MUST(out->write_i32(ctx, out->self, "schedule/barriers", count, barriers));
     }
-cleanup:
-    free(groups);
-    free(barriers);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The events of the run, held against the rules before anybody else is, and what belongs to them. */

@@ -27,8 +27,7 @@ static assay_routing_inputs inputs_of(const bs_layer *at, const bs_microbatch *b
 assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbatch *b)
 {
     const int64_t own = run->sizes.tokens * run->routing.num_experts_per_tok, experts = run->routing.num_experts;
-    const assay_status status = bs_make(ctx, run, b, MB_COUNTS);
-    if (status != ASSAY_OK) return status;
+    MUST(bs_make(ctx, run, b, MB_COUNTS));
     memset(b->indices[MB_COUNTS], 0, (size_t)(run->sizes.shards * experts) * sizeof(int32_t));
     for (int64_t i = 0; i < run->sizes.shards * own; i++) {
         const int32_t expert = b->indices[MB_CHOICES][i];
@@ -40,26 +39,22 @@ assay_status bs_count_choices(assay_context *ctx, const bs_run *run, bs_microbat
 /* Everything else from the logits; the sigmoid and the bias are in it. */
 static assay_status choose(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
     const bs_run *run = at->run;
     const assay_routing_config config = config_of(run);
     const assay_routing_inputs inputs = inputs_of(at, b);
-    TRY(assay_routing_alloc(ctx, &b->routing, &config));
-    TRY(assay_routing_forward(ctx, &b->routing, &inputs, &config));
+    MUST(assay_routing_alloc(ctx, &b->routing, &config));
+    MUST(assay_routing_forward(ctx, &b->routing, &inputs, &config));
     bs_lend_indices(b, MB_CHOICES, b->routing.selected_experts);
     bs_lend(b, MB_CHOICE_WEIGHTS, b->routing.weights);
     bs_lend(b, MB_MARGIN, b->routing.margin);
-    TRY(bs_count_choices(ctx, run, b));
-cleanup:
-    return status;
+    return bs_count_choices(ctx, run, b);
 }
 
 assay_status bs_biased_scores(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     const bs_run *run = at->run;
     const assay_routing_inputs inputs = inputs_of(at, b);
-    const assay_status status = bs_make(ctx, run, b, MB_BIASED);
-    if (status != ASSAY_OK) return status;
+    MUST(bs_make(ctx, run, b, MB_BIASED));
     return assay_routing_selecting(ctx, b->values[MB_BIASED], &inputs, 0, run->sizes.shards * run->sizes.tokens,
                                    &run->routing);
 }
@@ -90,22 +85,19 @@ static assay_status gate_operands(assay_context *ctx, const bs_layer *at, int64_
 
 static assay_status make_logits(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
-    assay_recipe_operands o = {0};
-    TRY(bs_make(ctx, run, b, MB_LOGITS));
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    MUST(bs_make(ctx, run, b, MB_LOGITS));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        TRY(gate_operands(ctx, at, shard, b->values[MB_X_NORM], NULL, NULL, &o));
+        MUST(gate_operands(ctx, at, shard, b->values[MB_X_NORM], NULL, NULL, &o));
         const assay_matmul_args args =
             assay_product_ab(b->values[MB_LOGITS] + shard * tokens * experts, o.x, o.w, tokens, experts, dim);
-        TRY(assay_matmul(ctx, &args));
+        MUST(assay_matmul(ctx, &args));
         assay_recipe_operands_free(&o);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(run, MB_LOGITS), b->values[MB_LOGITS]);
-cleanup:
-    assay_recipe_operands_free(&o);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_expert_selection(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -116,37 +108,34 @@ assay_status bs_expert_selection(assay_context *ctx, const bs_layer *at, bs_micr
 
 assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status = ASSAY_OK;
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
     const int64_t count = bs_count(run, MB_LOGITS);
     const assay_routing_config config = config_of(run);
     const assay_routing_inputs inputs = inputs_of(at, b);
-    double *spread = NULL, *d_bias = at->g->values[BS_GATE_BIAS];
-    assay_recipe_operands o = {0};
+    OWNED double *spread = NULL;
+    double *d_bias = at->g->values[BS_GATE_BIAS];
+    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
     if (b->values[MB_GIVEN_WEIGHTS] != NULL) return ASSAY_OK; /* the weights' gradient is their own */
-    TRY(bs_make(ctx, run, d, MB_LOGITS));
-    TRY(bs_make(ctx, run, d, MB_X_NORM));
+    MUST(bs_make(ctx, run, d, MB_LOGITS));
+    MUST(bs_make(ctx, run, d, MB_X_NORM));
     double *d_logits = d->values[MB_LOGITS];
-    TRY(assay_routing_backward(ctx, d_logits, d_bias, NULL, d->values[MB_CHOICE_WEIGHTS], 0, 0, &b->routing, &inputs,
-                               &config));
+    MUST(assay_routing_backward(ctx, d_logits, d_bias, NULL, d->values[MB_CHOICE_WEIGHTS], 0, 0, &b->routing, &inputs,
+                                &config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, count, d_logits);
     if (quantises_gate(at))
-        TRY(bs_made_show(ctx, at->made, "logits_gradient", false, b->number, count, d_logits, &spread));
+        MUST(bs_made_show(ctx, at->made, "logits_gradient", false, b->number, count, d_logits, &spread));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         double *d_kernel = bs_weight_of(run, at->g, BS_GATE, shard);
         const int64_t row = shard * tokens * dim;
-        TRY(gate_operands(ctx, at, shard, b->values[MB_X_NORM], d_logits, spread, &o));
+        MUST(gate_operands(ctx, at, shard, b->values[MB_X_NORM], d_logits, spread, &o));
         const assay_matmul_args input =
             assay_product_abt(d->values[MB_X_NORM] + row, o.dx_dy, o.dx_w, tokens, dim, experts);
         const assay_matmul_args weight = assay_product_atb(d_kernel, o.dw_x, o.dw_dy, dim, experts, tokens);
-        TRY(assay_matmul(ctx, &input));
-        if (d_kernel != NULL) TRY(assay_matmul(ctx, &weight));
+        MUST(assay_matmul(ctx, &input));
+        if (d_kernel != NULL) MUST(assay_matmul(ctx, &weight));
         if (d_bias != NULL && shard > 0) memcpy(d_bias + shard * experts, d_bias, (size_t)experts * sizeof *d_bias);
         assay_recipe_operands_free(&o);
     }
-cleanup:
-    assay_recipe_operands_free(&o);
-    free(spread);
-    return status;
+    return ASSAY_OK;
 }

@@ -282,45 +282,39 @@ void bs_microbatch_free(bs_microbatch *b, const bs_run *run)
 assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t layer, const char *folder, const char *name,
                              const bs_microbatch *b, bs_tensor tensor)
 {
-    assay_status status = ASSAY_OK;
     const assay_sink *out = run->stack->out;
     const int64_t count = run->factor * bs_count(run, tensor);
     const int64_t width = count / (run->sizes.shards * run->factor * run->sizes.rows);
     const double *parts[ASSAY_MOST_MICROBATCHES];
     const int32_t *of_integers[ASSAY_MOST_MICROBATCHES];
     char path[ASSAY_PATH_SIZE];
-    double *whole = NULL;
-    int32_t *integers = NULL;
+    OWNED double *whole = NULL;
+    OWNED int32_t *integers = NULL;
     if (!bs_wants(run, layer, folder, name, path)) return ASSAY_OK;
     for (int64_t m = 0; m < run->factor; m++) {
         parts[m] = b[m].values[tensor];
         of_integers[m] = b[m].indices[tensor];
     }
     if (forms[tensor].integers) {
-        TRY(assay_alloc_i32(ctx, path, count, &integers));
+        MUST(assay_alloc_i32(ctx, path, count, &integers));
         bs_merge_i32(integers, of_integers, run, width);
-        TRY(out->write_i32(ctx, out->self, path, count, integers));
+        MUST(out->write_i32(ctx, out->self, path, count, integers));
     } else {
-        TRY(assay_alloc_f64(ctx, path, count, &whole));
+        MUST(assay_alloc_f64(ctx, path, count, &whole));
         bs_merge(whole, parts, run, width);
-        TRY(out->write(ctx, out->self, path, count, whole));
+        MUST(out->write(ctx, out->self, path, count, whole));
     }
-cleanup:
-    free(whole);
-    free(integers);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_staggered_call(assay_context *ctx, bs_run *run, bs_stage stage, bs_function *f, const bs_layer *at,
                                bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
     for (int64_t m = 0; m < stage.count; m++) {
-        TRY(assay_schedule_add(ctx, &run->schedule, stage.backward, stage.name, stage.layer, m));
-        TRY(f(ctx, at, &b[m]));
+        MUST(assay_schedule_add(ctx, &run->schedule, stage.backward, stage.name, stage.layer, m));
+        MUST(f(ctx, at, &b[m]));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_staggered_bwd(assay_context *ctx, bs_run *run, bs_stage stage, bs_function_bwd *f, const bs_layer *at,

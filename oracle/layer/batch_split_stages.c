@@ -9,11 +9,10 @@
 
 static assay_status normalise(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
-    TRY(bs_make(ctx, run, b, MB_X_NORM));
-    TRY(bs_make(ctx, run, b, MB_RSTD));
+    MUST(bs_make(ctx, run, b, MB_X_NORM));
+    MUST(bs_make(ctx, run, b, MB_RSTD));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int64_t first = shard * tokens;
         assay_rms_norm_forward(ctx, b->values[MB_X_NORM] + first * dim, b->values[MB_RSTD] + first,
@@ -21,29 +20,22 @@ static assay_status normalise(assay_context *ctx, const bs_layer *at, bs_microba
                                tokens, dim, run->stack->config->epsilon);
     }
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_X_NORM), b->values[MB_X_NORM]);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Everything but the shared expert. */
 static assay_status normalise_and_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
-    TRY(normalise(ctx, at, b));
-    TRY(bs_expert_selection(ctx, at, b));
+    MUST(normalise(ctx, at, b));
+    MUST(bs_expert_selection(ctx, at, b));
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(at->run, MB_CHOICE_WEIGHTS), b->values[MB_CHOICE_WEIGHTS]);
-    TRY(bs_route(ctx, at, b));
-cleanup:
-    return status;
+    return bs_route(ctx, at, b);
 }
 
 assay_status bs_shared_expert_and_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
-    TRY(normalise_and_route(ctx, at, b));
-    TRY(bs_shared_expert(ctx, at, b));
-cleanup:
-    return status;
+    MUST(normalise_and_route(ctx, at, b));
+    return bs_shared_expert(ctx, at, b);
 }
 
 /* Of a gate, which is there where the weights of a choice are not given. */
@@ -59,12 +51,9 @@ double bs_moe_remat_flops(const bs_run *run)
 
 assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
-    TRY(normalise_and_route(ctx, at, b));
+    MUST(normalise_and_route(ctx, at, b));
     if (b->values[MB_GIVEN_WEIGHTS] == NULL) assay_remat_recomputed(at->run->stack->store, gate_flops(at->run));
-    TRY(bs_shared_expert_remat(ctx, at, b));
-cleanup:
-    return status;
+    return bs_shared_expert_remat(ctx, at, b);
 }
 
 /* The gradient of the normalised input, from its three uses; both may be stored. */
@@ -97,11 +86,10 @@ cleanup:
 
 assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status;
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
-    TRY(norm_bwd(ctx, at, b, d));
-    TRY(bs_make(ctx, run, d, MB_MLA_OUT));
+    MUST(norm_bwd(ctx, at, b, d));
+    MUST(bs_make(ctx, run, d, MB_MLA_OUT));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int64_t first = shard * tokens;
         assay_rms_norm_backward(ctx, d->values[MB_MLA_OUT] + first * dim, bs_weight_of(run, at->g, BS_POST_NORM, shard),
@@ -110,8 +98,7 @@ assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_layer *
     }
     bs_sum_over_shards(ctx, run, at->g->values[BS_POST_NORM], dim);
     bs_drop(d, MB_X_NORM);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_compute_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
@@ -146,46 +133,40 @@ cleanup:
 
 assay_status bs_compute_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status;
     const bs_run *run = at->run;
-    TRY(bs_compute_linear_bwd(ctx, at, b, d));
+    MUST(bs_compute_linear_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_GATE), d->values[MB_GATE]);
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_UP), d->values[MB_UP]);
-    TRY(bs_compute_gating_bwd(ctx, at, b, d));
+    MUST(bs_compute_gating_bwd(ctx, at, b, d));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_ROWS), d->values[MB_ROWS]);
     bs_drop(b, MB_GATE);
     bs_drop(b, MB_UP);
     bs_drop(d, MB_GATE);
     bs_drop(d, MB_UP);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_unroute_ubatch(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status;
     const bs_run *run = at->run;
     const int64_t count = bs_count(run, MB_OUTPUTS);
-    TRY(bs_unroute(ctx, at, b));
-    TRY(bs_make(ctx, run, b, MB_OUTPUTS));
+    MUST(bs_unroute(ctx, at, b));
+    MUST(bs_make(ctx, run, b, MB_OUTPUTS));
     double *experts = b->values[MB_EXPERTS_OUT];
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, experts);
     layer_add(ctx, experts, experts, b->values[MB_SHARED_OUT], count);
     layer_add_block(ctx, b->values[MB_OUTPUTS], b->values[MB_MOE_INPUTS], experts, count);
     bs_drop(b, MB_EXPERTS_OUT);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_unroute_ubatch_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    assay_status status;
     const bs_run *run = at->run;
-    TRY(bs_copy(ctx, run, d, MB_MOE_INPUTS, d, MB_OUTPUTS));
-    TRY(bs_copy(ctx, run, d, MB_SHARED_OUT, d, MB_OUTPUTS));
+    MUST(bs_copy(ctx, run, d, MB_MOE_INPUTS, d, MB_OUTPUTS));
+    MUST(bs_copy(ctx, run, d, MB_SHARED_OUT, d, MB_OUTPUTS));
     bs_lend(d, MB_EXPERTS_OUT, d->values[MB_OUTPUTS]);
-    TRY(bs_unroute_bwd(ctx, at, b, d));
+    MUST(bs_unroute_bwd(ctx, at, b, d));
     bs_drop(d, MB_EXPERTS_OUT);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

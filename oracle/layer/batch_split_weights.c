@@ -251,8 +251,7 @@ static assay_status psum_in_place(assay_context *ctx, const bs_run *run, double 
 {
     double *sum = NULL;
     if (run->mesh->size[axis] == 1) return ASSAY_OK;
-    assay_status status = assay_alloc_f64(ctx, "sum over shards", run->sizes.shards * count, &sum);
-    if (status != ASSAY_OK) return status;
+    MUST(assay_alloc_f64(ctx, "sum over shards", run->sizes.shards * count, &sum));
     assay_round(ctx, ASSAY_ROUND_STORAGE, run->sizes.shards * count, values);
     assay_psum(ctx, sum, values, count, run->mesh, axis);
     memcpy(values, sum, (size_t)(run->sizes.shards * count) * sizeof *values);
@@ -263,7 +262,6 @@ static assay_status psum_in_place(assay_context *ctx, const bs_run *run, double 
 assay_status bs_reduce_scatter_ws_grad(assay_context *ctx, const bs_run *run, bs_weights *scattered,
                                        const bs_weights *gathered)
 {
-    assay_status status = ASSAY_OK;
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         const assay_shape whole = bs_weight_shape(run, weight, true);
         const assay_tensor_row row = bs_weight_row(run, weight);
@@ -280,20 +278,18 @@ assay_status bs_reduce_scatter_ws_grad(assay_context *ctx, const bs_run *run, bs
         assay_psum_scatter(ctx, scattered->values[weight], gathered->values[weight], &whole, split, run->mesh,
                            ASSAY_AXIS_FSDP);
         if (is_by_expert(weight)) continue;
-        TRY(psum_in_place(ctx, run, scattered->values[weight], bs_weight_count(run, weight, false), ASSAY_AXIS_EXPERT));
+        MUST(
+            psum_in_place(ctx, run, scattered->values[weight], bs_weight_count(run, weight, false), ASSAY_AXIS_EXPERT));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_all_reduce_ws_grad_dcn(assay_context *ctx, const bs_run *run, bs_weights *scattered)
 {
-    assay_status status = ASSAY_OK;
     for (int weight = 0; weight < BS_WEIGHTS; weight++) {
         const assay_tensor_row row = bs_weight_row(run, weight);
         if (scattered->values[weight] == NULL || fsdp_axis(&row) < 0) continue;
-        TRY(psum_in_place(ctx, run, scattered->values[weight], bs_weight_count(run, weight, false), ASSAY_AXIS_DATA));
+        MUST(psum_in_place(ctx, run, scattered->values[weight], bs_weight_count(run, weight, false), ASSAY_AXIS_DATA));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }

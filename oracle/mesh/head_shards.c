@@ -299,18 +299,15 @@ static bool layout_has(void *self, const char *path)
 static assay_status layout_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
                                 double *values)
 {
-    assay_status status;
     const assay_head_layout *layout = self;
     const assay_source *in = layout->in;
     const int tensor = shared_tensor(layout, path);
-    double *own = NULL;
+    OWNED double *own = NULL;
     if (tensor == 0) return in->read(ctx, in->self, path, first, count, values);
-    TRY(assay_alloc_f64(ctx, path, count, &own));
-    TRY(in->read(ctx, in->self, path, 0, count, own));
+    MUST(assay_alloc_f64(ctx, path, count, &own));
+    MUST(in->read(ctx, in->self, path, 0, count, own));
     lay_out(layout, tensor, own, values, true);
-cleanup:
-    free(own);
-    return status;
+    return ASSAY_OK;
 }
 
 static bool layout_wants(void *self, const char *path)
@@ -320,18 +317,14 @@ static bool layout_wants(void *self, const char *path)
 
 static assay_status layout_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_status status;
     const assay_head_layout *layout = self;
     const assay_sink *out = layout->out;
     const int tensor = shared_tensor(layout, path);
-    double *own = NULL;
+    OWNED double *own = NULL;
     if (tensor == 0) return out->write(ctx, out->self, path, count, values);
-    TRY(assay_alloc_f64(ctx, path, count, &own));
+    MUST(assay_alloc_f64(ctx, path, count, &own));
     lay_out(layout, tensor, own, (double *)values, false);
-    TRY(out->write(ctx, out->self, path, count, own));
-cleanup:
-    free(own);
-    return status;
+    return out->write(ctx, out->self, path, count, own);
 }
 
 assay_source assay_head_layout_source(assay_head_layout *layout)

@@ -64,35 +64,29 @@ static assay_status number_tokens(assay_context *ctx, const sharded_run *run, in
 /* Replicas take turns by the token's number, as on one device. */
 static assay_status choose_replicas(assay_context *ctx, sharded_run *run, int64_t c)
 {
-    assay_status status;
     sharded_chunk *chunk = &run->chunks[c];
-    int32_t *numbers = NULL;
-    TRY(assay_alloc_i32(ctx, "numbers of tokens", run->sizes.shards * run->permute.tokens, &numbers));
-    TRY(number_tokens(ctx, run, c, numbers));
+    OWNED int32_t *numbers = NULL;
+    MUST(assay_alloc_i32(ctx, "numbers of tokens", run->sizes.shards * run->permute.tokens, &numbers));
+    MUST(number_tokens(ctx, run, c, numbers));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++)
         assay_replicas_choose(run->replicas, chunk->placed + shard * run->sizes.copies,
                               chunk->routings[shard].selected_experts, numbers + shard * run->permute.tokens,
                               &run->permute);
-cleanup:
-    free(numbers);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Of a rank with some of the experts. */
 static assay_status number_locally(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)
 {
-    assay_status status;
     const int64_t copies = run->sizes.copies;
-    int32_t *map = NULL;
-    TRY(assay_alloc_i32(ctx, "expert map", run->routing.num_experts, &map));
-    TRY(moe_read_expert_map(ctx, run->block, map));
+    OWNED int32_t *map = NULL;
+    MUST(assay_alloc_i32(ctx, "expert map", run->routing.num_experts, &map));
+    MUST(moe_read_expert_map(ctx, run->block, map));
     for (int64_t i = 0; i < run->sizes.shards * copies; i++) {
         const int32_t expert = chunk->routings[i / copies].selected_experts[i % copies];
         chunk->placed[i] = expert == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : map[expert];
     }
-cleanup:
-    free(map);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status place_choices(assay_context *ctx, sharded_run *run, int64_t c)
@@ -112,22 +106,19 @@ static assay_status place_choices(assay_context *ctx, sharded_run *run, int64_t 
 /* Order of the copies by expert; with the ring ids are rolled so that the shard's own experts come first. */
 static assay_status sort_copies(assay_context *ctx, sharded_run *run, sharded_chunk *chunk, int64_t shard)
 {
-    assay_status status = ASSAY_OK;
     const assay_shard_sizes *s = &run->sizes;
     const int64_t experts = run->permute.experts;
     const int64_t index = assay_mesh_index(&run->mesh, shard, ASSAY_AXIS_EXPERT);
     const int64_t first = run->sharding->ring_of_experts ? index * s->local_experts : 0;
-    int32_t *rolled = NULL;
-    TRY(assay_alloc_i32(ctx, "rolled ids of experts", s->copies, &rolled));
+    OWNED int32_t *rolled = NULL;
+    MUST(assay_alloc_i32(ctx, "rolled ids of experts", s->copies, &rolled));
     assay_roll_experts(rolled, sharded_groups(run, chunk, shard), s->copies, first, experts);
-    TRY(assay_permute_order(ctx, chunk->order + shard * s->copies, chunk->group_sizes + shard * experts, rolled,
-                            &run->permute));
+    MUST(assay_permute_order(ctx, chunk->order + shard * s->copies, chunk->group_sizes + shard * experts, rolled,
+                             &run->permute));
     memcpy(chunk->local_group_sizes + shard * s->local_experts,
            chunk->group_sizes + shard * experts + sharded_first_group(run, shard),
            (size_t)s->local_experts * sizeof *chunk->local_group_sizes);
-cleanup:
-    free(rolled);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c)
@@ -154,10 +145,9 @@ static assay_status route_shards(assay_context *ctx, sharded_run *run, int64_t c
 /* All shards and chunks go by the mean of their densities: they have equally many tokens, each as often as any other. */
 static assay_status share_density(assay_context *ctx, sharded_run *run)
 {
-    assay_status status = ASSAY_OK;
     const int64_t experts = run->routing.num_experts, shards = run->sizes.shards, parts = run->sizes.chunks * shards;
-    double *mean = NULL;
-    TRY(assay_alloc_zeros(ctx, "density of all shards", experts, &mean));
+    OWNED double *mean = NULL;
+    MUST(assay_alloc_zeros(ctx, "density of all shards", experts, &mean));
     for (int64_t i = 0; i < parts; i++) {
         const double *density = run->chunks[i / shards].routings[i % shards].density;
         for (int64_t e = 0; density != NULL && e < experts; e++) {
@@ -169,11 +159,9 @@ static assay_status share_density(assay_context *ctx, sharded_run *run)
         assay_routing *routing = &run->chunks[i / shards].routings[i % shards];
         if (routing->density == NULL) continue;
         memcpy(routing->density, mean, (size_t)experts * sizeof *mean);
-        TRY(assay_balance_loss(ctx, &routing->lb_loss, routing->probabilities, mean, &run->routing));
+        MUST(assay_balance_loss(ctx, &routing->lb_loss, routing->probabilities, mean, &run->routing));
     }
-cleanup:
-    free(mean);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status scale_tokens(assay_context *ctx, sharded_run *run, sharded_chunk *chunk)

@@ -53,10 +53,9 @@ static void weigh_sorted(const assay_context *ctx, const sharded_run *run, const
 /* Of weights on x, in place of the gradient of x times the weight that of x; d_weights = <x[token], it>. */
 static assay_status unweigh_sorted(assay_context *ctx, const sharded_run *run, sharded_chunk *chunk, int64_t c)
 {
-    assay_status status = ASSAY_OK;
     const int64_t dim = run->permute.emb_dim, copies = run->sizes.copies, tokens = run->permute.tokens;
-    double *x = NULL;
-    TRY(assay_alloc_f64(ctx, "routed x", run->sizes.shards * tokens * dim, &x));
+    OWNED double *x = NULL;
+    MUST(assay_alloc_f64(ctx, "routed x", run->sizes.shards * tokens * dim, &x));
     sharded_spread(run, c, (size_t)dim * sizeof *x, x, run->block->x);
     for (int64_t i = 0; chunk->d_weights != NULL && i < run->sizes.shards * copies; i++) {
         const int64_t shard = i / copies, choice = chunk->order[i];
@@ -65,9 +64,7 @@ static assay_status unweigh_sorted(assay_context *ctx, const sharded_run *run, s
         chunk->d_weights[shard * copies + choice] = assay_dot(ctx, dim, x + token * dim, run->sorted + i * dim);
     }
     weigh_sorted(ctx, run, chunk);
-cleanup:
-    free(x);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status send_tokens(assay_context *ctx, sharded_run *run, int64_t c)
@@ -147,20 +144,17 @@ static assay_status return_outputs(assay_context *ctx, sharded_run *run, int64_t
 /* d_scaled [M,Tt,D] is the gradient of the scaled tokens. */
 static assay_status unscale_tokens(assay_context *ctx, const sharded_run *run, int64_t c, double *d_scaled)
 {
-    assay_status status = ASSAY_OK;
     const sharded_chunk *chunk = &run->chunks[c];
     const int64_t dim = run->permute.emb_dim, tokens = run->permute.tokens;
-    double *x = NULL;
-    TRY(assay_alloc_f64(ctx, "routed x", run->sizes.shards * tokens * dim, &x));
+    OWNED double *x = NULL;
+    MUST(assay_alloc_f64(ctx, "routed x", run->sizes.shards * tokens * dim, &x));
     sharded_spread(run, c, (size_t)dim * sizeof *x, x, run->block->x);
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int64_t at = shard * tokens;
         moe_llama4_unscale(ctx, chunk->d_weights + at, d_scaled + at * dim, x + at * dim, chunk->gates + at,
                            chunk->routings[shard].weights, tokens, dim);
     }
-cleanup:
-    free(x);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status return_gradients(assay_context *ctx, sharded_run *run, int64_t c)

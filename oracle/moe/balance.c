@@ -48,7 +48,6 @@ assay_status assay_balance_loss(assay_context *ctx, double *lb_loss, const doubl
     const assay_routing_config of = assay_balance_sequences(config);
     const int64_t experts = of.num_experts, sequence = of.sequence;
     OWNED double *sums = NULL; /* of the probabilities of one sequence */
-    ;
     double total = 0.0;
     MUST(assay_alloc_f64(ctx, "load balance: mean probabilities", experts, &sums));
     for (int64_t b = 0; b < of.batch; b++) {

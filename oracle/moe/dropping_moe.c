@@ -28,54 +28,46 @@ static void order_kept(moe_block *block, int32_t *sorted, const bool *kept)
 static assay_status write_masks(assay_context *ctx, moe_block *block, const double *mask, int64_t count)
 {
     const assay_sink *out = block->results.out;
-    assay_status status = ASSAY_OK;
-    int32_t *dispatch = NULL;
+    OWNED int32_t *dispatch = NULL;
     if (assay_wants(out, "routing/combine_mask")) {
-        TRY(out->write(ctx, out->self, "routing/combine_mask", count, mask));
+        MUST(out->write(ctx, out->self, "routing/combine_mask", count, mask));
     }
     if (assay_wants(out, "routing/dispatch_mask")) {
-        TRY(assay_alloc_i32(ctx, "dispatch mask", count, &dispatch));
+        MUST(assay_alloc_i32(ctx, "dispatch mask", count, &dispatch));
         for (int64_t i = 0; i < count; i++) dispatch[i] = mask[i] != 0;
-        TRY(out->write_i32(ctx, out->self, "routing/dispatch_mask", count, dispatch));
+        MUST(out->write_i32(ctx, out->self, "routing/dispatch_mask", count, dispatch));
     }
-cleanup:
-    free(dispatch);
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status plan(assay_context *ctx, moe_block *block)
 {
     const assay_routing_config *config = &block->config->routing;
     const assay_sink *out = block->results.out;
-    assay_status status = ASSAY_OK;
     int64_t choices = block->tokens * block->per_token, cells = 0;
-    bool *kept = NULL;
-    int32_t *position = NULL;
-    double *mask = NULL;
+    OWNED bool *kept = NULL;
+    OWNED int32_t *position = NULL;
+    OWNED double *mask = NULL;
     bool masks = assay_wants(out, "routing/combine_mask") || assay_wants(out, "routing/dispatch_mask");
     block->capacity = assay_expert_capacity(config, block->config->capacity_factor);
-    TRY(assay_alloc(ctx, "kept choices", choices, sizeof(bool), &kept));
-    TRY(assay_alloc_i32(ctx, "positions", choices, &position));
+    MUST(assay_alloc(ctx, "kept choices", choices, sizeof(bool), &kept));
+    MUST(assay_alloc_i32(ctx, "positions", choices, &position));
     if (masks) {
-        TRY(assay_checked_count(ctx, "routing/combine_mask", 3,
-                                (int64_t[]){block->tokens, block->experts, block->capacity}, &cells));
-        TRY(assay_alloc_f64(ctx, "combine mask", cells, &mask));
+        MUST(assay_checked_count(ctx, "routing/combine_mask", 3,
+                                 (int64_t[]){block->tokens, block->experts, block->capacity}, &cells));
+        MUST(assay_alloc_f64(ctx, "combine mask", cells, &mask));
     }
     assay_capacity_masks(kept, position, mask, &block->router.routing, block->capacity, config);
-    if (masks) TRY(write_masks(ctx, block, mask, cells));
+    if (masks) MUST(write_masks(ctx, block, mask, cells));
     for (int64_t i = 0; i < choices; i++) block->combine[i] = kept[i] ? block->router.routing.weights[i] : 0.0;
     order_kept(block, position, kept);
     if (moe_wants_any(&block->results, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS) || moe_routed_given(block)) {
-        TRY(assay_checked_count(ctx, "dispatched rows", 3, (int64_t[]){config->batch, block->capacity, block->emb_dim},
-                                &cells));
+        MUST(assay_checked_count(ctx, "dispatched rows", 3, (int64_t[]){config->batch, block->capacity, block->emb_dim},
+                                 &cells));
         block->slots.count = config->batch * block->capacity;
-        TRY(assay_alloc_i32(ctx, "slots", block->slots.count, &block->slots.row));
+        MUST(assay_alloc_i32(ctx, "slots", block->slots.count, &block->slots.row));
     }
-cleanup:
-    free(kept);
-    free(position);
-    free(mask);
-    return status;
+    return ASSAY_OK;
 }
 
 static int64_t row_count(const moe_block *block, int64_t expert)

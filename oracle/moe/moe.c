@@ -58,7 +58,6 @@ static assay_status check_path(assay_context *ctx, const assay_moe_config *confi
 static assay_status check_sizes(assay_context *ctx, const assay_moe_config *config)
 {
     const assay_routing_config *routing = &config->routing;
-    assay_status status = ASSAY_OK;
     int64_t dim = config->emb_dim, width = config->moe_mlp_dim, shared = config->shared_mlp_dim, tokens = 0, count = 0;
     if (dim < 1 || width < 1 || shared < 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
@@ -66,15 +65,13 @@ static assay_status check_sizes(assay_context *ctx, const assay_moe_config *conf
                           ", expected at least 1, 1 and 0",
                           dim, width, shared);
     }
-    TRY(assay_checked_count(ctx, "batch*sequence", 2, (int64_t[]){routing->batch, routing->sequence}, &tokens));
-    TRY(assay_checked_count(ctx, "weights/wi", 4, (int64_t[]){assay_moe_experts(config), dim, 2, width}, &count));
-    TRY(assay_checked_count(ctx, "weights/shared_experts/wi_0/kernel", 2, (int64_t[]){dim, shared}, &count));
+    MUST(assay_checked_count(ctx, "batch*sequence", 2, (int64_t[]){routing->batch, routing->sequence}, &tokens));
+    MUST(assay_checked_count(ctx, "weights/wi", 4, (int64_t[]){assay_moe_experts(config), dim, 2, width}, &count));
+    MUST(assay_checked_count(ctx, "weights/shared_experts/wi_0/kernel", 2, (int64_t[]){dim, shared}, &count));
     int64_t per_token = config->path == ASSAY_MOE_DENSE ? routing->num_experts : assay_moe_slots(config);
     int64_t wide = 2 * width > dim ? 2 * width : dim;
-    TRY(assay_checked_count(ctx, "moe: rows of the experts", 3, (int64_t[]){tokens, per_token, wide}, &count));
-    TRY(assay_checked_count(ctx, "moe: rows of the shared expert", 2, (int64_t[]){tokens, shared}, &count));
-cleanup:
-    return status;
+    MUST(assay_checked_count(ctx, "moe: rows of the experts", 3, (int64_t[]){tokens, per_token, wide}, &count));
+    return assay_checked_count(ctx, "moe: rows of the shared expert", 2, (int64_t[]){tokens, shared}, &count);
 }
 
 /* What serving engines have. */
@@ -131,18 +128,16 @@ static assay_status check_local(assay_context *ctx, const assay_moe_config *conf
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config)
 {
-    assay_status status = ASSAY_OK;
-    TRY(assay_routing_check(ctx, &config->routing));
-    TRY(check_sizes(ctx, config));
-    TRY(check_path(ctx, config));
-    TRY(check_forms(ctx, config));
-    TRY(check_local(ctx, config));
+    MUST(assay_routing_check(ctx, &config->routing));
+    MUST(check_sizes(ctx, config));
+    MUST(check_path(ctx, config));
+    MUST(check_forms(ctx, config));
+    MUST(check_local(ctx, config));
     if (config->glu != ASSAY_GLU_PLAIN && !(config->limit > 0)) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
-                            config->limit);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "moe: mlp_activations_limit is %g, expected a number above 0",
+                          config->limit);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void find_needs(moe_block *block)
@@ -177,23 +172,21 @@ static void set_sizes(moe_block *block)
 static assay_status open_block(assay_context *ctx, moe_block *block)
 {
     const assay_source *in = block->in;
-    assay_status status = ASSAY_OK;
     set_sizes(block);
     const int64_t count = block->tokens * block->emb_dim;
     find_needs(block);
-    TRY(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
-    TRY(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
-    if (block->need_y) TRY(assay_alloc_f64(ctx, "outputs/y", count, &block->y));
-    if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "gradients/inputs/x", count, &block->dx));
+    MUST(assay_alloc_f64(ctx, "inputs/x", count, &block->x));
+    MUST(in->read(ctx, in->self, "inputs/x", 0, count, block->x));
+    if (block->need_y) MUST(assay_alloc_f64(ctx, "outputs/y", count, &block->y));
+    if (block->need_row_dx) MUST(assay_alloc_f64(ctx, "gradients/inputs/x", count, &block->dx));
     if (block->need_backward || block->need_router_gradient || moe_wants(&block->results, MOE_DSHARED_GATE) ||
         moe_wants_gradient_checkpoints(&block->results, MOE_SHARED) ||
         moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS)) {
         /* An output without a cotangent is not differentiated. */
-        TRY(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
-        if (in->has(in->self, "cotangents/y")) TRY(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
+        MUST(assay_alloc_zeros(ctx, "cotangents/y", count, &block->dy));
+        if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, count, block->dy));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static void close_block(moe_block *block)
@@ -237,15 +230,11 @@ cleanup:
 assay_status moe_read_replicas(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                                assay_replicas *replicas)
 {
-    assay_status status;
     const int64_t physical = config->physical_experts;
-    int32_t *map = NULL;
-    TRY(assay_alloc_i32(ctx, "inputs/physical_to_logical_map", physical, &map));
-    TRY(in->read_i32(ctx, in->self, "inputs/physical_to_logical_map", 0, physical, map));
-    TRY(assay_replicas_make(ctx, replicas, map, physical, config->routing.num_experts));
-cleanup:
-    free(map);
-    return status;
+    OWNED int32_t *map = NULL;
+    MUST(assay_alloc_i32(ctx, "inputs/physical_to_logical_map", physical, &map));
+    MUST(in->read_i32(ctx, in->self, "inputs/physical_to_logical_map", 0, physical, map));
+    return assay_replicas_make(ctx, replicas, map, physical, config->routing.num_experts);
 }
 
 static moe_block block_of(const assay_moe_config *config, const assay_source *in, const assay_moe_observer *observer)

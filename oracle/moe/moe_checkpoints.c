@@ -158,13 +158,9 @@ static int64_t unused_rows(const moe_checkpoints *c)
 
 static assay_status write_zeros(assay_context *ctx, const moe_checkpoints *c, int checkpoint, int64_t count)
 {
-    assay_status status = ASSAY_OK;
-    double *zeros = NULL;
-    TRY(assay_alloc_zeros(ctx, "rows of no choice", count, &zeros));
-    TRY(moe_write(ctx, c->results, result_of(c, checkpoint), count, zeros));
-cleanup:
-    free(zeros);
-    return status;
+    OWNED double *zeros = NULL;
+    MUST(assay_alloc_zeros(ctx, "rows of no choice", count, &zeros));
+    return moe_write(ctx, c->results, result_of(c, checkpoint), count, zeros);
 }
 
 assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c)

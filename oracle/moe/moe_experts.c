@@ -13,7 +13,6 @@ static int64_t expert_count(const moe_block *block)
 
 static assay_status alloc_expert(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const int64_t pieces = block->split.pieces;
     int64_t most = 1;
     for (int64_t i = 0; i < expert_count(block) * pieces; i++) {
@@ -23,27 +22,23 @@ static assay_status alloc_expert(assay_context *ctx, moe_block *block)
     block->expert = (moe_mlp){
         .config = {.mlp = assay_moe_expert_config(block->config, most), .place = ASSAY_MLP_ROUTED}, .pieces = pieces};
     if (block->joined > 1) block->expert.config.mlp.groups = block->joined;
-    TRY(block->placement->alloc_rows(ctx, block, most));
-    TRY(moe_mlp_alloc(ctx, &block->expert, block));
-cleanup:
-    return status;
+    MUST(block->placement->alloc_rows(ctx, block, most));
+    return moe_mlp_alloc(ctx, &block->expert, block);
 }
 
 /* Of an expert whose weights are there. */
 static assay_status run_piece(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     moe_rows *rows = &block->rows;
     const moe_placement *placement = block->placement;
-    TRY(moe_mlp_forward(ctx, &block->expert, rows, true));
+    MUST(moe_mlp_forward(ctx, &block->expert, rows, true));
     /* The row of zeros is there for the checkpoints alone. */
     if (block->slots.row != NULL) rows->count = rows->size;
     if (rows->count == 0) return ASSAY_OK;
     if (placement->give_dy != NULL) placement->give_dy(ctx, block);
-    if (block->need_backward) TRY(moe_mlp_backward(ctx, &block->expert, rows));
+    if (block->need_backward) MUST(moe_mlp_backward(ctx, &block->expert, rows));
     if (placement->combine != NULL) placement->combine(ctx, block);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* The rows' y and dx are there, and d_weights of their choices. */
@@ -87,17 +82,13 @@ static int64_t put_count(const moe_block *block, int64_t rows, int64_t choices)
 
 static assay_status put_rows(assay_context *ctx, moe_block *block)
 {
-    assay_status status;
     const moe_rows *rows = &block->rows;
     const int64_t count = put_count(block, rows->count, rows->size);
-    double *buffer = NULL;
+    OWNED double *buffer = NULL;
     if (block->piece->ranks == NULL) return join(ctx, block);
-    TRY(assay_alloc_f64(ctx, "rows for the first rank", count, &buffer));
+    MUST(assay_alloc_f64(ctx, "rows for the first rank", count, &buffer));
     move_rows(block, buffer, false);
-    TRY(assay_piece_put(ctx, block->piece, MOE_PUT_ROWS, buffer, count * (int64_t)sizeof *buffer));
-cleanup:
-    free(buffer);
-    return status;
+    return assay_piece_put(ctx, block->piece, MOE_PUT_ROWS, buffer, count * (int64_t)sizeof *buffer);
 }
 
 static assay_status take_expert(assay_context *ctx, void *self, int64_t expert, int what, const void *data,
@@ -118,7 +109,6 @@ static assay_status take_expert(assay_context *ctx, void *self, int64_t expert, 
 
 static assay_status run_expert(assay_context *ctx, void *self, const assay_piece *piece)
 {
-    assay_status status = ASSAY_OK;
     moe_block *block = self;
     moe_mlp *mlp = &block->expert;
     const int64_t expert = piece->number;
@@ -129,15 +119,14 @@ static assay_status run_expert(assay_context *ctx, void *self, const assay_piece
         block->placement->take_rows(ctx, block, expert, i);
         block->placed_rows = expert;
         if (block->rows.count == 0) continue;
-        if (!read) TRY(moe_mlp_read_weights(ctx, mlp, expert));
+        if (!read) MUST(moe_mlp_read_weights(ctx, mlp, expert));
         read = true;
-        TRY(run_piece(ctx, block));
-        if (block->placement->join != NULL) TRY(put_rows(ctx, block));
+        MUST(run_piece(ctx, block));
+        if (block->placement->join != NULL) MUST(put_rows(ctx, block));
     }
-    TRY(moe_mlp_write(ctx, mlp, &block->results));
-    if (block->observer != NULL) TRY(block->observer->rows(ctx, block->observer->self, block, mlp, &block->rows));
-cleanup:
-    return status;
+    MUST(moe_mlp_write(ctx, mlp, &block->results));
+    if (block->observer != NULL) MUST(block->observer->rows(ctx, block->observer->self, block, mlp, &block->rows));
+    return ASSAY_OK;
 }
 
 /* Checkpoints that are kept whole, replicas and joined experts are of one process. */
@@ -166,15 +155,13 @@ static void list_sums(const moe_block *block, shared_sum sums[SUMS])
 /* What the rest of the block needs of the experts; its results are the first rank's to write. */
 static assay_status share_sums(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     shared_sum sums[SUMS];
     list_sums(block, sums);
     for (int i = 0; i < SUMS; i++) {
         if (sums[i].count == 0) continue;
-        TRY(assay_ranks_broadcast(ctx, sums[i].values, sums[i].count * (int64_t)sizeof *sums[i].values));
+        MUST(assay_ranks_broadcast(ctx, sums[i].values, sums[i].count * (int64_t)sizeof *sums[i].values));
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* Numbers of the gradients and checkpoints that the experts write. */

@@ -13,20 +13,17 @@ int moe_mlp_first_result(const moe_mlp *mlp)
 
 static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const assay_sink *out = block->results.out;
     mlp->table = graph_weight_table(&mlp->graph);
-    TRY(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->room_of_weights));
+    MUST(assay_weights_alloc(ctx, block->in, "", &mlp->table, mlp->room_of_weights));
     memcpy(mlp->weights, mlp->room_of_weights, sizeof mlp->weights);
-    TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->room_of_gradients));
-    if (mlp->pieces > 1) TRY(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->partials));
-cleanup:
-    return status;
+    MUST(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->room_of_gradients));
+    if (mlp->pieces > 1) MUST(assay_gradients_alloc(ctx, out, "", &mlp->table, mlp->weights, mlp->partials));
+    return ASSAY_OK;
 }
 
 assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const bool routed = mlp->config.place == ASSAY_MLP_ROUTED;
     mlp->most = mlp->config.mlp.rows;
     mlp->config.mlp.hidden_shards = block->split.hidden_shards;
@@ -35,17 +32,16 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
     mlp->config.weighs_h = routed && block->split.weighs_h;
     mlp->config.stored = true;
     assay_mlp_graph(&mlp->graph, &mlp->config);
-    TRY(alloc_weights(ctx, mlp, block));
+    MUST(alloc_weights(ctx, mlp, block));
     for (int t = 1; t < mlp->graph.tensor_count; t++) {
         const graph_tensor *tensor = &mlp->graph.tensors[t];
         if (tensor->step < 0 || t == mlp->graph.result) continue;
-        TRY(assay_alloc_f64(ctx, tensor->row.name, graph_size(&mlp->graph, t), &mlp->room[t]));
+        MUST(assay_alloc_f64(ctx, tensor->row.name, graph_size(&mlp->graph, t), &mlp->room[t]));
     }
-    TRY(moe_checkpoints_open(ctx, &mlp->checkpoints, block, &block->results, routed));
+    MUST(moe_checkpoints_open(ctx, &mlp->checkpoints, block, &block->results, routed));
     mlp->in = moe_checkpoints_source(&mlp->checkpoints);
     mlp->out = moe_checkpoints_sink(&mlp->checkpoints);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 void moe_mlp_free(moe_mlp *mlp)
@@ -101,34 +97,29 @@ static void lend_rows(moe_mlp *mlp, const moe_rows *rows)
 
 assay_status moe_mlp_forward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows, bool down)
 {
-    assay_status status;
     set_rows(mlp, rows);
     lend_rows(mlp, rows);
     if (!down) graph_lend(&mlp->run, mlp->graph.result, rows->y); /* as if it were there */
-    TRY(graph_read_spreads(ctx, &mlp->run));
-    TRY(graph_read_given(ctx, &mlp->run));
-    TRY(graph_forward(ctx, &mlp->run));
-cleanup:
-    return status;
+    MUST(graph_read_spreads(ctx, &mlp->run));
+    MUST(graph_read_given(ctx, &mlp->run));
+    return graph_forward(ctx, &mlp->run);
 }
 
 assay_status moe_mlp_backward(assay_context *ctx, moe_mlp *mlp, const moe_rows *rows)
 {
-    assay_status status;
     graph_run *r = &mlp->run;
     set_rows(mlp, rows);
     graph_lend_gradient(r, mlp->graph.result, rows->dy);
     graph_want_gradient(r, graph_find(&mlp->graph, "inputs/x"), rows->dx);
     graph_want_gradient(r, graph_find(&mlp->graph, ASSAY_MLP_ROW_WEIGHTS), rows->d_h_weights);
     graph_want_weight_gradients(r, mlp->summing ? mlp->partials : mlp->gradients);
-    TRY(graph_backward(ctx, r));
+    MUST(graph_backward(ctx, r));
     for (int weight = 0; mlp->summing && weight < ASSAY_MLP_WEIGHTS; weight++) {
         if (mlp->gradients[weight] == NULL) continue;
         moe_join(ctx, assay_tensor_row_count(&mlp->table.rows[weight]), mlp->gradients[weight], mlp->partials[weight]);
     }
     mlp->summing = true;
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status moe_mlp_write(assay_context *ctx, moe_mlp *mlp, const moe_results *r)

@@ -10,44 +10,40 @@
 
 static assay_status write_routing(assay_context *ctx, const moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const assay_routing *routing = &block->router.routing;
     const int64_t slots = block->tokens * block->per_token;
     const int64_t choices = block->tokens * block->config->routing.num_experts_per_tok;
-    TRY(moe_write_selecting(ctx, block, &block->router.inputs, 0, block->tokens, &block->config->routing));
-    TRY(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
-                               routing->selected_experts));
-    TRY(moe_write(ctx, &block->results, MOE_WEIGHTS, choices, routing->weights));
-    TRY(assay_write_result(ctx, block->results.out, "routing/margin", block->tokens, routing->margin));
+    MUST(moe_write_selecting(ctx, block, &block->router.inputs, 0, block->tokens, &block->config->routing));
+    MUST(assay_write_result_i32(ctx, block->results.out, "routing/selected_experts", choices,
+                                routing->selected_experts));
+    MUST(moe_write(ctx, &block->results, MOE_WEIGHTS, choices, routing->weights));
+    MUST(assay_write_result(ctx, block->results.out, "routing/margin", block->tokens, routing->margin));
     if (block->slot_ids != NULL)
-        TRY(assay_write_result_i32(ctx, block->results.out, "routing/topk_ids", slots, block->slot_ids));
-    TRY(moe_write(ctx, &block->results, MOE_SLOT_WEIGHTS, slots, block->slot_weights));
+        MUST(assay_write_result_i32(ctx, block->results.out, "routing/topk_ids", slots, block->slot_ids));
+    MUST(moe_write(ctx, &block->results, MOE_SLOT_WEIGHTS, slots, block->slot_weights));
     if (block->config->local_num_experts > 0) {
-        TRY(assay_write_result_i32(ctx, block->results.out, "routing/group_sizes", block->experts,
-                                   routing->group_sizes));
-        TRY(assay_write_result_i32(ctx, block->results.out, "routing/local_group_sizes", block->local_experts,
-                                   block->group_sizes));
+        MUST(assay_write_result_i32(ctx, block->results.out, "routing/group_sizes", block->experts,
+                                    routing->group_sizes));
+        MUST(assay_write_result_i32(ctx, block->results.out, "routing/local_group_sizes", block->local_experts,
+                                    block->group_sizes));
     } else {
-        TRY(assay_write_result_i32(ctx, block->results.out, "routing/group_sizes", block->local_experts,
-                                   block->group_sizes));
+        MUST(assay_write_result_i32(ctx, block->results.out, "routing/group_sizes", block->local_experts,
+                                    block->group_sizes));
     }
-    TRY(assay_write_result_i32(ctx, block->results.out, "routing/sorted_selected_experts", slots, block->order));
-    TRY(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
-    TRY(moe_write(ctx, &block->results, MOE_Z_LOSS, 1, &routing->z_loss));
-    TRY(moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates));
-cleanup:
-    return status;
+    MUST(assay_write_result_i32(ctx, block->results.out, "routing/sorted_selected_experts", slots, block->order));
+    MUST(moe_write(ctx, &block->results, MOE_LB_LOSS, 1, &routing->lb_loss));
+    MUST(moe_write(ctx, &block->results, MOE_Z_LOSS, 1, &routing->z_loss));
+    return moe_write(ctx, &block->results, MOE_BIAS_UPDATES, block->experts, routing->bias_updates);
 }
 
 /* Behind a token's choices: the fused shared experts. */
 static assay_status add_slots(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const assay_routing *routing = &block->router.routing;
     const int64_t slots = block->per_token, chosen = block->config->routing.num_experts_per_tok;
     const double shared = block->config->late_factor != 0 ? 1.0 / block->config->late_factor : 1.0;
-    TRY(assay_alloc_i32(ctx, "routing/topk_ids", block->tokens * slots, &block->slot_ids));
-    TRY(assay_alloc_f64(ctx, "routing/topk_weights", block->tokens * slots, &block->slot_weights));
+    MUST(assay_alloc_i32(ctx, "routing/topk_ids", block->tokens * slots, &block->slot_ids));
+    MUST(assay_alloc_f64(ctx, "routing/topk_weights", block->tokens * slots, &block->slot_weights));
     for (int64_t i = 0; i < block->tokens * slots; i++) {
         const int64_t slot = i % slots, choice = i / slots * chosen + slot;
         block->slot_ids[i] =
@@ -55,8 +51,7 @@ static assay_status add_slots(assay_context *ctx, moe_block *block)
         block->slot_weights[i] = slot < chosen ? routing->weights[choice] : shared;
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * slots, block->slot_weights);
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 /* What the outputs of choices get of dy. */
@@ -84,37 +79,32 @@ static double weight_of(const moe_block *block, int64_t choice)
 /* The order once more, replica after replica of each expert. */
 static assay_status choose_replicas(assay_context *ctx, moe_block *block, const assay_permute_dims *dims)
 {
-    assay_status status;
     const assay_replicas *replicas = block->placed;
     const int64_t choices = dims->tokens * dims->experts_per_token;
     const assay_permute_dims places = {dims->tokens, dims->experts_per_token, replicas->physical, dims->emb_dim};
-    int32_t *physical = NULL;
-    TRY(assay_alloc_i32(ctx, "physical experts", choices, &physical));
-    TRY(assay_alloc_i32(ctx, "sizes of replicas", replicas->physical, &block->replica_sizes));
+    OWNED int32_t *physical = NULL;
+    MUST(assay_alloc_i32(ctx, "physical experts", choices, &physical));
+    MUST(assay_alloc_i32(ctx, "sizes of replicas", replicas->physical, &block->replica_sizes));
     assay_replicas_choose(replicas, physical, block->router.routing.selected_experts, NULL, dims);
-    TRY(assay_write_result_i32(ctx, block->results.out, "routing/physical_experts", choices, physical));
+    MUST(assay_write_result_i32(ctx, block->results.out, "routing/physical_experts", choices, physical));
     for (int64_t i = 0; i < choices; i++)
         physical[i] = physical[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : replicas->place[physical[i]];
-    TRY(assay_permute_order(ctx, block->order, block->replica_sizes, physical, &places));
-cleanup:
-    free(physical);
-    return status;
+    return assay_permute_order(ctx, block->order, block->replica_sizes, physical, &places);
 }
 
 assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int32_t *map)
 {
     static const char path[] = "inputs/expert_map";
-    assay_status status = ASSAY_OK;
     const assay_source *in = block->in;
     bool *taken = NULL;
-    void *memory = NULL;
+    OWNED void *memory = NULL;
     for (int64_t e = 0; e < block->experts; e++) {
         const int64_t local = e - block->config->local_expert_offset;
         map[e] = local >= 0 && local < block->local_experts ? (int32_t)local : ASSAY_NO_EXPERT;
     }
     if (!in->has(in->self, path)) return ASSAY_OK;
-    TRY(in->read_i32(ctx, in->self, path, 0, block->experts, map));
-    TRY(assay_alloc(ctx, path, block->local_experts, sizeof *taken, &memory));
+    MUST(in->read_i32(ctx, in->self, path, 0, block->experts, map));
+    MUST(assay_alloc(ctx, path, block->local_experts, sizeof *taken, &memory));
     taken = memset(memory, 0, (size_t)block->local_experts * sizeof *taken);
     for (int64_t e = 0; e < block->experts; e++) {
         const bool here = map[e] >= 0 && map[e] < block->local_experts;
@@ -122,60 +112,49 @@ assay_status moe_read_expert_map(assay_context *ctx, const moe_block *block, int
             if (here) taken[map[e]] = true;
             continue;
         }
-        status = assay_fail(ctx, ASSAY_BAD_INPUT,
-                            "%s[%" PRId64 "] is %" PRId32 ", expected -1, or each number from 0 to %" PRId64 " once",
-                            path, e, map[e], block->local_experts - 1);
-        goto cleanup;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s[%" PRId64 "] is %" PRId32 ", expected -1, or each number from 0 to %" PRId64 " once",
+                          path, e, map[e], block->local_experts - 1);
     }
-cleanup:
-    free(memory);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The choices by the experts that are here. */
 static assay_status sort_choices(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     const int64_t choices = block->tokens * block->per_token;
     const assay_permute_dims dims = {block->tokens, block->per_token, block->local_experts, block->emb_dim};
     const int32_t *selected = block->slot_ids != NULL ? block->slot_ids : block->router.routing.selected_experts;
-    int32_t *map = NULL, *local = NULL;
+    OWNED int32_t *map = NULL, *local = NULL;
     if (block->config->local_num_experts == 0) {
-        TRY(assay_permute_order(ctx, block->order, block->group_sizes, selected, &dims));
+        MUST(assay_permute_order(ctx, block->order, block->group_sizes, selected, &dims));
         return block->placed != NULL ? choose_replicas(ctx, block, &dims) : ASSAY_OK;
     }
-    TRY(assay_alloc_i32(ctx, "expert map", block->experts, &map));
-    TRY(assay_alloc_i32(ctx, "local ids", choices, &local));
-    TRY(moe_read_expert_map(ctx, block, map));
+    MUST(assay_alloc_i32(ctx, "expert map", block->experts, &map));
+    MUST(assay_alloc_i32(ctx, "local ids", choices, &local));
+    MUST(moe_read_expert_map(ctx, block, map));
     for (int64_t i = 0; i < choices; i++)
         local[i] = selected[i] == ASSAY_NO_EXPERT ? ASSAY_NO_EXPERT : map[selected[i]];
-    TRY(assay_permute_order(ctx, block->order, block->group_sizes, local, &dims));
-cleanup:
-    free(map);
-    free(local);
-    return status;
+    return assay_permute_order(ctx, block->order, block->group_sizes, local, &dims);
 }
 
 static assay_status route(assay_context *ctx, moe_block *block)
 {
-    assay_status status = ASSAY_OK;
     moe_router *router = &block->router;
     const assay_routing_config *config = &block->config->routing;
     const int64_t slots = block->tokens * block->per_token;
-    TRY(assay_routing_alloc(ctx, &router->routing, config));
-    TRY(assay_routing_forward(ctx, &router->routing, &router->inputs, config));
+    MUST(assay_routing_alloc(ctx, &router->routing, config));
+    MUST(assay_routing_forward(ctx, &router->routing, &router->inputs, config));
     assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * config->num_experts_per_tok, router->routing.weights);
-    if (block->config->fused_shared_experts > 0) TRY(add_slots(ctx, block));
-    TRY(scale_dy(ctx, block));
-    TRY(assay_alloc_i32(ctx, "order of choices", slots, &block->order));
-    TRY(assay_alloc_i32(ctx, "group sizes", block->local_experts, &block->group_sizes));
-    TRY(assay_alloc_f64(ctx, "combine weights", slots, &block->combine));
-    TRY(sort_choices(ctx, block));
-    TRY(write_routing(ctx, block));
-    if (block->llama4) TRY(moe_llama4_forward(ctx, block));
-    TRY(block->path->plan(ctx, block));
-cleanup:
-    return status;
+    if (block->config->fused_shared_experts > 0) MUST(add_slots(ctx, block));
+    MUST(scale_dy(ctx, block));
+    MUST(assay_alloc_i32(ctx, "order of choices", slots, &block->order));
+    MUST(assay_alloc_i32(ctx, "group sizes", block->local_experts, &block->group_sizes));
+    MUST(assay_alloc_f64(ctx, "combine weights", slots, &block->combine));
+    MUST(sort_choices(ctx, block));
+    MUST(write_routing(ctx, block));
+    if (block->llama4) MUST(moe_llama4_forward(ctx, block));
+    return block->path->plan(ctx, block);
 }
 
 static int64_t row_count(const moe_block *block, int64_t expert, int64_t piece)
@@ -196,19 +175,17 @@ static bool is_dense(const moe_block *block)
 
 static assay_status alloc_rows(assay_context *ctx, moe_block *block, int64_t most)
 {
-    assay_status status = ASSAY_OK;
     const int64_t dim = block->emb_dim, choices = block->tokens * block->per_token;
     /* One more: a row of zeros may follow the last group (dropping). */
     const int64_t kept = is_dense(block) ? block->tokens : choices + 1;
-    TRY(assay_alloc_i32(ctx, "tokens of rows", most, &block->rows.tokens));
-    TRY(assay_alloc_f64(ctx, "weights of rows", most, &block->rows.weights));
-    TRY(assay_alloc_f64(ctx, "expert outputs", kept * dim, &block->expert_y));
-    if (!is_dense(block)) TRY(assay_alloc_f64(ctx, "rows of x", most * dim, &block->rows_x));
-    if (block->need_backward) TRY(assay_alloc_f64(ctx, "rows of dy", most * dim, &block->rows_dy));
-    if (block->need_row_dx) TRY(assay_alloc_f64(ctx, "expert dx", kept * dim, &block->expert_dx));
-    if (block->need_router_gradient) TRY(assay_alloc_zeros(ctx, "d_weights", choices, &block->d_weights));
-cleanup:
-    return status;
+    MUST(assay_alloc_i32(ctx, "tokens of rows", most, &block->rows.tokens));
+    MUST(assay_alloc_f64(ctx, "weights of rows", most, &block->rows.weights));
+    MUST(assay_alloc_f64(ctx, "expert outputs", kept * dim, &block->expert_y));
+    if (!is_dense(block)) MUST(assay_alloc_f64(ctx, "rows of x", most * dim, &block->rows_x));
+    if (block->need_backward) MUST(assay_alloc_f64(ctx, "rows of dy", most * dim, &block->rows_dy));
+    if (block->need_row_dx) MUST(assay_alloc_f64(ctx, "expert dx", kept * dim, &block->expert_dx));
+    if (block->need_router_gradient) MUST(assay_alloc_zeros(ctx, "d_weights", choices, &block->d_weights));
+    return ASSAY_OK;
 }
 
 static void free_rows(moe_block *block)
@@ -316,20 +293,18 @@ static void join(assay_context *ctx, moe_block *block)
 static assay_status finish(assay_context *ctx, moe_block *block)
 {
     const assay_moe_observer *observer = block->observer;
-    assay_status status = ASSAY_OK;
-    if (block->path->finish != NULL) TRY(block->path->finish(ctx, block));
+    if (block->path->finish != NULL) MUST(block->path->finish(ctx, block));
     if (block->config->late_factor != 0 && block->need_y) {
         const int64_t count = block->tokens * block->emb_dim;
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, block->y);
         for (int64_t i = 0; i < count; i++) block->y[i] *= block->config->late_factor;
     }
-    if (observer != NULL) TRY(observer->experts(ctx, observer->self, block));
+    if (observer != NULL) MUST(observer->experts(ctx, observer->self, block));
     if (block->llama4 && block->need_row_dx) {
         moe_llama4_unscale(ctx, block->d_weights, block->dx, block->x, block->gate, block->router.routing.weights,
                            block->tokens, block->emb_dim);
     }
-cleanup:
-    return status;
+    return ASSAY_OK;
 }
 
 static assay_status route_backward(assay_context *ctx, moe_block *block, double *d_bias, double *d_scale)

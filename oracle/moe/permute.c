@@ -39,7 +39,6 @@ assay_status assay_permute_order(assay_context *ctx, int32_t *order, int32_t *gr
 {
     int64_t copies = 0;
     OWNED int32_t *next = NULL; /* where the next copy of each expert goes */
-    ;
     MUST(count_copies(ctx, dims, &copies));
     MUST(count_groups(ctx, group_sizes, selected_experts, copies, dims));
     MUST(assay_alloc_i32(ctx, "starts of groups", dims->experts, &next));

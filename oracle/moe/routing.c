@@ -109,16 +109,15 @@ static void route_token(assay_context *ctx, assay_routing *r, int64_t t, const a
 static assay_status route_tokens(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
                                  const assay_routing_config *config, const assay_routing_rule *rule)
 {
-    assay_status status = ASSAY_OK;
     const int64_t tokens = config->batch * config->sequence, experts = config->num_experts;
     const int64_t groups = rule->groups ? config->n_routing_groups : 0;
     const int64_t kept = rule->groups ? config->topk_routing_group : 0;
     const int64_t tops = (kept > config->num_experts_per_tok ? kept : config->num_experts_per_tok) + 1;
     const int64_t values_each = 2 * experts + groups + tops, indices_each = tops + groups;
-    double *values = NULL;
-    int32_t *indices = NULL;
-    TRY(assay_alloc_f64(ctx, "routing: scratch values", values_each * ctx->threads, &values));
-    TRY(assay_alloc_i32(ctx, "routing: scratch indices", indices_each * ctx->threads, &indices));
+    OWNED double *values = NULL;
+    OWNED int32_t *indices = NULL;
+    MUST(assay_alloc_f64(ctx, "routing: scratch values", values_each * ctx->threads, &values));
+    MUST(assay_alloc_i32(ctx, "routing: scratch indices", indices_each * ctx->threads, &indices));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int part = 0; part < ctx->threads; part++) {
         double *own = values + part * values_each;
@@ -130,10 +129,7 @@ static assay_status route_tokens(assay_context *ctx, assay_routing *r, const ass
             route_token(ctx, r, t, &scratch, in, config, rule);
         }
     }
-cleanup:
-    free(values);
-    free(indices);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const assay_routing_inputs *in,
@@ -163,19 +159,16 @@ assay_status assay_routing_forward(assay_context *ctx, assay_routing *r, const a
 assay_status assay_routing_selecting(assay_context *ctx, double *selecting, const assay_routing_inputs *in,
                                      int64_t first, int64_t count, const assay_routing_config *config)
 {
-    assay_status status;
     const int64_t experts = config->num_experts;
     const assay_routing_rule rule = assay_routing_rule_of(config);
-    double *scores = NULL;
-    TRY(assay_alloc_f64(ctx, "routing: scores", experts, &scores));
+    OWNED double *scores = NULL;
+    MUST(assay_alloc_f64(ctx, "routing: scores", experts, &scores));
     for (int64_t t = 0; t < count; t++) {
         assay_routing_scores(ctx, scores, selecting + t * experts, in->logits + (first + t) * experts, in->bias,
                              experts, &rule);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, count * experts, selecting);
-cleanup:
-    free(scores);
-    return status;
+    return ASSAY_OK;
 }
 
 void assay_routing_gathered_backward(double *d_values, const double *d_weights, const double *gathered,

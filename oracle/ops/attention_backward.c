@@ -216,12 +216,11 @@ static assay_status backward_segment(assay_context *ctx, void *self, const atten
  * d [B S] the D of the rows. */
 static assay_status sink_gradients(assay_context *ctx, const backward_job *job, const assay_attention_config *config)
 {
-    assay_status status = ASSAY_OK;
     const int64_t length = config->sequence, tokens = config->batch * length, wide = config->v_dim;
     const int32_t *segments = config->mask_padding ? job->in->segment_ids : NULL;
-    double *p = NULL, *d = NULL;
-    TRY(assay_alloc_f64(ctx, "probabilities of a sink", tokens, &p));
-    TRY(assay_alloc_f64(ctx, "products of attention_out with its gradient", tokens, &d));
+    OWNED double *p = NULL, *d = NULL;
+    MUST(assay_alloc_f64(ctx, "probabilities of a sink", tokens, &p));
+    MUST(assay_alloc_f64(ctx, "products of attention_out with its gradient", tokens, &d));
     for (int64_t head = 0; head < config->heads; head++) {
         const assay_matmul_args sum = assay_product_ab(job->g->dsinks + head, p, d, 1, 1, tokens);
 #pragma omp parallel for num_threads(ctx->threads)
@@ -238,12 +237,9 @@ static assay_status sink_gradients(assay_context *ctx, const backward_job *job, 
             d[t] = padding ? 0 : assay_dot(ctx, wide, job->dout + row * wide, job->out + row * wide);
         }
         assay_round(ctx, ASSAY_ROUND_STORAGE, tokens, p);
-        TRY(assay_matmul(ctx, &sum));
+        MUST(assay_matmul(ctx, &sum));
     }
-cleanup:
-    free(p);
-    free(d);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status assay_attention_backward(assay_context *ctx, const assay_attention_gradients *g, const double *dout,

@@ -120,11 +120,10 @@ static assay_status propagate_tokens(assay_context *ctx, const pass *p)
     const int64_t experts = p->run->config->num_experts;
     const int64_t own = assay_errors_size(n) + ROUTING_VECTORS * assay_uncertain_size(n) + ROUTING_SCRATCH * n;
     const int64_t size = own + experts;
-    assay_status status = ASSAY_OK;
-    double *memory = NULL;
-    void *places = NULL;
-    TRY(assay_alloc_f64(ctx, "error scale of routing: scratch", size * ctx->threads, &memory));
-    TRY(assay_alloc(ctx, "error scale of routing: places", (n + count) * ctx->threads, sizeof(int64_t), &places));
+    OWNED double *memory = NULL;
+    OWNED void *places = NULL;
+    MUST(assay_alloc_f64(ctx, "error scale of routing: scratch", size * ctx->threads, &memory));
+    MUST(assay_alloc(ctx, "error scale of routing: places", (n + count) * ctx->threads, sizeof(int64_t), &places));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int part = 0; part < ctx->threads; part++) {
         int64_t *expert = (int64_t *)places + part * (n + count);
@@ -133,10 +132,7 @@ static assay_status propagate_tokens(assay_context *ctx, const pass *p)
         for (int64_t t = tokens * part / ctx->threads; t < tokens * (part + 1) / ctx->threads; t++)
             propagate_token(p, &token, memory + part * size, memory + part * size + own, t);
     }
-cleanup:
-    free(memory);
-    free(places);
-    return status;
+    return ASSAY_OK;
 }
 
 /* The variance of lb_loss from the parts of all tokens. */
@@ -180,10 +176,9 @@ static int compare_tokens(const void *a, const void *b)
 /* Tokens that are alike err alike, so that their errors add up: of n such, each counts n times. */
 static assay_status weigh_alike(assay_context *ctx, const pass *p)
 {
-    assay_status status = ASSAY_OK;
     const int64_t tokens = p->run->config->batch * p->run->config->sequence, experts = p->run->config->num_experts;
-    token_rows *rows = NULL;
-    TRY(assay_alloc(ctx, "error scale of routing: tokens alike", tokens, sizeof(token_rows), &rows));
+    OWNED token_rows *rows = NULL;
+    MUST(assay_alloc(ctx, "error scale of routing: tokens alike", tokens, sizeof(token_rows), &rows));
     for (int64_t t = 0; t < tokens; t++)
         rows[t] = (token_rows){p->bias + t * experts, p->bias_size + t * experts, experts};
     qsort(rows, (size_t)tokens, sizeof *rows, compare_tokens);
@@ -194,9 +189,7 @@ static assay_status weigh_alike(assay_context *ctx, const pass *p)
             for (int64_t e = 0; e < experts; e++) variance[e] *= (double)(end - first);
         }
     }
-cleanup:
-    free(rows);
-    return status;
+    return ASSAY_OK;
 }
 
 /* Sums over the tokens: errors of tokens that differ are independent; `size` [E] is the sum of the absolute values. */

@@ -64,13 +64,9 @@ typedef struct checking {
 
 static assay_status evaluate_loss(assay_context *ctx, const checking *all, const quad_tensors *in, weighted_sum *loss)
 {
-    assay_status status = ASSAY_OK;
-    quad_tensors out = {0};
-    TRY(quad_evaluate(ctx, all->operation->form, all->config, in, all->outputs, &out));
-    TRY(sum_up(ctx, all->outputs, &out, loss));
-cleanup:
-    quad_tensors_free(&out);
-    return status;
+    OWNED_BY(quad_tensors_free) quad_tensors out = {0};
+    MUST(quad_evaluate(ctx, all->operation->form, all->config, in, all->outputs, &out));
+    return sum_up(ctx, all->outputs, &out, loss);
 }
 
 /* The loss at the inputs moved by `step` along the line; numbers that are none stay where they are. */

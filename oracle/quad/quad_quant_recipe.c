@@ -105,18 +105,17 @@ static quad scale_of(const assay_recipe_config *r, const assay_recipe_operand *h
 static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const assay_recipe_config *r,
                              const assay_recipe_operand *how, const assay_calibration *calibration)
 {
-    assay_status status;
     const int64_t count = m->rows * m->columns;
     const bool blocks = how->scales == ASSAY_SCALES_BLOCKS;
     const small_type type = type_of(blocks ? ASSAY_FLOAT32 : r->type);
     const assay_dtype in_blocks =
         blocks && strstr(how->format, "e5m2") != NULL ? ASSAY_FLOAT8_E5M2 : ASSAY_FLOAT8_E4M3FN;
     const small_type element = type_of(blocks ? in_blocks : how->element);
-    void *place = NULL;
-    TRY(quad_alloc(ctx, count, &m->codes));
-    TRY(quad_alloc(ctx, count, &m->scale));
-    TRY(quad_alloc(ctx, count, &m->numbers));
-    TRY(assay_alloc(ctx, "rows of groups", m->rows, sizeof(int64_t), &place));
+    OWNED void *place = NULL;
+    MUST(quad_alloc(ctx, count, &m->codes));
+    MUST(quad_alloc(ctx, count, &m->scale));
+    MUST(quad_alloc(ctx, count, &m->numbers));
+    MUST(assay_alloc(ctx, "rows of groups", m->rows, sizeof(int64_t), &place));
     for (int64_t row = 0; row < m->rows; row++) {
         ((int64_t *)place)[row] = 0;
         for (int64_t before = 0; before < row; before++)
@@ -132,9 +131,7 @@ static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const as
         m->scale[i] = s;
         m->numbers[i] = m->codes[i] * s;
     }
-cleanup:
-    free(place);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status quad_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,

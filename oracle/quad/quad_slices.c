@@ -203,7 +203,6 @@ static assay_status find_exponents(assay_context *ctx, const quad_layout *from, 
 {
     const int parts = ctx->threads;
     OWNED int32_t *each = NULL; /* [parts,lines] */
-    ;
     MUST(assay_alloc_i32(ctx, "exponents of lines", parts * slices->lines, &each));
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int part = 0; part < parts; part++) {

@@ -142,16 +142,13 @@ static quad widened(double x)
 
 assay_status quad_read_piece(assay_context *ctx, const quad_tensor *tensor, int64_t first, int64_t count, quad *values)
 {
-    assay_status status;
     const assay_source *source = tensor->source;
-    double *numbers = NULL;
-    TRY(assay_alloc_f64(ctx, tensor->path, count, &numbers));
-    TRY(source->read(ctx, source->self, tensor->path, first, count, numbers));
+    OWNED double *numbers = NULL;
+    MUST(assay_alloc_f64(ctx, tensor->path, count, &numbers));
+    MUST(source->read(ctx, source->self, tensor->path, first, count, numbers));
 #pragma omp parallel for num_threads(ctx->threads) schedule(static)
     for (int64_t i = 0; i < count; i++) values[i] = widened(numbers[i]);
-cleanup:
-    free(numbers);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status quad_read_indices(assay_context *ctx, const quad_tensors *in, const char *path, int64_t count,

@@ -89,26 +89,21 @@ static assay_status weights_of(assay_context *ctx, const linear *l, const quad *
 
 static assay_status forward(assay_context *ctx, const linear *l, const operands *of, quad *y)
 {
-    assay_status status;
-    quad *packed = NULL, *made = NULL, *loaded = NULL;
+    OWNED quad *packed = NULL, *made = NULL, *loaded = NULL;
     const int64_t most = most_rows(l);
-    TRY(quad_alloc(ctx, most * l->k, &packed));
-    TRY(quad_alloc(ctx, most * l->n, &made));
+    MUST(quad_alloc(ctx, most * l->k, &packed));
+    MUST(quad_alloc(ctx, most * l->n, &made));
     for (int64_t i = 0; i < l->rows * l->n; i++) y[i] = 0;
     for (int64_t g = 0; g < l->groups; g++) {
         const int64_t rows = l->first[g + 1] - l->first[g];
         const quad *weights;
         if (rows == 0) continue;
-        TRY(weights_of(ctx, l, of->w, g, &loaded, &weights));
+        MUST(weights_of(ctx, l, of->w, g, &loaded, &weights));
         const quad_product product = quad_product_xw(made, pack(l, g, of->x, l->k, packed), weights, rows, l->n, l->k);
-        TRY(quad_matmul(ctx, &product));
+        MUST(quad_matmul(ctx, &product));
         add_rows(l, g, made, l->n, y);
     }
-cleanup:
-    free(packed);
-    free(made);
-    free(loaded);
-    return status;
+    return ASSAY_OK;
 }
 
 /* dx += dy w^T of the group's rows. */
