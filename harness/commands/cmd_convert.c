@@ -40,7 +40,7 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_fixture_copy_attributes(ctx, reader, writer));
     for (int i = 0; i < count; i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(reader, i);
-        const assay_recipe *recipe = assay_fixture_recipe(reader, spec->path);
+        const assay_random_recipe *recipe = assay_fixture_recipe(reader, spec->path);
         TRY(recipe != NULL && !options->materialise ? assay_fixture_declare_recipe(ctx, writer, spec, recipe)
                                                     : assay_fixture_declare(ctx, writer, spec));
         elements += count_of(reader, i);

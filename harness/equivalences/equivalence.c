@@ -233,9 +233,9 @@ static int64_t sum_pieces(const assay_case *c)
 static bool has_same_scales(const assay_case *c, const assay_case *other)
 {
     assay_context ctx = {0};
-    assay_recipe_config r;
+    assay_quant_recipe_config r;
     const int64_t width = c->config.base_moe_mlp_dim;
-    if (!has_moe(c) || assay_recipe_config_of(&ctx, c, &r) != ASSAY_OK || r.recipe == NULL) return true;
+    if (!has_moe(c) || assay_quant_recipe_config_of(&ctx, c, &r) != ASSAY_OK || r.recipe == NULL) return true;
     const bool blocks = r.recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS;
     const bool x = r.x.fixed > 0, w = r.w.fixed > 0, dy = r.dy.fixed > 0;
     const bool tokens = token_pieces(c) == token_pieces(other), experts = c->mesh_expert == other->mesh_expert;
@@ -425,8 +425,8 @@ static bool other_replayed(const assay_case *c, assay_other_form *form)
 static bool scales_of_all_rows(const assay_case *c)
 {
     assay_context ctx = {0};
-    assay_recipe_config config;
-    if (assay_recipe_config_of(&ctx, c, &config) != ASSAY_OK || config.recipe == NULL) return false;
+    assay_quant_recipe_config config;
+    if (assay_quant_recipe_config_of(&ctx, c, &config) != ASSAY_OK || config.recipe == NULL) return false;
     return config.recipe->dw_dy.scales != ASSAY_SCALES_NONE && config.dy.fixed == 0;
 }
 
@@ -435,8 +435,8 @@ static bool scales_of_all_rows(const assay_case *c)
 static bool scales_of_all_experts(const assay_case *c)
 {
     assay_context ctx = {0};
-    assay_recipe_config config;
-    if (assay_recipe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
+    assay_quant_recipe_config config;
+    if (assay_quant_recipe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
     return assay_quant_recipe_joins_groups(config.recipe) && (config.w.fixed == 0 || scales_of_all_rows(c));
 }
 

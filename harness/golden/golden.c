@@ -118,7 +118,7 @@ static assay_status write_attributes(assay_context *ctx, assay_fixture_writer *w
 }
 
 static bool has_recipe(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec,
-                       assay_recipe *recipe)
+                       assay_random_recipe *recipe)
 {
     return plan->recipe && assay_role_is_given(spec->role) && source->recipe != NULL &&
            source->recipe(source->self, spec->path, recipe);
@@ -127,7 +127,7 @@ static bool has_recipe(const assay_plan *plan, const assay_source *source, const
 /* A request has all that is given, a golden the results too; but of large weights it has recipes or nothing. */
 static bool is_in_file(const assay_plan *plan, const assay_source *source, const assay_tensor_spec *spec, bool golden)
 {
-    assay_recipe recipe;
+    assay_random_recipe recipe;
     if (!golden) return assay_role_is_given(spec->role);
     return !assay_is_drawn(plan->c, spec) || has_recipe(plan, source, spec, &recipe);
 }
@@ -136,7 +136,7 @@ static bool is_in_file(const assay_plan *plan, const assay_source *source, const
 static int64_t stored_bytes(const assay_plan *plan, const assay_source *source, bool golden)
 {
     int64_t bytes = 0;
-    assay_recipe recipe;
+    assay_random_recipe recipe;
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         const int64_t size = assay_shape_count(&spec->shape) * (int64_t)assay_dtype_size(spec->type);
@@ -151,7 +151,7 @@ static assay_status begin(assay_context *ctx, assay_file_sink *sink, const assay
                           const char *partial, const char *kind, bool results)
 {
     const assay_plan *plan = sink->plan;
-    assay_recipe recipe;
+    assay_random_recipe recipe;
     MUST(assay_fixture_create_kept(ctx, path, partial, &sink->writer));
     MUST(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {

@@ -159,7 +159,7 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
 }
 
 /* Of what stands elsewhere in the golden there is none. */
-static bool recipe_of(void *self, const char *path, assay_recipe *recipe)
+static bool recipe_of(void *self, const char *path, assay_random_recipe *recipe)
 {
     const assay_layer_given *given = self;
     return path_in(given, path) == path && given->given.recipe(given->given.self, path, recipe);

@@ -42,7 +42,7 @@ static assay_status of_layer(assay_context *ctx, const assay_case *c, assay_func
     layer.config.first_num_dense_layers = 0;
     layer.config.quant_recipe.text[0] = '\0'; /* the function's */
     if (m->q_lora_rank == 0 && moves_tokens_alone(m->function.text)) layer.config.q_lora_rank = c->mesh_fsdp;
-    MUST(assay_recipe_config_of(ctx, c, &config->recipe));
+    MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
     MUST(assay_require_positive(ctx, "base_num_decoder_layers", config->layers));
     MUST(assay_model_check(ctx, &layer, ASSAY_PART_ALL));
     MUST(assay_stack_config_of(ctx, &layer, &config->stack));

@@ -202,12 +202,12 @@ static assay_status refuse_formats(assay_context *ctx, const assay_case *c, cons
                             recipe->name);
 }
 
-assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
+assay_status assay_quant_recipe_config_of(assay_context *ctx, const assay_case *c, assay_quant_recipe_config *config)
 {
     const assay_model_config *m = &c->config;
-    *config = (assay_recipe_config){.recipe = assay_quant_recipe_by_name(m->quant_recipe.text),
-                                    .powers = strcmp(m->quant_scale_rounding.text, "up") == 0,
-                                    .type = c->dtype};
+    *config = (assay_quant_recipe_config){.recipe = assay_quant_recipe_by_name(m->quant_recipe.text),
+                                          .powers = strcmp(m->quant_scale_rounding.text, "up") == 0,
+                                          .type = c->dtype};
     if (config->recipe == NULL) return ASSAY_OK;
     if (c->dtype != ASSAY_FLOAT32 && c->dtype != ASSAY_BFLOAT16 && c->dtype != ASSAY_FLOAT16) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is %s, expected float32, bfloat16 or float16: quant_recipe %s",
@@ -225,7 +225,7 @@ assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, ass
 }
 
 /* Of a linear layer of its own, that is no grouped product: qwix cuts its gradients off at the range of a calibration. */
-static assay_status refuse_cutting_off(assay_context *ctx, const char *layer, const assay_recipe_config *config)
+static assay_status refuse_cutting_off(assay_context *ctx, const char *layer, const assay_quant_recipe_config *config)
 {
     const assay_calibration *const calibrations[] = {&config->x, &config->w};
     for (int i = 0; config->recipe != NULL && i < 2; i++) {
@@ -238,11 +238,11 @@ static assay_status refuse_cutting_off(assay_context *ctx, const char *layer, co
     return ASSAY_OK;
 }
 
-assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config)
+assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c, assay_quant_recipe_config *config)
 {
     char layer[sizeof c->op + 3];
     snprintf(layer, sizeof layer, "op %s", c->op);
-    const assay_status status = assay_recipe_config_of(ctx, c, config);
+    const assay_status status = assay_quant_recipe_config_of(ctx, c, config);
     return status == ASSAY_OK ? refuse_cutting_off(ctx, layer, config) : status;
 }
 
@@ -303,7 +303,7 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
     MUST(activation_of(ctx, m, 0, &config->activation));
     MUST(glu_of(ctx, m, false, &config->glu));
     MUST(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
-    MUST(assay_recipe_config_of(ctx, c, &config->recipe));
+    MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
     MUST(assay_routing_config_of(ctx, c, &config->routing));
     if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
                                             assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||

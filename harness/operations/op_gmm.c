@@ -76,7 +76,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
                                 assay_model_defaults.mk_alignment_for_contiguous_layout,
                                 assay_gmm_layout_names[layout]);
     }
-    MUST(assay_recipe_config_of(ctx, c, &config->recipe));
+    MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
     return check_recipe(ctx, c, config);
 }
 
@@ -172,7 +172,7 @@ typedef struct gmm_run {
     int64_t *places;
     double *lhs, *dy, *y, *dlhs;
     const double *rhs, *c;
-    assay_recipe_operands operands;
+    assay_quant_recipe_operands operands;
 } gmm_run;
 
 static void gmm_run_free(gmm_run *r)
@@ -181,7 +181,7 @@ static void gmm_run_free(gmm_run *r)
     free(r->dy);
     free(r->y);
     free(r->dlhs);
-    assay_recipe_operands_free(&r->operands);
+    assay_quant_recipe_operands_free(&r->operands);
     free(r->group_sizes);
     free(r->places);
 }
@@ -248,8 +248,8 @@ static assay_status start(assay_context *ctx, const assay_work *w, gmm_run *r)
     r->c = assay_f64(w, "inputs/c");
     MUST(assay_alloc_f64(ctx, "gmm", r->dims.m * n, &r->y));
     MUST(assay_alloc_f64(ctx, "gmm", r->dims.m * k, &r->dlhs));
-    const assay_recipe_given given = {.x = r->lhs, .w = r->rhs, .dy = r->dy, .group_sizes = r->group_sizes};
-    return assay_recipe_quantise(ctx, &r->operands, &given, &r->dims, &config->recipe);
+    const assay_quant_recipe_given given = {.x = r->lhs, .w = r->rhs, .dy = r->dy, .group_sizes = r->group_sizes};
+    return assay_quant_recipe_quantise(ctx, &r->operands, &given, &r->dims, &config->recipe);
 }
 
 /* y and dlhs to their places, of values or of variances. */
@@ -273,7 +273,7 @@ static void add_c(const assay_context *ctx, const gmm_run *r, const assay_work *
 static assay_status compute(assay_context *ctx, const assay_work *w)
 {
     OWNED_BY(gmm_run_free) gmm_run r = {0};
-    const assay_recipe_operands *o = &r.operands;
+    const assay_quant_recipe_operands *o = &r.operands;
     MUST(start(ctx, w, &r));
     double *drhs = assay_f64(w, r.paths->drhs);
     MUST(assay_gmm_forward(ctx, r.y, o->x, o->w, r.group_sizes, &r.dims));
@@ -287,7 +287,7 @@ static assay_status compute(assay_context *ctx, const assay_work *w)
 static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
 {
     OWNED_BY(gmm_run_free) gmm_run r = {0};
-    const assay_recipe_operands *o = &r.operands;
+    const assay_quant_recipe_operands *o = &r.operands;
     MUST(start(ctx, w, &r));
     double *drhs = assay_variance(w, r.paths->drhs), *dc = assay_variance(w, "gradients/inputs/c");
     const double *sum = assay_f64(w, r.paths->drhs);

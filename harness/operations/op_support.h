@@ -109,9 +109,9 @@ assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_
 /* The mesh, the ring and the chunks of a case. */
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
 /* recipe NULL: the case has none. */
-assay_status assay_recipe_config_of(assay_context *ctx, const assay_case *c, assay_recipe_config *config);
+assay_status assay_quant_recipe_config_of(assay_context *ctx, const assay_case *c, assay_quant_recipe_config *config);
 assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c,
-                                    assay_recipe_config *config); /* of layers that are no grouped products */
+                                    assay_quant_recipe_config *config); /* of layers that are no grouped products */
 /* Of all three calibrations: "KEY is VALUE, expected absmax: WHO WHY". */
 assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *m, const char *who, const char *why);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);

@@ -4,7 +4,7 @@
 
 #include "harness/plan/inputs.h"
 
-static bool is_same(const assay_recipe *a, const assay_recipe *b)
+static bool is_same(const assay_random_recipe *a, const assay_random_recipe *b)
 {
     const assay_fill *x = &a->fill, *y = &b->fill;
     bool same = a->seed == b->seed && x->distribution == y->distribution && x->scale == y->scale &&
@@ -14,9 +14,9 @@ static bool is_same(const assay_recipe *a, const assay_recipe *b)
 }
 
 /* Whether the case draws this dataset, and draws it so. */
-static bool is_of_case(const assay_inputs *inputs, const assay_tensor_spec *spec, const assay_recipe *stored)
+static bool is_of_case(const assay_inputs *inputs, const assay_tensor_spec *spec, const assay_random_recipe *stored)
 {
-    assay_recipe recipe;
+    assay_random_recipe recipe;
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, spec->path);
     const assay_source drawn = assay_inputs_source((assay_inputs *)(uintptr_t)inputs);
     return entry != NULL && entry->spec.type == spec->type && assay_shape_equal(&entry->spec.shape, &spec->shape) &&
@@ -33,7 +33,7 @@ static assay_status check_recipes(assay_context *ctx, assay_golden *golden)
     assay_inputs inputs = {0};
     for (int i = 0; i < assay_fixture_count(golden->reader); i++) {
         const assay_tensor_spec *spec = assay_fixture_spec(golden->reader, i);
-        const assay_recipe *recipe = assay_fixture_recipe(golden->reader, spec->path);
+        const assay_random_recipe *recipe = assay_fixture_recipe(golden->reader, spec->path);
         if (recipe == NULL) continue;
         if (operation == NULL) {
             TRY(assay_operation_prepare(ctx, golden->c, &operation, &list));
@@ -69,7 +69,7 @@ static assay_status add_drawn(assay_context *ctx, assay_golden *golden)
 {
     assay_status status;
     assay_inputs inputs = {0};
-    assay_recipe recipe;
+    assay_random_recipe recipe;
     const assay_plan *plan = &golden->plan;
     TRY(assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source drawn = assay_inputs_source(&inputs);

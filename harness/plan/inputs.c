@@ -87,7 +87,7 @@ static bool in_file(const assay_inputs *inputs, const char *path)
 }
 
 /* Not of integers, which are few and drawn whole, of what follows from other inputs, and of NaN in unused rows. */
-static bool recipe_of(void *self, const char *path, assay_recipe *recipe)
+static bool recipe_of(void *self, const char *path, assay_random_recipe *recipe)
 {
     const assay_inputs *inputs = self;
     const assay_tensor_entry *entry = assay_tensor_list_find(inputs->list, path);
@@ -99,13 +99,13 @@ static bool recipe_of(void *self, const char *path, assay_recipe *recipe)
     if (inputs->weights != NULL && assay_model_weights_has(inputs->weights, path)) return false;
     if (entry->spec.type == ASSAY_INT32 || entry->format != NULL || (given == NULL && entry->derived)) return false;
     if (given != NULL && (given->tail_nan_rows > 0 || given->unused_nan)) return false;
-    *recipe = (assay_recipe){.fill = given != NULL ? given->fill : entry->fill, .seed = inputs->c->seed};
+    *recipe = (assay_random_recipe){.fill = given != NULL ? given->fill : entry->fill, .seed = inputs->c->seed};
     return true;
 }
 
 static assay_status check_recipes(assay_context *ctx, assay_inputs *inputs)
 {
-    assay_recipe recipe;
+    assay_random_recipe recipe;
     for (int i = 0; i < inputs->list->count; i++) {
         const assay_tensor_spec *spec = &inputs->list->entries[i].spec;
         if (assay_role_is_given(spec->role) && recipe_of(inputs, spec->path, &recipe)) return ASSAY_OK;

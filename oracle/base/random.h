@@ -43,10 +43,10 @@ typedef struct assay_fill {
 } assay_fill;
 
 /* A tensor of floats whose elements are drawn one by one: with its path, shape and type that is all there is to it. */
-typedef struct assay_recipe {
+typedef struct assay_random_recipe {
     assay_fill fill;
     uint64_t seed;
-} assay_recipe;
+} assay_random_recipe;
 
 /* Elements [first, first + count) of the tensor, rounded to `grid`. `shape` is the whole tensor's. Uses ctx->threads;
  * the same bits for any number of them. Refuses a fill that does not fit (experts with high + 1 < last axis, "values"

@@ -9,7 +9,7 @@
 #include "oracle/base/dtype.h"
 #include "oracle/base/status.h"
 
-struct assay_recipe;
+struct assay_random_recipe;
 
 #define ASSAY_MAX_RANK 6
 #define ASSAY_PATH_SIZE 160
@@ -100,7 +100,7 @@ typedef struct assay_source {
                              int32_t *out);
     /* How a tensor is drawn (oracle/base/random.h), what it points to living as long as the source; false, or no such
      * function: nobody says. */
-    bool (*recipe)(void *self, const char *path, struct assay_recipe *recipe);
+    bool (*recipe)(void *self, const char *path, struct assay_random_recipe *recipe);
     /* The elements where they lie, which nobody writes to and which stay as long as the source; NULL, or no such function: they
      * are read. */
     const double *(*lend)(void *self, const char *path, int64_t first, int64_t count);

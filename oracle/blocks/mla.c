@@ -58,7 +58,7 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
 int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w)
 {
     const int64_t nope = config->qk_nope_head_dim, rank = config->kv_lora_rank, wide = rank + config->rope.dim;
-    const assay_recipe_config *recipe = &config->recipe;
+    const assay_quant_recipe_config *recipe = &config->recipe;
     const bool compressed = config->q_lora_rank > 0;
     const assay_attention_config attention = {.batch = config->batch,
                                               .sequence = config->sequence,

@@ -27,9 +27,9 @@ typedef struct assay_mla_config {
     double mscale;
     assay_rope_config rope;
     bool mask_padding;
-    assay_recipe_config recipe; /* its recipe is NULL: none */
-    double soft_cap;            /* of attention.h */
-    int64_t window;             /* likewise */
+    assay_quant_recipe_config recipe; /* its recipe is NULL: none */
+    double soft_cap;                  /* of attention.h */
+    int64_t window;                   /* likewise */
 } assay_mla_config;
 
 /* Of wq_a, q_norm and wq_b, or query: which there are says q_lora_rank. */

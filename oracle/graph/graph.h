@@ -61,7 +61,7 @@ typedef struct graph_parts {
 } graph_parts;
 
 typedef struct graph_product {
-    assay_recipe_config recipe;
+    assay_quant_recipe_config recipe;
     int branches;      /* of the columns of w: the gradient of x is the sum of theirs */
     unsigned detached; /* a mutant's: bit i: not of branch i, or of w i of two */
     graph_parts parts;
@@ -123,9 +123,10 @@ void graph_end(graph *g, int result);
 void graph_end_stored(graph *g, int result);
 
 /* Each step gives its output, which has these axes. bias 0: none. */
-int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe);
+int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_quant_recipe_config *recipe);
 /* w has the columns of two beside each other, whose gradients of x are added up; each has a bias, or none. */
-int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2], const assay_recipe_config *recipe);
+int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2],
+                      const assay_quant_recipe_config *recipe);
 /* Two layers that are one step, without a recipe: each of two w has a bias, or none, and an output. */
 void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2], int out[2]);
 /* The linear layer that makes the tensor comes in parts. */
@@ -151,7 +152,7 @@ int graph_rope(graph *g, int x, int64_t first, const graph_turns *turns);
 typedef struct graph_key_value {
     int key, value;
 } graph_key_value;
-graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_recipe_config *recipe);
+graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_quant_recipe_config *recipe);
 /* attention_out, named, and lse, named; segment_ids and sinks may be 0. */
 int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
                     const assay_attention_config *config);

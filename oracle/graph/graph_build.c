@@ -117,7 +117,7 @@ static int add_output_like(graph *g, graph_step *step, const char *name, int x)
 }
 
 /* A recipe quantises what the step is given. */
-static void take_recipe(graph *g, graph_step *step, const assay_recipe_config *recipe)
+static void take_recipe(graph *g, graph_step *step, const assay_quant_recipe_config *recipe)
 {
     graph_tensor *x = &g->tensors[step->in[0]];
     if (recipe == NULL || recipe->recipe == NULL) return;
@@ -125,7 +125,7 @@ static void take_recipe(graph *g, graph_step *step, const assay_recipe_config *r
     x->quantised |= x->step >= 0;
 }
 
-static int linear(graph *g, const char *axes, const int in[4], int branches, const assay_recipe_config *recipe)
+static int linear(graph *g, const char *axes, const int in[4], int branches, const assay_quant_recipe_config *recipe)
 {
     graph_step *step = add_step(g, &graph_kind_linear);
     for (int i = 0; i < 4; i++) step->in[i] = in[i];
@@ -134,12 +134,13 @@ static int linear(graph *g, const char *axes, const int in[4], int branches, con
     return add_output(g, step, 0, row_of(g, "product", axes));
 }
 
-int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_recipe_config *recipe)
+int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay_quant_recipe_config *recipe)
 {
     return linear(g, axes, (int[]){x, w, bias, 0}, 1, recipe);
 }
 
-int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2], const assay_recipe_config *recipe)
+int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2],
+                      const assay_quant_recipe_config *recipe)
 {
     return linear(g, axes, (int[]){x, w, bias[0], bias[1]}, 2, recipe);
 }
@@ -279,7 +280,7 @@ int graph_rope(graph *g, int x, int64_t first, const graph_turns *turns)
     return add_output_like(g, step, "turned", x);
 }
 
-graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_recipe_config *recipe)
+graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const assay_quant_recipe_config *recipe)
 {
     graph_step *step = add_step(g, &graph_kind_expand);
     step->in[0] = latent;

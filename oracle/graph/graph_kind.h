@@ -53,8 +53,8 @@ typedef struct graph_linear_size {
     int branches;
     graph_parts parts; /* counted: none is 0 but groups */
 } graph_linear_size;
-assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
-                                   const graph_linear_size *size);
+assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operands *o, const graph_call *c,
+                                   const double *dy, const graph_linear_size *size);
 /* dx and dw, where they are wanted. */
 assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy,
                                    const graph_linear_size *size);

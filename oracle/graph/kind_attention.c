@@ -110,8 +110,8 @@ static graph_linear_size product_of(const graph_step *step, const expansion *s)
 
 /* `columns` of every head from its column `first`, into rows of `width`: a product for each head, straight to its place, so
  * that the key can be had without the value, and the other way round. */
-static assay_status expand_heads(assay_context *ctx, const expansion *s, const assay_recipe_operands *o, double *out,
-                                 int64_t first, int64_t columns, int64_t width)
+static assay_status expand_heads(assay_context *ctx, const expansion *s, const assay_quant_recipe_operands *o,
+                                 double *out, int64_t first, int64_t columns, int64_t width)
 {
     const int64_t all = s->nope + s->value;
     for (int64_t head = 0; head < s->heads; head++) {
@@ -130,7 +130,7 @@ static assay_status expand_forward(assay_context *ctx, const graph_call *c)
     const expansion s = expansion_of(c->graph, c->step);
     const int64_t width = s.nope + s.rope;
     const graph_linear_size size = product_of(c->step, &s);
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     MUST(graph_linear_operands(ctx, &o, c, NULL, &size));
     if (!c->made[VALUE]) MUST(expand_heads(ctx, &s, &o, c->y[VALUE], s.nope, s.value, s.value));
     if (c->made[KEY]) return ASSAY_OK;

@@ -69,8 +69,8 @@ static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, 
 }
 
 /* dw = x^T dy of each group; of one group the sum of its owners'. */
-static assay_status weight_gradient(assay_context *ctx, const graph *g, double *dw, const assay_recipe_operands *o,
-                                    const graph_linear_size *size)
+static assay_status weight_gradient(assay_context *ctx, const graph *g, double *dw,
+                                    const assay_quant_recipe_operands *o, const graph_linear_size *size)
 {
     const int64_t owners = graph_owners(g), count = size->k * size->n;
     assay_matmul_args args = assay_product_atb(dw, o->dw_x, o->dw_dy, size->k, size->n, 0);
@@ -109,22 +109,22 @@ static assay_status bias_gradient(assay_context *ctx, const graph *g, double *d_
 
 /* --- forward --- */
 
-static assay_status operands_of(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *x,
-                                int number, const double *dy, const graph_linear_size *size)
+static assay_status operands_of(assay_context *ctx, assay_quant_recipe_operands *o, const graph_call *c,
+                                const double *x, int number, const double *dy, const graph_linear_size *size)
 {
     const assay_gmm_dims dims = {.m = size->m, .k = size->k, .n = size->n, .groups = groups_of(size)};
     const int32_t all = (int32_t)size->m;
-    const assay_recipe_given given = {.x = x,
-                                      .w = c->x[w_places[number]],
-                                      .dy = dy,
-                                      .x_spread = c->spread,
-                                      .dy_spread = c->gradient_spread,
-                                      .group_sizes = size->parts.groups == 0 ? &all : size->parts.group_sizes};
-    return assay_recipe_quantise(ctx, o, &given, &dims, &c->step->with.product.recipe);
+    const assay_quant_recipe_given given = {.x = x,
+                                            .w = c->x[w_places[number]],
+                                            .dy = dy,
+                                            .x_spread = c->spread,
+                                            .dy_spread = c->gradient_spread,
+                                            .group_sizes = size->parts.groups == 0 ? &all : size->parts.group_sizes};
+    return assay_quant_recipe_quantise(ctx, o, &given, &dims, &c->step->with.product.recipe);
 }
 
-assay_status graph_linear_operands(assay_context *ctx, assay_recipe_operands *o, const graph_call *c, const double *dy,
-                                   const graph_linear_size *size)
+assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operands *o, const graph_call *c,
+                                   const double *dy, const graph_linear_size *size)
 {
     return operands_of(ctx, o, c, c->x[X], 0, dy, size);
 }
@@ -140,7 +140,7 @@ static assay_status weigh(assay_context *ctx, const graph_call *c, const double 
 }
 
 /* Slices are sums of their own, which chunks continue. */
-static assay_status product(assay_context *ctx, double *y, const assay_recipe_operands *o,
+static assay_status product(assay_context *ctx, double *y, const assay_quant_recipe_operands *o,
                             const graph_linear_size *size)
 {
     const int64_t chunks = size->parts.chunks, slices = size->parts.slices, count = size->m * size->n;
@@ -182,7 +182,7 @@ static void add_bias(const assay_context *ctx, const graph_call *c, double *y, c
 static assay_status multiply(assay_context *ctx, const graph_call *c, double *y, const double *x, int number,
                              const graph_linear_size *size)
 {
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     MUST(operands_of(ctx, &o, c, x, number, NULL, size));
     return product(ctx, y, &o, size);
 }
@@ -382,7 +382,7 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
                                    const graph_linear_size *size)
 {
     const int64_t width = size->n / size->branches;
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     if (c->dx[X] == NULL && c->dx[W] == NULL) return ASSAY_OK;
     if (size->parts.apart) return backward_apart(ctx, c, dy, size);
     MUST(graph_linear_operands(ctx, &o, c, dy, size));
@@ -399,7 +399,7 @@ static assay_status two_backward(assay_context *ctx, const graph_call *c, const 
     columns both[] = {{c->dy[0], c->x[W]}, {c->dy[1], c->x[SECOND_W]}};
     const int count = attached(both, 2, c->step->with.product.detached);
     for (int i = 0; i < 2; i++) {
-        const assay_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
+        const assay_quant_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
         MUST(weight_gradient(ctx, c->graph, c->dx[w_places[i]], &o, size));
         MUST(bias_gradient(ctx, c->graph, c->dx[BIAS + i], c->dy[i], size->n, size));
     }

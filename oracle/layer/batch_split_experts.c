@@ -12,7 +12,7 @@
 
 #define HIDDEN "shared_intermediate" /* h, as the module calls it */
 
-void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe)
+void bs_shared_graph(bs_run *run, const assay_quant_recipe_config *recipe)
 {
     static const char *const gradients[] = {"shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
     graph *g = &run->shared;
@@ -97,30 +97,30 @@ static assay_gmm_dims gmm_dims(const bs_run *run, const bs_gmm_args *args)
 }
 
 /* What the products of one shard take; dy NULL: of forward alone. */
-static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const bs_gmm_args *args, const double *dy,
-                             const assay_gmm_dims *dims, int64_t shard)
+static assay_status quantise(assay_context *ctx, assay_quant_recipe_operands *o, const bs_gmm_args *args,
+                             const double *dy, const assay_gmm_dims *dims, int64_t shard)
 {
-    static const assay_recipe_config none = {0};
+    static const assay_quant_recipe_config none = {0};
     const int64_t rows = shard * dims->m * dims->k;
-    const assay_recipe_given given = {.x = args->lhs + rows,
-                                      .x_spread = args->lhs_spread == NULL ? NULL : args->lhs_spread + rows,
-                                      .w = args->rhs + shard * dims->groups * dims->k * dims->n,
-                                      .dy = dy == NULL ? NULL : dy + shard * dims->m * dims->n,
-                                      .dy_spread =
-                                          args->dy_spread == NULL ? NULL : args->dy_spread + shard * dims->m * dims->n,
-                                      .group_sizes = args->group_sizes + shard * dims->groups};
-    return assay_recipe_quantise(ctx, o, &given, dims, args->recipe != NULL ? args->recipe : &none);
+    const assay_quant_recipe_given given = {
+        .x = args->lhs + rows,
+        .x_spread = args->lhs_spread == NULL ? NULL : args->lhs_spread + rows,
+        .w = args->rhs + shard * dims->groups * dims->k * dims->n,
+        .dy = dy == NULL ? NULL : dy + shard * dims->m * dims->n,
+        .dy_spread = args->dy_spread == NULL ? NULL : args->dy_spread + shard * dims->m * dims->n,
+        .group_sizes = args->group_sizes + shard * dims->groups};
+    return assay_quant_recipe_quantise(ctx, o, &given, dims, args->recipe != NULL ? args->recipe : &none);
 }
 
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args)
 {
     const assay_gmm_dims dims = gmm_dims(run, args);
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         MUST(quantise(ctx, &o, args, NULL, &dims, shard));
         MUST(assay_gmm_forward(ctx, y + shard * dims.m * dims.n, o.x, o.w, args->group_sizes + shard * dims.groups,
                                &dims));
-        assay_recipe_operands_free(&o);
+        assay_quant_recipe_operands_free(&o);
     }
     return ASSAY_OK;
 }
@@ -129,7 +129,7 @@ assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, dou
                         const bs_gmm_args *args)
 {
     const assay_gmm_dims dims = gmm_dims(run, args);
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         const int32_t *sizes = args->group_sizes + shard * dims.groups;
         double *dx = dlhs == NULL ? NULL : dlhs + shard * dims.m * dims.k;
@@ -138,7 +138,7 @@ assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, dou
         const bool one = o.dx_dy == o.dw_dy;
         MUST(assay_gmm_backward(ctx, dx, one ? dw : NULL, o.dx_dy, o.dw_x, o.dx_w, sizes, &dims));
         if (!one) MUST(assay_gmm_backward(ctx, NULL, dw, o.dw_dy, o.dw_x, o.dx_w, sizes, &dims));
-        assay_recipe_operands_free(&o);
+        assay_quant_recipe_operands_free(&o);
     }
     return ASSAY_OK;
 }

@@ -577,7 +577,7 @@ bool assay_function_quantises(const assay_batch_split_function *f)
  * route_compute_unroute, and what a calibration cuts off has no gradient. */
 static assay_status check_dot(assay_context *ctx, const assay_function_config *config)
 {
-    const assay_recipe_config *r = &config->recipe;
+    const assay_quant_recipe_config *r = &config->recipe;
     const char *name = config->function->name;
     const int64_t shards = assay_mesh_shards(&config->stack.sharding.mesh);
     const bool whole = strncmp(name, "get_key_value", 13) == 0; /* no shard_map */

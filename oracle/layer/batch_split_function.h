@@ -78,7 +78,7 @@ typedef struct assay_function_config {
     const assay_batch_split_function *function;
     int64_t layers;     /* of stacked weights */
     int64_t layer_axis; /* where they are stacked */
-    assay_recipe_config recipe;
+    assay_quant_recipe_config recipe;
 } assay_function_config;
 
 /* Whether no shard reads what another one has: its results are those of one shard with all rows. */

@@ -21,7 +21,7 @@ typedef struct bs_run {
 } bs_run;
 
 /* run->shared, by the recipe of a function by itself, or NULL. */
-void bs_shared_graph(bs_run *run, const assay_recipe_config *recipe);
+void bs_shared_graph(bs_run *run, const assay_quant_recipe_config *recipe);
 
 /* split: x [M,f*b,width] -> microbatches [M,b,width], row r to microbatch r mod f; merge is the inverse. */
 void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width);
@@ -152,9 +152,9 @@ assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t laye
 typedef struct bs_layer {
     const bs_run *run;
     const bs_weights *w, *g;
-    const assay_recipe_config *recipe; /* NULL: none */
-    const bs_made *made;               /* NULL: nobody looks */
-    bool keeps, shows;                 /* gate and up: for backward, as checkpoints */
+    const assay_quant_recipe_config *recipe; /* NULL: none */
+    const bs_made *made;                     /* NULL: nobody looks */
+    bool keeps, shows;                       /* gate and up: for backward, as checkpoints */
 } bs_layer;
 
 /* What a layer computes and quantises; it stays where it is. */
@@ -167,7 +167,7 @@ typedef struct bs_shown {
 const bs_made *bs_shown_open(bs_shown *s, const bs_run *run, int64_t layer, bool backward);
 void bs_shown_close(bs_shown *s); /* safe on a zeroed struct */
 /* Of the layer: NULL or without one there is none. */
-const assay_recipe_config *bs_recipe_of(const bs_run *run);
+const assay_quant_recipe_config *bs_recipe_of(const bs_run *run);
 bool bs_quantises(const bs_layer *at);
 /* A run of one shard of a microbatch, whose checkpoints are shown and spreads read. */
 assay_status bs_show_run(assay_context *ctx, graph_run *r, const bs_layer *at, const bs_microbatch *b, int64_t shard);

@@ -2,7 +2,7 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 
-void bs_attention_graph(graph *g, const bs_run *run, const assay_recipe_config *recipe)
+void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe)
 {
     assay_stack_config config = *run->stack->config;
     config.mla = run->mla;

@@ -8,7 +8,7 @@
 #include "oracle/layer/batch_split_internal.h"
 
 /* A layer of experts, of one shard's microbatch: its half is what makes LAYER_H. Its weights are the first ones of bs_weights. */
-void bs_attention_graph(graph *g, const bs_run *run, const assay_recipe_config *recipe);
+void bs_attention_graph(graph *g, const bs_run *run, const assay_quant_recipe_config *recipe);
 int bs_normalised_input(const graph *g); /* of attention */
 /* The half of one shard, with angles [M,b,S,Dr/2] and weights. */
 void bs_open_attention(graph_run *r, const graph *g, const bs_run *run, const double *angles, const bs_weights *w,

@@ -51,7 +51,7 @@ typedef struct bs_gmm_args {
     int64_t k, n;
     /* NULL: none. All R rows of a shard count for its scales, those beyond the groups too (megablox_gmm_with_mask, which masks
      * results alone). */
-    const assay_recipe_config *recipe;
+    const assay_quant_recipe_config *recipe;
 } bs_gmm_args;
 /* y [M,R,n]; rows beyond the groups are exactly 0 (ragged_dot_with_mask). */
 assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args);

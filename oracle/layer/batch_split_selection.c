@@ -68,33 +68,33 @@ static bool quantises_gate(const bs_layer *at)
 /* What the products of a shard with the gate's kernel take: by a recipe they are a linear layer. d_logits NULL: of forward
  * alone. */
 static assay_status gate_operands(assay_context *ctx, const bs_layer *at, int64_t shard, const double *x,
-                                  const double *d_logits, const double *spread, assay_recipe_operands *o)
+                                  const double *d_logits, const double *spread, assay_quant_recipe_operands *o)
 {
-    static const assay_recipe_config none = {0};
+    static const assay_quant_recipe_config none = {0};
     const bs_run *run = at->run;
     const int32_t all = (int32_t)run->sizes.tokens;
     const assay_gmm_dims dims = {run->sizes.tokens, run->mla.emb_dim, run->routing.num_experts, 1};
     const int64_t logits = shard * dims.m * dims.n;
-    const assay_recipe_given given = {.x = x + shard * dims.m * dims.k,
-                                      .w = bs_weight_of(run, at->w, BS_GATE, shard),
-                                      .dy = d_logits == NULL ? NULL : d_logits + logits,
-                                      .dy_spread = spread == NULL ? NULL : spread + logits,
-                                      .group_sizes = &all};
-    return assay_recipe_quantise(ctx, o, &given, &dims, quantises_gate(at) ? at->recipe : &none);
+    const assay_quant_recipe_given given = {.x = x + shard * dims.m * dims.k,
+                                            .w = bs_weight_of(run, at->w, BS_GATE, shard),
+                                            .dy = d_logits == NULL ? NULL : d_logits + logits,
+                                            .dy_spread = spread == NULL ? NULL : spread + logits,
+                                            .group_sizes = &all};
+    return assay_quant_recipe_quantise(ctx, o, &given, &dims, quantises_gate(at) ? at->recipe : &none);
 }
 
 static assay_status make_logits(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     const bs_run *run = at->run;
     const int64_t tokens = run->sizes.tokens, experts = run->routing.num_experts, dim = run->mla.emb_dim;
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     MUST(bs_make(ctx, run, b, MB_LOGITS));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
         MUST(gate_operands(ctx, at, shard, b->values[MB_X_NORM], NULL, NULL, &o));
         const assay_matmul_args args =
             assay_product_ab(b->values[MB_LOGITS] + shard * tokens * experts, o.x, o.w, tokens, experts, dim);
         MUST(assay_matmul(ctx, &args));
-        assay_recipe_operands_free(&o);
+        assay_quant_recipe_operands_free(&o);
     }
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(run, MB_LOGITS), b->values[MB_LOGITS]);
     return ASSAY_OK;
@@ -115,7 +115,7 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_
     const assay_routing_inputs inputs = inputs_of(at, b);
     OWNED double *spread = NULL;
     double *d_bias = at->g->values[BS_GATE_BIAS];
-    OWNED_BY(assay_recipe_operands_free) assay_recipe_operands o = {0};
+    OWNED_BY(assay_quant_recipe_operands_free) assay_quant_recipe_operands o = {0};
     if (b->values[MB_GIVEN_WEIGHTS] != NULL) return ASSAY_OK; /* the weights' gradient is their own */
     MUST(bs_make(ctx, run, d, MB_LOGITS));
     MUST(bs_make(ctx, run, d, MB_X_NORM));
@@ -135,7 +135,7 @@ assay_status bs_expert_selection_bwd(assay_context *ctx, const bs_layer *at, bs_
         MUST(assay_matmul(ctx, &input));
         if (d_kernel != NULL) MUST(assay_matmul(ctx, &weight));
         if (d_bias != NULL && shard > 0) memcpy(d_bias + shard * experts, d_bias, (size_t)experts * sizeof *d_bias);
-        assay_recipe_operands_free(&o);
+        assay_quant_recipe_operands_free(&o);
     }
     return ASSAY_OK;
 }

@@ -92,7 +92,7 @@ bool bs_wants(const bs_run *run, int64_t layer, const char *folder, const char *
 
 /* --- what is quantised --- */
 
-const assay_recipe_config *bs_recipe_of(const bs_run *run)
+const assay_quant_recipe_config *bs_recipe_of(const bs_run *run)
 {
     return &run->stack->config->moe.recipe;
 }

@@ -27,7 +27,7 @@ void assay_quantized_psum_scatter_forward(const assay_context *ctx, double *y, c
 
 assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *dx, const double *dy,
                                                    const assay_psum_scatter_dims *dims, const assay_mesh *mesh,
-                                                   assay_mesh_axis axis, const assay_recipe_config *config)
+                                                   assay_mesh_axis axis, const assay_quant_recipe_config *config)
 {
     const assay_quant_recipe *r = config->recipe;
     const int64_t count = dims->rows * dims->columns, parts = assay_mesh_size(mesh, axis);
@@ -37,8 +37,8 @@ assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *d
     MUST(assay_alloc_f64(ctx, "scales", shards * count, &scale));
     for (int64_t shard = 0; shard < shards; shard++) {
         const int64_t first = shard * count;
-        MUST(assay_recipe_codes(ctx, codes + first, scale + first, dy + first, dims->rows, dims->columns,
-                                r == NULL ? NULL : &r->dx_dy, &config->dy, config));
+        MUST(assay_quant_recipe_codes(ctx, codes + first, scale + first, dy + first, dims->rows, dims->columns,
+                                      r == NULL ? NULL : &r->dx_dy, &config->dy, config));
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < shards * parts * count; i++) {

@@ -24,4 +24,4 @@ void assay_quantized_psum_scatter_forward(const assay_context *ctx, double *y, c
 /* config without a recipe: nothing is quantised. */
 assay_status assay_quantized_psum_scatter_backward(assay_context *ctx, double *dx, const double *dy,
                                                    const assay_psum_scatter_dims *dims, const assay_mesh *mesh,
-                                                   assay_mesh_axis axis, const assay_recipe_config *config);
+                                                   assay_mesh_axis axis, const assay_quant_recipe_config *config);

@@ -58,15 +58,15 @@ typedef struct assay_moe_config {
     assay_routing_config routing; /* batch, sequence, experts */
     int64_t emb_dim, moe_mlp_dim;
     assay_moe_path path;
-    double capacity_factor;       /* dropping */
-    assay_activation activation;  /* mlp_activations[0] */
-    assay_glu glu;                /* of the routed experts; the shared expert is never clamped */
-    double limit;                 /* mlp_activations_limit */
-    double alpha;                 /* of gated_mlp.h */
-    bool fused_weights;           /* prefuse_moe_weights: weights/wi */
-    assay_quantize_config hidden; /* of the experts and the shared one: assay_gated_mlp_config */
-    assay_recipe_config recipe;   /* likewise, of the sparse path; all weights are in memory for scales of all */
-    int64_t shared_mlp_dim;       /* 0: no shared expert */
+    double capacity_factor;           /* dropping */
+    assay_activation activation;      /* mlp_activations[0] */
+    assay_glu glu;                    /* of the routed experts; the shared expert is never clamped */
+    double limit;                     /* mlp_activations_limit */
+    double alpha;                     /* of gated_mlp.h */
+    bool fused_weights;               /* prefuse_moe_weights: weights/wi */
+    assay_quantize_config hidden;     /* of the experts and the shared one: assay_gated_mlp_config */
+    assay_quant_recipe_config recipe; /* likewise, of the sparse path; all weights are in memory for scales of all */
+    int64_t shared_mlp_dim;           /* 0: no shared expert */
     int64_t
         fused_shared_experts; /* num_fused_shared_experts: so many experts behind the routed ones, for every token */
     double late_factor;       /* of the sum over choices (apply_routed_scaling_factor_on_output: false); 0: 1 */

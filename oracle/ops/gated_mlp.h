@@ -39,7 +39,7 @@ typedef struct assay_gated_mlp_config {
     const int32_t *group_sizes; /* [groups]; they add up to `rows` */
     assay_quantize_config
         hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
-    assay_recipe_config recipe; /* of one shard of H; its recipe is NULL: none */
+    assay_quant_recipe_config recipe; /* of one shard of H; its recipe is NULL: none */
 } assay_gated_mlp_config;
 
 /* The weights. Not fused: wi_0, wi_1; fused: wi. Biases may be there or not. */

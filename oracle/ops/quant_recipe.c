@@ -15,8 +15,8 @@ typedef struct coded {
 } coded;
 
 typedef struct quantiser {
-    const assay_recipe_config *config;
-    assay_recipe_operands *operands;
+    const assay_quant_recipe_config *config;
+    assay_quant_recipe_operands *operands;
     int stored;
 } quantiser;
 
@@ -51,8 +51,9 @@ static assay_status quantise_part(assay_context *ctx, const quantiser *q, const 
 }
 
 /* Blocks begin anew with each group. */
-static assay_status quantise_blocks(assay_context *ctx, quantiser *q, const assay_recipe_operand *how, const double *x,
-                                    const int32_t *group_sizes, const assay_gmm_dims *dims, int64_t columns, coded *out)
+static assay_status quantise_blocks(assay_context *ctx, quantiser *q, const assay_quant_recipe_operand *how,
+                                    const double *x, const int32_t *group_sizes, const assay_gmm_dims *dims,
+                                    int64_t columns, coded *out)
 {
     double *numbers = NULL;
     int64_t first = 0;
@@ -68,12 +69,12 @@ static assay_status quantise_blocks(assay_context *ctx, quantiser *q, const assa
 
 /* --- by row or column --- */
 
-static double rounded(const assay_recipe_config *config, double x)
+static double rounded(const assay_quant_recipe_config *config, double x)
 {
     return assay_dtype_round(config->type, x, false);
 }
 
-static double scale_of(const assay_recipe_config *config, const assay_recipe_operand *how,
+static double scale_of(const assay_quant_recipe_config *config, const assay_quant_recipe_operand *how,
                        const assay_calibration *calibration, double largest)
 {
     const assay_dtype type = config->type;
@@ -83,15 +84,15 @@ static double scale_of(const assay_recipe_config *config, const assay_recipe_ope
     return scale < rounded(config, sqrt(least_normal)) ? 1 : scale;
 }
 
-static double code_of(const assay_recipe_config *config, assay_dtype element, double x, double scale)
+static double code_of(const assay_quant_recipe_config *config, assay_dtype element, double x, double scale)
 {
     const double most = assay_dtype_max(element), y = rounded(config, x / scale);
     return assay_dtype_round(element, copysign(fmin(fabs(y), most), y), true);
 }
 
-assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale, const double *x, int64_t rows,
-                                int64_t columns, const assay_recipe_operand *how, const assay_calibration *calibration,
-                                const assay_recipe_config *config)
+assay_status assay_quant_recipe_codes(assay_context *ctx, double *codes, double *scale, const double *x, int64_t rows,
+                                      int64_t columns, const assay_quant_recipe_operand *how,
+                                      const assay_calibration *calibration, const assay_quant_recipe_config *config)
 {
     OWNED double *largest = NULL;
     const bool none = how == NULL || how->scales == ASSAY_SCALES_NONE;
@@ -111,7 +112,7 @@ assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale
     return ASSAY_OK;
 }
 
-static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,
+static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const assay_quant_recipe_operand *how,
                                      const assay_calibration *calibration, const double *x, int64_t rows,
                                      int64_t columns, coded *out)
 {
@@ -120,7 +121,7 @@ static assay_status quantise_vectors(assay_context *ctx, quantiser *q, const ass
     MUST(store(ctx, q, count, &codes));
     MUST(store(ctx, q, count, &scale));
     MUST(store(ctx, q, count, &numbers));
-    MUST(assay_recipe_codes(ctx, codes, scale, x, rows, columns, how, calibration, q->config));
+    MUST(assay_quant_recipe_codes(ctx, codes, scale, x, rows, columns, how, calibration, q->config));
     for (int64_t i = 0; i < count; i++) numbers[i] = codes[i] * scale[i];
     *out = (coded){codes, scale, numbers};
     return ASSAY_OK;
@@ -156,7 +157,7 @@ static assay_status take(assay_context *ctx, quantiser *q, int64_t count, const 
 }
 
 /* What is not quantised stays x. */
-static assay_status quantise(assay_context *ctx, quantiser *q, const assay_recipe_operand *how,
+static assay_status quantise(assay_context *ctx, quantiser *q, const assay_quant_recipe_operand *how,
                              const assay_calibration *calibration, const double *x, const double *taken,
                              const int32_t *group_sizes, const assay_gmm_dims *dims, int64_t columns, coded *out)
 {
@@ -166,10 +167,10 @@ static assay_status quantise(assay_context *ctx, quantiser *q, const assay_recip
     return quantise_vectors(ctx, q, how, calibration, taken, dims->m, columns, out);
 }
 
-static assay_status quantise_backward(assay_context *ctx, quantiser *q, const assay_recipe_given *given,
+static assay_status quantise_backward(assay_context *ctx, quantiser *q, const assay_quant_recipe_given *given,
                                       const assay_gmm_dims *dims, const coded *of_x, const double *x, const coded *of_w)
 {
-    const assay_recipe_config *config = q->config;
+    const assay_quant_recipe_config *config = q->config;
     const assay_quant_recipe *r = config->recipe;
     const int32_t *sizes = given->group_sizes;
     coded of_dx, of_dw, of_dw_x;
@@ -187,8 +188,9 @@ static assay_status quantise_backward(assay_context *ctx, quantiser *q, const as
     return ASSAY_OK;
 }
 
-assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const assay_recipe_given *given,
-                                   const assay_gmm_dims *dims, const assay_recipe_config *config)
+assay_status assay_quant_recipe_quantise(assay_context *ctx, assay_quant_recipe_operands *operands,
+                                         const assay_quant_recipe_given *given, const assay_gmm_dims *dims,
+                                         const assay_quant_recipe_config *config)
 {
     assay_status status = ASSAY_OK;
     const assay_quant_recipe *r = config->recipe;
@@ -196,7 +198,7 @@ assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *op
     const int32_t *sizes = given->group_sizes;
     quantiser q = {.config = config, .operands = operands};
     coded of_x, of_w;
-    *operands = (assay_recipe_operands){.x = x, .w = w, .dx_dy = dy, .dx_w = w, .dw_x = x, .dw_dy = dy};
+    *operands = (assay_quant_recipe_operands){.x = x, .w = w, .dx_dy = dy, .dx_w = w, .dw_x = x, .dw_dy = dy};
     if (r == NULL) return ASSAY_OK;
     const assay_gmm_dims of_weights = {.m = dims->groups * dims->k};
     TRY(take(ctx, &q, dims->m * dims->k, x, given->x_spread, &taken));
@@ -207,12 +209,12 @@ assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *op
     if (r->x.scales != ASSAY_SCALES_NONE) taken = of_x.codes;
     if (dy != NULL) TRY(quantise_backward(ctx, &q, given, dims, &of_x, taken, &of_w));
 cleanup:
-    if (status != ASSAY_OK) assay_recipe_operands_free(operands);
+    if (status != ASSAY_OK) assay_quant_recipe_operands_free(operands);
     return status;
 }
 
-void assay_recipe_operands_free(assay_recipe_operands *operands)
+void assay_quant_recipe_operands_free(assay_quant_recipe_operands *operands)
 {
     for (size_t i = 0; i < sizeof operands->storage / sizeof *operands->storage; i++) free(operands->storage[i]);
-    *operands = (assay_recipe_operands){0};
+    *operands = (assay_quant_recipe_operands){0};
 }

@@ -24,35 +24,35 @@
 #include "oracle/base/dtype.h"
 #include "oracle/ops/gmm.h"
 
-typedef enum assay_recipe_scales {
+typedef enum assay_quant_recipe_scales {
     ASSAY_SCALES_NONE,
     ASSAY_SCALES_BLOCKS,
     ASSAY_SCALES_ROWS,
     ASSAY_SCALES_COLUMNS
-} assay_recipe_scales;
+} assay_quant_recipe_scales;
 
-typedef struct assay_recipe_operand {
-    assay_recipe_scales scales; /* NONE: it stays as it is */
-    const char *format;         /* BLOCKS: of oracle/base/block_format.h */
-    assay_dtype element;        /* ROWS, COLUMNS: a scale for each */
-} assay_recipe_operand;
+typedef struct assay_quant_recipe_operand {
+    assay_quant_recipe_scales scales; /* NONE: it stays as it is */
+    const char *format;               /* BLOCKS: of oracle/base/block_format.h */
+    assay_dtype element;              /* ROWS, COLUMNS: a scale for each */
+} assay_quant_recipe_operand;
 
 /* Of codes that are gathered over shards; but for the first what a kernel does that has a bug. */
-typedef enum assay_recipe_scales_of {
+typedef enum assay_quant_recipe_scales_of {
     ASSAY_SCALES_OF_SENDER,
     ASSAY_SCALES_OF_NEXT_SHARD,
     ASSAY_SCALES_OF_RECEIVER
-} assay_recipe_scales_of;
+} assay_quant_recipe_scales_of;
 
 typedef struct assay_quant_recipe {
     const char *name;
-    bool wrong;                              /* what a kernel does that has a bug: no case has it */
-    bool folds;                              /* scales of the other operand go onto dy before it is quantised */
-    bool parts_experts;                      /* wrong: in a MoE block scales by column are of one expert each */
-    bool joins_parts;                        /* wrong: scales are of all parts of a product, not of each its own */
-    assay_recipe_operand x, w;               /* forward; backward goes on from their codes */
-    assay_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
-    assay_recipe_scales_of scales_of;
+    bool wrong;                      /* what a kernel does that has a bug: no case has it */
+    bool folds;                      /* scales of the other operand go onto dy before it is quantised */
+    bool parts_experts;              /* wrong: in a MoE block scales by column are of one expert each */
+    bool joins_parts;                /* wrong: scales are of all parts of a product, not of each its own */
+    assay_quant_recipe_operand x, w; /* forward; backward goes on from their codes */
+    assay_quant_recipe_operand dx_dy, dw_x, dw_dy; /* of dx = dy w^T and dw = x^T dy */
+    assay_quant_recipe_scales_of scales_of;
 } assay_quant_recipe;
 
 const assay_quant_recipe *assay_quant_recipe_by_name(const char *name); /* NULL: there is none */
@@ -64,41 +64,42 @@ typedef struct assay_calibration {
     double factor, fixed;
 } assay_calibration;
 
-typedef struct assay_recipe_config {
+typedef struct assay_quant_recipe_config {
     const assay_quant_recipe *recipe; /* NULL: none */
     bool powers;                      /* scales of blocks are powers of two */
     assay_dtype type;
     assay_calibration x, w, dy;
-} assay_recipe_config;
+} assay_quant_recipe_config;
 
 /* "absmax", "absmax,0.9", "fixed,2.5" or "fixed,-2.5,2.5"; false: it is none of these. */
 bool assay_calibration_of(const char *text, assay_calibration *calibration);
 
 /* A matrix [rows,columns] by row or column as `how` says: elements as numbers, and the scale of each. how NULL, or of NONE: x
  * itself with scales of 1. */
-assay_status assay_recipe_codes(assay_context *ctx, double *codes, double *scale, const double *x, int64_t rows,
-                                int64_t columns, const assay_recipe_operand *how, const assay_calibration *calibration,
-                                const assay_recipe_config *config);
+assay_status assay_quant_recipe_codes(assay_context *ctx, double *codes, double *scale, const double *x, int64_t rows,
+                                      int64_t columns, const assay_quant_recipe_operand *how,
+                                      const assay_calibration *calibration, const assay_quant_recipe_config *config);
 
 /* x [M,K], w [G,K,N] and dy [M,N] (NULL: forward alone). What a kernel computed itself has a spread (quantised_spread.h):
  * one standard deviation of each number; NULL: it is given, and so exact. */
-typedef struct assay_recipe_given {
+typedef struct assay_quant_recipe_given {
     const double *x, *w, *dy;
     const double *x_spread, *dy_spread;
     const int32_t *group_sizes;
-} assay_recipe_given;
+} assay_quant_recipe_given;
 
 enum { ASSAY_RECIPE_STORAGE = 16 };
 
 /* What each product takes. Where nothing is quantised it is what is given. */
-typedef struct assay_recipe_operands {
+typedef struct assay_quant_recipe_operands {
     const double *x, *w;
     const double *dx_dy, *dx_w;
     const double *dw_x, *dw_dy;
     double *storage[ASSAY_RECIPE_STORAGE];
-} assay_recipe_operands;
+} assay_quant_recipe_operands;
 
 /* Starts zeroed; rows [0,m) of x and dy are finite and count for scales. Without dy what backward takes of it is NULL. */
-assay_status assay_recipe_quantise(assay_context *ctx, assay_recipe_operands *operands, const assay_recipe_given *given,
-                                   const assay_gmm_dims *dims, const assay_recipe_config *config);
-void assay_recipe_operands_free(assay_recipe_operands *operands); /* safe on a zeroed struct */
+assay_status assay_quant_recipe_quantise(assay_context *ctx, assay_quant_recipe_operands *operands,
+                                         const assay_quant_recipe_given *given, const assay_gmm_dims *dims,
+                                         const assay_quant_recipe_config *config);
+void assay_quant_recipe_operands_free(assay_quant_recipe_operands *operands); /* safe on a zeroed struct */

@@ -70,7 +70,7 @@ assay_status quad_evaluate(assay_context *ctx, quad_form *form, const void *conf
 /* The forms, by what `config` points to. Their tensors are those of the operation of the name. */
 typedef struct quad_gmm_config {
     assay_gmm_config gmm;
-    assay_recipe_config recipe; /* its recipe is NULL: none */
+    assay_quant_recipe_config recipe; /* its recipe is NULL: none */
 } quad_gmm_config;
 
 /* A MoE block, and how it is spread over a mesh; a zeroed sharding is one device. */

@@ -115,7 +115,7 @@ typedef enum quad_exchange {
 
 /* Which copies of tokens each shard of a mesh sorts, and which its experts compute, in one part after the other: chunks
  * of the sequence, or microbatches. M shards, C parts. */
-typedef struct quad_spread {
+typedef struct quad_sharding {
     quad_exchange exchange;
     int64_t shards, expert_shards, hidden_shards, experts, local_experts, per_token;
     int64_t chunks, microbatches, parts;
@@ -128,21 +128,21 @@ typedef struct quad_spread {
     int32_t *local_order;   /* [M,C,buffer]: local_sorted_indices */
     int32_t *local_sizes;   /* [M,C,E/P]: rows of each of its experts */
     int32_t *choices;       /* [M,C,buffer]: the choice (token * K + k) in each row after that, -1: none */
-} quad_spread;
+} quad_sharding;
 
 /* The tape's; NULL after an error. selected: what copies are sorted by. microbatches: of the batch-split schedule; 0: there is none. */
-const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
-                                    const int32_t *selected);
+const quad_sharding *quad_sharding_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
+                                        const int32_t *selected);
 /* The shard at a place of the expert axis that is like this one else. */
-int64_t quad_spread_peer(const quad_spread *spread, int64_t shard, int64_t index);
+int64_t quad_sharding_peer(const quad_sharding *spread, int64_t shard, int64_t index);
 /* The token at a place of what a shard sorts of a part. */
-int64_t quad_spread_token(const quad_spread *spread, int64_t shard, int64_t part, int64_t place);
+int64_t quad_sharding_token(const quad_sharding *spread, int64_t shard, int64_t part, int64_t place);
 /* The choice (token * K + k) at a place of what it has sorted; -1: none. */
-int64_t quad_spread_choice(const quad_spread *spread, int64_t shard, int64_t part, int64_t place);
+int64_t quad_sharding_choice(const quad_sharding *spread, int64_t shard, int64_t part, int64_t place);
 /* [M,C,last], or [M,last] without parts. */
-assay_shape quad_spread_shape(const quad_spread *spread, int64_t last);
+assay_shape quad_sharding_shape(const quad_sharding *spread, int64_t last);
 /* The routed experts' y, and their checkpoints in the rows of each shard. experts [T,K]: whose weights a choice has. */
-quad_node quad_spread_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
-                              const int32_t *experts, const quad_spread *spread);
+quad_node quad_sharding_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
+                                const int32_t *experts, const quad_sharding *spread);
 
 #endif

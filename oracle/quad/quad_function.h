@@ -23,9 +23,9 @@ typedef struct quad_call {
     quad_tape *t;
     const assay_function_view *view;
     const assay_function_config *config;
-    const assay_mla_config *mla;         /* config's */
-    const assay_routing_config *routing; /* config's */
-    const assay_recipe_config *recipe;   /* config's */
+    const assay_mla_config *mla;             /* config's */
+    const assay_routing_config *routing;     /* config's */
+    const assay_quant_recipe_config *recipe; /* config's */
     assay_batch_split_sizes s;
     int64_t factor;
     quad_of_weight *of_weight;                       /* of the function; NULL: it is none on all weights */

@@ -41,7 +41,7 @@ static quad cut_off(small_type t, quad x)
     return nearest(t, fabsq(x) > t.most ? copysignq(t.most, x) : x);
 }
 
-static bool counts(const quad_recipe_matrix *m, const assay_recipe_operand *how, int64_t row)
+static bool counts(const quad_recipe_matrix *m, const assay_quant_recipe_operand *how, int64_t row)
 {
     return m->group[row] >= 0 || (m->counts_all && how->scales != ASSAY_SCALES_BLOCKS);
 }
@@ -58,14 +58,14 @@ static void matrix_free(quad_recipe_matrix *m)
     free(m->numbers);
 }
 
-static quad taken(const assay_recipe_config *r, const assay_recipe_operand *how, quad x)
+static quad taken(const assay_quant_recipe_config *r, const assay_quant_recipe_operand *how, quad x)
 {
     return nearest(type_of(how->scales == ASSAY_SCALES_BLOCKS ? ASSAY_FLOAT32 : r->type), x);
 }
 
 /* Of what shares element i's scale: of its row or column, a block of BLOCK columns, or of BLOCK rows of a group. */
-static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_config *r, const assay_recipe_operand *how,
-                           int64_t i, const int64_t *place)
+static quad largest_beside(const quad_recipe_matrix *m, const assay_quant_recipe_config *r,
+                           const assay_quant_recipe_operand *how, int64_t i, const int64_t *place)
 {
     quad largest = 0;
     const int64_t row = i / m->columns, column = i % m->columns;
@@ -85,7 +85,7 @@ static quad largest_beside(const quad_recipe_matrix *m, const assay_recipe_confi
     return largest;
 }
 
-static quad scale_of(const assay_recipe_config *r, const assay_recipe_operand *how,
+static quad scale_of(const assay_quant_recipe_config *r, const assay_quant_recipe_operand *how,
                      const assay_calibration *calibration, quad largest)
 {
     const small_type float32 = type_of(ASSAY_FLOAT32), type = type_of(r->type);
@@ -102,8 +102,8 @@ static quad scale_of(const assay_recipe_config *r, const assay_recipe_operand *h
     return s < nearest(type, sqrtq(ldexpq(1, type.least))) ? 1 : s;
 }
 
-static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const assay_recipe_config *r,
-                             const assay_recipe_operand *how, const assay_calibration *calibration)
+static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const assay_quant_recipe_config *r,
+                             const assay_quant_recipe_operand *how, const assay_calibration *calibration)
 {
     const int64_t count = m->rows * m->columns;
     const bool blocks = how->scales == ASSAY_SCALES_BLOCKS;
@@ -134,7 +134,7 @@ static assay_status quantise(assay_context *ctx, quad_recipe_matrix *m, const as
     return ASSAY_OK;
 }
 
-assay_status quad_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,
+assay_status quad_quantise_gradient(assay_context *ctx, const assay_quant_recipe_config *recipe, int64_t rows,
                                     int64_t columns, const quad *dy, quad *numbers)
 {
     assay_status status;

@@ -17,7 +17,7 @@ typedef struct quad_recipe_matrix {
 /* x [rows,k], w [groups,k,n]; dy [rows,n]. y is of_x w of numbers; dx is of dx_dy's numbers and w's codes, dw of dw_x's and dw_dy's numbers. Starts zeroed
  * but for these. */
 typedef struct quad_recipe_layer {
-    const assay_recipe_config *recipe;
+    const assay_quant_recipe_config *recipe;
     int64_t rows, k, n, groups;
     const int64_t *group; /* of each row */
     const int64_t *set;   /* of each row, or NULL */
@@ -35,7 +35,7 @@ assay_status quad_recipe_take_back(assay_context *ctx, quad_recipe_layer *layer)
 void quad_recipe_free(quad_recipe_layer *layer);
 
 /* codes times scales of dy [rows,columns] as a recipe quantises it for dx. */
-assay_status quad_quantise_gradient(assay_context *ctx, const assay_recipe_config *recipe, int64_t rows,
+assay_status quad_quantise_gradient(assay_context *ctx, const assay_quant_recipe_config *recipe, int64_t rows,
                                     int64_t columns, const quad *dy, quad *numbers);
 
 #endif

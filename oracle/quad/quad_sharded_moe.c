@@ -16,7 +16,7 @@ bool quad_is_sharded(const quad_moe_config *config)
 /* --- losses: each shard's own, of the tokens that it sorts; over parts the mean --- */
 
 static quad_losses losses_of_part(quad_tape *t, const quad_moe_config *config, const quad_router *r,
-                                  const quad_spread *spread, int64_t shard, int64_t part)
+                                  const quad_sharding *spread, int64_t shard, int64_t part)
 {
     const int64_t k = spread->per_token, count = spread->rows * spread->sequence;
     int64_t *tokens = quad_indices(t, count);
@@ -26,7 +26,7 @@ static quad_losses losses_of_part(quad_tape *t, const quad_moe_config *config, c
     own.sequence = spread->sequence;
     if (tokens == NULL || selected == NULL) return (quad_losses){0};
     for (int64_t i = 0; i < count; i++) {
-        tokens[i] = quad_spread_token(spread, shard, part, i);
+        tokens[i] = quad_sharding_token(spread, shard, part, i);
         memcpy(selected + i * k, r->selected + tokens[i] * k, (size_t)k * sizeof *selected);
     }
     const quad_router rows = quad_router_rows(t, r, tokens, count);
@@ -34,7 +34,7 @@ static quad_losses losses_of_part(quad_tape *t, const quad_moe_config *config, c
 }
 
 static quad_losses losses_of_shard(quad_tape *t, const quad_moe_config *config, const quad_router *r,
-                                   const quad_spread *spread, int64_t shard)
+                                   const quad_sharding *spread, int64_t shard)
 {
     quad_losses sum = {0};
     for (int64_t part = 0; part < spread->parts; part++) {
@@ -47,7 +47,7 @@ static quad_losses losses_of_shard(quad_tape *t, const quad_moe_config *config, 
     return sum;
 }
 
-static void put_losses(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_spread *spread)
+static void put_losses(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_sharding *spread)
 {
     const int64_t shards = spread->shards, experts = config->moe.routing.num_experts;
     quad_node *const lists = quad_keep(t, 3 * shards, sizeof *lists);
@@ -77,7 +77,7 @@ static void put_list(quad_tape *t, const char *path, assay_shape shape, const in
 
 /* reshaped_group_sizes: copies that a shard sorts by the shard of their expert; all_shards_group_sizes: those of all
  * shards of its expert axis. */
-static void put_traffic(quad_tape *t, const quad_spread *spread)
+static void put_traffic(quad_tape *t, const quad_sharding *spread)
 {
     const int64_t p = spread->expert_shards, shards = spread->shards;
     int32_t *sent = quad_put_indices(t, "routing/reshaped_group_sizes", assay_shape_of(2, shards, p)), *traffic;
@@ -88,39 +88,39 @@ static void put_traffic(quad_tape *t, const quad_spread *spread)
     if (spread->exchange == QUAD_SAME) return;
     traffic = quad_put_indices(t, "routing/all_shards_group_sizes", assay_shape_of(3, shards, p, p));
     for (int64_t i = 0; traffic != NULL && i < shards * p; i++)
-        memcpy(traffic + i * p, sent + quad_spread_peer(spread, i / p, i % p) * p, (size_t)p * sizeof *sent);
+        memcpy(traffic + i * p, sent + quad_sharding_peer(spread, i / p, i % p) * p, (size_t)p * sizeof *sent);
 }
 
 /* How many choices of each expert a shard sorts, where it sorts them by something else. */
-static void put_choices(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_spread *spread)
+static void put_choices(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_sharding *spread)
 {
     const int64_t experts = config->moe.routing.num_experts, parts = spread->parts;
-    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_spread_shape(spread, experts));
+    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_sharding_shape(spread, experts));
     for (int64_t i = 0; sizes != NULL && i < spread->shards * parts; i++) {
         for (int64_t e = 0; e < experts; e++) sizes[i * experts + e] = 0;
         for (int64_t copy = 0; copy < spread->copies; copy++) {
-            const int64_t token = quad_spread_token(spread, i / parts, i % parts, copy / spread->per_token);
+            const int64_t token = quad_sharding_token(spread, i / parts, i % parts, copy / spread->per_token);
             const int32_t expert = r->selected[token * spread->per_token + copy % spread->per_token];
             if (expert >= 0) sizes[i * experts + expert]++;
         }
     }
 }
 
-static void put_lists(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_spread *spread)
+static void put_lists(quad_tape *t, const quad_moe_config *config, const quad_router *r, const quad_sharding *spread)
 {
     if (config->moe.physical_experts + config->moe.local_num_experts > 0) {
         put_choices(t, config, r, spread);
     } else {
-        put_list(t, "routing/group_sizes", quad_spread_shape(spread, spread->experts), spread->sizes);
+        put_list(t, "routing/group_sizes", quad_sharding_shape(spread, spread->experts), spread->sizes);
     }
-    put_list(t, "routing/sorted_selected_experts", quad_spread_shape(spread, spread->copies), spread->sorted);
-    put_list(t, "routing/local_group_sizes", quad_spread_shape(spread, spread->local_experts), spread->local_sizes);
+    put_list(t, "routing/sorted_selected_experts", quad_sharding_shape(spread, spread->copies), spread->sorted);
+    put_list(t, "routing/local_group_sizes", quad_sharding_shape(spread, spread->local_experts), spread->local_sizes);
     if (spread->expert_shards == 1) return;
     int32_t *id = quad_put_indices(t, "routing/expert_shard_id", assay_shape_of(1, spread->shards));
     for (int64_t shard = 0; id != NULL && shard < spread->shards; shard++)
         id[shard] = (int32_t)(shard / spread->hidden_shards % spread->expert_shards);
     if (spread->exchange == QUAD_GATHER || spread->exchange == QUAD_STAY) return;
-    put_list(t, "routing/local_sorted_indices", quad_spread_shape(spread, spread->buffer), spread->local_order);
+    put_list(t, "routing/local_sorted_indices", quad_sharding_shape(spread, spread->buffer), spread->local_order);
     put_traffic(t, spread);
 }
 
@@ -128,11 +128,11 @@ static void put_lists(quad_tape *t, const quad_moe_config *config, const quad_ro
 
 /* A shard has its part of the columns: of a and b before the second product, of y once what the shards have added up to is
  * scattered. */
-static void put_rows(quad_tape *t, const quad_mlp *m, const quad_spread *spread)
+static void put_rows(quad_tape *t, const quad_mlp *m, const quad_sharding *spread)
 {
     const int64_t rows = spread->parts * spread->buffer, parts = spread->hidden_shards;
     quad_mlp_layout layout = {
-        .rows = quad_spread_shape(spread, spread->buffer), .parts = parts, .count = spread->shards * rows};
+        .rows = quad_sharding_shape(spread, spread->buffer), .parts = parts, .count = spread->shards * rows};
     int64_t *index = parts > 1 ? quad_indices(t, layout.count) : NULL;
     for (int64_t i = 0; index != NULL && i < layout.count; i++)
         index[i] = (i / rows / parts * rows + i % rows) * parts + i / rows % parts;
@@ -141,8 +141,8 @@ static void put_rows(quad_tape *t, const quad_mlp *m, const quad_spread *spread)
 }
 
 /* In the rows of the shards, of which those that have parts of H are one; each quantises by itself what it has. */
-quad_node quad_spread_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
-                              const int32_t *experts, const quad_spread *spread)
+quad_node quad_sharding_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
+                                const int32_t *experts, const quad_sharding *spread)
 {
     const assay_sharding *s = &config->sharding;
     const int64_t k = config->moe.routing.num_experts_per_tok, own = spread->parts * spread->buffer;
@@ -176,9 +176,9 @@ quad_node quad_sharded_experts(quad_tape *t, const quad_moe_config *config, quad
     const int32_t *placed = NULL, *experts = r.selected;
     if (t->status == ASSAY_OK && c->physical_experts > 0) placed = quad_put_replicas(t, c, r.selected);
     if (t->status == ASSAY_OK && c->local_num_experts > 0) placed = experts = quad_local_experts(t, c, r.selected);
-    const quad_spread *spread = quad_spread_make(t, config, 0, placed == NULL ? r.selected : placed);
+    const quad_sharding *spread = quad_sharding_make(t, config, 0, placed == NULL ? r.selected : placed);
     if (spread == NULL) return 0;
     put_losses(t, config, &r, spread);
     put_lists(t, config, &r, spread);
-    return quad_spread_experts(t, config, x, &r, experts, spread);
+    return quad_sharding_experts(t, config, x, &r, experts, spread);
 }

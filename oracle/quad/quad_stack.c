@@ -57,11 +57,11 @@ static const quad_pieces *microbatches(quad_tape *t, const assay_stack_config *c
 
 /* What a recipe quantises of the schedule's experts: rows of each shard's microbatch, [M,f,R]. */
 typedef struct routed_rows {
-    const quad_spread *spread;
+    const quad_sharding *spread;
     int64_t count, *choice, *token, *group; /* of all of them; group: of the shard's own experts, -1: another's */
 } routed_rows;
 
-static void list_rows(quad_tape *t, const quad_spread *s, routed_rows *r)
+static void list_rows(quad_tape *t, const quad_sharding *s, routed_rows *r)
 {
     *r = (routed_rows){.spread = s, .count = s->shards * s->parts * s->copies};
     r->choice = quad_indices(t, r->count);
@@ -73,7 +73,7 @@ static void list_rows(quad_tape *t, const quad_spread *s, routed_rows *r)
             const int64_t i = at * s->copies + row;
             while (expert < s->local_experts && row >= end)
                 end += ++expert < s->local_experts ? s->local_sizes[at * s->local_experts + expert] : 0;
-            r->choice[i] = quad_spread_choice(s, at / s->parts, at % s->parts, row);
+            r->choice[i] = quad_sharding_choice(s, at / s->parts, at % s->parts, row);
             r->token[i] = r->choice[i] < 0 ? -1 : r->choice[i] / s->per_token;
             r->group[i] = expert < s->local_experts ? expert : -1;
         }
@@ -84,7 +84,7 @@ static void list_rows(quad_tape *t, const quad_spread *s, routed_rows *r)
 static quad_node experts(quad_tape *t, const assay_stack_config *c, const routed_rows *r, quad_node x,
                          quad_node kernels)
 {
-    const quad_spread *s = r->spread;
+    const quad_sharding *s = r->spread;
     const int64_t pieces = s->shards * s->parts, width = quad_rows(t, kernels) / s->expert_shards;
     quad_node *parts = quad_keep(t, pieces, sizeof *parts);
     for (int64_t at = 0; parts != NULL && at < pieces; at++) {
@@ -100,7 +100,7 @@ static quad_node experts(quad_tape *t, const assay_stack_config *c, const routed
 }
 
 /* The routed experts by a recipe: h is weighed before it is quantised. */
-static quad_node quantised_experts(quad_tape *t, const assay_stack_config *c, const quad_spread *spread, quad_node x,
+static quad_node quantised_experts(quad_tape *t, const assay_stack_config *c, const quad_sharding *spread, quad_node x,
                                    const quad_router *router)
 {
     const quad_moe_config both = {.moe = c->moe};
@@ -169,9 +169,9 @@ static quad_node batch_split(quad_tape *t, const assay_stack_config *c, quad_nod
     const quad_moe_config both = {.moe = c->moe, .sharding = {.mesh = c->sharding.mesh, .weight_before_wo = true}};
     const bool quantises = c->moe.recipe.recipe != NULL;
     const quad_router r = route_by_recipe(t, c, x);
-    const quad_spread *spread = quad_spread_make(t, &both, c->batch_split_factor, r.selected);
+    const quad_sharding *spread = quad_sharding_make(t, &both, c->batch_split_factor, r.selected);
     if (spread == NULL) return 0;
-    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_spread_shape(spread, spread->local_experts));
+    int32_t *sizes = quad_put_indices(t, "routing/group_sizes", quad_sharding_shape(spread, spread->local_experts));
     for (int64_t i = 0; sizes != NULL && i < spread->shards * spread->parts * spread->local_experts; i++)
         sizes[i] = spread->local_sizes[i];
     if (quantises) {
@@ -179,7 +179,7 @@ static quad_node batch_split(quad_tape *t, const assay_stack_config *c, quad_nod
         t->pieces = NULL; /* rows of experts are their shards' */
         return quad_add(t, quantised_experts(t, c, spread, x, &r), shared);
     }
-    return quad_add(t, quad_spread_experts(t, &both, x, &r, r.selected, spread), quad_shared_of(t, &c->moe, x));
+    return quad_add(t, quad_sharding_experts(t, &both, x, &r, r.selected, spread), quad_shared_of(t, &c->moe, x));
 }
 
 static quad_node moe(quad_tape *t, const assay_stack_config *c, quad_node x)

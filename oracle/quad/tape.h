@@ -141,14 +141,14 @@ typedef struct quad_layer {
     quad_node x, w;
     int64_t groups; /* 0 is 1 */
     const int64_t *group;
-    const assay_recipe_config *recipe; /* NULL: none */
+    const assay_quant_recipe_config *recipe; /* NULL: none */
     const int64_t *set; /* by a recipe rows have no scale together with those of another set; NULL: all are of one */
     int64_t shards;     /* so many as have a part of the groups each, with scales of their own; 0 is 1 */
     bool counts_all;    /* by a recipe rows of no group count for scales, but for those of blocks */
 } quad_layer;
 quad_node quad_linear(quad_tape *t, quad_layer layer);
 /* x, of which the gradient is quantised as a recipe does it for dx. */
-quad_node quad_quantised_gradient(quad_tape *t, quad_node x, const assay_recipe_config *recipe);
+quad_node quad_quantised_gradient(quad_tape *t, quad_node x, const assay_quant_recipe_config *recipe);
 /* What h is once it is codes and scales, which may be asked for; the gradient passes as it is. */
 quad_node quad_requantise(quad_tape *t, quad_node h, const assay_quantize_config *config, quad_node *codes,
                           quad_node *scale);

@@ -13,7 +13,7 @@ typedef struct linear {
     const quad_tensor *stream; /* weights that are read a group at a time, from `offset` on; NULL: they are in memory */
     int64_t offset;
     quad_recipe_layer *by; /* by a recipe */
-    assay_recipe_config recipe;
+    assay_quant_recipe_config recipe;
 } linear;
 
 /* What the three products take: y = x w, dx = dx_dy dx_w^T, dw = dw_x^T dw_dy. */
@@ -266,10 +266,10 @@ static void quantised_back(quad_tape *t, const quad_record *y)
     free(numbers);
 }
 
-quad_node quad_quantised_gradient(quad_tape *t, quad_node x, const assay_recipe_config *recipe)
+quad_node quad_quantised_gradient(quad_tape *t, quad_node x, const assay_quant_recipe_config *recipe)
 {
     const quad_node y = quad_taken_as(t, x, quad_values(t, x));
-    assay_recipe_config *with = quad_keep(t, 1, sizeof *with);
+    assay_quant_recipe_config *with = quad_keep(t, 1, sizeof *with);
     if (y == 0 || with == NULL) return 0;
     *with = *recipe;
     t->records[y].back = quantised_back;

@@ -74,7 +74,7 @@ void fuzz_write_fixture(const char *path, bool small)
                                .type = ASSAY_BFLOAT16,
                                .shape = assay_shape_of(1, (int64_t)3),
                                .labels = {"E"}};
-    const assay_recipe recipe = {.fill = {.distribution = ASSAY_NORMAL, .scale = 0.5}, .seed = 3};
+    const assay_random_recipe recipe = {.fill = {.distribution = ASSAY_NORMAL, .scale = 0.5}, .seed = 3};
     fuzz_require(assay_fixture_create(&ctx, path, &writer) == ASSAY_OK, ctx.message);
     fuzz_require(assay_fixture_set_text(&ctx, writer, "kind", "golden") == ASSAY_OK, ctx.message);
     fuzz_require(assay_fixture_set_text(&ctx, writer, "case", "mlp/silu") == ASSAY_OK, ctx.message);

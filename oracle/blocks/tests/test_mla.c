@@ -78,7 +78,7 @@ static assay_mla_config by_recipe(const char *name)
     const assay_calibration absmax = {.factor = 1};
     assay_mla_config config = LARGE;
     config.heads = 6;
-    config.recipe = (assay_recipe_config){
+    config.recipe = (assay_quant_recipe_config){
         .recipe = assay_quant_recipe_by_name(name), .type = ASSAY_BFLOAT16, .x = absmax, .w = absmax, .dy = absmax};
     assert_non_null(config.recipe.recipe);
     return config;

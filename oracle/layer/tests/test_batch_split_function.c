@@ -36,7 +36,7 @@ static assay_function_config config_by(const assay_batch_split_function *f, cons
 {
     assay_function_config config = config_of(f);
     if (!assay_function_quantises(f)) return config;
-    config.recipe = (assay_recipe_config){
+    config.recipe = (assay_quant_recipe_config){
         .recipe = assay_quant_recipe_by_name(recipe), .type = ASSAY_BFLOAT16, .x = {1, 0}, .w = {1, 0}, .dy = {1, 0}};
     return config;
 }

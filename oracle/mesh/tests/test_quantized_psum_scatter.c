@@ -25,11 +25,11 @@ static void fill(double *values, int64_t count, uint64_t seed)
     }
 }
 
-static assay_recipe_config config_of(const char *recipe)
+static assay_quant_recipe_config config_of(const char *recipe)
 {
-    assay_recipe_config config = {.recipe = recipe == NULL ? NULL : assay_quant_recipe_by_name(recipe),
-                                  .type = ASSAY_BFLOAT16,
-                                  .dy = {.factor = 1}};
+    assay_quant_recipe_config config = {.recipe = recipe == NULL ? NULL : assay_quant_recipe_by_name(recipe),
+                                        .type = ASSAY_BFLOAT16,
+                                        .dy = {.factor = 1}};
     assert_true(recipe == NULL || config.recipe != NULL);
     return config;
 }
@@ -39,7 +39,7 @@ static void backward(double *dx, const double *dy, const assay_mesh *mesh, int64
 {
     assay_context ctx = assay_context_default(threads);
     const assay_psum_scatter_dims of_shard = {rows, COLUMNS};
-    const assay_recipe_config config = config_of(recipe);
+    const assay_quant_recipe_config config = config_of(recipe);
     assay_fill_nan(dx, MOST);
     assert_ok(&ctx, assay_quantized_psum_scatter_backward(&ctx, dx, dy, &of_shard, mesh, ASSAY_AXIS_EXPERT, &config));
 }
@@ -66,7 +66,7 @@ TEST(every_shard_gets_what_one_shard_makes_of_all_rows)
 TEST(reports_every_failed_allocation)
 {
     static double dy[MOST], dx[MOST];
-    const assay_recipe_config config = config_of("fp8_full");
+    const assay_quant_recipe_config config = config_of("fp8_full");
     fill(dy, MOST, 1);
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);

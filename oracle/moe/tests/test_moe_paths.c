@@ -141,11 +141,11 @@ static moe_case full_case(int variant)
         c.config.weight_on_input = true;
         break;
     case RECIPE:
-        c.config.recipe = (assay_recipe_config){.recipe = assay_quant_recipe_by_name("fp8_full"),
-                                                .type = ASSAY_BFLOAT16,
-                                                .x = absmax,
-                                                .w = absmax,
-                                                .dy = absmax};
+        c.config.recipe = (assay_quant_recipe_config){.recipe = assay_quant_recipe_by_name("fp8_full"),
+                                                      .type = ASSAY_BFLOAT16,
+                                                      .x = absmax,
+                                                      .w = absmax,
+                                                      .dy = absmax};
         break;
     default:
         break;

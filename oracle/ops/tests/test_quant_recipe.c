@@ -10,20 +10,20 @@ enum { ROWS = 7, WIDTH = 5, GROUPS = 2, WEIGHTS = GROUPS * WIDTH * WIDTH };
 static const assay_gmm_dims dims = {.m = ROWS, .k = WIDTH, .n = WIDTH, .groups = GROUPS};
 static const int32_t sizes[GROUPS] = {4, 3};
 
-static assay_recipe_config config_of(const char *recipe)
+static assay_quant_recipe_config config_of(const char *recipe)
 {
-    assay_recipe_config config = {.recipe = assay_quant_recipe_by_name(recipe), .type = ASSAY_BFLOAT16};
+    assay_quant_recipe_config config = {.recipe = assay_quant_recipe_by_name(recipe), .type = ASSAY_BFLOAT16};
     assert_non_null(config.recipe);
     config.x = config.w = config.dy = (assay_calibration){.factor = 1};
     return config;
 }
 
-static assay_status quantise(assay_context *ctx, assay_recipe_operands *o, const double *x, const double *w,
+static assay_status quantise(assay_context *ctx, assay_quant_recipe_operands *o, const double *x, const double *w,
                              const double *dy, const int32_t *groups, const assay_gmm_dims *of,
-                             const assay_recipe_config *config)
+                             const assay_quant_recipe_config *config)
 {
-    const assay_recipe_given given = {.x = x, .w = w, .dy = dy, .group_sizes = groups};
-    return assay_recipe_quantise(ctx, o, &given, of, config);
+    const assay_quant_recipe_given given = {.x = x, .w = w, .dy = dy, .group_sizes = groups};
+    return assay_quant_recipe_quantise(ctx, o, &given, of, config);
 }
 
 /* Numbers that the small types have, with their largest in every row, and in every column of each group. */
@@ -40,15 +40,15 @@ TEST(blocks_begin_with_each_group)
     static const int32_t of_groups[] = {2, 1};
     static const double x[] = {448, 17, 17}, dy[] = {1, 1, 1}, w[] = {1, 1};
     assay_context ctx = assay_context_default(1);
-    assay_recipe_operands o;
-    assay_recipe_config config = config_of("deepseek_v3");
+    assay_quant_recipe_operands o;
+    assay_quant_recipe_config config = config_of("deepseek_v3");
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.dw_x[1] == 16 && fabs(o.dw_x[2] - 17) < 1e-5 && o.x == x);
-    assay_recipe_operands_free(&o);
+    assay_quant_recipe_operands_free(&o);
     config.recipe = NULL;
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, of_groups, &small, &config));
     assert_true(o.dx_dy == dy && o.dw_dy == dy && o.dw_x == x && o.dx_w == w && o.w == w);
-    assay_recipe_operands_free(&o);
+    assay_quant_recipe_operands_free(&o);
 }
 
 /* bfloat16: 3 / 448 is stored as 219 / 2^15; a fixed range cuts off, and a scale too small is 1. */
@@ -58,16 +58,16 @@ TEST(each_step_is_rounded_to_the_tensors_type)
     static const int32_t one[] = {1};
     static const double x[] = {3, 1}, dy[] = {0x1p-80}, w[] = {448, 448};
     assay_context ctx = assay_context_default(1);
-    assay_recipe_operands o;
-    assay_recipe_config config = config_of("fp8_full");
+    assay_quant_recipe_operands o;
+    assay_quant_recipe_config config = config_of("fp8_full");
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] == 448 * 219 * 0x1p-15);
     assert_true(o.dw_x[1] == 144 && o.dx_dy[0] == 0);
-    assay_recipe_operands_free(&o);
+    assay_quant_recipe_operands_free(&o);
     config.x.fixed = 2;
     assert_ok(&ctx, quantise(&ctx, &o, x, w, dy, one, &small, &config));
     assert_true(o.dw_x[0] == 448 && o.x[0] < 2.01);
-    assay_recipe_operands_free(&o);
+    assay_quant_recipe_operands_free(&o);
 }
 
 TEST(calibrations_are_read)
@@ -93,15 +93,15 @@ TEST(reports_every_failed_allocation)
     static const char *const recipes[] = {"deepseek_v3", "fp8_full"};
     for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) {
         double x[ROWS * WIDTH], w[WEIGHTS];
-        const assay_recipe_config config = config_of(recipes[i]);
+        const assay_quant_recipe_config config = config_of(recipes[i]);
         fill(x, ROWS, 448);
         fill(w, WEIGHTS / WIDTH, 448);
         for (int64_t n = 0;; n++) {
             assay_context ctx = assay_context_default(1);
-            assay_recipe_operands o;
+            assay_quant_recipe_operands o;
             assay_fail_allocation(n);
             const assay_status status = quantise(&ctx, &o, x, w, x, sizes, &dims, &config);
-            if (status == ASSAY_OK) assay_recipe_operands_free(&o);
+            if (status == ASSAY_OK) assay_quant_recipe_operands_free(&o);
             if (had_memory(&ctx, status)) break;
         }
     }

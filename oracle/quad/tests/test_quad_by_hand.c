@@ -19,9 +19,9 @@ static assay_rope_config rope_of(int64_t dim, bool yarn, int64_t original)
 }
 
 /* Scales are powers of two, so numbers with few bits stay. */
-static assay_recipe_config powers(void)
+static assay_quant_recipe_config powers(void)
 {
-    return (assay_recipe_config){
+    return (assay_quant_recipe_config){
         .recipe = assay_quant_recipe_by_name("deepseek_v3"), .powers = true, .type = ASSAY_FLOAT32};
 }
 

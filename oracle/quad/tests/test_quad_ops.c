@@ -143,7 +143,8 @@ TEST(test_quantised_gmm)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         quad_case c;
         const assay_gmm_config sizes = {.dims = {.m = 3, .k = 1, .n = 1, .groups = 2}};
-        assay_recipe_config recipe = {.recipe = assay_quant_recipe_by_name(table[i].recipe), .type = table[i].type};
+        assay_quant_recipe_config recipe = {.recipe = assay_quant_recipe_by_name(table[i].recipe),
+                                            .type = table[i].type};
         recipe.x = recipe.w = recipe.dy = (assay_calibration){.factor = 1};
         case_start(&c, 1);
         case_values(&c, "inputs/lhs", table[i].x, DIMS(3, 1));

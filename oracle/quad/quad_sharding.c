@@ -5,7 +5,7 @@
 #include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 
-static void set_sizes(quad_tape *t, quad_spread *s, const quad_moe_config *config, int64_t microbatches)
+static void set_sizes(quad_tape *t, quad_sharding *s, const quad_moe_config *config, int64_t microbatches)
 {
     const assay_sharding *sharding = &config->sharding;
     const assay_routing_config *routing = &config->moe.routing;
@@ -56,25 +56,25 @@ static void set_sizes(quad_tape *t, quad_spread *s, const quad_moe_config *confi
 }
 
 /* The place among those shards that differ in more than their part of the hidden dimension; and on the expert axis. */
-static int64_t token_shard(const quad_spread *s, int64_t shard)
+static int64_t token_shard(const quad_sharding *s, int64_t shard)
 {
     return shard / s->hidden_shards;
 }
 
-static int64_t expert_index(const quad_spread *s, int64_t shard)
+static int64_t expert_index(const quad_sharding *s, int64_t shard)
 {
     return token_shard(s, shard) % s->expert_shards;
 }
 
-int64_t quad_spread_peer(const quad_spread *s, int64_t shard, int64_t index)
+int64_t quad_sharding_peer(const quad_sharding *s, int64_t shard, int64_t index)
 {
     return shard + (index - expert_index(s, shard)) * s->hidden_shards;
 }
 
-int64_t quad_spread_token(const quad_spread *s, int64_t shard, int64_t part, int64_t place)
+int64_t quad_sharding_token(const quad_sharding *s, int64_t shard, int64_t part, int64_t place)
 {
     const int64_t row = place / s->sequence, position = place % s->sequence;
-    const int64_t gathered = quad_spread_peer(s, shard, row / s->own_rows);
+    const int64_t gathered = quad_sharding_peer(s, shard, row / s->own_rows);
     const int64_t owner = s->exchange == QUAD_GATHER ? token_shard(s, gathered)
                           : s->exchange == QUAD_SAME ? 0
                           : s->exchange == QUAD_STAY ? token_shard(s, shard) / s->expert_shards
@@ -84,18 +84,18 @@ int64_t quad_spread_token(const quad_spread *s, int64_t shard, int64_t part, int
 }
 
 /* The choice that a copy in a shard's list is; of no copy, -1, none. */
-static int64_t choice_of(const quad_spread *s, int64_t shard, int64_t part, int64_t copy)
+static int64_t choice_of(const quad_sharding *s, int64_t shard, int64_t part, int64_t copy)
 {
     if (copy < 0) return -1;
-    return quad_spread_token(s, shard, part, copy / s->per_token) * s->per_token + copy % s->per_token;
+    return quad_sharding_token(s, shard, part, copy / s->per_token) * s->per_token + copy % s->per_token;
 }
 
-int64_t quad_spread_choice(const quad_spread *s, int64_t shard, int64_t part, int64_t place)
+int64_t quad_sharding_choice(const quad_sharding *s, int64_t shard, int64_t part, int64_t place)
 {
     return choice_of(s, shard, part, s->sorted[(shard * s->parts + part) * s->copies + place]);
 }
 
-static void sort_copies(quad_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *keys)
+static void sort_copies(quad_sharding *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *keys)
 {
     const int64_t at = shard * s->parts + part;
     const int64_t own_first = expert_index(s, shard) * s->local_experts;
@@ -107,14 +107,14 @@ static void sort_copies(quad_spread *s, const int32_t *selected, int64_t shard, 
     quad_sort_by_expert(s->copies, keys, s->experts, s->sorted + at * s->copies, s->sizes + at * s->experts);
 }
 
-static bool is_own(const quad_spread *s, const int32_t *selected, int64_t shard, int64_t choice)
+static bool is_own(const quad_sharding *s, const int32_t *selected, int64_t shard, int64_t choice)
 {
     return choice >= 0 && selected[choice] / s->local_experts == expert_index(s, shard);
 }
 
 /* came [buffer]: the choice in each row as a shard gets them, -1 where there is none of its experts: those that its
  * expert axis sends, sender by sender, until the buffer is full; or its own of what it has sorted itself. */
-static void receive(const quad_spread *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *came)
+static void receive(const quad_sharding *s, const int32_t *selected, int64_t shard, int64_t part, int32_t *came)
 {
     int64_t row = 0;
     for (int64_t i = 0; i < s->buffer; i++) came[i] = -1;
@@ -123,7 +123,7 @@ static void receive(const quad_spread *s, const int32_t *selected, int64_t shard
         if (is_own(s, selected, shard, choice)) came[i] = (int32_t)choice;
     }
     for (int64_t index = 0; s->exchange == QUAD_SEND && index < s->expert_shards; index++) {
-        const int64_t sender = quad_spread_peer(s, shard, index);
+        const int64_t sender = quad_sharding_peer(s, shard, index);
         for (int64_t i = 0; i < s->copies; i++) {
             const int64_t choice = choice_of(s, sender, part, s->sorted[(sender * s->parts + part) * s->copies + i]);
             if (is_own(s, selected, shard, choice) && row < s->buffer) came[row++] = (int32_t)choice;
@@ -133,7 +133,7 @@ static void receive(const quad_spread *s, const int32_t *selected, int64_t shard
 
 /* Rows by the shard's experts, what belongs to none of them last. keys [buffer] and sizes [local_experts+1] are
  * scratch. */
-static void sort_received(quad_spread *s, const int32_t *selected, int64_t at, const int32_t *came, int32_t *keys,
+static void sort_received(quad_sharding *s, const int32_t *selected, int64_t at, const int32_t *came, int32_t *keys,
                           int32_t *sizes)
 {
     const int64_t local = s->local_experts;
@@ -144,7 +144,7 @@ static void sort_received(quad_spread *s, const int32_t *selected, int64_t at, c
     for (int64_t row = 0; row < s->buffer; row++) choices[row] = came[s->exchange == QUAD_STAY ? row : order[row]];
 }
 
-static void alloc_lists(quad_tape *t, quad_spread *s)
+static void alloc_lists(quad_tape *t, quad_sharding *s)
 {
     const struct {
         int32_t **list;
@@ -162,12 +162,12 @@ static void alloc_lists(quad_tape *t, quad_spread *s)
     }
 }
 
-const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
-                                    const int32_t *selected)
+const quad_sharding *quad_sharding_make(quad_tape *t, const quad_moe_config *config, int64_t microbatches,
+                                        const int32_t *selected)
 {
-    quad_spread *s = quad_keep(t, 1, sizeof *s);
+    quad_sharding *s = quad_keep(t, 1, sizeof *s);
     if (s == NULL) return NULL;
-    *s = (quad_spread){0};
+    *s = (quad_sharding){0};
     set_sizes(t, s, config, microbatches);
     if (t->status == ASSAY_OK) alloc_lists(t, s);
     int32_t *came = quad_keep(t, s->buffer, sizeof *came), *sizes = quad_keep(t, s->local_experts + 1, sizeof *sizes);
@@ -181,7 +181,7 @@ const quad_spread *quad_spread_make(quad_tape *t, const quad_moe_config *config,
     return s;
 }
 
-assay_shape quad_spread_shape(const quad_spread *s, int64_t last)
+assay_shape quad_sharding_shape(const quad_sharding *s, int64_t last)
 {
     return s->part_axis ? assay_shape_of(3, s->shards, s->parts, last) : assay_shape_of(2, s->shards, last);
 }
