@@ -271,6 +271,8 @@ static const struct {
      "losses_times_shards last_batch_row_zero"},
     /* of a block's experts */
     {"gmm mlp mla gqa", "recipe_scales_of_each_expert"},
+    /* of experts whose width is over shards, or their embedding in chunks, by a recipe: cases of moe */
+    {"gmm mlp mla gqa deepseek_layer deepseek_stack decoder_stack batch_split", "recipe_scales_of_all_parts"},
     /* no gate and up */
     {"gmm mla", "operand_scales_of_up_for_gate operand_scales_interleaved operand_tensor_scale_of_gate "
                 "operand_tensor_scale_of_larger"},
