@@ -24,6 +24,11 @@ double assay_erfc(double x)
     return Sleef_cinz_erfcd1_u15purec(x);
 }
 
+double assay_tanh(double x)
+{
+    return Sleef_cinz_tanhd1_u10purec(x);
+}
+
 double assay_sin(double x)
 {
     return Sleef_cinz_sind1_u10purec(x);

@@ -12,6 +12,7 @@ double assay_exp(double x);
 double assay_log(double x);
 double assay_log1p(double x);
 double assay_erfc(double x); /* within 1.5 ulp */
+double assay_tanh(double x);
 double assay_sin(double x);
 double assay_cos(double x);
 

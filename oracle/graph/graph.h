@@ -17,7 +17,7 @@
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
-enum { GRAPH_TENSORS = 80, GRAPH_STEPS = 48, GRAPH_IN = 6, GRAPH_OUT = 2 };
+enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_IN = 6, GRAPH_OUT = 2 };
 
 typedef enum graph_role {
     GRAPH_WITHIN, /* computed again where backward reads it */
@@ -67,7 +67,17 @@ typedef struct graph_product {
     graph_parts parts;
 } graph_product;
 
+/* Of the kinds that programs are made of (kind_map.c, kind_reduce.c, kind_moves.c, kind_product.c). */
+typedef struct graph_general {
+    int function;                  /* graph_map, graph_binary, graph_reduction */
+    double a, b;                   /* the function's numbers */
+    char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
+    int64_t first;                 /* index along the axis */
+    bool registers;                /* a correct kernel keeps the output in the type of its sums */
+} graph_general;
+
 typedef union graph_parameters {
+    graph_general general;
     graph_product product;      /* linear, expand */
     double number;              /* the factor of scale, the epsilon of a norm */
     assay_gated_mlp_config mlp; /* glu, quantise_hidden, hidden_numbers */
@@ -156,6 +166,15 @@ graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const as
 /* attention_out, named, and lse, named; segment_ids and sinks may be 0. */
 int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
                     const assay_attention_config *config);
+
+/* The same without names, of any letters. */
+int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids,
+                 const assay_attention_config *config);
+/* A step of a kind whose parameters are graph_general. */
+int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,
+                  const graph_general *with);
+/* graph_fused of the output of such a step, which is rounded in the type of sums then. */
+int graph_in_registers(graph *g, int tensor);
 
 /* h of gate and up, or of both in one tensor (up 0). */
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);

@@ -291,13 +291,42 @@ graph_key_value graph_expand(graph *g, int latent, int w, int key_rope, const as
     return (graph_key_value){key, add_output(g, step, 1, row_of(g, "value", "BSNv"))};
 }
 
+static int attention_step(graph *g, const char *axes, const char *lse, const int in[5],
+                          const assay_attention_config *config)
+{
+    graph_step *step = add_step(g, &graph_kind_attention);
+    for (int i = 0; i < 5; i++) step->in[i] = in[i];
+    step->with.attention = *config;
+    graph_fused(g, add_output(g, step, 1, row_of(g, "lse", lse)));
+    return add_output(g, step, 0, row_of(g, "attention_out", axes));
+}
+
 int graph_attention(graph *g, const char *axes, int query, int key, int value, int segment_ids, int sinks,
                     const assay_attention_config *config)
 {
-    graph_step *step = add_step(g, &graph_kind_attention);
-    const int in[GRAPH_IN] = {query, key, value, segment_ids, sinks};
-    for (int i = 0; i < GRAPH_IN; i++) step->in[i] = in[i];
-    step->with.attention = *config;
-    graph_named(g, "lse", graph_fused(g, add_output(g, step, 1, row_of(g, "lse", "BNS"))));
-    return graph_named(g, "attention_out", add_output(g, step, 0, row_of(g, "attention_out", axes)));
+    const int in[] = {query, key, value, segment_ids, sinks};
+    const int out = attention_step(g, axes, "BNS", in, config);
+    graph_named(g, "lse", step_of(g, out)->out[1]);
+    return graph_named(g, "attention_out", out);
+}
+
+int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids,
+                 const assay_attention_config *config)
+{
+    return attention_step(g, axes, lse, (int[]){query, key, value, segment_ids, 0}, config);
+}
+
+int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int *in, int in_count,
+                  const graph_general *with)
+{
+    graph_step *step = add_step(g, kind);
+    for (int i = 0; i < in_count; i++) step->in[i] = in[i];
+    step->with.general = *with;
+    return add_output(g, step, 0, row_of(g, kind->name, axes));
+}
+
+int graph_in_registers(graph *g, int tensor)
+{
+    step_of(g, tensor)->with.general.registers = true;
+    return graph_fused(g, tensor);
 }

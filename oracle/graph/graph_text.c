@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "oracle/graph/graph_kind.h"
+#include "oracle/graph/graph_map.h"
 
 static void glu_text(const assay_gated_mlp_config *mlp, char *text, size_t size)
 {
@@ -27,12 +28,29 @@ static void angles_text(const assay_rope_config *rope, char *text, size_t size)
     if (rope->yarn) snprintf(text + used, size - (size_t)used, ", yarn, factor %g", rope->rope_factor);
 }
 
+/* "silu", "over TE" */
+static void general_text(const graph_kind *kind, const graph_general *with, char *text, size_t size)
+{
+    static const char *const maps[] = {
+#define X(name) #name,
+        GRAPH_MAPS(X)};
+    static const char *const binaries[] = {GRAPH_BINARIES(X)};
+    static const char *const reductions[] = {GRAPH_REDUCTIONS(X)};
+#undef X
+    if (kind == &graph_kind_map) snprintf(text, size, "%s", maps[with->function]);
+    if (kind == &graph_kind_binary) snprintf(text, size, "%s", binaries[with->function]);
+    if (kind == &graph_kind_reduce) snprintf(text, size, "%s over %s", reductions[with->function], with->over);
+    if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp || kind == &graph_kind_running_sum)
+        snprintf(text, size, "over %s", with->over);
+}
+
 void graph_parameters_text(const graph_step *step, char *text, size_t size)
 {
     const graph_kind *kind = step->kind;
     const graph_parameters *with = &step->with;
     const bool product = kind == &graph_kind_linear || kind == &graph_kind_expand;
     text[0] = '\0';
+    general_text(kind, &with->general, text, size);
     if (product && with->product.recipe.recipe != NULL)
         snprintf(text, size, "recipe %s", with->product.recipe.recipe->name);
     if (kind == &graph_kind_rms_norm || kind == &graph_kind_layer_norm)

@@ -1,0 +1,321 @@
+/* Steps of numbers one by one: a function of one, of two that are repeated along the axes that they lack, a choice by a mask. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_axes.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/graph/graph_map.h"
+#include "oracle/ops/activation.h"
+
+enum { PIECE = 1024 };
+
+static int64_t piece_of(int64_t first, int64_t count)
+{
+    return count - first < PIECE ? count - first : PIECE;
+}
+
+static const assay_tensor_row *row_in(const graph_call *c, int i)
+{
+    return &c->graph->tensors[c->step->in[i]].row;
+}
+
+static const assay_tensor_row *row_out(const graph_call *c)
+{
+    return &c->graph->tensors[c->step->out[0]].row;
+}
+
+/* --- y = f(x) --- */
+
+static double value_of(graph_map f, double x, const graph_general *with)
+{
+    switch (f) {
+    case GRAPH_MAP_neg:
+        return -x;
+    case GRAPH_MAP_abs:
+        return fabs(x);
+    case GRAPH_MAP_square:
+        return x * x;
+    case GRAPH_MAP_reciprocal:
+        return 1 / x;
+    case GRAPH_MAP_exp:
+        return assay_exp(x);
+    case GRAPH_MAP_log:
+        return assay_log(x);
+    case GRAPH_MAP_sqrt:
+        return sqrt(x);
+    case GRAPH_MAP_rsqrt:
+        return 1 / sqrt(x);
+    case GRAPH_MAP_tanh:
+        return assay_tanh(x);
+    case GRAPH_MAP_softplus:
+        return (x > 0 ? x : 0) + assay_log1p(assay_exp(-fabs(x)));
+    case GRAPH_MAP_sin:
+        return assay_sin(x);
+    case GRAPH_MAP_cos:
+        return assay_cos(x);
+    default: /* clamp; NaN stays */
+        return x < with->a ? with->a : x > with->b ? with->b : x;
+    }
+}
+
+/* At a bound of clamp the gradient passes; of abs at 0 there is none. */
+static double slope_of(graph_map f, double x, const graph_general *with)
+{
+    const double t = f == GRAPH_MAP_tanh ? assay_exp(-2 * fabs(x)) : 0;
+    switch (f) {
+    case GRAPH_MAP_neg:
+        return -1;
+    case GRAPH_MAP_abs:
+        return x > 0 ? 1 : x < 0 ? -1 : x;
+    case GRAPH_MAP_square:
+        return 2 * x;
+    case GRAPH_MAP_reciprocal:
+        return -1 / (x * x);
+    case GRAPH_MAP_exp:
+        return assay_exp(x);
+    case GRAPH_MAP_log:
+        return 1 / x;
+    case GRAPH_MAP_sqrt:
+        return 0.5 / sqrt(x);
+    case GRAPH_MAP_rsqrt:
+        return -0.5 / (x * sqrt(x));
+    case GRAPH_MAP_tanh: /* 1 - tanh(x)^2, which would lose digits */
+        return 4 * t / ((1 + t) * (1 + t));
+    case GRAPH_MAP_softplus:
+        return assay_sigmoid(x);
+    case GRAPH_MAP_sin:
+        return assay_cos(x);
+    case GRAPH_MAP_cos:
+        return -assay_sin(x);
+    default:
+        return x < with->a || x > with->b ? 0 : x == x ? 1 : x;
+    }
+}
+
+static const assay_activation activations[GRAPH_MAP_COUNT] = {[GRAPH_MAP_sigmoid] = ASSAY_SIGMOID,
+                                                              [GRAPH_MAP_silu] = ASSAY_SILU,
+                                                              [GRAPH_MAP_gelu] = ASSAY_GELU,
+                                                              [GRAPH_MAP_gelu_exact] = ASSAY_GELU_EXACT,
+                                                              [GRAPH_MAP_relu] = ASSAY_RELU};
+
+static bool is_activation(graph_map f)
+{
+    return activations[f] != ASSAY_SILU || f == GRAPH_MAP_silu;
+}
+
+/* How a correct kernel rounds what it computed, before it is stored: nothing where the result is exact. */
+static void round_function(const assay_context *ctx, graph_map f, int64_t count, double *values)
+{
+    const bool exact = f == GRAPH_MAP_neg || f == GRAPH_MAP_abs || f == GRAPH_MAP_relu || f == GRAPH_MAP_clamp;
+    if (!exact) assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, values);
+}
+
+static assay_status map_forward(assay_context *ctx, const graph_call *c)
+{
+    const graph_general *with = &c->step->with.general;
+    const graph_map f = (graph_map)with->function;
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < size; first += PIECE) {
+        const int64_t count = piece_of(first, size);
+        const double *x = c->x[0] + first;
+        double *y = c->y[0] + first;
+        if (is_activation(f)) {
+            assay_activation_many(ctx, activations[f], count, x, y, NULL);
+        } else {
+            for (int64_t i = 0; i < count; i++) y[i] = value_of(f, x[i], with);
+        }
+        round_function(ctx, f, count, y);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status map_backward(assay_context *ctx, const graph_call *c)
+{
+    const graph_general *with = &c->step->with.general;
+    const graph_map f = (graph_map)with->function;
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < size; first += PIECE) {
+        const int64_t count = piece_of(first, size);
+        const double *x = c->x[0] + first;
+        double *dx = c->dx[0] + first;
+        if (is_activation(f)) {
+            assay_activation_many(ctx, activations[f], count, x, NULL, dx);
+        } else {
+            for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
+        }
+        round_function(ctx, f, count, dx);
+        for (int64_t i = 0; i < count; i++) dx[i] *= c->dy[0][first + i];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
+    }
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_map = {.name = "map", .reads = 1, .forward = map_forward, .backward = map_backward};
+
+/* --- y = f(a, b) --- */
+
+/* A kernel that keeps y in registers rounds it there; else the walker rounds what is stored. */
+static void round_result(const assay_context *ctx, const graph_call *c, int64_t count, double *y)
+{
+    if (c->step->with.general.registers) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, count, y);
+}
+
+static double of_both(graph_binary f, double a, double b)
+{
+    switch (f) {
+    case GRAPH_BINARY_add:
+        return a + b;
+    case GRAPH_BINARY_sub:
+        return a - b;
+    case GRAPH_BINARY_mul:
+        return a * b;
+    case GRAPH_BINARY_div:
+        return a / b;
+    case GRAPH_BINARY_maximum:
+        return a > b || a != a ? a : b;
+    default: /* minimum */
+        return a < b || a != a ? a : b;
+    }
+}
+
+/* The slope along operand i. Where both are the same, the gradient of the larger is halved, as PyTorch and JAX do. */
+static double slope_along(graph_binary f, int i, double a, double b)
+{
+    switch (f) {
+    case GRAPH_BINARY_add:
+        return 1;
+    case GRAPH_BINARY_sub:
+        return i == 0 ? 1 : -1;
+    case GRAPH_BINARY_mul:
+        return i == 0 ? b : a;
+    case GRAPH_BINARY_div:
+        return i == 0 ? 1 / b : -a / (b * b);
+    default:
+        return a == b ? 0.5 : ((f == GRAPH_BINARY_maximum) == (a > b)) == (i == 0);
+    }
+}
+
+typedef struct pairs {
+    graph_loop loop;
+    graph_strides strides[2];
+    int64_t step[2];
+} pairs;
+
+static pairs pairs_of(const graph_call *c)
+{
+    pairs p = {.loop = graph_loop_over(row_out(c))};
+    for (int i = 0; i < 2; i++) {
+        p.strides[i] = graph_strides_of(row_in(c, i), row_out(c)->axes);
+        p.step[i] = graph_row_step(&p.loop, &p.strides[i]);
+    }
+    return p;
+}
+
+static assay_status binary_forward(assay_context *ctx, const graph_call *c)
+{
+    const pairs p = pairs_of(c);
+    const graph_binary f = (graph_binary)c->step->with.general.function;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < p.loop.rows; row++) {
+        const double *a = c->x[0] + graph_row_start(&p.loop, &p.strides[0], row),
+                     *b = c->x[1] + graph_row_start(&p.loop, &p.strides[1], row);
+        double *y = c->y[0] + row * p.loop.width;
+        for (int64_t i = 0; i < p.loop.width; i++) y[i] = of_both(f, a[i * p.step[0]], b[i * p.step[1]]);
+        round_result(ctx, c, p.loop.width, y);
+    }
+    return ASSAY_OK;
+}
+
+/* dy times the slope along one operand, of all of y. */
+static void terms_of(const assay_context *ctx, const graph_call *c, const pairs *p, int along, double *terms)
+{
+    const graph_binary f = (graph_binary)c->step->with.general.function;
+    const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < p->loop.rows; row++) {
+        const double *a = c->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
+                     *b = c->x[1] + graph_row_start(&p->loop, &p->strides[1], row);
+        const double *dy = c->dy[0] + row * p->loop.width;
+        double *to = terms + row * p->loop.width;
+        for (int64_t i = 0; i < p->loop.width; i++)
+            to[i] = dy[i] * slope_along(f, along, a[i * p->step[0]], b[i * p->step[1]]);
+        if (!exact) assay_round(ctx, ASSAY_ROUND_STORAGE, p->loop.width, to);
+    }
+}
+
+static assay_status binary_backward(assay_context *ctx, const graph_call *c)
+{
+    const pairs p = pairs_of(c);
+    OWNED double *terms = NULL;
+    for (int i = 0; i < 2; i++) {
+        const int64_t size = graph_in_size(c->graph, c->step, i);
+        const bool same = strcmp(row_in(c, i)->axes, row_out(c)->axes) == 0;
+        if (c->dx[i] == NULL) continue;
+        if (!same && terms == NULL)
+            MUST(assay_alloc_f64(ctx, "terms of a gradient", graph_out_size(c->graph, c->step, 0), &terms));
+        terms_of(ctx, c, &p, i, same ? c->dx[i] : terms);
+        if (same) continue;
+        graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[i]);
+    }
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_binary = {
+    .name = "binary", .reads = 3, .forward = binary_forward, .backward = binary_backward};
+
+/* --- y = a where the mask is not 0, else b --- */
+
+enum { MASK, CHOSEN, OTHER };
+
+static assay_status choice_forward(assay_context *ctx, const graph_call *c)
+{
+    const graph_loop loop = graph_loop_over(row_out(c));
+    graph_strides strides[3];
+    int64_t step[3];
+    for (int i = 0; i < 3; i++) {
+        strides[i] = graph_strides_of(row_in(c, i), row_out(c)->axes);
+        step[i] = graph_row_step(&loop, &strides[i]);
+    }
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < loop.rows; row++) {
+        const int32_t *mask = c->indices[MASK] + graph_row_start(&loop, &strides[MASK], row);
+        const double *a = c->x[CHOSEN] + graph_row_start(&loop, &strides[CHOSEN], row),
+                     *b = c->x[OTHER] + graph_row_start(&loop, &strides[OTHER], row);
+        double *y = c->y[0] + row * loop.width;
+        for (int64_t i = 0; i < loop.width; i++)
+            y[i] = mask[i * step[MASK]] != 0 ? a[i * step[CHOSEN]] : b[i * step[OTHER]];
+    }
+    return ASSAY_OK;
+}
+
+static assay_status choice_backward(assay_context *ctx, const graph_call *c)
+{
+    const graph_loop loop = graph_loop_over(row_out(c));
+    const graph_strides strides = graph_strides_of(row_in(c, MASK), row_out(c)->axes);
+    const int64_t step = graph_row_step(&loop, &strides);
+    OWNED double *terms = NULL;
+    MUST(assay_alloc_f64(ctx, "terms of a gradient", graph_out_size(c->graph, c->step, 0), &terms));
+    for (int i = CHOSEN; i <= OTHER; i++) {
+        if (c->dx[i] == NULL) continue;
+#pragma omp parallel for num_threads(ctx->threads)
+        for (int64_t row = 0; row < loop.rows; row++) {
+            const int32_t *mask = c->indices[MASK] + graph_row_start(&loop, &strides, row);
+            for (int64_t k = 0; k < loop.width; k++) {
+                const int64_t at = row * loop.width + k;
+                terms[at] = (mask[k * step] != 0) == (i == CHOSEN) ? c->dy[0][at] : 0;
+            }
+        }
+        graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, i), c->dx[i]);
+    }
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_where = {.name = "where", .forward = choice_forward, .backward = choice_backward};

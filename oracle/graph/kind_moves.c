@@ -1,0 +1,290 @@
+/* Steps that move numbers: another order of axes, parts of an axis and parts put behind each other, rows by their indices; and a
+ * causal convolution. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/graph/graph_axes.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/ops/vector_sums.h"
+
+static const assay_tensor_row *row_in(const graph_call *c, int i)
+{
+    return &c->graph->tensors[c->step->in[i]].row;
+}
+
+static const assay_tensor_row *row_out(const graph_call *c)
+{
+    return &c->graph->tensors[c->step->out[0]].row;
+}
+
+/* --- y is x with its axes in another order, split, or repeated along new ones --- */
+
+static bool is_reshaped(const graph_call *c)
+{
+    return c->step->with.general.function != 0;
+}
+
+static assay_status order_forward(assay_context *ctx, const graph_call *c)
+{
+    if (is_reshaped(c)) {
+        memcpy(c->y[0], c->x[0], (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
+    } else {
+        graph_copy(ctx, c->y[0], row_out(c), c->x[0], row_in(c, 0));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status order_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+    if (is_reshaped(c)) {
+        memcpy(c->dx[0], c->dy[0], (size_t)size * sizeof(double));
+    } else {
+        graph_sum(ctx, c->dx[0], row_in(c, 0), c->dy[0], row_out(c));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    }
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_order = {.name = "order", .forward = order_forward, .backward = order_backward};
+
+/* --- parts along an axis --- */
+
+/* Of a part and the whole: before the axis `outer` indices, and behind each index of it `inner` numbers. */
+typedef struct part {
+    int64_t outer, inner, whole, count, first;
+} part;
+
+static part part_of(const assay_tensor_row *whole, const assay_tensor_row *of, int axis, int64_t first)
+{
+    part p = {.outer = 1, .inner = 1, .whole = whole->shape.dims[axis], .count = of->shape.dims[axis], .first = first};
+    for (int i = 0; i < whole->shape.rank; i++) {
+        if (i < axis) p.outer *= whole->shape.dims[i];
+        if (i > axis) p.inner *= whole->shape.dims[i];
+    }
+    return p;
+}
+
+static void move(const assay_context *ctx, const part *p, double *whole, double *of, bool take)
+{
+    const size_t size = (size_t)(p->count * p->inner) * sizeof(double);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < p->outer; i++) {
+        double *at = whole + (i * p->whole + p->first) * p->inner, *own = of + i * p->count * p->inner;
+        memcpy(take ? own : at, take ? at : own, size);
+    }
+}
+
+static int axis_at(const assay_tensor_row *row, const graph_call *c)
+{
+    return (int)(strchr(row->axes, c->step->with.general.over[0]) - row->axes);
+}
+
+static assay_status slice_forward(assay_context *ctx, const graph_call *c)
+{
+    const part p = part_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
+    move(ctx, &p, (double *)c->x[0], c->y[0], true);
+    return ASSAY_OK;
+}
+
+static assay_status slice_backward(assay_context *ctx, const graph_call *c)
+{
+    const part p = part_of(row_in(c, 0), row_out(c), axis_at(row_in(c, 0), c), c->step->with.general.first);
+    memset(c->dx[0], 0, (size_t)graph_in_size(c->graph, c->step, 0) * sizeof(double));
+    move(ctx, &p, c->dx[0], (double *)c->dy[0], false);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_slice = {.name = "slice", .forward = slice_forward, .backward = slice_backward};
+
+static void move_parts(const assay_context *ctx, const graph_call *c, double *whole, double *const *parts, bool take)
+{
+    const int axis = axis_at(row_out(c), c);
+    int64_t first = 0;
+    for (int i = 0; i < GRAPH_IN && c->step->in[i] != 0; i++) {
+        const part p = part_of(row_out(c), row_in(c, i), axis, first);
+        if (parts[i] != NULL) move(ctx, &p, whole, parts[i], take);
+        first += p.count;
+    }
+}
+
+static assay_status concatenate_forward(assay_context *ctx, const graph_call *c)
+{
+    double *parts[GRAPH_IN];
+    for (int i = 0; i < GRAPH_IN; i++) parts[i] = (double *)c->x[i];
+    move_parts(ctx, c, c->y[0], parts, false);
+    return ASSAY_OK;
+}
+
+static assay_status concatenate_backward(assay_context *ctx, const graph_call *c)
+{
+    move_parts(ctx, c, (double *)c->dy[0], c->dx, true);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_concatenate = {
+    .name = "concatenate", .forward = concatenate_forward, .backward = concatenate_backward};
+
+/* --- rows by their indices --- */
+
+enum { SOURCE, INDEX };
+
+static assay_status check_indices(assay_context *ctx, const graph_call *c, int64_t most)
+{
+    const int32_t *index = c->indices[INDEX];
+    const int64_t count = graph_in_size(c->graph, c->step, INDEX);
+    for (int64_t i = 0; i < count; i++)
+        if (index[i] < 0 || index[i] >= most)
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 to %" PRId64,
+                              row_in(c, INDEX)->name, i, index[i], most - 1);
+    return ASSAY_OK;
+}
+
+/* to[i] = from[index[i]], rows of `width`. */
+static void take_rows(const assay_context *ctx, double *to, const double *from, const int32_t *index, int64_t count,
+                      int64_t width)
+{
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < count; i++) memcpy(to + i * width, from + index[i] * width, (size_t)width * sizeof *to);
+}
+
+/* to[index[i]] += from[i], ascending; columns are split over threads. */
+static void add_rows(const assay_context *ctx, double *to, int64_t rows, const double *from, const int32_t *index,
+                     int64_t count, int64_t width)
+{
+    enum { COLUMNS = 64 };
+    memset(to, 0, (size_t)(rows * width) * sizeof *to);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t first = 0; first < width; first += COLUMNS) {
+        const int64_t columns = width - first < COLUMNS ? width - first : COLUMNS;
+        for (int64_t i = 0; i < count; i++)
+            assay_add_scaled(ctx, columns, 1, from + i * width + first, to + index[i] * width + first);
+    }
+}
+
+static int64_t index_count(const graph_call *c)
+{
+    return graph_in_size(c->graph, c->step, INDEX);
+}
+
+static assay_status gather_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t rows = row_in(c, SOURCE)->shape.dims[0], width = graph_in_size(c->graph, c->step, SOURCE) / rows;
+    const assay_status status = check_indices(ctx, c, rows);
+    if (status == ASSAY_OK) take_rows(ctx, c->y[0], c->x[SOURCE], c->indices[INDEX], index_count(c), width);
+    return status;
+}
+
+static assay_status gather_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t rows = row_in(c, SOURCE)->shape.dims[0], size = graph_in_size(c->graph, c->step, SOURCE);
+    add_rows(ctx, c->dx[SOURCE], rows, c->dy[0], c->indices[INDEX], index_count(c), size / rows);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[SOURCE]);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_gather = {.name = "gather", .forward = gather_forward, .backward = gather_backward};
+
+static assay_status scatter_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t rows = row_out(c)->shape.dims[0], width = graph_out_size(c->graph, c->step, 0) / rows;
+    const assay_status status = check_indices(ctx, c, rows);
+    if (status == ASSAY_OK) add_rows(ctx, c->y[0], rows, c->x[SOURCE], c->indices[INDEX], index_count(c), width);
+    return status;
+}
+
+static assay_status scatter_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t width = graph_in_size(c->graph, c->step, SOURCE) / index_count(c);
+    take_rows(ctx, c->dx[SOURCE], c->dy[0], c->indices[INDEX], index_count(c), width);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_scatter_add = {
+    .name = "scatter_add", .forward = scatter_forward, .backward = scatter_backward};
+
+/* y[i] = x[i,index[i]] */
+static assay_status pick_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t width = graph_last_axis(c->graph, c->step->in[SOURCE]);
+    MUST(check_indices(ctx, c, width));
+    for (int64_t i = 0; i < index_count(c); i++) c->y[0][i] = c->x[SOURCE][i * width + c->indices[INDEX][i]];
+    return ASSAY_OK;
+}
+
+static assay_status pick_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t width = graph_last_axis(c->graph, c->step->in[SOURCE]);
+    (void)ctx;
+    memset(c->dx[SOURCE], 0, (size_t)graph_in_size(c->graph, c->step, SOURCE) * sizeof(double));
+    for (int64_t i = 0; i < index_count(c); i++) c->dx[SOURCE][i * width + c->indices[INDEX][i]] = c->dy[0][i];
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_pick = {.name = "pick", .forward = pick_forward, .backward = pick_backward};
+
+/* --- y[..,t,c] = the sum over k < K of w[c,k] x[..,t - (K-1) + k,c], of what there is of x --- */
+
+enum { SERIES, TAPS };
+
+typedef struct convolution {
+    int64_t series, steps, channels, taps;
+} convolution;
+
+static convolution convolution_of(const graph_call *c)
+{
+    const assay_shape *x = &row_in(c, SERIES)->shape, *w = &row_in(c, TAPS)->shape;
+    const int64_t steps = x->dims[x->rank - 2], channels = x->dims[x->rank - 1];
+    return (convolution){graph_in_size(c->graph, c->step, SERIES) / steps / channels, steps, channels, w->dims[1]};
+}
+
+/* Index of x that tap k of step t reads; below 0: there is none. */
+static int64_t reads_at(const convolution *v, int64_t t, int64_t k)
+{
+    return t - (v->taps - 1) + k;
+}
+
+static assay_status convolution_forward(assay_context *ctx, const graph_call *c)
+{
+    const convolution v = convolution_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < v.series * v.steps; row++) {
+        const int64_t t = row % v.steps;
+        const double *x = c->x[SERIES] + (row - t) * v.channels;
+        double *y = c->y[0] + row * v.channels;
+        memset(y, 0, (size_t)v.channels * sizeof *y);
+        for (int64_t k = 0; k < v.taps; k++) {
+            const int64_t at = reads_at(&v, t, k);
+            for (int64_t i = 0; i < v.channels && at >= 0; i++)
+                assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], x + at * v.channels + i, y + i);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status convolution_backward(assay_context *ctx, const graph_call *c)
+{
+    const convolution v = convolution_of(c);
+    double *dx = c->dx[SERIES], *dw = c->dx[TAPS];
+    if (dx != NULL) memset(dx, 0, (size_t)(v.series * v.steps * v.channels) * sizeof *dx);
+    if (dw != NULL) memset(dw, 0, (size_t)(v.channels * v.taps) * sizeof *dw);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < v.channels; i++) {
+        for (int64_t row = 0; row < v.series * v.steps; row++) {
+            const int64_t t = row % v.steps;
+            for (int64_t k = 0; k < v.taps; k++) {
+                const int64_t at = (row - t + reads_at(&v, t, k)) * v.channels + i;
+                if (reads_at(&v, t, k) < 0) continue;
+                const double *dy = c->dy[0] + row * v.channels + i;
+                if (dx != NULL) assay_add_scaled(ctx, 1, c->x[TAPS][i * v.taps + k], dy, dx + at);
+                if (dw != NULL) assay_add_scaled(ctx, 1, c->x[SERIES][at], dy, dw + i * v.taps + k);
+            }
+        }
+    }
+    if (dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, SERIES), dx);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_causal_convolution = {
+    .name = "causal_conv", .reads = 3, .forward = convolution_forward, .backward = convolution_backward};

@@ -1,0 +1,142 @@
+/* y = the product of two tensors by the names of their axes: axes of all three go along, axes of both operands are summed over. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_axes.h"
+#include "oracle/graph/graph_kind.h"
+
+/* As a product of matrices for each index of `batch`: a [batch,m,k], b [batch,k,n], y [batch,m,n]. */
+typedef struct contraction {
+    assay_tensor_row a, b, y; /* laid out so */
+    int64_t batch, m, n, k;
+    assay_product kind;
+} contraction;
+
+static const assay_tensor_row *row_of(const graph *g, int tensor)
+{
+    return &g->tensors[tensor].row;
+}
+
+static int64_t append_axes(assay_tensor_row *to, const assay_tensor_row *from, const char *axes)
+{
+    int64_t count = 1;
+    for (; *axes != '\0'; axes++) {
+        to->axes[to->shape.rank] = *axes;
+        to->shape.dims[to->shape.rank] = from->shape.dims[strchr(from->axes, *axes) - from->axes];
+        count *= to->shape.dims[to->shape.rank++];
+        to->axes[to->shape.rank] = '\0';
+    }
+    return count;
+}
+
+static contraction contraction_of(const graph *g, const graph_step *step)
+{
+    const assay_tensor_row *a = row_of(g, step->in[0]), *b = row_of(g, step->in[1]), *y = row_of(g, step->out[0]);
+    char own[ASSAY_MAX_RANK + 1], rows[ASSAY_MAX_RANK + 1], columns[ASSAY_MAX_RANK + 1], batch[ASSAY_MAX_RANK + 1],
+        summed[ASSAY_MAX_RANK + 1];
+    contraction p = {.kind = g->tensors[step->in[1]].step < 0 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_OTHER};
+    graph_axes_without(y->axes, b->axes, rows);
+    graph_axes_without(y->axes, a->axes, columns);
+    graph_axes_without(a->axes, y->axes, summed);
+    graph_axes_without(y->axes, rows, own);
+    graph_axes_without(own, columns, batch);
+    p.batch = append_axes(&p.a, a, batch);
+    p.m = append_axes(&p.a, a, rows);
+    p.k = append_axes(&p.a, a, summed);
+    append_axes(&p.b, b, batch);
+    append_axes(&p.b, b, summed);
+    p.n = append_axes(&p.b, b, columns);
+    append_axes(&p.y, y, batch);
+    append_axes(&p.y, y, rows);
+    append_axes(&p.y, y, columns);
+    return p;
+}
+
+/* The numbers in another order; *made is the caller's, NULL where they lie so already. */
+static assay_status laid_out(assay_context *ctx, const double **values, const assay_tensor_row *is,
+                             const assay_tensor_row *wanted, double **made)
+{
+    if (strcmp(is->axes, wanted->axes) == 0) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "an operand", assay_shape_count(&is->shape), made));
+    graph_copy(ctx, *made, wanted, *values, is);
+    *values = *made;
+    return ASSAY_OK;
+}
+
+/* to = the product of each index of the batch, made as `result` and laid out as `is`. */
+static assay_status multiply(assay_context *ctx, double *to, const assay_tensor_row *is, const assay_tensor_row *result,
+                             assay_matmul_args args, int64_t batch)
+{
+    const bool lies = strcmp(is->axes, result->axes) == 0;
+    OWNED double *made = NULL;
+    if (!lies) MUST(assay_alloc_f64(ctx, "a product", batch * args.m * args.n, &made));
+    args.c = lies ? to : made;
+    for (int64_t i = 0; i < batch; i++) {
+        MUST(assay_matmul(ctx, &args));
+        args.a += args.m * args.k;
+        args.b += args.k * args.n;
+        args.c += args.m * args.n;
+    }
+    if (!lies) graph_copy(ctx, to, is, made, result);
+    return ASSAY_OK;
+}
+
+static assay_status forward(assay_context *ctx, const graph_call *c)
+{
+    const graph *g = c->graph;
+    const contraction p = contraction_of(g, c->step);
+    const double *a = c->x[0], *b = c->x[1];
+    OWNED double *made_a = NULL, *made_b = NULL;
+    MUST(laid_out(ctx, &a, row_of(g, c->step->in[0]), &p.a, &made_a));
+    MUST(laid_out(ctx, &b, row_of(g, c->step->in[1]), &p.b, &made_b));
+    assay_matmul_args args = assay_product_ab(NULL, a, b, p.m, p.n, p.k);
+    args.kind = p.kind;
+    return multiply(ctx, c->y[0], row_of(g, c->step->out[0]), &p.y, args, p.batch);
+}
+
+/* da = dy b^T, db = a^T dy. */
+static assay_status backward(assay_context *ctx, const graph_call *c)
+{
+    const graph *g = c->graph;
+    const contraction p = contraction_of(g, c->step);
+    const double *a = c->x[0], *b = c->x[1], *dy = c->dy[0];
+    OWNED double *made_a = NULL, *made_b = NULL, *made_dy = NULL;
+    MUST(laid_out(ctx, &a, row_of(g, c->step->in[0]), &p.a, &made_a));
+    MUST(laid_out(ctx, &b, row_of(g, c->step->in[1]), &p.b, &made_b));
+    MUST(laid_out(ctx, &dy, row_of(g, c->step->out[0]), &p.y, &made_dy));
+    if (c->dx[0] != NULL) {
+        assay_matmul_args args = assay_product_abt(NULL, dy, b, p.m, p.k, p.n);
+        args.kind = p.kind;
+        MUST(multiply(ctx, c->dx[0], row_of(g, c->step->in[0]), &p.a, args, p.batch));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(g, c->step, 0), c->dx[0]);
+    }
+    if (c->dx[1] != NULL) {
+        assay_matmul_args args = assay_product_atb(NULL, a, dy, p.k, p.n, p.m);
+        args.kind = p.kind == ASSAY_PRODUCT_LINEAR ? ASSAY_PRODUCT_LINEAR_GRADIENT : p.kind;
+        MUST(multiply(ctx, c->dx[1], row_of(g, c->step->in[1]), &p.b, args, p.batch));
+        if (p.kind == ASSAY_PRODUCT_OTHER)
+            assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(g, c->step, 1), c->dx[1]);
+    }
+    return ASSAY_OK;
+}
+
+static double operations(const graph *g, const graph_step *step, int out)
+{
+    const contraction p = contraction_of(g, step);
+    (void)out;
+    return 2 * (double)p.batch * (double)p.m * (double)p.n * (double)p.k;
+}
+
+static double backward_operations(const graph *g, const graph_step *step)
+{
+    return 2 * operations(g, step, 0);
+}
+
+const graph_kind graph_kind_product = {.name = "product",
+                                       .reads = 3,
+                                       .forward = forward,
+                                       .backward = backward,
+                                       .operations = operations,
+                                       .backward_operations = backward_operations};

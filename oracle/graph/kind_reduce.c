@@ -1,0 +1,280 @@
+/* Steps along axes: sums, means and maxima, softmax, log-sum-exp, running sums. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_axes.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/graph/graph_map.h"
+#include "oracle/ops/vector_sums.h"
+
+static const assay_tensor_row *row_in(const graph_call *c)
+{
+    return &c->graph->tensors[c->step->in[0]].row;
+}
+
+static const assay_tensor_row *row_out(const graph_call *c)
+{
+    return &c->graph->tensors[c->step->out[0]].row;
+}
+
+/* --- sums, means, maxima --- */
+
+/* Numbers of x that one of y is made of. */
+static int64_t terms_of(const graph_call *c)
+{
+    return graph_in_size(c->graph, c->step, 0) / graph_out_size(c->graph, c->step, 0);
+}
+
+static double largest_of(const graph_loop *over, const graph_strides *strides, const double *x)
+{
+    const int64_t step = graph_row_step(over, strides);
+    double largest = -INFINITY;
+    for (int64_t row = 0; row < over->rows; row++) {
+        const double *term = x + graph_row_start(over, strides, row);
+        for (int64_t i = 0; i < over->width; i++)
+            largest = term[i * step] > largest || term[i * step] != term[i * step] ? term[i * step] : largest;
+    }
+    return largest;
+}
+
+static void maxima(const assay_context *ctx, const graph_call *c)
+{
+    const char *axes = c->step->with.general.over;
+    const graph_loop loop = graph_loop_over(row_out(c)), over = graph_loop_over_axes(row_in(c), axes);
+    const graph_strides kept = graph_strides_of(row_in(c), row_out(c)->axes),
+                        strides = graph_strides_of(row_in(c), axes);
+    const int64_t step = graph_row_step(&loop, &kept);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < loop.rows * loop.width; i++) {
+        const int64_t at = graph_row_start(&loop, &kept, i / loop.width) + i % loop.width * step;
+        c->y[0][i] = largest_of(&over, &strides, c->x[0] + at);
+    }
+}
+
+static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
+{
+    const graph_general *with = &c->step->with.general;
+    const int64_t size = graph_out_size(c->graph, c->step, 0);
+    if (with->function == GRAPH_REDUCTION_max) {
+        maxima(ctx, c);
+        return ASSAY_OK;
+    }
+    graph_sum(ctx, c->y[0], row_out(c), c->x[0], row_in(c));
+    if (with->function != GRAPH_REDUCTION_mean) return ASSAY_OK;
+    for (int64_t i = 0; i < size; i++) c->y[0][i] /= (double)terms_of(c);
+    if (with->registers) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, size, c->y[0]);
+    return ASSAY_OK;
+}
+
+/* Those that are largest share the gradient, as PyTorch and JAX have it. */
+static assay_status maxima_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0), results = graph_out_size(c->graph, c->step, 0);
+    OWNED double *largest = NULL, *count = NULL;
+    assay_context plain = *ctx;
+    plain.arithmetic = &assay_arithmetic_reference; /* a count is exact */
+    MUST(assay_alloc_f64(ctx, "largest numbers", size, &largest));
+    MUST(assay_alloc_f64(ctx, "how many are largest", results, &count));
+    graph_copy(ctx, largest, row_in(c), c->y[0], row_out(c));
+    for (int64_t i = 0; i < size; i++) largest[i] = c->x[0][i] == largest[i];
+    graph_sum(&plain, count, row_out(c), largest, row_in(c));
+    graph_copy(ctx, c->dx[0], row_in(c), count, row_out(c));
+    for (int64_t i = 0; i < size; i++) largest[i] = largest[i] == 0 ? 0 : 1 / c->dx[0][i];
+    graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
+    for (int64_t i = 0; i < size; i++) c->dx[0][i] *= largest[i];
+    return ASSAY_OK;
+}
+
+static assay_status reduce_backward(assay_context *ctx, const graph_call *c)
+{
+    const graph_general *with = &c->step->with.general;
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+    if (with->function == GRAPH_REDUCTION_max) return maxima_backward(ctx, c);
+    graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
+    for (int64_t i = 0; i < size && with->function == GRAPH_REDUCTION_mean; i++) c->dx[0][i] /= (double)terms_of(c);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_reduce = {
+    .name = "reduce", .reads = 1 | 1u << GRAPH_READS_OUT, .forward = reduce_forward, .backward = reduce_backward};
+
+/* --- along one axis --- */
+
+/* The numbers along an axis, for every index of the others: line i begins at `start`, and has `count` numbers `step` apart. */
+typedef struct lines {
+    graph_loop others;
+    graph_strides strides;
+    int64_t count, step;
+} lines;
+
+static lines lines_of(const graph_call *c)
+{
+    char axes[ASSAY_MAX_RANK + 1];
+    const char *over = c->step->with.general.over;
+    const assay_tensor_row *row = row_in(c);
+    graph_axes_without(row->axes, over, axes);
+    const graph_strides along = graph_strides_of(row, over);
+    return (lines){.others = graph_loop_over_axes(row, axes),
+                   .strides = graph_strides_of(row, axes),
+                   .count = graph_loop_over_axes(row, over).width,
+                   .step = along.along[0]};
+}
+
+static int64_t line_count(const lines *l)
+{
+    return l->others.rows * l->others.width;
+}
+
+static int64_t start_of(const lines *l, int64_t line)
+{
+    return graph_row_start(&l->others, &l->strides, line / l->others.width) +
+           line % l->others.width * graph_row_step(&l->others, &l->strides);
+}
+
+/* exp(x - largest) of a line and their sum; y may be NULL. */
+static double exponentials(const assay_context *ctx, const lines *l, const double *x, double largest, double *y)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < l->count; i++) {
+        double e = x[i * l->step] - largest;
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &e);
+        e = assay_exp(e);
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &e);
+        if (y != NULL) y[i * l->step] = e;
+        sum += e;
+    }
+    assay_round_sums(ctx, ceil((double)(l->count - 1) / 3), 1, &sum); /* as of attention */
+    return sum;
+}
+
+static double largest_on(const lines *l, const double *x)
+{
+    double largest = -INFINITY;
+    for (int64_t i = 0; i < l->count; i++) largest = x[i * l->step] > largest ? x[i * l->step] : largest;
+    return largest;
+}
+
+static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
+{
+    const lines l = lines_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const int64_t start = start_of(&l, line);
+        const double *x = c->x[0] + start;
+        double *y = c->y[0] + start;
+        const double sum = exponentials(ctx, &l, x, largest_on(&l, x), y);
+        for (int64_t i = 0; i < l.count; i++) y[i * l.step] /= sum;
+    }
+    if (c->step->with.general.registers)
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, graph_out_size(c->graph, c->step, 0), c->y[0]);
+    return ASSAY_OK;
+}
+
+/* dx = y (dy - <dy, y>) */
+static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
+{
+    const lines l = lines_of(c);
+    const bool rounds = ctx->arithmetic->round != NULL;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const int64_t start = start_of(&l, line);
+        const double *y = c->y[0] + start, *dy = c->dy[0] + start;
+        double *dx = c->dx[0] + start, sum = 0, squares = 0;
+        for (int64_t i = 0; i < l.count; i++) {
+            const double a = y[i * l.step], b = dy[i * l.step];
+            sum = fma(a, b, sum);
+            squares += rounds ? (a * b) * (a * b) : 0;
+        }
+        assay_round_terms(ctx, l.count, 1, &squares, &sum);
+        for (int64_t i = 0; i < l.count; i++) {
+            double rest = dy[i * l.step] - sum;
+            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
+            dx[i * l.step] = y[i * l.step] * rest;
+        }
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_softmax = {
+    .name = "softmax", .reads = 1u << GRAPH_READS_OUT, .forward = softmax_forward, .backward = softmax_backward};
+
+static assay_status logsumexp_forward(assay_context *ctx, const graph_call *c)
+{
+    const lines l = lines_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const double *x = c->x[0] + start_of(&l, line);
+        const double largest = largest_on(&l, x);
+        double of_sum = assay_log(exponentials(ctx, &l, x, largest, NULL));
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &of_sum);
+        c->y[0][line] = largest + of_sum;
+        if (c->step->with.general.registers) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &c->y[0][line]);
+    }
+    return ASSAY_OK;
+}
+
+/* dx = dy exp(x - y) */
+static assay_status logsumexp_backward(assay_context *ctx, const graph_call *c)
+{
+    const lines l = lines_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const int64_t start = start_of(&l, line);
+        for (int64_t i = 0; i < l.count; i++) {
+            double share = c->x[0][start + i * l.step] - c->y[0][line];
+            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &share);
+            share = assay_exp(share);
+            assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &share);
+            c->dx[0][start + i * l.step] = c->dy[0][line] * share;
+        }
+    }
+    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_logsumexp = {.name = "logsumexp",
+                                         .reads = 1 | 1u << GRAPH_READS_OUT,
+                                         .forward = logsumexp_forward,
+                                         .backward = logsumexp_backward};
+
+/* Sums of all up to each; every one of them may be rounded. */
+static void run_along(const assay_context *ctx, const lines *l, double *y, const double *x, bool back)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < l->count; i++) {
+        const int64_t at = (back ? l->count - 1 - i : i) * l->step;
+        sum += x[at];
+        if (i > 0) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+        y[at] = sum;
+    }
+}
+
+static assay_status running_sum(assay_context *ctx, const graph_call *c, double *y, const double *x, bool back)
+{
+    const lines l = lines_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const int64_t start = start_of(&l, line);
+        run_along(ctx, &l, y + start, x + start, back);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status running_forward(assay_context *ctx, const graph_call *c)
+{
+    return running_sum(ctx, c, c->y[0], c->x[0], false);
+}
+
+static assay_status running_backward(assay_context *ctx, const graph_call *c)
+{
+    const assay_status status = running_sum(ctx, c, c->dx[0], c->dy[0], true);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    return status;
+}
+
+const graph_kind graph_kind_running_sum = {.name = "cumsum", .forward = running_forward, .backward = running_backward};
