@@ -68,6 +68,7 @@ void assay_case_free(assay_case *c)
     free(c->inputs);
     free(c->dtypes);
     free(c->quant_formats);
+    free(c->program);
     assay_text_list_free(&c->tags);
     assay_text_list_free(&c->gradients);
     assay_text_list_free(&c->checkpoints);

@@ -61,12 +61,13 @@ typedef struct assay_case {
     assay_case_input *inputs;
     int input_count;
     int64_t position_start, position_step;
-    int64_t sketch_above;        /* gradients of larger weights are held as sketches (docs/large.md); 0: none is */
-    int64_t drawn_above;         /* weights of more elements are in no golden: the seed draws them; 0: all are in it */
-    int64_t only_layer;          /* of a stack the one layer that is evaluated, from 0; -1: all of them */
-    assay_text_list gradients;   /* default: all */
-    assay_text_list checkpoints; /* default: none */
-    assay_text_list profiles;    /* default: f64, f32, bf16, f16 */
+    int64_t sketch_above; /* gradients of larger weights are held as sketches (docs/large.md); 0: none is */
+    int64_t drawn_above;  /* weights of more elements are in no golden: the seed draws them; 0: all are in it */
+    int64_t only_layer;   /* of a stack the one layer that is evaluated, from 0; -1: all of them */
+    struct assay_program *program; /* of op program; NULL: it is another operation */
+    assay_text_list gradients;     /* default: all */
+    assay_text_list checkpoints;   /* default: none */
+    assay_text_list profiles;      /* default: f64, f32, bf16, f16 */
 } assay_case;
 
 void assay_case_free(assay_case *c); /* safe on a zeroed struct */
@@ -100,6 +101,9 @@ void assay_case_drop_quant_format(assay_case *c, int index); /* the tensor is nu
 void assay_case_drop_tags(assay_case *c);
 void assay_case_leave_open(assay_case *c, int key);     /* its default, as if it had not been given */
 bool assay_case_says_key(const assay_case *c, int key); /* it was given, or is not the default */
+
+/* Refuses a program that does not fit its sizes any more. */
+assay_status assay_case_check_program(assay_context *ctx, const assay_case *c);
 
 /* Each `PATTERN` (the name of a catalogue case, a glob over the names, a path to a YAML file) as a list of cases: those
  * of the catalogue first and in its order, then those of files; without repeats. A pattern that matches nothing is

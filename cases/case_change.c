@@ -3,6 +3,7 @@
 
 #include "cases/case_internal.h"
 #include "oracle/base/memory.h"
+#include "oracle/program/program.h"
 
 static assay_status copy_list(assay_context *ctx, const assay_text_list *list, assay_text_list *copy)
 {
@@ -47,10 +48,12 @@ assay_status assay_case_copy(assay_context *ctx, const assay_case *c, assay_case
     copy->inputs = NULL;
     copy->dtypes = NULL;
     copy->quant_formats = NULL;
+    copy->program = NULL;
     TRY(copy_inputs(ctx, c, copy));
     TRY(copy_array(ctx, "dtypes", c->dtype_count, sizeof *c->dtypes, c->dtypes, &copy->dtypes));
     TRY(copy_array(ctx, "quant_formats", c->quant_format_count, sizeof *c->quant_formats, c->quant_formats,
                    &copy->quant_formats));
+    TRY(copy_array(ctx, "the program", c->program != NULL, sizeof *c->program, c->program, &copy->program));
     TRY(copy_list(ctx, &c->tags, &copy->tags));
     TRY(copy_list(ctx, &c->gradients, &copy->gradients));
     TRY(copy_list(ctx, &c->checkpoints, &copy->checkpoints));

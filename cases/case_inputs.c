@@ -1,11 +1,13 @@
 /* How tensors are filled: `inputs:` of a case. What a fill leaves out is normal, scale 1, mean 0, low 0, high 1. */
 #include <ctype.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cases/case_internal.h"
+#include "cases/yaml_text.h"
 #include "oracle/base/memory.h"
 
 bool assay_distribution_has_range(assay_distribution d)
@@ -77,6 +79,7 @@ static assay_status read_fill_key(const assay_yaml *y, const char *key, const ya
         return assay_yaml_whole(y, value, key, 0, INT32_MAX, &input->tail_nan_rows);
     }
     if (strcmp(key, "unused_nan") == 0) return assay_yaml_bool(y, value, key, &input->unused_nan);
+    if (strcmp(key, "axes") == 0 || strcmp(key, "integers") == 0) return ASSAY_OK; /* read before (case_program.c) */
     has->low |= strcmp(key, "low") == 0;
     has->high |= strcmp(key, "high") == 0;
     if (strcmp(key, "scale") == 0) return assay_yaml_real(y, value, key, &fill->scale);
@@ -174,14 +177,6 @@ cleanup:
     return status;
 }
 
-assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
-{
-    assay_status status = ASSAY_OK;
-    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "inputs"); assay_yaml_next(&w, &status);)
-        status = assay_case_read_input(y, c, w.key, w.key_node, w.value);
-    return status;
-}
-
 const assay_case_input *assay_case_input_of(const assay_case *c, const char *path)
 {
     const char *bare = strchr(path, '/') + 1;
@@ -192,4 +187,26 @@ const assay_case_input *assay_case_input_of(const assay_case *c, const char *pat
         }
     }
     return NULL;
+}
+
+static void write_number(FILE *out, const char *before, double x)
+{
+    char text[48];
+    assay_yaml_number_text(x, text, sizeof text);
+    fprintf(out, "%s%s", before, text);
+}
+
+void assay_case_write_fill(FILE *out, const assay_case_input *input)
+{
+    const assay_fill *fill = &input->fill;
+    fprintf(out, "distribution: %s", assay_distribution_name(fill->distribution));
+    write_number(out, ", scale: ", fill->scale);
+    write_number(out, ", mean: ", fill->mean);
+    if (assay_distribution_has_range(fill->distribution)) {
+        write_number(out, ", low: ", fill->low);
+        write_number(out, ", high: ", fill->high);
+    }
+    for (int64_t i = 0; i < fill->value_count; i++) write_number(out, i == 0 ? ", values: [" : ", ", fill->values[i]);
+    fprintf(out, "%s, tail_nan_rows: %" PRId64 "%s", fill->value_count > 0 ? "]" : "", input->tail_nan_rows,
+            input->unused_nan ? ", unused_nan: true" : "");
 }

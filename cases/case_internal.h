@@ -2,6 +2,8 @@
 #ifndef ASSAY_CASES_CASE_INTERNAL_H
 #define ASSAY_CASES_CASE_INTERNAL_H
 
+#include <stdio.h>
+
 #include "cases/nearest.h"
 #include "cases/yaml_reader.h"
 
@@ -60,10 +62,23 @@ assay_status assay_case_read_quant_formats(const assay_yaml *y, assay_case *c, c
 assay_status assay_case_read_quant_format_of(const assay_yaml *y, assay_case *c, const char *pattern,
                                              const yaml_node_t *key_node, const yaml_node_t *value);
 
-/* inputs: all of them, or one (which replaces what was there for that path). */
-assay_status assay_case_read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+/* One of inputs, which replaces what was there for that path. */
 assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *key_node,
                                    const yaml_node_t *value);
+/* The keys that op program has besides (case_program.c), once the others are read; refused where the operation is another one. */
+assay_status assay_case_read_program(const assay_yaml *y, assay_case *c, const yaml_node_t *root);
+/* Whether what stands under `inputs` says the axes of a tensor; that tensor. */
+bool assay_case_declares(const assay_yaml *y, const yaml_node_t *value);
+assay_status assay_case_read_declared(const assay_yaml *y, assay_case *c, bool weight, const char *name,
+                                      const yaml_node_t *key_node, const yaml_node_t *value);
+assay_status assay_case_read_size(const assay_yaml *y, assay_case *c, const char *axis, const yaml_node_t *key_node,
+                                  const yaml_node_t *value);
+/* After a change; refuses with "ORIGIN:line:column: STEP: ". */
+assay_status assay_case_compile(assay_context *ctx, const char *origin, assay_case *c);
+void assay_case_write_inputs(FILE *out, const assay_case *c); /* that are declared, with their fills */
+void assay_case_write_program(FILE *out, const assay_case *c);
+bool assay_case_is_declared(const assay_case *c, const char *path);
+void assay_case_write_fill(FILE *out, const assay_case_input *input);
 /* Whether low and high, or values, mean anything to a distribution. */
 bool assay_distribution_has_range(assay_distribution d);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cases/case_internal.h"
+#include "oracle/program/program.h"
 
 typedef struct assignment {
     assay_case *c;
@@ -17,9 +18,19 @@ static assay_status look(const assay_yaml *y, const yaml_node_t *value, void *ar
     return ASSAY_OK;
 }
 
+/* Several sizes may have to change before they fit: whether they do is said where the case is used. */
+static assay_status set_size(const assay_yaml *y, assay_case *c, const char *axis, const yaml_node_t *value)
+{
+    assay_context quiet = {0};
+    if (c->program == NULL) return assay_yaml_refuse(y, value, "op %s has no sizes: they are for op program", c->op);
+    const assay_status status = assay_case_read_size(y, c, axis, value, value);
+    if (status == ASSAY_OK && assay_case_compile(&quiet, "", c) != ASSAY_OK) c->program->node_count = 0;
+    return status;
+}
+
 static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg)
 {
-    static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.", FORMATS[] = "quant_formats.";
+    static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.", FORMATS[] = "quant_formats.", SIZES[] = "sizes.";
     assignment *a = arg;
     char hint[ASSAY_MESSAGE_SIZE / 2];
     bool known = false;
@@ -29,6 +40,7 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     if (strncmp(a->key, INPUTS, strlen(INPUTS)) == 0) {
         return assay_case_read_input(y, a->c, a->key + strlen(INPUTS), value, value);
     }
+    if (strncmp(a->key, SIZES, strlen(SIZES)) == 0) return set_size(y, a->c, a->key + strlen(SIZES), value);
     if (strcmp(a->key, "model") == 0) return assay_case_read_model(y, a->c, value);
     if (strncmp(a->key, DTYPES, strlen(DTYPES)) == 0) {
         return assay_case_read_dtype_of(y, a->c, a->key + strlen(DTYPES), value, value);

@@ -17,13 +17,6 @@ static void write_text(FILE *out, const char *before, const char *text)
     fprintf(out, "%s%s", before, quoted);
 }
 
-static void write_number(FILE *out, const char *before, double x)
-{
-    char text[48];
-    assay_yaml_number_text(x, text, sizeof text);
-    fprintf(out, "%s%s", before, text);
-}
-
 static void write_list(FILE *out, const char *key, const assay_text_list *list)
 {
     fprintf(out, "%s: [", key);
@@ -82,20 +75,17 @@ static void write_config(FILE *out, const assay_case *c, bool all)
     fprintf(out, "}\n");
 }
 
-static void write_input(FILE *out, const assay_case_input *input)
+static void write_inputs(FILE *out, const assay_case *c)
 {
-    const assay_fill *fill = &input->fill;
-    write_text(out, "  ", input->path);
-    fprintf(out, ": {distribution: %s", assay_distribution_name(fill->distribution));
-    write_number(out, ", scale: ", fill->scale);
-    write_number(out, ", mean: ", fill->mean);
-    if (assay_distribution_has_range(fill->distribution)) {
-        write_number(out, ", low: ", fill->low);
-        write_number(out, ", high: ", fill->high);
+    fprintf(out, c->input_count > 0 || c->program != NULL ? "inputs:\n" : "inputs: {}\n");
+    assay_case_write_inputs(out, c);
+    for (int i = 0; i < c->input_count; i++) {
+        if (assay_case_is_declared(c, c->inputs[i].path)) continue;
+        write_text(out, "  ", c->inputs[i].path);
+        fprintf(out, ": {");
+        assay_case_write_fill(out, &c->inputs[i]);
+        fprintf(out, "}\n");
     }
-    for (int64_t i = 0; i < fill->value_count; i++) write_number(out, i == 0 ? ", values: [" : ", ", fill->values[i]);
-    fprintf(out, "%s, tail_nan_rows: %" PRId64 "%s}\n", fill->value_count > 0 ? "]" : "", input->tail_nan_rows,
-            input->unused_nan ? ", unused_nan: true" : "");
 }
 
 static void write_case(FILE *out, const assay_case *c, bool all)
@@ -106,7 +96,7 @@ static void write_case(FILE *out, const assay_case *c, bool all)
     write_list(out, "tags", &c->tags);
     write_text(out, "op: ", c->op);
     fprintf(out, "\n");
-    write_config(out, c, all);
+    if (c->program == NULL) write_config(out, c, all);
     fprintf(out, "batch: %" PRId64 "\nsequence: %" PRId64 "\n", c->batch, c->sequence);
     fprintf(out, "mesh: {data: %" PRId64 ", fsdp: %" PRId64 ", expert: %" PRId64, c->mesh_data, c->mesh_fsdp,
             c->mesh_expert);
@@ -124,8 +114,8 @@ static void write_case(FILE *out, const assay_case *c, bool all)
         fprintf(out, ": %s%s", c->quant_formats[i].format->name, i + 1 == c->quant_format_count ? "}\n" : "");
     }
     if (c->fill != ASSAY_NORMAL) fprintf(out, "fill: %s\n", assay_distribution_name(c->fill));
-    fprintf(out, c->input_count > 0 ? "inputs:\n" : "inputs: {}\n");
-    for (int i = 0; i < c->input_count; i++) write_input(out, &c->inputs[i]);
+    write_inputs(out, c);
+    assay_case_write_program(out, c);
     fprintf(out, "positions: {start: %" PRId64 ", step: %" PRId64 "}\n", c->position_start, c->position_step);
     if (c->sketch_above > 0) fprintf(out, "sketch_above: %" PRId64 "\n", c->sketch_above);
     if (c->drawn_above > 0) fprintf(out, "drawn_above: %" PRId64 "\n", c->drawn_above);

@@ -25,8 +25,8 @@ static assay_status read_part(const assay_yaml *y, assay_case *c, const char *pa
 
 static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node)
 {
-    static const char *const OTHERS[] = {"op",     "model",         "config", "inputs",
-                                         "dtypes", "quant_formats", "mesh",   "positions"};
+    static const char *const OTHERS[] = {"op",        "model", "config",  "inputs", "dtypes",  "quant_formats", "mesh",
+                                         "positions", "sizes", "weights", "steps",  "outputs", "fused"};
     char hint[ASSAY_MESSAGE_SIZE / 2];
     if (assay_model_key_by_name(key) != NULL) {
         return assay_yaml_refuse(y, key_node, "unknown key %s: keys of the model belong under config", key);
@@ -38,15 +38,34 @@ static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_
     return assay_yaml_refuse(y, key_node, "unknown key %.100s in a case%s", key, hint);
 }
 
+/* Tensors of a program, or how others are filled. */
+static assay_status read_inputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "inputs"); assay_yaml_next(&w, &status);)
+        status = assay_case_declares(y, w.value) ? assay_case_read_declared(y, c, false, w.key, w.key_node, w.value)
+                                                 : assay_case_read_input(y, c, w.key, w.key_node, w.value);
+    return status;
+}
+
+static bool is_of_program(const char *key)
+{
+    static const char *const keys[] = {"sizes", "weights", "steps", "outputs", "fused"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(key, keys[i]) == 0) return true;
+    return false;
+}
+
 static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *key_node,
                              const yaml_node_t *value)
 {
     bool known = false;
     if (strcmp(key, "op") == 0) return assay_yaml_text(y, value, key, c->op, sizeof c->op);
     if (strcmp(key, "model") == 0) return assay_case_read_model(y, c, value);
-    if (strcmp(key, "inputs") == 0) return assay_case_read_inputs(y, c, value);
+    if (strcmp(key, "inputs") == 0) return read_inputs(y, c, value);
     if (strcmp(key, "dtypes") == 0) return assay_case_read_dtypes(y, c, value);
     if (strcmp(key, "quant_formats") == 0) return assay_case_read_quant_formats(y, c, value);
+    if (is_of_program(key)) return ASSAY_OK; /* read at the end */
     if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_part(y, c, key, value);
     if (strchr(key, '.') != NULL) return refuse_key(y, key, key_node); /* mesh.expert is for --set */
     assay_status status = assay_case_read_field(y, c, key, value, &known);
@@ -69,7 +88,7 @@ static assay_status read_case(const assay_yaml *y, const yaml_node_t *root, assa
     if (status != ASSAY_OK) return status;
     if (c->name[0] == '\0') return assay_yaml_refuse(y, root, "the case has no name: expected the key case");
     if (c->op[0] == '\0') return assay_yaml_refuse(y, root, "%s has no operation: expected the key op", c->name);
-    return ASSAY_OK;
+    return assay_case_read_program(y, c, root);
 }
 
 static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, void *arg)

@@ -7,6 +7,7 @@
 #include "harness/commands/command.h"
 #include "harness/mutants/mutants.h"
 #include "oracle/base/memory.h"
+#include "oracle/program/program.h"
 
 /* The shape of the first input, or without one of the first result: what a person tells cases apart by. */
 static assay_status main_shape(assay_context *ctx, const assay_case *c, char *text, size_t size)
@@ -105,13 +106,42 @@ cleanup:
     return status;
 }
 
+/* "rope(x, positions, theta=10000, interleave=false)" and its formula. */
+static void print_step(const assay_program_step *step)
+{
+    char call[160];
+    const bool axes_first = step->parameters[0].name != NULL && strcmp(step->parameters[0].name, "axes") == 0;
+    int used = snprintf(call, sizeof call, axes_first ? "%s(\"..\", %s" : "%s(%s", step->name, step->operands);
+    for (const assay_program_parameter *p = step->parameters; p->name != NULL && used < (int)sizeof call; p++) {
+        const bool axes = p->kind == 'a';
+        if (axes_first && p == step->parameters) continue;
+        used += snprintf(call + used, sizeof call - (size_t)used, axes ? ", %s=\"..\"" : ", %s=", p->name);
+        if (axes || used >= (int)sizeof call) continue;
+        used += p->kind == 'f'
+                    ? snprintf(call + used, sizeof call - (size_t)used, "%s", p->otherwise != 0 ? "true" : "false")
+                    : snprintf(call + used, sizeof call - (size_t)used, "%g", p->otherwise);
+    }
+    printf("%-66s %s\n", strncat(call, ")", sizeof call - strlen(call) - 1), step->formula);
+}
+
+static void print_steps(void)
+{
+    for (int i = 0; i < assay_program_step_count; i++) print_step(&assay_program_steps[i]);
+    printf("%d steps; docs/programs.md says how they go together\n", assay_program_step_count);
+}
+
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     OWNED_BY(assay_chosen_free) assay_chosen chosen = {0};
     *exit_code = ASSAY_EXIT_PASS;
-    if (options->mutants &&
-        (options->json || options->argument_count > 0 || assay_chooses_without_arguments(options))) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--mutants goes alone");
+    if ((options->mutants || options->steps) &&
+        ((options->mutants && options->steps) || options->json || options->argument_count > 0 ||
+         assay_chooses_without_arguments(options))) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s goes alone", options->steps ? "steps" : "mutants");
+    }
+    if (options->steps) {
+        print_steps();
+        return ASSAY_OK;
     }
     MUST(assay_choose(ctx, options, ASSAY_CHOOSE_ALL, &chosen));
     if (options->mutants) {
@@ -138,7 +168,8 @@ const assay_command assay_command_list = {
     .summary = "the case catalogue",
     .details =
         "Each line: name, operation, first input and its shape, what it is for. With --mutants: what each of them\n"
-        "changes, the bugs of docs/bugs.md, what it models, the operations that it is for.\n",
+        "changes, the bugs of docs/bugs.md, what it models, the operations that it is for. With --steps: what\n"
+        "programs are made of.\n",
     .options = ASSAY_OPT_LIST | ASSAY_OPT_CHOOSE,
     .least = 0,
     .most = -1,

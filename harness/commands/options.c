@@ -249,6 +249,7 @@ static const assay_option_row rows[] = {
      INTO(take_shard, shard)},
     {"json", '\0', ASSAY_OPT_LIST, NULL, "as JSON", INTO(take_flag, json)},
     {"mutants", '\0', ASSAY_OPT_LIST, NULL, "the mutants of assay power instead of cases", INTO(take_flag, mutants)},
+    {"steps", '\0', ASSAY_OPT_LIST, NULL, "the steps of programs instead of cases", INTO(take_flag, steps)},
     {"recipe", '\0', ASSAY_OPT_RECIPE, NULL,
      "inputs and weights that the seed makes as their recipe and digest, without elements", INTO(take_flag, recipe)},
     {"materialise", '\0', ASSAY_OPT_MATERIALISE, NULL, "write the elements that a golden has recipes of",

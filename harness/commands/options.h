@@ -12,7 +12,7 @@ enum {
     ASSAY_OPT_PRECISION = 1 << 3,   /* --precision, --false-alarm, -v */
     ASSAY_OPT_REPORTS = 1 << 4,     /* --json FILE, --junit FILE, --html FILE */
     ASSAY_OPT_BACKEND = 1 << 5,     /* --backend, --serve, --timeout, --memory, --keep */
-    ASSAY_OPT_LIST = 1 << 6,        /* --json, --mutants */
+    ASSAY_OPT_LIST = 1 << 6,        /* --json, --mutants, --steps */
     ASSAY_OPT_CERTIFY = 1 << 7,     /* --certify, --budget, --mutants */
     ASSAY_OPT_VERIFY = 1 << 8,      /* --budget, -v */
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
@@ -47,7 +47,7 @@ typedef struct assay_options {
     const char *container; /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, serve, staged, recipe, materialise, resume, trust, draw_only, graph;
+    bool certify, mutants, steps, serve, staged, recipe, materialise, resume, trust, draw_only, graph;
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;

@@ -416,9 +416,11 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
     double *weights = NULL;
     MUST(assay_alloc(ctx, "draws", draws->base_count + 1, sizeof(double), &weights));
     for (int i = 0; i < draws->base_count; i++) of_operations[place_of(draws->bases[i].op)] += 1.0;
-    for (int i = 0; i < draws->operations; i++)
-        of_operations[i] =
-            sqrt(of_operations[i]) * support(&draws->of_operations[i]) / __builtin_popcount(assay_operations[i]->parts);
+    for (int i = 0; i < draws->operations; i++) {
+        const int parts = __builtin_popcount(assay_operations[i]->parts);
+        /* a program has no keys: other seeds and types alone */
+        of_operations[i] = sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (parts > 0 ? parts : 16);
+    }
     drawn->operation = pick_weighted(d, of_operations, draws->operations);
     for (int i = 0; i < draws->base_count; i++) {
         const assay_draw_count *count = &draws->of_bases[i];

@@ -96,14 +96,19 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
     const int number = b->s->step_count;
     assay_step *step = add_step(b, from->kind->name);
     graph_parameters_text(from, step->with, sizeof step->with);
+    if (from->kind == &graph_kind_map || from->kind == &graph_kind_binary) { /* kinds of many functions */
+        snprintf(step->kind, sizeof step->kind, "%.*s", (int)sizeof step->kind - 1, step->with);
+        step->with[0] = '\0';
+    }
     for (int i = 0; i < GRAPH_IN; i++)
         if (from->in[i] != 0) add_in(step, of[from->in[i]]);
     for (int out = 0; out < GRAPH_OUT; out++) {
         const int t = from->out[out];
         if (t == 0) continue;
         const graph_tensor *made = &g->tensors[t];
-        of[t] = made->role == GRAPH_CHECKPOINT
-                    ? add_checkpoint(b, number, "checkpoints/", made->row.name, &made->row.shape)
+        const bool output = strncmp(made->row.name, "outputs/", 8) == 0;
+        of[t] = made->role == GRAPH_CHECKPOINT || output
+                    ? add_checkpoint(b, number, output ? "" : "checkpoints/", made->row.name, &made->row.shape)
                     : add_within(b, number, made->row.name, &made->row.shape);
         b->s->tensors[of[t]].fused = !made->stored && t != g->result;
         if (from->kind->operations != NULL) step->operations += from->kind->operations(g, from, out);
@@ -127,6 +132,7 @@ static void add_graph(builder *b, const graph *g, int x, int of[GRAPH_TENSORS])
             name += strlen("weights/") + strlen(b->prefix);
         }
         of[t] = x >= 0 && g->tensors[t].role == GRAPH_INPUT ? x : add_given(b, path, name);
+        if (of[t] < 0 && row->shape.rank == 0) of[t] = add_tensor(b, -1, name, &row->shape); /* a number of a program */
     }
     for (int i = 0; i < g->step_count; i++) add_graph_step(b, g, &g->steps[i], of);
 }
@@ -160,6 +166,18 @@ static int add_engine(builder *b, const char *kind, int in, const assay_shape *s
         if (given) add_in(step, t);
     }
     return result;
+}
+
+/* Outputs of a program that are a step's result. */
+static void add_names(builder *b, const assay_program *p)
+{
+    for (int i = 0; i < p->line_count; i++) {
+        const assay_program_line *of = &p->lines[p->nodes[p->lines[i].node].line];
+        if (!p->lines[i].output || of->output) continue;
+        for (int t = 0; t < b->s->tensor_count; t++)
+            if (strcmp(b->s->tensors[t].path, of->path) == 0)
+                add_name(b, "", p->lines[i].path, t, &p->nodes[p->lines[i].node].shape);
+    }
 }
 
 static bool is_dense(const assay_stack_config *config, int64_t layer)
@@ -282,7 +300,7 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
         status = refuse(ctx, c);
         goto cleanup;
     }
-    const assay_shape *y = &assay_tensor_list_find(&list, "outputs/y")->spec.shape;
+    const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
     builder b = {.list = &list};
     int result;
     if (operation->graph != NULL) {
@@ -296,10 +314,14 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
         TRY(assay_stack_config_of(ctx, c, &config));
         TRY(alloc_steps(ctx, &list, config.layers - config.first_layer, steps));
         b.s = *steps;
-        result = add_layers(&b, &config, whole, y);
+        result = add_layers(&b, &config, whole, &y->spec.shape);
     }
     b.prefix[0] = '\0';
-    add_name(&b, "", "outputs/y", result, y);
+    if (c->program != NULL) {
+        add_names(&b, c->program);
+    } else {
+        add_name(&b, "", "outputs/y", result, &y->spec.shape);
+    }
 cleanup:
     assay_tensor_list_free(&list);
     if (status != ASSAY_OK) {

@@ -191,10 +191,10 @@ static assay_status describe(assay_context *ctx, const assay_operation *operatio
                              const void *config, assay_tensor_list *list)
 {
     assay_describer d = assay_describer_of(ctx, operation, c, config, list);
-    if (operation->graph != NULL) {
-        assay_block_describe(&d, operation);
-    } else {
+    if (operation->describe != NULL) {
         operation->describe(&d, config);
+    } else {
+        assay_block_describe(&d, operation);
     }
     return d.status;
 }

@@ -76,7 +76,8 @@ typedef struct assay_operation {
     assay_status (*derive)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
                            const assay_source *in, double *values, int32_t *indices);
 
-    /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; */
+    /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; with `run` it is what
+     * people are shown; */
     void (*graph)(const void *config, bool one_shard, graph *g);
     /* with error scales of its own, which it makes of what forward has left; NULL: an ensemble's; */
     assay_status (*graph_scales)(assay_context *ctx, const void *config, const graph_run *r,
@@ -133,7 +134,8 @@ typedef struct assay_operation {
     X(decoder_stack)                                                                                                   \
     X(batch_split)                                                                                                     \
     X(quantize)                                                                                                        \
-    X(dequantize)
+    X(dequantize)                                                                                                      \
+    X(program)
 
 #define X(name) extern const assay_operation assay_op_##name;
 ASSAY_OPERATIONS(X)

@@ -9,7 +9,7 @@ TEST(rows_are_whole)
 {
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const assay_operation *op = assay_operations[i];
-        const int evaluations = (op->graph != NULL) + (op->forward != NULL) + (op->run != NULL);
+        const int evaluations = (op->graph != NULL && op->run == NULL) + (op->forward != NULL) + (op->run != NULL);
         const bool drawn = op->graph != NULL;
         const bool whole = op->config_of != NULL && (drawn || op->describe != NULL) &&
                            (drawn || op->operations != NULL || op->count.axes != NULL) &&
@@ -110,6 +110,7 @@ TEST(rows_have_the_parts_of_their_tensors)
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const assay_operation *op = assay_operations[i];
         unsigned parts = 0;
+        if (strcmp(op->name, "program") == 0) continue; /* whose tensors are called as users like */
         for (int j = 0; j < count; j++) parts |= strcmp(cases[j].op, op->name) == 0 ? parts_shown(&cases[j]) : 0;
         for (size_t k = 0; k < sizeof inputs / sizeof *inputs; k++) {
             if ((parts & inputs[k].part) == (op->parts & inputs[k].part)) continue;
@@ -310,7 +311,7 @@ TEST(rows_have_pages)
     }
     for (int i = 0; i < count; i++) {
         const char *section = section_of(text, cases[i].op);
-        missing += tensors_without_line(text, &cases[i]);
+        if (cases[i].program == NULL) missing += tensors_without_line(text, &cases[i]); /* else they are the case's */
         for (int j = 0; j < cases[i].tags.count; j++) {
             const char *tag = cases[i].tags.items[j];
             if (strncmp(tag, "bug-", 4) != 0) continue;

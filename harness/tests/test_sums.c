@@ -85,6 +85,10 @@ static const results_of NO_SUMS[] = {
     {"*", "outputs/*bias_updates"},
     {"*", "*decoder_layer_input"},
     {"rms_norm/all-zero", "*"},
+    {"program/every-m*", "*"},
+    {"program/every-reduction", "checkpoints/a"},
+    {"program/add-norm", "*/s*"},
+    {"program/hyper-connections", "checkpoints/e"},
     {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},
     {"*", "routing/*weights"}, /* routing has them as outputs, divided by a sum or not */

@@ -19,6 +19,7 @@
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/quantize.h"
+#include "oracle/program/program.h"
 
 typedef __float128 quad;
 
@@ -106,6 +107,7 @@ quad_form quad_attention;  /* assay_attention_config */
 quad_form quad_mla;        /* quad_mla_config */
 quad_form quad_gqa;        /* quad_gqa_config */
 quad_form quad_stack;      /* assay_stack_config; under the batch-split schedule too, without its events */
+quad_form quad_program;    /* a pointer to an assay_program */
 quad_form quad_function;   /* assay_function_view: one function of the batch-split module, or its NAME_bwd */
 
 /* An operation as certify.h takes it. */

@@ -85,8 +85,7 @@ void quad_unpermute(quad_tape *t, const void *config)
     quad_put(t, "outputs/y", assay_shape_of(2, d->tokens, d->emb_dim), quad_scatter(t, weighed, tokens, d->tokens));
 }
 
-/* x less the mean of its row. */
-static quad_node centred(quad_tape *t, quad_node x)
+quad_node quad_centred(quad_tape *t, quad_node x)
 {
     const int64_t columns = quad_columns(t, x);
     const quad_node less = quad_row_sums(t, x, -1 / (quad)columns), each = quad_repeat(t, less, columns);
@@ -98,6 +97,6 @@ void quad_layer_norm(quad_tape *t, const void *config)
     const quad_node x = quad_given_rows(t, "inputs/x");
     const quad_node scale = quad_given(t, "weights/scale", 1, quad_columns(t, x)),
                     bias = quad_given(t, "weights/bias", 1, quad_columns(t, x));
-    const quad_node y = quad_normalise(t, centred(t, x), scale, *(const double *)config);
+    const quad_node y = quad_normalise(t, quad_centred(t, x), scale, *(const double *)config);
     quad_put(t, "outputs/y", quad_shape_of(t, "inputs/x"), quad_add_row(t, y, bias));
 }

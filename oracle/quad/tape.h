@@ -107,7 +107,7 @@ quad_node quad_repeat(quad_tape *t, quad_node x, int64_t times); /* each row so 
 
 /* --- numbers --- */
 /* The activations, and: the root of ln(1 + e^x); x, but at most `number`, or within it on either side; 1 / (x + number), 0 for 0; 1 over the root of
- * x + number. */
+ * x + number; and what the names of others say. */
 typedef enum quad_unary {
     QUAD_SIGMOID = ASSAY_SIGMOID,
     QUAD_SILU = ASSAY_SILU,
@@ -115,7 +115,16 @@ typedef enum quad_unary {
     QUAD_CUT_ABOVE,
     QUAD_CUT,
     QUAD_INVERSE,
-    QUAD_INVERSE_ROOT
+    QUAD_INVERSE_ROOT,
+    QUAD_RECIPROCAL,
+    QUAD_ABS,
+    QUAD_EXP,
+    QUAD_LOG,
+    QUAD_SQRT,
+    QUAD_TANH,
+    QUAD_SOFTPLUS,
+    QUAD_SIN,
+    QUAD_COS
 } quad_unary;
 quad_node quad_map(quad_tape *t, quad_node x, quad_unary f);
 quad_node quad_map_with(quad_tape *t, quad_node x, quad_unary f, quad number);
@@ -129,6 +138,7 @@ quad_node quad_glu(quad_tape *t, quad_node a, quad_node b, const assay_gated_mlp
 /* --- rows --- */
 quad_node quad_row_sums(quad_tape *t, quad_node x, quad factor);                      /* times factor: [rows,1] */
 quad_node quad_normalise(quad_tape *t, quad_node x, quad_node scale, double epsilon); /* RMS norm, times scale */
+quad_node quad_centred(quad_tape *t, quad_node x);                                    /* less the mean of its row */
 /* Of each row; mask [rows,columns]: where it is below 0 the number is not there and gives 0. NULL: all are. */
 quad_node quad_softmax(quad_tape *t, quad_node x, const int32_t *mask);
 quad_node quad_log_sum_exp(quad_tape *t, quad_node x); /* [rows,1] */

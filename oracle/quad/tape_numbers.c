@@ -102,6 +102,24 @@ static quad value_of(quad_unary f, quad x, quad number)
         return x + number == 0 ? 0 : 1 / (x + number);
     case QUAD_INVERSE_ROOT:
         return 1 / sqrtq(x + number);
+    case QUAD_RECIPROCAL:
+        return 1 / x;
+    case QUAD_ABS:
+        return x < 0 ? -x : x;
+    case QUAD_EXP:
+        return expq(x);
+    case QUAD_LOG:
+        return logq(x);
+    case QUAD_SQRT:
+        return sqrtq(x);
+    case QUAD_TANH:
+        return tanhq(x);
+    case QUAD_SOFTPLUS:
+        return (x > 0 ? x : 0) + log1pq(expq(x > 0 ? -x : x));
+    case QUAD_SIN:
+        return sinq(x);
+    case QUAD_COS:
+        return cosq(x);
     default:
         return quad_activation((assay_activation)f, x);
     }
@@ -121,6 +139,24 @@ static quad slope_of(quad_unary f, quad x, quad y, quad number)
         return -y * y;
     case QUAD_INVERSE_ROOT:
         return -y * y * y / 2;
+    case QUAD_RECIPROCAL:
+        return -y * y;
+    case QUAD_ABS:
+        return x > 0 ? 1 : x < 0 ? -1 : 0;
+    case QUAD_EXP:
+        return y;
+    case QUAD_LOG:
+        return 1 / x;
+    case QUAD_SQRT:
+        return 1 / (2 * y);
+    case QUAD_TANH:
+        return 1 / (coshq(x) * coshq(x));
+    case QUAD_SOFTPLUS:
+        return quad_activation(ASSAY_SIGMOID, x);
+    case QUAD_SIN:
+        return cosq(x);
+    case QUAD_COS:
+        return -sinq(x);
     default:
         return quad_activation_slope((assay_activation)f, x);
     }

@@ -1,0 +1,299 @@
+/* The keys of op program: sizes, inputs and weights with axes, steps, outputs, fused (docs/programs.md). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/case_internal.h"
+#include "cases/yaml_text.h"
+#include "oracle/base/memory.h"
+#include "oracle/program/program.h"
+
+static assay_status program_of(const assay_yaml *y, assay_case *c, assay_program **p)
+{
+    void *made = NULL;
+    if (c->program == NULL) {
+        MUST(assay_alloc(y->ctx, "the program", 1, sizeof **p, &made));
+        c->program = made;
+        memset(c->program, 0, sizeof *c->program);
+    }
+    *p = c->program;
+    return ASSAY_OK;
+}
+
+static bool is_axis(const char *text)
+{
+    return ((text[0] >= 'A' && text[0] <= 'Z') || (text[0] >= 'a' && text[0] <= 'z')) && text[1] == '\0';
+}
+
+assay_status assay_case_read_size(const assay_yaml *y, assay_case *c, const char *axis, const yaml_node_t *key_node,
+                                  const yaml_node_t *value)
+{
+    assay_program *p;
+    char what[64];
+    if (!is_axis(axis))
+        return assay_yaml_refuse(y, key_node, "expected an axis of one letter in sizes, found %.40s", axis);
+    MUST(program_of(y, c, &p));
+    snprintf(what, sizeof what, "sizes.%s", axis);
+    return assay_yaml_whole(y, value, what, 1, INT32_MAX, &p->sizes[(unsigned char)axis[0]]);
+}
+
+static assay_status read_axes(const assay_yaml *y, const yaml_node_t *node, const char *name,
+                              char axes[ASSAY_MAX_RANK + 1])
+{
+    OWNED_BY(assay_text_list_free) assay_text_list list = {0};
+    const bool none =
+        node->type == YAML_SEQUENCE_NODE && node->data.sequence.items.top == node->data.sequence.items.start;
+    if (!none) MUST(assay_yaml_list(y, node, name, &list));
+    if (list.count > ASSAY_MAX_RANK)
+        MUST(assay_yaml_refuse(y, node, "%s has %d axes, expected at most %d", name, list.count, ASSAY_MAX_RANK));
+    for (int i = 0; i < list.count; i++) {
+        if (!is_axis(list.items[i]))
+            MUST(assay_yaml_refuse(y, node, "%s has the axis %.40s, expected one letter", name, list.items[i]));
+        axes[i] = list.items[i][0];
+    }
+    axes[list.count] = '\0';
+    return ASSAY_OK;
+}
+
+/* [low, high] */
+static assay_status read_range(const assay_yaml *y, const yaml_node_t *node, assay_program_tensor *tensor)
+{
+    int64_t *const ends[] = {&tensor->low, &tensor->high};
+    const bool two =
+        node->type == YAML_SEQUENCE_NODE && node->data.sequence.items.top - node->data.sequence.items.start == 2;
+    if (!two) return assay_yaml_refuse_value(y, node, "integers", "the least and the largest: [0, 7]");
+    tensor->integers = true;
+    for (int i = 0; i < 2; i++) {
+        const yaml_node_t *end = yaml_document_get_node(y->document, node->data.sequence.items.start[i]);
+        MUST(assay_yaml_whole(y, end, "integers", INT32_MIN, INT32_MAX, ends[i]));
+    }
+    if (tensor->low > tensor->high) return assay_yaml_refuse_value(y, node, "integers", "the least one first");
+    return ASSAY_OK;
+}
+
+static assay_status add_tensor(const assay_yaml *y, assay_case *c, const assay_program_tensor *tensor,
+                               const yaml_node_t *at)
+{
+    assay_program *p;
+    MUST(program_of(y, c, &p));
+    if (assay_program_find(p, tensor->name) != NULL)
+        return assay_yaml_refuse(y, at, "%s is there twice: inputs and weights have names of their own", tensor->name);
+    if (p->tensor_count == ASSAY_PROGRAM_TENSORS)
+        return assay_yaml_refuse(y, at, "a program has at most %d inputs and weights", ASSAY_PROGRAM_TENSORS);
+    p->tensors[p->tensor_count++] = *tensor;
+    return ASSAY_OK;
+}
+
+bool assay_case_declares(const assay_yaml *y, const yaml_node_t *value)
+{
+    if (value->type == YAML_SEQUENCE_NODE) return true;
+    if (value->type != YAML_MAPPING_NODE) return false;
+    for (const yaml_node_pair_t *i = value->data.mapping.pairs.start; i < value->data.mapping.pairs.top; i++) {
+        const yaml_node_t *key = yaml_document_get_node(y->document, i->key);
+        if (key->type == YAML_SCALAR_NODE && strcmp((const char *)key->data.scalar.value, "axes") == 0) return true;
+    }
+    return false;
+}
+
+assay_status assay_case_read_declared(const assay_yaml *y, assay_case *c, bool weight, const char *name,
+                                      const yaml_node_t *key_node, const yaml_node_t *value)
+{
+    assay_program_tensor tensor = {.low = 0};
+    assay_status status = ASSAY_OK;
+    bool fill = false;
+    if (!assay_program_is_name(name))
+        return assay_yaml_refuse(y, key_node, "%.40s is no name, expected letters, digits and _, a letter first", name);
+    assay_program_call(&tensor, name, weight);
+    if (value->type == YAML_SEQUENCE_NODE) {
+        MUST(read_axes(y, value, name, tensor.axes));
+    } else {
+        for (assay_yaml_walk w = assay_yaml_pairs(y, value, name); assay_yaml_next(&w, &status);) {
+            if (strcmp(w.key, "axes") == 0) {
+                status = read_axes(y, w.value, name, tensor.axes);
+            } else if (strcmp(w.key, "integers") == 0) {
+                status = read_range(y, w.value, &tensor);
+            } else {
+                fill = true;
+            }
+        }
+        MUST(status);
+    }
+    if (weight && tensor.integers) return assay_yaml_refuse(y, key_node, "%s: a weight holds no whole numbers", name);
+    MUST(add_tensor(y, c, &tensor, key_node));
+    if (fill) MUST(assay_case_read_input(y, c, tensor.path, key_node, value));
+    return ASSAY_OK;
+}
+
+static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, const assay_yaml_walk *w)
+{
+    assay_program *p;
+    assay_program_line line = {.output = output};
+    if (!assay_program_is_name(w->key))
+        return assay_yaml_refuse(y, w->key_node,
+                                 "%.40s is no name, expected letters, digits and _, a letter first; a step within {} "
+                                 "stands in quotes",
+                                 w->key);
+    snprintf(line.name, sizeof line.name, "%s", w->key);
+    MUST(assay_yaml_text(y, w->value, w->key, line.text, sizeof line.text));
+    MUST(program_of(y, c, &p));
+    if (p->line_count == ASSAY_PROGRAM_LINES)
+        return assay_yaml_refuse(y, w->key_node, "a program has at most %d steps and outputs", ASSAY_PROGRAM_LINES);
+    if (y->located) {
+        line.line = (int)w->value->start_mark.line + 1;
+        line.column = (int)w->value->start_mark.column + 1 + (w->value->data.scalar.style != YAML_PLAIN_SCALAR_STYLE);
+    }
+    p->lines[p->line_count++] = line;
+    return ASSAY_OK;
+}
+
+static assay_status read_lines(const assay_yaml *y, assay_case *c, bool output, const yaml_node_t *node)
+{
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, output ? "outputs" : "steps"); assay_yaml_next(&w, &status);)
+        status = read_line(y, c, output, &w);
+    return status;
+}
+
+static assay_status read_fused(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    OWNED_BY(assay_text_list_free) assay_text_list list = {0};
+    MUST(assay_yaml_list(y, node, "fused", &list));
+    for (int i = 0; i < list.count; i++) {
+        bool found = false;
+        for (int k = 0; c->program != NULL && k < c->program->line_count; k++) {
+            assay_program_line *line = &c->program->lines[k];
+            if (strcmp(line->name, list.items[i]) != 0) continue;
+            line->fused = found = true;
+        }
+        if (!found) MUST(assay_yaml_refuse(y, node, "fused has %.40s, which is no step", list.items[i]));
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_case_compile(assay_context *ctx, const char *origin, assay_case *c)
+{
+    assay_program_place place;
+    char reason[ASSAY_MESSAGE_SIZE];
+    const assay_status status = assay_program_compile(ctx, c->program, &place);
+    if (status == ASSAY_OK) return ASSAY_OK;
+    snprintf(reason, sizeof reason, "%.900s", ctx->message);
+    if (place.line < 0) return assay_fail(ctx, status, "%s: %s", origin, reason);
+    const assay_program_line *line = &c->program->lines[place.line];
+    if (line->line == 0) return assay_fail(ctx, status, "%s: %s: %s", origin, line->name, reason);
+    return assay_fail(ctx, status, "%s:%d:%d: %s: %s", origin, line->line, line->column + place.column, line->name,
+                      reason);
+}
+
+assay_status assay_case_check_program(assay_context *ctx, const assay_case *c)
+{
+    assay_case copy = {0};
+    if (c->program->node_count > 0) return ASSAY_OK;
+    assay_status status = assay_case_copy(ctx, c, &copy);
+    if (status == ASSAY_OK) status = assay_case_compile(ctx, c->name, &copy);
+    assay_case_free(&copy);
+    return status;
+}
+
+/* Keys that only a program has, in the order in which they can be read. */
+assay_status assay_case_read_program(const assay_yaml *y, assay_case *c, const yaml_node_t *root)
+{
+    static const char *const keys[] = {"sizes", "weights", "steps", "outputs", "fused"};
+    const bool program = strcmp(c->op, "program") == 0;
+    assay_status status = ASSAY_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        assay_yaml_walk w = assay_yaml_pairs(y, root, "a case");
+        while (assay_yaml_next(&w, &status)) {
+            if (strcmp(w.key, keys[i]) != 0) continue;
+            if (!program) return assay_yaml_refuse(y, w.key_node, "%s is for op program, this is op %s", w.key, c->op);
+            if (i >= 2) {
+                status = i == 4 ? read_fused(y, c, w.value) : read_lines(y, c, i == 3, w.value);
+                continue;
+            }
+            for (assay_yaml_walk of = assay_yaml_pairs(y, w.value, keys[i]); assay_yaml_next(&of, &status);)
+                status = i == 0 ? assay_case_read_size(y, c, of.key, of.key_node, of.value)
+                                : assay_case_read_declared(y, c, true, of.key, of.key_node, of.value);
+        }
+        MUST(status);
+    }
+    if (program == (c->program != NULL)) return program ? assay_case_compile(y->ctx, y->origin, c) : ASSAY_OK;
+    if (!program) return assay_yaml_refuse(y, root, "axes of inputs are for op program, this is op %s", c->op);
+    return assay_yaml_refuse(y, root, "%s lacks steps, inputs and outputs (docs/programs.md)", c->name);
+}
+
+/* --- writing --- */
+
+static void write_declared(FILE *out, const assay_case *c, bool weights)
+{
+    for (int i = 0; i < c->program->tensor_count; i++) {
+        const assay_program_tensor *t = &c->program->tensors[i];
+        if (t->weight != weights) continue;
+        fprintf(out, "  %s: {axes: [", t->name);
+        for (const char *axis = t->axes; *axis != '\0'; axis++)
+            fprintf(out, "%s%c", axis == t->axes ? "" : ", ", *axis);
+        fprintf(out, "]");
+        if (t->integers) fprintf(out, ", integers: [%" PRId64 ", %" PRId64 "]", t->low, t->high);
+        for (int k = 0; k < c->input_count; k++) {
+            if (strcmp(c->inputs[k].path, t->path) != 0) continue;
+            fprintf(out, ", ");
+            assay_case_write_fill(out, &c->inputs[k]);
+        }
+        fprintf(out, "}\n");
+    }
+}
+
+static void write_lines(FILE *out, const assay_program *p, bool outputs)
+{
+    char text[4 * ASSAY_PROGRAM_TEXT + 3];
+    for (int i = 0; i < p->line_count; i++) {
+        if (p->lines[i].output != outputs) continue;
+        assay_yaml_quoted_text(p->lines[i].text, text, sizeof text);
+        fprintf(out, "  %s: %s\n", p->lines[i].name, text);
+    }
+}
+
+bool assay_case_is_declared(const assay_case *c, const char *path)
+{
+    for (int i = 0; c->program != NULL && i < c->program->tensor_count; i++) {
+        if (strcmp(c->program->tensors[i].path, path) == 0) return true;
+    }
+    return false;
+}
+
+void assay_case_write_inputs(FILE *out, const assay_case *c)
+{
+    if (c->program != NULL) write_declared(out, c, false);
+}
+
+static bool has_weights(const assay_program *p)
+{
+    bool has = false;
+    for (int i = 0; i < p->tensor_count; i++) has |= p->tensors[i].weight;
+    return has;
+}
+
+void assay_case_write_program(FILE *out, const assay_case *c)
+{
+    const assay_program *p = c->program;
+    const char *between = "";
+    if (p == NULL) return;
+    fprintf(out, "sizes: {");
+    for (int i = 0; i < ASSAY_PROGRAM_LETTERS; i++) {
+        if (p->sizes[i] == 0) continue;
+        fprintf(out, "%s%c: %" PRId64, between, (char)i, p->sizes[i]);
+        between = ", ";
+    }
+    fprintf(out, "}\nweights:%s\n", has_weights(p) ? "" : " {}");
+    write_declared(out, c, true);
+    fprintf(out, "steps:%s\n", p->lines[0].output ? " {}" : "");
+    write_lines(out, p, false);
+    fprintf(out, "outputs:\n");
+    write_lines(out, p, true);
+    between = "fused: [";
+    for (int i = 0; i < p->line_count; i++) {
+        if (!p->lines[i].fused) continue;
+        fprintf(out, "%s%s", between, p->lines[i].name);
+        between = ", ";
+    }
+    if (between[0] == ',') fprintf(out, "]\n");
+}

@@ -1,0 +1,285 @@
+/* Programs that users write (oracle/program). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/operations/op_support.h"
+#include "oracle/base/memory.h"
+#include "oracle/program/program_graph.h"
+
+typedef struct program_config {
+    const assay_program *program; /* the case's; first, since it is what the second form gets */
+} program_config;
+
+static const assay_program *program_of(const void *config)
+{
+    return ((const program_config *)config)->program;
+}
+
+static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
+{
+    if (c->program == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "op program lacks steps (docs/programs.md)");
+    MUST(assay_case_check_program(ctx, c));
+    if (c->batch != 1 || c->sequence != 1)
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "batch is %lld and sequence %lld, expected neither: a program has sizes", (long long)c->batch,
+                          (long long)c->sequence);
+    ((program_config *)to)->program = c->program;
+    return assay_program_fits(c->program) ? ASSAY_OK
+                                          : assay_fail(ctx, ASSAY_BAD_INPUT, "the program has too many steps");
+}
+
+static int64_t axis_size(const void *config, char axis)
+{
+    return program_of(config)->sizes[(unsigned char)axis % ASSAY_PROGRAM_LETTERS];
+}
+
+/* --- describing --- */
+
+/* The letters of axes are their labels. */
+static void label(assay_describer *d, int back, const char *axes)
+{
+    static const char letters[] = "A\0B\0C\0D\0E\0F\0G\0H\0I\0J\0K\0L\0M\0N\0O\0P\0Q\0R\0S\0T\0U\0V\0W\0X\0Y\0Z\0"
+                                  "a\0b\0c\0d\0e\0f\0g\0h\0i\0j\0k\0l\0m\0n\0o\0p\0q\0r\0s\0t\0u\0v\0w\0x\0y\0z";
+    for (int i = 0; axes[i] != '\0'; i++)
+        assay_described(d, back)->spec.labels[i] = letters + 2 * (axes[i] >= 'a' ? 26 + axes[i] - 'a' : axes[i] - 'A');
+}
+
+static assay_dims dims_of(const assay_program_node *node)
+{
+    return assay_dims_of(node->axes, &node->shape);
+}
+
+/* Numbers of order 1 stay so: a kernel by what its sum has of terms, the scale of a norm near 1. */
+static assay_fill fill_of(const assay_program *p, int place)
+{
+    const assay_program_node *node = &p->nodes[place];
+    const assay_program_tensor *tensor = &p->tensors[node->given];
+    if (tensor->integers) return assay_fill_range(ASSAY_INTEGERS, (double)tensor->low, (double)tensor->high);
+    for (int i = 1; i < p->node_count && tensor->weight; i++) {
+        const assay_program_node *reader = &p->nodes[i];
+        for (int k = 1; k < reader->in_count; k++) {
+            const char *step = reader->step->name;
+            const bool norm = strcmp(step, "rms_norm") == 0 || strcmp(step, "layer_norm") == 0;
+            if (reader->in[k] != place) continue;
+            if (norm) return assay_fill_normal(0.1, k == 1 ? 1.0 : 0.0);
+            if (strcmp(step, "product") == 0) return assay_fill_fan_in(assay_program_terms(p, reader));
+        }
+    }
+    return assay_fill_normal(1.0, 0.0);
+}
+
+static void describe_given(assay_describer *d, const assay_program *p, int place)
+{
+    const assay_program_node *node = &p->nodes[place];
+    const assay_fill fill = fill_of(p, place);
+    const char *path = p->tensors[node->given].path;
+    if (node->integers) {
+        assay_describe_sized(d, path, ASSAY_INT32, &fill, dims_of(node));
+    } else {
+        assay_describe_sized_variable(d, path, fill, dims_of(node));
+        label(d, 2, node->axes);
+    }
+    label(d, 1, node->axes);
+}
+
+static void describe_line(assay_describer *d, const assay_program *p, const assay_program_line *line)
+{
+    const assay_program_node *node = &p->nodes[line->node];
+    const assay_fill one = assay_fill_normal(1.0, 0.0);
+    if (line->output) {
+        assay_describe_sized_output(d, line->name, &one, dims_of(node));
+        label(d, 2, node->axes);
+    } else {
+        assay_describe_sized_result(d, "checkpoints", line->name, ASSAY_FLOAT64, dims_of(node));
+    }
+    label(d, 1, node->axes);
+}
+
+static void describe(assay_describer *d, const void *config)
+{
+    const assay_program *p = program_of(config);
+    for (int i = 1; i < p->node_count; i++)
+        if (p->nodes[i].step == NULL && p->nodes[i].given >= 0) describe_given(d, p, i);
+    for (int i = 0; i < p->line_count; i++) describe_line(d, p, &p->lines[i]);
+}
+
+/* --- running --- */
+
+typedef struct program_run {
+    const assay_program *p;
+    const assay_source *in;
+    const assay_sink *out;
+    graph g;
+    graph_run r;
+    int tensor[ASSAY_PROGRAM_NODES];
+    double *values[ASSAY_PROGRAM_NODES], *gradients[ASSAY_PROGRAM_NODES]; /* of what is given */
+    int32_t *indices[ASSAY_PROGRAM_NODES];
+    double *cotangents[ASSAY_PROGRAM_LINES];
+} program_run;
+
+static assay_status read_given(assay_context *ctx, program_run *m, int place)
+{
+    const assay_program_node *node = &m->p->nodes[place];
+    if (node->given < 0) {
+        graph_lend(&m->r, m->tensor[place], &node->number);
+        return ASSAY_OK;
+    }
+    const char *path = m->p->tensors[node->given].path;
+    const int64_t count = assay_shape_count(&node->shape);
+    if (node->integers) {
+        MUST(assay_read_whole_i32(ctx, m->in, path, count, &m->indices[place]));
+        m->r.indices[m->tensor[place]] = m->indices[place];
+    } else {
+        MUST(assay_read_whole(ctx, m->in, path, count, &m->values[place]));
+        graph_lend(&m->r, m->tensor[place], m->values[place]);
+    }
+    return ASSAY_OK;
+}
+
+/* Room for the gradients that are wanted; *any: there are such. */
+static assay_status want_gradients(assay_context *ctx, program_run *m, bool *any)
+{
+    *any = false;
+    for (int i = 1; i < m->p->node_count; i++) {
+        const assay_program_node *node = &m->p->nodes[i];
+        char gradient[ASSAY_PATH_SIZE];
+        if (node->step != NULL || node->given < 0 || node->integers) continue;
+        assay_gradient_path(m->p->tensors[node->given].path, gradient);
+        if (!assay_wants(m->out, gradient)) continue;
+        MUST(assay_alloc_f64(ctx, gradient, assay_shape_count(&node->shape), &m->gradients[i]));
+        *any = true;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status forward(assay_context *ctx, program_run *m, bool keeps)
+{
+    if (!keeps) m->r.release = graph_let_go;
+    MUST(graph_forward(ctx, &m->r));
+    for (int i = 0; i < m->p->line_count; i++) {
+        const assay_program_line *line = &m->p->lines[i];
+        const int64_t count = assay_shape_count(&m->p->nodes[line->node].shape);
+        if (!line->output) continue;
+        MUST(graph_require(ctx, &m->r, m->tensor[line->node]));
+        MUST(assay_write_result(ctx, m->out, line->path, count, m->r.value[m->tensor[line->node]]));
+    }
+    return ASSAY_OK;
+}
+
+/* Outputs that are one tensor have one gradient, the sum of their cotangents. */
+static assay_status lend_cotangents(assay_context *ctx, program_run *m)
+{
+    char path[ASSAY_PATH_SIZE];
+    for (int i = 0; i < m->p->line_count; i++) {
+        const assay_program_line *line = &m->p->lines[i];
+        const int64_t count = assay_shape_count(&m->p->nodes[line->node].shape);
+        const int tensor = m->tensor[line->node];
+        if (!line->output) continue;
+        snprintf(path, sizeof path, "cotangents/%s", line->name);
+        MUST(assay_read_whole(ctx, m->in, path, count, &m->cotangents[i]));
+        if (m->cotangents[i] == NULL) continue;
+        for (int64_t k = 0; k < count && m->r.gradient[tensor] != NULL; k++)
+            m->cotangents[i][k] += m->r.gradient[tensor][k];
+        graph_lend_gradient(&m->r, tensor, m->cotangents[i]);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status backward(assay_context *ctx, program_run *m)
+{
+    MUST(lend_cotangents(ctx, m));
+    for (int i = 1; i < m->p->node_count; i++) graph_want_gradient(&m->r, m->tensor[i], m->gradients[i]);
+    MUST(graph_backward(ctx, &m->r));
+    for (int i = 1; i < m->p->node_count; i++) {
+        const assay_program_node *node = &m->p->nodes[i];
+        char gradient[ASSAY_PATH_SIZE];
+        if (m->gradients[i] == NULL) continue;
+        assay_gradient_path(m->p->tensors[node->given].path, gradient);
+        MUST(assay_write_result(ctx, m->out, gradient, assay_shape_count(&node->shape), m->gradients[i]));
+    }
+    return ASSAY_OK;
+}
+
+static void close_run(program_run *m)
+{
+    graph_close(&m->r);
+    for (int i = 0; i < ASSAY_PROGRAM_NODES; i++) {
+        free(m->values[i]);
+        free(m->gradients[i]);
+        free(m->indices[i]);
+    }
+    for (int i = 0; i < ASSAY_PROGRAM_LINES; i++) free(m->cotangents[i]);
+    free(m);
+}
+
+static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
+                        const assay_sink *out, const assay_precision *precisions, int precision_count)
+{
+    assay_status status;
+    void *memory = NULL;
+    bool back = false;
+    (void)c, (void)precisions, (void)precision_count;
+    MUST(assay_alloc(ctx, "the program's run", 1, sizeof(program_run), &memory));
+    program_run *m = memory;
+    memset(m, 0, sizeof *m);
+    m->p = program_of(config);
+    m->in = in;
+    m->out = out;
+    assay_program_graph(m->p, &m->g, m->tensor);
+    graph_open(&m->r, &m->g);
+    m->r.in = in;
+    m->r.out = out;
+    for (int i = 1; i < m->p->node_count; i++)
+        if (m->p->nodes[i].step == NULL) TRY(read_given(ctx, m, i));
+    TRY(want_gradients(ctx, m, &back));
+    TRY(forward(ctx, m, back));
+    if (back) TRY(backward(ctx, m));
+cleanup:
+    close_run(m);
+    return status;
+}
+
+/* --- counts --- */
+
+static void graph_of(const void *config, bool one_shard, graph *g)
+{
+    int tensor[ASSAY_PROGRAM_NODES];
+    (void)one_shard;
+    assay_program_graph(program_of(config), g, tensor);
+}
+
+/* Products count, as for other operations; steps without any count one operation a number. */
+static double operations(const void *config, bool backward)
+{
+    const assay_program *p = program_of(config);
+    graph g;
+    double numbers = 0;
+    graph_of(config, false, &g);
+    for (int i = 1; i < p->node_count; i++)
+        if (p->nodes[i].step != NULL) numbers += (double)assay_shape_count(&p->nodes[i].shape);
+    return graph_forward_operations(&g) + numbers + (backward ? graph_backward_operations(&g) + 2 * numbers : 0);
+}
+
+/* Values and gradients of all tensors, and what a step works with. */
+static int64_t memory(const void *config)
+{
+    graph g;
+    double numbers = 0;
+    graph_of(config, false, &g);
+    for (int t = 1; t < g.tensor_count; t++) numbers += (double)graph_size(&g, t);
+    const double bytes = 8 * (4 * numbers + graph_scratch(&g));
+    return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
+}
+
+const assay_operation assay_op_program = {.name = "program",
+                                          .summary = "steps that a case file writes down (docs/programs.md)",
+                                          .config_of = config_of,
+                                          .axis_size = axis_size,
+                                          .describe = describe,
+                                          .graph = graph_of,
+                                          .run = run,
+                                          .ensemble = assay_every_case,
+                                          .second_form = {.form = quad_program},
+                                          .operations = operations,
+                                          .bytes = memory};

@@ -1,0 +1,296 @@
+/* Operations of the catalogue written as programs give their numbers; and what is wrong with a program is said where it stands. */
+#include <math.h>
+
+#include "harness/tests/golden_trial.h"
+
+/* What an operation is given, by the names that a program has for it: "weights/w0=weights/wi_0 ...". */
+typedef struct renamed {
+    const char *names;
+    assay_source under;
+} renamed;
+
+static const char *name_of(const renamed *r, const char *path, char other[ASSAY_PATH_SIZE])
+{
+    const size_t length = strlen(path);
+    for (const char *at = r->names; at != NULL; at = strchr(at, ' ') == NULL ? NULL : strchr(at, ' ') + 1) {
+        if (strncmp(at, path, length) != 0 || at[length] != '=') continue;
+        snprintf(other, ASSAY_PATH_SIZE, "%.*s", (int)strcspn(at + length + 1, " "), at + length + 1);
+        return other;
+    }
+    return path;
+}
+
+static bool renamed_has(void *self, const char *path)
+{
+    const renamed *r = self;
+    char other[ASSAY_PATH_SIZE];
+    return r->under.has(r->under.self, name_of(r, path, other));
+}
+
+static assay_status renamed_read(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                 double *out)
+{
+    const renamed *r = self;
+    char other[ASSAY_PATH_SIZE];
+    return r->under.read(ctx, r->under.self, name_of(r, path, other), first, count, out);
+}
+
+static assay_status renamed_read_i32(assay_context *ctx, void *self, const char *path, int64_t first, int64_t count,
+                                     int32_t *out)
+{
+    const renamed *r = self;
+    char other[ASSAY_PATH_SIZE];
+    return r->under.read_i32(ctx, r->under.self, name_of(r, path, other), first, count, out);
+}
+
+/* A program, an operation with as many numbers, and what each calls the tensors of the other. */
+typedef struct pair {
+    const char *program, *operation, *set, *names;
+    double tolerance; /* of the largest number; 0: the bits */
+} pair;
+
+#define PROGRAM(sizes, inputs, weights, steps, outputs)                                                                \
+    "case: test/program\nop: program\nsizes: {" sizes "}\ninputs: {" inputs "}\nweights: {" weights "}\nsteps:" steps  \
+    "outputs:\n" outputs
+
+static const pair PAIRS[] = {
+    {PROGRAM("B: 2, S: 5, D: 24", "x: [B, S, D]", "scale: [D], bias: [D]", " {}\n",
+             "  y: layer_norm(x, scale, bias, epsilon=1e-6)\n"),
+     "layer_norm/small", "normalization_layer_epsilon=1e-6", NULL, 0},
+    {PROGRAM("B: 2, S: 3, D: 16", "x: [B, S, D]", "scale: [D]", " {}\n", "  y: rms_norm(x, scale, epsilon=1e-6)\n"),
+     "rms_norm/deepseek", "base_emb_dim=16;batch=2;sequence=3;normalization_layer_epsilon=1e-6", NULL, 0},
+    {PROGRAM(
+         "B: 2, S: 7, D: 16, H: 24", "x: [B, S, D]", "g: [D, H], u: [D, H], o: [H, D]",
+         "\n  gate: product(\"BSD,DH->BSH\", x, g)\n  up: product(\"BSD,DH->BSH\", x, u)\n  h: mul(silu(gate), up)\n",
+         "  y: product(\"BSH,HD->BSD\", h, o)\n"),
+     "mlp/silu", "base_emb_dim=16;base_mlp_dim=24;batch=2;sequence=7;fused_mlp=false",
+     "weights/g=weights/wi_0/kernel weights/u=weights/wi_1/kernel weights/o=weights/wo/kernel "
+     "checkpoints/gate=checkpoints/mlpwi_0 checkpoints/up=checkpoints/mlpwi_1",
+     1e-15},
+    {PROGRAM("B: 2, S: 9, D: 24, N: 4, K: 2, H: 16", "x: [B, S, D], positions: {axes: [B, S], integers: [0, 9]}",
+             "wq: [D, N, H], wk: [D, K, H], wv: [D, K, H], wo: [N, H, D]",
+             "\n  q: rope(product(\"BSD,DNH->BSNH\", x, wq), positions, theta=10000)\n"
+             "  k: rope(product(\"BSD,DKH->BSKH\", x, wk), positions, theta=10000)\n"
+             "  v: product(\"BSD,DKH->BSKH\", x, wv)\n",
+             "  y: product(\"BSNH,NHD->BSD\", attention(q, k, v, scale=0.25, window=4), wo)\n"),
+     "gqa/mixtral",
+     "base_emb_dim=24;batch=2;sequence=9;base_num_query_heads=4;base_num_kv_heads=2;head_dim=16;query_pre_attn_scalar="
+     "0.25;"
+     "sliding_window_size=4;rope_type=default;rope_max_timescale=10000",
+     "weights/wq=weights/query/kernel weights/wk=weights/key/kernel weights/wv=weights/value/kernel "
+     "weights/wo=weights/out/kernel",
+     1e-15},
+};
+
+static assay_tensor_set results_of(const trial *t)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_tensor_set results = {0};
+    for (int i = 0; i < t->plan.list.count; i++) {
+        const assay_tensor_spec *spec = &t->plan.list.entries[i].spec;
+        if (assay_role_is_result(spec->role)) assert_ok(&ctx, assay_tensor_set_add(&ctx, &results, spec, NULL));
+    }
+    return results;
+}
+
+static assay_status run_into(const trial *t, assay_context *ctx, const assay_source *in, assay_tensor_set *results)
+{
+    const assay_sink out = assay_tensor_set_sink(results);
+    return assay_operation_run(ctx, t->plan.operation, t->c, in, &out, NULL, 0);
+}
+
+static void hold_against(trial *program, trial *operation, const pair *p)
+{
+    renamed names = {p->names, operation->source};
+    const assay_source source = {
+        .self = &names, .has = renamed_has, .read = renamed_read, .read_i32 = renamed_read_i32};
+    assay_tensor_set mine = results_of(program), theirs = results_of(operation);
+    int compared = 0;
+    assert_ok(&program->ctx, run_into(program, &program->ctx, &source, &mine));
+    assert_ok(&operation->ctx, run_into(operation, &operation->ctx, &operation->source, &theirs));
+    for (int i = 0; i < mine.count; i++) {
+        const assay_tensor *own = &mine.items[i];
+        char path[ASSAY_PATH_SIZE], other[ASSAY_PATH_SIZE] = "";
+        const bool gradient = own->spec.role == ASSAY_ROLE_GRADIENT;
+        snprintf(path, sizeof path, "%s%s", gradient ? "gradients/" : "",
+                 name_of(&names, gradient ? own->spec.path + strlen("gradients/") : own->spec.path, other));
+        const assay_tensor *its = assay_tensor_set_find(&theirs, path);
+        if (its == NULL && own->spec.role == ASSAY_ROLE_CHECKPOINT) continue; /* which has no name there */
+        if (its == NULL) fail_msg("%s: %s has no %s", p->operation, p->operation, path);
+        assert_int_equal(own->count, its->count);
+        double largest = 0;
+        for (int64_t k = 0; k < its->count; k++)
+            largest = fabs(its->values[k]) > largest ? fabs(its->values[k]) : largest;
+        assert_close(own->values, its->values, its->count, 0, p->tolerance * largest);
+        compared++;
+    }
+    assert_true(compared > 1);
+    assay_tensor_set_free(&mine);
+    assay_tensor_set_free(&theirs);
+}
+
+TEST(operations_as_programs_give_their_numbers)
+{
+    for (size_t i = 0; i < sizeof PAIRS / sizeof *PAIRS; i++) {
+        trial program, operation;
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(PAIRS[i].operation, PAIRS[i].set), *own = case_from(PAIRS[i].program);
+        assert_ok(&ctx, assay_case_set(&ctx, c, "checkpoints=all"));
+        assert_ok(&ctx, assay_case_set(&ctx, own, "checkpoints=all"));
+        trial_plan(&operation, c);
+        trial_plan(&program, own);
+        hold_against(&program, &operation, &PAIRS[i]);
+        trial_close(&program);
+        trial_close(&operation);
+    }
+}
+
+/* --- what is wrong, and where --- */
+
+#define GOOD_SIZES "T: 4, D: 6, R: 2"
+#define GOOD_INPUTS "x: [T, D], i: {axes: [T], integers: [0, 5]}"
+#define PICKED "\n  p: pick(x, i)\n"
+
+static const struct {
+    const char *text, *message;
+} WRONG[] = {
+    {PROGRAM(GOOD_SIZES, "x: [T, Q]", "", " {}\n", "  y: neg(x)\n"),
+     "test.yml: x has the axis Q, which has no size in sizes"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: negg(x)\n"), "test.yml:8:6: y: there is no step negg"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(x\n"), "test.yml:8:11: y: expected , or ) in neg("},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(x) x\n"), "test.yml:8:13: y: expected the end, found x"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(z)\n"),
+     "test.yml:8:10: y: z is no input, weight or step"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: neg(x, x)\n"), "test.yml:8:13: y: neg has more operands"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: add(x)\n"),
+     "test.yml:8:6: y: add has 1 operands, expected add(a, b)"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x)\n"), "test.yml:8:6: y: sum lacks over"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x, over=D)\n"),
+     "test.yml:8:18: y: over is expected to be axes in quotes"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x, over=\"Q\")\n"),
+     "over has the axis Q, expected axes of TD"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: sum(x, over=\"D\", over=\"D\")\n"),
+     "test.yml:8:23: y: over is given twice"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: clamp(x, low=1e999)\n"),
+     "test.yml:8:19: y: expected a finite number"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(b)\n  b: neg(x)\n", "  y: neg(a)\n"),
+     "test.yml:7:10: a: b is not there yet"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(a)\n", "  y: neg(a)\n"),
+     "test.yml:7:10: a: a is not there yet"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(x)\n", "  y: neg(x)\n"),
+     "test.yml:7:6: a: a is read by no step"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D], z: [T]", "", " {}\n", "  y: neg(x)\n"), "test.yml: z is read by no step"},
+    {PROGRAM("T: 4, D: 6, Q: 2", "x: [T, D]", "", " {}\n", "  y: neg(x)\n"),
+     "test.yml: sizes has Q, which no tensor has"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  x: neg(x)\n", "  y: neg(x)\n"),
+     "test.yml:7:6: x: the name x is taken"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: x\n"), "test.yml:8:6: y: y is nothing that is computed"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(x)\n  b: a\n", "  y: neg(b)\n"),
+     "test.yml:8:6: b: b is another step's name"},
+    {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: add(p, i)\n"),
+     "operand 2 of add is expected to be no whole numbers"},
+    {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: rope(x, x)\n"),
+     "operand 2 of rope is expected to be whole numbers"},
+    {PROGRAM(GOOD_SIZES, "x: [T, D]", "", " {}\n", "  y: slice(\"D->R\", x, first=5)\n"),
+     "first is 5, expected a whole number from 0 to 4"},
+    {PROGRAM(GOOD_SIZES, "x: [T, D]", "", "\n  a: slice(\"D->R\", x)\n", "  y: concatenate(\"R,R->D\", a, a)\n"),
+     "D is 6, and its parts are 4"},
+    {PROGRAM(GOOD_SIZES, "x: [T, D]", "", "\n  a: slice(\"D->R\", x)\n", "  y: product(\"TD,TR->R\", x, a)\n"),
+     "the axis D is in one operand alone: sum over it before"},
+    {PROGRAM(GOOD_SIZES, "x: [T, D]", "", "\n  a: slice(\"D->R\", x)\n", "  y: product(\"TD,TD->T\", x, a)\n"),
+     "\"TD,TD->T\" has D, which is 6, for the axis R, which is 2"},
+    {PROGRAM(GOOD_SIZES, "x: [T, D]", "", "\n  a: slice(\"D->R\", x)\n", "  y: reshape(a, \"TD\")\n"),
+     "TR has 8 numbers, and TD has 24"},
+    {PROGRAM("A: 9, B: 9, C: 9, D: 9, E: 9, F: 9, G: 9", "x: [A, B, C, D], z: [E, F, G]", "", " {}\n",
+             "  y: add(x, z)\n"),
+     "add gives the axes ABCDEFG, expected at most 6"},
+    {PROGRAM("T: 2147483647, D: 2147483647, R: 2147483647", "x: [T], u: [D], v: [R]", "", " {}\n",
+             "  y: mul(mul(x, u), v)\n"),
+     "test.yml:8:10: y: mul: its size does not fit in 64 bits"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", ""), "test.yml:7:9: outputs: expected a mapping"},
+    {"case: test/p\nop: program\n", "test/p lacks steps, inputs and outputs"},
+    {"case: test/p\nop: rms_norm\nsizes: {T: 4}\n", "test.yml:3:1: sizes is for op program, this is op rms_norm"},
+    {"case: test/p\nop: rms_norm\ninputs: {x: [T]}\n", "axes of inputs are for op program, this is op rms_norm"},
+    {PROGRAM("T: 0", "x: [T]", "", " {}\n", "  y: neg(x)\n"), "sizes.T: expected a whole number from 1"},
+    {PROGRAM("TD: 4", "x: [T]", "", " {}\n", "  y: neg(x)\n"), "expected an axis of one letter in sizes, found TD"},
+    {PROGRAM("T: 4", "x: [T]", "x: [T]", " {}\n", "  y: neg(x)\n"), "x is there twice"},
+    {PROGRAM("T: 4", "x: {axes: [T], integers: [3, 1]}", "", " {}\n", "  y: neg(x)\n"),
+     "integers: expected the least one first"},
+    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\nfused: [q]\n"), "fused has q, which is no step"},
+};
+
+TEST(what_is_wrong_is_said_where_it_stands)
+{
+    for (size_t i = 0; i < sizeof WRONG / sizeof *WRONG; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *cases = NULL;
+        int count = 0;
+        const assay_status status =
+            assay_cases_parse(&ctx, "test.yml", WRONG[i].text, strlen(WRONG[i].text), &cases, &count);
+        if (status != ASSAY_BAD_INPUT) fail_msg("taken: %s", WRONG[i].text);
+        if (strstr(ctx.message, WRONG[i].message) == NULL)
+            fail_msg("'%s' is not in '%s'", WRONG[i].message, ctx.message);
+    }
+}
+
+static const char SMALL[] = PROGRAM("T: 4, D: 6, H: 3", "x: [T, D], s: {axes: [T], values: [1, 2, 3, 4]}", "w: [D, H]",
+                                    "\n  a: product(\"TD,DH->TH\", x, w)\n  b: mul(softmax(a, over=\"H\"), s)\n",
+                                    "  y: sum(b, over=\"H\")\n  b: b\nfused: [a]\n");
+
+TEST(a_program_as_text_is_the_same_program)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_from(SMALL);
+    char *text = NULL, *again = NULL;
+    assert_ok(&ctx, assay_case_to_yaml(&ctx, c, &text));
+    assay_case *second = case_from(text);
+    assert_ok(&ctx, assay_case_to_yaml(&ctx, second, &again));
+    assert_string_equal(text, again);
+    free(text);
+    free(again);
+    assay_cases_free(c, 1);
+    assay_cases_free(second, 1);
+}
+
+TEST(sizes_are_changed_one_after_the_other)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c =
+        case_from(PROGRAM("D: 6, R: 2, P: 4", "x: [D]", "", "\n  r: slice(\"D->R\", x)\n  p: slice(\"D->P\", x)\n",
+                          "  y: concatenate(\"R,P->D\", r, p)\n"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "sizes.R=5"));
+    const assay_operation *operation;
+    assay_tensor_list list = {0};
+    assert_int_equal(assay_operation_prepare(&ctx, c, &operation, &list), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "D is 6, and its parts are 9"));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "sizes.D=9"));
+    assert_ok(&ctx, assay_operation_prepare(&ctx, c, &operation, &list));
+    assay_tensor_list_free(&list);
+    assay_cases_free(c, 1);
+}
+
+TEST(without_memory_nothing_is_lost)
+{
+    trial t;
+    trial_plan(&t, case_from(SMALL));
+    for (int64_t n = 0;; n++) {
+        assay_context ctx = assay_context_default(1);
+        assay_tensor_set results = results_of(&t);
+        assay_fail_allocation(n);
+        const assay_status status = run_into(&t, &ctx, &t.source, &results);
+        const bool done = had_memory(&ctx, status);
+        assay_tensor_set_free(&results);
+        if (done) break;
+    }
+    for (int64_t n = 0;; n++) {
+        assay_context ctx = assay_context_default(1);
+        assay_case *cases = NULL;
+        int count = 0;
+        assay_fail_allocation(n);
+        const assay_status status = assay_cases_parse(&ctx, "test.yml", SMALL, strlen(SMALL), &cases, &count);
+        const bool done = had_memory(&ctx, status);
+        assay_cases_free(cases, count);
+        if (done) break;
+    }
+    trial_close(&t);
+}

@@ -1,0 +1,33 @@
+#include "oracle/program/program.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool is_letter(char c)
+{
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+
+bool assay_program_is_name(const char *text)
+{
+    if (!is_letter(text[0]) && text[0] != '_') return false;
+    for (const char *c = text; *c != '\0'; c++)
+        if (!is_letter(*c) && !(*c >= '0' && *c <= '9') && *c != '_') return false;
+    return strlen(text) < ASSAY_PROGRAM_NAME;
+}
+
+const assay_program_tensor *assay_program_find(const assay_program *p, const char *name)
+{
+    for (int i = 0; i < p->tensor_count; i++)
+        if (strcmp(p->tensors[i].name, name) == 0) return &p->tensors[i];
+    return NULL;
+}
+
+void assay_program_call(assay_program_tensor *tensor, const char *name, bool weight)
+{
+    char copy[ASSAY_PROGRAM_NAME];
+    snprintf(copy, sizeof copy, "%s", name);
+    memcpy(tensor->name, copy, sizeof copy);
+    tensor->weight = weight;
+    snprintf(tensor->path, sizeof tensor->path, "%s/%s", weight ? "weights" : "inputs", copy);
+}

@@ -1,0 +1,125 @@
+/* Programs: operations that users write, as steps over tensors with named axes (docs/programs.md).
+ *
+ * A program is sizes of axes, tensors that are given, and lines: a name and an expression over steps, e.g.
+ *     q: product("TD,DNR->TNR", rms_norm(x, scale, epsilon=1e-6), w)
+ * in the order of the data flow. Compiling it makes a list of nodes: each a tensor that is given, a number, or a step of nodes before it. A
+ * program owns nothing but itself: it is copied as any number is. The steps stand in one table (program_steps.c). */
+#pragma once
+
+#include "oracle/base/tensor.h"
+
+enum {
+    ASSAY_PROGRAM_OPERANDS = 6,
+    ASSAY_PROGRAM_TENSORS = 48,
+    ASSAY_PROGRAM_LINES = 64,
+    ASSAY_PROGRAM_NODES = 140,
+    ASSAY_PROGRAM_NAME = 40, /* with its end */
+    ASSAY_PROGRAM_TEXT = 400,
+    ASSAY_PROGRAM_PARAMETERS = 6,
+    ASSAY_PROGRAM_LETTERS = 128
+};
+
+typedef struct assay_program_tensor {
+    char name[ASSAY_PROGRAM_NAME], path[ASSAY_PROGRAM_NAME + 12]; /* "w", "weights/w" */
+    char axes[ASSAY_MAX_RANK + 1];
+    bool weight;
+    bool integers; /* from low to high where nothing else is said */
+    int64_t low, high;
+} assay_program_tensor;
+
+typedef struct assay_program_line {
+    char name[ASSAY_PROGRAM_NAME], path[ASSAY_PROGRAM_NAME + 12]; /* "n", "checkpoints/n" */
+    char text[ASSAY_PROGRAM_TEXT];
+    bool output, fused;
+    int line, column; /* of the text, in the case file; 0: from elsewhere */
+    int node;         /* what it gives */
+} assay_program_line;
+
+typedef struct assay_program_value {
+    double number;
+    char text[3 * (ASSAY_MAX_RANK + 2)];
+} assay_program_value;
+
+/* How a step's tensors go together; program_steps.c has the table. */
+typedef struct assay_program_step assay_program_step;
+
+typedef struct assay_program_node {
+    const assay_program_step *step; /* NULL: given, or a number */
+    int given;                      /* place among the tensors; -1: it is none */
+    double number;                  /* of what is neither, and as it was written */
+    char text[24];
+    int in[ASSAY_PROGRAM_OPERANDS], in_count;
+    assay_program_value values[ASSAY_PROGRAM_PARAMETERS]; /* of the step's parameters, in their order */
+    char axes[ASSAY_MAX_RANK + 1];
+    assay_shape shape;
+    bool integers;
+    int line;    /* that it was made for */
+    int readers; /* steps, and lines of outputs */
+} assay_program_node;
+
+typedef struct assay_program {
+    int64_t sizes[ASSAY_PROGRAM_LETTERS]; /* of the axis of a letter; 0: there is none */
+    int tensor_count, line_count, node_count;
+    assay_program_tensor tensors[ASSAY_PROGRAM_TENSORS];
+    assay_program_line lines[ASSAY_PROGRAM_LINES]; /* steps, then outputs */
+    assay_program_node nodes[ASSAY_PROGRAM_NODES]; /* from 1; those given first */
+} assay_program;
+
+/* Where a program is refused. */
+typedef struct assay_program_place {
+    int line;   /* place among the lines; -1: it is no line */
+    int column; /* in its text, from 0 */
+} assay_program_place;
+
+/* Whether a text may be a name: a letter, then letters, digits and _. */
+bool assay_program_is_name(const char *text);
+/* The tensor of that name; NULL: there is none. */
+const assay_program_tensor *assay_program_find(const assay_program *p, const char *name);
+
+/* A tensor's name and path. */
+void assay_program_call(assay_program_tensor *tensor, const char *name, bool weight);
+/* Makes the nodes, and the paths. Refuses with the place: an axis without a size, a step or a name that is not there, operands and parameters that the step does
+ * not take, tensors and steps that nothing reads, sizes that overflow. */
+assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_program_place *place);
+
+/* How many terms a sum of a product has. */
+int64_t assay_program_terms(const assay_program *p, const assay_program_node *product);
+
+/* --- the table of steps --- */
+
+typedef struct assay_program_parameter {
+    const char *name; /* NULL ends the list */
+    char kind;        /* 'n': a number, 'f': true or false, 'a': axes in quotes */
+    double otherwise; /* NAN: it has to be given */
+} assay_program_parameter;
+
+typedef struct assay_program_check {
+    assay_context *ctx;
+    const assay_program *p;
+    assay_program_node *node;
+} assay_program_check;
+
+struct assay_program_step {
+    const char *name;
+    int least, most;      /* operands */
+    const char *operands; /* for people: "x, scale" */
+    assay_program_parameter parameters[ASSAY_PROGRAM_PARAMETERS];
+    const char *formula;
+    /* Axes of the result, from those of the operands and the parameters. */
+    assay_status (*shape)(const assay_program_check *check);
+    unsigned integers; /* bit i: operand i is whole numbers */
+};
+
+/* "AB,BC->AC"; false: it is no pattern. */
+typedef struct assay_program_pattern_of {
+    char in[ASSAY_PROGRAM_OPERANDS][ASSAY_MAX_RANK + 1], out[ASSAY_MAX_RANK + 1];
+    int count;
+} assay_program_pattern_of;
+bool assay_program_pattern(const char *text, assay_program_pattern_of *p);
+
+extern const assay_program_step assay_program_steps[];
+extern const int assay_program_step_count;
+const assay_program_step *assay_program_step_by_name(const char *name, size_t length); /* NULL: there is none */
+/* A parameter of a node by its place in the row; NAN and "" where it was not given and has nothing else. */
+double assay_program_number(const assay_program_node *node, const char *parameter);
+const char *assay_program_axes(const assay_program_node *node, const char *parameter);

@@ -1,0 +1,500 @@
+/* The table of steps that programs are made of: operands, parameters, shapes, and the step of a graph that each becomes. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/ops/yarn_rope.h"
+#include "oracle/program/program.h"
+
+typedef const assay_program_check check;
+
+static const assay_program_node *operand(check *c, int i)
+{
+    return &c->p->nodes[c->node->in[i]];
+}
+
+static int parameter_place(const assay_program_step *step, const char *name)
+{
+    int i = 0;
+    while (step->parameters[i].name != NULL && strcmp(step->parameters[i].name, name) != 0) i++;
+    return i;
+}
+
+double assay_program_number(const assay_program_node *node, const char *parameter)
+{
+    return node->values[parameter_place(node->step, parameter)].number;
+}
+
+const char *assay_program_axes(const assay_program_node *node, const char *parameter)
+{
+    return node->values[parameter_place(node->step, parameter)].text;
+}
+
+/* --- shapes --- */
+
+static assay_status set_axes(check *c, const char *axes)
+{
+    assay_program_node *node = c->node;
+    const size_t rank = strlen(axes);
+    int64_t count;
+    if (rank > ASSAY_MAX_RANK)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s gives the axes %s, expected at most %d", node->step->name, axes,
+                          ASSAY_MAX_RANK);
+    for (size_t i = 0; i < rank; i++) {
+        const int64_t size = c->p->sizes[(unsigned char)axes[i] % ASSAY_PROGRAM_LETTERS];
+        if (size == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c has no size in sizes", axes[i]);
+        if (strchr(axes + i + 1, axes[i]) != NULL)
+            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s gives the axis %c twice: %s", node->step->name, axes[i],
+                              axes);
+        node->shape.dims[i] = size;
+    }
+    node->shape.rank = (int)rank;
+    memcpy(node->axes, axes, rank + 1);
+    return assay_checked_count(c->ctx, node->step->name, node->shape.rank, node->shape.dims, &count);
+}
+
+static assay_status as_first(check *c)
+{
+    return set_axes(c, operand(c, 0)->axes);
+}
+
+/* The axes of the first operand, and behind them what others have besides. If one has all axes the result is laid out as that. */
+static assay_status as_all(check *c)
+{
+    char axes[ASSAY_MAX_RANK * ASSAY_PROGRAM_OPERANDS + 1] = "";
+    for (int i = 0; i < c->node->in_count; i++) {
+        const char *own = operand(c, i)->axes;
+        bool has_all = true;
+        for (const char *letter = axes; *letter != '\0'; letter++) has_all &= strchr(own, *letter) != NULL;
+        if (has_all) axes[0] = '\0';
+        for (; *own != '\0'; own++)
+            if (strchr(axes, *own) == NULL) strncat(axes, own, 1);
+    }
+    return set_axes(c, axes);
+}
+
+static assay_status require_axis_of(check *c, char axis, const char *axes)
+{
+    if (strchr(axes, axis) != NULL) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "over has the axis %c, expected axes of %s", axis,
+                      axes[0] == '\0' ? "a tensor with axes" : axes);
+}
+
+static assay_status reduced(check *c)
+{
+    const char *x = operand(c, 0)->axes, *over = assay_program_axes(c->node, "over");
+    char left[ASSAY_MAX_RANK + 1];
+    int count = 0;
+    for (const char *axis = over; *axis != '\0'; axis++) MUST(require_axis_of(c, *axis, x));
+    for (; *x != '\0'; x++)
+        if (strchr(over, *x) == NULL) left[count++] = *x;
+    left[count] = '\0';
+    return set_axes(c, left);
+}
+
+static assay_status require_one_axis(check *c)
+{
+    const char *over = assay_program_axes(c->node, "over");
+    if (strlen(over) == 1) return require_axis_of(c, over[0], operand(c, 0)->axes);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "over is \"%s\", expected one axis", over);
+}
+
+static assay_status along_one(check *c)
+{
+    MUST(require_one_axis(c));
+    return as_first(c);
+}
+
+static assay_status without_one(check *c)
+{
+    MUST(require_one_axis(c));
+    return reduced(c);
+}
+
+static bool read_letters(const char **at, char to[ASSAY_MAX_RANK + 1])
+{
+    size_t count = 0;
+    for (; (**at >= 'A' && **at <= 'Z') || (**at >= 'a' && **at <= 'z'); ++*at) {
+        if (count == ASSAY_MAX_RANK) return false;
+        to[count++] = **at;
+    }
+    to[count] = '\0';
+    return true;
+}
+
+bool assay_program_pattern(const char *text, assay_program_pattern_of *p)
+{
+    const char *at = text;
+    *p = (assay_program_pattern_of){.count = 0};
+    do {
+        if (p->count == ASSAY_PROGRAM_OPERANDS || !read_letters(&at, p->in[p->count++])) return false;
+    } while (*at == ',' && *at++ != '\0');
+    if (strncmp(at, "->", 2) != 0) return false;
+    at += 2;
+    return read_letters(&at, p->out) && *at == '\0';
+}
+
+/* The pattern of a step, of as many operands as it has, which have as many axes. `alike`: and of the same sizes. */
+static assay_status pattern_of(check *c, bool alike, assay_program_pattern_of *p)
+{
+    const char *text = assay_program_axes(c->node, "axes");
+    if (!assay_program_pattern(text, p))
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected letters such as \"TD,DF->TF\"", text);
+    if (p->count != c->node->in_count)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" is of %d operands, found %d", text, p->count,
+                          c->node->in_count);
+    for (int i = 0; i < p->count; i++) {
+        const assay_program_node *x = operand(c, i);
+        if ((int)strlen(p->in[i]) != x->shape.rank)
+            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" has %s for an operand with the axes %s", text, p->in[i],
+                              x->axes);
+        for (int k = 0; k < x->shape.rank; k++) {
+            const char letter = p->in[i][k];
+            const int64_t size = c->p->sizes[(unsigned char)letter];
+            if (size == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c has no size in sizes", letter);
+            if (alike && size != x->shape.dims[k])
+                return assay_fail(c->ctx, ASSAY_BAD_INPUT,
+                                  "\"%s\" has %c, which is %" PRId64 ", for the axis %c, which is %" PRId64, text,
+                                  letter, size, x->axes[k], x->shape.dims[k]);
+            if (strchr(p->in[i] + k + 1, letter) != NULL)
+                return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" has %c twice in one operand", text, letter);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status contracted(check *c)
+{
+    assay_program_pattern_of p;
+    MUST(pattern_of(c, true, &p));
+    for (int i = 0; i < 2; i++)
+        for (const char *axis = p.in[i]; *axis != '\0'; axis++)
+            if (strchr(p.in[1 - i], *axis) == NULL && strchr(p.out, *axis) == NULL)
+                return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is in one operand alone: sum over it before",
+                                  *axis);
+    for (const char *axis = p.out; *axis != '\0'; axis++)
+        if (strchr(p.in[0], *axis) == NULL && strchr(p.in[1], *axis) == NULL)
+            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c of the result is in no operand", *axis);
+    return set_axes(c, p.out);
+}
+
+int64_t assay_program_terms(const assay_program *p, const assay_program_node *product)
+{
+    assay_program_pattern_of of;
+    int64_t terms = 1;
+    if (!assay_program_pattern(assay_program_axes(product, "axes"), &of)) return 1;
+    for (const char *axis = of.in[0]; *axis != '\0'; axis++)
+        if (strchr(of.out, *axis) == NULL) terms *= p->sizes[(unsigned char)*axis];
+    return terms;
+}
+
+/* Another order; axes that x lacks repeat it. */
+static assay_status rearranged(check *c)
+{
+    assay_program_pattern_of p;
+    MUST(pattern_of(c, true, &p));
+    for (const char *axis = p.in[0]; *axis != '\0'; axis++)
+        if (strchr(p.out, *axis) == NULL)
+            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not in the result: sum over it instead", *axis);
+    return set_axes(c, p.out);
+}
+
+static assay_status reshaped(check *c)
+{
+    const assay_program_node *x = operand(c, 0);
+    MUST(set_axes(c, assay_program_axes(c->node, "axes")));
+    const int64_t from = assay_shape_count(&x->shape), to = assay_shape_count(&c->node->shape);
+    if (from == to) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " numbers, and %s has %" PRId64, x->axes, from,
+                      c->node->axes, to);
+}
+
+/* "D->R": one axis becomes another of x's, all else stays. */
+static assay_status sliced(check *c)
+{
+    assay_program_pattern_of p;
+    const assay_program_node *x = operand(c, 0);
+    char axes[ASSAY_MAX_RANK + 1];
+    const char *text = assay_program_axes(c->node, "axes");
+    if (!assay_program_pattern(text, &p) || p.count != 1 || strlen(p.in[0]) != 1 || strlen(p.out) != 1)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis for another: \"D->R\"",
+                          text);
+    char *at = memcpy(axes, x->axes, sizeof axes);
+    at = strchr(axes, p.in[0][0]);
+    if (at == NULL) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not among %s", p.in[0][0], x->axes);
+    const int64_t whole = x->shape.dims[at - axes];
+    *at = p.out[0];
+    MUST(set_axes(c, axes));
+    const double first = assay_program_number(c->node, "first");
+    const int64_t size = c->node->shape.dims[at - axes];
+    if (first != floor(first) || first < 0 || first + (double)size > (double)whole)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
+                          "first is %g, expected a whole number from 0 to %" PRId64 ": %c has %" PRId64
+                          " of the %" PRId64 " of %c",
+                          first, whole - size, p.out[0], size, whole, p.in[0][0]);
+    return ASSAY_OK;
+}
+
+/* "R,P->D": each operand has its own axis there, all else is the same. */
+static assay_status joined(check *c)
+{
+    assay_program_pattern_of p;
+    char axes[ASSAY_MAX_RANK + 1] = "";
+    int64_t sum = 0;
+    const char *text = assay_program_axes(c->node, "axes");
+    if (!assay_program_pattern(text, &p) || p.count != c->node->in_count || strlen(p.out) != 1)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
+                          "the axes are \"%s\", expected an axis of each operand and that of the result: \"R,P->D\"",
+                          text);
+    for (int i = 0; i < p.count; i++) {
+        char own[ASSAY_MAX_RANK + 1];
+        char *at = memcpy(own, operand(c, i)->axes, sizeof own);
+        at = strlen(p.in[i]) == 1 ? strchr(own, p.in[i][0]) : NULL;
+        if (at == NULL) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis \"%s\" is not among %s", p.in[i], own);
+        sum += operand(c, i)->shape.dims[at - own];
+        *at = p.out[0];
+        if (i > 0 && strcmp(own, axes) != 0)
+            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s has other axes than %s but for those that are joined",
+                              operand(c, i)->axes, operand(c, 0)->axes);
+        memcpy(axes, own, sizeof axes);
+    }
+    MUST(set_axes(c, axes));
+    if (sum != c->p->sizes[(unsigned char)p.out[0]])
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", and its parts are %" PRId64, p.out[0],
+                          c->p->sizes[(unsigned char)p.out[0]], sum);
+    return ASSAY_OK;
+}
+
+static assay_status gathered(check *c)
+{
+    char axes[2 * ASSAY_MAX_RANK + 1];
+    const assay_program_node *table = operand(c, 0);
+    if (table->shape.rank == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "gather takes rows of a tensor with axes");
+    snprintf(axes, sizeof axes, "%s%s", operand(c, 1)->axes, table->axes + 1);
+    return set_axes(c, axes);
+}
+
+/* Rows of x are those of its indices, which its axes begin with. */
+static assay_status require_rows(check *c)
+{
+    const char *x = operand(c, 0)->axes, *index = operand(c, 1)->axes;
+    if (strncmp(x, index, strlen(index)) == 0) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s does not begin with the axes of the second operand, %s", x, index);
+}
+
+static assay_status scattered(check *c)
+{
+    char axes[4 * ASSAY_MAX_RANK];
+    MUST(require_rows(c));
+    snprintf(axes, sizeof axes, "%.1s%s", assay_program_axes(c->node, "axes"),
+             operand(c, 0)->axes + strlen(operand(c, 1)->axes));
+    return set_axes(c, axes);
+}
+
+static assay_status picked(check *c)
+{
+    MUST(require_rows(c));
+    if (operand(c, 0)->shape.rank == operand(c, 1)->shape.rank + 1) return set_axes(c, operand(c, 1)->axes);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s is expected to have one axis behind %s", operand(c, 0)->axes,
+                      operand(c, 1)->axes);
+}
+
+/* Every operand behind x has x's last axis alone. */
+static assay_status normalised(check *c)
+{
+    const assay_program_node *x = operand(c, 0);
+    const double epsilon = assay_program_number(c->node, "epsilon");
+    if (x->shape.rank == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s takes rows", c->node->step->name);
+    for (int i = 1; i < c->node->in_count; i++)
+        if (strcmp(operand(c, i)->axes, x->axes + x->shape.rank - 1) != 0)
+            return assay_fail(c->ctx, ASSAY_BAD_INPUT, "operand %d has the axes %s, expected the last one of %s", i + 1,
+                              operand(c, i)->axes, x->axes);
+    if (!(epsilon >= 0)) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "epsilon is %g, expected 0 or more", epsilon);
+    return as_first(c);
+}
+
+static assay_status convolved(check *c)
+{
+    const assay_program_node *x = operand(c, 0), *w = operand(c, 1);
+    if (x->shape.rank < 2 || w->shape.rank != 2 || w->axes[0] != x->axes[x->shape.rank - 1])
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
+                          "the axes are %s and %s, expected x [..,T,C] and w [C,K] with the taps of a channel", x->axes,
+                          w->axes);
+    return as_first(c);
+}
+
+static assay_status rotated(check *c)
+{
+    const assay_program_node *x = operand(c, 0), *positions = operand(c, 1);
+    MUST(require_rows(c));
+    if (x->shape.rank <= positions->shape.rank || x->shape.rank > positions->shape.rank + 2)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s is expected to have one axis or two behind %s", x->axes,
+                          positions->axes);
+    const int64_t width = x->shape.dims[x->shape.rank - 1];
+    const double theta = assay_program_number(c->node, "theta");
+    if (width % 2 != 0 || width > ASSAY_ROPE_DIM_MAX)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected an even number from 2 to %d",
+                          x->axes[x->shape.rank - 1], width, ASSAY_ROPE_DIM_MAX);
+    if (!(theta > 1)) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "theta is %g, expected above 1", theta);
+    return as_first(c);
+}
+
+static assay_status attended(check *c)
+{
+    static const char form[] = "query [B,S,N,H], key [B,S,K,H], value [B,S,K,V], segment_ids [B,S]";
+    const assay_program_node *query = operand(c, 0), *key = operand(c, 1), *value = operand(c, 2);
+    const double window = assay_program_number(c->node, "window");
+    char axes[ASSAY_MAX_RANK + 1];
+    bool fits = key->axes[2] == value->axes[2] && key->axes[3] == query->axes[3];
+    for (int i = 0; i < c->node->in_count; i++)
+        fits &= operand(c, i)->shape.rank == (i < 3 ? 4 : 2) && strncmp(operand(c, i)->axes, query->axes, 2) == 0;
+    if (!fits)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are %s, %s and %s, expected %s", query->axes, key->axes,
+                          value->axes, form);
+    if (window != floor(window) || window < 0)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "window is %g, expected a whole number, 0 or more", window);
+    snprintf(axes, sizeof axes, "%.3s%c", query->axes, value->axes[3]);
+    if (query->shape.dims[2] % value->shape.dims[2] != 0)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected a divisor of %c, which is %" PRId64,
+                          value->axes[2], value->shape.dims[2], query->axes[2], query->shape.dims[2]);
+    return set_axes(c, axes);
+}
+
+#define NEEDED NAN
+#define MAP(name, text)                                                                                                \
+    {                                                                                                                  \
+#name, 1, 1, "x", {{NULL, 0, 0 } }, text, as_first, 0                                                          \
+    }
+#define BINARY(name, text)                                                                                             \
+    {                                                                                                                  \
+#name, 2, 2, "a, b", {{NULL, 0, 0 } }, text, as_all, 0                                                         \
+    }
+
+const assay_program_step assay_program_steps[] = {
+    {"product",
+     2,
+     2,
+     "a, b",
+     {{"axes", 'a', NEEDED}},
+     "sum over the axes of a and b that the result lacks",
+     contracted,
+     0},
+    BINARY(add, "a + b"),
+    BINARY(sub, "a - b"),
+    BINARY(mul, "a b"),
+    BINARY(div, "a / b"),
+    BINARY(maximum, "the larger of a and b"),
+    BINARY(minimum, "the smaller of a and b"),
+    MAP(neg, "-x"),
+    MAP(abs, "|x|"),
+    MAP(square, "x^2"),
+    MAP(reciprocal, "1 / x"),
+    MAP(exp, "e^x"),
+    MAP(log, "ln x"),
+    MAP(sqrt, "x^(1/2)"),
+    MAP(rsqrt, "x^(-1/2)"),
+    MAP(sigmoid, "1 / (1 + e^-x)"),
+    MAP(silu, "x sigmoid(x)"),
+    MAP(gelu, "x (1 + tanh((2/pi)^(1/2) (x + 0.044715 x^3))) / 2"),
+    MAP(gelu_exact, "x (1 + erf(x / 2^(1/2))) / 2"),
+    MAP(tanh, "tanh x"),
+    MAP(relu, "x above 0, else 0"),
+    MAP(softplus, "ln(1 + e^x)"),
+    MAP(sin, "sin x"),
+    MAP(cos, "cos x"),
+    {"clamp",
+     1,
+     1,
+     "x",
+     {{"low", 'n', -INFINITY}, {"high", 'n', INFINITY}},
+     "x, but at least low and at most high",
+     as_first,
+     0},
+    {"where", 3, 3, "mask, a, b", {{NULL, 0, 0}}, "a where the mask is not 0, else b", as_all, 1},
+    {"sum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum over axes", reduced, 0},
+    {"mean", 1, 1, "x", {{"over", 'a', NEEDED}}, "the mean over axes", reduced, 0},
+    {"max", 1, 1, "x", {{"over", 'a', NEEDED}}, "the largest over axes", reduced, 0},
+    {"softmax", 1, 1, "x", {{"over", 'a', NEEDED}}, "e^x over its sum along an axis", along_one, 0},
+    {"logsumexp", 1, 1, "x", {{"over", 'a', NEEDED}}, "ln of the sum of e^x along an axis", without_one, 0},
+    {"cumsum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum of all up to each along an axis", along_one, 0},
+    {"rms_norm",
+     2,
+     2,
+     "x, scale",
+     {{"epsilon", 'n', 1e-6}},
+     "x / (mean(x^2) + epsilon)^(1/2) scale, over the last axis",
+     normalised,
+     0},
+    {"layer_norm",
+     3,
+     3,
+     "x, scale, bias",
+     {{"epsilon", 'n', 1e-6}},
+     "(x - mean(x)) / (var(x) + epsilon)^(1/2) scale + bias, over the last axis",
+     normalised,
+     0},
+    {"rope",
+     2,
+     2,
+     "x, positions",
+     {{"theta", 'n', 10000}, {"interleave", 'f', 0}},
+     "x turned by position theta^(-2i/R): pairs (i, i + R/2), interleave: (2i, 2i + 1)",
+     rotated,
+     2},
+    {"attention",
+     3,
+     4,
+     "query, key, value, segment_ids",
+     {{"scale", 'n', 0}, {"window", 'n', 0}, {"soft_cap", 'n', 0}},
+     "softmax(scale query key^T) value, causal, within segments; scale 0: H^(-1/2)",
+     attended,
+     8},
+    {"rearrange",
+     1,
+     1,
+     "x",
+     {{"axes", 'a', NEEDED}},
+     "x with its axes in another order, repeated along new ones",
+     rearranged,
+     0},
+    {"reshape", 1, 1, "x", {{"axes", 'a', NEEDED}}, "the same numbers under other axes", reshaped, 0},
+    {"slice",
+     1,
+     1,
+     "x",
+     {{"axes", 'a', NEEDED}, {"first", 'n', 0}},
+     "a part of an axis, from its index `first` on",
+     sliced,
+     0},
+    {"concatenate",
+     2,
+     ASSAY_PROGRAM_OPERANDS,
+     "a, b, ...",
+     {{"axes", 'a', NEEDED}},
+     "operands behind each other along an axis",
+     joined,
+     0},
+    {"gather", 2, 2, "table, index", {{NULL, 0, 0}}, "row index of the table", gathered, 2},
+    {"scatter_add",
+     2,
+     2,
+     "x, index",
+     {{"axes", 'a', NEEDED}},
+     "row r is the sum of the rows of x with index r",
+     scattered,
+     2},
+    {"pick", 2, 2, "x, index", {{NULL, 0, 0}}, "of each row of x the number at its index", picked, 2},
+    {"causal_conv", 2, 2, "x, w", {{NULL, 0, 0}}, "y[t,c] = sum over k of w[c,k] x[t - (K-1) + k,c]", convolved, 0},
+};
+const int assay_program_step_count = sizeof assay_program_steps / sizeof *assay_program_steps;
+
+const assay_program_step *assay_program_step_by_name(const char *name, size_t length)
+{
+    for (int i = 0; i < assay_program_step_count; i++) {
+        const char *step = assay_program_steps[i].name;
+        if (strlen(step) == length && memcmp(step, name, length) == 0) return &assay_program_steps[i];
+    }
+    return NULL;
+}

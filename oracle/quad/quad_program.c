@@ -1,0 +1,569 @@
+/* Programs in binary128: the lines as they were compiled, each step by its name, over numbers that are found by the letters of their axes. What
+ * the graph does by loops over rows is here one list of indices after the other. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "oracle/quad/quad_internal.h"
+#include "oracle/quad/tape.h"
+
+/* A tensor of the program: its numbers as they lie, and what its axes are called. */
+typedef struct named {
+    quad_node node;
+    char axes[ASSAY_MAX_RANK + 1];
+    assay_shape shape;
+} named;
+
+typedef struct machine {
+    quad_tape *t;
+    const assay_program *p;
+    const assay_program_node *node;  /* that is computed */
+    named made[ASSAY_PROGRAM_NODES]; /* of numbers */
+    const int32_t *indices[ASSAY_PROGRAM_NODES];
+} machine;
+
+typedef quad_node function_of(machine *m);
+
+static int64_t size_of(const machine *m, char axis)
+{
+    return m->p->sizes[(unsigned char)axis % ASSAY_PROGRAM_LETTERS];
+}
+
+static named called(const machine *m, quad_node node, const char *axes)
+{
+    named x = {.node = node, .shape = {.rank = (int)strlen(axes)}};
+    for (int i = 0; i < ASSAY_MAX_RANK && axes[i] != '\0'; i++) {
+        x.axes[i] = axes[i];
+        x.shape.dims[i] = size_of(m, axes[i]);
+    }
+    return x;
+}
+
+static int64_t count_of(const named *x)
+{
+    return assay_shape_count(&x->shape);
+}
+
+static const named *operand(const machine *m, int i)
+{
+    return &m->made[m->node->in[i]];
+}
+
+static const int32_t *index_operand(const machine *m, int i)
+{
+    return m->indices[m->node->in[i]];
+}
+
+static quad_node as_rows(machine *m, const named *x, int64_t columns)
+{
+    return quad_view(m->t, x->node, columns);
+}
+
+/* Where the number at `place` of a tensor with the axes `to` is in one with the axes of x, which may lack some. */
+static int64_t place_in(const machine *m, const char *to, int64_t place, const char *axes)
+{
+    int64_t index[ASSAY_PROGRAM_LETTERS] = {0}, at = 0;
+    for (size_t i = strlen(to); i-- > 0;) {
+        index[(unsigned char)to[i]] = place % size_of(m, to[i]);
+        place /= size_of(m, to[i]);
+    }
+    for (; *axes != '\0'; axes++) at = at * size_of(m, *axes) + index[(unsigned char)*axes];
+    return at;
+}
+
+static int64_t product_of(const machine *m, const char *axes)
+{
+    int64_t count = 1;
+    for (; *axes != '\0'; axes++) count *= size_of(m, *axes);
+    return count;
+}
+
+/* x under the axes `to`, in rows of `columns`. */
+static quad_node arranged(machine *m, const named *x, const char *to, int64_t columns)
+{
+    const int64_t count = product_of(m, to);
+    int64_t *index = strcmp(x->axes, to) == 0 ? NULL : quad_indices(m->t, count);
+    if (strcmp(x->axes, to) == 0) return as_rows(m, x, columns);
+    for (int64_t i = 0; index != NULL && i < count; i++) index[i] = place_in(m, to, i, x->axes);
+    return quad_view(m->t, quad_gather(m->t, as_rows(m, x, 1), index, count), columns);
+}
+
+/* Operand i, repeated along the axes of the result. */
+static quad_node spread(machine *m, int i)
+{
+    return arranged(m, operand(m, i), m->node->axes, 1);
+}
+
+/* Letters of `axes` that are in `others`, or that are not. */
+static void letters(const char *axes, const char *others, bool in, char *to)
+{
+    for (; *axes != '\0'; axes++)
+        if ((strchr(others, *axes) != NULL) == in) *to++ = *axes;
+    *to = '\0';
+}
+
+/* --- numbers one by one --- */
+
+static quad_node masked(machine *m, const bool *mask, quad_node chosen, quad_node other)
+{
+    const quad_node parts[] = {chosen, other};
+    const int64_t count = quad_rows(m->t, chosen);
+    int64_t *index = quad_indices(m->t, count);
+    for (int64_t i = 0; index != NULL && i < count; i++) index[i] = mask[i] ? i : count + i;
+    return quad_gather(m->t, quad_concatenate(m->t, parts, 2), index, count);
+}
+
+static quad_node of_extremes(machine *m, bool larger)
+{
+    const quad_node a = spread(m, 0), b = spread(m, 1);
+    const int64_t count = quad_rows(m->t, a);
+    bool *mask = quad_keep(m->t, count, sizeof *mask), *both = quad_keep(m->t, count, sizeof *both);
+    if (mask == NULL || both == NULL || a == 0 || b == 0) return 0;
+    const quad *x = quad_values(m->t, a), *y = quad_values(m->t, b);
+    for (int64_t i = 0; i < count; i++) {
+        mask[i] = larger ? x[i] > y[i] : x[i] < y[i];
+        both[i] = x[i] == y[i];
+    }
+    const quad_node mean = quad_times(m->t, quad_add(m->t, a, b), 0.5Q);
+    return masked(m, both, mean, masked(m, mask, a, b));
+}
+
+static quad_node add(machine *m)
+{
+    return quad_add(m->t, spread(m, 0), spread(m, 1));
+}
+
+static quad_node sub(machine *m)
+{
+    return quad_add(m->t, spread(m, 0), quad_times(m->t, spread(m, 1), -1));
+}
+
+static quad_node mul(machine *m)
+{
+    return quad_multiply(m->t, spread(m, 0), spread(m, 1));
+}
+
+static quad_node quotient(machine *m)
+{
+    return quad_multiply(m->t, spread(m, 0), quad_map(m->t, spread(m, 1), QUAD_RECIPROCAL));
+}
+
+static quad_node maximum(machine *m)
+{
+    return of_extremes(m, true);
+}
+
+static quad_node minimum(machine *m)
+{
+    return of_extremes(m, false);
+}
+
+static quad_node where(machine *m)
+{
+    const int64_t count = product_of(m, m->node->axes);
+    const assay_program_node *given = &m->p->nodes[m->node->in[0]];
+    bool *mask = quad_keep(m->t, count, sizeof *mask);
+    for (int64_t i = 0; mask != NULL && i < count; i++)
+        mask[i] = index_operand(m, 0)[place_in(m, m->node->axes, i, given->axes)] != 0;
+    return mask == NULL ? 0 : masked(m, mask, spread(m, 1), spread(m, 2));
+}
+
+static quad_node square(machine *m)
+{
+    return quad_multiply(m->t, spread(m, 0), spread(m, 0));
+}
+
+static quad_node neg(machine *m)
+{
+    return quad_times(m->t, spread(m, 0), -1);
+}
+
+static quad_node clamp(machine *m)
+{
+    const quad low = assay_program_number(m->node, "low"), high = assay_program_number(m->node, "high");
+    quad_node x = spread(m, 0);
+    if (isfinite((double)high)) x = quad_map_with(m->t, x, QUAD_CUT_ABOVE, high);
+    if (!isfinite((double)low)) return x;
+    return quad_times(m->t, quad_map_with(m->t, quad_times(m->t, x, -1), QUAD_CUT_ABOVE, -low), -1);
+}
+
+/* --- along axes --- */
+
+/* Operand 0 with the axes `over` behind all others: in rows of these. */
+static quad_node in_rows(machine *m, char axes[2 * ASSAY_MAX_RANK])
+{
+    const named *x = operand(m, 0);
+    const char *over = assay_program_axes(m->node, "over");
+    letters(x->axes, over, false, axes);
+    letters(x->axes, over, true, axes + strlen(axes));
+    return arranged(m, x, axes, product_of(m, over));
+}
+
+static quad_node sum(machine *m)
+{
+    char axes[2 * ASSAY_MAX_RANK];
+    return quad_row_sums(m->t, in_rows(m, axes), 1);
+}
+
+static quad_node mean(machine *m)
+{
+    char axes[2 * ASSAY_MAX_RANK];
+    return quad_row_sums(m->t, in_rows(m, axes), 1 / (quad)product_of(m, assay_program_axes(m->node, "over")));
+}
+
+/* The mean of those that are largest. */
+static quad_node largest(machine *m)
+{
+    char axes[2 * ASSAY_MAX_RANK];
+    const quad_node x = in_rows(m, axes);
+    const int64_t rows = quad_rows(m->t, x), columns = quad_columns(m->t, x);
+    quad *share;
+    const quad_node shares = quad_constant(m->t, rows, columns, &share);
+    for (int64_t row = 0; share != NULL && row < rows; row++) {
+        const quad *of = quad_values(m->t, x) + row * columns;
+        quad most = of[0];
+        int64_t times = 0;
+        for (int64_t i = 0; i < columns; i++) most = of[i] > most ? of[i] : most;
+        for (int64_t i = 0; i < columns; i++) times += of[i] == most;
+        for (int64_t i = 0; i < columns; i++) share[row * columns + i] = of[i] == most ? 1 / (quad)times : 0;
+    }
+    return quad_row_sums(m->t, quad_multiply(m->t, x, shares), 1);
+}
+
+/* What lies under these axes, as the result does. */
+static quad_node back_to_result(machine *m, quad_node x, const char *axes)
+{
+    const named made = called(m, x, axes);
+    return arranged(m, &made, m->node->axes, 1);
+}
+
+static quad_node softmax(machine *m)
+{
+    char axes[2 * ASSAY_MAX_RANK];
+    return back_to_result(m, quad_softmax(m->t, in_rows(m, axes), NULL), axes);
+}
+
+static quad_node logsumexp(machine *m)
+{
+    char axes[2 * ASSAY_MAX_RANK];
+    return quad_log_sum_exp(m->t, in_rows(m, axes));
+}
+
+/* A product with ones on and above the diagonal. */
+static quad_node cumsum(machine *m)
+{
+    char axes[2 * ASSAY_MAX_RANK];
+    const quad_node x = in_rows(m, axes);
+    const int64_t columns = quad_columns(m->t, x);
+    quad *one;
+    const quad_node ones = quad_constant(m->t, columns, columns, &one);
+    for (int64_t i = 0; one != NULL && i < columns * columns; i++) one[i] = i / columns <= i % columns;
+    return back_to_result(m, quad_linear(m->t, (quad_layer){.x = x, .w = ones}), axes);
+}
+
+static quad_node rms_norm(machine *m)
+{
+    const int64_t columns = count_of(operand(m, 1));
+    return quad_normalise(m->t, as_rows(m, operand(m, 0), columns), as_rows(m, operand(m, 1), columns),
+                          assay_program_number(m->node, "epsilon"));
+}
+
+static quad_node layer_norm(machine *m)
+{
+    const int64_t columns = count_of(operand(m, 1));
+    const quad_node x = as_rows(m, operand(m, 0), columns), scale = as_rows(m, operand(m, 1), columns);
+    const quad_node y = quad_normalise(m->t, quad_centred(m->t, x), scale, assay_program_number(m->node, "epsilon"));
+    return quad_add_row(m->t, y, as_rows(m, operand(m, 2), columns));
+}
+
+/* --- products --- */
+
+/* The pattern of a step: axes of operand i, -1: of the result. */
+static void pattern_of(const machine *m, int i, char *axes)
+{
+    const char *text = assay_program_axes(m->node, "axes"), *arrow = strstr(text, "->");
+    if (i < 0) {
+        strcpy(axes, arrow + 2);
+        return;
+    }
+    for (; i > 0; i--) text = strchr(text, ',') + 1;
+    const size_t length = strcspn(text, ",-");
+    memcpy(axes, text, length);
+    axes[length] = '\0';
+}
+
+static quad_node product(machine *m)
+{
+    char a[ASSAY_MAX_RANK + 1], b[ASSAY_MAX_RANK + 1], y[ASSAY_MAX_RANK + 1], both[ASSAY_MAX_RANK + 1],
+        batch[ASSAY_MAX_RANK + 1], summed[ASSAY_MAX_RANK + 1], rows[ASSAY_MAX_RANK + 1], columns[ASSAY_MAX_RANK + 1],
+        order[3 * ASSAY_MAX_RANK + 1];
+    pattern_of(m, 0, a);
+    pattern_of(m, 1, b);
+    pattern_of(m, -1, y);
+    letters(a, b, true, both);
+    letters(both, y, true, batch);
+    letters(both, y, false, summed);
+    letters(y, b, false, rows);
+    letters(y, a, false, columns);
+    const named left = called(m, operand(m, 0)->node, a), right = called(m, operand(m, 1)->node, b);
+    const int64_t k = product_of(m, summed), groups = product_of(m, batch), own = product_of(m, rows);
+    int64_t *group = quad_indices(m->t, groups * own);
+    for (int64_t i = 0; group != NULL && i < groups * own; i++) group[i] = i / own;
+    snprintf(order, sizeof order, "%s%s%s", batch, rows, summed);
+    const quad_node x = arranged(m, &left, order, k);
+    snprintf(order, sizeof order, "%s%s%s", batch, summed, columns);
+    const quad_node w = arranged(m, &right, order, product_of(m, columns));
+    snprintf(order, sizeof order, "%s%s%s", batch, rows, columns);
+    return back_to_result(m, quad_linear(m->t, (quad_layer){.x = x, .w = w, .groups = groups, .group = group}), order);
+}
+
+static quad_node causal_conv(machine *m)
+{
+    const named *x = operand(m, 0), *w = operand(m, 1);
+    const int64_t steps = x->shape.dims[x->shape.rank - 2], channels = w->shape.dims[0], taps = w->shape.dims[1],
+                  count = count_of(x);
+    quad_node y = 0;
+    for (int64_t k = 0; k < taps; k++) {
+        int64_t *read = quad_indices(m->t, count), *by = quad_indices(m->t, count);
+        for (int64_t i = 0; read != NULL && by != NULL && i < count; i++) {
+            const int64_t back = taps - 1 - k;
+            read[i] = i / channels % steps >= back ? i - back * channels : -1;
+            by[i] = i % channels * taps + k;
+        }
+        y = quad_add(m->t, y,
+                     quad_multiply(m->t, quad_gather(m->t, as_rows(m, x, 1), read, count),
+                                   quad_gather(m->t, as_rows(m, w, 1), by, count)));
+    }
+    return y;
+}
+
+/* --- attention --- */
+
+static quad_node rope(machine *m)
+{
+    const named *x = operand(m, 0);
+    const int64_t width = x->shape.dims[x->shape.rank - 1],
+                  tokens = assay_shape_count(&m->p->nodes[m->node->in[1]].shape);
+    const bool interleave = assay_program_number(m->node, "interleave") != 0;
+    const assay_rope_config config = {.dim = width,
+                                      .rope_max_timescale = assay_program_number(m->node, "theta"),
+                                      .max_position_embeddings = INT64_C(1) << 30,
+                                      .interleave = interleave,
+                                      .pairwise = interleave};
+    const quad *turns = quad_turns(m->t, &config, tokens, index_operand(m, 1));
+    return turns == NULL ? 0 : quad_rotate(m->t, as_rows(m, x, count_of(x) / tokens), &config, turns);
+}
+
+static quad_node attention(machine *m)
+{
+    const named *query = operand(m, 0), *key = operand(m, 1), *value = operand(m, 2);
+    const int64_t *q = query->shape.dims, *v = value->shape.dims;
+    const assay_attention_config config = {.batch = q[0],
+                                           .sequence = q[1],
+                                           .heads = q[2],
+                                           .qk_dim = q[3],
+                                           .v_dim = v[3],
+                                           .mask_padding = true,
+                                           .kv_heads = v[2],
+                                           .window = (int64_t)assay_program_number(m->node, "window"),
+                                           .soft_cap = assay_program_number(m->node, "soft_cap")};
+    const double scale = assay_program_number(m->node, "scale");
+    quad_node lse;
+    return quad_attend(m->t, &config,
+                       quad_times(m->t, as_rows(m, query, q[2] * q[3]), scale != 0 ? scale : 1 / sqrt((double)q[3])),
+                       as_rows(m, key, v[2] * q[3]), as_rows(m, value, v[2] * v[3]), 0,
+                       m->node->in_count > 3 ? index_operand(m, 3) : NULL, &lse);
+}
+
+/* --- moves --- */
+
+static quad_node rearrange(machine *m)
+{
+    char axes[ASSAY_MAX_RANK + 1];
+    pattern_of(m, 0, axes);
+    const named x = called(m, operand(m, 0)->node, axes);
+    return arranged(m, &x, m->node->axes, 1);
+}
+
+static quad_node reshape(machine *m)
+{
+    return as_rows(m, operand(m, 0), 1);
+}
+
+static quad_node slice(machine *m)
+{
+    const named *x = operand(m, 0);
+    char of[ASSAY_MAX_RANK + 1];
+    pattern_of(m, 0, of);
+    const int64_t count = product_of(m, m->node->axes), first = (int64_t)assay_program_number(m->node, "first");
+    const int axis = (int)(strchr(x->axes, of[0]) - x->axes);
+    int64_t inner = 1, *index = quad_indices(m->t, count);
+    for (int i = axis + 1; i < x->shape.rank; i++) inner *= x->shape.dims[i];
+    const int64_t own = m->node->shape.dims[axis], whole = x->shape.dims[axis];
+    for (int64_t i = 0; index != NULL && i < count; i++)
+        index[i] = (i / inner / own * whole + first + i / inner % own) * inner + i % inner;
+    return quad_gather(m->t, as_rows(m, x, 1), index, count);
+}
+
+/* Operands side by side: in rows of the axis and all behind it. */
+static quad_node concatenate(machine *m)
+{
+    char axis[ASSAY_MAX_RANK + 1];
+    quad_node y = 0;
+    pattern_of(m, 0, axis);
+    const int place = (int)(strchr(operand(m, 0)->axes, axis[0]) - operand(m, 0)->axes);
+    for (int i = 0; i < m->node->in_count; i++) {
+        const named *x = operand(m, i);
+        int64_t columns = 1;
+        for (int k = place; k < x->shape.rank; k++) columns *= x->shape.dims[k];
+        y = quad_beside(m->t, y, as_rows(m, x, columns));
+    }
+    return y;
+}
+
+/* The second operand as rows, each below `most`. */
+static const int64_t *rows_of(machine *m, int64_t most, int64_t *count)
+{
+    const assay_program_node *given = &m->p->nodes[m->node->in[1]];
+    *count = assay_shape_count(&given->shape);
+    int64_t *rows = quad_indices(m->t, *count);
+    for (int64_t i = 0; rows != NULL && i < *count; i++) {
+        rows[i] = index_operand(m, 1)[i];
+        if (rows[i] < 0 || rows[i] >= most) quad_refuse(m->t, "index %lld is no row", (long long)rows[i]);
+    }
+    return m->t->status == ASSAY_OK ? rows : NULL;
+}
+
+static quad_node gather(machine *m)
+{
+    const named *table = operand(m, 0);
+    int64_t count;
+    const int64_t *rows = rows_of(m, table->shape.dims[0], &count);
+    if (rows == NULL) return 0;
+    return quad_gather(m->t, as_rows(m, table, count_of(table) / table->shape.dims[0]), rows, count);
+}
+
+static quad_node scatter_add(machine *m)
+{
+    const int64_t all = m->node->shape.dims[0];
+    int64_t count;
+    const int64_t *rows = rows_of(m, all, &count);
+    if (rows == NULL) return 0;
+    return quad_scatter(m->t, as_rows(m, operand(m, 0), count_of(operand(m, 0)) / count), rows, all);
+}
+
+static quad_node pick(machine *m)
+{
+    const named *x = operand(m, 0);
+    const int64_t width = x->shape.dims[x->shape.rank - 1];
+    int64_t count, *index;
+    const int64_t *rows = rows_of(m, width, &count);
+    if (rows == NULL || (index = quad_indices(m->t, count)) == NULL) return 0;
+    for (int64_t i = 0; i < count; i++) index[i] = i * width + rows[i];
+    return quad_gather(m->t, as_rows(m, x, 1), index, count);
+}
+
+/* --- the program --- */
+
+static const struct {
+    const char *name;
+    function_of *of;
+} FUNCTIONS[] = {{"add", add},
+                 {"sub", sub},
+                 {"mul", mul},
+                 {"div", quotient},
+                 {"maximum", maximum},
+                 {"minimum", minimum},
+                 {"where", where},
+                 {"square", square},
+                 {"neg", neg},
+                 {"clamp", clamp},
+                 {"sum", sum},
+                 {"mean", mean},
+                 {"max", largest},
+                 {"softmax", softmax},
+                 {"logsumexp", logsumexp},
+                 {"cumsum", cumsum},
+                 {"rms_norm", rms_norm},
+                 {"layer_norm", layer_norm},
+                 {"product", product},
+                 {"causal_conv", causal_conv},
+                 {"rope", rope},
+                 {"attention", attention},
+                 {"rearrange", rearrange},
+                 {"reshape", reshape},
+                 {"slice", slice},
+                 {"concatenate", concatenate},
+                 {"gather", gather},
+                 {"scatter_add", scatter_add},
+                 {"pick", pick}};
+
+static const struct {
+    const char *name;
+    quad_unary of;
+} MAPS[] = {{"abs", QUAD_ABS},
+            {"reciprocal", QUAD_RECIPROCAL},
+            {"exp", QUAD_EXP},
+            {"log", QUAD_LOG},
+            {"sqrt", QUAD_SQRT},
+            {"rsqrt", QUAD_INVERSE_ROOT},
+            {"sigmoid", QUAD_SIGMOID},
+            {"silu", QUAD_SILU},
+            {"gelu", (quad_unary)ASSAY_GELU},
+            {"gelu_exact", (quad_unary)ASSAY_GELU_EXACT},
+            {"tanh", QUAD_TANH},
+            {"relu", (quad_unary)ASSAY_RELU},
+            {"softplus", QUAD_SOFTPLUS},
+            {"sin", QUAD_SIN},
+            {"cos", QUAD_COS}};
+
+static quad_node compute(machine *m)
+{
+    const char *name = m->node->step->name;
+    for (size_t i = 0; i < sizeof FUNCTIONS / sizeof *FUNCTIONS; i++)
+        if (strcmp(name, FUNCTIONS[i].name) == 0) return FUNCTIONS[i].of(m);
+    for (size_t i = 0; i < sizeof MAPS / sizeof *MAPS; i++)
+        if (strcmp(name, MAPS[i].name) == 0) return quad_map(m->t, spread(m, 0), MAPS[i].of);
+    quad_refuse(m->t, "%s has no second form", name);
+    return 0;
+}
+
+static void read_given(machine *m, int i)
+{
+    const assay_program_node *node = &m->p->nodes[i];
+    const int64_t count = assay_shape_count(&node->shape);
+    quad *number;
+    if (node->given < 0) {
+        m->made[i] = called(m, quad_constant(m->t, 1, 1, &number), "");
+        if (m->made[i].node != 0) *number = node->number;
+        return;
+    }
+    const char *path = m->p->tensors[node->given].path;
+    if (node->integers) {
+        m->indices[i] = quad_given_indices(m->t, path, count);
+    } else {
+        m->made[i] = called(m, quad_given(m->t, path, count, 1), node->axes);
+    }
+}
+
+static void put(machine *m, const assay_program_line *line)
+{
+    const named *x = &m->made[line->node];
+    quad_put(m->t, line->path, x->shape, x->node);
+}
+
+void quad_program(quad_tape *t, const void *config)
+{
+    machine *m = quad_keep(t, 1, sizeof *m);
+    if (m == NULL) return;
+    *m = (machine){.t = t, .p = *(const assay_program *const *)config};
+    for (int i = 1; i < m->p->node_count && t->status == ASSAY_OK; i++) {
+        m->node = &m->p->nodes[i];
+        if (m->node->step == NULL) {
+            read_given(m, i);
+        } else {
+            m->made[i] = called(m, compute(m), m->node->axes);
+        }
+    }
+    for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++) put(m, &m->p->lines[i]);
+}
