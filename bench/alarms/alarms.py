@@ -32,7 +32,8 @@ class Given:
         from assay import _case, _tensors, to_float32
         from request import Settings
 
-        self.settings, self.op, self.case = Settings(case.yaml), case.op, case.name
+        self.yaml = case.yaml
+        self.settings, self.op, self.case = Settings(self.yaml), case.op, case.name
         self.expects = set(case.expected)
         self.tensors, self.wide = {}, set()
         coded = {p.strip() + end for p in self.settings.text.get("quant_formats", "").strip("{}").replace(":", ",").split(",")

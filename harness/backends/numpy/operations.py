@@ -6,6 +6,7 @@ from kernels_attention import attention, gqa, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
+from programs import run_program
 from quant_recipes import Recipe
 from request import Unsupported
 from storage import is_statistic
@@ -250,6 +251,10 @@ def is_router_or_statistic(op, path):
 def run(ar, request):
     """The results that the request expects, and the choice of experts; of checkpoints those that there are."""
     s = request.settings
+    if request.op == "program":
+        with np.errstate(all="ignore"):
+            made = run_program(ar, request, {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()})
+        return {path: made[path] if is_statistic(path) else ar.result(np.asarray(made[path])) for path in request.expects if path in made}
     s.need(request.op in OPERATIONS, "no " + request.op)
     spread = request.op != "batch_split" and not s.one_device()
     if spread:  # computed in one place

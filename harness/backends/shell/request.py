@@ -70,7 +70,8 @@ class Request:
     def __init__(self, path, float_type, honours=()):
         """honours: which of RARE the library has."""
         with h5py.File(path) as f:
-            self.settings = Settings(f.attrs["case_yaml"])
+            self.yaml = f.attrs["case_yaml"]
+            self.settings = Settings(self.yaml)
             self.op, self.case = f.attrs["op"], f.attrs["case"]
             self.tensors, self.wide, expects = {}, set(), []
             coded = {p + end for p in re.findall(r"([\w/]+): \w+", self.settings.text.get("quant_formats", ""))

@@ -1,0 +1,398 @@
+"""Programs (docs/programs.md): each step as a kernel by itself would have it, and the way back by the chain rule.
+
+An expression is a call as Python has it, so Python's own parser reads it. Tensors are arrays with their axes' letters.
+"""
+import ast
+import json
+import re
+
+import numpy as np
+
+from kernels_attention import attention
+from kernels_basic import layer_norm, rms_norm
+from request import Unsupported
+from storage import is_statistic
+
+CONSTANTS = {"true": True, "false": False}
+
+
+class Tensor:
+    def __init__(self, axes, value, operands=(), back=None):
+        self.axes, self.value, self.operands, self.back, self.gradient = axes, value, operands, back, None
+
+
+class Program:
+    """Sizes and lines of a case file."""
+
+    def __init__(self, yaml):
+        self.sizes = {axis: int(size) for axis, size in re.findall(r"(\w): (\d+)", re.search(r"^sizes: \{(.*)\}$", yaml, re.M)[1])}
+        self.fused = re.findall(r"\w+", (re.search(r"^fused: \[(.*)\]$", yaml, re.M) or [0, ""])[1])
+        self.axes = {name: axes.replace(", ", "") for name, axes in re.findall(r"^  (\w+): \{axes: \[([\w, ]*)\]", yaml, re.M)}
+        self.steps, self.outputs = (self.lines(yaml, key) for key in ("steps", "outputs"))
+
+    @staticmethod
+    def lines(yaml, key):
+        block = re.search(rf"^{key}:(?: \{{\}})?\n((?:  .*\n)*)", yaml, re.M)[1]
+        found = re.findall(r"^  (\w+): (.*)$", block, re.M)
+        return {name: json.loads(text) if text.startswith('"') else text for name, text in found}
+
+
+class Machine:
+    def __init__(self, ar, program, given):
+        self.ar, self.p, self.fused, self.order = ar, program, False, []
+        self.named = {path.split("/", 1)[1]: self.put(program.axes[path.split("/", 1)[1]], x)
+                      for path, x in given.items() if not path.startswith("cotangents/")}
+
+    def put(self, axes, value, back=None, operands=()):
+        """What a step gives: in memory between kernels, unless it is said to stay in registers."""
+        stays = self.fused or not operands or value.dtype.kind == "i"
+        made = Tensor(axes, value if stays else self.ar.keep(value), operands, back)
+        self.order.append(made)
+        return made
+
+    def evaluate(self, node):
+        if isinstance(node, ast.Name):
+            return self.named[node.id]
+        if isinstance(node, (ast.Constant, ast.UnaryOp)):
+            return Tensor("", np.asarray(ast.literal_eval(node), self.ar.float))
+        words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        operands = [self.evaluate(a) for a in node.args if not (isinstance(a, ast.Constant) and isinstance(a.value, str))]
+        options = {k.arg: CONSTANTS[k.value.id] if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in node.keywords}
+        step = getattr(self, "step_" + node.func.id, None)
+        if step is not None:
+            return self.put(*step(*words, *operands, **options), operands=operands)
+        if node.func.id not in MAPS and node.func.id not in BINARY:
+            raise Unsupported("no step " + node.func.id)
+        return self.put(*self.elementwise(node.func.id, operands), operands=operands)
+
+    def run(self, lines):
+        for name, text in lines.items():
+            self.fused = name in self.p.fused or is_statistic("outputs/" + name)
+            yield name, self.evaluate(ast.parse(text, mode="eval").body)
+
+    # axes
+
+    def spread(self, t, axes):
+        """t with the axes of another, of size 1 where it lacks them."""
+        order = [t.axes.index(a) for a in axes if a in t.axes]
+        return np.transpose(t.value, order).reshape([t.value.shape[t.axes.index(a)] if a in t.axes else 1 for a in axes])
+
+    def union(self, operands):
+        axes = ""
+        for t in operands:
+            if all(a in t.axes for a in axes):
+                axes = ""
+            axes += "".join(a for a in t.axes if a not in axes)
+        return axes
+
+    def fold(self, d, axes, t):
+        """A gradient with `axes` summed over what t lacks, laid out as t."""
+        for a in [a for a in axes if a not in t.axes]:
+            d = self.ar.sum(d, axes.index(a))
+            axes = axes.replace(a, "")
+        return np.transpose(d, [axes.index(a) for a in t.axes])
+
+    # numbers one by one
+
+    def elementwise(self, name, operands):
+        axes = self.union(operands)
+        shape = [self.p.sizes[a] for a in axes]
+        x = [self.spread(t, axes) for t in operands]
+        if name in MAPS:
+            value, slope = MAPS[name](self.ar, x[0])
+            return axes, value, lambda d: [d * slope()]
+        value, slopes = BINARY[name](*x)
+        back = lambda d: [self.fold(d * np.broadcast_to(s, shape), axes, t) for s, t in zip(slopes(), operands)]
+        return axes, np.broadcast_to(value, shape), back
+
+    def step_clamp(self, x, low=-np.inf, high=np.inf):
+        inside = (x.value >= low) & (x.value <= high)
+        return x.axes, np.clip(x.value, self.ar.float(low), self.ar.float(high)), lambda d: [d * inside]
+
+    def step_where(self, mask, a, b):
+        axes = self.union([mask, a, b])
+        shape = [self.p.sizes[letter] for letter in axes]
+        chosen = np.broadcast_to(self.spread(mask, axes) != 0, shape)
+        back = lambda d: [None, self.fold(d * chosen, axes, a), self.fold(d * ~chosen, axes, b)]
+        return axes, np.where(chosen, self.spread(a, axes), self.spread(b, axes)), back
+
+    # along axes
+
+    def last(self, x, over):
+        """x with these axes behind the others, as one; and back."""
+        kept = "".join(a for a in x.axes if a not in over)
+        over = "".join(a for a in x.axes if a in over)
+        order = [x.axes.index(a) for a in kept + over]
+        turned = np.transpose(x.value, order)
+        flat = turned.reshape(turned.shape[: len(kept)] + (-1,))
+        return kept, flat, lambda d: np.transpose(np.broadcast_to(d, flat.shape).reshape(turned.shape), np.argsort(order))
+
+    def step_sum(self, x, over):
+        kept, flat, back = self.last(x, over)
+        return kept, self.ar.sum(flat), lambda d: [back(d[..., None])]
+
+    def step_mean(self, x, over):
+        kept, flat, back = self.last(x, over)
+        count = self.ar.float(flat.shape[-1])
+        return kept, self.ar.sum(flat) / count, lambda d: [back(d[..., None] / count)]
+
+    def step_max(self, x, over):
+        kept, flat, back = self.last(x, over)
+        largest = flat == flat.max(-1, keepdims=True)
+        return kept, flat.max(-1), lambda d: [back(d[..., None] * largest / largest.sum(-1, keepdims=True).astype(self.ar.float))]
+
+    def step_softmax(self, x, over):
+        kept, flat, back = self.last(x, over)
+        p = self.ar.softmax(flat)
+        made = self.ar.keep(p)
+        return x.axes, back(p), lambda d: [back(made * (self.last(Tensor(x.axes, d), over)[1] - self.ar.sum(made * self.last(Tensor(x.axes, d), over)[1])[..., None]))]
+
+    def step_logsumexp(self, x, over):
+        kept, flat, back = self.last(x, over)
+        largest = flat.max(-1)
+        y = largest + self.ar.log(self.ar.sum(self.ar.exp(flat - largest[..., None])))
+        return kept, y, lambda d: [back(d[..., None] * self.ar.exp(flat - y[..., None]))]
+
+    def step_cumsum(self, x, over):
+        axis = x.axes.index(over)
+        back = lambda d: [np.flip(np.cumsum(np.flip(d, axis), axis, d.dtype), axis)]
+        return x.axes, np.cumsum(x.value, axis, x.value.dtype), back
+
+    def step_rms_norm(self, x, scale, epsilon=1e-6):
+        y, back = rms_norm(self.ar, x.value, scale.value, epsilon)
+        return x.axes, y, back
+
+    def step_layer_norm(self, x, scale, bias, epsilon=1e-6):
+        y, back = layer_norm(self.ar, x.value, scale.value, bias.value, epsilon)
+        return x.axes, y, back
+
+    # products
+
+    def step_product(self, pattern, a, b):
+        (left, right), out = pattern.split("->")[0].split(","), pattern.split("->")[1]
+        batch, summed = ("".join(c for c in left if c in right and (c in out) == kept) for kept in (True, False))
+        rows, columns = "".join(c for c in left if c not in right), "".join(c for c in right if c not in left)
+        size = lambda axes: int(np.prod([self.p.sizes[c] for c in axes], dtype=int))
+
+        def matrices(x, axes, first, second):
+            turned = np.transpose(x, [axes.index(c) for c in batch + first + second])
+            return turned.reshape([self.p.sizes[c] for c in batch] + [size(first), size(second)])
+
+        def laid(y, first, second, axes):
+            whole = y.reshape([self.p.sizes[c] for c in batch + first + second])
+            return np.transpose(whole, [(batch + first + second).index(c) for c in axes])
+
+        x, w = matrices(a.value, left, rows, summed), matrices(b.value, right, summed, columns)
+        across = lambda m: np.swapaxes(m, -1, -2)
+
+        def back(d):
+            dy = matrices(d, out, rows, columns)
+            return [laid(self.ar.product(dy, across(w)), rows, summed, left), laid(self.ar.product(across(x), dy), summed, columns, right)]
+
+        return out, laid(self.ar.product(x, w), rows, columns, out), back
+
+    def step_causal_conv(self, x, w):
+        taps = w.value.shape[1]
+        pad = [(0, 0)] * (x.value.ndim - 2) + [(taps - 1, 0), (0, 0)]
+        length = x.value.shape[-2]
+        shifted = [np.pad(x.value, pad)[..., k : k + length, :] for k in range(taps)]
+        y = self.ar.sum(np.stack([s * w.value[:, k] for k, s in enumerate(shifted)]), 0)
+
+        def back(d):
+            late = np.pad(d, [(0, 0)] * (d.ndim - 2) + [(0, taps - 1), (0, 0)])
+            dx = self.ar.sum(np.stack([late[..., taps - 1 - k : taps - 1 - k + length, :] * w.value[:, k] for k in range(taps)]), 0)
+            dw = np.stack([self.ar.sum((d * s).reshape(-1, d.shape[-1]), 0) for s in shifted], -1)
+            return [dx, dw]
+
+        return x.axes, y, back
+
+    # attention
+
+    def step_rope(self, x, positions, theta=10000.0, interleave=False):
+        half = x.value.shape[-1] // 2
+        frequencies = self.ar.value(theta ** (-np.arange(half) / half))
+        angle = self.ar.value(self.ar.value(positions.value)[..., None] * frequencies)
+        angle = angle.reshape(positions.value.shape + (1,) * (x.value.ndim - positions.value.ndim - 1) + (half,))
+        cos, sin = self.ar.function(np.cos, angle), self.ar.function(np.sin, angle)
+        parts = (slice(0, None, 2), slice(1, None, 2)) if interleave else (slice(0, half), slice(half, None))
+
+        def turn(v, sine):
+            y = np.empty_like(v)
+            a, b = v[..., parts[0]], v[..., parts[1]]
+            y[..., parts[0]], y[..., parts[1]] = a * cos - b * sine, a * sine + b * cos
+            return y
+
+        return x.axes, turn(x.value, sin), lambda d: [turn(d, -sin)]
+
+    def step_attention(self, query, key, value, segment_ids=None, scale=0, window=0, soft_cap=0):
+        s = type("", (), {"true": lambda self, key: True, "text": {"attn_logits_soft_cap": str(soft_cap)}, "number": lambda self, key: float(soft_cap)})()
+        factor = self.ar.float(scale or query.value.shape[-1] ** -0.5)
+        q = self.ar.keep(query.value * factor)
+        out, _lse, back = attention(self.ar, s, q, key.value, value.value, None if segment_ids is None else segment_ids.value, window=int(window))
+
+        def all_back(d):
+            dq, dk, dv = back(d)[:3]
+            return [self.ar.keep(dq) * factor, dk, dv, None]
+
+        return query.axes[:3] + value.axes[3], out, all_back
+
+    # moves
+
+    def step_rearrange(self, pattern, x):
+        left, out = pattern.split("->")
+        t = Tensor(left, x.value)
+        shape = [self.p.sizes[a] for a in out]
+        return out, np.broadcast_to(self.spread(t, out), shape), lambda d: [self.fold(d, out, t)]
+
+    def step_reshape(self, axes, x):
+        return axes, x.value.reshape([self.p.sizes[a] for a in axes]), lambda d: [d.reshape(x.value.shape)]
+
+    def step_slice(self, pattern, x, first=0):
+        of, to = pattern.split("->")
+        place = (slice(None),) * x.axes.index(of) + (slice(int(first), int(first) + self.p.sizes[to]),)
+
+        def back(d):
+            dx = np.zeros_like(x.value)
+            dx[place] = d
+            return [dx]
+
+        return x.axes.replace(of, to), x.value[place], back
+
+    def step_concatenate(self, pattern, *parts):
+        of, to = pattern.split("->")
+        axis = parts[0].axes.index(of[0])
+        ends = np.cumsum([t.value.shape[axis] for t in parts])[:-1]
+        return parts[0].axes.replace(of[0], to), np.concatenate([t.value for t in parts], axis), lambda d: np.split(d, ends, axis)
+
+    def rows_added(self, shape, index, rows):
+        total = np.zeros(shape, np.float64)
+        np.add.at(total, index.ravel(), rows.reshape((index.size,) + tuple(shape[1:])).astype(np.float64))
+        return self.ar.value(total)
+
+    def step_gather(self, table, index):
+        back = lambda d: [self.rows_added(table.value.shape, index.value, d), None]
+        return index.axes + table.axes[1:], table.value[index.value], back
+
+    def step_scatter_add(self, axis, x, index):
+        shape = (self.p.sizes[axis],) + x.value.shape[index.value.ndim :]
+        back = lambda d: [d[index.value], None]
+        return axis + x.axes[len(index.axes) :], self.rows_added(shape, index.value, x.value), back
+
+    def step_pick(self, x, index):
+        places = index.value[..., None]
+
+        def back(d):
+            dx = np.zeros_like(x.value)
+            np.put_along_axis(dx, places, d[..., None], -1)
+            return [dx, None]
+
+        return index.axes, np.take_along_axis(x.value, places, -1)[..., 0], back
+
+    # the way back
+
+    def add(self, t, d):
+        if d is None or t.value.dtype.kind == "i":
+            return
+        d = self.ar.keep(np.asarray(d, self.ar.float))
+        t.gradient = d if t.gradient is None else self.ar.keep(t.gradient + d)
+
+    def differentiate(self):
+        for t in reversed(self.order):
+            if t.gradient is None or t.back is None:
+                continue
+            for operand, d in zip(t.operands, t.back(t.gradient)):
+                self.add(operand, d)
+
+
+def activation(value, slope):
+    return lambda ar, x: (value(ar, x), lambda: slope(ar, x))
+
+
+def gelu_parts(ar, x):
+    z = ar.float(np.sqrt(2 / np.pi)) * (x + ar.float(0.044715) * x * x * x)
+    t = ar.tanh(z)
+    return t, ar.float(np.sqrt(2 / np.pi)) * (1 + ar.float(3 * 0.044715) * x * x)
+
+
+def gelu(ar, x):
+    t, _ = gelu_parts(ar, x)
+    return ar.float(0.5) * x * (1 + t)
+
+
+def gelu_slope(ar, x):
+    t, dz = gelu_parts(ar, x)
+    return ar.float(0.5) * (1 + t) + ar.float(0.5) * x * (1 - t * t) * dz
+
+
+def normal_share(ar, x):
+    import math
+
+    return ar.function(np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2))), x)
+
+
+def silu_slope(ar, x):
+    s = ar.activation_sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+MAPS = {
+    "neg": activation(lambda ar, x: -x, lambda ar, x: -np.ones_like(x)),
+    "abs": activation(lambda ar, x: np.abs(x), lambda ar, x: np.sign(x)),
+    "square": activation(lambda ar, x: x * x, lambda ar, x: 2 * x),
+    "reciprocal": activation(lambda ar, x: 1 / x, lambda ar, x: -1 / (x * x)),
+    "exp": activation(lambda ar, x: ar.exp(x), lambda ar, x: ar.exp(x)),
+    "log": activation(lambda ar, x: ar.log(x), lambda ar, x: 1 / x),
+    "sqrt": activation(lambda ar, x: ar.sqrt(x), lambda ar, x: ar.float(0.5) / ar.sqrt(x)),
+    "rsqrt": activation(lambda ar, x: ar.reciprocal_root(x), lambda ar, x: ar.float(-0.5) * ar.reciprocal_root(x) / x),
+    "sigmoid": activation(lambda ar, x: ar.activation_sigmoid(x), lambda ar, x: ar.sigmoid(x) * ar.sigmoid(-x)),
+    "silu": activation(lambda ar, x: x * ar.activation_sigmoid(x), silu_slope),
+    "gelu": activation(gelu, gelu_slope),
+    "gelu_exact": activation(lambda ar, x: x * normal_share(ar, x),
+                             lambda ar, x: normal_share(ar, x) + x * ar.exp(-x * x / 2) * ar.float((2 * np.pi) ** -0.5)),
+    "tanh": activation(lambda ar, x: ar.tanh(x), lambda ar, x: 1 - ar.tanh(x) ** 2),
+    "relu": activation(lambda ar, x: np.maximum(x, 0), lambda ar, x: (x > 0).astype(x.dtype)),
+    "softplus": activation(lambda ar, x: ar.softplus(x), lambda ar, x: ar.sigmoid(x)),
+    "sin": activation(lambda ar, x: ar.function(np.sin, x), lambda ar, x: ar.function(np.cos, x)),
+    "cos": activation(lambda ar, x: ar.function(np.cos, x), lambda ar, x: -ar.function(np.sin, x)),
+}
+
+
+def extreme(larger):
+    def of(a, b):
+        equal = a == b
+        first = (a > b) if larger else (a < b)
+        share = lambda chosen: np.where(equal, a.dtype.type(0.5), chosen.astype(a.dtype))
+        return (np.maximum if larger else np.minimum)(a, b), lambda: (share(first), share(~first))
+
+    return of
+
+
+BINARY = {
+    "add": lambda a, b: (a + b, lambda: (np.ones_like(a), np.ones_like(b))),
+    "sub": lambda a, b: (a - b, lambda: (np.ones_like(a), -np.ones_like(b))),
+    "mul": lambda a, b: (a * b, lambda: (b, a)),
+    "div": lambda a, b: (a / b, lambda: (1 / b, -a / (b * b))),
+    "maximum": extreme(True),
+    "minimum": extreme(False),
+}
+
+
+def run_program(ar, request, given):
+    """Results by their paths: outputs, gradients, and the steps as checkpoints."""
+    p = Program(request.yaml)
+    m = Machine(ar, p, given)
+    made = {}
+    for name, t in m.run(p.steps):
+        m.named[name] = t
+        made["checkpoints/" + name] = t.value
+    steps = dict(m.named)
+    for name, t in m.run(p.outputs):
+        made["outputs/" + name] = t.value
+        m.add(t, given.get("cotangents/" + name))
+    m.differentiate()
+    for path, x in given.items():
+        t = steps.get(path.split("/", 1)[1])
+        if path.startswith("cotangents/") or x.dtype.kind == "i":
+            continue
+        made["gradients/" + path] = np.zeros_like(x) if t.gradient is None else t.gradient
+    return made
