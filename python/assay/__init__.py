@@ -14,6 +14,7 @@ from ._library import BadInput
 from ._mark import cases
 from ._report import Mismatch, Report
 from ._tensors import Bits, bits, to_float32
+from ._trace import Program, Reference, program, trace
 
 __all__ = [
     "BadInput",
@@ -21,13 +22,17 @@ __all__ = [
     "Case",
     "Expected",
     "Mismatch",
+    "Program",
+    "Reference",
     "Report",
     "Unsupported",
     "bits",
     "case",
     "cases",
     "names",
+    "program",
     "to_float32",
+    "trace",
     "version",
 ]
 

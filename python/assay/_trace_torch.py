@@ -1,0 +1,247 @@
+"""PyTorch's operators as steps of a program: those of ATen that reach a dispatch mode."""
+from __future__ import annotations
+
+import traceback
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import _library as lib
+from ._trace import Axis, Tracer, Value
+
+SAME = ("_to_copy", "clone", "detach", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
+MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self, tracer: Tracer, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.t, self.function = tracer, function
+        self.values: dict[int, Value] = {}
+        self.alive: list[Any] = []  # so that no id is used again
+
+    def bind(self, tensor: Any, value: Value) -> None:
+        self.alive.append(tensor)
+        self.values[id(tensor)] = value
+
+    def place(self) -> tuple[str, int]:
+        """The line of the function's file that runs."""
+        file = getattr(getattr(self.function, "__code__", None), "co_filename", "")
+        for frame in reversed(traceback.extract_stack()):
+            if frame.filename == file:
+                return frame.filename, frame.lineno or 0
+        return file, 0
+
+    def of(self, x: Any) -> Value:
+        if isinstance(x, (int, float, bool)):
+            return self.t.number(float(x))
+        if id(x) in self.values:
+            return self.values[id(x)]
+        if isinstance(x, torch.Tensor) and x.dim() == 0:
+            return self.t.number(float(x))
+        raise lib.BadInput("a tensor that is none of the function's arguments")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        operator = func.__name__.split(".")[0]
+        self.t.place = self.place()
+        known = [x for x in list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a] if id(x) in self.values]
+        if not known:
+            return out  # a constant
+        try:
+            made = self.record(operator, out, args, kwargs)
+        except lib.BadInput as why:
+            raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: {why}") from None
+        for tensor, value in zip(out, made) if isinstance(made, list) else [(out, made)]:
+            self.bind(tensor, value)
+        return out
+
+    def record(self, operator: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | list[Value]:
+        t = self.t
+        if operator in SAME:
+            return self.of(args[0])
+        handler: Callable[..., Value | list[Value]] | None = getattr(self, "on_" + operator, None)
+        if handler is not None:
+            return handler(out, *args, **kwargs)
+        if operator in MAPS:
+            return t.map(operator, self.of(args[0]))
+        if operator in BINARY:
+            alpha = kwargs.get("alpha", 1)
+            second = self.of(args[1])
+            if alpha != 1:
+                second = t.together("mul", [second, t.number(alpha)])
+            return t.together(operator, [self.of(args[0]), second])
+        raise lib.BadInput("a program has no such operator")
+
+    # numbers one by one
+
+    def on_rsub(self, out: Any, x: Any, other: Any, alpha: float = 1) -> Value:
+        return self.t.together("sub", [self.of(other), self.of(x)])
+
+    def on_pow(self, out: Any, x: Any, power: Any) -> Value:
+        t, v = self.t, self.of(x)
+        maps = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+        if power in maps:
+            return t.map(maps[power], v)
+        if power == 3:
+            return t.together("mul", [t.map("square", v), v])
+        raise lib.BadInput(f"the power {power}, expected 2, 3, 0.5, -0.5 or -1")
+
+    def on_gelu(self, out: Any, x: Any, approximate: str = "none") -> Value:
+        return self.t.map("gelu" if approximate == "tanh" else "gelu_exact", self.of(x))
+
+    def on_clamp(self, out: Any, x: Any, low: Any = None, high: Any = None, **named: Any) -> Value:
+        low, high = named.get("min", low), named.get("max", high)
+        bounds = {key: float(value) for key, value in (("low", low), ("high", high)) if value is not None}
+        return self.t.map("clamp", self.of(x), **bounds)
+
+    def on_clamp_min(self, out: Any, x: Any, low: float) -> Value:
+        return self.t.map("clamp", self.of(x), low=float(low))
+
+    def on_where(self, out: Any, mask: Any, a: Any, b: Any) -> Value:
+        if not self.of(mask).integer:
+            raise lib.BadInput("the mask is computed, expected an argument of integers")
+        return self.t.together("where", [self.of(mask), self.of(a), self.of(b)])
+
+    # along dimensions
+
+    def on_sum(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
+        return self.t.over("sum", self.of(x), dims if dims else range(x.dim()), keepdim)
+
+    def on_mean(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
+        return self.t.over("mean", self.of(x), dims if dims else range(x.dim()), keepdim)
+
+    def on_amax(self, out: Any, x: Any, dims: Any = (), keepdim: bool = False) -> Value:
+        return self.t.over("max", self.of(x), dims if dims else range(x.dim()), keepdim)
+
+    def on_logsumexp(self, out: Any, x: Any, dims: Any, keepdim: bool = False) -> Value:
+        return self.t.over("logsumexp", self.of(x), dims, keepdim)
+
+    def on__softmax(self, out: Any, x: Any, dim: int, half: bool) -> Value:
+        return self.t.along("softmax", self.of(x), dim)
+
+    def on__log_softmax(self, out: Any, x: Any, dim: int, half: bool) -> Value:
+        v = self.of(x)
+        return self.t.together("sub", [v, self.t.over("logsumexp", v, [dim], True)])
+
+    def on_cumsum(self, out: Any, x: Any, dim: int, **named: Any) -> Value:
+        return self.t.along("cumsum", self.of(x), dim)
+
+    def on_native_layer_norm(self, out: Any, x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> list[Value]:
+        if len(shape) != 1 or weight is None or bias is None:
+            raise lib.BadInput("expected a norm over the last dimension with weight and bias")
+        v, (w, b) = self.of(x), (self.of(p) for p in (weight, bias))
+        v = self.t.merged(v, [len(v.dims) - 1])
+        made = [self.t.fit(p, 0, v.dims[-1]) for p in (w, b)]
+        y = self.t.call("layer_norm", [v, *made], v.dims, epsilon=float(epsilon))
+        return [y, y, y]
+
+    # products
+
+    def on_mm(self, out: Any, a: Any, b: Any) -> Value:
+        return self.t.product(self.of(a), self.of(b), 0)
+
+    def on_bmm(self, out: Any, a: Any, b: Any) -> Value:
+        return self.t.product(self.of(a), self.of(b), 1)
+
+    def on_addmm(self, out: Any, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
+        if beta != 1 or alpha != 1:
+            raise lib.BadInput("beta or alpha is not 1")
+        return self.t.together("add", [self.t.product(self.of(a), self.of(b), 0), self.of(bias)])
+
+    def on_mv(self, out: Any, a: Any, b: Any) -> Value:
+        return self.t.product(self.of(a), self.of(b), 0)
+
+    # moves
+
+    def on_view(self, out: Any, x: Any, shape: Any) -> Value:
+        return self.t.reshape(self.of(x), out.shape)
+
+    on__unsafe_view = on_reshape = on__reshape_alias = lambda self, out, x, *shape: self.t.reshape(self.of(x), out.shape)
+
+    def on_permute(self, out: Any, x: Any, order: Sequence[int]) -> Value:
+        v = self.of(x)
+        return self.t.ordered(v, [v.dims[i] for i in order])
+
+    def on_transpose(self, out: Any, x: Any, first: int, second: int) -> Value:
+        order = list(range(x.dim()))
+        order[first], order[second] = order[second], order[first]
+        return self.on_permute(out, x, order)
+
+    def on_t(self, out: Any, x: Any) -> Value:
+        return self.on_permute(out, x, range(x.dim() - 1, -1, -1))
+
+    def on_unsqueeze(self, out: Any, x: Any, place: int) -> Value:
+        v = self.of(x)
+        dims = list(v.dims)
+        dims.insert(place % (x.dim() + 1), ())
+        return v.seen(dims)
+
+    def on_squeeze(self, out: Any, x: Any, place: Any = None) -> Value:
+        return self.t.reshape(self.of(x), out.shape)
+
+    def on_expand(self, out: Any, x: Any, shape: Any, **named: Any) -> Value:
+        v = self.of(x)
+        dims = [()] * (len(out.shape) - len(v.dims)) + list(v.dims)
+        return self.t.ordered(v, [(Axis(n),) if not d and n != 1 else d for d, n in zip(dims, out.shape)])
+
+    def on_slice(self, out: Any, x: Any, place: int = 0, first: Any = None, end: Any = None, step: int = 1) -> Value:
+        if step != 1:
+            raise lib.BadInput(f"every {step}th index")
+        size = x.shape[place]
+        first, end = first or 0, size if end is None else min(end, size)
+        return self.t.slice(self.of(x), place, first + size * (first < 0), end + size * (end < 0))
+
+    def on_split(self, out: Any, x: Any, size: Any, place: int = 0) -> list[Value]:
+        made, first = [], 0
+        for part in out:
+            made.append(self.t.slice(self.of(x), place, first, first + part.shape[place]))
+            first += part.shape[place]
+        return made
+
+    on_split_with_sizes = on_split
+    on_chunk = on_split
+
+    def on_select(self, out: Any, x: Any, place: int, index: int) -> Value:
+        return self.t.reshape(self.t.slice(self.of(x), place, index % x.shape[place], index % x.shape[place] + 1), out.shape)
+
+    def on_cat(self, out: Any, parts: Any, place: int = 0) -> Value:
+        return self.t.concatenate([self.of(p) for p in parts], place)
+
+    def on_embedding(self, out: Any, table: Any, index: Any, *rest: Any, **named: Any) -> Value:
+        v, i = self.of(table), self.of(index)
+        v = self.t.merged(v, [0])
+        return self.t.call("gather", [v, i], [*i.dims, *v.dims[1:]])
+
+    def on_gather(self, out: Any, x: Any, place: int, index: Any, **named: Any) -> Value:
+        v, i = self.of(x), self.of(index)
+        if place % x.dim() != x.dim() - 1 or index.shape[-1] != 1:
+            raise lib.BadInput("expected one index of the last dimension of each row")
+        v = self.t.merged(v, [len(v.dims) - 1])
+        if i.integer is False or len(v.axes) != len(i.axes) + 1 or not all(self.t.unify(a, b) for a, b in zip(v.axes, i.axes)):
+            raise lib.BadInput("rows of the indices are others than those of the tensor")
+        return self.t.call("pick", [v, i], [*v.dims[:-1], ()])
+
+
+def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str],
+           counts: Mapping[str, int]) -> list[tuple[str, Value]]:
+    recorder = Recorder(tracer, function)
+    arguments = {}
+    for name, tensor in example.items():
+        tensor = tensor.detach()
+        most = counts.get(name, 0) - 1 if name in counts or tensor.is_floating_point() else int(tensor.max())
+        integers = None if tensor.is_floating_point() else f"[0, {most}]"
+        value = tracer.given(name, tensor.shape, integers, name in weights)
+        recorder.bind(tensor, value)
+        arguments[name] = tensor
+    with torch.no_grad(), recorder:
+        result = function(**arguments)
+    results = result if isinstance(result, dict) else {"y": result} if isinstance(result, torch.Tensor) else {f"y{i}": r for i, r in enumerate(result)}
+    outputs = []
+    for name, tensor in results.items():
+        value = recorder.of(tensor)
+        outputs.append((name, value if all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
+    return outputs

@@ -1,0 +1,130 @@
+"""Functions of PyTorch as programs: traced, evaluated, and held against the function itself in float64."""
+import math
+
+import assay
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+
+def gated(x, scale, w):
+    n = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    h = (n.to(x.dtype) * scale) @ w
+    a, b = h.chunk(2, -1)
+    return F.silu(a) * b
+
+
+def gated_without_casts(x, scale, w):
+    a, b = ((x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale) @ w).chunk(2, -1)
+    return F.silu(a) * b
+
+
+def attention(x, wq, wk, wv, wo):
+    batch, length, _ = x.shape
+    q, k, v = (t.view(batch, length, 4, -1).transpose(1, 2) for t in (x @ wq, x @ wk, x @ wv))
+    s = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(8)
+    o = torch.matmul(torch.softmax(s, -1), v)
+    return x + o.transpose(1, 2).reshape(batch, length, -1) @ wo
+
+
+def cross_entropy(x, head, target):
+    logits = F.linear(x, head)
+    lp = torch.log_softmax(logits, -1)
+    return {"loss": -lp.gather(-1, target.long().unsqueeze(-1)).squeeze(-1)}
+
+
+def rotated(x, angle):
+    a, b = x[..., :4], x[..., 4:]
+    c, s = angle.cos().unsqueeze(-2), angle.sin().unsqueeze(-2)
+    return torch.cat([a * c - b * s, a * s + b * c], -1)
+
+
+def normed(x, weight, bias, table, index):
+    y = F.layer_norm(x, (x.shape[-1],), weight, bias, 1e-5)
+    z = F.gelu(y) + F.gelu(y, approximate="tanh") + F.embedding(index.long(), table)
+    p = torch.clamp(z, -1, 1) - 0.5 * torch.relu(z) + torch.logsumexp(z, -1, keepdim=True)
+    return p.cumsum(0), torch.amax(z, 1), torch.softmax(z, 0).sum(1)
+
+
+CASES = {
+    "gated": (gated, {"x": (5, 8), "scale": (8,), "w": (8, 12)}, {}),
+    "attention": (attention, {"x": (2, 7, 32), "wq": (32, 32), "wk": (32, 32), "wv": (32, 32), "wo": (32, 32)}, {}),
+    "cross_entropy": (cross_entropy, {"x": (5, 8), "head": (11, 8)}, {"target": ((5,), 11)}),
+    "rotated": (rotated, {"x": (3, 5, 8), "angle": (3, 4)}, {}),
+    "normed": (normed, {"x": (6, 8), "weight": (8,), "bias": (8,), "table": (9, 8)}, {"index": ((6,), 9)}),
+}
+
+
+def program_of(name):
+    function, floats, indices = CASES[name]
+    example = {key: torch.randn(shape) for key, shape in floats.items()}
+    example.update({key: torch.randint(0, most, shape, dtype=torch.int32) for key, (shape, most) in indices.items()})
+    order = {key: example[key] for key in function.__code__.co_varnames[: function.__code__.co_argcount]}
+    return assay.trace(function, order, integers={key: most for key, (_, most) in indices.items()}, dtype="float64", profiles="f64")
+
+
+def results(function, case):
+    """What the function itself gives in float64, and its gradients."""
+    given = case.inputs(torch, requires_grad=True)
+    arguments = {path.split("/")[1]: x for path, x in given.items() if not path.startswith("cotangents/")}
+    made = function(**arguments)
+    made = made if isinstance(made, dict) else {"y": made} if isinstance(made, torch.Tensor) else {f"y{i}": t for i, t in enumerate(made)}
+    outputs = {"outputs/" + key: value for key, value in made.items()}
+    return {**outputs, **case.backward(outputs, given)}
+
+
+ITSELF = {"gated": gated_without_casts}  # what the program is of, where the function rounds on its way
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_function_itself_passes_in_float64(name):
+    case = program_of(name).case("f64")
+    case.check(results(ITSELF.get(name, CASES[name][0]), case))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_another_function_fails(name):
+    case = program_of(name).case("f64")
+    wrong = results(ITSELF.get(name, CASES[name][0]), case)
+    path = next(iter(wrong))
+    wrong[path] = wrong[path] * (1 + 2.0**-40)
+    with pytest.raises(assay.Mismatch):
+        case.check(wrong)
+
+
+def test_a_program_reads_like_the_function():
+    text = str(program_of("gated"))
+    assert '  n: mul(x, rsqrt(add(mean(square(x), over="D"), 1e-06)))\n' in text
+    assert '  h: product("TD,DH->TH", mul(n, scale), w)\n' in text
+    assert '  y: mul(silu(slice("H->N", h)), slice("H->N", h, first=6))\n' in text
+
+
+def test_what_no_program_has_is_refused_with_its_line():
+    def transformed(x):
+        y = x + 1
+        return torch.fft.fft(y).real
+
+    with pytest.raises(assay.BadInput, match=rf"{__file__}:\d+: _fft_r2c: a program has no such operator"):
+        assay.trace(transformed, {"x": torch.randn(4)})
+
+
+@assay.program(T=[1, 7], D=16, F=[8, 24], weights=["w"])
+def reference(x: "T D", w: "D F"):  # noqa: F722
+    return F.silu(x @ w)
+
+
+@reference.cases(precision="bf16")
+def test_a_reference_at_each_size(case):
+    given = case.inputs(torch, requires_grad=True)
+    y = F.silu(given["inputs/x"].float() @ given["weights/w"].float()).to(torch.bfloat16)
+    outputs = {"outputs/y": y}
+    case.check({**outputs, **case.backward(outputs, given)})
+
+
+def test_axes_that_have_no_size_are_refused():
+    def other(x: "T D"):  # noqa: F722
+        return x + 1
+
+    with pytest.raises(assay.BadInput, match="of which D has no size"):
+        assay.program(T=4)(other)
