@@ -147,7 +147,9 @@ static assay_status want_gradients(assay_context *ctx, program_run *m, bool *any
         if (node->step != NULL || node->given < 0 || node->integers) continue;
         assay_gradient_path(m->p->tensors[node->given].path, gradient);
         if (!assay_wants(m->out, gradient)) continue;
-        MUST(assay_alloc_f64(ctx, gradient, assay_shape_count(&node->shape), &m->gradients[i]));
+        const int64_t count = assay_shape_count(&node->shape);
+        MUST(assay_alloc_f64(ctx, gradient, count, &m->gradients[i]));
+        memset(m->gradients[i], 0, (size_t)count * sizeof(double)); /* where nothing comes back */
         *any = true;
     }
     return ASSAY_OK;
