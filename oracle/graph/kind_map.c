@@ -134,6 +134,36 @@ static assay_status map_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
+/* What an emulated run makes of 1 - t^2 by the t = tanh(z) that it keeps, which cancels where t is near 1. */
+static double cancelled(const assay_context *ctx, double t)
+{
+    double kept = t;
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &kept);
+    return (t - kept) * (t + kept);
+}
+
+/* A slope is a sum of terms, which may cancel: near its zero that of an activation, and 1 - tanh^2. An emulated run errs as the
+ * terms do. */
+static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, const double *x, const double *value,
+                         double *slope)
+{
+    static const double root = 0.7978845608028654, cubic = 0.044715; /* of gelu: (2/pi)^(1/2) (x + cubic x^3) */
+    const bool unit = f == GRAPH_MAP_silu || f == GRAPH_MAP_gelu || f == GRAPH_MAP_gelu_exact;
+    for (int64_t i = 0; i < count && ctx->emulation != NULL; i++) {
+        const double size = fabs(value[i]), square = x[i] * x[i];
+        const double terms = fmin(size + size / fmax(fabs(x[i]), 0x1p-60), 1 + size);
+        double moved = terms;
+        if (unit) {
+            assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &moved);
+            slope[i] += moved - terms;
+        }
+        if (f == GRAPH_MAP_tanh) slope[i] += cancelled(ctx, value[i]);
+        if (f == GRAPH_MAP_gelu)
+            slope[i] += 0.5 * x[i] * root * (1 + 3 * cubic * square) *
+                        cancelled(ctx, assay_tanh(root * x[i] * (1 + cubic * square)));
+    }
+}
+
 static assay_status map_backward(assay_context *ctx, const graph_call *c)
 {
     const graph_general *with = &c->step->with.general;
@@ -143,13 +173,15 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
     for (int64_t first = 0; first < size; first += PIECE) {
         const int64_t count = piece_of(first, size);
         const double *x = c->x[0] + first;
-        double *dx = c->dx[0] + first;
+        double *dx = c->dx[0] + first, value[PIECE];
         if (is_activation(f)) {
-            assay_activation_many(ctx, activations[f], count, x, NULL, dx);
+            assay_activation_many(ctx, activations[f], count, x, value, dx);
         } else {
+            for (int64_t i = 0; i < count; i++) value[i] = value_of(f, x[i], with);
             for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
         }
         round_function(ctx, f, count, dx);
+        cancel_terms(ctx, f, count, x, value, dx);
         for (int64_t i = 0; i < count; i++) dx[i] *= c->dy[0][first + i];
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     }

@@ -47,11 +47,17 @@ def normed(x, weight, bias, table, index):
     return p.cumsum(0), torch.amax(z, 1), torch.softmax(z, 0).sum(1)
 
 
+def steep(x, y, z):
+    """Slopes that PyTorch has as differences of numbers near 1."""
+    return F.gelu(3 * x, approximate="tanh"), torch.tanh(6 * y), F.silu(4 * z)
+
+
 CASES = {
     "gated": (gated, {"x": (5, 8), "scale": (8,), "w": (8, 12)}, {}),
     "attention": (attention, {"x": (2, 7, 32), "wq": (32, 32), "wk": (32, 32), "wv": (32, 32), "wo": (32, 32)}, {}),
     "cross_entropy": (cross_entropy, {"x": (5, 8), "head": (11, 8)}, {"target": ((5,), 11)}),
     "rotated": (rotated, {"x": (3, 5, 8), "angle": (3, 4)}, {}),
+    "steep": (steep, {"x": (90, 64), "y": (90, 64), "z": (90, 64)}, {}),
     "normed": (normed, {"x": (6, 8), "weight": (8,), "bias": (8,), "table": (9, 8)}, {"index": ((6,), 9)}),
 }
 
