@@ -260,6 +260,7 @@ def run(ar, request):
     if spread:  # computed in one place
         s.need(not s.true("weights_on_shards"), "no weights on shards")
         s.need(s.number("load_balance_loss_weight") == 0 == s.number("routed_bias_update_rate"), "no results per shard")
+        s.need(s.text.get("quant_recipe", "") == "" or request.op in ("mla", "gqa"), "no scales per shard")
     s.need(s.count("w13_reorder_size") == 1, "no fused weights laid out for tensor shards")
     s.need(not s.true("use_batch_split_schedule"), "no batch-split schedule")
     for key, plain in PLAIN_VALUES.items():
