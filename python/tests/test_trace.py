@@ -115,6 +115,18 @@ def test_what_no_program_has_is_refused_with_its_line():
         assay.trace(transformed, {"x": torch.randn(4)})
 
 
+def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
+    def written(x):
+        y = x * 2
+        y.add_(1)
+        return y
+
+    with pytest.raises(assay.BadInput, match="add_: a program has no such operator"):
+        assay.trace(written, {"x": torch.randn(4)})
+    with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
+        assay.trace(lambda x: x * torch.ones(4), {"x": torch.randn(4)})
+
+
 @assay.program(T=[1, 7], D=16, F=[8, 24], weights=["w"])
 def reference(x: "T D", w: "D F"):  # noqa: F722
     return F.silu(x @ w)
