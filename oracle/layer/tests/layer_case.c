@@ -17,7 +17,18 @@ layer_case layer_case_make(int64_t layers, int64_t dense, int64_t batch, int64_t
 {
     const int64_t dim = 8;
     const assay_rope_config rope = {2, true, 10000, 40, 32, 1, 163840, 4096, true, true, false, false};
-    const assay_mla_config mla = {batch, sequence, dim, 2, 4, 3, 6, 5, 1e-6, 1, rope, true, {0}, 0, 0};
+    const assay_mla_config mla = {.batch = batch,
+                                  .sequence = sequence,
+                                  .emb_dim = dim,
+                                  .heads = 2,
+                                  .qk_nope_head_dim = 4,
+                                  .v_head_dim = 3,
+                                  .q_lora_rank = 6,
+                                  .kv_lora_rank = 5,
+                                  .epsilon = 1e-6,
+                                  .mscale = 1,
+                                  .rope = rope,
+                                  .mask_padding = true};
     layer_case c = {
         .config =
             {.layers = layers,

@@ -18,9 +18,27 @@ enum { BATCH = 2, HEADS = 6, MESHES = 6, LAYERS = 4, ONE_LAYER = 0 };
 static const assay_mesh meshes[MESHES] = {{{1, 1, 2, 1}}, {{1, 1, 1, 3}}, {{1, 1, 2, 3}},
                                           {{2, 1, 3, 1}}, {{1, 2, 3, 2}}, {{2, 1, 1, 1}}};
 
-static const assay_mla_config whole_mla = {
-    BATCH, 7,   7, HEADS, 5, 3, 3, 5, 1e-3, 0.7, {4, true, 10000, 40, 32, 1, 160, 64, true, true, false, false},
-    true,  {0}, 0, 0};
+static const assay_mla_config whole_mla = {.batch = BATCH,
+                                           .sequence = 7,
+                                           .emb_dim = 7,
+                                           .heads = HEADS,
+                                           .qk_nope_head_dim = 5,
+                                           .v_head_dim = 3,
+                                           .q_lora_rank = 3,
+                                           .kv_lora_rank = 5,
+                                           .epsilon = 1e-3,
+                                           .mscale = 0.7,
+                                           .rope = {.dim = 4,
+                                                    .yarn = true,
+                                                    .rope_max_timescale = 10000,
+                                                    .rope_factor = 40,
+                                                    .beta_fast = 32,
+                                                    .beta_slow = 1,
+                                                    .max_position_embeddings = 160,
+                                                    .original_max_position_embeddings = 64,
+                                                    .interleave = true,
+                                                    .truncate = true},
+                                           .mask_padding = true};
 
 /* MLA with and without query compression, GQA with projections of their own and with one: all that has heads, and all that has
  * none. */
