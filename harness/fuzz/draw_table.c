@@ -118,6 +118,7 @@ const assay_draw_key assay_draw_keys[] = {
     {"sliding_window_size", SHARING | LATENT, 4, "0 1 2-9 edge"},
     {"attn_logits_soft_cap", ATTENTION, 3, "0 1 30 50"},
     {"partial_rotary_factor", GROUPED, 3, "1 0.5 0.25"},
+    {"query_pre_attn_scalar", LATENT | GROUPED, 3, "0 1 0.125"},
     {"mscale", LATENT | ROPE, 3, "1 0.707 0.1"},
     {"rope_type", ROPE, 4, "default yarn"},
     {"rope_factor", ROPE, 3, "1 4 32 40"},

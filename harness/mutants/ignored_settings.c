@@ -89,7 +89,7 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(SHARING, attention_sink, "false"),
     KEY(SHARING, attention_bias, "false"),
     KEY(SHARING, use_qk_norm, "false"),
-    KEY(SHARING, query_pre_attn_scalar, "0"),
+    KEY(SHARING | ASSAY_PART_LATENT, query_pre_attn_scalar, "0"),
     KEY(ASSAY_PART_ATTENTION, mask_padding, "true"),
     KEY(NORMED | SHARING, normalization_layer_epsilon, "1e-5"),
     KEY(ASSAY_PART_LATENT, latent_norm_epsilon, "-1"),

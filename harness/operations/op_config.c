@@ -482,6 +482,7 @@ assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .kv_lora_rank = m->kv_lora_rank,
                                  .epsilon = assay_latent_epsilon_of(m),
                                  .mscale = m->mscale,
+                                 .query_scale = m->query_pre_attn_scalar,
                                  .mask_padding = m->mask_padding,
                                  .soft_cap = m->attn_logits_soft_cap};
     MUST(window_of(ctx, m, &config->window));

@@ -147,6 +147,7 @@ static const row ROWS[] = {
     {"mla", MOE MLA ", use_indexer: true, indexer_topk: 2048", "use_indexer is true, expected false: op mla"},
     {"moe", MOE MLA ", use_indexer: true, indexer_topk: 2048", NULL},
     {"mla", MOE MLA ", use_indexer: false", NULL},
+    {"mla", MOE MLA ", query_pre_attn_scalar: -1", "query_pre_attn_scalar is -1, expected a number above 0"},
     {"mla", MOE MLA ", attention_type: compressed", "attention_type is compressed, expected mla"},
     {"mla", MOE MLA ", compress_ratios: [0, 4]", "compress_ratios is [...], expected []"},
     {"mla", MOE MLA ", compress_ratios: []", NULL},

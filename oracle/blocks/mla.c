@@ -120,6 +120,12 @@ static assay_status check_softmax_scale(assay_context *ctx, const assay_mla_conf
     if (!isfinite(config->mscale)) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "mscale is %g, expected a finite number", config->mscale);
     }
+    if (!(config->query_scale >= 0) || !isfinite(config->query_scale)) {
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "query_pre_attn_scalar is %g, expected a number above 0 (0: what follows from sizes and mscale)",
+            config->query_scale);
+    }
     if (is_extended(&config->rope) && (!(factor > 0) || !isfinite(factor))) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_factor is %g, expected a number above 0", factor);
     }
@@ -180,6 +186,7 @@ assay_status assay_mla_check(assay_context *ctx, const assay_mla_config *config)
 double assay_mla_softmax_scale(const assay_mla_config *config)
 {
     const assay_rope_config *rope = &config->rope;
+    if (config->query_scale > 0) return config->query_scale;
     const double scale = 1 / sqrt((double)(config->qk_nope_head_dim + rope->dim));
     if (!is_extended(rope)) return scale;
     const double m = 0.1 * config->mscale * assay_log(rope->rope_factor) + 1;

@@ -6,15 +6,15 @@
  *   query_proj = (q_nope, rope(q_pe)) * softmax_scale, q = mla_q wq_b, or x query [T,N,Dn+Dr]
  *   key_proj = (k_nope, rope(k_pe) for every head) [T,N,Dn+Dr];  value_proj [T,N,Dv];  (k_nope, value) = mla_kv wkv_b
  *   attention_out [T,N,Dv], lse [B,N,S] (attention.h);  out_proj = y = attention_out out
- * softmax_scale = (Dn+Dr)^-0.5, times m^2 with m = 0.1 mscale ln(rope_factor) + 1 where max_position_embeddings >
- * original_max_position_embeddings.
+ * softmax_scale = query_scale; where that is 0 (Dn+Dr)^-0.5, times m^2 with m = 0.1 mscale ln(rope_factor) + 1 where
+ * max_position_embeddings > original_max_position_embeddings.
  *
  * By a training recipe (quant_recipe.h) each product with a kernel, and each of its two of backward, takes what the recipe makes
  * of its operands as matrices: x [T,K], w [K,N], of wkv_b all heads' columns in one, of out all heads' rows. What is computed is
  * quantised as it is, in float64. Attention, rope, norms and the softmax scale are not touched.
  *
- * Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not finite, rope_factor <= 0 where the scale
- * needs it, what yarn_rope.h refuses. */
+ * Refused: sizes below 1 (q_lora_rank: below 0), epsilon below 0, an mscale that is not finite, a query_scale below 0,
+ * rope_factor <= 0 where the scale needs it, what yarn_rope.h refuses. */
 #pragma once
 
 #include "oracle/blocks/attention_givens.h"
@@ -30,6 +30,7 @@ typedef struct assay_mla_config {
     assay_quant_recipe_config recipe; /* its recipe is NULL: none */
     double soft_cap;                  /* of attention.h */
     int64_t window;                   /* likewise */
+    double query_scale;               /* the softmax scale; 0: what follows from the sizes and mscale */
 } assay_mla_config;
 
 /* Of wq_a, q_norm and wq_b, or query: which there are says q_lora_rank. */

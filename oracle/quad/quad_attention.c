@@ -19,6 +19,7 @@ void quad_attention(quad_tape *t, const void *self)
 
 quad quad_softmax_scale(const assay_mla_config *config)
 {
+    if (config->query_scale != 0) return config->query_scale;
     const quad scale = 1 / sqrtq(config->qk_nope_head_dim + config->rope.dim);
     if (config->rope.max_position_embeddings <= config->rope.original_max_position_embeddings) return scale;
     const quad m = logq(config->rope.rope_factor) * config->mscale / 10 + 1;

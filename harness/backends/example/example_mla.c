@@ -21,6 +21,7 @@ static float softmax_scale(const example *e, const mla *m)
     const bool stretched =
         number(request, "max_position_embeddings") > number(request, "original_max_position_embeddings");
     float scale = 1 / sqrtf((float)(m->nope + m->rope_dim));
+    if (number(request, "query_pre_attn_scalar") != 0) return (float)number(request, "query_pre_attn_scalar");
     if (e->bug == SCALE_FROM_HIDDEN) scale = 1 / sqrtf((float)(m->emb / m->heads));
     return stretched && e->bug != MSCALE_MISSING ? scale * magnitude * magnitude : scale;
 }

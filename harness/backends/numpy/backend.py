@@ -32,7 +32,7 @@ def main():
     def answer(request, candidate):
         precision = options.precision or usual_precision(request)
         ar = Arithmetic(precision, variant(options.variant))
-        write_stored(candidate, run(ar, Request(request, ar.float, (*RARE, "latent_window", "nan_padding"))), precision)
+        write_stored(candidate, run(ar, Request(request, ar.float, (*RARE, "latent_window", "latent_scale", "nan_padding"))), precision)
 
     serving.start(parser, options, answer)
 

@@ -184,6 +184,8 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
 
 
 def softmax_scale(ar, s, dim):
+    if s.number("query_pre_attn_scalar") != 0:
+        return ar.float(s.number("query_pre_attn_scalar"))
     m = 0.1 * s.number("mscale") * np.log(s.number("rope_factor")) + 1
     stretched = s.number("max_position_embeddings") > s.number("original_max_position_embeddings")
     return ar.float(dim**-0.5 * (m * m if stretched else 1))

@@ -17,7 +17,7 @@ passes() {
 }
 passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/primes routing/deepseek3-groups mlp/gelu-fused
 passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small
-passes bf16 0 mla/no-query-compression deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
+passes bf16 0 mla/no-query-compression mla/query-scale deepseek_layer/query-scale deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
 passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral
 passes bf16 6 moe/mesh-ring-expert2 moe/mesh-mlp-tensor2 mla/mesh-model2-expert2 deepseek_layer/mesh-expert4 decoder_layer/mixtral-mesh
 passes f16 2 moe/small attention/seven gqa/mixtral

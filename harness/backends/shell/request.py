@@ -49,6 +49,8 @@ class Settings:
         latent = any(path.endswith("wkv_a/kernel") for path in tensors)
         window = float(self.text.get("sliding_window_size", 0)) > 0
         self.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
+        scaled = float(self.text.get("query_pre_attn_scalar", 0)) != 0
+        self.need(not latent or not scaled or "latent_scale" in honours, "no scale of its own in latent attention")
 
     def need_no_mesh(self):
         self.need(self.one_device(), "no mesh")
