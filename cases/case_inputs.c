@@ -58,7 +58,7 @@ static assay_status read_values(const assay_yaml *y, const yaml_node_t *node, as
     input->fill.value_count = count;
     for (int64_t i = 0; i < count && status == ASSAY_OK; i++) {
         const yaml_node_t *item = yaml_document_get_node(y->document, node->data.sequence.items.start[i]);
-        status = assay_yaml_real(y, item, "values", &input->values[i]);
+        status = assay_yaml_real_or_infinite(y, item, "values", &input->values[i]);
     }
     return status;
 }

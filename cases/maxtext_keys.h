@@ -26,6 +26,7 @@ enum {
     ASSAY_PART_SHARING = 1 << 12,  /* attention whose heads may share keys, with windows and sinks */
     ASSAY_PART_QUANTIZE = 1 << 13,
     ASSAY_PART_DEQUANTIZE = 1 << 14,
+    ASSAY_PART_MERGE = 1 << 15, /* of states of attention */
 };
 
 /* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change. */

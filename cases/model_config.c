@@ -66,6 +66,8 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const QUANT_ROUNDINGS[] = {"nearest", "up", "down", NULL};
     static const char *const QUANT_TIES[] = {"even", "down", NULL};
     static const char *const QUANT_LAYOUTS[] = {"row_major", "swizzled_128x4", NULL};
+    static const char *const LSE_BASES[] = {"e", "2", NULL};
+    static const char *const EMPTY_ROWS[] = {"-inf", "inf", NULL};
     static const char *const SCOPES[] = {"sequence", "batch", "global", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
     static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
@@ -87,6 +89,8 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "group_score") == 0) return GROUP_SCORES;
     if (strcmp(key->name, "gmm_layout") == 0) return GMM_LAYOUTS;
     if (strcmp(key->name, "load_balance_loss_scope") == 0) return SCOPES;
+    if (strcmp(key->name, "lse_base") == 0) return LSE_BASES;
+    if (strcmp(key->name, "empty_row") == 0) return EMPTY_ROWS;
     if (strcmp(key->name, "decoder_layer_input") == 0) return POLICIES + 1; /* where recomputation starts from */
     for (size_t i = 0; i < sizeof checkpoints / sizeof *checkpoints; i++) {
         if (strcmp(key->name, checkpoints[i]) != 0) continue;

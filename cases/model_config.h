@@ -78,6 +78,9 @@
     X(B, attention_sink, false)                                                                                        \
     X(I, sliding_window_size, 0)                                                                                       \
     X(D, attn_logits_soft_cap, 0.0)                                                                                    \
+    X(I, num_states, 2)                                                                                                \
+    X(S, lse_base, "e")                                                                                                \
+    X(S, empty_row, "-inf")                                                                                            \
     X(B, use_qk_norm, false)                                                                                           \
     X(B, fused_qkv, false)                                                                                             \
     X(D, query_pre_attn_scalar, 0.0) /* as the block has it */                                                         \

@@ -47,6 +47,8 @@ assay_status assay_yaml_whole(const assay_yaml *y, const yaml_node_t *node, cons
                               int64_t most, int64_t *value);
 assay_status assay_yaml_seed(const assay_yaml *y, const yaml_node_t *node, const char *what, uint64_t *value);
 assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value);
+/* Or an infinity: .inf, -.inf. */
+assay_status assay_yaml_real_or_infinite(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value);
 assay_status assay_yaml_bool(const assay_yaml *y, const yaml_node_t *node, const char *what, bool *value);
 /* One line of text without control characters, shorter than `size`; may be empty where it is written as "". */
 assay_status assay_yaml_text(const assay_yaml *y, const yaml_node_t *node, const char *what, char *value, size_t size);

@@ -1,6 +1,7 @@
 #include "cases/yaml_text.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,10 @@
 void assay_yaml_number_text(double x, char *text, size_t size)
 {
     char digits[40];
+    if (isinf(x)) {
+        snprintf(text, size, "%s.inf", x < 0 ? "-" : "");
+        return;
+    }
     for (int precision = 15; precision <= 17; precision++) {
         snprintf(digits, sizeof digits, "%.*g", precision, x);
         if (strtod(digits, NULL) == x) break;

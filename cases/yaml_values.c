@@ -56,6 +56,15 @@ static bool is_number(const yaml_node_t *node, char digits[NUMBER_SIZE], bool *w
     return *p == '\0';
 }
 
+assay_status assay_yaml_real_or_infinite(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value)
+{
+    const char *text = node->type == YAML_SCALAR_NODE ? (const char *)node->data.scalar.value : "";
+    const bool negative = strcmp(text, "-.inf") == 0;
+    if (!negative && strcmp(text, ".inf") != 0) return assay_yaml_real(y, node, what, value);
+    *value = negative ? -INFINITY : INFINITY;
+    return ASSAY_OK;
+}
+
 assay_status assay_yaml_real(const assay_yaml *y, const yaml_node_t *node, const char *what, double *value)
 {
     char digits[NUMBER_SIZE];

@@ -97,7 +97,7 @@ TEST(differences_are_seen)
         "inputs.y={}",
         "inputs.x={}",
         "inputs.x={values: [1, 3]}",
-        "inputs.x={values: [1, 2], tail_nan_rows: 1, unused_nan: true}",
+        "inputs.x={values: [1, -.inf, .inf, 2], tail_nan_rows: 1, unused_nan: true}",
         "quant_formats.weights/wo=mxfp4",
     };
     static const char TEXT[] = "case: a\nop: b\ninputs: {x: {values: [1, 2]}}\n";

@@ -111,8 +111,11 @@ const assay_draw_key assay_draw_keys[] = {
      "fp8_full;bwd_quantization_calibration_method=fixed,2 fp8_full;bwd_quantization_calibration_method=absmax,0.9"},
 
     /* attention */
-    {"attention_sink", GROUPED | SHARING, 3, "true false"},
+    {"attention_sink", GROUPED | SHARING | ASSAY_PART_MERGE, 3, "true false"},
     {"attention_bias", GROUPED, 3, "true false"},
+    {"num_states", ASSAY_PART_MERGE, 2, "1 2-9"},
+    {"lse_base", ASSAY_PART_MERGE, 2, "e 2"},
+    {"empty_row", ASSAY_PART_MERGE, 1, "-inf inf"},
     {"use_qk_norm", GROUPED, 3, "true false"},
     {"fused_qkv", GROUPED, 2, "true false"},
     {"sliding_window_size", SHARING | LATENT, 4, "0 1 2-9 edge"},

@@ -5,11 +5,12 @@
 #include <math.h>
 
 /* The one infinity that a dataset may hold. 0: none. */
-static double lawful_infinity(const assay_tensor_spec *spec)
+static double lawful_infinity(const assay_case *c, const assay_tensor_spec *spec)
 {
     if (spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin")) return INFINITY;
     const bool forward = spec->role == ASSAY_ROLE_OUTPUT || spec->role == ASSAY_ROLE_CHECKPOINT;
-    return forward && assay_path_ends(spec->path, "lse") ? -INFINITY : 0.0;
+    return forward && assay_path_ends(spec->path, "lse") ? (c->config.empty_row.text[0] == '-' ? -INFINITY : INFINITY)
+                                                         : 0.0;
 }
 
 static bool must_be_finite(assay_tensor_role role)
@@ -20,7 +21,7 @@ static bool must_be_finite(assay_tensor_role role)
 assay_status assay_golden_require_finite(assay_context *ctx, const assay_case *c, const assay_tensor_spec *spec,
                                          int64_t first, int64_t count, const double *values)
 {
-    const double lawful = lawful_infinity(spec);
+    const double lawful = lawful_infinity(c, spec);
     if (!must_be_finite(spec->role)) return ASSAY_OK;
     for (int64_t i = 0; i < count; i++) {
         if (fabs(values[i]) <= FLT_MAX) continue;

@@ -37,6 +37,7 @@
 #define ROPE ASSAY_PART_ROPE
 #define ATTENTION ASSAY_PART_ATTENTION
 #define SHARING ASSAY_PART_SHARING
+#define MERGE ASSAY_PART_MERGE
 #define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
 #define LAYER ASSAY_PART_LAYER
 #define GROUPS ASSAY_PART_GROUPS
@@ -547,7 +548,7 @@ const assay_mutant assay_mutants[] = {
     {"blind_rows_nan", "rows that see no key are NaN", "55", ATTENTION, ASSAY_IN_BLOCKS, CHANGED("blind rows")},
     {"heads_rolled", "queries belong to the head before", "54", ATTENTION, ASSAY_NOWHERE,
      MOVED("wq_b/kernel query/kernel query", "N", next_place)},
-    {"lse_in_base_2", "the log-sum-exp is in base 2", "53", ATTENTION, ASSAY_ALONE,
+    {"lse_in_base_2", "the log-sum-exp is in base 2", "53", ATTENTION | MERGE, ASSAY_ALONE,
      RESULTS("outputs", assay_edit_scale, .by = LOG2_E, .named = "lse")},
     {"kv_heads_modulo", "query head n reads the keys of head n % Nkv", "71", SHARING, ASSAY_IN_BLOCKS,
      CHANGED("heads modulo")},
@@ -555,16 +556,19 @@ const assay_mutant assay_mutants[] = {
      KEY(sliding_window_size, PLUS, 1)},
     {"window_ignored", "a local layer sees every earlier key", "72", SHARING, ASSAY_IN_BLOCKS, WHERE(window),
      KEY(sliding_window_size, TO, WHOLE_SEQUENCE)},
-    {"sinks_missing", "sinks never reach the softmax", "73", SHARING, ASSAY_IN_BLOCKS, REPLACED("sinks", NO_SINK)},
-    {"sinks_twice", "a sink is counted twice in the sum", "74", SHARING, ASSAY_IN_BLOCKS,
+    {"sinks_missing", "sinks never reach the softmax", "73", SHARING | MERGE, ASSAY_IN_BLOCKS,
+     REPLACED("sinks", NO_SINK)},
+    {"sinks_twice", "a sink is counted twice in the sum", "74", SHARING | MERGE, ASSAY_IN_BLOCKS,
      INPUTS("sinks", EACH(plus), .by = 1 / LOG2_E)},
-    {"sinks_in_base_2", "a sink is the exponent of 2", "74", SHARING, ASSAY_IN_BLOCKS,
+    {"sinks_in_base_2", "a sink is the exponent of 2", "74", SHARING | MERGE, ASSAY_IN_BLOCKS,
      INPUTS("sinks", assay_edit_scale, .by = 1 / LOG2_E)},
-    {"sinks_in_lse", "the log-sum-exp counts the sink", "75", SHARING, ASSAY_ALONE,
+    {"sinks_in_lse", "the log-sum-exp counts the sink", "75", SHARING | MERGE, ASSAY_ALONE,
      .change_results = assay_edit_sinks_in_lse},
-    {"sinks_not_in_backward", "backward goes by the log-sum-exp without the sink", "75", SHARING, ASSAY_IN_BLOCKS,
-     REPLACED("sinks", NO_SINK), .takes = {.of = "gradients"}},
-    {"sink_gradients_missing", "nothing flows back into the sinks", "75", SHARING, ASSAY_IN_BLOCKS,
+    {"sinks_not_in_backward", "backward goes by the log-sum-exp without the sink", "75", SHARING | MERGE,
+     ASSAY_IN_BLOCKS, REPLACED("sinks", NO_SINK), .takes = {.of = "gradients"}},
+    {"merge_unweighed", "the parts of attention weigh alike, whatever their log-sum-exp", "", MERGE, ASSAY_IN_BLOCKS,
+     REPLACED("partial_lse", 1)},
+    {"sink_gradients_missing", "nothing flows back into the sinks", "75", SHARING | MERGE, ASSAY_IN_BLOCKS,
      RESULTS("gradients/weights", assay_edit_fill, .by = 0, .named = "sinks")},
     {"qk_norms_missing", "the norms of queries and keys are left out", "76", GROUPED, ASSAY_IN_BLOCKS,
      STEP("rms_norm", "query_norm/scale key_norm/scale", TIMES, .by = 1)},

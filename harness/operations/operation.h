@@ -26,6 +26,7 @@ typedef struct assay_tensor_entry {
     int unused_row_axes;    /* of rows that may belong to nothing and hold anything, NaN too: how many leading axes
                                number them; 0: every row counts. Such rows of a result are not judged */
     bool derived;           /* it follows from other inputs (assay_operation.derive) */
+    bool infinite;          /* what is given may hold infinities */
     bool nan_codes;         /* codes of e4m3, of which 0x7f and 0xff are NaN: for the one the other will do */
     bool made;              /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
     assay_operand_axes operand;
@@ -126,6 +127,7 @@ typedef struct assay_operation {
     X(moe)                                                                                                             \
     X(yarn_rope)                                                                                                       \
     X(attention)                                                                                                       \
+    X(merge_states)                                                                                                    \
     X(mla)                                                                                                             \
     X(gqa)                                                                                                             \
     X(deepseek_layer)                                                                                                  \

@@ -49,7 +49,8 @@ TEST(table_is_well_formed)
  * the schedule, what is kept in memory, and sums of shards. Every other key has an ignored setting. */
 static const char no_settings[] =
     "model_name decoder_block base_emb_dim base_mlp_dim base_moe_mlp_dim base_num_query_heads base_num_decoder_layers "
-    "first_num_dense_layers num_experts num_experts_per_tok topk_routing_group local_num_experts q_lora_rank "
+    "first_num_dense_layers num_experts num_experts_per_tok num_states topk_routing_group local_num_experts "
+    "q_lora_rank "
     "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim base_num_kv_heads head_dim fused_qkv fused_mlp "
     "prefuse_moe_weights fused_moe_mlp sparse_matmul gmm_layout use_ring_of_experts num_moe_emb_chunks "
     "num_moe_token_chunks weights_on_shards shard_exp_on_fsdp vocab_size batch_split_factor use_batch_split_schedule "
@@ -227,7 +228,7 @@ static const struct {
     const char *ops, *mutants;
 } without_case[] = {
     /* none of them is square */
-    {"layer_norm", "transposed"},
+    {"layer_norm merge_states", "transposed"},
     /* meshes that no layer takes, heads that its mesh does not split, and what it does not give */
     {"deepseek_layer deepseek_stack decoder_layer decoder_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice hidden_bias_summed "

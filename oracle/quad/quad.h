@@ -17,6 +17,7 @@
 #include "oracle/moe/routing.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm_layout.h"
+#include "oracle/ops/merge_states.h"
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/quantize.h"
 #include "oracle/program/program.h"
@@ -92,23 +93,24 @@ typedef struct quad_gqa_config {
     assay_mesh mesh;
 } quad_gqa_config;
 
-quad_form quad_rms_norm;   /* double: epsilon */
-quad_form quad_layer_norm; /* likewise */
-quad_form quad_gated_mlp;  /* assay_gated_mlp_config */
-quad_form quad_gmm;        /* quad_gmm_config */
-quad_form quad_permute;    /* assay_permute_dims */
-quad_form quad_unpermute;  /* assay_permute_dims */
-quad_form quad_routing;    /* assay_routing_config */
-quad_form quad_moe;        /* quad_moe_config */
-quad_form quad_quantize;   /* assay_quantize_config */
-quad_form quad_dequantize; /* assay_quantize_config */
-quad_form quad_yarn_rope;  /* assay_rope_config */
-quad_form quad_attention;  /* assay_attention_config */
-quad_form quad_mla;        /* quad_mla_config */
-quad_form quad_gqa;        /* quad_gqa_config */
-quad_form quad_stack;      /* assay_stack_config; under the batch-split schedule too, without its events */
-quad_form quad_program;    /* a pointer to an assay_program */
-quad_form quad_function;   /* assay_function_view: one function of the batch-split module, or its NAME_bwd */
+quad_form quad_rms_norm;     /* double: epsilon */
+quad_form quad_layer_norm;   /* likewise */
+quad_form quad_gated_mlp;    /* assay_gated_mlp_config */
+quad_form quad_gmm;          /* quad_gmm_config */
+quad_form quad_permute;      /* assay_permute_dims */
+quad_form quad_unpermute;    /* assay_permute_dims */
+quad_form quad_routing;      /* assay_routing_config */
+quad_form quad_moe;          /* quad_moe_config */
+quad_form quad_quantize;     /* assay_quantize_config */
+quad_form quad_dequantize;   /* assay_quantize_config */
+quad_form quad_yarn_rope;    /* assay_rope_config */
+quad_form quad_attention;    /* assay_attention_config */
+quad_form quad_merge_states; /* assay_merge_states_config */
+quad_form quad_mla;          /* quad_mla_config */
+quad_form quad_gqa;          /* quad_gqa_config */
+quad_form quad_stack;        /* assay_stack_config; under the batch-split schedule too, without its events */
+quad_form quad_program;      /* a pointer to an assay_program */
+quad_form quad_function;     /* assay_function_view: one function of the batch-split module, or its NAME_bwd */
 
 /* An operation as certify.h takes it. */
 typedef struct quad_operation {

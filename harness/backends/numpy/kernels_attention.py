@@ -183,6 +183,46 @@ def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks
     return np.moveaxis(out, 1, 2), lse, back
 
 
+def merge_states(ar, s, out, lse, sinks=None):
+    """out [P, B, S, N, Dv] and lse [P, B, N, S] of parts -> those of the whole. Fused variants merge two at a time."""
+    unit = ar.float(np.log(2) if s["lse_base"] == "2" else 1)
+    empty = np.moveaxis(np.isinf(lse), 2, 3)[..., None]
+    lse = np.where(empty, ar.float(-np.inf), np.moveaxis(lse, 2, 3)[..., None] * unit)
+    out = np.where(empty, ar.float(0), out)
+
+    def merged(out, lse):
+        largest = lse.max(0)
+        largest = np.where(np.isinf(largest), ar.float(0), largest)
+        p = ar.exp(lse - largest)
+        total = p.sum(0)
+        some = total > 0
+        of_all = np.where(some, np.log(np.where(some, total, 1)) + largest, ar.float(-np.inf))
+        return (p * out).sum(0) / np.where(some, total, ar.float(1)), of_all
+
+    whole, of_all = merged(out, lse)
+    if ar.variant.fused:
+        whole, of_all = out[0], lse[0]
+        for i in range(1, len(out)):
+            whole, of_all = merged(np.stack([ar.store(whole), out[i]]), np.stack([of_all, lse[i]]))
+    blind = np.isinf(of_all)
+    finite = np.where(blind, ar.float(0), of_all)
+    gate = ar.float(1) if sinks is None else np.where(blind, ar.float(0), 1 / (1 + ar.exp(sinks[:, None] - finite)))
+    whole = ar.store(whole * gate)
+
+    def back(d_out, d_lse=None):
+        p = np.where(blind, ar.float(0), ar.exp(lse - finite))
+        through = ar.sum(d_out * whole)[..., None]
+        d = ar.sum(d_out * out)[..., None]
+        change = gate * (d - through)
+        if d_lse is not None:
+            change = change + np.moveaxis(d_lse, 1, 2)[..., None] / unit
+        d_sinks = None if sinks is None else -ar.sum((through * (1 - gate))[..., 0].reshape(-1, whole.shape[2]).T)
+        return p * (gate * d_out), np.moveaxis((p * change * unit)[..., 0], 3, 2), d_sinks
+
+    nothing = ar.float(-np.inf if s["empty_row"].strip("'") == "-inf" else np.inf)
+    return whole, np.moveaxis(np.where(blind, nothing, of_all / unit)[..., 0], 1, 2), back
+
+
 def softmax_scale(ar, s, dim):
     if s.number("query_pre_attn_scalar") != 0:
         return ar.float(s.number("query_pre_attn_scalar"))

@@ -16,6 +16,7 @@ passes() {
   prints '^[0-9]+ cases: [0-9]+ passed, 0 failed, 0 vacuous, 0 unsupported'
 }
 passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/primes routing/deepseek3-groups mlp/gelu-fused
+passes f32 6 merge_states/splits merge_states/empty merge_states/sinks merge_states/large-lse
 passes f32 1 moe/small moe/deepseek3-groups yarn_rope/deepseek yarn_rope/half-split attention/padding-nan mla/small
 passes bf16 0 mla/no-query-compression mla/query-scale deepseek_layer/query-scale deepseek_layer/dense-fused deepseek_layer/moe-no-query-compression
 passes bf16 6 deepseek_stack/three-layers deepseek_stack/balance attention/padding-nan moe/mixtral

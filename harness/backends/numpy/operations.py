@@ -2,7 +2,7 @@
 import numpy as np
 
 from batch_split import run_function
-from kernels_attention import attention, gqa, mla, rope, window_of
+from kernels_attention import attention, gqa, merge_states, mla, rope, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
@@ -160,6 +160,13 @@ def run_attention(ar, s, t):
         "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
 
 
+def run_merge_states(ar, s, t):
+    out, lse, back = merge_states(ar, s, t["inputs/partial_out"], t["inputs/partial_lse"], t.get("weights/sinks"))
+    d_out, d_lse, d_sinks = back(t.get("cotangents/attention_out", np.zeros_like(out)), t.get("cotangents/lse"))
+    return {"outputs/attention_out": out, "outputs/lse": lse, "gradients/inputs/partial_out": d_out,
+            "gradients/inputs/partial_lse": d_lse, "gradients/weights/sinks": d_sinks}
+
+
 def used_tokens(s, t):
     """x, of which padding that is not finite counts as 0."""
     x = t["inputs/x"]
@@ -234,7 +241,7 @@ def run_dequantize(ar, s, t):
 
 
 OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
-              "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention,
+              "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention, "merge_states": run_merge_states,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
               "decoder_layer": run_stack, "decoder_stack": run_stack, "batch_split": run_function}
 

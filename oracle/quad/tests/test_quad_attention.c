@@ -265,3 +265,21 @@ TEST(test_sinks)
     assert_result(&c, "outputs/lse", 16, lse, 1e-15);
     case_end(&c);
 }
+
+/* Two states of weights 1/4 and 3/4, whose sum of exponentials is 4: with a sink of ln 4 half of it is left. The second head has keys
+ * in one part alone, the third in none. */
+TEST(test_merge_states)
+{
+    const double l3 = log(3), none = INFINITY;
+    const assay_merge_states_config config = {
+        .states = 2, .batch = 1, .sequence = 1, .heads = 3, .v_dim = 2, .empty_row = -INFINITY};
+    quad_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/partial_out", (double[]){4, 8, 5, 6, NAN, NAN, 8, -8, NAN, 0, 1, NAN}, DIMS(2, 1, 1, 3, 2));
+    case_values(&c, "inputs/partial_lse", (double[]){0, l3, -none, l3, -none, none}, DIMS(2, 1, 3, 1));
+    case_values(&c, "weights/sinks", (double[]){log(4), l3, 0}, DIMS(3));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_merge_states, &config));
+    assert_result(&c, "outputs/attention_out", 6, (double[]){3.5, -2, 2.5, 3, 0, 0}, 1e-15);
+    assert_result(&c, "outputs/lse", 3, (double[]){log(4), l3, -none}, 1e-15);
+    case_end(&c);
+}

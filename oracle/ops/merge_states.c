@@ -1,0 +1,264 @@
+#include "oracle/ops/merge_states.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/arithmetic/emulated.h"
+#include "oracle/base/memory.h"
+#include "oracle/ops/activation.h"
+#include "oracle/ops/vector_sums.h"
+
+static const double LN_2 = 0x1.62e42fefa39efp-1;
+
+/* One token of one head. */
+typedef struct row {
+    const assay_merge_states_config *config;
+    const assay_merge_states_inputs *in;
+    int64_t token, head; /* token in [0,B*S) */
+} row;
+
+static int64_t row_count(const assay_merge_states_config *c)
+{
+    return c->batch * c->sequence * c->heads;
+}
+
+static row row_at(const assay_merge_states_config *config, const assay_merge_states_inputs *in, int64_t i)
+{
+    return (row){config, in, i / config->heads, i % config->heads};
+}
+
+/* In [B,N,S]. */
+static int64_t place_of_lse(const row *r)
+{
+    const assay_merge_states_config *c = r->config;
+    return (r->token / c->sequence * c->heads + r->head) * c->sequence + r->token % c->sequence;
+}
+
+static int64_t place_of_out(const row *r)
+{
+    return (r->token * r->config->heads + r->head) * r->config->v_dim;
+}
+
+static const double *out_of(const row *r, int64_t state)
+{
+    return r->in->partial_out + state * row_count(r->config) * r->config->v_dim + place_of_out(r);
+}
+
+/* Natural; -inf where the part has no keys. */
+static double lse_of(const assay_context *ctx, const row *r, int64_t state)
+{
+    double lse = r->in->partial_lse[state * row_count(r->config) + place_of_lse(r)];
+    if (isinf(lse)) return -INFINITY;
+    if (!r->config->base_2) return lse;
+    lse *= LN_2;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
+    return lse;
+}
+
+/* exp(l - from) */
+static double share_of(const assay_context *ctx, double l, double from)
+{
+    double share = l - from;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &share);
+    share = assay_exp(share);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &share);
+    return share;
+}
+
+static double gate_of(const assay_context *ctx, const row *r, double natural)
+{
+    if (r->in->sinks == NULL) return 1;
+    double gate = assay_sigmoid(natural - r->in->sinks[r->head]);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &gate);
+    return gate;
+}
+
+/* log sum exp of numbers whose exponentials less `largest` add up to that. */
+static double log_of(const assay_context *ctx, double sum, double largest)
+{
+    double natural = assay_log(sum);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &natural);
+    natural += largest;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &natural);
+    return natural;
+}
+
+static double weight_of(const assay_context *ctx, double share, double sum)
+{
+    double weight = share / sum;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &weight);
+    return weight;
+}
+
+/* All parts at once; gives their natural log-sum-exp. */
+static double merge_all(const assay_context *ctx, const row *r, double *out, double largest)
+{
+    const assay_merge_states_config *c = r->config;
+    double sum = 0;
+    for (int64_t p = 0; p < c->states; p++) sum += share_of(ctx, lse_of(ctx, r, p), largest);
+    assay_round_sums(ctx, ceil((double)(c->states - 1) / 3), 1, &sum);
+    for (int64_t p = 0; p < c->states; p++) {
+        const double l = lse_of(ctx, r, p);
+        if (!isinf(l))
+            assay_add_scaled(ctx, c->v_dim, weight_of(ctx, share_of(ctx, l, largest), sum), out_of(r, p), out);
+    }
+    return log_of(ctx, sum, largest);
+}
+
+/* One part after the other: what there is so far is stored, and its log-sum-exp rounded. */
+static double merge_in_turn(const assay_context *ctx, const row *r, double *out)
+{
+    const int64_t v_dim = r->config->v_dim;
+    double so_far = -INFINITY;
+    for (int64_t p = 0; p < r->config->states; p++) {
+        const double l = lse_of(ctx, r, p), largest = fmax(so_far, l);
+        if (isinf(l)) continue;
+        const double kept = isinf(so_far) ? 0 : share_of(ctx, so_far, largest), added = share_of(ctx, l, largest);
+        double sum = kept + added;
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+        const double weight = weight_of(ctx, kept, sum);
+        for (int64_t d = 0; d < v_dim; d++) out[d] *= weight;
+        assay_add_scaled(ctx, v_dim, weight_of(ctx, added, sum), out_of(r, p), out);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, v_dim, out);
+        so_far = log_of(ctx, sum, largest);
+    }
+    return so_far;
+}
+
+static void merge_row(const assay_context *ctx, const row *r, double *out, double *lse)
+{
+    const assay_merge_states_config *c = r->config;
+    double largest = -INFINITY;
+    memset(out, 0, (size_t)c->v_dim * sizeof *out);
+    *lse = c->empty_row;
+    for (int64_t p = 0; p < c->states; p++) largest = fmax(largest, lse_of(ctx, r, p));
+    if (isinf(largest)) return;
+    const double natural = assay_takes_second_form(ctx) ? merge_in_turn(ctx, r, out) : merge_all(ctx, r, out, largest);
+    const double gate = gate_of(ctx, r, natural);
+    for (int64_t d = 0; d < c->v_dim && gate != 1; d++) out[d] *= gate;
+    *lse = c->base_2 ? natural / LN_2 : natural;
+    if (c->base_2) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, lse);
+}
+
+assay_status assay_merge_states_forward(assay_context *ctx, const assay_merge_states_call *call)
+{
+    const assay_merge_states_config *config = call->config;
+    const assay_merge_states_inputs *in = call->in;
+    for (int64_t i = 0; i < config->states * row_count(config); i++) {
+        if (!isnan(in->partial_lse[i])) continue;
+        return assay_fail(
+            ctx, ASSAY_BAD_INPUT,
+            "inputs/partial_lse[%" PRId64 "] is NaN, expected a number, or an infinity of a part without keys", i);
+    }
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < row_count(config); i++) {
+        const row r = row_at(config, in, i);
+        merge_row(ctx, &r, call->attention_out + place_of_out(&r), call->lse + place_of_lse(&r));
+    }
+    return ASSAY_OK;
+}
+
+/* What backward has of a row. */
+typedef struct back_row {
+    row r;
+    const double *dout;
+    double natural, gate;
+    double through; /* D */
+    double dlse;    /* natural */
+} back_row;
+
+static back_row open_back(const assay_context *ctx, const row *r, const assay_merge_states_call *call)
+{
+    const assay_merge_states_config *c = r->config;
+    const double lse = call->lse[place_of_lse(r)], unit = c->base_2 ? LN_2 : 1;
+    back_row b = {.r = *r, .dout = call->dout + place_of_out(r), .natural = lse * unit};
+    if (isinf(lse)) return b;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &b.natural);
+    b.gate = gate_of(ctx, r, b.natural);
+    b.through = assay_dot(ctx, c->v_dim, b.dout, call->attention_out + place_of_out(r));
+    if (call->dlse != NULL) b.dlse = call->dlse[place_of_lse(r)] / unit;
+    return b;
+}
+
+static void state_back(const assay_context *ctx, const back_row *b, const assay_merge_states_gradients *g,
+                       int64_t state)
+{
+    const assay_merge_states_config *c = b->r.config;
+    const double l = lse_of(ctx, &b->r, state);
+    const bool empty = isinf(l);
+    const double share = empty ? 0 : share_of(ctx, l, b->natural);
+    if (g->dpartial_out != NULL) {
+        double *to = g->dpartial_out + state * row_count(c) * c->v_dim + place_of_out(&b->r);
+        double weight = share * b->gate;
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &weight);
+        for (int64_t d = 0; d < c->v_dim; d++) to[d] = weight * b->dout[d];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, c->v_dim, to);
+    }
+    if (g->dpartial_lse != NULL) {
+        double *to = g->dpartial_lse + state * row_count(c) + place_of_lse(&b->r);
+        double change = empty ? 0 : assay_dot(ctx, c->v_dim, b->dout, out_of(&b->r, state)) - b->through;
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &change);
+        change = b->gate * change + b->dlse;
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &change);
+        *to = share * change * (c->base_2 ? LN_2 : 1);
+        assay_round(ctx, ASSAY_ROUND_STORAGE, 1, to);
+    }
+}
+
+/* D and the share of the sink, 1 - g, of each token of a head. */
+static void sink_back(const assay_context *ctx, const assay_merge_states_call *call, int64_t head, double *share,
+                      double *through)
+{
+    const assay_merge_states_config *c = call->config;
+    for (int64_t token = 0; token < c->batch * c->sequence; token++) {
+        const row r = {c, call->in, token, head};
+        const back_row b = open_back(ctx, &r, call);
+        const bool empty = isinf(call->lse[place_of_lse(&r)]);
+        share[token] = empty ? 0 : -assay_sigmoid(call->in->sinks[head] - b.natural);
+        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &share[token]);
+        through[token] = b.through;
+    }
+}
+
+assay_status assay_merge_states_backward(assay_context *ctx, const assay_merge_states_gradients *g,
+                                         const assay_merge_states_call *call)
+{
+    const assay_merge_states_config *c = call->config;
+    const int64_t tokens = c->batch * c->sequence;
+    OWNED double *scratch = NULL;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < row_count(c); i++) {
+        const row r = row_at(c, call->in, i);
+        const back_row b = open_back(ctx, &r, call);
+        for (int64_t p = 0; p < c->states; p++) state_back(ctx, &b, g, p);
+    }
+    if (g->dsinks == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "gradients of sinks", 2 * tokens, &scratch));
+    for (int64_t head = 0; head < c->heads; head++) {
+        sink_back(ctx, call, head, scratch, scratch + tokens);
+        g->dsinks[head] = assay_dot(ctx, tokens, scratch, scratch + tokens);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_merge_states_check(assay_context *ctx, const assay_merge_states_config *c)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"num_states", c->states},
+                 {"batch", c->batch},
+                 {"sequence", c->sequence},
+                 {"base_num_query_heads", c->heads},
+                 {"v_head_dim", c->v_dim}};
+    int64_t count = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (sizes[i].value >= 1) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %" PRId64 ", expected 1 or more", sizes[i].name, sizes[i].value);
+    }
+    return assay_checked_count(ctx, "inputs/partial_out", 5,
+                               (int64_t[]){c->states, c->batch, c->sequence, c->heads, c->v_dim}, &count);
+}
