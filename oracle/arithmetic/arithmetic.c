@@ -98,7 +98,8 @@ bool assay_isa_supported(assay_isa isa)
     case ASSAY_ISA_AVX2:
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case ASSAY_ISA_AVX512:
-        return __builtin_cpu_supports("avx512f") && assay_isa_supported(ASSAY_ISA_AVX2);
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512bw") && assay_isa_supported(ASSAY_ISA_AVX2);
 #else
     case ASSAY_ISA_AVX2:
     case ASSAY_ISA_AVX512:

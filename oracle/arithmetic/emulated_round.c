@@ -11,9 +11,8 @@ static const double LEAST_UNIT = 0x1p-51;
 const emulated_loops *emulated_loops_for(assay_isa isa)
 {
 #ifdef __x86_64__
-    /* 64-bit products are a part of AVX-512 of its own */
-    if (isa == ASSAY_ISA_AVX512 && __builtin_cpu_supports("avx512dq")) return &emulated_loops_avx512;
-    if (isa != ASSAY_ISA_SCALAR) return &emulated_loops_avx2;
+    if (isa == ASSAY_ISA_AVX512) return &emulated_loops_avx512;
+    if (isa == ASSAY_ISA_AVX2) return &emulated_loops_avx2;
 #else
     (void)isa;
 #endif

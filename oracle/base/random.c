@@ -7,8 +7,9 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/random_kernels.h"
 
-/* Elements are made in whole windows, whose places do not depend on the slice that is asked for. */
-enum { WINDOW = 256, POWER_BLOCK = 128 };
+/* Elements are made in whole windows, whose places do not depend on the slice that is asked for. Those of bell are so fast
+ * that beginning a window of 256 would show. */
+enum { WINDOW = 256, BELL_WINDOW = 1024, POWER_BLOCK = 128 };
 
 static const char *const DISTRIBUTION_NAMES[ASSAY_DISTRIBUTION_COUNT] = {
 #define X(code, name) [code] = name,
@@ -158,8 +159,9 @@ typedef struct tensor_draw {
     const assay_fill *fill;
     const assay_random_kernels *kernels;
     assay_random_stream elements, extras;
-    int64_t last_axis;
+    int64_t last_axis, window;
     assay_dtype grid;
+    float bell_step;
     int drop; /* bell: bits that its float32 loses to the grid at once; it is rounded like all others where there are none */
 } tensor_draw;
 
@@ -262,12 +264,17 @@ static void draw_cancelling(const tensor_draw *t, int64_t first, double *values)
 
 /* A sum of four bytes has the variance 4 (256^2 - 1) / 12 = 21845. With 15 bits of the step its product with a whole
  * number up to 510 is exact in float32. */
-static void draw_bells(const tensor_draw *t, int64_t first, double *values)
+static float bell_step(double scale)
 {
     int exponent;
-    const double step = rint(ldexp(frexp(t->fill->scale / sqrt(21845), &exponent), 15));
-    t->kernels->bells(values, WINDOW / 4, &t->elements, (uint64_t)first / 4, (float)t->fill->mean,
-                      (float)ldexp(step, exponent - 15), t->drop);
+    const double step = rint(ldexp(frexp(scale / sqrt(21845), &exponent), 15));
+    return (float)ldexp(step, exponent - 15);
+}
+
+static void draw_bells(const tensor_draw *t, int64_t first, double *values)
+{
+    const float mean = (float)t->fill->mean + 0.0F; /* no -0 */
+    t->kernels->bells(values, BELL_WINDOW / 4, &t->elements, (uint64_t)first / 4, mean, t->bell_step, t->drop);
 }
 
 /* How many bits of float32 a type of its range lacks; -1: the type has another range. */
@@ -286,7 +293,7 @@ static int bits_to_drop(assay_dtype type)
     }
 }
 
-/* Elements [first, first + WINDOW), also those beyond the tensor. */
+/* Elements [first, first + t->window), also those beyond the tensor. */
 static void draw_window(const tensor_draw *t, int64_t first, double *values)
 {
     const assay_fill *fill = t->fill;
@@ -323,7 +330,7 @@ static void draw_window(const tensor_draw *t, int64_t first, double *values)
         for (int i = 0; i < WINDOW; i++) values[i] = fill->mean;
     }
     if (fill->distribution == ASSAY_BELL && bits_to_drop(t->grid) >= 0) return; /* it is on the grid */
-    assay_dtype_round_many(t->grid, WINDOW, values, values);
+    assay_dtype_round_many(t->grid, t->window, values, values);
 }
 
 assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
@@ -347,15 +354,17 @@ assay_status assay_random_fill(assay_context *ctx, const assay_fill *fill, uint6
                            .elements = assay_random_stream_of(seed, path, ASSAY_DRAW_ELEMENTS),
                            .extras = assay_random_stream_of(seed, path, ASSAY_DRAW_EXTRAS),
                            .last_axis = last_axis(shape),
+                           .window = fill->distribution == ASSAY_BELL ? BELL_WINDOW : WINDOW,
                            .grid = grid,
+                           .bell_step = fill->distribution == ASSAY_BELL ? bell_step(fill->scale) : 0,
                            .drop = bits_to_drop(grid) > 0 ? bits_to_drop(grid) : 0};
     const int64_t end = first + count;
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t window = first / WINDOW; window <= (end - 1) / WINDOW; window++) {
-        double values[WINDOW] __attribute__((aligned(64)));
-        int64_t start = window * WINDOW;
-        int64_t from = start < first ? first : start, to = start + WINDOW > end ? end : start + WINDOW;
-        if (to - from == WINDOW) {
+    for (int64_t window = first / t.window; window <= (end - 1) / t.window; window++) {
+        double values[BELL_WINDOW] __attribute__((aligned(64)));
+        int64_t start = window * t.window;
+        int64_t from = start < first ? first : start, to = start + t.window > end ? end : start + t.window;
+        if (to - from == t.window) {
             draw_window(&t, start, out + (start - first));
             continue;
         }

@@ -30,14 +30,15 @@ static inline uint64_t assay_random_below(uint32_t lane, uint64_t n)
 assay_status assay_random_check(assay_context *ctx, const assay_fill *fill, const char *path, const assay_shape *shape);
 
 typedef struct assay_random_kernels {
-    /* lanes [4 * blocks] of the counters from first_block on; blocks is a multiple of 8. */
+    /* lanes [4 * blocks] of the counters from first_block on; blocks is a multiple of 16. All counters of a call have the
+     * same upper half. */
     void (*lanes)(uint32_t *lanes, int64_t blocks, const assay_random_stream *stream, uint64_t first_block);
     /* Box-Muller: normals [count] from lanes [count], pair by pair; count is a multiple of 16. */
     void (*normals)(double *normals, int64_t count, const uint32_t *lanes);
     /* The same, each within 2^-45: for what is rounded to less than float64 afterwards. */
     void (*near_normals)(double *normals, int64_t count, const uint32_t *lanes);
     /* bells [4 * blocks]: mean + step * (the sum of the lane's bytes - 510), in float32, without its last `drop` bits:
-     * rounded to even. The product is exact, so that it does not matter how it is done. blocks is a multiple of 8. */
+     * rounded to even. The product is exact, so that it does not matter how it is done. mean is not -0. Blocks as above. */
     void (*bells)(double *bells, int64_t blocks, const assay_random_stream *stream, uint64_t first_block, float mean,
                   float step, int drop);
 } assay_random_kernels;
