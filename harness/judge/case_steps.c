@@ -168,15 +168,14 @@ static int add_engine(builder *b, const char *kind, int in, const assay_shape *s
     return result;
 }
 
-/* Outputs of a program that are a step's result. */
-static void add_names(builder *b, const assay_program *p)
+/* Outputs that have another name, or none, where they are made. */
+static void add_outputs(builder *b, const graph *g, const int of[GRAPH_TENSORS])
 {
-    for (int i = 0; i < p->line_count; i++) {
-        const assay_program_line *of = &p->lines[p->nodes[p->lines[i].node].line];
-        if (!p->lines[i].output || of->output) continue;
-        for (int t = 0; t < b->s->tensor_count; t++)
-            if (strcmp(b->s->tensors[t].path, of->path) == 0)
-                add_name(b, "", p->lines[i].path, t, &p->nodes[p->lines[i].node].shape);
+    for (int i = 0; i < g->output_count; i++) {
+        char path[ASSAY_PATH_SIZE];
+        const int t = g->outputs[i].tensor;
+        snprintf(path, sizeof path, "outputs/%s", g->outputs[i].name);
+        if (strcmp(b->s->tensors[of[t]].name, path) != 0) add_name(b, "", path, of[t], &g->tensors[t].row.shape);
     }
 }
 
@@ -300,26 +299,21 @@ assay_status assay_case_steps(assay_context *ctx, const assay_case *c, bool whol
         status = refuse(ctx, c);
         goto cleanup;
     }
-    const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
     builder b = {.list = &list};
-    int result;
     if (operation->graph != NULL) {
         int of[GRAPH_TENSORS];
         TRY(assay_operation_graph(ctx, operation, c, &g));
         TRY(alloc_steps(ctx, &list, 1, steps));
         b.s = *steps;
         add_graph(&b, &g, -1, of);
-        result = of[g.result];
+        add_outputs(&b, &g, of);
     } else {
+        const assay_tensor_entry *y = assay_tensor_list_find(&list, "outputs/y");
         TRY(assay_stack_config_of(ctx, c, &config));
         TRY(alloc_steps(ctx, &list, config.layers - config.first_layer, steps));
         b.s = *steps;
-        result = add_layers(&b, &config, whole, &y->spec.shape);
-    }
-    b.prefix[0] = '\0';
-    if (c->program != NULL) {
-        add_names(&b, c->program);
-    } else {
+        const int result = add_layers(&b, &config, whole, &y->spec.shape);
+        b.prefix[0] = '\0';
         add_name(&b, "", "outputs/y", result, &y->spec.shape);
     }
 cleanup:

@@ -1,8 +1,10 @@
 #include "harness/operations/op_block.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/mesh/head_shards.h"
 
@@ -94,14 +96,17 @@ void assay_block_describe(assay_describer *d, const assay_operation *operation)
     const assay_tensor_table weights = graph_weight_table(&g);
     assay_describe_weights(d, &weights);
     assay_describe_graph_checkpoints(d, &g, is_sharded(d->c) ? &own : NULL);
-    const assay_tensor_row *y = &g.tensors[g.result].row;
-    assay_describe_sized_output(d, "y", &one, assay_dims_of(y->axes, &y->shape));
-    mark_rows(d, operation, 1, y);
+    for (int i = 0; i < g.output_count; i++) {
+        const assay_tensor_row *y = &g.tensors[g.outputs[i].tensor].row;
+        assay_describe_sized_output(d, g.outputs[i].name, &one, assay_dims_of(y->axes, &y->shape));
+        mark_rows(d, operation, 1, y);
+    }
     assay_mark_unused_tokens(d);
 }
 
 /* What a run reads, and what it makes of that. */
 typedef struct block_run {
+    const assay_case *c;
     const assay_source *in;
     const assay_sink *out;
     graph g;
@@ -110,156 +115,224 @@ typedef struct block_run {
     assay_head_layout layout; /* by a recipe over a mesh; else nothing */
     assay_source checkpoints;
     assay_sink shown;
-    assay_tensor_table table;
-    int x, positions, segment_ids; /* tensors */
-    int64_t size;                  /* of x and y */
-    double *x_values, *dx, *dy;
-    int32_t *position_values, *segment_values;
-    double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
+    double *given[GRAPH_TENSORS], *gradients[GRAPH_TENSORS], *cotangents[GRAPH_OUTPUTS];
+    int32_t *indices[GRAPH_TENSORS];
+    bool back; /* something comes of backward that is wanted */
 } block_run;
 
-static assay_status open_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                             const void *config, block_run *m)
+static void path_of(const graph *g, int t, char path[ASSAY_PATH_SIZE])
 {
-    const assay_source *in = m->in;
-    const int64_t tokens = c->batch * c->sequence;
-    m->mesh = assay_mesh_of(c);
+    const bool weight = g->tensors[t].role == GRAPH_WEIGHT;
+    assay_tensor_path(weight ? "weights/" : "", "", &g->tensors[t].row, path);
+}
+
+static bool is_variable(const graph *g, int t)
+{
+    return g->tensors[t].role == GRAPH_INPUT || g->tensors[t].role == GRAPH_WEIGHT;
+}
+
+static assay_status read_given(assay_context *ctx, block_run *m, int t)
+{
+    char path[ASSAY_PATH_SIZE];
+    const int64_t count = graph_size(&m->g, t);
+    path_of(&m->g, t, path);
+    if (m->g.tensors[t].role == GRAPH_INDICES) {
+        MUST(assay_read_whole_i32(ctx, m->in, path, count, &m->indices[t]));
+        m->r.indices[t] = m->indices[t];
+        return ASSAY_OK;
+    }
+    if (m->g.tensors[t].row.kind == ASSAY_BIAS && !m->in->has(m->in->self, path)) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, path, count, &m->given[t]));
+    MUST(m->in->read(ctx, m->in->self, path, 0, count, m->given[t]));
+    graph_lend(&m->r, t, m->given[t]);
+    return ASSAY_OK;
+}
+
+static const int32_t *segments_of(const block_run *m)
+{
+    return m->indices[graph_find(&m->g, "inputs/segment_ids")];
+}
+
+/* [B,S,...]: tokens of padding may hold anything, NaN too, and nothing else may. */
+static assay_status check_tokens(assay_context *ctx, const block_run *m, const char *path, int t, const double *values)
+{
+    const int64_t tokens = m->c->batch * m->c->sequence;
+    if (strncmp(m->g.tensors[t].row.axes, "BS", 2) != 0 || m->c->program != NULL) return ASSAY_OK;
+    return assay_attention_check_tokens(ctx, path, values, tokens, m->c->sequence, graph_size(&m->g, t) / tokens,
+                                        m->c->config.mask_padding ? segments_of(m) : NULL);
+}
+
+static assay_status check_given(assay_context *ctx, const block_run *m)
+{
+    const int64_t tokens = m->c->batch * m->c->sequence;
+    const int32_t *segments = segments_of(m);
+    if (segments != NULL) MUST(assay_attention_check_segments(ctx, segments, tokens));
+    for (int t = 1; t < m->g.tensor_count; t++) {
+        if (m->g.tensors[t].role != GRAPH_INPUT) continue;
+        MUST(check_tokens(ctx, m, m->g.tensors[t].row.name, t, m->given[t]));
+        if (segments != NULL) assay_attention_clear_padding(m->given[t], NULL, tokens, graph_size(&m->g, t) / tokens);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status open_run(assay_context *ctx, const assay_operation *operation, const void *config, block_run *m)
+{
+    m->mesh = assay_mesh_of(m->c);
     operation->graph(config, false, &m->g);
-    m->table = graph_weight_table(&m->g);
-    m->x = graph_find(&m->g, "inputs/x");
-    m->positions = graph_find(&m->g, "inputs/positions");
-    m->segment_ids = graph_find(&m->g, "inputs/segment_ids");
-    m->size = graph_size(&m->g, m->x);
-    MUST(assay_read_whole(ctx, in, "inputs/x", m->size, &m->x_values));
-    MUST(assay_weights_alloc(ctx, in, "", &m->table, m->weights));
-    MUST(assay_weights_read(ctx, in, "", &m->table, 0, m->weights));
-    if (m->positions > 0) MUST(assay_read_whole_i32(ctx, in, "inputs/positions", tokens, &m->position_values));
-    if (m->segment_ids > 0) MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &m->segment_values));
-    if (m->segment_values != NULL) MUST(assay_attention_check_segments(ctx, m->segment_values, tokens));
-    MUST(assay_attention_check_tokens(ctx, "inputs/x", m->x_values, tokens, c->sequence, m->size / tokens,
-                                      c->config.mask_padding ? m->segment_values : NULL));
-    if (m->segment_values != NULL) assay_attention_clear_padding(m->x_values, NULL, tokens, m->size / tokens);
     graph_open(&m->r, &m->g);
-    m->r.in = in;
+    for (int t = 1; t < m->g.tensor_count; t++)
+        if (is_variable(&m->g, t) || m->g.tensors[t].role == GRAPH_INDICES) MUST(read_given(ctx, m, t));
+    MUST(check_given(ctx, m));
+    m->r.in = m->in;
     m->r.out = m->out;
-    if (is_sharded(c) && !runs_apart(c, &m->g)) {
-        m->layout = (assay_head_layout){&m->mesh, &m->g, in, m->out};
+    if (is_sharded(m->c) && !runs_apart(m->c, &m->g)) {
+        m->layout = (assay_head_layout){&m->mesh, &m->g, m->in, m->out};
         m->checkpoints = assay_head_layout_source(&m->layout);
         m->shown = assay_head_layout_sink(&m->layout);
         m->r.in = &m->checkpoints;
         m->r.out = &m->shown;
         assay_head_shards_in_parts(&m->g, &m->mesh);
     }
-    graph_lend(&m->r, m->x, m->x_values);
-    m->r.indices[m->positions] = m->position_values;
-    m->r.indices[m->segment_ids] = m->segment_values;
-    graph_lend_weights(&m->r, m->weights);
     return graph_read_spreads(ctx, &m->r);
 }
 
 static void close_run(block_run *m)
 {
     if (m->r.graph != NULL) graph_close(&m->r);
-    assay_weights_free(&m->table, m->weights);
-    assay_weights_free(&m->table, m->gradients);
-    free(m->x_values);
-    free(m->dx);
-    free(m->dy);
-    free(m->position_values);
-    free(m->segment_values);
+    for (int t = 0; t < GRAPH_TENSORS; t++) {
+        free(m->given[t]);
+        free(m->gradients[t]);
+        free(m->indices[t]);
+    }
+    for (int i = 0; i < GRAPH_OUTPUTS; i++) free(m->cotangents[i]);
 }
 
-/* Room for what is wanted, and the cotangent where anything is. */
+/* Outputs that are one tensor have one gradient, the sum of their cotangents. */
+static assay_status read_cotangent(assay_context *ctx, block_run *m, int i)
+{
+    char path[ASSAY_PATH_SIZE];
+    const int t = m->g.outputs[i].tensor;
+    const int64_t count = graph_size(&m->g, t);
+    snprintf(path, sizeof path, "cotangents/%s", m->g.outputs[i].name);
+    MUST(assay_read_whole(ctx, m->in, path, count, &m->cotangents[i]));
+    if (m->cotangents[i] == NULL) return ASSAY_OK;
+    MUST(check_tokens(ctx, m, path, t, m->cotangents[i]));
+    for (int64_t k = 0; k < count && m->r.gradient[t] != NULL; k++) m->cotangents[i][k] += m->r.gradient[t][k];
+    graph_lend_gradient(&m->r, t, m->cotangents[i]);
+    return ASSAY_OK;
+}
+
+/* *path: of its gradient. */
+static bool wants_gradient(const block_run *m, int t, char gradient[ASSAY_PATH_SIZE])
+{
+    char path[ASSAY_PATH_SIZE];
+    if (m->given[t] == NULL) return false;
+    path_of(&m->g, t, path);
+    assay_gradient_path(path, gradient);
+    return assay_wants(m->out, gradient);
+}
+
+/* Room for what is wanted, which stays 0 where nothing comes back, and the cotangents where anything is. */
 static assay_status open_gradients(assay_context *ctx, block_run *m)
 {
-    const bool wants_dx = assay_wants(m->out, "gradients/inputs/x");
-    const bool wants =
-        wants_dx || assay_wants_any_gradient(m->in, m->out, "", &m->table) || graph_wants_gradients(&m->r);
-    if (!wants) return ASSAY_OK;
-    if (wants_dx) MUST(assay_alloc_f64(ctx, "gradients/inputs/x", m->size, &m->dx));
-    MUST(assay_gradients_alloc(ctx, m->out, "", &m->table, m->weights, m->gradients));
-    return assay_read_whole(ctx, m->in, "cotangents/y", m->size, &m->dy);
+    char path[ASSAY_PATH_SIZE];
+    m->back = graph_wants_gradients(&m->r);
+    for (int t = 1; t < m->g.tensor_count; t++) {
+        if (!wants_gradient(m, t, path)) continue;
+        MUST(assay_alloc_zeros(ctx, path, graph_size(&m->g, t), &m->gradients[t]));
+        graph_want_gradient(&m->r, t, m->gradients[t]);
+        m->back = true;
+    }
+    for (int i = 0; m->back && i < m->g.output_count; i++) MUST(read_cotangent(ctx, m, i));
+    return ASSAY_OK;
+}
+
+static assay_status write_output(assay_context *ctx, const block_run *m, int i, double *values)
+{
+    char path[ASSAY_PATH_SIZE];
+    const int t = m->g.outputs[i].tensor;
+    snprintf(path, sizeof path, "outputs/%s", m->g.outputs[i].name);
+    MUST(assay_write_result(ctx, m->out, path, graph_size(&m->g, t), values));
+    if (m->g.bare && t == m->g.result) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(&m->g, t), values);
+    return ASSAY_OK;
 }
 
 static assay_status forward(assay_context *ctx, block_run *m, bool keeps)
 {
     if (!keeps) m->r.release = graph_let_go;
     MUST(graph_forward(ctx, &m->r));
-    return assay_write_result(ctx, m->out, "outputs/y", m->size, m->r.value[m->g.result]);
-}
-
-static assay_status backward(assay_context *ctx, block_run *m)
-{
-    if (m->dy == NULL) return ASSAY_OK;
-    graph_lend_gradient(&m->r, m->g.result, m->dy);
-    graph_want_gradient(&m->r, m->x, m->dx);
-    graph_want_weight_gradients(&m->r, m->gradients);
-    return graph_backward(ctx, &m->r);
+    for (int i = 0; i < m->g.output_count; i++) MUST(write_output(ctx, m, i, m->r.value[m->g.outputs[i].tensor]));
+    return ASSAY_OK;
 }
 
 static assay_status run_sharded(assay_context *ctx, const graph *own, block_run *m)
 {
     OWNED double *y = NULL;
-    MUST(assay_alloc_f64(ctx, "outputs/y", m->size, &y));
+    double *weights[ASSAY_MOST_ROWS], *gradients[ASSAY_MOST_ROWS];
+    const int x = graph_find(&m->g, "inputs/x");
+    for (int i = 0; i < m->g.weight_count; i++) {
+        weights[i] = m->given[m->g.weights[i]];
+        gradients[i] = m->gradients[m->g.weights[i]];
+    }
+    MUST(assay_alloc_f64(ctx, "outputs/y", graph_size(&m->g, m->g.result), &y));
     const assay_head_run all = {.mesh = &m->mesh,
                                 .whole = &m->g,
                                 .own = own,
-                                .x = m->x_values,
-                                .positions = m->position_values,
-                                .segment_ids = m->segment_values,
-                                .weights = m->weights,
+                                .x = m->given[x],
+                                .positions = m->indices[graph_find(&m->g, "inputs/positions")],
+                                .segment_ids = segments_of(m),
+                                .weights = weights,
                                 .y = y,
-                                .dx = m->dx,
-                                .gradients = m->gradients,
-                                .dy = m->dy,
+                                .dx = m->gradients[x],
+                                .gradients = gradients,
+                                .dy = m->cotangents[0],
                                 .out = m->out};
     MUST(assay_head_shards_run(ctx, &all));
-    MUST(assay_write_result(ctx, m->out, "checkpoints/out_proj", m->size, y));
-    return assay_write_result(ctx, m->out, "outputs/y", m->size, y);
+    MUST(assay_write_result(ctx, m->out, "checkpoints/out_proj", graph_size(&m->g, m->g.result), y));
+    return write_output(ctx, m, 0, y);
+}
+
+static assay_status write_gradients(assay_context *ctx, const block_run *m)
+{
+    char path[ASSAY_PATH_SIZE];
+    for (int t = 1; t < m->g.tensor_count; t++)
+        if (m->gradients[t] != NULL && wants_gradient(m, t, path))
+            MUST(assay_write_result(ctx, m->out, path, graph_size(&m->g, t), m->gradients[t]));
+    return ASSAY_OK;
 }
 
 assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                              const void *config, const assay_source *in, const assay_sink *out,
                              const assay_precision *precisions, int precision_count)
 {
-    assay_status status;
-    block_run m = {.in = in, .out = out};
+    OWNED_BY(close_run) block_run m = {.c = c, .in = in, .out = out};
     const int propagated = operation->graph_scales != NULL ? precision_count : 0;
-    TRY(open_run(ctx, operation, c, config, &m));
-    TRY(open_gradients(ctx, &m));
+    MUST(open_run(ctx, operation, config, &m));
+    MUST(open_gradients(ctx, &m));
     if (runs_apart(c, &m.g)) {
         graph own;
         operation->graph(config, true, &own);
-        TRY(run_sharded(ctx, &own, &m));
+        MUST(run_sharded(ctx, &own, &m));
     } else {
-        TRY(forward(ctx, &m, m.dy != NULL || propagated > 0));
-        if (propagated > 0) TRY(operation->graph_scales(ctx, config, &m.r, precisions, propagated));
-        TRY(backward(ctx, &m));
+        MUST(forward(ctx, &m, m.back || propagated > 0));
+        if (propagated > 0) MUST(operation->graph_scales(ctx, config, &m.r, precisions, propagated));
+        if (m.back) MUST(graph_backward(ctx, &m.r));
     }
-    if (m.dx != NULL) TRY(assay_write_result(ctx, out, "gradients/inputs/x", m.size, m.dx));
-    TRY(assay_gradients_write(ctx, out, "", &m.table, m.gradients));
-cleanup:
-    close_run(&m);
-    return status;
+    return write_gradients(ctx, &m);
 }
 
 assay_status assay_block_run_as(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                                 const assay_source *in, const assay_sink *out,
                                 assay_status (*form)(assay_context *ctx, const void *config, graph_run *r, double *y))
 {
-    assay_status status;
     assay_operation_config config;
-    block_run m = {.in = in, .out = out};
-    double *y = NULL;
-    TRY(operation->config_of(ctx, c, &config));
-    TRY(open_run(ctx, operation, c, &config, &m));
-    TRY(assay_alloc_f64(ctx, "outputs/y", m.size, &y));
-    TRY(form(ctx, &config, &m.r, y));
-    TRY(assay_write_result(ctx, out, "outputs/y", m.size, y));
-cleanup:
-    close_run(&m);
-    free(y);
-    return status;
+    OWNED_BY(close_run) block_run m = {.c = c, .in = in, .out = out};
+    OWNED double *y = NULL;
+    MUST(operation->config_of(ctx, c, &config));
+    MUST(open_run(ctx, operation, &config, &m));
+    MUST(assay_alloc_f64(ctx, "outputs/y", graph_size(&m.g, m.g.result), &y));
+    MUST(form(ctx, &config, &m.r, y));
+    return write_output(ctx, &m, 0, y);
 }
 
 double assay_block_flops(const assay_operation *operation, const void *config, bool backward)
@@ -274,7 +347,10 @@ int64_t assay_block_memory(const assay_operation *operation, const assay_case *c
 {
     graph g;
     operation->graph(config, false, &g);
-    double numbers = 4 * (double)graph_size(&g, g.result) + graph_numbers(&g);
+    double numbers = graph_numbers(&g); /* of weights and checkpoints; of inputs and outputs both, and gradients */
+    for (int t = 1; t < g.tensor_count; t++)
+        if (g.tensors[t].role == GRAPH_INPUT) numbers += 2 * (double)graph_size(&g, t);
+    for (int i = 0; i < g.output_count; i++) numbers += 2 * (double)graph_size(&g, g.outputs[i].tensor);
     const double copies = is_sharded(c) ? 4 : 2; /* and what a shard has */
     if (g.gradient_count > 0) numbers *= 4;      /* codes, scales and numbers of a product's operands, and spreads */
     const double bytes = 8 * (copies * numbers + graph_scratch(&g));
@@ -287,9 +363,15 @@ void assay_block_shares(const assay_operation *operation, const assay_case *c, c
     graph g;
     if (is_sharded(c)) return;
     operation->graph(config, false, &g);
-    const assay_tensor_table weights = graph_weight_table(&g);
-    for (int t = 1; t < g.tensor_count; t++)
+    bool back = false;
+    if (g.tensors[g.result].role == GRAPH_WITHIN) graph_shares(shares, least, &g, g.result);
+    for (int t = 1; t < g.tensor_count; t++) {
+        char path[ASSAY_PATH_SIZE], gradient[ASSAY_PATH_SIZE];
         if (g.tensors[t].role == GRAPH_CHECKPOINT) graph_shares(shares, least, &g, t);
-    if (assay_wants(out, "gradients/inputs/x") || assay_wants_any_gradient(in, out, "", &weights))
-        graph_backward_shares(shares, least, &g);
+        if (!is_variable(&g, t)) continue;
+        path_of(&g, t, path);
+        assay_gradient_path(path, gradient);
+        back |= assay_wants(out, gradient) && in->has(in->self, path);
+    }
+    if (back) graph_backward_shares(shares, least, &g);
 }

@@ -104,151 +104,12 @@ static void describe(assay_describer *d, const void *config)
     for (int i = 0; i < p->line_count; i++) describe_line(d, p, &p->lines[i]);
 }
 
-/* --- running --- */
-
-typedef struct program_run {
-    const assay_program *p;
-    const assay_source *in;
-    const assay_sink *out;
-    graph g;
-    graph_run r;
-    int tensor[ASSAY_PROGRAM_NODES];
-    double *values[ASSAY_PROGRAM_NODES], *gradients[ASSAY_PROGRAM_NODES]; /* of what is given */
-    int32_t *indices[ASSAY_PROGRAM_NODES];
-    double *cotangents[ASSAY_PROGRAM_LINES];
-} program_run;
-
-static assay_status read_given(assay_context *ctx, program_run *m, int place)
-{
-    const assay_program_node *node = &m->p->nodes[place];
-    if (node->given < 0) {
-        graph_lend(&m->r, m->tensor[place], &node->number);
-        return ASSAY_OK;
-    }
-    const char *path = m->p->tensors[node->given].path;
-    const int64_t count = assay_shape_count(&node->shape);
-    if (node->integers) {
-        MUST(assay_read_whole_i32(ctx, m->in, path, count, &m->indices[place]));
-        m->r.indices[m->tensor[place]] = m->indices[place];
-    } else {
-        MUST(assay_read_whole(ctx, m->in, path, count, &m->values[place]));
-        graph_lend(&m->r, m->tensor[place], m->values[place]);
-    }
-    return ASSAY_OK;
-}
-
-/* Room for the gradients that are wanted; *any: there are such. */
-static assay_status want_gradients(assay_context *ctx, program_run *m, bool *any)
-{
-    *any = false;
-    for (int i = 1; i < m->p->node_count; i++) {
-        const assay_program_node *node = &m->p->nodes[i];
-        char gradient[ASSAY_PATH_SIZE];
-        if (node->step != NULL || node->given < 0 || node->integers) continue;
-        assay_gradient_path(m->p->tensors[node->given].path, gradient);
-        if (!assay_wants(m->out, gradient)) continue;
-        const int64_t count = assay_shape_count(&node->shape);
-        MUST(assay_alloc_f64(ctx, gradient, count, &m->gradients[i]));
-        memset(m->gradients[i], 0, (size_t)count * sizeof(double)); /* where nothing comes back */
-        *any = true;
-    }
-    return ASSAY_OK;
-}
-
-static assay_status forward(assay_context *ctx, program_run *m, bool keeps)
-{
-    if (!keeps) m->r.release = graph_let_go;
-    MUST(graph_forward(ctx, &m->r));
-    for (int i = 0; i < m->p->line_count; i++) {
-        const assay_program_line *line = &m->p->lines[i];
-        const int64_t count = assay_shape_count(&m->p->nodes[line->node].shape);
-        if (!line->output) continue;
-        MUST(graph_require(ctx, &m->r, m->tensor[line->node]));
-        MUST(assay_write_result(ctx, m->out, line->path, count, m->r.value[m->tensor[line->node]]));
-    }
-    return ASSAY_OK;
-}
-
-/* Outputs that are one tensor have one gradient, the sum of their cotangents. */
-static assay_status lend_cotangents(assay_context *ctx, program_run *m)
-{
-    char path[ASSAY_PATH_SIZE];
-    for (int i = 0; i < m->p->line_count; i++) {
-        const assay_program_line *line = &m->p->lines[i];
-        const int64_t count = assay_shape_count(&m->p->nodes[line->node].shape);
-        const int tensor = m->tensor[line->node];
-        if (!line->output) continue;
-        snprintf(path, sizeof path, "cotangents/%s", line->name);
-        MUST(assay_read_whole(ctx, m->in, path, count, &m->cotangents[i]));
-        if (m->cotangents[i] == NULL) continue;
-        for (int64_t k = 0; k < count && m->r.gradient[tensor] != NULL; k++)
-            m->cotangents[i][k] += m->r.gradient[tensor][k];
-        graph_lend_gradient(&m->r, tensor, m->cotangents[i]);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status backward(assay_context *ctx, program_run *m)
-{
-    MUST(lend_cotangents(ctx, m));
-    for (int i = 1; i < m->p->node_count; i++) graph_want_gradient(&m->r, m->tensor[i], m->gradients[i]);
-    MUST(graph_backward(ctx, &m->r));
-    for (int i = 1; i < m->p->node_count; i++) {
-        const assay_program_node *node = &m->p->nodes[i];
-        char gradient[ASSAY_PATH_SIZE];
-        if (m->gradients[i] == NULL) continue;
-        assay_gradient_path(m->p->tensors[node->given].path, gradient);
-        MUST(assay_write_result(ctx, m->out, gradient, assay_shape_count(&node->shape), m->gradients[i]));
-    }
-    return ASSAY_OK;
-}
-
-static void close_run(program_run *m)
-{
-    graph_close(&m->r);
-    for (int i = 0; i < ASSAY_PROGRAM_NODES; i++) {
-        free(m->values[i]);
-        free(m->gradients[i]);
-        free(m->indices[i]);
-    }
-    for (int i = 0; i < ASSAY_PROGRAM_LINES; i++) free(m->cotangents[i]);
-    free(m);
-}
-
-static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count)
-{
-    assay_status status;
-    void *memory = NULL;
-    bool back = false;
-    (void)c, (void)precisions, (void)precision_count;
-    MUST(assay_alloc(ctx, "the program's run", 1, sizeof(program_run), &memory));
-    program_run *m = memory;
-    memset(m, 0, sizeof *m);
-    m->p = program_of(config);
-    m->in = in;
-    m->out = out;
-    assay_program_graph(m->p, &m->g, m->tensor);
-    graph_open(&m->r, &m->g);
-    m->r.in = in;
-    m->r.out = out;
-    for (int i = 1; i < m->p->node_count; i++)
-        if (m->p->nodes[i].step == NULL) TRY(read_given(ctx, m, i));
-    TRY(want_gradients(ctx, m, &back));
-    TRY(forward(ctx, m, back));
-    if (back) TRY(backward(ctx, m));
-cleanup:
-    close_run(m);
-    return status;
-}
-
 /* --- counts --- */
 
 static void graph_of(const void *config, bool one_shard, graph *g)
 {
-    int tensor[ASSAY_PROGRAM_NODES];
     (void)one_shard;
-    assay_program_graph(program_of(config), g, tensor);
+    assay_program_graph(program_of(config), g);
 }
 
 /* Products count, as for other operations; steps without any count one operation a number. */
@@ -280,7 +141,6 @@ const assay_operation assay_op_program = {.name = "program",
                                           .axis_size = axis_size,
                                           .describe = describe,
                                           .graph = graph_of,
-                                          .run = run,
                                           .ensemble = assay_every_case,
                                           .second_form = {.form = quad_program},
                                           .operations = operations,

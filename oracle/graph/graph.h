@@ -17,11 +17,12 @@
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/yarn_rope.h"
 
-enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_IN = 6, GRAPH_OUT = 2 };
+enum { GRAPH_TENSORS = 160, GRAPH_STEPS = 96, GRAPH_IN = 6, GRAPH_OUT = 2, GRAPH_OUTPUTS = 64 };
 
 typedef enum graph_role {
     GRAPH_WITHIN, /* computed again where backward reads it */
     GRAPH_INPUT,
+    GRAPH_NUMBER, /* of a program: every run has it */
     GRAPH_INDICES,
     GRAPH_WEIGHT,
     GRAPH_CHECKPOINT
@@ -38,6 +39,7 @@ typedef struct graph_tensor {
     bool in_parts;  /* those who read it take columns of it, which are disjoint */
     bool quantised; /* a step quantises it, and the block computed it itself */
     bool codes;     /* that are staged are the result, in the place of those that were computed */
+    double number;  /* GRAPH_NUMBER */
 } graph_tensor;
 
 typedef struct graph_columns {
@@ -94,6 +96,12 @@ typedef struct graph_step {
     bool held_back;            /* a mutant's: each token has what the one before it should have */
 } graph_step;
 
+/* What a block by itself gives: outputs/NAME, with cotangents/NAME. */
+typedef struct graph_output {
+    const char *name;
+    int tensor;
+} graph_output;
+
 typedef struct graph {
     const void *config; /* while it is built */
     int64_t (*axis_size)(const void *config, char axis);
@@ -103,8 +111,12 @@ typedef struct graph {
     int gradient_count;
     int gradients[GRAPH_STEPS]; /* steps with one, in the order of their checkpoints */
     int result;
+    int output_count;
+    graph_output outputs[GRAPH_OUTPUTS];
     int64_t owners; /* of its rows, as many each: the gradients of weights are the sums of theirs, ascending; 0 is 1 */
-    bool adds_up;   /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
+    bool
+        bare; /* one step by itself: gradients of its inputs are its caller's to round, and outputs before it runs back */
+    bool adds_up; /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
     graph_tensor tensors[GRAPH_TENSORS];
     graph_step steps[GRAPH_STEPS];
 } graph;
@@ -116,6 +128,7 @@ void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *
 /* Other sizes from here on, of a block within. */
 void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis));
 int graph_input(graph *g, const char *name, const char *axes);
+int graph_number(graph *g, const char *text, double number);
 int graph_indices(graph *g, const char *name, const char *axes);
 /* The next weight of the block's table; a row without a name: there is none. */
 int graph_weight(graph *g, assay_tensor_row row);
@@ -127,6 +140,8 @@ int graph_named(graph *g, const char *name, int tensor);
 void graph_quantised(graph *g, const char *name, const char *axes, int tensor);
 /* A correct kernel keeps it in registers. */
 int graph_fused(graph *g, int tensor);
+/* One more output, before building ends; a block that says none has its result, y. */
+void graph_gives(graph *g, const char *name, int tensor);
 /* Ends building: the tensor is what the block gives, its caller's to round. */
 void graph_end(graph *g, int result);
 /* The same; others go on from it as it may be stored. */
@@ -168,7 +183,7 @@ int graph_attention(graph *g, const char *axes, int query, int key, int value, i
                     const assay_attention_config *config);
 
 /* The same without names, of any letters. */
-int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids,
+int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
                  const assay_attention_config *config);
 /* A step of a kind whose parameters are graph_general. */
 int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,

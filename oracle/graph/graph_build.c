@@ -30,6 +30,13 @@ int graph_input(graph *g, const char *name, const char *axes)
     return add_tensor(g, row_of(g, name, axes), GRAPH_INPUT);
 }
 
+int graph_number(graph *g, const char *text, double number)
+{
+    const int tensor = add_tensor(g, row_of(g, text, ""), GRAPH_NUMBER);
+    g->tensors[tensor].number = number;
+    return tensor;
+}
+
 int graph_indices(graph *g, const char *name, const char *axes)
 {
     return add_tensor(g, row_of(g, name, axes), GRAPH_INDICES);
@@ -68,6 +75,11 @@ int graph_fused(graph *g, int tensor)
     return tensor;
 }
 
+void graph_gives(graph *g, const char *name, int tensor)
+{
+    g->outputs[g->output_count++] = (graph_output){name, tensor};
+}
+
 void graph_end(graph *g, int result)
 {
     g->result = graph_fused(g, result);
@@ -84,6 +96,9 @@ void graph_end(graph *g, int result)
         }
         g->tensors[t].in_parts = readers > 0 && columns == readers;
     }
+    for (int i = 0; i < g->output_count; i++)
+        g->tensors[g->outputs[i].tensor].last = g->step_count; /* read at the end */
+    if (g->output_count == 0) graph_gives(g, "y", result);
 }
 
 void graph_end_stored(graph *g, int result)
@@ -310,10 +325,10 @@ int graph_attention(graph *g, const char *axes, int query, int key, int value, i
     return graph_named(g, "attention_out", out);
 }
 
-int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids,
+int graph_attend(graph *g, const char *axes, const char *lse, int query, int key, int value, int segment_ids, int sinks,
                  const assay_attention_config *config)
 {
-    return attention_step(g, axes, lse, (int[]){query, key, value, segment_ids, 0}, config);
+    return attention_step(g, axes, lse, (int[]){query, key, value, segment_ids, sinks}, config);
 }
 
 int graph_step_of(graph *g, const graph_kind *kind, const char *axes, const int *in, int in_count,

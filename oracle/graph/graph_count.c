@@ -12,6 +12,13 @@ void graph_join(const assay_context *ctx, int64_t count, double *total, double *
     assay_add(ctx, count, term, total);
 }
 
+void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)
+{
+    const int tensor = c->step->in[i];
+    if (c->graph->bare && c->graph->tensors[tensor].step < 0) return;
+    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(c->graph, tensor), c->dx[i]);
+}
+
 int64_t graph_owners(const graph *g)
 {
     return g->owners > 1 ? g->owners : 1;

@@ -70,6 +70,8 @@ void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, con
 /* total += term, both of which may be stored before. */
 void graph_join(const assay_context *ctx, int64_t count, double *total, double *term);
 int64_t graph_owners(const graph *g); /* at least 1 */
+/* dx[i] may be stored, unless it is the caller's to round. */
+void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i);
 
 /* Shows the step's gradient, which the run may change, where the step has one. */
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);

@@ -8,11 +8,6 @@
 #include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/vector_sums.h"
 
-void graph_open(graph_run *r, const graph *g)
-{
-    *r = (graph_run){.graph = g, .prefix = ""};
-}
-
 static void drop_value(graph_run *r, int tensor)
 {
     if (!r->lent[tensor]) free(r->value[tensor]);
@@ -43,6 +38,13 @@ void graph_lend(graph_run *r, int tensor, const double *values)
 {
     r->value[tensor] = tensor == 0 ? NULL : (double *)values;
     r->lent[tensor] = r->value[tensor] != NULL;
+}
+
+void graph_open(graph_run *r, const graph *g)
+{
+    *r = (graph_run){.graph = g, .prefix = ""};
+    for (int t = 1; t < g->tensor_count; t++)
+        if (g->tensors[t].role == GRAPH_NUMBER) graph_lend(r, t, &g->tensors[t].number);
 }
 
 void graph_lend_weights(graph_run *r, double *const *weights)

@@ -70,7 +70,7 @@ static assay_status rope_forward(assay_context *ctx, const graph_call *c)
 static assay_status rope_backward(assay_context *ctx, const graph_call *c)
 {
     const assay_status status = turn(ctx, c, c->dx[0], c->dy[0], true);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    graph_round_gradient(ctx, c, 0);
     return status;
 }
 
@@ -248,8 +248,7 @@ static assay_status attention_backward(assay_context *ctx, const graph_call *c)
     const assay_attention_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[SINKS]};
     MUST(assay_attention_backward(ctx, &g, c->dy[ATTENTION_OUT], c->dy[LSE], c->y[ATTENTION_OUT], c->y[LSE], &in,
                                   &c->step->with.attention));
-    for (int i = QUERY; i <= VALUES; i++)
-        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, i), c->dx[i]);
+    for (int i = QUERY; i <= VALUES; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;
 }
 

@@ -125,7 +125,7 @@ static int attention(graph *g, const form *of, const assay_program_node *node, c
     const int scaled = graph_scale(g, in[0], scale != 0 ? scale : 1 / sqrt((double)config.qk_dim));
     const char lse[] = {node->axes[0], node->axes[2], node->axes[1], '\0'};
     (void)of;
-    return graph_attend(g, node->axes, lse, scaled, in[1], in[2], node->in_count > 3 ? in[3] : 0, &config);
+    return graph_attend(g, node->axes, lse, scaled, in[1], in[2], node->in_count > 3 ? in[3] : 0, 0, &config);
 }
 
 #define X(name) {#name, &graph_kind_map, plain, GRAPH_MAP_##name, 0},
@@ -169,7 +169,7 @@ static int64_t axis_size(const void *config, char axis)
 
 static int put_given(graph *g, const assay_program *p, const assay_program_node *node)
 {
-    if (node->given < 0) return graph_input(g, node->text, "");
+    if (node->given < 0) return graph_number(g, node->text, node->number);
     const assay_program_tensor *t = &p->tensors[node->given];
     return t->integers ? graph_indices(g, t->path, t->axes) : graph_input(g, t->path, t->axes);
 }
@@ -200,11 +200,10 @@ bool assay_program_fits(const assay_program *p)
 }
 
 /* What nothing goes on from is its caller's to round, as the result of any block is. */
-void assay_program_graph(const assay_program *p, graph *g, int tensor[ASSAY_PROGRAM_NODES])
+void assay_program_graph(const assay_program *p, graph *g)
 {
-    int result = 0;
+    int result = 0, tensor[ASSAY_PROGRAM_NODES] = {0};
     graph_begin(g, p, axis_size);
-    tensor[0] = 0;
     for (int i = 1; i < p->node_count; i++) {
         if (p->nodes[i].step == NULL) {
             tensor[i] = put_given(g, p, &p->nodes[i]);
@@ -217,10 +216,9 @@ void assay_program_graph(const assay_program *p, graph *g, int tensor[ASSAY_PROG
         if (!p->lines[i].output) continue;
         result = tensor[p->lines[i].node];
         if (node->readers == 1) graph_fused(g, result);
+        graph_gives(g, p->lines[i].name, result);
     }
     const bool stored = g->tensors[result].stored;
     graph_end(g, result);
     g->tensors[result].stored = stored;
-    for (int i = 0; i < p->line_count; i++) /* read at the end */
-        if (p->lines[i].output) g->tensors[tensor[p->lines[i].node]].last = g->step_count;
 }

@@ -6,5 +6,5 @@
 
 /* Whether a graph has room for it. */
 bool assay_program_fits(const assay_program *p);
-/* The graph, whose names point into the program: tensor[node] is where a node stands in it. */
-void assay_program_graph(const assay_program *p, graph *g, int tensor[ASSAY_PROGRAM_NODES]);
+/* The graph, whose names point into the program. */
+void assay_program_graph(const assay_program *p, graph *g);
