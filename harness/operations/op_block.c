@@ -104,6 +104,18 @@ void assay_block_describe(assay_describer *d, const assay_operation *operation)
     assay_mark_unused_tokens(d);
 }
 
+assay_status assay_operation_describe(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                      const void *config, assay_tensor_list *list)
+{
+    assay_describer d = assay_describer_of(ctx, operation, c, config, list);
+    if (operation->describe != NULL) {
+        operation->describe(&d, config);
+    } else {
+        assay_block_describe(&d, operation);
+    }
+    return d.status;
+}
+
 /* What a run reads, and what it makes of that. */
 typedef struct block_run {
     const assay_case *c;

@@ -3,6 +3,9 @@
 
 #include "harness/operations/op_support.h"
 
+/* All tensors of any operation, before types, formats and sketches of the case. */
+assay_status assay_operation_describe(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                      const void *config, assay_tensor_list *list);
 void assay_block_describe(assay_describer *d, const assay_operation *operation);
 assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                              const void *config, const assay_source *in, const assay_sink *out,

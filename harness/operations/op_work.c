@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "harness/operations/op_block.h"
 #include "oracle/propagate/scales.h"
 
 static bool is_gradient(const assay_tensor_spec *spec)
@@ -16,18 +17,10 @@ static assay_status add(assay_context *ctx, assay_work *w, const assay_tensor_sp
     return w->in->has(w->in->self, spec->path) ? assay_tensor_set_read(ctx, &w->given, spec, w->in) : ASSAY_OK;
 }
 
-static assay_status describe(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                             const void *config, assay_tensor_list *list)
-{
-    assay_describer d = assay_describer_of(ctx, operation, c, config, list);
-    operation->describe(&d, config);
-    return d.status;
-}
-
 assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation)
 {
     OWNED_BY(assay_tensor_list_free) assay_tensor_list list = {0};
-    MUST(describe(ctx, operation, w->c, w->config, &list));
+    MUST(assay_operation_describe(ctx, operation, w->c, w->config, &list));
     for (int i = 0; i < list.count; i++) MUST(add(ctx, w, &list.entries[i].spec));
     return ASSAY_OK;
 }
@@ -144,7 +137,7 @@ int64_t assay_work_memory(const assay_operation *operation, const assay_case *c,
 {
     assay_context ctx = {0};
     assay_tensor_list list = {0};
-    double numbers = describe(&ctx, operation, c, config, &list) == ASSAY_OK ? 0 : 0x1p57;
+    double numbers = assay_operation_describe(&ctx, operation, c, config, &list) == ASSAY_OK ? 0 : 0x1p57;
     for (int i = 0; i < list.count; i++) numbers += (double)assay_shape_count(&list.entries[i].spec.shape);
     assay_tensor_list_free(&list);
     return numbers < 0x1p57 ? (int64_t)(16 * numbers) : INT64_C(1) << 61;

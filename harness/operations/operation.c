@@ -187,18 +187,6 @@ assay_status assay_operation_configure(assay_context *ctx, const assay_operation
     return operation->config_of == NULL ? ASSAY_OK : operation->config_of(ctx, c, config);
 }
 
-static assay_status describe(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                             const void *config, assay_tensor_list *list)
-{
-    assay_describer d = assay_describer_of(ctx, operation, c, config, list);
-    if (operation->describe != NULL) {
-        operation->describe(&d, config);
-    } else {
-        assay_block_describe(&d, operation);
-    }
-    return d.status;
-}
-
 assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, const assay_operation **operation,
                                      assay_tensor_list *list)
 {
@@ -212,7 +200,7 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
     TRY(check_sizes(ctx, c));
     TRY(assay_model_check(ctx, c, (*operation)->parts));
     TRY(assay_operation_configure(ctx, *operation, c, &config));
-    TRY(describe(ctx, *operation, c, &config, list));
+    TRY(assay_operation_describe(ctx, *operation, c, &config, list));
     TRY(turn_gradients(ctx, list));
     TRY(check_inputs(ctx, c, list));
     TRY(apply_dtypes(ctx, c, list));
