@@ -294,13 +294,6 @@ bool assay_every_case(const assay_case *c, const void *config)
     return true;
 }
 
-assay_status assay_write_stage(assay_context *ctx, const assay_source *in, const assay_sink *out, const char *path,
-                               int64_t count, double *values)
-{
-    const assay_status status = assay_write_result(ctx, out, path, count, values);
-    return status == ASSAY_OK ? assay_go_on_from(ctx, in, path, 0, count, values) : status;
-}
-
 assay_status assay_refuse_key(assay_context *ctx, const assay_model_config *m, int key, const char *expected, ...)
 {
     char value[ASSAY_KEY_VALUE_SIZE], text[ASSAY_MESSAGE_SIZE];

@@ -97,10 +97,6 @@ bool assay_every_case(const assay_case *c, const void *config);
 /* Large gradients of the list become sketches, where the case asks for them (sketched_run.h). */
 assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
 
-/* assay_write_result of a stage, after which the run goes on from what the source has in its place (oracle/base/tensor.h). */
-assay_status assay_write_stage(assay_context *ctx, const assay_source *in, const assay_sink *out, const char *path,
-                               int64_t count, double *values);
-
 /* Configurations of the operations from the case's keys. */
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);
 /* Whether oracle/propagate has rules for its losses; else error scales come from an ensemble. */

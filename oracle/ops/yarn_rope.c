@@ -176,15 +176,6 @@ void assay_rope_table_fill(const assay_context *ctx, const assay_rope_table *tab
     }
 }
 
-assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, const int32_t *positions,
-                                   int64_t tokens, const assay_rope_config *config)
-{
-    MUST(alloc_table(ctx, table, tokens, config->dim / 2));
-    assay_rope_angles(ctx, table->sine, positions, tokens, config);
-    assay_rope_table_fill(ctx, table, table->sine, config);
-    return ASSAY_OK;
-}
-
 assay_status assay_rope_table_of_angles(assay_context *ctx, assay_rope_table *table, const double *angles,
                                         int64_t tokens, const assay_rope_config *config)
 {

@@ -45,18 +45,14 @@ assay_status assay_rope_check_positions(assay_context *ctx, const int32_t *posit
 
 /* [half], rounded to float64: for reports and tests; the table is made from binary128. */
 void assay_rope_frequencies(double *frequencies, const assay_rope_config *config);
-/* In an emulated arithmetic frequencies and angles are off as its profile allows. */
-assay_status assay_rope_table_make(assay_context *ctx, assay_rope_table *table, const int32_t *positions,
-                                   int64_t tokens, const assay_rope_config *config);
-void assay_rope_table_free(assay_rope_table *table); /* safe on a zeroed struct */
-
-/* The same in two steps. angles [tokens,half] are in (-pi, pi]. */
+/* angles [tokens,half] are in (-pi, pi]. In an emulated arithmetic frequencies and angles are off as its profile allows. */
 void assay_rope_angles(const assay_context *ctx, double *angles, const int32_t *positions, int64_t tokens,
                        const assay_rope_config *config);
 assay_status assay_rope_table_of_angles(assay_context *ctx, assay_rope_table *table, const double *angles,
                                         int64_t tokens, const assay_rope_config *config);
+void assay_rope_table_free(assay_rope_table *table); /* safe on a zeroed struct */
 
-/* Into a table that has room; the angles may be in the place of the sines. */
+/* Into a table that has room. */
 void assay_rope_table_fill(const assay_context *ctx, const assay_rope_table *table, const double *angles,
                            const assay_rope_config *config);
 
