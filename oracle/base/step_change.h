@@ -4,23 +4,33 @@
 #ifndef ASSAY_BASE_STEP_CHANGE_H
 #define ASSAY_BASE_STEP_CHANGE_H
 
-#include "oracle/base/status.h"
+#include "oracle/base/dtype.h"
 
 typedef enum assay_step_how {
     ASSAY_STEP_AS_IT_IS,
     ASSAY_STEP_TIMES, /* nothing but `by` times its input `input` comes of it: 1: it is left out; 0: it gives zeros */
     ASSAY_STEP_HELD_BACK, /* each token of a batch row has what should come of the one before, the first one its own */
-    ASSAY_STEP_DETACHED   /* nothing flows back through it; of a product of two branches, through branch `input` */
+    ASSAY_STEP_DETACHED,  /* nothing flows back through it; of a product of two branches, through branch `input` */
+    ASSAY_STEP_CHANGED    /* as `make` makes it; of steps of graphs alone */
 } assay_step_how;
+
+/* The step of a graph with one of its changes (harness/mutants/step_changes.h); false: it has none such. */
+struct graph;
+struct graph_step;
+typedef bool assay_step_maker(const struct graph *g, int number, int change, struct graph_step *changed, char *name);
 
 typedef struct assay_step_change {
     assay_step_how how;
     const char
         *kind; /* of step; NULL: any. What is no step of a graph, or is told a parameter, has a word of its own */
     const char *tensors; /* words with spaces between: it reads or makes a tensor whose name ends in one; NULL: any */
+    int step; /* of a graph, its number from 1: this one, whatever it is called; 0: it goes by kind and tensors */
     int input;
     double by;
-    bool *found; /* there was such a step; NULL: nobody asks */
+    assay_step_maker *make; /* of ASSAY_STEP_CHANGED */
+    int change;
+    assay_dtype type; /* of what is rounded to a coarser one */
+    bool *found;      /* there was such a step; NULL: nobody asks */
 } assay_step_change;
 
 /* Whether the step that reads or makes the tensor is changed: then it counts as found. */

@@ -88,12 +88,27 @@ typedef union graph_parameters {
     assay_attention_config attention;
 } graph_parameters;
 
+/* What a mutant makes of a step besides; the functions are its own (harness/mutants). */
+struct graph;
+struct graph_step;
+typedef void graph_spoiler(const struct graph *g, const struct graph_step *step, double *values, bool gradient);
+typedef struct graph_wrong {
+    bool held_back;         /* each token has what the one before it should have */
+    graph_spoiler *spoil;   /* what it makes first, and the gradient of that; NULL: it is right */
+    graph_spoiler *misread; /* a copy of in[0], which it reads, and the gradient */
+    double by;              /* theirs */
+    assay_dtype type;
+    char axis;
+    int other;         /* in[other - 1] is another tensor than it should be; 0: none is */
+    unsigned detached; /* bit i: nothing flows back to in[i] */
+} graph_wrong;
+
 typedef struct graph_step {
     const struct graph_kind *kind;
     int in[GRAPH_IN], out[GRAPH_OUT];
     graph_parameters with;
     assay_tensor_row gradient; /* of what a recipe quantises on the way back, a checkpoint; without a name: nothing */
-    bool held_back;            /* a mutant's: each token has what the one before it should have */
+    graph_wrong wrong;
 } graph_step;
 
 /* What a block by itself gives: outputs/NAME, with cotangents/NAME. */

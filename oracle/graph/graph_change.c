@@ -1,6 +1,7 @@
 /* Steps as a mutant has them (oracle/base/step_change.h). The graph stays as it is. */
 #include <string.h>
 
+#include "oracle/base/memory.h"
 #include "oracle/base/step_change.h"
 #include "oracle/graph/graph_kind.h"
 
@@ -18,22 +19,35 @@ static int find_changed(const assay_context *ctx, const graph *g, const graph_st
     return UNCHANGED;
 }
 
+static bool is_meant(const assay_context *ctx, const graph *g, int number, int *found)
+{
+    const assay_step_change *change = ctx->change;
+    if (change != NULL && change->step > 0) return change->step == number + 1;
+    *found = change == NULL ? UNCHANGED : find_changed(ctx, g, &g->steps[number]);
+    return *found != UNCHANGED;
+}
+
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed)
 {
     const graph_step *step = &g->steps[number];
-    const int found = ctx->change == NULL ? UNCHANGED : find_changed(ctx, g, step);
-    if (found == UNCHANGED) return step;
+    const assay_step_change *change = ctx->change;
+    int found = MADE;
+    if (!is_meant(ctx, g, number, &found)) return step;
     *changed = *step;
-    if (ctx->change->how == ASSAY_STEP_TIMES) {
-        *changed = (graph_step){.kind = &graph_kind_scale, .with.number = ctx->change->by};
-        changed->in[0] = step->in[ctx->change->input];
+    if (change->how == ASSAY_STEP_CHANGED) {
+        if (!change->make(g, number, change->change, changed, NULL)) return step;
+        changed->wrong.type = change->type;
+    }
+    if (change->how == ASSAY_STEP_TIMES) {
+        *changed = (graph_step){.kind = &graph_kind_scale, .with.number = change->by};
+        changed->in[0] = step->in[change->input];
         memcpy(changed->out, step->out, sizeof changed->out);
     }
-    if (ctx->change->how == ASSAY_STEP_DETACHED) {
-        const bool of_second = found == GRAPH_SECOND_W || (step->with.product.branches > 1 && ctx->change->input == 1);
+    if (change->how == ASSAY_STEP_DETACHED) {
+        const bool of_second = found == GRAPH_SECOND_W || (step->with.product.branches > 1 && change->input == 1);
         changed->with.product.detached = of_second ? 2 : 1;
     }
-    changed->held_back = ctx->change->how == ASSAY_STEP_HELD_BACK;
+    changed->wrong.held_back = change->how == ASSAY_STEP_HELD_BACK;
     return changed;
 }
 
@@ -52,4 +66,28 @@ void graph_hold_back(const graph *g, int tensor, double *values, bool gradient)
         memmove(row, row + token, moved);
         for (int64_t i = size - token; i < size && size > token; i++) row[i] = 0;
     }
+}
+
+assay_status graph_misread(assay_context *ctx, graph_call *c, double **read)
+{
+    const graph_wrong *wrong = &c->step->wrong;
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+    const int other = wrong->other - 1;
+    if (other >= 0 && c->x[other] == NULL && c->indices[other] == NULL)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", c->graph->tensors[c->step->in[other]].row.name);
+    if (wrong->misread == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "what a mutant reads", size, read));
+    memcpy(*read, c->x[0], (size_t)size * sizeof **read);
+    wrong->misread(c->graph, c->step, *read, false);
+    c->x[0] = *read;
+    return ASSAY_OK;
+}
+
+void graph_detach(const graph_call *c)
+{
+    const graph_wrong *wrong = &c->step->wrong;
+    if (wrong->misread != NULL && c->dx[0] != NULL) wrong->misread(c->graph, c->step, c->dx[0], true);
+    for (int i = 0; i < GRAPH_IN; i++)
+        if (c->dx[i] != NULL && (wrong->detached >> i & 1) != 0)
+            memset(c->dx[i], 0, (size_t)graph_in_size(c->graph, c->step, i) * sizeof(double));
 }

@@ -45,6 +45,10 @@ extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, gra
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);
 /* What a step that is held back gives, and the gradient of that. */
 void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
+/* A step that misreads x[0] has *read instead, which is the caller's; one that reads what the case lacks is refused. And what
+ * flows back to these, and to what is detached. */
+assay_status graph_misread(assay_context *ctx, graph_call *c, double **read);
+void graph_detach(const graph_call *c);
 enum { GRAPH_SECOND_W = 4 }; /* of linear */
 
 /* In numbers, of an input or an output of the step. */

@@ -195,6 +195,13 @@ assay_status graph_read_given(assay_context *ctx, graph_run *r)
     return ASSAY_OK;
 }
 
+/* What a wrong step makes of an output, or of its gradient. */
+static void spoil(const graph_run *r, const graph_step *step, int i, double *values, bool gradient)
+{
+    if (step->wrong.held_back) graph_hold_back(r->graph, step->out[i], values, gradient);
+    if (step->wrong.spoil != NULL && i == 0) step->wrong.spoil(r->graph, step, values, gradient);
+}
+
 /* After a failure what it would have made is not there. */
 static assay_status compute(assay_context *ctx, graph_run *r, int number, bool write)
 {
@@ -202,8 +209,10 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     graph_step changed;
     const graph_step *step = graph_step_at(ctx, r->graph, number, &changed);
     graph_call c = {0};
+    OWNED double *read = NULL;
     for (int i = 0; i < GRAPH_IN; i++) TRY(graph_require(ctx, r, step->in[i]));
     c = call_of(r, number, step);
+    TRY(graph_misread(ctx, &c, &read));
     for (int i = 0; i < GRAPH_OUT; i++) {
         TRY(make_room(ctx, r, step->out[i]));
         c.y[i] = r->value[step->out[i]];
@@ -212,7 +221,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     for (int i = 0; i < GRAPH_OUT; i++) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
         if (step->out[i] == 0 || c.made[i]) continue;
-        if (step->held_back) graph_hold_back(r->graph, step->out[i], c.y[i], false);
+        spoil(r, step, i, c.y[i], false);
         if (t->stored) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(r->graph, step->out[i]), c.y[i]);
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
@@ -358,6 +367,18 @@ static void join(const assay_context *ctx, graph_run *r, int tensor, double *ter
     free(term);
 }
 
+/* Of two outputs one may be what a mutant reads no more, though others do. */
+static assay_status add_zeros(assay_context *ctx, graph_run *r, const graph_step *step)
+{
+    for (int i = 0; i < GRAPH_OUT && ctx->change != NULL; i++) {
+        const int out = step->out[i];
+        const graph_tensor *t = &r->graph->tensors[out];
+        if (out == 0 || r->gradient[out] != NULL || t->last < 0 || t->constant) continue;
+        MUST(assay_alloc_zeros(ctx, "gradient", graph_size(r->graph, out), &r->gradient[out]));
+    }
+    return ASSAY_OK;
+}
+
 static assay_status back(assay_context *ctx, graph_run *r, int number)
 {
     assay_status status = ASSAY_OK;
@@ -365,15 +386,19 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
     const graph_step *step = graph_step_at(ctx, r->graph, number, &changed);
     const unsigned reads = step->kind->reads;
     graph_call c = {0};
+    OWNED double *read = NULL;
     for (int i = 0; i < GRAPH_IN; i++)
         if (reads >> i & 1) TRY(graph_require(ctx, r, step->in[i]));
     for (int i = 0; i < GRAPH_OUT; i++)
         if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
+    TRY(add_zeros(ctx, r, step));
     c = call_of(r, number, step);
-    for (int i = 0; i < GRAPH_OUT && step->held_back; i++)
-        if (c.dy[i] != NULL) graph_hold_back(r->graph, step->out[i], c.dy[i], true);
+    if (step->wrong.misread != NULL && c.x[0] != NULL) TRY(graph_misread(ctx, &c, &read));
+    for (int i = 0; i < GRAPH_OUT; i++)
+        if (c.dy[i] != NULL) spoil(r, step, i, c.dy[i], true);
     for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));
     TRY(step->kind->backward(ctx, &c));
+    graph_detach(&c);
     for (int i = 0; i < GRAPH_IN; i++) {
         const int tensor = step->in[i];
         if (tensor != 0) r->pending[tensor]--;
