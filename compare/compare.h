@@ -21,7 +21,7 @@ const char *assay_verdict_name(assay_verdict verdict);  /* "PASS", ... */
 const char *assay_verdict_color(assay_verdict verdict); /* what makes a terminal show it in its colour */
 
 #define ASSAY_WORST_COUNT 5
-enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 48 };
+enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 112 };
 
 /* One element or row that lies far out. */
 typedef struct assay_outlier {
@@ -102,10 +102,10 @@ typedef struct assay_report {
     double false_alarm;                         /* stated probability for the whole fixture */
     double statistic_tail;                      /* its part for one statistic on one side; 0: there are none */
     assay_verdict verdict;
-    char message[256];     /* why, in one line; names the first wrong tensor */
-    char diagnosis[512];   /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
-    double factor;         /* where that is the golden times a factor; else 0 */
-    char explanation[768]; /* of a failure: which known bugs give this candidate, as far as somebody found out */
+    char message[256];      /* why, in one line; names the first wrong tensor */
+    char diagnosis[512];    /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
+    double factor;          /* where that is the golden times a factor; else 0 */
+    char explanation[1024]; /* of a failure: which known bugs give this candidate, as far as somebody found out */
     char explained_by[ASSAY_EXPLAINED_MOST][ASSAY_EXPLAINED_NAME]; /* their names */
     int explained_count;
     char expected_failure[160];         /* why it is known to fail; "" when it is not */

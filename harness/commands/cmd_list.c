@@ -6,6 +6,7 @@
 
 #include "harness/commands/command.h"
 #include "harness/mutants/mutants.h"
+#include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
 #include "oracle/program/program.h"
 
@@ -106,6 +107,24 @@ cleanup:
     return status;
 }
 
+/* What each of a case's mutants is: of the table those for its operation, and those of its steps. */
+static assay_status print_mutants_of(assay_context *ctx, const assay_case *c)
+{
+    OWNED_BY(assay_plan_free) assay_plan plan = {0};
+    OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
+    int count = 0;
+    MUST(assay_plan_make(ctx, &plan, c));
+    MUST(assay_mutants_like(ctx, &plan, "*", &list));
+    for (int i = 0; i < list.count; i++) {
+        const assay_mutant *mutant = list.items[i];
+        if (!assay_mutant_is_for(mutant, &plan)) continue;
+        printf("%-40s %-13s %-10s %s\n", mutant->name, assay_mutant_way(mutant), mutant->bugs, mutant->models);
+        count++;
+    }
+    printf("%s: %d mutants\n", c->name, count);
+    return ASSAY_OK;
+}
+
 /* "rope(x, positions, theta=10000, interleave=false)" and its formula. */
 static void print_step(const assay_program_step *step)
 {
@@ -134,9 +153,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     OWNED_BY(assay_chosen_free) assay_chosen chosen = {0};
     *exit_code = ASSAY_EXIT_PASS;
-    if ((options->mutants || options->steps) &&
-        ((options->mutants && options->steps) || options->json || options->argument_count > 0 ||
-         assay_chooses_without_arguments(options))) {
+    const bool of_cases = options->argument_count > 0 || assay_chooses_without_arguments(options);
+    if ((options->steps && (options->mutants || of_cases)) || (options->json && (options->steps || options->mutants))) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--%s goes alone", options->steps ? "steps" : "mutants");
     }
     if (options->steps) {
@@ -144,10 +162,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         return ASSAY_OK;
     }
     MUST(assay_choose(ctx, options, ASSAY_CHOOSE_ALL, &chosen));
-    if (options->mutants) {
-        MUST(print_mutants(ctx, chosen.cases, chosen.count));
-        return ASSAY_OK;
-    }
+    if (options->mutants && !of_cases) return print_mutants(ctx, chosen.cases, chosen.count);
+    for (int i = 0; i < chosen.count && options->mutants; i++) MUST(print_mutants_of(ctx, &chosen.cases[i]));
+    if (options->mutants) return ASSAY_OK;
     if (options->json) {
         MUST(print_json(ctx, chosen.cases, chosen.count));
         return ASSAY_OK;
@@ -168,8 +185,9 @@ const assay_command assay_command_list = {
     .summary = "the case catalogue",
     .details =
         "Each line: name, operation, first input and its shape, what it is for. With --mutants: what each of them\n"
-        "changes, the bugs of docs/bugs.md, what it models, the operations that it is for. With --steps: what\n"
-        "programs are made of.\n",
+        "changes, the bugs of docs/bugs.md, what it models, the operations that it is for; with CASE as well: those of "
+        "the\n"
+        "case, and of its steps. With --steps: what programs are made of.\n",
     .options = ASSAY_OPT_LIST | ASSAY_OPT_CHOOSE,
     .least = 0,
     .most = -1,

@@ -24,7 +24,14 @@ static const char *outcome_name(assay_mutant_outcome outcome)
 static int count_of(const assay_power_test *found, assay_mutant_outcome outcome)
 {
     int count = 0;
-    for (int i = 0; i < assay_mutant_count; i++) count += found->items[i].outcome == outcome;
+    for (int i = 0; i < found->mutants.count; i++) count += found->items[i].outcome == outcome;
+    return count;
+}
+
+static int count_equivalent(const assay_power_test *found)
+{
+    int count = 0;
+    for (int i = 0; i < found->mutants.count; i++) count += found->items[i].equivalent;
     return count;
 }
 
@@ -33,19 +40,41 @@ static bool is_vacuous(const assay_power_test *found)
     return found->power.vacuous[0] != '\0';
 }
 
+static const char *word_of(const assay_mutant_result *r)
+{
+    return r->equivalent ? "equivalent" : outcome_name(r->outcome);
+}
+
+static bool is_printed(const assay_mutant_result *r, bool verbose)
+{
+    return r->outcome != ASSAY_MUTANT_NOT_APPLICABLE || verbose;
+}
+
+/* Of the column of names. */
+static int name_width(const assay_power_test *found, bool verbose)
+{
+    size_t width = 24;
+    for (int i = 0; i < found->mutants.count; i++) {
+        const size_t length = strlen(found->items[i].mutant->name);
+        if (is_printed(&found->items[i], verbose) && length > width) width = length;
+    }
+    return (int)width;
+}
+
 /* One line for each mutant that applies; all of them when verbose. */
 static void print_table(const assay_power_test *found, bool verbose)
 {
     const bool by_stage = found->power.stated_by_stage;
-    printf("\n  %-24s %-13s %-14s %-8s %-9s %s%8s %9s  %s\n", "mutant", "changed", "bugs", "required", "outcome",
+    const int width = name_width(found, verbose);
+    printf("\n  %-*s %-13s %-14s %-8s %-9s %s%8s %9s  %s\n", width, "mutant", "changed", "bugs", "required", "outcome",
            by_stage ? "by stage   " : "", "tensors", "excess", verbose ? "where" : "");
-    for (int i = 0; i < assay_mutant_count; i++) {
+    for (int i = 0; i < found->mutants.count; i++) {
         const assay_mutant_result *r = &found->items[i];
         char tensors[32] = "";
-        if (r->outcome == ASSAY_MUTANT_NOT_APPLICABLE && !verbose) continue;
+        if (!is_printed(r, verbose)) continue;
         if (r->changed > 0) snprintf(tensors, sizeof tensors, "%d/%d", r->found, r->changed);
-        printf("  %-24s %-13s %-14s %-8s %-9s ", r->mutant->name, assay_mutant_way(r->mutant), r->mutant->bugs,
-               r->required ? "yes" : "", outcome_name(r->outcome));
+        printf("  %-*s %-13s %-14s %-8s %-9s ", width, r->mutant->name, assay_mutant_way(r->mutant), r->mutant->bugs,
+               r->required ? "yes" : "", word_of(r));
         if (by_stage) printf("%-10s ", r->outcome == ASSAY_MUTANT_PASSES ? outcome_name(r->by_stage) : "");
         printf("%8s", tensors);
         if (r->changed > 0) printf(" %9.3g  %s", r->excess, verbose ? r->where : "");
@@ -59,7 +88,9 @@ static void print_table(const assay_power_test *found, bool verbose)
 
 static void print_verdict(const char *path, const assay_power_test *found)
 {
-    char line[ASSAY_POWER_LINE_SIZE];
+    char line[ASSAY_POWER_LINE_SIZE], equivalent[40] = "";
+    const int same = count_equivalent(found);
+    if (same > 0) snprintf(equivalent, sizeof equivalent, " %d equivalent,", same);
     assay_power_line(&found->power, line);
     if (is_vacuous(found)) {
         printf("\nVACUOUS  %s: mutant %s would pass at profile %s: a backend with this bug is not told from a correct "
@@ -69,8 +100,8 @@ static void print_verdict(const char *path, const assay_power_test *found)
         printf("\nPASS  %s: every required mutant with an effect is detected at profile %s\n", path,
                found->profile->precision.name);
     }
-    printf("power: %s; %d without effect, %d do not apply\n", line, count_of(found, ASSAY_MUTANT_NO_EFFECT),
-           count_of(found, ASSAY_MUTANT_NOT_APPLICABLE));
+    printf("power: %s; %d without effect,%s %d do not apply\n", line, count_of(found, ASSAY_MUTANT_NO_EFFECT),
+           equivalent, count_of(found, ASSAY_MUTANT_NOT_APPLICABLE) - same);
     fflush(stdout);
 }
 
@@ -93,6 +124,7 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
            cJSON_AddStringToObject(item, "changed", assay_mutant_way(r->mutant)) != NULL &&
            cJSON_AddBoolToObject(item, "required", r->required) != NULL &&
            cJSON_AddStringToObject(item, "outcome", outcome_name(r->outcome)) != NULL &&
+           (!r->equivalent || cJSON_AddBoolToObject(item, "equivalent", true) != NULL) &&
            cJSON_AddStringToObject(item, "by_stage", outcome_name(r->by_stage)) != NULL &&
            cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
            cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL &&
@@ -119,7 +151,7 @@ static bool put_fixture(cJSON *list, const char *path, const assay_case *c, cons
         ok = cJSON_AddNumberToObject(fixture, "detected_by_stage", found->power.detected_by_stage) != NULL;
     cJSON *mutants = ok ? cJSON_AddArrayToObject(fixture, "mutants") : NULL;
     ok = mutants != NULL;
-    for (int i = 0; ok && i < assay_mutant_count; i++) ok = put_mutant(mutants, &found->items[i]);
+    for (int i = 0; ok && i < found->mutants.count; i++) ok = put_mutant(mutants, &found->items[i]);
     return ok;
 }
 
@@ -145,6 +177,7 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     TRY(assay_command_profile(ctx, options, golden.reader, assay_dtype_name(golden.c->dtype), &profile));
     TRY(assay_golden_plan(ctx, &golden, NULL));
     golden.plan.by_stage = &assay_stages_judge;
+    golden.plan.mutants_like = options->mutants_like;
     golden.plan.signals = options->json_file != NULL || options->verbose;
     TRY(assay_plan_require_memory(ctx, &golden.plan));
     ctx->threads = assay_plan_threads(ctx, &golden.plan);

@@ -18,7 +18,7 @@ enum {
     ASSAY_OPT_EQUIVALENCE = 1 << 9, /* --equivalence */
     ASSAY_OPT_KNOWN = 1 << 10,      /* --known */
     ASSAY_OPT_JSON = 1 << 11,       /* --json FILE */
-    ASSAY_OPT_WRITE = 1 << 12,      /* --write */
+    ASSAY_OPT_WRITE = 1 << 12,      /* --write, --mutants */
     ASSAY_OPT_PROFILE = 1 << 13,    /* --precision alone */
     ASSAY_OPT_CHOOSE = 1 << 14,     /* --tag, --op, --exclude, --no-mesh, --shard */
     ASSAY_OPT_CONTAINER = 1 << 15,  /* --container */
@@ -44,7 +44,8 @@ typedef struct assay_options {
     bool quiet, color, json, verbose;
     const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
         *svg_file, *backend, *keep, *folder;
-    const char *container; /* the ending of files in a folder: h5, safetensors, npz */
+    const char *mutants_like; /* of power: a pattern; NULL: not said */
+    const char *container;    /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
     bool certify, mutants, steps, serve, staged, recipe, materialise, resume, trust, draw_only, graph;

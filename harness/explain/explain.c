@@ -33,7 +33,8 @@ typedef struct search {
     assay_trial trial;
     assay_given_results given;
     const assay_report *plain;
-    hypothesis *held;    /* [assay_mutant_count + assay_ignored_setting_count] */
+    assay_mutant_list mutants;
+    hypothesis *held;    /* [mutants.count + assay_ignored_setting_count] */
     assay_mutant fitted; /* the row of any alpha, with the candidate's */
     int held_count, tried, settings_tried;
     const assay_tensor_set *given_too; /* checkpoints that stages begin with; NULL: a whole candidate is explained */
@@ -77,6 +78,12 @@ static double compared_elements(const assay_plan *plan)
     return elements;
 }
 
+static bool exceeds(const assay_plan *plan, int evaluated, int applicable)
+{
+    return evaluated * assay_operation_flops(plan->operation, plan->c, true) > MOST_FLOPS ||
+           (double)applicable * compared_elements(plan) > MOST_ELEMENTS;
+}
+
 static bool is_too_large(const assay_plan *plan, const assay_mutant *mutants, int count)
 {
     int evaluated = 0, applicable = 0;
@@ -86,8 +93,7 @@ static bool is_too_large(const assay_plan *plan, const assay_mutant *mutants, in
         applicable += is_for;
         evaluated += is_for && assay_mutant_is_evaluated(&mutants[i]);
     }
-    return evaluated * assay_operation_flops(plan->operation, plan->c, true) > MOST_FLOPS ||
-           (double)applicable * compared_elements(plan) > MOST_ELEMENTS;
+    return exceeds(plan, evaluated, applicable);
 }
 
 static void keep(search *s, const assay_mutant *mutant, double residual, double distance)
@@ -207,7 +213,7 @@ static void ask(const search *s, char *text, size_t size)
 
 static void say(const search *s, assay_report *report)
 {
-    char *text = report->explanation, names[ASSAY_EXPLAINED_MOST * (ASSAY_EXPLAINED_NAME + 16)];
+    char *text = report->explanation, names[640];
     const size_t size = sizeof report->explanation;
     const int count = name_nearest(s, names, sizeof names);
     if (count == 0 || s->noise) {
@@ -220,7 +226,7 @@ static void say(const search *s, assay_report *report)
                  "equals %s: does the kernel ignore the setting?; in brackets the standard deviations that are left",
                  names);
     } else {
-        snprintf(text, size, "equals mutant %s: %s%.100s; in brackets the standard deviations that are left%s", names,
+        snprintf(text, size, "equals mutant %s: %s%.200s; in brackets the standard deviations that are left%s", names,
                  count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models,
                  !s->held[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
                                                                                : "");
@@ -246,6 +252,15 @@ static assay_status try_all(assay_context *ctx, search *s, bool whole, assay_pro
     return ASSAY_OK;
 }
 
+/* Mutants of the table keep their names: those of steps are tried where none holds. */
+static assay_status try_steps(assay_context *ctx, search *s)
+{
+    const int count = s->mutants.count - assay_mutant_count;
+    if (s->held_count > 0 || exceeds(s->trial.plan, count, count)) return ASSAY_OK;
+    for (int i = assay_mutant_count; i < s->mutants.count; i++) MUST(try_twice(ctx, s, s->mutants.items[i]));
+    return ASSAY_OK;
+}
+
 /* A mutant that says more keeps its name: settings are tried where none holds. */
 static assay_status try_settings(assay_context *ctx, search *s)
 {
@@ -265,6 +280,7 @@ static assay_status search_all(assay_context *ctx, search *s, bool quiet)
     assay_progress_start(&progress, quiet, "known bugs", assay_mutant_count);
     TRY(try_all(ctx, s, true, &progress));
     TRY(try_all(ctx, s, false, &progress));
+    TRY(try_steps(ctx, s));
     TRY(try_settings(ctx, s));
     /* that errors are as large says less than that they are the same: other bugs may make such; and where a recipe
      * quantises, errors of any origin are steps of its codes */
@@ -282,6 +298,7 @@ cleanup:
 static void close_search(search *s, assay_tensor_set *results)
 {
     free(s->held);
+    assay_mutant_list_free(&s->mutants);
     assay_given_results_free(&s->given);
     assay_tensor_set_free(results);
 }
@@ -309,7 +326,8 @@ static assay_status open_search(assay_context *ctx, search *s, assay_golden *gol
     if (s->given_too != NULL) MUST(add_given(ctx, s->given_too, results));
     s->trial = (assay_trial){.plan = plan, .golden = results, .profile = profile, .false_alarm = s->plain->false_alarm};
     MUST(assay_given_results_load(ctx, results, candidate, &s->given));
-    MUST(assay_alloc(ctx, "hypotheses", assay_mutant_count + assay_ignored_setting_count, sizeof *s->held, &s->held));
+    MUST(assay_mutants_of(ctx, plan, &s->mutants));
+    MUST(assay_alloc(ctx, "hypotheses", s->mutants.count + assay_ignored_setting_count, sizeof *s->held, &s->held));
     return ASSAY_OK;
 }
 

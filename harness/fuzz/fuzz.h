@@ -12,11 +12,11 @@ typedef struct assay_found {
     assay_case c;                /* shrunk */
     char drawn[ASSAY_PATH_SIZE]; /* what it was drawn from, in a word: the description */
     assay_reason reason;
-    int tries, steps;                                    /* of shrinking */
-    bool is_unsteady;                                    /* the shrunk case did not fail again */
-    bool ran_out;                                        /* of time, before it was as small as it gets */
-    char message[600], diagnosis[512], explanation[768]; /* of the case as it was drawn */
-    char edges[ASSAY_EDGES_TEXT];                        /* sizes around the shrunk one that fail, and that pass */
+    int tries, steps;                                     /* of shrinking */
+    bool is_unsteady;                                     /* the shrunk case did not fail again */
+    bool ran_out;                                         /* of time, before it was as small as it gets */
+    char message[600], diagnosis[512], explanation[1024]; /* of the case as it was drawn */
+    char edges[ASSAY_EDGES_TEXT];                         /* sizes around the shrunk one that fail, and that pass */
 } assay_found;
 
 /* What a failure has for shrinking and for sizes around it, though the time of the draws is over; the attempt that runs is

@@ -223,14 +223,14 @@ static assay_status set_left_out(assay_context *ctx, assay_fixture_writer *write
     return assay_fixture_set_texts(ctx, writer, ASSAY_PROFILES_LEFT_OUT, plan->left_out_count, list);
 }
 
-static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *writer)
+static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *writer, const assay_plan *plan)
 {
-    const char **names = calloc((size_t)assay_mutant_count, sizeof *names);
-    if (names == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the names of mutants");
-    for (int i = 0; i < assay_mutant_count; i++) names[i] = assay_mutants[i].name;
-    const assay_status status = assay_fixture_set_texts(ctx, writer, "mutants", assay_mutant_count, names);
-    free(names);
-    return status;
+    OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
+    OWNED const char **names = NULL;
+    MUST(assay_mutants_of(ctx, plan, &list));
+    MUST(assay_alloc(ctx, "the names of mutants", list.count, sizeof *names, &names));
+    for (int i = 0; i < list.count; i++) names[i] = list.items[i]->name;
+    return assay_fixture_set_texts(ctx, writer, "mutants", list.count, names);
 }
 
 static assay_status begin_golden(assay_context *ctx, assay_file_sink *sink, const assay_source *source,
@@ -245,7 +245,7 @@ static assay_status begin_golden(assay_context *ctx, assay_file_sink *sink, cons
     if (plan->null_left_out[0] != '\0') {
         MUST(assay_fixture_set_text(ctx, sink->writer, "null_left_out", plan->null_left_out));
     }
-    if (plan->mutants) MUST(set_mutant_names(ctx, sink->writer));
+    if (plan->mutants) MUST(set_mutant_names(ctx, sink->writer, plan));
     return ASSAY_OK;
 }
 

@@ -58,7 +58,7 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
     OWNED double *stored = NULL, *rounded = NULL;
     if (sink->plan->specs[index].role == ASSAY_ROLE_DISCRIMINATION) {
         sink->written[index] += count;
-        return assay_power_check(ctx, sink->golden, path, values);
+        return assay_power_check(ctx, sink->plan, sink->golden, path, values);
     }
     MUST(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &stored));
     MUST(assay_alloc_f64(ctx, path, count < CHUNK ? count : CHUNK, &rounded));

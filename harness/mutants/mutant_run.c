@@ -116,12 +116,14 @@ static assay_status run_requantised(assay_context *ctx, const assay_mutant *muta
 }
 
 /* With its steps changed: the mutant applies where such a step is run. */
-static assay_status run_changed(assay_context *ctx, const assay_mutant *mutant, const assay_plan *plan,
-                                const assay_source *in, const assay_sink *out, bool *applies)
+static assay_status run_changed(assay_context *ctx, const assay_trial *t, const assay_mutant *mutant,
+                                const assay_plan *plan, const assay_source *in, const assay_sink *out, bool *applies)
 {
     assay_context own = *ctx;
     assay_step_change change = mutant->step;
     change.found = applies;
+    change.type = assay_coarser_type(t->profile->storage);
+    *applies |= assay_mutant_is_of_step(mutant); /* which is run, in every case that has it */
     if (assay_mutant_changes_steps(mutant)) own.change = &change;
     const assay_status status = assay_evaluate(&own, plan, in, out);
     memcpy(ctx->message, own.message, sizeof ctx->message);
@@ -139,7 +141,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(results);
     if (assay_mutant_requantises(mutant)) return run_requantised(ctx, mutant, plan, &in, &out, applies);
-    if (!has_own_arithmetic(mutant)) return run_changed(ctx, mutant, plan, &in, &out, applies);
+    if (!has_own_arithmetic(mutant)) return run_changed(ctx, t, mutant, plan, &in, &out, applies);
     assay_emulation emulation = {.precision = assay_case_precision(plan->c, t->profile),
                                  .storage = t->profile->storage,
                                  .multiply = assay_case_multiply(plan->c, t->profile),

@@ -5,6 +5,7 @@
 #ifndef ASSAY_HARNESS_MUTANTS_H
 #define ASSAY_HARNESS_MUTANTS_H
 
+#include "compare/compare.h"
 #include "compare/profile.h"
 #include "harness/plan/results.h"
 #include "oracle/arithmetic/emulated.h"
@@ -149,6 +150,30 @@ extern const int assay_ignored_setting_count;
 bool assay_mutant_is_ignored_setting(const assay_mutant *mutant);
 
 const assay_mutant *assay_mutant_by_name(const char *name); /* of either table; NULL when there is none */
+
+/* Mutants of the steps of a case's graph: each change that each step has (harness/mutants/step_changes.h), as
+ * step:TENSOR:CHANGE (mutants_steps.c). */
+typedef struct assay_step_mutant {
+    assay_mutant mutant;
+    char name[ASSAY_EXPLAINED_NAME], models[224];
+} assay_step_mutant;
+
+/* The table's mutants in its order, and behind them those of steps. */
+typedef struct assay_mutant_list {
+    int count;
+    const assay_mutant **items;
+    assay_step_mutant *made;
+} assay_mutant_list;
+
+/* Of an operation that has parts the table's alone: those know what bugs its steps have. Of others, which are programs, those of
+ * its steps too. */
+assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list);
+/* Those of both that the pattern matches, of any operation; what has no graph has none of steps. Refuses one that matches none. */
+assay_status assay_mutants_like(assay_context *ctx, const assay_plan *plan, const char *pattern,
+                                assay_mutant_list *list);
+void assay_mutant_list_free(assay_mutant_list *list);                    /* safe on a zeroed struct */
+int assay_mutant_place(const assay_mutant_list *list, const char *name); /* -1: there is none */
+bool assay_mutant_is_of_step(const assay_mutant *mutant);
 
 /* "configuration", "steps", "inputs", "arithmetic" or "results": the first of its parts. */
 const char *assay_mutant_way(const assay_mutant *mutant);

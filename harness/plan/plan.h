@@ -38,6 +38,7 @@ typedef struct assay_plan {
     bool mutants;             /* the golden is to hold the power of its verdict (harness/power/power_test.h) */
     const struct assay_stage_judge *by_stage; /* of that: who judges stages; NULL: nobody */
     bool signals;                             /* of the power: say by how much each mutant could be seen */
+    const char *mutants_like; /* of the power: those alone that this pattern matches; NULL: all that are the case's */
     bool staged; /* a run stage by stage: every error scale is of the emulated runs, and routing weights have some */
     bool
         with_stages; /* candidates give checkpoints to be judged as stages: those that it does not hold are not unknown */

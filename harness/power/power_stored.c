@@ -20,18 +20,21 @@ static bool agrees(const double *stored, int fields, const double *found)
     return true;
 }
 
-assay_status assay_power_check(assay_context *ctx, assay_fixture_reader *golden, const char *path, const double *fields)
+assay_status assay_power_check(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                               const char *path, const double *fields)
 {
     const char *const *names = NULL;
+    OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
     OWNED double *rows = NULL;
     const int count = assay_fixture_texts(golden, "mutants", &names);
     const int stored = assay_power_fields_of(assay_fixture_find(golden, path), count);
     MUST(assay_alloc_f64(ctx, path, (int64_t)count * stored, &rows));
     MUST(assay_fixture_read(ctx, golden, path, 0, (int64_t)count * stored, rows));
+    MUST(assay_mutants_of(ctx, plan, &list));
     for (int i = 0; i < count; i++) {
         const double *row = rows + (int64_t)i * stored;
-        const assay_mutant *mutant = assay_mutant_by_name(names[i]);
-        if (mutant == NULL || agrees(row, stored, fields + (mutant - assay_mutants) * ASSAY_POWER_FIELDS)) continue;
+        const int place = assay_mutant_place(&list, names[i]);
+        if (place < 0 || agrees(row, stored, fields + (int64_t)place * ASSAY_POWER_FIELDS)) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: what it says of mutant %s is not what certification finds", path,
                           names[i]);
     }

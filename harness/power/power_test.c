@@ -14,6 +14,8 @@
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
 
+#define SAME 1e-12
+
 /* One unit of the storage type at that value. */
 static double unit_at(double value, assay_dtype type)
 {
@@ -45,6 +47,25 @@ static bool has_effect(const assay_trial *t, const assay_tensor *golden, const a
         if (!isfinite(expected) || !isfinite(found) || fabs(found - expected) > fmax(unit, least)) return true;
     }
     return false;
+}
+
+/* Whether the results that are required are the same but for last digits of float64: 1e-12 of each tensor's largest number. */
+static bool are_same(const assay_tensor_set *golden, const assay_tensor_set *candidate)
+{
+    for (int i = 0; i < golden->count; i++) {
+        const assay_tensor *right = &golden->items[i], *wrong = &candidate->items[i];
+        double largest = 0;
+        if (!assay_role_is_required(right->spec.role)) continue;
+        for (int64_t k = 0; right->values != NULL && k < right->count; k++)
+            if (isfinite(right->values[k])) largest = fmax(largest, fabs(right->values[k]));
+        for (int64_t k = 0; k < right->count; k++) {
+            if (right->indices != NULL && right->indices[k] != wrong->indices[k]) return false;
+            if (right->indices != NULL || right->values[k] == wrong->values[k]) continue;
+            const bool both = isnan(right->values[k]) && isnan(wrong->values[k]);
+            if (!both && !(fabs(wrong->values[k] - right->values[k]) <= SAME * largest)) return false;
+        }
+    }
+    return true;
 }
 
 static double excess_of(const assay_tensor_result *tensor)
@@ -196,6 +217,10 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     *result = (assay_mutant_result){.mutant = mutant, .required = assay_mutant_is_required(mutant, made->plan)};
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
+    if (applies && assay_mutant_is_of_step(mutant)) {
+        result->equivalent = are_same(made->golden, &candidate);
+        applies = !result->equivalent;
+    }
     if (!applies) goto cleanup;
     if (runs->members > 0 && assay_filter_is_for(mutant)) TRY(find_signal(ctx, t, runs, &candidate, result));
     assay_candidate_round(&candidate, t->profile);
@@ -295,7 +320,7 @@ static assay_status run_by_stage(assay_context *ctx, const assay_trial *t, assay
     OWNED_BY(assay_whole_free) assay_whole whole = {0};
     assay_trial staged = *t;
     bool prepared = false;
-    for (int i = 0; i < assay_mutant_count; i++) {
+    for (int i = 0; i < found->mutants.count; i++) {
         assay_mutant_result *result = &found->items[i];
         result->by_stage = result->fails && has_effect_on_any(result) ? ASSAY_MUTANT_DETECTED : result->outcome;
         if (result->outcome != ASSAY_MUTANT_PASSES || result->fails) continue;
@@ -316,7 +341,7 @@ static void tally(assay_power_test *found)
 {
     assay_power *power = &found->power;
     power->stated = true;
-    for (int i = 0; i < assay_mutant_count; i++) {
+    for (int i = 0; i < found->mutants.count; i++) {
         const assay_mutant_result *r = &found->items[i];
         power->detected += r->outcome == ASSAY_MUTANT_DETECTED;
         power->effective += has_effect_on_any(r);
@@ -341,7 +366,9 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
     *found = (assay_power_test){.profile = profile};
     TRY(assay_trial_reader(ctx, golden, "golden", NULL, &t.reader));
     TRY(check_control(ctx, &t));
-    TRY(assay_alloc(ctx, "verdicts on mutants", assay_mutant_count, sizeof *found->items, &found->items));
+    TRY(plan->mutants_like != NULL ? assay_mutants_like(ctx, plan, plan->mutants_like, &found->mutants)
+                                   : assay_mutants_of(ctx, plan, &found->mutants));
+    TRY(assay_alloc(ctx, "verdicts on mutants", found->mutants.count, sizeof *found->items, &found->items));
     for (int p = 0; plan->signals && assay_direction_members(plan) > 0 && p < plan->precision_count; p++) {
         if (strcmp(plan->precisions[p].name, profile->precision.name) == 0)
             TRY(assay_correct_runs_make(ctx, plan, golden, p, &runs));
@@ -351,8 +378,8 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
         made.plan = &whole.plan;
         made.golden = &whole.golden;
     }
-    for (int i = 0; i < assay_mutant_count; i++) {
-        TRY(try_mutant(ctx, &t, sketched ? &made : &t, &assay_mutants[i], &runs, &found->items[i]));
+    for (int i = 0; i < found->mutants.count; i++) {
+        TRY(try_mutant(ctx, &t, sketched ? &made : &t, found->mutants.items[i], &runs, &found->items[i]));
     }
     if (has_stages(ctx, plan)) TRY(run_by_stage(ctx, &t, found));
     tally(found);
@@ -367,14 +394,15 @@ cleanup:
 void assay_power_test_free(assay_power_test *found)
 {
     free(found->items);
+    assay_mutant_list_free(&found->mutants);
     *found = (assay_power_test){0};
 }
 
-assay_status assay_power_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec)
+assay_status assay_power_spec(assay_context *ctx, const char *profile, int mutants, assay_tensor_spec *spec)
 {
     *spec = (assay_tensor_spec){.role = ASSAY_ROLE_DISCRIMINATION,
                                 .type = ASSAY_FLOAT64,
-                                .shape = assay_shape_of(2, (int64_t)assay_mutant_count, (int64_t)ASSAY_POWER_FIELDS),
+                                .shape = assay_shape_of(2, (int64_t)mutants, (int64_t)ASSAY_POWER_FIELDS),
                                 .labels = {"mutant", "field"}};
     const int length = snprintf(spec->path, sizeof spec->path, "%s/%s", assay_role_folders[spec->role], profile);
     if (length >= (int)sizeof spec->path) return assay_fail(ctx, ASSAY_INTERNAL, "%s: path too long", profile);
@@ -383,7 +411,7 @@ assay_status assay_power_spec(assay_context *ctx, const char *profile, assay_ten
 
 void assay_power_fields(const assay_power_test *found, double *fields)
 {
-    for (int i = 0; i < assay_mutant_count; i++) {
+    for (int i = 0; i < found->mutants.count; i++) {
         const assay_mutant_result *r = &found->items[i];
         double *row = fields + (int64_t)i * ASSAY_POWER_FIELDS;
         row[ASSAY_POWER_OUTCOME] = (double)r->outcome;

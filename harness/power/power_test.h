@@ -12,6 +12,7 @@ typedef struct assay_mutant_result {
     const assay_mutant *mutant;
     assay_mutant_outcome outcome;
     bool required;
+    bool equivalent;               /* of a step's: the case gives the same with it, so it is not looked at */
     int changed, found;            /* tensors with an effect; of those, the ones that fail by themselves */
     bool fails;                    /* the verdict on the candidate */
     assay_mutant_outcome by_stage; /* DETECTED: it fails, or does once it gives its checkpoints too and each stage is
@@ -26,7 +27,8 @@ typedef struct assay_mutant_result {
 
 typedef struct assay_power_test {
     const assay_profile *profile;
-    assay_mutant_result *items; /* of each mutant of the table, in its order */
+    assay_mutant_list mutants;
+    assay_mutant_result *items; /* of each mutant, in their order */
     assay_power power;
 } assay_power_test;
 
@@ -55,10 +57,10 @@ assay_status assay_power_evaluate(assay_context *ctx, const assay_plan *plan, co
 assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan);
 
 /* discrimination/PROFILE [mutants,fields] (compare/power.h). */
-assay_status assay_power_spec(assay_context *ctx, const char *profile, assay_tensor_spec *spec);
-/* assay_mutant_count * ASSAY_POWER_FIELDS numbers. */
+assay_status assay_power_spec(assay_context *ctx, const char *profile, int mutants, assay_tensor_spec *spec);
+/* As many numbers. */
 void assay_power_fields(const assay_power_test *found, double *fields);
 
 /* A stored certificate: of the mutants that are known still, it says what `fields` say. */
-assay_status assay_power_check(assay_context *ctx, assay_fixture_reader *golden, const char *path,
-                               const double *fields);
+assay_status assay_power_check(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                               const char *path, const double *fields);

@@ -11,7 +11,7 @@ static assay_status write_fields(assay_context *ctx, const assay_power_test *fou
 {
     assay_tensor_spec spec;
     OWNED double *fields = NULL;
-    MUST(assay_power_spec(ctx, found->profile->precision.name, &spec));
+    MUST(assay_power_spec(ctx, found->profile->precision.name, found->mutants.count, &spec));
     MUST(assay_alloc_f64(ctx, spec.path, assay_shape_count(&spec.shape), &fields));
     assay_power_fields(found, fields);
     return out->write(ctx, out->self, spec.path, assay_shape_count(&spec.shape), fields);
@@ -19,6 +19,7 @@ static assay_status write_fields(assay_context *ctx, const assay_power_test *fou
 
 assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
 {
+    OWNED_BY(assay_mutant_list_free) assay_mutant_list list = {0};
     if (plan->precision_count == 0) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: mutants are judged at a profile, and the case has none",
                           plan->c->name);
@@ -27,9 +28,10 @@ assay_status assay_plan_mutants(assay_context *ctx, assay_plan *plan)
     assay_tensor_spec *more = realloc(plan->specs, room * sizeof *more);
     if (more == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     plan->specs = more;
+    MUST(assay_mutants_of(ctx, plan, &list));
     for (int p = 0; p < plan->precision_count; p++) {
         assay_tensor_spec spec;
-        MUST(assay_power_spec(ctx, plan->precisions[p].name, &spec));
+        MUST(assay_power_spec(ctx, plan->precisions[p].name, list.count, &spec));
         MUST(assay_plan_add_spec(ctx, plan, &spec));
     }
     plan->mutants = true;

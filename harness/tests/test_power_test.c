@@ -360,6 +360,7 @@ TEST_IN_FOLDER(older_tables_hold)
 {
     assay_context ctx = assay_context_default(1);
     const char *path = folder->file;
+    const assay_plan plain = {.operation = assay_operation_by_name("gmm")};
     double *found = calloc((size_t)assay_mutant_count * ASSAY_POWER_FIELDS, sizeof *found);
     double stored[3 * ASSAY_POWER_FIELDS] = {3, 1, 7, 5, 0.5, 2, 2, 0, 7, 7, 12.0, 2};
     double *doubled = stored + ASSAY_POWER_FIELDS;
@@ -384,9 +385,9 @@ TEST_IN_FOLDER(older_tables_hold)
         doubled[table[i].field] = table[i].value;
         assay_fixture_reader *reader = with_table(&ctx, path, table[i].rows, ASSAY_POWER_FIELDS, stored);
         const assay_tensor_spec *spec = assay_fixture_find(reader, "discrimination/f32");
-        const assay_plan plan = {.specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
+        const assay_plan plan = {.operation = plain.operation, .specs = (assay_tensor_spec[]){*spec}, .spec_count = 1};
         assert_int_equal(assay_golden_check_layout(&ctx, &plan, reader), table[i].layout);
-        assert_int_equal(assay_power_check(&ctx, reader, spec->path, found), table[i].fields);
+        assert_int_equal(assay_power_check(&ctx, &plan, reader, spec->path, found), table[i].fields);
         if (table[i].fields != ASSAY_OK) assert_non_null(strstr(ctx.message, "mutant doubled"));
         doubled[table[i].field] = before;
         assay_fixture_close(reader);
@@ -399,7 +400,7 @@ TEST_IN_FOLDER(older_tables_hold)
     assay_fixture_close(stated);
     static const double five[] = {3, 0, 7, 5, 0.5, 2, 0, 7, 7, 12.0};
     assay_fixture_reader *earlier = with_table(&ctx, path, 2, ASSAY_POWER_BY_STAGE, five);
-    assert_ok(&ctx, assay_power_check(&ctx, earlier, "discrimination/f32", found));
+    assert_ok(&ctx, assay_power_check(&ctx, &plain, earlier, "discrimination/f32", found));
     assert_ok(&ctx, assay_power_read(&ctx, earlier, "f32", &power));
     assert_true(power.effective == 2 && power.detected == 1 && !power.stated_by_stage);
     assay_fixture_close(earlier);
@@ -410,7 +411,7 @@ TEST_IN_FOLDER(older_tables_hold)
     }
     found[(assay_mutant_by_name("doubled") - assay_mutants) * ASSAY_POWER_FIELDS + ASSAY_POWER_EXCESS] = INFINITY;
     assay_fixture_reader *finite = with_table(&ctx, path, 2, ASSAY_POWER_FIELDS, stored);
-    assert_int_equal(assay_power_check(&ctx, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
+    assert_int_equal(assay_power_check(&ctx, &plain, finite, "discrimination/f32", found), ASSAY_BAD_INPUT);
     assay_fixture_close(finite);
     free(found);
 }

@@ -1,0 +1,107 @@
+/* Mutants made from the steps of a case's graph. */
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/mutants/mutants.h"
+#include "harness/mutants/step_changes.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
+
+bool assay_mutant_is_of_step(const assay_mutant *mutant)
+{
+    return mutant->step.step > 0;
+}
+
+/* "silu", "softmax over D": kinds of many functions go by the function. */
+static void describe(const graph_step *step, char text[ASSAY_STEP_NAME])
+{
+    const graph_kind *kind = step->kind;
+    const bool many = kind == &graph_kind_map || kind == &graph_kind_binary || kind == &graph_kind_reduce;
+    char with[ASSAY_STEP_NAME];
+    graph_parameters_text(step, with, sizeof with);
+    snprintf(text, ASSAY_STEP_NAME, "%s%s%.40s", many ? "" : kind->name, many || with[0] == '\0' ? "" : " ", with);
+}
+
+/* "in h.silu (silu): another function" */
+static void make(const graph *g, int number, int change, const char *name, assay_step_mutant *made)
+{
+    const graph_step *step = &g->steps[number];
+    char tensor[ASSAY_STEP_NAME], what[ASSAY_STEP_NAME];
+    assay_step_name(g, step->out[0], tensor);
+    describe(step, what);
+    snprintf(made->name, sizeof made->name, "step:%s:%.*s", tensor, (int)(sizeof made->name - 8 - strlen(tensor)),
+             name);
+    snprintf(made->models, sizeof made->models, "in %s (%s): %s", tensor, what,
+             assay_step_change_text((assay_step_change_kind)change));
+    made->mutant = (assay_mutant){
+        .name = made->name,
+        .models = made->models,
+        .bugs = "",
+        .step = {.how = ASSAY_STEP_CHANGED, .step = number + 1, .make = assay_change_step, .change = change},
+    };
+}
+
+/* NULL: counts them. */
+static int make_all(const graph *g, assay_step_mutant *made)
+{
+    int count = 0;
+    for (int i = 0; i < g->step_count; i++) {
+        for (int change = 0; change < ASSAY_STEP_CHANGE_COUNT; change++) {
+            graph_step changed;
+            char name[ASSAY_STEP_NAME];
+            if (!assay_change_step(g, i, change, &changed, name)) continue;
+            if (made != NULL) make(g, i, change, name, &made[count]);
+            count++;
+        }
+    }
+    return count;
+}
+
+static assay_status open_list(assay_context *ctx, const assay_plan *plan, bool steps, assay_mutant_list *list)
+{
+    OWNED graph *g = NULL;
+    int count = 0;
+    if (steps) {
+        MUST(assay_alloc(ctx, "the graph of a case", 1, sizeof *g, &g));
+        MUST(assay_operation_graph(ctx, plan->operation, plan->c, g));
+        count = make_all(g, NULL);
+        MUST(assay_alloc(ctx, "mutants of steps", count, sizeof *list->made, &list->made));
+        make_all(g, list->made);
+    }
+    MUST(assay_alloc(ctx, "mutants", assay_mutant_count + count, sizeof *list->items, &list->items));
+    for (int i = 0; i < assay_mutant_count; i++) list->items[list->count++] = &assay_mutants[i];
+    for (int i = 0; i < count; i++) list->items[list->count++] = &list->made[i].mutant;
+    return ASSAY_OK;
+}
+
+assay_status assay_mutants_of(assay_context *ctx, const assay_plan *plan, assay_mutant_list *list)
+{
+    return open_list(ctx, plan, plan->operation->graph != NULL && plan->operation->parts == 0, list);
+}
+
+assay_status assay_mutants_like(assay_context *ctx, const assay_plan *plan, const char *pattern,
+                                assay_mutant_list *list)
+{
+    int count = 0;
+    MUST(open_list(ctx, plan, plan->operation->graph != NULL, list));
+    for (int i = 0; i < list->count; i++)
+        if (fnmatch(pattern, list->items[i]->name, 0) == 0) list->items[count++] = list->items[i];
+    list->count = count;
+    return count > 0 ? ASSAY_OK : assay_fail(ctx, ASSAY_BAD_INPUT, "no mutant is called %s", pattern);
+}
+
+void assay_mutant_list_free(assay_mutant_list *list)
+{
+    free(list->items);
+    free(list->made);
+    *list = (assay_mutant_list){0};
+}
+
+int assay_mutant_place(const assay_mutant_list *list, const char *name)
+{
+    for (int i = 0; i < list->count; i++)
+        if (strcmp(list->items[i]->name, name) == 0) return i;
+    return -1;
+}

@@ -1,0 +1,62 @@
+/* Changes of single steps: what a kernel computes that has one of them wrong. Every kind of step has some, which follow from what
+ * it reads, what it is told and what it makes; the graph stays as it is. Mutants are made so (oracle/base/step_change.h). */
+#pragma once
+
+#include "oracle/graph/graph.h"
+
+/* Name, and what a kernel with it does. */
+#define ASSAY_STEP_CHANGES(X)                                                                                          \
+    /* the step is another one */                                                                                      \
+    X(LEFT_OUT, "left_out", "the step is left out")                                                                    \
+    X(FIRST_ALONE, "first_alone", "the first operand stays as it is")                                                  \
+    X(SECOND_ALONE, "second_alone", "the second operand stays as it is")                                               \
+    X(OTHER_FUNCTION, "as", "another function")                                                                        \
+    /* it reads something else */                                                                                      \
+    X(EXCHANGED, "exchanged", "two inputs are exchanged")                                                              \
+    X(LAST_EXCHANGED, "last_exchanged", "the inputs behind the first are exchanged")                                   \
+    X(FIRST_ELSE, "first_reads", "the first input is another tensor")                                                  \
+    X(SECOND_ELSE, "second_reads", "the second input is another tensor")                                               \
+    X(THIRD_ELSE, "third_reads", "the third input is another tensor")                                                  \
+    X(TAIL_NOT_READ, "tail_not_read", "the last 8 of what is summed over, or half of them, are not read")              \
+    X(BIAS_IGNORED, "bias_ignored", "the bias is not added")                                                           \
+    X(SEGMENTS_IGNORED, "segments_ignored", "tokens see other segments")                                               \
+    /* it is told something else */                                                                                    \
+    X(OTHER_EPSILON, "other_epsilon", "epsilon is 1e-5 instead of 1e-6, or the reverse")                               \
+    X(FACTOR_TWICE, "factor_twice", "the factor is applied twice")                                                     \
+    X(OTHER_THETA, "other_theta", "theta is 50 times as large")                                                        \
+    X(OTHER_PAIRS, "other_pairs", "pairs are side by side instead of half the width apart, or the reverse")            \
+    X(OTHER_AXIS, "over", "along another axis")                                                                        \
+    X(OTHER_FIRST, "other_first", "the part begins one index beside")                                                  \
+    X(LOW_IGNORED, "low_ignored", "there is no lower bound")                                                           \
+    X(HIGH_IGNORED, "high_ignored", "there is no upper bound")                                                         \
+    X(WINDOW_LONGER, "window_longer", "the window is one key longer")                                                  \
+    X(WINDOW_IGNORED, "window_ignored", "there is no window")                                                          \
+    X(SOFT_CAP_IGNORED, "soft_cap_ignored", "there is no soft cap")                                                    \
+    /* what it makes is spoilt */                                                                                      \
+    X(NEGATED, "negated", "the result has the wrong sign")                                                             \
+    X(DOUBLED, "doubled", "the result is twice what it should be")                                                     \
+    X(COARSER, "coarser", "the result is rounded to a coarser type")                                                   \
+    X(LAST_COLUMNS_ZERO, "last_columns_zero", "the last 8 columns of the result, or half of them, are zero")           \
+    X(LAST_ROW_ZERO, "last_row_zero", "the last row of the result is zero")                                            \
+    X(LAST_ROW_STALE, "last_row_stale", "the last row of the result is that of the row before")                        \
+    /* backward alone */                                                                                               \
+    X(DETACHED, "detached", "nothing flows back to the first input")                                                   \
+    X(SECOND_DETACHED, "second_detached", "nothing flows back to the second input")                                    \
+    X(THIRD_DETACHED, "third_detached", "nothing flows back to the third input")
+typedef enum assay_step_change_kind {
+#define X(code, name, text) ASSAY_STEP_CHANGE_##code,
+    ASSAY_STEP_CHANGES(X)
+#undef X
+        ASSAY_STEP_CHANGE_COUNT
+} assay_step_change_kind;
+
+enum { ASSAY_STEP_NAME = 64 };
+
+/* What people call a tensor: what is given by its own name, what is made by that of the checkpoint or output that it is, or that it
+ * goes into first: "h.silu", "h.silu2" of two. */
+void assay_step_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME]);
+
+/* Step `number` with a assay_step_change_kind, as assay_step_change.make has it; false: it has none of the kind. name [ASSAY_STEP_NAME], of the
+ * change: "left_out", "as_gelu", "first_reads_up"; NULL: nobody asks. */
+bool assay_change_step(const graph *g, int number, int change, graph_step *changed, char *name);
+const char *assay_step_change_text(assay_step_change_kind change);

@@ -1,0 +1,323 @@
+/* Mutants made from the steps of a case: a program whose text has the change gives the same, to the last gradient; what flows back
+ * is the derivative of what is wrong; those that are none are recognised; and a failure names the step. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "harness/mutants/step_changes.h"
+#include "harness/power/power_test.h"
+#include "harness/tests/golden_trial.h"
+#include "oracle/graph/graph_kind.h"
+
+TEST_LABELS(units);
+
+/* A case whose text has `to` for `from`. */
+static assay_case *with_text(const char *name, const char *from, const char *to)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named(name, "profiles=none");
+    char *text = NULL, changed[8192];
+    assert_ok(&ctx, assay_case_to_yaml(&ctx, c, &text));
+    const char *at = strstr(text, from);
+    if (at == NULL) fail_msg("%s has no %s", name, from);
+    snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    free(text);
+    assay_cases_free(c, 1);
+    return case_from(changed);
+}
+
+static const assay_mutant *named(const assay_mutant_list *list, const char *name)
+{
+    const int place = assay_mutant_place(list, name);
+    if (place < 0) fail_msg("there is no mutant %s", name);
+    return list->items[place];
+}
+
+static const struct {
+    const char *name, *mutant, *from, *to;
+} TEXTS[] = {
+    {"program/swiglu", "step:h.silu:left_out", "silu(g)", "g"},
+    {"program/swiglu", "step:h.silu:as_gelu", "silu(g)", "gelu(g)"},
+    {"program/swiglu", "step:h.silu:negated", "silu(g)", "neg(silu(g))"},
+    {"program/swiglu", "step:h.silu:doubled", "silu(g)", "mul(2, silu(g))"},
+    {"program/swiglu", "step:h.mul:as_div", "mul(silu(g), u)", "div(silu(g), u)"},
+    {"program/transformer-layer", "step:o:window_longer", "window=6", "window=7"},
+    {"program/transformer-layer", "step:o:window_ignored", ", window=6", ""},
+    {"program/transformer-layer", "step:o:last_exchanged", "attention(q, k, v,", "attention(q, v, k,"},
+    {"program/transformer-layer", "step:o.scaled:left_out", "window=6", "window=6, scale=1"},
+    {"program/transformer-layer", "step:o.scaled:factor_twice", "window=6", "window=6, scale=0.125"},
+    {"program/transformer-layer", "step:q.rotation_angles:other_theta", "wq), positions, theta=500000.0",
+     "wq), positions, theta=25000000.0"},
+    {"program/transformer-layer", "step:k:other_pairs", "wk), positions, theta=500000.0",
+     "wk), positions, theta=500000.0, interleave=true"},
+    {"program/transformer-layer", "step:n:other_epsilon", "rms_norm(x, pre)", "rms_norm(x, pre, epsilon=1e-5)"},
+    {"program/transformer-layer", "step:r:as_sub", "add(x,", "sub(x,"},
+    {"program/transformer-layer", "step:m:left_out", "rms_norm(r, post)", "mul(add(r, mul(post, 0)), 1)"},
+    {"program/every-reduction", "step:p:over_T", "softmax(a, over=\\\"D\\\")", "softmax(a, over=\\\"T\\\")"},
+    {"program/every-reduction", "step:m:as_sum", "mean(mul", "sum(mul"},
+    {"program/every-move", "step:p:other_first", "\\\"D->P\\\", x", "\\\"D->P\\\", x, first=1"},
+    {"program/every-move", "step:r:other_first", "first=2", "first=3"},
+    {"program/merge-states", "step:d:exchanged", "sub(first_lse, second_lse)", "sub(second_lse, first_lse)"},
+};
+
+TEST(a_changed_program_gives_the_same)
+{
+    for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++) {
+        trial plain, changed;
+        assay_mutant_list list = {0};
+        assay_tensor_set results = {0};
+        bool applies = true;
+        trial_evaluate(&plain, case_named(TEXTS[i].name, "profiles=none"), NULL);
+        trial_evaluate(&changed, with_text(TEXTS[i].name, TEXTS[i].from, TEXTS[i].to), NULL);
+        const assay_trial at = trial_at(&plain, "f32");
+        assert_ok(&plain.ctx, assay_mutants_of(&plain.ctx, &plain.plan, &list));
+        assert_ok(&plain.ctx, assay_mutant_make(&plain.ctx, &at, named(&list, TEXTS[i].mutant), &results, &applies));
+        assert_true(applies);
+        for (int t = 0; t < results.count; t++) {
+            const assay_tensor *own = &results.items[t];
+            const assay_tensor *its = assay_tensor_set_find(&changed.golden, own->spec.path);
+            double largest = 0;
+            if (!assay_role_is_required(own->spec.role) || own->values == NULL) continue;
+            for (int64_t k = 0; k < its->count; k++) largest = fmax(largest, fabs(its->values[k]));
+            for (int64_t k = 0; k < own->count; k++)
+                if (!(fabs(own->values[k] - its->values[k]) <= 1e-13 * largest))
+                    fail_msg("%s of %s: %s[%d] is %.17g, expected %.17g", TEXTS[i].mutant, TEXTS[i].name,
+                             own->spec.path, (int)k, own->values[k], its->values[k]);
+        }
+        assay_tensor_set_free(&results);
+        assay_mutant_list_free(&list);
+        trial_close(&plain);
+        trial_close(&changed);
+    }
+}
+
+/* Some direction, or the sum of what is along it. */
+static double direction(int tensor, int64_t i)
+{
+    return sin(12.9898 * (double)(i + 1) + 78.233 * tensor);
+}
+
+/* The loss of outputs by their cotangents, and what its gradient is along the direction. */
+static void measure(const assay_tensor_set *set, double *loss, double *slope, double *size)
+{
+    *loss = *slope = *size = 0;
+    for (int t = 0; t < set->count; t++) {
+        const assay_tensor *tensor = &set->items[t];
+        char path[ASSAY_PATH_SIZE];
+        if (tensor->spec.role == ASSAY_ROLE_OUTPUT) {
+            snprintf(path, sizeof path, "cotangents/%s", strchr(tensor->spec.path, '/') + 1);
+            const assay_tensor *cotangent = assay_tensor_set_find(set, path);
+            for (int64_t k = 0; k < tensor->count; k++) *loss += cotangent->values[k] * tensor->values[k];
+        }
+        assay_gradient_path(tensor->spec.path, path);
+        const assay_tensor *gradient = assay_tensor_set_find(set, path);
+        if (!assay_role_is_given(tensor->spec.role) || gradient == NULL) continue;
+        for (int64_t k = 0; k < tensor->count; k++) {
+            *slope += direction(t, k) * gradient->values[k];
+            *size += fabs(direction(t, k) * gradient->values[k]);
+        }
+    }
+}
+
+static double loss_at(trial *t, const assay_mutant *mutant, double step, double *slope, double *size)
+{
+    assay_tensor_set moved = {0}, results = {0};
+    assay_trial at = trial_at(t, "f64");
+    bool applies = true;
+    double loss;
+    assert_ok(&t->ctx, assay_tensor_set_copy(&t->ctx, &t->golden, &moved));
+    for (int i = 0; i < moved.count; i++) {
+        const assay_tensor *tensor = &moved.items[i];
+        const assay_tensor_role role = tensor->spec.role;
+        const bool moves = (role == ASSAY_ROLE_INPUT || role == ASSAY_ROLE_WEIGHT) && tensor->values != NULL;
+        for (int64_t k = 0; moves && k < tensor->count; k++) tensor->values[k] += step * direction(i, k);
+    }
+    at.golden = &moved;
+    assert_ok(&t->ctx, assay_tensor_set_copy(&t->ctx, &moved, &results));
+    assert_ok(&t->ctx, assay_mutant_evaluate(&t->ctx, &at, mutant, &results, &applies));
+    measure(&results, &loss, slope, size);
+    if (!applies) *size = loss = 0; /* other indices, which are out of range */
+    assay_tensor_set_free(&moved);
+    assay_tensor_set_free(&results);
+    return loss;
+}
+
+/* Of what is detached there is none to be; what is rounded has none; a quotient by numbers near 0 has one that differences do not
+ * show; and some steps go back by what they have made, wrong as it is. */
+static bool has_derivative(const graph *g, const assay_mutant *mutant)
+{
+    const assay_step_change_kind change = (assay_step_change_kind)mutant->step.change;
+    const bool spoilt = change >= ASSAY_STEP_CHANGE_NEGATED && change <= ASSAY_STEP_CHANGE_LAST_ROW_STALE;
+    const graph_kind *kind = g->steps[mutant->step.step - 1].kind;
+    const bool quotient = strstr(mutant->name, ":as_div") != NULL;
+    return change < ASSAY_STEP_CHANGE_DETACHED && change != ASSAY_STEP_CHANGE_COARSER && !quotient &&
+           !(spoilt && kind->reads >> GRAPH_READS_OUT != 0);
+}
+
+TEST(what_flows_back_is_the_derivative)
+{
+    static const char *const names[] = {"program/swiglu",
+                                        "program/lora",
+                                        "program/causal-conv",
+                                        "program/norm-rope",
+                                        "program/transformer-layer",
+                                        "program/every-move",
+                                        "program/batched-product"};
+    const double step = 1e-5;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        trial t;
+        int tried = 0;
+        assay_mutant_list list = {0};
+        graph *g = calloc(1, sizeof *g);
+        assert_non_null(g);
+        trial_evaluate(&t, case_named(names[i], "profiles=none;dtype=float64"), NULL);
+        assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
+        assert_ok(&t.ctx, assay_operation_graph(&t.ctx, t.plan.operation, t.c, g));
+        for (int k = assay_mutant_count; k < list.count; k++) {
+            double slope, size, ignored;
+            if (!has_derivative(g, list.items[k])) continue;
+            loss_at(&t, list.items[k], 0, &slope, &size);
+            if (size == 0) continue;
+            tried++;
+            const double found = (loss_at(&t, list.items[k], step, &ignored, &ignored) -
+                                  loss_at(&t, list.items[k], -step, &ignored, &ignored)) /
+                                 (2 * step);
+            if (!(fabs(found - slope) <= 1e-6 * size))
+                fail_msg("%s of %s: %.12g flows back, expected %.12g", list.items[k]->name, names[i], slope, found);
+        }
+        assert_true(tried > 10);
+        free(g);
+        assay_mutant_list_free(&list);
+        trial_close(&t);
+    }
+}
+
+/* Every operation that has a graph has some; each goes by its own name, which is a file's too. */
+TEST(names_are_names_of_files_and_differ)
+{
+    static const char *const names[] = {"program/every-map", "program/transformer-layer", "mla/small", "gqa/gpt-oss",
+                                        "mlp/silu",          "layer_norm/small"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        trial t;
+        assay_mutant_list list = {0};
+        trial_plan(&t, case_named(names[i], "profiles=none"));
+        assert_ok(&t.ctx, assay_mutants_like(&t.ctx, &t.plan, "step:*", &list));
+        for (int k = 0; k < list.count; k++) {
+            const char *name = list.items[k]->name;
+            assert_true(assay_mutant_is_of_step(list.items[k]) && strlen(name) < ASSAY_EXPLAINED_NAME - 1);
+            assert_true(strchr(name, '/') == NULL && strchr(name, ' ') == NULL);
+            assert_string_equal(assay_mutant_way(list.items[k]), "steps");
+            if (assay_mutant_place(&list, name) != k) fail_msg("%s: %s is there twice", names[i], name);
+        }
+        assay_mutant_list_free(&list);
+        assert_int_equal(assay_mutants_like(&t.ctx, &t.plan, "step:no_such:*", &list), ASSAY_BAD_INPUT);
+        assay_mutant_list_free(&list);
+        trial_close(&t);
+    }
+}
+
+static const assay_mutant_result *result_of(const assay_power_test *found, const char *name)
+{
+    const int place = assay_mutant_place(&found->mutants, name);
+    if (place < 0) fail_msg("there is no mutant %s", name);
+    return &found->items[place];
+}
+
+/* Symmetric exchanges, factors and shifts of what is normalised after: they count nowhere. */
+TEST(what_changes_nothing_is_equivalent)
+{
+    static const struct {
+        const char *name, *mutant;
+        bool equivalent;
+    } table[] = {{"program/hyper-connections", "step:a.sum:doubled", true},
+                 {"program/hyper-connections", "step:h:doubled", false},
+                 {"program/hyper-connections", "step:c.sum:as_mean", true},
+                 {"program/add-norm", "step:s:exchanged", true},
+                 {"program/add-norm", "step:s:as_sub", false},
+                 {"program/every-reduction", "step:a.max:as_mean", true},
+                 {"program/every-reduction", "step:a:exchanged", false},
+                 {"program/batched-product", "step:s.order:left_out", true}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        trial t;
+        assay_power_test found = {0};
+        trial_evaluate(&t, case_named(table[i].name, "profiles=[f32]"), NULL);
+        t.plan.mutants_like = table[i].mutant;
+        assert_ok(&t.ctx,
+                  assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+        const assay_mutant_result *r = result_of(&found, table[i].mutant);
+        if (r->equivalent != table[i].equivalent) fail_msg("%s: %s", table[i].name, table[i].mutant);
+        assert_int_equal(r->outcome, table[i].equivalent ? ASSAY_MUTANT_NOT_APPLICABLE : ASSAY_MUTANT_DETECTED);
+        assert_int_equal(found.power.effective, table[i].equivalent ? 0 : 1);
+        assay_power_test_free(&found);
+        trial_close(&t);
+    }
+}
+
+/* Of a program its steps' mutants are among those that count; of another operation they are where they are asked for. */
+TEST(programs_have_them_and_others_are_asked)
+{
+    trial t;
+    assay_power_test found = {0};
+    trial_evaluate(&t, case_named("program/lora", "profiles=[f32]"), NULL);
+    assert_ok(&t.ctx,
+              assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    assert_int_equal(result_of(&found, "step:low:tail_not_read")->outcome, ASSAY_MUTANT_DETECTED);
+    assert_int_equal(result_of(&found, "step:y.product:second_detached")->changed, 1);
+    assert_int_equal(result_of(&found, "zero_results")->outcome, ASSAY_MUTANT_DETECTED);
+    assay_power_test_free(&found);
+    trial_close(&t);
+
+    trial_evaluate(&t, case_named("mla/small", "profiles=[f32]"), NULL);
+    assay_mutant_list list = {0};
+    assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
+    assert_int_equal(list.count, assay_mutant_count);
+    assay_mutant_list_free(&list);
+    t.plan.mutants_like = "step:mla_kv:*";
+    assert_ok(&t.ctx,
+              assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    assert_int_equal(result_of(&found, "step:mla_kv:left_out")->outcome, ASSAY_MUTANT_DETECTED);
+    assert_int_equal(result_of(&found, "step:mla_kv:doubled")->outcome, ASSAY_MUTANT_DETECTED);
+    assay_power_test_free(&found);
+    /* of what expand gives nothing reads the key; and the case has no segments */
+    t.plan.mutants_like = "step:*reads*";
+    assert_ok(&t.ctx,
+              assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    assert_int_equal(result_of(&found, "step:attention_out:second_reads_query_proj")->outcome, ASSAY_MUTANT_DETECTED);
+    assert_int_equal(result_of(&found, "step:query_proj.rotation_angles:first_reads_segment_ids")->outcome,
+                     ASSAY_MUTANT_NOT_APPLICABLE);
+    assay_power_test_free(&found);
+    trial_close(&t);
+}
+
+static bool is_required(const assay_tensor_spec *spec)
+{
+    return assay_role_is_required(spec->role);
+}
+
+/* A candidate that has a step wrong: the report says which. */
+TEST_IN_FOLDER(a_failure_names_the_step)
+{
+    static const char *const mutants[] = {"step:h.silu:as_gelu", "step:u:tail_not_read", "step:h.mul:last_row_stale",
+                                          "step:g:second_reads_up"};
+    const assay_profile *profile = assay_profile_by_name("bf16");
+    trial t;
+    assay_mutant_list list = {0};
+    trial_write(&t, folder, case_named("program/swiglu", "profiles=[bf16]"));
+    assert_ok(&t.ctx, assay_mutants_of(&t.ctx, &t.plan, &list));
+    for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
+        assay_tensor_set results = {0};
+        bool applies = true;
+        const assay_trial at = trial_at(&t, "bf16");
+        assert_ok(&t.ctx, assay_mutant_make(&t.ctx, &at, named(&list, mutants[i]), &results, &applies));
+        trial_write_candidate(&t, &results, profile, is_required);
+        const assay_judging how = {.profile = profile, .false_alarm = 1e-6, .quiet = true};
+        assay_report report = trial_judge(&t, &how);
+        assert_int_equal(report.verdict, ASSAY_FAIL);
+        bool is_named = false; /* up for gate is u for g: nobody can tell */
+        for (int k = 0; k < report.explained_count; k++) is_named |= strcmp(report.explained_by[k], mutants[i]) == 0;
+        if (!is_named || report.explained_count > 2) fail_msg("%s: %s", mutants[i], report.explanation);
+        assay_report_free(&report);
+        assay_tensor_set_free(&results);
+    }
+    assay_mutant_list_free(&list);
+    trial_close(&t);
+}
