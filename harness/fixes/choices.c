@@ -16,7 +16,7 @@
 
 static bool is_choice(const assay_tensor_spec *spec)
 {
-    return spec->type == ASSAY_INT32 && assay_path_is_choice(spec->path) && spec->shape.rank == 3;
+    return spec->type == ASSAY_INT32 && assay_path_is_choice(spec->path) && spec->shape.rank > 0;
 }
 
 /* The case's own choice is no backend's to make: the comparer holds it to equality, as it does any whole numbers. */
@@ -60,8 +60,8 @@ assay_status assay_choices_read(assay_context *ctx, assay_fixture_reader *golden
         const int64_t count = assay_shape_count(&spec->shape);
         snprintf(router->path, sizeof router->path, "%s", spec->path);
         router->rank = assay_order_rank(order, spec);
-        router->per_token = spec->shape.dims[2];
-        router->tokens = spec->shape.dims[0] * spec->shape.dims[1];
+        router->per_token = spec->shape.dims[spec->shape.rank - 1];
+        router->tokens = count / router->per_token;
         MUST(assay_alloc_i32(ctx, spec->path, count, &router->golden));
         MUST(assay_alloc_i32(ctx, spec->path, count, &router->candidate));
         MUST(assay_fixture_read_i32(ctx, golden, spec->path, 0, count, router->golden));
@@ -122,10 +122,11 @@ static assay_tensor_spec choice_of(const assay_router_choice *router)
     return spec;
 }
 
-/* routing/P/biased_scores [T,E], which belongs to the choice routing/P/selected_experts. */
-static assay_tensor_spec scores_of(const assay_router_choice *router, int64_t experts)
+/* routing/P/biased_scores [T,E], which belongs to the choice routing/P/selected_experts, or top_k. */
+static assay_tensor_spec scores_of(const assay_router_choice *router)
 {
-    assay_tensor_spec spec = {.type = ASSAY_FLOAT64, .shape = assay_shape_of(2, router->tokens, experts)};
+    assay_tensor_spec spec = {.type = ASSAY_FLOAT64,
+                              .shape = assay_shape_of(2, router->tokens, router->config.num_experts)};
     const int prefix = (int)(strrchr(router->path, '/') + 1 - router->path);
     snprintf(spec.path, sizeof spec.path, "%.*sbiased_scores", prefix, router->path);
     return spec;
@@ -133,7 +134,7 @@ static assay_tensor_spec scores_of(const assay_router_choice *router, int64_t ex
 
 static assay_choice token_of(const assay_router_choice *router, const assay_choices *c, int64_t t)
 {
-    return (assay_choice){.experts = c->config.num_experts,
+    return (assay_choice){.experts = router->config.num_experts,
                           .per_token = router->per_token,
                           .free = c->used != NULL && !c->used[t],
                           .golden = router->golden + t * router->per_token,
@@ -145,20 +146,39 @@ static assay_status check_golden(assay_context *ctx, const assay_choices *c)
 {
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *r = &c->routers[i];
-        const int64_t tokens = c->config.batch * c->config.sequence, count = r->tokens * r->per_token;
-        if (r->tokens != tokens || r->per_token != c->config.num_experts_per_tok) {
+        const assay_routing_config *config = &r->config;
+        const int64_t tokens = config->batch * config->sequence, count = r->tokens * r->per_token;
+        if (r->tokens != tokens || r->per_token != config->num_experts_per_tok) {
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "%.90s has %" PRId64 " tokens with %" PRId64 " experts, expected %" PRId64
                               " with %" PRId64,
-                              r->path, r->tokens, r->per_token, tokens, c->config.num_experts_per_tok);
+                              r->path, r->tokens, r->per_token, tokens, config->num_experts_per_tok);
         }
         for (int64_t k = 0; k < count; k++) {
-            if (r->golden[k] >= 0 && r->golden[k] < c->config.num_experts) continue;
+            if (r->golden[k] >= 0 && r->golden[k] < config->num_experts) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s[%" PRId64 "] is %" PRId32 ", expected 0 to %" PRId64,
-                              r->path, k, r->golden[k], c->config.num_experts - 1);
+                              r->path, k, r->golden[k], config->num_experts - 1);
         }
     }
     return ASSAY_OK;
+}
+
+/* Of a program as many groups of one as there are rows. */
+static assay_status config_of(assay_context *ctx, const assay_case *c, assay_router_choice *router)
+{
+    if (c->program == NULL) return assay_routing_config_of(ctx, c, &router->config);
+    for (int i = 0; i < c->program->line_count; i++) {
+        const assay_program_line *line = &c->program->lines[i];
+        const assay_program_node *node = &c->program->nodes[line->node];
+        if (!node->chosen || strcmp(line->path, router->path) != 0) continue;
+        const assay_shape *scores = &c->program->nodes[node->in[0]].shape;
+        router->config = (assay_routing_config){.batch = 1,
+                                                .sequence = assay_shape_count(&node->shape) / router->per_token,
+                                                .num_experts = scores->dims[scores->rank - 1],
+                                                .num_experts_per_tok = node->shape.dims[node->shape.rank - 1]};
+        return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%.90s is no choice of the program", router->path);
 }
 
 static assay_status find_used(assay_context *ctx, const assay_plan *plan, const assay_source *in, assay_choices *c)
@@ -172,7 +192,7 @@ assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assa
                                 const assay_source *in, bool others, assay_tensor_set *given)
 {
     if (c->count == 0) return ASSAY_OK;
-    MUST(assay_routing_config_of(ctx, evaluated->c, &c->config));
+    for (int i = 0; i < c->count; i++) MUST(config_of(ctx, evaluated->c, &c->routers[i]));
     MUST(find_used(ctx, evaluated, in, c));
     MUST(check_golden(ctx, c));
     for (int i = 0; i < c->count; i++) {
@@ -207,8 +227,9 @@ static assay_status run_once(assay_context *ctx, const assay_plan *plan, const a
 }
 
 /* What the oracle chooses by these scores. A table's choice needs none. */
-static assay_status choose(assay_context *ctx, const assay_routing_config *config, const assay_router_choice *router)
+static assay_status choose(assay_context *ctx, const assay_router_choice *router)
 {
+    const assay_routing_config *config = &router->config;
     OWNED double *values = NULL;
     double margin;
     OWNED int32_t *indices = NULL;
@@ -230,9 +251,8 @@ static assay_status choose(assay_context *ctx, const assay_routing_config *confi
 static assay_status find_scores(assay_context *ctx, assay_choices *c, const assay_plan *plan, const assay_source *in,
                                 assay_tensor_set *given)
 {
-    const int64_t experts = c->config.num_experts;
     for (int i = 0; i < c->count; i++) {
-        const assay_tensor_spec scores = scores_of(&c->routers[i], experts), choice = choice_of(&c->routers[i]);
+        const assay_tensor_spec scores = scores_of(&c->routers[i]), choice = choice_of(&c->routers[i]);
         MUST(assay_tensor_set_add(ctx, &c->results, &scores, NULL));
         if (!c->routers[i].given) MUST(assay_tensor_set_add(ctx, &c->results, &choice, NULL));
     }
@@ -240,12 +260,13 @@ static assay_status find_scores(assay_context *ctx, assay_choices *c, const assa
     const assay_source results = assay_tensor_set_source(&c->results);
     for (int i = 0; i < c->count; i++) {
         assay_router_choice *router = &c->routers[i];
-        const assay_tensor_spec scores = scores_of(router, experts), choice = choice_of(router);
+        const assay_tensor_spec scores = scores_of(router), choice = choice_of(router);
+        const int64_t count = router->tokens * router->config.num_experts;
         router->scores = assay_tensor_set_find(&c->results, scores.path)->values;
         if (!router->given) MUST(assay_tensor_set_read(ctx, given, &choice, &results));
-        MUST(choose(ctx, &c->config, router));
-        MUST(assay_alloc_f64(ctx, "errors of scores", router->tokens * experts, &router->tau));
-        memset(router->tau, 0, (size_t)(router->tokens * experts) * sizeof *router->tau);
+        MUST(choose(ctx, router));
+        MUST(assay_alloc_f64(ctx, "errors of scores", count, &router->tau));
+        memset(router->tau, 0, (size_t)count * sizeof *router->tau);
     }
     return ASSAY_OK;
 }
@@ -260,9 +281,10 @@ static void add_errors(const assay_tensor *scores, assay_router_choice *router)
 }
 
 /* Numbers below `vanishing` may be 0, or be flushed to it: a softmax of far scores in float32. */
-static assay_status tau_of(assay_context *ctx, assay_router_choice *router, int64_t experts, int members,
-                           double deviations, double vanishing)
+static assay_status tau_of(assay_context *ctx, assay_router_choice *router, int members, double deviations,
+                           double vanishing)
 {
+    const int64_t experts = router->config.num_experts;
     const assay_shape shape = assay_shape_of(2, router->tokens, experts);
     if (members > 0) MUST(assay_ensemble_smooth(ctx, &shape, members, router->tau));
     for (int64_t i = 0; i < router->tokens * experts; i++) router->tau[i] = router->tau[i] * deviations + vanishing;
@@ -276,10 +298,9 @@ static assay_status find_tau(assay_context *ctx, assay_choices *c, const assay_p
     assay_status status = ASSAY_OK;
     const int members = assay_ensemble_members(plan, &plan->precisions[0]);
     const double vanishing = plan->precisions[0].router > DBL_EPSILON ? FLT_MIN : 0;
-    const int64_t experts = c->config.num_experts;
     assay_tensor_set scores = {0};
     for (int i = 0; i < c->count; i++) {
-        const assay_tensor_spec spec = scores_of(&c->routers[i], experts);
+        const assay_tensor_spec spec = scores_of(&c->routers[i]);
         TRY(assay_tensor_set_add(ctx, &scores, &spec, NULL));
     }
     for (int number = 0; number < members; number++) {
@@ -292,7 +313,7 @@ static assay_status find_tau(assay_context *ctx, assay_choices *c, const assay_p
         TRY(status);
         for (int i = 0; i < c->count; i++) add_errors(&scores.items[i], &c->routers[i]);
     }
-    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], experts, members, deviations, vanishing));
+    for (int i = 0; i < c->count; i++) TRY(tau_of(ctx, &c->routers[i], members, deviations, vanishing));
 cleanup:
     assay_tensor_set_free(&scores);
     return status;
@@ -300,49 +321,60 @@ cleanup:
 
 /* --- the verdict --- */
 
+static bool is_of_experts(const assay_router_choice *router)
+{
+    return assay_path_ends(router->path, "selected_experts");
+}
+
 static void place_of(const assay_router_choice *router, int64_t sequence, int64_t t, char text[160])
 {
-    snprintf(text, 160, "%.90s: token [%" PRId64 ",%" PRId64 "]", router->path, t / sequence, t % sequence);
+    if (is_of_experts(router)) {
+        snprintf(text, 160, "%.90s: token [%" PRId64 ",%" PRId64 "]", router->path, t / sequence, t % sequence);
+    } else {
+        snprintf(text, 160, "%.90s: row %" PRId64, router->path, t);
+    }
 }
 
 /* One line on a wrong token. */
 static void describe_wrong(const assay_router_choice *router, const assay_choice *token, assay_choice_verdict verdict,
                            int64_t sequence, int64_t t, char message[256])
 {
+    const char *what = is_of_experts(router) ? "expert" : "index";
     char place[160];
     int32_t chosen, better;
     place_of(router, sequence, t, place);
     if (verdict == ASSAY_CHOICE_INVALID) {
-        snprintf(message, 256, "%s: not %" PRId64 " different experts of 0 to %" PRId64, place, token->per_token,
-                 token->experts - 1);
+        snprintf(message, 256, "%s: not %" PRId64 " different %s of 0 to %" PRId64, place, token->per_token,
+                 is_of_experts(router) ? "experts" : "indices", token->experts - 1);
         return;
     }
     assay_choice_swap(token, &chosen, &better);
     if (token->fixed) {
-        snprintf(message, 256, "%s: expert %d chosen, the table says %d", place, chosen, better);
+        snprintf(message, 256, "%s: %s %d chosen, the table says %d", place, what, chosen, better);
     } else if (verdict == ASSAY_CHOICE_TIE) {
-        snprintf(message, 256, "%s: expert %d chosen, expert %d ties with it exactly: the lower index comes first",
-                 place, chosen, better);
+        snprintf(message, 256, "%s: %s %d chosen, %s %d ties with it exactly: the lower index comes first", place, what,
+                 chosen, what, better);
     } else {
-        snprintf(message, 256, "%s: expert %d chosen, better is %d: off by %.3g times what errors allow", place, chosen,
-                 better, assay_choice_excess(token));
+        snprintf(message, 256, "%s: %s %d chosen, better is %d: off by %.3g times what errors allow", place, what,
+                 chosen, better, assay_choice_excess(token));
     }
 }
 
 /* Judges all tokens. */
 static void judge_all(assay_choices *c, const assay_profile *profile)
 {
-    const int64_t experts = c->config.num_experts;
-    const assay_routing_rule rule = assay_routing_rule_of(&c->config);
     assay_routing_summary *summary = &c->summary;
     *summary = (assay_routing_summary){.judged = true};
     for (int i = 0; i < c->count; i++) {
         const assay_router_choice *router = &c->routers[i];
+        const assay_routing_config *config = &router->config;
+        const assay_routing_rule rule = assay_routing_rule_of(config);
+        const int64_t experts = config->num_experts;
         for (int64_t t = 0; router->given && t < router->tokens; t++) {
             assay_choice token = token_of(router, c, t);
-            token.groups = rule.groups ? c->config.n_routing_groups : 1;
-            token.groups_kept = rule.groups ? c->config.topk_routing_group : 1;
-            token.group_score = c->config.group_score;
+            token.groups = rule.groups ? config->n_routing_groups : 1;
+            token.groups_kept = rule.groups ? config->topk_routing_group : 1;
+            token.group_score = config->group_score;
             token.fixed = rule.hash;
             token.any_of_tied = profile->any_of_tied;
             token.scores = router->scores + t * experts;
@@ -354,7 +386,7 @@ static void judge_all(assay_choices *c, const assay_profile *profile)
             if (verdict == ASSAY_CHOICE_EXACT || verdict == ASSAY_CHOICE_ADMISSIBLE) continue;
             if (summary->wrong++ > 0) continue;
             c->wrong_path = router->path;
-            describe_wrong(router, &token, verdict, c->config.sequence, t, summary->message);
+            describe_wrong(router, &token, verdict, config->sequence, t, summary->message);
         }
     }
 }
@@ -370,8 +402,8 @@ assay_status assay_choices_judge(assay_context *ctx, assay_choices *c, const ass
     ctx->threads = assay_plan_threads(ctx, plan);
     TRY(find_scores(ctx, c, plan, in, given));
     judge_all(c, profile);
-    if (c->summary.exact == c->summary.tokens || assay_routing_rule_of(&c->config).hash) goto cleanup;
-    for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * c->config.num_experts;
+    if (c->summary.exact == c->summary.tokens || assay_routing_rule_of(&c->routers[0].config).hash) goto cleanup;
+    for (int i = 0; i < c->count; i++) scores += c->routers[i].tokens * c->routers[i].config.num_experts;
     /* thresholds of elements take half of what they are given */
     TRY(find_tau(ctx, c, plan, in, assay_thresholds_of(2 * false_alarm, scores, 0, 0).element));
     judge_all(c, profile);

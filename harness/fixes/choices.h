@@ -11,7 +11,8 @@ typedef struct assay_router_choice {
     char path[ASSAY_PATH_SIZE];
     int rank; /* in the order of the data flow */
     int64_t tokens, per_token;
-    bool given;         /* by the candidate; else the oracle chooses */
+    assay_routing_config config; /* of the case that is evaluated again; of a program's top_k its sizes alone */
+    bool given;                  /* by the candidate; else the oracle chooses */
     int32_t *golden;    /* [T,K] as stored; then what the oracle would choose, given the choices of the layers before */
     int32_t *candidate; /* [T,K] */
     const double *scores; /* [T,E] what experts are chosen by, given all choices: one of `results` */
@@ -22,7 +23,6 @@ typedef struct assay_router_choice {
 typedef struct assay_choices {
     assay_router_choice *routers; /* layer after layer */
     int count;
-    assay_routing_config config; /* of the case that is evaluated again */
     bool *used; /* [T]: tokens whose choice is judged; NULL: every one. Padding that holds NaN may go anywhere */
     assay_tensor_set results;      /* of the run that gives the scores */
     assay_routing_summary summary; /* of those that are judged */

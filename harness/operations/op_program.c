@@ -87,7 +87,9 @@ static void describe_line(assay_describer *d, const assay_program *p, const assa
 {
     const assay_program_node *node = &p->nodes[line->node];
     const assay_fill one = assay_fill_normal(1.0, 0.0);
-    if (line->output) {
+    if (node->chosen) {
+        assay_describe_sized_result(d, "routing", line->path + strlen("routing/"), ASSAY_INT32, dims_of(node));
+    } else if (line->output) {
         assay_describe_sized_output(d, line->name, &one, dims_of(node));
         label(d, 2, node->axes);
     } else {

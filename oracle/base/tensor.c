@@ -134,7 +134,8 @@ assay_kept assay_tensor_kept(const assay_tensor_spec *spec)
 
 bool assay_path_is_choice(const char *path)
 {
-    return assay_role_of(path) == ASSAY_ROLE_ROUTING && assay_path_ends(path, "selected_experts");
+    return assay_role_of(path) == ASSAY_ROLE_ROUTING &&
+           (assay_path_ends(path, "selected_experts") || assay_path_ends(path, "top_k"));
 }
 
 bool assay_path_ends(const char *path, const char *name)

@@ -38,6 +38,7 @@ typedef struct graph_tensor {
     int last;       /* the last step that reads it; -1: none does */
     bool in_parts;  /* those who read it take columns of it, which are disjoint */
     bool quantised; /* a step quantises it, and the block computed it itself */
+    bool chosen;    /* whole numbers that a step makes, which others read as indices */
     bool codes;     /* that are staged are the result, in the place of those that were computed */
     double number;  /* GRAPH_NUMBER */
 } graph_tensor;
@@ -203,6 +204,9 @@ int graph_attend(graph *g, const char *axes, const char *lse, int query, int key
 /* A step of a kind whose parameters are graph_general. */
 int graph_step_of(graph *g, const struct graph_kind *kind, const char *axes, const int *in, int in_count,
                   const graph_general *with);
+/* The indices of the largest numbers along the last axis: what graph_indices gives, but made by a step. Called by its path it is
+ * a result, in whose place the run goes on from what the source has. */
+int graph_top_k(graph *g, const char *axes, int x);
 /* graph_fused of the output of such a step, which is rounded in the type of sums then. */
 int graph_in_registers(graph *g, int tensor);
 
@@ -252,6 +256,7 @@ typedef struct graph_run {
     double *room[GRAPH_TENSORS], *gradient_room[GRAPH_TENSORS]; /* lent: where a value or a gradient goes */
     bool lent[GRAPH_TENSORS], lent_gradient[GRAPH_TENSORS];
     const int32_t *indices[GRAPH_TENSORS];
+    int32_t *chosen[GRAPH_TENSORS];                               /* those of them that steps made */
     double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_STEPS]; /* quantised_spread.h; NULL: exact */
     bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */
     int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* likewise: those that are in it, and those to come */

@@ -1,4 +1,5 @@
 /* Runs a graph and runs it back; graph.h is the contract. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +29,7 @@ void graph_close(graph_run *r)
         drop_value(r, t);
         drop_gradient(r, t);
         free(r->spread[t]);
+        free(r->chosen[t]);
     }
     for (int i = 0; i < GRAPH_STEPS; i++) free(r->gradient_spread[i]);
     *r = (graph_run){0};
@@ -202,6 +204,37 @@ static void spoil(const graph_run *r, const graph_step *step, int i, double *val
     if (step->wrong.spoil != NULL && i == 0) step->wrong.spoil(r->graph, step, values, gradient);
 }
 
+/* What it was chosen by stands beside it. */
+static assay_status write_choice(assay_context *ctx, const graph_run *r, const graph_step *step)
+{
+    const int choice = step->out[0], scores = step->in[0];
+    const char *path = r->graph->tensors[choice].row.name;
+    char beside[ASSAY_PATH_SIZE];
+    if (r->out == NULL) return ASSAY_OK;
+    if (assay_wants(r->out, path))
+        MUST(r->out->write_i32(ctx, r->out->self, path, graph_size(r->graph, choice), r->chosen[choice]));
+    snprintf(beside, sizeof beside, "%.*sbiased_scores", (int)(strrchr(path, '/') + 1 - path), path);
+    if (!assay_wants(r->out, beside)) return ASSAY_OK;
+    return r->out->write(ctx, r->out->self, beside, graph_size(r->graph, scores), r->value[scores]);
+}
+
+/* Made, or what the source has in its place. */
+static assay_status choose(assay_context *ctx, graph_run *r, const graph_step *step, const graph_call *c, bool write)
+{
+    const int choice = step->out[0];
+    const int64_t count = graph_size(r->graph, choice);
+    const char *path = r->graph->tensors[choice].row.name;
+    if (r->chosen[choice] == NULL) MUST(assay_alloc_i32(ctx, path, count, &r->chosen[choice]));
+    if (r->in != NULL && r->in->has(r->in->self, path)) {
+        MUST(r->in->read_i32(ctx, r->in->self, path, 0, count, r->chosen[choice]));
+    } else {
+        MUST(step->kind->forward(ctx, c));
+        for (int64_t i = 0; i < count; i++) r->chosen[choice][i] = (int32_t)c->y[0][i];
+    }
+    r->indices[choice] = r->chosen[choice];
+    return write ? write_choice(ctx, r, step) : ASSAY_OK;
+}
+
 /* After a failure what it would have made is not there. */
 static assay_status compute(assay_context *ctx, graph_run *r, int number, bool write)
 {
@@ -216,6 +249,10 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     for (int i = 0; i < GRAPH_OUT; i++) {
         TRY(make_room(ctx, r, step->out[i]));
         c.y[i] = r->value[step->out[i]];
+    }
+    if (r->graph->tensors[step->out[0]].chosen) {
+        TRY(choose(ctx, r, step, &c, write));
+        return ASSAY_OK;
     }
     TRY(step->kind->forward(ctx, &c));
     for (int i = 0; i < GRAPH_OUT; i++) {

@@ -204,25 +204,68 @@ static assay_status scatter_backward(assay_context *ctx, const graph_call *c)
 const graph_kind graph_kind_scatter_add = {
     .name = "scatter_add", .forward = scatter_forward, .backward = scatter_backward};
 
-/* y[i] = x[i,index[i]] */
-static assay_status pick_forward(assay_context *ctx, const graph_call *c)
+/* y[i,k] = x[i,index[i,k]], or without k */
+typedef struct picking {
+    int64_t width, each; /* numbers of a row of x, and of y */
+} picking;
+
+static picking picking_of(const graph_call *c)
 {
     const int64_t width = graph_last_axis(c->graph, c->step->in[SOURCE]);
-    MUST(check_indices(ctx, c, width));
-    for (int64_t i = 0; i < index_count(c); i++) c->y[0][i] = c->x[SOURCE][i * width + c->indices[INDEX][i]];
+    return (picking){width, index_count(c) * width / graph_in_size(c->graph, c->step, SOURCE)};
+}
+
+static int64_t picked_from(const picking *p, const graph_call *c, int64_t i)
+{
+    return i / p->each * p->width + c->indices[INDEX][i];
+}
+
+static assay_status pick_forward(assay_context *ctx, const graph_call *c)
+{
+    const picking p = picking_of(c);
+    MUST(check_indices(ctx, c, p.width));
+    for (int64_t i = 0; i < index_count(c); i++) c->y[0][i] = c->x[SOURCE][picked_from(&p, c, i)];
     return ASSAY_OK;
 }
 
+/* An index that is there twice has the sum. */
 static assay_status pick_backward(assay_context *ctx, const graph_call *c)
 {
-    const int64_t width = graph_last_axis(c->graph, c->step->in[SOURCE]);
-    (void)ctx;
-    memset(c->dx[SOURCE], 0, (size_t)graph_in_size(c->graph, c->step, SOURCE) * sizeof(double));
-    for (int64_t i = 0; i < index_count(c); i++) c->dx[SOURCE][i * width + c->indices[INDEX][i]] = c->dy[0][i];
+    const picking p = picking_of(c);
+    const int64_t size = graph_in_size(c->graph, c->step, SOURCE);
+    memset(c->dx[SOURCE], 0, (size_t)size * sizeof(double));
+    for (int64_t i = 0; i < index_count(c); i++)
+        assay_add_scaled(ctx, 1, 1, c->dy[0] + i, c->dx[SOURCE] + picked_from(&p, c, i));
+    if (p.each > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[SOURCE]);
     return ASSAY_OK;
 }
 
 const graph_kind graph_kind_pick = {.name = "pick", .forward = pick_forward, .backward = pick_backward};
+
+/* Of a row the indices of the largest numbers, the largest first, of equal ones the lower index. */
+static void choose(const double *x, int64_t width, double *index, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < width; i++) {
+            bool taken = false;
+            for (int64_t j = 0; j < k; j++) taken |= index[j] == (double)i;
+            if (!taken && (best < 0 || x[i] > x[best])) best = i;
+        }
+        index[k] = (double)best;
+    }
+}
+
+static assay_status top_k_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t width = graph_last_axis(c->graph, c->step->in[0]), each = graph_last_axis(c->graph, c->step->out[0]);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t row = 0; row < graph_out_size(c->graph, c->step, 0) / each; row++)
+        choose(c->x[0] + row * width, width, c->y[0] + row * each, each);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_top_k = {.name = "top_k", .forward = top_k_forward};
 
 /* --- y[..,t,c] = the sum over k < K of w[c,k] x[..,t - (K-1) + k,c], of what there is of x --- */
 

@@ -28,7 +28,8 @@ typedef struct assay_program_tensor {
 } assay_program_tensor;
 
 typedef struct assay_program_line {
-    char name[ASSAY_PROGRAM_NAME], path[ASSAY_PROGRAM_NAME + 12]; /* "n", "checkpoints/n" */
+    char name[ASSAY_PROGRAM_NAME],
+        path[ASSAY_PROGRAM_NAME + 16]; /* "n", "checkpoints/n"; of a choice "routing/n/top_k" */
     char text[ASSAY_PROGRAM_TEXT];
     bool output, fused;
     int line, column; /* of the text, in the case file; 0: from elsewhere */
@@ -53,6 +54,7 @@ typedef struct assay_program_node {
     char axes[ASSAY_MAX_RANK + 1];
     assay_shape shape;
     bool integers;
+    bool chosen; /* whole numbers that the step chooses: a choice, which stands alone in its line */
     int line;    /* that it was made for */
     int readers; /* steps, and lines of outputs */
 } assay_program_node;

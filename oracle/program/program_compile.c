@@ -220,6 +220,8 @@ static assay_status read_call(compiler *c, const char *at, size_t length, int *p
         if (!more && !takes(c, ')')) return refuse(c, c->at, "expected , or ) in %s(", node.step->name);
     }
     MUST(check_call(c, at, &node, given));
+    if (node.chosen && c->depth > 1)
+        return refuse(c, at, "%s chooses: it stands alone in a line, whose name the choice has", node.step->name);
     for (int i = 0; i < node.in_count; i++) c->p->nodes[node.in[i]].readers++;
     return add_node(c, at, &node, place);
 }
@@ -259,6 +261,14 @@ static assay_status read_line(compiler *c)
     const assay_program_node *node = &c->p->nodes[line->node];
     if (node->step == NULL) return refuse(c, c->text, "%s is nothing that is computed", line->name);
     if (!line->output && node->line != c->line) return refuse(c, c->text, "%s is another step's name", line->name);
+    if (line->output && node->integers)
+        return refuse(c, c->text, "%s is a choice, which its step gives by itself: routing/NAME/%s", line->name,
+                      node->step->name);
+    if (node->chosen) {
+        char name[ASSAY_PROGRAM_NAME];
+        memcpy(name, line->name, sizeof name);
+        snprintf(line->path, sizeof line->path, "routing/%s/top_k", name);
+    }
     if (line->output) c->p->nodes[line->node].readers++;
     return ASSAY_OK;
 }

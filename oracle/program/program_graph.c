@@ -96,6 +96,12 @@ static int concatenate(graph *g, const form *of, const assay_program_node *node,
     return graph_step_of(g, of->kind, node->axes, in, node->in_count, &with);
 }
 
+static int top_k(graph *g, const form *of, const assay_program_node *node, const int *in)
+{
+    (void)of;
+    return graph_top_k(g, node->axes, in[0]);
+}
+
 static int rms_norm(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     (void)of;
@@ -148,6 +154,7 @@ static const form FORMS[] = {
     {"gather", &graph_kind_gather, plain, 0, 0},
     {"scatter_add", &graph_kind_scatter_add, plain, 0, 0},
     {"pick", &graph_kind_pick, plain, 0, 0},
+    {"top_k", NULL, top_k, 0, 0},
     {"causal_conv", &graph_kind_causal_convolution, plain, 0, 0},
     {"rms_norm", NULL, rms_norm, 0, 0},
     {"layer_norm", NULL, layer_norm, 0, 0},
@@ -185,7 +192,11 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     const int out = tensor[place] = of->put(g, of, node, in);
     if (line->fused && !(root && line->output)) (of->kind != NULL ? graph_in_registers : graph_fused)(g, out);
     if (root && line->output) graph_called(g, line->path, out);
-    if (root && !line->output) graph_named(g, line->name, out);
+    if (node->chosen) {
+        graph_called(g, line->path, out);
+    } else if (root && !line->output) {
+        graph_named(g, line->name, out);
+    }
 }
 
 bool assay_program_fits(const assay_program *p)

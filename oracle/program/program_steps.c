@@ -237,6 +237,28 @@ static assay_status sliced(check *c)
     return ASSAY_OK;
 }
 
+/* "E->K": as many of the last axis. */
+static assay_status chosen(check *c)
+{
+    assay_program_pattern_of p;
+    const assay_program_node *x = operand(c, 0);
+    char axes[ASSAY_MAX_RANK + 1];
+    const char *text = assay_program_axes(c->node, "axes");
+    if (!assay_program_pattern(text, &p) || p.count != 1 || strlen(p.in[0]) != 1 || strlen(p.out) != 1)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected one axis for another: \"E->K\"",
+                          text);
+    if (x->shape.rank == 0 || x->axes[x->shape.rank - 1] != p.in[0][0])
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is not the last axis of %s", p.in[0][0], x->axes);
+    memcpy(axes, x->axes, sizeof axes);
+    axes[x->shape.rank - 1] = p.out[0];
+    MUST(set_axes(c, axes));
+    c->node->integers = c->node->chosen = true;
+    const int64_t all = x->shape.dims[x->shape.rank - 1], own = c->node->shape.dims[x->shape.rank - 1];
+    if (own <= all) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c has %" PRId64 ", expected at most the %" PRId64 " of %c", p.out[0],
+                      own, all, p.in[0][0]);
+}
+
 /* "R,P->D": each operand has its own axis there, all else is the same. */
 static assay_status joined(check *c)
 {
@@ -293,12 +315,15 @@ static assay_status scattered(check *c)
     return set_axes(c, axes);
 }
 
+/* x [A..,E] and index [A..] or [A..,K..]. */
 static assay_status picked(check *c)
 {
-    MUST(require_rows(c));
-    if (operand(c, 0)->shape.rank == operand(c, 1)->shape.rank + 1) return set_axes(c, operand(c, 1)->axes);
-    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s is expected to have one axis behind %s", operand(c, 0)->axes,
-                      operand(c, 1)->axes);
+    const assay_program_node *x = operand(c, 0), *index = operand(c, 1);
+    const int rank = x->shape.rank - 1;
+    if (rank >= 0 && index->shape.rank >= rank && strncmp(x->axes, index->axes, (size_t)rank) == 0)
+        return set_axes(c, index->axes);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%s does not begin with all axes but the last one of %s", index->axes,
+                      x->axes);
 }
 
 /* Every operand behind x has x's last axis alone. */
@@ -485,7 +510,15 @@ const assay_program_step assay_program_steps[] = {
      "row r is the sum of the rows of x with index r",
      scattered,
      2},
-    {"pick", 2, 2, "x, index", {{NULL, 0, 0}}, "of each row of x the number at its index", picked, 2},
+    {"pick", 2, 2, "x, index", {{NULL, 0, 0}}, "of each row of x the numbers at its indices", picked, 2},
+    {"top_k",
+     1,
+     1,
+     "x",
+     {{"axes", 'a', NEEDED}},
+     "\"E->K\": the indices of the K largest of each row, the largest first, of equal ones the lower index",
+     chosen,
+     0},
     {"causal_conv", 2, 2, "x, w", {{NULL, 0, 0}}, "y[t,c] = sum over k of w[c,k] x[t - (K-1) + k,c]", convolved, 0},
 };
 const int assay_program_step_count = sizeof assay_program_steps / sizeof *assay_program_steps;

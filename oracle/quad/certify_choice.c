@@ -11,7 +11,7 @@ typedef struct routing {
     int64_t tokens, per_token;
     const int32_t *computed, *reference; /* [tokens,per_token] */
     const quad *margin;                  /* [tokens], of the second form */
-    const quad *weights;                 /* [tokens,per_token], computed */
+    const quad *weights; /* [tokens,per_token], computed; NULL: it has none, and the margin is also that of the order */
     const quad *reference_weights;
     quad margin_allowed, weight_allowed;
 } routing;
@@ -19,7 +19,7 @@ typedef struct routing {
 bool quad_is_choice(const char *path)
 {
     const char *name = strrchr(path, '/');
-    return quad_has_prefix(path, "routing/") && strcmp(name, "/selected_experts") == 0;
+    return quad_has_prefix(path, "routing/") && (strcmp(name, "/selected_experts") == 0 || strcmp(name, "/top_k") == 0);
 }
 
 static bool same_set(int64_t count, const int32_t *a, const int32_t *b)
@@ -38,7 +38,7 @@ static bool same_set(int64_t count, const int32_t *a, const int32_t *b)
 static bool is_tie(const routing *r, int64_t token)
 {
     const int64_t first = token * r->per_token;
-    if (!same_set(r->per_token, r->computed + first, r->reference + first)) {
+    if (r->weights == NULL || !same_set(r->per_token, r->computed + first, r->reference + first)) {
         return r->margin[token] <= r->margin_allowed;
     }
     bool tie = true;
@@ -90,12 +90,13 @@ static assay_status read_routing(assay_context *ctx, const quad_tensor *choice, 
     r->computed = choice->indices;
     MUST(quad_read_indices(ctx, references, own, count, &r->reference));
     MUST(quad_read(ctx, references, own_margin, r->tokens, &r->margin));
+    /* scores are of order 1; where they are logits, margins tell their size */
+    r->margin_allowed = QUAD_ALLOWED_RELATIVE * fmaxq(1, quad_largest(r->tokens, r->margin));
+    if (quad_tensors_find(references, own_weights) == NULL) return ASSAY_OK;
     MUST(quad_read(ctx, references, own_weights, count, &r->reference_weights));
     /* the op `routing` has its weights among the outputs */
     const char *found = quad_tensors_find(computed, weights) != NULL ? weights : "outputs/weights";
     MUST(quad_read(ctx, computed, found, count, &r->weights));
-    /* scores are of order 1; where they are logits, margins tell their size */
-    r->margin_allowed = QUAD_ALLOWED_RELATIVE * fmaxq(1, quad_largest(r->tokens, r->margin));
     r->weight_allowed = QUAD_ALLOWED_RELATIVE * quad_largest(count, r->reference_weights);
     return ASSAY_OK;
 }

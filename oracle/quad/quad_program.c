@@ -1,6 +1,7 @@
 /* Programs in binary128: the lines as they were compiled, each step by its name, over numbers that are found by the letters of their axes. What
  * the graph does by loops over rows is here one list of indices after the other. */
 #include <math.h>
+#include <quadmath.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -459,8 +460,49 @@ static quad_node pick(machine *m)
     int64_t count, *index;
     const int64_t *rows = rows_of(m, width, &count);
     if (rows == NULL || (index = quad_indices(m->t, count)) == NULL) return 0;
-    for (int64_t i = 0; i < count; i++) index[i] = i * width + rows[i];
+    for (int64_t i = 0; i < count; i++) index[i] = i * count_of(x) / width / count * width + rows[i];
     return quad_gather(m->t, as_rows(m, x, 1), index, count);
+}
+
+/* --- choices --- */
+
+/* Which of a row comes at `place`: as many are larger, or equal and before it. */
+static int64_t at_rank(const quad *x, int64_t count, int64_t place)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t before = 0;
+        for (int64_t j = 0; j < count; j++) before += x[j] > x[i] || (x[j] == x[i] && j < i);
+        if (before == place) return i;
+    }
+    return 0;
+}
+
+/* What is given is what others go on from; its own choice, and how near it was, are held against that. */
+static void top_k(machine *m, int i, const assay_program_line *line)
+{
+    const named *x = operand(m, 0);
+    const int64_t width = x->shape.dims[x->shape.rank - 1], each = m->node->shape.dims[x->shape.rank - 1];
+    const int64_t count = assay_shape_count(&m->node->shape), rows = count / each;
+    const quad *scores = quad_values(m->t, x->node);
+    char path[ASSAY_PATH_SIZE];
+    quad *margin;
+    const quad_node of_margin = quad_constant(m->t, rows, 1, &margin);
+    snprintf(path, sizeof path, "own/%s", line->path + strlen("routing/"));
+    int32_t *own = quad_put_indices(m->t, path, m->node->shape);
+    if (own == NULL || margin == NULL || scores == NULL) return;
+    for (int64_t row = 0; row < rows; row++) {
+        const quad *of = scores + row * width;
+        margin[row] = INFINITY;
+        for (int64_t k = 0; k < each; k++) {
+            const int64_t best = at_rank(of, width, k);
+            own[row * each + k] = (int32_t)best;
+            if (k + 1 < width) margin[row] = fminq(margin[row], of[best] - of[at_rank(of, width, k + 1)]);
+        }
+    }
+    m->indices[i] = quad_given_indices_optional(m->t, line->path, count);
+    if (m->indices[i] == NULL) m->indices[i] = own;
+    snprintf(path, sizeof path, "own/%s/margin", line->name);
+    quad_put(m->t, path, assay_shape_of(1, rows), of_margin);
 }
 
 /* --- the program --- */
@@ -561,9 +603,12 @@ void quad_program(quad_tape *t, const void *config)
         m->node = &m->p->nodes[i];
         if (m->node->step == NULL) {
             read_given(m, i);
+        } else if (m->node->chosen) {
+            top_k(m, i, &m->p->lines[m->node->line]);
         } else {
             m->made[i] = called(m, compute(m), m->node->axes);
         }
     }
-    for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++) put(m, &m->p->lines[i]);
+    for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++)
+        if (!m->p->nodes[m->p->lines[i].node].chosen) put(m, &m->p->lines[i]);
 }

@@ -65,6 +65,7 @@ class Step:
     def __init__(self, base: str, text: Callable[[], str], axes: Sequence[Axis], place: tuple[str, int]) -> None:
         self.base, self.text, self.axes, self.place = base, text, list(axes), place
         self.name = ""
+        self.alone = False  #: it keeps a line of its own
 
 
 class Tracer:
@@ -242,6 +243,24 @@ class Tracer:
         begins = {"first": first} if first > 0 else {}
         return self.call("slice", [x], dims, lambda: f"{self.letters([axis])}->{self.letters([part])}", **begins)
 
+    def top_k(self, x: Value, count: int) -> Value:
+        """The indices of the largest along the last dimension."""
+        x = self.merged(x, [len(x.dims) - 1])
+        if not x.dims[-1]:
+            raise lib.BadInput("along a dimension of size 1")
+        whole, part = x.dims[-1][0], Axis(count)
+        made = self.call("top_k", [x], [*x.dims[:-1], (part,)], lambda: f"{self.letters([whole])}->{self.letters([part])}")
+        self.steps[-1].alone = made.integer = True
+        return made
+
+    def pick(self, x: Value, index: Value) -> Value:
+        """Of each row of x the numbers at its indices."""
+        x = self.merged(x, [len(x.dims) - 1])
+        rows = x.axes[:-1]
+        if not index.integer or len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
+            raise lib.BadInput("rows of the indices are others than those of the tensor")
+        return self.call("pick", [x, index], index.dims)
+
     def concatenate(self, parts: Sequence[Value], place: int) -> Value:
         place %= len(parts[0].dims)
         made: list[Value] = []
@@ -289,12 +308,17 @@ class Tracer:
                 step.name = match[1]
                 taken.add(step.name)
         for step in self.steps:
+            second = re.match(r"\s*[A-Za-z_]\w*\s*,\s*([A-Za-z_]\w*)\s*=[^=]", linecache.getline(*step.place))
+            if step.alone and second and second[1] not in taken:  # the values of the best, and their indices
+                step.name = second[1]
+                taken.add(step.name)
+        for step in self.steps:
             name, number = step.base, 1
             while step.name == "" and name in taken:
                 number += 1
                 name = f"{step.base}{number}"
             if step.name == "":
-                step.name = "_" + name
+                step.name = name if step.alone else "_" + name
                 taken.add(name)
 
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], settings: Mapping[str, Any]) -> str:
@@ -302,7 +326,7 @@ class Tracer:
         self.put_names()
         texts = {step.name: step.text() for step in self.steps}
         results = {name: value.text() for name, value in outputs}
-        inline(texts, results)
+        inline(texts, results, {step.name for step in self.steps if step.alone})
         kept = [step for step in self.steps if step.name in texts]
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
         letters |= set(re.sub(r"[^A-Za-z]", "", "".join(re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()])))))
@@ -332,8 +356,8 @@ def quoted(text: str) -> str:
 LONGEST = 110  #: of an expression that others are put into
 
 
-def inline(texts: dict[str, str], results: dict[str, str]) -> None:
-    """Steps without a variable's name that one other reads alone go into that; what nothing reads goes."""
+def inline(texts: dict[str, str], results: dict[str, str], alone: set[str]) -> None:
+    """Steps without a variable's name that one other reads alone go into that; what nothing reads goes. Those that stand alone stay."""
 
     def readers(name: str) -> list[tuple[dict[str, str], str]]:
         return [(of, key) for of in (texts, results) for key, text in of.items() for _ in re.findall(rf"(?<![\w\"]){name}\b(?!=)", bare(text))]
@@ -347,7 +371,7 @@ def inline(texts: dict[str, str], results: dict[str, str]) -> None:
     for name in list(texts):
         found = readers(name)
         whole = len(found) == 1 and found[0][0] is results and results[found[0][1]] == name
-        if not (whole or name.startswith("_")) or len(found) != 1:
+        if name in alone or not (whole or name.startswith("_")) or len(found) != 1:
             continue
         of, key = found[0]
         if whole or len(of[key]) + len(texts[name]) <= LONGEST:

@@ -216,14 +216,22 @@ class Recorder(TorchDispatchMode):
         v = self.t.merged(v, [0])
         return self.t.call("gather", [v, i], [*i.dims, *v.dims[1:]])
 
+    def on_index(self, out: Any, x: Any, indices: Sequence[Any]) -> Value:
+        if len(indices) != 1 or indices[0] is None or not self.of(indices[0]).integer:
+            raise lib.BadInput("expected indices of the first dimension alone")
+        return self.on_embedding(out, x, indices[0])
+
     def on_gather(self, out: Any, x: Any, place: int, index: Any, **named: Any) -> Value:
-        v, i = self.of(x), self.of(index)
-        if place % x.dim() != x.dim() - 1 or index.shape[-1] != 1:
-            raise lib.BadInput("expected one index of the last dimension of each row")
-        v = self.t.merged(v, [len(v.dims) - 1])
-        if i.integer is False or len(v.axes) != len(i.axes) + 1 or not all(self.t.unify(a, b) for a, b in zip(v.axes, i.axes)):
-            raise lib.BadInput("rows of the indices are others than those of the tensor")
-        return self.t.call("pick", [v, i], [*v.dims[:-1], ()])
+        if place % x.dim() != x.dim() - 1:
+            raise lib.BadInput("expected indices of the last dimension")
+        return self.t.pick(self.of(x), self.of(index))
+
+    def on_topk(self, out: Any, x: Any, count: int, place: int = -1, largest: bool = True, ordered: bool = True) -> list[Value]:
+        v = self.of(x)
+        if place % x.dim() != x.dim() - 1:
+            raise lib.BadInput("expected the best of the last dimension")
+        index = self.t.top_k(v if largest else self.t.map("neg", v), count)
+        return [self.t.pick(v, index), index]
 
 
 def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str],
@@ -243,5 +251,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     outputs = []
     for name, tensor in results.items():
         value = recorder.of(tensor)
+        if value.integer:
+            continue  # a choice is a result by itself
         outputs.append((name, value if all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
     return outputs

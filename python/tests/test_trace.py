@@ -52,7 +52,15 @@ def steep(x, y, z):
     return F.gelu(3 * x, approximate="tanh"), torch.tanh(6 * y), F.silu(4 * z)
 
 
+def routed(x, gate, experts):
+    logits = x @ gate
+    best, ids = torch.topk(logits, 3, dim=-1)
+    p = torch.softmax(best, -1)
+    return {"y": torch.matmul(p.unsqueeze(-2), experts[ids]).squeeze(-2), "ids": ids}
+
+
 CASES = {
+    "routed": (routed, {"x": (9, 16), "gate": (16, 8), "experts": (8, 12)}, {}),
     "gated": (gated, {"x": (5, 8), "scale": (8,), "w": (8, 12)}, {}),
     "attention": (attention, {"x": (2, 7, 32), "wq": (32, 32), "wk": (32, 32), "wv": (32, 32), "wo": (32, 32)}, {}),
     "cross_entropy": (cross_entropy, {"x": (5, 8), "head": (11, 8)}, {"target": ((5,), 11)}),
@@ -76,7 +84,7 @@ def results(function, case):
     arguments = {path.split("/")[1]: x for path, x in given.items() if not path.startswith("cotangents/")}
     made = function(**arguments)
     made = made if isinstance(made, dict) else {"y": made} if isinstance(made, torch.Tensor) else {f"y{i}": t for i, t in enumerate(made)}
-    outputs = {"outputs/" + key: value for key, value in made.items()}
+    outputs = {"outputs/" + key: value for key, value in made.items() if value.is_floating_point()}
     return {**outputs, **case.backward(outputs, given)}
 
 
@@ -97,6 +105,17 @@ def test_another_function_fails(name):
     wrong[path] = wrong[path] * (1 + 2.0**-40)
     with pytest.raises(assay.Mismatch):
         case.check(wrong)
+
+
+def test_a_choice_is_judged_by_what_it_was_made_of():
+    case = program_of("routed").case("bf16", dtype="bfloat16")
+    assert "ids: top_k(" in str(program_of("routed"))
+    made = results(routed, case)
+    given = case.inputs(torch)
+    ids = torch.topk(given["inputs/x"].float() @ given["inputs/gate"].float(), 3, dim=-1)[1].to(torch.int32)
+    case.check({**made, "routing/ids/top_k": ids})
+    with pytest.raises(assay.Mismatch, match="index . chosen, better is"):
+        case.check({**made, "routing/ids/top_k": (ids + 1) % 8})
 
 
 def test_a_program_reads_like_the_function():

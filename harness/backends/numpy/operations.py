@@ -261,7 +261,8 @@ def run(ar, request):
     if request.op == "program":
         with np.errstate(all="ignore"):
             made = run_program(ar, request, {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()})
-        return {path: made[path] if is_statistic(path) else ar.result(np.asarray(made[path])) for path in request.expects if path in made}
+        choices = {path: x for path, x in made.items() if path.startswith("routing/")}
+        return choices | {path: made[path] if is_statistic(path) else ar.result(np.asarray(made[path])) for path in request.expects if path in made}
     s.need(request.op in OPERATIONS, "no " + request.op)
     spread = request.op != "batch_split" and not s.one_device()
     if spread:  # computed in one place

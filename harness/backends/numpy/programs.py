@@ -279,14 +279,19 @@ class Machine:
         return axis + x.axes[len(index.axes) :], self.rows_added(shape, index.value, x.value), back
 
     def step_pick(self, x, index):
-        places = index.value[..., None]
+        rows = x.value.reshape(-1, x.value.shape[-1])
+        places = index.value.reshape(len(rows), -1)
 
         def back(d):
-            dx = np.zeros_like(x.value)
-            np.put_along_axis(dx, places, d[..., None], -1)
-            return [dx, None]
+            dx = np.zeros_like(rows)
+            np.add.at(dx, (np.arange(len(rows))[:, None], places), d.reshape(places.shape))
+            return [dx.reshape(x.value.shape), None]
 
-        return index.axes, np.take_along_axis(x.value, places, -1)[..., 0], back
+        return index.axes, np.take_along_axis(rows, places, -1).reshape(index.value.shape), back
+
+    def step_top_k(self, axes, x):
+        best = np.argsort(-x.value, -1, kind="stable")[..., : self.p.sizes[axes[-1]]]
+        return x.axes[:-1] + axes[-1], best.astype(np.int32), None
 
     # the way back
 
@@ -384,7 +389,7 @@ def run_program(ar, request, given):
     made = {}
     for name, t in m.run(p.steps):
         m.named[name] = t
-        made["checkpoints/" + name] = t.value
+        made[f"routing/{name}/top_k" if t.value.dtype.kind == "i" else "checkpoints/" + name] = t.value
     steps = dict(m.named)
     for name, t in m.run(p.outputs):
         made["outputs/" + name] = t.value
