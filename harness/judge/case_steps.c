@@ -106,7 +106,7 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
         const int t = from->out[out];
         if (t == 0) continue;
         const graph_tensor *made = &g->tensors[t];
-        const bool output = strncmp(made->row.name, "outputs/", 8) == 0;
+        const bool output = made->chosen || strncmp(made->row.name, "outputs/", 8) == 0; /* it has its folder */
         of[t] = made->role == GRAPH_CHECKPOINT || output
                     ? add_checkpoint(b, number, output ? "" : "checkpoints/", made->row.name, &made->row.shape)
                     : add_within(b, number, made->row.name, &made->row.shape);
