@@ -254,6 +254,39 @@ static assay_status change_key(assay_context *ctx, assay_draws *draws, dice *d, 
     return ASSAY_OK;
 }
 
+assay_status assay_draw_size(assay_context *ctx, assay_case *c, int axis, int64_t size)
+{
+    char set[64];
+    const int64_t before = c->program->sizes[axis];
+    snprintf(set, sizeof set, "sizes.%c=%" PRId64, axis, size);
+    MUST(assay_case_set(ctx, c, set));
+    for (int i = 0; i < c->program->tensor_count; i++) {
+        assay_program_tensor *t = &c->program->tensors[i];
+        if (t->integers && t->high == before - 1) t->high = size - 1;
+    }
+    return ASSAY_OK;
+}
+
+/* An axis of a program. */
+static assay_status change_size(assay_context *ctx, assay_draws *draws, dice *d, assay_case *c, assay_drawn *drawn)
+{
+    static const char *const sizes[] = {"1", "2-9", "2-9", "11-40", "edge"};
+    int axes[ASSAY_PROGRAM_LETTERS], count = 0;
+    char value[32];
+    OWNED_BY(assay_case_free) assay_case changed = {0};
+    bool kept = false;
+    for (int axis = 0; axis < ASSAY_PROGRAM_LETTERS; axis++)
+        if (c->program->sizes[axis] > 0) axes[count++] = axis;
+    const char *word = sizes[pick(d, sizeof sizes / sizeof *sizes)];
+    value_of(d, word, (int)strlen(word), value, sizeof value);
+    MUST(assay_case_copy(ctx, c, &changed));
+    assay_case_drop_tags(&changed);
+    const assay_status status = assay_draw_size(ctx, &changed, axes[pick(d, count)], strtol(value, NULL, 10));
+    MUST(keep_if_case(ctx, draws, status, c, &changed, &kept));
+    if (kept) drawn->keys[drawn->count++] = -1;
+    return ASSAY_OK;
+}
+
 /* Groups that are empty, of a tile's size or one beside it, and rows behind the last one. */
 static void group_sizes_text(dice *d, const assay_case *c, char *text, size_t size)
 {
@@ -418,8 +451,7 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
     for (int i = 0; i < draws->base_count; i++) of_operations[place_of(draws->bases[i].op)] += 1.0;
     for (int i = 0; i < draws->operations; i++) {
         const int parts = __builtin_popcount(assay_operations[i]->parts);
-        /* a program has no keys: other seeds and types alone */
-        of_operations[i] = sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (parts > 0 ? parts : 16);
+        of_operations[i] = sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (parts > 0 ? parts : 1);
     }
     drawn->operation = pick_weighted(d, of_operations, draws->operations);
     for (int i = 0; i < draws->base_count; i++) {
@@ -445,8 +477,14 @@ assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, 
     const int changes = pick_weighted(&d, of_changes, ASSAY_CHANGES_MOST + 1);
     TRY(assay_case_copy(ctx, &draws->bases[drawn->base], c));
     if (draws->sets.count > 0) assay_case_drop_tags(c); /* as where a key is changed */
-    for (int i = 0; i < ATTEMPTS && drawn->count < changes; i++)
-        TRY(pick(&d, 4) == 0 ? change_input(ctx, draws, &d, c, drawn) : change_key(ctx, draws, &d, c, drawn));
+    for (int i = 0; i < ATTEMPTS && drawn->count < changes; i++) {
+        const bool input = pick(&d, 4) == 0;
+        if (c->program != NULL && !input) {
+            TRY(change_size(ctx, draws, &d, c, drawn));
+        } else {
+            TRY(input ? change_input(ctx, draws, &d, c, drawn) : change_key(ctx, draws, &d, c, drawn));
+        }
+    }
     snprintf(c->description, sizeof c->description, "drawn as %" PRId64 " of seed %" PRIu64 " from %.120s", number,
              draws->seed, draws->bases[drawn->base].name);
     snprintf(c->name, sizeof c->name, "fuzz/%s-%" PRId64, c->op, number);

@@ -39,7 +39,7 @@ typedef struct assay_draws {
 /* What a case was drawn from. */
 typedef struct assay_drawn {
     int base, operation, count;
-    int keys[ASSAY_CHANGES_MOST], choices[ASSAY_CHANGES_MOST]; /* key -1: an input */
+    int keys[ASSAY_CHANGES_MOST], choices[ASSAY_CHANGES_MOST]; /* key -1: an input, or a size of a program */
 } assay_drawn;
 
 /* `op`: of one operation alone, or NULL. Refuses one that there is not. `sets`: NULL for none; where they go with no case
@@ -66,6 +66,9 @@ assay_status assay_draw_forgive(assay_context *ctx, assay_status status);
 int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile);
 /* Inputs that say more rows, groups or tokens than the case has are cut to what it has. */
 void assay_draw_fit(assay_case *c);
+
+/* Another size of a program's axis; indices that went to its end go to the new one. */
+assay_status assay_draw_size(assay_context *ctx, assay_case *c, int axis, int64_t size);
 
 /* Words of a list of values. */
 int assay_draw_choices(const char *values);

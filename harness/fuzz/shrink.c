@@ -290,6 +290,34 @@ static assay_status shrink_size(assay_context *ctx, assay_shrinking *s, assay_ca
     return ASSAY_OK;
 }
 
+static assay_status try_axis(assay_context *ctx, assay_shrinking *s, assay_case *c, int axis, int64_t size, bool *taken)
+{
+    assay_case changed = {0};
+    *taken = false;
+    if (size < 1 || size >= c->program->sizes[axis]) return ASSAY_OK;
+    MUST(assay_case_copy(ctx, c, &changed));
+    const assay_status status = assay_draw_size(ctx, &changed, axis, size);
+    if (status == ASSAY_OK) return offer(ctx, s, c, &changed, taken);
+    assay_case_free(&changed);
+    return assay_draw_forgive(ctx, status);
+}
+
+/* Of a program: one, then halves, then one less. */
+static assay_status shrink_axes(assay_context *ctx, assay_shrinking *s, assay_case *c)
+{
+    for (int axis = 0; c->program != NULL && axis < ASSAY_PROGRAM_LETTERS; axis++) {
+        bool taken = false;
+        MUST(try_axis(ctx, s, c, axis, 1, &taken));
+        do {
+            MUST(try_axis(ctx, s, c, axis, c->program->sizes[axis] / 2, &taken));
+        } while (taken);
+        do {
+            MUST(try_axis(ctx, s, c, axis, c->program->sizes[axis] - 1, &taken));
+        } while (taken);
+    }
+    return ASSAY_OK;
+}
+
 /* In this order, since the first make the others cheap; then every other whole number of the configuration. */
 static const struct {
     int key;
@@ -354,7 +382,8 @@ static assay_status shrink_values(assay_context *ctx, assay_shrinking *s, assay_
 assay_status assay_shrink(assay_context *ctx, assay_shrinking *s, assay_case *c)
 {
     static assay_status (*const passes[])(assay_context *, assay_shrinking *, assay_case *) = {
-        shrink_tags, shrink_formats, shrink_settings, shrink_options, shrink_inputs, shrink_sizes, shrink_values};
+        shrink_tags,   shrink_formats, shrink_settings, shrink_options,
+        shrink_inputs, shrink_sizes,   shrink_axes,     shrink_values};
     for (int round = 0, steps = -1; round < ROUNDS_MOST && steps != s->steps && !assay_shrinking_is_over(s); round++) {
         steps = s->steps;
         for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) MUST(passes[i](ctx, s, c));

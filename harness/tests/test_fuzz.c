@@ -206,6 +206,38 @@ TEST(failures_are_shrunk_to_their_triggers)
     }
 }
 
+/* x's last axis is all that the trap needs; the others are one, where nothing ties them to that. */
+TEST(sizes_of_programs_are_drawn_and_shrunk)
+{
+    enum { LEAST = 9 };
+    assay_context ctx = assay_context_default(1);
+    hunt h;
+    int of_least = 0, larger = 0;
+    const assay_found *found = find_first(&ctx, &h, HOSTILE, "crash_in_programs", "program");
+    const assay_program *p = found->c.program;
+    assert_string_equal(found->reason.what, "the backend crashed: Segmentation fault");
+    for (int axis = 0; axis < ASSAY_PROGRAM_LETTERS; axis++) {
+        of_least += p->sizes[axis] == LEAST;
+        larger += p->sizes[axis] > LEAST;
+    }
+    assert_true(of_least > 0);
+    assert_int_equal(larger, 0);
+    end_hunt(&h);
+}
+
+/* Indices that an axis ends go where it ends. */
+TEST(indices_follow_their_axis)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c =
+        case_from("{case: c, op: program, sizes: {T: 3, V: 5}, inputs: {x: [T, V], i: {axes: [T], integers: [0, 4]}},"
+                  " steps: {}, outputs: {y: 'pick(x, i)'}}");
+    assert_ok(&ctx, assay_draw_size(&ctx, c, 'V', 2));
+    assert_int_equal(c->program->sizes['V'], 2);
+    assert_int_equal(c->program->tensors[1].high, 1);
+    assay_cases_free(c, 1);
+}
+
 /* The case names a profile that its caller alone has. */
 TEST(a_case_of_a_profile_of_ones_own_is_shrunk)
 {

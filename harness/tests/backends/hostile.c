@@ -60,9 +60,20 @@ static void call_float16(const assay_backend_request *request)
     for (int i = 0; i < request->result_count; i++) request->results[i].type = ASSAY_BACKEND_FLOAT16;
 }
 
+/* Columns of x. */
+static int64_t columns_of_x(const assay_backend_request *request)
+{
+    for (int i = 0; i < request->tensor_count; i++) {
+        const assay_backend_tensor *t = &request->tensors[i];
+        if (strcmp(t->path, "inputs/x") == 0 && t->rank > 0) return t->dims[t->rank - 1];
+    }
+    return 0;
+}
+
 int assay_backend_run(const assay_backend_request *request)
 {
     const char *trap = getenv("HOSTILE");
+    if (trap != NULL && strcmp(trap, "crash_in_programs") == 0 && columns_of_x(request) > 8) raise(SIGSEGV);
     const long sequence = setting(request, "sequence"), width = setting(request, "base_emb_dim");
     const int code = example_run(request);
     if (trap == NULL || code != ASSAY_BACKEND_DONE) return code;
