@@ -1,4 +1,4 @@
-"""A program (docs/programs.md) of a PyTorch function: its operators are recorded as it runs on an example.
+"""A program (docs/programs.md) of a function of PyTorch or JAX: what is recorded as it runs on an example, or as JAX traces it.
 
 Each dimension of a tensor is an axis of its own until an operator says that two are the same. What an operator does is written down
 as steps; the letters of axes come last. Casts are dropped: the program is the mathematics, whatever types the function computes it in.
@@ -6,6 +6,8 @@ as steps; the letters of axes come last. Casts are dropped: the program is the m
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib
 import inspect
 import itertools
 import json
@@ -15,11 +17,14 @@ import re
 import string
 import sys
 import tempfile
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
 
 from . import _library as lib
 from ._case import Case
 
+MOST = 4096  #: numbers of a constant
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
@@ -33,24 +38,52 @@ class Axis:
         return self if self.same is None else self.same.root()
 
 
+class Origin(NamedTuple):
+    """The operator that made a value, for those that are known by several: x sigmoid(x) is silu(x)."""
+
+    operator: str
+    operands: tuple["Value", ...]
+    dims: list[tuple[Axis, ...]]
+    places: tuple[int, ...] = ()  #: that a sum or maximum goes over
+
+
 class Value:
     """A tensor of the function. Each of its dimensions is axes of the program's tensor, in their order: one, several that a view has merged,
     or none where its size is 1."""
 
-    def __init__(self, dims: Sequence[Sequence[Axis]], text: Callable[[], str]) -> None:
+    def __init__(self, dims: Sequence[Sequence[Axis]], text: Callable[[], str], step: "Step | None" = None) -> None:
         self.dims = [tuple(d) for d in dims]
         self.text = text  #: the expression, once axes have letters
+        self.step = step
         self.integer = False
+        self.inverted = False  #: a mask: what it says of 0
+        self.number: float | None = None
+        self.origin: Origin | None = None
+        self.refused = ""  #: why no program has it: said where an output needs it
+        self.core = self  #: the same for the same numbers
 
     def seen(self, dims: Sequence[Sequence[Axis]]) -> "Value":
         """The same numbers, whose axes are these dimensions."""
-        made = Value(dims, self.text)
-        made.integer = self.integer
+        made = copy.copy(self)
+        made.dims = [tuple(d) for d in dims]
         return made
 
     @property
     def axes(self) -> list[Axis]:
         return [a for d in self.dims for a in d]
+
+    def came(self, operator: str) -> "tuple[Value, ...]":
+        """The operands, where that operator made it and nothing has moved it since."""
+        return self.origin.operands if self.origin and self.origin.operator == operator and alike(self.origin.dims, self.dims) else ()
+
+
+def alike(a: Sequence[Sequence[Axis]], b: Sequence[Sequence[Axis]]) -> bool:
+    return len(a) == len(b) and all(roots(x) == roots(y) for x, y in zip(a, b))
+
+
+def same(a: Value, b: Value) -> bool:
+    """One tensor, seen alike."""
+    return a.core is b.core and alike(a.dims, b.dims)
 
 
 def single(axes: Sequence[Axis]) -> list[tuple[Axis, ...]]:
@@ -62,8 +95,8 @@ def roots(axes: Sequence[Axis]) -> list[Axis]:
 
 
 class Step:
-    def __init__(self, base: str, text: Callable[[], str], axes: Sequence[Axis], place: tuple[str, int]) -> None:
-        self.base, self.text, self.axes, self.place = base, text, list(axes), place
+    def __init__(self, base: str, text: Callable[[], str], axes: Sequence[Axis], place: tuple[str, int], reads: Sequence[Value]) -> None:
+        self.base, self.text, self.axes, self.place, self.reads = base, text, list(axes), place, list(reads)
         self.name = ""
         self.alone = False  #: it keeps a line of its own
 
@@ -110,9 +143,19 @@ class Tracer:
 
         axes = [a for d in dims for a in d]
         self.tensors.append(axes)
-        made = Step(step, text, axes, self.place)
+        made = Step(step, text, axes, self.place, operands)
         self.steps.append(made)
-        return Value(dims, lambda: made.name or f"<{id(made)}>")
+        return Value(dims, lambda: made.name, made)
+
+    def nowhere(self, operator: str, operands: Sequence[Value], dims: Sequence[Sequence[Axis]], why: str) -> Value:
+        """What no step gives: it is refused where an output needs it."""
+        made = Value(dims, lambda: "")
+        made.origin = Origin(operator, tuple(operands), made.dims)
+        made.refused = next((v.refused for v in operands if v.refused), self.said(operator, why))
+        return made
+
+    def said(self, operator: str, why: str) -> str:
+        return f"{self.place[0]}:{self.place[1]}: {operator}: {why}"
 
     def renamed(self, x: Value, dims: Sequence[Sequence[Axis]]) -> Value:
         """The same numbers under other axes."""
@@ -128,18 +171,64 @@ class Tracer:
 
     def ordered(self, x: Value, dims: Sequence[Sequence[Axis]]) -> Value:
         """x with these axes in this order; axes that it lacks repeat it."""
-        axes, before = [a for d in dims for a in d], x.axes
-        if roots(before) == roots(axes):
+        axes = [a for d in dims for a in d]
+        if roots(x.axes) == roots(axes):
             return x.seen(dims)
-        return self.call("rearrange", [x], dims, lambda: f"{self.letters(before)}->{self.letters(axes)}")
+        if x.origin is not None and x.origin.operator == "rearrange":  # one order after another
+            return self.ordered(x.origin.operands[0], dims)
+        before = x.axes
+        made = self.call("rearrange", [x], dims, lambda: f"{self.letters(before)}->{self.letters(axes)}")
+        made.origin = Origin("rearrange", (x,), made.dims)
+        return made
 
     # what operators are made of
 
     def number(self, x: float) -> Value:
-        return Value([], lambda: repr(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(float(x)))
+        made = Value([], lambda: repr(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(float(x)))
+        made.number = float(x)
+        return made
+
+    def constant(self, array: "np.ndarray[Any, Any]") -> Value:
+        """A number, or whole numbers that the case file has as an input."""
+        if array.size and (array == array.flat[0]).all():
+            return self.number(float(array.flat[0])).seen([()] * array.ndim)
+        if array.dtype.kind not in "biu" or array.size > MOST:
+            raise lib.BadInput("a tensor that is none of the function's arguments")
+        array = array.astype(np.int64)
+        for i in range(array.ndim):  # without what is only repeated
+            if (array == array.take([0], i)).all():
+                array = array.take([0], i)
+        name = next(n for n in (f"constant{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
+        shape = [n for n in array.shape if n > 1]
+        made = self.given(name, shape, f"[{array.min()}, {array.max()}], values: {array.flatten().tolist()}", False)
+        axes = iter(made.axes)
+        return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
 
     def map(self, step: str, x: Value, **parameters: Any) -> Value:
-        return self.call(step, [x], x.dims, **parameters)
+        made = self.call(step, [x], x.dims, **parameters)
+        made.origin = Origin(step, (x,), made.dims)
+        return made
+
+    def power(self, x: Value, power: float) -> Value:
+        maps = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+        if power == 1:
+            return x
+        if power in maps:
+            return self.map(maps[power], x)
+        if power in (3, 4):
+            squared = self.map("square", x)
+            return self.map("square", squared) if power == 4 else self.together("mul", [squared, x])
+        raise lib.BadInput(f"the power {power}, expected 1, 2, 3, 4, 0.5, -0.5 or -1")
+
+    def log1p(self, x: Value) -> Value:
+        if x.came("exp"):
+            return self.map("softplus", *x.came("exp"))
+        return self.map("log", self.together("add", [x, self.number(1)]))
+
+    def where(self, mask: Value, a: Value, b: Value) -> Value:
+        if not mask.integer:
+            raise lib.BadInput("the mask is computed, expected an argument of integers")
+        return self.together("where", [mask, b, a] if mask.inverted else [mask, a, b])
 
     def fit(self, v: Value, place: int, dim: Sequence[Axis]) -> Value:
         """v with its dimension on these axes, of which it has as many numbers."""
@@ -152,21 +241,58 @@ class Tracer:
         """Numbers of several tensors one by one, as broadcasting has it."""
         rank = max(len(v.dims) for v in values)
         dims: list[tuple[Axis, ...]] = [()] * rank
+        most = [max(size_of(v.dims[i - rank]) for v in values if i >= rank - len(v.dims)) for i in range(rank)]
         operands = []
         for v in values:
             first = rank - len(v.dims)
+            v = self.renamed(v, [() if size_of(d) == 1 != n else d for d, n in zip(v.dims, most[first:])])
             for i in range(len(v.dims)):
                 if v.dims[i] and dims[first + i]:
                     v = self.fit(v, i, dims[first + i])
                 elif v.dims[i]:
                     dims[first + i] = v.dims[i]
             operands.append(v)
-        axes: list[Axis] = []
-        for v in operands:  # as docs/programs.md says what axes the result has
-            if all(a in roots(v.axes) for a in roots(axes)):
-                axes = []
-            axes += [a for a in v.axes if a.root() not in roots(axes)]
-        return self.ordered(self.call(step, operands, single(axes)), dims)
+        known = self.known(step, values, dims)
+        if known is not None:
+            return known
+        made = self.ordered(self.call(step, operands, single(axes_of(operands))), dims)
+        made.origin = Origin(step, tuple(values), made.dims)
+        return made
+
+    def known(self, step: str, values: Sequence[Value], dims: list[tuple[Axis, ...]]) -> Value | None:
+        """What several operators compute together, where one step does."""
+        a, b = values[0], values[-1]
+        if step == "mul":
+            found = silu_of(a, b) or silu_of(b, a)
+            if found is not None:
+                return self.map("silu", found)
+            gelu = gelu_of(self, values, dims)
+            return None if gelu is None else self.map(*gelu)
+        if step == "div":
+            x, place = sum_of(b)
+            whole = shifted(a.came("exp")[0], place) if x is not None and same(x, a) and len(a.dims) == len(b.dims) and a.came("exp") else None
+            if whole is not None:
+                return self.along("softmax", whole, place)
+            over = a.origin
+            if over is not None and over.operator == "sum" and b.number == size_of([x for p in over.places for x in over.operands[0].dims[p]]):
+                return self.over("mean", over.operands[0], over.places, True).seen(a.dims)
+        if step == "sub":
+            if b.number == 0:
+                return a
+            x, place = exponentials_of(b)
+            whole = shifted(x, place) if x is not None and same(x, a) and len(b.dims) == len(x.dims) else None
+            if whole is not None:
+                return self.together("sub", [whole, self.over("logsumexp", whole, [place], True)])
+        if step == "add":
+            x, place = exponentials_of(a)
+            whole = shifted(x, place) if x is not None else None
+            if whole is not None and x is not None and x.came("sub")[1].core is b.core and alike(a.dims, b.dims):
+                return self.over("logsumexp", whole, [place], True).seen(a.dims)
+            positive = a.came("maximum")
+            tail = b.came("softplus") and b.came("softplus")[0].came("neg") and b.came("softplus")[0].came("neg")[0].came("abs")
+            if positive and tail and positive[1].number == 0 and same(positive[0], tail[0]):
+                return self.map("softplus", tail[0])
+        return None
 
     def over(self, step: str, x: Value, places: Sequence[int], keep: bool) -> Value:
         """A sum, mean or maximum; along a dimension of size 1 it is x itself."""
@@ -175,9 +301,10 @@ class Tracer:
             x = self.merged(x, places)
         gone = [a for p in places for a in x.dims[p]]
         dims = [() if i in places else d for i, d in enumerate(x.dims)]
-        if gone:
-            x = self.call(step, [x], dims, over=lambda: self.letters(gone))
-        return x.seen(dims if keep else [d for i, d in enumerate(dims) if i not in places])
+        made = self.call(step, [x], dims, over=lambda: self.letters(gone)) if gone else x
+        made = made.seen(dims if keep else [d for i, d in enumerate(dims) if i not in places])
+        made.origin = Origin(step, (x,), made.dims, tuple(places))
+        return made
 
     def along(self, step: str, x: Value, place: int) -> Value:
         place %= len(x.dims)
@@ -189,17 +316,27 @@ class Tracer:
 
     def product(self, a: Value, b: Value, batch: int) -> Value:
         """[batch.., m, k] times [batch.., k, n]; each may lack its last ones."""
-        for i in range(batch):
-            if bool(a.dims[i]) != bool(b.dims[i]):
-                raise lib.BadInput("one of the operands is repeated")
-            b = self.fit(b, i, a.dims[i])
-        b = self.fit(b, batch, a.dims[-1])
-        own = [x for d in b.dims[batch + 1 :] for x in d]
-        twice = [x for x in own if x.root() in roots(a.axes)]  # a tensor times itself, say
+        along = list(range(batch))
+        return self.contract(a, b, (along, along), ([len(a.dims) - 1], [batch]))
+
+    def contract(self, a: Value, b: Value, batch: tuple[Sequence[int], Sequence[int]], over: tuple[Sequence[int], Sequence[int]]) -> Value:
+        """The sum over pairs of dimensions, where others go along: those first, then the rest of a and of b."""
+        for i, j in (*zip(*batch), *zip(*over)):
+            if a.dims[i] and b.dims[j]:
+                if any(x in roots(b.axes) and x not in roots(b.dims[j]) for x in roots(a.dims[i])):  # of others of b, as queries and keys of one tensor
+                    a = self.renamed(a, [[Axis(x.size) for x in d] if n == i else d for n, d in enumerate(a.dims)])
+                b = self.fit(b, j, a.dims[i])
+            elif (i, j) in zip(*over) and (a.dims[i] or b.dims[j]):  # of size 1, where one has an axis for it
+                a, b = (self.renamed(v, [() if n == at else d for n, d in enumerate(v.dims)]) for v, at in ((a, i), (b, j)))
+        paired = {x for j in (*batch[1], *over[1]) for x in roots(b.dims[j])}
+        twice = [x for x in roots(b.axes) if x in roots(a.axes) and x not in paired]  # a tensor times itself, say
         if twice:
-            b = self.renamed(b, [[Axis(x.size) if x in twice else x for x in d] if i > batch else d for i, d in enumerate(b.dims)])
+            b = self.renamed(b, [[Axis(x.size) if x.root() in twice else x for x in d] for d in b.dims])
+        dims = [a.dims[i] or b.dims[j] for i, j in zip(*batch)]
+        dims += [d for v, used in ((a, (*batch[0], *over[0])), (b, (*batch[1], *over[1]))) for i, d in enumerate(v.dims) if i not in used]
+        if not any(a.dims[i] for i in over[0]):
+            return self.ordered(self.call("mul", [a, b], single(axes_of([a, b]))), dims)
         left, right = a.axes, b.axes
-        dims = [*a.dims[:-1], *b.dims[batch + 1 :]]
         axes = [x for d in dims for x in d]
         return self.call("product", [a, b], dims, lambda: f"{self.letters(left)},{self.letters(right)}->{self.letters(axes)}")
 
@@ -253,6 +390,11 @@ class Tracer:
         self.steps[-1].alone = made.integer = True
         return made
 
+    def rows(self, table: Value, index: Value) -> Value:
+        """Rows of the first dimension."""
+        table = self.merged(table, [0])
+        return self.call("gather", [table, index], [*index.dims, *table.dims[1:]])
+
     def pick(self, x: Value, index: Value) -> Value:
         """Of each row of x the numbers at its indices."""
         x = self.merged(x, [len(x.dims) - 1])
@@ -260,6 +402,12 @@ class Tracer:
         if not index.integer or len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
             raise lib.BadInput("rows of the indices are others than those of the tensor")
         return self.call("pick", [x, index], index.dims)
+
+    def causal_conv(self, x: Value, w: Value) -> Value:
+        """x [.., time, channels], w [channels, taps]"""
+        last = len(x.dims) - 1
+        x, w = self.merged(x, [last - 1, last]), self.merged(w, [0, 1])
+        return self.call("causal_conv", [x, self.fit(w, 0, x.dims[last])], x.dims)
 
     def concatenate(self, parts: Sequence[Value], place: int) -> Value:
         place %= len(parts[0].dims)
@@ -278,6 +426,19 @@ class Tracer:
         return self.call("concatenate", made, dims, lambda: f"{','.join(self.letters([a]) for a in of)}->{self.letters([whole])}")
 
     # the program
+
+    def live(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
+        """What the outputs need, and lines that stand alone."""
+        found: set[int] = set()
+        wanted = [value for _, value in outputs] + [v for step in self.steps if step.alone for v in step.reads]
+        while wanted:
+            value = wanted.pop()
+            if value.refused:
+                raise lib.BadInput(value.refused)
+            if value.step is not None and id(value.step) not in found:
+                found.add(id(value.step))
+                wanted += value.step.reads
+        return [step for step in self.steps if step.alone or id(step) in found]
 
     def put_letters(self, hints: Mapping[str, str]) -> list[Axis]:
         taken: dict[str, Axis] = {}
@@ -322,6 +483,7 @@ class Tracer:
                 taken.add(name)
 
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], settings: Mapping[str, Any]) -> str:
+        self.steps = self.live(outputs)
         used = self.put_letters(hints)
         self.put_names()
         texts = {step.name: step.text() for step in self.steps}
@@ -347,6 +509,109 @@ def size_of(dim: Sequence[Axis]) -> int:
     for a in dim:
         count *= a.size
     return count
+
+
+def axes_of(operands: Sequence[Value]) -> list[Axis]:
+    """Of a step of numbers one by one, as docs/programs.md says."""
+    axes: list[Axis] = []
+    for v in operands:
+        if all(a in roots(v.axes) for a in roots(axes)):
+            axes = []
+        axes += [a for a in v.axes if a.root() not in roots(axes)]
+    return axes
+
+
+# Functions that are written as several operators. A value is known by what made it.
+
+
+def silu_of(x: Value, s: Value) -> Value | None:
+    return x if s.came("sigmoid") and same(s.came("sigmoid")[0], x) else None
+
+
+def factors_of(values: Sequence[Value]) -> Iterator[tuple[Value | None, float]]:
+    """Of a product: tensors, and numbers."""
+    for v in values:
+        if v.number is not None:
+            yield None, v.number
+        elif v.came("mul"):
+            yield from factors_of(v.came("mul"))
+        elif v.came("neg"):
+            yield None, -1.0
+            yield from factors_of(v.came("neg"))
+        elif v.came("square"):
+            yield from factors_of(v.came("square") * 2)
+        elif v.came("div") and v.came("div")[1].number:
+            yield None, 1 / (v.came("div")[1].number or 1)
+            yield from factors_of(v.came("div")[:1])
+        else:
+            yield v, 1.0
+
+
+def product_of(values: Sequence[Value]) -> tuple[list[Value], float]:
+    factors = list(factors_of(values))
+    number = 1.0
+    for _, n in factors:
+        number *= n
+    return [v for v, _ in factors if v is not None], number
+
+
+def near(number: float, wanted: float) -> bool:
+    """Also where it went through float32."""
+    return abs(number - wanted) <= 1e-6 * abs(wanted)
+
+
+def gelu_of(t: Tracer, values: Sequence[Value], dims: Sequence[Sequence[Axis]]) -> tuple[str, Value] | None:
+    """x/2 (1 + tanh(..)), x/2 (1 + erf(..)) or x/2 erfc(-..)."""
+    tensors, number = product_of(values)
+    if number != 0.5 or len(tensors) != 2:
+        return None
+    for x, s in (tensors, tensors[::-1]):
+        one = s.came("add")
+        inner = (one[0] if one[-1].number == 1 else one[1] if one[0].number == 1 else s) if one else s
+        for function, step in (("tanh", "gelu"), ("erf", "gelu_exact"), ("erfc", "gelu_exact")):
+            argument = inner.came(function)
+            if not argument or (function == "erfc") != (inner is s) or not alike(x.dims, dims):
+                continue
+            of, scale = product_of(argument)
+            if function != "tanh" and len(of) == 1 and same(of[0], x) and near(scale, (-1 if function == "erfc" else 1) * 0.5**0.5):
+                return step, x
+            if function == "tanh" and near(scale, (2 / np.pi) ** 0.5) and len(of) == 1 and is_cubic(of[0], x):
+                return step, x
+    return None
+
+
+def is_cubic(v: Value, x: Value) -> bool:
+    """x + 0.044715 x^3"""
+    terms = v.came("add")
+    if len(terms) != 2 or not any(same(term, x) for term in terms):
+        return False
+    of, scale = product_of([term for term in terms if not same(term, x)])
+    return len(of) == 3 and all(same(y, x) for y in of) and near(scale, 0.044715)
+
+
+def sum_of(v: Value) -> tuple[Value | None, int]:
+    """The tensor and the one dimension that it is the sum along."""
+    while v.origin is not None and v.origin.operator == "abs" and alike(v.origin.dims, v.dims):
+        v = v.origin.operands[0]
+    if v.origin is None or v.origin.operator != "sum" or len(v.origin.places) != 1:
+        return None, 0
+    (x,), (place,) = v.origin.operands, v.origin.places
+    kept = [() if i == place else d for i, d in enumerate(x.dims)]
+    return (x, place) if alike(v.dims, kept) or alike(v.dims, kept[:place] + kept[place + 1 :]) else (None, 0)
+
+
+def shifted(x: Value, place: int) -> Value | None:
+    """y, where x is y - max(y) along that dimension."""
+    of = x.came("sub")
+    most = of[1].origin if of and len(of[1].dims) == len(of[0].dims) else None
+    return of[0] if most is not None and most.operator == "max" and most.places == (place,) and same(most.operands[0], of[0]) else None
+
+
+def exponentials_of(v: Value) -> tuple[Value | None, int]:
+    """x and a dimension, where v is log(sum(exp(x))) along that."""
+    of = v.came("log")
+    e, place = sum_of(of[0]) if of else (None, 0)
+    return (e.came("exp")[0], place) if e is not None and e.came("exp") else (None, 0)
 
 
 def quoted(text: str) -> str:
@@ -409,18 +674,30 @@ class Program:
                 os.rmdir(folder)
 
 
+def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
+    """torch or jax: whose the example's tensors are, else that which the function's names lead to, else what is imported."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    named = [inspect.unwrap(function).__globals__.get(name) for name in (code.co_names if code else ())]
+    words = [type(x).__module__ for x in example.values()] + [str(getattr(x, "__module__", None) or getattr(x, "__name__", "")) for x in named]
+    found = [{"jaxlib": "jax"}.get(root, root) for root in (word.split(".")[0] for word in words)] + [n for n in ("torch", "jax") if n in sys.modules]
+    return next((root for root in found if root in ("torch", "jax")), "")
+
+
 def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
-          name: str | None = None, integers: Mapping[str, int] | None = None, **settings: Any) -> Program:
-    """The program of a PyTorch function, which runs once on the tensors of `example`, by the names of its arguments.
+          name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", **settings: Any) -> Program:
+    """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments; or of JAX, which
+    is traced: there shapes will do, as jax.ShapeDtypeStruct has them.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
-    says how many indices there are for an argument that holds some: {"target": 1000}; else they go up to its largest one. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
+    says how many indices there are for an argument that holds some: {"target": 1000}; else they go up to its largest one. Casts between types
+    are dropped, the only way there is yet. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise lib.BadInput("trace: torch is not imported, and no other library is traced")
-    from ._trace_torch import record
-
+    if casts != "drop":
+        raise lib.BadInput(f"trace: casts is {casts!r}, expected drop: a program has no step for a cast")
+    library = library_of(function, example)
+    if library == "":
+        raise lib.BadInput("trace: neither torch nor jax is imported")
+    record = importlib.import_module(f"._trace_{library}", __package__).record
     title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
     tracer = Tracer(title)
     outputs = record(tracer, function, dict(example), set(weights), integers or {})
@@ -444,15 +721,13 @@ class Reference:
 
     def programs(self) -> list[Program]:
         """One for each combination of sizes."""
-        import torch
-
         made = []
         for sizes in (dict(zip(self.sizes, values)) for values in itertools.product(*self.sizes.values())):
             example = {}
             for name, axes in self.axes.items():
                 shape = [sizes[a] for a in axes]
                 most = self.integers.get(name)
-                example[name] = torch.ones(shape) if most is None else torch.arange(most).repeat(1 + torch.Size(shape).numel())[: torch.Size(shape).numel()].view(shape)
+                example[name] = np.ones(shape, np.float32) if most is None else np.resize(np.arange(most, dtype=np.int32), shape)
             label = f"traced/{self.function.__name__}-" + "-".join(f"{a}{n}" for a, n in sizes.items())
             made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers))
         return made
@@ -467,7 +742,7 @@ class Reference:
 
 def program(*, dtype: str = "bfloat16", weights: Sequence[str] = (), integers: Mapping[str, int] | None = None,
             **sizes: int | Sequence[int]) -> Callable[[Callable[..., Any]], Reference]:
-    """A PyTorch function as the reference of a kernel:
+    """A function of PyTorch or JAX as the reference of a kernel:
 
         @assay.program(T=[1, 7, 64], D=512, F=128, weights=["w"])
         def reference(x: "T D", w: "D F"):

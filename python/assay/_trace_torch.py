@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value
+from ._trace import Axis, Tracer, Value, size_of
 
-SAME = ("_to_copy", "clone", "detach", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
+SAME = ("_to_copy", "clone", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
 MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 
@@ -39,9 +39,8 @@ class Recorder(TorchDispatchMode):
             return self.t.number(float(x))
         if id(x) in self.values:
             return self.values[id(x)]
-        if isinstance(x, torch.Tensor) and x.dim() == 0:
-            return self.t.number(float(x))
-        raise lib.BadInput("a tensor that is none of the function's arguments")
+        self.bind(x, self.t.constant(x.numpy()))
+        return self.values[id(x)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -56,6 +55,8 @@ class Recorder(TorchDispatchMode):
         except lib.BadInput as why:
             raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: {why}") from None
         for tensor, value in zip(out, made) if isinstance(made, list) else [(out, made)]:
+            if len(value.dims) == tensor.dim():  # a constant may be longer than what it meets
+                value = self.t.ordered(value, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(value.dims, tensor.shape)])
             self.bind(tensor, value)
         return out
 
@@ -78,17 +79,56 @@ class Recorder(TorchDispatchMode):
 
     # numbers one by one
 
+    def on_detach(self, out: Any, x: Any) -> Value:
+        v = self.of(x)
+        made = v.seen(v.dims)
+        made.refused = "" if v.integer else v.refused or self.t.said("detach", "a program has it within softmax and logsumexp alone")
+        return made
+
+    def mask(self, x: Any, other: Any, inverted: bool) -> Value:
+        """Whole numbers, held against 0."""
+        v = self.of(x)
+        if not v.integer or isinstance(other, torch.Tensor) or other != 0:
+            raise lib.BadInput("a mask is computed, expected an argument of integers")
+        made = v.seen(v.dims)
+        made.inverted = inverted
+        return made
+
+    def on_eq(self, out: Any, x: Any, other: Any) -> Value:
+        return self.mask(x, other, True)
+
+    def on_ne(self, out: Any, x: Any, other: Any) -> Value:
+        return self.mask(x, other, False)
+
+    on_gt = on_ne
+
+    def on_logical_not(self, out: Any, x: Any) -> Value:
+        v = self.of(x)
+        made = v.seen(v.dims)
+        made.inverted = not v.inverted
+        return made
+
+    on_bitwise_not = on_logical_not
+
+    def on_masked_fill(self, out: Any, x: Any, mask: Any, value: Any) -> Value:
+        return self.t.where(self.of(mask), self.of(value), self.of(x))
+
+    def on_erf(self, out: Any, x: Any) -> Value:
+        v = self.of(x)
+        return self.t.nowhere("erf", [v], v.dims, "a program has it within gelu alone")
+
+    def on_log1p(self, out: Any, x: Any) -> Value:
+        return self.t.log1p(self.of(x))
+
+    def on_logaddexp(self, out: Any, x: Any, y: Any) -> Value:
+        a, b = self.of(x), self.of(y)
+        return self.t.together("add", [self.t.together("maximum", [a, b]), self.t.map("softplus", self.t.map("neg", self.t.map("abs", self.t.together("sub", [a, b]))))])
+
     def on_rsub(self, out: Any, x: Any, other: Any, alpha: float = 1) -> Value:
         return self.t.together("sub", [self.of(other), self.of(x)])
 
     def on_pow(self, out: Any, x: Any, power: Any) -> Value:
-        t, v = self.t, self.of(x)
-        maps = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
-        if power in maps:
-            return t.map(maps[power], v)
-        if power == 3:
-            return t.together("mul", [t.map("square", v), v])
-        raise lib.BadInput(f"the power {power}, expected 2, 3, 0.5, -0.5 or -1")
+        return self.t.power(self.of(x), power)
 
     def on_gelu(self, out: Any, x: Any, approximate: str = "none") -> Value:
         return self.t.map("gelu" if approximate == "tanh" else "gelu_exact", self.of(x))
@@ -102,9 +142,7 @@ class Recorder(TorchDispatchMode):
         return self.t.map("clamp", self.of(x), low=float(low))
 
     def on_where(self, out: Any, mask: Any, a: Any, b: Any) -> Value:
-        if not self.of(mask).integer:
-            raise lib.BadInput("the mask is computed, expected an argument of integers")
-        return self.t.together("where", [self.of(mask), self.of(a), self.of(b)])
+        return self.t.where(self.of(mask), self.of(a), self.of(b))
 
     # along dimensions
 
@@ -155,6 +193,25 @@ class Recorder(TorchDispatchMode):
     def on_mv(self, out: Any, a: Any, b: Any) -> Value:
         return self.t.product(self.of(a), self.of(b), 0)
 
+    def on_baddbmm(self, out: Any, x: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Value:
+        t, made = self.t, self.on_bmm(out, a, b)
+        if alpha != 1:
+            made = t.together("mul", [made, t.number(alpha)])
+        if beta == 0:
+            return made
+        first = self.of(x) if beta == 1 else t.together("mul", [self.of(x), t.number(beta)])
+        return t.together("add", [first, made])
+
+    def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any) -> Value:
+        """What begins before the first index; the first as many indices as there were are a causal convolution."""
+        channels = x.shape[1] if x.dim() == 3 else 0
+        wanted = [[1], [1], [w.shape[-1] - 1], channels, False]
+        if [list(stride), list(dilation), list(padding), rest[-1], transposed] != wanted or w.shape[:2] != (channels, 1):
+            raise lib.BadInput("expected a causal convolution of each channel")
+        v, taps = self.of(x), self.of(w)
+        values = [v, taps] + ([self.of(bias)] if bias is not None else [])
+        return self.t.nowhere("convolution", values, [*v.dims[:2], (Axis(out.shape[2]),)], "a program has it up to its operand's length alone")
+
     # moves
 
     def on_view(self, out: Any, x: Any, shape: Any) -> Value:
@@ -193,7 +250,15 @@ class Recorder(TorchDispatchMode):
             raise lib.BadInput(f"every {step}th index")
         size = x.shape[place]
         first, end = first or 0, size if end is None else min(end, size)
-        return self.t.slice(self.of(x), place, first + size * (first < 0), end + size * (end < 0))
+        first, end = first + size * (first < 0), end + size * (end < 0)
+        v = self.of(x)
+        convolved = v.came("convolution")
+        if convolved and place % x.dim() == 2 and (first, end) == (0, size_of(convolved[0].dims[2])):
+            a, w, *bias = convolved
+            made = self.t.causal_conv(self.t.ordered(a, [a.dims[i] for i in (0, 2, 1)]), self.t.renamed(w, [w.dims[0], (), w.dims[2]]).seen([w.dims[0], w.dims[2]]))
+            made = self.t.together("add", [made, *bias]) if bias else made
+            return self.t.ordered(made, [made.dims[i] for i in (0, 2, 1)])
+        return self.t.slice(v, place, first, end)
 
     def on_split(self, out: Any, x: Any, size: Any, place: int = 0) -> list[Value]:
         made, first = [], 0
@@ -212,11 +277,11 @@ class Recorder(TorchDispatchMode):
         return self.t.concatenate([self.of(p) for p in parts], place)
 
     def on_embedding(self, out: Any, table: Any, index: Any, *rest: Any, **named: Any) -> Value:
-        v, i = self.of(table), self.of(index)
-        v = self.t.merged(v, [0])
-        return self.t.call("gather", [v, i], [*i.dims, *v.dims[1:]])
+        return self.t.rows(self.of(table), self.of(index))
 
     def on_index(self, out: Any, x: Any, indices: Sequence[Any]) -> Value:
+        if len(indices) == 2 == x.dim() and indices[0] is not None and indices[0].flatten().equal(torch.arange(x.shape[0])):
+            return self.t.pick(self.of(x), self.of(indices[1]))  # each row's number at its index
         if len(indices) != 1 or indices[0] is None or not self.of(indices[0]).integer:
             raise lib.BadInput("expected indices of the first dimension alone")
         return self.on_embedding(out, x, indices[0])
@@ -239,7 +304,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     recorder = Recorder(tracer, function)
     arguments = {}
     for name, tensor in example.items():
-        tensor = tensor.detach()
+        tensor = torch.as_tensor(tensor).detach()
         most = counts.get(name, 0) - 1 if name in counts or tensor.is_floating_point() else int(tensor.max())
         integers = None if tensor.is_floating_point() else f"[0, {most}]"
         value = tracer.given(name, tensor.shape, integers, name in weights)
@@ -253,5 +318,5 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         value = recorder.of(tensor)
         if value.integer:
             continue  # a choice is a result by itself
-        outputs.append((name, value if all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
+        outputs.append((name, value if value.refused or all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
     return outputs

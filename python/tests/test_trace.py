@@ -143,7 +143,7 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
     with pytest.raises(assay.BadInput, match="add_: a program has no such operator"):
         assay.trace(written, {"x": torch.randn(4)})
     with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
-        assay.trace(lambda x: x * torch.ones(4), {"x": torch.randn(4)})
+        assay.trace(lambda x: x * torch.linspace(0, 1, 4), {"x": torch.randn(4)})
 
 
 @assay.program(T=[1, 7], D=16, F=[8, 24], weights=["w"])

@@ -1,0 +1,186 @@
+"""Functions of JAX as programs: traced, evaluated, and held against the function itself in float64."""
+import math
+
+import assay
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+F32 = jnp.float32
+
+
+def gated(x, scale, w):
+    n = x.astype(F32) * jax.lax.rsqrt(jnp.mean(x.astype(F32) ** 2, -1, keepdims=True) + 1e-6)
+    h = (n.astype(x.dtype) * scale) @ w
+    a, b = jnp.split(h, 2, -1)
+    return jax.nn.silu(a) * b
+
+
+def gated_without_casts(x, scale, w):
+    h = (x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * scale) @ w
+    a, b = jnp.split(h, 2, -1)
+    return jax.nn.silu(a) * b
+
+
+def attention(x, wq, wk, wv, wo):
+    q, k, v = (jnp.einsum("bsd,dnh->bsnh", x, w) for w in (wq, wk, wv))
+    s = jnp.einsum("bsnh,btnh->bnst", q, k) / math.sqrt(q.shape[-1])
+    s = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), s, -1e30)
+    o = jnp.einsum("bnst,btnh->bsnh", jax.nn.softmax(s, axis=-1), v)
+    return x + jnp.einsum("bsnh,nhd->bsd", o, wo)
+
+
+def cross_entropy(x, head, target):
+    logits = x @ head.T
+    nothing = jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, None], -1)[:, 0]
+    return {"loss": -nothing, "again": jax.nn.logsumexp(logits, -1) - logits[jnp.arange(x.shape[0]), target]}
+
+
+def rotated(x, angle):
+    a, b = x[..., :4], x[..., 4:]
+    c, s = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
+    return jnp.concatenate([a * c - b * s, a * s + b * c], -1)
+
+
+def normed(x, weight, bias, table, index):
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    y = centred * jax.lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5) * weight + bias
+    z = jax.nn.gelu(y) + jax.nn.gelu(y, approximate=False) + jnp.take(table, index, axis=0) + table[index]
+    p = jnp.clip(z, -1, 1) - 0.5 * jax.nn.relu(z) + jax.nn.logsumexp(z, -1, keepdims=True) + jax.nn.softplus(z)
+    return jnp.cumsum(p, 0), jnp.max(z, 1), jax.nn.softmax(z, 0).sum(1), jnp.logaddexp(y, z) ** 3
+
+
+def masked(x, y, mask):
+    chosen = jnp.where(mask[:, None] != 0, x, y)
+    return jnp.stack([chosen, x * 2], 1), jnp.where(mask == 0, x.sum(1), 0), jnp.repeat(x, 3, axis=1)[:, 1:5]
+
+
+def convolved(x, taps):
+    y = jax.lax.conv_general_dilated(x, taps.T[:, None], (1,), [(3, 0)], dimension_numbers=("NTC", "TIO", "NTC"), feature_group_count=x.shape[-1])
+    return jax.nn.silu(y)
+
+
+def routed(x, gate, experts):
+    logits = x @ gate
+    best, ids = jax.lax.top_k(logits, 3)
+    p = jax.nn.softmax(best, -1)
+    return {"y": jnp.einsum("tk,tkf->tf", p, experts[ids]), "ids": ids}
+
+
+CASES = {
+    "routed": (routed, {"x": (9, 16), "gate": (16, 8), "experts": (8, 12)}, {}),
+    "gated": (gated, {"x": (5, 8), "scale": (8,), "w": (8, 12)}, {}),
+    "attention": (attention, {"x": (2, 7, 32), "wq": (32, 4, 8), "wk": (32, 4, 8), "wv": (32, 4, 8), "wo": (4, 8, 32)}, {}),
+    "cross_entropy": (cross_entropy, {"x": (5, 8), "head": (11, 8)}, {"target": ((5,), 11)}),
+    "rotated": (rotated, {"x": (3, 5, 8), "angle": (3, 4)}, {}),
+    "normed": (normed, {"x": (6, 8), "weight": (8,), "bias": (8,), "table": (9, 8)}, {"index": ((6,), 9)}),
+    "masked": (masked, {"x": (6, 8), "y": (6, 1)}, {"mask": ((6,), 2)}),
+    "convolved": (convolved, {"x": (2, 9, 6), "taps": (6, 4)}, {}),
+}
+
+
+def program_of(name):
+    function, floats, indices = CASES[name]
+    example = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in floats.items()}
+    example.update({key: jax.ShapeDtypeStruct(shape, jnp.int32) for key, (shape, _) in indices.items()})
+    return assay.trace(function, example, integers={key: most for key, (_, most) in indices.items()}, dtype="float64", profiles="f64")
+
+
+def results(function, case):
+    """What the function itself gives in float64, and its gradients."""
+    with jax.enable_x64(True):
+        given = {path.split("/")[1]: x for path, x in case.inputs(jax).items() if "constant" not in path}
+        folder = {path.split("/")[1]: path.split("/")[0] for path in case.inputs()}
+        integers = {key: x for key, x in given.items() if x.dtype == jnp.int32}
+        floats = {key: x for key, x in given.items() if key not in integers}
+
+        def outputs(floats):
+            made = function(**floats, **integers)
+            made = made if isinstance(made, dict) else dict(enumerate(made)) if isinstance(made, tuple) else {"": made}
+            return {f"outputs/{key if isinstance(key, str) and key else f'y{key}'}": y for key, y in made.items() if y.dtype != jnp.int32}
+
+        made, back = jax.vjp(outputs, floats)
+        gradients = back({path.replace("cotangents", "outputs"): x for path, x in case.cotangents(jax).items()})[0]
+        return {**made, **{f"gradients/{folder[key]}/{key}": x for key, x in gradients.items()}}
+
+
+ITSELF = {"gated": gated_without_casts}  # what the program is of, where the function rounds on its way
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_function_itself_passes_in_float64(name):
+    case = program_of(name).case("f64")
+    case.check(results(ITSELF.get(name, CASES[name][0]), case))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_another_function_fails(name):
+    case = program_of(name).case("f64")
+    wrong = results(ITSELF.get(name, CASES[name][0]), case)
+    path = next(iter(wrong))
+    wrong[path] = np.asarray(wrong[path]) * (1 + 2.0**-40)
+    with pytest.raises(assay.Mismatch):
+        case.check(wrong)
+
+
+def test_what_several_primitives_compute_is_one_step():
+    def functions(x):
+        return {"a": jax.nn.softmax(x), "b": jax.nn.logsumexp(x, 0), "c": jax.nn.gelu(x), "d": jax.nn.gelu(x, approximate=False), "e": jax.nn.softplus(x),
+                "f": jnp.mean(x), "g": x.astype(F32) / math.sqrt(8)}
+
+    text = str(assay.trace(functions, {"x": jax.ShapeDtypeStruct((5, 8), jnp.bfloat16)}))
+    steps = ['a: softmax(x, over="D")', 'b: logsumexp(x, over="T")', "c: gelu(x)", "d: gelu_exact(x)", "e: softplus(x)", 'f: mean(x, over="TD")', f"g: div(x, {8**0.5!r})"]
+    assert text.split("outputs:\n")[1] == "".join(f"  {step}\n" for step in steps)
+
+
+def test_a_maximum_of_elsewhere_is_no_softmax():
+    def other(x):
+        e = jnp.exp(x - jnp.max(x, 0, keepdims=True))
+        return e / jnp.sum(e, 1, keepdims=True)
+
+    assert "softmax" not in str(assay.trace(other, {"x": jax.ShapeDtypeStruct((5, 5), F32)}))
+
+
+@pytest.mark.parametrize("line, what", [
+    ("jnp.sort(x)", "sort: a program has no such operator"),
+    ("jax.lax.fori_loop(0, 3, lambda _, y: y * x, x)", "scan: a program has no such operator"),
+    ("x * jax.lax.stop_gradient(x)", "stop_gradient: a program has it within softmax and logsumexp alone"),
+    ("jnp.where(x > 0, x, 2 * x)", "gt: a mask is computed, expected an argument of integers"),
+    ("jax.lax.erf(x)", "erf: a program has it within gelu alone"),
+    ("x * jnp.linspace(0., 1., 8)", "mul: a tensor that is none of the function's arguments"),
+    ("x ** 1.7", "pow: the power 1.7, expected 1, 2, 3, 4, 0.5, -0.5 or -1"),
+    ("x * i[:, None]", "convert_element_type: whole numbers as numbers"),
+])
+def test_what_no_program_has_is_refused_with_its_line(line, what):
+    def function(x, i):
+        return eval(line, {"jax": jax, "jnp": jnp, "x": x, "i": i})
+
+    first = function.__code__.co_firstlineno
+    with pytest.raises(assay.BadInput) as refused:
+        assay.trace(function, {"x": jax.ShapeDtypeStruct((4, 8), F32), "i": jnp.arange(4)})
+    assert str(refused.value) == f"{__file__}:{first + 1}: {what}"
+
+
+def test_casts_cannot_be_kept_and_integers_want_a_range():
+    with pytest.raises(assay.BadInput, match="casts is 'keep', expected drop"):
+        assay.trace(rotated, {}, casts="keep")
+    with pytest.raises(assay.BadInput, match="i: integers of .*: expected how many there are"):
+        assay.trace(lambda x, i: x[i], {"x": jax.ShapeDtypeStruct((4, 8), F32), "i": jax.ShapeDtypeStruct((3,), jnp.int32)})
+
+
+@assay.program(T=[1, 7], D=16, F=[8, 24], weights=["w"])
+def reference(x: "T D", w: "D F"):  # noqa: F722
+    return jax.nn.silu(x @ w)
+
+
+@reference.cases(precision="bf16")
+def test_a_reference_at_each_size(case):
+    given = case.inputs(jax)
+
+    def rounded(x, w):
+        return jax.nn.silu(x.astype(F32) @ w.astype(F32)).astype(jnp.bfloat16)
+
+    y, back = jax.vjp(rounded, given["inputs/x"], given["weights/w"])
+    dx, dw = back(case.cotangents(jax)["cotangents/y"])
+    case.check({"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/w": dw})
