@@ -113,9 +113,12 @@ static void add_graph_step(builder *b, const graph *g, const graph_step *from, i
         b->s->tensors[of[t]].fused = !made->stored && t != g->result;
         if (from->kind->operations != NULL) step->operations += from->kind->operations(g, from, out);
     }
-    if (from->gradient.name == NULL) return;
-    const int t = add_checkpoint(b, number, "checkpoints/", from->gradient.name, &from->gradient.shape);
-    b->s->tensors[t].of_backward = true;
+    for (int out = 0; out < GRAPH_OUT; out++) {
+        const assay_tensor_row *gradient = &g->tensors[from->out[out]].gradient;
+        if (gradient->name == NULL) continue;
+        const int t = add_checkpoint(b, number, "checkpoints/", gradient->name, &gradient->shape);
+        b->s->tensors[t].of_backward = true;
+    }
 }
 
 /* x: what stands in the place of inputs/x; -1: it does itself. of: tensors by their places in the graph. */

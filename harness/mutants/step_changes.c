@@ -485,7 +485,7 @@ bool assay_change_step(const graph *g, int number, int change, graph_step *chang
     const at a = {g, step, changed, more};
     *changed = *step;
     if (product && step->with.product.recipe.recipe != NULL) return false;
-    if (g->tensors[step->out[0]].codes || step->gradient.name != NULL ||
+    if (g->tensors[step->out[0]].codes || g->tensors[step->out[0]].gradient.name != NULL ||
         !change_step(&a, (assay_step_change_kind)change))
         return false;
     if (name != NULL) snprintf(name, ASSAY_STEP_NAME, "%s%.44s", name_of((assay_step_change_kind)change), more);

@@ -53,7 +53,7 @@ void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const 
         assay_described(d, 1)->made = graph_is_made(g, t);
     }
     for (int i = 0; i < g->gradient_count; i++) {
-        assay_describe_checkpoint(d, &g->steps[g->gradients[i]].gradient);
+        assay_describe_checkpoint(d, &g->tensors[g->gradients[i]].gradient);
         assay_described(d, 1)->made = true;
     }
 }

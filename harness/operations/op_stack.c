@@ -64,7 +64,7 @@ static void describe_quantised_attention(assay_describer *d, const graph *g)
             describe_made(d, row->name, assay_dims_of(row->axes, &row->shape));
     }
     for (int i = 0; i < g->gradient_count; i++) {
-        const assay_tensor_row *row = &g->steps[g->gradients[i]].gradient;
+        const assay_tensor_row *row = &g->tensors[g->gradients[i]].gradient;
         describe_made(d, row->name, assay_dims_of(row->axes, &row->shape));
     }
 }

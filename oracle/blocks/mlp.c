@@ -47,7 +47,6 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
     const row_axes axes = axes_of(config);
     const assay_gated_mlp_config *mlp = &config->mlp;
     const graph_parts parts = {.groups = mlp->groups,
-                               .group_sizes = mlp->group_sizes,
                                .slices = config->slices,
                                .chunks = config->chunks,
                                .shards = mlp->hidden_shards,
@@ -64,7 +63,7 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
     }
     /* of each shard of H the gradient of x is one sum */
     const bool two = mlp->hidden_shards > 1 && mlp->recipe.recipe == NULL;
-    if (two) graph_linear_two(g, axes.hidden, x, wi, biases, out);
+    if (two) graph_linear_two(g, axes.hidden, x, wi, biases, NULL, out);
     for (int i = 0; i < 2; i++) {
         if (!two) out[i] = graph_linear(g, axes.hidden, x, wi[i], biases[i], &mlp->recipe);
         named(g, config, ASSAY_MLPWI_0 + i, out[i]);
@@ -77,10 +76,8 @@ int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const
 {
     const row_axes axes = axes_of(config);
     const assay_gated_mlp_config *mlp = &config->mlp;
-    const graph_parts parts = {.groups = mlp->groups,
-                               .group_sizes = mlp->group_sizes,
-                               .slices = mlp->hidden_shards,
-                               .apart = config->place == ASSAY_MLP_ROUTED};
+    const graph_parts parts = {
+        .groups = mlp->groups, .slices = mlp->hidden_shards, .apart = config->place == ASSAY_MLP_ROUTED};
     int up[2];
     graph_within(g, config, axis_size);
     up_steps(g, config, x, w, up);

@@ -33,14 +33,15 @@ typedef struct graph_tensor {
     graph_role role;
     bool
         stored; /* a correct implementation may store it: it is rounded; what is given: its gradient, where that is a sum */
-    bool constant;  /* it follows from indices: it has no gradient */
-    int step;       /* that makes it; -1: it is given */
-    int last;       /* the last step that reads it; -1: none does */
-    bool in_parts;  /* those who read it take columns of it, which are disjoint */
-    bool quantised; /* a step quantises it, and the block computed it itself */
-    bool chosen;    /* whole numbers that a step makes, which others read as indices */
-    bool codes;     /* that are staged are the result, in the place of those that were computed */
-    double number;  /* GRAPH_NUMBER */
+    bool constant;             /* it follows from indices: it has no gradient */
+    int step;                  /* that makes it; -1: it is given */
+    int last;                  /* the last step that reads it; -1: none does */
+    bool in_parts;             /* those who read it take columns of it, which are disjoint */
+    bool quantised;            /* a step quantises it, and the block computed it itself */
+    bool chosen;               /* whole numbers that a step makes, which others read as indices */
+    bool codes;                /* that are staged are the result, in the place of those that were computed */
+    assay_tensor_row gradient; /* which a recipe quantises on the way back, a checkpoint; without a name: nothing */
+    double number;             /* GRAPH_NUMBER */
 } graph_tensor;
 
 typedef struct graph_columns {
@@ -56,17 +57,17 @@ typedef struct graph_rotation {
 typedef struct graph_parts {
     int64_t
         groups; /* of rows, one after the other, each with a w of its own: these have an axis in front; 0: no such axis */
-    const int32_t *group_sizes; /* the caller's */
-    int64_t slices;             /* of the sum over x's columns, which are stored and added up, ascending */
-    int64_t chunks;             /* of each of these, which continue one sum */
-    int64_t shards;             /* of the columns of each branch: the gradient of x is the sum of theirs, ascending */
-    bool apart;                 /* by a recipe each of them is a layer of its own, with scales of what it has */
+    int64_t slices; /* of the sum over x's columns, which are stored and added up, ascending */
+    int64_t chunks; /* of each of these, which continue one sum */
+    int64_t shards; /* of the columns of each branch: the gradient of x is the sum of theirs, ascending */
+    bool apart;     /* by a recipe each of them is a layer of its own, with scales of what it has */
 } graph_parts;
 
 typedef struct graph_product {
     assay_quant_recipe_config recipe;
     int branches;      /* of the columns of w: the gradient of x is the sum of theirs */
     unsigned detached; /* a mutant's: bit i: not of branch i, or of w i of two */
+    bool joined;       /* of two w the gradient of x is one product, with both beside each other */
     graph_parts parts;
 } graph_product;
 
@@ -108,8 +109,8 @@ typedef struct graph_step {
     const struct graph_kind *kind;
     int in[GRAPH_IN], out[GRAPH_OUT];
     graph_parameters with;
-    assay_tensor_row gradient; /* of what a recipe quantises on the way back, a checkpoint; without a name: nothing */
     graph_wrong wrong;
+    bool staged; /* its functions err as in a run stage by stage (assay_is_staged) */
 } graph_step;
 
 /* What a block by itself gives: outputs/NAME, with cotangents/NAME. */
@@ -125,7 +126,7 @@ typedef struct graph {
     int weight_count;
     int weights[ASSAY_MOST_ROWS]; /* in the order of the block's table; 0: it has none */
     int gradient_count;
-    int gradients[GRAPH_STEPS]; /* steps with one, in the order of their checkpoints */
+    int gradients[GRAPH_STEPS]; /* tensors with one, in the order of their checkpoints */
     int result;
     int output_count;
     graph_output outputs[GRAPH_OUTPUTS];
@@ -152,7 +153,7 @@ int graph_weight(graph *g, assay_tensor_row row);
 int graph_called(graph *g, const char *name, int tensor);
 /* A checkpoint from now on. */
 int graph_named(graph *g, const char *name, int tensor);
-/* What its step quantises on the way back, by its recipe, is a checkpoint. */
+/* Its gradient, which its step quantises by a recipe, is a checkpoint. */
 void graph_quantised(graph *g, const char *name, const char *axes, int tensor);
 /* A correct kernel keeps it in registers. */
 int graph_fused(graph *g, int tensor);
@@ -168,12 +169,19 @@ int graph_linear(graph *g, const char *axes, int x, int w, int bias, const assay
 /* w has the columns of two beside each other, whose gradients of x are added up; each has a bias, or none. */
 int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2],
                       const assay_quant_recipe_config *recipe);
-/* Two layers that are one step, without a recipe: each of two w has a bias, or none, and an output. */
-void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2], int out[2]);
+/* Two layers that are one step: each of two w has a bias, or none, and an output. */
+void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2],
+                      const assay_quant_recipe_config *recipe, int out[2]);
+/* graph_product.joined. */
+void graph_join_gradient(graph *g, int tensor);
 /* The linear layer that makes the tensor comes in parts. */
 void graph_in_parts(graph *g, int tensor, const graph_parts *parts);
 /* Its x [rows,k] is multiplied by weights [rows] before, which is a weight on y and on its bias. */
 void graph_weigh_rows(graph *g, int tensor, int weights);
+/* x [rows,...] times weights [rows], as a step of its own. */
+int graph_weigh(graph *g, int x, int weights);
+/* The tensor's step is graph_step.staged. */
+void graph_staged(graph *g, int tensor);
 int graph_add(graph *g, int x, int y);                          /* y may be stored before */
 int graph_rms_norm(graph *g, int x, int scale, double epsilon); /* over the scale's axis, the last one */
 int graph_layer_norm(graph *g, int x, int scale, int bias, double epsilon);
@@ -244,6 +252,7 @@ void graph_backward_shares(assay_run_shares *shares, double least, const graph *
 /* Starts by graph_open. What is lent stays its owner's; the rest is the run's. */
 typedef struct graph_run {
     const graph *graph;
+    int tensor_count;           /* the graph's, which may go before the run is closed */
     const assay_source *in;     /* staged tensors and spreads; NULL: there are none */
     const assay_sink *out;      /* checkpoints; NULL: nobody wants any */
     const char *prefix;         /* of their paths: "layers/3/" or "" */
@@ -256,8 +265,10 @@ typedef struct graph_run {
     double *room[GRAPH_TENSORS], *gradient_room[GRAPH_TENSORS]; /* lent: where a value or a gradient goes */
     bool lent[GRAPH_TENSORS], lent_gradient[GRAPH_TENSORS];
     const int32_t *indices[GRAPH_TENSORS];
-    int32_t *chosen[GRAPH_TENSORS];                               /* those of them that steps made */
-    double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_STEPS]; /* quantised_spread.h; NULL: exact */
+    int32_t *chosen[GRAPH_TENSORS]; /* those of them that steps made */
+    const int32_t *group_sizes;     /* of products that come in groups; rows beyond these give 0 */
+    bool unrounded;                 /* a gradient that ends is its caller's to round, also of one term */
+    double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_TENSORS]; /* quantised_spread.h; NULL: exact */
     bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */
     int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* likewise: those that are in it, and those to come */
 } graph_run;
@@ -287,6 +298,8 @@ assay_status graph_read_given(assay_context *ctx, graph_run *r);
 assay_status graph_forward(assay_context *ctx, graph_run *r);
 /* The tensor, and what it needs: what is there is not computed. Nothing is written. */
 assay_status graph_require(assay_context *ctx, graph_run *r, int tensor);
+/* The same; checkpoints on the way are written. */
+assay_status graph_show(assay_context *ctx, graph_run *r, int tensor);
 /* From the gradients that are there to those that are wanted. What it needs of forward is there, or is computed again. */
 assay_status graph_backward(assay_context *ctx, graph_run *r);
 /* Whether the sink wants a gradient of the graph that is a checkpoint. */

@@ -1,10 +1,15 @@
 /* Puts tensors and steps down; graph.h is the contract. Blocks are written to fit: nothing here can fail. */
+#include <stddef.h>
+#include <string.h>
+
 #include "oracle/graph/graph_kind.h"
 
 void graph_begin(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
 {
-    *g = (graph){.config = config, .axis_size = axis_size, .tensor_count = 1};
-    g->tensors[0].step = -1;
+    memset(g, 0, offsetof(graph, tensors)); /* the rest is written as it is put down: graphs are built often */
+    graph_within(g, config, axis_size);
+    g->tensor_count = 1;
+    g->tensors[0] = (graph_tensor){.step = -1};
 }
 
 void graph_within(graph *g, const void *config, int64_t (*axis_size)(const void *config, char axis))
@@ -65,8 +70,8 @@ void graph_quantised(graph *g, const char *name, const char *axes, int tensor)
 {
     const int step = g->tensors[tensor].step;
     if (g->steps[step].with.product.recipe.recipe == NULL || name == NULL) return;
-    g->steps[step].gradient = row_of(g, name, axes);
-    g->gradients[g->gradient_count++] = step;
+    g->tensors[tensor].gradient = row_of(g, name, axes);
+    g->gradients[g->gradient_count++] = tensor;
 }
 
 int graph_fused(graph *g, int tensor)
@@ -160,11 +165,13 @@ int graph_linear_pair(graph *g, const char *axes, int x, int w, const int bias[2
     return linear(g, axes, (int[]){x, w, bias[0], bias[1]}, 2, recipe);
 }
 
-void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2], int out[2])
+void graph_linear_two(graph *g, const char *axes, int x, const int w[2], const int bias[2],
+                      const assay_quant_recipe_config *recipe, int out[2])
 {
     graph_step *step = add_step(g, &graph_kind_linear);
     const int in[GRAPH_IN] = {x, w[0], bias[0], bias[1], w[1]};
     for (int i = 0; i < GRAPH_IN; i++) step->in[i] = in[i];
+    take_recipe(g, step, recipe);
     step->with.product.branches = 1;
     for (int i = 0; i < 2; i++) out[i] = add_output(g, step, i, row_of(g, "product", axes));
 }
@@ -182,6 +189,24 @@ void graph_in_parts(graph *g, int tensor, const graph_parts *parts)
 void graph_weigh_rows(graph *g, int tensor, int weights)
 {
     step_of(g, tensor)->in[GRAPH_IN - 1] = weights;
+}
+
+void graph_join_gradient(graph *g, int tensor)
+{
+    step_of(g, tensor)->with.product.joined = true;
+}
+
+void graph_staged(graph *g, int tensor)
+{
+    step_of(g, tensor)->staged = true;
+}
+
+int graph_weigh(graph *g, int x, int weights)
+{
+    graph_step *step = add_step(g, &graph_kind_weigh_rows);
+    step->in[0] = x;
+    step->in[1] = weights;
+    return add_output_like(g, step, "weighed", x);
 }
 
 int graph_add(graph *g, int x, int y)

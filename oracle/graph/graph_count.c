@@ -12,11 +12,19 @@ void graph_join(const assay_context *ctx, int64_t count, double *total, double *
     assay_add(ctx, count, term, total);
 }
 
+bool graph_rounds_gradient(const graph_call *c, int in)
+{
+    const graph_run *r = c->run;
+    const int tensor = c->step->in[in];
+    const bool ends = r->gradient_room[tensor] != NULL, alone = r->terms[tensor] == 0 && r->pending[tensor] == 1;
+    if (c->graph->bare && c->graph->tensors[tensor].step < 0) return false;
+    return !(r->unrounded && ends && alone);
+}
+
 void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)
 {
-    const int tensor = c->step->in[i];
-    if (c->graph->bare && c->graph->tensors[tensor].step < 0) return;
-    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(c->graph, tensor), c->dx[i]);
+    if (graph_rounds_gradient(c, i))
+        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(c->graph, c->step->in[i]), c->dx[i]);
 }
 
 int64_t graph_owners(const graph *g)
@@ -149,7 +157,7 @@ double graph_numbers(const graph *g)
         if (role == GRAPH_WEIGHT || role == GRAPH_CHECKPOINT) sum += (double)graph_size(g, t);
     }
     for (int i = 0; i < g->gradient_count; i++)
-        sum += (double)assay_tensor_row_count(&g->steps[g->gradients[i]].gradient);
+        sum += (double)assay_tensor_row_count(&g->tensors[g->gradients[i]].gradient);
     return sum;
 }
 

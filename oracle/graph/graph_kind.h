@@ -10,7 +10,7 @@ typedef struct graph_call {
     const graph_step *step;
     const double *x[GRAPH_IN];
     const int32_t *indices[GRAPH_IN];
-    const double *spread, *gradient_spread; /* of x[0], of the step's gradient */
+    const double *spread, *gradient_spread[GRAPH_OUT]; /* of x[0], of dy */
     double *y[GRAPH_OUT];
     bool made[GRAPH_OUT]; /* forward: y is there already */
     double *dy[GRAPH_OUT];
@@ -33,7 +33,7 @@ typedef struct graph_kind {
 } graph_kind;
 
 extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, graph_kind_quantise_hidden,
-    graph_kind_hidden_numbers;
+    graph_kind_hidden_numbers, graph_kind_weigh_rows;
 extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
     graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
 /* Of programs (oracle/program), with graph_general for their parameters. */
@@ -60,6 +60,7 @@ int64_t graph_out_size(const graph *g, const graph_step *step, int i);
 typedef struct graph_linear_size {
     int64_t m, n, k;
     int branches;
+    const int32_t *group_sizes;
     graph_parts parts; /* counted: none is 0 but groups */
 } graph_linear_size;
 assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operands *o, const graph_call *c,
@@ -78,7 +79,9 @@ int64_t graph_owners(const graph *g); /* at least 1 */
 /* dx[i] may be stored, unless it is the caller's to round. */
 void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i);
 
-/* Shows the step's gradient, which the run may change, where the step has one. */
-assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values);
+/* Shows the gradient of an output, which the run may change, where that is a checkpoint. */
+assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, int out, double *values);
+/* Whether what the step gives to the gradient of an input is rounded: graph_run.unrounded. */
+bool graph_rounds_gradient(const graph_call *c, int in);
 
 #endif

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/quantised_spread.h"
@@ -25,13 +26,13 @@ static void drop_gradient(graph_run *r, int tensor)
 
 void graph_close(graph_run *r)
 {
-    for (int t = 0; t < GRAPH_TENSORS; t++) {
+    for (int t = 0; t < r->tensor_count; t++) {
         drop_value(r, t);
         drop_gradient(r, t);
         free(r->spread[t]);
         free(r->chosen[t]);
+        free(r->gradient_spread[t]);
     }
-    for (int i = 0; i < GRAPH_STEPS; i++) free(r->gradient_spread[i]);
     *r = (graph_run){0};
 }
 
@@ -44,7 +45,7 @@ void graph_lend(graph_run *r, int tensor, const double *values)
 
 void graph_open(graph_run *r, const graph *g)
 {
-    *r = (graph_run){.graph = g, .prefix = ""};
+    *r = (graph_run){.graph = g, .tensor_count = g->tensor_count, .prefix = ""};
     for (int t = 1; t < g->tensor_count; t++)
         if (g->tensors[t].role == GRAPH_NUMBER) graph_lend(r, t, &g->tensors[t].number);
 }
@@ -113,9 +114,10 @@ static assay_status pass_on(assay_context *ctx, const graph_run *r, const assay_
     return ASSAY_OK;
 }
 
-assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, double *values)
+assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, int out, double *values)
 {
-    return c->step->gradient.name == NULL ? ASSAY_OK : pass_on(ctx, c->run, &c->step->gradient, true, true, values);
+    const assay_tensor_row *row = &c->graph->tensors[c->step->out[out]].gradient;
+    return row->name == NULL ? ASSAY_OK : pass_on(ctx, c->run, row, true, true, values);
 }
 
 bool graph_wants_gradients(const graph_run *r)
@@ -123,7 +125,7 @@ bool graph_wants_gradients(const graph_run *r)
     bool wants = false;
     for (int i = 0; i < r->graph->gradient_count && r->out != NULL; i++) {
         char path[ASSAY_PATH_SIZE];
-        path_of(r, &r->graph->steps[r->graph->gradients[i]].gradient, path);
+        path_of(r, &r->graph->tensors[r->graph->gradients[i]].gradient, path);
         wants |= assay_wants(r->out, path);
     }
     return wants;
@@ -146,19 +148,18 @@ assay_status graph_read_spreads(assay_context *ctx, graph_run *r)
     for (int t = 1; t < g->tensor_count; t++)
         if (g->tensors[t].quantised) MUST(read_spread(ctx, r, &g->tensors[t].row, &r->spread[t]));
     for (int i = 0; i < g->gradient_count; i++) {
-        const int step = g->gradients[i];
-        MUST(read_spread(ctx, r, &g->steps[step].gradient, &r->gradient_spread[step]));
+        const int t = g->gradients[i];
+        MUST(read_spread(ctx, r, &g->tensors[t].gradient, &r->gradient_spread[t]));
     }
     return ASSAY_OK;
 }
 
 /* --- forward --- */
 
-static graph_call call_of(graph_run *r, int number, const graph_step *step)
+static graph_call call_of(graph_run *r, const graph_step *step)
 {
     graph_call c = {.run = r, .graph = r->graph, .step = step};
     c.spread = r->spread[step->in[0]];
-    c.gradient_spread = r->gradient_spread[number];
     for (int i = 0; i < GRAPH_IN; i++) {
         c.x[i] = r->value[step->in[i]];
         c.indices[i] = r->indices[step->in[i]];
@@ -167,8 +168,24 @@ static graph_call call_of(graph_run *r, int number, const graph_step *step)
         c.y[i] = r->value[step->out[i]];
         c.made[i] = c.y[i] != NULL;
         c.dy[i] = r->gradient[step->out[i]];
+        c.gradient_spread[i] = r->gradient_spread[step->out[i]];
     }
     return c;
+}
+
+static assay_status call(assay_context *ctx, const graph_call *c,
+                         assay_status (*direction)(assay_context *ctx, const graph_call *c))
+{
+    const assay_emulation *given = ctx->emulation;
+    assay_emulation staged;
+    if (c->step->staged && given != NULL) {
+        staged = *given;
+        staged.staged = true;
+        ctx->emulation = &staged;
+    }
+    const assay_status status = direction(ctx, c);
+    ctx->emulation = given;
+    return status;
 }
 
 static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
@@ -235,6 +252,8 @@ static assay_status choose(assay_context *ctx, graph_run *r, const graph_step *s
     return write ? write_choice(ctx, r, step) : ASSAY_OK;
 }
 
+static assay_status require(assay_context *ctx, graph_run *r, int tensor, bool write);
+
 /* After a failure what it would have made is not there. */
 static assay_status compute(assay_context *ctx, graph_run *r, int number, bool write)
 {
@@ -243,8 +262,8 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     const graph_step *step = graph_step_at(ctx, r->graph, number, &changed);
     graph_call c = {0};
     OWNED double *read = NULL;
-    for (int i = 0; i < GRAPH_IN; i++) TRY(graph_require(ctx, r, step->in[i]));
-    c = call_of(r, number, step);
+    for (int i = 0; i < GRAPH_IN; i++) TRY(require(ctx, r, step->in[i], write));
+    c = call_of(r, step);
     TRY(graph_misread(ctx, &c, &read));
     for (int i = 0; i < GRAPH_OUT; i++) {
         TRY(make_room(ctx, r, step->out[i]));
@@ -254,7 +273,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
         TRY(choose(ctx, r, step, &c, write));
         return ASSAY_OK;
     }
-    TRY(step->kind->forward(ctx, &c));
+    TRY(call(ctx, &c, step->kind->forward));
     for (int i = 0; i < GRAPH_OUT; i++) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
         if (step->out[i] == 0 || c.made[i]) continue;
@@ -274,10 +293,20 @@ cleanup:
     return status;
 }
 
-assay_status graph_require(assay_context *ctx, graph_run *r, int tensor)
+static assay_status require(assay_context *ctx, graph_run *r, int tensor, bool write)
 {
     const int step = r->graph->tensors[tensor].step;
-    return tensor == 0 || step < 0 || r->value[tensor] != NULL ? ASSAY_OK : compute(ctx, r, step, false);
+    return tensor == 0 || step < 0 || r->value[tensor] != NULL ? ASSAY_OK : compute(ctx, r, step, write);
+}
+
+assay_status graph_require(assay_context *ctx, graph_run *r, int tensor)
+{
+    return require(ctx, r, tensor, false);
+}
+
+assay_status graph_show(assay_context *ctx, graph_run *r, int tensor)
+{
+    return require(ctx, r, tensor, true);
 }
 
 /* What no later step of forward reads. */
@@ -327,7 +356,8 @@ static void mark_leads(const assay_context *ctx, graph_run *r)
     for (int i = 0; i < r->graph->step_count; i++) {
         graph_step changed;
         const graph_step *step = graph_step_at(ctx, r->graph, i, &changed);
-        bool any = step->gradient.name != NULL;
+        bool any = false;
+        for (int k = 0; k < GRAPH_OUT; k++) any |= r->graph->tensors[step->out[k]].gradient.name != NULL;
         for (int k = 0; k < GRAPH_IN; k++) any |= r->leads[step->in[k]];
         for (int k = 0; k < GRAPH_OUT; k++)
             r->leads[step->out[k]] |= any && step->out[k] != 0 && !r->graph->tensors[step->out[k]].constant;
@@ -429,12 +459,12 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
     for (int i = 0; i < GRAPH_OUT; i++)
         if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
     TRY(add_zeros(ctx, r, step));
-    c = call_of(r, number, step);
+    c = call_of(r, step);
     if (step->wrong.misread != NULL && c.x[0] != NULL) TRY(graph_misread(ctx, &c, &read));
     for (int i = 0; i < GRAPH_OUT; i++)
         if (c.dy[i] != NULL) spoil(r, step, i, c.dy[i], true);
     for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));
-    TRY(step->kind->backward(ctx, &c));
+    TRY(call(ctx, &c, step->kind->backward));
     graph_detach(&c);
     for (int i = 0; i < GRAPH_IN; i++) {
         const int tensor = step->in[i];

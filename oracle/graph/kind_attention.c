@@ -178,7 +178,7 @@ static assay_status expand_backward(assay_context *ctx, const graph_call *c)
     if (status != ASSAY_OK) return status;
     if (c->dx[KEY_ROPE] != NULL) sum_heads(ctx, &s, c->dx[KEY_ROPE], c->dy[KEY]);
     join_heads(ctx, &s, kv, c->dy[KEY], c->dy[VALUE]);
-    TRY(graph_show_gradient(ctx, c, kv));
+    TRY(graph_show_gradient(ctx, c, 0, kv));
     TRY(graph_linear_backward(ctx, c, kv, &size));
 cleanup:
     free(kv);

@@ -29,7 +29,6 @@ static graph_linear_size size_of(const graph *g, const graph_step *step)
     graph_linear_size size = {.k = 1,
                               .branches = step->with.product.branches,
                               .parts = {.groups = parts->groups,
-                                        .group_sizes = parts->group_sizes,
                                         .slices = at_least_one(parts->slices),
                                         .chunks = at_least_one(parts->chunks),
                                         .shards = at_least_one(parts->shards)}};
@@ -42,6 +41,13 @@ static graph_linear_size size_of(const graph *g, const graph_step *step)
     return size;
 }
 
+static graph_linear_size size_of_call(const graph_call *c)
+{
+    graph_linear_size size = size_of(c->graph, c->step);
+    size.group_sizes = c->run->group_sizes;
+    return size;
+}
+
 /* --- groups of rows --- */
 
 static int64_t groups_of(const graph_linear_size *size)
@@ -51,12 +57,13 @@ static int64_t groups_of(const graph_linear_size *size)
 
 static int64_t rows_of(const graph_linear_size *size, int64_t group)
 {
-    return size->parts.groups == 0 ? size->m : size->parts.group_sizes[group];
+    return size->parts.groups == 0 ? size->m : size->group_sizes[group];
 }
 
-/* Rows of a times the b of their group. */
+/* Rows of a times the b of their group; those beyond are 0. */
 static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, const graph_linear_size *size)
 {
+    int64_t beyond = size->m;
     args.kind = ASSAY_PRODUCT_LINEAR;
     for (int64_t group = 0; group < groups_of(size); group++) {
         args.m = rows_of(size, group);
@@ -64,7 +71,9 @@ static assay_status product_of_rows(assay_context *ctx, assay_matmul_args args, 
         args.a += args.m * args.lda;
         args.c += args.m * args.ldc;
         args.b += size->k * size->n;
+        beyond -= args.m;
     }
+    memset(args.c, 0, (size_t)(beyond * args.ldc) * sizeof *args.c);
     return ASSAY_OK;
 }
 
@@ -118,8 +127,8 @@ static assay_status operands_of(assay_context *ctx, assay_quant_recipe_operands 
                                             .w = c->x[w_places[number]],
                                             .dy = dy,
                                             .x_spread = c->spread,
-                                            .dy_spread = c->gradient_spread,
-                                            .group_sizes = size->parts.groups == 0 ? &all : size->parts.group_sizes};
+                                            .dy_spread = c->gradient_spread[number],
+                                            .group_sizes = size->parts.groups == 0 ? &all : size->group_sizes};
     return assay_quant_recipe_quantise(ctx, o, &given, &dims, &c->step->with.product.recipe);
 }
 
@@ -236,24 +245,24 @@ static assay_status take_part(assay_context *ctx, linear_part *p, const graph_ca
     const int64_t sums = parts_of_sum(size), shards = size->parts.shards;
     p->column = number / shards;
     p->shard = number % shards;
-    p->size = (graph_linear_size){
-        .m = size->m,
-        .n = size->n / shards,
-        .k = size->k / sums,
-        .branches = size->branches,
-        .parts = {size->parts.groups, size->parts.group_sizes, .slices = 1, .chunks = 1, .shards = 1}};
+    p->size = (graph_linear_size){.m = size->m,
+                                  .n = size->n / shards,
+                                  .k = size->k / sums,
+                                  .branches = size->branches,
+                                  .group_sizes = size->group_sizes,
+                                  .parts = {size->parts.groups, .slices = 1, .chunks = 1, .shards = 1}};
     const int64_t weights = groups_of(size) * p->size.k * p->size.n;
     if (p->w == NULL) MUST(assay_alloc_f64(ctx, "weights of a part", weights, &p->w));
     copy_weights(p, size, p->w, (double *)c->x[W], false);
     MUST(take_columns(ctx, x, size->m, size->k, 1, sums, p->column, &p->x));
     MUST(take_columns(ctx, c->spread, size->m, size->k, 1, sums, p->column, &p->x_spread));
     MUST(take_columns(ctx, dy, size->m, size->n, size->branches, shards, p->shard, &p->dy));
-    MUST(take_columns(ctx, c->gradient_spread, size->m, size->n, size->branches, shards, p->shard, &p->dy_spread));
+    MUST(take_columns(ctx, c->gradient_spread[0], size->m, size->n, size->branches, shards, p->shard, &p->dy_spread));
     p->c = *c;
     p->c.x[X] = p->x;
     p->c.x[W] = p->w;
     p->c.spread = p->x_spread;
-    p->c.gradient_spread = p->dy_spread;
+    p->c.gradient_spread[0] = p->dy_spread;
     return ASSAY_OK;
 }
 
@@ -320,7 +329,7 @@ cleanup:
 
 static assay_status forward(assay_context *ctx, const graph_call *c)
 {
-    const graph_linear_size size = size_of(c->graph, c->step);
+    const graph_linear_size size = size_of_call(c);
     const int64_t width = size.n / size.branches;
     OWNED double *weighed = NULL;
     MUST(weigh(ctx, c, c->x[X], size.k, &size, &weighed));
@@ -352,9 +361,9 @@ static int attached(columns *branches, int count, unsigned detached)
 }
 
 /* dx = dy w^T: of each branch of each shard a chain and then a sum, also where branches are one matrix, for the same bits as
- * apart. */
+ * apart. `rounds`: also what is one product. */
 static assay_status input_gradient(assay_context *ctx, const graph *g, double *dx, const columns *branches, int count,
-                                   int64_t width, const graph_linear_size *size)
+                                   int64_t width, bool rounds, const graph_linear_size *size)
 {
     const int64_t shards = size->parts.shards, own = width / shards, numbers = size->m * size->k;
     OWNED double *shard_sum = NULL, *part = NULL;
@@ -368,7 +377,7 @@ static assay_status input_gradient(assay_context *ctx, const graph *g, double *d
                                                        branches[i].w + shard * own, size->m, size->k, own);
             args.lda = args.ldb = size->n;
             MUST(product_of_rows(ctx, args, size));
-            assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, args.c);
+            if (rounds || count * shards > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, numbers, args.c);
             if (i > 0) graph_add_term(ctx, g, numbers, part, sum);
         }
         if (shard > 0 && count > 0) graph_join(ctx, numbers, dx, sum);
@@ -389,22 +398,60 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
     columns branches[] = {{o.dx_dy, o.dx_w}, {o.dx_dy + width, o.dx_w + width}};
     const int count = attached(branches, size->branches, c->step->with.product.detached);
     MUST(weight_gradient(ctx, c->graph, c->dx[W], &o, size));
-    if (c->dx[X] != NULL) MUST(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, size));
+    if (c->dx[X] != NULL)
+        MUST(input_gradient(ctx, c->graph, c->dx[X], branches, count, width, graph_rounds_gradient(c, X), size));
     return ASSAY_OK;
 }
 
-/* Of two w, without a recipe. */
+/* a and b [rows,n] beside each other, allocated; NULL: there are none. */
+static assay_status join(assay_context *ctx, const double *const parts[2], int64_t rows, int64_t n, double **both)
+{
+    if (parts[0] == NULL) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "two beside each other", 2 * rows * n, both));
+    for (int i = 0; i < 2; i++) copy_columns((double *)parts[i], *both, rows, 2 * n, 1, 2, i, true);
+    return ASSAY_OK;
+}
+
+/* One product with both w. */
+static assay_status joined_input_gradient(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
+{
+    const double *const w[] = {c->x[W], c->x[SECOND_W]}, *const gradients[] = {c->dy[0], c->dy[1]};
+    graph_step step = *c->step;
+    graph_call one = *c;
+    graph_linear_size both = *size;
+    OWNED double *kernel = NULL, *dy = NULL, *spread = NULL;
+    MUST(join(ctx, w, groups_of(size) * size->k, size->n, &kernel));
+    MUST(join(ctx, gradients, size->m, size->n, &dy));
+    MUST(join(ctx, c->gradient_spread, size->m, size->n, &spread));
+    for (int64_t i = 0; i < 2 * size->m; i++)
+        if (step.with.product.detached >> i % 2 & 1) memset(dy + i * size->n, 0, (size_t)size->n * sizeof *dy);
+    step.with.product.detached = 0;
+    both.n *= 2;
+    one.step = &step;
+    one.x[W] = kernel;
+    one.dx[W] = NULL;
+    one.gradient_spread[0] = spread;
+    return graph_linear_backward(ctx, &one, dy, &both);
+}
+
+/* Of two w. */
 static assay_status two_backward(assay_context *ctx, const graph_call *c, const graph_linear_size *size)
 {
     columns both[] = {{c->dy[0], c->x[W]}, {c->dy[1], c->x[SECOND_W]}};
     const int count = attached(both, 2, c->step->with.product.detached);
     for (int i = 0; i < 2; i++) {
-        const assay_quant_recipe_operands o = {.dw_x = c->x[X], .dw_dy = c->dy[i]};
-        MUST(weight_gradient(ctx, c->graph, c->dx[w_places[i]], &o, size));
+        graph_call one = *c;
+        one.x[W] = c->x[w_places[i]];
+        one.dx[X] = NULL;
+        one.dx[W] = c->dx[w_places[i]];
+        one.gradient_spread[0] = c->gradient_spread[i];
+        MUST(graph_show_gradient(ctx, c, i, c->dy[i]));
+        MUST(graph_linear_backward(ctx, &one, c->dy[i], size));
         MUST(bias_gradient(ctx, c->graph, c->dx[BIAS + i], c->dy[i], size->n, size));
     }
-    if (c->dx[X] != NULL) MUST(input_gradient(ctx, c->graph, c->dx[X], both, count, size->n, size));
-    return ASSAY_OK;
+    if (c->dx[X] == NULL) return ASSAY_OK;
+    if (c->step->with.product.joined) return joined_input_gradient(ctx, c, size);
+    return input_gradient(ctx, c->graph, c->dx[X], both, count, size->n, true, size);
 }
 
 /* d_weights of rows: <x, dy w^T> + <bias, dy>. */
@@ -415,7 +462,7 @@ static assay_status row_weight_gradients(assay_context *ctx, const graph_call *c
     OWNED double *dx = NULL;
     if (c->dx[ROW_WEIGHTS] == NULL) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "gradient of weighed rows", size->m * size->k, &dx));
-    MUST(input_gradient(ctx, c->graph, dx, &all, 1, size->n, size));
+    MUST(input_gradient(ctx, c->graph, dx, &all, 1, size->n, true, size));
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < size->m; row++) {
         const double of_bias = bias == NULL ? 0 : assay_dot(ctx, size->n, bias, c->dy[0] + row * size->n);
@@ -428,11 +475,11 @@ static assay_status row_weight_gradients(assay_context *ctx, const graph_call *c
 
 static assay_status backward(assay_context *ctx, const graph_call *c)
 {
-    const graph_linear_size size = size_of(c->graph, c->step);
+    const graph_linear_size size = size_of_call(c);
     const int64_t width = size.n / size.branches;
     OWNED double *weighed = NULL;
     if (is_two(c->step)) return two_backward(ctx, c, &size);
-    MUST(graph_show_gradient(ctx, c, c->dy[0]));
+    MUST(graph_show_gradient(ctx, c, 0, c->dy[0]));
     MUST(row_weight_gradients(ctx, c, &size));
     /* A weight on x is a weight on dy: (weight x)^T dy = x^T (weight dy). */
     MUST(weigh(ctx, c, c->dy[0], size.n, &size, &weighed));

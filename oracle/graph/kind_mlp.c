@@ -71,7 +71,7 @@ static assay_status glu_forward(assay_context *ctx, const graph_call *c)
 static assay_status glu_backward(assay_context *ctx, const graph_call *c)
 {
     const branches s = branches_of(c);
-    const bool beside = c->step->in[1] == 0;
+    const bool beside = c->step->in[1] == 0, rounds = graph_rounds_gradient(c, 0);
     const double *gate = c->x[0], *up = beside ? gate + s.width : c->x[1];
     double *d_gate = c->dx[0], *d_up = beside ? d_gate + s.width : c->dx[1];
 #pragma omp parallel for collapse(2) num_threads(ctx->threads)
@@ -80,6 +80,7 @@ static assay_status glu_backward(assay_context *ctx, const graph_call *c)
             const int64_t at = row * s.ld + first, count = piece_of(first, s.width);
             assay_glu_backward(ctx, d_gate + at, d_up + at, c->dy[0] + row * s.width + first, gate + at, up + at, count,
                                &c->step->with.mlp);
+            if (!rounds) continue;
             assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_gate + at);
             assay_round(ctx, ASSAY_ROUND_STORAGE, count, d_up + at);
         }

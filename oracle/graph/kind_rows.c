@@ -7,6 +7,7 @@
 #include "oracle/graph/graph_kind.h"
 #include "oracle/ops/layer_norm.h"
 #include "oracle/ops/rms_norm.h"
+#include "oracle/ops/vector_sums.h"
 
 /* --- y = rms_norm(x, scale) --- */
 
@@ -34,7 +35,7 @@ static assay_status norm_backward(assay_context *ctx, const graph_call *c)
                                 c->x[0] + at, c->x[1], rstd + at / dim, own / dim, dim);
         if (owner > 0 && dscale != NULL) graph_join(ctx, dim, dscale, term);
     }
-    if (dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, dx);
+    if (dx != NULL) graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
 
@@ -88,6 +89,30 @@ static assay_status scale_backward(assay_context *ctx, const graph_call *c)
 }
 
 const graph_kind graph_kind_scale = {.name = "scale", .forward = scale_forward, .backward = scale_backward};
+
+/* --- y = x, each row times a weight of its own; its gradient may be stored where y may --- */
+
+static assay_status weigh_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t rows = graph_in_size(c->graph, c->step, 1), width = graph_in_size(c->graph, c->step, 0) / rows;
+    assay_weigh_rows(ctx, c->y[0], c->x[1], c->x[0], rows, width);
+    return ASSAY_OK;
+}
+
+static assay_status weigh_backward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t rows = graph_in_size(c->graph, c->step, 1), width = graph_in_size(c->graph, c->step, 0) / rows;
+    if (c->dx[0] != NULL) assay_weigh_rows(ctx, c->dx[0], c->x[1], c->dy[0], rows, width);
+    if (c->dx[0] != NULL && c->graph->tensors[c->step->out[0]].stored)
+        assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, c->dx[0]);
+#pragma omp parallel for num_threads(ctx->threads) if (c->dx[1] != NULL)
+    for (int64_t row = 0; row < (c->dx[1] == NULL ? 0 : rows); row++)
+        c->dx[1][row] = assay_dot(ctx, width, c->x[0] + row * width, c->dy[0] + row * width);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_weigh_rows = {
+    .name = "weigh_rows", .reads = 3, .forward = weigh_forward, .backward = weigh_backward};
 
 /* --- y = columns of x; its gradient has been rounded --- */
 

@@ -60,7 +60,8 @@ struct assay_batch_split_function {
     bool quantises;       /* it has fp8_full */
     /* What it computes and then quantises; a _bwd: beside what its forward function does, and makes again. */
     bs_tensor_form made[BS_MOST_MADE];
-    /* Of one microbatch in the MoE half, which bs_call_half calls. */
+    /* Of one microbatch, which bs_call_half calls: a range of steps, or what is none. */
+    bs_steps_kind steps;
     bs_function *run, *remat;
     bs_function_bwd *back;
     assay_status (*call)(assay_context *ctx, bs_call *c); /* NULL: a _bwd has NAME's */
@@ -73,8 +74,8 @@ typedef assay_status bs_function_call(assay_context *ctx, bs_call *c);
 bs_function_call bs_call_split, bs_call_merge, bs_call_fetch_weights, bs_call_extract_layer_weights,
     bs_call_insert_layer_ws_grad, bs_call_gather_weights, bs_call_reduce_scatter_ws_grad,
     bs_call_all_reduce_ws_grad_dcn;
-bs_function_call bs_call_rms_norm, bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs, bs_call_yarn,
-    bs_call_attention, bs_call_tpu_flash_attention;
+bs_function_call bs_call_initialize_yarn_mask, bs_call_initialize_yarn_freqs, bs_call_yarn, bs_call_attention,
+    bs_call_tpu_flash_attention;
 bs_function_call bs_call_half, bs_call_expert_group_mask, bs_call_expert_indices_and_weights,
     bs_call_expert_indices_and_weights_bwd, bs_call_quantized_psum_scatter, bs_call_layer;
 

@@ -5,32 +5,12 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
-#include "oracle/ops/rms_norm.h"
 
-/* --- norm and rotation --- */
+/* --- rotation --- */
 
 static int64_t tokens_of(const bs_call *c)
 {
     return c->run.sizes.shards * c->run.sizes.tokens;
-}
-
-assay_status bs_call_rms_norm(assay_context *ctx, bs_call *c)
-{
-    const bool back = assay_function_forward(c->config.function) != NULL;
-    const int64_t tokens = c->run.sizes.tokens, dim = c->run.mla.emb_dim;
-    OWNED double *rstd = NULL;
-    MUST(assay_alloc_f64(ctx, "rstd", tokens, &rstd));
-    for (int64_t shard = 0; shard < c->run.sizes.shards; shard++) {
-        const int64_t first = shard * tokens * dim;
-        const double *scale = bs_weight_of(&c->run, &c->w, BS_PRE_NORM, shard), *x = c->in[0].values + first;
-        double *result = c->out[0].values + first;
-        assay_rms_norm_forward(ctx, back ? NULL : result, rstd, x, scale, tokens, dim, c->config.stack.epsilon);
-        if (back)
-            assay_rms_norm_backward(ctx, result, bs_weight_of(&c->run, &c->g, BS_PRE_NORM, shard),
-                                    c->in[1].values + first, x, scale, rstd, tokens, dim);
-    }
-    bs_sum_attention_gradients(ctx, &c->run, &c->g);
-    return ASSAY_OK;
 }
 
 /* mask [Dr,Dr]: x mask has the two numbers of each pair swapped, and the first of them negated. */

@@ -6,6 +6,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
+#include "oracle/layer/batch_split_steps.h"
 #include "oracle/mesh/quantized_psum_scatter.h"
 #include "oracle/moe/routing_rule.h"
 
@@ -49,13 +50,30 @@ static void give_tensors(bs_call *c)
     }
 }
 
+/* What the call gives. */
+static assay_status run_steps(assay_context *ctx, bs_call *c, const bs_layer *at, bs_steps_kind kind)
+{
+    bs_tensor made[BS_MOST_ARGUMENTS + 1] = {MB_NONE};
+    int count = 0;
+    for (int i = 0; i < c->tensors.count; i++)
+        if (c->tensors.items[i].result && c->tensors.items[i].tensor != MB_NONE)
+            made[count++] = (bs_tensor)c->tensors.items[i].tensor;
+    return assay_function_forward(c->config.function) != NULL ? bs_steps_backward(ctx, at, kind, c->b, c->d, made)
+                                                              : bs_steps_forward(ctx, at, kind, c->b, made);
+}
+
 assay_status bs_call_half(assay_context *ctx, bs_call *c)
 {
-    const assay_batch_split_function *f = c->config.function;
-    const bs_layer at = {.run = &c->run, .w = &c->w, .g = &c->g, .recipe = &c->config.recipe, .made = &c->made};
+    const assay_batch_split_function *f = c->config.function, *forward = assay_function_forward(f);
+    const bs_steps_kind kind = (forward != NULL ? forward : f)->steps;
+    bs_steps steps[BS_STEPS_KINDS];
+    const bs_layer at = {
+        .run = &c->run, .w = &c->w, .g = &c->g, .steps = steps, .recipe = &c->config.recipe, .made = &c->made};
+    bs_steps_open(steps, ctx, &c->run, at.recipe, true);
     lend_tensors(c);
     if (f->remat != NULL) MUST(f->remat(ctx, &at, c->b));
-    MUST(f->run != NULL ? f->run(ctx, &at, c->b) : f->back(ctx, &at, c->b, c->d));
+    if (kind != BS_STEPS_NONE) MUST(run_steps(ctx, c, &at, kind));
+    if (kind == BS_STEPS_NONE) MUST(f->run != NULL ? f->run(ctx, &at, c->b) : f->back(ctx, &at, c->b, c->d));
     give_tensors(c);
     return ASSAY_OK;
 }

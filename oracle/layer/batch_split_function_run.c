@@ -61,7 +61,6 @@ static assay_status call_open(assay_context *ctx, const assay_function_config *c
     c->stack = (stack_run){.config = &c->config.stack, .in = &no_source, .out = &no_sink};
     c->made = (bs_made){.in = &no_source, .out = &no_sink, .prefix = ""};
     bs_run_of(&c->run, &c->stack);
-    bs_shared_graph(&c->run, &config->recipe);
     return assay_remat_open(ctx, &c->stack.store, &config->stack.policy, config->stack.layers);
 }
 

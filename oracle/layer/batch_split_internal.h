@@ -14,14 +14,10 @@ typedef struct bs_run {
     assay_batch_split_sizes sizes;
     assay_mla_config mla;                        /* of one shard's microbatch: batch is b */
     graph attention;                             /* of that, in its layer (batch_split_mla.h) */
-    graph shared;                                /* the shared expert of that */
     assay_routing_config routing;                /* of one shard's microbatch */
     double *yarn_freqs[ASSAY_MOST_MICROBATCHES]; /* [M,b,S,Dr/2] of each microbatch */
     assay_schedule schedule;
 } bs_run;
-
-/* run->shared, by the recipe of a function by itself, or NULL. */
-void bs_shared_graph(bs_run *run, const assay_quant_recipe_config *recipe);
 
 /* split: x [M,f*b,width] -> microbatches [M,b,width], row r to microbatch r mod f; merge is the inverse. */
 void bs_split(double *const *microbatches, const double *x, const bs_run *run, int64_t width);
@@ -91,7 +87,6 @@ typedef enum bs_tensor {
     MB_LSE,
     MB_MLA_OUT,
     MB_X_NORM, /* of mla_out */
-    MB_RSTD,
     MB_SHARED_OUT,
     MB_LOGITS,
     MB_GIVEN,         /* a choice in the place of the router's; ids */
@@ -116,16 +111,28 @@ typedef enum bs_tensor {
     MB_TENSORS
 } bs_tensor;
 
+/* Graphs of what is computed within a shard (batch_split_steps.h). */
+typedef enum bs_steps_kind {
+    BS_STEPS_NONE,
+    BS_STEPS_NORM,     /* mla_out -> x_norm */
+    BS_STEPS_SHARED,   /* x_norm -> shared_out */
+    BS_STEPS_ROUTED,   /* rows, row_weights -> gate, up, routed_out; rows beyond a shard's own give 0 */
+    BS_STEPS_RMS_NORM, /* mla_out -> x_norm, of the other norm, as a function by itself gives it */
+    BS_STEPS_GMM,      /* rows -> gate, likewise */
+    BS_STEPS_KINDS
+} bs_steps_kind;
+
 /* These, or gradients of them. Starts zeroed. */
 typedef struct bs_microbatch {
     double *values[MB_TENSORS];
     int32_t *indices[MB_TENSORS];
-    bool lent[MB_TENSORS];         /* its owner's */
-    const double *angles;          /* [M,b,S,Dr/2] */
-    assay_routing routing;         /* of all shards' tokens */
-    bool choice_is_input;          /* MB_GIVEN is the case's own */
-    int64_t number;                /* of the layer's microbatches this one's */
-    graph_run *attention, *shared; /* [M]: of mla_with_norms_remat, of the shared expert's _remat */
+    bool lent[MB_TENSORS];           /* its owner's */
+    const double *angles;            /* [M,b,S,Dr/2] */
+    assay_routing routing;           /* of all shards' tokens */
+    bool choice_is_input;            /* MB_GIVEN is the case's own */
+    int64_t number;                  /* of the layer's microbatches this one's */
+    graph_run *attention;            /* [M]: of mla_with_norms_remat */
+    graph_run *runs[BS_STEPS_KINDS]; /* [M]: of bs_steps_remat */
 } bs_microbatch;
 void bs_microbatch_free(bs_microbatch *b, const bs_run *run);
 /* The size of an axis, by its letter: m shards, j microbatches, o those but the last, d rows of a shard's batch, a of its
@@ -152,6 +159,7 @@ assay_status bs_write_tensor(assay_context *ctx, const bs_run *run, int64_t laye
 typedef struct bs_layer {
     const bs_run *run;
     const bs_weights *w, *g;
+    const struct bs_steps *steps;            /* [BS_STEPS_KINDS] */
     const assay_quant_recipe_config *recipe; /* NULL: none */
     const bs_made *made;                     /* NULL: nobody looks */
     bool keeps, shows;                       /* gate and up: for backward, as checkpoints */

@@ -8,15 +8,15 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
 
-assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, bool again, int64_t microbatch,
-                          int64_t count, const double *values, double **spread)
+assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, int64_t microbatch, int64_t count,
+                          const double *values, double **spread)
 {
     char path[ASSAY_PATH_SIZE], of_spread[ASSAY_PATH_SIZE];
     if (made == NULL) return ASSAY_OK;
     const int64_t parts = made->parts ? made->shards : 1, part = count / parts;
     snprintf(path, sizeof path, "checkpoints/%s%.100s", made->prefix, name);
     assay_spread_path(path, of_spread);
-    for (int64_t i = 0; i < parts && !(again && made->after_forward) && assay_wants(made->out, path); i++)
+    for (int64_t i = 0; i < parts && assay_wants(made->out, path); i++)
         MUST(made->out->write(ctx, made->out->self, path, part, values + i * part));
     if (!made->in->has(made->in->self, of_spread)) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, of_spread, count, spread));

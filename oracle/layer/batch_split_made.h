@@ -13,10 +13,10 @@ typedef struct bs_made {
     int64_t shards;
 } bs_made;
 
-/* Shows what all shards have of "checkpoints/NAME", of microbatch number `microbatch`. again: in a _bwd, of what its forward function
- * makes too. *spread: theirs, allocated, or NULL. made NULL: nobody looks. */
-assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, bool again, int64_t microbatch,
-                          int64_t count, const double *values, double **spread);
+/* Shows what all shards have of "checkpoints/NAME", of microbatch number `microbatch`. *spread: theirs, allocated, or
+ * NULL. made NULL: nobody looks. */
+assay_status bs_made_show(assay_context *ctx, const bs_made *made, const char *name, int64_t microbatch, int64_t count,
+                          const double *values, double **spread);
 
 /* Of a layer, tensors of the whole batch in parts: shard s of microbatch m makes part m M + s, parts come in this order, and lie in
  * rows that alternate between the microbatches. Row i of n in a part is row ((s n + i) f + m) of the tensor; n is rows of the

@@ -7,6 +7,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_moe_internal.h"
 #include "oracle/layer/batch_split_scan.h"
+#include "oracle/layer/batch_split_steps.h"
 
 /* The choice that the source fixes, of each microbatch, and its weights. */
 static assay_status read_given(assay_context *ctx, const bs_run *run, int64_t layer, bs_microbatch *b)
@@ -117,8 +118,8 @@ static assay_status write_gating(assay_context *ctx, const bs_run *run, int64_t 
 
 static assay_status compute(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    MUST(bs_compute_gating(ctx, at, b));
-    MUST(bs_compute_linear(ctx, at, b));
+    static const bs_tensor made[] = {MB_GATE, MB_UP, MB_ROUTED_OUT, MB_NONE};
+    MUST(bs_steps_forward(ctx, at, BS_STEPS_ROUTED, b, made));
     assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_ROUTED_OUT), b->values[MB_ROUTED_OUT]);
     if (at->keeps) MUST(keep(ctx, at->run, b, MB_MLPWI_0, MB_GATE));
     if (at->keeps) MUST(keep(ctx, at->run, b, MB_MLPWI_1, MB_UP));
@@ -145,12 +146,15 @@ assay_status bs_moe(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatc
     assay_status status;
     const int64_t last = run->factor - 1;
     bs_shown shown;
+    bs_steps steps[BS_STEPS_KINDS];
     const bs_layer at = {.run = run,
                          .w = w,
+                         .steps = steps,
                          .recipe = bs_recipe_of(run),
                          .made = bs_shown_open(&shown, run, layer, false),
                          .keeps = keeps,
                          .shows = shows_gating(run, layer)};
+    bs_steps_open(steps, ctx, run, at.recipe, false);
     TRY(read_given(ctx, run, layer, b));
     TRY(bs_staggered_call(ctx, run, (bs_stage){ASSAY_STAGE_ROUTE, layer, run->factor, false}, route, &at, b));
     TRY(write_routing(ctx, &at, layer, b));
@@ -182,9 +186,15 @@ assay_status bs_moe_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_micro
 {
     assay_status status;
     bs_shown shown;
-    const bs_layer at = {
-        .run = run, .w = w, .g = g, .recipe = bs_recipe_of(run), .made = bs_shown_open(&shown, run, layer, true)};
+    bs_steps steps[BS_STEPS_KINDS];
+    const bs_layer at = {.run = run,
+                         .w = w,
+                         .g = g,
+                         .steps = steps,
+                         .recipe = bs_recipe_of(run),
+                         .made = bs_shown_open(&shown, run, layer, true)};
     bs_stage stage = {ASSAY_STAGE_ROUTE_REMAT, layer, run->factor, true};
+    bs_steps_open(steps, ctx, run, at.recipe, false);
     TRY(read_given(ctx, run, layer, b));
     TRY(bs_staggered_call(ctx, run, stage, bs_shared_expert_and_route_remat, &at, b));
     stage.name = ASSAY_STAGE_COMPUTE_REMAT;

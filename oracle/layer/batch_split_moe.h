@@ -32,39 +32,6 @@ assay_status bs_gather_choices(assay_context *ctx, const bs_run *run, bs_microba
 bs_function bs_route, bs_route_impl, bs_unroute;
 bs_function_bwd bs_route_bwd, bs_route_impl_bwd, bs_unroute_bwd;
 
-/* --- experts (batch_split_experts.c) --- */
-
-/* x_norm -> shared_out; _remat: shared, of an x_norm that stays; counts the operations. */
-bs_function bs_shared_expert, bs_shared_expert_remat;
-bs_function_bwd bs_shared_expert_bwd;
-
-/* rows, own_counts -> gate, up, as they may be stored; the first of them alone, as it is. */
-bs_function bs_compute_gating, bs_one_gating;
-bs_function_bwd bs_compute_gating_bwd, bs_one_gating_bwd;
-
-typedef struct bs_gmm_args {
-    const double *lhs;          /* [M,R,k] */
-    const double *lhs_spread;   /* of one that a recipe quantises (quantised_spread.h); NULL: it is exact */
-    const double *dy_spread;    /* likewise */
-    const double *rhs;          /* [M,E/P,k,n] */
-    const int32_t *group_sizes; /* [M,E/P] */
-    int64_t k, n;
-    /* NULL: none. All R rows of a shard count for its scales, those beyond the groups too (megablox_gmm_with_mask, which masks
-     * results alone). */
-    const assay_quant_recipe_config *recipe;
-} bs_gmm_args;
-/* y [M,R,n]; rows beyond the groups are exactly 0 (ragged_dot_with_mask). */
-assay_status bs_gmm(assay_context *ctx, const bs_run *run, double *y, const bs_gmm_args *args);
-/* dlhs [M,R,k], 0 beyond the groups, and drhs [M,E/P,k,n] from dy; NULL ones are skipped. */
-assay_status bs_gmm_bwd(assay_context *ctx, const bs_run *run, double *dlhs, double *drhs, const double *dy,
-                        const bs_gmm_args *args);
-
-/* --- from the activations on (batch_split_linear.c) --- */
-
-/* gate, up, own_counts, row_weights -> routed_out. */
-bs_function bs_compute_linear;
-bs_function_bwd bs_compute_linear_bwd;
-
 /* --- stages (batch_split_stages.c) --- */
 
 /* mla_out, given -> x_norm, what route makes, shared_out (_remat: shared). _bwd is without the gradient of the residual addition;

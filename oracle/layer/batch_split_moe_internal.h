@@ -5,6 +5,3 @@
 
 /* Rows that a shard's experts compute. */
 int64_t bs_rows_of(const bs_run *run, const int32_t *group_sizes, int64_t shard);
-
-/* Operations of the shared expert's _remat on all shards. */
-double bs_shared_expert_flops(const bs_run *run);

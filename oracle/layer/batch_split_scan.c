@@ -29,7 +29,6 @@ void bs_run_of(bs_run *run, const stack_run *stack)
                     .routing = config->moe.routing};
     run->mla.batch = run->sizes.rows;
     bs_attention_graph(&run->attention, run, NULL);
-    bs_shared_graph(run, NULL);
     run->routing.batch = run->sizes.rows;
 }
 

@@ -144,7 +144,6 @@ static const struct {
     [MB_LSE] = {"lse", "aNS", false},
     [MB_MLA_OUT] = {"mla_out", "aSD", false},
     [MB_X_NORM] = {"normalised input", "aSD", false},
-    [MB_RSTD] = {"1/rms", "aS", false},
     [MB_SHARED_OUT] = {"output of the shared expert", "aSD", false},
     [MB_LOGITS] = {"logits", "TE", false},
     [MB_GIVEN] = {"selected_experts", "TK", true},
@@ -274,7 +273,7 @@ void bs_microbatch_free(bs_microbatch *b, const bs_run *run)
 {
     for (int tensor = 0; tensor < MB_TENSORS; tensor++) bs_drop(b, (bs_tensor)tensor);
     free_runs(&b->attention, run);
-    free_runs(&b->shared, run);
+    for (int kind = 0; kind < BS_STEPS_KINDS; kind++) free_runs(&b->runs[kind], run);
     assay_routing_free(&b->routing);
     *b = (bs_microbatch){0};
 }

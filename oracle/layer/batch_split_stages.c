@@ -4,29 +4,16 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/layer/batch_split_moe_internal.h"
-#include "oracle/ops/rms_norm.h"
+#include "oracle/layer/batch_split_steps.h"
 #include "oracle/ops/vector_sums.h"
 
-static assay_status normalise(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
-{
-    const bs_run *run = at->run;
-    const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
-    MUST(bs_make(ctx, run, b, MB_X_NORM));
-    MUST(bs_make(ctx, run, b, MB_RSTD));
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = shard * tokens;
-        assay_rms_norm_forward(ctx, b->values[MB_X_NORM] + first * dim, b->values[MB_RSTD] + first,
-                               b->values[MB_MLA_OUT] + first * dim, bs_weight_of(run, at->w, BS_POST_NORM, shard),
-                               tokens, dim, run->stack->config->epsilon);
-    }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_X_NORM), b->values[MB_X_NORM]);
-    return ASSAY_OK;
-}
+static const bs_tensor x_norm[] = {MB_X_NORM, MB_NONE}, mla_out[] = {MB_MLA_OUT, MB_NONE};
+static const bs_tensor shared_out[] = {MB_SHARED_OUT, MB_NONE};
 
 /* Everything but the shared expert. */
 static assay_status normalise_and_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    MUST(normalise(ctx, at, b));
+    MUST(bs_steps_forward(ctx, at, BS_STEPS_NORM, b, x_norm));
     MUST(bs_expert_selection(ctx, at, b));
     assay_round(ctx, ASSAY_ROUND_ROUTER, bs_count(at->run, MB_CHOICE_WEIGHTS), b->values[MB_CHOICE_WEIGHTS]);
     return bs_route(ctx, at, b);
@@ -35,7 +22,7 @@ static assay_status normalise_and_route(assay_context *ctx, const bs_layer *at, 
 assay_status bs_shared_expert_and_route(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     MUST(normalise_and_route(ctx, at, b));
-    return bs_shared_expert(ctx, at, b);
+    return bs_steps_forward(ctx, at, BS_STEPS_SHARED, b, shared_out);
 }
 
 /* Of a gate, which is there where the weights of a choice are not given. */
@@ -44,16 +31,23 @@ static double gate_flops(const bs_run *run)
     return 2 * (double)bs_count(run, MB_X_NORM) * (double)run->routing.num_experts;
 }
 
+/* Of gate and up of the shared expert. */
+static double shared_flops(const bs_run *run)
+{
+    return 4 * (double)bs_count(run, MB_X_NORM) * (double)run->stack->config->moe.shared_mlp_dim;
+}
+
 double bs_moe_remat_flops(const bs_run *run)
 {
-    return gate_flops(run) + bs_shared_expert_flops(run);
+    return gate_flops(run) + shared_flops(run);
 }
 
 assay_status bs_shared_expert_and_route_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
     MUST(normalise_and_route(ctx, at, b));
     if (b->values[MB_GIVEN_WEIGHTS] == NULL) assay_remat_recomputed(at->run->stack->store, gate_flops(at->run));
-    return bs_shared_expert_remat(ctx, at, b);
+    assay_remat_recomputed(at->run->stack->store, shared_flops(at->run));
+    return bs_steps_remat(ctx, at, BS_STEPS_SHARED, b);
 }
 
 /* The gradient of the normalised input, from its three uses; both may be stored. */
@@ -76,7 +70,7 @@ static assay_status norm_bwd(assay_context *ctx, const bs_layer *at, bs_microbat
     TRY(bs_expert_selection_bwd(ctx, at, b, &other));
     if (other.values[MB_X_NORM] != NULL) add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
     bs_lend(&other, MB_SHARED_OUT, d->values[MB_SHARED_OUT]);
-    TRY(bs_shared_expert_bwd(ctx, at, b, &other));
+    TRY(bs_steps_backward(ctx, at, BS_STEPS_SHARED, b, &other, x_norm));
     add_term(ctx, count, d->values[MB_X_NORM], other.values[MB_X_NORM]);
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, d->values[MB_X_NORM]);
 cleanup:
@@ -86,63 +80,48 @@ cleanup:
 
 assay_status bs_shared_expert_and_route_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    const bs_run *run = at->run;
-    const int64_t tokens = run->sizes.tokens, dim = run->mla.emb_dim;
     MUST(norm_bwd(ctx, at, b, d));
-    MUST(bs_make(ctx, run, d, MB_MLA_OUT));
-    for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const int64_t first = shard * tokens;
-        assay_rms_norm_backward(ctx, d->values[MB_MLA_OUT] + first * dim, bs_weight_of(run, at->g, BS_POST_NORM, shard),
-                                d->values[MB_X_NORM] + first * dim, b->values[MB_MLA_OUT] + first * dim,
-                                bs_weight_of(run, at->w, BS_POST_NORM, shard), b->values[MB_RSTD] + first, tokens, dim);
-    }
-    bs_sum_over_shards(ctx, run, at->g->values[BS_POST_NORM], dim);
+    MUST(bs_steps_backward(ctx, at, BS_STEPS_NORM, b, d, mla_out));
     bs_drop(d, MB_X_NORM);
     return ASSAY_OK;
 }
 
+/* A shard's rows that were kept, and 0 beyond them. */
+static void take_kept(const bs_run *run, bs_microbatch *b, bs_tensor tensor, bs_tensor kept, int64_t shard)
+{
+    const int64_t size = bs_count(run, tensor) / run->sizes.shards, held = bs_count(run, kept) / run->sizes.shards;
+    double *values = b->values[tensor] + shard * size;
+    memcpy(values, b->values[kept] + shard * held, (size_t)held * sizeof *values);
+    memset(values + held, 0, (size_t)(size - held) * sizeof *values);
+}
+
 assay_status bs_compute_remat(assay_context *ctx, const bs_layer *at, bs_microbatch *b)
 {
-    assay_status status = ASSAY_OK;
+    static const bs_tensor gating[] = {MB_GATE, MB_UP, MB_NONE};
     const bs_run *run = at->run;
-    const int64_t width = run->stack->config->moe.moe_mlp_dim, local = run->sizes.local_experts;
-    const size_t size = (size_t)(run->sizes.copies * width), held = (size_t)(run->sizes.capacity * width);
-    bs_microbatch again = {0}; /* the shards with too many rows; elsewhere gate and up become 0 */
-    bs_lend(&again, MB_ROWS, b->values[MB_ROWS]);
-    TRY(bs_make(ctx, run, &again, MB_OWN_COUNTS));
-    int32_t *sizes = again.indices[MB_OWN_COUNTS];
+    const double row_flops = 4 * (double)(run->mla.emb_dim * run->stack->config->moe.moe_mlp_dim);
+    MUST(bs_make(ctx, run, b, MB_GATE));
+    MUST(bs_make(ctx, run, b, MB_UP));
     for (int64_t shard = 0; shard < run->sizes.shards; shard++) {
-        const bool too_many = bs_rows_of(run, b->indices[MB_OWN_COUNTS], shard) > run->sizes.capacity;
-        for (int64_t e = shard * local; e < (shard + 1) * local; e++)
-            sizes[e] = too_many ? b->indices[MB_OWN_COUNTS][e] : 0;
-        const int64_t rows = bs_rows_of(run, sizes, shard);
-        assay_remat_recomputed(run->stack->store, 4 * (double)rows * (double)(run->mla.emb_dim * width));
+        const int64_t rows = bs_rows_of(run, b->indices[MB_OWN_COUNTS], shard);
+        if (rows > run->sizes.capacity) {
+            assay_remat_recomputed(run->stack->store, row_flops * (double)rows);
+            MUST(bs_steps_forward_shard(ctx, at, BS_STEPS_ROUTED, b, shard, gating));
+        } else {
+            take_kept(run, b, MB_GATE, MB_MLPWI_0, shard);
+            take_kept(run, b, MB_UP, MB_MLPWI_1, shard);
+        }
     }
-    TRY(bs_compute_gating(ctx, at, &again));
-    bs_move(b, &again, MB_GATE);
-    bs_move(b, &again, MB_UP);
-    for (size_t shard = 0; shard < (size_t)run->sizes.shards; shard++) {
-        if (bs_rows_of(run, sizes, (int64_t)shard) > 0) continue;
-        memcpy(b->values[MB_GATE] + shard * size, b->values[MB_MLPWI_0] + shard * held, held * sizeof(double));
-        memcpy(b->values[MB_UP] + shard * size, b->values[MB_MLPWI_1] + shard * held, held * sizeof(double));
-    }
-cleanup:
-    bs_microbatch_free(&again, run);
-    return status;
+    return ASSAY_OK;
 }
 
 assay_status bs_compute_bwd(assay_context *ctx, const bs_layer *at, bs_microbatch *b, bs_microbatch *d)
 {
-    const bs_run *run = at->run;
-    MUST(bs_compute_linear_bwd(ctx, at, b, d));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_GATE), d->values[MB_GATE]);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_UP), d->values[MB_UP]);
-    MUST(bs_compute_gating_bwd(ctx, at, b, d));
-    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(run, MB_ROWS), d->values[MB_ROWS]);
+    static const bs_tensor rows[] = {MB_ROWS, MB_ROW_WEIGHTS, MB_NONE};
+    MUST(bs_steps_backward(ctx, at, BS_STEPS_ROUTED, b, d, rows));
+    assay_round(ctx, ASSAY_ROUND_STORAGE, bs_count(at->run, MB_ROWS), d->values[MB_ROWS]);
     bs_drop(b, MB_GATE);
     bs_drop(b, MB_UP);
-    bs_drop(d, MB_GATE);
-    bs_drop(d, MB_UP);
     return ASSAY_OK;
 }
 

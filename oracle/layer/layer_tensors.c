@@ -133,7 +133,8 @@ bool layer_wants_gradient(const stack_run *run, int64_t layer)
     const assay_tensor_table table = graph_weight_table(&g);
     layer_prefix(run, layer, prefix);
     bool wants = wants_boundary(run, layer, path) || assay_wants_any_gradient(run->in, run->out, prefix, &table);
-    for (int i = 0; i < g.gradient_count; i++) wants |= wants_quantised(run, prefix, &g.steps[g.gradients[i]].gradient);
+    for (int i = 0; i < g.gradient_count; i++)
+        wants |= wants_quantised(run, prefix, &g.tensors[g.gradients[i]].gradient);
     return wants;
 }
 

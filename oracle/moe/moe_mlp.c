@@ -76,7 +76,6 @@ assay_status moe_mlp_read_weights(assay_context *ctx, moe_mlp *mlp, int64_t expe
 static void set_rows(moe_mlp *mlp, const moe_rows *rows)
 {
     mlp->config.mlp.rows = rows->count;
-    mlp->config.mlp.group_sizes = rows->group_sizes;
     assay_mlp_graph(&mlp->graph, &mlp->config);
     mlp->checkpoints.rows = rows;
 }
@@ -88,6 +87,7 @@ static void lend_rows(moe_mlp *mlp, const moe_rows *rows)
     graph_open(r, &mlp->graph);
     r->in = &mlp->in;
     r->out = &mlp->out;
+    r->group_sizes = rows->group_sizes;
     memcpy(r->room, mlp->room, sizeof r->room);
     r->room[mlp->graph.result] = rows->y;
     graph_lend_weights(r, mlp->weights);

@@ -36,7 +36,6 @@ typedef struct assay_gated_mlp_config {
     /* Rows that come in groups, one after the other, of which each has weights of its own: these then have an axis of groups
      * in front, and so have their gradients, which of an empty group are 0. 0: one group of all rows, without that axis. */
     int64_t groups;
-    const int32_t *group_sizes; /* [groups]; they add up to `rows` */
     assay_quantize_config
         hidden; /* how h is quantised before the product with wo (requantise.h); format NULL: it is not */
     assay_quant_recipe_config recipe; /* of one shard of H; its recipe is NULL: none */

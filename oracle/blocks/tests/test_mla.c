@@ -365,7 +365,7 @@ TEST(test_emulated_runs_move_what_a_recipe_quantises)
         const int tensor = graph_find(&g, table[i].of);
         int64_t count = graph_size(&g, tensor);
         for (int k = 0; k < g.gradient_count && tensor == 0; k++) {
-            const assay_tensor_row *row = &g.steps[g.gradients[k]].gradient;
+            const assay_tensor_row *row = &g.tensors[g.gradients[k]].gradient;
             if (strcmp(row->name, table[i].of) == 0) count = assay_tensor_row_count(row);
         }
         snprintf(checkpoint, sizeof checkpoint, "checkpoints/%s", table[i].of);
@@ -406,7 +406,7 @@ TEST(test_gradients_that_are_quantised_are_shown)
     assert_int_equal(g.gradient_count, 4);
     for (int i = 0; i < 4; i++) {
         char checkpoint[ASSAY_PATH_SIZE], path[ASSAY_PATH_SIZE];
-        const int64_t count = assay_tensor_row_count(&g.steps[g.gradients[i]].gradient);
+        const int64_t count = assay_tensor_row_count(&g.tensors[g.gradients[i]].gradient);
         snprintf(checkpoint, sizeof checkpoint, "checkpoints/%s", names[i]);
         assay_staged_path(checkpoint, path);
         memset(test_tensors_add(&staged, path, count), 0, (size_t)count * sizeof(double));
@@ -422,7 +422,7 @@ TEST(test_gradients_that_are_quantised_are_shown)
     for (int i = 0; i < 4; i++) {
         const assay_tensor *t = &shown.set.items[i];
         assert_string_equal(t->spec.path + strlen("checkpoints/"), names[i]);
-        assert_int_equal(t->count, assay_tensor_row_count(&g.steps[g.gradients[i]].gradient));
+        assert_int_equal(t->count, assay_tensor_row_count(&g.tensors[g.gradients[i]].gradient));
         assert_int_equal(block_largest(t->values, t->count) == 0, i == 1); /* behind q_gradient alone */
     }
     assert_true(block_largest(block_gradient(&p, "inputs/x"), p.tokens * p.dim) == 0);

@@ -13,8 +13,6 @@ TEST_LABELS(threads);
         .rows = 6, .emb_dim = 8, .mlp_dim = 12, .activation = {ASSAY_SILU, ASSAY_LINEAR}, __VA_ARGS__                  \
     }
 
-static const int32_t sizes[] = {2, 0, 4};
-
 /* In the parts that experts and meshes have. */
 static const assay_mlp_graph_config FORMS[] = {
     {.mlp = MLP(.fused = false), .place = ASSAY_MLP_DENSE, .batch = 2, .sequence = 3},
@@ -22,8 +20,8 @@ static const assay_mlp_graph_config FORMS[] = {
     {.mlp = MLP(.glu = ASSAY_GLU_GPT_OSS, .limit = 1), .place = ASSAY_MLP_ROUTED, .slices = 2, .chunks = 2},
     {.mlp = MLP(.fused = true, .hidden_shards = 3), .place = ASSAY_MLP_ROUTED, .slices = 2},
     {.mlp = MLP(.hidden_shards = 3), .place = ASSAY_MLP_ROUTED, .weighs_h = true},
-    {.mlp = MLP(.groups = 3, .group_sizes = sizes), .place = ASSAY_MLP_ROUTED},
-    {.mlp = MLP(.fused = true, .groups = 3, .group_sizes = sizes), .place = ASSAY_MLP_ROUTED, .weighs_h = true},
+    {.mlp = MLP(.groups = 3), .place = ASSAY_MLP_ROUTED},
+    {.mlp = MLP(.fused = true, .groups = 3), .place = ASSAY_MLP_ROUTED, .weighs_h = true},
     {.mlp = MLP(.fused = false), .place = ASSAY_MLP_SHARED},
 };
 enum { FORM_COUNT = sizeof FORMS / sizeof *FORMS };

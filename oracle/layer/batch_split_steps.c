@@ -1,0 +1,243 @@
+#include "oracle/layer/batch_split_steps.h"
+
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/blocks/mlp.h"
+
+/* --- the graphs --- */
+
+static int64_t axis_size(const void *run, char axis)
+{
+    return bs_axis_size(run, axis);
+}
+
+static graph *begin(bs_steps *s, const bs_run *run, int first)
+{
+    s->first = first;
+    s->shown = 0;
+    memset(s->of, 0, sizeof s->of);
+    graph_begin(&s->graph, run, axis_size);
+    s->graph.adds_up = true;
+    return &s->graph;
+}
+
+/* The next one, as a shard has it. */
+static int weight_of(bs_steps *s, const bs_run *run)
+{
+    const int weight = s->first + s->graph.weight_count;
+    assay_tensor_row row = bs_weight_row(run, weight);
+    row.shape = bs_weight_shape(run, weight, true);
+    return graph_weight(&s->graph, row);
+}
+
+static void norm_steps(bs_steps *s, const bs_run *run, int scale, bool stored)
+{
+    graph *g = begin(s, run, scale);
+    const int x = s->of[MB_MLA_OUT] = graph_input(g, "mla_out", "aSD"), w = weight_of(s, run);
+    s->of[MB_X_NORM] = graph_rms_norm(g, x, w, run->stack->config->epsilon);
+    (stored ? graph_end_stored : graph_end)(g, s->of[MB_X_NORM]);
+}
+
+/* h is called as the module calls it. */
+static void shared_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_config *recipe)
+{
+    static const char *const gradients[] = {"shared_mlpwi_0_gradient", "shared_mlpwi_1_gradient"};
+    graph *g = &s->graph;
+    assay_mlp_graph_config config = {.mlp = assay_moe_shared_config(&run->stack->config->moe, run->sizes.tokens),
+                                     .place = ASSAY_MLP_SHARED};
+    config.mlp.recipe = *recipe;
+    begin(s, run, BS_SHARED);
+    if (config.mlp.mlp_dim == 0) return;
+    assay_mlp_graph(g, &config);
+    s->shown = graph_called(g, "shared_intermediate", graph_find(g, "mlp_intermediate"));
+    for (int i = 0; i < g->gradient_count; i++) g->tensors[g->gradients[i]].gradient.name = gradients[i];
+    s->of[MB_X_NORM] = graph_find(g, "inputs/x");
+    s->of[MB_SHARED_OUT] = g->result;
+}
+
+static int grouped(graph *g, const bs_run *run, const char *axes, int x, int w, const assay_quant_recipe_config *recipe)
+{
+    const graph_parts parts = {.groups = run->sizes.local_experts};
+    const int y = graph_linear(g, axes, x, w, 0, recipe);
+    graph_in_parts(g, y, &parts);
+    return y;
+}
+
+static void gmm_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_config *recipe)
+{
+    graph *g = begin(s, run, BS_ROUTED + ASSAY_MLP_WI_0);
+    const int x = s->of[MB_ROWS] = graph_input(g, "sorted rows", "rD"), w = weight_of(s, run);
+    s->of[MB_GATE] = grouped(g, run, "rH", x, w, recipe);
+    graph_end(g, s->of[MB_GATE]);
+}
+
+/* merge_gating_gmm: dx is one product with both kernels. */
+static void gating_steps(bs_steps *s, const bs_run *run, int x, const int w[2], const assay_quant_recipe_config *recipe,
+                         int gating[2])
+{
+    static const char *const gradients[] = {"layer_w0_gradient", "layer_w1_gradient"};
+    const graph_parts parts = {.groups = run->sizes.local_experts};
+    graph *g = &s->graph;
+    if (run->stack->config->merge_gating_gmm) {
+        graph_linear_two(g, "rH", x, w, (int[]){0, 0}, recipe, gating);
+        graph_in_parts(g, gating[0], &parts);
+        graph_join_gradient(g, gating[0]);
+    } else {
+        for (int i = 0; i < 2; i++) gating[i] = grouped(g, run, "rH", x, w[i], recipe);
+    }
+    for (int i = 0; i < 2; i++) graph_quantised(g, gradients[i], "rH", gating[i]);
+    s->of[MB_GATE] = gating[0];
+    s->of[MB_UP] = gating[1];
+}
+
+/* Beside products of codes, which are exact, errors of the activation show as in a run stage by stage. */
+static void routed_steps(bs_steps *s, const bs_run *run, const assay_quant_recipe_config *recipe, bool weighs_outputs)
+{
+    const assay_moe_config *moe = &run->stack->config->moe;
+    const assay_gated_mlp_config mlp = {.mlp_dim = moe->moe_mlp_dim, .activation = {moe->activation, ASSAY_LINEAR}};
+    const bool quantises = recipe->recipe != NULL;
+    graph *g = begin(s, run, BS_ROUTED);
+    int w[ASSAY_MLP_WEIGHTS], gating[2];
+    const int x = s->of[MB_ROWS] = graph_input(g, "sorted rows", "rD");
+    const int weights = s->of[MB_ROW_WEIGHTS] = graph_input(g, ASSAY_MLP_ROW_WEIGHTS, "r");
+    for (int i = 0; i < ASSAY_MLP_WEIGHTS; i++) w[i] = weight_of(s, run);
+    gating_steps(s, run, x, &w[ASSAY_MLP_WI_0], recipe, gating);
+    int y = graph_glu(g, "rH", gating[0], gating[1], &mlp);
+    if (quantises) graph_staged(g, y);
+    if (!weighs_outputs) y = graph_weigh(g, y, weights);
+    if (quantises) s->shown = graph_named(g, "intermediate_layer", y);
+    if (!weighs_outputs && !quantises) graph_fused(g, y);
+    y = grouped(g, run, "rD", y, w[ASSAY_MLP_WO], recipe);
+    if (weighs_outputs) y = graph_weigh(g, y, weights);
+    s->of[MB_ROUTED_OUT] = y;
+    graph_end(g, y);
+}
+
+void bs_steps_open(bs_steps *steps, const assay_context *ctx, const bs_run *run,
+                   const assay_quant_recipe_config *recipe, bool alone)
+{
+    norm_steps(&steps[BS_STEPS_NORM], run, BS_POST_NORM, true);
+    shared_steps(&steps[BS_STEPS_SHARED], run, recipe);
+    routed_steps(&steps[BS_STEPS_ROUTED], run, recipe, assay_takes_second_form(ctx) && recipe->recipe == NULL);
+    if (!alone) return;
+    norm_steps(&steps[BS_STEPS_RMS_NORM], run, BS_PRE_NORM, false);
+    gmm_steps(&steps[BS_STEPS_GMM], run, recipe);
+}
+
+/* --- runs --- */
+
+static bool is_listed(const bs_tensor *list, bs_tensor tensor)
+{
+    for (; *list != MB_NONE; list++)
+        if (*list == tensor) return true;
+    return false;
+}
+
+static double *part_of(const bs_run *run, const bs_microbatch *b, bs_tensor tensor, int64_t shard)
+{
+    return b->values[tensor] + shard * (bs_count(run, tensor) / run->sizes.shards);
+}
+
+static double *weight_part(const bs_steps *s, const bs_weights *w, int place, int64_t shard)
+{
+    double *values = w->values[s->first + place];
+    return values == NULL ? NULL : values + shard * graph_size(&s->graph, s->graph.weights[place]);
+}
+
+/* A shard's, to which all is lent that there is of the microbatch but what `made` lists, which has room there. */
+static assay_status open_run(assay_context *ctx, graph_run *r, const bs_layer *at, const bs_steps *s,
+                             const bs_microbatch *b, int64_t shard, const bs_tensor *made)
+{
+    const bs_run *run = at->run;
+    const int32_t *sizes = b->indices[MB_OWN_COUNTS];
+    graph_open(r, &s->graph);
+    r->unrounded = true;
+    r->group_sizes = sizes == NULL ? NULL : sizes + shard * run->sizes.local_experts;
+    for (int i = 0; i < s->graph.weight_count; i++) graph_lend(r, s->graph.weights[i], weight_part(s, at->w, i, shard));
+    for (int t = 0; t < MB_TENSORS; t++) {
+        if (s->of[t] == 0 || b->values[t] == NULL) continue;
+        double *part = part_of(run, b, (bs_tensor)t, shard);
+        if (is_listed(made, (bs_tensor)t)) r->room[s->of[t]] = part;
+        if (!is_listed(made, (bs_tensor)t)) graph_lend(r, s->of[t], part);
+    }
+    return bs_show_run(ctx, r, at, b, shard);
+}
+
+assay_status bs_steps_forward_shard(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b,
+                                    int64_t shard, const bs_tensor *made)
+{
+    const bs_steps *s = &at->steps[kind];
+    OWNED_BY(graph_close) graph_run r = {0};
+    for (int i = 0; made[i] != MB_NONE; i++) MUST(bs_make(ctx, at->run, b, made[i]));
+    MUST(open_run(ctx, &r, at, s, b, shard, made));
+    r.release = graph_let_go;
+    for (int i = 0; made[i] != MB_NONE; i++)
+        if (s->of[made[i]] == s->graph.result) return graph_forward(ctx, &r);
+    for (int i = 0; made[i] != MB_NONE; i++) MUST(graph_show(ctx, &r, s->of[made[i]]));
+    return ASSAY_OK;
+}
+
+assay_status bs_steps_forward(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b,
+                              const bs_tensor *made)
+{
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++)
+        MUST(bs_steps_forward_shard(ctx, at, kind, b, shard, made));
+    return ASSAY_OK;
+}
+
+static const bs_tensor nothing[] = {MB_NONE};
+
+assay_status bs_steps_remat(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b)
+{
+    const bs_steps *s = &at->steps[kind];
+    MUST(bs_make_runs(ctx, at->run, &b->runs[kind]));
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
+        graph_run *r = &b->runs[kind][shard];
+        MUST(open_run(ctx, r, at, s, b, shard, nothing));
+        MUST(graph_require(ctx, r, s->shown));
+    }
+    return ASSAY_OK;
+}
+
+static void sum_scales(const assay_context *ctx, const bs_layer *at, const bs_steps *s)
+{
+    for (int i = 0; i < s->graph.weight_count; i++) {
+        const int weight = s->first + i, tensor = s->graph.weights[i];
+        if (tensor == 0 || s->graph.tensors[tensor].row.kind != ASSAY_NORM_SCALE) continue;
+        bs_sum_over_shards(ctx, at->run, at->g->values[weight], graph_size(&s->graph, tensor));
+    }
+}
+
+/* What forward has not shown, the gradient's own call shows. */
+static assay_status back(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, graph_run *r, bs_microbatch *d,
+                         int64_t shard, const bs_tensor *made)
+{
+    const bs_steps *s = &at->steps[kind];
+    const graph *g = &s->graph;
+    for (int t = 0; t < MB_TENSORS; t++) {
+        if (s->of[t] == 0 || d->values[t] == NULL) continue;
+        double *part = part_of(at->run, d, (bs_tensor)t, shard);
+        if (is_listed(made, (bs_tensor)t)) graph_want_gradient(r, s->of[t], part);
+        if (!is_listed(made, (bs_tensor)t)) graph_lend_gradient(r, s->of[t], part);
+    }
+    for (int i = 0; i < g->weight_count; i++) graph_want_gradient(r, g->weights[i], weight_part(s, at->g, i, shard));
+    if (at->made != NULL && !at->made->after_forward && r->gradient[g->result] != NULL)
+        MUST(graph_show(ctx, r, s->shown));
+    return graph_backward(ctx, r);
+}
+
+assay_status bs_steps_backward(assay_context *ctx, const bs_layer *at, bs_steps_kind kind, bs_microbatch *b,
+                               bs_microbatch *d, const bs_tensor *made)
+{
+    for (int i = 0; made[i] != MB_NONE; i++) MUST(bs_make(ctx, at->run, d, made[i]));
+    for (int64_t shard = 0; shard < at->run->sizes.shards; shard++) {
+        OWNED_BY(graph_close) graph_run own = {0};
+        graph_run *r = b->runs[kind] != NULL ? &b->runs[kind][shard] : &own;
+        if (r == &own) MUST(open_run(ctx, r, at, &at->steps[kind], b, shard, nothing));
+        MUST(back(ctx, at, kind, r, d, shard, made));
+        graph_close(r);
+    }
+    sum_scales(ctx, at, &at->steps[kind]);
+    return ASSAY_OK;
+}
