@@ -16,7 +16,7 @@ static const struct section {
     {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures},
     {"compare", bench_compare},   {"certificates", bench_certificates},
     {"draws", bench_draws},       {"program", bench_program},
-    {"torch", bench_torch},
+    {"torch", bench_torch},       {"steps", bench_steps},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 

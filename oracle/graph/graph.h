@@ -133,6 +133,7 @@ typedef struct graph {
     int64_t owners; /* of its rows, as many each: the gradients of weights are the sums of theirs, ascending; 0 is 1 */
     bool
         bare; /* one step by itself: gradients of its inputs are its caller's to round, and outputs before it runs back */
+    bool reuses;  /* room of what is dropped is used again: a program may have many steps and little work in each */
     bool adds_up; /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
     graph_tensor tensors[GRAPH_TENSORS];
     graph_step steps[GRAPH_STEPS];
@@ -269,6 +270,8 @@ typedef struct graph_run {
     const int32_t *group_sizes;     /* of products that come in groups; rows beyond these give 0 */
     bool unrounded;                 /* a gradient that ends is its caller's to round, also of one term */
     double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_TENSORS]; /* quantised_spread.h; NULL: exact */
+    double *spare;                                                  /* room of spare_size numbers */
+    int64_t spare_size;
     bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */
     int terms[GRAPH_TENSORS], pending[GRAPH_TENSORS]; /* likewise: those that are in it, and those to come */
 } graph_run;

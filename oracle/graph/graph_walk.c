@@ -12,7 +12,13 @@
 
 static void drop_value(graph_run *r, int tensor)
 {
-    if (!r->lent[tensor]) free(r->value[tensor]);
+    if (!r->lent[tensor] && r->value[tensor] != NULL && r->graph->reuses) {
+        free(r->spare);
+        r->spare = r->value[tensor];
+        r->spare_size = graph_size(r->graph, tensor);
+    } else if (!r->lent[tensor]) {
+        free(r->value[tensor]);
+    }
     r->value[tensor] = NULL;
     r->lent[tensor] = false;
 }
@@ -33,6 +39,7 @@ void graph_close(graph_run *r)
         free(r->chosen[t]);
         free(r->gradient_spread[t]);
     }
+    free(r->spare);
     *r = (graph_run){0};
 }
 
@@ -195,6 +202,11 @@ static assay_status make_room(assay_context *ctx, graph_run *r, int tensor)
         graph_lend(r, tensor, r->room[tensor]);
         return ASSAY_OK;
     }
+    if (r->spare != NULL && r->spare_size == graph_size(r->graph, tensor)) {
+        r->value[tensor] = r->spare;
+        r->spare = NULL;
+        return ASSAY_OK;
+    }
     return assay_alloc_f64(ctx, r->graph->tensors[tensor].row.name, graph_size(r->graph, tensor), &r->value[tensor]);
 }
 
@@ -316,8 +328,10 @@ static assay_status release_after(assay_context *ctx, graph_run *r, int number)
         const graph_tensor *tensor = &r->graph->tensors[t];
         const int last = tensor->last < 0 ? tensor->step : tensor->last;
         if (last != number || r->lent[t] || r->value[t] == NULL || t == r->graph->result) continue;
-        if (tensor->role == GRAPH_WITHIN) drop_value(r, t);
-        if (tensor->role == GRAPH_CHECKPOINT && r->release != NULL) MUST(r->release(ctx, r->self, t, &r->value[t]));
+        const bool goes = tensor->role == GRAPH_CHECKPOINT && r->release == graph_let_go;
+        if (tensor->role == GRAPH_WITHIN || goes) drop_value(r, t);
+        if (tensor->role == GRAPH_CHECKPOINT && r->release != NULL && !goes)
+            MUST(r->release(ctx, r->self, t, &r->value[t]));
     }
     return ASSAY_OK;
 }
