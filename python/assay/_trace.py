@@ -25,6 +25,7 @@ from . import _library as lib
 from ._case import Case
 
 MOST = 4096  #: numbers of a constant
+FAR = -1e30  #: for -inf behind a mask: a program has finite numbers
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
@@ -184,6 +185,10 @@ class Tracer:
     # what operators are made of
 
     def number(self, x: float) -> Value:
+        if x in (float("inf"), float("-inf")) or x != x:
+            made = Value([], lambda: "")
+            made.number, made.refused = x, self.said(str(x), "expected a finite number")
+            return made
         made = Value([], lambda: repr(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(float(x)))
         made.number = float(x)
         return made
@@ -228,6 +233,7 @@ class Tracer:
     def where(self, mask: Value, a: Value, b: Value) -> Value:
         if not mask.integer:
             raise lib.BadInput("the mask is computed, expected an argument of integers")
+        a, b = (self.number(FAR) if v.number == float("-inf") else v for v in (a, b))
         return self.together("where", [mask, b, a] if mask.inverted else [mask, a, b])
 
     def fit(self, v: Value, place: int, dim: Sequence[Axis]) -> Value:
@@ -336,6 +342,8 @@ class Tracer:
         dims += [d for v, used in ((a, (*batch[0], *over[0])), (b, (*batch[1], *over[1]))) for i, d in enumerate(v.dims) if i not in used]
         if not any(a.dims[i] for i in over[0]):
             return self.ordered(self.call("mul", [a, b], single(axes_of([a, b]))), dims)
+        a, b = (v.origin.operands[0] if v.origin is not None and v.origin.operator == "rearrange" and len(v.origin.operands[0].axes) == len(v.axes) else v
+                for v in (a, b))  # the order of their axes is nothing to a product
         left, right = a.axes, b.axes
         axes = [x for d in dims for x in d]
         return self.call("product", [a, b], dims, lambda: f"{self.letters(left)},{self.letters(right)}->{self.letters(axes)}")
@@ -374,11 +382,23 @@ class Tracer:
         size = size_of(x.dims[place])
         if first == 0 and end >= size:
             return x
+        if first >= min(end, size):
+            return self.nowhere("slice", [x], [(Axis(0),) if i == place else d for i, d in enumerate(x.dims)], "a tensor without numbers")
         x = self.merged(x, [place])
         axis, part = x.dims[place][0], Axis(min(end, size) - first)
         dims = [(part,) if i == place else d for i, d in enumerate(x.dims)]
         begins = {"first": first} if first > 0 else {}
         return self.call("slice", [x], dims, lambda: f"{self.letters([axis])}->{self.letters([part])}", **begins)
+
+    def every(self, x: Value, place: int, first: int, step: int) -> Value:
+        """Each step'th index from `first` on, where they go evenly into the dimension."""
+        size = size_of(x.dims[place])
+        if size % step or first >= step:
+            raise lib.BadInput(f"every {step}th index of {size}, from {first} on")
+        pairs = (Axis(size // step), Axis(step))
+        x = self.renamed(x, [*x.dims[:place], pairs[:1], pairs[1:], *x.dims[place + 1 :]])
+        x = self.slice(x, place + 1, first, first + 1)
+        return self.renamed(x, [*x.dims[: place + 1], (), *x.dims[place + 2 :]]).seen([*x.dims[: place + 1], *x.dims[place + 2 :]])
 
     def top_k(self, x: Value, count: int) -> Value:
         """The indices of the largest along the last dimension."""
@@ -412,6 +432,9 @@ class Tracer:
     def concatenate(self, parts: Sequence[Value], place: int) -> Value:
         place %= len(parts[0].dims)
         made: list[Value] = []
+        parts = [v for v in parts if size_of(v.dims[place]) > 0]
+        if len(parts) == 1:
+            return parts[0]
         for v in parts:
             v = self.merged(v, [place])
             if not v.dims[place]:
@@ -459,13 +482,13 @@ class Tracer:
                 root.letter = free.pop(0)
         return used
 
-    def put_names(self) -> None:
+    def put_names(self, outputs: Sequence[tuple[str, Value]]) -> None:
         """A step that a variable is assigned to is called as that, if nothing else is."""
-        taken = {path.split("/")[1] for path, _, _ in self.inputs}
+        taken = {path.split("/")[1] for path, _, _ in self.inputs} | {name for name, _ in outputs}
         variables = {step.place: step for step in self.steps}  # the last one of a line
         for step in self.steps:
             match = re.match(r"\s*([A-Za-z_]\w*)\s*(?::[^=]*)?=[^=]", linecache.getline(*step.place))
-            if match and variables[step.place] is step and match[1] not in taken:
+            if match and variables[step.place] is step and (match[1] not in taken or any(match[1] == name and v.step is step for name, v in outputs)):
                 step.name = match[1]
                 taken.add(step.name)
         for step in self.steps:
@@ -485,7 +508,7 @@ class Tracer:
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], settings: Mapping[str, Any]) -> str:
         self.steps = self.live(outputs)
         used = self.put_letters(hints)
-        self.put_names()
+        self.put_names(outputs)
         texts = {step.name: step.text() for step in self.steps}
         results = {name: value.text() for name, value in outputs}
         inline(texts, results, {step.name for step in self.steps if step.alone})

@@ -279,9 +279,13 @@ class Walk:
         return self.t.ordered(x, [x.dims[i] for i in permutation])
 
     def on_slice(self, eqn: Any, given: Sequence[Known], start_indices: Sequence[int], limit_indices: Sequence[int], strides: Any, **_: Any) -> Value:
-        if strides is not None and any(n != 1 for n in strides):
-            raise lib.BadInput(f"every {max(strides)}th index")
-        return self.parts(self.of(given[0]), eqn.invars[0].aval.shape, start_indices, limit_indices)
+        x, shape = self.of(given[0]), eqn.invars[0].aval.shape
+        if strides is None or max(strides) == 1:
+            return self.parts(x, shape, start_indices, limit_indices)
+        place = max(range(len(shape)), key=lambda i: int(strides[i]))
+        if list(limit_indices) != list(shape) or any(first for i, first in enumerate(start_indices) if i != place) or sum(n > 1 for n in strides) > 1:
+            raise lib.BadInput("every few indices of a part")
+        return self.t.every(self.whole(x, eqn.invars[0]), place, start_indices[place], strides[place])
 
     def parts(self, x: Value, shape: Sequence[int], begins: Sequence[int], ends: Sequence[int]) -> Value:
         for i, (n, first, end) in enumerate(zip(shape, begins, ends)):
