@@ -63,7 +63,8 @@ static assay_fill fill_of(const assay_program *p, int place)
             const bool norm = strcmp(step, "rms_norm") == 0 || strcmp(step, "layer_norm") == 0;
             if (reader->in[k] != place) continue;
             if (norm) return assay_fill_normal(0.1, k == 1 ? 1.0 : 0.0);
-            if (strcmp(step, "product") == 0) return assay_fill_fan_in(assay_program_terms(p, reader));
+            if (strcmp(step, "product") == 0 || strcmp(step, "grouped_product") == 0)
+                return assay_fill_fan_in(assay_program_terms(p, reader));
         }
     }
     return assay_fill_normal(1.0, 0.0);

@@ -80,6 +80,40 @@ static const pair PAIRS[] = {
      "weights/wq=weights/query/kernel weights/wk=weights/key/kernel weights/wv=weights/value/kernel "
      "weights/wo=weights/out/kernel",
      1e-15},
+    {PROGRAM("M: 64, E: 4, K: 32, N: 48", "lhs: [M, K], group_sizes: {axes: [E], integers: [0, 64]}", "rhs: [E, K, N]",
+             " {}\n", "  y: grouped_product(\"MK,EKN->MN\", lhs, rhs, group_sizes)\n"),
+     "gmm/padded-tail", NULL, NULL, 0},
+    {PROGRAM(
+         "B: 2, S: 7, D: 24, L: 12, C: 8, R: 4, P: 8, W: 12, Q: 12, N: 3, V: 6, U: 14",
+         "x: [B, S, D], positions: {axes: [B, S], integers: [0, 7]}",
+         "wq_a: [D, L], q_norm: [L], wq_b: [L, N, Q], wkv_a: [D, W], kv_norm: [C], wkv_b: [C, N, U], out: [N, V, D]",
+         "\n  query_wa_proj: product(\"BSD,DL->BSL\", x, wq_a)\n"
+         "  mla_q: rms_norm(query_wa_proj, q_norm)\n"
+         "  q: product(\"BSL,LNQ->BSNQ\", mla_q, wq_b)\n"
+         "  kv_wa_proj: product(\"BSD,DW->BSW\", x, wkv_a)\n"
+         "  mla_kv: rms_norm(slice(\"W->C\", kv_wa_proj), kv_norm)\n"
+         "  kv: product(\"BSC,CNU->BSNU\", mla_kv, wkv_b)\n"
+         "  query: concatenate(\"P,R->Q\", slice(\"Q->P\", q), rope(slice(\"Q->R\", q, first=8), positions))\n"
+         "  turned: rope(slice(\"W->R\", kv_wa_proj, first=8), positions)\n"
+         "  key_proj: concatenate(\"P,R->Q\", slice(\"U->P\", kv), rearrange(\"BSR->BSNR\", turned))\n"
+         "  value_proj: slice(\"U->V\", kv, first=8)\n"
+         "  attention_out: attention(query, key_proj, value_proj, scale=0.25)\n",
+         "  y: product(\"BSNV,NVD->BSD\", attention_out, out)\n"),
+     "mla/small", "query_pre_attn_scalar=0.25;rope_type=default;rope_interleave=false",
+     "weights/wq_a=weights/wq_a/kernel weights/q_norm=weights/q_norm/scale weights/wq_b=weights/wq_b/kernel "
+     "weights/wkv_a=weights/wkv_a/kernel weights/kv_norm=weights/kv_norm/scale weights/wkv_b=weights/wkv_b/kernel "
+     "weights/out=weights/out/kernel",
+     1e-15},
+    {PROGRAM("B: 2, S: 6, D: 24, E: 8, K: 2, H: 12", "x: [B, S, D]",
+             "gate: [D, E], wi_0: [E, D, H], wi_1: [E, D, H], wo: [E, H, D]",
+             "\n  logits: product(\"BSD,DE->BSE\", x, gate)\n"
+             "  ids: top_k(logits, \"E->K\")\n"
+             "  g: product(\"BSD,BSKDH->BSKH\", x, gather(wi_0, ids))\n"
+             "  u: product(\"BSD,BSKDH->BSKH\", x, gather(wi_1, ids))\n"
+             "  o: product(\"BSKH,BSKHD->BSKD\", mul(silu(g), u), gather(wo, ids))\n",
+             "  y: product(\"BSK,BSKD->BSD\", softmax(pick(logits, ids), over=\"K\"), o)\n"),
+     "moe/mixtral-dense", "base_emb_dim=24;base_moe_mlp_dim=12;batch=2;sequence=6",
+     "weights/gate=weights/gate/kernel routing/ids/top_k=routing/selected_experts", 1e-15},
 };
 
 static assay_tensor_set results_of(const trial *t)
@@ -118,11 +152,15 @@ static void hold_against(trial *program, trial *operation, const pair *p)
         if (its == NULL && own->spec.role == ASSAY_ROLE_CHECKPOINT) continue; /* which has no name there */
         if (its == NULL) fail_msg("%s: %s has no %s", p->operation, p->operation, path);
         assert_int_equal(own->count, its->count);
+        compared++;
+        if (own->indices != NULL) {
+            assert_memory_equal(own->indices, its->indices, (size_t)own->count * sizeof *own->indices);
+            continue;
+        }
         double largest = 0;
         for (int64_t k = 0; k < its->count; k++)
             largest = fabs(its->values[k]) > largest ? fabs(its->values[k]) : largest;
         assert_close(own->values, its->values, its->count, 0, p->tolerance * largest);
-        compared++;
     }
     assert_true(compared > 1);
     assay_tensor_set_free(&mine);
@@ -149,6 +187,8 @@ TEST(operations_as_programs_give_their_numbers)
 
 #define GOOD_SIZES "T: 4, D: 6, R: 2"
 #define GOOD_INPUTS "x: [T, D], i: {axes: [T], integers: [0, 5]}"
+#define GROUPED_SIZES "T: 4, D: 6, E: 2, F: 3"
+#define GROUPED_INPUTS "x: [T, D], i: {axes: [E], integers: [0, 4]}"
 #define PICKED "\n  p: pick(x, i)\n"
 
 static const struct {
@@ -195,6 +235,13 @@ static const struct {
      "K has 7, expected at most the 6 of D"},
     {PROGRAM("T: 4, D: 6, K: 2", "x: [T, D]", "", "\n  i: top_k(x, \"T->K\")\n", "  y: pick(x, i)\n"),
      "T is not the last axis of TD"},
+    {PROGRAM(GROUPED_SIZES, GROUPED_INPUTS, "w: [E, D, F]", " {}\n", "  y: grouped_product(\"TD,EFD->TF\", x, w, i)\n"),
+     "\"TD,EFD->TF\" has F, which is 3, for the axis D, which is 6"},
+    {PROGRAM(GROUPED_SIZES, GROUPED_INPUTS, "w: [E, F, D]", " {}\n", "  y: grouped_product(\"TD,EFD->TF\", x, w, i)\n"),
+     "the axes are \"TD,EFD->TF\", expected x with its rows first, w with its groups first"},
+    {PROGRAM(GROUPED_SIZES, "x: [T, D], i: {axes: [T], integers: [0, 1]}", "w: [E, D, F]", " {}\n",
+             "  y: grouped_product(\"TD,EDF->TF\", x, w, i)\n"),
+     "the sizes of groups have the axes T, expected the first one of EDF"},
     {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: add(p, i)\n"),
      "operand 2 of add is expected to be no whole numbers"},
     {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: rope(x, x)\n"),
@@ -238,6 +285,28 @@ TEST(what_is_wrong_is_said_where_it_stands)
         if (status != ASSAY_BAD_INPUT) fail_msg("taken: %s", WRONG[i].text);
         if (strstr(ctx.message, WRONG[i].message) == NULL)
             fail_msg("'%s' is not in '%s'", WRONG[i].message, ctx.message);
+    }
+}
+
+TEST(groups_hold_rows_that_there_are)
+{
+    static const char *const values[] = {"3, 2", "-1, 2"}, *const said[] = {
+                                                               "inputs/i has 5 rows in all, expected at most 4",
+                                                               "inputs/i[0] is -1, expected 0 or more"};
+    for (int i = 0; i < 2; i++) {
+        trial t;
+        char set[64];
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_from(PROGRAM(GROUPED_SIZES, GROUPED_INPUTS, "w: [E, D, F]", " {}\n",
+                                          "  y: grouped_product(\"TD,EDF->TF\", x, w, i)\n"));
+        snprintf(set, sizeof set, "inputs.i={values: [%s]}", values[i]);
+        assert_ok(&ctx, assay_case_set(&ctx, c, set));
+        trial_plan(&t, c);
+        assay_tensor_set results = results_of(&t);
+        assert_int_equal(run_into(&t, &ctx, &t.source, &results), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(ctx.message, said[i]));
+        assay_tensor_set_free(&results);
+        trial_close(&t);
     }
 }
 

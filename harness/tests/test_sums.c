@@ -88,6 +88,7 @@ static const results_of NO_SUMS[] = {
     {"program/every-m*", "*"},
     {"program/every-reduction", "checkpoints/a"},
     {"program/add-norm", "*/s*"},
+    {"program/erf-gelu", "*"},
     {"program/hyper-connections", "checkpoints/e"},
     {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},

@@ -19,6 +19,11 @@ double assay_log1p(double x)
     return Sleef_cinz_log1pd1_u10purec(x);
 }
 
+double assay_erf(double x)
+{
+    return Sleef_cinz_erfd1_u10purec(x);
+}
+
 double assay_erfc(double x)
 {
     return Sleef_cinz_erfcd1_u15purec(x);

@@ -11,6 +11,7 @@
 double assay_exp(double x);
 double assay_log(double x);
 double assay_log1p(double x);
+double assay_erf(double x);
 double assay_erfc(double x); /* within 1.5 ulp */
 double assay_tanh(double x);
 double assay_sin(double x);

@@ -15,6 +15,7 @@
     X(silu)                                                                                                            \
     X(gelu)                                                                                                            \
     X(gelu_exact)                                                                                                      \
+    X(erf)                                                                                                             \
     X(tanh)                                                                                                            \
     X(relu)                                                                                                            \
     X(softplus)                                                                                                        \

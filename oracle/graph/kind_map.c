@@ -49,6 +49,8 @@ static double value_of(graph_map f, double x, const graph_general *with)
         return sqrt(x);
     case GRAPH_MAP_rsqrt:
         return 1 / sqrt(x);
+    case GRAPH_MAP_erf:
+        return assay_erf(x);
     case GRAPH_MAP_tanh:
         return assay_tanh(x);
     case GRAPH_MAP_softplus:
@@ -61,6 +63,8 @@ static double value_of(graph_map f, double x, const graph_general *with)
         return x < with->a ? with->a : x > with->b ? with->b : x;
     }
 }
+
+static const double two_over_root_pi = 1.1283791670955126;
 
 /* At a bound of clamp the gradient passes; of abs at 0 there is none. */
 static double slope_of(graph_map f, double x, const graph_general *with)
@@ -83,6 +87,8 @@ static double slope_of(graph_map f, double x, const graph_general *with)
         return 0.5 / sqrt(x);
     case GRAPH_MAP_rsqrt:
         return -0.5 / (x * sqrt(x));
+    case GRAPH_MAP_erf:
+        return two_over_root_pi * assay_exp(-x * x);
     case GRAPH_MAP_tanh: /* 1 - tanh(x)^2, which would lose digits */
         return 4 * t / ((1 + t) * (1 + t));
     case GRAPH_MAP_softplus:
@@ -142,6 +148,14 @@ static double cancelled(const assay_context *ctx, double t)
     return (t - kept) * (t + kept);
 }
 
+/* What rounding does to a number: e to its power is off by as much of itself. */
+static double moved_by(const assay_context *ctx, double number)
+{
+    double rounded = number;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
+    return rounded - number;
+}
+
 /* A slope is a sum of terms, which may cancel: near its zero that of an activation, and 1 - tanh^2. An emulated run errs as the
  * terms do. */
 static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, const double *x, const double *value,
@@ -157,6 +171,7 @@ static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, c
             assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &moved);
             slope[i] += moved - terms;
         }
+        if (f == GRAPH_MAP_erf) slope[i] *= 1 + moved_by(ctx, square);
         if (f == GRAPH_MAP_tanh) slope[i] += cancelled(ctx, value[i]);
         if (f == GRAPH_MAP_gelu)
             slope[i] += 0.5 * x[i] * root * (1 + 3 * cubic * square) *

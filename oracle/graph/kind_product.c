@@ -1,4 +1,6 @@
-/* y = the product of two tensors by the names of their axes: axes of all three go along, axes of both operands are summed over. */
+/* y = the product of two tensors by the names of their axes: axes of all three go along, axes of both operands are summed over.
+ * And of rows in groups, each with a matrix of its own. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +21,17 @@ static const assay_tensor_row *row_of(const graph *g, int tensor)
     return &g->tensors[tensor].row;
 }
 
+static assay_product product_with(const graph *g, int w)
+{
+    return g->tensors[w].step < 0 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_OTHER;
+}
+
+/* Of the gradient of w, which its reader rounds where w is given. */
+static assay_product gradient_with(assay_product kind)
+{
+    return kind == ASSAY_PRODUCT_LINEAR ? ASSAY_PRODUCT_LINEAR_GRADIENT : kind;
+}
+
 static int64_t append_axes(assay_tensor_row *to, const assay_tensor_row *from, const char *axes)
 {
     int64_t count = 1;
@@ -36,7 +49,7 @@ static contraction contraction_of(const graph *g, const graph_step *step)
     const assay_tensor_row *a = row_of(g, step->in[0]), *b = row_of(g, step->in[1]), *y = row_of(g, step->out[0]);
     char own[ASSAY_MAX_RANK + 1], rows[ASSAY_MAX_RANK + 1], columns[ASSAY_MAX_RANK + 1], batch[ASSAY_MAX_RANK + 1],
         summed[ASSAY_MAX_RANK + 1];
-    contraction p = {.kind = g->tensors[step->in[1]].step < 0 ? ASSAY_PRODUCT_LINEAR : ASSAY_PRODUCT_OTHER};
+    contraction p = {.kind = product_with(g, step->in[1])};
     graph_axes_without(y->axes, b->axes, rows);
     graph_axes_without(y->axes, a->axes, columns);
     graph_axes_without(a->axes, y->axes, summed);
@@ -114,7 +127,7 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     }
     if (c->dx[1] != NULL) {
         assay_matmul_args args = assay_product_atb(NULL, a, dy, p.k, p.n, p.m);
-        args.kind = p.kind == ASSAY_PRODUCT_LINEAR ? ASSAY_PRODUCT_LINEAR_GRADIENT : p.kind;
+        args.kind = gradient_with(p.kind);
         MUST(multiply(ctx, c->dx[1], row_of(g, c->step->in[1]), &p.b, args, p.batch));
         if (p.kind == ASSAY_PRODUCT_OTHER)
             assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(g, c->step, 1), c->dx[1]);
@@ -140,3 +153,101 @@ const graph_kind graph_kind_product = {.name = "product",
                                        .backward = backward,
                                        .operations = operations,
                                        .backward_operations = backward_operations};
+
+/* --- rows of x [rows,k] in groups, each with a w [k,n] of its own; rows behind the last group give 0 --- */
+
+enum { ROWS, MATRICES, GROUP_SIZES };
+
+typedef struct grouping {
+    int64_t rows, groups, k, n;
+    assay_product kind;
+} grouping;
+
+static grouping grouping_of(const graph *g, const graph_step *step)
+{
+    const int64_t rows = row_of(g, step->in[ROWS])->shape.dims[0];
+    return (grouping){.rows = rows,
+                      .groups = graph_in_size(g, step, GROUP_SIZES),
+                      .k = graph_in_size(g, step, ROWS) / rows,
+                      .n = graph_out_size(g, step, 0) / rows,
+                      .kind = product_with(g, step->in[MATRICES])};
+}
+
+static assay_status check_groups(assay_context *ctx, const graph_call *c, const grouping *p)
+{
+    const int32_t *size = c->indices[GROUP_SIZES];
+    const char *name = row_of(c->graph, c->step->in[GROUP_SIZES])->name;
+    int64_t sum = 0;
+    for (int64_t i = 0; i < p->groups; i++) {
+        sum += size[i];
+        if (size[i] < 0)
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 or more", name, i, size[i]);
+    }
+    if (sum <= p->rows) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%s has %" PRId64 " rows in all, expected at most %" PRId64, name, sum,
+                      p->rows);
+}
+
+/* The product of each group, and 0 behind them. */
+static assay_status multiply_rows(assay_context *ctx, const graph_call *c, const grouping *p, assay_matmul_args args)
+{
+    double *const end = args.c + p->rows * args.n;
+    args.kind = p->kind;
+    for (int64_t group = 0; group < p->groups; group++) {
+        args.m = c->indices[GROUP_SIZES][group];
+        MUST(assay_matmul(ctx, &args));
+        args.a += args.m * args.k;
+        args.b += p->k * p->n;
+        args.c += args.m * args.n;
+    }
+    memset(args.c, 0, (size_t)(end - args.c) * sizeof *args.c);
+    return ASSAY_OK;
+}
+
+static assay_status grouped_forward(assay_context *ctx, const graph_call *c)
+{
+    const grouping p = grouping_of(c->graph, c->step);
+    MUST(check_groups(ctx, c, &p));
+    return multiply_rows(ctx, c, &p, assay_product_ab(c->y[0], c->x[ROWS], c->x[MATRICES], p.rows, p.n, p.k));
+}
+
+/* dx = dy w^T, dw = x^T dy of each group: 0 of one without rows. */
+static assay_status grouped_backward(assay_context *ctx, const graph_call *c)
+{
+    const grouping p = grouping_of(c->graph, c->step);
+    if (c->dx[ROWS] != NULL) {
+        MUST(multiply_rows(ctx, c, &p, assay_product_abt(c->dx[ROWS], c->dy[0], c->x[MATRICES], p.rows, p.k, p.n)));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, p.rows * p.k, c->dx[ROWS]);
+    }
+    if (c->dx[MATRICES] == NULL) return ASSAY_OK;
+    assay_matmul_args args = assay_product_atb(c->dx[MATRICES], c->x[ROWS], c->dy[0], p.k, p.n, 0);
+    args.kind = gradient_with(p.kind);
+    for (int64_t group = 0; group < p.groups; group++) {
+        args.k = c->indices[GROUP_SIZES][group];
+        MUST(assay_matmul(ctx, &args));
+        args.a += args.k * p.k;
+        args.b += args.k * p.n;
+        args.c += p.k * p.n;
+    }
+    if (p.kind == ASSAY_PRODUCT_OTHER) assay_round(ctx, ASSAY_ROUND_STORAGE, p.groups * p.k * p.n, c->dx[MATRICES]);
+    return ASSAY_OK;
+}
+
+static double grouped_operations(const graph *g, const graph_step *step, int out)
+{
+    const grouping p = grouping_of(g, step);
+    (void)out;
+    return 2 * (double)p.rows * (double)p.n * (double)p.k;
+}
+
+static double grouped_backward_operations(const graph *g, const graph_step *step)
+{
+    return 2 * grouped_operations(g, step, 0);
+}
+
+const graph_kind graph_kind_grouped_product = {.name = "grouped_product",
+                                               .reads = 3,
+                                               .forward = grouped_forward,
+                                               .backward = grouped_backward,
+                                               .operations = grouped_operations,
+                                               .backward_operations = grouped_backward_operations};

@@ -70,13 +70,13 @@ static int called(graph *g, int x, const char *axes)
     return graph_fused(g, graph_step_of(g, &graph_kind_order, axes, &x, 1, &with));
 }
 
-/* Operands under the letters of the pattern. */
+/* Operands under the letters of the pattern, as many as it has. */
 static int by_pattern(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
     assay_program_pattern_of p;
     int operands[ASSAY_PROGRAM_OPERANDS];
     assay_program_pattern(assay_program_axes(node, "axes"), &p);
-    for (int i = 0; i < node->in_count; i++) operands[i] = called(g, in[i], p.in[i]);
+    for (int i = 0; i < node->in_count; i++) operands[i] = i < p.count ? called(g, in[i], p.in[i]) : in[i];
     return plain(g, of, node, operands);
 }
 
@@ -147,6 +147,7 @@ static const form FORMS[] = {
     {"logsumexp", &graph_kind_logsumexp, plain, 0, 0},
     {"cumsum", &graph_kind_running_sum, plain, 0, 0},
     {"product", &graph_kind_product, by_pattern, 0, 2},
+    {"grouped_product", &graph_kind_grouped_product, by_pattern, 0, 2},
     {"rearrange", &graph_kind_order, by_pattern, 0, 1},
     {"reshape", &graph_kind_order, plain, 1, 0},
     {"slice", &graph_kind_slice, slice, 0, 0},

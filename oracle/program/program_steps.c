@@ -136,15 +136,14 @@ bool assay_program_pattern(const char *text, assay_program_pattern_of *p)
     return read_letters(&at, p->out) && *at == '\0';
 }
 
-/* The pattern of a step, of as many operands as it has, which have as many axes. `alike`: and of the same sizes. */
-static assay_status pattern_of(check *c, bool alike, assay_program_pattern_of *p)
+/* The pattern of the first operands, which have as many axes, of the same sizes. */
+static assay_status pattern_of(check *c, int operands, assay_program_pattern_of *p)
 {
     const char *text = assay_program_axes(c->node, "axes");
     if (!assay_program_pattern(text, p))
         return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are \"%s\", expected letters such as \"TD,DF->TF\"", text);
-    if (p->count != c->node->in_count)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" is of %d operands, found %d", text, p->count,
-                          c->node->in_count);
+    if (p->count != operands)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "\"%s\" is of %d operands, expected %d", text, p->count, operands);
     for (int i = 0; i < p->count; i++) {
         const assay_program_node *x = operand(c, i);
         if ((int)strlen(p->in[i]) != x->shape.rank)
@@ -154,7 +153,7 @@ static assay_status pattern_of(check *c, bool alike, assay_program_pattern_of *p
             const char letter = p->in[i][k];
             const int64_t size = c->p->sizes[(unsigned char)letter];
             if (size == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c has no size in sizes", letter);
-            if (alike && size != x->shape.dims[k])
+            if (size != x->shape.dims[k])
                 return assay_fail(c->ctx, ASSAY_BAD_INPUT,
                                   "\"%s\" has %c, which is %" PRId64 ", for the axis %c, which is %" PRId64, text,
                                   letter, size, x->axes[k], x->shape.dims[k]);
@@ -168,7 +167,7 @@ static assay_status pattern_of(check *c, bool alike, assay_program_pattern_of *p
 static assay_status contracted(check *c)
 {
     assay_program_pattern_of p;
-    MUST(pattern_of(c, true, &p));
+    MUST(pattern_of(c, 2, &p));
     for (int i = 0; i < 2; i++)
         for (const char *axis = p.in[i]; *axis != '\0'; axis++)
             if (strchr(p.in[1 - i], *axis) == NULL && strchr(p.out, *axis) == NULL)
@@ -177,6 +176,27 @@ static assay_status contracted(check *c)
     for (const char *axis = p.out; *axis != '\0'; axis++)
         if (strchr(p.in[0], *axis) == NULL && strchr(p.in[1], *axis) == NULL)
             return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c of the result is in no operand", *axis);
+    return set_axes(c, p.out);
+}
+
+/* "TK,EKN->TN": rows, groups, axes that are summed over and those of the result, each of one axis or more but for the first two. */
+static assay_status grouped(check *c)
+{
+    assay_program_pattern_of p;
+    MUST(pattern_of(c, 2, &p));
+    const char *x = p.in[0], *w = p.in[1], *sizes = operand(c, 2)->axes;
+    const size_t summed = strlen(x) - (x[0] != '\0');
+    const bool fits = summed > 0 && strlen(w) > 1 + summed && strchr(x, w[0]) == NULL &&
+                      strncmp(w + 1, x + 1, summed) == 0 && p.out[0] == x[0] && strcmp(p.out + 1, w + 1 + summed) == 0;
+    if (!fits)
+        return assay_fail(
+            c->ctx, ASSAY_BAD_INPUT,
+            "the axes are \"%s\", expected x with its rows first, w with its groups first, then the other "
+            "axes of x, then those of the result: \"TD,EDF->TF\"",
+            assay_program_axes(c->node, "axes"));
+    if (strlen(sizes) != 1 || operand(c, 2)->shape.dims[0] != operand(c, 1)->shape.dims[0])
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the sizes of groups have the axes %s, expected the first one of %s",
+                          sizes, operand(c, 1)->axes);
     return set_axes(c, p.out);
 }
 
@@ -194,7 +214,7 @@ int64_t assay_program_terms(const assay_program *p, const assay_program_node *pr
 static assay_status rearranged(check *c)
 {
     assay_program_pattern_of p;
-    MUST(pattern_of(c, true, &p));
+    MUST(pattern_of(c, 1, &p));
     for (const char *axis = p.in[0]; *axis != '\0'; axis++)
         if (strchr(p.out, *axis) == NULL)
             return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axis %c is not in the result: sum over it instead", *axis);
@@ -406,6 +426,14 @@ const assay_program_step assay_program_steps[] = {
      "sum over the axes of a and b that the result lacks",
      contracted,
      0},
+    {"grouped_product",
+     3,
+     3,
+     "x, w, group_sizes",
+     {{"axes", 'a', NEEDED}},
+     "rows of x, group after group, by the matrix of their group; rows behind the last group give 0",
+     grouped,
+     4},
     BINARY(add, "a + b"),
     BINARY(sub, "a - b"),
     BINARY(mul, "a b"),
@@ -424,6 +452,7 @@ const assay_program_step assay_program_steps[] = {
     MAP(silu, "x sigmoid(x)"),
     MAP(gelu, "x (1 + tanh((2/pi)^(1/2) (x + 0.044715 x^3))) / 2"),
     MAP(gelu_exact, "x (1 + erf(x / 2^(1/2))) / 2"),
+    MAP(erf, "erf x"),
     MAP(tanh, "tanh x"),
     MAP(relu, "x above 0, else 0"),
     MAP(softplus, "ln(1 + e^x)"),

@@ -318,6 +318,19 @@ static quad_node product(machine *m)
     return back_to_result(m, quad_linear(m->t, (quad_layer){.x = x, .w = w, .groups = groups, .group = group}), order);
 }
 
+/* Rows of no group give 0. */
+static quad_node grouped_product(machine *m)
+{
+    const named *x = operand(m, 0), *w = operand(m, 1);
+    const int64_t rows = x->shape.dims[0], groups = w->shape.dims[0], k = count_of(x) / rows,
+                  n = count_of(w) / groups / k;
+    int64_t *group = quad_indices(m->t, rows), row = 0;
+    for (int64_t i = 0; group != NULL && i < rows; i++) group[i] = -1;
+    for (int64_t i = 0; group != NULL && i < groups; i++)
+        for (int32_t left = index_operand(m, 2)[i]; left > 0 && row < rows; left--) group[row++] = i;
+    return quad_linear(m->t, (quad_layer){as_rows(m, x, k), as_rows(m, w, n), .groups = groups, .group = group});
+}
+
 static quad_node causal_conv(machine *m)
 {
     const named *x = operand(m, 0), *w = operand(m, 1);
@@ -529,6 +542,7 @@ static const struct {
                  {"rms_norm", rms_norm},
                  {"layer_norm", layer_norm},
                  {"product", product},
+                 {"grouped_product", grouped_product},
                  {"causal_conv", causal_conv},
                  {"rope", rope},
                  {"attention", attention},
@@ -553,6 +567,7 @@ static const struct {
             {"silu", QUAD_SILU},
             {"gelu", (quad_unary)ASSAY_GELU},
             {"gelu_exact", (quad_unary)ASSAY_GELU_EXACT},
+            {"erf", QUAD_ERF},
             {"tanh", QUAD_TANH},
             {"relu", (quad_unary)ASSAY_RELU},
             {"softplus", QUAD_SOFTPLUS},

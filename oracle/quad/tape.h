@@ -121,6 +121,7 @@ typedef enum quad_unary {
     QUAD_EXP,
     QUAD_LOG,
     QUAD_SQRT,
+    QUAD_ERF,
     QUAD_TANH,
     QUAD_SOFTPLUS,
     QUAD_SIN,

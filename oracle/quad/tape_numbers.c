@@ -112,6 +112,8 @@ static quad value_of(quad_unary f, quad x, quad number)
         return logq(x);
     case QUAD_SQRT:
         return sqrtq(x);
+    case QUAD_ERF:
+        return erfq(x);
     case QUAD_TANH:
         return tanhq(x);
     case QUAD_SOFTPLUS:
@@ -149,6 +151,8 @@ static quad slope_of(quad_unary f, quad x, quad y, quad number)
         return 1 / x;
     case QUAD_SQRT:
         return 1 / (2 * y);
+    case QUAD_ERF:
+        return 2 / sqrtq(M_PIq) * expq(-x * x);
     case QUAD_TANH:
         return 1 / (coshq(x) * coshq(x));
     case QUAD_SOFTPLUS:

@@ -14,7 +14,7 @@ from ._trace import Axis, Tracer, Value, size_of
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
 SAME = ("_to_copy", "clone", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
-MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
+MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "erf", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__, contextlib.__file__))
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 

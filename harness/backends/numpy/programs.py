@@ -4,6 +4,7 @@ An expression is a call as Python has it, so Python's own parser reads it. Tenso
 """
 import ast
 import json
+import math
 import re
 
 import numpy as np
@@ -191,6 +192,25 @@ class Machine:
 
         return out, laid(self.ar.product(x, w), rows, columns, out), back
 
+    def step_grouped_product(self, pattern, x, w, group_sizes):
+        rows, groups = x.value.reshape(len(x.value), -1), w.value.reshape(len(w.value), int(np.prod(x.value.shape[1:])), -1)
+        ends = np.cumsum(group_sizes.value)
+        own = [slice(end - size, end) for end, size in zip(ends, group_sizes.value)]
+
+        def of_each(values, matrices, width):
+            y = np.zeros((len(rows), width), self.ar.float)
+            for place, matrix in zip(own, matrices):
+                y[place] = self.ar.product(values[place], matrix)
+            return y
+
+        def back(d):
+            dy = d.reshape(len(rows), -1)
+            dx = of_each(dy, np.swapaxes(groups, 1, 2), rows.shape[1])
+            return [dx.reshape(x.value.shape), np.stack([self.ar.product(rows[p].T, dy[p]) for p in own]).reshape(w.value.shape), None]
+
+        out = pattern.split("->")[1]
+        return out, of_each(rows, groups, groups.shape[2]).reshape([self.p.sizes[a] for a in out]), back
+
     def step_causal_conv(self, x, w):
         taps = w.value.shape[1]
         pad = [(0, 0)] * (x.value.ndim - 2) + [(taps - 1, 0), (0, 0)]
@@ -330,8 +350,6 @@ def gelu_slope(ar, x):
 
 
 def normal_share(ar, x):
-    import math
-
     return ar.function(np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2))), x)
 
 
@@ -354,6 +372,7 @@ MAPS = {
     "gelu": activation(gelu, gelu_slope),
     "gelu_exact": activation(lambda ar, x: x * normal_share(ar, x),
                              lambda ar, x: normal_share(ar, x) + x * ar.exp(-x * x / 2) * ar.float((2 * np.pi) ** -0.5)),
+    "erf": activation(lambda ar, x: ar.function(np.vectorize(math.erf), x), lambda ar, x: ar.float(2 / np.pi**0.5) * ar.exp(-x * x)),
     "tanh": activation(lambda ar, x: ar.tanh(x), lambda ar, x: 1 - ar.tanh(x) ** 2),
     "relu": activation(lambda ar, x: np.maximum(x, 0), lambda ar, x: (x > 0).astype(x.dtype)),
     "softplus": activation(lambda ar, x: ar.softplus(x), lambda ar, x: ar.sigmoid(x)),

@@ -135,6 +135,7 @@ TEST(test_errors)
     check_accuracy(ONE_ULP, assay_log, logl, 0, 10);
     check_accuracy(ONE_ULP, assay_log, logl, 0, 1e300);
     check_accuracy(ONE_ULP, assay_log1p, log1pl, -1, 10);
+    check_accuracy(ONE_ULP, assay_erf, erfl, -6, 6);
     check_accuracy(1.5, assay_erfc, erfcl, -6, 26);
     check_accuracy(ONE_ULP, assay_sin, sinl, -10, 10);
     check_accuracy(ONE_ULP, assay_cos, cosl, -10, 10);
@@ -169,13 +170,16 @@ TEST(test_limits)
         {assay_log, INFINITY, INFINITY},
         {assay_log1p, -1, -INFINITY},
         {assay_log1p, 0, 0},
+        {assay_erf, INFINITY, 1},
+        {assay_erf, 0, 0},
         {assay_erfc, INFINITY, 0},
         {assay_erfc, -INFINITY, 2},
         {assay_erfc, 0, 1},
         {assay_sin, 0, 0},
         {assay_cos, 0, 1},
     };
-    static const scalar_function functions[] = {assay_exp, assay_log, assay_log1p, assay_erfc, assay_sin, assay_cos};
+    static const scalar_function functions[] = {assay_exp,  assay_log, assay_log1p, assay_erf,
+                                                assay_erfc, assay_sin, assay_cos};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         double y = rows[i].function(rows[i].x);
         if (!(y == rows[i].y)) print_error("row %zu: %a, expected %a\n", i, y, rows[i].y);
