@@ -80,6 +80,11 @@ static const pair PAIRS[] = {
      "weights/wq=weights/query/kernel weights/wk=weights/key/kernel weights/wv=weights/value/kernel "
      "weights/wo=weights/out/kernel",
      1e-15},
+    {PROGRAM("B: 2, S: 16, N: 8, K: 2, H: 8", "query: [B, S, N, H], key: [B, S, K, H], value: [B, S, K, H]",
+             "sinks: [N]", " {}\n",
+             "  attention_out: attention(query, key, value, sinks, scale=1, soft_cap=5)\n"
+             "  lse: attention_lse(query, key, value, sinks, scale=1, soft_cap=5)\n"),
+     "attention/sinks", "attn_logits_soft_cap=5", NULL, 0},
     {PROGRAM("M: 64, E: 4, K: 32, N: 48", "lhs: [M, K], group_sizes: {axes: [E], integers: [0, 64]}", "rhs: [E, K, N]",
              " {}\n", "  y: grouped_product(\"MK,EKN->MN\", lhs, rhs, group_sizes)\n"),
      "gmm/padded-tail", NULL, NULL, 0},
@@ -160,6 +165,7 @@ static void hold_against(trial *program, trial *operation, const pair *p)
         double largest = 0;
         for (int64_t k = 0; k < its->count; k++)
             largest = fabs(its->values[k]) > largest ? fabs(its->values[k]) : largest;
+        if (getenv("DBG")) printf("%s %s %g %g\n", p->operation, path, own->values[0], its->values[0]);
         assert_close(own->values, its->values, its->count, 0, p->tolerance * largest);
     }
     assert_true(compared > 1);

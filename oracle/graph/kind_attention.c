@@ -246,8 +246,14 @@ static assay_status attention_backward(assay_context *ctx, const graph_call *c)
 {
     const assay_attention_inputs in = inputs_of(c);
     const assay_attention_gradients g = {c->dx[QUERY], c->dx[KEYS], c->dx[VALUES], c->dx[SINKS]};
-    MUST(assay_attention_backward(ctx, &g, c->dy[ATTENTION_OUT], c->dy[LSE], c->y[ATTENTION_OUT], c->y[LSE], &in,
-                                  &c->step->with.attention));
+    OWNED double *nothing = NULL; /* has come back through the output, but through lse */
+    if (c->dy[ATTENTION_OUT] == NULL) {
+        const int64_t size = graph_out_size(c->graph, c->step, ATTENTION_OUT);
+        MUST(assay_alloc_f64(ctx, "gradient of attention_out", size, &nothing));
+        memset(nothing, 0, (size_t)size * sizeof *nothing);
+    }
+    MUST(assay_attention_backward(ctx, &g, nothing != NULL ? nothing : c->dy[ATTENTION_OUT], c->dy[LSE],
+                                  c->y[ATTENTION_OUT], c->y[LSE], &in, &c->step->with.attention));
     for (int i = QUERY; i <= VALUES; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;
 }

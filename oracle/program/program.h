@@ -16,7 +16,8 @@ enum {
     ASSAY_PROGRAM_NAME = 40, /* with its end */
     ASSAY_PROGRAM_TEXT = 400,
     ASSAY_PROGRAM_PARAMETERS = 6,
-    ASSAY_PROGRAM_LETTERS = 128
+    ASSAY_PROGRAM_LETTERS = 128,
+    ASSAY_PROGRAM_EITHER = 8
 };
 
 typedef struct assay_program_tensor {
@@ -109,7 +110,7 @@ struct assay_program_step {
     const char *formula;
     /* Axes of the result, from those of the operands and the parameters. */
     assay_status (*shape)(const assay_program_check *check);
-    unsigned integers; /* bit i: operand i is whole numbers */
+    unsigned integers; /* bit i: operand i is whole numbers; bit ASSAY_PROGRAM_EITHER + i: it may be */
 };
 
 /* "AB,BC->AC"; false: it is no pattern. */

@@ -197,8 +197,9 @@ static assay_status check_call(compiler *c, const char *at, assay_program_node *
         if (isnan(node->values[i].number)) return refuse(c, at, "%s lacks %s", step->name, step->parameters[i].name);
     }
     for (int i = 0; i < node->in_count; i++) {
-        const bool wanted = (step->integers >> i & 1) != 0;
-        if (c->p->nodes[node->in[i]].integers == wanted) continue;
+        const bool wanted = (step->integers >> i & 1) != 0,
+                   either = (step->integers >> (ASSAY_PROGRAM_EITHER + i) & 1) != 0;
+        if (either || c->p->nodes[node->in[i]].integers == wanted) continue;
         return refuse(c, at, "operand %d of %s is expected to be %s: %s(%s)", i + 1, step->name,
                       wanted ? "whole numbers" : "no whole numbers", step->name, step->operands);
     }

@@ -17,7 +17,7 @@ struct form {
     const char *name;
     const graph_kind *kind; /* whose parameters are graph_general; NULL: it has its own */
     build *put;
-    int function; /* for kinds of many functions */
+    int function; /* for kinds of many functions; which of its outputs */
     int besides;  /* steps that it takes besides its own */
 };
 
@@ -122,16 +122,41 @@ static int rope(graph *g, const form *of, const assay_program_node *node, const 
     return graph_rope(g, in[0], 0, &turns);
 }
 
-/* A correct kernel scales the query before, or the scores. */
+/* The step that has attended to the same already; -1: none has. in: query, key, value, segments, sinks. */
+static int attended_before(const graph *g, const int *in, double scale, const assay_attention_config *config)
+{
+    for (int i = 1; i < g->step_count; i++) {
+        const graph_step *step = &g->steps[i], *scaled = &g->steps[i - 1];
+        bool same = step->kind == &graph_kind_attention && scaled->in[0] == in[0] && scaled->with.number == scale;
+        for (int k = 1; k < 5; k++) same &= step->in[k] == in[k];
+        if (same && step->with.attention.window == config->window && step->with.attention.soft_cap == config->soft_cap)
+            return i;
+    }
+    return -1;
+}
+
+/* A correct kernel scales the query before, or the scores. The log-sum-exp comes of the same step. */
 static int attention(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    const assay_shape *query = &g->tensors[in[0]].row.shape, *value = &g->tensors[in[2]].row.shape;
-    const assay_attention_config config = attention_of(query, value, node);
-    const double scale = assay_program_number(node, "scale");
-    const int scaled = graph_scale(g, in[0], scale != 0 ? scale : 1 / sqrt((double)config.qk_dim));
-    const char lse[] = {node->axes[0], node->axes[2], node->axes[1], '\0'};
-    (void)of;
-    return graph_attend(g, node->axes, lse, scaled, in[1], in[2], node->in_count > 3 ? in[3] : 0, 0, &config);
+    const char *query = g->tensors[in[0]].row.axes, *value = g->tensors[in[2]].row.axes;
+    const assay_attention_config config =
+        attention_of(&g->tensors[in[0]].row.shape, &g->tensors[in[2]].row.shape, node);
+    const double given = assay_program_number(node, "scale"),
+                 scale = given != 0 ? given : 1 / sqrt((double)config.qk_dim);
+    const char lse[] = {query[0], query[2], query[1], '\0'}, out[] = {query[0], query[1], query[2], value[3], '\0'};
+    int operands[5] = {in[0], in[1], in[2]};
+    for (int i = 3; i < node->in_count; i++) {
+        const graph_tensor *t = &g->tensors[in[i]];
+        operands[t->role == GRAPH_INDICES || t->chosen ? 3 : 4] = in[i];
+    }
+    int step = attended_before(g, operands, scale, &config);
+    if (step < 0) {
+        const int scaled = graph_scale(g, in[0], scale);
+        step = g->tensors[graph_attend(g, out, lse, scaled, in[1], in[2], operands[3], operands[4], &config)].step;
+    }
+    const int made = g->steps[step].out[of->function];
+    g->tensors[made].stored = true;
+    return made;
 }
 
 #define X(name) {#name, &graph_kind_map, plain, GRAPH_MAP_##name, 0},
@@ -161,6 +186,7 @@ static const form FORMS[] = {
     {"layer_norm", NULL, layer_norm, 0, 0},
     {"rope", NULL, rope, 0, 2},
     {"attention", NULL, attention, 0, 1},
+    {"attention_lse", NULL, attention, 1, 1},
 };
 
 static const form *form_of(const assay_program_step *step)

@@ -386,28 +386,55 @@ static assay_status rotated(check *c)
     return as_first(c);
 }
 
-static assay_status attended(check *c)
+/* What is left out or not stands behind query, key and value: segment_ids [B,S], whole numbers, and sinks [N]. */
+static bool fits_attention(check *c)
 {
-    static const char form[] = "query [B,S,N,H], key [B,S,K,H], value [B,S,K,V], segment_ids [B,S]";
     const assay_program_node *query = operand(c, 0), *key = operand(c, 1), *value = operand(c, 2);
+    bool fits = query->shape.rank == 4 && key->shape.rank == 4 && value->shape.rank == 4 &&
+                key->axes[2] == value->axes[2] && key->axes[3] == query->axes[3];
+    for (int i = 0; i < c->node->in_count && fits; i++) {
+        const assay_program_node *x = operand(c, i);
+        fits &= i < 3 || x->integers ? strncmp(x->axes, query->axes, 2) == 0
+                                     : x->axes[0] == query->axes[2] && x->shape.rank == 1;
+        fits &= i < 3 || !x->integers || x->shape.rank == 2;
+        fits &= i < 4 || x->integers != operand(c, 3)->integers;
+    }
+    return fits;
+}
+
+static assay_status check_attention(check *c)
+{
+    static const char form[] = "query [B,S,N,H], key [B,S,K,H], value [B,S,K,V], segment_ids [B,S], sinks [N]";
+    const assay_program_node *query = operand(c, 0), *value = operand(c, 2);
     const double window = assay_program_number(c->node, "window");
-    char axes[ASSAY_MAX_RANK + 1];
-    bool fits = key->axes[2] == value->axes[2] && key->axes[3] == query->axes[3];
-    for (int i = 0; i < c->node->in_count; i++)
-        fits &= operand(c, i)->shape.rank == (i < 3 ? 4 : 2) && strncmp(operand(c, i)->axes, query->axes, 2) == 0;
-    if (!fits)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are %s, %s and %s, expected %s", query->axes, key->axes,
-                          value->axes, form);
+    if (!fits_attention(c))
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are %s, %s and %s%s%s, expected %s", query->axes,
+                          operand(c, 1)->axes, value->axes, c->node->in_count > 3 ? ", " : "",
+                          c->node->in_count > 3 ? operand(c, 3)->axes : "", form);
     if (window != floor(window) || window < 0)
         return assay_fail(c->ctx, ASSAY_BAD_INPUT, "window is %g, expected a whole number, 0 or more", window);
-    snprintf(axes, sizeof axes, "%.3s%c", query->axes, value->axes[3]);
-    if (query->shape.dims[2] % value->shape.dims[2] != 0)
-        return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected a divisor of %c, which is %" PRId64,
-                          value->axes[2], value->shape.dims[2], query->axes[2], query->shape.dims[2]);
+    if (query->shape.dims[2] % value->shape.dims[2] == 0) return ASSAY_OK;
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "%c is %" PRId64 ", expected a divisor of %c, which is %" PRId64,
+                      value->axes[2], value->shape.dims[2], query->axes[2], query->shape.dims[2]);
+}
+
+static assay_status attended(check *c)
+{
+    char axes[ASSAY_MAX_RANK + 1];
+    MUST(check_attention(c));
+    snprintf(axes, sizeof axes, "%.3s%c", operand(c, 0)->axes, operand(c, 2)->axes[3]);
     return set_axes(c, axes);
 }
 
+static assay_status log_sums(check *c)
+{
+    MUST(check_attention(c));
+    const char *query = operand(c, 0)->axes;
+    return set_axes(c, (char[]){query[0], query[2], query[1], '\0'});
+}
+
 #define NEEDED NAN
+#define SEGMENTS_OR_SINKS (3u << (ASSAY_PROGRAM_EITHER + 3))
 #define MAP(name, text)                                                                                                \
     {                                                                                                                  \
 #name, 1, 1, "x", {{NULL, 0, 0 } }, text, as_first, 0                                                          \
@@ -499,12 +526,20 @@ const assay_program_step assay_program_steps[] = {
      2},
     {"attention",
      3,
-     4,
-     "query, key, value, segment_ids",
+     5,
+     "query, key, value, segment_ids, sinks",
      {{"scale", 'n', 0}, {"window", 'n', 0}, {"soft_cap", 'n', 0}},
      "softmax(scale query key^T) value, causal, within segments; scale 0: H^(-1/2)",
      attended,
-     8},
+     SEGMENTS_OR_SINKS},
+    {"attention_lse",
+     3,
+     5,
+     "query, key, value, segment_ids, sinks",
+     {{"scale", 'n', 0}, {"window", 'n', 0}, {"soft_cap", 'n', 0}},
+     "the log of the sum of exponentials of attention's scores, without sinks",
+     log_sums,
+     SEGMENTS_OR_SINKS},
     {"rearrange",
      1,
      1,

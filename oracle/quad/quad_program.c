@@ -368,7 +368,7 @@ static quad_node rope(machine *m)
     return turns == NULL ? 0 : quad_rotate(m->t, as_rows(m, x, count_of(x) / tokens), &config, turns);
 }
 
-static quad_node attention(machine *m)
+static quad_node attend(machine *m, quad_node *lse)
 {
     const named *query = operand(m, 0), *key = operand(m, 1), *value = operand(m, 2);
     const int64_t *q = query->shape.dims, *v = value->shape.dims;
@@ -382,11 +382,28 @@ static quad_node attention(machine *m)
                                            .window = (int64_t)assay_program_number(m->node, "window"),
                                            .soft_cap = assay_program_number(m->node, "soft_cap")};
     const double scale = assay_program_number(m->node, "scale");
-    quad_node lse;
+    const int32_t *segments = NULL;
+    quad_node sinks = 0;
+    for (int i = 3; i < m->node->in_count; i++) {
+        if (m->p->nodes[m->node->in[i]].integers) segments = index_operand(m, i);
+        if (!m->p->nodes[m->node->in[i]].integers) sinks = as_rows(m, operand(m, i), q[2]);
+    }
     return quad_attend(m->t, &config,
                        quad_times(m->t, as_rows(m, query, q[2] * q[3]), scale != 0 ? scale : 1 / sqrt((double)q[3])),
-                       as_rows(m, key, v[2] * q[3]), as_rows(m, value, v[2] * v[3]), 0,
-                       m->node->in_count > 3 ? index_operand(m, 3) : NULL, &lse);
+                       as_rows(m, key, v[2] * q[3]), as_rows(m, value, v[2] * v[3]), sinks, segments, lse);
+}
+
+static quad_node attention(machine *m)
+{
+    quad_node lse;
+    return attend(m, &lse);
+}
+
+static quad_node attention_lse(machine *m)
+{
+    quad_node lse = 0;
+    attend(m, &lse);
+    return lse;
 }
 
 /* --- moves --- */
@@ -546,6 +563,7 @@ static const struct {
                  {"causal_conv", causal_conv},
                  {"rope", rope},
                  {"attention", attention},
+                 {"attention_lse", attention_lse},
                  {"rearrange", rearrange},
                  {"reshape", reshape},
                  {"slice", slice},

@@ -244,17 +244,29 @@ class Machine:
 
         return x.axes, turn(x.value, sin), lambda d: [turn(d, -sin)]
 
-    def step_attention(self, query, key, value, segment_ids=None, scale=0, window=0, soft_cap=0):
+    def attend(self, query, key, value, *others, scale=0, window=0, soft_cap=0):
+        """Out and lse, and what goes back to the operands; of the others whole numbers are segments."""
         s = type("", (), {"true": lambda self, key: True, "text": {"attn_logits_soft_cap": str(soft_cap)}, "number": lambda self, key: float(soft_cap)})()
         factor = self.ar.float(scale or query.value.shape[-1] ** -0.5)
         q = self.ar.keep(query.value * factor)
-        out, _lse, back = attention(self.ar, s, q, key.value, value.value, None if segment_ids is None else segment_ids.value, window=int(window))
+        segments, sinks = ([t.value for t in others if (t.value.dtype.kind == "i") == whole] for whole in (True, False))
+        out, lse, back = attention(self.ar, s, q, key.value, value.value, segments[0] if segments else None, window=int(window),
+                                   sinks=sinks[0] if sinks else None)
 
-        def all_back(d):
-            dq, dk, dv = back(d)[:3]
-            return [self.ar.keep(dq) * factor, dk, dv, None]
+        def all_back(*d):
+            dq, dk, dv, dsinks = back(*d)
+            return [self.ar.keep(dq) * factor, dk, dv, *(None if t.value.dtype.kind == "i" else dsinks for t in others)]
 
-        return query.axes[:3] + value.axes[3], out, all_back
+        return out, lse, all_back
+
+    def step_attention(self, *operands, **options):
+        out, _lse, back = self.attend(*operands, **options)
+        return operands[0].axes[:3] + operands[2].axes[3], out, back
+
+    def step_attention_lse(self, *operands, **options):
+        out, lse, back = self.attend(*operands, **options)
+        b, s, n, _h = operands[0].axes
+        return b + n + s, lse, lambda d: back(np.zeros_like(out), d)
 
     # moves
 
