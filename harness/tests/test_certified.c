@@ -46,7 +46,8 @@ static void subject_start(subject *s, assay_case *c, bool chosen)
     assert_ok(&ctx, assay_case_set(&ctx, c, "profiles=none"));
     assert_ok(&ctx, assay_case_set(&ctx, c, "checkpoints=all"));
     trial_plan(&s->t, c);
-    assay_tensor_set choices = choices_of(s, c);
+    assay_tensor_set choices = {0};
+    if (chosen) choices = choices_of(s, c);
     assay_overlay with_choice = {assay_tensor_set_source(&choices), s->t.source};
     const assay_source source = chosen ? assay_overlay_source(&with_choice) : with_choice.under;
     assert_ok(&s->t.ctx, assay_certificate_inputs_collect(&s->t.ctx, &s->inputs, &s->t.plan, &source, NULL));
