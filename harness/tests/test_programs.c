@@ -248,6 +248,12 @@ static const struct {
     {PROGRAM(GROUPED_SIZES, "x: [T, D], i: {axes: [T], integers: [0, 1]}", "w: [E, D, F]", " {}\n",
              "  y: grouped_product(\"TD,EDF->TF\", x, w, i)\n"),
      "the sizes of groups have the axes T, expected the first one of EDF"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D], a: [D]", "", " {}\n", "  y: linear_scan(a, x, over=\"D\")\n"),
+     "the axes are D and TD, expected the same"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: linear_scan(x, x, over=\"TD\")\n"),
+     "over is \"TD\", expected one axis"},
+    {PROGRAM("T: 4, N: 2, K: 3", "x: [T, N, K], g: [N, T]", "", " {}\n", "  y: gated_delta_rule(x, x, x, g, g)\n"),
+     "the axes are TNK, TNK, TNK, NT and NT, expected query [..,T,N,K]"},
     {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: add(p, i)\n"),
      "operand 2 of add is expected to be no whole numbers"},
     {PROGRAM(GOOD_SIZES, GOOD_INPUTS, "", PICKED, "  y: rope(x, x)\n"),
@@ -352,10 +358,33 @@ TEST(sizes_are_changed_one_after_the_other)
     assay_cases_free(c, 1);
 }
 
-TEST(without_memory_nothing_is_lost)
+static const char RECURRENT[] =
+    PROGRAM("T: 2, N: 1, K: 1, V: 1",
+            "q: {axes: [T, N, K], values: [1, 2]}, k: {axes: [T, N, K], values: [1, 2]}, "
+            "v: {axes: [T, N, V], values: [3, 5]}, g: {axes: [T, N], values: [-1, 0]}, "
+            "b: {axes: [T, N], values: [1, 0.5]}, z: {axes: [T, N], values: [1, 1]}, a: {axes: [T, N], values: [7, 2]}",
+            "", " {}\n",
+            "  y: gated_delta_rule(q, k, v, g, b)\n"
+            "  z: linear_scan(a, z, over=\"T\")\n");
+
+/* S = 3, then 3 + 2 (5 - 2 * 3) / 2 = 2. */
+TEST(recurrences_by_hand)
+{
+    static const double y[] = {3, 4}, z[] = {1, 3};
+    trial t;
+    trial_plan(&t, case_from(RECURRENT));
+    assay_tensor_set results = results_of(&t);
+    assert_ok(&t.ctx, run_into(&t, &t.ctx, &t.source, &results));
+    assert_close(assay_tensor_set_find(&results, "outputs/y")->values, y, 2, 0, 0);
+    assert_close(assay_tensor_set_find(&results, "outputs/z")->values, z, 2, 0, 0);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
+static void run_without_memory(const char *text)
 {
     trial t;
-    trial_plan(&t, case_from(SMALL));
+    trial_plan(&t, case_from(text));
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);
         assay_tensor_set results = results_of(&t);
@@ -365,6 +394,13 @@ TEST(without_memory_nothing_is_lost)
         assay_tensor_set_free(&results);
         if (done) break;
     }
+    trial_close(&t);
+}
+
+TEST(without_memory_nothing_is_lost)
+{
+    run_without_memory(SMALL);
+    run_without_memory(RECURRENT);
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);
         assay_case *cases = NULL;
@@ -375,5 +411,4 @@ TEST(without_memory_nothing_is_lost)
         assay_cases_free(cases, count);
         if (done) break;
     }
-    trial_close(&t);
 }

@@ -66,7 +66,7 @@ double graph_scratch(const graph *g)
 {
     double sum = 0;
     for (int i = 0; i < g->step_count; i++)
-        if (g->steps[i].kind->scratch != NULL) sum += g->steps[i].kind->scratch(&g->steps[i]);
+        if (g->steps[i].kind->scratch != NULL) sum += g->steps[i].kind->scratch(g, &g->steps[i]);
     return sum;
 }
 

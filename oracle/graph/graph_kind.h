@@ -28,7 +28,7 @@ typedef struct graph_kind {
     assay_status (*backward)(assay_context *ctx, const graph_call *c);     /* NULL: its outputs are constants */
     double (*operations)(const graph *g, const graph_step *step, int out); /* NULL: none */
     double (*backward_operations)(const graph *g, const graph_step *step);
-    double (*scratch)(const graph_step *step); /* in numbers; NULL: none to speak of */
+    double (*scratch)(const graph *g, const graph_step *step); /* in numbers; NULL: none to speak of */
     void (*shares)(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward);
 } graph_kind;
 
@@ -40,7 +40,7 @@ extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale
 extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_reduce, graph_kind_softmax,
     graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_grouped_product, graph_kind_order,
     graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add, graph_kind_pick,
-    graph_kind_top_k, graph_kind_causal_convolution;
+    graph_kind_top_k, graph_kind_causal_convolution, graph_kind_linear_scan, graph_kind_gated_delta_rule;
 
 /* The step as it is run: a mutant's is another one, which is put down in *changed. */
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);

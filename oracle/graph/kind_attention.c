@@ -271,8 +271,9 @@ static double attention_backward_operations(const graph *g, const graph_step *st
 }
 
 /* Of every thread, of up to 16. */
-static double attention_scratch(const graph_step *step)
+static double attention_scratch(const graph *g, const graph_step *step)
 {
+    (void)g;
     const assay_attention_config *a = &step->with.attention;
     return 16 * (double)a->sequence * (4 * (double)a->qk_dim + 3 * (double)a->v_dim + 258);
 }

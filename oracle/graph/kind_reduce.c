@@ -1,4 +1,4 @@
-/* Steps along axes: sums, means and maxima, softmax, log-sum-exp, running sums. */
+/* Steps along axes: sums, means and maxima, softmax, log-sum-exp, running sums, linear recurrences. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -278,3 +278,62 @@ static assay_status running_backward(assay_context *ctx, const graph_call *c)
 }
 
 const graph_kind graph_kind_running_sum = {.name = "cumsum", .forward = running_forward, .backward = running_backward};
+
+/* y_t = a_t y_{t-1} + b_t along an axis, from 0 on; back with the gradient g of y: g_t = dy_t + a_{t+1} g_{t+1}, db = g,
+ * da_t = g_t y_{t-1}. */
+enum { DECAY, ADDED };
+
+static void scan(const assay_context *ctx, const lines *l, const double *a, const double *b, double *y)
+{
+    double state = 0;
+    for (int64_t i = 0; i < l->count; i++) {
+        state = fma(a[i * l->step], state, b[i * l->step]);
+        if (i > 0) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &state);
+        y[i * l->step] = state;
+    }
+}
+
+static void scan_back(const assay_context *ctx, const lines *l, const double *a, const double *y, const double *dy,
+                      double *da, double *db)
+{
+    double next = 0, decay = 0;
+    for (int64_t i = l->count - 1; i >= 0; i--) {
+        const int64_t at = i * l->step;
+        next = fma(decay, next, dy[at]);
+        if (i < l->count - 1) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &next);
+        decay = a[at];
+        da[at] = i > 0 ? next * y[at - l->step] : 0;
+        db[at] = next;
+    }
+}
+
+static assay_status scan_forward(assay_context *ctx, const graph_call *c)
+{
+    const lines l = lines_of(c);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const int64_t start = start_of(&l, line);
+        scan(ctx, &l, c->x[DECAY] + start, c->x[ADDED] + start, c->y[0] + start);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status scan_backward(assay_context *ctx, const graph_call *c)
+{
+    const lines l = lines_of(c);
+    const int64_t size = graph_in_size(c->graph, c->step, DECAY);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t line = 0; line < line_count(&l); line++) {
+        const int64_t start = start_of(&l, line);
+        scan_back(ctx, &l, c->x[DECAY] + start, c->y[0] + start, c->dy[0] + start, c->dx[DECAY] + start,
+                  c->dx[ADDED] + start);
+    }
+    for (int i = DECAY; i <= ADDED; i++) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[i]);
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_linear_scan = {.name = "linear_scan",
+                                           .reads = 1u << DECAY | 1u << GRAPH_READS_OUT,
+                                           .makes = 1u << DECAY | 1u << ADDED,
+                                           .forward = scan_forward,
+                                           .backward = scan_backward};

@@ -182,6 +182,8 @@ static const form FORMS[] = {
     {"pick", &graph_kind_pick, plain, 0, 0},
     {"top_k", NULL, top_k, 0, 0},
     {"causal_conv", &graph_kind_causal_convolution, plain, 0, 0},
+    {"linear_scan", &graph_kind_linear_scan, plain, 0, 0},
+    {"gated_delta_rule", &graph_kind_gated_delta_rule, plain, 0, 0},
     {"rms_norm", NULL, rms_norm, 0, 0},
     {"layer_norm", NULL, layer_norm, 0, 0},
     {"rope", NULL, rope, 0, 2},

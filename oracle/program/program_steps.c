@@ -433,6 +433,31 @@ static assay_status log_sums(check *c)
     return set_axes(c, (char[]){query[0], query[2], query[1], '\0'});
 }
 
+static assay_status scanned(check *c)
+{
+    MUST(require_one_axis(c));
+    if (strcmp(operand(c, 0)->axes, operand(c, 1)->axes) == 0) return as_first(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "the axes are %s and %s, expected the same", operand(c, 0)->axes,
+                      operand(c, 1)->axes);
+}
+
+static assay_status recurrent(check *c)
+{
+    const assay_program_node *query = operand(c, 0), *value = operand(c, 2);
+    const int rank = query->shape.rank;
+    bool fits = rank >= 3 && value->shape.rank == rank && strcmp(query->axes, operand(c, 1)->axes) == 0 &&
+                strncmp(query->axes, value->axes, (size_t)rank - 1) == 0;
+    for (int i = 3; i < 5; i++)
+        fits &=
+            operand(c, i)->shape.rank == rank - 1 && strncmp(query->axes, operand(c, i)->axes, (size_t)rank - 1) == 0;
+    if (fits) return set_axes(c, value->axes);
+    return assay_fail(
+        c->ctx, ASSAY_BAD_INPUT,
+        "the axes are %s, %s, %s, %s and %s, expected query [..,T,N,K], key [..,T,N,K], value [..,T,N,V], "
+        "gate [..,T,N], beta [..,T,N]",
+        query->axes, operand(c, 1)->axes, value->axes, operand(c, 3)->axes, operand(c, 4)->axes);
+}
+
 #define NEEDED NAN
 #define SEGMENTS_OR_SINKS (3u << (ASSAY_PROGRAM_EITHER + 3))
 #define MAP(name, text)                                                                                                \
@@ -582,6 +607,22 @@ const assay_program_step assay_program_steps[] = {
      {{"axes", 'a', NEEDED}},
      "\"E->K\": the indices of the K largest of each row, the largest first, of equal ones the lower index",
      chosen,
+     0},
+    {"linear_scan",
+     2,
+     2,
+     "a, b",
+     {{"over", 'a', NEEDED}},
+     "y[t] = a[t] y[t-1] + b[t] along an axis, from 0 on",
+     scanned,
+     0},
+    {"gated_delta_rule",
+     5,
+     5,
+     "query, key, value, gate, beta",
+     {{NULL, 0, 0}},
+     "y[t] = query[t] S[t], S[t] = P + key[t]^T beta[t] (value[t] - key[t] P), P = e^gate[t] S[t-1], from 0 on",
+     recurrent,
      0},
     {"causal_conv", 2, 2, "x, w", {{NULL, 0, 0}}, "y[t,c] = sum over k of w[c,k] x[t - (K-1) + k,c]", convolved, 0},
 };

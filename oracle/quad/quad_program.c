@@ -351,6 +351,68 @@ static quad_node causal_conv(machine *m)
     return y;
 }
 
+/* --- recurrences --- */
+
+/* x with the axis in front: in a row for each of its indices. */
+static quad_node in_order(machine *m, const named *x, char axis, char axes[ASSAY_MAX_RANK + 2])
+{
+    const char over[] = {axis, '\0'};
+    axes[0] = axis;
+    letters(x->axes, over, false, axes + 1);
+    return arranged(m, x, axes, count_of(x) / size_of(m, axis));
+}
+
+static quad_node linear_scan(machine *m)
+{
+    char axes[ASSAY_MAX_RANK + 2];
+    const char axis = assay_program_axes(m->node, "over")[0];
+    const quad_node a = in_order(m, operand(m, 0), axis, axes), b = in_order(m, operand(m, 1), axis, axes);
+    const int64_t steps = size_of(m, axis);
+    quad_node *state = quad_keep(m->t, steps, sizeof *state);
+    for (int64_t i = 0; state != NULL && i < steps; i++) {
+        const quad_node kept = i == 0 ? 0 : quad_multiply(m->t, quad_rows_of(m->t, a, i, 1), state[i - 1]);
+        state[i] = quad_add(m->t, kept, quad_rows_of(m->t, b, i, 1));
+    }
+    return state == NULL ? 0 : back_to_result(m, quad_concatenate(m->t, state, steps), axes);
+}
+
+/* A product for each of `lines`: their rows of x, as many each, by their w. */
+static quad_node of_lines(machine *m, quad_node x, quad_node w, int64_t lines)
+{
+    const int64_t rows = quad_rows(m->t, x);
+    int64_t *group = quad_indices(m->t, rows);
+    if (x == 0 || w == 0 || group == NULL) return 0;
+    for (int64_t i = 0; i < rows; i++) group[i] = i / (rows / lines);
+    return quad_linear(m->t, (quad_layer){.x = x, .w = w, .groups = lines, .group = group});
+}
+
+/* All series and heads at once: their states [lines*K,V] below each other. */
+static quad_node gated_delta_rule(machine *m)
+{
+    enum { QUERY, KEY, VALUE, GATE, BETA, OPERANDS };
+    const named *query = operand(m, QUERY), *value = operand(m, VALUE);
+    const int rank = query->shape.rank;
+    const int64_t steps = query->shape.dims[rank - 3], k = query->shape.dims[rank - 1],
+                  lines = count_of(query) / steps / k, v = count_of(value) / steps / lines;
+    char axes[ASSAY_MAX_RANK + 2];
+    quad_node of[OPERANDS], state = 0, *y = quad_keep(m->t, steps, sizeof *y);
+    for (int i = OPERANDS - 1; i >= 0; i--) of[i] = in_order(m, operand(m, i), query->axes[rank - 3], axes);
+    in_order(m, value, query->axes[rank - 3], axes);
+    for (int64_t t = 0; y != NULL && t < steps; t++) {
+        quad_node at[OPERANDS];
+        for (int i = 0; i < OPERANDS; i++) at[i] = quad_rows_of(m->t, of[i], t, 1);
+        const quad_node keys = quad_view(m->t, at[KEY], k), one = quad_view(m->t, at[BETA], 1);
+        const quad_node decay = quad_repeat(m->t, quad_map(m->t, quad_view(m->t, at[GATE], 1), QUAD_EXP), k);
+        quad_node rest = quad_view(m->t, at[VALUE], v);
+        if (t > 0) state = quad_weigh(m->t, state, decay);
+        if (t > 0) rest = quad_add(m->t, rest, quad_times(m->t, of_lines(m, keys, state, lines), -1));
+        const quad_node written = of_lines(m, quad_view(m->t, at[KEY], 1), quad_weigh(m->t, rest, one), lines);
+        state = quad_add(m->t, state, written);
+        y[t] = quad_view(m->t, of_lines(m, quad_view(m->t, at[QUERY], k), state, lines), lines * v);
+    }
+    return y == NULL ? 0 : back_to_result(m, quad_concatenate(m->t, y, steps), axes);
+}
+
 /* --- attention --- */
 
 static quad_node rope(machine *m)
@@ -561,6 +623,8 @@ static const struct {
                  {"product", product},
                  {"grouped_product", grouped_product},
                  {"causal_conv", causal_conv},
+                 {"linear_scan", linear_scan},
+                 {"gated_delta_rule", gated_delta_rule},
                  {"rope", rope},
                  {"attention", attention},
                  {"attention_lse", attention_lse},

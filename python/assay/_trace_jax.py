@@ -144,11 +144,9 @@ class Walk:
     def on_expm1(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
         return self.t.together("sub", [self.t.map("exp", self.of(given[0])), self.t.number(1)])
 
-    def on_erf(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_erfc(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
         x = self.of(given[0])
         return self.t.nowhere(eqn.primitive.name, [x], x.dims, NEVER_READ)
-
-    on_erfc = on_erf
 
     def on_stop_gradient(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
         x = self.of(given[0])

@@ -144,10 +144,6 @@ class Recorder(TorchDispatchMode):
     def on_masked_fill(self, out: Any, x: Any, mask: Any, value: Any) -> Value:
         return self.t.where(self.of(mask), self.of(value), self.of(x))
 
-    def on_erf(self, out: Any, x: Any) -> Value:
-        v = self.of(x)
-        return self.t.nowhere("erf", [v], v.dims, "a program has it within gelu alone")
-
     def on_log1p(self, out: Any, x: Any) -> Value:
         return self.t.log1p(self.of(x))
 

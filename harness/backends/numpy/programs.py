@@ -10,6 +10,7 @@ import re
 import numpy as np
 
 from kernels_attention import attention
+from kernels_recurrent import gated_delta_rule, linear_scan
 from kernels_basic import layer_norm, rms_norm
 from request import Unsupported
 from storage import is_statistic
@@ -267,6 +268,26 @@ class Machine:
         out, lse, back = self.attend(*operands, **options)
         b, s, n, _h = operands[0].axes
         return b + n + s, lse, lambda d: back(np.zeros_like(out), d)
+
+    # recurrences
+
+    def step_linear_scan(self, a, b, over):
+        axis = a.axes.index(over)
+        front = lambda x: np.moveaxis(x, axis, 0)
+        y = linear_scan(self.ar, front(a.value), front(b.value))
+
+        def back(d):
+            decay = front(a.value)
+            late = np.concatenate([decay[1:], np.zeros_like(decay[:1])])
+            g = np.flip(linear_scan(self.ar, np.flip(late, 0), np.flip(front(d), 0)), 0)
+            before = np.concatenate([np.zeros_like(y[:1]), y[:-1]])
+            return [np.moveaxis(x, 0, axis) for x in (g * before, g)]
+
+        return a.axes, np.moveaxis(y, 0, axis), back
+
+    def step_gated_delta_rule(self, *operands):
+        y, back = gated_delta_rule(self.ar, *(t.value for t in operands))
+        return operands[2].axes, y, back
 
     # moves
 

@@ -1,0 +1,206 @@
+/* The gated delta rule (Yang, Kautz and Hatamizadeh 2024, equation 10; transformers modeling_qwen3_next.py): a state S [K,V] for
+ * each series and head, along the tokens t:
+ *   P_t = exp(gate_t) S_{t-1}, u_t = value_t - key_t P_t, d_t = beta_t u_t, S_t = P_t + key_t^T d_t, y_t = query_t S_t
+ * and back, with G the gradient of S_t:
+ *   G += query_t^T dy_t, dquery_t = dy_t S_t^T, dd = key_t G, dbeta_t = <dd, u_t>, dvalue_t = beta_t dd,
+ *   dkey_t = d_t G^T - dvalue_t P_t^T, dP = G - key_t^T dvalue_t, dgate_t = <dP, P_t>, G = exp(gate_t) dP
+ * Kernels take several tokens at once, with products whose operands are rounded: so is here what each token reads and writes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "oracle/arithmetic/arithmetic.h"
+#include "oracle/arithmetic/elementary.h"
+#include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
+#include "oracle/ops/vector_sums.h"
+
+enum { QUERY, KEY, VALUE, GATE, BETA, CHUNK = 64 /* tokens of which kernels add the gates up */ };
+
+/* The series and heads; of one of them token t is row (series * tokens + t) * heads + head. */
+typedef struct sizes {
+    int64_t series, tokens, heads, k, v;
+} sizes;
+
+static sizes sizes_of(const graph *g, const graph_step *step)
+{
+    const assay_shape *query = &g->tensors[step->in[QUERY]].row.shape;
+    sizes s = {.tokens = query->dims[query->rank - 3],
+               .heads = query->dims[query->rank - 2],
+               .k = query->dims[query->rank - 1],
+               .v = graph_last_axis(g, step->in[VALUE])};
+    s.series = graph_in_size(g, step, GATE) / s.tokens / s.heads;
+    return s;
+}
+
+/* Of one series and head: what backward reads of forward. */
+typedef struct trail {
+    double *states; /* [tokens + 1,K,V], from zeros on */
+    double *decay;  /* [tokens] */
+    double *u, *d;  /* [tokens,V] */
+} trail;
+
+static void free_trail(trail *t)
+{
+    free(t->states);
+    free(t->decay);
+    free(t->u);
+    free(t->d);
+}
+
+static assay_status make_trail(assay_context *ctx, const sizes *s, trail *t)
+{
+    MUST(assay_alloc_f64(ctx, "states", (s->tokens + 1) * s->k * s->v, &t->states));
+    MUST(assay_alloc_f64(ctx, "decays", s->tokens, &t->decay));
+    MUST(assay_alloc_f64(ctx, "what values are off by", s->tokens * s->v, &t->u));
+    return assay_alloc_f64(ctx, "what is written", s->tokens * s->v, &t->d);
+}
+
+/* exp(gate), of which kernels have the differences of sums. */
+static double decay_of(const assay_context *ctx, double gate, double *sum)
+{
+    const double exact = *sum + gate;
+    *sum = exact;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, sum);
+    double decay = assay_exp(gate + (*sum - exact));
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &decay);
+    return decay;
+}
+
+static void decay_state(const assay_context *ctx, double *to, const double *from, double decay, const sizes *s)
+{
+    for (int64_t i = 0; i < s->k * s->v; i++) to[i] = decay * from[i];
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->k * s->v, to);
+}
+
+/* state += a^T b */
+static assay_status write_state(assay_context *ctx, double *state, const double *a, const double *b, const sizes *s)
+{
+    assay_matmul_args args = assay_product_ab(state, a, b, s->k, s->v, 1);
+    args.accumulate = true;
+    return assay_matmul(ctx, &args);
+}
+
+static assay_status read_state(assay_context *ctx, double *to, const double *a, const double *state, const sizes *s)
+{
+    const assay_matmul_args args = assay_product_ab(to, a, state, 1, s->v, s->k);
+    return assay_matmul(ctx, &args);
+}
+
+/* The states of one series and head after each token. */
+static assay_status run_states(assay_context *ctx, const graph_call *c, const sizes *s, int64_t first, trail *t)
+{
+    const int64_t size = s->k * s->v;
+    double sum = 0;
+    memset(t->states, 0, (size_t)size * sizeof *t->states);
+    for (int64_t i = 0; i < s->tokens; i++) {
+        const int64_t row = first + i * s->heads;
+        double *state = t->states + (i + 1) * size, *u = t->u + i * s->v, *d = t->d + i * s->v;
+        if (i % CHUNK == 0) sum = 0;
+        t->decay[i] = decay_of(ctx, c->x[GATE][row], &sum);
+        decay_state(ctx, state, state - size, t->decay[i], s);
+        MUST(read_state(ctx, u, c->x[KEY] + row * s->k, state, s));
+        assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, u);
+        for (int64_t j = 0; j < s->v; j++) u[j] = c->x[VALUE][row * s->v + j] - u[j];
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->v, u);
+        for (int64_t j = 0; j < s->v; j++) d[j] = c->x[BETA][row] * u[j];
+        assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, d);
+        MUST(write_state(ctx, state, c->x[KEY] + row * s->k, d, s));
+    }
+    return ASSAY_OK;
+}
+
+static int64_t first_row(const sizes *s, int64_t line)
+{
+    return line / s->heads * s->tokens * s->heads + line % s->heads;
+}
+
+static assay_status forward(assay_context *ctx, const graph_call *c)
+{
+    const sizes s = sizes_of(c->graph, c->step);
+    OWNED_BY(free_trail) trail t = {0};
+    MUST(make_trail(ctx, &s, &t));
+    for (int64_t line = 0; line < s.series * s.heads; line++) {
+        const int64_t first = first_row(&s, line);
+        MUST(run_states(ctx, c, &s, first, &t));
+        for (int64_t i = 0; i < s.tokens; i++) {
+            const int64_t row = first + i * s.heads;
+            MUST(read_state(ctx, c->y[0] + row * s.v, c->x[QUERY] + row * s.k, t.states + (i + 1) * s.k * s.v, &s));
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* Token i; dstate: the gradient of its state from later ones, and then of the state before it. */
+static assay_status token_back(assay_context *ctx, const graph_call *c, const sizes *s, const trail *t, int64_t i,
+                               int64_t row, double *dstate, double *decayed)
+{
+    const int64_t size = s->k * s->v;
+    const double *state = t->states + (i + 1) * size, *key = c->x[KEY] + row * s->k, *dy = c->dy[0] + row * s->v;
+    double *dkey = c->dx[KEY] + row * s->k, *dvalue = c->dx[VALUE] + row * s->v;
+    const assay_matmul_args dquery = assay_product_abt(c->dx[QUERY] + row * s->k, dy, state, 1, s->k, s->v);
+    MUST(assay_matmul(ctx, &dquery));
+    MUST(write_state(ctx, dstate, c->x[QUERY] + row * s->k, dy, s));
+    MUST(read_state(ctx, dvalue, key, dstate, s));
+    c->dx[BETA][row] = assay_dot(ctx, s->v, dvalue, t->u + i * s->v);
+    for (int64_t j = 0; j < s->v; j++) dvalue[j] *= c->x[BETA][row];
+    assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, dvalue);
+    for (int64_t j = 0; j < s->v; j++) decayed[size + j] = -dvalue[j];
+    const double *drest = decayed + size;
+    decay_state(ctx, decayed, state - size, t->decay[i], s);
+    assay_matmul_args dkeys = assay_product_abt(dkey, t->d + i * s->v, dstate, 1, s->k, s->v);
+    MUST(assay_matmul(ctx, &dkeys));
+    dkeys = assay_product_abt(dkey, drest, decayed, 1, s->k, s->v);
+    dkeys.accumulate = true;
+    MUST(assay_matmul(ctx, &dkeys));
+    MUST(write_state(ctx, dstate, key, drest, s));
+    c->dx[GATE][row] = assay_dot(ctx, size, dstate, decayed);
+    decay_state(ctx, dstate, dstate, t->decay[i], s);
+    return ASSAY_OK;
+}
+
+static assay_status backward(assay_context *ctx, const graph_call *c)
+{
+    const sizes s = sizes_of(c->graph, c->step);
+    const int64_t size = s.k * s.v;
+    OWNED_BY(free_trail) trail t = {0};
+    OWNED double *dstate = NULL, *decayed = NULL; /* the latter with a row of V behind it */
+    MUST(make_trail(ctx, &s, &t));
+    MUST(assay_alloc_f64(ctx, "gradient of a state", size, &dstate));
+    MUST(assay_alloc_f64(ctx, "a state that has decayed", size + s.v, &decayed));
+    for (int64_t line = 0; line < s.series * s.heads; line++) {
+        const int64_t first = first_row(&s, line);
+        MUST(run_states(ctx, c, &s, first, &t));
+        memset(dstate, 0, (size_t)size * sizeof *dstate);
+        for (int64_t i = s.tokens; i-- > 0;) MUST(token_back(ctx, c, &s, &t, i, first + i * s.heads, dstate, decayed));
+    }
+    for (int i = QUERY; i <= BETA; i++) graph_round_gradient(ctx, c, i);
+    return ASSAY_OK;
+}
+
+/* Of each token: read twice, written once. */
+static double operations(const graph *g, const graph_step *step, int out)
+{
+    const sizes s = sizes_of(g, step);
+    (void)out;
+    return 6 * (double)(s.series * s.tokens * s.heads) * (double)s.k * (double)s.v;
+}
+
+static double backward_operations(const graph *g, const graph_step *step)
+{
+    return 3 * operations(g, step, 0);
+}
+
+static double scratch(const graph *g, const graph_step *step)
+{
+    const sizes s = sizes_of(g, step);
+    return (double)(s.tokens + 3) * (double)s.k * (double)s.v;
+}
+
+const graph_kind graph_kind_gated_delta_rule = {.name = "gated_delta_rule",
+                                                .reads = 31,
+                                                .makes = 31,
+                                                .forward = forward,
+                                                .backward = backward,
+                                                .operations = operations,
+                                                .backward_operations = backward_operations,
+                                                .scratch = scratch};
