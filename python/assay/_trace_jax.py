@@ -12,7 +12,7 @@ from . import _library as lib
 from ._trace import Axis, Tracer, Value
 
 SAME = ("copy", "copy_p", "optimization_barrier", "reduce_precision", "sharding_constraint", "pvary", "mesh_cast")
-MAPS = {"logistic": "sigmoid", **{name: name for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sin", "cos", "square")}}
+MAPS = {"logistic": "sigmoid", **{name: name for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "erf", "tanh", "sin", "cos", "square")}}
 BINARY = {"max": "maximum", "min": "minimum", "add_any": "add", **{name: name for name in ("add", "sub", "mul", "div")}}
 LOOPS = ("scan", "while", "cond", "custom_linear_solve", "shard_map")
 NEVER_READ = "a program has it within gelu alone"
