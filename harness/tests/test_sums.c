@@ -89,6 +89,8 @@ static const results_of NO_SUMS[] = {
     {"program/every-reduction", "checkpoints/a"},
     {"program/add-norm", "*/s*"},
     {"program/erf-gelu", "*"},
+    {"program/linear-scan", "checkpoints/a"},
+    {"program/gated-delta-net", "checkpoints/[gb]*"},
     {"program/hyper-connections", "checkpoints/e"},
     {"gqa/one-token", "gradients/weights/*bias"},
     {"*one-expert*", "outputs/weights"},
