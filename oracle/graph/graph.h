@@ -259,6 +259,7 @@ typedef struct graph_run {
     const char *prefix;         /* of their paths: "layers/3/" or "" */
     int64_t number;             /* of runs whose tensors lie one after the other in the source's: this one's */
     bool hidden[GRAPH_TENSORS]; /* a checkpoint that is not written */
+    bool shown[GRAPH_TENSORS];  /* one that was: what is computed again is not written again */
     /* Forward is done with a checkpoint: it may take it over. NULL: it stays, for backward. */
     assay_status (*release)(assay_context *ctx, void *self, int tensor, double **values);
     void *self;

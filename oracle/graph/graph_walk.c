@@ -261,7 +261,9 @@ static assay_status choose(assay_context *ctx, graph_run *r, const graph_step *s
         for (int64_t i = 0; i < count; i++) r->chosen[choice][i] = (int32_t)c->y[0][i];
     }
     r->indices[choice] = r->chosen[choice];
-    return write ? write_choice(ctx, r, step) : ASSAY_OK;
+    const bool shows = write && !r->shown[choice];
+    r->shown[choice] |= write;
+    return shows ? write_choice(ctx, r, step) : ASSAY_OK;
 }
 
 static assay_status require(assay_context *ctx, graph_run *r, int tensor, bool write);
@@ -294,8 +296,10 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     }
     for (int i = GRAPH_OUT - 1; i >= 0; i--) {
         const graph_tensor *t = &r->graph->tensors[step->out[i]];
-        const bool shown = write && !r->hidden[step->out[i]], stage = t->last >= 0; /* else nothing goes on from it */
+        const bool shown = write && !r->hidden[step->out[i]] && !r->shown[step->out[i]],
+                   stage = t->last >= 0; /* else nothing goes on from it */
         if (t->role != GRAPH_CHECKPOINT || c.made[i]) continue;
+        r->shown[step->out[i]] |= write;
         if (t->codes) TRY(pass_on(ctx, r, &t->row, false, true, c.y[i]));
         TRY(pass_on(ctx, r, &t->row, shown, stage && !t->codes, c.y[i]));
     }

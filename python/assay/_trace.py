@@ -272,6 +272,9 @@ class Tracer:
             found = silu_of(a, b) or silu_of(b, a)
             if found is not None:
                 return self.map("silu", found)
+            normed = rms_norm_of(a, b) or rms_norm_of(b, a)
+            if normed is not None:
+                return self.rms_norm(*normed)
             gelu = gelu_of(self, values, dims)
             return None if gelu is None else self.map(*gelu)
         if step == "div":
@@ -299,6 +302,10 @@ class Tracer:
             if positive and tail and positive[1].number == 0 and same(positive[0], tail[0]):
                 return self.map("softplus", tail[0])
         return None
+
+    def rms_norm(self, x: Value, scale: Value, epsilon: float) -> Value:
+        x = self.merged(x, [len(x.dims) - 1])
+        return self.call("rms_norm", [x, self.fit(scale, 0, x.dims[-1])], x.dims, epsilon=epsilon)
 
     def over(self, step: str, x: Value, places: Sequence[int], keep: bool) -> Value:
         """A sum, mean or maximum; along a dimension of size 1 it is x itself."""
@@ -549,6 +556,23 @@ def axes_of(operands: Sequence[Value]) -> list[Axis]:
 
 def silu_of(x: Value, s: Value) -> Value | None:
     return x if s.came("sigmoid") and same(s.came("sigmoid")[0], x) else None
+
+
+def rms_norm_of(normed: Value, scale: Value) -> tuple[Value, Value, float] | None:
+    """x, the scale of its last dimension and epsilon, of x rsqrt(mean(x^2) + epsilon) times the scale."""
+    if len(scale.dims) != 1 or not scale.dims[0]:
+        return None
+    pair = normed.came("mul")
+    for x, root in ((pair, pair[::-1]) if pair else ()):
+        total = root.came("rsqrt")[0].came("add") if root.came("rsqrt") else ()
+        for mean, epsilon in ((total, total[::-1]) if total else ()):
+            of = mean.origin
+            if epsilon.number is None or of is None or of.operator != "mean" or of.places != (len(x.dims) - 1,):
+                continue
+            square = of.operands[0].came("square") or of.operands[0].came("mul")
+            if square and all(same(s, x) for s in square) and size_of(scale.dims[0]) == size_of(x.dims[-1]):
+                return x, scale, epsilon.number
+    return None
 
 
 def factors_of(values: Sequence[Value]) -> Iterator[tuple[Value | None, float]]:

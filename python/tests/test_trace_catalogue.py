@@ -87,9 +87,20 @@ def causal_conv_jax(x, taps):
     return jax.nn.silu(y)
 
 
+def add_norm_torch(x, residual, scale):
+    s = x + residual
+    return {"sum": s, "y": s * torch.rsqrt(s.pow(2).mean(-1, keepdim=True) + 1e-6) * scale}
+
+
+def add_norm_jax(x, residual, scale):
+    s = x + residual
+    return {"sum": s, "y": s * jax.lax.rsqrt((s * s).mean(-1, keepdims=True) + 1e-6) * scale}
+
+
 torch = jax = None
 CASES = {  # the seed, what is fused, and how some inputs are filled
     "swiglu": (8, [], ""),
+    "add-norm": (9, [], ""),
     "cross-entropy": (10, ["logits"], ""),
     "lora": (11, [], ""),
     "causal-conv": (12, [], ""),
