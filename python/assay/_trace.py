@@ -373,13 +373,15 @@ class Tracer:
                     break
                 place += 1
                 n *= shape[place]
+            if place == len(shape) - 1:  # axes of size 1 that are left
+                group += atoms[i:]
             if first == place and not (whole and len(group) != 1):
                 dims.append(tuple(group))
             else:
                 split = True
                 dims += [(Axis(m),) for m in shape[first : place + 1]]
             place += 1
-        if not split:
+        if not split and (len(shape) > 0 or not atoms):
             return x.seen(dims)
         axes = [a for d in dims for a in d]
         return self.call("reshape", [x], dims, lambda: self.letters(axes))

@@ -64,8 +64,7 @@ class Walk:
                 self.t.place = where
                 return results
             if all(isinstance(v, np.ndarray) for v in given):
-                constant = eqn.primitive.bind(*given, **eqn.params)
-                return [np.asarray(v) for v in (constant if eqn.primitive.multiple_results else [constant])]
+                return self.constants(eqn, given)
         shapes = [v.aval.shape for v in eqn.outvars]
         refused = next((v.refused for v in given if isinstance(v, Value) and v.refused), "")
         try:
@@ -81,6 +80,15 @@ class Walk:
             if isinstance(v, Value):
                 v.integer = var.aval.dtype.kind in "biu"
         return made
+
+    def constants(self, eqn: Any, given: Sequence[Known]) -> list[Known]:
+        """What is computed of no argument, in float64."""
+        floats = [isinstance(v, np.ndarray) and v.dtype.kind not in "biu" for v in given]
+        wide = [shortest(v).astype(np.float64) if is_float and isinstance(v, np.ndarray) else v for v, is_float in zip(given, floats)]
+        if eqn.primitive.name == "convert_element_type" and floats[0] and eqn.outvars[0].aval.dtype.kind not in "biu":
+            return wide
+        made = eqn.primitive.bind(*wide, **eqn.params)
+        return [np.asarray(v) for v in (made if eqn.primitive.multiple_results else [made])]
 
     def of(self, x: Known) -> Value:
         if isinstance(x, Joined):
@@ -329,8 +337,11 @@ class Walk:
                 if (rows[..., 0] == np.arange(shape[0])).all() and tuple(n.start_index_map) == (0, 1):
                     return self.t.pick(table, index.seen(index.dims[:-1]))
             raise lib.BadInput("expected indices of one dimension")
-        index = self.whole(given[1], eqn.invars[1])
         rest = [i for i in range(rank) if i not in gone and i not in batch]
+        if isinstance(given[1], np.ndarray) and given[1].shape == (1,) and len(gone) == 1 and not batch and all(slice_sizes[i] == shape[i] for i in rest):
+            at = gone[0], int(given[1][0])  # one index that is known
+            return self.t.reshape(self.t.slice(table, at[0], at[1], at[1] + 1), [shape[i] for i in rest])
+        index = self.whole(given[1], eqn.invars[1])
         if len(gone) != 1 or tuple(n.start_index_map) != gone or any(slice_sizes[i] != shape[i] for i in rest) or not index.integer:
             raise lib.BadInput("expected indices of one dimension")
         index = index.seen(index.dims[:-1])

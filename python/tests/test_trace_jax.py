@@ -53,7 +53,7 @@ def normed(x, weight, bias, table, index):
 
 def masked(x, y, mask):
     chosen = jnp.where(mask[:, None] != 0, x, y)
-    return jnp.stack([chosen, x * 2], 1), jnp.where(mask == 0, x.sum(1), 0), jnp.repeat(x, 3, axis=1)[:, 1:5]
+    return jnp.stack([chosen, x * 2], 1), jnp.where(mask == 0, x.sum(1), 0), jnp.repeat(x, 3, axis=1)[:, 1:5], jnp.take(x, 3, axis=1) + x[:, -1] + x[:, ::2].sum(1)
 
 
 def convolved(x, taps):
@@ -127,10 +127,12 @@ def test_another_function_fails(name):
 def test_what_several_primitives_compute_is_one_step():
     def functions(x):
         return {"a": jax.nn.softmax(x), "b": jax.nn.logsumexp(x, 0), "c": jax.nn.gelu(x), "d": jax.nn.gelu(x, approximate=False), "e": jax.nn.softplus(x),
-                "f": jnp.mean(x), "g": x.astype(F32) / math.sqrt(8)}
+                "f": jnp.mean(x), "g": x.astype(F32) / math.sqrt(8),
+                "h": x * jnp.sqrt(jnp.array(2, F32)).astype(jnp.bfloat16)}
 
     text = str(assay.trace(functions, {"x": jax.ShapeDtypeStruct((5, 8), jnp.bfloat16)}))
-    steps = ['a: softmax(x, over="D")', 'b: logsumexp(x, over="T")', "c: gelu(x)", "d: gelu_exact(x)", "e: softplus(x)", 'f: mean(x, over="TD")', f"g: div(x, {8**0.5!r})"]
+    steps = ['a: softmax(x, over="D")', 'b: logsumexp(x, over="T")', "c: gelu(x)", "d: gelu_exact(x)", "e: softplus(x)", 'f: mean(x, over="TD")', f"g: div(x, {8**0.5!r})",
+             f"h: mul(x, {2**0.5!r})"]
     assert text.split("outputs:\n")[1] == "".join(f"  {step}\n" for step in steps)
 
 
