@@ -133,7 +133,11 @@ static void print_step(const assay_program_step *step)
     int used = snprintf(call, sizeof call, axes_first ? "%s(\"..\", %s" : "%s(%s", step->name, step->operands);
     for (const assay_program_parameter *p = step->parameters; p->name != NULL && used < (int)sizeof call; p++) {
         const bool axes = p->kind == 'a';
-        if (axes_first && p == step->parameters) continue;
+        if ((axes_first && p == step->parameters) || p->otherwise == ASSAY_PROGRAM_OWN) continue;
+        if (p->kind == 't') {
+            used += snprintf(call + used, sizeof call - (size_t)used, ", \"..\"");
+            continue;
+        }
         used += snprintf(call + used, sizeof call - (size_t)used, axes ? ", %s=\"..\"" : ", %s=", p->name);
         if (axes || used >= (int)sizeof call) continue;
         used += p->kind == 'f'

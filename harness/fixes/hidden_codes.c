@@ -8,7 +8,6 @@
 
 #include "compare/thresholds.h"
 #include "harness/operations/hidden.h"
-#include "harness/operations/op_support.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
@@ -27,14 +26,6 @@ static void find_wrong(assay_hidden_codes *codes, const char *path, const char *
     if (codes->wrong++ > 0) return;
     snprintf(codes->wrong_path, sizeof codes->wrong_path, "%s", path);
     snprintf(codes->message, sizeof codes->message, "%s", message);
-}
-
-/* The case's own words for how h is quantised, of `columns` numbers a row. */
-static assay_status config_of(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden,
-                              assay_quantize_config *config)
-{
-    const assay_shape *shape = &hidden->h->shape;
-    return assay_hidden_config_of(ctx, plan->c, shape->dims[shape->rank - 1], config);
 }
 
 static bool has_elements(const assay_tensor_spec *found, const assay_tensor_spec *expected, int a_byte)
@@ -120,7 +111,7 @@ assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan,
             find_wrong(codes, given, message);
         }
         if (!has_codes || !has_scale) continue;
-        MUST(config_of(ctx, plan, &hidden[i], &config));
+        MUST(assay_hidden_rules(ctx, plan->c, &hidden[i], &config));
         MUST(take(ctx, candidate, hidden[i].codes, config.format->element, &codes->staged, &taken));
         MUST(take(ctx, candidate, hidden[i].scale, config.format->scale, &codes->staged, &scaled));
         if (!taken || !scaled) codes->staged.items[codes->staged.count - (scaled ? 1 : 2)].written = 0;
@@ -203,7 +194,7 @@ static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const 
 {
     assay_quantize_config config;
     const assay_tensor *mine = staged_of(codes, hidden->codes), *scale = staged_of(codes, hidden->scale);
-    MUST(config_of(ctx, plan, hidden, &config));
+    MUST(assay_hidden_rules(ctx, plan->c, hidden, &config));
     const int64_t width = config.columns, blocks = assay_block_count(width, config.format->columns);
     for (int64_t i = 0; i < scale->count; i++) {
         const int64_t row = i / blocks, first = i % blocks * config.format->columns, at = row * width + first;

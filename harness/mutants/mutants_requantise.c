@@ -14,6 +14,7 @@ static void path_of_branch(const assay_tensor_spec *h, const char *name, char pa
     const char *ending = strstr(h->path, "moe_intermediate");
     const bool routed = ending != NULL;
     if (!routed) ending = strstr(h->path, "mlp_intermediate");
+    if (ending == NULL) ending = h->path; /* of a program: beside that there is nothing of the name */
     snprintf(path, ASSAY_PATH_SIZE, "%.*s%s%s", (int)(ending - h->path), h->path, routed ? "moe_" : "", name);
 }
 
@@ -131,7 +132,7 @@ assay_status assay_mutant_requantise(assay_context *ctx, const assay_mutant *mut
         assay_tensor_set_free(&made);
         MUST(read_hidden(ctx, plan, &source, &hidden[i], &made));
         const assay_tensor *h = assay_tensor_set_find(&made, hidden[i].h->path);
-        MUST(assay_hidden_config_of(ctx, plan->c, assay_tensor_width(h), &config));
+        MUST(assay_hidden_rules(ctx, plan->c, &hidden[i], &config));
         const assay_hidden_mutation m = {.config = &config,
                                          .h = h,
                                          .gate = branch_of(&made, h, "mlpwi_0"),

@@ -84,10 +84,26 @@ static void describe_given(assay_describer *d, const assay_program *p, int place
     label(d, 1, node->axes);
 }
 
+/* What is quantised, and what is made of it. */
+static void describe_codes(assay_describer *d, const assay_program_node *node, const assay_program_line *line)
+{
+    const assay_quantize_config rules = assay_program_quantize(node);
+    assay_shape shape = node->shape;
+    for (int i = 0; i < ASSAY_CODED_COUNT; i++) {
+        const int last = shape.rank - 1;
+        if (i == ASSAY_CODED_SCALE) shape.dims[last] = assay_block_count(rules.columns, rules.format->columns);
+        assay_describe_sized_result(d, "checkpoints", line->coded[i], ASSAY_FLOAT64, assay_dims_of(node->axes, &shape));
+        label(d, 1, node->axes);
+        if (i == ASSAY_CODED_SCALE) assay_described(d, 1)->spec.labels[last] = "blocks";
+    }
+}
+
 static void describe_line(assay_describer *d, const assay_program *p, const assay_program_line *line)
 {
     const assay_program_node *node = &p->nodes[line->node];
     const assay_fill one = assay_fill_normal(1.0, 0.0);
+    if (line->coded[0][0] != '\0') describe_codes(d, node, line);
+    if (node->coded && !line->output) return;
     if (node->chosen) {
         assay_describe_sized_result(d, "routing", line->path + strlen("routing/"), ASSAY_INT32, dims_of(node));
     } else if (line->output) {

@@ -19,22 +19,21 @@ static int place_of(const char *word, const char *const words[])
 static assay_quantize_config rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
                                       int64_t columns)
 {
-    static const char *const RULES[] = {"divide", "multiply", "invert"};
-    static const char *const ROUNDINGS[] = {"nearest", "up", "down"};
     const assay_model_config *m = &c->config;
-    return (assay_quantize_config){.rows = rows,
-                                   .columns = columns,
-                                   .format = format,
-                                   .rule = (assay_scale_rule)place_of(m->quant_scale.text, RULES),
-                                   .rounding = (assay_scale_rounding)place_of(m->quant_scale_rounding.text, ROUNDINGS),
-                                   .subnormal_scale = m->quant_subnormal_scale,
-                                   .saturate = m->quant_saturate,
-                                   .ties_down = strcmp(m->quant_ties.text, "down") == 0,
-                                   .negative_zero = m->quant_negative_zero,
-                                   .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
-                                   .swizzle = strcmp(m->quant_scale_layout.text, "swizzled_128x4") == 0,
-                                   .smallest_amax = (float)m->quant_smallest_amax,
-                                   .largest_of_input = assay_dtype_max(c->dtype)};
+    return (assay_quantize_config){
+        .rows = rows,
+        .columns = columns,
+        .format = format,
+        .rule = (assay_scale_rule)place_of(m->quant_scale.text, assay_scale_rules),
+        .rounding = (assay_scale_rounding)place_of(m->quant_scale_rounding.text, assay_scale_roundings),
+        .subnormal_scale = m->quant_subnormal_scale,
+        .saturate = m->quant_saturate,
+        .ties_down = strcmp(m->quant_ties.text, "down") == 0,
+        .negative_zero = m->quant_negative_zero,
+        .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
+        .swizzle = strcmp(m->quant_scale_layout.text, "swizzled_128x4") == 0,
+        .smallest_amax = (float)m->quant_smallest_amax,
+        .largest_of_input = assay_dtype_max(c->dtype)};
 }
 
 static assay_status refuse(assay_context *ctx, const char *key, const char *value, const char *expected,
@@ -61,43 +60,13 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *con
     return ASSAY_OK;
 }
 
-/* Rules that the format's scales do not have are refused, not passed over. */
-static assay_status check_rules(assay_context *ctx, const assay_case *c, const assay_quantize_config *rules)
-{
-    const assay_model_config *m = &c->config;
-    const assay_quantize_config q = *rules;
-    const assay_block_format *f = q.format;
-    const char *rounding = m->quant_scale_rounding.text;
-    const bool small = f->element == ASSAY_FLOAT4_E2M1FN, float32 = f->scale == ASSAY_FLOAT32;
-    const bool powers = f->scale == ASSAY_FLOAT8_E8M0FNU || (float32 && q.rounding != ASSAY_SCALE_NEAREST);
-    if (f->scale == ASSAY_FLOAT8_E8M0FNU && q.rounding == ASSAY_SCALE_NEAREST)
-        return refuse(ctx, "quant_scale_rounding", rounding, "up or down", f->name);
-    if (f->scale == ASSAY_FLOAT8_E4M3FN && q.rounding != ASSAY_SCALE_NEAREST)
-        return refuse(ctx, "quant_scale_rounding", rounding, "nearest", f->name);
-    if (float32 && q.rounding == ASSAY_SCALE_DOWN)
-        return refuse(ctx, "quant_scale_rounding", rounding, "nearest, or up to a power of two,", f->name);
-    if (f->tensor_scale && q.rule != ASSAY_SCALE_INVERT)
-        return refuse(ctx, "quant_scale", m->quant_scale.text, "invert", f->name);
-    if (!f->tensor_scale && !float32 && q.rule == ASSAY_SCALE_INVERT)
-        return refuse(ctx, "quant_scale", m->quant_scale.text, "divide or multiply", f->name);
-    if (!q.subnormal_scale && (!powers || q.rule == ASSAY_SCALE_INVERT))
-        return refuse(ctx, "quant_subnormal_scale", "false", "true", f->name);
-    if (q.ties_down && !small) return refuse(ctx, "quant_ties", "down", "even", f->name);
-    if (!q.saturate && small) return refuse(ctx, "quant_saturate", "false", "true", f->name);
-    const double amax = q.smallest_amax;
-    if (!(amax >= 0 && amax <= 1)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_smallest_amax is %g, expected a number from 0 to 1", amax);
-    }
-    return amax == 0 || !f->tensor_scale ? ASSAY_OK : refuse(ctx, "quant_smallest_amax", "above 0", "0", f->name);
-}
-
 static assay_status quantize_config_of(assay_context *ctx, const assay_case *c, void *config)
 {
     MUST(config_of(ctx, c, config));
     if (c->dtype == ASSAY_FLOAT64) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
     }
-    return check_rules(ctx, c, config);
+    return assay_quantize_check(ctx, "quant_", config);
 }
 
 static assay_status check_tensor_scale(assay_context *ctx, double scale, const assay_block_format *format)
@@ -124,7 +93,7 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
     }
     if (hidden->swizzle)
         return refuse(ctx, "quant_scale_layout", m->quant_scale_layout.text, "row_major", format->name);
-    MUST(check_rules(ctx, c, hidden));
+    MUST(assay_quantize_check(ctx, "quant_", hidden));
     return check_tensor_scale(ctx, hidden->tensor_scale, format);
 }
 

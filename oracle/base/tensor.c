@@ -92,10 +92,19 @@ void assay_tensor_call(assay_tensor_spec *spec, const char *path)
     spec->role = assay_role_of(path);
 }
 
+/* "checkpoints/q/codes", "checkpoints/q/scale" of a line q of a program. */
+static bool is_of_line(const char *path)
+{
+    const char folder[] = "checkpoints/", *at = strstr(path, folder);
+    return at != NULL && strchr(at + strlen(folder), '/') != NULL &&
+           (assay_path_ends(path, "codes") || assay_path_ends(path, "scale"));
+}
+
 bool assay_path_is_hidden(const char *path)
 {
-    return assay_path_ends(path, "moe_hidden_codes") || assay_path_ends(path, "moe_hidden_codes_scale") ||
-           assay_path_ends(path, "mlp_hidden_codes") || assay_path_ends(path, "mlp_hidden_codes_scale");
+    return is_of_line(path) || assay_path_ends(path, "moe_hidden_codes") ||
+           assay_path_ends(path, "moe_hidden_codes_scale") || assay_path_ends(path, "mlp_hidden_codes") ||
+           assay_path_ends(path, "mlp_hidden_codes_scale");
 }
 
 bool assay_has_error_scale(const assay_tensor_spec *spec)

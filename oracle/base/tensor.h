@@ -75,7 +75,7 @@ typedef enum assay_kept { ASSAY_KEPT_STORED, ASSAY_KEPT_BY_ROUTER, ASSAY_KEPT_AS
 assay_kept assay_tensor_kept(const assay_tensor_spec *spec);
 /* A choice of experts: routing/selected_experts, or that of a layer. */
 bool assay_path_is_choice(const char *path);
-/* Codes of h that a kernel quantised itself, or their scales (oracle/ops/requantise.h). */
+/* Codes of what a kernel computed and quantised itself, or their scales (oracle/ops/requantise.h). */
 bool assay_path_is_hidden(const char *path);
 /* Whether the path is that name, or ends in it after a slash. */
 bool assay_path_ends(const char *path, const char *name);

@@ -13,8 +13,6 @@ static int64_t axis_size(const void *self, char axis)
         return mlp->rows;
     case 'D':
         return mlp->emb_dim;
-    case '3':
-        return mlp->hidden.format == NULL ? 0 : assay_block_count(mlp->mlp_dim, mlp->hidden.format->columns);
     default: /* 'F', and 'f' of gate and up together */
         return axis == 'F' ? mlp->mlp_dim : 2 * mlp->mlp_dim;
     }
@@ -22,13 +20,12 @@ static int64_t axis_size(const void *self, char axis)
 
 /* Axes of rows, which only a dense layer's have names for. */
 typedef struct row_axes {
-    const char *emb, *hidden, *both, *blocks;
+    const char *emb, *hidden, *both;
 } row_axes;
 
 static row_axes axes_of(const assay_mlp_graph_config *config)
 {
-    return config->place == ASSAY_MLP_DENSE ? (row_axes){"BSD", "BSF", "BSf", "BS3"}
-                                            : (row_axes){"TD", "TF", "Tf", "T3"};
+    return config->place == ASSAY_MLP_DENSE ? (row_axes){"BSD", "BSF", "BSf"} : (row_axes){"TD", "TF", "Tf"};
 }
 
 static const char *name_of(const assay_mlp_graph_config *config, int checkpoint)
@@ -72,6 +69,14 @@ static void up_steps(graph *g, const assay_mlp_graph_config *config, int x, cons
     }
 }
 
+static int quantised(graph *g, const assay_mlp_graph_config *config, int h)
+{
+    assay_quantize_config rules = config->mlp.hidden;
+    rules.rows = config->mlp.rows;
+    rules.columns = config->mlp.mlp_dim;
+    return graph_quantise_hidden(g, name_of(config, ASSAY_MLP_CODES), name_of(config, ASSAY_MLP_SCALE), h, &rules);
+}
+
 int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const int *w)
 {
     const row_axes axes = axes_of(config);
@@ -82,9 +87,7 @@ int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const
     graph_within(g, config, axis_size);
     up_steps(g, config, x, w, up);
     int h = named(g, config, ASSAY_MLP_INTERMEDIATE, graph_glu(g, axes.hidden, up[0], up[1], mlp));
-    if (mlp->hidden.format != NULL)
-        h = graph_quantise_hidden(g, name_of(config, ASSAY_MLP_CODES), name_of(config, ASSAY_MLP_SCALE), axes.blocks, h,
-                                  mlp);
+    if (mlp->hidden.format != NULL) h = quantised(g, config, h);
     const int y = graph_linear(g, axes.emb, h, w[ASSAY_MLP_WO], w[ASSAY_MLP_WO_BIAS], &mlp->recipe);
     graph_quantised(g, name_of(config, ASSAY_MLPWO_GRADIENT), axes.emb, y);
     graph_in_parts(g, y, &parts);

@@ -77,14 +77,16 @@ typedef struct graph_general {
     double a, b;                   /* the function's numbers */
     char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
     int64_t first;                 /* index along the axis */
+    assay_dtype type;              /* of cast */
     bool registers;                /* a correct kernel keeps the output in the type of its sums */
 } graph_general;
 
 typedef union graph_parameters {
     graph_general general;
-    graph_product product;      /* linear, expand */
-    double number;              /* the factor of scale, the epsilon of a norm */
-    assay_gated_mlp_config mlp; /* glu, quantise_hidden, hidden_numbers */
+    graph_product product;          /* linear, expand */
+    double number;                  /* the factor of scale, the epsilon of a norm */
+    assay_gated_mlp_config mlp;     /* glu */
+    assay_quantize_config quantise; /* quantise_hidden, hidden_numbers */
     graph_columns columns;
     graph_rotation rope; /* and of angles, rotation */
     assay_attention_config attention;
@@ -221,9 +223,9 @@ int graph_in_registers(graph *g, int tensor);
 
 /* h of gate and up, or of both in one tensor (up 0). */
 int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_mlp_config *config);
-/* What the product with wo takes of h that is quantised: numbers of codes and scales [axes], which are named. */
-int graph_quantise_hidden(graph *g, const char *codes, const char *scale, const char *axes, int h,
-                          const assay_gated_mlp_config *config);
+/* What those who read h take of it where a kernel quantises it: numbers of codes and scales, one of these for each block of a row
+ * of `config->columns`; both are named. */
+int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_quantize_config *config);
 
 /* --- looking (graph_count.c) --- */
 

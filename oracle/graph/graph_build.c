@@ -226,24 +226,25 @@ int graph_glu(graph *g, const char *axes, int gate, int up, const assay_gated_ml
     return add_output(g, step, 0, row_of(g, "h", axes));
 }
 
-int graph_quantise_hidden(graph *g, const char *codes, const char *scale, const char *axes, int h,
-                          const assay_gated_mlp_config *config)
+int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h, const assay_quantize_config *config)
 {
     graph_step *quantise = add_step(g, &graph_kind_quantise_hidden), *numbers;
-    assay_tensor_row row = g->tensors[h].row;
+    assay_tensor_row row = g->tensors[h].row, of_blocks = row;
+    of_blocks.axes[row.shape.rank - 1] = '3';
+    of_blocks.shape.dims[row.shape.rank - 1] = assay_block_count(config->columns, config->format->columns);
     quantise->in[0] = h;
-    quantise->with.mlp = *config;
+    quantise->with.quantise = *config;
     g->tensors[h].quantised = true;
     const int made[2] = {graph_named(g, codes, add_output(g, quantise, 0, row)),
-                         graph_named(g, scale, add_output(g, quantise, 1, row_of(g, scale, axes)))};
+                         graph_named(g, scale, add_output(g, quantise, 1, of_blocks))};
     numbers = add_step(g, &graph_kind_hidden_numbers);
-    numbers->with.mlp = *config;
+    numbers->with.quantise = *config;
     for (int i = 0; i < 2; i++) {
         numbers->in[i] = graph_fused(g, made[i]);
         g->tensors[made[i]].codes = true;
     }
     g->tensors[made[1]].constant = true;
-    row.name = "numbers of h";
+    row.name = "numbers of codes";
     return graph_fused(g, add_output(g, numbers, 0, row));
 }
 

@@ -21,6 +21,7 @@
     X(softplus)                                                                                                        \
     X(sin)                                                                                                             \
     X(cos)                                                                                                             \
+    X(cast)                                                                                                            \
     X(clamp)
 typedef enum graph_map {
 #define X(name) GRAPH_MAP_##name,

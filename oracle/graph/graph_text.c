@@ -64,5 +64,5 @@ void graph_parameters_text(const graph_step *step, char *text, size_t size)
                  with->rope.first + with->rope.config.dim - 1, with->rope.config.interleave ? ", interleaved" : "");
     if (kind == &graph_kind_attention) attention_text(&with->attention, text, size);
     if (kind == &graph_kind_glu) glu_text(&with->mlp, text, size);
-    if (kind == &graph_kind_quantise_hidden) snprintf(text, size, "%s", with->mlp.hidden.format->name);
+    if (kind == &graph_kind_quantise_hidden) snprintf(text, size, "%s", with->quantise.format->name);
 }

@@ -5,11 +5,13 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/elementary.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
 #include "oracle/graph/graph_map.h"
 #include "oracle/ops/activation.h"
+#include "oracle/ops/quantised_spread.h"
 
 enum { PIECE = 1024 };
 
@@ -97,6 +99,8 @@ static double slope_of(graph_map f, double x, const graph_general *with)
         return assay_cos(x);
     case GRAPH_MAP_cos:
         return -assay_sin(x);
+    case GRAPH_MAP_cast: /* straight through */
+        return 1;
     default:
         return x < with->a || x > with->b ? 0 : x == x ? 1 : x;
     }
@@ -116,8 +120,23 @@ static bool is_activation(graph_map f)
 /* How a correct kernel rounds what it computed, before it is stored: nothing where the result is exact. */
 static void round_function(const assay_context *ctx, graph_map f, int64_t count, double *values)
 {
-    const bool exact = f == GRAPH_MAP_neg || f == GRAPH_MAP_abs || f == GRAPH_MAP_relu || f == GRAPH_MAP_clamp;
+    const bool exact =
+        f == GRAPH_MAP_neg || f == GRAPH_MAP_abs || f == GRAPH_MAP_relu || f == GRAPH_MAP_clamp || f == GRAPH_MAP_cast;
     if (!exact) assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, values);
+}
+
+/* A number near the middle of two of the type goes to either of them, by errors that are far finer than the type: an emulated
+ * run moves it by several of these. */
+static void cast_many(const assay_context *ctx, assay_dtype type, int64_t count, const double *x, double *y)
+{
+    const assay_emulation *e = ctx->emulation;
+    const double reach = e != NULL && !e->nearest ? ASSAY_SPREAD_REACH : 0;
+    const bool moves =
+        reach > 0 && 2 * reach * assay_dtype_unit_roundoff(e->storage) <= assay_dtype_unit_roundoff(type);
+    memcpy(y, x, (size_t)count * sizeof *y);
+    if (moves) assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, y);
+    for (int64_t i = 0; i < count; i++)
+        y[i] = assay_dtype_round(type, moves ? x[i] + reach * (y[i] - x[i]) : x[i], false);
 }
 
 static assay_status map_forward(assay_context *ctx, const graph_call *c)
@@ -132,6 +151,8 @@ static assay_status map_forward(assay_context *ctx, const graph_call *c)
         double *y = c->y[0] + first;
         if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, y, NULL);
+        } else if (f == GRAPH_MAP_cast) {
+            cast_many(ctx, with->type, count, x, y);
         } else {
             for (int64_t i = 0; i < count; i++) y[i] = value_of(f, x[i], with);
         }
@@ -192,7 +213,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, value, dx);
         } else {
-            for (int64_t i = 0; i < count; i++) value[i] = value_of(f, x[i], with);
+            for (int64_t i = 0; i < count; i++) value[i] = f == GRAPH_MAP_cast ? x[i] : value_of(f, x[i], with);
             for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
         }
         round_function(ctx, f, count, dx);

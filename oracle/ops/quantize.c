@@ -36,6 +36,47 @@ assay_quantize_config assay_quantize_default(const assay_block_format *format, i
                                    .largest_of_input = LARGEST};
 }
 
+const char *const assay_scale_rules[] = {
+    [ASSAY_SCALE_DIVIDE] = "divide", [ASSAY_SCALE_MULTIPLY] = "multiply", [ASSAY_SCALE_INVERT] = "invert", NULL};
+const char *const assay_scale_roundings[] = {
+    [ASSAY_SCALE_NEAREST] = "nearest", [ASSAY_SCALE_UP] = "up", [ASSAY_SCALE_DOWN] = "down", NULL};
+
+assay_status assay_quantize_check(assay_context *ctx, const char *prefix, const assay_quantize_config *config)
+{
+    const assay_block_format *f = config->format;
+    const char *rule = assay_scale_rules[config->rule], *rounding = assay_scale_roundings[config->rounding];
+    const bool small = f->element == ASSAY_FLOAT4_E2M1FN, float32 = f->scale == ASSAY_FLOAT32;
+    const bool e8m0 = f->scale == ASSAY_FLOAT8_E8M0FNU,
+               powers = e8m0 || (float32 && rounding != assay_scale_roundings[0]);
+    const double amax = config->smallest_amax;
+    const struct {
+        bool wrong;
+        const char *key, *value, *expected;
+    } refusals[] = {
+        {e8m0 && config->rounding == ASSAY_SCALE_NEAREST, "scale_rounding", rounding, "up or down"},
+        {f->scale == ASSAY_FLOAT8_E4M3FN && config->rounding != ASSAY_SCALE_NEAREST, "scale_rounding", rounding,
+         "nearest"},
+        {float32 && config->rounding == ASSAY_SCALE_DOWN, "scale_rounding", rounding,
+         "nearest, or up to a power of two,"},
+        {f->tensor_scale && config->rule != ASSAY_SCALE_INVERT, "scale", rule, "invert"},
+        {!f->tensor_scale && !float32 && config->rule == ASSAY_SCALE_INVERT, "scale", rule, "divide or multiply"},
+        {!config->subnormal_scale && (!powers || config->rule == ASSAY_SCALE_INVERT), "subnormal_scale", "false",
+         "true"},
+        {config->ties_down && !small, "ties", "down", "even"},
+        {!config->saturate && small, "saturate", "false", "true"},
+    };
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        if (!refusals[i].wrong) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s%s is %s, expected %s with the format %s", prefix, refusals[i].key,
+                          refusals[i].value, refusals[i].expected, f->name);
+    }
+    if (!(amax >= 0 && amax <= 1))
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%ssmallest_amax is %g, expected a number from 0 to 1", prefix, amax);
+    if (amax == 0 || !f->tensor_scale) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "%ssmallest_amax is above 0, expected 0 with the format %s", prefix,
+                      f->name);
+}
+
 int64_t assay_quantize_row(const assay_quantize_config *config)
 {
     return config->pack ? config->columns / 2 : config->columns;

@@ -51,6 +51,12 @@ typedef struct assay_quantize_config {
  * (a scale of the tensor: INVERT), DeepGEMM (float32: DIVIDE, an amax of 1e-4 at least). Unpacked; x of float32. */
 assay_quantize_config assay_quantize_default(const assay_block_format *format, int64_t rows, int64_t columns);
 
+/* Words for the rules, which NULL ends. */
+extern const char *const assay_scale_rules[];     /* divide, multiply, invert */
+extern const char *const assay_scale_roundings[]; /* nearest, up, down */
+/* Rules that the format's scales do not have are refused, not passed over; they are called `prefix`scale_rounding and so on. */
+assay_status assay_quantize_check(assay_context *ctx, const char *prefix, const assay_quantize_config *config);
+
 /* Codes of a row as they are stored. */
 int64_t assay_quantize_row(const assay_quantize_config *config);
 int64_t assay_quantize_scales(const assay_quantize_config *config); /* with padding, where there is some */

@@ -1,5 +1,5 @@
-/* The hidden operand of a gated MLP that a kernel quantises itself: h, between the activation and the product with wo, becomes
- * codes with a scale for each block of a row (oracle/ops/quantize.h), and the product is one of code * scale (* the given
+/* Numbers that a kernel computes and then quantises itself: h of a gated MLP, between the activation and the product with wo,
+ * or what a step of a program does. They become codes with a scale for each block of a row (oracle/ops/quantize.h), and the product is one of code * scale (* the given
  * scale of the tensor), exactly these numbers. Backward goes straight through: dh is the gradient of what was quantised as if
  * nothing had been, and the gradient of wo is that of the numbers that wo was multiplied with.
  *
@@ -8,13 +8,13 @@
  * downcast_to_mxfp. */
 #pragma once
 
-#include "oracle/ops/gated_mlp.h"
+#include "oracle/ops/quantize.h"
 
-/* codes [rows,H] and scale [rows,blocks], as numbers of their types, of h [rows,H]. `spread` [rows,H]: one standard deviation of
- * h, or NULL (quantised_spread.h). */
+/* codes [rows,columns] and scale [rows,blocks], as numbers of their types, of h [rows,columns]. `spread`, as h: one standard
+ * deviation of h, or NULL (quantised_spread.h). */
 assay_status assay_requantise(assay_context *ctx, double *codes, double *scale, const double *h, const double *spread,
-                              const assay_gated_mlp_config *config);
+                              const assay_quantize_config *config);
 
-/* numbers [rows,H] of codes and scale. */
+/* numbers [rows,columns] of codes and scale. */
 void assay_hidden_numbers(const assay_context *ctx, double *numbers, const double *codes, const double *scale,
-                          const assay_gated_mlp_config *config);
+                          const assay_quantize_config *config);

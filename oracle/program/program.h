@@ -7,6 +7,7 @@
 #pragma once
 
 #include "oracle/base/tensor.h"
+#include "oracle/ops/quantize.h"
 
 enum {
     ASSAY_PROGRAM_OPERANDS = 6,
@@ -15,7 +16,7 @@ enum {
     ASSAY_PROGRAM_NODES = 140,
     ASSAY_PROGRAM_NAME = 40, /* with its end */
     ASSAY_PROGRAM_TEXT = 400,
-    ASSAY_PROGRAM_PARAMETERS = 6,
+    ASSAY_PROGRAM_PARAMETERS = 10,
     ASSAY_PROGRAM_LETTERS = 128,
     ASSAY_PROGRAM_EITHER = 8
 };
@@ -28,9 +29,18 @@ typedef struct assay_program_tensor {
     int64_t low, high;
 } assay_program_tensor;
 
+/* Checkpoints of a line that quantises: what it quantises, and what it makes of that. */
+typedef enum assay_program_coded {
+    ASSAY_CODED_X,
+    ASSAY_CODED_CODES,
+    ASSAY_CODED_SCALE,
+    ASSAY_CODED_COUNT
+} assay_program_coded;
+
 typedef struct assay_program_line {
     char name[ASSAY_PROGRAM_NAME],
-        path[ASSAY_PROGRAM_NAME + 16]; /* "n", "checkpoints/n"; of a choice "routing/n/top_k" */
+        path[ASSAY_PROGRAM_NAME + 16];                     /* "n", "checkpoints/n"; of a choice "routing/n/top_k" */
+    char coded[ASSAY_CODED_COUNT][ASSAY_PROGRAM_NAME + 8]; /* "q/x", "q/codes", "q/scale"; "": it quantises nothing */
     char text[ASSAY_PROGRAM_TEXT];
     bool output, fused;
     int line, column; /* of the text, in the case file; 0: from elsewhere */
@@ -56,6 +66,7 @@ typedef struct assay_program_node {
     assay_shape shape;
     bool integers;
     bool chosen; /* whole numbers that the step chooses: a choice, which stands alone in its line */
+    bool coded;  /* numbers of codes and scales, which have the name of its line: so does this */
     int line;    /* that it was made for */
     int readers; /* steps, and lines of outputs */
 } assay_program_node;
@@ -90,10 +101,12 @@ int64_t assay_program_terms(const assay_program *p, const assay_program_node *pr
 
 /* --- the table of steps --- */
 
+#define ASSAY_PROGRAM_OWN (-1.0)
+
 typedef struct assay_program_parameter {
     const char *name; /* NULL ends the list */
-    char kind;        /* 'n': a number, 'f': true or false, 'a': axes in quotes */
-    double otherwise; /* NAN: it has to be given */
+    char kind;        /* 'n': a number, 'f': true or false, 'a': axes in quotes, 't': a word in quotes */
+    double otherwise; /* NAN: it has to be given; ASSAY_PROGRAM_OWN: the step knows, and lists do not show it */
 } assay_program_parameter;
 
 typedef struct assay_program_check {
@@ -125,4 +138,8 @@ extern const int assay_program_step_count;
 const assay_program_step *assay_program_step_by_name(const char *name, size_t length); /* NULL: there is none */
 /* A parameter of a node by its place in the row; NAN and "" where it was not given and has nothing else. */
 double assay_program_number(const assay_program_node *node, const char *parameter);
-const char *assay_program_axes(const assay_program_node *node, const char *parameter);
+const char *assay_program_axes(const assay_program_node *node, const char *parameter); /* or a word */
+/* How a node of quantise does, of its own shape. */
+assay_quantize_config assay_program_quantize(const assay_program_node *node);
+/* The line whose codes, or scales, have that path; NULL: there is none. */
+const assay_program_line *assay_program_coded_line(const assay_program *p, const char *path);

@@ -133,9 +133,10 @@ static assay_status read_value(compiler *c, const assay_program_parameter *param
 {
     skip_spaces(c);
     const char *at = c->at;
-    if (parameter->kind == 'a') {
+    if (parameter->kind == 'a' || parameter->kind == 't') {
         if (*at == '"' || *at == '\'') return read_text(c, value->text, sizeof value->text);
-        return refuse(c, at, "%s is expected to be axes in quotes", parameter->name);
+        return refuse(c, at, "%s is expected to be %s in quotes", parameter->name,
+                      parameter->kind == 'a' ? "axes" : "a word");
     }
     if (parameter->kind == 'f') {
         const size_t length = name_length(at);
@@ -166,7 +167,7 @@ static assay_status read_parameter(compiler *c, const char *at, size_t length, a
                   names[0] == '\0' ? "none" : names);
 }
 
-/* An operand, "axes" in quotes, or parameter=value. */
+/* An operand, axes or a step's word in quotes, or parameter=value. */
 static assay_status read_argument(compiler *c, assay_program_node *node, bool *given)
 {
     skip_spaces(c);
@@ -174,7 +175,8 @@ static assay_status read_argument(compiler *c, assay_program_node *node, bool *g
     const size_t length = name_length(at);
     const char *behind = at + length;
     while (*behind == ' ') behind++;
-    if (*at == '"' || *at == '\'') return read_parameter(c, "axes", 4, node, given);
+    const char *quoted = node->step->parameters[0].kind == 't' ? node->step->parameters[0].name : "axes";
+    if (*at == '"' || *at == '\'') return read_parameter(c, quoted, strlen(quoted), node, given);
     if (length > 0 && *behind == '=') {
         c->at = behind + 1;
         return read_parameter(c, at, length, node, given);
@@ -223,6 +225,8 @@ static assay_status read_call(compiler *c, const char *at, size_t length, int *p
     MUST(check_call(c, at, &node, given));
     if (node.chosen && c->depth > 1)
         return refuse(c, at, "%s chooses: it stands alone in a line, whose name the choice has", node.step->name);
+    if (node.coded && c->depth > 1)
+        return refuse(c, at, "%s makes codes: it stands alone in a line, whose name they have", node.step->name);
     for (int i = 0; i < node.in_count; i++) c->p->nodes[node.in[i]].readers++;
     return add_node(c, at, &node, place);
 }
@@ -251,6 +255,20 @@ static assay_status read_expression(compiler *c, int *place)
 
 /* --- lines --- */
 
+/* Codes of a step and of an output that are called alike would be the same tensors. */
+static assay_status call_codes(compiler *c, assay_program_line *line)
+{
+    static const char *const names[] = {"x", "codes", "scale"};
+    char name[ASSAY_PROGRAM_NAME];
+    memcpy(name, line->name, sizeof name);
+    for (int i = 0; i < ASSAY_CODED_COUNT; i++)
+        snprintf(line->coded[i], sizeof line->coded[i], "%s/%s", name, names[i]);
+    for (int i = 0; i < c->line; i++)
+        if (strcmp(c->p->lines[i].coded[0], line->coded[0]) == 0)
+            return refuse(c, c->text, "%s is the name of a step's codes already", name);
+    return ASSAY_OK;
+}
+
 static assay_status read_line(compiler *c)
 {
     assay_program_line *line = &c->p->lines[c->line];
@@ -270,6 +288,7 @@ static assay_status read_line(compiler *c)
         memcpy(name, line->name, sizeof name);
         snprintf(line->path, sizeof line->path, "routing/%s/top_k", name);
     }
+    if (node->coded && node->line == c->line) MUST(call_codes(c, line));
     if (line->output) c->p->nodes[line->node].readers++;
     return ASSAY_OK;
 }
@@ -336,6 +355,7 @@ assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_p
     for (int i = 0; i < p->line_count; i++) {
         assay_program_line *line = &p->lines[i];
         line->node = 0;
+        memset(line->coded, 0, sizeof line->coded);
         snprintf(line->path, sizeof line->path, "%s/%s", line->output ? "outputs" : "checkpoints", line->name);
     }
     MUST(check_names(ctx, p, place));

@@ -59,6 +59,7 @@ static int plain(graph *g, const form *of, const assay_program_node *node, const
     if (has_parameter(node, "over")) snprintf(with.over, sizeof with.over, "%s", assay_program_axes(node, "over"));
     if (has_parameter(node, "low")) with.a = assay_program_number(node, "low");
     if (has_parameter(node, "high")) with.b = assay_program_number(node, "high");
+    if (has_parameter(node, "type")) assay_dtype_from_name(assay_program_axes(node, "type"), &with.type);
     return graph_step_of(g, of->kind, node->axes, in, node->in_count, &with);
 }
 
@@ -100,6 +101,24 @@ static int top_k(graph *g, const form *of, const assay_program_node *node, const
 {
     (void)of;
     return graph_top_k(g, node->axes, in[0]);
+}
+
+/* What is quantised has a name of its own, whatever made it: rounded as that is. */
+static int quantise(graph *g, const form *of, const assay_program_node *node, const int *in)
+{
+    const graph_general same = {.function = 1};
+    const assay_quantize_config rules = assay_program_quantize(node);
+    const int x = graph_fused(g, graph_step_of(g, &graph_kind_order, node->axes, in, 1, &same));
+    (void)of;
+    return graph_quantise_hidden(g, "codes", "scale", x, &rules);
+}
+
+static void name_codes(graph *g, const assay_program_line *line, int numbers)
+{
+    const int *coded = g->steps[g->tensors[numbers].step].in;
+    graph_named(g, line->coded[ASSAY_CODED_X], g->steps[g->tensors[coded[0]].step].in[0]);
+    graph_named(g, line->coded[ASSAY_CODED_CODES], coded[0]);
+    graph_named(g, line->coded[ASSAY_CODED_SCALE], coded[1]);
 }
 
 static int rms_norm(graph *g, const form *of, const assay_program_node *node, const int *in)
@@ -181,6 +200,7 @@ static const form FORMS[] = {
     {"scatter_add", &graph_kind_scatter_add, plain, 0, 0},
     {"pick", &graph_kind_pick, plain, 0, 0},
     {"top_k", NULL, top_k, 0, 0},
+    {"quantise", NULL, quantise, 0, 2},
     {"causal_conv", &graph_kind_causal_convolution, plain, 0, 0},
     {"linear_scan", &graph_kind_linear_scan, plain, 0, 0},
     {"gated_delta_rule", &graph_kind_gated_delta_rule, plain, 0, 0},
@@ -221,7 +241,9 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     const int out = tensor[place] = of->put(g, of, node, in);
     if (line->fused && !(root && line->output)) (of->kind != NULL ? graph_in_registers : graph_fused)(g, out);
     if (root && line->output) graph_called(g, line->path, out);
-    if (node->chosen) {
+    if (node->coded) {
+        name_codes(g, line, out);
+    } else if (node->chosen) {
         graph_called(g, line->path, out);
     } else if (root && !line->output) {
         graph_named(g, line->name, out);

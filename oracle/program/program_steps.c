@@ -6,7 +6,7 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/ops/yarn_rope.h"
-#include "oracle/program/program.h"
+#include "oracle/program/program_internal.h"
 
 typedef const assay_program_check check;
 
@@ -458,8 +458,30 @@ static assay_status recurrent(check *c)
         query->axes, operand(c, 1)->axes, value->axes, operand(c, 3)->axes, operand(c, 4)->axes);
 }
 
+static assay_status quantised(check *c)
+{
+    MUST(as_first(c));
+    if (c->node->shape.rank == 0) return assay_fail(c->ctx, ASSAY_BAD_INPUT, "quantise takes rows");
+    c->node->coded = true;
+    return assay_program_check_quantise(c->ctx, c->node);
+}
+
+static assay_status rounded(check *c)
+{
+    assay_dtype type;
+    const char *name = assay_program_axes(c->node, "type");
+    if (!assay_dtype_from_name(name, &type) || type == ASSAY_INT32 || type == ASSAY_FLOAT64 ||
+        type == ASSAY_FLOAT8_E8M0FNU)
+        return assay_fail(c->ctx, ASSAY_BAD_INPUT,
+                          "type is %s, expected bfloat16, float16 or another of fewer bits than "
+                          "float64",
+                          name);
+    return as_first(c);
+}
+
 #define NEEDED NAN
 #define SEGMENTS_OR_SINKS (3u << (ASSAY_PROGRAM_EITHER + 3))
+#define OWN ASSAY_PROGRAM_OWN
 #define MAP(name, text)                                                                                                \
     {                                                                                                                  \
 #name, 1, 1, "x", {{NULL, 0, 0 } }, text, as_first, 0                                                          \
@@ -624,6 +646,23 @@ const assay_program_step assay_program_steps[] = {
      "y[t] = query[t] S[t], S[t] = P + key[t]^T beta[t] (value[t] - key[t] P), P = e^gate[t] S[t-1], from 0 on",
      recurrent,
      0},
+    {"quantise",
+     1,
+     1,
+     "x",
+     {{"format", 't', NEEDED},
+      {"scale", 't', OWN},
+      {"scale_rounding", 't', OWN},
+      {"subnormal_scale", 'f', OWN},
+      {"ties", 't', OWN},
+      {"saturate", 'f', OWN},
+      {"negative_zero", 'f', OWN},
+      {"smallest_amax", 'n', OWN},
+      {"tensor_scale", 'n', 0}},
+     "the numbers of codes of x, with a scale for each block of a row",
+     quantised,
+     0},
+    {"cast", 1, 1, "x", {{"type", 't', NEEDED}}, "x rounded to a number type", rounded, 0},
     {"causal_conv", 2, 2, "x, w", {{NULL, 0, 0}}, "y[t,c] = sum over k of w[c,k] x[t - (K-1) + k,c]", convolved, 0},
 };
 const int assay_program_step_count = sizeof assay_program_steps / sizeof *assay_program_steps;

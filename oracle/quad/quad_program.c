@@ -188,6 +188,50 @@ static quad_node clamp(machine *m)
     return quad_times(m->t, quad_map_with(m->t, quad_times(m->t, x, -1), QUAD_CUT_ABOVE, -low), -1);
 }
 
+/* The nearest number of the type; what is larger than all of them is infinite, or NaN where the type has no infinity. */
+static quad nearest_of(assay_dtype type, quad x)
+{
+    int exponent = 0;
+    if (x == 0 || !finiteq(x)) return x;
+    frexpq(x, &exponent);
+    const quad spacing = fmaxq(ldexpq(assay_dtype_unit_roundoff(type), exponent), assay_dtype_least_subnormal(type));
+    const quad y = rintq(x / spacing) * spacing, most = assay_dtype_max(type);
+    if (fabsq(y) <= most) return y;
+    if (type == ASSAY_FLOAT4_E2M1FN) return copysignq(most, x);
+    return type == ASSAY_FLOAT8_E4M3FN ? (quad)NAN : copysignq((quad)INFINITY, x);
+}
+
+/* Gradients pass. */
+static quad_node cast(machine *m)
+{
+    const quad_node x = spread(m, 0);
+    const int64_t count = quad_rows(m->t, x);
+    assay_dtype type;
+    quad *numbers = quad_keep(m->t, count, sizeof *numbers);
+    if (x == 0 || numbers == NULL || !assay_dtype_from_name(assay_program_axes(m->node, "type"), &type)) return 0;
+    for (int64_t i = 0; i < count; i++) numbers[i] = nearest_of(type, quad_values(m->t, x)[i]);
+    m->t->straight_through = true;
+    return quad_taken_as(m->t, x, numbers);
+}
+
+/* What is quantised, codes and scales are results by themselves. */
+static quad_node quantise(machine *m)
+{
+    const assay_quantize_config rules = assay_program_quantize(m->node);
+    const assay_program_line *line = &m->p->lines[m->node->line];
+    assay_shape shape = m->node->shape;
+    quad_node made[ASSAY_CODED_COUNT] = {[ASSAY_CODED_X] = as_rows(m, operand(m, 0), rules.columns)};
+    const quad_node numbers =
+        quad_requantise(m->t, made[ASSAY_CODED_X], &rules, &made[ASSAY_CODED_CODES], &made[ASSAY_CODED_SCALE]);
+    for (int i = 0; i < ASSAY_CODED_COUNT; i++) {
+        char path[ASSAY_PATH_SIZE];
+        snprintf(path, sizeof path, "checkpoints/%s", line->coded[i]);
+        if (i == ASSAY_CODED_SCALE) shape.dims[shape.rank - 1] = quad_columns(m->t, made[i]);
+        quad_put(m->t, path, shape, made[i]);
+    }
+    return numbers;
+}
+
 /* --- along axes --- */
 
 /* Operand 0 with the axes `over` behind all others: in rows of these. */
@@ -612,6 +656,8 @@ static const struct {
                  {"square", square},
                  {"neg", neg},
                  {"clamp", clamp},
+                 {"cast", cast},
+                 {"quantise", quantise},
                  {"sum", sum},
                  {"mean", mean},
                  {"max", largest},
@@ -706,6 +752,8 @@ void quad_program(quad_tape *t, const void *config)
             m->made[i] = called(m, compute(m), m->node->axes);
         }
     }
-    for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++)
-        if (!m->p->nodes[m->p->lines[i].node].chosen) put(m, &m->p->lines[i]);
+    for (int i = 0; i < m->p->line_count && t->status == ASSAY_OK; i++) {
+        const assay_program_node *node = &m->p->nodes[m->p->lines[i].node];
+        if (!node->chosen && (m->p->lines[i].output || !node->coded)) put(m, &m->p->lines[i]);
+    }
 }

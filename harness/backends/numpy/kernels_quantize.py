@@ -186,9 +186,23 @@ def operands(s, tensors):
     return {**tensors, **found}
 
 
+def rules_of_step(name, scale=None, scale_rounding=None, ties="even", smallest_amax=None, tensor_scale=0, **flags):
+    """What a program's step says, under the names of a case's keys; what it does not say is the format's own."""
+    scales = FORMATS[name][1]
+    flags = {"subnormal_scale": True, "saturate": True, "negative_zero": True, **flags}
+    return StepRules({
+        "quant_hidden_format": name, "quant_scale": scale or ("invert" if name.startswith("nvfp4") else "divide"),
+        "quant_scale_rounding": scale_rounding or ("down" if scales == "e8m0" else "nearest"), "quant_ties": ties,
+        "quant_smallest_amax": smallest_amax if smallest_amax is not None else 1e-4 if scales == "f32" else 0,
+        "quant_hidden_tensor_scale": tensor_scale, "dtype": "float32", **{"quant_" + key: flag for key, flag in flags.items()}})
+
+
+class StepRules(dict):
+    number = true = dict.__getitem__
+
+
 def hidden(s, h):
-    """h [rows, H] as a kernel quantises it before the product with wo: codes and scales as bits, and the numbers that they are. Steps are
-    float32's, whatever h is."""
+    """h [rows, H] as a kernel quantises it: codes and scales as bits, and the numbers that they are. Steps are float32's, whatever h is."""
     name = s["quant_hidden_format"]
     kind, scales, _, columns = FORMATS[name]
     blocks = in_blocks(h, 1, columns)
@@ -202,6 +216,8 @@ def hidden(s, h):
         code, times = scales_of(s, kind, scales, amax)
     y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(len(h), -1)[:, :h.shape[1]]
     codes = codes_of(kind, y.astype(np.float32), s["quant_ties"] == "down", s.true("quant_saturate"))
+    if not s.true("quant_negative_zero"):
+        codes = np.where(codes == (8 if kind == "e2m1" else 128), 0, codes)
     scale = code.view(np.float32).astype(np.float64) if scales == "f32" else scale_numbers(scales, code)
     wide = np.repeat(scale, columns, 1)[:, :h.shape[1]]
     found = signed(kind, codes) * wide * (float(of_tensor) or 1)

@@ -261,8 +261,9 @@ def run(ar, request):
     if request.op == "program":
         with np.errstate(all="ignore"):
             made = run_program(ar, request, {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()})
+        as_is = {path for path, x in made.items() if is_statistic(path) or np.asarray(x).dtype.kind == "i"}
         choices = {path: x for path, x in made.items() if path.startswith("routing/")}
-        return choices | {path: made[path] if is_statistic(path) else ar.result(np.asarray(made[path])) for path in request.expects if path in made}
+        return choices | {path: made[path] if path in as_is else ar.result(np.asarray(made[path])) for path in request.expects if path in made}
     s.need(request.op in OPERATIONS, "no " + request.op)
     spread = request.op != "batch_split" and not s.one_device()
     if spread:  # computed in one place

@@ -12,6 +12,7 @@ import numpy as np
 from kernels_attention import attention
 from kernels_recurrent import gated_delta_rule, linear_scan
 from kernels_basic import layer_norm, rms_norm
+from kernels_quantize import Operand, hidden, rules_of_step
 from request import Unsupported
 from storage import is_statistic
 
@@ -41,13 +42,13 @@ class Program:
 
 class Machine:
     def __init__(self, ar, program, given):
-        self.ar, self.p, self.fused, self.order = ar, program, False, []
+        self.ar, self.p, self.fused, self.order, self.line, self.codes = ar, program, False, [], "", {}
         self.named = {path.split("/", 1)[1]: self.put(program.axes[path.split("/", 1)[1]], x)
                       for path, x in given.items() if not path.startswith("cotangents/")}
 
     def put(self, axes, value, back=None, operands=()):
         """What a step gives: in memory between kernels, unless it is said to stay in registers."""
-        stays = self.fused or not operands or value.dtype.kind == "i"
+        stays = self.fused or not operands or value.dtype.kind == "i" or isinstance(value, Operand)
         made = Tensor(axes, value if stays else self.ar.keep(value), operands, back)
         self.order.append(made)
         return made
@@ -69,6 +70,7 @@ class Machine:
 
     def run(self, lines):
         for name, text in lines.items():
+            self.line = name
             self.fused = name in self.p.fused or is_statistic("outputs/" + name)
             yield name, self.evaluate(ast.parse(text, mode="eval").body)
 
@@ -117,6 +119,20 @@ class Machine:
         chosen = np.broadcast_to(self.spread(mask, axes) != 0, shape)
         back = lambda d: [None, self.fold(d * chosen, axes, a), self.fold(d * ~chosen, axes, b)]
         return axes, np.where(chosen, self.spread(a, axes), self.spread(b, axes)), back
+
+    def step_cast(self, type, x):
+        return x.axes, rounded(type, x.value).astype(self.ar.float), lambda d: [d]
+
+    # codes
+
+    def step_quantise(self, name, x, **rules):
+        """Codes and scales go beside the outputs; a product takes exactly their numbers."""
+        rows = x.value.reshape(-1, x.value.shape[-1])
+        codes, scale, found = hidden(rules_of_step(name, **rules), rows)
+        shape = x.value.shape
+        self.codes[f"checkpoints/{self.line}/codes"] = codes.reshape(shape)
+        self.codes[f"checkpoints/{self.line}/scale"] = scale.reshape(shape[:-1] + (-1,))
+        return x.axes, found.reshape(shape), lambda d: [d]
 
     # along axes
 
@@ -362,6 +378,20 @@ class Machine:
                 self.add(operand, d)
 
 
+def rounded(type, x):
+    """To a type that numpy may lack: nearest, ties to even, subnormals kept; beyond the largest NaN or infinite."""
+    digits, least, most, beyond = TYPES[type]
+    exponent = np.maximum(np.frexp(x)[1].astype(int), least + 1)
+    y = np.ldexp(np.rint(np.ldexp(x.astype(np.float64), digits - exponent)), exponent - digits)
+    return np.where(np.abs(y) > most, np.copysign(beyond, y), y)
+
+
+TYPES = {  # significand bits, least normal exponent, largest number, and what is larger
+    "float32": (24, -126, float(np.finfo(np.float32).max), np.inf), "bfloat16": (8, -126, 2.0**127 * (2 - 2.0**-7), np.inf),
+    "float16": (11, -14, 65504.0, np.inf), "float8_e4m3fn": (4, -6, 448.0, np.nan), "float8_e5m2": (3, -14, 57344.0, np.inf),
+    "float4_e2m1fn": (2, 0, 6.0, 6.0)}
+
+
 def activation(value, slope):
     return lambda ar, x: (value(ar, x), lambda: slope(ar, x))
 
@@ -441,11 +471,13 @@ def run_program(ar, request, given):
     made = {}
     for name, t in m.run(p.steps):
         m.named[name] = t
-        made[f"routing/{name}/top_k" if t.value.dtype.kind == "i" else "checkpoints/" + name] = t.value
+        if not isinstance(t.value, Operand):
+            made[f"routing/{name}/top_k" if t.value.dtype.kind == "i" else "checkpoints/" + name] = t.value
     steps = dict(m.named)
     for name, t in m.run(p.outputs):
         made["outputs/" + name] = t.value
         m.add(t, given.get("cotangents/" + name))
+    made.update(m.codes)
     m.differentiate()
     for path, x in given.items():
         t = steps.get(path.split("/", 1)[1])

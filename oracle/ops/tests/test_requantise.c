@@ -11,12 +11,9 @@ TEST_LABELS(threads);
 
 enum { ROWS = 3, COLUMNS = 40, COUNT = ROWS * COLUMNS };
 
-static assay_gated_mlp_config config_of(const char *format)
+static assay_quantize_config config_of(const char *format)
 {
-    assay_gated_mlp_config config = {.rows = ROWS, .emb_dim = 1, .mlp_dim = COLUMNS};
-    config.hidden = assay_quantize_default(assay_block_format_by_name(format), 1, COLUMNS);
-    if (config.hidden.format->tensor_scale) config.hidden.tensor_scale = 0x1p-9;
-    return config;
+    return assay_quantize_default(assay_block_format_by_name(format), ROWS, COLUMNS);
 }
 
 static void fill(double *h)
@@ -27,7 +24,7 @@ static void fill(double *h)
 /* Where the spread reaches a boundary, some runs make the other code; the run to nearest and float64 never do. */
 TEST(emulated_runs_cross_boundaries_within_reach)
 {
-    const assay_gated_mlp_config config = config_of("mxfp4");
+    const assay_quantize_config config = config_of("mxfp4");
     double spread[COUNT] = {0}, h[COUNT], codes[COUNT], scales[COUNT];
     int others = 0;
     spread[5] = 0.01;
@@ -50,7 +47,7 @@ TEST(emulated_runs_cross_boundaries_within_reach)
 TEST(numbers_that_are_none_are_refused)
 {
     assay_context ctx = assay_context_default(1);
-    const assay_gated_mlp_config config = config_of("mxfp4");
+    const assay_quantize_config config = config_of("mxfp4");
     double h[COUNT], codes[COUNT], scales[COUNT];
     fill(h);
     h[41] = NAN;

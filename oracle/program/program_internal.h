@@ -1,0 +1,7 @@
+/* Within oracle/program. */
+#pragma once
+
+#include "oracle/program/program.h"
+
+/* A node of quantise that has its shape. */
+assay_status assay_program_check_quantise(assay_context *ctx, const assay_program_node *node);
