@@ -93,6 +93,35 @@ cleanup:
     return status;
 }
 
+static const assay_tensor *staged_of(const assay_tensor_set *staged, const assay_tensor_spec *spec)
+{
+    char path[ASSAY_PATH_SIZE];
+    assay_staged_path(spec->path, path);
+    const assay_tensor *tensor = assay_tensor_set_find(staged, path);
+    return tensor != NULL && assay_tensor_is_complete(tensor) ? tensor : NULL;
+}
+
+/* An output of a program that is such numbers need not be given: it is what the codes and scales say. */
+static assay_status put_numbers(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden,
+                                const assay_quantize_config *config, const assay_tensor_set *staged,
+                                assay_fixture_reader *candidate)
+{
+    const assay_program *p = plan->c->program;
+    const double *of_tensor = config->format->tensor_scale ? &config->tensor_scale : NULL;
+    const assay_tensor *codes = staged_of(staged, hidden->codes), *scale = staged_of(staged, hidden->scale);
+    const assay_program_line *line = p == NULL ? NULL : assay_program_coded_line(p, hidden->codes->path);
+    for (int i = 0; line != NULL && i < p->line_count; i++) {
+        double *numbers = NULL;
+        if (!p->lines[i].output || p->lines[i].node != line->node) continue;
+        const assay_tensor_entry *output = assay_tensor_list_find(&plan->list, p->lines[i].path);
+        if (output == NULL || assay_fixture_find(candidate, p->lines[i].path) != NULL) continue;
+        MUST(assay_alloc_f64(ctx, p->lines[i].path, codes->count, &numbers));
+        assay_dequantize(ctx, numbers, codes->values, scale->values, of_tensor, config);
+        MUST(assay_fixture_put(ctx, candidate, &output->spec, numbers));
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *candidate,
                                      assay_hidden_codes *codes)
 {
@@ -115,6 +144,7 @@ assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan,
         MUST(take(ctx, candidate, hidden[i].codes, config.format->element, &codes->staged, &taken));
         MUST(take(ctx, candidate, hidden[i].scale, config.format->scale, &codes->staged, &scaled));
         if (!taken || !scaled) codes->staged.items[codes->staged.count - (scaled ? 1 : 2)].written = 0;
+        if (taken && scaled) MUST(put_numbers(ctx, plan, &hidden[i], &config, &codes->staged, candidate));
     }
     return ASSAY_OK;
 }
@@ -181,19 +211,12 @@ static void judge_code(assay_hidden_codes *codes, const block *b, int64_t i)
     if (!ok) describe(codes, b->hidden->codes, b->row, b->first + i, b->codes[i], numbers[1], numbers[0], numbers[2]);
 }
 
-static const assay_tensor *staged_of(const assay_hidden_codes *codes, const assay_tensor_spec *spec)
-{
-    char path[ASSAY_PATH_SIZE];
-    assay_staged_path(spec->path, path);
-    const assay_tensor *tensor = assay_tensor_set_find(&codes->staged, path);
-    return tensor != NULL && assay_tensor_is_complete(tensor) ? tensor : NULL;
-}
-
 static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden, const double *h,
                               const double *tau, assay_hidden_codes *codes)
 {
     assay_quantize_config config;
-    const assay_tensor *mine = staged_of(codes, hidden->codes), *scale = staged_of(codes, hidden->scale);
+    const assay_tensor *mine = staged_of(&codes->staged, hidden->codes),
+                       *scale = staged_of(&codes->staged, hidden->scale);
     MUST(assay_hidden_rules(ctx, plan->c, hidden, &config));
     const int64_t width = config.columns, blocks = assay_block_count(width, config.format->columns);
     for (int64_t i = 0; i < scale->count; i++) {
@@ -232,7 +255,8 @@ assay_status assay_hidden_codes_judge(assay_context *ctx, const assay_plan *plan
     const double deviations = assay_thresholds_of(3 * false_alarm, judged, 0, 0).element;
     for (int i = 0; i < count; i++) {
         char path[ASSAY_PATH_SIZE];
-        if (staged_of(codes, hidden[i].codes) == NULL || staged_of(codes, hidden[i].scale) == NULL) continue;
+        if (staged_of(&codes->staged, hidden[i].codes) == NULL || staged_of(&codes->staged, hidden[i].scale) == NULL)
+            continue;
         assay_spread_path(hidden[i].h->path, path);
         assay_tensor *tau = assay_tensor_set_find(&spread, path);
         for (int64_t k = 0; k < tau->count; k++) tau->values[k] *= deviations;

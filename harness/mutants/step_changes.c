@@ -259,6 +259,17 @@ static bool take_attention(const at *a, assay_step_change_kind change)
     return true;
 }
 
+/* Of scales that are powers of two up or down; of float32 ones that, or not. */
+static bool take_scale_rounding(const at *a)
+{
+    assay_quantize_config *to = &a->to->with.quantise;
+    if (a->step->kind != &graph_kind_quantise_hidden || to->format->scale == ASSAY_FLOAT8_E4M3FN) return false;
+    const assay_scale_rounding other = to->format->scale == ASSAY_FLOAT32 ? ASSAY_SCALE_NEAREST : ASSAY_SCALE_DOWN;
+    to->rounding = to->rounding == ASSAY_SCALE_UP ? other : ASSAY_SCALE_UP;
+    to->subnormal_scale |= to->format->scale == ASSAY_FLOAT32;
+    return true;
+}
+
 static bool take_parameter(const at *a, assay_step_change_kind change)
 {
     const graph_kind *kind = a->step->kind;
@@ -281,6 +292,8 @@ static bool take_parameter(const at *a, assay_step_change_kind change)
         return clamp && set_number(&to->general.a, -INFINITY);
     case ASSAY_STEP_CHANGE_HIGH_IGNORED:
         return clamp && set_number(&to->general.b, INFINITY);
+    case ASSAY_STEP_CHANGE_OTHER_SCALE_ROUNDING:
+        return take_scale_rounding(a);
     case ASSAY_STEP_CHANGE_BIAS_IGNORED:
         a->to->in[2] = a->to->in[3] = 0;
         return kind == &graph_kind_linear && a->step->in[2] != 0;
@@ -476,7 +489,7 @@ static bool change_step(const at *a, assay_step_change_kind change)
     }
 }
 
-/* A step of a recipe, or one that comes in parts, is more than its tensors say. */
+/* A step of a recipe, or one that comes in parts, is more than its tensors say; codes that are spoilt are none of the rules'. */
 bool assay_change_step(const graph *g, int number, int change, graph_step *changed, char *name)
 {
     const graph_step *step = &g->steps[number];
@@ -485,9 +498,9 @@ bool assay_change_step(const graph *g, int number, int change, graph_step *chang
     const at a = {g, step, changed, more};
     *changed = *step;
     if (product && step->with.product.recipe.recipe != NULL) return false;
-    if (g->tensors[step->out[0]].codes || g->tensors[step->out[0]].gradient.name != NULL ||
-        !change_step(&a, (assay_step_change_kind)change))
-        return false;
+    const graph_tensor *made = &g->tensors[step->out[0]];
+    const bool codes = made->codes && change != ASSAY_STEP_CHANGE_OTHER_SCALE_ROUNDING;
+    if (codes || made->gradient.name != NULL || !change_step(&a, (assay_step_change_kind)change)) return false;
     if (name != NULL) snprintf(name, ASSAY_STEP_NAME, "%s%.44s", name_of((assay_step_change_kind)change), more);
     return true;
 }

@@ -31,6 +31,8 @@
     X(HIGH_IGNORED, "high_ignored", "there is no upper bound")                                                         \
     X(WINDOW_LONGER, "window_longer", "the window is one key longer")                                                  \
     X(WINDOW_IGNORED, "window_ignored", "there is no window")                                                          \
+    X(OTHER_SCALE_ROUNDING, "other_scale_rounding",                                                                    \
+      "scales of codes are powers of two rounded the other way, or none")                                              \
     X(SOFT_CAP_IGNORED, "soft_cap_ignored", "there is no soft cap")                                                    \
     /* what it makes is spoilt */                                                                                      \
     X(NEGATED, "negated", "the result has the wrong sign")                                                             \

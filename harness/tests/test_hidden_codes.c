@@ -3,6 +3,7 @@
 
 #include "harness/fixes/hidden_codes.h"
 #include "harness/judge/judge.h"
+#include "harness/operations/hidden.h"
 #include "harness/plan/inputs.h"
 #include "harness/scales/ensemble.h"
 #include "harness/scales/hidden_spread.h"
@@ -13,6 +14,13 @@ TEST_LABELS(catalogue);
 #define SETS "profiles=bf16;checkpoints=['*hidden_codes*']"
 
 typedef enum codes_form { NUMBERS, BITS, PACKED } codes_form;
+
+/* Names of a program's codes are its own. */
+static assay_case *quantising(const char *name)
+{
+    return case_named(name,
+                      strncmp(name, "program/", 8) == 0 ? "profiles=bf16;checkpoints=['*/codes', '*/scale']" : SETS);
+}
 
 static const assay_profile *profile(void)
 {
@@ -64,10 +72,19 @@ static void encode(assay_dtype type, int64_t count, const double *numbers, int32
 
 static void append(trial *t, assay_fixture_writer *writer, const assay_tensor *r, codes_form form)
 {
-    const assay_block_format *format = assay_block_format_by_name(t->c->config.quant_hidden_format.text);
-    const bool hidden = assay_path_is_hidden(r->spec.path), codes = assay_path_ends(r->spec.path, "moe_hidden_codes") ||
-                                                                    assay_path_ends(r->spec.path, "mlp_hidden_codes");
-    const assay_dtype type = codes ? format->element : format->scale;
+    assay_hidden all[ASSAY_MOST_HIDDEN];
+    const int of_case = assay_hidden_list(&t->plan.list, all);
+    bool hidden = false, codes = false;
+    assay_dtype type = ASSAY_FLOAT64;
+    for (int i = 0; i < of_case; i++) {
+        assay_quantize_config rules;
+        const bool is_codes = strcmp(all[i].codes->path, r->spec.path) == 0;
+        if (!is_codes && strcmp(all[i].scale->path, r->spec.path) != 0) continue;
+        assert_ok(&t->ctx, assay_hidden_rules(&t->ctx, t->c, &all[i], &rules));
+        hidden = true;
+        codes = is_codes;
+        type = codes ? rules.format->element : rules.format->scale;
+    }
     assay_tensor_spec spec = r->spec;
     int32_t *bits = calloc((size_t)r->count, sizeof *bits);
     int64_t count = r->count;
@@ -122,7 +139,7 @@ static void check_kernels(const test_folder *folder, const char *name, int kerne
 {
     trial t = {0};
     int others = 0;
-    trial_write(&t, folder, case_named(name, SETS));
+    trial_write(&t, folder, quantising(name));
     for (int number = 0; number < kernels; number++) {
         assay_tensor_set results = {0};
         run(&t, number, NULL, &results);
@@ -148,6 +165,25 @@ TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
     check_kernels(folder, "moe/requantised-fp8", 2, NUMBERS);
     check_kernels(folder, "moe/recipe-deepseek-v3", 4, NUMBERS);
     check_kernels(folder, "deepseek_layer/requantised-fp8", 2, NUMBERS);
+    check_kernels(folder, "program/norm-rope-quantise", 6, BITS);
+    check_kernels(folder, "program/swiglu-quantise", 6, NUMBERS);
+}
+
+/* What a kernel writes is enough: the numbers of an output follow from its codes and scales. */
+TEST_IN_FOLDER(an_output_is_what_its_codes_say)
+{
+    trial t = {0};
+    assay_tensor_set results = {0};
+    trial_write(&t, folder, quantising("program/norm-rope-quantise"));
+    run(&t, 0, NULL, &results);
+    assay_report report = judge(&t, &results, BITS, "outputs/y");
+    check_passes(&report, "codes alone", true);
+    assay_report_free(&report);
+    report = judge(&t, &results, BITS, "scale");
+    assert_int_equal(report.verdict, ASSAY_FAIL);
+    assay_report_free(&report);
+    assay_tensor_set_free(&results);
+    trial_close(&t);
 }
 
 /* The codes and scales of the golden, to be changed. */
@@ -189,12 +225,15 @@ TEST_IN_FOLDER(wrong_codes_are_found)
          "checkpoints/moe_hidden_codes is given without checkpoints/moe_hidden_codes_scale", 0, 0},
         {"moe/requantised-fp8", "staged/checkpoints/mlp_hidden_codes", "mlp_hidden_codes",
          "checkpoints/mlp_hidden_codes_scale is given without checkpoints/mlp_hidden_codes", 0, 0},
+        {"program/norm-rope-quantise", "staged/checkpoints/y/scale", "", "checkpoints/y/scale[0,1,1] is ", 3, 2},
+        {"program/norm-rope-quantise", "staged/checkpoints/y/codes", "", "checkpoints/y/codes[0,0,5] is ", 5, -1},
+        {"program/swiglu-quantise", "staged/checkpoints/q/scale", "", "checkpoints/q/scale[2,0] is ", 2, 1.25},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const planted *p = &table[i];
         trial t = {0};
         assay_tensor_set staged = {0}, results = {0};
-        trial_write(&t, folder, case_named(p->name, SETS));
+        trial_write(&t, folder, quantising(p->name));
         stage(&t, &staged);
         if (p->times != 0) assay_tensor_set_find(&staged, p->path)->values[p->index] *= p->times;
         run(&t, 0, &staged, &results);

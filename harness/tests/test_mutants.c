@@ -285,6 +285,9 @@ static const struct {
     {"gqa", "query_scale_missing sinks_in_lse windows_elsewhere"},
     /* option without a case */
     {"mlp", "requantise_tensor_scale_missing"},
+    /* what quantises is a step, whose rules mutants of steps change */
+    {"program", "requantise_missing requantise_amax_before_activation requantise_scale_rounding_other "
+                "requantise_tensor_scale_missing"},
     /* bits have no gradients */
     {"quantize dequantize", "zero_gradients zero_input_gradients negated_gradients gradients_99"},
     /* and what changes numbers changes none of them */

@@ -15,23 +15,6 @@ static const assay_program_node *operand(check *c, int i)
     return &c->p->nodes[c->node->in[i]];
 }
 
-static int parameter_place(const assay_program_step *step, const char *name)
-{
-    int i = 0;
-    while (step->parameters[i].name != NULL && strcmp(step->parameters[i].name, name) != 0) i++;
-    return i;
-}
-
-double assay_program_number(const assay_program_node *node, const char *parameter)
-{
-    return node->values[parameter_place(node->step, parameter)].number;
-}
-
-const char *assay_program_axes(const assay_program_node *node, const char *parameter)
-{
-    return node->values[parameter_place(node->step, parameter)].text;
-}
-
 /* --- shapes --- */
 
 static assay_status set_axes(check *c, const char *axes)
