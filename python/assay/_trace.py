@@ -1,11 +1,10 @@
 """A program (docs/programs.md) of a function of PyTorch or JAX: what is recorded as it runs on an example, or as JAX traces it.
 
 Each dimension of a tensor is an axis of its own until an operator says that two are the same. What an operator does is written down
-as steps; the letters of axes come last. Casts are dropped: the program is the mathematics, whatever types the function computes it in.
+as steps; the letters of axes come last. Casts are dropped, unless they are meant: the program is the mathematics, whatever types the function computes it in.
 """
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import inspect
@@ -14,9 +13,11 @@ import json
 import linecache
 import os
 import re
+import shutil
 import string
 import sys
 import tempfile
+import weakref
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -103,8 +104,8 @@ class Step:
 
 
 class Tracer:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, casts: bool = False) -> None:
+        self.name, self.casts = name, casts  #: casts: what rounds is a step
         self.place = ("", 0)  #: file and line of what is recorded
         self.inputs: list[tuple[str, Value, str | None]] = []
         self.steps: list[Step] = []
@@ -523,7 +524,8 @@ class Tracer:
         inline(texts, results, {step.name for step in self.steps if step.alone})
         kept = [step for step in self.steps if step.name in texts]
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
-        letters |= set(re.sub(r"[^A-Za-z]", "", "".join(re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()])))))
+        words = re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()]))
+        letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in words if not re.search(r"\d", word))))  # no types
         lines = [f"case: {self.name}", "op: program",
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
         for folder in ("inputs", "weights"):
@@ -716,11 +718,12 @@ class Program:
         path = os.path.join(folder, "program.yml")
         self.save(path)
         try:
-            return case(path, precision=precision, **options)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-                os.rmdir(folder)
+            made = case(path, precision=precision, **options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(made, shutil.rmtree, folder, True)  # a case reads its file again where other results are wanted
+        return made
 
 
 def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
@@ -738,17 +741,17 @@ def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: 
     is traced: there shapes will do, as jax.ShapeDtypeStruct has them.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
-    says how many indices there are for an argument that holds some: {"target": 1000}; else they go up to its largest one. Casts between types
-    are dropped, the only way there is yet. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
+    says how many indices there are for an argument that holds some: {"target": 1000}; else they go up to its largest one. ``casts="keep"``: a cast to
+    a type of fewer bits is a rounding that the function means, and a step; else casts are dropped. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
     """
-    if casts != "drop":
-        raise lib.BadInput(f"trace: casts is {casts!r}, expected drop: a program has no step for a cast")
+    if casts not in ("drop", "keep"):
+        raise lib.BadInput(f"trace: casts is {casts!r}, expected drop or keep")
     library = library_of(function, example)
     if library == "":
         raise lib.BadInput("trace: neither torch nor jax is imported")
     record = importlib.import_module(f"._trace_{library}", __package__).record
     title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
-    tracer = Tracer(title)
+    tracer = Tracer(title, casts == "keep")
     outputs = record(tracer, function, dict(example), set(weights), integers or {})
     return Program(tracer.yaml(outputs, axes or {}, settings))
 

@@ -20,6 +20,14 @@ NEVER_READ = "a program has it within gelu alone"
 Known = Union[Value, "np.ndarray[Any, Any]", "Joined"]
 
 
+def rounds(given: Any, to: Any) -> bool:
+    """Whether a cast loses anything."""
+    if not (jax.numpy.issubdtype(given, np.floating) and jax.numpy.issubdtype(to, np.floating)):
+        return False
+    before, after = jax.numpy.finfo(given), jax.numpy.finfo(to)
+    return bool(after.eps > before.eps or after.max < before.max)
+
+
 class Joined:
     """Indices side by side: x[jnp.arange(T), i]."""
 
@@ -124,6 +132,8 @@ class Walk:
         v, kind = given[0], eqn.outvars[0].aval.dtype.kind
         if isinstance(v, Value) and v.integer != (kind in "biu"):
             raise lib.BadInput("whole numbers as numbers" if v.integer else "numbers as whole numbers")
+        if isinstance(v, Value) and self.t.casts and rounds(eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype):
+            return self.t.map("cast", v, type=eqn.outvars[0].aval.dtype.name)
         return v.seen(v.dims) if isinstance(v, Value) else v
 
     def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int, **_: Any) -> Value:

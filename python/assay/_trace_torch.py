@@ -19,6 +19,14 @@ LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 
 
+def rounds(given: Any, to: Any) -> bool:
+    """Whether a cast loses anything."""
+    if not (given.is_floating_point and to.is_floating_point):
+        return False
+    before, after = torch.finfo(given), torch.finfo(to)
+    return after.eps > before.eps or after.max < before.max
+
+
 class Recorder(TorchDispatchMode):
     def __init__(self, tracer: Tracer, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -79,7 +87,8 @@ class Recorder(TorchDispatchMode):
     def record(self, operator: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | list[Value]:
         t = self.t
         if operator in SAME:
-            return self.of(args[0])
+            value = self.of(args[0])
+            return t.map("cast", value, type=str(out.dtype).split(".")[1]) if t.casts and rounds(args[0].dtype, out.dtype) else value
         handler: Callable[..., Value | list[Value]] | None = getattr(self, "on_" + operator, None)
         if handler is not None:
             return handler(out, *args, **kwargs)

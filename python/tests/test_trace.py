@@ -153,6 +153,24 @@ def test_a_program_reads_like_the_function():
     assert '  y: mul(silu(slice("H->N", h)), slice("H->N", h, first=6))\n' in text
 
 
+def test_casts_that_are_kept_are_roundings():
+    def stored(x, w):
+        h = torch.exp(x).to(torch.bfloat16)
+        return h.float() @ w
+
+    example = {"x": torch.randn(5, 8), "w": torch.randn(8, 3)}
+    assert "cast" not in str(assay.trace(stored, example))
+    program = assay.trace(stored, example, casts="keep", dtype="float32")
+    assert '  h: cast(exp(x), type="bfloat16")\n' in str(program)
+    case = program.case("f32")
+    x, w = (case.inputs(torch)["inputs/" + name] for name in "xw")
+    case.check({"outputs/y": stored(x, w)}, gradients=False)
+    with pytest.raises(assay.Mismatch):
+        case.check({"outputs/y": torch.exp(x) @ w}, gradients=False)
+    with pytest.raises(assay.BadInput, match="casts is 'half', expected drop or keep"):
+        assay.trace(stored, example, casts="half")
+
+
 def test_what_no_program_has_is_refused_with_its_line():
     def transformed(x):
         y = x + 1

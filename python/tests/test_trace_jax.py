@@ -164,9 +164,24 @@ def test_what_no_program_has_is_refused_with_its_line(line, what):
     assert str(refused.value) == f"{__file__}:{first + 1}: {what}"
 
 
-def test_casts_cannot_be_kept_and_integers_want_a_range():
-    with pytest.raises(assay.BadInput, match="casts is 'keep', expected drop"):
-        assay.trace(rotated, {}, casts="keep")
+def test_casts_that_are_kept_are_roundings():
+    def stored(x, w):
+        h = jnp.exp(x).astype(jnp.bfloat16)
+        return h.astype(F32) @ w
+
+    example = {"x": jax.ShapeDtypeStruct((5, 8), F32), "w": jax.ShapeDtypeStruct((8, 3), F32)}
+    assert "cast" not in str(assay.trace(stored, example))
+    program = assay.trace(stored, example, casts="keep", dtype="float32")
+    assert '  h: cast(exp(x), type="bfloat16")\n' in str(program)
+    case = program.case("f32")
+    x, w = (case.inputs(jax)["inputs/" + name] for name in "xw")
+    with jax.default_matmul_precision("highest"):
+        case.check({"outputs/y": stored(x, w)}, gradients=False)
+        with pytest.raises(assay.Mismatch):
+            case.check({"outputs/y": jnp.exp(x) @ w}, gradients=False)
+
+
+def test_integers_want_a_range():
     with pytest.raises(assay.BadInput, match="i: integers of .*: expected how many there are"):
         assay.trace(lambda x, i: x[i], {"x": jax.ShapeDtypeStruct((4, 8), F32), "i": jax.ShapeDtypeStruct((3,), jnp.int32)})
 
