@@ -451,7 +451,8 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
     for (int i = 0; i < draws->base_count; i++) of_operations[place_of(draws->bases[i].op)] += 1.0;
     for (int i = 0; i < draws->operations; i++) {
         const int parts = __builtin_popcount(assay_operations[i]->parts);
-        of_operations[i] = sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (parts > 0 ? parts : 1);
+        /* programs have none, and few backends take them */
+        of_operations[i] = sqrt(of_operations[i]) * support(&draws->of_operations[i]) / (parts > 0 ? parts : 8);
     }
     drawn->operation = pick_weighted(d, of_operations, draws->operations);
     for (int i = 0; i < draws->base_count; i++) {
