@@ -9,7 +9,7 @@ static double lawful_infinity(const assay_case *c, const assay_tensor_spec *spec
 {
     if (spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin")) return INFINITY;
     const bool forward = spec->role == ASSAY_ROLE_OUTPUT || spec->role == ASSAY_ROLE_CHECKPOINT;
-    return forward && assay_path_ends(spec->path, "lse") ? (c->config.empty_row.text[0] == '-' ? -INFINITY : INFINITY)
+    return forward && assay_path_ends(spec->path, "lse") ? (c->config.empty_row.text[0] == 'i' ? INFINITY : -INFINITY)
                                                          : 0.0;
 }
 

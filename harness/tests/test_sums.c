@@ -88,6 +88,12 @@ static const results_of NO_SUMS[] = {
     {"program/every-m*", "*"},
     {"program/every-reduction", "checkpoints/a"},
     {"program/add-norm", "*/s*"},
+    {"program/quantise-rules", "checkpoints/[abc]*"},
+    {"program/quantise-rules", "outputs/c"},
+    /* of few bits: they move where a code does */
+    {"program/norm-rope-quantise", "outputs/y"},
+    {"program/cast", "checkpoints/n"},
+    {"program/cast", "outputs/p"},
     {"program/erf-gelu", "*"},
     {"program/linear-scan", "checkpoints/a"},
     {"program/gated-delta-net", "checkpoints/[gb]*"},
