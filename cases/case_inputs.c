@@ -9,6 +9,7 @@
 #include "cases/case_internal.h"
 #include "cases/yaml_text.h"
 #include "oracle/base/memory.h"
+#include "oracle/program/program.h"
 
 bool assay_distribution_has_range(assay_distribution d)
 {
@@ -140,6 +141,14 @@ static assay_status read_fill(const assay_yaml *y, const yaml_node_t *node, assa
     return check_fill(y, node, input, &has);
 }
 
+/* A program's tensors are filled under their paths, whichever way they are called. */
+static const char *path_called(const assay_case *c, const char *path)
+{
+    const char *slash = strchr(path, '/'), *name = slash == NULL ? path : slash + 1;
+    const assay_program_tensor *tensor = c->program == NULL ? NULL : assay_program_find(c->program, name);
+    return tensor != NULL && (slash == NULL || strcmp(tensor->path, path) == 0) ? tensor->path : path;
+}
+
 /* The place for `path`: where it was before, or a new one at the end. */
 static assay_status place_input(assay_context *ctx, assay_case *c, const char *path, assay_case_input **place)
 {
@@ -161,6 +170,7 @@ assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const cha
     assay_case_input input = {.fill = {.distribution = ASSAY_NORMAL, .scale = 1, .high = 1}};
     assay_case_input *place = NULL;
     assay_status status = ASSAY_OK;
+    path = path_called(c, path);
     if (strlen(path) >= sizeof input.path || !is_tensor_path(path)) {
         return assay_yaml_refuse(y, key_node, "expected a tensor such as x or weights/wi_0 in inputs, found %.60s",
                                  path);

@@ -374,6 +374,25 @@ TEST(a_program_as_text_is_the_same_program)
     assay_cases_free(second, 1);
 }
 
+/* By its name or by its path: the golden's case has one fill of it, and can be read again. */
+TEST(an_input_is_filled_otherwise)
+{
+    static const char *const sets[] = {"inputs.s={values: [5]}", "inputs.inputs/s={values: [6]}"};
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_from(SMALL);
+    for (int i = 0; i < 2; i++) {
+        char *yaml = NULL;
+        assert_ok(&ctx, assay_case_set(&ctx, c, sets[i]));
+        assert_ok(&ctx, assay_case_yaml(&ctx, c, &yaml));
+        assay_case *again = case_from(yaml);
+        const assay_case_input *fill = assay_case_input_of(again, "inputs/s");
+        assert_true(fill->fill.value_count == 1 && fill->values[0] == 5 + i);
+        assay_cases_free(again, 1);
+        free(yaml);
+    }
+    assay_cases_free(c, 1);
+}
+
 TEST(sizes_are_changed_one_after_the_other)
 {
     assay_context ctx = assay_context_default(1);
