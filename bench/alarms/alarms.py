@@ -68,7 +68,7 @@ def by_torch(case, profile, variant):
     import engine_operations
 
     given = Given(case, numpy.float64)
-    given.settings.need_usual(given.tensors)
+    given.settings.need_usual(given.op, given.tensors)
     return engine_operations.run(given.op, given.settings, given.tensors, given.wide, given.expects, profile, variant)
 
 

@@ -42,7 +42,7 @@ class Settings:
         """A ring of one device has shards too: one loss for each."""
         return self.words("mesh") == ["data", "1", "fsdp", "1", "expert", "1"] and self.text.get("use_ring_of_experts") != "true"
 
-    def need_usual(self, tensors, honours=()):
+    def need_usual(self, op, tensors, honours=()):
         """Refuses what few libraries have and this one does not name among `honours`."""
         for key in RARE:
             self.need(key in honours or float(self.text.get(key, RARE[key])) == RARE[key], "no " + key)
@@ -51,6 +51,9 @@ class Settings:
         self.need(not latent or not window or "latent_window" in honours, "no window in latent attention")
         scaled = float(self.text.get("query_pre_attn_scalar", 0)) != 0
         self.need(not latent or not scaled or "latent_scale" in honours, "no scale of its own in latent attention")
+        takes_padding = op in ("mla", "gqa") or op.endswith(("_layer", "_stack"))
+        tokens = tensors["inputs/x"] if takes_padding else np.zeros(0)
+        self.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
 
     def need_no_mesh(self):
         self.need(self.one_device(), "no mesh")
@@ -98,10 +101,7 @@ class Request:
                 self.tensors[name] = elements.astype(float_type)
                 if narrow and kind == "float32":
                     self.wide.add(name)
-            self.settings.need_usual(self.tensors, honours)
-            takes_padding = self.op in ("mla", "gqa") or self.op.endswith(("_layer", "_stack"))
-            tokens = self.tensors["inputs/x"] if takes_padding else np.zeros(0)
-            self.settings.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
+            self.settings.need_usual(self.op, self.tensors, honours)
             self.expects = expects or [p for p in f.attrs["expects"] if p.startswith(RESULTS)]
 
 
