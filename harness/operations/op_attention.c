@@ -46,7 +46,6 @@ static void graph_of(const void *of, bool one_shard, graph *g)
         graph_attend(g, grouped ? "BSNz" : "BSNv", "BNS", query, key, value, segments, sink, &config->attention);
     graph_gives(g, "lse", g->steps[g->tensors[out].step].out[1]);
     graph_gives(g, "attention_out", out);
-    g->bare = true;
     graph_end(g, out);
 }
 

@@ -191,6 +191,7 @@ static assay_status open_run(assay_context *ctx, const assay_operation *operatio
 {
     m->mesh = assay_mesh_of(m->c);
     operation->graph(config, false, &m->g);
+    m->g.unrounded = true;
     graph_open(&m->r, &m->g);
     for (int t = 1; t < m->g.tensor_count; t++)
         if (is_variable(&m->g, t) || m->g.tensors[t].role == GRAPH_INDICES) MUST(read_given(ctx, m, t));
@@ -265,7 +266,8 @@ static assay_status write_output(assay_context *ctx, const block_run *m, int i, 
     const int t = m->g.outputs[i].tensor;
     snprintf(path, sizeof path, "outputs/%s", m->g.outputs[i].name);
     MUST(assay_write_result(ctx, m->out, path, graph_size(&m->g, t), values));
-    if (m->g.bare && t == m->g.result) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(&m->g, t), values);
+    const bool left = m->g.unrounded && !m->g.tensors[t].stored && !assay_path_ends(path, "lse");
+    if (left) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_size(&m->g, t), values);
     return ASSAY_OK;
 }
 

@@ -31,7 +31,6 @@ static void graph_of(const void *config, bool one_shard, graph *g)
     const int x = graph_input(g, "inputs/x", "BSNR");
     const graph_turns turns =
         graph_rotations(g, graph_indices(g, "inputs/positions", "BS"), &((const rope_config *)config)->rope);
-    g->bare = true;
     graph_end(g, graph_rope(g, x, 0, &turns));
 }
 

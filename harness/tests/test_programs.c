@@ -1,6 +1,8 @@
 /* Operations of the catalogue written as programs give their numbers; and what is wrong with a program is said where it stands. */
 #include <math.h>
 
+#include "harness/power/power_test.h"
+#include "harness/scales/ensemble.h"
 #include "harness/tests/golden_trial.h"
 
 /* What an operation is given, by the names that a program has for it: "weights/w0=weights/wi_0 ...". */
@@ -62,7 +64,7 @@ static const pair PAIRS[] = {
     {PROGRAM(
          "B: 2, S: 7, D: 16, H: 24", "x: [B, S, D]", "g: [D, H], u: [D, H], o: [H, D]",
          "\n  gate: product(\"BSD,DH->BSH\", x, g)\n  up: product(\"BSD,DH->BSH\", x, u)\n  h: mul(silu(gate), up)\n",
-         "  y: product(\"BSH,HD->BSD\", h, o)\n"),
+         "  y: product(\"BSH,HD->BSD\", h, o)\nfused: [h]\n"),
      "mlp/silu", "base_emb_dim=16;base_mlp_dim=24;batch=2;sequence=7;fused_mlp=false",
      "weights/g=weights/wi_0/kernel weights/u=weights/wi_1/kernel weights/o=weights/wo/kernel "
      "checkpoints/gate=checkpoints/mlpwi_0 checkpoints/up=checkpoints/mlpwi_1",
@@ -126,7 +128,7 @@ static const pair PAIRS[] = {
              "  g: product(\"BSD,BSKDH->BSKH\", x, gather(wi_0, ids))\n"
              "  u: product(\"BSD,BSKDH->BSKH\", x, gather(wi_1, ids))\n"
              "  o: product(\"BSKH,BSKHD->BSKD\", mul(silu(g), u), gather(wo, ids))\n",
-             "  y: product(\"BSK,BSKD->BSD\", softmax(pick(logits, ids), over=\"K\"), o)\n"),
+             "  y: product(\"BSK,BSKD->BSD\", softmax(pick(logits, ids), over=\"K\"), o)\nfused: [y]\n"),
      "moe/mixtral-dense", "base_emb_dim=24;base_moe_mlp_dim=12;batch=2;sequence=6",
      "weights/gate=weights/gate/kernel routing/ids/top_k=routing/selected_experts", 1e-15},
 };
@@ -175,7 +177,6 @@ static void hold_against(trial *program, trial *operation, const pair *p)
         double largest = 0;
         for (int64_t k = 0; k < its->count; k++)
             largest = fabs(its->values[k]) > largest ? fabs(its->values[k]) : largest;
-        if (getenv("DBG")) printf("%s %s %g %g\n", p->operation, path, own->values[0], its->values[0]);
         assert_close(own->values, its->values, its->count, 0, p->tolerance * largest);
     }
     assert_true(compared > 1);
@@ -197,6 +198,85 @@ TEST(operations_as_programs_give_their_numbers)
         trial_close(&program);
         trial_close(&operation);
     }
+}
+
+/* --- and are judged alike --- */
+
+/* The operation's golden gets what the program's allows its results: error scales and null distributions. Returns how many. */
+static int lend_judgement(const trial *program, trial *operation, const renamed *names)
+{
+    static const char *const folders[] = {"error_scale/bf16/", "null/bf16/"};
+    int lent = 0;
+    for (int i = 0; i < program->golden.count; i++) {
+        const assay_tensor *own = &program->golden.items[i];
+        for (int k = 0; k < 2; k++) {
+            char path[2 * ASSAY_PATH_SIZE], other[ASSAY_PATH_SIZE] = "";
+            const size_t length = strlen(folders[k]);
+            if (strncmp(own->spec.path, folders[k], length) != 0 || own->values == NULL) continue;
+            const char *of = own->spec.path + length;
+            const bool gradient = strncmp(of, "gradients/", 10) == 0;
+            snprintf(path, sizeof path, "%s%s%s", folders[k], gradient ? "gradients/" : "",
+                     name_of(names, gradient ? of + 10 : of, other));
+            assay_tensor *its = assay_tensor_set_find(&operation->golden, path);
+            if (its == NULL) continue; /* a checkpoint which has no name there */
+            assert_int_equal(own->count, its->count);
+            memcpy(its->values, own->values, (size_t)own->count * sizeof *own->values);
+            lent++;
+        }
+    }
+    return lent;
+}
+
+/* *effective grows by the mutants that change anything. */
+static int detected(trial *t, int *effective)
+{
+    assay_power_test found = {0};
+    const assay_profile *bf16 = assay_profile_by_name("bf16");
+    int count = 0;
+    assert_ok(&t->ctx, assay_power_test_run(&t->ctx, &t->plan, &t->golden, bf16, 1e-6, NULL, &found));
+    for (int i = 0; i < found.mutants.count; i++) {
+        const assay_mutant_outcome outcome = found.items[i].outcome;
+        *effective += outcome == ASSAY_MUTANT_DETECTED || outcome == ASSAY_MUTANT_PASSES;
+        count += outcome == ASSAY_MUTANT_DETECTED;
+    }
+    assay_power_test_free(&found);
+    return count;
+}
+
+/* Of an operation's mutants what a program allows tells as many, within 1 %. */
+TEST(programs_judge_as_their_operations)
+{
+    int of_programs = 0, of_operations = 0, effective = 0;
+    for (size_t i = 0; i < sizeof PAIRS / sizeof *PAIRS; i++) {
+        trial program, operation;
+        assay_context ctx = assay_context_default(1);
+        assay_case *c = case_named(PAIRS[i].operation, PAIRS[i].set), *own = case_from(PAIRS[i].program);
+        assay_case *both[] = {c, own};
+        for (int k = 0; k < 2; k++) {
+            assert_ok(&ctx, assay_case_set(&ctx, both[k], "checkpoints=all"));
+            assert_ok(&ctx, assay_case_set(&ctx, both[k], "dtype=bfloat16"));
+            assert_ok(&ctx, assay_case_set(&ctx, both[k], "profiles=bf16"));
+        }
+        trial_evaluate(&operation, c, NULL);
+        trial_plan(&program, own);
+        renamed names = {PAIRS[i].names, operation.source};
+        const assay_source source = {
+            .self = &names, .has = renamed_has, .read = renamed_read, .read_i32 = renamed_read_i32};
+        const assay_sink sink = assay_results_sink(&program.golden);
+        assert_ok(&ctx, assay_plan_tensors(&ctx, &program.golden, &program.plan, &source));
+        assert_ok(&ctx, assay_evaluate(&ctx, &program.plan, &source, &sink));
+        const int as_operation = detected(&operation, &effective);
+        assert_true(lend_judgement(&program, &operation, &names) > 1);
+        const int as_program = detected(&operation, &effective);
+        assert_true(as_program >= as_operation - 1);
+        of_operations += as_operation;
+        of_programs += as_program;
+        trial_close(&program);
+        trial_close(&operation);
+    }
+    print_message("of %d mutants %d are detected as operations, %d as programs\n", effective / 2, of_operations,
+                  of_programs);
+    assert_true(abs(of_programs - of_operations) * 100 <= of_operations);
 }
 
 /* --- what is wrong, and where --- */

@@ -133,8 +133,9 @@ typedef struct graph {
     int output_count;
     graph_output outputs[GRAPH_OUTPUTS];
     int64_t owners; /* of its rows, as many each: the gradients of weights are the sums of theirs, ascending; 0 is 1 */
-    bool
-        bare; /* one step by itself: gradients of its inputs are its caller's to round, and outputs before it runs back */
+    /* What ends is its caller's to round: a gradient of one term that is wanted, and an output that only its own step reads,
+     * when that runs back. */
+    bool unrounded;
     bool reuses;  /* room of what is dropped is used again: a program may have many steps and little work in each */
     bool adds_up; /* sums of gradients are rounded like any other sum besides (vector_sums.h) */
     graph_tensor tensors[GRAPH_TENSORS];
@@ -271,7 +272,6 @@ typedef struct graph_run {
     const int32_t *indices[GRAPH_TENSORS];
     int32_t *chosen[GRAPH_TENSORS]; /* those of them that steps made */
     const int32_t *group_sizes;     /* of products that come in groups; rows beyond these give 0 */
-    bool unrounded;                 /* a gradient that ends is its caller's to round, also of one term */
     double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_TENSORS]; /* quantised_spread.h; NULL: exact */
     double *spare;                                                  /* room of spare_size numbers */
     int64_t spare_size;

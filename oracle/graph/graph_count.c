@@ -17,8 +17,7 @@ bool graph_rounds_gradient(const graph_call *c, int in)
     const graph_run *r = c->run;
     const int tensor = c->step->in[in];
     const bool ends = r->gradient_room[tensor] != NULL, alone = r->terms[tensor] == 0 && r->pending[tensor] == 1;
-    if (c->graph->bare && c->graph->tensors[tensor].step < 0) return false;
-    return !(r->unrounded && ends && alone);
+    return !(c->graph->unrounded && ends && alone);
 }
 
 void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)

@@ -81,7 +81,7 @@ void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i);
 
 /* Shows the gradient of an output, which the run may change, where that is a checkpoint. */
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, int out, double *values);
-/* Whether what the step gives to the gradient of an input is rounded: graph_run.unrounded. */
+/* Whether what the step gives to the gradient of an input is rounded: graph.unrounded. */
 bool graph_rounds_gradient(const graph_call *c, int in);
 
 #endif

@@ -219,8 +219,8 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         round_function(ctx, f, count, dx);
         cancel_terms(ctx, f, count, x, value, dx);
         for (int64_t i = 0; i < count; i++) dx[i] *= c->dy[0][first + i];
-        assay_round(ctx, ASSAY_ROUND_STORAGE, count, dx);
     }
+    graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
 
@@ -334,11 +334,11 @@ static assay_status binary_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-/* dy times the slope along one operand, of all of y. */
-static void terms_of(const assay_context *ctx, const graph_call *c, const pairs *p, int along, double *terms)
+/* dy times the slope along one operand, of all of y; `stored`: a correct kernel may store it before it adds up. */
+static void terms_of(const assay_context *ctx, const graph_call *c, const pairs *p, int along, bool stored,
+                     double *terms)
 {
     const graph_binary f = (graph_binary)c->step->with.general.function;
-    const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < p->loop.rows; row++) {
         const double *a = c->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
@@ -347,24 +347,24 @@ static void terms_of(const assay_context *ctx, const graph_call *c, const pairs 
         double *to = terms + row * p->loop.width;
         for (int64_t i = 0; i < p->loop.width; i++)
             to[i] = dy[i] * slope_along(f, along, a[i * p->step[0]], b[i * p->step[1]]);
-        if (!exact) assay_round(ctx, ASSAY_ROUND_STORAGE, p->loop.width, to);
+        if (stored) assay_round(ctx, ASSAY_ROUND_STORAGE, p->loop.width, to);
     }
 }
 
 static assay_status binary_backward(assay_context *ctx, const graph_call *c)
 {
     const pairs p = pairs_of(c);
+    const graph_binary f = (graph_binary)c->step->with.general.function;
+    const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
     OWNED double *terms = NULL;
     for (int i = 0; i < 2; i++) {
-        const int64_t size = graph_in_size(c->graph, c->step, i);
         const bool same = strcmp(row_in(c, i)->axes, row_out(c)->axes) == 0;
         if (c->dx[i] == NULL) continue;
         if (!same && terms == NULL)
             MUST(assay_alloc_f64(ctx, "terms of a gradient", graph_out_size(c->graph, c->step, 0), &terms));
-        terms_of(ctx, c, &p, i, same ? c->dx[i] : terms);
-        if (same) continue;
-        graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[i]);
+        terms_of(ctx, c, &p, i, !exact && !same, same ? c->dx[i] : terms);
+        if (!same) graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
+        if (!same || !exact) graph_round_gradient(ctx, c, i);
     }
     return ASSAY_OK;
 }
@@ -415,7 +415,7 @@ static assay_status choice_backward(assay_context *ctx, const graph_call *c)
             }
         }
         graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, i), c->dx[i]);
+        graph_round_gradient(ctx, c, i);
     }
     return ASSAY_OK;
 }

@@ -42,7 +42,7 @@ static assay_status order_backward(assay_context *ctx, const graph_call *c)
         memcpy(c->dx[0], c->dy[0], (size_t)size * sizeof(double));
     } else {
         graph_sum(ctx, c->dx[0], row_in(c, 0), c->dy[0], row_out(c));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+        graph_round_gradient(ctx, c, 0);
     }
     return ASSAY_OK;
 }
@@ -180,7 +180,7 @@ static assay_status gather_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = row_in(c, SOURCE)->shape.dims[0], size = graph_in_size(c->graph, c->step, SOURCE);
     add_rows(ctx, c->dx[SOURCE], rows, c->dy[0], c->indices[INDEX], index_count(c), size / rows);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[SOURCE]);
+    graph_round_gradient(ctx, c, SOURCE);
     return ASSAY_OK;
 }
 
@@ -236,7 +236,7 @@ static assay_status pick_backward(assay_context *ctx, const graph_call *c)
     memset(c->dx[SOURCE], 0, (size_t)size * sizeof(double));
     for (int64_t i = 0; i < index_count(c); i++)
         assay_add_scaled(ctx, 1, 1, c->dy[0] + i, c->dx[SOURCE] + picked_from(&p, c, i));
-    if (p.each > 1) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[SOURCE]);
+    if (p.each > 1) graph_round_gradient(ctx, c, SOURCE);
     return ASSAY_OK;
 }
 
@@ -325,7 +325,7 @@ static assay_status convolution_backward(assay_context *ctx, const graph_call *c
             }
         }
     }
-    if (dx != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, SERIES), dx);
+    if (dx != NULL) graph_round_gradient(ctx, c, SERIES);
     return ASSAY_OK;
 }
 

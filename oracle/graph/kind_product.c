@@ -123,14 +123,13 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
         assay_matmul_args args = assay_product_abt(NULL, dy, b, p.m, p.k, p.n);
         args.kind = p.kind;
         MUST(multiply(ctx, c->dx[0], row_of(g, c->step->in[0]), &p.a, args, p.batch));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(g, c->step, 0), c->dx[0]);
+        graph_round_gradient(ctx, c, 0);
     }
     if (c->dx[1] != NULL) {
         assay_matmul_args args = assay_product_atb(NULL, a, dy, p.k, p.n, p.m);
         args.kind = gradient_with(p.kind);
         MUST(multiply(ctx, c->dx[1], row_of(g, c->step->in[1]), &p.b, args, p.batch));
-        if (p.kind == ASSAY_PRODUCT_OTHER)
-            assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(g, c->step, 1), c->dx[1]);
+        if (p.kind == ASSAY_PRODUCT_OTHER) graph_round_gradient(ctx, c, 1);
     }
     return ASSAY_OK;
 }
@@ -217,7 +216,7 @@ static assay_status grouped_backward(assay_context *ctx, const graph_call *c)
     const grouping p = grouping_of(c->graph, c->step);
     if (c->dx[ROWS] != NULL) {
         MUST(multiply_rows(ctx, c, &p, assay_product_abt(c->dx[ROWS], c->dy[0], c->x[MATRICES], p.rows, p.k, p.n)));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, p.rows * p.k, c->dx[ROWS]);
+        graph_round_gradient(ctx, c, ROWS);
     }
     if (c->dx[MATRICES] == NULL) return ASSAY_OK;
     assay_matmul_args args = assay_product_atb(c->dx[MATRICES], c->x[ROWS], c->dy[0], p.k, p.n, 0);
@@ -229,7 +228,7 @@ static assay_status grouped_backward(assay_context *ctx, const graph_call *c)
         args.b += args.k * p.n;
         args.c += p.k * p.n;
     }
-    if (p.kind == ASSAY_PRODUCT_OTHER) assay_round(ctx, ASSAY_ROUND_STORAGE, p.groups * p.k * p.n, c->dx[MATRICES]);
+    if (p.kind == ASSAY_PRODUCT_OTHER) graph_round_gradient(ctx, c, MATRICES);
     return ASSAY_OK;
 }
 

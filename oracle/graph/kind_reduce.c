@@ -95,7 +95,7 @@ static assay_status reduce_backward(assay_context *ctx, const graph_call *c)
     if (with->function == GRAPH_REDUCTION_max) return maxima_backward(ctx, c);
     graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
     for (int64_t i = 0; i < size && with->function == GRAPH_REDUCTION_mean; i++) c->dx[0][i] /= (double)terms_of(c);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
 
@@ -196,7 +196,7 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
             dx[i * l.step] = y[i * l.step] * rest;
         }
     }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
 
@@ -233,7 +233,7 @@ static assay_status logsumexp_backward(assay_context *ctx, const graph_call *c)
             c->dx[0][start + i * l.step] = c->dy[0][line] * share;
         }
     }
-    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
 
@@ -273,7 +273,7 @@ static assay_status running_forward(assay_context *ctx, const graph_call *c)
 static assay_status running_backward(assay_context *ctx, const graph_call *c)
 {
     const assay_status status = running_sum(ctx, c, c->dx[0], c->dy[0], true);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, graph_in_size(c->graph, c->step, 0), c->dx[0]);
+    graph_round_gradient(ctx, c, 0);
     return status;
 }
 
@@ -321,14 +321,13 @@ static assay_status scan_forward(assay_context *ctx, const graph_call *c)
 static assay_status scan_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
-    const int64_t size = graph_in_size(c->graph, c->step, DECAY);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
         scan_back(ctx, &l, c->x[DECAY] + start, c->y[0] + start, c->dy[0] + start, c->dx[DECAY] + start,
                   c->dx[ADDED] + start);
     }
-    for (int i = DECAY; i <= ADDED; i++) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[i]);
+    for (int i = DECAY; i <= ADDED; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;
 }
 

@@ -58,7 +58,7 @@ static assay_status layer_norm_backward(assay_context *ctx, const graph_call *c)
     MUST(assay_alloc_f64(ctx, "normalised rows", size, &n));
     assay_layer_norm_backward(ctx, c->dx[0], c->dx[1], c->dx[2], n, c->dy[0], c->x[0], c->x[1], size / dim, dim,
                               c->step->with.number);
-    if (c->dx[0] != NULL) assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    if (c->dx[0] != NULL) graph_round_gradient(ctx, c, 0);
     free(n);
     return ASSAY_OK;
 }
@@ -84,7 +84,7 @@ static assay_status scale_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t size = graph_in_size(c->graph, c->step, 0);
     times(ctx, c->dx[0], c->dy[0], c->step->with.number, size);
-    assay_round(ctx, ASSAY_ROUND_STORAGE, size, c->dx[0]);
+    graph_round_gradient(ctx, c, 0);
     return ASSAY_OK;
 }
 
@@ -103,8 +103,7 @@ static assay_status weigh_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = graph_in_size(c->graph, c->step, 1), width = graph_in_size(c->graph, c->step, 0) / rows;
     if (c->dx[0] != NULL) assay_weigh_rows(ctx, c->dx[0], c->x[1], c->dy[0], rows, width);
-    if (c->dx[0] != NULL && c->graph->tensors[c->step->out[0]].stored)
-        assay_round(ctx, ASSAY_ROUND_STORAGE, rows * width, c->dx[0]);
+    if (c->dx[0] != NULL && c->graph->tensors[c->step->out[0]].stored) graph_round_gradient(ctx, c, 0);
 #pragma omp parallel for num_threads(ctx->threads) if (c->dx[1] != NULL)
     for (int64_t row = 0; row < (c->dx[1] == NULL ? 0 : rows); row++)
         c->dx[1][row] = assay_dot(ctx, width, c->x[0] + row * width, c->dy[0] + row * width);

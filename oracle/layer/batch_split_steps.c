@@ -18,7 +18,7 @@ static graph *begin(bs_steps *s, const bs_run *run, int first)
     s->shown = 0;
     memset(s->of, 0, sizeof s->of);
     graph_begin(&s->graph, run, axis_size);
-    s->graph.adds_up = true;
+    s->graph.adds_up = s->graph.unrounded = true;
     return &s->graph;
 }
 
@@ -152,7 +152,6 @@ static assay_status open_run(assay_context *ctx, graph_run *r, const bs_layer *a
     const bs_run *run = at->run;
     const int32_t *sizes = b->indices[MB_OWN_COUNTS];
     graph_open(r, &s->graph);
-    r->unrounded = true;
     r->group_sizes = sizes == NULL ? NULL : sizes + shard * run->sizes.local_experts;
     for (int i = 0; i < s->graph.weight_count; i++) graph_lend(r, s->graph.weights[i], weight_part(s, at->w, i, shard));
     for (int t = 0; t < MB_TENSORS; t++) {
