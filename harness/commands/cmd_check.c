@@ -300,8 +300,8 @@ const assay_command assay_command_check = {
     .summary = "two ways of computing the same thing, against each other",
     .details = "The same bits: fused-unfused, remat-kept, threads, chunked-whole (of the embedding).\n"
                "Within 10 error scales of float64: dense-sparse, sparse-fused_moe, capacity-dropless, sharded-whole,\n"
-               "ring-alltoall, chunked-whole (of tokens), mla-absorbed, batchsplit-plain, weight-before-after-wo,\n"
-               "blas-reference. With --backend: its own two forms of each that both are cases, by the rule of the\n"
+               "ring-alltoall, chunked-whole (of tokens), mla-absorbed, attention-chunked, batchsplit-plain,\n"
+               "weight-before-after-wo, blas-reference. With --backend: its own two forms of each that both are cases, by the rule of the\n"
                "profile. A case that has no other form is passed over (docs/further-checks.md).\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
     .least = 1,

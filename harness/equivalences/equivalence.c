@@ -461,6 +461,12 @@ static bool other_absorbed(const assay_case *c, assay_other_form *form)
     return is_op(c, "mla") && c->config.quant_recipe.text[0] == '\0'; /* it has no wkv_b of all heads to quantise */
 }
 
+static bool other_attention_chunks(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_attention_run_in_chunks;
+    return (is_op(c, "mla") || is_op(c, "gqa")) && c->config.quant_recipe.text[0] == '\0'; /* codes may move by one */
+}
+
 /* Where heads may share keys: the kernel, and the layers that have its projections. */
 static bool may_share(const assay_case *c)
 {
@@ -551,6 +557,7 @@ const assay_equivalence assay_equivalences[] = {
     {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},
     {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
     {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},
+    {"attention-chunked", "keys in chunks, whose states are merged by their log-sum-exp, or all at once", ASSAY_HOLDS_SCALES, false, other_attention_chunks},
     {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
     {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
