@@ -5,8 +5,10 @@
 
 #include "harness/equivalences/copied_heads.h"
 #include "harness/equivalences/other_runs.h"
+#include "harness/operations/op_block.h"
 #include "harness/operations/op_support.h"
 #include "oracle/arithmetic/arithmetic.h"
+#include "oracle/blocks/attention_chunks.h"
 #include "oracle/layer/batch_split_function.h"
 
 static bool is_op(const assay_case *c, const char *name)
@@ -461,9 +463,22 @@ static bool other_absorbed(const assay_case *c, assay_other_form *form)
     return is_op(c, "mla") && c->config.quant_recipe.text[0] == '\0'; /* it has no wkv_b of all heads to quantise */
 }
 
+/* Three chunks, the last one shorter where they do not come out even. */
+static assay_status in_chunks(assay_context *ctx, const void *config, graph_run *r, double *y)
+{
+    (void)config;
+    return assay_attention_chunks_forward(ctx, y, r, (graph_axis(r->graph, 'S') + 2) / 3);
+}
+
+static assay_status run_in_chunks(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                  const assay_sink *out)
+{
+    return assay_block_run_as(ctx, assay_operation_by_name(c->op), c, in, out, in_chunks);
+}
+
 static bool other_attention_chunks(const assay_case *c, assay_other_form *form)
 {
-    form->run = assay_attention_run_in_chunks;
+    form->run = run_in_chunks;
     return (is_op(c, "mla") || is_op(c, "gqa")) && c->config.quant_recipe.text[0] == '\0'; /* codes may move by one */
 }
 

@@ -6,7 +6,6 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/blocks/attention_chunks.h"
 #include "oracle/mesh/head_shards.h"
 
 static bool is_sharded(const assay_case *c)
@@ -348,19 +347,6 @@ assay_status assay_block_run_as(assay_context *ctx, const assay_operation *opera
     MUST(assay_alloc_f64(ctx, "outputs/y", graph_size(&m.g, m.g.result), &y));
     MUST(form(ctx, &config, &m.r, y));
     return write_output(ctx, &m, 0, y);
-}
-
-/* Three of them, the last one shorter where they do not come out even. */
-static assay_status in_chunks(assay_context *ctx, const void *config, graph_run *r, double *y)
-{
-    (void)config;
-    return assay_attention_chunks_forward(ctx, y, r, (graph_axis(r->graph, 'S') + 2) / 3);
-}
-
-assay_status assay_attention_run_in_chunks(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                           const assay_sink *out)
-{
-    return assay_block_run_as(ctx, assay_operation_by_name(c->op), c, in, out, in_chunks);
 }
 
 double assay_block_flops(const assay_operation *operation, const void *config, bool backward)

@@ -156,9 +156,6 @@ assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case
 /* outputs/y of an mla case by its absorbed form. */
 assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out);
-/* outputs/y of an mla or gqa case whose keys come in chunks (oracle/blocks/attention_chunks.h). */
-assay_status assay_attention_run_in_chunks(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                           const assay_sink *out);
 
 /* Whether rows of no group count for the scales of its recipe. */
 bool assay_gmm_counts_all_rows(const assay_case *c);
