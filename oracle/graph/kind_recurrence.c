@@ -130,20 +130,51 @@ static assay_status forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
+/* sum over i and j of a[i] m[i,j] b[j] */
+static double between(const sizes *s, const double *a, const double *m, const double *b)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < s->k; i++)
+        for (int64_t j = 0; j < s->v; j++) sum += a[i] * m[i * s->v + j] * b[j];
+    return sum;
+}
+
+static double dot(int64_t count, const double *a, const double *b)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* Kernels of chunks have the gradients of sums of gates, and add these up from the end of a chunk on: dgate_t = dgate_{t+1} + <y_t, dy_t> -
+ * <dvalue_t, value_t>. `off` is by how much that is off, of what was rounded, where dgate_t itself may be 0. */
+static double gate_as_sum(const assay_context *ctx, double dgate, double *off)
+{
+    const double exact = dgate + *off;
+    double sum = exact;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+    *off += sum - exact;
+    return sum;
+}
+
 /* Token i; dstate: the gradient of its state from later ones, and then of the state before it. */
 static assay_status token_back(assay_context *ctx, const graph_call *c, const sizes *s, const trail *t, int64_t i,
-                               int64_t row, double *dstate, double *decayed)
+                               int64_t row, double *dstate, double *decayed, double *off)
 {
+    const bool emulated = ctx->emulation != NULL;
     const int64_t size = s->k * s->v;
-    const double *state = t->states + (i + 1) * size, *key = c->x[KEY] + row * s->k, *dy = c->dy[0] + row * s->v;
+    const double *state = t->states + (i + 1) * size, *query = c->x[QUERY] + row * s->k, *key = c->x[KEY] + row * s->k,
+                 *value = c->x[VALUE] + row * s->v, *dy = c->dy[0] + row * s->v;
     double *dkey = c->dx[KEY] + row * s->k, *dvalue = c->dx[VALUE] + row * s->v;
     const assay_matmul_args dquery = assay_product_abt(c->dx[QUERY] + row * s->k, dy, state, 1, s->k, s->v);
     MUST(assay_matmul(ctx, &dquery));
-    MUST(write_state(ctx, dstate, c->x[QUERY] + row * s->k, dy, s));
+    if (emulated) *off += dot(s->k, query, c->dx[QUERY] + row * s->k) - between(s, query, state, dy);
+    MUST(write_state(ctx, dstate, query, dy, s));
     MUST(read_state(ctx, dvalue, key, dstate, s));
     c->dx[BETA][row] = assay_dot(ctx, s->v, dvalue, t->u + i * s->v);
     for (int64_t j = 0; j < s->v; j++) dvalue[j] *= c->x[BETA][row];
     assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, dvalue);
+    if (emulated) *off -= dot(s->v, dvalue, value) - c->x[BETA][row] * between(s, key, dstate, value);
     for (int64_t j = 0; j < s->v; j++) decayed[size + j] = -dvalue[j];
     const double *drest = decayed + size;
     decay_state(ctx, decayed, state - size, t->decay[i], s);
@@ -154,6 +185,7 @@ static assay_status token_back(assay_context *ctx, const graph_call *c, const si
     MUST(assay_matmul(ctx, &dkeys));
     MUST(write_state(ctx, dstate, key, drest, s));
     c->dx[GATE][row] = assay_dot(ctx, size, dstate, decayed);
+    if (emulated) c->dx[GATE][row] = gate_as_sum(ctx, c->dx[GATE][row], off);
     decay_state(ctx, dstate, dstate, t->decay[i], s);
     return ASSAY_OK;
 }
@@ -170,8 +202,12 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     for (int64_t line = 0; line < s.series * s.heads; line++) {
         const int64_t first = first_row(&s, line);
         MUST(run_states(ctx, c, &s, first, &t));
+        double off = 0;
         memset(dstate, 0, (size_t)size * sizeof *dstate);
-        for (int64_t i = s.tokens; i-- > 0;) MUST(token_back(ctx, c, &s, &t, i, first + i * s.heads, dstate, decayed));
+        for (int64_t i = s.tokens; i-- > 0;) {
+            if (i % CHUNK == CHUNK - 1) off = 0;
+            MUST(token_back(ctx, c, &s, &t, i, first + i * s.heads, dstate, decayed, &off));
+        }
     }
     for (int i = QUERY; i <= BETA; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;

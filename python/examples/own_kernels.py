@@ -1,6 +1,7 @@
 """Kernels for programs of the catalogue (assay list 'program/*'), each with a wrong form: what a kernel of one's own looks like to assay.
 
-They compute in float32 and store once, as fused kernels do; autograd runs them back.
+They compute in float32 and store once, as fused kernels do; autograd runs them back. What a kernel has of the program's steps it gives as well: so a
+report names the first step that is wrong.
 """
 import torch
 import torch.nn.functional as F
@@ -29,19 +30,21 @@ def rope(x, positions, theta, turn=1.0):
 def norm_rope(g, turn=1.0):
     x, positions, scale, w = wide(g, "x", "positions", "scale", "w")
     q = torch.einsum("td,dnr->tnr", rms_norm(x, scale), w)
-    return {"y": rope(q, positions, 10000.0, turn)}
+    return {"checkpoints/q": q, "y": rope(q, positions, 10000.0, turn)}
 
 
 def qk_norm_rope(g, swapped=False):
     q, k, positions, q_scale, k_scale = wide(g, "q", "k", "positions", "q_scale", "k_scale")
     if swapped:
         q_scale, k_scale = k_scale, q_scale
-    return {"query": rope(rms_norm(q, q_scale), positions, 1e6), "key": rope(rms_norm(k, k_scale), positions, 1e6)}
+    qn, kn = rms_norm(q, q_scale), rms_norm(k, k_scale)
+    return {"checkpoints/qn": qn, "checkpoints/kn": kn, "query": rope(qn, positions, 1e6), "key": rope(kn, positions, 1e6)}
 
 
 def swiglu(g, act=F.silu):
     x, token_scale, gate, up = wide(g, "x", "token_scale", "gate", "up")
-    return {"h": act(x @ gate) * (x @ up) * token_scale[:, None]}
+    g, u = x @ gate, x @ up
+    return {"checkpoints/g": g, "checkpoints/u": u, "h": act(g) * u * token_scale[:, None]}
 
 
 def add_norm(g, of_sum=True):
@@ -58,14 +61,16 @@ def cross_entropy(g, columns=None):
 
 def lora(g, alpha=2.0):
     x, w, a, b = wide(g, "x", "w", "a", "b")
-    return {"y": x @ w + alpha * (x @ a) @ b}
+    low = x @ a
+    return {"checkpoints/low": low, "y": x @ w + alpha * low @ b}
 
 
 def causal_conv(g, shift=0):
     x, taps = wide(g, "x", "taps")
     k = taps.shape[1]
     padded = F.pad(x.transpose(1, 2), (k - 1 - shift, shift))
-    return {"y": F.silu(F.conv1d(padded, taps[:, None], groups=taps.shape[0])).transpose(1, 2)}
+    v = F.conv1d(padded, taps[:, None], groups=taps.shape[0]).transpose(1, 2)
+    return {"checkpoints/v": v, "y": F.silu(v)}
 
 
 def merge_states(g, base=1.0):
@@ -80,7 +85,7 @@ def hyper_connections(g, rounds=2):
     for _ in range(rounds):
         m = m / m.sum(1, keepdim=True)
         m = m / m.sum(0, keepdim=True)
-    return {"y": torch.einsum("ij,tjd->tid", m, streams)}
+    return {"checkpoints/h": m, "y": torch.einsum("ij,tjd->tid", m, streams)}
 
 
 def top_k_softmax(g, over_all=False):
@@ -88,30 +93,106 @@ def top_k_softmax(g, over_all=False):
     logits = x @ gate
     best, ids = torch.topk(logits, 3, dim=-1)
     p = torch.softmax(logits, -1).gather(-1, ids) if over_all else torch.softmax(best, -1)
-    return {"y": torch.einsum("tk,tkf->tf", p, experts[ids]), "routing/ids/top_k": ids.to(torch.int32)}
+    y = torch.einsum("tk,tkf->tf", p, experts[ids])
+    return {"checkpoints/logits": logits, "routing/ids/top_k": ids.to(torch.int32), "checkpoints/weights": p, "y": y}
 
 
-# the kernel, its wrong form, and what that is
+def e4m3(x):
+    """The nearest numbers of float8_e4m3fn, which not every PyTorch has."""
+    step = torch.ldexp(torch.ones_like(x), torch.frexp(x)[1].clamp(min=-5) - 4)
+    return (torch.round(x / step) * step).clamp(-448, 448)
+
+
+def norm_rope_quantise(g, rounded_up=0):
+    """MXFP8: blocks of 32 with a power of two each."""
+    x, positions, scale, w = wide(g, "x", "positions", "scale", "w")
+    q = torch.einsum("td,dnr->tnr", rms_norm(x, scale), w)
+    turned = rope(q, positions, 10000.0)
+    blocks = turned.unflatten(-1, (-1, 32))
+    exponent = torch.frexp(blocks.abs().amax(-1))[1] - 9 + rounded_up  # 2^8 is e4m3's largest power of two
+    factor = torch.ldexp(torch.ones_like(blocks[..., 0]), exponent)
+    codes = e4m3(blocks.detach() / factor[..., None])
+    y = turned + ((codes * factor[..., None]).flatten(-2) - turned).detach()  # the gradient goes straight through
+    return {"checkpoints/q": q, "checkpoints/y/codes": codes.flatten(-2), "checkpoints/y/scale": factor, "y": y}
+
+
+def swiglu_quantise(g, of_activation=False):
+    """A scale for each token, which has less than 128 numbers."""
+    x, gate, up, down = wide(g, "x", "gate", "up", "down")
+    a, b = x @ gate, x @ up
+    h = F.silu(a) * b
+    factor = (F.silu(a) if of_activation else h).detach().abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    codes = e4m3(h.detach() / factor)
+    taken = h + (codes * factor - h).detach()
+    return {"checkpoints/g": a, "checkpoints/u": b, "checkpoints/q/codes": codes, "checkpoints/q/scale": factor, "y": taken @ down}
+
+
+def gated_delta_net(g, chunk=16, stale=False):
+    """The gated delta rule a chunk at a time: what its tokens write is found at once, from the state before them."""
+    q, k, v, a, b, rate, bias = wide(g, "q", "k", "v", "a", "b", "A_log", "dt_bias")
+    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    query, gate, beta = q / q.shape[-1] ** 0.5, -F.softplus(a + bias) * rate.exp(), torch.sigmoid(b)
+    state, parts = q.new_zeros(*q.shape[:1], *q.shape[2:], v.shape[-1]), []  # [B,N,K,V]
+    for first in range(0, q.shape[1], chunk):
+        own = slice(first, first + chunk)
+        qc, kc, vc, bc = (x[:, own].transpose(1, 2) for x in (query, k, v, beta[..., None]))  # [B,N,C,..]
+        total = gate[:, own].transpose(1, 2).cumsum(-1)
+        ones = torch.ones(total.shape[-1], total.shape[-1])
+        decay = torch.exp((total[..., :, None] - total[..., None, :]).tril()).tril()
+        system = ones.diag().diag() + (bc * (kc @ kc.transpose(-1, -2)) * decay).tril(-1)
+        written = torch.linalg.solve(system, bc * (vc - total.exp()[..., None] * (kc @ state)))
+        parts.append(total.exp()[..., None] * (qc @ state) + (qc @ kc.transpose(-1, -2) * decay) @ written)
+        last = total[..., -1:, None]
+        kept = state if stale else last.exp() * state
+        state = kept + (kc * (last - total[..., None]).exp()).transpose(-1, -2) @ written
+    steps = {"checkpoints/query": query, "checkpoints/key": k, "checkpoints/gate": gate, "checkpoints/beta": beta}
+    return {**steps, "y": torch.cat(parts, 2).transpose(1, 2)}
+
+
+def transformer_layer(g, window=6):
+    x, positions, segments, pre, post, wq, wk, wv, wo, gate, up, down = wide(
+        g, "x", "positions", "segment_ids", "pre", "post", "wq", "wk", "wv", "wo", "gate", "up", "down")
+    n = rms_norm(x, pre)
+    q, k = (rope(torch.einsum("bsd,dnh->bsnh", n, w), positions, 5e5) for w in (wq, wk))
+    v = torch.einsum("bsd,dkh->bskh", n, wv)
+    keys, values = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
+    place = torch.arange(x.shape[1])
+    seen = (place[:, None] >= place) & (place[:, None] - place < window) & (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] != 0)
+    scores = torch.einsum("bsnh,btnh->bnst", q, keys) / q.shape[-1] ** 0.5
+    p = torch.softmax(scores.masked_fill(~seen[:, None], -1e30), -1) * seen[:, None]
+    o = torch.einsum("bnst,btnh->bsnh", p, values)
+    r = x + torch.einsum("bsnh,nhd->bsd", o, wo)
+    m = rms_norm(r, post)
+    h = F.silu(m @ gate) * (m @ up)
+    names = {"n": n, "q": q, "k": k, "v": v, "o": o, "r": r, "m": m, "h": h}
+    return {**{"checkpoints/" + name: t for name, t in names.items()}, "y": r + h @ down}
+
+
+# the kernel, its wrong form, what that is, and the step that a report names
 KERNELS = {
-    "norm-rope": (norm_rope, {"turn": -1.0}, "it turns the other way"),
-    "qk-norm-rope": (qk_norm_rope, {"swapped": True}, "each has the other's scale"),
-    "swiglu": (swiglu, {"act": torch.sigmoid}, "a sigmoid for SiLU"),
-    "add-norm": (add_norm, {"of_sum": False}, "the norm of x alone"),
-    "cross-entropy": (cross_entropy, {"columns": 128}, "the last columns, no whole tile, are missed"),
-    "lora": (lora, {"alpha": 1.0}, "the adapter's factor is left out"),
-    "causal-conv": (causal_conv, {"shift": 1}, "it sees the next token"),
-    "merge-states": (merge_states, {"base": 0.6931471805599453}, "log-sum-exps are taken for base 2"),
-    "hyper-connections": (hyper_connections, {"rounds": 1}, "one round too few"),
-    "top-k-softmax": (top_k_softmax, {"over_all": True}, "the softmax is over all, and the best are not renormalised"),
+    "norm-rope": (norm_rope, {"turn": -1.0}, "it turns the other way", "outputs/y"),
+    "qk-norm-rope": (qk_norm_rope, {"swapped": True}, "each has the other's scale", "checkpoints/qn"),
+    "swiglu": (swiglu, {"act": torch.sigmoid}, "a sigmoid for SiLU", "outputs/h"),
+    "add-norm": (add_norm, {"of_sum": False}, "the norm of x alone", "outputs/y"),
+    "cross-entropy": (cross_entropy, {"columns": 128}, "the last columns, no whole tile, are missed", "outputs/loss"),
+    "lora": (lora, {"alpha": 1.0}, "the adapter's factor is left out", "outputs/y"),
+    "causal-conv": (causal_conv, {"shift": 1}, "it sees the next token", "checkpoints/v"),
+    "merge-states": (merge_states, {"base": 0.6931471805599453}, "log-sum-exps are taken for base 2", "outputs/out"),
+    "hyper-connections": (hyper_connections, {"rounds": 1}, "one round too few", "checkpoints/h"),
+    "top-k-softmax": (top_k_softmax, {"over_all": True}, "the softmax is over all, and the best are not renormalised", "checkpoints/weights"),
+    "norm-rope-quantise": (norm_rope_quantise, {"rounded_up": 1}, "scales are rounded up", "checkpoints/y/scale"),
+    "swiglu-quantise": (swiglu_quantise, {"of_activation": True}, "a token's scale is that of the activation alone", "checkpoints/q/scale"),
+    "gated-delta-net": (gated_delta_net, {"stale": True}, "the state is not decayed where a chunk ends", "outputs/y"),
+    "transformer-layer": (transformer_layer, {"window": 99}, "the window is left out", "checkpoints/o"),
 }
 
 
 def run(name, case, **how):
-    """What case.check takes: outputs in the case's type, statistics and indices as they are, and gradients."""
+    """What case.check takes: outputs in the case's type, statistics, steps and indices as they are, and gradients."""
     given = case.inputs(torch, requires_grad=True)
     kernel = KERNELS[name][0]
     made = kernel(given, **how)
     dtype = next(x.dtype for path, x in given.items() if x.is_floating_point())
-    outputs = {"outputs/" + n if "/" not in n else n: y if n == "lse" or not y.is_floating_point() else y.to(dtype) for n, y in made.items()}
-    differentiable = {path: y for path, y in outputs.items() if y.is_floating_point()}
+    outputs = {"outputs/" + n if "/" not in n else n: y if n == "lse" or "/" in n else y.to(dtype) for n, y in made.items()}
+    differentiable = {path: y for path, y in outputs.items() if path.startswith("outputs/")}
     return {**outputs, **case.backward(differentiable, given)}

@@ -10,12 +10,14 @@ from own_kernels import KERNELS, run
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name, precision):
     dtype = {"bf16": "bfloat16", "f32": "float32"}[precision]
-    case = assay.case("program/" + name, precision=precision, dtype=dtype)
+    case = assay.case("program/" + name, precision=precision, dtype=dtype, checkpoints="all")
     case.check(run(name, case))
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_wrong_form(name):
-    case = assay.case("program/" + name, precision="bf16")
-    with pytest.raises(assay.Mismatch, match="^FAIL program/"):
-        case.check(run(name, case, **KERNELS[name][1]))
+def test_wrong_form_is_named_by_its_step(name):
+    _, how, _, step = KERNELS[name]
+    case = assay.case("program/" + name, precision="bf16", checkpoints="all")
+    with pytest.raises(assay.Mismatch) as wrong:
+        case.check(run(name, case, **how))
+    assert wrong.value.report.first_wrong == step
