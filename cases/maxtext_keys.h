@@ -26,7 +26,8 @@ enum {
     ASSAY_PART_SHARING = 1 << 12,  /* attention whose heads may share keys, with windows and sinks */
     ASSAY_PART_QUANTIZE = 1 << 13,
     ASSAY_PART_DEQUANTIZE = 1 << 14,
-    ASSAY_PART_MERGE = 1 << 15, /* of states of attention */
+    ASSAY_PART_MERGE = 1 << 15,  /* of states of attention */
+    ASSAY_PART_DECODE = 1 << 16, /* attention of few tokens over a cache */
 };
 
 /* index, key, values that change nothing ("|" between them; "[]" is an empty list), parts that others would change. */

@@ -68,6 +68,9 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const QUANT_LAYOUTS[] = {"row_major", "swizzled_128x4", NULL};
     static const char *const LSE_BASES[] = {"e", "2", NULL};
     static const char *const EMPTY_ROWS[] = {"-inf", "inf", NULL};
+    static const char *const LSE_LAYOUTS[] = {"BNS", "BSN", NULL};
+    static const char *const KV_LAYOUTS[] = {"NHD", "HND", NULL};
+    static const char *const ATTN_IMPLS[] = {"absorb", "naive", NULL};
     static const char *const SCOPES[] = {"sequence", "batch", "global", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
     static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
@@ -91,6 +94,9 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "load_balance_loss_scope") == 0) return SCOPES;
     if (strcmp(key->name, "lse_base") == 0) return LSE_BASES;
     if (strcmp(key->name, "empty_row") == 0) return EMPTY_ROWS;
+    if (strcmp(key->name, "lse_layout") == 0) return LSE_LAYOUTS;
+    if (strcmp(key->name, "kv_layout") == 0) return KV_LAYOUTS;
+    if (strcmp(key->name, "attn_impl") == 0) return ATTN_IMPLS;
     if (strcmp(key->name, "decoder_layer_input") == 0) return POLICIES + 1; /* where recomputation starts from */
     for (size_t i = 0; i < sizeof checkpoints / sizeof *checkpoints; i++) {
         if (strcmp(key->name, checkpoints[i]) != 0) continue;

@@ -81,6 +81,16 @@
     X(I, num_states, 2)                                                                                                \
     X(S, lse_base, "e")                                                                                                \
     X(S, empty_row, "-inf")                                                                                            \
+    X(S, lse_layout, "BNS")                                                                                            \
+    X(I, cache_length, 0)                                                                                              \
+    X(I, pagedattn_num_pages, 0) /* no pages */                                                                        \
+    X(I, pagedattn_tokens_per_page, 32)                                                                                \
+    X(I, pagedattn_max_pages_per_group, -1) /* as many as cache_length needs */                                        \
+    X(I, pagedattn_page_stride, 0)          /* as many rows as keys */                                                 \
+    X(I, block_table_padding, -1)                                                                                      \
+    X(S, kv_layout, "NHD")                                                                                             \
+    X(S, attn_impl, "absorb")                                                                                          \
+    X(I, num_kv_splits, 0)                                                                                             \
     X(B, use_qk_norm, false)                                                                                           \
     X(B, fused_qkv, false)                                                                                             \
     X(D, query_pre_attn_scalar, 0.0) /* as the block has it */                                                         \

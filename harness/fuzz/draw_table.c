@@ -16,6 +16,7 @@
 #define GROUPS ASSAY_PART_GROUPS
 #define SORT (ASSAY_PART_SORT | ASSAY_PART_COMBINE)
 #define SHARING ASSAY_PART_SHARING
+#define DECODE ASSAY_PART_DECODE
 #define GATED (MLP | EXPERTS)
 #define QUANTIZED (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)
 #define ALL (~0u)
@@ -40,9 +41,9 @@ const assay_draw_key assay_draw_keys[] = {
     {"base_num_kv_heads", GROUPED | SHARING, 5, "1 2 3 4"},
     {"head_dim", GROUPED | SHARING, 5, "2 4 6 16 62 64 66 128"},
     {"q_lora_rank", LATENT, 5, "0 1-9 edge"},
-    {"kv_lora_rank", LATENT, 5, "1-9 edge"},
+    {"kv_lora_rank", LATENT | DECODE, 5, "1-9 edge"},
     {"qk_nope_head_dim", ATTENTION | LATENT, 5, "1-9 edge 128"},
-    {"qk_rope_head_dim", ROPE, 5, "2 4 6 8 10 16 64"},
+    {"qk_rope_head_dim", ROPE | DECODE, 5, "2 4 6 8 10 16 64"},
     {"v_head_dim", ATTENTION | LATENT, 6, "1-9 edge 96"},
     {"base_num_decoder_layers", LAYER, 3, "1 2 3 4"},
     {"first_num_dense_layers", LAYER, 2, "0 1 2"},
@@ -114,15 +115,25 @@ const assay_draw_key assay_draw_keys[] = {
     {"attention_sink", GROUPED | SHARING | ASSAY_PART_MERGE, 3, "true false"},
     {"attention_bias", GROUPED, 3, "true false"},
     {"num_states", ASSAY_PART_MERGE, 2, "1 2-9"},
-    {"lse_base", ASSAY_PART_MERGE, 2, "e 2"},
-    {"empty_row", ASSAY_PART_MERGE, 1, "-inf inf"},
+    {"lse_base", ASSAY_PART_MERGE | DECODE, 2, "e 2"},
+    {"empty_row", ASSAY_PART_MERGE | DECODE, 1, "-inf inf"},
+    {"lse_layout", DECODE, 1, "BNS BSN"},
+    {"cache_length", DECODE, 2, "1-9 edge"},
+    {"pagedattn_num_pages", DECODE, 3, "0;pagedattn_page_stride=0;cache_length=13 40"},
+    {"pagedattn_tokens_per_page", DECODE, 3, "1 2 4 7 16 64"},
+    {"pagedattn_max_pages_per_group", DECODE, 2, "1 2 3 7"},
+    {"pagedattn_page_stride", DECODE, 1, "0 17 65"},
+    {"block_table_padding", DECODE, 1, "-1 2147480000"},
+    {"kv_layout", DECODE, 2, "NHD HND"},
+    {"attn_impl", DECODE, 2, "absorb naive;num_kv_splits=0"},
+    {"num_kv_splits", DECODE, 3, "0 1 2-9"},
     {"use_qk_norm", GROUPED, 3, "true false"},
     {"fused_qkv", GROUPED, 2, "true false"},
     {"sliding_window_size", SHARING | LATENT, 4, "0 1 2-9 edge"},
     {"attn_logits_soft_cap", ATTENTION, 3, "0 1 30 50"},
     {"partial_rotary_factor", GROUPED, 3, "1 0.5 0.25"},
-    {"query_pre_attn_scalar", LATENT | GROUPED, 3, "0 1 0.125"},
-    {"mscale", LATENT | ROPE, 3, "1 0.707 0.1"},
+    {"query_pre_attn_scalar", LATENT | GROUPED | DECODE, 3, "0 1 0.125"},
+    {"mscale", LATENT | ROPE | DECODE, 3, "1 0.707 0.1"},
     {"rope_type", ROPE, 4, "default yarn"},
     {"rope_factor", ROPE, 3, "1 4 32 40"},
     {"rope_interleave", ROPE, 5, "true false"},

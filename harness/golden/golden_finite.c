@@ -9,8 +9,9 @@ static double lawful_infinity(const assay_case *c, const assay_tensor_spec *spec
 {
     if (spec->role == ASSAY_ROLE_ROUTING && assay_path_ends(spec->path, "margin")) return INFINITY;
     const bool forward = spec->role == ASSAY_ROLE_OUTPUT || spec->role == ASSAY_ROLE_CHECKPOINT;
-    return forward && assay_path_ends(spec->path, "lse") ? (c->config.empty_row.text[0] == 'i' ? INFINITY : -INFINITY)
-                                                         : 0.0;
+    const bool lse = assay_path_ends(spec->path, "lse") || assay_path_ends(spec->path, "partial_lse");
+    if (!forward || !lse) return 0.0;
+    return c->config.empty_row.text[0] == 'i' ? INFINITY : -INFINITY;
 }
 
 static bool must_be_finite(assay_tensor_role role)

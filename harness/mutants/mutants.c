@@ -38,6 +38,7 @@
 #define ATTENTION ASSAY_PART_ATTENTION
 #define SHARING ASSAY_PART_SHARING
 #define MERGE ASSAY_PART_MERGE
+#define DECODE ASSAY_PART_DECODE
 #define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
 #define LAYER ASSAY_PART_LAYER
 #define GROUPS ASSAY_PART_GROUPS
@@ -568,6 +569,41 @@ const assay_mutant assay_mutants[] = {
      ASSAY_IN_BLOCKS, REPLACED("sinks", NO_SINK), .takes = {.of = "gradients"}},
     {"merge_unweighed", "the parts of attention weigh alike, whatever their log-sum-exp", "", MERGE, ASSAY_IN_BLOCKS,
      REPLACED("partial_lse", 1)},
+    /* a few tokens over a cache */
+    {"scale_of_latent", "scores are scaled by the width of the absorbed query (576^-1/2)", "61", DECODE,
+     ASSAY_IN_BLOCKS, CHANGED("latent scale")},
+    {"value_of_last_numbers", "the value is the last numbers of a latent key, not the first", "61", DECODE,
+     ASSAY_IN_BLOCKS, CHANGED("last numbers")},
+    {"empty_row_other", "where there is no key lse is the other infinity", "62", MERGE | DECODE, ASSAY_IN_BLOCKS,
+     TEXT(empty_row, "inf>-inf -inf>inf")},
+    {"empty_split_nan", "a split without keys holds NaN, which its weight of 0 does not take out", "62", DECODE,
+     ASSAY_IN_BLOCKS, CHANGED("empty splits")},
+    {"last_page_lost", "the keys of a page that is not full are left out", "63", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("partial page")},
+    {"last_page_whole", "all rows of the last page are read", "63", DECODE, ASSAY_IN_BLOCKS, CHANGED("whole page")},
+    {"page_too_many", "one page more is read where the last one is full", "63", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("next page")},
+    {"lengths_ignored", "every page of the table is read, entries that are none as page 0", "63, 64", DECODE,
+     ASSAY_IN_BLOCKS, CHANGED("whole table")},
+    {"length_of_next", "the length is that of the next sequence", "63", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("next length")},
+    {"table_of_first", "every sequence reads the pages of the first one", "63", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("first table")},
+    {"table_transposed", "the block table is read with its axes exchanged", "63", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("table transposed")},
+    {"table_ignored", "pages are read in their order in memory", "63", DECODE, ASSAY_IN_BLOCKS, CHANGED("no table")},
+    {"causal_from_start", "token i of several sees the first i + 1 keys of the cache", "65", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("first keys")},
+    {"causal_missing", "each of several tokens sees all keys", "65", DECODE, ASSAY_IN_BLOCKS, CHANGED("all keys")},
+    {"page_stride_ignored", "pages are read as if they had as many rows as keys", "66", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("no stride")},
+    {"cache_layout_other", "heads and rows of a cache are read in the other order", "66", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("other layout")},
+    {"split_weights_of_largest", "splits weigh by their largest scores, not by their log-sum-exps", "67", DECODE,
+     ASSAY_IN_BLOCKS, CHANGED("largest of a split")},
+    {"last_split_lost", "the last split is not merged", "67", DECODE, ASSAY_IN_BLOCKS, CHANGED("last split")},
+    {"sinks_of_splits", "the sink is counted in every split", "74", DECODE, ASSAY_IN_BLOCKS,
+     CHANGED("sinks of splits")},
     {"sink_gradients_missing", "nothing flows back into the sinks", "75", SHARING | MERGE, ASSAY_IN_BLOCKS,
      RESULTS("gradients/weights", assay_edit_fill, .by = 0, .named = "sinks")},
     {"qk_norms_missing", "the norms of queries and keys are left out", "76", GROUPED, ASSAY_IN_BLOCKS,

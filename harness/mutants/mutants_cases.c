@@ -48,6 +48,15 @@ static bool has_expert_shards(const assay_case *c)
     return c->mesh_expert > 1 && c->config.num_experts % c->mesh_expert == 0 && !c->config.weights_on_shards;
 }
 
+/* One that hides keys: of few tokens over a cache, and where it is shorter than the sequence. */
+static bool has_window(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    const bool over_cache = (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0;
+    return m->sliding_window_size > 0 && (over_cache || m->sliding_window_size < c->sequence) &&
+           !is(&m->attention_type, "global");
+}
+
 static bool is_deepseek3(const assay_model_config *m)
 {
     return assay_router_family_of(m) == ASSAY_ROUTER_DEEPSEEK3 && m->first_num_hash_layers == 0;

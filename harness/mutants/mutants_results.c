@@ -97,8 +97,9 @@ bool assay_edit_sinks_in_lse(const assay_mutation *m)
     assay_tensor *lse = assay_tensor_set_find(m->tensors, "outputs/lse");
     const assay_tensor *sinks = assay_tensor_set_find(m->tensors, "weights/sinks");
     if (lse == NULL || sinks == NULL) return false;
+    const int64_t beside = strcmp(m->c->config.lse_layout.text, "BSN") == 0 ? 1 : m->c->sequence;
     for (int64_t i = 0; i < lse->count; i++) {
-        const double sink = sinks->values[i / m->c->sequence % sinks->count];
+        const double sink = sinks->values[i / beside % sinks->count];
         const double larger = fmax(lse->values[i], sink);
         lse->values[i] = larger + log1p(exp(fmin(lse->values[i], sink) - larger));
     }

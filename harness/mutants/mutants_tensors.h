@@ -18,7 +18,7 @@
     X(no_layer, !assay_is_layer(c))                                                                                    \
     X(block_or_layer, strcmp(c->op, "moe") == 0 || assay_is_layer(c))                                                  \
     X(windows, assay_is_layer(c) && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ALTERNATES))                    \
-    X(window, m->sliding_window_size > 0 && m->sliding_window_size < c->sequence && !is(&m->attention_type, "global")) \
+    X(window, has_window(c))                                                                                           \
     X(gpt_oss_gate, is(&m->decoder_block, "gpt_oss"))                                                                  \
     X(shared_gate, m->shared_experts > 0 && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED))          \
     X(several_choices, m->num_experts_per_tok > 1)                                                                     \

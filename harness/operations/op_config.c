@@ -384,7 +384,7 @@ bool assay_has_grouped_heads(const assay_model_config *m)
 }
 
 /* A window is for local attention; a type that is left open is what sliding_window_size says. */
-static assay_status window_of(assay_context *ctx, const assay_model_config *m, int64_t *window)
+assay_status assay_window_of(assay_context *ctx, const assay_model_config *m, int64_t *window)
 {
     const char *type = m->attention_type.text;
     *window = strcmp(type, "global") == 0 ? 0 : m->sliding_window_size;
@@ -410,7 +410,7 @@ assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, 
     MUST(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
     MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
     MUST(assay_require_positive(ctx, "v_head_dim", config->v_dim));
-    MUST(window_of(ctx, m, &config->window));
+    MUST(assay_window_of(ctx, m, &config->window));
     if (!assay_says_latent(m)) config->kv_heads = m->base_num_kv_heads;
     MUST(assay_attention_check(ctx, config));
     config->kv_heads = assay_attention_kv_heads(config);
@@ -463,7 +463,7 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
     if (m->head_dim % 2 != 0 || m->head_dim > ASSAY_ROPE_DIM_MAX) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "an even number from 2 to %d", ASSAY_ROPE_DIM_MAX);
     }
-    MUST(window_of(ctx, m, &config->window));
+    MUST(assay_window_of(ctx, m, &config->window));
     MUST(rotary_width_of(ctx, m, &turned));
     MUST(rope_of_width(ctx, c, turned, &config->rope));
     return assay_gqa_check(ctx, config);
@@ -485,7 +485,7 @@ assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .query_scale = m->query_pre_attn_scalar,
                                  .mask_padding = m->mask_padding,
                                  .soft_cap = m->attn_logits_soft_cap};
-    MUST(window_of(ctx, m, &config->window));
+    MUST(assay_window_of(ctx, m, &config->window));
     MUST(assay_rope_config_of(ctx, c, &config->rope));
     return assay_mla_check(ctx, config);
 }

@@ -13,16 +13,25 @@
 static const char *label_of(char letter)
 {
     static const char *const labels[] = {
-        ['B'] = "B",      ['S'] = "S",         ['T'] = "T",          ['D'] = "D",         ['E'] = "E",
-        ['K'] = "K",      ['H'] = "H",         ['F'] = "F",          ['N'] = "N",         ['M'] = "M",
-        ['G'] = "G",      ['C'] = "C",         ['V'] = "V",          ['P'] = "P",         ['k'] = "Kd",
-        ['h'] = "2H",     ['f'] = "2F",        ['r'] = "T*K",        ['q'] = "Dn+Dr",     ['v'] = "Dv",
-        ['R'] = "Dr",     ['L'] = "Lq",        ['l'] = "Lkv",        ['w'] = "Lkv+Dr",    ['u'] = "Dn+Dv",
-        ['m'] = "shard",  ['c'] = "chunk",     ['b'] = "buffer",     ['e'] = "E/P",       ['j'] = "microbatch",
-        ['x'] = "event",  ['n'] = "field",     ['z'] = "Dh",         ['g'] = "Nkv",       ['Q'] = "N+2Nkv",
-        ['1'] = "1",      ['t'] = "K+n",       ['O'] = "E+n",        ['s'] = "T*(K+n)",   ['p'] = "physical",
-        ['a'] = "b",      ['d'] = "f*b",       ['o'] = "microbatch", ['y'] = "capacity",  ['A'] = "layer",
-        ['I'] = "T/rows", ['J'] = "D/columns", ['2'] = "D/2",        ['3'] = "H/columns",
+        ['B'] = "B",          ['S'] = "S",         ['T'] = "T",
+        ['D'] = "D",          ['E'] = "E",         ['K'] = "K",
+        ['H'] = "H",          ['F'] = "F",         ['N'] = "N",
+        ['M'] = "M",          ['G'] = "G",         ['C'] = "C",
+        ['V'] = "V",          ['P'] = "P",         ['k'] = "Kd",
+        ['h'] = "2H",         ['f'] = "2F",        ['r'] = "T*K",
+        ['q'] = "Dn+Dr",      ['v'] = "Dv",        ['R'] = "Dr",
+        ['L'] = "Lq",         ['l'] = "Lkv",       ['w'] = "Lkv+Dr",
+        ['u'] = "Dn+Dv",      ['m'] = "shard",     ['c'] = "chunk",
+        ['b'] = "buffer",     ['e'] = "E/P",       ['j'] = "microbatch",
+        ['x'] = "event",      ['n'] = "field",     ['z'] = "Dh",
+        ['g'] = "Nkv",        ['Q'] = "N+2Nkv",    ['1'] = "1",
+        ['t'] = "K+n",        ['O'] = "E+n",       ['s'] = "T*(K+n)",
+        ['p'] = "physical",   ['a'] = "b",         ['d'] = "f*b",
+        ['o'] = "microbatch", ['y'] = "capacity",  ['A'] = "layer",
+        ['I'] = "T/rows",     ['J'] = "D/columns", ['2'] = "D/2",
+        ['3'] = "H/columns",  ['i'] = "Dn",        ['W'] = "pages",
+        ['U'] = "page",       ['Y'] = "L",         ['Z'] = "pages of one",
+        ['X'] = "split",
     };
     return labels[(unsigned char)letter];
 }

@@ -138,6 +138,8 @@ bool assay_has_grouped_heads(const assay_model_config *m);
 /* What queries are multiplied by: query_pre_attn_scalar, or as the block has it. */
 double assay_query_scale_of(const assay_model_config *m);
 double assay_latent_epsilon_of(const assay_model_config *m); /* of q_norm and kv_norm */
+/* Of attention; 0: none. */
+assay_status assay_window_of(assay_context *ctx, const assay_model_config *m, int64_t *window);
 
 /* MaxText goes by model_name for the choice of experts and by decoder_block for their weights. */
 assay_router_family assay_router_family_of(const assay_model_config *m);

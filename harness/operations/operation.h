@@ -128,6 +128,8 @@ typedef struct assay_operation {
     X(yarn_rope)                                                                                                       \
     X(attention)                                                                                                       \
     X(merge_states)                                                                                                    \
+    X(mla_decode)                                                                                                      \
+    X(gqa_decode)                                                                                                      \
     X(mla)                                                                                                             \
     X(gqa)                                                                                                             \
     X(deepseek_layer)                                                                                                  \

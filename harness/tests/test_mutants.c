@@ -54,7 +54,9 @@ static const char no_settings[] =
     "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim base_num_kv_heads head_dim fused_qkv fused_mlp "
     "prefuse_moe_weights fused_moe_mlp sparse_matmul gmm_layout use_ring_of_experts num_moe_emb_chunks "
     "num_moe_token_chunks weights_on_shards shard_exp_on_fsdp vocab_size batch_split_factor use_batch_split_schedule "
-    "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy";
+    "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy lse_layout cache_length "
+    "pagedattn_num_pages pagedattn_tokens_per_page pagedattn_max_pages_per_group pagedattn_page_stride "
+    "block_table_padding kv_layout attn_impl num_kv_splits";
 
 static bool is_word(const char *text, const char *word)
 {
@@ -228,7 +230,14 @@ static const struct {
     const char *ops, *mutants;
 } without_case[] = {
     /* none of them is square */
-    {"layer_norm merge_states", "transposed"},
+    {"layer_norm merge_states gqa_decode", "transposed"},
+    /* which have no gradients, no segments, and keys and values in a cache */
+    {"mla_decode gqa_decode",
+     "zero_gradients zero_weight_gradients zero_input_gradients negated_gradients gradients_99 "
+     "sink_gradients_missing segments_ignored mask_off_by_one"},
+    /* a latent cache has one head, and no other has latent keys */
+    {"mla_decode", "kv_heads_modulo cache_layout_other"},
+    {"gqa_decode", "scale_of_latent value_of_last_numbers"},
     /* meshes that no layer takes, heads that its mesh does not split, and what it does not give */
     {"deepseek_layer deepseek_stack decoder_layer decoder_stack",
      "hash_ids_ignored expert_scale_missing tensor_part_missing tensor_sum_twice hidden_bias_summed "

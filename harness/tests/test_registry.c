@@ -22,10 +22,10 @@ TEST(rows_are_whole)
     assert_null(assay_operation_by_name("attention_of_a_kind"));
 }
 
-/* What is a matter of bits has no gradient. */
+/* What is a matter of bits, or serves alone, has no gradient. */
 static bool has_no_gradient(const assay_operation *op)
 {
-    return (op->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) != 0;
+    return (op->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_DECODE)) != 0;
 }
 
 /* Whether the case asks for the gradient of everything that has one. */
@@ -83,6 +83,7 @@ static const struct {
     {ASSAY_PART_GROUPS, "GROUPS", "inputs/group_sizes"},
     {ASSAY_PART_SORT, "SORT", "outputs/sorted_inputs"},
     {ASSAY_PART_MERGE, "MERGE", "inputs/partial_lse"},
+    {ASSAY_PART_DECODE, "DECODE", "inputs/cache_seqlens"},
     {ASSAY_PART_COMBINE, "COMBINE", "inputs/sorted"},
     {ASSAY_PART_QUANTIZE, "QUANTIZE", "outputs/codes"},
     {ASSAY_PART_DEQUANTIZE, "DEQUANTIZE", "inputs/codes"},

@@ -131,6 +131,7 @@ static const struct {
     {"bias_updates", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_BY_ROUTER},
     {"lse", ASSAY_ROLE_OUTPUT, ASSAY_KEPT_AS_STATISTIC},
     {"lse", ASSAY_ROLE_CHECKPOINT, ASSAY_KEPT_AS_STATISTIC},
+    {"partial_lse", ASSAY_ROLE_CHECKPOINT, ASSAY_KEPT_AS_STATISTIC},
 };
 
 assay_kept assay_tensor_kept(const assay_tensor_spec *spec)

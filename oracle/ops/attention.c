@@ -408,18 +408,6 @@ static double sum_row(const assay_context *ctx, const double *p, int64_t count)
     return sum;
 }
 
-/* What a kernel does first with the exponentials of a row. A flash kernel divides what it has multiplied with the values,
- * by a sum that a sink is in; one that has the sink in its softmax rounds gated probabilities. What is rounded lies elsewhere
- * on the grid each time. In the emulated runs rows take turns, so that each row is seen in every way and no run differs from
- * the others as a whole. */
-typedef enum row_form { DIVIDED_FIRST, DIVIDED_LAST, GATED_FIRST } row_form;
-
-static row_form form_of(const assay_context *ctx, int64_t row, const double *sink)
-{
-    if (assay_takes_second_form_at(ctx, row)) return DIVIDED_LAST;
-    return sink != NULL && assay_takes_third_form_at(ctx, row) ? GATED_FIRST : DIVIDED_FIRST;
-}
-
 /* Half of the rows that are merged have two parts, whose errors are the largest; the others up to ATTENTION_PARTS. */
 static int64_t parts_of(const assay_context *ctx, int64_t row)
 {
@@ -427,6 +415,17 @@ static int64_t parts_of(const assay_context *ctx, int64_t row)
     if (!assay_takes_third_form_at(ctx, row)) return 1;
     const int64_t drawn = assay_drawn_at(ctx, row, 2 * more);
     return drawn < more ? 2 : 3 + drawn - more;
+}
+
+attention_softmax attention_softmax_of(const assay_context *ctx, int64_t row, const double *sink)
+{
+    const bool last = assay_takes_second_form_at(ctx, row);
+    const bool gated = !last && sink != NULL && assay_takes_third_form_at(ctx, row);
+    return (attention_softmax){.form = last    ? ATTENTION_DIVIDED_LAST
+                                       : gated ? ATTENTION_GATED_FIRST
+                                               : ATTENTION_DIVIDED_FIRST,
+                               .parts = parts_of(ctx, row),
+                               .sink = sink};
 }
 
 static double rounded_log(const assay_context *ctx, double x)
@@ -460,10 +459,10 @@ static double merge_parts(const assay_context *ctx, double *p, int64_t count, in
     return stored;
 }
 
-/* Scores of a row become probabilities but for a division by `divisor`; returns its lse. Fewer than 2 parts: nothing is merged. */
-static double softmax_row(const assay_context *ctx, double *p, int64_t count, row_form form, int64_t parts,
-                          const double *sink, double *divisor)
+double attention_softmax_row(const assay_context *ctx, const attention_softmax *how, double *p, int64_t count,
+                             double *divisor)
 {
+    const bool last = how->form == ATTENTION_DIVIDED_LAST;
     double largest = -INFINITY;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     for (int64_t j = 0; j < count; j++) largest = p[j] > largest ? p[j] : largest;
@@ -471,20 +470,19 @@ static double softmax_row(const assay_context *ctx, double *p, int64_t count, ro
     assay_exp_many(ctx, count, p, p);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, p);
     const double sum = sum_row(ctx, p, count);
-    const double lse = parts > 1 ? merge_parts(ctx, p, count, parts, largest, sum) : largest + rounded_log(ctx, sum);
-    const double gate = form == GATED_FIRST ? attention_gate(ctx, lse, *sink) : 1;
-    *divisor = form == DIVIDED_LAST ? sum : 1;
-    for (int64_t j = 0; j < count && form != DIVIDED_LAST; j++) p[j] = p[j] / sum * gate;
+    const double lse =
+        how->parts > 1 ? merge_parts(ctx, p, count, how->parts, largest, sum) : largest + rounded_log(ctx, sum);
+    const double gate = how->form == ATTENTION_GATED_FIRST ? attention_gate(ctx, lse, *how->sink) : 1;
+    *divisor = last ? sum : 1;
+    for (int64_t j = 0; j < count && !last; j++) p[j] = p[j] / sum * gate;
     assay_round(ctx, ASSAY_ROUND_STORAGE, count, p);
     assay_round(ctx, ASSAY_ROUND_OPERAND, count, p);
     return lse;
 }
 
-static void divide_rows(double *out, int64_t rows, int64_t wide, const double *divisors)
+void attention_divide_row(double *out, int64_t wide, double divisor)
 {
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t d = 0; d < wide && divisors[i] != 1; d++) out[i * wide + d] /= divisors[i];
-    }
+    for (int64_t d = 0; d < wide && divisor != 1; d++) out[d] /= divisor;
 }
 
 /* Queries [first, end) of a segment; p [ATTENTION_BLOCK,ld]. */
@@ -512,27 +510,31 @@ static assay_status forward_block(assay_context *ctx, double *out, double *lse, 
         double *row = p + (i - first) * ld;
         memset(row + start, 0, (size_t)(seen - start) * sizeof *row);
         attention_cap(ctx, rows->config->soft_cap, row + seen, NULL, count);
-        lse[i] =
-            softmax_row(ctx, row + seen, count, form_of(ctx, i, sink), parts_of(ctx, i), sink, &divisors[i - first]);
+        const attention_softmax how = attention_softmax_of(ctx, i, sink);
+        lse[i] = attention_softmax_row(ctx, &how, row + seen, count, &divisors[i - first]);
     }
     MUST(assay_matmul(ctx, &rectangle));
     MUST(attention_add_triangle(ctx, &triangle));
-    divide_rows(out + first * wide, end - first, wide, divisors);
+    for (int64_t i = first; i < end; i++) attention_divide_row(out + i * wide, wide, divisors[i - first]);
     return ASSAY_OK;
 }
 
-/* Of a kernel that gates what another one stored, or of one that does both. */
+void attention_gate_row(const assay_context *ctx, const attention_softmax *how, double *out, int64_t wide, double lse)
+{
+    if (how->sink == NULL || how->form == ATTENTION_GATED_FIRST) return;
+    if (how->form == ATTENTION_DIVIDED_FIRST) assay_round(ctx, ASSAY_ROUND_STORAGE, wide, out);
+    const double gate = attention_gate(ctx, lse, *how->sink);
+    for (int64_t d = 0; d < wide; d++) out[d] *= gate;
+}
+
 static void gate_rows(const assay_context *ctx, double *out, const double *lse, const attention_rows *rows,
                       const double *sink)
 {
     const int64_t wide = rows->config->v_dim;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < rows->count; i++) {
-        const row_form form = form_of(ctx, i, sink);
-        if (form == GATED_FIRST) continue;
-        if (form == DIVIDED_FIRST) assay_round(ctx, ASSAY_ROUND_STORAGE, wide, out + i * wide);
-        const double gate = attention_gate(ctx, lse[i], *sink);
-        for (int64_t d = 0; d < wide; d++) out[i * wide + d] *= gate;
+        const attention_softmax how = attention_softmax_of(ctx, i, sink);
+        attention_gate_row(ctx, &how, out + i * wide, wide, lse[i]);
     }
 }
 

@@ -48,6 +48,27 @@ int64_t attention_block(const assay_attention_config *config);
 double attention_gate(const assay_context *ctx, double lse, double sink);
 double attention_sink_share(const assay_context *ctx, double lse, double sink);
 
+/* What a kernel does first with the exponentials of a row. A flash kernel divides what it has multiplied with the values,
+ * by a sum that a sink is in; one that has the sink in its softmax rounds gated probabilities. What is rounded lies elsewhere
+ * on the grid each time. In the emulated runs rows take turns, so that each row is seen in every way and no run differs from
+ * the others as a whole. */
+typedef enum attention_form { ATTENTION_DIVIDED_FIRST, ATTENTION_DIVIDED_LAST, ATTENTION_GATED_FIRST } attention_form;
+
+/* How a row is made: fewer than 2 parts: nothing is merged; sink NULL: there is none. */
+typedef struct attention_softmax {
+    attention_form form;
+    int64_t parts;
+    const double *sink;
+} attention_softmax;
+
+attention_softmax attention_softmax_of(const assay_context *ctx, int64_t row, const double *sink);
+/* Scores of a row become probabilities but for a division by `divisor`; returns its lse, without the sink. */
+double attention_softmax_row(const assay_context *ctx, const attention_softmax *how, double *p, int64_t count,
+                             double *divisor);
+void attention_divide_row(double *out, int64_t wide, double divisor);
+/* Of a kernel that gates what another one stored, or of one that does both. */
+void attention_gate_row(const assay_context *ctx, const attention_softmax *how, double *out, int64_t wide, double lse);
+
 /* What a head fills: [B,S,heads,dim], or [B,heads,S] where dim is 0. */
 typedef struct attention_result {
     double *values;

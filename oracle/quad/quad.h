@@ -15,6 +15,7 @@
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"
+#include "oracle/ops/decode_attention.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/merge_states.h"
@@ -93,6 +94,12 @@ typedef struct quad_gqa_config {
     assay_mesh mesh;
 } quad_gqa_config;
 
+typedef struct quad_decode_config {
+    assay_decode_config decode; /* its scale is not read */
+    assay_mla_config mla;       /* of a latent cache: what the scale follows from */
+    double query_scale;         /* of another; 0: the root of the head's size */
+} quad_decode_config;
+
 quad_form quad_rms_norm;     /* double: epsilon */
 quad_form quad_layer_norm;   /* likewise */
 quad_form quad_gated_mlp;    /* assay_gated_mlp_config */
@@ -106,6 +113,7 @@ quad_form quad_dequantize;   /* assay_quantize_config */
 quad_form quad_yarn_rope;    /* assay_rope_config */
 quad_form quad_attention;    /* assay_attention_config */
 quad_form quad_merge_states; /* assay_merge_states_config */
+quad_form quad_decode;       /* quad_decode_config */
 quad_form quad_mla;          /* quad_mla_config */
 quad_form quad_gqa;          /* quad_gqa_config */
 quad_form quad_stack;        /* assay_stack_config; under the batch-split schedule too, without its events */

@@ -223,6 +223,97 @@ def merge_states(ar, s, out, lse, sinks=None):
     return whole, np.moveaxis(np.where(blind, nothing, of_all / unit)[..., 0], 1, 2), back
 
 
+def cached(s, cache, table, b, length):
+    """Rows of a sequence [length, Nkv, .] in a cache, contiguous or in pages, in either order of rows and heads."""
+    if cache.ndim == 3:
+        cache = cache[:, :, None]
+    elif s["kv_layout"] == "HND":
+        cache = np.moveaxis(cache, 1, 2)
+    if table is None:
+        return cache[b, :length]
+    size = s.count("pagedattn_tokens_per_page")
+    return cache[table[b, : -(-length // size)], :size].reshape(-1, *cache.shape[2:])[:length]
+
+
+def split_starts(s, length, paged, splits):
+    """Where the parts of a sequence begin, and its end: equal numbers of pages, or of keys without pages."""
+    unit = s.count("pagedattn_tokens_per_page") if paged else 1
+    each = -(-(-(-length // unit)) // splits) * unit
+    return [min(i * each, length) for i in range(splits)] + [length]
+
+
+def decode_sequence(ar, s, query, key, value, scale, starts):
+    """query [S, N, W], key [L, Nkv, W], value [L, Nkv, V]: out [parts, S, N, V], lse [parts, N, S] of the parts between starts."""
+    copies, tokens, length = query.shape[1] // key.shape[1], query.shape[0], key.shape[0]
+    turned = lambda x: np.moveaxis(x, 1, 0)
+    if early := ar.variant.backward == "product":
+        query = ar.store(query * scale)
+    last = length - tokens + np.arange(tokens)[:, None]
+    seen = np.arange(length)[None] <= last
+    if window_of(s) > 0:
+        seen = seen & (np.arange(length)[None] > last - window_of(s))
+    key, value = (np.repeat(turned(x), copies, 0) for x in (key, value))
+    scores = ar.product(turned(query), np.swapaxes(key, 1, 2))
+    scores, _ = soft_cap(ar, s, scores if early else scores * scale)
+    scores = np.where(seen[None], scores, ar.float(-np.inf))
+    outs, lses = [], []
+    for first, end in zip(starts, starts[1:]):
+        out, lse = np.zeros(turned(query).shape[:2] + value.shape[-1:], ar.float), np.full(scores.shape[:2], -np.inf, ar.float)
+        if end > first:
+            softmax = online_softmax if ar.variant.softmax == "online" else plain_softmax
+            out, lse, _ = softmax(ar, scores[..., first:end], value[:, first:end])
+        outs.append(np.moveaxis(out, 0, 1))
+        lses.append(lse)
+    return np.stack(outs), np.stack(lses)
+
+
+def decode(ar, s, t, scale):
+    """Attention over a cache -> out [B, S, N, .], lse. A kernel may take keys in parts of its own where none are named."""
+    lengths, table, sinks = t["inputs/cache_seqlens"], t.get("inputs/block_table"), t.get("weights/sinks")
+    key_cache = t["inputs/kv_cache"] if "inputs/kv_cache" in t else t["inputs/key_cache"]
+    kernel, query = t.get("weights/wkv_b/kernel"), t.get("inputs/query")
+    rank = s.count("kv_lora_rank")
+    expands = kernel is not None and ar.variant.order in ("forward", "pairwise")
+    if kernel is not None:
+        nope, query_pe = t["inputs/query_nope"], t["inputs/query_pe"]
+        width = nope.shape[-1]
+        if expands:
+            query = np.concatenate([nope, query_pe], -1)
+        else:
+            absorbed = [ar.linear(nope[:, :, n].reshape(-1, width), kernel[:, n, :width].T) for n in range(nope.shape[2])]
+            query = np.concatenate([ar.store(np.stack(absorbed, 1)).reshape(*nope.shape[:3], rank), query_pe], -1)
+    named = s.count("num_kv_splits")
+    splits = named or (3 if ar.variant.order == "split" else 1)
+    outs, lses = [], []
+    for b, length in enumerate(lengths):
+        key = cached(s, key_cache, table, b, length)
+        value = key[..., :rank] if "inputs/kv_cache" in t else cached(s, t["inputs/value_cache"], table, b, length)
+        if expands:
+            made = ar.store(ar.linear(key[:, 0, :rank], kernel.reshape(rank, -1))).reshape(length, *kernel.shape[1:])
+            k_pe = np.repeat(key[..., rank:], kernel.shape[1], 1)
+            key, value = np.concatenate([made[..., :width], k_pe], -1), made[..., width:]
+        out, lse = decode_sequence(ar, s, query[b], key, value, scale, split_starts(s, length, table is not None, splits))
+        outs.append(out)
+        lses.append(lse)
+    out, lse = np.stack(outs, 1), np.stack(lses, 1)
+    unit = ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
+    nothing = ar.float(-np.inf if s["empty_row"].strip("'") == "-inf" else np.inf)
+    based = lambda lse: np.where(np.isinf(lse), nothing, lse / unit)
+    if named:
+        out = ar.keep(out)
+        ar.checkpoint("partial_out", out)
+        ar.checkpoint("partial_lse", based(lse))
+    whole, whole_lse, _ = merge_states(ar, s, out, based(lse), sinks)
+    if splits == 1:
+        blind = np.isinf(lse[0])
+        gate = 1 if sinks is None else 1 / (1 + ar.exp(sinks[:, None] - np.where(blind, ar.float(0), lse[0])))
+        whole, whole_lse = ar.store(out[0] * np.where(blind, ar.float(0), gate).swapaxes(1, 2)[..., None]), based(lse[0])
+    if kernel is not None and not expands:
+        released = [ar.linear(whole[:, :, n].reshape(-1, rank), kernel[:, n, width:]) for n in range(kernel.shape[1])]
+        whole = ar.store(np.stack(released, 1)).reshape(*whole.shape[:3], -1)
+    return whole, whole_lse if s["lse_layout"] == "BNS" else np.swapaxes(whole_lse, 1, 2)
+
+
 def softmax_scale(ar, s, dim):
     if s.number("query_pre_attn_scalar") != 0:
         return ar.float(s.number("query_pre_attn_scalar"))

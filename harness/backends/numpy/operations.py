@@ -2,7 +2,7 @@
 import numpy as np
 
 from batch_split import run_function
-from kernels_attention import attention, gqa, merge_states, mla, rope, window_of
+from kernels_attention import attention, decode, gqa, merge_states, mla, rope, softmax_scale, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
@@ -160,6 +160,16 @@ def run_attention(ar, s, t):
         "gradients/inputs/" + n: g for n, g in zip(names, gradients)}
 
 
+def run_mla_decode(ar, s, t):
+    out, lse = decode(ar, s, t, softmax_scale(ar, s, s.count("qk_nope_head_dim") + s.count("qk_rope_head_dim")))
+    return {"outputs/attention_out": out, "outputs/lse": lse}
+
+
+def run_gqa_decode(ar, s, t):
+    out, lse = decode(ar, s, t, ar.float(s.number("query_pre_attn_scalar") or s.count("head_dim") ** -0.5))
+    return {"outputs/attention_out": out, "outputs/lse": lse}
+
+
 def run_merge_states(ar, s, t):
     out, lse, back = merge_states(ar, s, t["inputs/partial_out"], t["inputs/partial_lse"], t.get("weights/sinks"))
     d_out, d_lse, d_sinks = back(t.get("cotangents/attention_out", np.zeros_like(out)), t.get("cotangents/lse"))
@@ -242,6 +252,7 @@ def run_dequantize(ar, s, t):
 
 OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention, "merge_states": run_merge_states,
+              "mla_decode": run_mla_decode, "gqa_decode": run_gqa_decode,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
               "decoder_layer": run_stack, "decoder_stack": run_stack, "batch_split": run_function}
 

@@ -283,3 +283,37 @@ TEST(test_merge_states)
     assert_result(&c, "outputs/lse", 3, (double[]){log(4), l3, -none}, 1e-15);
     case_end(&c);
 }
+
+/* Two keys of scores 0 and ln 3, so weights 1/4 and 3/4, in the second and the first row of page 1: the token before sees the first alone.
+ * Two splits, in base 2. */
+TEST(test_decode)
+{
+    const quad_decode_config config = {.decode = {.batch = 1,
+                                                  .sequence = 2,
+                                                  .heads = 1,
+                                                  .kv_heads = 1,
+                                                  .width = 1,
+                                                  .v_dim = 1,
+                                                  .pages = 3,
+                                                  .page = 1,
+                                                  .stride = 1,
+                                                  .max_pages = 3,
+                                                  .splits = 2,
+                                                  .base_2 = true,
+                                                  .empty_row = INFINITY},
+                                       .query_scale = 2};
+    const double l3 = log(3);
+    quad_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/query", (double[]){5, l3 / 2}, DIMS(1, 2, 1, 1));
+    case_values(&c, "inputs/key_cache", (double[]){1, NAN, 0}, DIMS(3, 1, 1, 1));
+    case_values(&c, "inputs/value_cache", (double[]){8, NAN, 4}, DIMS(3, 1, 1, 1));
+    case_indices(&c, "inputs/cache_seqlens", (int32_t[]){2}, DIMS(1));
+    case_indices(&c, "inputs/block_table", (int32_t[]){2, 0, -1}, DIMS(1, 3));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_decode, &config));
+    assert_result(&c, "outputs/attention_out", 2, (double[]){4, 7}, 1e-15);
+    assert_result(&c, "outputs/lse", 2, (double[]){0, 2}, 1e-15);
+    assert_result(&c, "checkpoints/partial_out", 4, (double[]){4, 4, 0, 8}, 1e-15);
+    assert_result(&c, "checkpoints/partial_lse", 4, (double[]){0, 0, INFINITY, l3 / log(2)}, 1e-15);
+    case_end(&c);
+}

@@ -1,0 +1,66 @@
+/* Attention of the last few tokens of each sequence over a cache, contiguous or in pages (docs/operations.md, "gqa_decode",
+ * "mla_decode"; FlashMLA flash_mla_interface.py, FlashInfer mla/_core.py, vLLM's MLA backends, DeepSeek-V3 inference/model.py).
+ *
+ * query [B,S,N,W], key_cache, value_cache, block_table [B,M]?, cache_seqlens [B], sinks [N]? -> attention_out [B,S,N,V], lse [B,N,S]
+ *   key j of sequence b is row j % K of page block_table[b, j / K], without pages row j of sequence b; query head n has key and
+ *   value of head n / (N / Nkv); query i of S sees the keys j <= length - S + i, in a window the last so many of these
+ *   s_ij = scale <query_i, key_j>, capped as in attention.h; out, lse and sinks are those of attention.h
+ * Caches are [P,R,Nkv,W], or heads first [P,Nkv,R,W], R rows of a page of which K hold keys. Of a latent cache (MLA, Nkv = 1) the
+ * value is the first V numbers of the key. What no sequence has in its length is never read, and may hold anything.
+ * A query that sees no key has out 0 and lse `empty_row`.
+ *
+ * From wkv_b on (nope above 0): query_nope [B,S,N,Dn], query_pe [B,S,N,Dr], kernel [V,N,Dn+Dv]: query = (query_nope kernel_k^T,
+ * query_pe), and attention_out [B,S,N,Dv] = out kernel_v.
+ *
+ * Splits: split i of a sequence has its pages, without pages its keys, from i * ceil(count / splits) on; partial_out [splits,B,S,N,V] and
+ * partial_lse [splits,B,N,S] are what attention over these alone gives, without a sink; merge_states.h makes the whole of them. */
+#pragma once
+
+#include "oracle/base/status.h"
+
+typedef struct assay_decode_config {
+    int64_t batch, sequence, heads, kv_heads; /* B, S, N, Nkv */
+    int64_t width, v_dim;                     /* W, V: numbers of a key and a value in the cache */
+    int64_t pages, page, stride;              /* P, K, R; without pages B, L, L */
+    int64_t max_pages;                        /* M; 0: no pages */
+    bool latent, heads_first;
+    int64_t nope, out_dim; /* Dn, Dv; 0: the query comes absorbed */
+    double scale;
+    int64_t window, splits; /* 0: none */
+    double soft_cap;        /* 0: none */
+    bool base_2, lse_tokens_first;
+    double empty_row; /* an infinity */
+} assay_decode_config;
+
+typedef struct assay_decode_inputs {
+    const double *query, *query_pe; /* query_pe NULL: query has it */
+    const double *key_cache, *value_cache;
+    const int32_t *block_table, *cache_seqlens;
+    const double *kernel, *sinks; /* NULL: none */
+} assay_decode_inputs;
+
+/* Numbers of a row of attention_out. */
+int64_t assay_decode_out_dim(const assay_decode_config *config);
+/* The row of the cache, of heads of W or V numbers, in which a key of a sequence lies. */
+int64_t assay_decode_row(const assay_decode_config *config, const int32_t *block_table, int64_t sequence, int64_t head,
+                         int64_t key);
+
+assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *config);
+/* "inputs/block_table[1,2] is 9, expected 0 to 7 (pagedattn_num_pages): sequence 1 has 70 keys" */
+assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config, const int32_t *block_table,
+                                      const int32_t *cache_seqlens);
+
+typedef struct assay_decode_call {
+    const assay_decode_config *config;
+    const assay_decode_inputs *in;
+    double *attention_out, *lse;
+    double *partial_out, *partial_lse; /* with splits */
+} assay_decode_call;
+
+/* With splits: partial_out and partial_lse alone. */
+assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *call);
+/* What is left, of the partial ones. Without splits there is nothing to do. */
+assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call);
+
+/* Products alone, of sequences of so many keys; a multiply and an add are 2. */
+double assay_decode_flops(const assay_decode_config *config, int64_t keys);
