@@ -67,6 +67,8 @@ assay_status assay_case_read_input(const assay_yaml *y, assay_case *c, const cha
                                    const yaml_node_t *value);
 /* The keys that op program has besides (case_program.c), once the others are read; refused where the operation is another one. */
 assay_status assay_case_read_program(const assay_yaml *y, assay_case *c, const yaml_node_t *root);
+bool assay_case_is_of_program(const char *key);
+void assay_case_offer_of_program(assay_nearest *nearest);
 /* Whether what stands under `inputs` says the axes of a tensor; that tensor. */
 bool assay_case_declares(const assay_yaml *y, const yaml_node_t *value);
 assay_status assay_case_read_declared(const assay_yaml *y, assay_case *c, bool weight, const char *name,

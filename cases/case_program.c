@@ -1,4 +1,4 @@
-/* The keys of op program: sizes, inputs and weights with axes, steps, outputs, fused (docs/programs.md). */
+/* The keys of op program: sizes, inputs and weights with axes, steps, outputs, and what a correct kernel rounds (docs/programs.md). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,20 +155,66 @@ static assay_status read_lines(const assay_yaml *y, assay_case *c, bool output, 
     return status;
 }
 
+/* The lines of that name, a step's and an output's. */
+static assay_status lines_called(const assay_yaml *y, assay_case *c, const yaml_node_t *at, const char *key,
+                                 const char *name, assay_program_line *lines[2])
+{
+    int count = 0;
+    lines[0] = lines[1] = NULL;
+    for (int i = 0; c->program != NULL && i < c->program->line_count && count < 2; i++)
+        if (strcmp(c->program->lines[i].name, name) == 0) lines[count++] = &c->program->lines[i];
+    return count > 0 ? ASSAY_OK : assay_yaml_refuse(y, at, "%s has %.40s, which is no step", key, name);
+}
+
+static assay_status read_stored(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    OWNED_BY(assay_text_list_free) assay_text_list list = {0};
+    assay_program_line *lines[2];
+    MUST(assay_yaml_list(y, node, "stored", &list));
+    for (int i = 0; i < list.count; i++) {
+        MUST(lines_called(y, c, node, "stored", list.items[i], lines));
+        for (int k = 0; k < 2 && lines[k] != NULL; k++) lines[k]->stored = true;
+    }
+    return ASSAY_OK;
+}
+
+/* All is every line that is not stored. */
 static assay_status read_fused(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
 {
     OWNED_BY(assay_text_list_free) assay_text_list list = {0};
+    assay_program_line *lines[2];
+    if (node->type == YAML_SCALAR_NODE && strcmp((const char *)node->data.scalar.value, "all") == 0) {
+        for (int i = 0; c->program != NULL && i < c->program->line_count; i++)
+            c->program->lines[i].fused = !c->program->lines[i].stored;
+        return ASSAY_OK;
+    }
     MUST(assay_yaml_list(y, node, "fused", &list));
     for (int i = 0; i < list.count; i++) {
-        bool found = false;
-        for (int k = 0; c->program != NULL && k < c->program->line_count; k++) {
-            assay_program_line *line = &c->program->lines[k];
-            if (strcmp(line->name, list.items[i]) != 0) continue;
-            line->fused = found = true;
+        MUST(lines_called(y, c, node, "fused", list.items[i], lines));
+        for (int k = 0; k < 2 && lines[k] != NULL; k++) {
+            if (lines[k]->stored)
+                MUST(assay_yaml_refuse(y, node, "fused has %.40s, which stored has too", list.items[i]));
+            lines[k]->fused = true;
         }
-        if (!found) MUST(assay_yaml_refuse(y, node, "fused has %.40s, which is no step", list.items[i]));
     }
     return ASSAY_OK;
+}
+
+static assay_status read_accumulate(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    assay_status status = ASSAY_OK;
+    assay_program_line *lines[2];
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "accumulate"); assay_yaml_next(&w, &status);) {
+        char name[ASSAY_TEXT_SIZE];
+        assay_dtype type;
+        MUST(lines_called(y, c, w.key_node, "accumulate", w.key, lines));
+        MUST(assay_yaml_text(y, w.value, w.key, name, sizeof name));
+        const bool known = assay_dtype_from_name(name, &type) &&
+                           (type == ASSAY_FLOAT32 || type == ASSAY_BFLOAT16 || type == ASSAY_FLOAT16);
+        if (!known) return assay_yaml_refuse_value(y, w.value, w.key, "float32, bfloat16 or float16");
+        for (int k = 0; k < 2 && lines[k] != NULL; k++) lines[k]->sums = type;
+    }
+    return status;
 }
 
 assay_status assay_case_compile(assay_context *ctx, const char *origin, assay_case *c)
@@ -195,24 +241,63 @@ assay_status assay_case_check_program(assay_context *ctx, const assay_case *c)
     return status;
 }
 
+static assay_status read_sizes(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "sizes"); assay_yaml_next(&w, &status);)
+        status = assay_case_read_size(y, c, w.key, w.key_node, w.value);
+    return status;
+}
+
+static assay_status read_weights(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    assay_status status = ASSAY_OK;
+    for (assay_yaml_walk w = assay_yaml_pairs(y, node, "weights"); assay_yaml_next(&w, &status);)
+        status = assay_case_read_declared(y, c, true, w.key, w.key_node, w.value);
+    return status;
+}
+
+static assay_status read_steps(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    return read_lines(y, c, false, node);
+}
+
+static assay_status read_outputs(const assay_yaml *y, assay_case *c, const yaml_node_t *node)
+{
+    return read_lines(y, c, true, node);
+}
+
 /* Keys that only a program has, in the order in which they can be read. */
+static const struct {
+    const char *key;
+    assay_status (*read)(const assay_yaml *y, assay_case *c, const yaml_node_t *node);
+} KEYS[] = {{"sizes", read_sizes},          {"weights", read_weights}, {"steps", read_steps},
+            {"outputs", read_outputs},      {"stored", read_stored},   {"fused", read_fused},
+            {"accumulate", read_accumulate}};
+enum { KEY_COUNT = sizeof KEYS / sizeof *KEYS };
+
+bool assay_case_is_of_program(const char *key)
+{
+    for (int i = 0; i < KEY_COUNT; i++)
+        if (strcmp(key, KEYS[i].key) == 0) return true;
+    return false;
+}
+
+void assay_case_offer_of_program(assay_nearest *nearest)
+{
+    for (int i = 0; i < KEY_COUNT; i++) assay_nearest_offer(nearest, KEYS[i].key);
+}
+
 assay_status assay_case_read_program(const assay_yaml *y, assay_case *c, const yaml_node_t *root)
 {
-    static const char *const keys[] = {"sizes", "weights", "steps", "outputs", "fused"};
     const bool program = strcmp(c->op, "program") == 0;
     assay_status status = ASSAY_OK;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+    for (int i = 0; i < KEY_COUNT; i++) {
         assay_yaml_walk w = assay_yaml_pairs(y, root, "a case");
         while (assay_yaml_next(&w, &status)) {
-            if (strcmp(w.key, keys[i]) != 0) continue;
+            if (strcmp(w.key, KEYS[i].key) != 0) continue;
             if (!program) return assay_yaml_refuse(y, w.key_node, "%s is for op program, this is op %s", w.key, c->op);
-            if (i >= 2) {
-                status = i == 4 ? read_fused(y, c, w.value) : read_lines(y, c, i == 3, w.value);
-                continue;
-            }
-            for (assay_yaml_walk of = assay_yaml_pairs(y, w.value, keys[i]); assay_yaml_next(&of, &status);)
-                status = i == 0 ? assay_case_read_size(y, c, of.key, of.key_node, of.value)
-                                : assay_case_read_declared(y, c, true, of.key, of.key_node, of.value);
+            status = KEYS[i].read(y, c, w.value);
         }
         MUST(status);
     }
@@ -272,6 +357,17 @@ static bool has_weights(const assay_program *p)
     return has;
 }
 
+static void write_names(FILE *out, const assay_program *p, const char *key, bool stored)
+{
+    const char *between = ": [";
+    for (int i = 0; i < p->line_count; i++) {
+        if (!(stored ? p->lines[i].stored : p->lines[i].fused)) continue;
+        fprintf(out, "%s%s%s", between[0] == ':' ? key : "", between, p->lines[i].name);
+        between = ", ";
+    }
+    if (between[0] == ',') fprintf(out, "]\n");
+}
+
 void assay_case_write_program(FILE *out, const assay_case *c)
 {
     const assay_program *p = c->program;
@@ -289,11 +385,13 @@ void assay_case_write_program(FILE *out, const assay_case *c)
     write_lines(out, p, false);
     fprintf(out, "outputs:\n");
     write_lines(out, p, true);
-    between = "fused: [";
+    write_names(out, p, "fused", false);
+    write_names(out, p, "stored", true);
+    between = "accumulate: {";
     for (int i = 0; i < p->line_count; i++) {
-        if (!p->lines[i].fused) continue;
-        fprintf(out, "%s%s", between, p->lines[i].name);
+        if (p->lines[i].sums == ASSAY_FLOAT64) continue;
+        fprintf(out, "%s%s: %s", between, p->lines[i].name, assay_dtype_name(p->lines[i].sums));
         between = ", ";
     }
-    if (between[0] == ',') fprintf(out, "]\n");
+    if (between[0] == ',') fprintf(out, "}\n");
 }

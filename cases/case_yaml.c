@@ -25,14 +25,15 @@ static assay_status read_part(const assay_yaml *y, assay_case *c, const char *pa
 
 static assay_status refuse_key(const assay_yaml *y, const char *key, const yaml_node_t *key_node)
 {
-    static const char *const OTHERS[] = {"op",        "model", "config",  "inputs", "dtypes",  "quant_formats", "mesh",
-                                         "positions", "sizes", "weights", "steps",  "outputs", "fused"};
+    static const char *const OTHERS[] = {"op",     "model",         "config", "inputs",
+                                         "dtypes", "quant_formats", "mesh",   "positions"};
     char hint[ASSAY_MESSAGE_SIZE / 2];
     if (assay_model_key_by_name(key) != NULL) {
         return assay_yaml_refuse(y, key_node, "unknown key %s: keys of the model belong under config", key);
     }
     assay_nearest nearest = {.word = key, .most = 1};
     for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) assay_nearest_offer(&nearest, OTHERS[i]);
+    assay_case_offer_of_program(&nearest);
     assay_case_offer_fields(&nearest);
     assay_nearest_text(&nearest, hint, sizeof hint);
     return assay_yaml_refuse(y, key_node, "unknown key %.100s in a case%s", key, hint);
@@ -48,14 +49,6 @@ static assay_status read_inputs(const assay_yaml *y, assay_case *c, const yaml_n
     return status;
 }
 
-static bool is_of_program(const char *key)
-{
-    static const char *const keys[] = {"sizes", "weights", "steps", "outputs", "fused"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (strcmp(key, keys[i]) == 0) return true;
-    return false;
-}
-
 static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key, const yaml_node_t *key_node,
                              const yaml_node_t *value)
 {
@@ -65,7 +58,7 @@ static assay_status read_key(const assay_yaml *y, assay_case *c, const char *key
     if (strcmp(key, "inputs") == 0) return read_inputs(y, c, value);
     if (strcmp(key, "dtypes") == 0) return assay_case_read_dtypes(y, c, value);
     if (strcmp(key, "quant_formats") == 0) return assay_case_read_quant_formats(y, c, value);
-    if (is_of_program(key)) return ASSAY_OK; /* read at the end */
+    if (assay_case_is_of_program(key)) return ASSAY_OK; /* read at the end */
     if (strcmp(key, "mesh") == 0 || strcmp(key, "positions") == 0) return read_part(y, c, key, value);
     if (strchr(key, '.') != NULL) return refuse_key(y, key, key_node); /* mesh.expert is for --set */
     assay_status status = assay_case_read_field(y, c, key, value, &known);

@@ -397,6 +397,13 @@ static const struct {
     {PROGRAM("T: 4", "x: {axes: [T], integers: [3, 1]}", "", " {}\n", "  y: neg(x)\n"),
      "integers: expected the least one first"},
     {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\nfused: [q]\n"), "fused has q, which is no step"},
+    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\nstored: [q]\n"), "stored has q, which is no step"},
+    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\nfused: [y]\nstored: [y]\n"),
+     "test.yml:9:8: fused has y, which stored has too"},
+    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\naccumulate: {q: bf16}\n"),
+     "test.yml:9:14: accumulate has q, which is no step"},
+    {PROGRAM("T: 4", "x: [T]", "", " {}\n", "  y: neg(x)\naccumulate: {y: float64}\n"),
+     "y: expected float32, bfloat16 or float16, found float64"},
 };
 
 TEST(what_is_wrong_is_said_where_it_stands)
@@ -435,9 +442,10 @@ TEST(groups_hold_rows_that_there_are)
     }
 }
 
-static const char SMALL[] = PROGRAM("T: 4, D: 6, H: 3", "x: [T, D], s: {axes: [T], values: [1, 2, 3, 4]}", "w: [D, H]",
-                                    "\n  a: product(\"TD,DH->TH\", x, w)\n  b: mul(softmax(a, over=\"H\"), s)\n",
-                                    "  y: sum(b, over=\"H\")\n  b: b\nfused: [a]\n");
+static const char SMALL[] =
+    PROGRAM("T: 4, D: 6, H: 3", "x: [T, D], s: {axes: [T], values: [1, 2, 3, 4]}", "w: [D, H]",
+            "\n  a: product(\"TD,DH->TH\", x, w)\n  b: mul(softmax(a, over=\"H\"), s)\n",
+            "  y: sum(b, over=\"H\")\n  b: b\nstored: [b]\nfused: all\naccumulate: {a: bfloat16}\n");
 
 TEST(a_program_as_text_is_the_same_program)
 {
@@ -448,6 +456,7 @@ TEST(a_program_as_text_is_the_same_program)
     assay_case *second = case_from(text);
     assert_ok(&ctx, assay_case_to_yaml(&ctx, second, &again));
     assert_string_equal(text, again);
+    assert_non_null(strstr(text, "\nfused: [a, y]\nstored: [b, b]\naccumulate: {a: bfloat16}\n"));
     free(text);
     free(again);
     assay_cases_free(c, 1);
@@ -511,6 +520,37 @@ TEST(recurrences_by_hand)
     assert_close(assay_tensor_set_find(&results, "outputs/z")->values, z, 2, 0, 0);
     assay_tensor_set_free(&results);
     trial_close(&t);
+}
+
+#define STATES                                                                                                         \
+    PROGRAM("T: 40, N: 2, K: 6, V: 5",                                                                                 \
+            "q: [T, N, K], k: {axes: [T, N, K], scale: 0.4}, v: [T, N, V], "                                           \
+            "g: {axes: [T, N], distribution: uniform, low: -0.05, high: 0}, "                                          \
+            "b: {axes: [T, N], distribution: uniform}",                                                                \
+            "", " {}\n", "  y: gated_delta_rule(q, k, v, g, b)\nprofiles: [bf16]\nfused: all\n")
+
+/* RMS of the error scale of y at bf16. */
+static double scale_of_y(const char *text)
+{
+    trial t;
+    double squares = 0;
+    trial_evaluate(&t, case_from(text), NULL);
+    const assay_tensor *scale = assay_tensor_set_find(&t.golden, "error_scale/bf16/outputs/y");
+    for (int64_t i = 0; i < scale->count; i++) squares += scale->values[i] * scale->values[i];
+    const double rms = sqrt(squares / (double)scale->count);
+    trial_close(&t);
+    return rms;
+}
+
+/* A chunk at a time reads a state in bfloat16, token by token need not; kept in bfloat16 it gathers roundings. */
+TEST(a_state_errs_as_the_type_that_it_is_kept_in)
+{
+    const double chunks = scale_of_y(STATES), single = scale_of_y(STATES "accumulate: {y: float32}\n"),
+                 half = scale_of_y(STATES "accumulate: {y: float16}\n"),
+                 brain = scale_of_y(STATES "accumulate: {y: bfloat16}\n");
+    assert_true(single > 0 && single < chunks * 0x1p-10);
+    assert_true(half > single * 0x1p10 && half < chunks / 2);
+    assert_true(brain > 1.2 * chunks && brain < 10 * chunks);
 }
 
 static void run_without_memory(const char *text)

@@ -27,6 +27,9 @@
  * rounding as one where it is largest; so two thirds of the variance are drawn as above. To float32 operands are
  * rounded to nearest.
  *
+ * Sums with a type of their own err in proportion, as a profile's do; those of float16 go onto its grid besides, which has an end and
+ * a beginning.
+ *
  * An accumulator that truncates errs towards 0, by what terms in random order lose on average: a uniform share of it, 0
  * to sqrt(3), one for the member, since how many products are added before bits are cut off is the hardware's choice.
  * An accumulator that takes blocks: their sums are added in float32, in an order that the member draws.
@@ -49,6 +52,7 @@ typedef struct assay_emulation {
     assay_precision precision;
     assay_dtype storage;
     assay_dtype multiply; /* type of a product's operands that are not scaled */
+    assay_dtype sums;     /* type of all sums, where they have one of their own; float64: the profile's */
     uint64_t seed;        /* of the member */
     bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
     bool stores_softmax;  /* a softmax's result is rounded to storage before its gradient reads it */

@@ -35,6 +35,9 @@ emulated_operand emulated_b(const assay_matmul_args *args);
 /* *o becomes a copy where it changes. *copy is to be freed. */
 assay_status emulated_round_operand(assay_context *ctx, const emulated_rounder *r, emulated_operand *o, double **copy);
 
+/* Sums of float16, onto its grid; others stay as they are. */
+void emulated_round_narrow_sums(const assay_context *ctx, int64_t count, double *sums);
+
 /* Whether the profile scales the operands of such a product. */
 bool emulated_is_scaled(const assay_emulation *emulation, assay_product product);
 

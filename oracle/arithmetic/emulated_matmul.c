@@ -91,6 +91,7 @@ static assay_status emulated_matmul(assay_context *ctx, const assay_matmul_args 
         MUST(assay_arithmetic_reference.matmul(ctx, &rounded));
         MUST(emulated_add_sum_errors(ctx, &rounded));
     }
+    for (int64_t i = 0; i < args->m; i++) emulated_round_narrow_sums(ctx, args->n, args->c + i * args->ldc);
     return ASSAY_OK;
 }
 

@@ -64,6 +64,9 @@ bool emulated_is_scaled(const assay_emulation *emulation, assay_product product)
 emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, assay_product product)
 {
     const assay_precision *p = &emulation->precision;
+    if (emulation->sums != ASSAY_FLOAT64) {
+        return (emulated_accumulator){.unit = ASSAY_ROUNDING_RMS * assay_dtype_unit_roundoff(emulation->sums)};
+    }
     if (p->scaled.block > 0 && !emulated_is_scaled(emulation, product)) {
         return (emulated_accumulator){.unit = ASSAY_FLOAT32_RMS};
     }
@@ -94,17 +97,30 @@ static void round_some(const assay_context *ctx, const emulated_rounder *r, int6
     emulated_loops_for(ctx->isa)->round(r, count, values, values);
 }
 
-void emulated_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
+static void round_all(const assay_context *ctx, const emulated_rounder *r, int64_t count, double *values)
 {
-    const emulated_rounder r = rounder_of(ctx->emulation, rounding);
     if (count < EMULATED_SHARED) {
-        round_some(ctx, &r, count, values);
+        round_some(ctx, r, count, values);
         return;
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t first = 0; first < count; first += EMULATED_CHUNK) {
-        round_some(ctx, &r, emulated_smaller(EMULATED_CHUNK, count - first), values + first);
+        round_some(ctx, r, emulated_smaller(EMULATED_CHUNK, count - first), values + first);
     }
+}
+
+void emulated_round_narrow_sums(const assay_context *ctx, int64_t count, double *sums)
+{
+    if (ctx->emulation->sums != ASSAY_FLOAT16) return;
+    const emulated_rounder r = emulated_storage_rounder(ctx->emulation, ASSAY_FLOAT16);
+    round_all(ctx, &r, count, sums);
+}
+
+void emulated_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)
+{
+    const emulated_rounder r = rounder_of(ctx->emulation, rounding);
+    round_all(ctx, &r, count, values);
+    if (rounding == ASSAY_ROUND_ACCUMULATE) emulated_round_narrow_sums(ctx, count, values);
 }
 
 void emulated_to_scaled_grid(const assay_context *ctx, assay_dtype type, int64_t count, double *values)

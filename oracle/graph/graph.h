@@ -112,7 +112,8 @@ typedef struct graph_step {
     int in[GRAPH_IN], out[GRAPH_OUT];
     graph_parameters with;
     graph_wrong wrong;
-    bool staged; /* its functions err as in a run stage by stage (assay_is_staged) */
+    bool staged;      /* its functions err as in a run stage by stage (assay_is_staged) */
+    assay_dtype sums; /* that a correct kernel keeps its sums in; float64: the profile's */
 } graph_step;
 
 /* What a block by itself gives: outputs/NAME, with cotangents/NAME. */

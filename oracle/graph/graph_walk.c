@@ -180,15 +180,24 @@ static graph_call call_of(graph_run *r, const graph_step *step)
     return c;
 }
 
+static bool is_finer(assay_dtype one, assay_dtype other)
+{
+    return assay_dtype_unit_roundoff(one) < assay_dtype_unit_roundoff(other);
+}
+
 static assay_status call(assay_context *ctx, const graph_call *c,
                          assay_status (*direction)(assay_context *ctx, const graph_call *c))
 {
     const assay_emulation *given = ctx->emulation;
-    assay_emulation staged;
-    if (c->step->staged && given != NULL) {
-        staged = *given;
-        staged.staged = true;
-        ctx->emulation = &staged;
+    const graph_step *step = c->step;
+    const bool sums = step->sums != ASSAY_FLOAT64;
+    assay_emulation own;
+    if (given != NULL && (step->staged || sums)) {
+        own = *given;
+        own.staged |= step->staged;
+        if (sums) own.sums = step->sums;
+        if (sums && step->kind->recurrent && is_finer(step->sums, given->multiply)) own.multiply = ASSAY_FLOAT64;
+        ctx->emulation = &own;
     }
     const assay_status status = direction(ctx, c);
     ctx->emulation = given;

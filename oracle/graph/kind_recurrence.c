@@ -4,7 +4,8 @@
  * and back, with G the gradient of S_t:
  *   G += query_t^T dy_t, dquery_t = dy_t S_t^T, dd = key_t G, dbeta_t = <dd, u_t>, dvalue_t = beta_t dd,
  *   dkey_t = d_t G^T - dvalue_t P_t^T, dP = G - key_t^T dvalue_t, dgate_t = <dP, P_t>, G = exp(gate_t) dP
- * Kernels take several tokens at once, with products whose operands are rounded: so is here what each token reads and writes. */
+ * Kernels take several tokens at once, with products whose operands are rounded: so is here what each token reads and writes, but
+ * where a kernel says that its state has a type of its own. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,6 +87,13 @@ static assay_status read_state(assay_context *ctx, double *to, const double *a, 
     return assay_matmul(ctx, &args);
 }
 
+/* What a token writes, which a kernel that says what its sums are kept in keeps in that too. */
+static void round_written(const assay_context *ctx, const graph_call *c, double *row, const sizes *s)
+{
+    const bool own = c->step->sums != ASSAY_FLOAT64;
+    assay_round(ctx, own ? ASSAY_ROUND_ACCUMULATE : ASSAY_ROUND_STORAGE, s->v, row);
+}
+
 /* The states of one series and head after each token. */
 static assay_status run_states(assay_context *ctx, const graph_call *c, const sizes *s, int64_t first, trail *t)
 {
@@ -99,11 +107,11 @@ static assay_status run_states(assay_context *ctx, const graph_call *c, const si
         t->decay[i] = decay_of(ctx, c->x[GATE][row], &sum);
         decay_state(ctx, state, state - size, t->decay[i], s);
         MUST(read_state(ctx, u, c->x[KEY] + row * s->k, state, s));
-        assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, u);
+        round_written(ctx, c, u, s);
         for (int64_t j = 0; j < s->v; j++) u[j] = c->x[VALUE][row * s->v + j] - u[j];
         assay_round(ctx, ASSAY_ROUND_ACCUMULATE, s->v, u);
         for (int64_t j = 0; j < s->v; j++) d[j] = c->x[BETA][row] * u[j];
-        assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, d);
+        round_written(ctx, c, d, s);
         MUST(write_state(ctx, state, c->x[KEY] + row * s->k, d, s));
     }
     return ASSAY_OK;
@@ -173,7 +181,7 @@ static assay_status token_back(assay_context *ctx, const graph_call *c, const si
     MUST(read_state(ctx, dvalue, key, dstate, s));
     c->dx[BETA][row] = assay_dot(ctx, s->v, dvalue, t->u + i * s->v);
     for (int64_t j = 0; j < s->v; j++) dvalue[j] *= c->x[BETA][row];
-    assay_round(ctx, ASSAY_ROUND_STORAGE, s->v, dvalue);
+    round_written(ctx, c, dvalue, s);
     if (emulated) *off -= dot(s->v, dvalue, value) - c->x[BETA][row] * between(s, key, dstate, value);
     for (int64_t j = 0; j < s->v; j++) decayed[size + j] = -dvalue[j];
     const double *drest = decayed + size;
@@ -235,6 +243,7 @@ static double scratch(const graph *g, const graph_step *step)
 const graph_kind graph_kind_gated_delta_rule = {.name = "gated_delta_rule",
                                                 .reads = 31,
                                                 .makes = 31,
+                                                .recurrent = true,
                                                 .forward = forward,
                                                 .backward = backward,
                                                 .operations = operations,

@@ -42,9 +42,11 @@ typedef struct assay_program_line {
         path[ASSAY_PROGRAM_NAME + 16];                     /* "n", "checkpoints/n"; of a choice "routing/n/top_k" */
     char coded[ASSAY_CODED_COUNT][ASSAY_PROGRAM_NAME + 8]; /* "q/x", "q/codes", "q/scale"; "": it quantises nothing */
     char text[ASSAY_PROGRAM_TEXT];
-    bool output, fused;
-    int line, column; /* of the text, in the case file; 0: from elsewhere */
-    int node;         /* what it gives */
+    bool output;
+    bool fused, stored; /* a correct kernel keeps its intermediates in registers; stores them */
+    assay_dtype sums;   /* that a correct kernel keeps its sums in; float64: the profile's */
+    int line, column;   /* of the text, in the case file; 0: from elsewhere */
+    int node;           /* what it gives */
 } assay_program_line;
 
 typedef struct assay_program_value {

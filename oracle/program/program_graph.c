@@ -238,7 +238,8 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     int in[GRAPH_IN] = {0};
     for (int i = 0; i < node->in_count; i++) in[i] = tensor[node->in[i]];
     const form *of = form_of(node->step);
-    const int out = tensor[place] = of->put(g, of, node, in);
+    const int before = g->step_count, out = tensor[place] = of->put(g, of, node, in);
+    for (int i = before; i < g->step_count; i++) g->steps[i].sums = line->sums;
     if (line->fused && !(root && line->output)) (of->kind != NULL ? graph_in_registers : graph_fused)(g, out);
     if (root && line->output) graph_called(g, line->path, out);
     if (node->coded) {

@@ -4,6 +4,7 @@ A profile (docs/comparing.md) says what must be rounded: operands of products an
 the storage type, to nearest even; sums and elementary functions in float32. A Variant says how one of the correct
 implementations uses what the profile leaves open. Profile f64 rounds nothing: it shows that the formulas are right.
 """
+import copy
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -80,6 +81,7 @@ def to_float8_e4m3(x):
     return np.clip(np.rint(x / step) * step, -FP8_LARGEST, FP8_LARGEST)
 
 
+SUMS = {"float32": lambda x: x, "bfloat16": to_bfloat16, "float16": to_float16}
 STORAGE = {"f32": lambda x: np.asarray(x, np.float32), "bf16": to_bfloat16, "f16": to_float16,
            "fp8_e4m3_block128": to_bfloat16}
 
@@ -124,7 +126,14 @@ class Arithmetic:
         self.narrow = profile != "f32" and not self.exact
         self.variant = variant
         self.checkpoints, self.layer = {}, ""
+        self.sums = None
         self.round = (lambda x: np.asarray(x, np.float64)) if self.exact else STORAGE[profile]
+
+    def with_sums(self, type):
+        """The same, but that all sums are kept in a type of their own."""
+        other = copy.copy(self)
+        other.sums = type
+        return other
 
     def made(self, name, x):
         """Every intermediate goes through here on its way: for planted_stage.py, which changes one."""
@@ -158,6 +167,11 @@ class Arithmetic:
         return np.asarray(x).astype(self.float)
 
     # sums
+
+    def partial(self, x):
+        """A sum so far."""
+        x = self.value(x)
+        return x if self.exact or self.sums is None else SUMS[self.sums](x)
 
     def product(self, a, b):
         """[..., m, k] times [..., k, n], operands in the storage type."""
@@ -230,15 +244,15 @@ class Arithmetic:
         return np.expand_dims(self.sum(x, axis) / self.float(x.shape[axis]), axis)
 
     def reduce(self, block, starts, order=None):
-        """The sum of block(i), rounded to float32 after each addition."""
+        """The sum of block(i), rounded after each addition."""
         order = order or self.variant.order
         if order in ("pairwise", "split") and len(starts) > 1:
             half, of_parts = len(starts) // 2, "pairwise" if order == "pairwise" else "forward"
             parts = (self.reduce(block, part, of_parts) for part in (starts[:half], starts[half:]))
-            return self.value(next(parts).astype(np.float64) + next(parts))
+            return self.partial(next(parts).astype(np.float64) + next(parts))
         total = None
         for i in reversed(starts) if order == "reversed" else starts:
-            total = self.value(block(i) if total is None else total + block(i))
+            total = self.partial(block(i) if total is None else total + block(i))
         return total
 
     # elementary functions

@@ -7,42 +7,43 @@ def linear_scan(ar, a, b):
     if ar.variant.order in ("pairwise", "split"):
         a, y, step = a.copy(), b.copy(), 1
         while step < len(a):
-            y[step:] = y[step:] + a[step:] * y[:-step]
+            y[step:] = ar.partial(y[step:] + a[step:] * y[:-step])
             a[step:] = a[step:] * a[:-step]
             step *= 2
         return y
     y = b.copy()
     for t in range(1, len(a)):
-        y[t] = a[t] * y[t - 1] + b[t]
+        y[t] = ar.partial(a[t] * y[t - 1] + b[t])
     return y
 
 
 def gated_delta_rule(ar, query, key, value, gate, beta):
-    """query, key [..,T,N,K], value [..,T,N,V], gate, beta [..,T,N]: token by token with a float32 state; online variants a chunk at a time,
-    by products whose operands are rounded."""
+    """query, key [..,T,N,K], value [..,T,N,V], gate, beta [..,T,N]: token by token with a state in the type of sums; online variants a chunk
+    at a time, by products whose operands are rounded: not where the state has a finer type of its own."""
     lead = value.shape
     turned = lambda x, tail: np.moveaxis(x.reshape((-1,) + lead[-3:-1] + tail), 1, 0)  # [T,B,N,..]
     whole = lambda x, like: np.moveaxis(x, 0, 1).reshape(like.shape)
     q, k, v = (turned(x, x.shape[-1:]) for x in (query, key, value))
     g, b = turned(gate, ()), turned(beta, ())
-    states, rests = (chunked if ar.variant.softmax == "online" else sequential)(ar, k, v, g, b)
-    y = of_chunks(ar, states, q, k, v, g, b) if ar.variant.softmax == "online" else np.stack([read(ar, q[t], states[t + 1]) for t in range(len(q))])
+    by_chunks = ar.variant.softmax == "online" and ar.sums in (None, "bfloat16")
+    states, rests = (chunked if by_chunks else sequential)(ar, k, v, g, b)
+    y = of_chunks(ar, states, q, k, v, g, b) if by_chunks else np.stack([read(ar, q[t], states[t + 1]) for t in range(len(q))])
 
     def back(d):
         dy, (dq, dk, dv), (dg, db) = turned(d, d.shape[-1:]), (np.zeros_like(x) for x in (q, k, v)), (np.zeros_like(x) for x in (g, b))
         later = np.zeros_like(states[0])
         for t in reversed(range(len(q))):
             decay = ar.exp(g[t])[..., None, None]
-            later = later + q[t][..., None] * dy[t][..., None, :]
+            later = ar.partial(later + q[t][..., None] * dy[t][..., None, :])
             dq[t] = ar.sum(states[t + 1] * dy[t][..., None, :])
             dd = read(ar, k[t], later)
             dv[t] = b[t][..., None] * dd
             db[t] = ar.sum(dd * rests[t])
             decayed = decay * states[t]
             dk[t] = ar.sum(later * (b[t][..., None] * rests[t])[..., None, :]) - ar.sum(decayed * dv[t][..., None, :])
-            later = later - k[t][..., None] * dv[t][..., None, :]
+            later = ar.partial(later - k[t][..., None] * dv[t][..., None, :])
             dg[t] = ar.sum((later * decayed).reshape(*g[t].shape, -1))
-            later = decay * later
+            later = ar.partial(decay * later)
         return [whole(x, like) for x, like in zip((dq, dk, dv, dg, db), (query, key, value, gate, beta))]
 
     return whole(y, value), back
@@ -58,7 +59,7 @@ def sequential(ar, k, v, g, b):
     for t in range(len(k)):
         decayed = ar.exp(g[t])[..., None, None] * states[-1]
         rests.append(v[t] - read(ar, k[t], decayed))
-        states.append(decayed + k[t][..., None] * (b[t][..., None] * rests[-1])[..., None, :])
+        states.append(ar.partial(decayed + k[t][..., None] * (b[t][..., None] * rests[-1])[..., None, :]))
     return states, rests
 
 
@@ -79,7 +80,7 @@ def chunked(ar, k, v, g, b):
             decayed = ar.exp(g[own][t])[..., None, None] * states[-1]
             rests.append(v[own][t] - read(ar, k[own][t], decayed))
             states.append(decayed + k[own][t][..., None] * written[t][..., None, :])
-        state = states[-1] = after
+        state = states[-1] = ar.partial(after)
     return states, rests
 
 

@@ -21,7 +21,7 @@ CONSTANTS = {"true": True, "false": False}
 
 class Tensor:
     def __init__(self, axes, value, operands=(), back=None):
-        self.axes, self.value, self.operands, self.back, self.gradient = axes, value, operands, back, None
+        self.axes, self.value, self.operands, self.back, self.gradient, self.ar = axes, value, operands, back, None, None
 
 
 class Program:
@@ -30,6 +30,7 @@ class Program:
     def __init__(self, yaml):
         self.sizes = {axis: int(size) for axis, size in re.findall(r"(\w): (\d+)", re.search(r"^sizes: \{(.*)\}$", yaml, re.M)[1])}
         self.fused = re.findall(r"\w+", (re.search(r"^fused: \[(.*)\]$", yaml, re.M) or [0, ""])[1])
+        self.sums = dict(re.findall(r"(\w+): (\w+)", (re.search(r"^accumulate: \{(.*)\}$", yaml, re.M) or [0, ""])[1]))
         self.axes = {name: axes.replace(", ", "") for name, axes in re.findall(r"^  (\w+): \{axes: \[([\w, ]*)\]", yaml, re.M)}
         self.steps, self.outputs = (self.lines(yaml, key) for key in ("steps", "outputs"))
 
@@ -43,6 +44,7 @@ class Program:
 class Machine:
     def __init__(self, ar, program, given):
         self.ar, self.p, self.fused, self.order, self.line, self.codes = ar, program, False, [], "", {}
+        self.plain = ar
         self.named = {path.split("/", 1)[1]: self.put(program.axes[path.split("/", 1)[1]], x)
                       for path, x in given.items() if not path.startswith("cotangents/")}
 
@@ -50,6 +52,7 @@ class Machine:
         """What a step gives: in memory between kernels, unless it is said to stay in registers."""
         stays = self.fused or not operands or value.dtype.kind == "i" or isinstance(value, Operand)
         made = Tensor(axes, value if stays else self.ar.keep(value), operands, back)
+        made.ar = self.ar
         self.order.append(made)
         return made
 
@@ -70,7 +73,7 @@ class Machine:
 
     def run(self, lines):
         for name, text in lines.items():
-            self.line = name
+            self.line, self.ar = name, self.plain.with_sums(self.p.sums[name]) if name in self.p.sums else self.plain
             self.fused = name in self.p.fused or is_statistic("outputs/" + name)
             yield name, self.evaluate(ast.parse(text, mode="eval").body)
 
@@ -374,6 +377,7 @@ class Machine:
         for t in reversed(self.order):
             if t.gradient is None or t.back is None:
                 continue
+            self.ar = t.ar
             for operand, d in zip(t.operands, t.back(t.gradient)):
                 self.add(operand, d)
 

@@ -216,6 +216,29 @@ TEST(test_relative_errors)
 }
 
 /* The variance of as many roundings, in one; more sums than go at a time. */
+/* In the place of the profile's, in products too; of float16 with an end and a beginning. */
+TEST(sums_have_a_type_of_their_own)
+{
+    const double far[] = {70000, 0x1p-25 * 1.5}, a[] = {1, 1}, b[] = {300, 0x1.8p-25, 65400, 0};
+    double worst = 0;
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        assay_emulation e = emulation_of(ASSAY_FLOAT32, seed);
+        assay_context ctx = context_of(&e, 1);
+        double c[2];
+        const assay_matmul_args args = assay_product_ab(c, a, b, 1, 2, 2);
+        e.sums = ASSAY_BFLOAT16;
+        worst = fmax(worst, fabs(round_one(&e, ASSAY_ROUND_ACCUMULATE, 1.25) / 1.25 - 1));
+        e.sums = ASSAY_FLOAT16;
+        assert_true(isinf(round_one(&e, ASSAY_ROUND_ACCUMULATE, far[0])));
+        const double least = round_one(&e, ASSAY_ROUND_ACCUMULATE, far[1]);
+        assert_true(least == 0 || least == 0x1p-24);
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        assert_true(isinf(c[0]));
+        assert_true(c[1] == 0 || c[1] == 0x1p-24);
+    }
+    assert_within(worst, 0x1p-8, 0x1p-10, "the largest error of sums in bfloat16");
+}
+
 TEST(test_rounded_sums)
 {
     assay_emulation e = emulation_of(ASSAY_FLOAT32, 9);
