@@ -11,9 +11,33 @@ typedef struct program_config {
     const assay_program *program; /* the case's; first, since it is what the second form gets */
 } program_config;
 
+static bool is_product(const assay_program_node *node)
+{
+    return node->step != NULL &&
+           (strcmp(node->step->name, "product") == 0 || strcmp(node->step->name, "grouped_product") == 0);
+}
+
 static const assay_program *program_of(const void *config)
 {
     return ((const program_config *)config)->program;
+}
+
+/* Where operands are codes, no member of an ensemble rounds an operand: of what a kernel keeps in registers it would have to. */
+static assay_status refuse_fused_operands(assay_context *ctx, const assay_case *c)
+{
+    const assay_program *p = c->program;
+    for (int i = 1; i < p->node_count && c->quant_format_count > 0; i++) {
+        const assay_program_node *node = &p->nodes[i];
+        for (int k = 0; is_product(node) && k < 2; k++) {
+            const assay_program_node *operand = &p->nodes[node->in[k]];
+            const assay_program_line *line = &p->lines[operand->line];
+            if (operand->step == NULL || !line->fused || (line->output && line->node == node->in[k])) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "fused has %s, expected what no product reads: quant_formats makes operands exact",
+                              line->name);
+        }
+    }
+    return ASSAY_OK;
 }
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
@@ -24,6 +48,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
         return assay_fail(ctx, ASSAY_BAD_INPUT,
                           "batch is %lld and sequence %lld, expected neither: a program has sizes", (long long)c->batch,
                           (long long)c->sequence);
+    MUST(refuse_fused_operands(ctx, c));
     ((program_config *)to)->program = c->program;
     return assay_program_fits(c->program) ? ASSAY_OK
                                           : assay_fail(ctx, ASSAY_BAD_INPUT, "the program has too many steps");
@@ -63,11 +88,56 @@ static assay_fill fill_of(const assay_program *p, int place)
             const bool norm = strcmp(step, "rms_norm") == 0 || strcmp(step, "layer_norm") == 0;
             if (reader->in[k] != place) continue;
             if (norm) return assay_fill_normal(0.1, k == 1 ? 1.0 : 0.0);
-            if (strcmp(step, "product") == 0 || strcmp(step, "grouped_product") == 0)
-                return assay_fill_fan_in(assay_program_terms(p, reader));
+            if (is_product(reader)) return assay_fill_fan_in(assay_program_terms(p, reader));
         }
     }
     return assay_fill_normal(1.0, 0.0);
+}
+
+/* How many letters stand first that are, or are not, in `others`. */
+static int first_letters(const char *letters, const char *others, bool in)
+{
+    int count = 0;
+    while (letters[count] != '\0' && (strchr(others, letters[count]) != NULL) == in) count++;
+    return count;
+}
+
+/* As a product takes operand i: matrices, of which it sums over rows or over columns; rows 0: it is neither. */
+static assay_operand_axes in_product(const assay_program_node *product, int i)
+{
+    assay_program_pattern_of p;
+    assay_operand_axes axes = {0};
+    assay_program_pattern(assay_program_axes(product, "axes"), &p);
+    const char *own = p.in[i], *other = p.in[1 - i];
+    const bool groups = strcmp(product->step->name, "grouped_product") == 0 && i == 1;
+    while (own[axes.batch] != '\0' && strchr(p.out, own[axes.batch]) != NULL && strchr(other, own[axes.batch]) != NULL)
+        axes.batch++;
+    if (groups) axes.batch = 1;
+    own += axes.batch;
+    axes.sums_rows = own[0] != '\0' && strchr(p.out, own[0]) == NULL;
+    axes.rows = first_letters(own, p.out, !axes.sums_rows);
+    const int columns = first_letters(own + axes.rows, p.out, axes.sums_rows);
+    if (columns == 0 || own[axes.rows + columns] != '\0') axes.rows = 0;
+    return axes;
+}
+
+/* Blocks of what is given as codes lie along the axis that products sum over, of what none reads along the last one. */
+static assay_operand_axes operand_of(const assay_program *p, int place)
+{
+    assay_operand_axes axes = {0, p->nodes[place].shape.rank - 1, false};
+    bool before = false;
+    for (int i = 1; i < p->node_count; i++) {
+        const assay_program_node *reader = &p->nodes[i];
+        for (int k = 0; is_product(reader) && k < 2; k++) {
+            if (reader->in[k] != place) continue;
+            const assay_operand_axes found = in_product(reader, k);
+            const bool same = found.batch == axes.batch && found.rows == axes.rows && found.sums_rows == axes.sums_rows;
+            if (before && !same) return (assay_operand_axes){0};
+            axes = found;
+            before = true;
+        }
+    }
+    return axes;
 }
 
 static void describe_given(assay_describer *d, const assay_program *p, int place)
@@ -80,6 +150,7 @@ static void describe_given(assay_describer *d, const assay_program *p, int place
     } else {
         assay_describe_sized_variable(d, path, fill, dims_of(node));
         label(d, 2, node->axes);
+        assay_described(d, 2)->operand = operand_of(p, place);
     }
     label(d, 1, node->axes);
 }
@@ -162,5 +233,6 @@ const assay_operation assay_op_program = {.name = "program",
                                           .graph = graph_of,
                                           .ensemble = assay_every_case,
                                           .second_form = {.form = quad_program},
+                                          .quantised = true,
                                           .operations = operations,
                                           .bytes = memory};

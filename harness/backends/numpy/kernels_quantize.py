@@ -156,33 +156,37 @@ def scale_numbers(kind, raw):
     return np.ldexp(1.0, codes - 127) if kind == "e8m0" else signed(kind, codes).astype(np.float64)
 
 
-def operand(name, codes, scale, tensor_scale, sums_rows, inputs=None):
-    """Of a weight [.., K, N] that is summed over K (sums_rows), of one whose first `inputs` axes are K and the others N, or of
-    rows [.., K] that are summed over K."""
-    kind, scales, rows, columns = FORMATS[name]
-    y, wide = signed(kind, codes.astype(np.int32)).astype(np.float64), scale_numbers(scales, scale)
-    if inputs:
-        y = y.reshape(np.prod(codes.shape[:inputs]), -1)
-        wide = wide.reshape(-(-len(y) // columns), -1)
+def operand(name, codes, scale, tensor_scale, batch, rows, sums_rows):
+    """For each index of the first `batch` axes a matrix, whose rows are the next `rows` axes: products sum over its columns, or over its
+    rows, and blocks lie along these."""
+    kind, scales, high, wide = FORMATS[name]
     if sums_rows:
-        wide = np.repeat(np.repeat(wide, columns, -2), rows, -1)[..., :y.shape[-2], :y.shape[-1]]
-    else:
-        wide = np.repeat(np.repeat(wide, columns, -1).reshape(-1, wide.shape[-1] * columns), rows, 0)
-        wide = wide[:y.size // y.shape[-1], :y.shape[-1]].reshape(y.shape)
-    y = y * wide
+        high, wide = wide, high
+    y = signed(kind, codes.astype(np.int32)).astype(np.float64)
+    y = y.reshape(np.prod(y.shape[:batch], dtype=int), np.prod(y.shape[batch : batch + rows], dtype=int), -1)
+    blocks = scale_numbers(scales, scale).reshape(len(y), -(-y.shape[1] // high), -(-y.shape[2] // wide))
+    y = y * np.repeat(np.repeat(blocks, high, 1), wide, 2)[:, :y.shape[1], :y.shape[2]]
     if tensor_scale is not None:
-        y = y * tensor_scale.astype(np.float64).reshape((-1,) + (1,) * (y.ndim - 1))
+        y = y * tensor_scale.astype(np.float64).reshape(-1, 1, 1)
     return y.reshape(codes.shape).view(Operand)
 
 
-def operands(s, tensors):
+def axes_of(s, path, rank):
+    """Of a weight [.., K, N] that is summed over K, of mla's, whose first axis or two are K and the others N, or of rows [.., K] that are
+    summed over K."""
+    if path.startswith("weights/") and s["op"] == "mla":
+        return 0, 2 if path.endswith("out/kernel") else 1, True
+    if path.startswith("weights/"):
+        return rank - 2, 1, True
+    return 0, rank - 1, s["gmm_layout"] == "k_grouped"
+
+
+def operands(s, tensors, axes=axes_of):
     """Codes and scales by path to Operands by path, which take the codes' place; the scales go."""
     found = {}
     for path, name in re.findall(r"([\w/]+): (\w+)", s.text.get("quant_formats", "")):
-        sums_rows = path.startswith("weights/") or (path.startswith("inputs/") and s["gmm_layout"] == "k_grouped")
-        parts = (tensors.pop(path + end, None) for end in ("", "_scale", "_tensor_scale"))
-        inputs = (2 if path.endswith("out/kernel") else 1) if path.startswith("weights/") and s["op"] == "mla" else None
-        found[path] = operand(name, *parts, sums_rows, inputs)
+        codes, *scales = (tensors.pop(path + end, None) for end in ("", "_scale", "_tensor_scale"))
+        found[path] = operand(name, codes, *scales, *axes(s, path, codes.ndim))
     return {**tensors, **found}
 
 

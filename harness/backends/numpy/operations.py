@@ -271,7 +271,7 @@ def run(ar, request):
     s = request.settings
     if request.op == "program":
         with np.errstate(all="ignore"):
-            made = run_program(ar, request, {path: x if path in request.wide else ar.given(path, x) for path, x in request.tensors.items()})
+            made = run_program(ar, request)
         as_is = {path for path, x in made.items() if is_statistic(path) or np.asarray(x).dtype.kind == "i"}
         choices = {path: x for path, x in made.items() if path.startswith("routing/")}
         return choices | {path: made[path] if path in as_is else ar.result(np.asarray(made[path])) for path in request.expects if path in made}

@@ -12,7 +12,7 @@ import numpy as np
 from kernels_attention import attention
 from kernels_recurrent import gated_delta_rule, linear_scan
 from kernels_basic import layer_norm, rms_norm
-from kernels_quantize import Operand, hidden, rules_of_step
+from kernels_quantize import Operand, hidden, operands, rules_of_step
 from request import Unsupported
 from storage import is_statistic
 
@@ -33,6 +33,23 @@ class Program:
         self.sums = dict(re.findall(r"(\w+): (\w+)", (re.search(r"^accumulate: \{(.*)\}$", yaml, re.M) or [0, ""])[1]))
         self.axes = {name: axes.replace(", ", "") for name, axes in re.findall(r"^  (\w+): \{axes: \[([\w, ]*)\]", yaml, re.M)}
         self.steps, self.outputs = (self.lines(yaml, key) for key in ("steps", "outputs"))
+
+    def operand_axes(self, _settings, path, rank):
+        """How the first product that reads the tensor takes it: leading axes of matrices, axes of their rows, whether it sums over these."""
+        name = path.split("/")[1]
+        calls = [node for text in (self.steps | {f"outputs/{key}": x for key, x in self.outputs.items()}).values()
+                 for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call) and node.func.id in ("product", "grouped_product")]
+        for call in calls:
+            names = [getattr(a, "id", "") for a in call.args[1:3]]
+            if name not in names:
+                continue
+            place, (inputs, out) = names.index(name), call.args[0].value.split("->")
+            own, other = inputs.split(",")[place], inputs.split(",")[1 - place]
+            grouped = call.func.id == "grouped_product" and place == 1
+            batch = 1 if grouped else next(i for i, a in enumerate(own) if not (a in other and a in out))
+            sums_rows = own[batch] not in out
+            return batch, sum((a not in out) == sums_rows for a in own[batch:]), sums_rows
+        return 0, rank - 1, False
 
     @staticmethod
     def lines(yaml, key):
@@ -468,9 +485,11 @@ BINARY = {
 }
 
 
-def run_program(ar, request, given):
+def run_program(ar, request):
     """Results by their paths: outputs, gradients, and the steps as checkpoints."""
     p = Program(request.yaml)
+    tensors = operands(request.settings, request.tensors, p.operand_axes)
+    given = {path: x if path in request.wide or isinstance(x, Operand) else ar.given(path, x) for path, x in tensors.items()}
     m = Machine(ar, p, given)
     made = {}
     for name, t in m.run(p.steps):
