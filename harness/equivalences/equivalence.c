@@ -485,7 +485,44 @@ static bool other_attention_chunks(const assay_case *c, assay_other_form *form)
 /* Where heads may share keys: the kernel, and the layers that have its projections. */
 static bool may_share(const assay_case *c)
 {
-    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_SHARING) != 0;
+    const unsigned parts = assay_operation_by_name(c->op)->parts;
+    return (parts & ASSAY_PART_SHARING) != 0 && (parts & ASSAY_PART_DECODE) == 0;
+}
+
+/* Over a cache. Splits cut pages or keys, so that they are others where these lie elsewhere. */
+static bool decodes_whole(const assay_case *c)
+{
+    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0 && c->config.num_kv_splits == 0;
+}
+
+static bool other_contiguous(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_decode_run_contiguous;
+    return decodes_whole(c) && c->config.pagedattn_num_pages > 0;
+}
+
+static bool other_pages(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_decode_run_in_other_pages;
+    return decodes_whole(c);
+}
+
+static bool other_splits(const assay_case *c, assay_other_form *form)
+{
+    form->c.config.num_kv_splits = c->config.num_kv_splits == 0 ? 3 : 0;
+    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0 && is_case(&form->c);
+}
+
+static bool other_steps(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_decode_run_by_steps;
+    return decodes_whole(c) && c->sequence > 1;
+}
+
+static bool other_prefill(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_decode_run_as_prefill;
+    return decodes_whole(c) && strcmp(c->config.attn_impl.text, "absorb") == 0;
 }
 
 /* What no token goes beyond. */
@@ -575,6 +612,11 @@ const assay_equivalence assay_equivalences[] = {
     {"attention-chunked", "keys in chunks, whose states are merged by their log-sum-exp, or all at once", ASSAY_HOLDS_SCALES, false, other_attention_chunks},
     {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
     {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
+    {"paged-contiguous", "a cache in pages, or each sequence by itself", ASSAY_HOLDS_BITS, false, other_contiguous},
+    {"pages-other", "pages of one size, order and layout, or of another", ASSAY_HOLDS_BITS, false, other_pages},
+    {"splits-whole", "a cache in splits that are merged, or whole", ASSAY_HOLDS_SCALES, true, other_splits},
+    {"tokens-stepwise", "several tokens over a cache at once, or one after the other", ASSAY_HOLDS_BITS, false, other_steps},
+    {"decode-prefill", "the last tokens over a cache, or as rows of attention over all", ASSAY_HOLDS_SCALES, false, other_prefill},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
     {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, false, other_name},
     {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
