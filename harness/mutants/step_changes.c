@@ -116,7 +116,8 @@ static const assay_tensor_row *made_row(const at *a)
 
 static bool is_number(const at *a, int i)
 {
-    return a->step->in[i] != 0 && tensor_of(a, a->step->in[i])->role != GRAPH_INDICES;
+    const graph_tensor *x = tensor_of(a, a->step->in[i]);
+    return a->step->in[i] != 0 && x->role != GRAPH_INDICES && !x->chosen;
 }
 
 static bool has_two_operands(const at *a)

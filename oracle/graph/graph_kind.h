@@ -38,10 +38,11 @@ extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, g
 extern const graph_kind graph_kind_linear, graph_kind_rms_norm, graph_kind_scale, graph_kind_columns, graph_kind_angles,
     graph_kind_rotations, graph_kind_rope, graph_kind_expand, graph_kind_attention;
 /* Of programs (oracle/program), with graph_general for their parameters. */
-extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_reduce, graph_kind_softmax,
-    graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_grouped_product, graph_kind_order,
-    graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add, graph_kind_pick,
-    graph_kind_top_k, graph_kind_causal_convolution, graph_kind_linear_scan, graph_kind_gated_delta_rule;
+extern const graph_kind graph_kind_map, graph_kind_binary, graph_kind_where, graph_kind_float, graph_kind_reduce,
+    graph_kind_softmax, graph_kind_logsumexp, graph_kind_running_sum, graph_kind_product, graph_kind_grouped_product,
+    graph_kind_order, graph_kind_slice, graph_kind_concatenate, graph_kind_gather, graph_kind_scatter_add,
+    graph_kind_pick, graph_kind_top_k, graph_kind_causal_convolution, graph_kind_linear_scan,
+    graph_kind_gated_delta_rule;
 
 /* The step as it is run: a mutant's is another one, which is put down in *changed. */
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed);

@@ -37,7 +37,9 @@ typedef enum graph_map {
     X(mul)                                                                                                             \
     X(div)                                                                                                             \
     X(maximum)                                                                                                         \
-    X(minimum)
+    X(minimum)                                                                                                         \
+    X(less)                                                                                                            \
+    X(equal)
 typedef enum graph_binary {
 #define X(name) GRAPH_BINARY_##name,
     GRAPH_BINARIES(X)

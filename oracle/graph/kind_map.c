@@ -247,6 +247,10 @@ static double of_both(graph_binary f, double a, double b)
         return a / b;
     case GRAPH_BINARY_maximum:
         return a > b || a != a ? a : b;
+    case GRAPH_BINARY_less:
+        return a < b;
+    case GRAPH_BINARY_equal:
+        return a == b;
     default: /* minimum */
         return a < b || a != a ? a : b;
     }
@@ -376,6 +380,12 @@ const graph_kind graph_kind_binary = {
 
 enum { MASK, CHOSEN, OTHER };
 
+/* A mask is indices, or whole numbers as numbers. */
+static bool is_chosen(const graph_call *c, int64_t at)
+{
+    return c->indices[MASK] != NULL ? c->indices[MASK][at] != 0 : c->x[MASK][at] != 0;
+}
+
 static assay_status choice_forward(assay_context *ctx, const graph_call *c)
 {
     const graph_loop loop = graph_loop_over(row_out(c));
@@ -387,12 +397,12 @@ static assay_status choice_forward(assay_context *ctx, const graph_call *c)
     }
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < loop.rows; row++) {
-        const int32_t *mask = c->indices[MASK] + graph_row_start(&loop, &strides[MASK], row);
+        const int64_t mask = graph_row_start(&loop, &strides[MASK], row);
         const double *a = c->x[CHOSEN] + graph_row_start(&loop, &strides[CHOSEN], row),
                      *b = c->x[OTHER] + graph_row_start(&loop, &strides[OTHER], row);
         double *y = c->y[0] + row * loop.width;
         for (int64_t i = 0; i < loop.width; i++)
-            y[i] = mask[i * step[MASK]] != 0 ? a[i * step[CHOSEN]] : b[i * step[OTHER]];
+            y[i] = is_chosen(c, mask + i * step[MASK]) ? a[i * step[CHOSEN]] : b[i * step[OTHER]];
     }
     return ASSAY_OK;
 }
@@ -408,10 +418,10 @@ static assay_status choice_backward(assay_context *ctx, const graph_call *c)
         if (c->dx[i] == NULL) continue;
 #pragma omp parallel for num_threads(ctx->threads)
         for (int64_t row = 0; row < loop.rows; row++) {
-            const int32_t *mask = c->indices[MASK] + graph_row_start(&loop, &strides, row);
+            const int64_t mask = graph_row_start(&loop, &strides, row);
             for (int64_t k = 0; k < loop.width; k++) {
                 const int64_t at = row * loop.width + k;
-                terms[at] = (mask[k * step] != 0) == (i == CHOSEN) ? c->dy[0][at] : 0;
+                terms[at] = is_chosen(c, mask + k * step) == (i == CHOSEN) ? c->dy[0][at] : 0;
             }
         }
         graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
@@ -420,4 +430,17 @@ static assay_status choice_backward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-const graph_kind graph_kind_where = {.name = "where", .forward = choice_forward, .backward = choice_backward};
+const graph_kind graph_kind_where = {
+    .name = "where", .reads = 1u << MASK, .forward = choice_forward, .backward = choice_backward};
+
+/* --- y = x, whole numbers --- */
+
+static assay_status float_forward(assay_context *ctx, const graph_call *c)
+{
+    const int64_t size = graph_in_size(c->graph, c->step, 0);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < size; i++) c->y[0][i] = c->indices[0][i];
+    return ASSAY_OK;
+}
+
+const graph_kind graph_kind_float = {.name = "float", .forward = float_forward};

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/program/program.h"
+#include "oracle/program/program_internal.h"
 
 enum { DEEPEST = 32 }; /* expressions within each other */
 
@@ -203,10 +203,11 @@ static assay_status check_call(compiler *c, const char *at, assay_program_node *
                    either = (step->integers >> (ASSAY_PROGRAM_EITHER + i) & 1) != 0;
         if (either || c->p->nodes[node->in[i]].integers == wanted) continue;
         return refuse(c, at, "operand %d of %s is expected to be %s: %s(%s)", i + 1, step->name,
-                      wanted ? "whole numbers" : "no whole numbers", step->name, step->operands);
+                      wanted ? "whole numbers" : "no whole numbers, or float of them", step->name, step->operands);
     }
     const assay_program_check check = {c->ctx, c->p, node};
     const assay_status status = step->shape(&check);
+    node->exact = assay_program_is_exact(c->p, node);
     if (status != ASSAY_OK) c->wrong = at;
     return status;
 }

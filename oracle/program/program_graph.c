@@ -187,6 +187,7 @@ static const form FORMS[] = {
 #undef Y
 #undef Z
         {"where", &graph_kind_where, plain, 0, 0},
+    {"float", &graph_kind_float, plain, 0, 0},
     {"softmax", &graph_kind_softmax, plain, 0, 0},
     {"logsumexp", &graph_kind_logsumexp, plain, 0, 0},
     {"cumsum", &graph_kind_running_sum, plain, 0, 0},
@@ -240,7 +241,9 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     const form *of = form_of(node->step);
     const int before = g->step_count, out = tensor[place] = of->put(g, of, node, in);
     for (int i = before; i < g->step_count; i++) g->steps[i].sums = line->sums;
-    if (line->fused && !(root && line->output)) (of->kind != NULL ? graph_in_registers : graph_fused)(g, out);
+    if (node->exact) g->tensors[graph_fused(g, out)].constant = true;
+    if (line->fused && !node->exact && !(root && line->output))
+        (of->kind != NULL ? graph_in_registers : graph_fused)(g, out);
     if (root && line->output) graph_called(g, line->path, out);
     if (node->coded) {
         name_codes(g, line, out);

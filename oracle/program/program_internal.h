@@ -5,3 +5,5 @@
 
 /* A node of quantise that has its shape. */
 assay_status assay_program_check_quantise(assay_context *ctx, const assay_program_node *node);
+/* Whether a node makes whole numbers of whole numbers. */
+bool assay_program_is_exact(const assay_program *p, const assay_program_node *node);

@@ -58,6 +58,42 @@ static assay_status as_all(check *c)
     return set_axes(c, axes);
 }
 
+bool assay_program_is_exact(const assay_program *p, const assay_program_node *node)
+{
+    static const char *const keep[] = {"add",    "sub",   "mul",       "maximum", "minimum", "neg",         "abs",
+                                       "square", "where", "rearrange", "reshape", "slice",   "concatenate", "max"};
+    const char *name = node->step->name;
+    bool exact = false;
+    if (strcmp(name, "float") == 0 || strcmp(name, "less") == 0 || strcmp(name, "equal") == 0) return true;
+    for (size_t i = 0; i < sizeof keep / sizeof *keep; i++) exact |= strcmp(name, keep[i]) == 0;
+    for (int i = 0; i < node->in_count; i++) {
+        const assay_program_node *x = &p->nodes[node->in[i]];
+        const bool number = x->step == NULL && x->given < 0;
+        exact &= number ? x->number == rint(x->number) : x->exact || (x->integers && strcmp(name, "where") == 0);
+    }
+    return exact;
+}
+
+/* Where rounding could change what is said. */
+static assay_status compared(check *c)
+{
+    for (int i = 0; i < 2; i++) {
+        const assay_program_node *x = operand(c, i);
+        if (!x->exact && !(x->step == NULL && x->given < 0))
+            return assay_fail(
+                c->ctx, ASSAY_BAD_INPUT,
+                "operand %d of %s is expected to follow from whole numbers without a rounding, as float(x) of indices",
+                i + 1, c->node->step->name);
+    }
+    return as_all(c);
+}
+
+static assay_status masked(check *c)
+{
+    if (operand(c, 0)->integers || operand(c, 0)->exact) return as_all(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "operand 1 of where is expected to be whole numbers: where(mask, a, b)");
+}
+
 static assay_status require_axis_of(check *c, char axis, const char *axes)
 {
     if (strchr(axes, axis) != NULL) return ASSAY_OK;
@@ -523,7 +559,17 @@ const assay_program_step assay_program_steps[] = {
      "x, but at least low and at most high",
      as_first,
      0},
-    {"where", 3, 3, "mask, a, b", {{NULL, 0, 0}}, "a where the mask is not 0, else b", as_all, 1},
+    {"float", 1, 1, "x", {{NULL, 0, 0}}, "whole numbers, as numbers", as_first, 1},
+    {"less", 2, 2, "a, b", {{NULL, 0, 0}}, "1 where a < b, else 0; of whole numbers", compared, 0},
+    {"equal", 2, 2, "a, b", {{NULL, 0, 0}}, "1 where a = b, else 0; of whole numbers", compared, 0},
+    {"where",
+     3,
+     3,
+     "mask, a, b",
+     {{NULL, 0, 0}},
+     "a where the mask is not 0, else b",
+     masked,
+     1u << ASSAY_PROGRAM_EITHER},
     {"sum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum over axes", reduced, 0},
     {"mean", 1, 1, "x", {{"over", 'a', NEEDED}}, "the mean over axes", reduced, 0},
     {"max", 1, 1, "x", {{"over", 'a', NEEDED}}, "the largest over axes", reduced, 0},

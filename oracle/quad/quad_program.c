@@ -159,13 +159,47 @@ static quad_node minimum(machine *m)
     return of_extremes(m, false);
 }
 
+static quad_node from_indices(machine *m)
+{
+    quad *number;
+    const int64_t count = product_of(m, m->node->axes);
+    const quad_node made = quad_constant(m->t, count, 1, &number);
+    for (int64_t i = 0; made != 0 && i < count; i++) number[i] = index_operand(m, 0)[i];
+    return made;
+}
+
+/* 1 where the numbers are in the order that is asked for: -1, less, or 0, equal. */
+static quad_node compared(machine *m, int order)
+{
+    const quad_node a = spread(m, 0), b = spread(m, 1);
+    const int64_t count = product_of(m, m->node->axes);
+    quad *number;
+    const quad_node made = quad_constant(m->t, count, 1, &number);
+    if (a == 0 || b == 0 || made == 0) return 0;
+    const quad *x = quad_values(m->t, a), *y = quad_values(m->t, b);
+    for (int64_t i = 0; i < count; i++) number[i] = (x[i] > y[i]) - (x[i] < y[i]) == order;
+    return made;
+}
+
+static quad_node less(machine *m)
+{
+    return compared(m, -1);
+}
+
+static quad_node equal(machine *m)
+{
+    return compared(m, 0);
+}
+
 static quad_node where(machine *m)
 {
     const int64_t count = product_of(m, m->node->axes);
     const assay_program_node *given = &m->p->nodes[m->node->in[0]];
     bool *mask = quad_keep(m->t, count, sizeof *mask);
+    const quad_node made = given->integers ? 0 : spread(m, 0);
     for (int64_t i = 0; mask != NULL && i < count; i++)
-        mask[i] = index_operand(m, 0)[place_in(m, m->node->axes, i, given->axes)] != 0;
+        mask[i] = given->integers ? index_operand(m, 0)[place_in(m, m->node->axes, i, given->axes)] != 0
+                                  : made != 0 && quad_values(m->t, made)[i] != 0;
     return mask == NULL ? 0 : masked(m, mask, spread(m, 1), spread(m, 2));
 }
 
@@ -653,6 +687,9 @@ static const struct {
                  {"maximum", maximum},
                  {"minimum", minimum},
                  {"where", where},
+                 {"float", from_indices},
+                 {"less", less},
+                 {"equal", equal},
                  {"square", square},
                  {"neg", neg},
                  {"clamp", clamp},

@@ -26,7 +26,9 @@ from . import _library as lib
 from ._case import Case
 
 MOST = 4096  #: numbers of a constant
-FAR = -1e30  #: for -inf behind a mask: a program has finite numbers
+FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite numbers
+#: Steps that make whole numbers of whole numbers, which nothing rounds.
+EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
@@ -57,8 +59,11 @@ class Value:
         self.dims = [tuple(d) for d in dims]
         self.text = text  #: the expression, once axes have letters
         self.step = step
-        self.integer = False
-        self.inverted = False  #: a mask: what it says of 0
+        self.integer = False  #: indices: an argument, a constant or a choice
+        self.truth = False  #: of these: 0 and 1
+        self.inverted = False  #: a mask of these: what it says of 0
+        self.low = 0  #: the least of these
+        self.whole = False  #: numbers that follow from indices without a rounding
         self.number: float | None = None
         self.origin: Origin | None = None
         self.refused = ""  #: why no program has it: said where an output needs it
@@ -101,6 +106,9 @@ class Step:
         self.base, self.text, self.axes, self.place, self.reads = base, text, list(axes), place, list(reads)
         self.name = ""
         self.alone = False  #: it keeps a line of its own
+        self.known = False  #: it follows from whole numbers alone
+        self.exact = False  #: and nothing rounds it
+        self.fused = False  #: nothing stores it: a line of its own
 
 
 class Tracer:
@@ -110,6 +118,7 @@ class Tracer:
         self.inputs: list[tuple[str, Value, str | None]] = []
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
+        self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
 
     # axes
 
@@ -147,7 +156,14 @@ class Tracer:
         self.tensors.append(axes)
         made = Step(step, text, axes, self.place, operands)
         self.steps.append(made)
-        return Value(dims, lambda: made.name, made)
+        value = Value(dims, lambda: made.name, made)
+        value.whole = step in EXACT and all(v.whole or v.integer or (v.number is not None and v.number.is_integer()) for v in operands)
+        made.exact = value.whole
+        made.known = value.whole or (bool(operands) and all(v.integer or v.number is not None or (v.step is not None and v.step.known) for v in operands))
+        return value
+
+    def fresh(self, size: int) -> tuple[Axis]:
+        return (Axis(size),)
 
     def nowhere(self, operator: str, operands: Sequence[Value], dims: Sequence[Sequence[Axis]], why: str) -> Value:
         """What no step gives: it is refused where an output needs it."""
@@ -204,9 +220,16 @@ class Tracer:
         for i in range(array.ndim):  # without what is only repeated
             if (array == array.take([0], i)).all():
                 array = array.take([0], i)
-        name = next(n for n in (f"constant{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
         shape = [n for n in array.shape if n > 1]
+        for values, before in self.constants:
+            if list(values.shape) == shape and (values == array.reshape(shape)).all():
+                axes = iter(before.axes)
+                return before.seen([(next(axes),) if n > 1 else () for n in array.shape])
+        name = next(n for n in (f"constant{i or ''}" for i in itertools.count()) if all(path != "inputs/" + n for path, _, _ in self.inputs))
+        truth = array.min() >= 0 and array.max() <= 1
         made = self.given(name, shape, f"[{array.min()}, {array.max()}], values: {array.flatten().tolist()}", False)
+        made.truth, made.low = bool(truth), int(array.min())
+        self.constants.append((array.reshape(shape), made))
         axes = iter(made.axes)
         return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
 
@@ -231,10 +254,70 @@ class Tracer:
             return self.map("softplus", *x.came("exp"))
         return self.map("log", self.together("add", [x, self.number(1)]))
 
+    # whole numbers
+
+    def numbers(self, v: Value) -> Value:
+        """Indices, as numbers; a mask as 0 and 1."""
+        if not v.integer:
+            return v
+        made = self.call("float", [v], v.dims)
+        if v.inverted:
+            made = self.together("equal", [made, self.number(0)])
+        made.truth = v.truth or v.inverted
+        return made
+
+    def truth(self, v: Value) -> Value:
+        """A mask, as numbers that are 0 or 1."""
+        if v.truth or v.inverted or not v.integer:
+            return self.numbers(v)
+        none = v.seen(v.dims)
+        none.inverted = True
+        return self.opposite(self.numbers(none))
+
+    def compare(self, how: str, a: Value, b: Value) -> Value:
+        """Of whole numbers; others may be the same in one kernel and not in another."""
+        if any(not (v.integer or v.whole or v.number is not None) for v in (a, b)):
+            raise lib.BadInput("a mask is computed of numbers that a kernel may round, expected whole numbers")
+        if a.integer and b.number == 0 and how in ("eq", "ne"):  # a mask as it is
+            made = a.seen(a.dims)
+            made.inverted = a.inverted != (how == "eq")
+            return made
+        a, b = (self.numbers(v) for v in (a, b))
+        made = self.together("less" if how[0] in "lg" else "equal", [b, a] if how in ("gt", "le") else [a, b])
+        made.truth = True
+        return self.opposite(made) if how in ("le", "ge", "ne") else made
+
+    def opposite(self, mask: Value) -> Value:
+        if mask.integer:
+            made = mask.seen(mask.dims)
+            made.inverted = not mask.inverted
+            return made
+        if mask.came("sub") and mask.came("sub")[0].number == 1:
+            return mask.came("sub")[1]
+        made = self.together("sub", [self.number(1), mask])
+        made.truth = True
+        return made
+
+    def both(self, step: str, a: Value, b: Value) -> Value:
+        """mul: both masks, maximum: one of them."""
+        made = self.together(step, [self.truth(a), self.truth(b)])
+        made.truth = True
+        return made
+
+    def one_hot(self, index: Value, place: int, axis: Axis) -> Value:
+        """1 where the index along that axis, which is put in its place, is the index's."""
+        lone = index.seen([*index.dims[:place], (), *index.dims[place:]])
+        numbers = self.constant(np.arange(axis.size).reshape([-1] + [1] * (len(index.dims) - place)))
+        if axis.size > 1:
+            self.unify(axis, numbers.axes[0])
+        return self.compare("eq", lone, numbers)
+
     def where(self, mask: Value, a: Value, b: Value) -> Value:
-        if not mask.integer:
-            raise lib.BadInput("the mask is computed, expected an argument of integers")
-        a, b = (self.number(FAR) if v.number == float("-inf") else v for v in (a, b))
+        if not mask.integer and not mask.whole:
+            raise lib.BadInput("the mask is computed, expected whole numbers")
+        a, b = (self.number(FAR) if v.number is not None and v.number < FAR else v for v in (a, b))
+        if mask.truth and (a.number, b.number) in ((1, 0), (0, 1)):
+            return self.truth(mask if a.number == 1 else self.opposite(mask))
         return self.together("where", [mask, b, a] if mask.inverted else [mask, a, b])
 
     def fit(self, v: Value, place: int, dim: Sequence[Axis]) -> Value:
@@ -254,6 +337,8 @@ class Tracer:
             first = rank - len(v.dims)
             v = self.renamed(v, [() if size_of(d) == 1 != n else d for d, n in zip(v.dims, most[first:])])
             for i in range(len(v.dims)):
+                if any(a in roots(d) for n, d in enumerate(dims) if n != first + i for a in roots(v.dims[i])):  # a tensor against itself
+                    v = self.renamed(v, [self.fresh(size_of(d)) if n == i else d for n, d in enumerate(v.dims)])
                 if v.dims[i] and dims[first + i]:
                     v = self.fit(v, i, dims[first + i])
                 elif v.dims[i]:
@@ -423,13 +508,47 @@ class Tracer:
     def rows(self, table: Value, index: Value) -> Value:
         """Rows of the first dimension."""
         table = self.merged(table, [0])
+        self.indices(index)
         return self.call("gather", [table, index], [*index.dims, *table.dims[1:]])
+
+    def indices(self, index: Value) -> Value:
+        if index.integer and not index.inverted:
+            return index
+        raise lib.BadInput("whole numbers are computed, expected an argument" if index.whole or index.integer else "numbers as whole numbers")
+
+    def scatter_add(self, x: Value, index: Value, size: int) -> Value:
+        """Rows of x, whose first dimensions are those of the index, added up by their index."""
+        if x.number is not None:  # how often there is each
+            count = self.over("sum", self.one_hot(index, len(index.dims), Axis(size)), range(len(index.dims)), False)
+            return count if x.number == 1 else self.together("mul", [count, x])
+        if not self.indices(index).axes or not all(index.dims):
+            raise lib.BadInput("expected indices of whole dimensions")
+        for i, d in enumerate(index.dims):
+            x = self.fit(x, i, d)
+        whole = Axis(size)
+        return self.call("scatter_add", [x, index], [(whole,), *x.dims[len(index.dims) :]], lambda: self.letters([whole]))
+
+    def scattered(self, x: Value, index: Value, given: Value, size: int, adds: bool) -> Value:
+        """x with numbers at the indices of its last dimension, which are different ones of a row."""
+        last = len(index.dims) - 1
+        axis = x.dims[-1][0] if x.dims and len(x.dims[-1]) == 1 else Axis(size)
+        hot = self.one_hot(self.indices(index), last + 1, axis)
+        if given.number is not None and not adds:
+            found = self.over("max", hot, [last], False) if index.dims[last] and size_of(index.dims[last]) > 1 else hot.seen([*hot.dims[:last], *hot.dims[last + 1 :]])
+            return self.where(found, given, x)
+        numbers = self.together("mul", [hot, given.seen([*given.dims, ()]) if given.number is None else given])
+        made = self.over("sum", numbers, [last], False)
+        if not adds:
+            found = self.over("max", hot, [last], False) if x.number != 0 else hot
+            return made if x.number == 0 else self.where(found, made, x)
+        return made if x.number == 0 else self.together("add", [x, made])
 
     def pick(self, x: Value, index: Value) -> Value:
         """Of each row of x the numbers at its indices."""
         x = self.merged(x, [len(x.dims) - 1])
         rows = x.axes[:-1]
-        if not index.integer or len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
+        self.indices(index)
+        if len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
             raise lib.BadInput("rows of the indices are others than those of the tensor")
         return self.call("pick", [x, index], index.dims)
 
@@ -460,17 +579,35 @@ class Tracer:
 
     # the program
 
-    def live(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
-        """What the outputs need, and lines that stand alone."""
+    def fuse(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
+        """Angles of positions and the like: what only whole numbers make, and only such read, stays in registers."""
+        readers: dict[int, list[Step]] = {}
+        for step in self.steps:
+            for v in step.reads:
+                readers.setdefault(id(v.step), []).append(step)
+        shown = {id(v.step) for _, v in outputs}
+        within = [s for s in self.steps if s.known and not s.exact and id(s) not in shown and all(r.known for r in readers.get(id(s), []))]
+        for step in within:
+            step.fused = any(r not in within for r in readers.get(id(step), []))
+        return within
+
+    def needed(self, wanted: list[Value]) -> tuple[set[int], str]:
+        """The steps behind these values, and why one of them cannot be had."""
         found: set[int] = set()
-        wanted = [value for _, value in outputs] + [v for step in self.steps if step.alone for v in step.reads]
         while wanted:
             value = wanted.pop()
             if value.refused:
-                raise lib.BadInput(value.refused)
+                return found, value.refused
             if value.step is not None and id(value.step) not in found:
                 found.add(id(value.step))
                 wanted += value.step.reads
+        return found, ""
+
+    def live(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
+        """What the outputs need, and lines that stand alone."""
+        found, refused = self.needed([value for _, value in outputs] + [v for step in self.steps if step.alone for v in step.reads])
+        if refused:
+            raise lib.BadInput(refused)
         return [step for step in self.steps if step.alone or id(step) in found]
 
     def put_letters(self, hints: Mapping[str, str]) -> list[Axis]:
@@ -512,17 +649,20 @@ class Tracer:
                 number += 1
                 name = f"{step.base}{number}"
             if step.name == "":
-                step.name = name if step.alone else "_" + name
+                step.name = name if step.alone or step.fused else "_" + name
                 taken.add(name)
 
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], settings: Mapping[str, Any]) -> str:
         self.steps = self.live(outputs)
         used = self.put_letters(hints)
+        within = self.fuse(outputs)
         self.put_names(outputs)
         texts = {step.name: step.text() for step in self.steps}
         results = {name: value.text() for name, value in outputs}
-        inline(texts, results, {step.name for step in self.steps if step.alone})
+        inline(texts, results, {step.name for step in self.steps if step.alone or step.fused})
         kept = [step for step in self.steps if step.name in texts]
+        fused = [*settings.get("fused", []), *(step.name for step in kept if step in within)]
+        settings = {**settings, "fused": fused} if fused else settings
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
         words = re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()]))
         letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in words if not re.search(r"\d", word))))  # no types
@@ -564,8 +704,9 @@ def silu_of(x: Value, s: Value) -> Value | None:
 
 def rms_norm_of(normed: Value, scale: Value) -> tuple[Value, Value, float] | None:
     """x, the scale of its last dimension and epsilon, of x rsqrt(mean(x^2) + epsilon) times the scale."""
-    if len(scale.dims) != 1 or not scale.dims[0]:
+    if not scale.dims or any(scale.dims[:-1]) or not scale.dims[-1]:
         return None
+    scale = scale.seen(scale.dims[-1:])
     pair = normed.came("mul")
     for x, root in ((pair, pair[::-1]) if pair else ()):
         total = root.came("rsqrt")[0].came("add") if root.came("rsqrt") else ()

@@ -10,11 +10,16 @@ from jax.extend.core import Literal
 
 from . import _library as lib
 from ._trace import Axis, Tracer, Value
+from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "reduce_precision", "sharding_constraint", "pvary", "mesh_cast")
 MAPS = {"logistic": "sigmoid", **{name: name for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "erf", "tanh", "sin", "cos", "square")}}
 BINARY = {"max": "maximum", "min": "minimum", "add_any": "add", **{name: name for name in ("add", "sub", "mul", "div")}}
 LOOPS = ("scan", "while", "cond", "custom_linear_solve", "shard_map")
+COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
+MOVES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "concatenate", "stack", "rev")
+#: What a rotation is made of (_trace_rope.py).
+TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather": "rows", **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 NEVER_READ = "a program has it within gelu alone"
 
 Known = Union[Value, "np.ndarray[Any, Any]", "Joined"]
@@ -43,6 +48,8 @@ class Walk:
         code = getattr(inspect.unwrap(function), "__code__", None)
         self.file, self.first = (code.co_filename, code.co_firstlineno) if code else ("", 0)
         self.within: list[str] = []  # names of the functions that are called
+        self.turns: dict[int, tuple[Known, Turn]] = {}  # of what is known, by its id
+        self.rotations = Turns(tracer)
 
     def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Known], place: tuple[str, int] | None) -> list[Known]:
         known: dict[Any, Known] = {**dict(zip(jaxpr.constvars, map(np.asarray, constants))), **dict(zip(jaxpr.invars, arguments))}
@@ -71,14 +78,17 @@ class Walk:
                 self.within.pop()
                 self.t.place = where
                 return results
+            turns = self.turned(eqn, given)
             if all(isinstance(v, np.ndarray) for v in given):
-                return self.constants(eqn, given)
+                return self.turning(eqn, self.constants(eqn, given), turns)
+            rope = self.rotations.rope(turns[0])
+            if rope is not None:
+                return [rope]
         shapes = [v.aval.shape for v in eqn.outvars]
-        refused = next((v.refused for v in given if isinstance(v, Value) and v.refused), "")
         try:
             found = self.record(name, eqn, given)
         except lib.BadInput as why:  # which is said where an output needs it: jax.numpy computes much that nobody reads
-            found = []
+            found, refused = [], self.t.needed([v for v in given if isinstance(v, Value)])[1]
             for shape in shapes:
                 nothing = self.t.nowhere(name, (), [(Axis(n),) for n in shape], str(why))
                 nothing.refused = refused or nothing.refused
@@ -86,7 +96,40 @@ class Walk:
         made: list[Known] = found if isinstance(found, list) else [found]
         for v, var in zip(made, eqn.outvars):
             if isinstance(v, Value):
-                v.integer = var.aval.dtype.kind in "biu"
+                v.integer = var.aval.dtype.kind in "biu" and not v.whole and (v.step is None or v.integer)
+                v.truth |= var.aval.dtype.kind == "b"
+        return self.turning(eqn, made, turns) if name not in LOOPS else made
+
+    def turned(self, eqn: Any, given: Sequence[Known]) -> list[Turn | None]:
+        """What the results are of a rotation."""
+        name, nothing = eqn.primitive.name, [None] * len(eqn.outvars)  # type: str, list[Turn | None]
+        kind = "same" if name in (*SAME, "convert_element_type") else TURNS.get(name, "")
+        shapes, n = [tuple(v.aval.shape) for v in eqn.invars], eqn.params.get("dimension_numbers")
+        if kind == "" or any(isinstance(v, Joined) for v in given):
+            return nothing
+        if kind == "rows":
+            whole = tuple(eqn.params["slice_sizes"]) == (1, *shapes[0][1:]) and tuple(n.collapsed_slice_dims) == tuple(n.start_index_map) == (0,)
+            if not whole or n.operand_batching_dims or tuple(n.offset_dims) != tuple(range(len(shapes[1]) - 1, len(eqn.outvars[0].aval.shape))):
+                return nothing
+            shapes[1] = shapes[1][:-1]
+
+        def apply(arrays: Sequence[Any]) -> list[Any]:
+            parameters = {**eqn.params, **({"preferred_element_type": None} if kind == "product" else {})}
+            made = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **parameters)
+            return [np.asarray(m) for m in (made if eqn.primitive.multiple_results else [made])]
+
+        operands = []
+        for v, shape in zip(given, shapes):
+            turn = self.turns[id(v)][1] if id(v) in self.turns else None
+            operands.append(Operand(turn, v if isinstance(v, Value) else None, v if isinstance(v, np.ndarray) else None, shape))
+        return [self.rotations.begin(operands[0])] if kind == "same" else self.rotations.follow(kind, operands, apply, len(nothing))
+
+    def turning(self, eqn: Any, made: Sequence[Known], turns: Sequence[Turn | None]) -> Sequence[Known]:
+        for v, turn, var in zip(made, turns, eqn.outvars):
+            if turn is not None:
+                self.turns[id(v)] = v, turn
+                if isinstance(v, Value):
+                    self.rotations.remember(turn, v, var.aval.shape)
         return made
 
     def constants(self, eqn: Any, given: Sequence[Known]) -> list[Known]:
@@ -112,29 +155,40 @@ class Walk:
 
     def record(self, name: str, eqn: Any, given: Sequence[Known]) -> Any:
         t, parameters = self.t, eqn.params
-        handler = getattr(self, "on_" + name, None)
+        handler = getattr(self, "on_" + name.replace("-", "_"), None)
         if handler is not None:
             return handler(eqn, given, **parameters)
         if name in SAME:
             return given[0]
-        integers = [isinstance(v, Value) and v.integer for v in given]
-        if name in MAPS and not integers[0]:
-            return t.map(MAPS[name], self.of(given[0]))
-        if name in BINARY and not any(integers):
-            return t.together(BINARY[name], [self.of(v) for v in given])
-        if name in MAPS or name in BINARY:
-            raise lib.BadInput("whole numbers as numbers")
+        if name in COMPARISONS:
+            return t.compare(name, self.of(given[0]), self.of(given[1]))
+        if name in ("div", "and", "or") and eqn.outvars[0].aval.dtype.kind in "iu":
+            raise lib.BadInput("a program has it of numbers and of masks alone")
+        if name in ("and", "or"):
+            return t.both("mul" if name == "and" else "maximum", self.of(given[0]), self.of(given[1]))
+        if name in MAPS:
+            return t.map(MAPS[name], t.numbers(self.of(given[0])))
+        if name in BINARY:
+            return t.together(BINARY[name], [t.numbers(self.of(v)) for v in given])
         raise lib.BadInput("a program has no such operator")
 
     # numbers one by one
 
     def on_convert_element_type(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
         v, kind = given[0], eqn.outvars[0].aval.dtype.kind
-        if isinstance(v, Value) and v.integer != (kind in "biu"):
-            raise lib.BadInput("whole numbers as numbers" if v.integer else "numbers as whole numbers")
-        if isinstance(v, Value) and self.t.casts and rounds(eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype):
+        if not isinstance(v, Value):
+            return v
+        if kind == "b" and not v.truth:
+            return self.t.compare("ne", v, self.t.number(0))
+        if kind in "iu" and v.integer and eqn.invars[0].aval.dtype.kind == "b":
+            return self.t.truth(v)
+        if v.integer and kind not in "biu":
+            return self.t.numbers(v)
+        if kind in "biu" and not v.integer and not v.whole:
+            raise lib.BadInput("numbers as whole numbers")
+        if self.t.casts and rounds(eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype):
             return self.t.map("cast", v, type=eqn.outvars[0].aval.dtype.name)
-        return v.seen(v.dims) if isinstance(v, Value) else v
+        return v.seen(v.dims)
 
     def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int, **_: Any) -> Value:
         return self.t.power(self.of(given[0]), y)
@@ -146,9 +200,10 @@ class Walk:
         return self.t.power(self.of(given[0]), power.number)
 
     def on_max(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
-        a, b = (self.of(v) for v in given)
-        if a.integer or b.integer:
-            raise lib.BadInput("whole numbers as numbers")
+        for v, number in ((v, self.of(w).number) for v, w in ((given[0], given[1]), (given[1], given[0]))):
+            if isinstance(v, Value) and v.integer and number is not None and number <= v.low:
+                return v
+        a, b = (self.t.numbers(self.of(v)) for v in given)
         for number, other in ((a.number, b), (b.number, a)):
             if number == float("-inf"):
                 return other
@@ -179,42 +234,22 @@ class Walk:
         a, b = given
         if isinstance(a, Value) and isinstance(b, Value) and a.core is b.core:  # is it a number?
             return np.zeros(eqn.outvars[0].aval.shape, bool)
-        return self.mask(given, False)
-
-    def on_eq(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
-        return self.mask(given, True)
-
-    def on_gt(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
-        return self.mask(given, False)
+        return self.t.compare("ne", self.of(a), self.of(b))
 
     def on_lt(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
-        self.mask(given, False)
-        return np.zeros(eqn.outvars[0].aval.shape, bool)  # integers of a program are none below 0
+        a, b = (self.of(v) for v in given)
+        if a.integer and a.low >= 0 and b.number == 0:  # indices from the end
+            return np.zeros(eqn.outvars[0].aval.shape, bool)
+        return self.t.compare("lt", a, b)
 
     def on_not(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
-        v = self.of(given[0])
-        made = v.seen(v.dims)
-        made.inverted = not v.inverted
-        return made
-
-    def mask(self, given: Sequence[Known], inverted: bool) -> Value:
-        """Whole numbers, held against 0."""
-        a, b = (self.of(v) for v in given)
-        if not a.integer or b.number != 0:
-            raise lib.BadInput("a mask is computed, expected an argument of integers")
-        made = a.seen(a.dims)
-        made.inverted = inverted
-        return made
+        return self.t.opposite(self.of(given[0]))
 
     def on_select_n(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
         mask, *cases = given
         if isinstance(mask, np.ndarray) and (mask == mask.flat[0]).all():
             return cases[int(mask.flat[0])]
-        if any(isinstance(v, Value) and v.integer for v in cases):
-            raise lib.BadInput("whole numbers are computed")
-        masks = self.of(mask)
-        masks.integer = True
-        return self.t.where(masks, self.of(cases[1]), self.of(cases[0]))
+        return self.t.where(self.of(mask), *(self.t.numbers(self.of(v)) for v in cases[1::-1]))
 
     def on_clamp(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
         low, x, high = (self.of(v) for v in given)
@@ -223,10 +258,7 @@ class Walk:
     # along dimensions
 
     def over(self, step: str, eqn: Any, given: Sequence[Known], places: Sequence[int]) -> Value:
-        x = self.of(given[0])
-        if x.integer:
-            raise lib.BadInput("whole numbers as numbers")
-        return self.t.over(step, self.whole(x, eqn.invars[0]), places, False)
+        return self.t.over(step, self.whole(self.t.numbers(self.of(given[0])), eqn.invars[0]), places, False)
 
     def on_reduce_sum(self, eqn: Any, given: Sequence[Known], axes: Sequence[int], **_: Any) -> Value:
         return self.over("sum", eqn, given, axes)
@@ -351,8 +383,8 @@ class Walk:
         if isinstance(given[1], np.ndarray) and given[1].shape == (1,) and len(gone) == 1 and not batch and all(slice_sizes[i] == shape[i] for i in rest):
             at = gone[0], int(given[1][0])  # one index that is known
             return self.t.reshape(self.t.slice(table, at[0], at[1], at[1] + 1), [shape[i] for i in rest])
-        index = self.whole(given[1], eqn.invars[1])
-        if len(gone) != 1 or tuple(n.start_index_map) != gone or any(slice_sizes[i] != shape[i] for i in rest) or not index.integer:
+        index = self.t.indices(self.whole(given[1], eqn.invars[1]))
+        if len(gone) != 1 or tuple(n.start_index_map) != gone or any(slice_sizes[i] != shape[i] for i in rest):
             raise lib.BadInput("expected indices of one dimension")
         index = index.seen(index.dims[:-1])
         if not batch:
@@ -362,6 +394,21 @@ class Walk:
         if batch == tuple(range(rank - 1)) == tuple(n.start_indices_batching_dims) and gone == (rank - 1,) and not rest:
             return self.t.pick(table, index)
         raise lib.BadInput(f"expected indices of the last dimension of {list(shape)}, found {list(index_shape)}")
+
+    def on_scatter_add(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, **_: Any) -> Value:
+        n, shape = dimension_numbers, eqn.invars[0].aval.shape
+        index = self.of(given[1])
+        index = index.seen(index.dims[:-1])
+        last = tuple(range(len(index.dims), len(eqn.invars[2].aval.shape)))
+        if tuple(n.inserted_window_dims) != (0,) or tuple(n.scatter_dims_to_operand_dims) != (0,) or tuple(n.update_window_dims) != last or n.operand_batching_dims:
+            raise lib.BadInput("expected indices of the first dimension alone")
+        x, rows = self.of(given[0]), self.t.numbers(self.of(given[2]))
+        made = self.t.scatter_add(rows if rows.number is not None and len(shape) == 1 else self.whole(rows, eqn.invars[2]), index, shape[0])
+        return made if x.number == 0 else self.t.together("add", [x, made])
+
+    def on_argmax(self, eqn: Any, given: Sequence[Known], axes: Sequence[int], **_: Any) -> Value:
+        index = self.on_top_k(eqn, given, 1, axes[0])[1]
+        return self.t.reshape(index, eqn.outvars[0].aval.shape)
 
     def on_top_k(self, eqn: Any, given: Sequence[Known], k: int, axis: int = -1, **_: Any) -> list[Value]:
         x = self.whole(given[0], eqn.invars[0])
@@ -393,6 +440,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         most = 0 if floats else counts[name] - 1 if name in counts else int(np.asarray(x).max())
         shapes.append(jax.ShapeDtypeStruct(x.shape, np.dtype(np.float64) if floats else x.dtype))
         values.append(tracer.given(name, x.shape, None if floats else f"[0, {most}]", name in weights))
+        values[-1].truth = np.dtype(x.dtype).kind == "b"
     names: list[str] = []
 
     def flat(*arguments: Any) -> list[Any]:

@@ -11,12 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
 from ._trace import Axis, Tracer, Value, size_of
+from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
 SAME = ("_to_copy", "clone", "alias", "contiguous", "to", "lift_fresh_copy", "lift_fresh", "positive")
 MAPS = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "sigmoid", "silu", "erf", "tanh", "relu", "sin", "cos", "reciprocal", "square", "softplus")
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__, contextlib.__file__))
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
+MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice", "split",
+         "split_with_sizes", "chunk", "select", "unbind", "cat", "stack")
+COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
+MASKS = {name: step for names, step in ((("__and__", "bitwise_and", "logical_and"), "mul"), (("__or__", "bitwise_or", "logical_or"), "maximum")) for name in names}
+#: What a rotation is made of (_trace_rope.py).
+TURNS = {**{name: "move" for name in MOVES}, **{name: "product" for name in ("mm", "bmm", "mv")}, "embedding": "rows", "index": "rows", "index_select": "rows",
+         **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 
 
 def rounds(given: Any, to: Any) -> bool:
@@ -30,8 +38,10 @@ def rounds(given: Any, to: Any) -> bool:
 class Recorder(TorchDispatchMode):
     def __init__(self, tracer: Tracer, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.t, self.function = tracer, function
+        self.t, self.function, self.operator = tracer, function, ""
         self.values: dict[int, Value] = {}
+        self.turns: dict[int, Turn] = {}
+        self.rotations = Turns(tracer)
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
 
@@ -44,7 +54,7 @@ class Recorder(TorchDispatchMode):
         def memory(t: Any) -> int:
             return int(t.storage().data_ptr())
 
-        return id(tensor) not in self.given and [memory(t) for t in self.alive].count(memory(tensor)) == 1
+        return id(tensor) not in self.given and all(t is tensor for t in self.alive if memory(t) == memory(tensor))
 
     def place(self) -> tuple[str, int]:
         """The line that runs, of the function or of what it calls outside of PyTorch."""
@@ -58,54 +68,106 @@ class Recorder(TorchDispatchMode):
             return self.t.number(float(x))
         if id(x) in self.values:
             return self.values[id(x)]
-        self.bind(x, self.t.constant(x.numpy()))
-        return self.values[id(x)]
+        try:
+            made = self.t.constant(x.numpy())
+        except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
+            return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
+        self.bind(x, made)
+        return made
+
+    def numbers(self, x: Any) -> Value:
+        """Of a tensor that may hold whole numbers."""
+        v = self.of(x)
+        return self.t.truth(v) if isinstance(x, torch.Tensor) and x.dtype == torch.bool else self.t.numbers(v)
+
+    def turned(self, func: Any, operator: str, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Turn | None]:
+        """What the results are of a rotation."""
+        results = list(out) if isinstance(out, (list, tuple)) else [out]
+        kind = "same" if operator in SAME else TURNS.get(operator, "")
+        flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, torch.Tensor)]
+        if kind in ("mul", "div", "add", "sub") and len(args) > 1 and not isinstance(args[1], torch.Tensor):
+            flat.append(torch.tensor(args[1], dtype=torch.float64))
+        if kind == "" or kwargs.get("alpha", 1) != 1 or any(x.dtype.is_complex for x in flat):
+            return [None] * len(results)
+
+        def apply(arrays: Sequence[Any]) -> list[Any]:
+            given: Any = iter([torch.tensor(a) for a in arrays])
+            if "view" in operator or "reshape" in operator:
+                return [next(given).reshape(out.shape).numpy()]
+            made = func(*([next(given) for _ in a] if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)
+                          else next(given) if isinstance(a, torch.Tensor) else a for a in args))
+            return [m.numpy() for m in (made if isinstance(made, (list, tuple)) else [made])]
+
+        operands = [Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else x.numpy(), tuple(x.shape)) for x in flat
+                    if x.dtype != torch.bool]
+        if not operands:
+            return [None] * len(results)
+        if kind == "same":
+            return [self.rotations.begin(operands[0])]
+        return self.rotations.follow(kind, operands, apply, len(results))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        operator = func.__name__.split(".")[0]
+        operator = self.operator = func.__name__.split(".")[0]
         self.t.place = self.place()
+        inplace = operator.endswith("_") and not operator.endswith("__") and bool(args)
+        if inplace and id(args[0]) not in self.values and any(id(x) in self.values for x in args):
+            self.of(args[0])  # as it is before it is written into
+        out = func(*args, **kwargs)
         if operator in CONSTANTS:
             return out
+        turns = self.turned(func, operator, out, args, kwargs) if not inplace else [None]
+        for tensor, turn in zip(out if isinstance(out, (list, tuple)) else [out], turns):
+            if turn is not None:
+                self.alive.append(tensor)
+                self.turns[id(tensor)] = turn
+        if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
+            return out  # of indices: as the example has it
         known = [x for x in list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a] if id(x) in self.values]
         if not known:
             return out  # a constant
         try:
-            inplace = operator.endswith("_") and not operator.endswith("__") and out is args[0]
             if inplace and not self.alone(out):
                 raise lib.BadInput("writes into what others read")
-            made = self.record(operator[: len(operator) - inplace], out, args, kwargs)
+            rope = self.rotations.rope(turns[0])
+            made = self.record(operator[: len(operator) - inplace], out, args, kwargs) if rope is None else rope
         except lib.BadInput as why:
             raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: {why}") from None
+        if rope is not None:
+            del self.turns[id(out)]
         for tensor, value in zip(out, made) if isinstance(made, list) else [(out, made)]:
             if len(value.dims) == tensor.dim():  # a constant may be longer than what it meets
                 value = self.t.ordered(value, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(value.dims, tensor.shape)])
             self.bind(tensor, value)
+            self.rotations.remember(self.turns.get(id(tensor)), value, tensor.shape)
         return out
 
     def record(self, operator: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | list[Value]:
         t = self.t
         if operator in SAME:
             value = self.of(args[0])
+            if out.is_floating_point() and not args[0].is_floating_point():
+                return self.numbers(args[0])
+            if out.dtype != torch.bool and args[0].is_floating_point() > out.is_floating_point() and not value.whole:
+                raise lib.BadInput("numbers as whole numbers")
             return t.map("cast", value, type=str(out.dtype).split(".")[1]) if t.casts and rounds(args[0].dtype, out.dtype) else value
         handler: Callable[..., Value | list[Value]] | None = getattr(self, "on_" + operator, None)
         if handler is not None:
             return handler(out, *args, **kwargs)
         if operator in MAPS:
-            if self.of(args[0]).integer:
-                raise lib.BadInput("whole numbers as numbers")
-            return t.map(operator, self.of(args[0]))
+            return t.map(operator, self.numbers(args[0]))
         if operator in BINARY:
             if operator == "add" and (masked := self.masked(args[0], args[1]) or self.masked(args[1], args[0])):
                 return masked
-            if self.of(args[0]).integer or self.of(args[1]).integer:
-                raise lib.BadInput("whole numbers as numbers")
             alpha = kwargs.get("alpha", 1)
-            second = self.of(args[1])
+            second = self.numbers(args[1])
             if alpha != 1:
                 second = t.together("mul", [second, t.number(alpha)])
-            return t.together(operator, [self.of(args[0]), second])
+            return t.together(operator, [self.numbers(args[0]), second])
+        if operator in COMPARISONS:
+            return t.compare(operator, self.of(args[0]), self.of(args[1]))
+        if operator in MASKS:
+            return t.both(MASKS[operator], self.of(args[0]), self.of(args[1]))
         raise lib.BadInput("a program has no such operator")
 
     # numbers one by one
@@ -116,28 +178,8 @@ class Recorder(TorchDispatchMode):
         made.refused = "" if v.integer else v.refused or self.t.said("detach", "a program has it within softmax and logsumexp alone")
         return made
 
-    def mask(self, x: Any, other: Any, inverted: bool) -> Value:
-        """Whole numbers, held against 0."""
-        v = self.of(x)
-        if not v.integer or isinstance(other, torch.Tensor) or other != 0:
-            raise lib.BadInput("a mask is computed, expected an argument of integers")
-        made = v.seen(v.dims)
-        made.inverted = inverted
-        return made
-
-    def on_eq(self, out: Any, x: Any, other: Any) -> Value:
-        return self.mask(x, other, True)
-
-    def on_ne(self, out: Any, x: Any, other: Any) -> Value:
-        return self.mask(x, other, False)
-
-    on_gt = on_ne
-
     def on_logical_not(self, out: Any, x: Any) -> Value:
-        v = self.of(x)
-        made = v.seen(v.dims)
-        made.inverted = not v.inverted
-        return made
+        return self.t.opposite(self.of(x))
 
     on_bitwise_not = on_logical_not
 
@@ -151,7 +193,7 @@ class Recorder(TorchDispatchMode):
         return self.t.where(self.t.constant((mask == 0).numpy()), self.of(x), self.t.number(low))
 
     def on_masked_fill(self, out: Any, x: Any, mask: Any, value: Any) -> Value:
-        return self.t.where(self.of(mask), self.of(value), self.of(x))
+        return self.t.where(self.of(mask), self.numbers(value), self.numbers(x))
 
     def on_log1p(self, out: Any, x: Any) -> Value:
         return self.t.log1p(self.of(x))
@@ -194,12 +236,12 @@ class Recorder(TorchDispatchMode):
         return self.t.together("mul", [a, self.t.map("sigmoid", b)])
 
     def on_where(self, out: Any, mask: Any, a: Any, b: Any) -> Value:
-        return self.t.where(self.of(mask), self.of(a), self.of(b))
+        return self.t.where(self.of(mask), self.numbers(a), self.numbers(b))
 
     # along dimensions
 
     def on_sum(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
-        return self.t.over("sum", self.of(x), dims if dims else range(x.dim()), keepdim)
+        return self.t.over("sum", self.numbers(x), dims if dims else range(x.dim()), keepdim)
 
     def on_mean(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
         return self.t.over("mean", self.of(x), dims if dims else range(x.dim()), keepdim)
@@ -209,9 +251,14 @@ class Recorder(TorchDispatchMode):
 
     def on_max(self, out: Any, x: Any, *rest: Any, **named: Any) -> Value | list[Value]:
         if isinstance(out, torch.Tensor):
-            return self.t.over("max", self.of(x), range(x.dim()), False)
+            return self.t.over("max", self.numbers(x), range(x.dim()), False)
         largest = self.on_amax(out, x, [rest[0]], rest[1] if len(rest) > 1 else named.get("keepdim", False))
         return [largest, self.t.nowhere("max", [self.of(x)], largest.dims, "a program has no indices of a maximum, but those of top_k")]
+
+    def on_min(self, out: Any, x: Any, *rest: Any) -> Value:
+        if rest or not isinstance(out, torch.Tensor):
+            raise lib.BadInput("a program has it of a whole tensor alone")
+        return self.t.map("neg", self.t.over("max", self.t.map("neg", self.numbers(x)), range(x.dim()), False))
 
     def on_var(self, out: Any, x: Any, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
         t, v, places = self.t, self.of(x), list(dims) if dims else range(x.dim())
@@ -378,7 +425,7 @@ class Recorder(TorchDispatchMode):
     def on_index(self, out: Any, x: Any, indices: Sequence[Any]) -> Value:
         if len(indices) == 2 == x.dim() and indices[0] is not None and indices[0].flatten().equal(torch.arange(x.shape[0])):
             return self.t.pick(self.of(x), self.of(indices[1]))  # each row's number at its index
-        if len(indices) != 1 or indices[0] is None or not self.of(indices[0]).integer:
+        if len(indices) != 1 or indices[0] is None:
             raise lib.BadInput("expected indices of the first dimension alone")
         return self.on_embedding(out, x, indices[0])
 
@@ -386,6 +433,35 @@ class Recorder(TorchDispatchMode):
         if place % x.dim() != x.dim() - 1:
             raise lib.BadInput("expected indices of the last dimension")
         return self.t.pick(self.of(x), self.of(index))
+
+    def on_index_select(self, out: Any, x: Any, place: int, index: Any) -> Value:
+        if place % x.dim() != 0:
+            raise lib.BadInput("expected indices of the first dimension alone")
+        return self.on_embedding(out, x, index)
+
+    def on_index_add(self, out: Any, x: Any, place: int, index: Any, rows: Any, **named: Any) -> Value:
+        if place % x.dim() != 0 or named.get("alpha", 1) != 1:
+            raise lib.BadInput("expected indices of the first dimension alone")
+        made = self.t.scatter_add(self.of(rows), self.of(index), x.shape[0])
+        return made if self.of(x).number == 0 else self.t.together("add", [self.of(x), made])
+
+    def on_scatter(self, out: Any, x: Any, place: int, index: Any, given: Any, adds: bool = False, **named: Any) -> Value:
+        if place % x.dim() != x.dim() - 1 or x.shape[:-1] != index.shape[:-1] or (isinstance(given, torch.Tensor) and given.dim() > 0 and given.shape != index.shape):
+            raise lib.BadInput("expected indices of the last dimension of each row")
+        return self.t.scattered(self.numbers(x), self.of(index), self.numbers(given), x.shape[-1], adds)
+
+    def on_scatter_add(self, out: Any, x: Any, place: int, index: Any, given: Any) -> Value:
+        return self.on_scatter(out, x, place, index, given, True)
+
+    def on_bincount(self, out: Any, index: Any, weights: Any = None, least: int = 0) -> Value:
+        if weights is not None or least < out.shape[0]:
+            raise lib.BadInput("expected as many as are counted at least")
+        return self.t.scatter_add(self.t.number(1), self.of(index), out.shape[0])
+
+    def on_argmax(self, out: Any, x: Any, place: Any = None, keepdim: bool = False) -> Value:
+        if place is None or place % x.dim() != x.dim() - 1:
+            raise lib.BadInput("expected the best of the last dimension")
+        return self.t.reshape(self.t.top_k(self.of(x), 1), out.shape)
 
     def on_topk(self, out: Any, x: Any, count: int, place: int = -1, largest: bool = True, ordered: bool = True) -> list[Value]:
         v = self.of(x)
@@ -412,6 +488,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         most = counts.get(name, 0) - 1 if name in counts or tensor.is_floating_point() else int(tensor.max())
         integers = None if tensor.is_floating_point() else f"[0, {most}]"
         value = tracer.given(name, tensor.shape, integers, name in weights)
+        value.truth = tensor.dtype == torch.bool
         recorder.bind(tensor, value)
         arguments[name] = tensor
     with torch.no_grad(), recorder, plain_attention():

@@ -85,7 +85,50 @@ def losses(x, y, target):
     return F.cross_entropy(x, target.long()), F.nll_loss(y, target.long(), reduction="none"), small, x.var(-1), F.normalize(y, dim=-1), torch.logaddexp(x, y), x[:, -1] * y[:, 0]
 
 
+def llama(x, wq, at):
+    """transformers' module and apply_rotary_pos_emb, with its float32 as float64."""
+    inv_freq = 1.0 / (10000.0 ** (torch.arange(0, 8, 2, dtype=torch.int64).double() / 8))
+    freqs = (inv_freq[None, :, None].expand(at.shape[0], -1, 1) @ at[:, None, :].double()).transpose(1, 2)
+    emb = torch.cat((freqs, freqs), dim=-1)
+    cos, sin = (emb.cos() * 1.0).to(x.dtype).unsqueeze(1), (emb.sin() * 1.0).to(x.dtype).unsqueeze(1)
+    q = (x @ wq).view(*x.shape[:2], -1, 8).transpose(1, 2)
+    half = torch.cat((-q[..., 4:], q[..., :4]), dim=-1)
+    return q * cos + half * sin
+
+
+def rotations(x, y, ids):
+    """Pairs next to each other at positions of its own, and a table of cosines of which a part is turned."""
+    angle = torch.arange(y.shape[0])[:, None] * 500.0 ** (-torch.arange(0, 6, 2).double() / 6)
+    c, s = angle.cos(), angle.sin()
+    pairs = torch.stack((y[:, ::2] * c - y[:, 1::2] * s, y[:, 1::2] * c + y[:, ::2] * s), -1).flatten(-2)
+    table = torch.outer(torch.arange(90).double(), 10000.0 ** (-torch.arange(4).double() / 4))
+    c, s = torch.cat([table.cos(), table.sin()], -1)[ids.long()].chunk(2, -1)
+    a, b = x[:, :4], x[:, 4:8]
+    return pairs, torch.cat([torch.cat([a * c - b * s, b * c + a * s], -1), x[:, 8:]], -1), y * (ids.double() * 0.7).cos()[:, None]
+
+
+def whole(x, s, at, group, ids, keep):
+    seen = (at[:, None] >= at) & (group[:, None] == group) & (at[:, None] - at < 3) & (keep != 0)
+    p = torch.softmax(s.masked_fill(~seen, torch.finfo(s.dtype).min), -1)
+    hot = F.one_hot(ids.long(), 6) * 2 + F.one_hot(x.argmax(-1), 6)
+    return p @ x + hot * x + at[:, None] * x, torch.zeros(6, 6, dtype=x.dtype).index_add_(0, ids.long(), x), torch.bincount(ids, minlength=6) * x[0]
+
+
+def dispatched(x, gate, experts):
+    """A router whose choice is a dense matrix of weights, and its balance loss."""
+    scores = torch.sigmoid(x @ gate)
+    best, ids = scores.topk(3, -1)
+    weights = torch.zeros_like(scores).scatter_(-1, ids, best / best.sum(-1, keepdim=True))
+    chosen = torch.zeros_like(scores).scatter(1, ids, 1.0)
+    return weights @ experts, (chosen.mean(0) * scores.mean(0)).sum() * 8, torch.where(chosen.bool(), scores, 0.0)
+
+
 CASES = {
+    "llama": (llama, {"x": (2, 5, 8), "wq": (8, 24)}, {"at": ((2, 5), 90)}),
+    "llama_one_row": (llama, {"x": (2, 5, 8), "wq": (8, 24)}, {"at": ((1, 5), 90)}),
+    "rotations": (rotations, {"x": (5, 12), "y": (5, 6)}, {"ids": ((5,), 90)}),
+    "whole": (whole, {"x": (5, 6), "s": (5, 5)}, {"at": ((5,), 6), "group": ((5,), 2), "ids": ((5,), 6), "keep": ((5,), 2)}),
+    "dispatched": (dispatched, {"x": (9, 16), "gate": (16, 8), "experts": (8, 12)}, {}),
     "interleaved": (interleaved, {"x": (3, 5, 8), "y": (5, 6), "angle": (3, 5, 4)}, {}),
     "causal": (causal, {"q": (2, 3, 6, 8), "k": (2, 3, 6, 8), "v": (2, 3, 6, 4)}, {"mask": ((6, 6), 2)}),
     "losses": (losses, {"x": (5, 7), "y": (5, 7)}, {"target": ((5,), 7)}),
@@ -110,7 +153,7 @@ def program_of(name):
 def results(function, case):
     """What the function itself gives in float64, and its gradients."""
     given = case.inputs(torch, requires_grad=True)
-    arguments = {path.split("/")[1]: x for path, x in given.items() if path != "inputs/constant"}
+    arguments = {path.split("/")[1]: x for path, x in given.items() if "constant" not in path}
     made = function(**arguments)
     made = made if isinstance(made, dict) else {"y": made} if isinstance(made, torch.Tensor) else {f"y{i}": t for i, t in enumerate(made)}
     outputs = {"outputs/" + key: value for key, value in made.items() if value.is_floating_point()}
@@ -153,22 +196,28 @@ def test_a_program_reads_like_the_function():
     assert '  y: mul(silu(slice("H->N", h)), slice("H->N", h, first=6))\n' in text
 
 
-def test_casts_that_are_kept_are_roundings():
-    def stored(x, w):
-        h = torch.exp(x).to(torch.bfloat16)
-        return h.float() @ w
+def test_a_rotation_is_one_step():
+    assert '  y: rearrange("TDEF->TEDF", rope(q, at, theta=10000.0))\n' in str(program_of("llama"))
+    text = str(program_of("rotations"))
+    assert "  y0: rope(y, constant, theta=500.0, interleave=true)\n" in text
+    assert '"D->W", x), ids, theta=10000.0)' in text and "fused: [" in text
 
-    example = {"x": torch.randn(5, 8), "w": torch.randn(8, 3)}
-    assert "cast" not in str(assay.trace(stored, example))
-    program = assay.trace(stored, example, casts="keep", dtype="float32")
-    assert '  h: cast(exp(x), type="bfloat16")\n' in str(program)
-    case = program.case("f32")
-    x, w = (case.inputs(torch)["inputs/" + name] for name in "xw")
-    case.check({"outputs/y": stored(x, w)}, gradients=False)
-    with pytest.raises(assay.Mismatch):
-        case.check({"outputs/y": torch.exp(x) @ w}, gradients=False)
-    with pytest.raises(assay.BadInput, match="casts is 'half', expected drop or keep"):
-        assay.trace(stored, example, casts="half")
+
+def test_frequencies_that_are_scaled_are_no_rope():
+    def scaled(x, at):
+        angle = at[:, None] * (0.5 * 10000.0 ** (-torch.arange(4).double() / 4))
+        a, b = x[:, :4], x[:, 4:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
+        assay.trace(scaled, {"x": torch.randn(5, 8), "at": torch.arange(5)})
+
+
+def test_numbers_that_a_kernel_rounds_are_not_compared():
+    with pytest.raises(assay.BadInput, match="gt: a mask is computed of numbers that a kernel may round, expected whole numbers"):
+        assay.trace(lambda x: torch.where(x > 0, x, 2 * x), {"x": torch.randn(4)})
+    with pytest.raises(assay.BadInput, match="index: whole numbers are computed, expected an argument"):
+        assay.trace(lambda x, i: x[i + 1], {"x": torch.randn(4), "i": torch.arange(3)})
 
 
 def test_what_no_program_has_is_refused_with_its_line():
@@ -199,19 +248,6 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
         assay.trace(lambda x: x.mul_(2), {"x": torch.randn(4)})
     with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
         assay.trace(lambda x: x * torch.linspace(0, 1, 4), {"x": torch.randn(4)})
-
-
-@assay.program(T=[1, 7], D=16, F=[8, 24], weights=["w"])
-def reference(x: "T D", w: "D F"):  # noqa: F722
-    return F.silu(x @ w)
-
-
-@reference.cases(precision="bf16")
-def test_a_reference_at_each_size(case):
-    given = case.inputs(torch, requires_grad=True)
-    y = F.silu(given["inputs/x"].float() @ given["weights/w"].float()).to(torch.bfloat16)
-    outputs = {"outputs/y": y}
-    case.check({**outputs, **case.backward(outputs, given)})
 
 
 def test_axes_that_have_no_size_are_refused():

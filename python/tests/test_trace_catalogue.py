@@ -1,4 +1,6 @@
-"""The same function in PyTorch and in JAX is the same program: the numbers of one of the catalogue, bit for bit."""
+"""The same function in PyTorch and in JAX is the same program: the numbers of one of the catalogue, bit for bit; and what both are used for alike."""
+import contextlib
+
 import assay
 import numpy as np
 import pytest
@@ -138,3 +140,54 @@ def test_a_function_is_a_program_of_the_catalogue(name, library):
         np.testing.assert_array_equal(given[path], wanted[path], err_msg=path)
     for path in case.expected:
         np.testing.assert_array_equal(mine.golden(path), case.golden(path), err_msg=f"{path} of\n{traced}")
+
+
+def stored_torch(x, w):
+    h = torch.exp(x).to(torch.bfloat16)
+    return h.float() @ w
+
+
+def stored_jax(x, w):
+    h = jax.numpy.exp(x).astype(jax.numpy.bfloat16)
+    return h.astype(jax.numpy.float32) @ w
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_casts_that_are_kept_are_roundings(library):
+    globals()[library] = module = pytest.importorskip(library)
+    function = globals()[f"stored_{library}"]
+    example = {"x": np.ones((5, 8), np.float32), "w": np.ones((8, 3), np.float32)}
+    example = {name: torch.as_tensor(x) if library == "torch" else jax.numpy.asarray(x) for name, x in example.items()}
+    assert "cast" not in str(assay.trace(function, example))
+    program = assay.trace(function, example, casts="keep", dtype="float32")
+    assert '  h: cast(exp(x), type="bfloat16")\n' in str(program)
+    case = program.case("f32")
+    x, w = (case.inputs(module)["inputs/" + name] for name in "xw")
+    with jax.default_matmul_precision("highest") if library == "jax" else contextlib.nullcontext():
+        case.check({"outputs/y": function(x, w)}, gradients=False)
+        with pytest.raises(assay.Mismatch):
+            case.check({"outputs/y": module.exp(x) @ w if library == "torch" else jax.numpy.exp(x) @ w}, gradients=False)
+    with pytest.raises(assay.BadInput, match="casts is 'half', expected drop or keep"):
+        assay.trace(function, example, casts="half")
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_a_reference_is_a_case_at_each_size(library):
+    globals()[library] = pytest.importorskip(library)
+
+    @assay.program(T=[1, 7], D=16, F=[8, 24], weights=["w"])
+    def reference(x: "T D", w: "D F"):  # noqa: F722
+        return torch.nn.functional.silu(x @ w) if library == "torch" else jax.nn.silu(x @ w)
+
+    cases = [parameter.values[0] for parameter in reference.cases(precision="bf16").args[1]]
+    assert [tuple(case.inputs()["weights/w"].shape) for case in cases] == [(16, 8), (16, 24)] * 2
+    for case in cases:
+        if library == "torch":
+            given = case.inputs(torch, requires_grad=True)
+            outputs = {"outputs/y": torch.nn.functional.silu(given["inputs/x"].float() @ given["weights/w"].float()).to(torch.bfloat16)}
+            case.check({**outputs, **case.backward(outputs, given)})
+            continue
+        given, wide = case.inputs(jax), jax.numpy.float32
+        y, back = jax.vjp(lambda x, w: jax.nn.silu(x.astype(wide) @ w.astype(wide)).astype(x.dtype), given["inputs/x"], given["weights/w"])
+        dx, dw = back(case.cotangents(jax)["cotangents/y"])
+        case.check({"outputs/y": y, "gradients/inputs/x": dx, "gradients/weights/w": dw})

@@ -17,11 +17,12 @@ from request import Unsupported
 from storage import is_statistic
 
 CONSTANTS = {"true": True, "false": False}
+EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")  # of whole numbers
 
 
 class Tensor:
     def __init__(self, axes, value, operands=(), back=None):
-        self.axes, self.value, self.operands, self.back, self.gradient, self.ar = axes, value, operands, back, None, None
+        self.axes, self.value, self.operands, self.back, self.gradient, self.ar, self.exact = axes, value, operands, back, None, None, False
 
 
 class Program:
@@ -65,11 +66,11 @@ class Machine:
         self.named = {path.split("/", 1)[1]: self.put(program.axes[path.split("/", 1)[1]], x)
                       for path, x in given.items() if not path.startswith("cotangents/")}
 
-    def put(self, axes, value, back=None, operands=()):
-        """What a step gives: in memory between kernels, unless it is said to stay in registers."""
-        stays = self.fused or not operands or value.dtype.kind == "i" or isinstance(value, Operand)
+    def put(self, axes, value, back=None, operands=(), exact=False):
+        """What a step gives: in memory between kernels, unless it is said to stay in registers, or is whole numbers."""
+        stays = self.fused or exact or not operands or value.dtype.kind == "i" or isinstance(value, Operand)
         made = Tensor(axes, value if stays else self.ar.keep(value), operands, back)
-        made.ar = self.ar
+        made.ar, made.exact = self.ar, exact
         self.order.append(made)
         return made
 
@@ -77,16 +78,20 @@ class Machine:
         if isinstance(node, ast.Name):
             return self.named[node.id]
         if isinstance(node, (ast.Constant, ast.UnaryOp)):
-            return Tensor("", np.asarray(ast.literal_eval(node), self.ar.float))
+            number = Tensor("", np.asarray(ast.literal_eval(node), self.ar.float))
+            number.exact = number.value == np.rint(number.value)
+            return number
         words = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         operands = [self.evaluate(a) for a in node.args if not (isinstance(a, ast.Constant) and isinstance(a.value, str))]
         options = {k.arg: CONSTANTS[k.value.id] if isinstance(k.value, ast.Name) else ast.literal_eval(k.value) for k in node.keywords}
         step = getattr(self, "step_" + node.func.id, None)
+        whole = [t.exact or t.value.dtype.kind == "i" for t in operands]
+        exact = node.func.id in ("float", "less", "equal") or (node.func.id in EXACT and all(whole))
         if step is not None:
-            return self.put(*step(*words, *operands, **options), operands=operands)
+            return self.put(*step(*words, *operands, **options), operands=operands, exact=exact)
         if node.func.id not in MAPS and node.func.id not in BINARY:
             raise Unsupported("no step " + node.func.id)
-        return self.put(*self.elementwise(node.func.id, operands), operands=operands)
+        return self.put(*self.elementwise(node.func.id, operands), operands=operands, exact=exact)
 
     def run(self, lines):
         for name, text in lines.items():
@@ -128,6 +133,9 @@ class Machine:
         value, slopes = BINARY[name](*x)
         back = lambda d: [self.fold(d * np.broadcast_to(s, shape), axes, t) for s, t in zip(slopes(), operands)]
         return axes, np.broadcast_to(value, shape), back
+
+    def step_float(self, x):
+        return x.axes, x.value.astype(self.ar.float), None
 
     def step_clamp(self, x, low=-np.inf, high=np.inf):
         inside = (x.value >= low) & (x.value <= high)
@@ -480,6 +488,8 @@ BINARY = {
     "sub": lambda a, b: (a - b, lambda: (np.ones_like(a), -np.ones_like(b))),
     "mul": lambda a, b: (a * b, lambda: (b, a)),
     "div": lambda a, b: (a / b, lambda: (1 / b, -a / (b * b))),
+    "less": lambda a, b: ((a < b).astype(a.dtype), lambda: (np.zeros_like(a), np.zeros_like(b))),
+    "equal": lambda a, b: ((a == b).astype(a.dtype), lambda: (np.zeros_like(a), np.zeros_like(b))),
     "maximum": extreme(True),
     "minimum": extreme(False),
 }
