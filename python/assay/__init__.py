@@ -14,7 +14,7 @@ from ._library import BadInput
 from ._mark import cases
 from ._report import Mismatch, Report
 from ._tensors import Bits, bits, to_float32
-from ._trace import Program, Reference, program, trace
+from ._trace import Program, Reference, program, step, trace
 
 __all__ = [
     "BadInput",
@@ -31,6 +31,7 @@ __all__ = [
     "cases",
     "names",
     "program",
+    "step",
     "to_float32",
     "trace",
     "version",

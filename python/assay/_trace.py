@@ -32,6 +32,12 @@ EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "n
 LETTERS = "TDHNKFEBSRPVCGMJLQUWXYZIAO" + string.ascii_lowercase
 
 
+#: Steps that a function has by their names, with the axes of operands and result; * are any in front.
+NAMED = {"attention": "BSNH,BSKH,BSKV,BS,N->BSNV", "attention_lse": "BSNH,BSKH,BSKV,BS,N->BNS", "quantise": "*->*",
+         "gated_delta_rule": "*TNK,*TNK,*TNV,*TN,*TN->*TNV"}
+RECORDERS: list[Any] = []  #: of functions of PyTorch that run now
+
+
 class Axis:
     """A dimension; `same` leads to the one that it turned out to be."""
 
@@ -109,6 +115,7 @@ class Step:
         self.known = False  #: it follows from whole numbers alone
         self.exact = False  #: and nothing rounds it
         self.fused = False  #: nothing stores it: a line of its own
+        self.coded = False  #: a line of its own, of a step or an output
 
 
 class Tracer:
@@ -577,6 +584,26 @@ class Tracer:
         dims = [(whole,) if i == place else d for i, d in enumerate(made[0].dims)]
         return self.call("concatenate", made, dims, lambda: f"{','.join(self.letters([a]) for a in of)}->{self.letters([whole])}")
 
+    def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
+        """What `assay.step` says."""
+        given, out = NAMED[name].split("->")
+        words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]
+        more = "*" * (len(values[0].dims) - len(words[0].strip("*")))
+        axes: dict[str, tuple[Axis, ...]] = {}
+        operands = []
+        for v, word in zip(values, words):
+            letters = [f"*{i}" for i in range(len(more))] * ("*" in word) + list(word.strip("*"))
+            v = self.merged(v, range(len(v.dims)))
+            if len(letters) != len(v.dims):
+                raise lib.BadInput(f"expected operands of {NAMED[name].replace('*', '..')}")
+            for i, letter in enumerate(letters):
+                v = self.fit(v, i, axes[letter]) if letter in axes else v
+                axes.setdefault(letter, v.dims[i])
+            operands.append(v)
+        made = self.call(name, operands, [axes[x] for x in [f"*{i}" for i in range(len(more))] * ("*" in out) + list(out.strip("*"))], None, **parameters)
+        self.steps[-1].coded = name == "quantise"
+        return made
+
     # the program
 
     def fuse(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
@@ -649,7 +676,7 @@ class Tracer:
                 number += 1
                 name = f"{step.base}{number}"
             if step.name == "":
-                step.name = name if step.alone or step.fused else "_" + name
+                step.name = name if step.alone or step.fused or step.coded else "_" + name
                 taken.add(name)
 
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], settings: Mapping[str, Any]) -> str:
@@ -659,7 +686,7 @@ class Tracer:
         self.put_names(outputs)
         texts = {step.name: step.text() for step in self.steps}
         results = {name: value.text() for name, value in outputs}
-        inline(texts, results, {step.name for step in self.steps if step.alone or step.fused})
+        inline(texts, results, {step.name for step in self.steps if step.alone or step.fused}, {step.name for step in self.steps if step.coded})
         kept = [step for step in self.steps if step.name in texts]
         fused = [*settings.get("fused", []), *(step.name for step in kept if step in within)]
         settings = {**settings, "fused": fused} if fused else settings
@@ -813,8 +840,9 @@ def quoted(text: str) -> str:
 LONGEST = 110  #: of an expression that others are put into
 
 
-def inline(texts: dict[str, str], results: dict[str, str], alone: set[str]) -> None:
-    """Steps without a variable's name that one other reads alone go into that; what nothing reads goes. Those that stand alone stay."""
+def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], lines: set[str]) -> None:
+    """Steps without a variable's name that one other reads alone go into that; what nothing reads goes. Those that stand alone stay, and those that are lines
+    are in no other expression."""
 
     def readers(name: str) -> list[tuple[dict[str, str], str]]:
         return [(of, key) for of in (texts, results) for key, text in of.items() for _ in re.findall(rf"(?<![\w\"]){name}\b(?!=)", bare(text))]
@@ -828,7 +856,7 @@ def inline(texts: dict[str, str], results: dict[str, str], alone: set[str]) -> N
     for name in list(texts):
         found = readers(name)
         whole = len(found) == 1 and found[0][0] is results and results[found[0][1]] == name
-        if name in alone or not (whole or name.startswith("_")) or len(found) != 1:
+        if name in alone or not (whole or name.startswith("_")) or len(found) != 1 or (name in lines and not whole):
             continue
         of, key = found[0]
         if whole or len(of[key]) + len(texts[name]) <= LONGEST:
@@ -865,6 +893,25 @@ class Program:
             raise
         weakref.finalize(made, shutil.rmtree, folder, True)  # a case reads its file again where other results are wanted
         return made
+
+
+def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Of a step's result."""
+    if name == "attention_lse":
+        return [shapes[0][i] for i in (0, 2, 1)]
+    return [*shapes[0][:-1], shapes[2][-1]] if name in ("attention", "gated_delta_rule") else list(shapes[0])
+
+
+def step(name: str, *operands: Any, **parameters: Any) -> Any:
+    """A step of programs in a function that is traced, where no operator says it: `assay.step("quantise", x, format="mxfp8_e4m3")`, attention,
+    attention_lse and gated_delta_rule. Numbers it has none: such a function is there to be traced."""
+    if name not in NAMED:
+        raise lib.BadInput(f"step: {name}, expected one of {', '.join(NAMED)}; the others are operators of PyTorch and JAX")
+    if RECORDERS:
+        return RECORDERS[-1].named(name, operands, parameters)
+    if "jax" in sys.modules and any(isinstance(x, sys.modules["jax"].core.Tracer) for x in operands):
+        return importlib.import_module("._trace_jax", __package__).NAMED_STEP.bind(*operands, step=name, parameters=tuple(sorted(parameters.items())))
+    raise lib.BadInput(f"step: {name} is there in a function that assay.trace runs alone")
 
 
 def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:

@@ -6,10 +6,10 @@ from typing import Any, Callable, Mapping, Sequence, Union
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value
+from ._trace import Axis, Tracer, Value, shape_of
 from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "reduce_precision", "sharding_constraint", "pvary", "mesh_cast")
@@ -21,6 +21,9 @@ MOVES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "
 #: What a rotation is made of (_trace_rope.py).
 TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather": "rows", **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
 NEVER_READ = "a program has it within gelu alone"
+
+NAMED_STEP = Primitive("assay_step")  #: assay.step
+NAMED_STEP.def_abstract_eval(lambda *given, step, parameters: jax.core.ShapedArray(tuple(shape_of(step, [x.shape for x in given])), given[-1 if step == "quantise" else 2].dtype))
 
 Known = Union[Value, "np.ndarray[Any, Any]", "Joined"]
 
@@ -189,6 +192,9 @@ class Walk:
         if self.t.casts and rounds(eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype):
             return self.t.map("cast", v, type=eqn.outvars[0].aval.dtype.name)
         return v.seen(v.dims)
+
+    def on_assay_step(self, eqn: Any, given: Sequence[Known], step: str, parameters: Any) -> Value:
+        return self.t.step(step, [self.whole(v, var) for v, var in zip(given, eqn.invars)], dict(parameters))
 
     def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int, **_: Any) -> Value:
         return self.t.power(self.of(given[0]), y)

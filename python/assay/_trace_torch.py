@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value, size_of
+from ._trace import RECORDERS, Axis, Tracer, Value, shape_of, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -55,6 +55,13 @@ class Recorder(TorchDispatchMode):
             return int(t.storage().data_ptr())
 
         return id(tensor) not in self.given and all(t is tensor for t in self.alive if memory(t) == memory(tensor))
+
+    def named(self, name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
+        """assay.step"""
+        self.t.place = self.place()
+        made = torch.zeros(shape_of(name, [x.shape for x in operands]), dtype=operands[-1 if name == "quantise" else 2].dtype)
+        self.bind(made, self.t.step(name, [self.of(x) for x in operands], parameters))
+        return made
 
     def place(self) -> tuple[str, int]:
         """The line that runs, of the function or of what it calls outside of PyTorch."""
@@ -491,8 +498,12 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         value.truth = tensor.dtype == torch.bool
         recorder.bind(tensor, value)
         arguments[name] = tensor
-    with torch.no_grad(), recorder, plain_attention():
-        result = function(**arguments)
+    RECORDERS.append(recorder)
+    try:
+        with torch.no_grad(), recorder, plain_attention():
+            result = function(**arguments)
+    finally:
+        RECORDERS.pop()
     results = result if isinstance(result, dict) else {"y": result} if isinstance(result, torch.Tensor) else {f"y{i}": r for i, r in enumerate(result)}
     outputs = []
     for name, tensor in results.items():

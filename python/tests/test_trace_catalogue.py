@@ -99,6 +99,100 @@ def add_norm_jax(x, residual, scale):
     return {"sum": s, "y": s * jax.lax.rsqrt((s * s).mean(-1, keepdims=True) + 1e-6) * scale}
 
 
+def rms_norm(x, scale, root, epsilon=1e-6):
+    return x * root((x * x).mean(-1, keepdims=True) + epsilon) * scale
+
+
+def rope_torch(x, positions, theta):
+    """As transformers has it: [..,T,N,R] at positions [..,T]."""
+    inv_freq = 1.0 / (theta ** (torch.arange(0, x.shape[-1], 2).double() / x.shape[-1]))
+    freqs = positions[..., None].double() * inv_freq
+    emb = torch.cat((freqs, freqs), dim=-1).unsqueeze(-2)
+    half = x.shape[-1] // 2
+    return x * emb.cos() + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * emb.sin()
+
+
+def rope_jax(x, positions, theta):
+    """As MaxText has it."""
+    half = x.shape[-1] // 2
+    timescale = theta ** (2 * jax.numpy.arange(0, half) / x.shape[-1])
+    sinusoid = positions[..., None, None] / timescale
+    first, second = jax.numpy.split(x, 2, axis=-1)
+    sin, cos = jax.numpy.sin(sinusoid), jax.numpy.cos(sinusoid)
+    return jax.numpy.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def norm_rope_torch(x, positions, scale, w):
+    q = torch.einsum("td,dnr->tnr", rms_norm(x, scale, torch.rsqrt), w)
+    return {"y": rope_torch(q, positions, 10000.0)}
+
+
+def norm_rope_jax(x, positions, scale, w):
+    q = jax.numpy.einsum("td,dnr->tnr", rms_norm(x, scale, jax.lax.rsqrt), w)
+    return {"y": rope_jax(q, positions, 10000.0)}
+
+
+def qk_norm_rope_torch(q, k, positions, q_scale, k_scale):
+    qn = rms_norm(q, q_scale, torch.rsqrt)
+    kn = rms_norm(k, k_scale, torch.rsqrt)
+    return {"query": rope_torch(qn, positions, 1e6), "key": rope_torch(kn, positions, 1e6)}
+
+
+def qk_norm_rope_jax(q, k, positions, q_scale, k_scale):
+    qn = rms_norm(q, q_scale, jax.lax.rsqrt)
+    kn = rms_norm(k, k_scale, jax.lax.rsqrt)
+    return {"query": rope_jax(qn, positions, 1e6), "key": rope_jax(kn, positions, 1e6)}
+
+
+def norm_rope_quantise_torch(x, positions, scale, w):
+    return {"y": assay.step("quantise", norm_rope_torch(x, positions, scale, w)["y"], format="mxfp8_e4m3")}
+
+
+def norm_rope_quantise_jax(x, positions, scale, w):
+    return {"y": assay.step("quantise", norm_rope_jax(x, positions, scale, w)["y"], format="mxfp8_e4m3")}
+
+
+def swiglu_quantise_torch(x, gate, up, down):
+    q = assay.step("quantise", torch.nn.functional.silu(x @ gate) * (x @ up), format="fp8_e4m3_1x128")
+    return q @ down
+
+
+def swiglu_quantise_jax(x, gate, up, down):
+    q = assay.step("quantise", jax.nn.silu(x @ gate) * (x @ up), format="fp8_e4m3_1x128")
+    return q @ down
+
+
+def gated_delta_net_torch(q, k, v, a, b, A_log, dt_bias):
+    query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    gate = -(torch.nn.functional.softplus(a + dt_bias) * torch.exp(A_log))
+    return assay.step("gated_delta_rule", query * 0.25, key, v, gate, torch.sigmoid(b))
+
+
+def gated_delta_net_jax(q, k, v, a, b, A_log, dt_bias):
+    query, key = (x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    gate = -(jax.nn.softplus(a + dt_bias) * jax.numpy.exp(A_log))
+    return assay.step("gated_delta_rule", query * 0.25, key, v, gate, jax.nn.sigmoid(b))
+
+
+def layer(module, root, rope, silu, x, positions, segment_ids, pre, post, wq, wk, wv, wo, gate, up, down):
+    n = rms_norm(x, pre, root)
+    q = rope(module.einsum("bsd,dnh->bsnh", n, wq), positions, 5e5)
+    k = rope(module.einsum("bsd,dkh->bskh", n, wk), positions, 5e5)
+    o = assay.step("attention", q, k, module.einsum("bsd,dkh->bskh", n, wv), segment_ids, window=6)
+    r = x + module.einsum("bsnh,nhd->bsd", o, wo)
+    m = rms_norm(r, post, root)
+    return r + (silu(m @ gate) * (m @ up)) @ down
+
+
+def transformer_layer_torch(x, positions, segment_ids, pre, post, wq, wk, wv, wo, gate, up, down):
+    return layer(torch, torch.rsqrt, rope_torch, torch.nn.functional.silu, x, positions, segment_ids, pre, post, wq, wk, wv, wo, gate, up, down)
+
+
+def transformer_layer_jax(x, positions, segment_ids, pre, post, wq, wk, wv, wo, gate, up, down):
+    return layer(jax.numpy, jax.lax.rsqrt, rope_jax, jax.nn.silu, x, positions, segment_ids, pre, post, wq, wk, wv, wo, gate, up, down)
+
+
+SEGMENTS = [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
 torch = jax = None
 CASES = {  # the seed, what is fused, and how some inputs are filled
     "swiglu": (8, [], ""),
@@ -106,10 +200,19 @@ CASES = {  # the seed, what is fused, and how some inputs are filled
     "cross-entropy": (10, ["logits"], ""),
     "lora": (11, [], ""),
     "causal-conv": (12, [], ""),
-    "merge-states": (13, ["d", "p", "q"], "_lse: {axes: [T, N], distribution: normal, scale: 3}"),
+    "merge-states": (13, ["d", "p", "q"], ("_lse: {axes: [T, N]}", "_lse: {axes: [T, N], distribution: normal, scale: 3}")),
     "hyper-connections": (14, [], ""),
     "top-k-softmax": (21, [], ""),
+    "norm-rope": (6, [], ""),
+    "qk-norm-rope": (7, [], ""),
+    "norm-rope-quantise": (31, [], ""),
+    "swiglu-quantise": (32, [], ""),
+    "gated-delta-net": (28, [], ""),
+    "transformer-layer": (15, [], ("integers: [0, 3]", f"integers: [0, 3], values: {SEGMENTS}")),
 }
+
+
+COUNTS = {"target": 151, "positions": 4097, "segment_ids": 4}
 
 
 def example_of(case, library):
@@ -130,16 +233,29 @@ def test_a_function_is_a_program_of_the_catalogue(name, library):
     settings = {"dtype": "float64", "profiles": "f64", "checkpoints": "none"}
     case = assay.case("program/" + name, precision="f64", **settings)
     weights = [path.split("/")[1] for path in case.inputs() if path.startswith("weights/")]
-    axes = {"first_lse": "TN", "second_lse": "TN"} if fill else {}
+    axes = {"first_lse": "TN", "second_lse": "TN"} if name == "merge-states" else {}
+    counts = {**COUNTS, **{"qk-norm-rope": {"positions": 32768}, "transformer-layer": {"positions": 101}}.get(name, {})}
     keys = {**settings, "seed": seed, **({"fused": fused} if fused else {})}
-    traced = assay.trace(function, example_of(case, library), weights=weights, integers={"target": 151}, axes=axes, name="program/" + name, **keys)
-    mine = assay.Program(str(traced).replace("_lse: {axes: [T, N]}", fill)).case("f64")
+    traced = assay.trace(function, example_of(case, library), weights=weights, integers=counts, axes=axes, name="program/" + name, **keys)
+    mine = assay.Program(str(traced).replace(*fill) if fill else str(traced)).case("f64")
     given, wanted = mine.inputs(), case.inputs()
     assert list(given) == list(wanted) and list(mine.expected) == list(case.expected)
     for path in wanted:
         np.testing.assert_array_equal(given[path], wanted[path], err_msg=path)
     for path in case.expected:
         np.testing.assert_array_equal(mine.golden(path), case.golden(path), err_msg=f"{path} of\n{traced}")
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_steps_by_name_are_those_that_no_operator_says(library):
+    globals()[library] = module = pytest.importorskip(library)
+    x = module.ones((3, 4)) if library == "torch" else jax.numpy.ones((3, 4))
+    with pytest.raises(assay.BadInput, match="step: softmax, expected one of attention, attention_lse, quantise, gated_delta_rule"):
+        assay.trace(lambda x: assay.step("softmax", x), {"x": x})
+    with pytest.raises(assay.BadInput, match="step: quantise is there in a function that assay.trace runs alone"):
+        assay.step("quantise", x, format="mxfp4")
+    with pytest.raises(assay.BadInput, match=r"expected operands of BSNH,BSKH,BSKV,BS,N->BSNV"):
+        assay.trace(lambda x: assay.step("attention", x, x, x), {"x": x})
 
 
 def stored_torch(x, w):
