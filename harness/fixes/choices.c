@@ -185,7 +185,7 @@ static assay_status find_used(assay_context *ctx, const assay_plan *plan, const 
 {
     const assay_tensor_entry *entry = assay_tensor_list_find(&plan->list, c->routers[0].path);
     if (entry == NULL || entry->unused_row_axes == 0) return ASSAY_OK;
-    return plan->operation->used_rows(ctx, plan->c, in, &c->used);
+    return plan->operation->used_rows(ctx, plan->c, entry, in, &c->used);
 }
 
 assay_status assay_choices_take(assay_context *ctx, assay_choices *c, const assay_plan *evaluated,

@@ -76,10 +76,12 @@ void assay_mark_unused_tokens(assay_describer *d)
     }
 }
 
-assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
+assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                                   const assay_source *in, bool **used)
 {
     const int64_t tokens = c->batch * c->sequence;
     OWNED int32_t *segments = NULL;
+    (void)of;
     MUST(assay_read_whole_i32(ctx, in, "inputs/segment_ids", tokens, &segments));
     MUST(assay_alloc(ctx, "tokens that are used", tokens, sizeof **used, used));
     for (int64_t t = 0; t < tokens; t++) (*used)[t] = segments == NULL || segments[t] != 0 || !c->config.mask_padding;

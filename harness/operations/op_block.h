@@ -12,7 +12,8 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
                              const assay_precision *precisions, int precision_count);
 /* Where x of padding may hold NaN nothing that a token of padding gives is judged: marks it, and says which tokens are judged. */
 void assay_mark_unused_tokens(assay_describer *d);
-assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
+assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                                   const assay_source *in, bool **used);
 /* outputs/y by a form of its own, which is given a run with all its tensors. */
 assay_status assay_block_run_as(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                                 const assay_source *in, const assay_sink *out,

@@ -190,6 +190,7 @@ static void describe(assay_describer *d, const void *of)
     if (c->splits > 0) {
         assay_describe_result(d, "checkpoints", "partial_lse", ASSAY_FLOAT64, "XBNS");
         assay_describe_result(d, "checkpoints", "partial_out", ASSAY_FLOAT64, c->latent ? "XBSNl" : "XBSNz");
+        assay_described(d, 1)->unused_row_axes = 4;
     }
     assay_describe_output(d, "lse", NULL, c->lse_tokens_first ? "BSN" : "BNS");
     assay_describe_output(d, "attention_out", NULL, c->nope > 0 ? "BSNv" : c->latent ? "BSNl" : "BSNz");
@@ -229,24 +230,41 @@ static assay_status derive(assay_context *ctx, const assay_case *c, const assay_
         d->pages, next);
 }
 
-static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
+/* Rows of the cache that lie in the length of a sequence, of heads by themselves. */
+static void use_cached(const assay_decode_config *d, const int32_t *table, const int32_t *keys, bool *used)
 {
-    assay_operation_config of;
-    const assay_decode_config *d = decode_of(&of);
+    for (int64_t b = 0; b < d->batch; b++) {
+        for (int64_t i = 0; i < keys[b] * d->kv_heads; i++)
+            used[assay_decode_row(d, table, b, i % d->kv_heads, i / d->kv_heads)] = true;
+    }
+}
+
+/* Rows [splits,B,S,N] of splits that have keys. */
+static void use_splits(const assay_decode_config *d, const int32_t *keys, bool *used)
+{
+    const int64_t tokens = d->batch * d->sequence;
+    for (int64_t i = 0; i < d->splits * tokens * d->heads; i++) {
+        const int64_t token = i / d->heads % tokens, split = i / d->heads / tokens;
+        used[i] = assay_decode_keys_of_split(d, keys, split, token / d->sequence, token % d->sequence) > 0;
+    }
+}
+
+static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                              const assay_source *in, bool **used)
+{
+    assay_operation_config config;
+    const assay_decode_config *d = decode_of(&config);
     OWNED int32_t *keys = NULL;
     OWNED int32_t *table = NULL;
-    MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &of));
-    const int64_t rows = d->pages * d->stride * d->kv_heads;
+    const int64_t rows = assay_shape_count(&of->spec.shape) / assay_unused_row_width(of);
+    MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &config));
     MUST(assay_read_whole_i32(ctx, in, "inputs/cache_seqlens", d->batch, &keys));
     MUST(assay_read_whole_i32(ctx, in, "inputs/block_table", d->batch * d->max_pages, &table));
     MUST(assay_decode_check_table(ctx, d, table, keys));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof **used, used));
     memset(*used, 0, (size_t)rows * sizeof **used);
-    for (int64_t b = 0; b < d->batch; b++) {
-        for (int64_t key = 0; key < keys[b]; key++) {
-            for (int64_t head = 0; head < d->kv_heads; head++) (*used)[assay_decode_row(d, table, b, head, key)] = true;
-        }
-    }
+    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_splits(d, keys, *used);
+    if (of->spec.role == ASSAY_ROLE_INPUT) use_cached(d, table, keys, *used);
     return ASSAY_OK;
 }
 

@@ -307,12 +307,14 @@ static assay_status scales(assay_context *ctx, const assay_work *w, const assay_
     return ASSAY_OK;
 }
 
-static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
+static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                              const assay_source *in, bool **used)
 {
     char path[ASSAY_PATH_SIZE];
     const assay_gmm_config gmm = layout_of(c);
     OWNED int32_t *index = NULL;
     OWNED_BY(gmm_run_free) gmm_run r = {0};
+    (void)of;
     index_path(&gmm, path);
     MUST(assay_read_whole_i32(ctx, in, path, assay_gmm_index_count(&gmm), &index));
     MUST(find_rows(ctx, &gmm, index, &r));

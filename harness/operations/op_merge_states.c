@@ -49,10 +49,12 @@ static void describe(assay_describer *d, const void *of)
     assay_describe_output(d, "attention_out", &one, config->grouped ? "BSNz" : "BSNv");
 }
 
-static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used)
+static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                              const assay_source *in, bool **used)
 {
     const int64_t n = c->config.base_num_query_heads, tokens = c->config.num_states * c->batch * c->sequence;
     OWNED double *lse = NULL;
+    (void)of;
     MUST(assay_alloc_f64(ctx, "inputs/partial_lse", tokens * n, &lse));
     MUST(in->read(ctx, in->self, "inputs/partial_lse", 0, tokens * n, lse));
     MUST(assay_alloc(ctx, "rows that are used", tokens * n, sizeof **used, used));

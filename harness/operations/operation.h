@@ -99,8 +99,9 @@ typedef struct assay_operation {
     /* Whether there are no error scales for such a case but those of an ensemble of emulated runs
      * (harness/scales/ensemble.h); NULL: the operation gives them. */
     bool (*ensemble)(const assay_case *c, const void *config);
-    /* Which rows of the tensors that may have unused ones are used, allocated; NULL: only given tensors have such. */
-    assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_source *in, bool **used);
+    /* Which rows of a tensor that may have unused ones are used, allocated; NULL: only given tensors have such. */
+    assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
+                              const assay_source *in, bool **used);
     bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
     bool mesh;        /* whether a case may be spread over a mesh */
     bool quantised;   /* whether operands may be codes with scales (operands.h) */

@@ -110,13 +110,13 @@ assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan 
                                            assay_fixture_reader *candidate)
 {
     const assay_source given = assay_golden_given(golden);
-    OWNED bool *used = NULL;
     MUST(assay_candidate_take_sketches(ctx, plan, candidate));
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
         if (!is_shared(golden, candidate, entry->spec.path)) continue;
         if (has_unused_rows(entry)) {
-            if (used == NULL) MUST(plan->operation->used_rows(ctx, plan->c, &given, &used));
+            OWNED bool *used = NULL;
+            MUST(plan->operation->used_rows(ctx, plan->c, entry, &given, &used));
             MUST(take_unused(ctx, entry, used, golden, candidate));
         }
         if (entry->nan_codes)
@@ -129,13 +129,13 @@ assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *pla
                                        assay_tensor_set *results)
 {
     const assay_source given = assay_given_source(golden);
-    OWNED bool *used = NULL;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_entry *entry = &plan->list.entries[i];
         const assay_tensor *from = assay_tensor_set_find(golden, entry->spec.path);
         const assay_tensor *to = assay_tensor_set_find(results, entry->spec.path);
         if (!has_unused_rows(entry) || from == NULL || to == NULL) continue;
-        if (used == NULL) MUST(plan->operation->used_rows(ctx, plan->c, &given, &used));
+        OWNED bool *used = NULL;
+        MUST(plan->operation->used_rows(ctx, plan->c, entry, &given, &used));
         take_rows(to->values, from->values, used, to->count, assay_unused_row_width(entry));
     }
     return ASSAY_OK;

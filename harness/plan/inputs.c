@@ -171,7 +171,7 @@ static assay_status fill_unused(assay_context *ctx, const assay_inputs *inputs, 
     }
     if (given->unused_nan) {
         const assay_source in = assay_inputs_source((assay_inputs *)inputs);
-        MUST(operation->used_rows(ctx, inputs->c, &in, &used));
+        MUST(operation->used_rows(ctx, inputs->c, entry, &in, &used));
     }
     for (int64_t i = 0; i < count; i++) {
         if (first + i >= start || (used != NULL && !used[(first + i) / width])) out[i] = NAN;

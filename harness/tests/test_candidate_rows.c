@@ -267,6 +267,29 @@ TEST_IN_FOLDER(padding_may_go_anywhere)
     close_case(&f);
 }
 
+/* Of a split without keys nothing is judged but that its log-sum-exp says so, and stage by stage the merge does without it. */
+TEST_IN_FOLDER(splits_without_keys_may_hold_anything)
+{
+    moved f;
+    open_case(&f, folder, "gqa_decode/splits", NULL);
+    assay_tensor *out = assay_tensor_set_find(&f.results, "checkpoints/partial_out");
+    const assay_tensor *lse = assay_tensor_set_find(&f.results, "checkpoints/partial_lse");
+    int64_t used = -1, unused = 0;
+    assert_true(out != NULL && lse != NULL);
+    for (int64_t i = 0; i < out->count; i++) { /* S is 1: rows are in one order */
+        if (isinf(lse->values[i / 8])) out->values[i] = NAN;
+        if (isinf(lse->values[i / 8])) unused++;
+        if (!isinf(lse->values[i / 8])) used = i;
+    }
+    assert_true(used >= 0 && unused > 0);
+    assay_report report = judged(&f);
+    if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
+    assay_report_free(&report);
+    out->values[used] = NAN;
+    expect(&f, "checkpoints/partial_out: ");
+    close_case(&f);
+}
+
 /* Rows of no group: whatever is there; those of groups: judged. */
 TEST_IN_FOLDER(unused_rows_may_hold_anything)
 {
@@ -276,7 +299,8 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
         bool *used = NULL;
         open_case(&f, folder, names[n], NULL);
         const assay_source given = assay_given_source(&f.t.golden);
-        assert_ok(&f.t.ctx, f.t.plan.operation->used_rows(&f.t.ctx, f.t.c, &given, &used));
+        const assay_tensor_entry *of = assay_tensor_list_find(&f.t.plan.list, "outputs/y");
+        assert_ok(&f.t.ctx, f.t.plan.operation->used_rows(&f.t.ctx, f.t.c, of, &given, &used));
         assay_tensor *y = assay_tensor_set_find(&f.results, "outputs/y");
         assay_tensor *dlhs = assay_tensor_set_find(&f.results, "gradients/inputs/lhs");
         const int64_t width = f.t.c->config.base_moe_mlp_dim, deep = f.t.c->config.base_emb_dim;

@@ -60,7 +60,7 @@ static bool *used_tokens(assay_context *ctx, const assay_plan *plan)
     if (x == NULL || x->unused_row_axes == 0) return NULL;
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
-    assert_ok(ctx, plan->operation->used_rows(ctx, plan->c, &in, &used));
+    assert_ok(ctx, plan->operation->used_rows(ctx, plan->c, x, &in, &used));
     assay_inputs_close(&inputs);
     return used;
 }

@@ -227,7 +227,7 @@ static int64_t row_of_key(const decode_rows *r, int64_t key)
     const int64_t read = r->change == FIRST_TABLE        ? m
                          : r->change == TABLE_TRANSPOSED ? m * c->batch + r->sequence
                                                          : entry;
-    const int64_t page = c->max_pages == 0          ? r->sequence
+    const int64_t page = c->max_pages == 0       ? r->sequence
                          : r->change == NO_TABLE ? entry % c->pages
                                                  : r->in->block_table[read];
     return row_in_page(&as, page >= 0 && page < c->pages ? page : 0, r->kv, key % c->page);
@@ -275,6 +275,16 @@ static decode_keys keys_of_part(const decode_rows *r, int64_t part)
 static decode_keys keys_seen(const decode_rows *r, int64_t i)
 {
     return (decode_keys){keys_begin(r, token_of(r, i)), keys_end(r, token_of(r, i))};
+}
+
+int64_t assay_decode_keys_of_split(const assay_decode_config *config, const int32_t *cache_seqlens, int64_t split,
+                                   int64_t sequence, int64_t token)
+{
+    const assay_decode_inputs in = {.cache_seqlens = cache_seqlens};
+    const decode_rows r = {.config = config, .in = &in, .sequence = sequence};
+    const decode_keys keys =
+        overlap((decode_keys){keys_begin(&r, token), keys_end(&r, token)}, keys_of_part(&r, split));
+    return keys.end - keys.begin;
 }
 
 static void gather_keys(const decode_rows *r, const double *cache, int64_t width, int64_t first, int64_t count)

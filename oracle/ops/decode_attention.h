@@ -45,6 +45,10 @@ int64_t assay_decode_out_dim(const assay_decode_config *config);
 int64_t assay_decode_row(const assay_decode_config *config, const int32_t *block_table, int64_t sequence, int64_t head,
                          int64_t key);
 
+/* How many keys of a split a token sees. */
+int64_t assay_decode_keys_of_split(const assay_decode_config *config, const int32_t *cache_seqlens, int64_t split,
+                                   int64_t sequence, int64_t token);
+
 assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *config);
 /* "inputs/block_table[1,2] is 9, expected 0 to 7 (pagedattn_num_pages): sequence 1 has 70 keys" */
 assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config, const int32_t *block_table,

@@ -244,26 +244,27 @@ def split_starts(s, length, paged, splits):
 
 def decode_sequence(ar, s, query, key, value, scale, starts):
     """query [S, N, W], key [L, Nkv, W], value [L, Nkv, V]: out [parts, S, N, V], lse [parts, N, S] of the parts between starts."""
-    copies, tokens, length = query.shape[1] // key.shape[1], query.shape[0], key.shape[0]
-    turned = lambda x: np.moveaxis(x, 1, 0)
+    tokens, heads, _ = query.shape
+    shared, length = key.shape[1], key.shape[0]
     if early := ar.variant.backward == "product":
         query = ar.store(query * scale)
     last = length - tokens + np.arange(tokens)[:, None]
     seen = np.arange(length)[None] <= last
     if window_of(s) > 0:
         seen = seen & (np.arange(length)[None] > last - window_of(s))
-    key, value = (np.repeat(turned(x), copies, 0) for x in (key, value))
-    scores = ar.product(turned(query), np.swapaxes(key, 1, 2))
+    rows = np.moveaxis(query, 1, 0).reshape(shared, -1, query.shape[-1])  # of a head of keys: head by head, token by token
+    key, value = np.moveaxis(key, 1, 0), np.moveaxis(value, 1, 0)
+    scores = ar.product(rows, np.swapaxes(key, 1, 2))
     scores, _ = soft_cap(ar, s, scores if early else scores * scale)
-    scores = np.where(seen[None], scores, ar.float(-np.inf))
+    scores = np.where(np.tile(seen, (heads // shared, 1)), scores, ar.float(-np.inf))
     outs, lses = [], []
     for first, end in zip(starts, starts[1:]):
-        out, lse = np.zeros(turned(query).shape[:2] + value.shape[-1:], ar.float), np.full(scores.shape[:2], -np.inf, ar.float)
+        out, lse = np.zeros(scores.shape[:2] + value.shape[-1:], ar.float), np.full(scores.shape[:2], -np.inf, ar.float)
         if end > first:
             softmax = online_softmax if ar.variant.softmax == "online" else plain_softmax
             out, lse, _ = softmax(ar, scores[..., first:end], value[:, first:end])
-        outs.append(np.moveaxis(out, 0, 1))
-        lses.append(lse)
+        outs.append(np.moveaxis(out.reshape(heads, tokens, -1), 0, 1))
+        lses.append(lse.reshape(heads, tokens))
     return np.stack(outs), np.stack(lses)
 
 
@@ -300,7 +301,9 @@ def decode(ar, s, t, scale):
     nothing = ar.float(-np.inf if s["empty_row"].strip("'") == "-inf" else np.inf)
     based = lambda lse: np.where(np.isinf(lse), nothing, lse / unit)
     if named:
-        out = ar.keep(out)
+        out, lse = ar.made("partial_out", ar.keep(out)), ar.made("partial_lse", lse)
+        if ar.variant.fused:  # whose splits without keys write nothing
+            out = np.where(np.isinf(np.moveaxis(lse, 2, 3))[..., None], ar.float(np.nan), out)
         ar.checkpoint("partial_out", out)
         ar.checkpoint("partial_lse", based(lse))
     whole, whole_lse, _ = merge_states(ar, s, out, based(lse), sinks)

@@ -15,7 +15,7 @@ def usual_precision(path):
 
 def is_statistic(path):
     """Whether a result is float32 whatever activations are stored in."""
-    return path.endswith(("/lse", "/lb_loss", "/z_loss", "/bias_updates")) or path.startswith("routing/") or path == "outputs/weights"
+    return path.endswith(("/lse", "/partial_lse", "/lb_loss", "/z_loss", "/bias_updates")) or path.startswith("routing/") or path == "outputs/weights"
 
 
 def stored(path, value, profile):
