@@ -125,6 +125,7 @@ class Tracer:
         self.inputs: list[tuple[str, Value, str | None]] = []
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
+        self.choices: list[Value] = []  #: that the function gives
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
 
     # axes
@@ -271,6 +272,7 @@ class Tracer:
         if v.inverted:
             made = self.together("equal", [made, self.number(0)])
         made.truth = v.truth or v.inverted
+        made.origin = None if v.inverted else Origin("float", (v,), made.dims)
         return made
 
     def truth(self, v: Value) -> Value:
@@ -486,6 +488,12 @@ class Tracer:
             return x
         if first >= min(end, size):
             return self.nowhere("slice", [x], [(Axis(0),) if i == place else d for i, d in enumerate(x.dims)], "a tensor without numbers")
+        joined, start = x.came("concatenate"), 0
+        for part_of in joined if joined and x.origin is not None and x.origin.places == (place,) else ():  # a part of those that are one behind the other
+            count = size_of(part_of.dims[place])
+            if (start, start + count) == (first, min(end, size)):
+                return part_of
+            start += count
         x = self.merged(x, [place])
         axis, part = x.dims[place][0], Axis(min(end, size) - first)
         dims = [(part,) if i == place else d for i, d in enumerate(x.dims)]
@@ -580,9 +588,29 @@ class Tracer:
                     v = self.fit(v, i, made[0].dims[i])
             made.append(v)
         of = [v.dims[place][0] for v in made]
+        parts = made
         whole = Axis(sum(a.size for a in of))
         dims = [(whole,) if i == place else d for i, d in enumerate(made[0].dims)]
-        return self.call("concatenate", made, dims, lambda: f"{','.join(self.letters([a]) for a in of)}->{self.letters([whole])}")
+        joined = self.call("concatenate", made, dims, lambda: f"{','.join(self.letters([a]) for a in of)}->{self.letters([whole])}")
+        joined.origin = Origin("concatenate", tuple(parts), joined.dims, (place,))
+        return joined
+
+    def written(self, x: Value, shape: Sequence[int], place: int, first: int, part: Value) -> Value:
+        """x with another part of a dimension, from its index `first` on."""
+        size = size_of(part.dims[place])
+        x, part = (self.ordered(v, [d or (() if n == 1 else self.fresh(n)) for d, n in zip(v.dims, shape if v is x else [*shape[:place], size, *shape[place + 1 :]])])
+                   if v.refused == "" else v for v in (x, part))
+        around = [self.slice(x, place, 0, first) if first > 0 else None, part, self.slice(x, place, first + size, shape[place]) if first + size < shape[place] else None]
+        return self.concatenate([v for v in around if v is not None], place)
+
+    def padded(self, x: Value, place: int, before: int, behind: int, number: float) -> Value:
+        shape = [size_of(d) for d in x.dims]
+        x = self.slice(x, place, max(0, -before), shape[place] - max(0, -behind))
+        def fill(n: int) -> list[Value]:
+            dims = [self.fresh(n) if i == place else d for i, d in enumerate(x.dims)]
+            return [self.ordered(self.number(number), dims)] if n > 0 else []
+
+        return self.concatenate([*fill(before), x, *fill(behind)], place)
 
     def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
         """What `assay.step` says."""
@@ -632,10 +660,10 @@ class Tracer:
 
     def live(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
         """What the outputs need, and lines that stand alone."""
-        found, refused = self.needed([value for _, value in outputs] + [v for step in self.steps if step.alone for v in step.reads])
+        found, refused = self.needed([value for _, value in outputs] + self.choices)
         if refused:
             raise lib.BadInput(refused)
-        return [step for step in self.steps if step.alone or id(step) in found]
+        return [step for step in self.steps if id(step) in found]
 
     def put_letters(self, hints: Mapping[str, str]) -> list[Axis]:
         taken: dict[str, Axis] = {}
@@ -695,6 +723,8 @@ class Tracer:
         letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in words if not re.search(r"\d", word))))  # no types
         lines = [f"case: {self.name}", "op: program",
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
+        used_names = set(re.findall(r"\w+", " ".join([*texts.values(), *results.values()])))
+        self.inputs = [given for given in self.inputs if given[1].core not in [v.core for _, v in self.constants] or given[0].split("/")[1] in used_names]
         for folder in ("inputs", "weights"):
             block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + i if i else ''}}}"
                      for path, v, i in self.inputs if path.startswith(folder)]

@@ -462,7 +462,9 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     outputs = []
     for name, value, var in zip(names, made, closed.jaxpr.outvars):
         v = walk.of(value)
-        if not v.integer:  # a choice is a result by itself
+        if v.integer:
+            tracer.choices.append(v)  # a result by itself
+        else:
             v = v if v.refused else walk.whole(v, var)
             outputs.append((name, v if v.refused or all(len(d) == 1 for d in v.dims) else tracer.reshape(v, var.aval.shape, True)))
     return outputs

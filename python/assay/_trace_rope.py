@@ -161,7 +161,10 @@ class Turns:
         if not (np.allclose(cosine[2], sine[2], 1e-9, 0) and (cosine[3] == sine[3]).all()):
             return None
         whole = self.part(turn, cosine[0])
-        interleave = pairs_of(cosine[0], sine[0])
+        interleave, apart = pairs_of(cosine[0], sine[0]), False
+        half = cosine[0].shape[-1] // 2
+        if whole is None and interleave is False:  # pairs, of which the first ones are put in front of the second ones
+            whole, apart = self.part(turn, np.stack([cosine[0][..., :half], cosine[0][..., half:]], -1).reshape(cosine[0].shape)), True
         if whole is None or interleave is None:
             return None
         frequency, place, positions = cosine[2], cosine[3], turn.positions
@@ -187,7 +190,11 @@ class Turns:
             if (at != wanted).any() or [a.size for a in positions.axes if a.size > 1] != [n for n in sizes if n > 1]:
                 return None
         theta = theta_of(row, interleave)
-        return None if theta is None else self.put(*whole, positions, varies, theta, interleave)
+        made = None if theta is None else self.put(*whole, positions, varies, theta, interleave or apart)
+        if made is None or not apart:
+            return made
+        made = self.t.reshape(made, [*whole[1][:-1], half, 2])
+        return self.t.reshape(self.t.ordered(made, [*made.dims[:-2], made.dims[-1], made.dims[-2]]), whole[1])
 
     def part(self, turn: Turn, places: Any) -> tuple[Value, tuple[int, ...]] | None:
         """The tensor whose numbers have these places, or the part of one."""

@@ -35,6 +35,10 @@ def rounds(given: Any, to: Any) -> bool:
     return after.eps > before.eps or after.max < before.max
 
 
+def array_of(x: Any) -> Any:
+    return x.double().numpy() if x.is_floating_point() else x.numpy()  # bfloat16 is none of numpy's
+
+
 class Recorder(TorchDispatchMode):
     def __init__(self, tracer: Tracer, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -44,17 +48,38 @@ class Recorder(TorchDispatchMode):
         self.rotations = Turns(tracer)
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
+        self.views: dict[int, tuple[Any, Any, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index
 
     def bind(self, tensor: Any, value: Value) -> None:
         self.alive.append(tensor)
         self.values[id(tensor)] = value
 
-    def alone(self, tensor: Any) -> bool:
-        """Whether it is a result that nothing else looks at: then it may be written into."""
+    def bases(self, tensor: Any) -> list[tuple[Any, Any, int, int]]:
+        """Of a part: that, and what it is a part of in turn."""
+        chain = []
+        while id(tensor) in self.views:
+            chain.append(self.views[id(tensor)])
+            tensor = chain[-1][1]
+        return chain
+
+    def write(self, tensor: Any, value: Value, operator: str) -> None:
+        """The value of what is written into, and of all that it is a part of; whoever else looks at this memory may not any more."""
         def memory(t: Any) -> int:
             return int(t.storage().data_ptr())
 
-        return id(tensor) not in self.given and all(t is tensor for t in self.alive if memory(t) == memory(tensor))
+        self.bind(tensor, value)
+        chain = self.bases(tensor)
+        for part, whole, place, first in chain:
+            v = self.values[id(part)]
+            v = v if part.dim() == whole.dim() else v.seen([*v.dims[:place], (), *v.dims[place:]])
+            shape = list(part.shape) if part.dim() == whole.dim() else [*part.shape[:place], 1, *part.shape[place:]]
+            v = self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, shape)])
+            self.bind(whole, self.t.written(self.of(whole), whole.shape, place, first, v))
+        kept = {id(tensor), *(id(whole) for _, whole, _, _ in chain)}
+        for other in [*self.alive, *(view[0] for view in self.views.values())]:
+            if id(other) not in kept and memory(other) == memory(tensor):
+                kept.add(id(other))
+                self.bind(other, self.t.nowhere(operator, (), [(Axis(n),) if n != 1 else () for n in other.shape], "writes into what others read"))
 
     def named(self, name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> Any:
         """assay.step"""
@@ -76,7 +101,7 @@ class Recorder(TorchDispatchMode):
         if id(x) in self.values:
             return self.values[id(x)]
         try:
-            made = self.t.constant(x.numpy())
+            made = self.t.constant(array_of(x))
         except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
@@ -105,7 +130,7 @@ class Recorder(TorchDispatchMode):
                           else next(given) if isinstance(a, torch.Tensor) else a for a in args))
             return [m.numpy() for m in (made if isinstance(made, (list, tuple)) else [made])]
 
-        operands = [Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else x.numpy(), tuple(x.shape)) for x in flat
+        operands = [Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else array_of(x), tuple(x.shape)) for x in flat
                     if x.dtype != torch.bool]
         if not operands:
             return [None] * len(results)
@@ -118,11 +143,16 @@ class Recorder(TorchDispatchMode):
         operator = self.operator = func.__name__.split(".")[0]
         self.t.place = self.place()
         inplace = operator.endswith("_") and not operator.endswith("__") and bool(args)
-        if inplace and id(args[0]) not in self.values and any(id(x) in self.values for x in args):
-            self.of(args[0])  # as it is before it is written into
+        written = [args[0], *(whole for _, whole, _, _ in self.bases(args[0]))] if inplace else []
+        if inplace and any(id(x) in self.values for x in [*args, *written]):
+            for x in written:
+                self.of(x)  # as it is before it is written into
         out = func(*args, **kwargs)
         if operator in CONSTANTS:
             return out
+        if operator in ("slice", "select") and (len(args) < 5 or args[4] == 1):
+            place, first = (args[1] if len(args) > 1 else 0) % args[0].dim(), (args[2] if len(args) > 2 else 0) or 0
+            self.views[id(out)] = (out, args[0], place, max(0, first + args[0].shape[place] * (first < 0)))
         turns = self.turned(func, operator, out, args, kwargs) if not inplace else [None]
         for tensor, turn in zip(out if isinstance(out, (list, tuple)) else [out], turns):
             if turn is not None:
@@ -134,7 +164,7 @@ class Recorder(TorchDispatchMode):
         if not known:
             return out  # a constant
         try:
-            if inplace and not self.alone(out):
+            if any(id(x) in self.given for x in written):
                 raise lib.BadInput("writes into what others read")
             rope = self.rotations.rope(turns[0])
             made = self.record(operator[: len(operator) - inplace], out, args, kwargs) if rope is None else rope
@@ -145,7 +175,7 @@ class Recorder(TorchDispatchMode):
         for tensor, value in zip(out, made) if isinstance(made, list) else [(out, made)]:
             if len(value.dims) == tensor.dim():  # a constant may be longer than what it meets
                 value = self.t.ordered(value, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(value.dims, tensor.shape)])
-            self.bind(tensor, value)
+            self.write(tensor, value, operator) if inplace else self.bind(tensor, value)
             self.rotations.remember(self.turns.get(id(tensor)), value, tensor.shape)
         return out
 
@@ -390,9 +420,14 @@ class Recorder(TorchDispatchMode):
     def on_slice(self, out: Any, x: Any, place: int = 0, first: Any = None, end: Any = None, step: int = 1) -> Value:
         size = x.shape[place]
         if step != 1:
-            if end is not None and end < size:
-                raise lib.BadInput("every few indices of a part")
-            return self.t.every(self.of(x), place % x.dim(), first or 0, step)
+            first = (first or 0) + size * ((first or 0) < 0)
+            v = self.of(x)
+            whole = first < step and out.shape[place] * step == size
+            if not whole:
+                if first + out.shape[place] * step > size:
+                    raise lib.BadInput("every few indices of a part")
+                v, first = self.t.slice(v, place, first, first + out.shape[place] * step), 0
+            return self.t.every(v, place % x.dim(), first, step)
         first, end = first or 0, size if end is None else min(end, size)
         first, end = first + size * (first < 0), end + size * (end < 0)
         v = self.of(x)
@@ -440,6 +475,37 @@ class Recorder(TorchDispatchMode):
         if place % x.dim() != x.dim() - 1:
             raise lib.BadInput("expected indices of the last dimension")
         return self.t.pick(self.of(x), self.of(index))
+
+    def on_copy(self, out: Any, x: Any, given: Any, *rest: Any) -> Value:
+        v = self.numbers(given) if out.is_floating_point() else self.of(given)
+        return v.seen([()] * (out.dim() - len(v.dims)) + list(v.dims))
+
+    on_fill = on_copy
+
+    def on_zero(self, out: Any, x: Any) -> Value:
+        return self.t.number(0).seen([()] * out.dim())
+
+    def on_constant_pad_nd(self, out: Any, x: Any, pad: Sequence[int], number: float = 0) -> Value:
+        v = self.of(x)
+        if v.integer:
+            raise lib.BadInput("whole numbers are moved")
+        for i in range(0, len(pad), 2):
+            v = self.t.padded(v, x.dim() - 1 - i // 2, pad[i], pad[i + 1], float(number)) if (pad[i], pad[i + 1]) != (0, 0) else v
+        return v
+
+    def on_histc(self, out: Any, x: Any, bins: int = 100, least: float = 0, most: float = 0) -> Value:
+        v = self.of(x)
+        index = v.came("float")[0] if v.came("float") else v
+        if least != 0 or most not in (bins - 1, bins):
+            raise lib.BadInput(f"bins from {least} to {most}, expected one for each index")
+        return self.t.scatter_add(self.t.number(1), self.t.indices(index), bins)
+
+    def on_aminmax(self, out: Any, x: Any, **named: Any) -> list[Value]:
+        return [self.on_min(out[0], x), self.on_max(out[1], x)]
+
+    def on__prelu_kernel(self, out: Any, x: Any, slope: Any) -> Value:
+        low = self.t.together("minimum", [self.of(x), self.t.number(0)])
+        return self.t.together("add", [self.t.map("relu", self.of(x)), self.t.together("mul", [self.of(slope), low])])
 
     def on_index_select(self, out: Any, x: Any, place: int, index: Any) -> Value:
         if place % x.dim() != 0:
@@ -509,6 +575,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     for name, tensor in results.items():
         value = recorder.of(tensor)
         if value.integer:
-            continue  # a choice is a result by itself
+            tracer.choices.append(value)  # a result by itself
+            continue
         outputs.append((name, value if value.refused or all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
     return outputs
