@@ -11,6 +11,7 @@ import inspect
 import itertools
 import json
 import linecache
+import math
 import os
 import re
 import shutil
@@ -286,7 +287,8 @@ class Tracer:
     def compare(self, how: str, a: Value, b: Value) -> Value:
         """Of whole numbers; others may be the same in one kernel and not in another."""
         if any(not (v.integer or v.whole or v.number is not None) for v in (a, b)):
-            raise lib.BadInput("a mask is computed of numbers that a kernel may round, expected whole numbers")
+            longer = a if len(a.dims) >= len(b.dims) else b
+            return self.nowhere(how, [a, b], longer.dims, "a mask is computed of numbers that a kernel may round, expected whole numbers")
         if a.integer and b.number == 0 and how in ("eq", "ne"):  # a mask as it is
             made = a.seen(a.dims)
             made.inverted = a.inverted != (how == "eq")
@@ -322,6 +324,9 @@ class Tracer:
         return self.compare("eq", lone, numbers)
 
     def where(self, mask: Value, a: Value, b: Value) -> Value:
+        if mask.refused:
+            found = pieces_of(self, mask, a, b)
+            return self.nowhere("where", [mask, a, b], mask.dims, "") if found is None else found
         if not mask.integer and not mask.whole:
             raise lib.BadInput("the mask is computed, expected whole numbers")
         a, b = (self.number(FAR) if v.number is not None and v.number < FAR else v for v in (a, b))
@@ -718,13 +723,14 @@ class Tracer:
         kept = [step for step in self.steps if step.name in texts]
         fused = [*settings.get("fused", []), *(step.name for step in kept if step in within)]
         settings = {**settings, "fused": fused} if fused else settings
+        words = set(re.findall(r"\w+", " ".join([*texts.values(), *results.values()])))
+        constants = [v.core for _, v in self.constants]
+        self.inputs = [(path, v, i) for path, v, i in self.inputs if v.core not in constants or path.split("/")[1] in words]
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
-        words = re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()]))
-        letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in words if not re.search(r"\d", word))))  # no types
+        quotes = re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()]))
+        letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in quotes if not re.search(r"\d", word))))  # no types
         lines = [f"case: {self.name}", "op: program",
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
-        used_names = set(re.findall(r"\w+", " ".join([*texts.values(), *results.values()])))
-        self.inputs = [given for given in self.inputs if given[1].core not in [v.core for _, v in self.constants] or given[0].split("/")[1] in used_names]
         for folder in ("inputs", "weights"):
             block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + i if i else ''}}}"
                      for path, v, i in self.inputs if path.startswith(folder)]
@@ -861,6 +867,40 @@ def exponentials_of(v: Value) -> tuple[Value | None, int]:
     of = v.came("log")
     e, place = sum_of(of[0]) if of else (None, 0)
     return (e.came("exp")[0], place) if e is not None and e.came("exp") else (None, 0)
+
+
+def pieces_of(t: Tracer, mask: Value, a: Value, b: Value) -> Value | None:
+    """x above a number and something else below it, where both meet there: a kernel may come out on either side. max(x, c), min(x, c), and x above 0 or a
+    function of min(x, 0), or of x times a number, that is 0 at 0."""
+    how = mask.origin.operator if mask.origin is not None else ""
+    pair = mask.came(how)
+    if how not in ("lt", "le", "gt", "ge") or len(pair) != 2 or pair[1].number is None:
+        return None
+    x, number = pair[0], pair[1].number
+    above, below = (a, b) if how[0] == "g" else (b, a)
+    if same(above, x) and below.number == number:
+        return t.map("relu", x) if number == 0 else t.together("maximum", [x, below])
+    if above.number == number and (same(below, x) or (below.came("maximum") and (below.came("maximum")[1].number or 0) <= number and same(below.came("maximum")[0], x))):
+        return t.together("minimum", [below, above])
+    if number != 0 or not same(above, x):
+        return None
+    for slope, of in (below.came("mul"), below.came("mul")[::-1]) if below.came("mul") else ():
+        if same(of, x) and slope.number is not None:
+            return t.together("add", [t.map("relu", x), t.together("mul", [t.together("minimum", [x, t.number(0)]), slope])])
+    return t.together("add", [t.map("relu", x), below]) if at_zero(below, x) == 0 else None
+
+
+def at_zero(v: Value, x: Value) -> float | None:
+    """A function of min(x, 0) where that is 0; None: it may be one of something else."""
+    low = v.came("minimum")
+    if low and same(low[0], x) and low[1].number == 0:
+        return 0.0
+    if v.number is not None or v.origin is None or not alike(v.origin.dims, v.dims):
+        return v.number
+    functions: dict[str, Callable[..., Any]] = {"exp": math.exp, "neg": lambda a: -a, "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "tanh": math.tanh}
+    operands = [at_zero(o, x) for o in v.origin.operands]
+    known = [o for o in operands if o is not None]
+    return float(functions[v.origin.operator](*known)) if v.origin.operator in functions and len(known) == len(operands) else None
 
 
 def quoted(text: str) -> str:

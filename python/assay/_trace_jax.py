@@ -36,6 +36,11 @@ def rounds(given: Any, to: Any) -> bool:
     return bool(after.eps > before.eps or after.max < before.max)
 
 
+def array_of(x: Any) -> Any:
+    """As numpy has it, but for what random numbers are made from."""
+    return x if jax.dtypes.issubdtype(getattr(x, "dtype", np.float64), jax.dtypes.prng_key) else np.asarray(x)
+
+
 class Joined:
     """Indices side by side: x[jnp.arange(T), i]."""
 
@@ -55,7 +60,7 @@ class Walk:
         self.rotations = Turns(tracer)
 
     def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Known], place: tuple[str, int] | None) -> list[Known]:
-        known: dict[Any, Known] = {**dict(zip(jaxpr.constvars, map(np.asarray, constants))), **dict(zip(jaxpr.invars, arguments))}
+        known: dict[Any, Known] = {**dict(zip(jaxpr.constvars, map(array_of, constants))), **dict(zip(jaxpr.invars, arguments))}
         for eqn in jaxpr.eqns:
             given = [np.asarray(v.val) if isinstance(v, Literal) else known[v] for v in eqn.invars]
             self.t.place = place or self.place(eqn)
@@ -99,8 +104,9 @@ class Walk:
         made: list[Known] = found if isinstance(found, list) else [found]
         for v, var in zip(made, eqn.outvars):
             if isinstance(v, Value):
-                v.integer = var.aval.dtype.kind in "biu" and not v.whole and (v.step is None or v.integer)
-                v.truth |= var.aval.dtype.kind == "b"
+                kind = getattr(var.aval.dtype, "kind", "?")  # of random keys there is none
+                v.integer = kind in "biu" and not v.whole and (v.step is None or v.integer)
+                v.truth |= kind == "b"
         return self.turning(eqn, made, turns) if name not in LOOPS else made
 
     def turned(self, eqn: Any, given: Sequence[Known]) -> list[Turn | None]:
@@ -142,7 +148,7 @@ class Walk:
         if eqn.primitive.name == "convert_element_type" and floats[0] and eqn.outvars[0].aval.dtype.kind not in "biu":
             return wide
         made = eqn.primitive.bind(*wide, **eqn.params)
-        return [np.asarray(v) for v in (made if eqn.primitive.multiple_results else [made])]
+        return [array_of(v) for v in (made if eqn.primitive.multiple_results else [made])]
 
     def of(self, x: Known) -> Value:
         if isinstance(x, Joined):
@@ -426,7 +432,7 @@ class Walk:
 
 def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """One number that repeats is what the function meant before it was rounded to float32: 1/sqrt(128) or 1e-6, the shortest decimal."""
-    if x.size == 0 or x.dtype.kind in "biu" or x.dtype == np.float64 or not (x == x.flat[0]).all():
+    if x.size == 0 or x.dtype.kind in "biuc" or x.dtype == np.float64 or not (x == x.flat[0]).all():
         return x
     rounded = x.flat[0]
     number = float(str(rounded))

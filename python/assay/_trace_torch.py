@@ -235,6 +235,9 @@ class Recorder(TorchDispatchMode):
     def on_log1p(self, out: Any, x: Any) -> Value:
         return self.t.log1p(self.of(x))
 
+    def on_expm1(self, out: Any, x: Any) -> Value:
+        return self.t.together("sub", [self.t.map("exp", self.of(x)), self.t.number(1)])
+
     def on_logaddexp(self, out: Any, x: Any, y: Any) -> Value:
         a, b = self.of(x), self.of(y)
         return self.t.together("add", [self.t.together("maximum", [a, b]), self.t.map("softplus", self.t.map("neg", self.t.map("abs", self.t.together("sub", [a, b]))))])
@@ -263,6 +266,14 @@ class Recorder(TorchDispatchMode):
         if not 0 <= slope <= 1:
             raise lib.BadInput(f"the slope {slope}, expected one from 0 to 1")
         return self.t.together("maximum", [self.of(x), self.t.together("mul", [self.of(x), self.t.number(slope)])])
+
+    def on_elu(self, out: Any, x: Any, alpha: float = 1, scale: float = 1, inner: float = 1) -> Value:
+        t, v = self.t, self.of(x)
+        low = t.together("minimum", [v, t.number(0)])
+        low = low if inner == 1 else t.together("mul", [low, t.number(inner)])
+        low = t.together("mul", [t.together("sub", [t.map("exp", low), t.number(1)]), t.number(alpha)])
+        made = t.together("add", [t.map("relu", v), low])
+        return made if scale == 1 else t.together("mul", [made, t.number(scale)])
 
     def on_mish(self, out: Any, x: Any) -> Value:
         return self.t.together("mul", [self.of(x), self.t.map("tanh", self.t.map("softplus", self.of(x)))])
@@ -501,7 +512,7 @@ class Recorder(TorchDispatchMode):
         return self.t.scatter_add(self.t.number(1), self.t.indices(index), bins)
 
     def on_aminmax(self, out: Any, x: Any, **named: Any) -> list[Value]:
-        return [self.on_min(out[0], x), self.on_max(out[1], x)]
+        return [self.on_min(out[0], x), self.t.over("max", self.numbers(x), range(x.dim()), False)]
 
     def on__prelu_kernel(self, out: Any, x: Any, slope: Any) -> Value:
         low = self.t.together("minimum", [self.of(x), self.t.number(0)])
