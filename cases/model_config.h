@@ -82,6 +82,7 @@
     X(S, lse_base, "e")                                                                                                \
     X(S, empty_row, "-inf")                                                                                            \
     X(S, lse_layout, "BNS")                                                                                            \
+    X(B, return_lse, true)                                                                                             \
     X(I, cache_length, 0)                                                                                              \
     X(I, pagedattn_num_pages, 0) /* no pages */                                                                        \
     X(I, pagedattn_tokens_per_page, 32)                                                                                \

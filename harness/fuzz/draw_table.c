@@ -118,6 +118,7 @@ const assay_draw_key assay_draw_keys[] = {
     {"lse_base", ASSAY_PART_MERGE | DECODE, 2, "e 2"},
     {"empty_row", ASSAY_PART_MERGE | DECODE, 1, "-inf inf"},
     {"lse_layout", DECODE, 1, "BNS BSN"},
+    {"return_lse", DECODE, 1, "true false"},
     {"cache_length", DECODE, 2, "1-9 edge"},
     {"pagedattn_num_pages", DECODE, 3, "0;pagedattn_page_stride=0;cache_length=13 40"},
     {"pagedattn_tokens_per_page", DECODE, 3, "1 2 4 7 16 64"},

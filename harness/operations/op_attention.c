@@ -6,6 +6,7 @@ typedef struct attention_config {
     assay_attention_config attention; /* the first, since it is what the second form gets */
     bool sinks, padding;
     bool grouped; /* heads of one width, head_dim */
+    bool lse;     /* is an output */
     bool shared;  /* key-value heads were said */
 } attention_config;
 
@@ -14,6 +15,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
     attention_config *config = to;
     config->sinks = c->config.attention_sink;
     config->padding = assay_has_padding(c);
+    config->lse = c->config.return_lse;
     config->grouped = assay_has_grouped_heads(&c->config);
     config->shared = c->config.base_num_kv_heads > 0 && !assay_says_latent(&c->config);
     return assay_attention_config_of(ctx, c, &config->attention);
@@ -44,7 +46,7 @@ static void graph_of(const void *of, bool one_shard, graph *g)
     const int sink = config->sinks ? graph_weight(g, assay_tensor_row_of(&sinks, config, axis_size)) : 0;
     const int out =
         graph_attend(g, grouped ? "BSNz" : "BSNv", "BNS", query, key, value, segments, sink, &config->attention);
-    graph_gives(g, "lse", g->steps[g->tensors[out].step].out[1]);
+    if (config->lse) graph_gives(g, "lse", g->steps[g->tensors[out].step].out[1]);
     graph_gives(g, "attention_out", out);
     graph_end(g, out);
 }

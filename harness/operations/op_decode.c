@@ -192,7 +192,7 @@ static void describe(assay_describer *d, const void *of)
         assay_describe_result(d, "checkpoints", "partial_out", ASSAY_FLOAT64, c->latent ? "XBSNl" : "XBSNz");
         assay_described(d, 1)->unused_row_axes = 4;
     }
-    assay_describe_output(d, "lse", NULL, c->lse_tokens_first ? "BSN" : "BNS");
+    if (d->c->config.return_lse) assay_describe_output(d, "lse", NULL, c->lse_tokens_first ? "BSN" : "BNS");
     assay_describe_output(d, "attention_out", NULL, c->nope > 0 ? "BSNv" : c->latent ? "BSNl" : "BSNz");
 }
 

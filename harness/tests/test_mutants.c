@@ -54,7 +54,7 @@ static const char no_settings[] =
     "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim base_num_kv_heads head_dim fused_qkv fused_mlp "
     "prefuse_moe_weights fused_moe_mlp sparse_matmul gmm_layout use_ring_of_experts num_moe_emb_chunks "
     "num_moe_token_chunks weights_on_shards shard_exp_on_fsdp vocab_size batch_split_factor use_batch_split_schedule "
-    "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy lse_layout cache_length "
+    "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy lse_layout return_lse cache_length "
     "pagedattn_num_pages pagedattn_tokens_per_page pagedattn_max_pages_per_group pagedattn_page_stride "
     "block_table_padding kv_layout attn_impl num_kv_splits";
 

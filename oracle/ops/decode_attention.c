@@ -588,6 +588,7 @@ static assay_status attend_from_kernel(assay_context *ctx, const assay_decode_ca
 /* lse is made as [B,N,S]. */
 static void place_lse(const assay_decode_config *c, double *to, const double *lse)
 {
+    if (to == NULL) return;
     for (int64_t row = 0; row < c->batch * c->sequence * c->heads; row++)
         to[c->lse_tokens_first ? row : place_of_lse(c, row)] = lse[place_of_lse(c, row)];
 }
