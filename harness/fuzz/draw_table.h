@@ -22,4 +22,4 @@ extern const assay_draw_fill assay_draw_fills[];
 extern const int assay_draw_edges[]; /* ends with 0 */
 
 /* More than any of the lists has. */
-enum { ASSAY_DRAW_KEYS_MOST = 96, ASSAY_DRAW_EDGES_MOST = 8 };
+enum { ASSAY_DRAW_KEYS_MOST = 112, ASSAY_DRAW_EDGES_MOST = 8 };
