@@ -45,7 +45,7 @@ static bool says_nothing(const assay_case *c, int key)
         return c->config.quant_recipe.text[0] == '\0' && !assay_case_says_key(c, key);
     return key >= ASSAY_KEY_AT_quant_format && key <= ASSAY_KEY_AT_pack_codes &&
            c->config.quant_format.text[0] == '\0' && c->config.quant_hidden_format.text[0] == '\0' &&
-           !assay_case_says_key(c, key);
+           strcmp(c->config.kv_cache_dtype.text, "auto") == 0 && !assay_case_says_key(c, key);
 }
 
 /* The model under the name it came with, and under config a name that was given over it. */

@@ -64,6 +64,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const QUANT_RECIPES[] = {"", "deepseek_v3", "fp8_full", NULL};
     static const char *const QUANT_SCALES[] = {"divide", "multiply", "invert", NULL};
     static const char *const QUANT_ROUNDINGS[] = {"nearest", "up", "down", NULL};
+    static const char *const QUANT_ELEMENTS[] = {"multiply", "divide", NULL};
     static const char *const QUANT_TIES[] = {"even", "down", NULL};
     static const char *const QUANT_LAYOUTS[] = {"row_major", "swizzled_128x4", NULL};
     static const char *const LSE_BASES[] = {"e", "2", NULL};
@@ -86,6 +87,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "quant_recipe") == 0) return QUANT_RECIPES;
     if (strcmp(key->name, "quant_scale") == 0) return QUANT_SCALES;
     if (strcmp(key->name, "quant_scale_rounding") == 0) return QUANT_ROUNDINGS;
+    if (strcmp(key->name, "quant_elements") == 0) return QUANT_ELEMENTS;
     if (strcmp(key->name, "quant_ties") == 0) return QUANT_TIES;
     if (strcmp(key->name, "quant_scale_layout") == 0) return QUANT_LAYOUTS;
     if (strcmp(key->name, "routed_score_func") == 0) return SCORE_FUNCS;

@@ -90,6 +90,8 @@
     X(I, pagedattn_page_stride, 0)          /* as many rows as keys */                                                 \
     X(I, block_table_padding, -1)                                                                                      \
     X(S, kv_layout, "NHD")                                                                                             \
+    X(S, kv_cache_dtype, "auto")                                                                                       \
+    X(B, kv_cache_split, false) /* latents and their rope are two tensors */                                           \
     X(S, attn_impl, "absorb")                                                                                          \
     X(I, num_kv_splits, 0)                                                                                             \
     X(B, use_qk_norm, false)                                                                                           \
@@ -142,6 +144,7 @@
     X(B, quant_subnormal_scale, true)                                                                                  \
     X(D, quant_smallest_amax, 0.0)                                                                                     \
     X(B, quant_saturate, true)                                                                                         \
+    X(S, quant_elements, "multiply")                                                                                   \
     X(S, quant_ties, "even")                                                                                           \
     X(S, quant_scale_layout, "row_major")                                                                              \
     X(B, quant_negative_zero, true)                                                                                    \

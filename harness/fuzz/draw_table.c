@@ -17,8 +17,10 @@
 #define SORT (ASSAY_PART_SORT | ASSAY_PART_COMBINE)
 #define SHARING ASSAY_PART_SHARING
 #define DECODE ASSAY_PART_DECODE
+#define CACHE ASSAY_PART_CACHE
 #define GATED (MLP | EXPERTS)
 #define QUANTIZED (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)
+#define WRITTEN (QUANTIZED | CACHE)
 #define ALL (~0u)
 
 const int assay_draw_edges[] = {8, 16, 32, 64, 128, 256, 0};
@@ -38,12 +40,12 @@ const assay_draw_key assay_draw_keys[] = {
     {"base_mlp_dim", MLP, 12, "1-24 edge edge 61 160"},
     {"base_moe_mlp_dim", EXPERTS | GROUPS, 12, "1-24 edge edge 61 160"},
     {"base_num_query_heads", ATTENTION, 5, "1 2 3 4 5 8"},
-    {"base_num_kv_heads", GROUPED | SHARING, 5, "1 2 3 4"},
+    {"base_num_kv_heads", GROUPED | SHARING | CACHE, 5, "1 2 3 4"},
     {"head_dim", GROUPED | SHARING, 5, "2 4 6 16 62 64 66 128"},
     {"q_lora_rank", LATENT, 5, "0 1-9 edge"},
-    {"kv_lora_rank", LATENT | DECODE, 5, "1-9 edge"},
+    {"kv_lora_rank", LATENT | DECODE | CACHE, 5, "1-9 edge"},
     {"qk_nope_head_dim", ATTENTION | LATENT, 5, "1-9 edge 128"},
-    {"qk_rope_head_dim", ROPE | DECODE, 5, "2 4 6 8 10 16 64"},
+    {"qk_rope_head_dim", ROPE | DECODE | CACHE, 5, "2 4 6 8 10 16 64"},
     {"v_head_dim", ATTENTION | LATENT, 6, "1-9 edge 96"},
     {"base_num_decoder_layers", LAYER, 3, "1 2 3 4"},
     {"first_num_dense_layers", LAYER, 2, "0 1 2"},
@@ -91,14 +93,15 @@ const assay_draw_key assay_draw_keys[] = {
      "fp4_e4m3_1x16;quant_scale=divide;quant_scale_rounding=nearest fp4_1x32;quant_scale=multiply "
      "fp8_e4m3_1x128;quant_scale=invert;quant_scale_rounding=up fp8_e4m3_128x1;quant_scale=divide "
      "fp8_e4m3_128x128;quant_scale=invert fp8_e5m2_1x128;quant_scale=multiply"},
-    {"quant_scale", QUANTIZED, 4, "divide multiply invert"},
-    {"quant_scale_rounding", QUANTIZED, 4, "nearest up down"},
+    {"quant_scale", WRITTEN, 4, "divide multiply invert"},
+    {"quant_scale_rounding", WRITTEN, 4, "nearest up down"},
     {"quant_scale_layout", QUANTIZED, 4, "row_major swizzled_128x4"},
-    {"quant_ties", QUANTIZED, 3, "even down"},
-    {"quant_smallest_amax", QUANTIZED, 3, "0 1.0e-4"},
-    {"quant_subnormal_scale", QUANTIZED, 3, "true false"},
-    {"quant_saturate", QUANTIZED, 3, "true false"},
-    {"quant_negative_zero", QUANTIZED, 3, "true false"},
+    {"quant_elements", WRITTEN, 3, "multiply divide"},
+    {"quant_ties", WRITTEN, 3, "even down"},
+    {"quant_smallest_amax", WRITTEN, 3, "0 1.0e-4"},
+    {"quant_subnormal_scale", WRITTEN, 3, "true false"},
+    {"quant_saturate", WRITTEN, 3, "true false"},
+    {"quant_negative_zero", WRITTEN, 3, "true false"},
     {"pack_codes", QUANTIZED, 3, "true false"},
     {"quant_hidden_format", GATED, 5,
      "fp8_e4m3_1x128 fp8_e4m3_1x128;quant_scale=multiply;quant_smallest_amax=1.0e-4 "
@@ -121,11 +124,17 @@ const assay_draw_key assay_draw_keys[] = {
     {"return_lse", DECODE, 1, "true false"},
     {"cache_length", DECODE, 2, "1-9 edge"},
     {"pagedattn_num_pages", DECODE, 3, "0;pagedattn_page_stride=0;cache_length=13 40"},
-    {"pagedattn_tokens_per_page", DECODE, 3, "1 2 4 7 16 64"},
+    {"pagedattn_tokens_per_page", DECODE | CACHE, 3, "1 2 4 7 16 64"},
     {"pagedattn_max_pages_per_group", DECODE, 2, "1 2 3 7"},
-    {"pagedattn_page_stride", DECODE, 1, "0 17 65"},
+    {"pagedattn_page_stride", DECODE | CACHE, 1, "0 17 65"},
     {"block_table_padding", DECODE, 1, "-1 2147480000"},
-    {"kv_layout", DECODE, 2, "NHD HND"},
+    {"kv_layout", DECODE | CACHE, 2, "NHD HND"},
+    {"kv_cache_dtype", CACHE, 5,
+     "auto fp8_ds_mla;quant_scale_rounding=up;quant_smallest_amax=0.0448;quant_elements=divide "
+     "fp8_ds_mla;quant_scale_rounding=nearest fp8_model1;quant_scale_rounding=up fp8_indexer fp8_e4m3 "
+     "fp4_indexer;quant_scale_rounding=up;quant_ties=down fp8_e4m3_per_head fp8_e4m3_per_token "
+     "mxfp8;quant_scale_rounding=up mxfp8;quant_scale_rounding=down nvfp4;quant_scale=invert"},
+    {"kv_cache_split", CACHE, 3, "true false"},
     {"attn_impl", DECODE, 2, "absorb naive;num_kv_splits=0"},
     {"num_kv_splits", DECODE, 3, "0 1 2-9"},
     {"use_qk_norm", GROUPED, 3, "true false"},

@@ -11,7 +11,7 @@
 #define ROPE ASSAY_PART_ROPE
 #define SHARING (ASSAY_PART_SHARING | ASSAY_PART_GROUPED)
 #define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
-#define SCALED (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_HAS_HIDDEN | ASSAY_HAS_RECIPE)
+#define SCALED (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_CACHE | ASSAY_HAS_HIDDEN | ASSAY_HAS_RECIPE)
 
 #define READ_AS(of, name_, text, shown)                                                                                \
     {                                                                                                                  \
@@ -120,6 +120,7 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(SCALED, quant_subnormal_scale, "true"),
     KEY(SCALED, quant_smallest_amax, "0"),
     KEY(SCALED, quant_saturate, "true"),
+    KEY(SCALED, quant_elements, "multiply"),
     KEY(SCALED, quant_ties, "even"),
     KEY(SCALED, quant_scale_layout, "row_major"),
     KEY(SCALED, quant_negative_zero, "true"),

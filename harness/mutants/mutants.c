@@ -39,6 +39,7 @@
 #define SHARING ASSAY_PART_SHARING
 #define MERGE ASSAY_PART_MERGE
 #define DECODE ASSAY_PART_DECODE
+#define CACHE ASSAY_PART_CACHE
 #define NORMED (ASSAY_PART_NORM | ASSAY_PART_LATENT)
 #define LAYER ASSAY_PART_LAYER
 #define GROUPS ASSAY_PART_GROUPS
@@ -223,18 +224,21 @@ const assay_mutant assay_mutants[] = {
      .each = true, .golden_choice = true, .whole_blocks = 128},
 
     /* codes and scales */
-    {"ties_other", "ties of e2m1 go down instead of to even, or the reverse", "87", QUANTIZE, ASSAY_ALONE,
+    {"ties_other", "ties of e2m1 go down instead of to even, or the reverse", "87", QUANTIZE | CACHE, ASSAY_ALONE,
      TEXT(quant_ties, "even>down *>even")},
     {"scale_rounding_other", "scales are rounded down instead of up, or the reverse; or not to powers of two", "44, 87",
-     QUANTIZE, ASSAY_ALONE, .configure = assay_edit_other_scale_rounding},
+     QUANTIZE | CACHE, ASSAY_ALONE, .configure = assay_edit_other_scale_rounding},
     {"scale_division_other", "amax times the reciprocal of the largest instead of over it, or the reverse", "87",
-     QUANTIZE, ASSAY_ALONE, TEXT(quant_scale, "divide>multiply multiply>divide")},
-    {"smallest_amax_missing", "amax has no least value", "87", QUANTIZE, ASSAY_ALONE, KEY(quant_smallest_amax, TO, 0)},
-    {"saturation_missing", "elements beyond the largest become NaN or infinite", "87", QUANTIZE, ASSAY_ALONE,
+     QUANTIZE | CACHE, ASSAY_ALONE, TEXT(quant_scale, "divide>multiply multiply>divide")},
+    {"element_division_other", "numbers times the reciprocal of their scale instead of over it, or the reverse", "87",
+     QUANTIZE | CACHE, ASSAY_ALONE, TEXT(quant_elements, "divide>multiply multiply>divide")},
+    {"smallest_amax_missing", "amax has no least value", "87", QUANTIZE | CACHE, ASSAY_ALONE,
+     KEY(quant_smallest_amax, TO, 0)},
+    {"saturation_missing", "elements beyond the largest become NaN or infinite", "87", QUANTIZE | CACHE, ASSAY_ALONE,
      KEY(quant_saturate, FLIP, 0)},
-    {"zero_sign_other", "zeros lose their sign, or keep it", "", QUANTIZE, ASSAY_ALONE,
+    {"zero_sign_other", "zeros lose their sign, or keep it", "", QUANTIZE | CACHE, ASSAY_ALONE,
      KEY(quant_negative_zero, FLIP, 0)},
-    {"subnormal_scale_other", "2^-127 is no scale, or is one", "87", QUANTIZE, ASSAY_ALONE,
+    {"subnormal_scale_other", "2^-127 is no scale, or is one", "87", QUANTIZE | CACHE, ASSAY_ALONE,
      KEY(quant_subnormal_scale, FLIP, 0)},
     {"codes_swapped_in_byte", "of two codes in a byte the first is in the high bits", "85", QUANTIZE, ASSAY_ALONE,
      INTEGERS("outputs", assay_edit_swap_nibbles, .named = "codes")},
@@ -263,6 +267,33 @@ const assay_mutant assay_mutants[] = {
      REPLACED("tensor_scale", 1)},
     {"tensor_scale_inverted", "what is divided by the scale of the tensor should be multiplied by it", "86", DEQUANTIZE,
      ASSAY_ALONE, INPUTS("tensor_scale", assay_edit_invert)},
+
+    /* the pages of a cache */
+    {"floor_of_amax", "the least scale is taken for the least amax", "68", CACHE, ASSAY_ALONE,
+     KEY(quant_smallest_amax, TIMES, 1.0 / 448)},
+    {"cache_scales_as_e8m0", "scales keep their exponent alone", "68", CACHE, ASSAY_ALONE, CHANGED("scales as e8m0")},
+    {"cache_scales_inverted", "the reciprocals of scales are kept", "68", CACHE, ASSAY_ALONE,
+     CHANGED("scales inverted")},
+    {"cache_scales_rolled", "scales belong to the block after", "68", CACHE, ASSAY_ALONE, CHANGED("scales rolled")},
+    {"given_scale_multiplied", "numbers are multiplied by the scale that is given", "68", CACHE, ASSAY_ALONE,
+     CHANGED("given scale multiplied")},
+    {"given_scale_ignored", "the scale that is given is left out", "68", CACHE, ASSAY_ALONE,
+     CHANGED("given scale ignored")},
+    {"given_scale_of_first_head", "every head has the scale of the first", "68", CACHE, ASSAY_ALONE,
+     CHANGED("scale of the first head")},
+    {"given_scale_of_keys", "values have the scale of keys", "68", CACHE, ASSAY_ALONE, CHANGED("scale of keys")},
+    {"slot_of_next", "a token goes to the slot after its own", "69", CACHE, ASSAY_ALONE, CHANGED("next slot")},
+    {"skipped_slots_written", "a token without a slot goes to the last one", "69", CACHE, ASSAY_ALONE,
+     CHANGED("skipped slots")},
+    {"page_cleared", "a page is cleared when a token comes to it", "69", CACHE, ASSAY_ALONE, CHANGED("page cleared")},
+    {"cache_rows_with_scales", "codes and scales of a token lie beside each other, not behind those of the page", "70",
+     CACHE, ASSAY_ALONE, CHANGED("rows with scales")},
+    {"rope_before_latents", "the rope lies before the latents", "70", CACHE, ASSAY_ALONE, CHANGED("rope first")},
+    {"rope_quantised", "the rope goes through e4m3, too", "70", CACHE, ASSAY_ALONE, CHANGED("rope quantised")},
+    {"written_stride_ignored", "pages are written as if they had as many rows as tokens", "66", CACHE, ASSAY_ALONE,
+     CHANGED("no stride")},
+    {"written_layout_other", "heads and tokens of a page are written in the other order", "66", CACHE, ASSAY_ALONE,
+     CHANGED("other layout")},
 
     /* training recipes */
     {"recipe_ignored", "nothing is quantised", "43", RECIPE, ASSAY_ALONE, .configure = assay_edit_recipe_ignored},

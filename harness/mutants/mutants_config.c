@@ -6,6 +6,7 @@
 #include "harness/mutants/mutants_tensors.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/block_format.h"
+#include "oracle/ops/cache_format.h"
 
 static bool is(const assay_text *text, const char *value)
 {
@@ -69,7 +70,9 @@ bool assay_edit_half_buffer(assay_case *c)
 bool assay_edit_other_scale_rounding(assay_case *c)
 {
     const char *own = c->config.quant_format.text, *of_hidden = c->config.quant_hidden_format.text;
+    const assay_cache_format *cache = assay_cache_format_by_name(c->config.kv_cache_dtype.text);
     const assay_block_format *format = assay_block_format_by_name(own[0] != '\0' ? own : of_hidden);
+    if (format == NULL && cache != NULL && cache->block.element != ASSAY_BFLOAT16) format = &cache->block;
     assay_text *rounding = &c->config.quant_scale_rounding;
     const bool up = is(rounding, "up");
     if (format == NULL || format->scale == ASSAY_FLOAT8_E4M3FN) return false;

@@ -369,7 +369,7 @@ static assay_status check_quantising(const model_check *check)
                                ASSAY_KEY_AT_quant_saturate,        ASSAY_KEY_AT_quant_ties,
                                ASSAY_KEY_AT_quant_negative_zero,   ASSAY_KEY_AT_quant_scale_layout,
                                ASSAY_KEY_AT_quant_hidden_format,   ASSAY_KEY_AT_quant_hidden_tensor_scale,
-                               ASSAY_KEY_AT_quant_scale_rounding};
+                               ASSAY_KEY_AT_quant_elements,        ASSAY_KEY_AT_quant_scale_rounding};
     enum { COUNT = sizeof KEYS / sizeof *KEYS };
     const assay_case *c = check->c;
     static const char BLOCKS[] = "deepseek_v3"; /* whose scales have a rounding */
@@ -391,7 +391,7 @@ static assay_status check_quantising(const model_check *check)
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts)
 {
     const model_check check = {ctx, c, parts_of(c, parts)};
-    if ((parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE)) == 0) MUST(check_quantising(&check));
+    if ((parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_CACHE)) == 0) MUST(check_quantising(&check));
     if (has_the_models_layer(parts)) MUST(check_layer(&check));
     MUST(check_maxtext_keys(&check));
     MUST(check_heads(&check));

@@ -15,9 +15,8 @@ static int place_of(const char *word, const char *const words[])
     return place;
 }
 
-/* By the rules that the case's keys say. */
-static assay_quantize_config rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
-                                      int64_t columns)
+assay_quantize_config assay_quantize_rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
+                                              int64_t columns)
 {
     const assay_model_config *m = &c->config;
     return (assay_quantize_config){
@@ -30,6 +29,7 @@ static assay_quantize_config rules_of(const assay_case *c, const assay_block_for
         .saturate = m->quant_saturate,
         .ties_down = strcmp(m->quant_ties.text, "down") == 0,
         .negative_zero = m->quant_negative_zero,
+        .divide = strcmp(m->quant_elements.text, "divide") == 0,
         .pack = m->pack_codes && format->element == ASSAY_FLOAT4_E2M1FN,
         .swizzle = strcmp(m->quant_scale_layout.text, "swizzled_128x4") == 0,
         .smallest_amax = (float)m->quant_smallest_amax,
@@ -56,7 +56,7 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *con
     const char *layout = m->quant_scale_layout.text;
     if (strcmp(layout, "row_major") != 0 && (f->scale == ASSAY_FLOAT32 || f->rows != 1))
         return refuse(ctx, "quant_scale_layout", layout, "row_major", f->name);
-    *(assay_quantize_config *)config = rules_of(c, f, c->batch * c->sequence, m->base_emb_dim);
+    *(assay_quantize_config *)config = assay_quantize_rules_of(c, f, c->batch * c->sequence, m->base_emb_dim);
     return ASSAY_OK;
 }
 
@@ -83,7 +83,7 @@ assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int
     const assay_block_format *format = assay_block_format_by_name(m->quant_hidden_format.text);
     *hidden = (assay_quantize_config){0};
     if (format == NULL) return ASSAY_OK;
-    *hidden = rules_of(c, format, 1, columns);
+    *hidden = assay_quantize_rules_of(c, format, 1, columns);
     hidden->pack = false;
     hidden->largest_of_input = assay_dtype_max(ASSAY_FLOAT32);
     hidden->tensor_scale = (float)m->quant_hidden_tensor_scale;

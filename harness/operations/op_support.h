@@ -115,6 +115,9 @@ assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,
                                     assay_quantize_config *hidden);
 bool assay_quantises_hidden(const assay_case *c);
+/* How the case's keys quant_... say that it is quantised. */
+assay_quantize_config assay_quantize_rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
+                                              int64_t columns);
 /* A gated MLP whose kernel quantises what it computed itself: h, or by a recipe gradients as well. */
 bool assay_quantises_made(const assay_case *c);
 /* Refuses what no recipe of a MoE block has. */

@@ -27,6 +27,7 @@ typedef struct assay_tensor_entry {
                                number them; 0: every row counts. Such rows of a result are not judged */
     bool derived;           /* it follows from other inputs (assay_operation.derive) */
     bool infinite;          /* what is given may hold infinities */
+    bool any_number;        /* or NaN */
     bool nan_codes;         /* codes of e4m3, of which 0x7f and 0xff are NaN: for the one the other will do */
     bool made;              /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
     assay_operand_axes operand;
@@ -131,6 +132,7 @@ typedef struct assay_operation {
     X(merge_states)                                                                                                    \
     X(mla_decode)                                                                                                      \
     X(gqa_decode)                                                                                                      \
+    X(cache_append)                                                                                                    \
     X(mla)                                                                                                             \
     X(gqa)                                                                                                             \
     X(deepseek_layer)                                                                                                  \

@@ -58,6 +58,24 @@ static void take_rows(double *to, const double *from, const bool *used, int64_t 
     }
 }
 
+/* The same of bytes, each a row by itself. */
+static assay_status take_unused_bytes(assay_context *ctx, const assay_tensor_entry *entry, const bool *used,
+                                      assay_fixture_reader *golden, assay_fixture_reader *candidate)
+{
+    const int64_t count = assay_shape_count(&entry->spec.shape);
+    OWNED int32_t *values = NULL;
+    OWNED int32_t *expected = NULL;
+    MUST(read_integers(ctx, golden, entry->spec.path, count, &expected));
+    MUST(or_leave(ctx, read_integers(ctx, candidate, entry->spec.path, count, &values)));
+    if (values == NULL) return ASSAY_OK;
+    for (int64_t i = 0; i < count; i++) {
+        if (!used[i]) values[i] = expected[i];
+    }
+    int32_t *taken = values;
+    values = NULL;
+    return assay_fixture_replace(ctx, candidate, entry->spec.path, NULL, taken);
+}
+
 static assay_status take_unused(assay_context *ctx, const assay_tensor_entry *entry, const bool *used,
                                 assay_fixture_reader *golden, assay_fixture_reader *candidate)
 {
@@ -79,7 +97,8 @@ cleanup:
 /* A result of which some rows may belong to nothing; a choice of experts is judged by itself. */
 static bool has_unused_rows(const assay_tensor_entry *entry)
 {
-    return entry->unused_row_axes > 0 && assay_role_is_result(entry->spec.role) && entry->spec.type != ASSAY_INT32;
+    const bool judged = entry->spec.type != ASSAY_INT32 || entry->spec.role == ASSAY_ROLE_OUTPUT;
+    return entry->unused_row_axes > 0 && assay_role_is_result(entry->spec.role) && judged;
 }
 
 static bool is_nan(int32_t code)
@@ -117,7 +136,8 @@ assay_status assay_candidate_put_as_golden(assay_context *ctx, const assay_plan 
         if (has_unused_rows(entry)) {
             OWNED bool *used = NULL;
             MUST(plan->operation->used_rows(ctx, plan->c, entry, &given, &used));
-            MUST(take_unused(ctx, entry, used, golden, candidate));
+            MUST((entry->spec.type == ASSAY_INT32 ? take_unused_bytes : take_unused)(ctx, entry, used, golden,
+                                                                                     candidate));
         }
         if (entry->nan_codes)
             MUST(take_nan_codes(ctx, entry->spec.path, assay_shape_count(&entry->spec.shape), golden, candidate));
@@ -136,7 +156,11 @@ assay_status assay_results_take_unused(assay_context *ctx, const assay_plan *pla
         if (!has_unused_rows(entry) || from == NULL || to == NULL) continue;
         OWNED bool *used = NULL;
         MUST(plan->operation->used_rows(ctx, plan->c, entry, &given, &used));
-        take_rows(to->values, from->values, used, to->count, assay_unused_row_width(entry));
+        if (entry->spec.type != ASSAY_INT32)
+            take_rows(to->values, from->values, used, to->count, assay_unused_row_width(entry));
+        for (int64_t j = 0; entry->spec.type == ASSAY_INT32 && j < to->count; j++) {
+            if (!used[j]) to->indices[j] = from->indices[j];
+        }
     }
     return ASSAY_OK;
 }

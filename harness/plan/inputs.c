@@ -143,7 +143,7 @@ static assay_status check_values(assay_context *ctx, const char *origin, const a
 {
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) {
-            if (entry->unused_row_axes > 0 || (entry->infinite && isinf(values[i]))) continue;
+            if (entry->unused_row_axes > 0 || entry->any_number || (entry->infinite && isinf(values[i]))) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: %s[%" PRId64 "] is %g, expected a finite number", origin,
                               entry->spec.path, first + i, values[i]);
         }

@@ -330,6 +330,31 @@ TEST_IN_FOLDER(unused_rows_may_hold_anything)
     close_case(&f);
 }
 
+/* The eighth byte of a token's scales is of nothing; the padding of the page stays as it was. */
+TEST_IN_FOLDER(bytes_of_no_number_may_hold_anything)
+{
+    enum { PAGE = 3456, TOKENS = 5, ROW = 576, OF_SCALES = 8 };
+    moved f;
+    open_case(&f, folder, "cache_append/fp8-model1", NULL);
+    const assay_tensor *slots = assay_tensor_set_find(&f.t.golden, "inputs/slot_mapping");
+    assay_tensor *cache = assay_tensor_set_find(&f.results, "outputs/kv_cache");
+    assert_int_equal(slots->count, 7);
+    assert_int_equal(cache->count, 2 * PAGE);
+    const int64_t slot = slots->indices[0];
+    int32_t *page = cache->indices + slot / TOKENS * PAGE;
+    int32_t *unused = page + TOKENS * ROW + slot % TOKENS * OF_SCALES + 7;
+    *unused ^= 0xff;
+    assay_report report = judged(&f);
+    if (report.verdict != ASSAY_PASS) fail_msg("%s", report.message);
+    assay_report_free(&report);
+    unused[-1] ^= 1;
+    expect(&f, "outputs/kv_cache: 1 of 6912 integers differ");
+    unused[-1] ^= 1;
+    page[PAGE - 1] ^= 1;
+    expect(&f, "outputs/kv_cache: 1 of 6912 integers differ");
+    close_case(&f);
+}
+
 /* For a number beyond e4m3's largest either code of NaN, and no other. */
 TEST_IN_FOLDER(nan_codes_of_either_sign)
 {

@@ -406,11 +406,11 @@ TEST(a_correct_backend_passes)
 {
     assay_context ctx = assay_context_default(1);
     assay_tried tried = start(&ctx, EXAMPLE, NULL);
-    assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 80, .quiet = true};
+    assay_fuzzing f = {.tried = &tried, .seed = 5, .cases = 90, .quiet = true};
     assert_ok(&ctx, assay_fuzz(&ctx, &f));
     assert_int_equal(f.found_count, 0);
-    assert_int_equal(f.drawn, 80);
-    assert_int_equal(f.passed + f.unsupported + f.refused, 80);
+    assert_int_equal(f.drawn, 90);
+    assert_int_equal(f.passed + f.unsupported + f.refused, 90);
     assert_true(f.passed > 20);
     int ran = 0, all = 0;
     assay_fuzz_coverage(&f, &ran, &all);

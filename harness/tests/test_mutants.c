@@ -56,7 +56,7 @@ static const char no_settings[] =
     "num_moe_token_chunks weights_on_shards shard_exp_on_fsdp vocab_size batch_split_factor use_batch_split_schedule "
     "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy lse_layout return_lse cache_length "
     "pagedattn_num_pages pagedattn_tokens_per_page pagedattn_max_pages_per_group pagedattn_page_stride "
-    "block_table_padding kv_layout attn_impl num_kv_splits";
+    "block_table_padding kv_layout attn_impl num_kv_splits kv_cache_dtype kv_cache_split";
 
 static bool is_word(const char *text, const char *word)
 {
@@ -217,8 +217,8 @@ static void try_case(const char *name)
         if (r->required && r->outcome == ASSAY_MUTANT_PASSES)
             fail_msg("%s lets the required mutant %s pass", name, r->mutant->name);
         /* bits cannot become NaN */
-        const bool nothing =
-            (plan->operation->parts & ASSAY_PART_QUANTIZE) && strcmp(r->mutant->name, "nan_results") == 0;
+        const bool nothing = (plan->operation->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE)) &&
+                             strcmp(r->mutant->name, "nan_results") == 0;
         if (r->mutant->always && !nothing) assert_int_equal(r->outcome, ASSAY_MUTANT_DETECTED);
     }
     assay_power_test_free(&found);
@@ -298,9 +298,9 @@ static const struct {
     {"program", "requantise_missing requantise_amax_before_activation requantise_scale_rounding_other "
                 "requantise_tensor_scale_missing"},
     /* bits have no gradients */
-    {"quantize dequantize", "zero_gradients zero_input_gradients negated_gradients gradients_99"},
+    {"quantize dequantize cache_append", "zero_gradients zero_input_gradients negated_gradients gradients_99"},
     /* and what changes numbers changes none of them */
-    {"quantize",
+    {"quantize cache_append",
      "nan_results zero_outputs negated_outputs outputs_1_2^-7 nan_last_element doubled halved "
      "scaled_by_root scaled_1_2^-7 scaled_1_2^-8 rows_reversed rows_shifted columns_swapped halves_swapped "
      "last_row_zero last_row_stale last_tile_zero last_columns_zero last_tile_off truncated stored_coarser"},

@@ -25,7 +25,7 @@ TEST(rows_are_whole)
 /* What is a matter of bits, or serves alone, has no gradient. */
 static bool has_no_gradient(const assay_operation *op)
 {
-    return (op->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_DECODE)) != 0;
+    return (op->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_DECODE | ASSAY_PART_CACHE)) != 0;
 }
 
 /* Whether the case asks for the gradient of everything that has one. */
@@ -84,6 +84,7 @@ static const struct {
     {ASSAY_PART_SORT, "SORT", "outputs/sorted_inputs"},
     {ASSAY_PART_MERGE, "MERGE", "inputs/partial_lse"},
     {ASSAY_PART_DECODE, "DECODE", "inputs/cache_seqlens"},
+    {ASSAY_PART_CACHE, "CACHE", "inputs/slot_mapping"},
     {ASSAY_PART_COMBINE, "COMBINE", "inputs/sorted"},
     {ASSAY_PART_QUANTIZE, "QUANTIZE", "outputs/codes"},
     {ASSAY_PART_DEQUANTIZE, "DEQUANTIZE", "inputs/codes"},

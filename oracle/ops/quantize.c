@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { NIBBLE = 4, MOST_COLUMNS = 128, TILE_ROWS = 128, TILE_COLUMNS = 4, TILE_BAND = 32 };
+enum { NIBBLE = 4, MOST_COLUMNS = 512, TILE_ROWS = 128, TILE_COLUMNS = 4, TILE_BAND = 32 };
 #define LARGEST 0x1.fffffep127 /* of float32 */
 
 /* A product or quotient of two float32 numbers, rounded once: float64 has more than twice the bits. Nothing here depends on
@@ -64,6 +64,8 @@ assay_status assay_quantize_check(assay_context *ctx, const char *prefix, const 
          "true"},
         {config->ties_down && !small, "ties", "down", "even"},
         {!config->saturate && small, "saturate", "false", "true"},
+        {config->divide && config->rule == ASSAY_SCALE_INVERT, "elements", "divide",
+         "multiply, where quant_scale is invert,"},
     };
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         if (!refusals[i].wrong) continue;
@@ -146,6 +148,9 @@ static scale_pair scale_of(const assay_quantize_config *c, double amax, const sc
 {
     const assay_dtype type = c->format->scale;
     double q = assay_dtype_max(c->format->element);
+    if (c->tensor_scale > 0 && !c->format->tensor_scale)
+        return (scale_pair){c->tensor_scale, reciprocal(c->tensor_scale)};
+    if (!isfinite(amax)) return (scale_pair){type == ASSAY_FLOAT32 ? amax : NAN, isnan(amax) ? NAN : 0};
     if (c->format->tensor_scale) {
         const double s = f32(amax * f32(of_tensor->multiplier * f32(1 / q)));
         const double scale = assay_dtype_round(type, fmin(s, assay_dtype_max(type)), false);
@@ -164,20 +169,23 @@ static double largest_of(const assay_quantize_config *c, const double *x, int64_
 {
     double largest = 0;
     for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < columns; j++) largest = fmax(largest, fabs(x[i * c->columns + j]));
+        for (int64_t j = 0; j < columns; j++) {
+            const double size = fabs(x[i * c->columns + j]);
+            if (!(size <= largest) && !isnan(largest)) largest = size;
+        }
     }
     return largest;
 }
 
-static void quantize_row(const assay_quantize_config *c, int64_t count, double multiplier, const double *x,
+static void quantize_row(const assay_quantize_config *c, int64_t count, const scale_pair *s, const double *x,
                          uint8_t codes[MOST_COLUMNS])
 {
     const double most = assay_dtype_max(c->format->element);
     const uint8_t sign = c->format->element == ASSAY_FLOAT4_E2M1FN ? 8 : 0x80;
     double y[MOST_COLUMNS];
     for (int64_t j = 0; j < count; j++) {
-        y[j] = f32(x[j] * multiplier);
-        if (c->saturate) y[j] = copysign(fmin(fabs(y[j]), most), y[j]);
+        y[j] = f32(c->divide && s->multiplier != 0 ? x[j] / s->scale : x[j] * s->multiplier);
+        if (c->saturate && !isnan(y[j])) y[j] = copysign(fmin(fabs(y[j]), most), y[j]);
         if (c->ties_down) y[j] = copysign(nextafter(fabs(y[j]), 0), y[j]); /* what is no tie is rounded as before */
     }
     assay_dtype_encode(c->format->element, count, y, codes);
@@ -197,12 +205,13 @@ static void quantize_rows(const assay_quantize_config *c, int64_t band, const sc
         const int64_t column = block * f->columns;
         const int64_t columns = c->columns - column < f->columns ? c->columns - column : f->columns;
         const double *values = x + first * c->columns + column;
-        const double amax = fmax(largest_of(c, values, rows, columns), c->smallest_amax);
+        const double largest = largest_of(c, values, rows, columns);
+        const double amax = largest < c->smallest_amax ? c->smallest_amax : largest;
         const scale_pair s = scale_of(c, amax, of_tensor);
         scale[assay_quantize_scale_place(c, band, block)] = code_of(f->scale, s.scale);
         for (int64_t i = 0; i < rows; i++) {
             uint8_t bits[MOST_COLUMNS];
-            quantize_row(c, columns, s.multiplier, values + i * c->columns, bits);
+            quantize_row(c, columns, &s, values + i * c->columns, bits);
             int32_t *out = codes + (first + i) * row + (c->pack ? column / 2 : column);
             for (int64_t j = 0; j < columns; j += c->pack ? 2 : 1)
                 *out++ = c->pack ? bits[j] | bits[j + 1] << NIBBLE : bits[j];
@@ -221,7 +230,7 @@ assay_status assay_quantize(assay_context *ctx, int32_t *codes, int32_t *scale, 
     const int64_t bands = assay_block_count(config->rows, config->format->rows), size = config->rows * config->columns;
     scale_pair of_tensor = {1, 1};
     for (int64_t i = 0; i < size; i++) {
-        if (isfinite(x[i])) continue;
+        if (isfinite(x[i]) || config->any_number) continue;
         return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/x[%" PRId64 ",%" PRId64 "] is %g, expected a finite number",
                           i / config->columns, i % config->columns, x[i]);
     }
@@ -249,12 +258,12 @@ void assay_quantize_by(double *numbers, const double *x, int64_t count, double s
 {
     const assay_block_format *f = config->format;
     const bool none = f->scale == ASSAY_FLOAT8_E8M0FNU && scale == 0x1p-127 && !config->subnormal_scale;
-    double multiplier = none ? 0 : reciprocal(scale);
-    if (f->tensor_scale) multiplier = fmin(f32(1 / f32(scale * config->tensor_scale)), LARGEST);
+    scale_pair pair = {scale, none ? 0 : reciprocal(scale)};
+    if (f->tensor_scale) pair.multiplier = fmin(f32(1 / f32(scale * config->tensor_scale)), LARGEST);
     for (int64_t first = 0; first < count; first += MOST_COLUMNS) {
         uint8_t bits[MOST_COLUMNS];
         const int64_t some = count - first < MOST_COLUMNS ? count - first : MOST_COLUMNS;
-        quantize_row(config, some, multiplier, x + first, bits);
+        quantize_row(config, some, &pair, x + first, bits);
         assay_dtype_decode(f->element, some, bits, numbers + first);
     }
 }

@@ -10,7 +10,8 @@
  *   DIVIDE    s = a / q              MULTIPLY  s = a * (1 / q)
  *   INVERT    e = q / a, s = 1 / e; e is at most x's type's largest number; 1 where a = 0
  * s is then rounded to the scale's type: e8m0 UP or DOWN to a power of two; e4m3 to nearest and no larger than 448; float32 as it
- * is, or UP to a power of two (INVERT: e is rounded down). Elements are x * (1 / s), of INVERT x * e, rounded to nearest.
+ * is, or UP to a power of two (INVERT: e is rounded down). Elements are x * (1 / s), with `divide` x / s, of INVERT x * e,
+ * rounded to nearest.
  * 1 / s is at most float32's largest number, and 0 where s is 0; an s of 0 is 2^-127 in e8m0.
  *
  * With a scale of the tensor (INVERT alone), A = max |x| of it: g = min(448 * 6 / A, largest), tensor_scale = 1 / g,
@@ -23,7 +24,8 @@
  *
  * dequantize: y = code * scale (* tensor_scale), exact in float64.
  *
- * Refused: x that is infinite or NaN. Sources: block_format.h. */
+ * Refused: x that is infinite or NaN, unless `any_number` says that they are no numbers of the block either: its scale is then
+ * infinite or NaN (NaN in e8m0), and elements are what x divided by it is. Sources: block_format.h. */
 #pragma once
 
 #include "oracle/base/block_format.h"
@@ -42,9 +44,12 @@ typedef struct assay_quantize_config {
     bool negative_zero;      /* what rounds to 0 keeps its sign */
     bool pack;               /* two codes of e2m1 a byte */
     bool swizzle;            /* scales in tiles of 128 x 4; formats with one row a block */
+    bool divide;             /* elements are x / s */
+    bool any_number;         /* x may be infinite or NaN; formats without a scale of the tensor, not INVERT */
     double smallest_amax;    /* a float32 number */
     double largest_of_input; /* of x's type */
-    double tensor_scale;     /* a float32 number that is given; 0: it follows from x */
+    double tensor_scale;     /* a float32 number that is given, of a format without one the scale of every block; 0: it
+                                follows from x */
 } assay_quantize_config;
 
 /* How the format's own source quantises: the MX specification 6.3 (e8m0: scales rounded down), TransformerEngine

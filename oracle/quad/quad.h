@@ -15,6 +15,7 @@
 #include "oracle/moe/moe.h"
 #include "oracle/moe/permute.h"
 #include "oracle/moe/routing.h"
+#include "oracle/ops/cache_format.h"
 #include "oracle/ops/decode_attention.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm_layout.h"
@@ -114,6 +115,7 @@ quad_form quad_yarn_rope;    /* assay_rope_config */
 quad_form quad_attention;    /* assay_attention_config */
 quad_form quad_merge_states; /* assay_merge_states_config */
 quad_form quad_decode;       /* quad_decode_config */
+quad_form quad_cache_append; /* assay_cache_append_config */
 quad_form quad_mla;          /* quad_mla_config */
 quad_form quad_gqa;          /* quad_gqa_config */
 quad_form quad_stack;        /* assay_stack_config; under the batch-split schedule too, without its events */

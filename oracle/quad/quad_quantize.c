@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <quadmath.h>
+#include <stdio.h>
 
 #include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
@@ -118,6 +119,8 @@ static quad_scale of_e4m3(quad amax, quad q, quad g, quad t)
 
 static quad_scale of_block(const assay_quantize_config *c, quad amax, quad g, quad t)
 {
+    if (c->tensor_scale > 0 && !c->format->tensor_scale)
+        return (quad_scale){float32_bits(c->tensor_scale), fminq(to_float32(1 / (quad)c->tensor_scale), FLT_MAX)};
     const small_type element = small_type_of(c->format->element);
     const bool power = c->rounding != ASSAY_SCALE_NEAREST;
     quad q = element.numbers[element.codes - 1];
@@ -137,6 +140,20 @@ static quad_scale of_block(const assay_quantize_config *c, quad amax, quad g, qu
         return none ? (quad_scale){0, 0} : (quad_scale){float32_bits(ldexpq(1, place)), ldexpq(1, -place)};
     if (none) return (quad_scale){0, c->subnormal_scale ? ldexpq(1, 127) : 0};
     return (quad_scale){place + FLOAT32_BIAS, ldexpq(1, -place)};
+}
+
+/* An element before it becomes a code. */
+static quad scaled(const assay_quantize_config *c, quad x, const quad_scale *s)
+{
+    if (c->divide && s->times != 0) return to_float32(x / number_of_scale(c->format->scale, s->code));
+    return to_float32(x * s->times);
+}
+
+static int32_t element_code(const assay_quantize_config *c, const small_type *element, quad x, const quad_scale *s)
+{
+    const bool saturates = c->saturate || c->format->element == ASSAY_FLOAT4_E2M1FN;
+    const int32_t code = nearest_code(element, scaled(c, x, s), c->ties_down, saturates);
+    return code == element->sign && !c->negative_zero ? 0 : code;
 }
 
 static assay_shape scales_shape(const assay_quantize_config *c)
@@ -178,10 +195,7 @@ void quad_quantize(quad_tape *t, const void *config)
             const int64_t band = i / f->rows, block = j / f->columns, place = i * row + (c->pack ? j / 2 : j);
             const quad found = largest(c, x, band * f->rows, block * f->columns, f->rows, f->columns);
             const quad_scale s = of_block(c, fmaxq(found, c->smallest_amax), g, g == 0 ? 0 : to_float32(1 / g));
-            const quad y = to_float32(x[i * c->columns + j] * s.times);
-            const bool saturates = c->saturate || f->element == ASSAY_FLOAT4_E2M1FN;
-            int32_t code = nearest_code(&element, y, c->ties_down, saturates);
-            if (code == element.sign && !c->negative_zero) code = 0;
+            const int32_t code = element_code(c, &element, x[i * c->columns + j], &s);
             scale[address(c, &shape, band, block)] = s.code;
             codes[place] = c->pack && j % 2 == 1 ? codes[place] + 16 * code : code;
         }
@@ -203,7 +217,7 @@ void quad_requantise_row(const assay_quantize_config *c, int64_t columns, const 
         const quad wide = number_of_scale(f->scale, s.code);
         if (scale != NULL) scale[first / f->columns] = wide;
         for (int64_t j = first; j < end; j++) {
-            const int32_t code = nearest_code(&element, to_float32(h[j] * s.times), c->ties_down, saturates);
+            const int32_t code = nearest_code(&element, scaled(c, h[j], &s), c->ties_down, saturates);
             const bool number = code % element.sign < element.codes;
             const quad size = number ? element.numbers[code % element.sign] : (quad)NAN;
             const quad value = code >= element.sign ? -size : size;
@@ -233,4 +247,136 @@ void quad_dequantize(quad_tape *t, const void *config)
         y[i] = bytes == NULL ? codes[i] : nibble >= 8 ? -number : number;
         y[i] *= scale[block] * (of_tensor == NULL ? 1 : *of_tensor);
     }
+}
+
+/* --- caches --- */
+
+/* One tensor of bytes that tokens go to: how many bytes lie where. */
+typedef struct quad_cache {
+    const assay_cache_config *c;
+    int bits, scale_size; /* of a code, in bits; of a scale, in bytes; 0: there is none */
+    int64_t block, blocks, of_scales, row, page, page_scales;
+} quad_cache;
+
+static quad_cache quad_cache_of(const assay_cache_config *c)
+{
+    const assay_cache_format *f = c->format;
+    quad_cache q = {.c = c,
+                    .bits = f->block.element == ASSAY_BFLOAT16        ? 16
+                            : f->block.element == ASSAY_FLOAT4_E2M1FN ? 4
+                                                                      : 8};
+    q.block = f->block.columns > 0 ? f->block.columns : c->columns;
+    q.blocks = (c->columns + q.block - 1) / q.block;
+    if (f->scales == ASSAY_CACHE_IN_ROW || f->scales == ASSAY_CACHE_BEHIND || f->scales == ASSAY_CACHE_APART)
+        q.scale_size = f->block.scale == ASSAY_FLOAT32 ? 4 : 1;
+    q.of_scales = (q.blocks * q.scale_size + f->scale_multiple - 1) / f->scale_multiple * f->scale_multiple;
+    q.row = c->columns * q.bits / 8 + 2 * c->rope + (f->scales == ASSAY_CACHE_IN_ROW ? q.of_scales : 0);
+    const int64_t rows = c->stride * c->heads;
+    q.page = rows * (q.row + (f->scales == ASSAY_CACHE_BEHIND ? q.of_scales : 0));
+    q.page = (q.page + f->page_multiple - 1) / f->page_multiple * f->page_multiple;
+    q.page_scales = f->scales == ASSAY_CACHE_APART ? rows * q.of_scales : 0;
+    return q;
+}
+
+/* To nearest, ties to even, from the bits of a float32 number. */
+static void put_bfloat16(quad x, int32_t *to)
+{
+    const uint32_t bits = (uint32_t)float32_bits(fabsq(x)), half = 0x7fff + (bits >> 16 & 1);
+    const uint32_t rounded = ((bits + half) >> 16) | (signbitq(x) ? 0x8000u : 0);
+    to[0] = (int32_t)(rounded % 256);
+    to[1] = (int32_t)(rounded / 256);
+}
+
+typedef struct cache_row {
+    int32_t *codes, *rope, *scales;
+} cache_row;
+
+static cache_row row_at(const quad_cache *q, int64_t slot, int64_t head, int32_t *bytes, int32_t *scales)
+{
+    const assay_cache_config *c = q->c;
+    const int64_t token = slot % c->tokens, page = slot / c->tokens;
+    const int64_t row = c->heads_first ? head * c->stride + token : token * c->heads + head;
+    int32_t *begin = bytes + page * q->page;
+    cache_row r = {.codes = begin + row * q->row};
+    r.rope = r.codes + q->row - 2 * c->rope;
+    r.scales = r.rope - q->of_scales;
+    if (c->format->scales == ASSAY_CACHE_BEHIND) r.scales = begin + c->stride * c->heads * q->row + row * q->of_scales;
+    if (c->format->scales == ASSAY_CACHE_APART) r.scales = scales + page * q->page_scales + row * q->of_scales;
+    return r;
+}
+
+static void put_block(const quad_cache *q, const assay_quantize_config *rules, int64_t block, const quad *x,
+                      const cache_row *row)
+{
+    const small_type element = small_type_of(rules->format->element);
+    const int64_t first = block * q->block, columns = q->c->columns;
+    const int64_t end = first + q->block < columns ? first + q->block : columns;
+    const quad t = rules->format->tensor_scale ? rules->tensor_scale : 0, g = t == 0 ? 0 : to_float32(1 / t);
+    quad amax = rules->smallest_amax;
+    for (int64_t j = first; j < end; j++) amax = fmaxq(amax, fabsq(x[j]));
+    const quad_scale s = of_block(rules, amax, g, t);
+    for (int i = 0; i < q->scale_size; i++)
+        row->scales[block * q->scale_size + i] = (int32_t)((uint32_t)s.code >> (8 * i)) & 255;
+    for (int64_t j = first; j < end; j++) {
+        const int32_t code = element_code(rules, &element, x[j], &s);
+        if (q->bits == 8) row->codes[j] = code;
+        if (q->bits == 4) row->codes[j / 2] = j % 2 == 0 ? code : row->codes[j / 2] + 16 * code;
+    }
+}
+
+/* The tensor of this name under inputs/, [rows,columns]. */
+static const quad *given_under(quad_tape *t, const char *name, int64_t rows, int64_t columns)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "inputs/%s", name);
+    return quad_values(t, quad_given_optional(t, path, rows, columns));
+}
+
+static int32_t *bytes_as_given(quad_tape *t, const char *name, int64_t pages, int64_t bytes)
+{
+    char path[ASSAY_PATH_SIZE];
+    if (bytes == 0) return NULL;
+    snprintf(path, sizeof path, "inputs/%s", name);
+    const int32_t *given = quad_given_indices(t, path, pages * bytes);
+    snprintf(path, sizeof path, "outputs/%s", name);
+    int32_t *to = quad_put_indices(t, path, assay_shape_of(2, pages, bytes));
+    for (int64_t i = 0; t->status == ASSAY_OK && i < pages * bytes; i++) to[i] = given[i];
+    return to;
+}
+
+static void append_stream(quad_tape *t, const assay_cache_stream *s, int64_t tokens)
+{
+    const assay_cache_config *c = &s->cache;
+    const assay_cache_format *f = c->format;
+    const quad_cache q = quad_cache_of(c);
+    const int64_t width = c->heads * s->first_columns, scales = f->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
+    const quad *x = given_under(t, s->numbers, tokens, width);
+    const quad *second = s->second == NULL ? NULL : given_under(t, s->second, tokens, s->second_columns);
+    const quad *scale = given_under(t, s->scale, 1, scales);
+    const int32_t *slots = quad_given_indices(t, "inputs/slot_mapping", tokens);
+    int32_t *bytes = bytes_as_given(t, s->bytes, c->pages, q.page);
+    int32_t *of_scales = bytes_as_given(t, s->scales, c->pages, q.page_scales);
+    quad *numbers = quad_keep(t, c->columns, sizeof *numbers);
+    assay_quantize_config rules = c->rules;
+    assay_block_format format = f->block;
+    rules.format = &format;
+    if (t->status != ASSAY_OK) return;
+    for (int64_t i = 0; i < tokens * c->heads; i++) {
+        const int64_t token = i / c->heads, head = i % c->heads;
+        if (slots[token] < 0) continue;
+        const cache_row row = row_at(&q, slots[token], head, bytes, of_scales);
+        if (scale != NULL) rules.tensor_scale = (double)scale[scales > 1 ? head : 0];
+        for (int64_t j = 0; j < c->columns; j++)
+            numbers[j] = j < s->first_columns ? x[i * s->first_columns + j]
+                                              : second[token * s->second_columns + j - s->first_columns];
+        for (int64_t j = 0; q.bits == 16 && j < c->columns; j++) put_bfloat16(numbers[j], row.codes + 2 * j);
+        for (int64_t b = 0; q.bits < 16 && b < q.blocks; b++) put_block(&q, &rules, b, numbers, &row);
+        for (int64_t j = 0; j < c->rope; j++) put_bfloat16(second[token * c->rope + j], row.rope + 2 * j);
+    }
+}
+
+void quad_cache_append(quad_tape *t, const void *config)
+{
+    const assay_cache_append_config *c = config;
+    for (int64_t i = 0; i < c->stream_count; i++) append_stream(t, &c->streams[i], c->tokens);
 }

@@ -112,7 +112,10 @@ def quantize(s, x):
         found["tensor_scale"] = (ONE / g).reshape(1).view(np.int32)
     else:
         code, times = scales_of(s, kind, scales, amax)
-    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(blocks.shape[0] * rows, -1)[:x.shape[0], :x.shape[1]]
+    y = blocks * times.astype(np.float32)[:, None, :, None]
+    if s["quant_elements"] == "divide" and not s["quant_format"].startswith("nvfp4"):
+        y = np.where(y == 0, y, blocks / scale_numbers(scales, code.view(np.float32) if scales == "f32" else code)[:, None, :, None])
+    y = y.reshape(blocks.shape[0] * rows, -1)[:x.shape[0], :x.shape[1]]
     codes = codes_of(kind, y, s["quant_ties"] == "down", s.true("quant_saturate"))
     if not s.true("quant_negative_zero"):
         codes = np.where(codes == (8 if kind == "e2m1" else 128), 0, codes)

@@ -4,6 +4,7 @@ import numpy as np
 from batch_split import run_function
 from kernels_attention import attention, decode, gqa, merge_states, mla, rope, softmax_scale, window_of
 from kernels_basic import GatedMlp, grouped_product, permute, layer_norm, rms_norm, unpermute
+from kernels_cache import cache_append
 from kernels_moe import Router, expert_checkpoints, gradient_checkpoints, moe
 from kernels_quantize import Operand, dequantize, operands, quantize
 from programs import run_program
@@ -250,9 +251,13 @@ def run_dequantize(ar, s, t):
     return {"outputs/y": dequantize(s, t["inputs/codes"], t["inputs/scale"], t.get("inputs/tensor_scale"), ar.float)}
 
 
+def run_cache_append(ar, s, t):
+    return cache_append(s, t)
+
+
 OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,
               "routing": run_routing, "mlp": run_mlp, "moe": run_moe, "yarn_rope": run_rope, "attention": run_attention, "merge_states": run_merge_states,
-              "mla_decode": run_mla_decode, "gqa_decode": run_gqa_decode,
+              "mla_decode": run_mla_decode, "gqa_decode": run_gqa_decode, "cache_append": run_cache_append,
               "mla": run_mla, "gqa": run_gqa, "deepseek_layer": run_stack, "deepseek_stack": run_stack,
               "decoder_layer": run_stack, "decoder_stack": run_stack, "batch_split": run_function}
 

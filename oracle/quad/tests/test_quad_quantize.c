@@ -89,3 +89,30 @@ TEST(back)
     assert_result(&c, "outputs/y", 4, (double[]){-36, -3, 0.75, 1.5}, 0);
     case_end(&c);
 }
+
+/* One token into the second of two rows, whose scales lie behind them: 6 / 448 is no power of two. */
+TEST(a_page_of_an_indexer)
+{
+    quad_case c;
+    static double x[4] = {6, -3, 0, 0.5};
+    assay_cache_append_config config = {.tokens = 1, .stream_count = 1};
+    assay_cache_stream *s = config.streams;
+    *s = (assay_cache_stream){.numbers = "key", .bytes = "key_cache", .scales = "s", .scale = "k", .first_columns = 4};
+    s->cache = (assay_cache_config){.format = assay_cache_format_by_name("fp8_indexer"),
+                                    .pages = 1,
+                                    .tokens = 2,
+                                    .stride = 2,
+                                    .heads = 1,
+                                    .columns = 4};
+    s->cache.rules = assay_quantize_default(&s->cache.format->block, 1, 4);
+    case_start(&c, 1);
+    case_values(&c, "inputs/key", x, DIMS(1, 4));
+    case_indices(&c, "inputs/slot_mapping", (int32_t[]){1}, DIMS(1));
+    case_indices(&c, "inputs/key_cache", (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
+                 DIMS(1, 16));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_cache_append, &config));
+    /* 0.5 * 448 / 6 is 37.3, 36 in e4m3; 6 / 448 is 0x3c5b6db7 */
+    assert_indices(&c, "outputs/key_cache", 16,
+                   (int32_t[]){1, 2, 3, 4, 0x7e, 0xf6, 0, 0x61, 9, 10, 11, 12, 0xb7, 0x6d, 0x5b, 0x3c});
+    case_end(&c);
+}

@@ -1,0 +1,327 @@
+#include "oracle/ops/cache_format.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "oracle/base/memory.h"
+#include "oracle/base/step_change.h"
+
+enum { BFLOAT16_BYTES = 2, LONGEST_BLOCK = 512 };
+
+#define E4M3 ASSAY_FLOAT8_E4M3FN
+#define E2M1 ASSAY_FLOAT4_E2M1FN
+#define E8M0 ASSAY_FLOAT8_E8M0FNU
+
+/* name, element, scale, columns of a block, whether the tensor has a scale too, where the scales lie, of what,
+ * plain rope, multiples of a token's scales and of pages */
+#define FORMATS(X)                                                                                                     \
+    X("bfloat16", ASSAY_BFLOAT16, ASSAY_FLOAT32, 0, false, ASSAY_CACHE_NO_SCALES, ASSAY_CACHE_ANY, true, 1, 1)         \
+    X("fp8_ds_mla", E4M3, ASSAY_FLOAT32, 128, false, ASSAY_CACHE_IN_ROW, ASSAY_CACHE_LATENT, true, 1, 1)               \
+    X("fp8_model1", E4M3, E8M0, 64, false, ASSAY_CACHE_BEHIND, ASSAY_CACHE_LATENT, true, 8, 576)                       \
+    X("fp8_indexer", E4M3, ASSAY_FLOAT32, 128, false, ASSAY_CACHE_BEHIND, ASSAY_CACHE_KEYS, false, 1, 1)               \
+    X("fp4_indexer", E2M1, E8M0, 32, false, ASSAY_CACHE_BEHIND, ASSAY_CACHE_KEYS, false, 4, 1)                         \
+    X("fp8_e4m3", E4M3, ASSAY_FLOAT32, 0, false, ASSAY_CACHE_OF_TENSOR, ASSAY_CACHE_ANY, false, 1, 1)                  \
+    X("fp8_e4m3_per_head", E4M3, ASSAY_FLOAT32, 0, false, ASSAY_CACHE_OF_HEAD, ASSAY_CACHE_ANY, false, 1, 1)           \
+    X("fp8_e4m3_per_token", E4M3, ASSAY_FLOAT32, 0, false, ASSAY_CACHE_APART, ASSAY_CACHE_ANY, false, 1, 1)            \
+    X("mxfp8", E4M3, E8M0, 32, false, ASSAY_CACHE_APART, ASSAY_CACHE_ANY, false, 1, 1)                                 \
+    X("nvfp4", E2M1, E4M3, 16, true, ASSAY_CACHE_APART, ASSAY_CACHE_ANY, false, 1, 1)
+
+const char *const assay_cache_format_names[] = {"auto",
+#define X(name, ...) name,
+                                                FORMATS(X)
+#undef X
+                                                    NULL};
+
+const assay_cache_format *assay_cache_format_by_name(const char *name)
+{
+    static const assay_cache_format formats[] = {
+#define X(name, element, scale, columns, of_tensor, scales, kind, plain, scale_multiple, page_multiple)                \
+    {{name, element, scale, 1, columns, of_tensor}, scales, kind, plain, scale_multiple, page_multiple},
+        FORMATS(X)
+#undef X
+    };
+    if (strcmp(name, assay_cache_format_names[0]) == 0) return formats;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        if (strcmp(name, formats[i].block.name) == 0) return &formats[i];
+    }
+    return NULL;
+}
+
+/* --- where bytes lie --- */
+
+static int64_t rounded_up(int64_t bytes, int64_t multiple)
+{
+    return (bytes + multiple - 1) / multiple * multiple;
+}
+
+static int64_t code_bytes(const assay_cache_config *c)
+{
+    const assay_dtype element = c->format->block.element;
+    if (element == ASSAY_BFLOAT16) return c->columns * BFLOAT16_BYTES;
+    return element == E2M1 ? c->columns / 2 : c->columns;
+}
+
+static int64_t scale_bytes(const assay_cache_config *c)
+{
+    const assay_block_format *f = &c->format->block;
+    const assay_cache_scales at = c->format->scales;
+    if (at != ASSAY_CACHE_IN_ROW && at != ASSAY_CACHE_BEHIND && at != ASSAY_CACHE_APART) return 0;
+    const int64_t blocks = f->columns == 0 ? 1 : assay_block_count(c->columns, f->columns);
+    return blocks * (f->scale == ASSAY_FLOAT32 ? (int64_t)sizeof(float) : 1);
+}
+
+static int64_t all_scale_bytes(const assay_cache_config *c)
+{
+    return rounded_up(scale_bytes(c), c->format->scale_multiple);
+}
+
+static int64_t row_bytes(const assay_cache_config *c)
+{
+    const int64_t in_row = c->format->scales == ASSAY_CACHE_IN_ROW ? all_scale_bytes(c) : 0;
+    return code_bytes(c) + in_row + c->rope * BFLOAT16_BYTES;
+}
+
+int64_t assay_cache_page_bytes(const assay_cache_config *c)
+{
+    const int64_t behind = c->format->scales == ASSAY_CACHE_BEHIND ? all_scale_bytes(c) : 0;
+    return rounded_up(c->stride * c->heads * (row_bytes(c) + behind), c->format->page_multiple);
+}
+
+int64_t assay_cache_page_scales(const assay_cache_config *c)
+{
+    return c->format->scales == ASSAY_CACHE_APART ? c->stride * c->heads * all_scale_bytes(c) : 0;
+}
+
+assay_cache_row assay_cache_row_of(const assay_cache_config *c, int64_t token, int64_t head)
+{
+    const int64_t row = c->heads_first ? head * c->stride + token : token * c->heads + head;
+    const int64_t codes = row * row_bytes(c), scales = row * all_scale_bytes(c);
+    assay_cache_row r = {.codes = codes, .scale_bytes = scale_bytes(c)};
+    r.unused_bytes = all_scale_bytes(c) - r.scale_bytes;
+    r.rope = codes + row_bytes(c) - c->rope * BFLOAT16_BYTES;
+    r.scales = scales;
+    if (c->format->scales == ASSAY_CACHE_IN_ROW) r.scales = codes + code_bytes(c);
+    if (c->format->scales == ASSAY_CACHE_BEHIND) r.scales = c->stride * c->heads * row_bytes(c) + scales;
+    return r;
+}
+
+/* --- what is refused --- */
+
+assay_status assay_cache_check(assay_context *ctx, const assay_cache_config *c)
+{
+    const assay_cache_format *f = c->format;
+    const char *name = f->block.name;
+    const int64_t most = (INT64_C(1) << 31) / c->pages;
+    if (c->stride < c->tokens)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "pagedattn_page_stride is %" PRId64 ", expected %" PRId64 " or more",
+                          c->stride, c->tokens);
+    if (f->scales == ASSAY_CACHE_BEHIND && c->stride != c->tokens)
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "pagedattn_page_stride is %" PRId64 ", expected 0: scales of %s lie behind the rows",
+                          c->stride, name);
+    if (f->block.element == E2M1 && c->columns % 2 != 0)
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "rows have %" PRId64 " numbers, expected an even number: two of %s are a byte", c->columns,
+                          name);
+    if (f->block.columns == 0 && f->block.element == E4M3 && c->columns > LONGEST_BLOCK)
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "rows have %" PRId64 " numbers, expected at most %d with %s",
+                          c->columns, LONGEST_BLOCK, name);
+    if (!(row_bytes(c) <= most && assay_cache_page_bytes(c) <= most))
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "the pages have more than 2^31 bytes");
+    if (f->block.element == ASSAY_BFLOAT16) return ASSAY_OK;
+    assay_quantize_config rules = c->rules;
+    rules.format = &f->block;
+    return assay_quantize_check(ctx, "quant_", &rules);
+}
+
+assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_config *c, int64_t count,
+                                     const int32_t *slots)
+{
+    const int64_t all = c->pages * c->tokens;
+    OWNED bool *taken = NULL;
+    MUST(assay_alloc(ctx, "slots that are taken", all, sizeof *taken, &taken));
+    memset(taken, 0, (size_t)all * sizeof *taken);
+    for (int64_t i = 0; i < count; i++) {
+        if (slots[i] < 0) continue;
+        if (slots[i] >= all)
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "inputs/slot_mapping[%" PRId64 "] is %d, expected less than %" PRId64, i, slots[i], all);
+        if (taken[slots[i]])
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "inputs/slot_mapping[%" PRId64 "] is %d, which another token has, too", i, slots[i]);
+        taken[slots[i]] = true;
+    }
+    return ASSAY_OK;
+}
+
+/* --- what mutants change --- */
+
+#define PLAIN_ROPE (c->rope > 0 && c->format->block.element != ASSAY_BFLOAT16)
+#define QUANTISED (c->format->block.element != ASSAY_BFLOAT16)
+#define GIVEN (c->format->scales == ASSAY_CACHE_OF_TENSOR || c->format->scales == ASSAY_CACHE_OF_HEAD)
+#define CHANGE_TABLE(X)                                                                                                \
+    X(NEXT_SLOT, "next slot", true)                                                                                    \
+    X(SKIPPED_TO_LAST, "skipped slots", true) /* go to the last one, as index -1 does */                               \
+    X(PAGE_CLEARED, "page cleared", true)     /* when a token comes to it */                                           \
+    X(NO_STRIDE, "no stride", c->stride > c->tokens)                                                                   \
+    X(OTHER_LAYOUT, "other layout", c->heads > 1 && c->tokens > 1)                                                     \
+    X(ROPE_FIRST, "rope first", c->rope > 0)                                                                           \
+    X(ROPE_QUANTISED, "rope quantised", PLAIN_ROPE)                                                                    \
+    X(ROWS_WITH_SCALES, "rows with scales", c->format->scales == ASSAY_CACHE_BEHIND && c->tokens > 1)                  \
+    X(SCALES_ROLLED, "scales rolled", c->format->block.columns > 0 && c->columns > c->format->block.columns)           \
+    X(SCALES_AS_E8M0, "scales as e8m0", c->format->block.scale == ASSAY_FLOAT32 && QUANTISED && !GIVEN)                \
+    X(SCALES_INVERTED, "scales inverted", c->format->block.scale == ASSAY_FLOAT32 && QUANTISED && !GIVEN)              \
+    X(SCALE_OF_FIRST_HEAD, "scale of the first head", c->format->scales == ASSAY_CACHE_OF_HEAD && c->heads > 1)        \
+    X(GIVEN_MULTIPLIED, "given scale multiplied", GIVEN)                                                               \
+    X(GIVEN_IGNORED, "given scale ignored", GIVEN)
+
+typedef enum cache_change {
+    NOTHING,
+#define X(name, word, applies) name,
+    CHANGE_TABLE(X)
+#undef X
+} cache_change;
+
+static cache_change change_of(const assay_context *ctx, const assay_cache_config *c)
+{
+#define X(name, word, applies)                                                                                         \
+    if ((applies) && assay_step_is_changed(ctx, word, NULL)) return name;
+    CHANGE_TABLE(X)
+#undef X
+    return NOTHING;
+}
+
+/* The slot that a token goes to; below 0: none. */
+static int64_t slot_of(const assay_cache_config *c, cache_change change, int32_t slot)
+{
+    const int64_t all = c->pages * c->tokens;
+    if (slot < 0) return change == SKIPPED_TO_LAST ? all - 1 : -1;
+    return change == NEXT_SLOT ? (slot + 1) % all : slot;
+}
+
+static assay_cache_row changed_row(const assay_cache_config *c, cache_change change, int64_t token, int64_t head)
+{
+    assay_cache_config other = *c;
+    if (change == OTHER_LAYOUT) other.heads_first = !c->heads_first;
+    assay_cache_row row = assay_cache_row_of(&other, token, head);
+    if (change == ROWS_WITH_SCALES) {
+        row.codes = token * (row_bytes(c) + all_scale_bytes(c));
+        row.rope = row.codes + code_bytes(c);
+        row.scales = row.codes + row_bytes(c);
+    }
+    if (change == ROPE_FIRST) {
+        const int64_t before = row.rope - row.codes;
+        row.rope = row.codes;
+        row.codes += c->rope * BFLOAT16_BYTES;
+        if (c->format->scales == ASSAY_CACHE_IN_ROW)
+            row.scales = row.rope + before + c->rope * BFLOAT16_BYTES - row.scale_bytes;
+    }
+    return row;
+}
+
+static double changed_scale(cache_change change, const double *scale, int64_t head)
+{
+    if (change == GIVEN_IGNORED) return 1;
+    if (change == GIVEN_MULTIPLIED) return assay_dtype_round(ASSAY_FLOAT32, 1 / scale[head], false);
+    return scale[change == SCALE_OF_FIRST_HEAD ? 0 : head];
+}
+
+static void change_scales(cache_change change, int64_t count, int32_t *scales)
+{
+    const int32_t first = scales[0];
+    for (int64_t i = 0; i < count; i++) {
+        float number = 0;
+        memcpy(&number, &scales[i], sizeof number);
+        number = 1 / number;
+        if (change == SCALES_ROLLED) scales[i] = i + 1 < count ? scales[i + 1] : first;
+        if (change == SCALES_AS_E8M0) scales[i] &= 0x7f800000;
+        if (change == SCALES_INVERTED) memcpy(&scales[i], &number, sizeof number);
+    }
+}
+
+/* --- writing --- */
+
+static void put_bytes(int32_t *to, uint32_t bits, int bytes)
+{
+    for (int i = 0; i < bytes; i++) to[i] = (int32_t)(bits >> (8 * i) & 0xff);
+}
+
+static void put_bfloat16(int32_t *to, int64_t count, const double *numbers, bool quantised)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double number = quantised ? assay_dtype_round(E4M3, numbers[i], true) : numbers[i];
+        uint16_t bits = 0;
+        assay_dtype_encode(ASSAY_BFLOAT16, 1, &number, &bits);
+        put_bytes(to + i * BFLOAT16_BYTES, bits, BFLOAT16_BYTES);
+    }
+}
+
+/* Rows of a cache, and what one is quantised to before it lies where it belongs. */
+typedef struct row_writer {
+    const assay_cache_config *config;
+    assay_quantize_config rules;
+    assay_block_format block;
+    cache_change change;
+    int32_t *codes, *scales;
+} row_writer;
+
+static assay_status put_codes(assay_context *ctx, const row_writer *w, const double *numbers,
+                              const assay_cache_row *row, int32_t *page, int32_t *scales)
+{
+    const int size = w->block.scale == ASSAY_FLOAT32 ? (int)sizeof(float) : 1;
+    const int64_t count = row->scale_bytes / size;
+    int32_t of_tensor = 0;
+    MUST(assay_quantize(ctx, w->codes, w->scales, &of_tensor, numbers, &w->rules));
+    memcpy(page + row->codes, w->codes, (size_t)code_bytes(w->config) * sizeof *page);
+    if (w->change != NOTHING) change_scales(w->change, count, w->scales);
+    for (int64_t i = 0; i < count; i++) put_bytes(scales + row->scales + i * size, (uint32_t)w->scales[i], size);
+    return ASSAY_OK;
+}
+
+static assay_status put_token(assay_context *ctx, row_writer *w, const assay_cache_tokens *t, int64_t token,
+                              int64_t slot, int32_t *page, int32_t *scales)
+{
+    const assay_cache_config *c = w->config;
+    for (int64_t head = 0; head < c->heads; head++) {
+        const assay_cache_row row = changed_row(c, w->change, slot, head);
+        const double *numbers = t->numbers + (token * c->heads + head) * c->columns;
+        if (t->scale != NULL)
+            w->rules.tensor_scale =
+                changed_scale(w->change, t->scale, c->format->scales == ASSAY_CACHE_OF_HEAD ? head : 0);
+        if (w->block.element == ASSAY_BFLOAT16) put_bfloat16(page + row.codes, c->columns, numbers, false);
+        if (w->block.element != ASSAY_BFLOAT16) MUST(put_codes(ctx, w, numbers, &row, page, scales));
+        if (c->rope > 0) put_bfloat16(page + row.rope, c->rope, t->rope + token * c->rope, w->change == ROPE_QUANTISED);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *scales, const assay_cache_tokens *t,
+                                const assay_cache_config *c)
+{
+    const bool apart = c->format->scales == ASSAY_CACHE_APART;
+    row_writer w = {.config = c, .rules = c->rules, .block = c->format->block, .change = change_of(ctx, c)};
+    int64_t page_bytes = assay_cache_page_bytes(c);
+    OWNED int32_t *codes = NULL;
+    OWNED int32_t *row_scales = NULL;
+    MUST(assay_cache_check_slots(ctx, c, t->count, t->slots));
+    MUST(assay_alloc_i32(ctx, "codes", c->columns, &codes));
+    MUST(assay_alloc_i32(ctx, "scales", c->columns, &row_scales));
+    if (w.block.columns == 0) w.block.columns = c->columns;
+    if (w.change == NO_STRIDE) page_bytes = page_bytes / c->stride * c->tokens;
+    w.rules.rows = 1;
+    w.rules.columns = c->columns;
+    w.rules.format = &w.block;
+    w.rules.pack = w.block.element == E2M1;
+    w.codes = codes;
+    w.scales = row_scales;
+    for (int64_t i = 0; i < t->count; i++) {
+        const int64_t slot = slot_of(c, w.change, t->slots[i]);
+        if (slot < 0) continue;
+        int32_t *page = bytes + slot / c->tokens * page_bytes;
+        int32_t *of_page = apart ? scales + slot / c->tokens * assay_cache_page_scales(c) : page;
+        if (w.change == PAGE_CLEARED) memset(page, 0, (size_t)page_bytes * sizeof *page);
+        MUST(put_token(ctx, &w, t, i, slot % c->tokens, page, of_page));
+    }
+    return ASSAY_OK;
+}
