@@ -298,16 +298,40 @@ static assay_decode_inputs inputs_of(const assay_work *w, const assay_decode_con
                                  .sinks = assay_f64(w, "weights/sinks")};
 }
 
+/* Of the keys in the length of a sequence; `numbers` of a row. */
+static assay_status check_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
+                                 const char *path, const double *cache, int64_t numbers)
+{
+    for (int64_t i = 0; i < d->batch * d->kv_heads; i++) {
+        const int64_t b = i / d->kv_heads;
+        for (int64_t key = 0; key < in->cache_seqlens[b] && cache != NULL; key++) {
+            const double *row = cache + assay_decode_row(d, in->block_table, b, i % d->kv_heads, key) * numbers;
+            bool finite = true;
+            for (int64_t n = 0; n < numbers; n++) finite &= isfinite(row[n]) != 0;
+            if (finite) continue;
+            return assay_fail(ctx, ASSAY_BAD_INPUT,
+                              "%s: key %" PRId64 " of sequence %" PRId64
+                              " holds NaN or an infinity, expected finite numbers: it lies in the sequence's length",
+                              path, key, b);
+        }
+    }
+    return ASSAY_OK;
+}
+
 static assay_status forward(assay_context *ctx, const assay_work *w)
 {
     const assay_decode_config *d = decode_of(w->config);
     const assay_decode_inputs in = inputs_of(w, d);
+    const char *path = d->latent ? "inputs/kv_cache" : "inputs/key_cache";
     const assay_decode_call call = {.config = d,
                                     .in = &in,
                                     .attention_out = assay_f64(w, "outputs/attention_out"),
                                     .lse = assay_f64(w, "outputs/lse"),
                                     .partial_out = assay_f64(w, "checkpoints/partial_out"),
                                     .partial_lse = assay_f64(w, "checkpoints/partial_lse")};
+    MUST(assay_decode_check_table(ctx, d, in.block_table, in.cache_seqlens));
+    MUST(check_cached(ctx, d, &in, path, in.key_cache, d->width));
+    MUST(check_cached(ctx, d, &in, "inputs/value_cache", in.value_cache, d->v_dim));
     MUST(assay_decode_attend(ctx, &call));
     return d->splits > 0 ? merge(ctx, w, &call) : ASSAY_OK;
 }

@@ -172,7 +172,7 @@ typedef struct decode_rows {
     int64_t begin, end;   /* of the keys that any of them sees */
     decode_change change;
     double *query;    /* [count,W] */
-    double *keys;     /* [KEYS,W]: rows of the cache, one block after the other */
+    double *keys;     /* [KEYS,W or V]: rows of the cache, one block after the other */
     double *p;        /* [count,end-begin] */
     double *out;      /* [count,V] */
     double *divisors; /* [splits or 1,ROWS] */
@@ -427,14 +427,14 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
                            const double *query, double *out, double *lse)
 {
     const int64_t group = group_of(c), rows = c->sequence * group, block = rows < ROWS ? rows : ROWS;
-    const int64_t parts = c->splits > 0 ? c->splits : 1;
+    const int64_t parts = c->splits > 0 ? c->splits : 1, widest = c->width > c->v_dim ? c->width : c->v_dim;
     decode_rows each = {.config = c, .in = in, .change = change_of(ctx, c)};
     int64_t longest = 1;
     OWNED double *scratch = NULL;
     OWNED double *p = NULL;
     for (; each.sequence < c->batch; each.sequence++) longest = length_of(&each) > longest ? length_of(&each) : longest;
     MUST(assay_alloc_f64(ctx, "scores", block * longest, &p));
-    MUST(assay_alloc_f64(ctx, "scratch of attention", block * (c->width + c->v_dim) + KEYS * c->width + parts * ROWS,
+    MUST(assay_alloc_f64(ctx, "scratch of attention", block * (c->width + c->v_dim) + KEYS * widest + parts * ROWS,
                          &scratch));
     for (int64_t unit = 0; unit < c->batch * c->kv_heads; unit++) {
         for (int64_t first = 0; first < rows; first += block) {
@@ -448,7 +448,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
                              .query = scratch,
                              .keys = scratch + block * c->width,
                              .p = p};
-            r.out = r.keys + KEYS * c->width;
+            r.out = r.keys + KEYS * widest;
             r.divisors = r.out + block * c->v_dim;
             r.begin = keys_begin(&r, token_of(&r, 0));
             r.end = keys_end(&r, token_of(&r, r.count - 1));
@@ -456,6 +456,38 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
         }
     }
     return ASSAY_OK;
+}
+
+/* Partial results become the whole, lse [B,N,S]. */
+static assay_status merge_splits(assay_context *ctx, const assay_decode_config *c, const double *sinks,
+                                 const double *partial_out, const double *partial_lse, double *out, double *lse)
+{
+    const assay_merge_states_config config = {.states = c->splits,
+                                              .batch = c->batch,
+                                              .sequence = c->sequence,
+                                              .heads = c->heads,
+                                              .v_dim = c->v_dim,
+                                              .base_2 = c->base_2,
+                                              .empty_row = c->empty_row};
+    const assay_merge_states_inputs in = {partial_out, partial_lse, sinks};
+    const assay_merge_states_call merge = {.config = &config, .in = &in, .attention_out = out, .lse = lse};
+    return assay_merge_states_forward(ctx, &merge);
+}
+
+/* A kernel may have splits of its own, whose results it stores, where none are named: some of the emulated runs do. */
+static assay_status attend_whole(assay_context *ctx, const assay_decode_config *c, const assay_decode_inputs *in,
+                                 const double *query, double *out, double *lse)
+{
+    const int64_t rows = c->batch * c->sequence * c->heads;
+    assay_decode_config split = *c;
+    OWNED double *partial_out = NULL;
+    OWNED double *partial_lse = NULL;
+    if (!assay_takes_third_form_at(ctx, 0)) return attend(ctx, c, in, query, out, lse);
+    split.splits = 2 + assay_drawn_at(ctx, 0, 2);
+    MUST(assay_alloc_f64(ctx, "partial results", split.splits * rows * c->v_dim, &partial_out));
+    MUST(assay_alloc_f64(ctx, "partial log-sum-exps", split.splits * rows, &partial_lse));
+    MUST(attend(ctx, &split, in, query, partial_out, partial_lse));
+    return merge_splits(ctx, &split, in->sinks, partial_out, partial_lse, out, lse);
 }
 
 /* --- from wkv_b on --- */
@@ -508,7 +540,7 @@ static assay_status attend_absorbed(assay_context *ctx, const assay_decode_call 
     MUST(assay_alloc_f64(ctx, "absorbed query", rows * c->width, &query));
     MUST(assay_alloc_f64(ctx, "latent output", rows * c->v_dim, &latent));
     MUST(absorb_queries(ctx, c, call->in, query));
-    MUST(attend(ctx, c, call->in, query, latent, lse));
+    MUST(attend_whole(ctx, c, call->in, query, latent, lse));
     return release_outputs(ctx, c, call->in, latent, call->attention_out);
 }
 
@@ -569,7 +601,7 @@ static assay_status attend_expanded(assay_context *ctx, const assay_decode_call 
     }
     in.key_cache = key;
     in.value_cache = value;
-    return attend(ctx, &heads, &in, query, call->attention_out, lse);
+    return attend_whole(ctx, &heads, &in, query, call->attention_out, lse);
 }
 
 static assay_status attend_from_kernel(assay_context *ctx, const assay_decode_call *call, double *lse)
@@ -623,7 +655,8 @@ assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *ca
     MUST(assay_decode_check_table(ctx, c, in->block_table, in->cache_seqlens));
     if (c->splits > 0) return attend(ctx, c, in, in->query, call->partial_out, call->partial_lse);
     MUST(assay_alloc_f64(ctx, "lse", c->batch * c->sequence * c->heads, &lse));
-    MUST(c->nope > 0 ? attend_from_kernel(ctx, call, lse) : attend(ctx, c, in, in->query, call->attention_out, lse));
+    MUST(c->nope > 0 ? attend_from_kernel(ctx, call, lse)
+                     : attend_whole(ctx, c, in, in->query, call->attention_out, lse));
     fill_blind(ctx, c, call->attention_out, lse);
     place_lse(c, call->lse, lse);
     return ASSAY_OK;
@@ -633,25 +666,18 @@ assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *cal
 {
     const assay_decode_config *c = call->config;
     const decode_change change = change_of(ctx, c);
-    const assay_merge_states_config config = {.states = c->splits - (change == SPLIT_LOST ? 1 : 0),
-                                              .batch = c->batch,
-                                              .sequence = c->sequence,
-                                              .heads = c->heads,
-                                              .v_dim = c->v_dim,
-                                              .base_2 = c->base_2,
-                                              .empty_row = c->empty_row};
-    assay_merge_states_inputs in = {call->partial_out, call->partial_lse, call->in->sinks};
+    const double *given = call->in->sinks;
+    assay_decode_config as = *c;
     OWNED double *lse = NULL;
     OWNED double *sinks = NULL;
     if (c->splits == 0) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "lse", c->batch * c->sequence * c->heads, &lse));
     MUST(assay_alloc_f64(ctx, "sinks", c->heads, &sinks));
-    for (int64_t head = 0; head < c->heads && change == SPLIT_SINKS && in.sinks != NULL; head++)
-        sinks[head] = in.sinks[head] + assay_log((double)c->splits);
-    if (change == SPLIT_SINKS && in.sinks != NULL) in.sinks = sinks;
-    const assay_merge_states_call merge = {
-        .config = &config, .in = &in, .attention_out = call->attention_out, .lse = lse};
-    MUST(assay_merge_states_forward(ctx, &merge));
+    for (int64_t head = 0; head < c->heads && change == SPLIT_SINKS && given != NULL; head++)
+        sinks[head] = given[head] + assay_log((double)c->splits);
+    if (change == SPLIT_SINKS && given != NULL) given = sinks;
+    if (change == SPLIT_LOST) as.splits--;
+    MUST(merge_splits(ctx, &as, given, call->partial_out, call->partial_lse, call->attention_out, lse));
     if (change == SPLIT_NAN) fill_beside_empty(c, call);
     fill_blind(ctx, c, call->attention_out, lse);
     place_lse(c, call->lse, lse);

@@ -307,7 +307,7 @@ def decode(ar, s, t, scale):
         ar.checkpoint("partial_out", out)
         ar.checkpoint("partial_lse", based(lse))
     whole, whole_lse, _ = merge_states(ar, s, out, based(lse), sinks)
-    if splits == 1:
+    if splits == 1 and not named:
         blind = np.isinf(lse[0])
         gate = 1 if sinks is None else 1 / (1 + ar.exp(sinks[:, None] - np.where(blind, ar.float(0), lse[0])))
         whole, whole_lse = ar.store(out[0] * np.where(blind, ar.float(0), gate).swapaxes(1, 2)[..., None]), based(lse[0])
