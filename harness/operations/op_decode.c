@@ -468,7 +468,7 @@ static assay_status by_steps(assay_context *ctx, const assay_decode_call *call)
         for (int64_t b = 0; b < d->batch; b++) {
             memcpy(call->attention_out + (b * d->sequence + token) * wide, rows + b * wide,
                    (size_t)wide * sizeof *rows);
-            for (int64_t head = 0; head < d->heads; head++)
+            for (int64_t head = 0; head < d->heads && call->lse != NULL; head++)
                 call->lse[place_of_lse(d, b, token, head)] = lse[b * d->heads + head];
         }
     }
@@ -513,7 +513,7 @@ static assay_status prefill_sequence(assay_context *ctx, const assay_decode_call
         if (at < 0) continue;
         memcpy(call->attention_out + (b * d->sequence + token) * out_wide, out + at * out_wide,
                (size_t)out_wide * sizeof *out);
-        for (int64_t head = 0; head < d->heads; head++)
+        for (int64_t head = 0; head < d->heads && call->lse != NULL; head++)
             call->lse[place_of_lse(d, b, token, head)] = lse[head * keys + at] / (d->base_2 ? M_LN2 : 1);
     }
     return ASSAY_OK;
@@ -524,7 +524,7 @@ static assay_status as_prefill(assay_context *ctx, const assay_decode_call *call
     const assay_decode_config *d = call->config;
     const int64_t rows = d->batch * d->sequence * d->heads;
     memset(call->attention_out, 0, (size_t)(rows * d->v_dim) * sizeof *call->attention_out);
-    for (int64_t row = 0; row < rows; row++) call->lse[row] = d->empty_row;
+    for (int64_t row = 0; row < rows && call->lse != NULL; row++) call->lse[row] = d->empty_row;
     for (int64_t b = 0; b < d->batch; b++)
         if (call->in->cache_seqlens[b] > 0) MUST(prefill_sequence(ctx, call, b));
     return ASSAY_OK;

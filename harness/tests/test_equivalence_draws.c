@@ -8,7 +8,7 @@
 
 TEST_LABELS(slow);
 
-enum { EQUIVALENCES = 32, MOST_ELEMENTS = 20000, LEAST_TIMES = 5 };
+enum { EQUIVALENCES = 64, MOST_ELEMENTS = 20000, LEAST_TIMES = 5 };
 
 /* All cases; and those that the fused path of inference computes as well, which are rare among them. */
 static const struct {
