@@ -149,15 +149,20 @@ assay_status assay_hidden_codes_take(assay_context *ctx, const assay_plan *plan,
     return ASSAY_OK;
 }
 
-/* A block of a row, its h with what this may be off, and the candidate's. */
+/* A block: all of h with what this may be off, the candidate's codes and scales, and which of them are the block's. */
 typedef struct block {
     const assay_hidden *hidden;
     const assay_quantize_config *config;
     const double *h, *tau, *codes;
     double scale;
-    int64_t row, first, count; /* columns */
-    int64_t number;            /* of the scale in its row */
+    int64_t row, row_end, column, column_end;
+    int64_t down, across; /* where its scale is */
 } block;
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 static void describe(assay_hidden_codes *codes, const assay_tensor_spec *spec, int64_t row, int64_t column,
                      double found, double golden, double least, double most)
@@ -185,22 +190,25 @@ static void count_verdict(assay_hidden_codes *codes, bool exact, bool admissible
 static void judge_scale(assay_hidden_codes *codes, const block *b)
 {
     double least = 0, most = 0, amax = 0;
-    for (int64_t i = 0; i < b->count; i++) {
-        const double size = fabs(b->h[i]), off = b->tau[i] + RECIPE_SLACK * size;
-        amax = fmax(amax, size);
-        least = fmax(least, fmax(size - off, 0));
-        most = fmax(most, size + off);
+    for (int64_t row = b->row; row < b->row_end; row++) {
+        for (int64_t i = row * b->config->columns + b->column; i < row * b->config->columns + b->column_end; i++) {
+            const double size = fabs(b->h[i]), off = b->tau[i] + RECIPE_SLACK * size;
+            amax = fmax(amax, size);
+            least = fmax(least, fmax(size - off, 0));
+            most = fmax(most, size + off);
+        }
     }
     const double golden = assay_quantize_scale(amax, b->config);
     const double low = assay_quantize_scale(least, b->config), high = assay_quantize_scale(most, b->config);
     const bool ok = b->scale >= fmin(low, high) && b->scale <= fmax(low, high);
     codes->scales++;
     count_verdict(codes, ok && b->scale == golden, ok);
-    if (!ok) describe(codes, b->hidden->scale, b->row, b->number, b->scale, golden, fmin(low, high), fmax(low, high));
+    if (!ok) describe(codes, b->hidden->scale, b->down, b->across, b->scale, golden, fmin(low, high), fmax(low, high));
 }
 
-static void judge_code(assay_hidden_codes *codes, const block *b, int64_t i)
+static void judge_code(assay_hidden_codes *codes, const block *b, int64_t row, int64_t column)
 {
+    const int64_t i = row * b->config->columns + column;
     const double off = b->tau[i] + RECIPE_SLACK * fabs(b->h[i]);
     const double x[3] = {b->h[i] - off, b->h[i], b->h[i] + off};
     double numbers[3];
@@ -208,7 +216,7 @@ static void judge_code(assay_hidden_codes *codes, const block *b, int64_t i)
     const bool ok = b->codes[i] >= numbers[0] && b->codes[i] <= numbers[2];
     codes->codes++;
     count_verdict(codes, ok && b->codes[i] == numbers[1], ok);
-    if (!ok) describe(codes, b->hidden->codes, b->row, b->first + i, b->codes[i], numbers[1], numbers[0], numbers[2]);
+    if (!ok) describe(codes, b->hidden->codes, row, column, b->codes[i], numbers[1], numbers[0], numbers[2]);
 }
 
 static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden, const double *h,
@@ -218,24 +226,27 @@ static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const 
     const assay_tensor *mine = staged_of(&codes->staged, hidden->codes),
                        *scale = staged_of(&codes->staged, hidden->scale);
     MUST(assay_hidden_rules(ctx, plan->c, hidden, &config));
-    const int64_t width = config.columns, blocks = assay_block_count(width, config.format->columns);
+    const int64_t rows = config.format->rows, columns = config.format->columns,
+                  blocks = assay_block_count(config.columns, columns);
     for (int64_t i = 0; i < scale->count; i++) {
-        const int64_t row = i / blocks, first = i % blocks * config.format->columns, at = row * width + first;
-        const int64_t left = width - first;
+        const int64_t row = i / blocks * rows, column = i % blocks * columns;
         const block b = {.hidden = hidden,
                          .config = &config,
-                         .h = h + at,
-                         .tau = tau + at,
-                         .codes = mine->values + at,
+                         .h = h,
+                         .tau = tau,
+                         .codes = mine->values,
                          .scale = scale->values[i],
                          .row = row,
-                         .first = first,
-                         .count = left < config.format->columns ? left : config.format->columns,
-                         .number = i % blocks};
+                         .row_end = smaller(row + rows, mine->count / config.columns),
+                         .column = column,
+                         .column_end = smaller(column + columns, config.columns),
+                         .down = i / blocks,
+                         .across = i % blocks};
         const int64_t wrong = codes->wrong;
         judge_scale(codes, &b);
         /* by a scale that is wrong no code is right */
-        for (int64_t j = 0; codes->wrong == wrong && j < b.count; j++) judge_code(codes, &b, j);
+        for (int64_t at = row; codes->wrong == wrong && at < b.row_end; at++)
+            for (int64_t k = column; codes->wrong == wrong && k < b.column_end; k++) judge_code(codes, &b, at, k);
     }
     return ASSAY_OK;
 }

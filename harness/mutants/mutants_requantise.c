@@ -52,11 +52,15 @@ static int64_t blocks_of(const assay_hidden_mutation *m)
 /* Codes of h by the scales that are there. */
 static void code_by_scale(const assay_hidden_mutation *m)
 {
-    const int64_t width = assay_tensor_width(m->h), blocks = blocks_of(m), columns = m->config->format->columns;
-    for (int64_t i = 0; i < m->scale->count; i++) {
-        const int64_t first = i % blocks * columns, at = i / blocks * width + first;
-        const int64_t count = width - first < columns ? width - first : columns;
-        assay_quantize_by(m->codes->values + at, m->h->values + at, count, m->scale->values[i], m->config);
+    const int64_t width = assay_tensor_width(m->h), blocks = blocks_of(m), columns = m->config->format->columns,
+                  rows = m->config->format->rows;
+    for (int64_t row = 0; row < m->h->count / width; row++) {
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t first = block * columns, at = row * width + first;
+            const int64_t count = width - first < columns ? width - first : columns;
+            const double scale = m->scale->values[row / rows * blocks + block];
+            assay_quantize_by(m->codes->values + at, m->h->values + at, count, scale, m->config);
+        }
     }
 }
 
@@ -81,7 +85,8 @@ bool assay_requantise_truncated(const assay_hidden_mutation *m)
     const int64_t width = assay_tensor_width(m->h), blocks = blocks_of(m), columns = m->config->format->columns;
     const double of_tensor = m->config->format->tensor_scale ? m->config->tensor_scale : 1;
     for (int64_t i = 0; i < m->h->count; i++) {
-        const double scale = m->scale->values[i / width * blocks + i % width / columns] * of_tensor;
+        const int64_t down = i / width / m->config->format->rows;
+        const double scale = m->scale->values[down * blocks + i % width / columns] * of_tensor;
         double *code = &m->codes->values[i];
         uint8_t bits = 0;
         if (!(fabs(*code) * scale > fabs(m->h->values[i]))) continue;

@@ -159,13 +159,14 @@ static void describe_given(assay_describer *d, const assay_program *p, int place
 static void describe_codes(assay_describer *d, const assay_program_node *node, const assay_program_line *line)
 {
     const assay_quantize_config rules = assay_program_quantize(node);
-    assay_shape shape = node->shape;
+    const assay_shape blocks = assay_quantize_scales_of(&rules, &node->shape);
     for (int i = 0; i < ASSAY_CODED_COUNT; i++) {
-        const int last = shape.rank - 1;
-        if (i == ASSAY_CODED_SCALE) shape.dims[last] = assay_block_count(rules.columns, rules.format->columns);
-        assay_describe_sized_result(d, "checkpoints", line->coded[i], ASSAY_FLOAT64, assay_dims_of(node->axes, &shape));
-        label(d, 1, node->axes);
-        if (i == ASSAY_CODED_SCALE) assay_described(d, 1)->spec.labels[last] = "blocks";
+        const assay_shape *shape = i == ASSAY_CODED_SCALE ? &blocks : &node->shape;
+        const char *axes = i == ASSAY_CODED_SCALE && rules.format->rows > 1 ? "RC" : node->axes;
+        assay_describe_sized_result(d, "checkpoints", line->coded[i], ASSAY_FLOAT64, assay_dims_of(axes, shape));
+        label(d, 1, axes);
+        for (int axis = 0; i == ASSAY_CODED_SCALE && axis < shape->rank; axis++)
+            if (axis == shape->rank - 1 || rules.format->rows > 1) assay_described(d, 1)->spec.labels[axis] = "blocks";
     }
 }
 

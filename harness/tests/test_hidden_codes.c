@@ -167,6 +167,7 @@ TEST_IN_FOLDER(correct_kernels_pass_with_their_codes_and_without)
     check_kernels(folder, "deepseek_layer/requantised-fp8", 2, NUMBERS);
     check_kernels(folder, "program/norm-rope-quantise", 6, BITS);
     check_kernels(folder, "program/swiglu-quantise", 6, NUMBERS);
+    check_kernels(folder, "program/quantise-blocks", 4, BITS);
 }
 
 /* What a kernel writes is enough: the numbers of an output follow from its codes and scales. */
@@ -228,6 +229,12 @@ TEST_IN_FOLDER(wrong_codes_are_found)
         {"program/norm-rope-quantise", "staged/checkpoints/y/scale", "", "checkpoints/y/scale[0,1,1] is ", 3, 2},
         {"program/norm-rope-quantise", "staged/checkpoints/y/codes", "", "checkpoints/y/codes[0,0,5] is ", 5, -1},
         {"program/swiglu-quantise", "staged/checkpoints/q/scale", "", "checkpoints/q/scale[2,0] is ", 2, 1.25},
+        {"program/quantise-blocks", "staged/checkpoints/a/scale", "", "checkpoints/a/scale[1,1] is ", 3, 1.25},
+        {"program/quantise-blocks", "staged/checkpoints/t/scale", "", "checkpoints/t/scale[0,0] is ", 0, 2},
+        {"program/quantise-blocks", "staged/checkpoints/r/codes", "", "checkpoints/r/codes[4,135] is ", 5 * 136 - 1,
+         -1},
+        {"program/quantise-blocks", "staged/checkpoints/column/scale", "", "checkpoints/column/scale[0,7] is ", 7,
+         1.25},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const planted *p = &table[i];

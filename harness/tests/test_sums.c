@@ -94,6 +94,8 @@ static const results_of NO_SUMS[] = {
     {"program/add-norm", "*/s*"},
     {"program/quantise-rules", "checkpoints/[abc]*"},
     {"program/quantise-rules", "outputs/c"},
+    {"program/quantise-blocks", "checkpoints/*"},
+    {"program/quantise-blocks", "outputs/column"},
     /* of few bits: they move where a code does */
     {"program/norm-rope-quantise", "outputs/y"},
     {"program/cast", "checkpoints/n"},

@@ -8,6 +8,9 @@
 
 #include "oracle/base/dtype.h"
 
+/* As long as any axis is. */
+#define ASSAY_WHOLE (INT64_C(1) << 40)
+
 /*    name, element, scale, rows and columns of a block, whether the tensor has a float32 scale too */
 #define ASSAY_BLOCK_FORMATS(X)                                                                                         \
     X("mxfp4", ASSAY_FLOAT4_E2M1FN, ASSAY_FLOAT8_E8M0FNU, 1, 32, false)                                                \
@@ -22,7 +25,11 @@
     X("fp8_e4m3_128x1", ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT32, 128, 1, false)                                             \
     X("fp8_e4m3_128x128", ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT32, 128, 128, false)                                         \
     X("fp8_e5m2_1x128", ASSAY_FLOAT8_E5M2, ASSAY_FLOAT32, 1, 128, false)                                               \
-    X("fp8_e5m2_128x128", ASSAY_FLOAT8_E5M2, ASSAY_FLOAT32, 128, 128, false)
+    X("fp8_e5m2_128x128", ASSAY_FLOAT8_E5M2, ASSAY_FLOAT32, 128, 128, false)                                           \
+    X("fp8_e4m3_row", ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT32, 1, ASSAY_WHOLE, false)                                       \
+    X("fp8_e4m3_tensor", ASSAY_FLOAT8_E4M3FN, ASSAY_FLOAT32, ASSAY_WHOLE, ASSAY_WHOLE, false)                          \
+    X("fp8_e5m2_row", ASSAY_FLOAT8_E5M2, ASSAY_FLOAT32, 1, ASSAY_WHOLE, false)                                         \
+    X("fp8_e5m2_tensor", ASSAY_FLOAT8_E5M2, ASSAY_FLOAT32, ASSAY_WHOLE, ASSAY_WHOLE, false)
 
 typedef struct assay_block_format {
     const char *name;

@@ -230,8 +230,10 @@ int graph_quantise_hidden(graph *g, const char *codes, const char *scale, int h,
 {
     graph_step *quantise = add_step(g, &graph_kind_quantise_hidden), *numbers;
     assay_tensor_row row = g->tensors[h].row, of_blocks = row;
-    of_blocks.axes[row.shape.rank - 1] = '3';
-    of_blocks.shape.dims[row.shape.rank - 1] = assay_block_count(config->columns, config->format->columns);
+    of_blocks.shape = assay_quantize_scales_of(config, &row.shape);
+    if (config->format->rows > 1) of_blocks.axes[0] = '2';
+    of_blocks.axes[of_blocks.shape.rank - 1] = '3';
+    of_blocks.axes[of_blocks.shape.rank] = '\0';
     quantise->in[0] = h;
     quantise->with.quantise = *config;
     g->tensors[h].quantised = true;

@@ -100,6 +100,16 @@ void assay_quantize_scale_shape(const assay_quantize_config *config, int64_t sha
     shape[1] = assay_block_count(shape[1], TILE_COLUMNS) * TILE_COLUMNS;
 }
 
+assay_shape assay_quantize_scales_of(const assay_quantize_config *config, const assay_shape *tensor)
+{
+    int64_t blocks[2];
+    assay_shape shape = *tensor;
+    assay_quantize_scale_shape(config, blocks);
+    if (config->format->rows > 1) return assay_shape_of(2, blocks[0], blocks[1]);
+    shape.dims[shape.rank - 1] = blocks[1];
+    return shape;
+}
+
 int64_t assay_quantize_scale_place(const assay_quantize_config *config, int64_t band, int64_t block)
 {
     int64_t shape[2];
@@ -210,11 +220,14 @@ static void quantize_rows(const assay_quantize_config *c, int64_t band, const sc
         const scale_pair s = scale_of(c, amax, of_tensor);
         scale[assay_quantize_scale_place(c, band, block)] = code_of(f->scale, s.scale);
         for (int64_t i = 0; i < rows; i++) {
-            uint8_t bits[MOST_COLUMNS];
-            quantize_row(c, columns, &s, values + i * c->columns, bits);
             int32_t *out = codes + (first + i) * row + (c->pack ? column / 2 : column);
-            for (int64_t j = 0; j < columns; j += c->pack ? 2 : 1)
-                *out++ = c->pack ? bits[j] | bits[j + 1] << NIBBLE : bits[j];
+            for (int64_t piece = 0; piece < columns; piece += MOST_COLUMNS) {
+                uint8_t bits[MOST_COLUMNS];
+                const int64_t some = columns - piece < MOST_COLUMNS ? columns - piece : MOST_COLUMNS;
+                quantize_row(c, some, &s, values + i * c->columns + piece, bits);
+                for (int64_t j = 0; j < some; j += c->pack ? 2 : 1)
+                    *out++ = c->pack ? bits[j] | bits[j + 1] << NIBBLE : bits[j];
+            }
         }
     }
 }

@@ -29,6 +29,7 @@
 #pragma once
 
 #include "oracle/base/block_format.h"
+#include "oracle/base/tensor.h"
 
 typedef enum assay_scale_rule { ASSAY_SCALE_DIVIDE, ASSAY_SCALE_MULTIPLY, ASSAY_SCALE_INVERT } assay_scale_rule;
 typedef enum assay_scale_rounding { ASSAY_SCALE_NEAREST, ASSAY_SCALE_UP, ASSAY_SCALE_DOWN } assay_scale_rounding;
@@ -65,6 +66,9 @@ assay_status assay_quantize_check(assay_context *ctx, const char *prefix, const 
 /* Codes of a row as they are stored. */
 int64_t assay_quantize_row(const assay_quantize_config *config);
 int64_t assay_quantize_scales(const assay_quantize_config *config); /* with padding, where there is some */
+/* Of the scales of a tensor [..,columns] that has these rows: an axis of blocks in the place of the last one, or where blocks have several
+ * rows [blocks of rows,blocks of columns]. */
+assay_shape assay_quantize_scales_of(const assay_quantize_config *config, const assay_shape *tensor);
 /* [rows,columns] of the scales, and where the scale of a block is among them. */
 void assay_quantize_scale_shape(const assay_quantize_config *config, int64_t shape[2]);
 int64_t assay_quantize_scale_place(const assay_quantize_config *config, int64_t band, int64_t block);

@@ -39,35 +39,25 @@ assay_quantize_config assay_program_quantize(const assay_program_node *node)
     return q;
 }
 
-static assay_status check_word(assay_context *ctx, const assay_program_node *node, const char *parameter,
-                               const char *const words[])
+static assay_status refuse_word(assay_context *ctx, const char *parameter, const char *word, const char *const words[])
 {
-    char expected[80] = "";
-    const char *word = assay_program_axes(node, parameter);
-    if (place_of(word, words, 0) >= 0) return ASSAY_OK;
+    char expected[ASSAY_MESSAGE_SIZE / 2] = "";
     for (int i = 0; words[i] != NULL; i++)
         snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%s%s", i == 0 ? "" : ", ", words[i]);
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is %s, expected one of %s", parameter, word, expected);
 }
 
-static assay_status check_format(assay_context *ctx, const char *name)
+static assay_status check_word(assay_context *ctx, const assay_program_node *node, const char *parameter,
+                               const char *const words[])
 {
-    char names[ASSAY_MESSAGE_SIZE / 2] = "";
-    const assay_block_format *format = assay_block_format_by_name(name);
-    for (int i = 1; assay_block_format_names[i] != NULL; i++) {
-        const assay_block_format *one = assay_block_format_by_name(assay_block_format_names[i]);
-        if (one->rows == 1)
-            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i == 1 ? "" : ", ", one->name);
-    }
-    if (format == NULL)
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "there is no format %s, expected one of %s", name, names);
-    if (format->rows == 1) return ASSAY_OK;
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "blocks of %s have several rows, expected one of %s", name, names);
+    const char *word = assay_program_axes(node, parameter);
+    return place_of(word, words, 0) >= 0 ? ASSAY_OK : refuse_word(ctx, parameter, word, words);
 }
 
 assay_status assay_program_check_quantise(assay_context *ctx, const assay_program_node *node)
 {
-    MUST(check_format(ctx, assay_program_axes(node, "format")));
+    const char *name = assay_program_axes(node, "format");
+    if (assay_block_format_by_name(name) == NULL) return refuse_word(ctx, "format", name, assay_block_format_names + 1);
     MUST(check_word(ctx, node, "scale", assay_scale_rules));
     MUST(check_word(ctx, node, "scale_rounding", assay_scale_roundings));
     MUST(check_word(ctx, node, "ties", TIES));

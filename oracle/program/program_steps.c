@@ -688,7 +688,7 @@ const assay_program_step assay_program_steps[] = {
       {"negative_zero", 'f', OWN},
       {"smallest_amax", 'n', OWN},
       {"tensor_scale", 'n', 0}},
-     "the numbers of codes of x, with a scale for each block of a row",
+     "the numbers of codes of x, with a scale for each block of them",
      quantised,
      0},
     {"cast", 1, 1, "x", {{"type", 't', NEEDED}}, "x rounded to a number type", rounded, 0},

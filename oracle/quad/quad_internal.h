@@ -29,9 +29,9 @@ uint64_t quad_next_random(uint64_t *state);
 /* Elements [first, first + count) of a tensor that has a source. */
 assay_status quad_read_piece(assay_context *ctx, const quad_tensor *tensor, int64_t first, int64_t count, quad *values);
 
-/* A row of h as codes and scales, and the numbers that these are; NULL: not wanted. */
-void quad_requantise_row(const assay_quantize_config *config, int64_t columns, const quad *h, quad *codes, quad *scale,
-                         quad *numbers);
+/* h as codes and scales, and the numbers that these are. */
+void quad_requantise_blocks(const assay_quantize_config *config, const quad *h, quad *codes, quad *scale,
+                            quad *numbers);
 
 /* order [count]: positions of `keys` sorted ascending, equal keys in their order; sizes [groups]: how many of each. Keys
  * of no group are left out, and as many -1 follow. */

@@ -260,6 +260,8 @@ static quad_node quantise(machine *m)
     for (int i = 0; i < ASSAY_CODED_COUNT; i++) {
         char path[ASSAY_PATH_SIZE];
         snprintf(path, sizeof path, "checkpoints/%s", line->coded[i]);
+        if (i == ASSAY_CODED_SCALE && rules.format->rows > 1)
+            shape = assay_shape_of(2, quad_rows(m->t, made[i]), quad_columns(m->t, made[i]));
         if (i == ASSAY_CODED_SCALE) shape.dims[shape.rank - 1] = quad_columns(m->t, made[i]);
         quad_put(m->t, path, shape, made[i]);
     }

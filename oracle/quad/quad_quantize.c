@@ -171,6 +171,25 @@ static int64_t address(const assay_quantize_config *c, const assay_shape *shape,
     return c->swizzle ? (((i / 128 * (wide / 4) + j / 4) * 32 + i % 32) * 4 + i % 128 / 32) * 4 + j % 4 : i * wide + j;
 }
 
+typedef struct numbers_of_block {
+    int64_t row, row_end, column, column_end;
+} numbers_of_block;
+
+static int64_t count_of_blocks(const assay_quantize_config *c)
+{
+    const assay_block_format *f = c->format;
+    return (c->rows + f->rows - 1) / f->rows * ((c->columns + f->columns - 1) / f->columns);
+}
+
+static numbers_of_block block_of(const assay_quantize_config *c, int64_t number)
+{
+    const assay_block_format *f = c->format;
+    const int64_t across = (c->columns + f->columns - 1) / f->columns;
+    const numbers_of_block b = {.row = number / across * f->rows, .column = number % across * f->columns};
+    return (numbers_of_block){b.row, b.row + f->rows < c->rows ? b.row + f->rows : c->rows, b.column,
+                              b.column + f->columns < c->columns ? b.column + f->columns : c->columns};
+}
+
 void quad_quantize(quad_tape *t, const void *config)
 {
     const assay_quantize_config *c = config;
@@ -190,39 +209,40 @@ void quad_quantize(quad_tape *t, const void *config)
         g = fminq(to_float32(448 * 6 / largest(c, x, 0, 0, c->rows, c->columns)), FLT_MAX);
         *of_tensor = float32_bits(to_float32(1 / g));
     }
-    for (int64_t i = 0; i < c->rows; i++) {
-        for (int64_t j = 0; j < c->columns; j++) {
-            const int64_t band = i / f->rows, block = j / f->columns, place = i * row + (c->pack ? j / 2 : j);
-            const quad found = largest(c, x, band * f->rows, block * f->columns, f->rows, f->columns);
-            const quad_scale s = of_block(c, fmaxq(found, c->smallest_amax), g, g == 0 ? 0 : to_float32(1 / g));
-            const int32_t code = element_code(c, &element, x[i * c->columns + j], &s);
-            scale[address(c, &shape, band, block)] = s.code;
-            codes[place] = c->pack && j % 2 == 1 ? codes[place] + 16 * code : code;
+    for (int64_t n = 0; n < count_of_blocks(c); n++) {
+        const numbers_of_block b = block_of(c, n);
+        const quad found = largest(c, x, b.row, b.column, f->rows, f->columns);
+        const quad_scale s = of_block(c, fmaxq(found, c->smallest_amax), g, g == 0 ? 0 : to_float32(1 / g));
+        scale[address(c, &shape, b.row / f->rows, b.column / f->columns)] = s.code;
+        for (int64_t i = b.row; i < b.row_end; i++) {
+            for (int64_t j = b.column; j < b.column_end; j++) {
+                const int64_t place = i * row + (c->pack ? j / 2 : j);
+                const int32_t code = element_code(c, &element, x[i * c->columns + j], &s);
+                codes[place] = c->pack && j % 2 == 1 ? codes[place] + 16 * code : code;
+            }
         }
     }
 }
 
-void quad_requantise_row(const assay_quantize_config *c, int64_t columns, const quad *h, quad *codes, quad *scale,
-                         quad *numbers)
+void quad_requantise_blocks(const assay_quantize_config *c, const quad *h, quad *codes, quad *scale, quad *numbers)
 {
     const assay_block_format *f = c->format;
     const small_type element = small_type_of(f->element);
     const bool saturates = c->saturate || f->element == ASSAY_FLOAT4_E2M1FN;
     const quad t = c->tensor_scale, g = f->tensor_scale ? to_float32(1 / t) : 0;
-    for (int64_t first = 0; first < columns; first += f->columns) {
-        const int64_t end = first + f->columns < columns ? first + f->columns : columns;
-        quad amax = c->smallest_amax;
-        for (int64_t j = first; j < end; j++) amax = fmaxq(amax, fabsq(h[j]));
-        const quad_scale s = of_block(c, amax, g, t);
-        const quad wide = number_of_scale(f->scale, s.code);
-        if (scale != NULL) scale[first / f->columns] = wide;
-        for (int64_t j = first; j < end; j++) {
-            const int32_t code = nearest_code(&element, scaled(c, h[j], &s), c->ties_down, saturates);
-            const bool number = code % element.sign < element.codes;
-            const quad size = number ? element.numbers[code % element.sign] : (quad)NAN;
-            const quad value = code >= element.sign ? -size : size;
-            if (codes != NULL) codes[j] = value;
-            if (numbers != NULL) numbers[j] = value * wide * (f->tensor_scale ? t : 1);
+    for (int64_t n = 0; n < count_of_blocks(c); n++) {
+        const numbers_of_block b = block_of(c, n);
+        const quad found = largest(c, h, b.row, b.column, f->rows, f->columns);
+        const quad_scale s = of_block(c, fmaxq(found, c->smallest_amax), g, t);
+        scale[n] = number_of_scale(f->scale, s.code);
+        for (int64_t i = b.row; i < b.row_end; i++) {
+            for (int64_t at = i * c->columns + b.column; at < i * c->columns + b.column_end; at++) {
+                const int32_t code = nearest_code(&element, scaled(c, h[at], &s), c->ties_down, saturates);
+                const bool number = code % element.sign < element.codes;
+                const quad size = number ? element.numbers[code % element.sign] : (quad)NAN;
+                codes[at] = code >= element.sign ? -size : size;
+                numbers[at] = codes[at] * scale[n] * (f->tensor_scale ? t : 1);
+            }
         }
     }
 }

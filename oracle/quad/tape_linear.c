@@ -284,13 +284,14 @@ quad_node quad_requantise(quad_tape *t, quad_node h, const assay_quantize_config
     const int64_t rows = quad_rows(t, h), columns = quad_columns(t, h);
     *codes = *scale = 0;
     if (h == 0 || t->status != ASSAY_OK) return 0;
-    const int64_t blocks = assay_block_count(columns, config->format->columns);
+    const assay_block_format *f = config->format;
+    assay_quantize_config of_all = *config;
+    of_all.rows = rows;
+    of_all.columns = columns;
     quad *of_codes, *of_scale, *numbers = quad_keep(t, rows * columns, sizeof *numbers);
     *codes = quad_constant(t, rows, columns, &of_codes);
-    *scale = quad_constant(t, rows, blocks, &of_scale);
-    for (int64_t row = 0; t->status == ASSAY_OK && row < rows; row++)
-        quad_requantise_row(config, columns, quad_values(t, h) + row * columns, of_codes + row * columns,
-                            of_scale + row * blocks, numbers + row * columns);
+    *scale = quad_constant(t, assay_block_count(rows, f->rows), assay_block_count(columns, f->columns), &of_scale);
+    if (t->status == ASSAY_OK) quad_requantise_blocks(&of_all, quad_values(t, h), of_codes, of_scale, numbers);
     t->straight_through = true;
     return t->status == ASSAY_OK ? quad_taken_as(t, h, numbers) : 0;
 }

@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 
+WHOLE = 1 << 40  # as long as any axis
 ONE, LARGEST = np.float32(1), np.finfo(np.float32).max
 FORMATS = {  # elements, scales, rows and columns of a block
     "mxfp4": ("e2m1", "e8m0", 1, 32), "mxfp8_e4m3": ("e4m3", "e8m0", 1, 32), "mxfp8_e5m2": ("e5m2", "e8m0", 1, 32),
@@ -10,7 +11,8 @@ FORMATS = {  # elements, scales, rows and columns of a block
     "fp4_1x32": ("e2m1", "f32", 1, 32), "fp4_1x128": ("e2m1", "f32", 1, 128),
     "fp8_e4m3_1x128": ("e4m3", "f32", 1, 128), "fp8_e4m3_128x1": ("e4m3", "f32", 128, 1),
     "fp8_e4m3_128x128": ("e4m3", "f32", 128, 128), "fp8_e5m2_1x128": ("e5m2", "f32", 1, 128),
-    "fp8_e5m2_128x128": ("e5m2", "f32", 128, 128)}
+    "fp8_e5m2_128x128": ("e5m2", "f32", 128, 128), "fp8_e4m3_row": ("e4m3", "f32", 1, WHOLE), "fp8_e4m3_tensor": ("e4m3", "f32", WHOLE, WHOLE),
+    "fp8_e5m2_row": ("e5m2", "f32", 1, WHOLE), "fp8_e5m2_tensor": ("e5m2", "f32", WHOLE, WHOLE)}
 INPUT_LARGEST = {"bfloat16": 2.0**127 * (2 - 2.0**-7), "float16": 65504.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0,
                  "float4_e2m1fn": 6.0}
 
@@ -40,6 +42,7 @@ def codes_of(kind, x, down=False, saturate=True):
 
 def in_blocks(x, rows, columns):
     """[I, rows, J, columns], with zeros behind the edges."""
+    rows, columns = min(rows, x.shape[0]), min(columns, x.shape[1])
     high, wide = -(-x.shape[0] // rows), -(-x.shape[1] // columns)
     padded = np.zeros((high * rows, wide * columns), x.dtype)
     padded[:x.shape[0], :x.shape[1]] = x
@@ -115,7 +118,7 @@ def quantize(s, x):
     y = blocks * times.astype(np.float32)[:, None, :, None]
     if s["quant_elements"] == "divide" and not s["quant_format"].startswith("nvfp4"):
         y = np.where(y == 0, y, blocks / scale_numbers(scales, code.view(np.float32) if scales == "f32" else code)[:, None, :, None])
-    y = y.reshape(blocks.shape[0] * rows, -1)[:x.shape[0], :x.shape[1]]
+    y = y.reshape(blocks.shape[0] * blocks.shape[1], -1)[:x.shape[0], :x.shape[1]]
     codes = codes_of(kind, y, s["quant_ties"] == "down", s.true("quant_saturate"))
     if not s.true("quant_negative_zero"):
         codes = np.where(codes == (8 if kind == "e2m1" else 128), 0, codes)
@@ -126,6 +129,11 @@ def quantize(s, x):
 def signed(kind, codes):
     table, sign = numbers(kind), 8 if kind == "e2m1" else 128
     return np.where(codes & sign, -table[codes % sign], table[codes % sign])
+
+
+def spread(blocks, rows, columns, shape):
+    """[.., I, J] to [.., *shape]."""
+    return np.repeat(np.repeat(blocks, min(rows, shape[0]), -2), min(columns, shape[1]), -1)[..., :shape[0], :shape[1]]
 
 
 def dequantize(s, codes, scale, tensor_scale, float_type=np.float32):
@@ -139,7 +147,7 @@ def dequantize(s, codes, scale, tensor_scale, float_type=np.float32):
         scale = np.ldexp(1.0, raw - 127) if scales == "e8m0" else signed(scales, raw)
     if swizzled(s):
         scale = row_major(scale)
-    wide = np.repeat(np.repeat(scale, rows, 0), columns, 1)[:codes.shape[0], :codes.shape[1]]
+    wide = spread(scale, rows, columns, codes.shape)
     y = (signed(kind, codes) * wide).astype(float_type)
     return y if tensor_scale is None else y * float_type(tensor_scale[0])
 
@@ -168,7 +176,7 @@ def operand(name, codes, scale, tensor_scale, batch, rows, sums_rows):
     y = signed(kind, codes.astype(np.int32)).astype(np.float64)
     y = y.reshape(np.prod(y.shape[:batch], dtype=int), np.prod(y.shape[batch : batch + rows], dtype=int), -1)
     blocks = scale_numbers(scales, scale).reshape(len(y), -(-y.shape[1] // high), -(-y.shape[2] // wide))
-    y = y * np.repeat(np.repeat(blocks, high, 1), wide, 2)[:, :y.shape[1], :y.shape[2]]
+    y = y * spread(blocks, high, wide, y.shape[1:])
     if tensor_scale is not None:
         y = y * tensor_scale.astype(np.float64).reshape(-1, 1, 1)
     return y.reshape(codes.shape).view(Operand)
@@ -211,8 +219,8 @@ class StepRules(dict):
 def hidden(s, h):
     """h [rows, H] as a kernel quantises it: codes and scales as bits, and the numbers that they are. Steps are float32's, whatever h is."""
     name = s["quant_hidden_format"]
-    kind, scales, _, columns = FORMATS[name]
-    blocks = in_blocks(h, 1, columns)
+    kind, scales, rows, columns = FORMATS[name]
+    blocks = in_blocks(h, rows, columns)
     amax = np.maximum(np.abs(blocks).max((1, 3)), np.float32(s.number("quant_smallest_amax")))
     of_tensor = np.float32(s.number("quant_hidden_tensor_scale"))
     if name.startswith("nvfp4"):
@@ -221,11 +229,11 @@ def hidden(s, h):
         times = np.minimum(ONE / (numbers("e4m3")[code] * of_tensor), LARGEST)
     else:
         code, times = scales_of(s, kind, scales, amax)
-    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(len(h), -1)[:, :h.shape[1]]
+    y = (blocks * times.astype(np.float32)[:, None, :, None]).reshape(blocks.shape[0] * blocks.shape[1], -1)[:len(h), :h.shape[1]]
     codes = codes_of(kind, y.astype(np.float32), s["quant_ties"] == "down", s.true("quant_saturate"))
     if not s.true("quant_negative_zero"):
         codes = np.where(codes == (8 if kind == "e2m1" else 128), 0, codes)
     scale = code.view(np.float32).astype(np.float64) if scales == "f32" else scale_numbers(scales, code)
-    wide = np.repeat(scale, columns, 1)[:, :h.shape[1]]
+    wide = spread(scale, rows, columns, h.shape)
     found = signed(kind, codes) * wide * (float(of_tensor) or 1)
     return codes.astype(np.int32), code.astype(np.int32), found.view(Operand)

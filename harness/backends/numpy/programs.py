@@ -12,7 +12,7 @@ import numpy as np
 from kernels_attention import attention
 from kernels_recurrent import gated_delta_rule, linear_scan
 from kernels_basic import layer_norm, rms_norm
-from kernels_quantize import Operand, hidden, operands, rules_of_step
+from kernels_quantize import FORMATS, Operand, hidden, operands, rules_of_step
 from request import Unsupported
 from storage import is_statistic
 
@@ -159,7 +159,7 @@ class Machine:
         codes, scale, found = hidden(rules_of_step(name, **rules), rows)
         shape = x.value.shape
         self.codes[f"checkpoints/{self.line}/codes"] = codes.reshape(shape)
-        self.codes[f"checkpoints/{self.line}/scale"] = scale.reshape(shape[:-1] + (-1,))
+        self.codes[f"checkpoints/{self.line}/scale"] = scale if FORMATS[name][2] > 1 else scale.reshape(shape[:-1] + (-1,))
         return x.axes, found.reshape(shape), lambda d: [d]
 
     # along axes

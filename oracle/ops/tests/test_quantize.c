@@ -134,7 +134,8 @@ TEST(ties_and_zeros)
 TEST(threads_give_the_same_codes)
 {
     enum { ROWS = 131, COLUMNS = 130 };
-    static const char *const formats[] = {"mxfp4", "nvfp4", "nvfp4_16x16", "fp8_e4m3_128x1", "fp8_e4m3_128x128"};
+    static const char *const formats[] = {
+        "mxfp4", "nvfp4", "nvfp4_16x16", "fp8_e4m3_128x1", "fp8_e4m3_128x128", "fp8_e4m3_row", "fp8_e5m2_tensor"};
     uint64_t seed = 3;
     double *x = test_normals(&seed, 3, ASSAY_BFLOAT16, (int64_t)ROWS * COLUMNS);
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
@@ -147,6 +148,29 @@ TEST(threads_give_the_same_codes)
         result_free(&many);
     }
     free(x);
+}
+
+/* One scale for a row of 300, and one for all rows: by hand. */
+TEST(whole_rows_and_tensors_have_one_scale)
+{
+    enum { ROWS = 2, COLUMNS = 300 };
+    double x[ROWS * COLUMNS];
+    for (int i = 0; i < ROWS * COLUMNS; i++) x[i] = i == 0 ? 448 : i == COLUMNS + 299 ? 896 : 2;
+    const assay_quantize_config row = config_of("fp8_e4m3_row", ROWS, COLUMNS),
+                                tensor = config_of("fp8_e4m3_tensor", ROWS, COLUMNS);
+    result of_rows = quantize(&row, x, 1), of_all = quantize(&tensor, x, 1);
+    const float scales[] = {1, 2};
+    assert_int_equal(assay_quantize_scales(&row), 2);
+    assert_int_equal(assay_quantize_scales(&tensor), 1);
+    assert_memory_equal(of_rows.scale, scales, sizeof scales);
+    assert_memory_equal(of_all.scale, scales + 1, sizeof *scales);
+    assert_int_equal(of_rows.codes[0], 0x7E);
+    assert_int_equal(of_rows.codes[299], 0x40); /* 2 */
+    assert_int_equal(of_rows.codes[300], 0x38); /* 1 */
+    assert_int_equal(of_all.codes[299], 0x38);
+    assert_int_equal(of_all.codes[599], 0x7E);
+    result_free(&of_rows);
+    result_free(&of_all);
 }
 
 TEST(refusals)
