@@ -559,6 +559,29 @@ TEST(a_state_errs_as_the_type_that_it_is_kept_in)
     assert_true(brain > 1.2 * chunks && brain < 10 * chunks);
 }
 
+/* The largest are those of x, also where a member stores the maximum on another grid. */
+TEST(a_maximum_has_its_gradient_in_every_member)
+{
+    trial t;
+    trial_evaluate(&t,
+                   case_from(PROGRAM("T: 5, D: 6", "x: [T, D]", "", "\n  a: tanh(x)\n",
+                                     "  y: mul(max(a, over=\"D\"), 3)\nprofiles: [f64, bf16]\nfused: [a]\n")),
+                   NULL);
+    const double *dx = assay_tensor_set_find(&t.golden, "gradients/inputs/x")->values;
+    const assay_tensor *fine = assay_tensor_set_find(&t.golden, "error_scale/f64/gradients/inputs/x"),
+                       *coarse = assay_tensor_set_find(&t.golden, "error_scale/bf16/gradients/inputs/x");
+    double most = 0;
+    int any = 0;
+    for (int64_t i = 0; i < fine->count; i++) most = fmax(most, fabs(dx[i]));
+    for (int64_t i = 0; i < fine->count; i++) {
+        any += dx[i] != 0;
+        assert_true(fine->values[i] <= 0x1p-48 * most);
+        assert_true(coarse->values[i] <= 0x1p-6 * most);
+    }
+    assert_int_equal(any, 5);
+    trial_close(&t);
+}
+
 static void run_without_memory(const char *text)
 {
     trial t;

@@ -40,7 +40,7 @@ static double largest_of(const graph_loop *over, const graph_strides *strides, c
     return largest;
 }
 
-static void maxima(const assay_context *ctx, const graph_call *c)
+static void maxima(const assay_context *ctx, const graph_call *c, double *y)
 {
     const char *axes = c->step->with.general.over;
     const graph_loop loop = graph_loop_over(row_out(c)), over = graph_loop_over_axes(row_in(c), axes);
@@ -50,7 +50,7 @@ static void maxima(const assay_context *ctx, const graph_call *c)
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < loop.rows * loop.width; i++) {
         const int64_t at = graph_row_start(&loop, &kept, i / loop.width) + i % loop.width * step;
-        c->y[0][i] = largest_of(&over, &strides, c->x[0] + at);
+        y[i] = largest_of(&over, &strides, c->x[0] + at);
     }
 }
 
@@ -59,7 +59,7 @@ static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
     const graph_general *with = &c->step->with.general;
     const int64_t size = graph_out_size(c->graph, c->step, 0);
     if (with->function == GRAPH_REDUCTION_max) {
-        maxima(ctx, c);
+        maxima(ctx, c, c->y[0]);
         return ASSAY_OK;
     }
     graph_sum(ctx, c->y[0], row_out(c), c->x[0], row_in(c));
@@ -69,7 +69,7 @@ static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-/* Those that are largest share the gradient, as PyTorch and JAX have it. */
+/* Those that are largest share the gradient, as PyTorch and JAX have it: of x as it is here, whatever became of y where that is stored. */
 static assay_status maxima_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t size = graph_in_size(c->graph, c->step, 0), results = graph_out_size(c->graph, c->step, 0);
@@ -78,7 +78,8 @@ static assay_status maxima_backward(assay_context *ctx, const graph_call *c)
     plain.arithmetic = &assay_arithmetic_reference; /* a count is exact */
     MUST(assay_alloc_f64(ctx, "largest numbers", size, &largest));
     MUST(assay_alloc_f64(ctx, "how many are largest", results, &count));
-    graph_copy(ctx, largest, row_in(c), c->y[0], row_out(c));
+    maxima(ctx, c, count);
+    graph_copy(ctx, largest, row_in(c), count, row_out(c));
     for (int64_t i = 0; i < size; i++) largest[i] = c->x[0][i] == largest[i];
     graph_sum(&plain, count, row_out(c), largest, row_in(c));
     graph_copy(ctx, c->dx[0], row_in(c), count, row_out(c));
@@ -100,7 +101,7 @@ static assay_status reduce_backward(assay_context *ctx, const graph_call *c)
 }
 
 const graph_kind graph_kind_reduce = {
-    .name = "reduce", .reads = 1 | 1u << GRAPH_READS_OUT, .forward = reduce_forward, .backward = reduce_backward};
+    .name = "reduce", .reads = 1, .forward = reduce_forward, .backward = reduce_backward};
 
 /* --- along one axis --- */
 
