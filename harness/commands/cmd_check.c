@@ -158,9 +158,10 @@ static assay_status check_other_form(assay_context *ctx, check_run *r, const ass
     OWNED_BY(assay_report_free) assay_report report = {0};
     if (!has_backend_form(ctx, &one->c, e, &other)) return ASSAY_OK;
     show(r, &one->c, e->name);
-    MUST(assay_backend_other_form(ctx, options, one, e, &other.c, &end, &report));
+    MUST(assay_backend_other_form(ctx, options, one, e, &other, &end, &report));
     judge_end(&end, &report);
-    const bool same = other.holding != ASSAY_HOLDS_BITS && !assay_case_is_exact(&one->c) && has_no_difference(&report);
+    const bool same = other.holding != ASSAY_HOLDS_BITS && other.reversed[0] == '\0' && !assay_case_is_exact(&one->c) &&
+                      has_no_difference(&report);
     return print_verdict(ctx, r, &one->c, e->name, same, &report);
 }
 
@@ -301,7 +302,8 @@ const assay_command assay_command_check = {
     .details = "The same bits: fused-unfused, remat-kept, threads, chunked-whole (of the embedding).\n"
                "Within 10 error scales of float64: dense-sparse, sparse-fused_moe, capacity-dropless, sharded-whole,\n"
                "ring-alltoall, chunked-whole (of tokens), mla-absorbed, attention-chunked, batchsplit-plain,\n"
-               "weight-before-after-wo, blas-reference. With --backend: its own two forms of each that both are cases, by the rule of the\n"
+               "weight-before-after-wo, blas-reference. With --backend: its own two forms of each that both are cases, "
+               "by the rule of the\n"
                "profile. A case that has no other form is passed over (docs/further-checks.md).\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_SET | ASSAY_OPT_EQUIVALENCE | ASSAY_OPT_BACKEND | ASSAY_OPT_PRECISION,
     .least = 1,

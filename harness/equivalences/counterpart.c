@@ -165,6 +165,21 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
     return find_halves(tensors, spec, found) || find_whole(tensors, spec, layouts, found);
 }
 
+static int64_t reversed_place(const assay_counterpart *c, int64_t index)
+{
+    const assay_tensor_spec *spec = &c->part[0]->spec;
+    int64_t place = 0, step = 1;
+    for (int axis = spec->shape.rank - 1; axis >= 0; axis--) {
+        const int64_t size = spec->shape.dims[axis], at = index % size;
+        const bool reversed =
+            spec->labels[axis][1] == '\0' && strchr(c->layouts.reversed, spec->labels[axis][0]) != NULL;
+        place += step * (reversed ? size - 1 - at : at);
+        step *= size;
+        index /= size;
+    }
+    return place;
+}
+
 int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
 {
     const int64_t row = index / c->width, place = index % c->width, hidden = c->hidden;
@@ -175,7 +190,7 @@ int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
                                 down ? row % rows : place);
         return 0;
     }
-    *at = c->first + index;
+    *at = c->first + (c->layouts.reversed == NULL ? index : reversed_place(c, index));
     if (hidden == 0) return 0;
     const int64_t column =
         c->layouts.own > 0 ? assay_prefused_column(place, hidden, c->layouts.own) : c->half * hidden + place;

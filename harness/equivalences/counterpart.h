@@ -13,6 +13,7 @@ typedef struct assay_layouts {
     int64_t own, theirs;
     int64_t parts;         /* shards of H, each of which has its columns of a checkpoint, in both forms */
     const assay_case *one; /* the other form, whose kernels may lie on shards (weights_on_shards) */
+    const char *reversed;  /* letters of axes of which one of the two has the last index first; NULL: none */
 } assay_layouts;
 
 /* Where the elements of a tensor of one form lie in the other's tensors. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness/equivalences/copied_heads.h"
+#include "harness/equivalences/free_axes.h"
 #include "harness/equivalences/other_runs.h"
 #include "harness/operations/op_block.h"
 #include "harness/operations/op_support.h"
@@ -586,6 +587,14 @@ static bool other_numbers(const assay_case *c, assay_other_form *form)
     return c->quant_format_count > 0;
 }
 
+/* Each sum of a gradient that goes along such an axis has another order. */
+static bool other_axes(const assay_case *c, assay_other_form *form)
+{
+    if (c->program == NULL || c->program->node_count == 0) return false;
+    assay_program_free_axes(c->program, form->reversed);
+    return form->reversed[0] != '\0';
+}
+
 static bool other_threads(const assay_case *c, assay_other_form *form)
 {
     enum { MANY = 7 };
@@ -629,6 +638,7 @@ const assay_equivalence assay_equivalences[] = {
     {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
     {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
     {"function-mesh", "a function whose shards do not talk on its mesh, or on one shard", ASSAY_HOLDS_SCALES, true, other_mesh},
+    {"axes-reversed", "a program's axes along which no step tells indices apart, the last index first, or as they are", ASSAY_HOLDS_SCALES, true, other_axes},
     {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
     {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},
 };

@@ -19,7 +19,8 @@ typedef struct assay_other_form {
     assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out);
     assay_holding holding;        /* the equivalence's, unless the form says otherwise */
     const char *other_checkpoint; /* one, or routing's weights, that is another number in this form; NULL: none */
-    bool other_shards;            /* what each shard has of its own (its leading axis) is another number as well */
+    char reversed[ASSAY_PROGRAM_LETTERS]; /* axes of a program of which it has the last index first; "": none */
+    bool other_shards; /* what each shard has of its own (its leading axis) is another number as well */
 } assay_other_form;
 
 typedef struct assay_equivalence {
@@ -42,6 +43,7 @@ typedef struct assay_form {
     assay_case c; /* lists are another's, but for `inputs` */
     assay_plan plan;
     assay_tensor_set results;
+    const char *reversed; /* assay_other_form's; NULL: it is no other form */
 } assay_form;
 void assay_form_free(assay_form *form);
 
@@ -53,9 +55,10 @@ assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs
 assay_status assay_form_evaluate(assay_context *ctx, const assay_case *c, const assay_profile *profile,
                                  assay_form *form);
 /* Its other form with the same given numbers, not evaluated. */
-assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form);
+assay_status assay_form_of_other(assay_context *ctx, const assay_other_form *other, const assay_form *one,
+                                 assay_form *form);
 /* The same, evaluated, with the error scales of the profile. */
-assay_status assay_form_evaluate_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+assay_status assay_form_evaluate_other(assay_context *ctx, const assay_other_form *other, const assay_form *one,
                                        const assay_profile *profile, assay_form *form);
 
 /* What was found. */

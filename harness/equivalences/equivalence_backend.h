@@ -29,4 +29,4 @@ assay_status assay_backend_first_form(assay_context *ctx, const assay_backend_ch
 /* What it makes of the other form of the equivalence, and the verdict, where it is done with that. */
 assay_status assay_backend_other_form(assay_context *ctx, const assay_backend_check_options *options,
                                       const assay_form *one, const assay_equivalence *equivalence,
-                                      const assay_case *other, assay_backend_end *end, assay_report *report);
+                                      const assay_other_form *other, assay_backend_end *end, assay_report *report);

@@ -22,8 +22,12 @@ void assay_form_free(assay_form *form)
 
 assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs)
 {
-    return (assay_layouts){own->c.config.w13_reorder_size, theirs->c.config.w13_reorder_size, own->c.mesh_mlp_tensor,
-                           &theirs->c};
+    const char *reversed = own->reversed != NULL ? own->reversed : theirs->reversed;
+    return (assay_layouts){.own = own->c.config.w13_reorder_size,
+                           .theirs = theirs->c.config.w13_reorder_size,
+                           .parts = own->c.mesh_mlp_tensor,
+                           .one = &theirs->c,
+                           .reversed = reversed != NULL && reversed[0] != '\0' ? reversed : NULL};
 }
 
 /* What the case says of a tensor is of no use to a form that has not got it. */
@@ -78,9 +82,10 @@ cleanup:
 }
 
 /* With the error scales of the profile, or none where it is NULL. */
-static assay_status open_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+static assay_status open_other(assay_context *ctx, const assay_other_form *how, const assay_form *one,
                                const assay_profile *profile, assay_form *form)
 {
+    const assay_case *other = &how->c;
     static char none[] = "none", all[] = "all";
     static char *no[] = {none}, *every[] = {all};
     const assay_text_list nothing = {no, 1}, everything = {every, 1};
@@ -90,6 +95,7 @@ static assay_status open_other(assay_context *ctx, const assay_case *other, cons
     assay_tensor_set numbers = {0};
     const bool dense = one->c.quant_format_count > 0 && other->quant_format_count == 0;
     form->c = *other;
+    form->reversed = how->reversed;
     form->c.sketch_above = 0;
     const bool backward = other->gradients.count > 0 && strcmp(other->gradients.items[0], "none") != 0;
     const bool checkpoints = other->checkpoints.count > 0 && strcmp(other->checkpoints.items[0], "none") != 0;
@@ -113,12 +119,13 @@ cleanup:
     return status;
 }
 
-assay_status assay_form_of_other(assay_context *ctx, const assay_case *other, const assay_form *one, assay_form *form)
+assay_status assay_form_of_other(assay_context *ctx, const assay_other_form *other, const assay_form *one,
+                                 assay_form *form)
 {
     return open_other(ctx, other, one, NULL, form);
 }
 
-assay_status assay_form_evaluate_other(assay_context *ctx, const assay_case *other, const assay_form *one,
+assay_status assay_form_evaluate_other(assay_context *ctx, const assay_other_form *other, const assay_form *one,
                                        const assay_profile *profile, assay_form *form)
 {
     const assay_status status = open_other(ctx, other, one, profile, form);
@@ -192,7 +199,9 @@ static void note(assay_equivalence_result *r, double units, const assay_tensor *
 static void compare_integers(const assay_tensor *other, const assay_counterpart *found, assay_equivalence_result *r)
 {
     for (int64_t i = 0; i < other->count; i++) {
-        const int32_t one = found->part[0]->indices[i];
+        int64_t at = 0;
+        const int part = assay_counterpart_at(found, i, &at);
+        const int32_t one = found->part[part]->indices[at];
         note(r, other->indices[i] == one ? 0 : INFINITY, other, i, one, other->indices[i]);
     }
 }
@@ -255,7 +264,7 @@ assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, 
     if (!assay_other_form_of(&own, &one->c, equivalence, &how)) return ASSAY_OK;
     r->applies = true;
     r->holding = how.holding;
-    MUST(assay_form_of_other(ctx, &how.c, one, &other));
+    MUST(assay_form_of_other(ctx, &how, one, &other));
     MUST(run_other(ctx, &how, &other));
     return compare(ctx, one, &other, &how, r);
 }

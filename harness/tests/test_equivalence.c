@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "harness/equivalences/equivalence.h"
+#include "harness/equivalences/free_axes.h"
 #include "harness/operations/op_support.h"
 #include "harness/tests/altering_sink.h"
 #include "harness/tests/harness_test.h"
@@ -155,6 +156,13 @@ static const char moe_recipe[] = "{case: moe/x, op: moe, " HEAD ", model: {" FUS
 static const char block_recipe[] =
     "{case: moe/x, op: moe, " HEAD ", model: {" FUSED_MODEL "}, config: {quant_recipe: deepseek_v3}}";
 
+static const char program[] = "{case: program/x, op: program, checkpoints: all, sizes: {T: 5, D: 8, E: 4, K: 2, H: 6, "
+                              "B: 3}, inputs: {x: [B, T, D]}, "
+                              "weights: {scale: [D], w: [D, H], gate: [D, E]}, steps: {n: 'rms_norm(x, scale)', "
+                              "g: 'product(\"BTD,DE->BTE\", n, gate)', ids: 'top_k(g, \"E->K\")', "
+                              "s: 'cumsum(softmax(pick(g, ids), over=\"K\"), over=\"T\")'}, outputs: "
+                              "{y: 'mul(product(\"BTD,DH->BTH\", n, w), max(s, over=\"K\"))'}}";
+
 /* An error in the other form alone: one key of its configuration is changed as well. */
 static const assay_equivalence *planted_in;
 static const char *planted;
@@ -296,6 +304,7 @@ static const struct {
     {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
     {"blas-reference", stack, "mscale=1.0000001"},
     {"function-mesh", function, "mscale=1.0000001"},
+    {"axes-reversed", program, NULL},
     {"threads", moe, "routed_scaling_factor=1.0000000000000002"},
     {"threads", mesh, "routed_scaling_factor=1.0000000000000002"},
 };
@@ -362,7 +371,7 @@ TEST(an_error_in_any_result_is_found)
         planted_in = assay_equivalence_by_name(rows[i].name);
         evaluate(&ctx, c, &one);
         assert_true(assay_other_form_of(&ctx, &one.c, planted_in, &how));
-        assert_ok(&ctx, assay_form_of_other(&ctx, &how.c, &one, &other));
+        assert_ok(&ctx, assay_form_of_other(&ctx, &how, &one, &other));
         for (int s = 0; s < other.plan.spec_count; s++) {
             planted = other.plan.specs[s].path;
             if (strncmp(planted, "outputs/", 8) != 0 && strncmp(planted, "gradients/", 10) != 0) continue;
@@ -436,6 +445,7 @@ TEST(cases_without_another_form_are_passed_over)
         {"function-mesh", expert_recipe, "seed=1"},
         {"weight-before-after-wo", moe, "mlp_bias=true"},
         {"weight-before-after-wo", moe, "sparse_matmul=false"},
+        {"axes-reversed", moe, "seed=1"},
     };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         assay_context ctx = assay_context_default(1);
@@ -444,6 +454,49 @@ TEST(cases_without_another_form_are_passed_over)
         const assay_equivalence *e = assay_equivalence_by_name(none[i].name);
         assert_ok(&ctx, assay_case_set(&ctx, c, none[i].set));
         if (assay_other_form_of(&ctx, c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
+        assay_cases_free(c, 1);
+    }
+}
+
+static const char *bound_axis;
+
+static bool other_of_bound_axis(const assay_case *c, assay_other_form *form)
+{
+    (void)c;
+    snprintf(form->reversed, sizeof form->reversed, "%s", bound_axis);
+    return true;
+}
+
+/* Axes along which a step goes, or counts, are left as they are: in another order they lead to other results. */
+TEST(axes_are_reversed_where_no_step_tells_their_indices_apart)
+{
+    static const struct {
+        const char *name, *free, *bound; /* each of the latter would be seen */
+    } table[] = {{"program/every-map", "DT", ""},        {"program/every-reduction", "DE", "T"},
+                 {"program/every-move", "", "DTH"},      {"program/norm-rope", "DNT", "R"},
+                 {"program/causal-conv", "BC", "TK"},    {"program/grouped-product", "DF", "TE"},
+                 {"program/top-k-softmax", "DFT", "EK"}, {"program/gated-delta-net", "BKNV", "T"},
+                 {"program/linear-scan", "BC", "T"},     {"program/transformer-layer", "BDF", "SH"},
+                 {"program/batched-product", "BHN", ""}, {"program/swiglu-quantise", "DET", ""},
+                 {"program/quantise-blocks", "", "N"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        assay_form one;
+        char axes[ASSAY_PROGRAM_LETTERS], letter[2] = "";
+        assay_case *c = case_named(table[i].name, "");
+        assay_program_free_axes(c->program, axes);
+        assert_string_equal(axes, table[i].free);
+        evaluate(&ctx, c, &one);
+        for (const char *at = table[i].bound; *at != '\0'; at++) {
+            const assay_equivalence wrong = {
+                .name = "wrong", .holding = ASSAY_HOLDS_SCALES, .other = other_of_bound_axis};
+            assay_equivalence_result result;
+            letter[0] = *at;
+            bound_axis = letter;
+            const assay_status status = assay_equivalence_check(&ctx, &one, &wrong, &result);
+            if (status == ASSAY_OK && result.holds) fail_msg("%s: %s is not seen", table[i].name, letter);
+        }
+        assay_form_free(&one);
         assay_cases_free(c, 1);
     }
 }

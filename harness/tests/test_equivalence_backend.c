@@ -65,7 +65,7 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
     assert_ok(&f->ctx, assay_form_evaluate(&f->ctx, &f->other.c, NULL, &two));
     /* the other form's own kernels are other random numbers: its results must come from the same ones */
     assay_form_free(&two);
-    assert_ok(&f->ctx, assay_form_of_other(&f->ctx, &f->other.c, &one, &two));
+    assert_ok(&f->ctx, assay_form_of_other(&f->ctx, &f->other, &one, &two));
     const assay_source in = assay_given_source(&two.results);
     const assay_sink out = assay_results_sink(&two.results);
     assert_ok(&f->ctx, assay_operation_evaluate(&f->ctx, two.plan.operation, &two.c, &in, &out, NULL, 0));
@@ -97,7 +97,7 @@ static assay_verdict verdict_of(fixture *f, assay_report *report)
     assay_backend_end end = {0};
     assert_ok(&f->ctx, assay_backend_first_form(&f->ctx, &f->options, f->c, &one, &end));
     assert_int_equal(end.outcome, ASSAY_OUTCOME_DONE);
-    assert_ok(&f->ctx, assay_backend_other_form(&f->ctx, &f->options, &one, f->equivalence, &f->other.c, &end, report));
+    assert_ok(&f->ctx, assay_backend_other_form(&f->ctx, &f->options, &one, f->equivalence, &f->other, &end, report));
     assert_int_equal(end.outcome, ASSAY_OUTCOME_DONE);
     assay_form_free(&one);
     return report->verdict;
@@ -174,7 +174,7 @@ TEST(no_memory_is_reported)
         assay_fail_allocation(n);
         assay_status status = assay_backend_first_form(&f.ctx, &f.options, f.c, &one, &end);
         if (status == ASSAY_OK && end.outcome == ASSAY_OUTCOME_DONE) {
-            status = assay_backend_other_form(&f.ctx, &f.options, &one, f.equivalence, &f.other.c, &end, &report);
+            status = assay_backend_other_form(&f.ctx, &f.options, &one, f.equivalence, &f.other, &end, &report);
         }
         assay_fail_allocation(-1);
         const bool failed = assay_allocation_failed(), done = end.outcome == ASSAY_OUTCOME_DONE;

@@ -1,0 +1,177 @@
+#include "harness/equivalences/free_axes.h"
+
+#include <string.h>
+
+#include "oracle/graph/graph_map.h"
+
+/* Letters of axes that are bound. */
+typedef struct bound {
+    const assay_program *p;
+    const assay_program_node *node;
+    bool letters[ASSAY_PROGRAM_LETTERS];
+} bound;
+
+static const assay_program_node *operand(const bound *b, int i)
+{
+    return &b->p->nodes[b->node->in[i]];
+}
+
+static void bind(bound *b, const char *axes)
+{
+    for (; *axes != '\0'; axes++) b->letters[(unsigned char)*axes % ASSAY_PROGRAM_LETTERS] = true;
+}
+
+/* `from` is where, -1 the last. */
+static void bind_one(bound *b, const char *axes, int from)
+{
+    const int rank = (int)strlen(axes), at = from < 0 ? rank + from : from;
+    if (at >= 0 && at < rank) bind(b, (char[]){axes[at], '\0'});
+}
+
+static void nothing(bound *b)
+{
+    (void)b;
+}
+
+static void along(bound *b)
+{
+    bind(b, assay_program_axes(b->node, "over"));
+}
+
+/* What has another letter in the pattern. */
+static void renamed(bound *b)
+{
+    assay_program_pattern_of p;
+    assay_program_pattern(assay_program_axes(b->node, "axes"), &p);
+    for (int i = 0; i < p.count && i < b->node->in_count; i++) {
+        for (int k = 0; p.in[i][k] != '\0'; k++) {
+            if (p.in[i][k] == operand(b, i)->axes[k]) continue;
+            bind_one(b, p.in[i], k);
+            bind_one(b, operand(b, i)->axes, k);
+        }
+    }
+}
+
+static void grouped(bound *b)
+{
+    renamed(b);
+    bind_one(b, operand(b, 0)->axes, 0);
+    bind_one(b, operand(b, 1)->axes, 0);
+}
+
+static void reshaped(bound *b)
+{
+    const char *from = operand(b, 0)->axes, *to = b->node->axes;
+    for (; *from != '\0' && *from == *to; to++) from++;
+    bind(b, from);
+    bind(b, to);
+}
+
+/* All letters of the pattern, of axes that are cut or joined. */
+static void cut(bound *b)
+{
+    bind(b, assay_program_axes(b->node, "axes"));
+}
+
+static void rows(bound *b)
+{
+    bind_one(b, operand(b, 0)->axes, 0);
+}
+
+static void scattered(bound *b)
+{
+    bind_one(b, b->node->axes, 0);
+}
+
+static void picked(bound *b)
+{
+    bind_one(b, operand(b, 0)->axes, -1);
+}
+
+static void chosen(bound *b)
+{
+    picked(b);
+    bind_one(b, b->node->axes, -1);
+}
+
+static void convolved(bound *b)
+{
+    bind_one(b, operand(b, 0)->axes, -2);
+    bind_one(b, operand(b, 1)->axes, -1);
+}
+
+/* Tokens follow each other, and heads of queries share those of keys. */
+static void attended(bound *b)
+{
+    for (int i = 0; i < 3; i++) {
+        bind_one(b, operand(b, i)->axes, 1);
+        bind_one(b, operand(b, i)->axes, 2);
+    }
+}
+
+static void recurrent(bound *b)
+{
+    bind_one(b, operand(b, 0)->axes, -3);
+}
+
+static void in_blocks(bound *b)
+{
+    if (assay_program_quantize(b->node).format->rows > 1) bind(b, b->node->axes);
+    picked(b);
+}
+
+#define X(name) {#name, nothing},
+static const struct {
+    const char *step;
+    void (*bind)(bound *b);
+} RULES[] = {GRAPH_MAPS(X) GRAPH_BINARIES(X) GRAPH_REDUCTIONS(X){"where", nothing},
+             {"softmax", nothing},
+             {"logsumexp", nothing},
+             {"rms_norm", nothing},
+             {"layer_norm", nothing},
+             {"cast", nothing},
+             {"float", nothing},
+             {"cumsum", along},
+             {"linear_scan", along},
+             {"product", renamed},
+             {"rearrange", renamed},
+             {"grouped_product", grouped},
+             {"reshape", reshaped},
+             {"slice", cut},
+             {"concatenate", cut},
+             {"gather", rows},
+             {"scatter_add", scattered},
+             {"pick", picked},
+             {"top_k", chosen},
+             {"rope", picked},
+             {"causal_conv", convolved},
+             {"attention", attended},
+             {"attention_lse", attended},
+             {"gated_delta_rule", recurrent},
+             {"quantise", in_blocks}};
+#undef X
+
+/* A step without a rule binds all that it has. */
+static void bind_node(bound *b)
+{
+    for (size_t i = 0; i < sizeof RULES / sizeof *RULES; i++) {
+        if (strcmp(RULES[i].step, b->node->step->name) != 0) continue;
+        RULES[i].bind(b);
+        return;
+    }
+    for (int i = 0; i < b->node->in_count; i++) bind(b, operand(b, i)->axes);
+    bind(b, b->node->axes);
+}
+
+void assay_program_free_axes(const assay_program *p, char axes[ASSAY_PROGRAM_LETTERS])
+{
+    bound b = {.p = p};
+    int count = 0;
+    for (int i = 1; i < p->node_count; i++) {
+        b.node = &p->nodes[i];
+        if (b.node->step != NULL) bind_node(&b);
+    }
+    for (int i = 0; i < ASSAY_PROGRAM_LETTERS; i++)
+        if (p->sizes[i] > 1 && !b.letters[i]) axes[count++] = (char)i;
+    axes[count] = '\0';
+}
