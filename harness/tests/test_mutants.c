@@ -297,6 +297,10 @@ static const struct {
     /* what quantises is a step, whose rules mutants of steps change */
     {"program", "requantise_missing requantise_amax_before_activation requantise_scale_rounding_other "
                 "requantise_tensor_scale_missing"},
+    /* these know operands by the names that operations have for them */
+    {"program", "operand_scale_of_next_expert operand_scales_of_up_for_gate operand_scales_at_unpadded_offsets "
+                "operand_scales_interleaved operand_tensor_scale_of_gate operand_tensor_scale_of_larger "
+                "operand_tensor_scale_of_first"},
     /* bits have no gradients */
     {"quantize dequantize cache_append", "zero_gradients zero_input_gradients negated_gradients gradients_99"},
     /* and what changes numbers changes none of them */
