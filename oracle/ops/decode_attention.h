@@ -57,7 +57,7 @@ assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_con
 typedef struct assay_decode_call {
     const assay_decode_config *config;
     const assay_decode_inputs *in;
-    double *attention_out, *lse;        /* lse may be NULL */
+    double *attention_out, *lse;       /* lse may be NULL */
     double *partial_out, *partial_lse; /* with splits */
 } assay_decode_call;
 

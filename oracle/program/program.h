@@ -67,8 +67,7 @@ typedef struct assay_program_node {
     char axes[ASSAY_MAX_RANK + 1];
     assay_shape shape;
     bool integers;
-    bool
-        exact; /* numbers that follow from whole numbers without a rounding: they have no gradient, and may be a mask */
+    bool exact;  /* follows from whole numbers without a rounding: it has no gradient, and may be a mask */
     bool chosen; /* whole numbers that the step chooses: a choice, which stands alone in its line */
     bool coded;  /* numbers of codes and scales, which have the name of its line: so does this */
     int line;    /* that it was made for */

@@ -215,7 +215,6 @@ TEST(test_relative_errors)
     free(next);
 }
 
-/* The variance of as many roundings, in one; more sums than go at a time. */
 /* In the place of the profile's, in products too; of float16 with an end and a beginning. */
 TEST(sums_have_a_type_of_their_own)
 {
@@ -239,6 +238,7 @@ TEST(sums_have_a_type_of_their_own)
     assert_within(worst, 0x1p-8, 0x1p-10, "the largest error of sums in bfloat16");
 }
 
+/* The variance of as many roundings, in one; more sums than go at a time. */
 TEST(test_rounded_sums)
 {
     assay_emulation e = emulation_of(ASSAY_FLOAT32, 9);
