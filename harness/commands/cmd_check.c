@@ -200,7 +200,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
 
 static assay_status choose(assay_context *ctx, check_run *r)
 {
-    char names[512] = "";
+    char names[ASSAY_MESSAGE_SIZE - 128] = "";
     const char *name = r->options->equivalence;
     if (name == NULL || strcmp(name, "all") == 0) return ASSAY_OK;
     r->only = assay_equivalence_by_name(name);

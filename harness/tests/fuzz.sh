@@ -63,7 +63,7 @@ prints '^30 cases in .*, seed 1: [0-9]+ passed, 0 failed'
 prints '^covered: [1-9][0-9]* of [0-9]+ values'
 # compared bit for bit, under every format and rule
 expect 0 fuzz "${numpy[@]}" --cases 60 --op quantize
-prints '^60 cases in .*, seed 1: 60 passed, 0 failed'
+prints '^60 cases in .*, seed 1: [56][0-9] passed, 0 failed' # a drawn type may not hold the powers of two that a case has
 expect 1 fuzz --serve --backend "$python $here/../backends/numpy/planted_nibbles.py" --cases 60 --op quantize --failures 1
 prints '^FAIL  fuzz/quantize-[0-9]+  outputs/codes: '
 prints '^    known bugs: equals mutant codes_swapped_in_byte'

@@ -295,7 +295,7 @@ def run(ar, request):
     s.need("inputs/expert_map" not in request.tensors, "no map of a rank's experts")
     s.need(s["routing_method"] == "", "no routing_method")
     s.need(all((request.tensors[path] >= 0).all() for path in choices), "no slots without an expert")
-    of_bits = request.op in ("quantize", "dequantize")  # of whose inputs none may be rounded
+    of_bits = request.op in ("quantize", "dequantize", "cache_append")  # of whose inputs none may be rounded
     tensors = operands(s, request.tensors)
     as_is = {path for path, x in tensors.items() if of_bits or path in request.wide or isinstance(x, Operand)}
     given = {path: x if path in as_is else ar.given(path, x) for path, x in tensors.items()}
