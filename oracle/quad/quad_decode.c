@@ -71,7 +71,7 @@ static void attend(const cache *k, int64_t b, int64_t i, int64_t head, int64_t f
     const assay_decode_config *c = k->config;
     const widths w = widths_of(c);
     const int64_t last = k->lengths[b] - c->sequence + i, first = c->window > 0 ? last - c->window + 1 : 0;
-    *s = (sums){.largest = -HUGE_VALQ, .out = s->out};
+    *s = (sums){.largest = -INFINITY, .out = s->out};
     for (int64_t d = 0; d < w.value; d++) s->out[d] = 0;
     for (int64_t j = from; j < to; j++) {
         quad score = 0;
