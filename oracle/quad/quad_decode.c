@@ -1,4 +1,5 @@
 /* Attention over a cache, one query at a time and one key after the other. */
+#include <math.h>
 #include <quadmath.h>
 
 #include "oracle/quad/quad_blocks.h"
