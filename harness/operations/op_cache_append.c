@@ -3,82 +3,26 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/operations/op_work.h"
+#include "harness/operations/op_cache.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/step_change.h"
-#include "oracle/ops/cache_format.h"
-
-static assay_cache_stream stream_of(const char *numbers, const char *bytes, const char *scales, const char *scale,
-                                    int64_t columns)
-{
-    return (assay_cache_stream){
-        .numbers = numbers, .bytes = bytes, .scales = scales, .scale = scale, .first_columns = columns};
-}
-
-/* Which tensors go where; rows and rules are the same in all. */
-static assay_status streams_of(assay_context *ctx, const assay_model_config *m, const assay_cache_format *f,
-                               assay_cache_append_config *config)
-{
-    const bool keys = f->kind == ASSAY_CACHE_KEYS, grouped = keys || m->head_dim > 0;
-    assay_cache_stream *s = config->streams;
-    config->stream_count = (grouped && !keys) || m->kv_cache_split ? 2 : 1;
-    if (m->kv_cache_split && (grouped || f->kind == ASSAY_CACHE_LATENT))
-        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_split,
-                                "false: the format has keys and values, or rows with both parts of a latent");
-    if (grouped) {
-        MUST(assay_require_positive(ctx, "head_dim", m->head_dim));
-        if (f->kind == ASSAY_CACHE_LATENT)
-            return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "0: %s has latents", f->block.name);
-        if (keys && m->base_num_kv_heads > 1)
-            return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_kv_heads, "1: %s has one head", f->block.name);
-        s[0] = stream_of("key", "key_cache", "key_cache_scale", "k_scale", m->head_dim);
-        s[1] = stream_of("value", "value_cache", "value_cache_scale", "v_scale", m->head_dim);
-        return ASSAY_OK;
-    }
-    MUST(assay_require_positive(ctx, "kv_lora_rank", m->kv_lora_rank));
-    MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
-    if (m->base_num_kv_heads > 1)
-        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_kv_heads, "1: latents have no heads (head_dim is 0)");
-    s[0] = stream_of("kv_c", "kv_cache", "kv_cache_scale", "kv_scale", m->kv_lora_rank);
-    if (!m->kv_cache_split) {
-        s[0].second = "k_pe";
-        s[0].second_columns = m->qk_rope_head_dim;
-        return ASSAY_OK;
-    }
-    s[0].bytes = "ckv_cache";
-    s[0].scales = "ckv_cache_scale";
-    s[1] = stream_of("k_pe", "kpe_cache", "kpe_cache_scale", "kv_scale", m->qk_rope_head_dim);
-    return ASSAY_OK;
-}
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
     const assay_model_config *m = &c->config;
-    const assay_cache_format *f = assay_cache_format_by_name(m->kv_cache_dtype.text);
     assay_cache_append_config *config = to;
+    const assay_cache_config pages = {.pages = m->pagedattn_num_pages,
+                                      .tokens = m->pagedattn_tokens_per_page,
+                                      .stride = m->pagedattn_page_stride > 0 ? m->pagedattn_page_stride
+                                                                             : m->pagedattn_tokens_per_page,
+                                      .heads = m->base_num_kv_heads > 0 ? m->base_num_kv_heads : 1,
+                                      .heads_first = strcmp(m->kv_layout.text, "HND") == 0};
     *config = (assay_cache_append_config){.tokens = c->batch * c->sequence};
-    if (f == NULL) return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_dtype, "one of docs/operations.md");
     if (c->dtype == ASSAY_FLOAT64)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
     MUST(assay_require_positive(ctx, "pagedattn_num_pages", m->pagedattn_num_pages));
     MUST(assay_require_positive(ctx, "pagedattn_tokens_per_page", m->pagedattn_tokens_per_page));
-    MUST(streams_of(ctx, m, f, config));
-    for (int64_t i = 0; i < config->stream_count; i++) {
-        assay_cache_stream *s = &config->streams[i];
-        s->cache = (assay_cache_config){.format = f,
-                                        .pages = m->pagedattn_num_pages,
-                                        .tokens = m->pagedattn_tokens_per_page,
-                                        .stride = m->pagedattn_page_stride > 0 ? m->pagedattn_page_stride
-                                                                               : m->pagedattn_tokens_per_page,
-                                        .heads = m->base_num_kv_heads > 0 ? m->base_num_kv_heads : 1,
-                                        .heads_first = strcmp(m->kv_layout.text, "HND") == 0,
-                                        .columns = s->first_columns + (f->plain_rope ? 0 : s->second_columns),
-                                        .rope = f->plain_rope ? s->second_columns : 0,
-                                        .rules = assay_quantize_rules_of(c, &f->block, 1, 1)};
-        s->cache.rules.any_number = true;
-        MUST(assay_cache_check(ctx, &s->cache));
-    }
-    return ASSAY_OK;
+    return assay_cache_streams_of(ctx, c, &pages, m->head_dim == 0, config);
 }
 
 /* T, g and the columns of what is appended. */
@@ -98,53 +42,13 @@ static bool has_heads(const assay_cache_append_config *config)
     return strcmp(config->streams[0].numbers, "key") == 0;
 }
 
-static void path_of(char path[ASSAY_PATH_SIZE], const char *folder, const char *name)
-{
-    snprintf(path, ASSAY_PATH_SIZE, "%s/%s", folder, name);
-}
-
-/* Bytes of all pages, as they are and as they become. */
-static void describe_bytes(assay_describer *d, const char *folder, const char *name, const assay_cache_config *c,
-                           int64_t bytes)
-{
-    const assay_fill any = assay_fill_range(ASSAY_INTEGERS, 0.0, 255.0);
-    const bool given = strcmp(folder, "inputs") == 0;
-    const assay_dims dims = {.labels = "W8", .dims = {c->pages, bytes}};
-    char path[ASSAY_PATH_SIZE];
-    if (bytes == 0) return;
-    path_of(path, folder, name);
-    assay_describe_sized(d, path, ASSAY_INT32, given ? &any : NULL, dims);
-    if (given) assay_described(d, 1)->most = 255;
-    if (!given && assay_cache_row_of(c, 0, 0).unused_bytes > 0) assay_described(d, 1)->unused_row_axes = 2;
-}
-
-static void describe_caches(assay_describer *d, const char *folder, const assay_cache_append_config *config)
-{
-    for (int64_t i = 0; i < config->stream_count; i++) {
-        const assay_cache_stream *s = &config->streams[i];
-        describe_bytes(d, folder, s->bytes, &s->cache, assay_cache_page_bytes(&s->cache));
-        describe_bytes(d, folder, s->scales, &s->cache, assay_cache_page_scales(&s->cache));
-    }
-}
-
 static void describe_numbers(assay_describer *d, const char *name, const char *axes)
 {
     const assay_fill one = assay_fill_normal(1.0, 0.0);
     char path[ASSAY_PATH_SIZE];
-    path_of(path, "inputs", name);
+    snprintf(path, sizeof path, "inputs/%s", name);
     assay_describe(d, path, d->c->dtype, &one, axes);
     assay_described(d, 1)->any_number = true;
-}
-
-static void describe_scale(assay_describer *d, const assay_cache_stream *s)
-{
-    const assay_fill positive = assay_fill_range(ASSAY_UNIFORM, 1.0 / 512, 1.0 / 64);
-    const assay_cache_format *f = s->cache.format;
-    char path[ASSAY_PATH_SIZE];
-    path_of(path, "inputs", s->scale);
-    if (f->scales == ASSAY_CACHE_OF_HEAD) assay_describe(d, path, ASSAY_FLOAT32, &positive, "g");
-    if (f->scales == ASSAY_CACHE_OF_TENSOR || f->block.tensor_scale)
-        assay_describe_sized(d, path, ASSAY_FLOAT32, &positive, (assay_dims){.labels = "1", .dims = {1}});
 }
 
 static void describe(assay_describer *d, const void *of)
@@ -155,13 +59,13 @@ static void describe(assay_describer *d, const void *of)
         const assay_cache_stream *s = &config->streams[i];
         describe_numbers(d, s->numbers, heads ? "Tgz" : i == 0 ? "Tl" : "TR");
         if (s->second != NULL) describe_numbers(d, s->second, "TR");
-        if (i == 0 || heads) describe_scale(d, s);
+        if (i == 0 || heads) assay_describe_given_scale(d, s);
     }
     assay_describe(d, "inputs/slot_mapping", ASSAY_INT32, NULL, "T");
     assay_described(d, 1)->derived = true;
     assay_require_all_values(d, "inputs/slot_mapping", config->tokens);
-    describe_caches(d, "inputs", config);
-    describe_caches(d, "outputs", config);
+    assay_describe_cache(d, "inputs", config);
+    assay_describe_cache(d, "outputs", config);
 }
 
 /* Slots in any order, none of them twice; every fifth token is padding, which is not kept. */
@@ -223,39 +127,25 @@ static assay_status joined(assay_context *ctx, const assay_cache_stream *s, int6
     return ASSAY_OK;
 }
 
-static int32_t *bytes_of(const assay_work *w, const char *folder, const char *name)
-{
-    char path[ASSAY_PATH_SIZE];
-    path_of(path, folder, name);
-    return assay_i32(w, path);
-}
-
-static double *numbers_of(const assay_work *w, const char *name)
-{
-    char path[ASSAY_PATH_SIZE];
-    path_of(path, "inputs", name);
-    return assay_f64(w, path);
-}
-
 static int32_t *start_from(const assay_work *w, const char *name, int64_t bytes)
 {
-    int32_t *to = bytes_of(w, "outputs", name);
-    if (bytes > 0) memcpy(to, bytes_of(w, "inputs", name), (size_t)bytes * sizeof *to);
+    int32_t *to = assay_bytes_of_cache(w, "outputs", name);
+    if (bytes > 0) memcpy(to, assay_bytes_of_cache(w, "inputs", name), (size_t)bytes * sizeof *to);
     return to;
 }
 
 static assay_status append(assay_context *ctx, const assay_work *w, const assay_cache_stream *s, int64_t tokens)
 {
     const assay_cache_config *c = &s->cache;
-    const double *second = s->second != NULL ? numbers_of(w, s->second) : NULL;
+    const double *second = s->second != NULL ? assay_numbers_of_cache(w, s->second) : NULL;
     OWNED double *rows = NULL;
     assay_cache_tokens t = {.count = tokens,
                             .slots = assay_i32(w, "inputs/slot_mapping"),
-                            .numbers = numbers_of(w, s->numbers),
+                            .numbers = assay_numbers_of_cache(w, s->numbers),
                             .rope = second,
-                            .scale = numbers_of(w, s->scale)};
+                            .scale = assay_numbers_of_cache(w, s->scale)};
     if (t.scale != NULL && strcmp(s->scale, "v_scale") == 0 && assay_step_is_changed(ctx, "scale of keys", NULL))
-        t.scale = numbers_of(w, "k_scale");
+        t.scale = assay_numbers_of_cache(w, "k_scale");
     if (second != NULL && c->rope == 0) {
         MUST(joined(ctx, s, tokens, t.numbers, second, &rows));
         t.numbers = rows;
