@@ -129,12 +129,12 @@ const assay_draw_key assay_draw_keys[] = {
     {"pagedattn_page_stride", DECODE | CACHE, 1, "0 17 65"},
     {"block_table_padding", DECODE, 1, "-1 2147480000"},
     {"kv_layout", DECODE | CACHE, 2, "NHD HND"},
-    {"kv_cache_dtype", CACHE, 5,
+    {"kv_cache_dtype", CACHE | DECODE, 5,
      "auto fp8_ds_mla;quant_scale_rounding=up;quant_smallest_amax=0.0448;quant_elements=divide "
      "fp8_ds_mla;quant_scale_rounding=nearest fp8_model1;quant_scale_rounding=up fp8_indexer fp8_e4m3 "
      "fp4_indexer;quant_scale_rounding=up;quant_ties=down fp8_e4m3_per_head fp8_e4m3_per_token "
      "mxfp8;quant_scale_rounding=up mxfp8;quant_scale_rounding=down nvfp4;quant_scale=invert"},
-    {"kv_cache_split", CACHE, 3, "true false"},
+    {"kv_cache_split", CACHE | DECODE, 3, "true false"},
     {"attn_impl", DECODE, 2, "absorb naive;num_kv_splits=0"},
     {"num_kv_splits", DECODE, 3, "0 1 2-9"},
     {"use_qk_norm", GROUPED, 3, "true false"},

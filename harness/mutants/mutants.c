@@ -49,6 +49,7 @@
 #define DEQUANTIZE ASSAY_PART_DEQUANTIZE
 #define CODES ASSAY_HAS_CODES
 #define HIDDEN ASSAY_HAS_HIDDEN
+#define CACHE_BYTES ASSAY_HAS_CACHE_BYTES
 #define RECIPE ASSAY_HAS_RECIPE
 #define RECIPE_OF_BLOCKS ASSAY_HAS_RECIPE_OF_BLOCKS
 #define WITH_INTERMEDIATES (GATED | ATTENTION)
@@ -271,24 +272,38 @@ const assay_mutant assay_mutants[] = {
     /* the pages of a cache */
     {"floor_of_amax", "the least scale is taken for the least amax", "68", CACHE, ASSAY_ALONE,
      KEY(quant_smallest_amax, TIMES, 1.0 / 448)},
-    {"cache_scales_as_e8m0", "scales keep their exponent alone", "68", CACHE, ASSAY_ALONE, CHANGED("scales as e8m0")},
-    {"cache_scales_inverted", "the reciprocals of scales are kept", "68", CACHE, ASSAY_ALONE,
+    {"cache_scales_as_e8m0", "scales keep their exponent alone", "68, 100", CACHE | CACHE_BYTES, ASSAY_ALONE,
+     CHANGED("scales as e8m0")},
+    {"cache_scales_inverted", "scales are taken for their reciprocals", "68", CACHE | CACHE_BYTES, ASSAY_ALONE,
      CHANGED("scales inverted")},
-    {"cache_scales_rolled", "scales belong to the block after", "68", CACHE, ASSAY_ALONE, CHANGED("scales rolled")},
-    {"given_scale_multiplied", "numbers are multiplied by the scale that is given", "68", CACHE, ASSAY_ALONE,
+    {"cache_scales_rolled", "scales belong to the block after", "68", CACHE | CACHE_BYTES, ASSAY_ALONE,
+     CHANGED("scales rolled")},
+    {"cache_scale_of_zero", "the code 0 of a scale in e8m0 is read as 0, not as 2^-127", "101", CACHE_BYTES,
+     ASSAY_ALONE, CHANGED("zero scale")},
+    {"cache_scales_of_next_token", "scales are those of the token after in the page", "", CACHE_BYTES, ASSAY_ALONE,
+     CHANGED("scales of the next token")},
+    {"cache_scales_swizzled", "scales are read as if 4 tokens by 4 blocks of them were a tile on its side", "105",
+     CACHE_BYTES, ASSAY_ALONE, CHANGED("scales swizzled")},
+    {"cache_codes_as_fnuz", "codes of e4m3fn are read as those of e4m3fnuz, half as large", "102", CACHE_BYTES,
+     ASSAY_ALONE, CHANGED("codes as fnuz")},
+    {"cache_nibbles_swapped", "the two numbers of a byte are read in the other order", "104", CACHE_BYTES, ASSAY_ALONE,
+     CHANGED("nibbles swapped")},
+    {"given_scale_multiplied", "the reciprocal of the scale that is given", "68", CACHE | CACHE_BYTES, ASSAY_ALONE,
      CHANGED("given scale multiplied")},
-    {"given_scale_ignored", "the scale that is given is left out", "68", CACHE, ASSAY_ALONE,
+    {"given_scale_ignored", "the scale that is given is left out", "68, 103", CACHE | CACHE_BYTES, ASSAY_ALONE,
      CHANGED("given scale ignored")},
-    {"given_scale_of_first_head", "every head has the scale of the first", "68", CACHE, ASSAY_ALONE,
+    {"given_scale_of_first_head", "every head has the scale of the first", "68, 103", CACHE | CACHE_BYTES, ASSAY_ALONE,
      CHANGED("scale of the first head")},
-    {"given_scale_of_keys", "values have the scale of keys", "68", CACHE, ASSAY_ALONE, CHANGED("scale of keys")},
+    {"given_scale_of_keys", "values have the scale of keys", "68", CACHE | CACHE_BYTES, ASSAY_ALONE,
+     CHANGED("scale of keys")},
     {"slot_of_next", "a token goes to the slot after its own", "69", CACHE, ASSAY_ALONE, CHANGED("next slot")},
     {"skipped_slots_written", "a token without a slot goes to the last one", "69", CACHE, ASSAY_ALONE,
      CHANGED("skipped slots")},
     {"page_cleared", "a page is cleared when a token comes to it", "69", CACHE, ASSAY_ALONE, CHANGED("page cleared")},
     {"cache_rows_with_scales", "codes and scales of a token lie beside each other, not behind those of the page", "70",
-     CACHE, ASSAY_ALONE, CHANGED("rows with scales")},
-    {"rope_before_latents", "the rope lies before the latents", "70", CACHE, ASSAY_ALONE, CHANGED("rope first")},
+     CACHE | CACHE_BYTES, ASSAY_ALONE, CHANGED("rows with scales")},
+    {"rope_before_latents", "the rope lies before the latents", "70", CACHE | CACHE_BYTES, ASSAY_ALONE,
+     CHANGED("rope first")},
     {"rope_quantised", "the rope goes through e4m3, too", "70", CACHE, ASSAY_ALONE, CHANGED("rope quantised")},
     {"written_stride_ignored", "pages are written as if they had as many rows as tokens", "66", CACHE, ASSAY_ALONE,
      CHANGED("no stride")},
@@ -803,6 +818,7 @@ static unsigned traits_of(const assay_plan *plan)
     if (recipe != NULL) traits |= ASSAY_HAS_RECIPE;
     if (recipe != NULL && recipe->dx_dy.scales == ASSAY_SCALES_BLOCKS) traits |= ASSAY_HAS_RECIPE_OF_BLOCKS;
     if (strcmp(plan->operation->name, "batch_split") == 0) traits |= ASSAY_IS_FUNCTION;
+    if ((traits & DECODE) != 0 && strcmp(plan->c->config.kv_cache_dtype.text, "auto") != 0) traits |= CACHE_BYTES;
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
         if (strcmp(spec->path, "inputs/x") == 0) traits |= ASSAY_HAS_X;

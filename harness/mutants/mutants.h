@@ -97,7 +97,8 @@ enum {
     ASSAY_HAS_CODES = 1 << 27,
     ASSAY_HAS_HIDDEN = 1 << 26,
     ASSAY_HAS_RECIPE = 1 << 25,
-    ASSAY_HAS_RECIPE_OF_BLOCKS = 1 << 24
+    ASSAY_HAS_RECIPE_OF_BLOCKS = 1 << 24,
+    ASSAY_HAS_CACHE_BYTES = 1 << 23 /* which it reads */
 };
 
 /* How much of a model an operation is: one part of it alone, a block of several parts, or layers. */

@@ -391,7 +391,9 @@ static assay_status check_quantising(const model_check *check)
 assay_status assay_model_check(assay_context *ctx, const assay_case *c, unsigned parts)
 {
     const model_check check = {ctx, c, parts_of(c, parts)};
-    if ((parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_CACHE)) == 0) MUST(check_quantising(&check));
+    const bool bytes = (parts & ASSAY_PART_DECODE) != 0 && strcmp(c->config.kv_cache_dtype.text, "auto") != 0;
+    if (!bytes && (parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_DEQUANTIZE | ASSAY_PART_CACHE)) == 0)
+        MUST(check_quantising(&check));
     if (has_the_models_layer(parts)) MUST(check_layer(&check));
     MUST(check_maxtext_keys(&check));
     MUST(check_heads(&check));

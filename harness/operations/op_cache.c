@@ -1,7 +1,15 @@
 #include "harness/operations/op_cache.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "oracle/base/memory.h"
+
+enum {
+    LEAST_BLOCK = 16,
+    UNUSED_BYTE = 255, /* NaN, as a code, a scale or a number */
+};
 
 static assay_cache_stream stream_of(const char *numbers, const char *bytes, const char *scales, const char *scale,
                                     int64_t columns)
@@ -11,7 +19,7 @@ static assay_cache_stream stream_of(const char *numbers, const char *bytes, cons
 }
 
 static assay_status grouped_streams(assay_context *ctx, const assay_model_config *m, const assay_cache_format *f,
-                                    assay_cache_append_config *config)
+                                    int64_t heads, assay_cache_append_config *config)
 {
     const bool keys = f->kind == ASSAY_CACHE_KEYS;
     assay_cache_stream *s = config->streams;
@@ -19,20 +27,21 @@ static assay_status grouped_streams(assay_context *ctx, const assay_model_config
     MUST(assay_require_positive(ctx, "head_dim", m->head_dim));
     if (f->kind == ASSAY_CACHE_LATENT)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "0: %s has latents", f->block.name);
-    if (keys && m->base_num_kv_heads > 1)
+    if (keys && heads > 1)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_kv_heads, "1: %s has one head", f->block.name);
     s[0] = stream_of("key", "key_cache", "key_cache_scale", "k_scale", m->head_dim);
     s[1] = stream_of("value", "value_cache", "value_cache_scale", "v_scale", m->head_dim);
     return ASSAY_OK;
 }
 
-static assay_status latent_streams(assay_context *ctx, const assay_model_config *m, assay_cache_append_config *config)
+static assay_status latent_streams(assay_context *ctx, const assay_model_config *m, int64_t heads,
+                                   assay_cache_append_config *config)
 {
     assay_cache_stream *s = config->streams;
     config->stream_count = m->kv_cache_split ? 2 : 1;
     MUST(assay_require_positive(ctx, "kv_lora_rank", m->kv_lora_rank));
     MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
-    if (m->base_num_kv_heads > 1)
+    if (heads > 1)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_kv_heads, "1: latents have no heads (head_dim is 0)");
     s[0] = stream_of("kv_c", "kv_cache", "kv_cache_scale", "kv_scale", m->kv_lora_rank);
     if (!m->kv_cache_split) {
@@ -56,7 +65,7 @@ assay_status assay_cache_streams_of(assay_context *ctx, const assay_case *c, con
     if (m->kv_cache_split && (!latent || f->kind == ASSAY_CACHE_LATENT))
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_split,
                                 "false: the format has keys and values, or rows with both parts of a latent");
-    MUST(latent ? latent_streams(ctx, m, config) : grouped_streams(ctx, m, f, config));
+    MUST(latent ? latent_streams(ctx, m, pages->heads, config) : grouped_streams(ctx, m, f, pages->heads, config));
     for (int64_t i = 0; i < config->stream_count; i++) {
         assay_cache_stream *s = &config->streams[i];
         s->cache = *pages;
@@ -107,6 +116,67 @@ void assay_describe_given_scale(assay_describer *d, const assay_cache_stream *s)
     if (f->scales == ASSAY_CACHE_OF_HEAD) assay_describe(d, path, ASSAY_FLOAT32, &positive, "g");
     if (f->scales == ASSAY_CACHE_OF_TENSOR || f->block.tensor_scale)
         assay_describe_sized(d, path, ASSAY_FLOAT32, &positive, (assay_dims){.labels = "1", .dims = {1}});
+}
+
+/* Numbers of all tokens of a cache, whose magnitudes and so whose scales differ from block to block. */
+static assay_status draw_tokens(assay_context *ctx, uint64_t seed, const char *path, const assay_cache_config *cache,
+                                double *numbers, double *rope)
+{
+    const assay_fill normal = assay_fill_normal(1.0, 0.0), powers = assay_fill_range(ASSAY_UNIFORM, -1.5, 1.5);
+    const int64_t tokens = cache->pages * cache->tokens, rows = tokens * cache->heads;
+    const int64_t blocks = (cache->columns + LEAST_BLOCK - 1) / LEAST_BLOCK;
+    const assay_shape shape = assay_shape_of(3, tokens, cache->heads, cache->columns);
+    const assay_shape of_blocks = assay_shape_of(3, tokens, cache->heads, blocks);
+    const assay_shape of_rope = assay_shape_of(2, tokens, cache->rope);
+    char other[ASSAY_PATH_SIZE + 16];
+    OWNED double *magnitude = NULL;
+    MUST(assay_alloc_f64(ctx, "magnitudes", rows * blocks, &magnitude));
+    MUST(assay_random_fill(ctx, &normal, seed, path, &shape, ASSAY_FLOAT32, 0, rows * cache->columns, numbers));
+    snprintf(other, sizeof other, "%s/magnitude", path);
+    MUST(assay_random_fill(ctx, &powers, seed, other, &of_blocks, ASSAY_FLOAT32, 0, rows * blocks, magnitude));
+    for (int64_t i = 0; i < rows * cache->columns; i++)
+        numbers[i] = assay_dtype_round(
+            ASSAY_FLOAT32, numbers[i] * exp2(magnitude[i / cache->columns * blocks + i % cache->columns / LEAST_BLOCK]),
+            false);
+    if (cache->rope == 0) return ASSAY_OK;
+    snprintf(other, sizeof other, "%s/rope", path);
+    return assay_random_fill(ctx, &normal, seed, other, &of_rope, ASSAY_FLOAT32, 0, tokens * cache->rope, rope);
+}
+
+static assay_status write_tokens(assay_context *ctx, uint64_t seed, const assay_cache_stream *s, const assay_source *in,
+                                 const int32_t *slots, int32_t *bytes, int32_t *scales)
+{
+    const assay_cache_config *c = &s->cache;
+    const int64_t tokens = c->pages * c->tokens, heads = c->format->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
+    char path[ASSAY_PATH_SIZE];
+    OWNED double *numbers = NULL;
+    OWNED double *rope = NULL;
+    OWNED double *scale = NULL;
+    MUST(assay_alloc_f64(ctx, "numbers", tokens * c->heads * c->columns, &numbers));
+    MUST(assay_alloc_f64(ctx, "rope", tokens * c->rope + 1, &rope));
+    path_of(path, "inputs", s->scale);
+    MUST(assay_read_whole(ctx, in, path, heads, &scale));
+    path_of(path, "inputs", s->bytes);
+    MUST(draw_tokens(ctx, seed, path, c, numbers, rope));
+    const assay_cache_tokens t = {.count = tokens, .slots = slots, .numbers = numbers, .rope = rope, .scale = scale};
+    return assay_cache_append(ctx, bytes, scales, &t, c);
+}
+
+assay_status assay_draw_cache(assay_context *ctx, uint64_t seed, const assay_cache_append_config *config,
+                              const char *path, const assay_source *in, const int32_t *slots, int32_t *wanted)
+{
+    const char *name = path + strlen("inputs/");
+    const assay_cache_stream *s = config->streams, *last = s + config->stream_count - 1;
+    while (s < last && strcmp(name, s->bytes) != 0 && strcmp(name, s->scales) != 0) s++;
+    const bool scales_wanted = strcmp(name, s->scales) == 0;
+    const int64_t counts[] = {s->cache.pages * assay_cache_page_bytes(&s->cache),
+                              s->cache.pages * assay_cache_page_scales(&s->cache)};
+    OWNED int32_t *other = NULL;
+    MUST(assay_alloc_i32(ctx, path, counts[scales_wanted ? 0 : 1] + 1, &other));
+    int32_t *const bytes[] = {scales_wanted ? other : wanted, scales_wanted ? wanted : other};
+    for (int which = 0; which < 2; which++)
+        for (int64_t i = 0; i < counts[which]; i++) bytes[which][i] = UNUSED_BYTE;
+    return write_tokens(ctx, seed, s, in, slots, bytes[0], bytes[1]);
 }
 
 int32_t *assay_bytes_of_cache(const assay_work *w, const char *folder, const char *name)

@@ -1,10 +1,12 @@
 /* Attention over a cache: mla_decode and gqa_decode. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "harness/operations/op_work.h"
+#include "harness/operations/op_cache.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/step_change.h"
 #include "oracle/ops/attention.h"
 #include "oracle/ops/decode_attention.h"
 
@@ -43,9 +45,9 @@ static assay_status pages_of(assay_context *ctx, const assay_case *c, assay_deco
 static assay_status common_of(assay_context *ctx, const assay_case *c, decode_config *config)
 {
     const assay_model_config *m = &c->config;
-    config->sinks = m->attention_sink;
-    config->padding = (int32_t)m->block_table_padding;
-    config->quad.query_scale = m->query_pre_attn_scalar;
+    *config = (decode_config){.sinks = m->attention_sink,
+                              .padding = (int32_t)m->block_table_padding,
+                              .quad.query_scale = m->query_pre_attn_scalar};
     config->quad.decode = (assay_decode_config){.batch = c->batch,
                                                 .sequence = c->sequence,
                                                 .heads = m->base_num_query_heads,
@@ -57,6 +59,25 @@ static assay_status common_of(assay_context *ctx, const assay_case *c, decode_co
                                                 .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY};
     MUST(assay_window_of(ctx, m, &config->quad.decode.window));
     return pages_of(ctx, c, &config->quad.decode);
+}
+
+/* Numbers, or bytes of a format. */
+static assay_status cache_of(assay_context *ctx, const assay_case *c, decode_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const assay_decode_config *d = &config->quad.decode;
+    const assay_cache_format *f = assay_cache_format_by_name(m->kv_cache_dtype.text);
+    const assay_cache_config pages = {
+        .pages = d->pages, .tokens = d->page, .stride = d->stride, .heads = d->kv_heads, .heads_first = d->heads_first};
+    MUST(assay_decode_check(ctx, d));
+    config->quad.split = m->kv_cache_split;
+    if (config->quad.split && !d->latent)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_split, "false: keys and values are two caches");
+    if (f != NULL && (f->kind == ASSAY_CACHE_KEYS || (f->kind == ASSAY_CACHE_LATENT && !d->latent)))
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_dtype,
+                                d->latent ? "a format of latents" : "a format of keys and values");
+    if (strcmp(m->kv_cache_dtype.text, assay_cache_format_names[0]) == 0) return ASSAY_OK;
+    return assay_cache_streams_of(ctx, c, &pages, d->latent, &config->quad.bytes);
 }
 
 static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void *to)
@@ -79,7 +100,7 @@ static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void 
     d->nope = naive ? m->qk_nope_head_dim : 0;
     d->out_dim = naive ? m->v_head_dim : 0;
     d->scale = m->query_pre_attn_scalar != 0 ? m->query_pre_attn_scalar : assay_mla_softmax_scale(mla);
-    return assay_decode_check(ctx, d);
+    return cache_of(ctx, c, config);
 }
 
 static assay_status gqa_config_of(assay_context *ctx, const assay_case *c, void *to)
@@ -95,7 +116,7 @@ static assay_status gqa_config_of(assay_context *ctx, const assay_case *c, void 
     d->width = d->v_dim = m->head_dim;
     d->heads_first = strcmp(m->kv_layout.text, "HND") == 0;
     d->scale = m->query_pre_attn_scalar != 0 ? m->query_pre_attn_scalar : 1 / sqrt((double)m->head_dim);
-    return assay_decode_check(ctx, d);
+    return cache_of(ctx, c, config);
 }
 
 static int64_t axis_size(const void *config, char axis)
@@ -142,16 +163,32 @@ static void describe_cache(assay_describer *d, const char *path, const char *axe
     assay_described(d, 1)->unused_row_axes = (int)strlen(axes) - 1;
 }
 
-static void describe_caches(assay_describer *d, const assay_decode_config *c)
+static void describe_bytes(assay_describer *d, const assay_cache_append_config *bytes)
 {
+    const int before = d->list->count;
+    assay_describe_cache(d, "inputs", bytes);
+    for (int back = d->list->count - before; back > 0; back--) assay_described(d, back)->derived = true;
+    for (int64_t i = 0; i < bytes->stream_count; i++)
+        if (i == 0 || strcmp(bytes->streams[i].scale, bytes->streams[0].scale) != 0)
+            assay_describe_given_scale(d, &bytes->streams[i]);
+}
+
+static void describe_caches(assay_describer *d, const quad_decode_config *config)
+{
+    const assay_decode_config *c = &config->decode;
     const bool paged = c->max_pages > 0;
-    if (c->latent) {
+    if (config->bytes.stream_count > 0) {
+        describe_bytes(d, &config->bytes);
+    } else if (config->split) {
+        describe_cache(d, "inputs/ckv_cache", paged ? "WUl" : "BYl");
+        describe_cache(d, "inputs/kpe_cache", paged ? "WUR" : "BYR");
+    } else if (c->latent) {
         describe_cache(d, "inputs/kv_cache", paged ? "WUw" : "BYw");
-        return;
+    } else {
+        const char *axes = c->heads_first ? paged ? "WgUz" : "BgYz" : paged ? "WUgz" : "BYgz";
+        describe_cache(d, "inputs/key_cache", axes);
+        describe_cache(d, "inputs/value_cache", axes);
     }
-    const char *axes = c->heads_first ? paged ? "WgUz" : "BgYz" : paged ? "WUgz" : "BYgz";
-    describe_cache(d, "inputs/key_cache", axes);
-    describe_cache(d, "inputs/value_cache", axes);
 }
 
 /* Where the case lists them, all of them. */
@@ -178,7 +215,7 @@ static void describe(assay_describer *d, const void *of)
         describe_indices(d, "inputs/block_table", NULL, "BZ");
         assay_described(d, 1)->derived = true;
     }
-    describe_caches(d, c);
+    describe_caches(d, &config->quad);
     if (c->nope > 0) {
         const assay_fill kernel = assay_fill_fan_in(c->v_dim);
         assay_describe(d, "weights/wkv_b/kernel", d->c->dtype, &kernel, "lNu");
@@ -197,19 +234,15 @@ static void describe(assay_describer *d, const void *of)
 }
 
 /* Pages in any order, none of them twice; what lies behind those of a sequence is padding. */
-static assay_status derive(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
-                           const assay_source *in, double *values, int32_t *indices)
+static assay_status derive_table(assay_context *ctx, const assay_case *c, const decode_config *config,
+                                 const assay_tensor_entry *entry, const assay_source *in, int32_t *indices)
 {
-    assay_operation_config of;
-    const decode_config *config = (const void *)&of;
     const assay_decode_config *d = &config->quad.decode;
     const assay_fill fill = {.distribution = ASSAY_PERMUTATION};
     const char *path = entry->spec.path;
     OWNED int32_t *keys = NULL;
     OWNED int32_t *pages = NULL;
     int64_t next = 0;
-    (void)values;
-    MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &of));
     const assay_shape shape = assay_shape_of(1, d->pages);
     MUST(assay_alloc_i32(ctx, "inputs/cache_seqlens", d->batch, &keys));
     MUST(in->read_i32(ctx, in->self, "inputs/cache_seqlens", 0, d->batch, keys));
@@ -237,6 +270,48 @@ static void use_cached(const assay_decode_config *d, const int32_t *table, const
         for (int64_t i = 0; i < keys[b] * d->kv_heads; i++)
             used[assay_decode_row(d, table, b, i % d->kv_heads, i / d->kv_heads)] = true;
     }
+}
+
+/* The slots of tokens that sequences have, and -1 for others. */
+static assay_status slots_of(assay_context *ctx, const assay_decode_config *d, const assay_source *in, int32_t *slots)
+{
+    const int64_t rows = d->pages * d->stride * d->kv_heads;
+    OWNED int32_t *keys = NULL;
+    OWNED int32_t *table = NULL;
+    OWNED bool *used = NULL;
+    MUST(assay_read_whole_i32(ctx, in, "inputs/cache_seqlens", d->batch, &keys));
+    MUST(assay_read_whole_i32(ctx, in, "inputs/block_table", d->batch * d->max_pages, &table));
+    MUST(assay_decode_check_table(ctx, d, table, keys));
+    MUST(assay_alloc(ctx, "rows that are used", rows, sizeof *used, &used));
+    memset(used, 0, (size_t)rows * sizeof *used);
+    use_cached(d, table, keys, used);
+    for (int64_t i = 0; i < d->pages * d->page; i++) {
+        const int64_t first = i / d->page * d->stride * d->kv_heads;
+        slots[i] = used[first + i % d->page * (d->heads_first ? 1 : d->kv_heads)] ? (int32_t)i : -1;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status derive_bytes(assay_context *ctx, const assay_case *c, const decode_config *config, const char *path,
+                                 const assay_source *in, int32_t *indices)
+{
+    const assay_decode_config *d = &config->quad.decode;
+    const assay_cache_append_config *streams = &config->quad.bytes;
+    OWNED int32_t *slots = NULL;
+    MUST(assay_alloc_i32(ctx, "slots", d->pages * d->page, &slots));
+    MUST(slots_of(ctx, d, in, slots));
+    return assay_draw_cache(ctx, c->seed, streams, path, in, slots, indices);
+}
+
+static assay_status derive(assay_context *ctx, const assay_case *c, const assay_tensor_entry *entry,
+                           const assay_source *in, double *values, int32_t *indices)
+{
+    assay_operation_config of;
+    const decode_config *config = (const void *)&of;
+    (void)values;
+    MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &of));
+    if (strcmp(entry->spec.path, "inputs/block_table") == 0) return derive_table(ctx, c, config, entry, in, indices);
+    return derive_bytes(ctx, c, config, entry->spec.path, in, indices);
 }
 
 /* Rows [splits,B,S,N] of splits that have keys. */
@@ -286,25 +361,77 @@ static assay_status merge(assay_context *ctx, const assay_work *w, const assay_d
     return assay_decode_merge(ctx, &staged);
 }
 
-static assay_decode_inputs inputs_of(const assay_work *w, const assay_decode_config *d)
+/* Caches as attention reads them, where they are not given so. */
+typedef struct decode_caches {
+    double *key, *value;
+} decode_caches;
+
+static void release_caches(decode_caches *caches)
 {
-    return (assay_decode_inputs){.query = assay_f64(w, d->nope > 0 ? "inputs/query_nope" : "inputs/query"),
-                                 .query_pe = assay_f64(w, "inputs/query_pe"),
-                                 .key_cache = assay_f64(w, d->latent ? "inputs/kv_cache" : "inputs/key_cache"),
-                                 .value_cache = assay_f64(w, "inputs/value_cache"),
-                                 .block_table = assay_i32(w, "inputs/block_table"),
-                                 .cache_seqlens = assay_i32(w, "inputs/cache_seqlens"),
-                                 .kernel = assay_f64(w, "weights/wkv_b/kernel"),
-                                 .sinks = assay_f64(w, "weights/sinks")};
+    free(caches->key);
+    free(caches->value);
 }
 
-/* Of the keys in the length of a sequence; `numbers` of a row. */
+/* Latents and their rope beside one another. */
+static void join_parts(const assay_work *w, const assay_decode_config *d, double *key)
+{
+    const int64_t rope = d->width - d->v_dim;
+    const double *latent = assay_f64(w, "inputs/ckv_cache"), *of_rope = assay_f64(w, "inputs/kpe_cache");
+    for (int64_t row = 0; row < d->pages * d->stride; row++) {
+        memcpy(key + row * d->width, latent + row * d->v_dim, (size_t)d->v_dim * sizeof *key);
+        memcpy(key + row * d->width + d->v_dim, of_rope + row * rope, (size_t)rope * sizeof *key);
+    }
+}
+
+static void read_bytes(const assay_context *ctx, const assay_work *w, const quad_decode_config *config,
+                       const decode_caches *to)
+{
+    const assay_decode_config *d = &config->decode;
+    for (int64_t i = 0; i < config->bytes.stream_count; i++) {
+        const assay_cache_stream *s = &config->bytes.streams[i];
+        const bool value = i > 0 && !d->latent, scaled = assay_numbers_of_cache(w, s->scale) != NULL;
+        const bool scale_of_keys = value && scaled && assay_step_is_changed(ctx, "scale of keys", NULL);
+        assay_cache_read(ctx,
+                         value   ? to->value
+                         : i > 0 ? to->key + d->v_dim
+                                 : to->key,
+                         value ? d->v_dim : d->width, assay_bytes_of_cache(w, "inputs", s->bytes),
+                         assay_bytes_of_cache(w, "inputs", s->scales),
+                         assay_numbers_of_cache(w, scale_of_keys ? "k_scale" : s->scale), &s->cache);
+    }
+}
+
+static assay_status read_inputs(assay_context *ctx, const assay_work *w, decode_caches *made, assay_decode_inputs *in)
+{
+    const quad_decode_config *config = w->config;
+    const assay_decode_config *d = &config->decode;
+    const int64_t rows = d->pages * d->stride * d->kv_heads;
+    *in = (assay_decode_inputs){.query = assay_f64(w, d->nope > 0 ? "inputs/query_nope" : "inputs/query"),
+                                .query_pe = assay_f64(w, "inputs/query_pe"),
+                                .key_cache = assay_f64(w, d->latent ? "inputs/kv_cache" : "inputs/key_cache"),
+                                .value_cache = assay_f64(w, "inputs/value_cache"),
+                                .block_table = assay_i32(w, "inputs/block_table"),
+                                .cache_seqlens = assay_i32(w, "inputs/cache_seqlens"),
+                                .kernel = assay_f64(w, "weights/wkv_b/kernel"),
+                                .sinks = assay_f64(w, "weights/sinks")};
+    if (config->bytes.stream_count == 0 && !config->split) return ASSAY_OK;
+    MUST(assay_alloc_f64(ctx, "keys of a cache", rows * d->width, &made->key));
+    if (!d->latent) MUST(assay_alloc_f64(ctx, "values of a cache", rows * d->v_dim, &made->value));
+    if (config->bytes.stream_count > 0) read_bytes(ctx, w, config, made);
+    if (config->bytes.stream_count == 0) join_parts(w, d, made->key);
+    in->key_cache = made->key;
+    in->value_cache = made->value;
+    return ASSAY_OK;
+}
+
+/* Of the keys in the length of a sequence, as they are given; `numbers` of a row. */
 static assay_status check_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
                                  const char *path, const double *cache, int64_t numbers)
 {
+    if (cache == NULL || ctx->change != NULL) return ASSAY_OK; /* a mutant may read others */
     for (int64_t i = 0; i < d->batch * d->kv_heads; i++) {
         const int64_t b = i / d->kv_heads;
-        for (int64_t key = 0; key < in->cache_seqlens[b] && cache != NULL; key++) {
+        for (int64_t key = 0; key < in->cache_seqlens[b]; key++) {
             const double *row = cache + assay_decode_row(d, in->block_table, b, i % d->kv_heads, key) * numbers;
             bool finite = true;
             for (int64_t n = 0; n < numbers; n++) finite &= isfinite(row[n]) != 0;
@@ -321,14 +448,17 @@ static assay_status check_cached(assay_context *ctx, const assay_decode_config *
 static assay_status forward(assay_context *ctx, const assay_work *w)
 {
     const assay_decode_config *d = decode_of(w->config);
-    const assay_decode_inputs in = inputs_of(w, d);
-    const char *path = d->latent ? "inputs/kv_cache" : "inputs/key_cache";
+    const quad_decode_config *config = w->config;
+    const char *path = config->split ? "inputs/ckv_cache" : d->latent ? "inputs/kv_cache" : "inputs/key_cache";
+    OWNED_BY(release_caches) decode_caches made = {0};
+    assay_decode_inputs in;
     const assay_decode_call call = {.config = d,
                                     .in = &in,
                                     .attention_out = assay_f64(w, "outputs/attention_out"),
                                     .lse = assay_f64(w, "outputs/lse"),
                                     .partial_out = assay_f64(w, "checkpoints/partial_out"),
                                     .partial_lse = assay_f64(w, "checkpoints/partial_lse")};
+    MUST(read_inputs(ctx, w, &made, &in));
     MUST(assay_decode_check_table(ctx, d, in.block_table, in.cache_seqlens));
     MUST(check_cached(ctx, d, &in, path, in.key_cache, d->width));
     MUST(check_cached(ctx, d, &in, "inputs/value_cache", in.value_cache, d->v_dim));
@@ -350,7 +480,9 @@ static assay_status run_in_a_way(assay_context *ctx, const assay_case *c, const 
     OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = &config, .in = in, .out = out};
     MUST(assay_work_open(ctx, &w, operation));
     const assay_decode_config *d = decode_of(&config);
-    const assay_decode_inputs given = inputs_of(&w, d);
+    OWNED_BY(release_caches) decode_caches made = {0};
+    assay_decode_inputs given;
+    MUST(read_inputs(ctx, &w, &made, &given));
     const assay_decode_call call = {.config = d,
                                     .in = &given,
                                     .attention_out = assay_f64(&w, "outputs/attention_out"),

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/step_change.h"
 
@@ -174,7 +175,12 @@ assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_confi
     X(SCALES_INVERTED, "scales inverted", c->format->block.scale == ASSAY_FLOAT32 && QUANTISED && !GIVEN)              \
     X(SCALE_OF_FIRST_HEAD, "scale of the first head", c->format->scales == ASSAY_CACHE_OF_HEAD && c->heads > 1)        \
     X(GIVEN_MULTIPLIED, "given scale multiplied", GIVEN)                                                               \
-    X(GIVEN_IGNORED, "given scale ignored", GIVEN)
+    X(GIVEN_IGNORED, "given scale ignored", GIVEN)                                                                     \
+    X(ZERO_SCALE, "zero scale", c->format->block.scale == E8M0) /* code 0 of a scale */                                \
+    X(SCALES_OF_NEXT, "scales of the next token", scale_bytes(c) > 0 && c->tokens > 1)                                 \
+    X(SCALES_SWIZZLED, "scales swizzled", c->format->scales == ASSAY_CACHE_APART && c->format->block.columns > 0)      \
+    X(CODES_FNUZ, "codes as fnuz", c->format->block.element == E4M3)                                                   \
+    X(NIBBLES_SWAPPED, "nibbles swapped", c->format->block.element == E2M1)
 
 typedef enum cache_change {
     NOTHING,
@@ -227,17 +233,19 @@ static double changed_scale(cache_change change, const double *scale, int64_t he
     return scale[change == SCALE_OF_FIRST_HEAD ? 0 : head];
 }
 
-static void change_scales(cache_change change, int64_t count, int32_t *scales)
+static int64_t changed_block(cache_change change, int64_t block, int64_t blocks)
 {
-    const int32_t first = scales[0];
-    for (int64_t i = 0; i < count; i++) {
-        float number = 0;
-        memcpy(&number, &scales[i], sizeof number);
-        number = 1 / number;
-        if (change == SCALES_ROLLED) scales[i] = i + 1 < count ? scales[i + 1] : first;
-        if (change == SCALES_AS_E8M0) scales[i] &= 0x7f800000;
-        if (change == SCALES_INVERTED) memcpy(&scales[i], &number, sizeof number);
-    }
+    return change == SCALES_ROLLED ? (block + 1) % blocks : block;
+}
+
+static uint32_t changed_bits(cache_change change, uint32_t scale)
+{
+    float number = 0;
+    memcpy(&number, &scale, sizeof number);
+    number = 1 / number;
+    if (change == SCALES_AS_E8M0) return scale & 0x7f800000;
+    if (change == SCALES_INVERTED) memcpy(&scale, &number, sizeof scale);
+    return scale;
 }
 
 /* --- writing --- */
@@ -274,8 +282,9 @@ static assay_status put_codes(assay_context *ctx, const row_writer *w, const dou
     int32_t of_tensor = 0;
     MUST(assay_quantize(ctx, w->codes, w->scales, &of_tensor, numbers, &w->rules));
     memcpy(page + row->codes, w->codes, (size_t)code_bytes(w->config) * sizeof *page);
-    if (w->change != NOTHING) change_scales(w->change, count, w->scales);
-    for (int64_t i = 0; i < count; i++) put_bytes(scales + row->scales + i * size, (uint32_t)w->scales[i], size);
+    for (int64_t i = 0; i < count; i++)
+        put_bytes(scales + row->scales + i * size,
+                  changed_bits(w->change, (uint32_t)w->scales[changed_block(w->change, i, count)]), size);
     return ASSAY_OK;
 }
 
@@ -324,4 +333,88 @@ assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *sca
         MUST(put_token(ctx, &w, t, i, slot % c->tokens, page, of_page));
     }
     return ASSAY_OK;
+}
+
+/* --- reading --- */
+
+static double number_of(assay_dtype type, const int32_t *from, int bytes)
+{
+    uint32_t bits = 0;
+    double number = 0;
+    for (int i = 0; i < bytes; i++) bits |= (uint32_t)from[i] << (8 * i);
+    const uint16_t two = (uint16_t)bits;
+    const uint8_t one = (uint8_t)bits;
+    assay_dtype_decode(type, 1, bytes == 1 ? (const void *)&one : bytes == 2 ? (const void *)&two : &bits, &number);
+    return number;
+}
+
+static double code_at(const assay_cache_config *c, cache_change change, const int32_t *codes, int64_t i)
+{
+    const assay_dtype element = c->format->block.element;
+    if (element == ASSAY_BFLOAT16) return number_of(element, codes + i * BFLOAT16_BYTES, BFLOAT16_BYTES);
+    if (element == E4M3) {
+        const double number = number_of(element, codes + i, 1);
+        return change == CODES_FNUZ ? number / 2 : number;
+    }
+    const int shift = (i % 2 == 1) != (change == NIBBLES_SWAPPED) ? 4 : 0;
+    const int32_t code = codes[i / 2] >> shift & 15;
+    return number_of(element, &code, 1);
+}
+
+/* The scale of a block of a token's; kernels that multiply in the type of the query round it to that type first. */
+static double scale_at(const assay_context *ctx, const assay_cache_config *c, cache_change change, int64_t token,
+                       int64_t head, int64_t block, const int32_t *scales)
+{
+    const assay_dtype type = c->format->block.scale;
+    const int size = type == ASSAY_FLOAT32 ? (int)sizeof(float) : 1;
+    const int64_t blocks = scale_bytes(c) / size, next = change == SCALES_OF_NEXT ? (token + 1) % c->tokens : token;
+    int64_t from = next, of = changed_block(change, block, blocks);
+    if (change == SCALES_SWIZZLED && token / 4 * 4 + 4 <= c->stride && block / 4 * 4 + 4 <= blocks) {
+        from = token / 4 * 4 + block % 4;
+        of = block / 4 * 4 + token % 4;
+    }
+    const int32_t *at = scales + changed_row(c, change, from, head).scales + of * size;
+    if (change == ZERO_SCALE && *at == 0) return 0;
+    int32_t bytes[sizeof(float)] = {0};
+    uint32_t bits = 0;
+    for (int i = 0; i < size; i++) bits |= (uint32_t)at[i] << (8 * i);
+    put_bytes(bytes, changed_bits(change, bits), size);
+    double scale = number_of(type, bytes, size);
+    if (assay_takes_second_form(ctx)) assay_round(ctx, ASSAY_ROUND_STORAGE, 1, &scale);
+    return scale;
+}
+
+static void read_row(const assay_context *ctx, const assay_cache_config *c, cache_change change, int64_t token,
+                     int64_t head, const int32_t *page, const int32_t *scales, const double *given, double *to)
+{
+    const assay_cache_row row = changed_row(c, change, token, head);
+    const int64_t columns = c->format->block.columns > 0 ? c->format->block.columns : c->columns;
+    const bool of_head = c->format->scales == ASSAY_CACHE_OF_HEAD;
+    const double whole = given == NULL ? 1 : changed_scale(change, given, of_head ? head : 0);
+    for (int64_t first = 0; first < c->columns; first += columns) {
+        const double scale = row.scale_bytes == 0 ? 1 : scale_at(ctx, c, change, token, head, first / columns, scales);
+        for (int64_t i = first; i < first + columns && i < c->columns; i++)
+            to[i] = code_at(c, change, page + row.codes, i) * scale * whole;
+    }
+    for (int64_t i = 0; i < c->rope; i++)
+        to[c->columns + i] = number_of(ASSAY_BFLOAT16, page + row.rope + i * BFLOAT16_BYTES, BFLOAT16_BYTES);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, c->columns, to);
+}
+
+void assay_cache_read(const assay_context *ctx, double *numbers, int64_t width, const int32_t *bytes,
+                      const int32_t *scales, const double *scale, const assay_cache_config *c)
+{
+    const int64_t page_bytes = assay_cache_page_bytes(c), rows = c->stride * c->heads;
+    const bool apart = c->format->scales == ASSAY_CACHE_APART;
+    cache_change change = change_of(ctx, c);
+    /* who reads pages as numbers changes these two */
+    if (change == NO_STRIDE || change == OTHER_LAYOUT) change = NOTHING;
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < c->pages * rows; i++) {
+        const int64_t page = i / rows, token = c->heads_first ? i % c->stride : i % rows / c->heads;
+        const int64_t head = c->heads_first ? i % rows / c->stride : i % c->heads;
+        const int32_t *of_page = bytes + page * page_bytes;
+        read_row(ctx, c, change, token, head, of_page, apart ? scales + page * assay_cache_page_scales(c) : of_page,
+                 scale, numbers + i * width);
+    }
 }

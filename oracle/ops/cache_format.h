@@ -1,4 +1,4 @@
-/* Caches of keys and values as bytes: what a page of tokens holds, by format, and the writer that appends tokens to it.
+/* Caches of keys and values as bytes: what a page of tokens holds, by format, the writer that appends tokens to it, and the reader.
  *
  * A page has `stride` rows (of `tokens` of them tokens are kept) for each head, [token,head] or, heads_first, [head,token].
  * A row holds a token's numbers of one head: first those that are quantised, `columns` of them, as codes (two of e2m1 a byte,
@@ -88,3 +88,8 @@ assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_confi
 /* Into `bytes` [pages,page bytes] and `scales` (APART; else NULL), each byte an int32. Bytes of no token stay. */
 assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *scales, const assay_cache_tokens *tokens,
                                 const assay_cache_config *config);
+
+/* The numbers of all rows, of tokens or not, [pages,rows of a page,width] in the order of the rows: of each row the columns,
+ * then the rope. code * scale is exact. `scale` as assay_cache_tokens has it. */
+void assay_cache_read(const assay_context *ctx, double *numbers, int64_t width, const int32_t *bytes,
+                      const int32_t *scales, const double *scale, const assay_cache_config *config);

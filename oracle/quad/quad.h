@@ -96,9 +96,11 @@ typedef struct quad_gqa_config {
 } quad_gqa_config;
 
 typedef struct quad_decode_config {
-    assay_decode_config decode; /* its scale is not read */
-    assay_mla_config mla;       /* of a latent cache: what the scale follows from */
-    double query_scale;         /* of another; 0: the root of the head's size */
+    assay_decode_config decode;      /* its scale is not read */
+    assay_mla_config mla;            /* of a latent cache: what the scale follows from */
+    double query_scale;              /* of another; 0: the root of the head's size */
+    assay_cache_append_config bytes; /* streams of a cache of bytes; 0: of numbers */
+    bool split;                      /* latents and their rope are two caches */
 } quad_decode_config;
 
 quad_form quad_rms_norm;     /* double: epsilon */

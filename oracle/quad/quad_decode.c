@@ -109,12 +109,29 @@ static void join(const assay_decode_config *c, const quad *query, const quad *qu
     for (int64_t d = 0; query_pe != NULL && d < rope; d++) to[own + d] = query_pe[row * rope + d];
 }
 
+/* `own` of the `width` numbers of each row of a cache, which a stream of bytes has or a tensor. */
+static void fill_rows(quad_tape *t, const quad_decode_config *config, int stream, const char *path, int64_t own,
+                      int64_t width, quad *to)
+{
+    const assay_decode_config *c = &config->decode;
+    const int64_t rows = c->pages * c->stride * c->kv_heads;
+    if (t->status == ASSAY_OK && config->bytes.stream_count > 0)
+        quad_cache_numbers(t, &config->bytes.streams[stream], width, to);
+    if (config->bytes.stream_count > 0) return;
+    const quad *numbers = quad_values(t, quad_given(t, path, rows, own));
+    for (int64_t n = 0; t->status == ASSAY_OK && n < rows * own; n++) to[n / own * width + n % own] = numbers[n];
+}
+
 void quad_decode(quad_tape *t, const void *self)
 {
     const quad_decode_config *config = self;
     const assay_decode_config *c = &config->decode;
     const widths w = widths_of(c);
-    const int64_t rows = c->batch * c->sequence * c->heads, cached_rows = c->pages * c->stride * c->kv_heads;
+    const int64_t rows = c->batch * c->sequence * c->heads;
+    const int64_t cached_rows = c->pages * c->stride * c->kv_heads;
+    const char *path = c->latent ? "inputs/kv_cache" : "inputs/key_cache";
+    const int64_t own = config->split ? c->v_dim : c->width;
+    quad *key = quad_keep(t, cached_rows * c->width, sizeof *key), *value = NULL;
     const bool naive = c->nope > 0;
     const quad given = config->query_scale != 0 ? config->query_scale : 1 / sqrtq(c->width);
     cache k = {.config = c,
@@ -125,8 +142,12 @@ void quad_decode(quad_tape *t, const void *self)
     const quad *query_pe = naive ? quad_values(t, quad_given(t, "inputs/query_pe", rows, c->width - c->v_dim)) : NULL;
     const quad *sinks = quad_values(t, quad_given_optional(t, "weights/sinks", 1, c->heads));
     if (c->max_pages > 0) k.table = quad_given_indices(t, "inputs/block_table", c->batch * c->max_pages);
-    k.key = quad_values(t, quad_given(t, c->latent ? "inputs/kv_cache" : "inputs/key_cache", cached_rows, c->width));
-    if (!c->latent) k.value = quad_values(t, quad_given(t, "inputs/value_cache", cached_rows, c->v_dim));
+    fill_rows(t, config, 0, config->split ? "inputs/ckv_cache" : path, own, c->width, key);
+    if (config->split) fill_rows(t, config, 1, "inputs/kpe_cache", c->width - own, c->width, key + own);
+    if (!c->latent) value = quad_keep(t, cached_rows * c->v_dim, sizeof *value);
+    if (!c->latent) fill_rows(t, config, 1, "inputs/value_cache", c->v_dim, c->v_dim, value);
+    k.key = key;
+    k.value = value;
     if (naive)
         k.kernel = quad_values(t, quad_given(t, "weights/wkv_b/kernel", c->v_dim, c->heads * (c->nope + c->out_dim)));
     const int64_t b = c->batch, s = c->sequence, n = c->heads;
@@ -138,22 +159,23 @@ void quad_decode(quad_tape *t, const void *self)
         part_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->splits, b, s, n, w.value));
         part_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->splits, b, n, s));
     }
-    quad *own = quad_keep(t, w.query + w.value, sizeof *own), *scratch = quad_keep(t, w.query + w.value, sizeof *own);
+    quad *query_row = quad_keep(t, w.query + w.value, sizeof *query_row),
+         *scratch = quad_keep(t, w.query + w.value, sizeof *query_row);
     if (t->status != ASSAY_OK) return;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t head = row % n, i = row / n % s, at = row / n / s;
         const int64_t length = k.lengths[at], size = c->max_pages > 0 ? c->page : 1;
         const int64_t place = (at * n + head) * s + i;
         sums found = {.out = out + row * w.value};
-        join(c, query, query_pe, row, own);
+        join(c, query, query_pe, row, query_row);
         for (int64_t part = 0; part < c->splits; part++) {
             const int64_t each = ((length + size - 1) / size + c->splits - 1) / c->splits * size;
             const int64_t end = (part + 1) * each < length ? (part + 1) * each : length;
             sums of_part = {.out = part_out + (part * rows + row) * w.value};
-            attend(&k, at, i, head, part * each, end, own, scratch, &of_part);
+            attend(&k, at, i, head, part * each, end, query_row, scratch, &of_part);
             part_lse[part * rows + place] = lse_of(c, &of_part);
         }
-        attend(&k, at, i, head, 0, length, own, scratch, &found);
+        attend(&k, at, i, head, 0, length, query_row, scratch, &found);
         lse[c->lse_tokens_first ? row : place] = lse_of(c, &found);
         const quad lost = sinks == NULL ? 0 : expq(sinks[head] - found.largest - logq(found.total));
         for (int64_t d = 0; found.total > 0 && d < w.value; d++) found.out[d] /= 1 + lost;

@@ -6,6 +6,7 @@
 #include <quadmath.h>
 #include <stdio.h>
 
+#include "oracle/quad/quad_blocks.h"
 #include "oracle/quad/quad_internal.h"
 #include "oracle/quad/tape.h"
 
@@ -352,12 +353,19 @@ static const quad *given_under(quad_tape *t, const char *name, int64_t rows, int
     return quad_values(t, quad_given_optional(t, path, rows, columns));
 }
 
+/* NULL where there are none. */
+static const int32_t *given_bytes(quad_tape *t, const char *name, int64_t bytes)
+{
+    char path[ASSAY_PATH_SIZE];
+    snprintf(path, sizeof path, "inputs/%s", name);
+    return bytes == 0 ? NULL : quad_given_indices(t, path, bytes);
+}
+
 static int32_t *bytes_as_given(quad_tape *t, const char *name, int64_t pages, int64_t bytes)
 {
     char path[ASSAY_PATH_SIZE];
-    if (bytes == 0) return NULL;
-    snprintf(path, sizeof path, "inputs/%s", name);
-    const int32_t *given = quad_given_indices(t, path, pages * bytes);
+    const int32_t *given = given_bytes(t, name, pages * bytes);
+    if (given == NULL) return NULL;
     snprintf(path, sizeof path, "outputs/%s", name);
     int32_t *to = quad_put_indices(t, path, assay_shape_of(2, pages, bytes));
     for (int64_t i = 0; t->status == ASSAY_OK && i < pages * bytes; i++) to[i] = given[i];
@@ -399,4 +407,53 @@ void quad_cache_append(quad_tape *t, const void *config)
 {
     const assay_cache_append_config *c = config;
     for (int64_t i = 0; i < c->stream_count; i++) append_stream(t, &c->streams[i], c->tokens);
+}
+
+static quad bfloat16_at(const int32_t *bytes)
+{
+    const quad size = number_of_scale(ASSAY_FLOAT32, (bytes[1] % 128 * 256 + bytes[0]) << 16);
+    return bytes[1] >= 128 ? -size : size;
+}
+
+static quad code_at(const quad_cache *q, const small_type *element, const int32_t *codes, int64_t i)
+{
+    if (q->bits == 16) return bfloat16_at(codes + 2 * i);
+    const int32_t code = q->bits == 8 ? codes[i] : codes[i / 2] / (i % 2 == 0 ? 1 : 16) % 16;
+    const int32_t size = code % element->sign;
+    const quad number = size < element->codes ? element->numbers[size] : (quad)NAN;
+    return code >= element->sign ? -number : number;
+}
+
+/* Unused rows may hold any bytes. */
+static quad scale_at(const quad_cache *q, const int32_t *scales, int64_t block)
+{
+    const int32_t *at = scales + block * q->scale_size;
+    int64_t bits = 0;
+    for (int i = q->scale_size; i > 0; i--) bits = bits * 256 + at[i - 1];
+    const bool none = q->scale_size == 1 ? bits == 255 : bits > INT32_MAX;
+    return none ? (quad)NAN : number_of_scale(q->c->format->block.scale, (int32_t)bits);
+}
+
+void quad_cache_numbers(quad_tape *t, const assay_cache_stream *s, int64_t width, quad *to)
+{
+    const assay_cache_config *c = &s->cache;
+    const quad_cache q = quad_cache_of(c);
+    const bool plain = q.bits == 16;
+    const small_type element = plain ? (small_type){0} : small_type_of(c->format->block.element);
+    const int64_t given = c->format->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
+    const quad *scale = given_under(t, s->scale, 1, given);
+    int32_t *bytes = (int32_t *)(uintptr_t)given_bytes(t, s->bytes, c->pages * q.page);
+    int32_t *scales = (int32_t *)(uintptr_t)given_bytes(t, s->scales, c->pages * q.page_scales);
+    for (int64_t i = 0; t->status == ASSAY_OK && i < c->pages * c->tokens * c->heads; i++) {
+        const int64_t slot = i / c->heads, head = i % c->heads, page = slot / c->tokens, token = slot % c->tokens;
+        const cache_row row = row_at(&q, slot, head, bytes, scales);
+        quad *numbers = to + width * (c->heads_first ? (page * c->heads + head) * c->stride + token
+                                                     : (page * c->stride + token) * c->heads + head);
+        for (int64_t j = 0; j < c->columns; j++) {
+            numbers[j] = code_at(&q, &element, row.codes, j);
+            if (q.scale_size > 0) numbers[j] *= scale_at(&q, row.scales, j / q.block);
+            if (scale != NULL) numbers[j] *= scale[given > 1 ? head : 0];
+        }
+        for (int64_t j = 0; j < c->rope; j++) numbers[c->columns + j] = bfloat16_at(row.rope + 2 * j);
+    }
 }

@@ -1,7 +1,7 @@
 """Tokens into the pages of a cache, as bytes: a whole page is an array of bytes, of which rows and scales are views."""
 import numpy as np
 
-from kernels_quantize import LARGEST, ONE, codes_of, in_blocks, numbers, scales_of
+from kernels_quantize import LARGEST, ONE, Operand, codes_of, in_blocks, numbers, scales_of
 
 # elements, scales, numbers of a block (0: the row), where scales lie, whether rope stays bfloat16, multiples of a token's scales and of a page
 FORMATS = {
@@ -86,6 +86,76 @@ def append(s, slots, x, second, given, cache, scale_cache):
     if at == "behind":
         cache[:, behind:behind + places[1][0].size] = places[1].reshape(len(cache), -1)
     return cache.astype(np.int32), places[1].reshape(len(cache), -1).astype(np.int32) if at == "apart" else None
+
+
+def numbers_of_codes(kind, rows):
+    if kind == "bf16":
+        return (np.ascontiguousarray(rows).view("<u2").astype(np.uint32) << 16).view(np.float32)
+    codes = np.stack([rows & 15, rows >> 4], -1).reshape(*rows.shape[:-1], -1) if kind == "e2m1" else rows
+    table = np.append(numbers(kind), np.float32(np.nan))  # the last code of e4m3
+    sign = 8 if kind == "e2m1" else 128
+    return np.where(codes & sign, -table[codes % sign], table[codes % sign])
+
+
+def numbers_of_scales(scales, rows):
+    if scales == "f32":
+        return np.ascontiguousarray(rows).view("<f4")
+    return np.ldexp(ONE, rows.astype(np.int32) - 127) if scales == "e8m0" else numbers_of_codes("e4m3", rows)
+
+
+def read(ar, s, pages, scale_pages, given, heads, columns, rope):
+    """Pages of bytes [P, bytes] to numbers [P, rows, heads, columns + rope], with kv_layout HND [P, heads, rows, .]."""
+    kind, scales, block, at, plain, multiple, _ = FORMATS[s["kv_cache_dtype"]]
+    if not plain:
+        columns, rope = columns + rope, 0
+    pages, block = pages.astype(np.uint8), block or columns
+    if s.count("pagedattn_num_pages") > 0:
+        rows = s.count("pagedattn_page_stride") or s.count("pagedattn_tokens_per_page")
+    else:
+        rows = s.count("cache_length")
+    codes = columns * 2 if kind == "bf16" else columns // 2 if kind == "e2m1" else columns
+    own = -(-columns // block) * (4 if scales == "f32" else 1) if at in ("row", "behind", "apart") else 0
+    wide = padded(own, multiple)
+    row = codes + 2 * rope + (wide if at == "row" else 0)
+    lines = pages[:, :rows * heads * row].reshape(len(pages), rows * heads, row)
+    home = {"row": lines[..., codes:], "behind": pages[:, rows * heads * row:], "apart": scale_pages}.get(at)
+    with np.errstate(all="ignore"):
+        y = numbers_of_codes(kind, lines[..., :codes]).astype(np.float64)
+        if own:
+            home = home if at == "row" else home[:, :rows * heads * wide].astype(np.uint8).reshape(len(pages), rows * heads, wide)
+            scale = numbers_of_scales(scales, home[..., :own])
+            if ar.variant.fused and not ar.variant.scales_after:  # a product in the type of the query
+                scale = ar.round(scale)
+            y = y * np.repeat(np.asarray(scale, np.float64), block, -1)[..., :columns]
+        if given is not None:
+            of_rows = np.repeat(given, rows) if s["kv_layout"] == "HND" else np.tile(given, rows)
+            y = y * (of_rows if len(given) == heads else given)[..., None].astype(np.float64)
+        if rope:
+            y = np.concatenate([y, numbers_of_codes("bf16", lines[..., row - 2 * rope:])], -1)
+        y = y if ar.variant.scales_after else ar.round(y)
+    return y.reshape(len(pages), *((heads, rows) if s["kv_layout"] == "HND" else (rows, heads)), -1)
+
+
+def caches(ar, s, t):
+    """The inputs of attention over a cache, with caches of numbers in the places of others."""
+    found, split = {}, s.true("kv_cache_split")
+    if s["kv_cache_dtype"] == "auto":
+        if split:
+            found = {"inputs/kv_cache": np.concatenate([t["inputs/ckv_cache"], t["inputs/kpe_cache"]], -1)}
+        return t | found
+
+    def numbers_in(name, scale, heads, columns, rope):
+        return read(ar, s, t[f"inputs/{name}"], t.get(f"inputs/{name}_scale"), t.get("inputs/" + scale), heads, columns, rope)
+
+    if "inputs/key_cache" in t:
+        heads = s.count("base_num_kv_heads") or s.count("base_num_query_heads")
+        for name in ("key", "value"):
+            found[f"inputs/{name}_cache"] = numbers_in(name + "_cache", name[0] + "_scale", heads, s.count("head_dim"), 0)
+    else:
+        rank, rope = s.count("kv_lora_rank"), s.count("qk_rope_head_dim")
+        parts = [("ckv_cache", rank, 0), ("kpe_cache", rope, 0)] if split else [("kv_cache", rank, rope)]
+        found["inputs/kv_cache"] = np.concatenate([numbers_in(name, "kv_scale", 1, *size)[:, :, 0] for name, *size in parts], -1)
+    return t | {name: y.view(Operand) if ar.variant.scales_after else y for name, y in found.items()}
 
 
 def cache_append(s, t):

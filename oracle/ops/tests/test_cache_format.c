@@ -183,3 +183,73 @@ TEST(refuses_slots_of_two_tokens_and_none)
     assert_int_equal(assay_cache_check_slots(&ctx, &c, 3, (int32_t[]){3, -1, 3}), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "inputs/slot_mapping[2] is 3, which another token has, too");
 }
+
+/* A row of float32 scales that are no powers of two, byte for byte, and NaN behind it. */
+TEST(a_row_of_656_bytes_is_read_by_hand)
+{
+    static int32_t bytes[6 * 656];
+    static double numbers[6 * 576];
+    const assay_cache_config c = config_of("fp8_ds_mla", 512, 64);
+    const assay_context ctx = assay_context_default(1);
+    int32_t *row = bytes + 4 * 656;
+    for (int i = 0; i < 6 * 656; i++) bytes[i] = 255;
+    memset(row, 0, 656 * sizeof *row);
+    row[0] = 0x7e, row[129] = 0xb8, row[511] = 0x01;
+    row[514] = 0x40, row[515] = 0x3f; /* 0.75 */
+    row[518] = 0x60, row[519] = 0x40; /* 3.5 */
+    row[527] = 0x3f;                  /* 0.5 */
+    row[528] = 0x81, row[529] = 0x3f; /* 1.0078125 */
+    row[654] = 0x00, row[655] = 0xc0; /* -2 */
+    assay_cache_read(&ctx, numbers, 576, bytes, NULL, NULL, &c);
+    const double *read = numbers + 4 * 576;
+    assert_true(read[0] == 448 * 0.75);
+    assert_true(read[129] == -3.5);
+    assert_true(read[511] == 0x1p-10);
+    assert_true(read[512] == 1.0078125);
+    assert_true(read[575] == -2);
+    assert_true(read[1] == 0);
+    assert_true(isnan(numbers[0]) && isnan(numbers[5 * 576 + 575]));
+}
+
+/* What rows hold that need no rounding comes back, in each format and in either order of heads. */
+TEST(what_is_written_is_read)
+{
+    static int32_t bytes[2 * MOST_BYTES], scales[2 * MOST_BYTES];
+    static double numbers[MOST_NUMBERS], rope[MOST_NUMBERS], read[8 * MOST_NUMBERS];
+    const double scale[] = {0.25, 0.25};
+    for (int i = 0; assay_cache_format_names[i] != NULL; i++) {
+        for (int heads_first = 0; heads_first < 2; heads_first++) {
+            const assay_cache_format *f = assay_cache_format_by_name(assay_cache_format_names[i]);
+            assay_cache_config c = config_of(assay_cache_format_names[i], 64, f->plain_rope ? 6 : 0);
+            assay_context ctx = assay_context_default(1);
+            const int64_t width = c.columns + c.rope;
+            const bool given =
+                f->block.tensor_scale || f->scales == ASSAY_CACHE_OF_TENSOR || f->scales == ASSAY_CACHE_OF_HEAD;
+            const assay_cache_tokens t = {.count = 2,
+                                          .slots = (int32_t[]){4, 1},
+                                          .numbers = numbers,
+                                          .rope = rope,
+                                          .scale = given ? scale : NULL};
+            c.heads = f->scales == ASSAY_CACHE_BEHIND ? 1 : 2;
+            c.heads_first = heads_first;
+            if (f->block.tensor_scale) c.rules = assay_quantize_default(&f->block, 1, 64);
+            c.rules.smallest_amax = 0;
+            for (int64_t j = 0; j < 2 * c.heads * c.columns; j++) numbers[j] = (double)(j % 4) * (j % 32 < 16 ? 2 : -1);
+            for (int64_t j = 0; j < 2 * c.rope; j++) rope[j] = (double)j / 4;
+            for (int j = 0; j < 2 * MOST_BYTES; j++) bytes[j] = scales[j] = 255;
+            assert_ok(&ctx, assay_cache_append(&ctx, bytes, scales, &t, &c));
+            assay_cache_read(&ctx, read, width, bytes, scales, t.scale, &c);
+            for (int64_t row = 0; row < 2 * c.heads; row++) {
+                const int64_t slot = t.slots[row / c.heads], head = row % c.heads, page = slot / 3, token = slot % 3;
+                const double *found = read + width * (heads_first ? (page * c.heads + head) * 3 + token
+                                                                  : (page * 3 + token) * c.heads + head);
+                for (int64_t j = 0; j < c.columns; j++)
+                    if (found[j] != numbers[row * c.columns + j])
+                        fail_msg("%s: number %d is %g, expected %g", f->block.name, (int)j, found[j],
+                                 numbers[row * c.columns + j]);
+                for (int64_t j = 0; j < c.rope; j++)
+                    assert_true(found[c.columns + j] == rope[row / c.heads * c.rope + j]);
+            }
+        }
+    }
+}
