@@ -198,17 +198,25 @@ static void describe_indices(assay_describer *d, const char *path, const assay_f
     assay_require_all_values(d, path, assay_shape_count(&assay_described(d, 1)->spec.shape));
 }
 
+/* Scores have a deviation of 1: those of a latent cache are not scaled by the width of its rows. */
+static assay_fill query_fill(const assay_decode_config *c)
+{
+    const int64_t numbers = c->nope > 0 ? c->nope + c->width - c->v_dim : c->width;
+    return assay_fill_normal(c->latent ? 1 / (c->scale * sqrt((double)numbers)) : 1.0, 0.0);
+}
+
 static void describe(assay_describer *d, const void *of)
 {
     const decode_config *config = of;
     const assay_decode_config *c = &config->quad.decode;
     const int64_t most = c->max_pages > 0 ? c->max_pages * c->page : c->page;
     const assay_fill one = assay_fill_normal(1.0, 0.0), drawn = assay_fill_range(ASSAY_INTEGERS, 0, (double)most);
+    const assay_fill query = query_fill(c);
     if (c->nope > 0) {
-        assay_describe(d, "inputs/query_nope", d->c->dtype, &one, "BSNi");
-        assay_describe(d, "inputs/query_pe", d->c->dtype, &one, "BSNR");
+        assay_describe(d, "inputs/query_nope", d->c->dtype, &query, "BSNi");
+        assay_describe(d, "inputs/query_pe", d->c->dtype, &query, "BSNR");
     } else {
-        assay_describe(d, "inputs/query", d->c->dtype, &one, c->latent ? "BSNw" : "BSNz");
+        assay_describe(d, "inputs/query", d->c->dtype, &query, c->latent ? "BSNw" : "BSNz");
     }
     describe_indices(d, "inputs/cache_seqlens", &drawn, "B");
     if (c->max_pages > 0) {
