@@ -47,6 +47,7 @@ for assay in "env/bin/assay" "env/bin/python -m assay"; do
   [ $status = 2 ] && grep -q none/such refused || complain "$assay: status $status of what is refused"
 done
 "${pytest[@]}" test_company.py >company || { cat company; complain "beside PyTorch and h5py"; }
+"${pytest[@]}" test_torch_decode.py >decode || { cat decode; complain "decode over a cache"; }
 pytest+=(test_torch_moe.py)
 "${pytest[@]}" >right || { cat right; complain "a right kernel fails"; }
 sed -i 's/weights \* config\["routed_scaling_factor"\] if deepseek else weights/weights/' torch_moe.py
