@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""FlashMLA's tests/quant.py as a backend of cache_append: tokens are quantised by it as they lie in their slots, and rows that have a token
-replace those of the cache. What its reader makes of the bytes is held to its formula here, since no operation of ours shows it."""
+"""Files of FlashMLA's tests as a backend. tests/quant.py is one of cache_append: tokens are quantised by it as they lie in their slots, and rows that
+have a token replace those of the cache. What its reader makes of the bytes is held to its formula here, since no operation of ours shows it.
+--reference NAME: its references in PyTorch, of mla_decode (reference.py)."""
 import argparse
-import importlib.util
+import importlib
 import pathlib
 import sys
+import types
 
 BACKENDS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.append(str(BACKENDS / "shell"))
@@ -12,20 +14,26 @@ sys.path.append(str(BACKENDS / "shell"))
 import numpy as np
 import torch
 
+import reference
 import serving
 from request import Request, write_candidate
+from torch_results import stored
 
-SOURCE = BACKENDS.parents[1] / "build/backends/flashmla/tests/quant.py"
+TESTS = BACKENDS.parents[1] / "build/backends/flashmla/tests"
 FORMATS = {"fp8_ds_mla": ("V32_FP8Sparse", 512), "fp8_model1": ("MODEL1_FP8Sparse", 448)}
 RULES = {"quant_scale": "divide", "quant_scale_rounding": "up", "quant_elements": "divide", "quant_saturate": "true",
          "quant_negative_zero": "true", "quant_smallest_amax": "0.0448", "dtype": "bfloat16"}
 
 
-def upstream():
-    spec = importlib.util.spec_from_file_location("quant", SOURCE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def upstream(name):
+    """A file of its tests. What they import for their timings and kernels needs a GPU, and stays out; of it the references call `cdiv` alone."""
+    if not (TESTS / f"{name}.py").exists():
+        sys.exit(f"no {TESTS}/{name}.py of FlashMLA: ci/setup backends flashmla, then ci/backends flashmla, fetches it")
+    sys.path.append(str(TESTS))
+    for absent in ("flash_mla", "kernelkit"):
+        sys.modules[absent] = types.ModuleType(absent)
+    sys.modules["kernelkit"].cdiv = lambda a, b: -(-a // b)
+    return importlib.import_module(name)
 
 
 def check_reader(quant, packed, layout, codes, scales, rope):
@@ -72,18 +80,31 @@ def append(quant, s, t):
     return {"outputs/kv_cache": cache.astype(np.int32)}
 
 
-def answer(request, candidate):
-    r = Request(request, np.float32)
+def cache_append(quant, r):
     s = r.settings
     s.need(r.op == "cache_append", "no op " + r.op)
     s.need(s["kv_cache_dtype"] in FORMATS, "no such cache")
     s.need((s.count("kv_lora_rank"), s.count("qk_rope_head_dim")) == (FORMATS[s["kv_cache_dtype"]][1], 64), "other widths")
     for key, value in RULES.items():
         s.need(s[key] == value, f"{key} other than {value}")
-    write_candidate(candidate, append(upstream(), s, r.tensors))
+    return append(quant, s, r.tensors)
+
+
+def mla_decode(module, call, r):
+    r.settings.need(r.op == "mla_decode", "no op " + r.op)
+    return {name: stored(x) for name, x in reference.mla_decode(module, call, r.settings, r.tensors).items()}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="FlashMLA's writer of caches")
+    parser = argparse.ArgumentParser(description="FlashMLA's writer of caches, and its references")
     serving.add_arguments(parser)
-    serving.start(parser, parser.parse_args(), answer)
+    parser.add_argument("--reference", choices=reference.FORMS)
+    options = parser.parse_args()
+    name, form = reference.FORMS.get(options.reference, ("quant", None))
+    module = upstream(name)
+
+    def answer(path, candidate):
+        request = Request(path, np.float32)
+        write_candidate(candidate, cache_append(module, request) if form is None else mla_decode(module, form, request))
+
+    serving.start(parser, options, answer)
