@@ -66,12 +66,15 @@ def sparse_prefill(module, s, t):
     return torch.stack(outs), torch.stack(lses)
 
 
+INPUTS = {"inputs/query", "inputs/kv_cache", "inputs/cache_seqlens", "inputs/block_table", "weights/sinks"}
 # which module of FlashMLA's tests, and the call
 FORMS = {"dense": ("test_flash_mla_dense_decoding", dense), "sparse_decode": ("ref", sparse_decode), "sparse_prefill": ("ref", sparse_prefill)}
 
 
 def mla_decode(module, call, s, t):
-    s.need(s["attn_impl"] == "absorb" and s.number("attn_logits_soft_cap") == 0 and s.count("num_kv_splits") == 0, "no heads of their own, caps or splits")
+    s.need(s["attn_impl"] == "absorb", "no heads of their own")
+    s.need(set(t) <= INPUTS, "a tensor that is not known here")
+    s.need(s.number("attn_logits_soft_cap") == 0 and s.count("num_kv_splits") == 0, "no caps, no splits")
     s.need(s["lse_layout"] == "BNS" and s["lse_base"].strip("'") == "e", "no log-sum-exp but natural ones, [B,N,S]")
     made = {name: torch.from_numpy(x).to(torch.float32) if x.dtype.kind == "f" else torch.from_numpy(x) for name, x in t.items()}
     out, lse = call(module, s, made)
