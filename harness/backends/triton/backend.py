@@ -37,7 +37,7 @@ def main():
     operations = importlib.import_module("kernels_" + options.kernels).OPERATIONS
 
     def answer(path, candidate):
-        request = Request(path, np.float64)
+        request = Request(path, np.float64, ("attn_logits_soft_cap",) if options.kernels == "vllm" else ())
         s = request.settings
         s.need(request.op in operations, f"no {request.op}")
         s.need_no_mesh()

@@ -1,10 +1,13 @@
 """vLLM's Triton kernels, forward. Two are missing: its fused MoE is launched on what moe_align_block_size made, an operator of CUDA;
 its prefill attention gives no log-sum-exp."""
+import math
+
 import torch
 import triton.language as tl
 from vllm.model_executor.layers.fused_moe.experts.fused_batched_moe import invoke_moe_batched_triton_kernel
 from vllm.model_executor.layers.fused_moe.moe_fused_mul_sum import moe_fused_mul_sum
 from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd
+from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states
 
 from kernels_attention import window_of
 
@@ -60,4 +63,56 @@ def attention(c):
     return {"outputs/attention_out": out.reshape(batch, length, heads, width), "outputs/lse": lse.reshape(batch, length, heads).transpose(1, 2)}
 
 
-OPERATIONS = {"gmm": gmm, "unpermute": unpermute, "attention": attention}
+def decode(c, key, value, scale, latent):
+    """key and value [pages, rows, heads, numbers]. Each token is a request of its own, over the keys up to itself. The kernel cuts a request's keys
+    into equal splits, so that those of pages are no splits of the case's."""
+    s, query, table = c.s, c.t["inputs/query"].detach(), c.t.get("inputs/block_table")
+    s.need("weights/sinks" not in c.t and window_of(s) == 0, "no sinks, no windows")
+    s.need(s["lse_base"].strip("'") == "e", "no log-sum-exp but natural ones")
+    (batch, tokens, heads), width, named = query.shape[:3], value.shape[-1], s.count("num_kv_splits")
+    rows, splits, page = batch * tokens, named or SPLITS, key.shape[1] if table is None else s.count("pagedattn_tokens_per_page")
+    table = torch.arange(batch, dtype=torch.int32)[:, None] if table is None else table
+    lengths = (c.t["inputs/cache_seqlens"][:, None] - tokens + 1 + torch.arange(tokens)).clamp(min=0).flatten().int()
+    out, lse = query.new_empty(rows, heads, width), torch.empty(rows, heads)  # vLLM's caller has lse in the query's type
+    parts = torch.full((rows, heads, splits, width + 1), -torch.inf)
+    decode_attention_fwd(query.flatten(0, 1).contiguous(), key[:, :page], value[:, :page], out, lse, table.repeat_interleave(tokens, 0), lengths, parts,
+                         splits, scale, page, s.number("attn_logits_soft_cap"), is_mla=latent)
+    lse = lse.reshape(batch, tokens, heads)
+    made = {"outputs/attention_out": out.reshape(batch, tokens, heads, width), "outputs/lse": lse if s["lse_layout"] == "BSN" else lse.transpose(1, 2)}
+    if named and tokens == 1 and "inputs/block_table" not in c.t:
+        made["checkpoints/partial_out"] = parts[..., :width].permute(2, 0, 1, 3)[:, :, None]
+        made["checkpoints/partial_lse"] = parts[..., width].permute(2, 0, 1)[..., None]
+    return made
+
+
+def mla_decode(c):
+    s, cache = c.s, c.t["inputs/kv_cache"].detach()[:, :, None]
+    s.need(s["attn_impl"] == "absorb", "no query that is not absorbed")
+    m = 0.1 * s.number("mscale") * math.log(s.number("rope_factor")) + 1
+    stretched = s.number("max_position_embeddings") > s.number("original_max_position_embeddings")
+    scale = (s.count("qk_nope_head_dim") + s.count("qk_rope_head_dim")) ** -0.5 * (m * m if stretched else 1)
+    return decode(c, cache, cache[..., :s.count("kv_lora_rank")], s.number("query_pre_attn_scalar") or scale, True)
+
+
+def gqa_decode(c):
+    key, value = c.t["inputs/key_cache"].detach(), c.t["inputs/value_cache"].detach()
+    if c.s["kv_layout"] == "HND":
+        key, value = key.transpose(1, 2), value.transpose(1, 2)
+    return decode(c, key, value, c.s.number("query_pre_attn_scalar") or key.shape[-1] ** -0.5, False)
+
+
+def merge_states(c):
+    """Two at a time; what there is in between keeps its type."""
+    c.forward_only()
+    out, lse = c.t["inputs/partial_out"].detach(), c.t["inputs/partial_lse"].detach().float()
+    c.s.need("weights/sinks" not in c.t and c.s["lse_base"].strip("'") == "e", "no sinks, no log-sum-exp but natural ones")
+    rows, of_rows = out.flatten(1, 2), lse.transpose(1, 2).flatten(2)  # [P,T,N,Dv], [P,N,T]
+    made, of_made = rows[0].contiguous(), of_rows[0].contiguous()
+    for part, of_part in zip(rows[1:], of_rows[1:]):
+        prefix, of_prefix = made, of_made
+        made, of_made = torch.empty_like(prefix), torch.empty_like(of_prefix)
+        merge_attn_states(made, prefix, of_prefix, part.contiguous(), of_part.contiguous(), of_made)
+    return {"outputs/attention_out": made.reshape(out.shape[1:]), "outputs/lse": of_made.unflatten(1, out.shape[1:3]).transpose(0, 1)}
+
+
+OPERATIONS = {"gmm": gmm, "unpermute": unpermute, "attention": attention, "merge_states": merge_states, "mla_decode": mla_decode, "gqa_decode": gqa_decode}
