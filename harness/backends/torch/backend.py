@@ -13,7 +13,7 @@ in float64. --form says by what of PyTorch it is computed:
     sdpa     as wide, with F.scaled_dot_product_attention and F.rms_norm
     torchao  `quantize` by torchao's encoders
     scaled   fp8 operands of a grouped product by F.scaled_mm
-    flex     as wide, with flex_attention, which has no backward on the processor
+    flex     as wide, with flex_attention, which has no backward on the processor; caches in pages by its PagedAttention
 --compile: gated MLP and attention by torch.compile. --device cuda puts it all there.
 """
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
 
     def answer(request: str, candidate: str) -> None:
-        results = run(Request(request, np.float64), DTYPES[options.dtype], options)
+        results = run(Request(request, np.float64, ("attn_logits_soft_cap",)), DTYPES[options.dtype], options)
         write_candidate(candidate, {path: stored(tensor) for path, tensor in results.items()})
 
     serving.start(parser, options, answer)

@@ -5,6 +5,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from kernels_attention import frequencies, window_of
 from kernels_moe import family_of
 from operations import rows_of_groups
 from request import Request, Settings, Unsupported
+from torch_cache import run_cache_append
+from torch_decode import cap_of, capped, run_gqa_decode, run_merge_states, run_mla_decode
 from torch_results import with_gradients
 from torchao_quantize import run_quantize
 
@@ -38,7 +41,7 @@ class Call:
         made = torch.from_numpy(np.array(value)).to(self.options.device)
         if not made.is_floating_point():
             return made.long()
-        router = "/gate/" in path or path.endswith(("inputs/logits", "per_expert_scale", "/lb_loss", "/z_loss", "/lse"))
+        router = "/gate/" in path or path.endswith(("inputs/logits", "per_expert_scale", "/lb_loss", "/z_loss", "lse"))
         made = made.to(self.wide if router or path.endswith("cotangents/weights") else self.dtype)
         return made.requires_grad_(self.backward and path.startswith(("inputs/", "weights/")))
 
@@ -366,19 +369,16 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tenso
     return out, query.new_zeros(0)
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+def flex(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, cap: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """The mask is a score_mod, as those of documents are where no whole block can be left out."""
     seen = seen.expand(len(query), 1, *seen.shape[2:])[:, 0]
 
     def masked(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return torch.where(seen[b, i, j], score, -math.inf)
+        return torch.where(seen[b, i, j], cap(score), -math.inf)
 
     out, aux = flex_attention(query, key, value, masked, scale=1.0, enable_gqa=query.shape[1] != key.shape[1],
                               return_aux=AuxRequest(lse=True))
     return out, aux.lse
-
-
-OWN_ATTENTION = {"sdpa": sdpa, "flex": flex}
 
 
 def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 0, sinks: Tensor | None = None
@@ -397,14 +397,15 @@ def attention(c: Call, query: Tensor, key: Tensor, value: Tensor, window: int = 
     query, key, value = (x.transpose(1, 2).masked_fill(empty, 0) for x in (query, key, value))
     if c.options.form in ("sdpa", "flex"):
         c.s.need(sinks is None, "no sinks in " + c.options.form)
-        out, lse = OWN_ATTENTION[c.options.form](query, key, value, seen | empty)
+        c.s.need(cap_of(c) == 0 or c.options.form == "flex", "no cap in sdpa")
+        out, lse = sdpa(query, key, value, seen | empty) if c.options.form == "sdpa" else flex(query, key, value, seen | empty, partial(capped, c))
         return out.masked_fill(empty, 0).transpose(1, 2), lse.masked_fill(empty[..., 0], -math.inf) if len(lse) else lse
     key, value = (x[:, :, None].expand(-1, -1, copies, -1, -1).flatten(1, 2) for x in (key, value))
-    if c.options.compile and sinks is None:
+    if c.options.compile and sinks is None and cap_of(c) == 0:
         out = compiled(masked_attention)(query, key, value, seen, empty).masked_fill(empty, 0)
         return out.transpose(1, 2), query.new_zeros(0)
-    scores = torch.matmul(query, key.transpose(-1, -2)).masked_fill(~seen, -math.inf).masked_fill(empty, 0)
-    scores = scores if c.options.form == "plain" else scores.to(c.wide)
+    scores = torch.matmul(query, key.transpose(-1, -2))
+    scores = capped(c, scores if c.options.form == "plain" else scores.to(c.wide)).masked_fill(~seen, -math.inf).masked_fill(empty, 0)
     lse = torch.logsumexp(scores.to(c.wide), -1).masked_fill(empty[..., 0], -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)], -1)
@@ -490,7 +491,8 @@ OPERATIONS: dict[str, Callable[[Call], Tensors]] = {
     "mla": lambda c: {"outputs/y": mla(c, "weights/", c.t["inputs/x"])},
     "gqa": lambda c: {"outputs/y": gqa(c, "weights/", c.t["inputs/x"])},
     "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute, "routing": run_routing, "moe": run_moe,
-    "attention": run_attention, "deepseek_layer": run_stack, "deepseek_stack": run_stack, "decoder_layer": run_stack,
+    "attention": run_attention, "merge_states": run_merge_states, "mla_decode": run_mla_decode, "gqa_decode": run_gqa_decode,
+    "cache_append": run_cache_append, "deepseek_layer": run_stack, "deepseek_stack": run_stack, "decoder_layer": run_stack,
     "decoder_stack": run_stack}
 
 
