@@ -73,6 +73,7 @@ FORMS = {"dense": ("test_flash_mla_dense_decoding", dense), "sparse_decode": ("r
 
 def mla_decode(module, call, s, t):
     s.need(s["attn_impl"] == "absorb", "no heads of their own")
+    s.need(s["kv_cache_dtype"] == "auto", "no cache of bytes")
     s.need(set(t) <= INPUTS, "a tensor that is not known here")
     s.need(s.number("attn_logits_soft_cap") == 0 and s.count("num_kv_splits") == 0, "no caps, no splits")
     s.need(s["lse_layout"] == "BNS" and s["lse_base"].strip("'") == "e", "no log-sum-exp but natural ones, [B,N,S]")

@@ -100,7 +100,6 @@ def flex_pages(c: Call, query: Tensor, key: Tensor, value: Tensor, scale: float)
 
 def decode(c: Call, query: Tensor, key: Tensor, value: Tensor, scale: float, made: Tensors) -> State:
     """query [B, S, N, W], caches with heads before rows: out [B, N, S, .] and lse [B, N, S]. Splits that are named become checkpoints."""
-    c.s.need(set(c.t) <= INPUTS | {"weights/sinks", "weights/wkv_b/kernel"}, "a tensor that is not known here")
     query, sinks, splits = query.transpose(1, 2), c.t.get("weights/sinks"), c.s.count("num_kv_splits")
     lengths = c.t["inputs/cache_seqlens"].tolist()
     if c.options.form == "flex":
@@ -138,8 +137,14 @@ def results(c: Call, out: Tensor, lse: Tensor, made: Tensors) -> Tensors:
     return {**made, "outputs/attention_out": out}
 
 
+def need_numbers(c: Call) -> None:
+    c.s.need(c.s["kv_cache_dtype"] == "auto", "no cache of bytes")
+    c.s.need(set(c.t) <= INPUTS | {"weights/sinks", "weights/wkv_b/kernel"}, "a tensor that is not known here")
+
+
 def run_mla_decode(c: Call) -> Tensors:
     """Unabsorbed the forms differ: `wide` absorbs wkv_b into the query, the others expand the cache with it."""
+    need_numbers(c)
     s, cache, kernel, made = c.s, c.t["inputs/kv_cache"][:, None], c.t.get("weights/wkv_b/kernel"), {}
     rank, nope = s.count("kv_lora_rank"), s.count("qk_nope_head_dim")
     m = 0.1 * s.number("mscale") * math.log(s.number("rope_factor")) + 1
@@ -160,6 +165,7 @@ def run_mla_decode(c: Call) -> Tensors:
 
 
 def run_gqa_decode(c: Call) -> Tensors:
+    need_numbers(c)
     key, value, made = c.t["inputs/key_cache"], c.t["inputs/value_cache"], {}
     if c.s["kv_layout"] != "HND":
         key, value = key.transpose(1, 2), value.transpose(1, 2)

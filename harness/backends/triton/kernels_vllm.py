@@ -86,8 +86,10 @@ def decode(c, key, value, scale, latent):
 
 
 def mla_decode(c):
-    s, cache = c.s, c.t["inputs/kv_cache"].detach()[:, :, None]
+    s = c.s
     s.need(s["attn_impl"] == "absorb", "no query that is not absorbed")
+    s.need(s["kv_cache_dtype"] == "auto" and "inputs/kv_cache" in c.t, "no cache of bytes, none in two parts")
+    cache = c.t["inputs/kv_cache"].detach()[:, :, None]
     m = 0.1 * s.number("mscale") * math.log(s.number("rope_factor")) + 1
     stretched = s.number("max_position_embeddings") > s.number("original_max_position_embeddings")
     scale = (s.count("qk_nope_head_dim") + s.count("qk_rope_head_dim")) ** -0.5 * (m * m if stretched else 1)
@@ -95,6 +97,7 @@ def mla_decode(c):
 
 
 def gqa_decode(c):
+    c.s.need(c.s["kv_cache_dtype"] == "auto", "no cache of bytes")
     key, value = c.t["inputs/key_cache"].detach(), c.t["inputs/value_cache"].detach()
     if c.s["kv_layout"] == "HND":
         key, value = key.transpose(1, 2), value.transpose(1, 2)

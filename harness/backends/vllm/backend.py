@@ -91,6 +91,7 @@ def main():
         s = request.settings
         s.need(request.op in OPERATIONS, "no " + request.op)
         s.need("outputs/lse" not in request.expects, "no lse")
+        s.need(s["kv_cache_dtype"] == "auto" and "inputs/ckv_cache" not in request.tensors, "no cache of bytes, none in two parts")
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in request.tensors.items()}
         tensors = {name: x.to(DTYPES[options.dtype]) if x.is_floating_point() else x for name, x in tensors.items()}
         write_candidate(candidate, {name: stored(x) for name, x in OPERATIONS[request.op](kernels, s, tensors).items()})
