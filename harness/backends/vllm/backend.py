@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""vLLM's kernels for processors as a backend: decode over a paged cache, forward.
+"""vLLM's kernels for processors as a backend: decode over a paged cache, forward, and its writers of caches.
 
     python3 harness/backends/vllm/backend.py --serve --dtype bf16
 
@@ -74,7 +74,36 @@ def gqa_decode(kernels, s, t):
     return {"outputs/attention_out": out.reshape(batch, tokens, heads, width)}
 
 
-OPERATIONS = {"mla_decode": mla_decode, "gqa_decode": gqa_decode}
+def bytes_of(pages, row, kind):
+    """Pages of bytes as [pages, rows, numbers of a row]."""
+    return pages.to(torch.uint8).view(kind).unflatten(1, (-1, row))
+
+
+def cache_append(kernels, s, t):
+    """vLLM's own layouts of a page hold the same bytes in another order: keys by columns, heads before tokens."""
+    s.need(s["dtype"] == "bfloat16" and s.count("pagedattn_page_stride") == 0, "no numbers but bfloat16, no stride")
+    slots, page = t["inputs/slot_mapping"].long(), s.count("pagedattn_tokens_per_page")
+    if "inputs/kv_c" in t:
+        s.need(s["kv_cache_dtype"] in ("auto", "bfloat16") and not s.true("kv_cache_split"), "no latents but of bfloat16, in one cache")
+        latent, rope = t["inputs/kv_c"].bfloat16(), t["inputs/k_pe"].bfloat16()
+        cache = bytes_of(t["inputs/kv_cache"], latent.shape[1] + rope.shape[1], torch.bfloat16)
+        kernels.concat_and_cache_mla_cpu(latent, rope, cache, slots)
+        return {"outputs/kv_cache": cache.flatten(1).view(torch.uint8).int()}
+    s.need(s["kv_cache_dtype"] in ("auto", "bfloat16", "fp8_e4m3") and "inputs/value" in t, "no such cache")
+    x = [t["inputs/" + name].bfloat16().contiguous() for name in ("key", "value")]
+    kind, (_, heads, width) = torch.bfloat16 if s["kv_cache_dtype"] != "fp8_e4m3" else torch.uint8, x[0].shape
+    s.need(width in HEADS and page % 32 == 0, "no heads of other widths, no pages but of 32 tokens and their multiples")
+    places = (0, 2, 1, 3) if s["kv_layout"] != "HND" else (0, 1, 2, 3)
+    shape = (page, heads, width) if s["kv_layout"] != "HND" else (heads, page, width)
+    caches = [bytes_of(t[f"inputs/{name}_cache"], width, kind).unflatten(1, shape[:2]).permute(places) for name in ("key", "value")]
+    caches = [caches[0].transpose(2, 3).contiguous().view(-1, heads, page, width), caches[1].contiguous()]
+    scales = [float(t[f"inputs/{name}_scale"]) if f"inputs/{name}_scale" in t else 1.0 for name in ("k", "v")]
+    kernels.cpu_attn_reshape_and_cache(*x, *caches, slots, "vec" if width % 32 == 0 else "vec16", *scales, "fp8_e4m3" if kind == torch.uint8 else "auto")
+    caches[0] = caches[0].view(-1, heads, width, page).transpose(2, 3)
+    return {f"outputs/{name}_cache": cache.permute(places).contiguous().flatten(1).view(torch.uint8).int() for name, cache in zip(("key", "value"), caches)}
+
+
+OPERATIONS = {"mla_decode": mla_decode, "gqa_decode": gqa_decode, "cache_append": cache_append}
 
 
 def main():
@@ -91,9 +120,10 @@ def main():
         s = request.settings
         s.need(request.op in OPERATIONS, "no " + request.op)
         s.need("outputs/lse" not in request.expects, "no lse")
-        s.need(s["kv_cache_dtype"] == "auto" and "inputs/ckv_cache" not in request.tensors, "no cache of bytes, none in two parts")
+        s.need(request.op == "cache_append" or s["kv_cache_dtype"] == "auto" and "inputs/ckv_cache" not in request.tensors, "no cache of bytes, none in two parts")
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in request.tensors.items()}
-        tensors = {name: x.to(DTYPES[options.dtype]) if x.is_floating_point() else x for name, x in tensors.items()}
+        if request.op != "cache_append":
+            tensors = {name: x.to(DTYPES[options.dtype]) if x.is_floating_point() else x for name, x in tensors.items()}
         write_candidate(candidate, {name: stored(x) for name, x in OPERATIONS[request.op](kernels, s, tensors).items()})
 
     serving.start(parser, options, answer)
