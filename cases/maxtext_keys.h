@@ -40,7 +40,6 @@ enum {
     X(dropout_rate, "0", ASSAY_PART_MLP | ASSAY_PART_ATTENTION)                                                        \
     X(chunk_attn_window_size, "0", ASSAY_PART_ATTENTION)                                                               \
     X(moba, "false", ASSAY_PART_ATTENTION)                                                                             \
-    X(use_indexer, "false", ASSAY_PART_ATTENTION)                                                                      \
     X(temperature_tuning, "false", ASSAY_PART_ATTENTION)                                                               \
     X(compress_ratios, "[]", ASSAY_PART_ATTENTION | ASSAY_PART_LATENT)                                                 \
     X(o_groups, "0", ASSAY_PART_LATENT | ASSAY_PART_GROUPED)                                                           \

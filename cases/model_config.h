@@ -94,6 +94,10 @@
     X(B, kv_cache_split, false) /* latents and their rope are two tensors */                                           \
     X(S, attn_impl, "absorb")                                                                                          \
     X(I, num_kv_splits, 0)                                                                                             \
+    X(B, use_indexer, false)                                                                                           \
+    X(I, indexer_topk, 2048)                                                                                           \
+    X(B, use_chunked_prefill, false)                                                                                   \
+    X(I, prefill_chunk_size, 256)                                                                                      \
     X(B, use_qk_norm, false)                                                                                           \
     X(B, fused_qkv, false)                                                                                             \
     X(D, query_pre_attn_scalar, 0.0) /* as the block has it */                                                         \

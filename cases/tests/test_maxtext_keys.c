@@ -39,7 +39,7 @@ TEST(whole_names_alone_are_neutral)
                                          "emb_dim",
                                          "dtype",
                                          "num_kv_heads",
-                                         "use_indexer",
+                                         "moba",
                                          "ici_expert",
                                          "hidden_size",
                                          "base_config run_name",
@@ -57,15 +57,24 @@ TEST(values_that_change_nothing)
         const char *value;
         bool nothing;
     } rows[] = {
-        {ASSAY_MAXTEXT_use_indexer, "false", true},           {ASSAY_MAXTEXT_use_indexer, "False", true},
-        {ASSAY_MAXTEXT_use_indexer, "true", false},           {ASSAY_MAXTEXT_use_indexer, "", false},
-        {ASSAY_MAXTEXT_chunk_attn_window_size, "0", true},    {ASSAY_MAXTEXT_chunk_attn_window_size, "0.0", true},
-        {ASSAY_MAXTEXT_chunk_attn_window_size, "128", false}, {ASSAY_MAXTEXT_compress_ratios, "[]", true},
-        {ASSAY_MAXTEXT_compress_ratios, "[...]", false},      {ASSAY_MAXTEXT_quantization, "", true},
-        {ASSAY_MAXTEXT_quantization, "fp8_full", false},      {ASSAY_MAXTEXT_weight_sparsity_n, "null", true},
-        {ASSAY_MAXTEXT_weight_sparsity_n, "2", false},        {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
-        {ASSAY_MAXTEXT_mhc_expansion_rate, "4", false},       {ASSAY_MAXTEXT_attention, "flash", true},
-        {ASSAY_MAXTEXT_attention, "vllm_rpa", false},         {ASSAY_MAXTEXT_global_parameter_scale, "1.0", true},
+        {ASSAY_MAXTEXT_moba, "false", true},
+        {ASSAY_MAXTEXT_moba, "False", true},
+        {ASSAY_MAXTEXT_moba, "true", false},
+        {ASSAY_MAXTEXT_moba, "", false},
+        {ASSAY_MAXTEXT_chunk_attn_window_size, "0", true},
+        {ASSAY_MAXTEXT_chunk_attn_window_size, "0.0", true},
+        {ASSAY_MAXTEXT_chunk_attn_window_size, "128", false},
+        {ASSAY_MAXTEXT_compress_ratios, "[]", true},
+        {ASSAY_MAXTEXT_compress_ratios, "[...]", false},
+        {ASSAY_MAXTEXT_quantization, "", true},
+        {ASSAY_MAXTEXT_quantization, "fp8_full", false},
+        {ASSAY_MAXTEXT_weight_sparsity_n, "null", true},
+        {ASSAY_MAXTEXT_weight_sparsity_n, "2", false},
+        {ASSAY_MAXTEXT_mhc_expansion_rate, "1", true},
+        {ASSAY_MAXTEXT_mhc_expansion_rate, "4", false},
+        {ASSAY_MAXTEXT_attention, "flash", true},
+        {ASSAY_MAXTEXT_attention, "vllm_rpa", false},
+        {ASSAY_MAXTEXT_global_parameter_scale, "1.0", true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const bool found = assay_maxtext_value_changes_nothing(&assay_maxtext_keys[rows[i].key], rows[i].value);

@@ -490,10 +490,16 @@ static bool may_share(const assay_case *c)
     return (parts & ASSAY_PART_SHARING) != 0 && (parts & ASSAY_PART_DECODE) == 0;
 }
 
+static bool decodes(const assay_case *c)
+{
+    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0;
+}
+
 /* Over a cache. Splits cut pages or keys, so that they are others where these lie elsewhere. */
 static bool decodes_whole(const assay_case *c)
 {
-    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0 && c->config.num_kv_splits == 0;
+    const assay_model_config *m = &c->config;
+    return decodes(c) && m->num_kv_splits == 0 && !m->use_chunked_prefill && !m->use_indexer;
 }
 
 static bool other_contiguous(const assay_case *c, assay_other_form *form)
@@ -511,7 +517,28 @@ static bool other_pages(const assay_case *c, assay_other_form *form)
 static bool other_splits(const assay_case *c, assay_other_form *form)
 {
     form->c.config.num_kv_splits = c->config.num_kv_splits == 0 ? 3 : 0;
-    return (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0 && is_case(&form->c);
+    return decodes(c) && is_case(&form->c);
+}
+
+static bool other_lists(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_decode_run_in_lists;
+    return decodes_whole(c) && is_op(c, "mla_decode");
+}
+
+/* Splits would have other entries. */
+static bool other_order(const assay_case *c, assay_other_form *form)
+{
+    form->run = assay_decode_run_in_other_order;
+    return decodes(c) && c->config.use_indexer && c->config.num_kv_splits == 0;
+}
+
+static bool other_prefill_chunks(const assay_case *c, assay_other_form *form)
+{
+    assay_model_config *m = &form->c.config;
+    m->use_chunked_prefill = !c->config.use_chunked_prefill;
+    m->prefill_chunk_size = 3;
+    return decodes(c) && is_case(&form->c);
 }
 
 static bool other_steps(const assay_case *c, assay_other_form *form)
@@ -624,6 +651,9 @@ const assay_equivalence assay_equivalences[] = {
     {"paged-contiguous", "a cache in pages, or each sequence by itself", ASSAY_HOLDS_BITS, false, other_contiguous},
     {"pages-other", "pages of one size, order and layout, or of another", ASSAY_HOLDS_BITS, false, other_pages},
     {"splits-whole", "a cache in splits that are merged, or whole", ASSAY_HOLDS_SCALES, true, other_splits},
+    {"prefill-chunked", "the context in chunks and the new tokens by themselves, or all keys at once", ASSAY_HOLDS_SCALES, true, other_prefill_chunks},
+    {"sparse-dense", "keys of a sequence, or lists that name each of them", ASSAY_HOLDS_BITS, false, other_lists},
+    {"sparse-order", "lists of rows in one order, or in another", ASSAY_HOLDS_SCALES, false, other_order},
     {"tokens-stepwise", "several tokens over a cache at once, or one after the other", ASSAY_HOLDS_BITS, false, other_steps},
     {"decode-prefill", "the last tokens over a cache, or as rows of attention over all", ASSAY_HOLDS_SCALES, false, other_prefill},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},

@@ -135,8 +135,12 @@ const assay_draw_key assay_draw_keys[] = {
      "fp4_indexer;quant_scale_rounding=up;quant_ties=down fp8_e4m3_per_head fp8_e4m3_per_token "
      "mxfp8;quant_scale_rounding=up mxfp8;quant_scale_rounding=down nvfp4;quant_scale=invert"},
     {"kv_cache_split", CACHE | DECODE, 3, "true false"},
-    {"attn_impl", DECODE, 2, "absorb naive;num_kv_splits=0"},
+    {"attn_impl", DECODE, 2, "absorb naive"},
     {"num_kv_splits", DECODE, 3, "0 1 2-9"},
+    {"use_indexer", DECODE, 2, "false true;use_chunked_prefill=false;sliding_window_size=0"},
+    {"indexer_topk", DECODE, 2, "1 2 5 16"},
+    {"use_chunked_prefill", DECODE, 2, "false true;num_kv_splits=0;use_indexer=false"},
+    {"prefill_chunk_size", DECODE, 2, "1 2 5 64"},
     {"use_qk_norm", GROUPED, 3, "true false"},
     {"fused_qkv", GROUPED, 2, "true false"},
     {"sliding_window_size", SHARING | LATENT, 4, "0 1 2-9 edge"},

@@ -100,6 +100,8 @@ static assay_status check_heads(const model_check *check)
     const char *type = m->attention_type.text;
     const int64_t key_width = m->qk_nope_head_dim + m->qk_rope_head_dim;
     char expected[128];
+    if (m->use_indexer && (check->parts & ASSAY_PART_ATTENTION) != 0 && (check->parts & ASSAY_PART_DECODE) == 0)
+        return refuse_key(check, ASSAY_KEY_AT_use_indexer, "false", TURNS_ON);
     if (m->partial_rotary_factor != 1 && (check->parts & ASSAY_PART_ROPE) != 0 &&
         (check->parts & ASSAY_PART_GROUPED) == 0) {
         return refuse_key(check, ASSAY_KEY_AT_partial_rotary_factor, "1", "turns qk_rope_head_dim numbers of a head");

@@ -5,10 +5,9 @@
 #include <string.h>
 
 #include "harness/operations/op_cache.h"
+#include "harness/operations/op_decode.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/step_change.h"
-#include "oracle/ops/attention.h"
-#include "oracle/ops/decode_attention.h"
 
 typedef struct decode_config {
     quad_decode_config quad; /* the first, since it is what the second form gets */
@@ -19,6 +18,12 @@ typedef struct decode_config {
 static const assay_decode_config *decode_of(const void *config)
 {
     return &((const decode_config *)config)->quad.decode;
+}
+
+/* Of a sequence. */
+static int64_t most_keys(const assay_decode_config *d)
+{
+    return d->max_pages > 0 ? d->max_pages * d->page : d->page;
 }
 
 static assay_status pages_of(assay_context *ctx, const assay_case *c, assay_decode_config *d)
@@ -34,11 +39,26 @@ static assay_status pages_of(assay_context *ctx, const assay_case *c, assay_deco
     d->pages = m->pagedattn_num_pages;
     d->page = m->pagedattn_tokens_per_page;
     d->stride = m->pagedattn_page_stride > 0 ? m->pagedattn_page_stride : d->page;
+    if (m->use_indexer) return ASSAY_OK; /* there is no block table */
     d->max_pages = m->pagedattn_max_pages_per_group;
     if (d->max_pages < 1 && d->page > 0) d->max_pages = (m->cache_length + d->page - 1) / d->page;
     return d->max_pages > 0 ? ASSAY_OK
                             : assay_refuse_key(ctx, m, ASSAY_KEY_AT_pagedattn_max_pages_per_group,
                                                "1 or more, or a cache_length that says it");
+}
+
+/* Chunks of the longest context that there may be, and the new tokens' own keys. */
+static assay_status parts_of(assay_context *ctx, const assay_case *c, assay_decode_config *d)
+{
+    const assay_model_config *m = &c->config;
+    d->parts = m->num_kv_splits;
+    if (!m->use_chunked_prefill) return ASSAY_OK;
+    if (m->num_kv_splits > 0)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_kv_splits, "0: use_chunked_prefill has parts of its own");
+    const int64_t context = most_keys(d) - d->sequence;
+    d->chunk = m->prefill_chunk_size;
+    d->parts = (context > 0 ? (context - 1) / d->chunk + 1 : 0) + 1;
+    return ASSAY_OK;
 }
 
 /* What both operations have. */
@@ -52,13 +72,25 @@ static assay_status common_of(assay_context *ctx, const assay_case *c, decode_co
                                                 .sequence = c->sequence,
                                                 .heads = m->base_num_query_heads,
                                                 .kv_heads = 1,
-                                                .splits = m->num_kv_splits,
                                                 .soft_cap = m->attn_logits_soft_cap,
                                                 .base_2 = m->lse_base.text[0] == '2',
                                                 .lse_tokens_first = strcmp(m->lse_layout.text, "BSN") == 0,
                                                 .empty_row = m->empty_row.text[0] == '-' ? -INFINITY : INFINITY};
     MUST(assay_window_of(ctx, m, &config->quad.decode.window));
-    return pages_of(ctx, c, &config->quad.decode);
+    MUST(pages_of(ctx, c, &config->quad.decode));
+    return parts_of(ctx, c, &config->quad.decode);
+}
+
+/* Of rows, which an indexer has chosen. */
+static assay_status lists_of(assay_context *ctx, const assay_model_config *m, assay_decode_config *d)
+{
+    if (!m->use_indexer) return ASSAY_OK;
+    if (m->use_chunked_prefill)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_use_chunked_prefill, "false: lists of rows have no context");
+    if (d->window > 0)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_sliding_window_size, "0: lists of rows have no order");
+    d->topk = m->indexer_topk;
+    return ASSAY_OK;
 }
 
 /* Numbers, or bytes of a format. */
@@ -95,6 +127,7 @@ static assay_status mla_config_of(assay_context *ctx, const assay_case *c, void 
         .qk_nope_head_dim = m->qk_nope_head_dim, .mscale = m->mscale, .query_scale = m->query_pre_attn_scalar};
     MUST(assay_rope_config_of(ctx, c, &mla->rope));
     d->latent = true;
+    MUST(lists_of(ctx, m, d));
     d->v_dim = m->kv_lora_rank;
     d->width = m->kv_lora_rank + m->qk_rope_head_dim;
     d->nope = naive ? m->qk_nope_head_dim : 0;
@@ -112,6 +145,8 @@ static assay_status gqa_config_of(assay_context *ctx, const assay_case *c, void 
     MUST(assay_require_positive(ctx, "head_dim", m->head_dim));
     if (strcmp(m->attn_impl.text, "absorb") != 0)
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_attn_impl, "absorb: op gqa_decode has one form");
+    if (m->use_indexer)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_use_indexer, "false: an indexer chooses keys of op mla_decode");
     d->kv_heads = m->base_num_kv_heads > 0 ? m->base_num_kv_heads : d->heads;
     d->width = d->v_dim = m->head_dim;
     d->heads_first = strcmp(m->kv_layout.text, "HND") == 0;
@@ -139,7 +174,9 @@ static int64_t axis_size(const void *config, char axis)
     case 'Z':
         return d->max_pages;
     case 'X':
-        return d->splits;
+        return d->parts;
+    case '4':
+        return d->topk;
     case 'w':
         return d->width;
     case 'R':
@@ -176,7 +213,7 @@ static void describe_bytes(assay_describer *d, const assay_cache_append_config *
 static void describe_caches(assay_describer *d, const quad_decode_config *config)
 {
     const assay_decode_config *c = &config->decode;
-    const bool paged = c->max_pages > 0;
+    const bool paged = d->c->config.pagedattn_num_pages > 0;
     if (config->bytes.stream_count > 0) {
         describe_bytes(d, &config->bytes);
     } else if (config->split) {
@@ -205,12 +242,22 @@ static assay_fill query_fill(const assay_decode_config *c)
     return assay_fill_normal(c->latent ? 1 / (c->scale * sqrt((double)numbers)) : 1.0, 0.0);
 }
 
+/* How many entries of a list are read, where the case says that. */
+static void describe_lists(assay_describer *d)
+{
+    static const char path[] = "inputs/topk_length";
+    const assay_case_input *given = assay_case_input_of(d->c, path);
+    describe_indices(d, "inputs/indices", NULL, "BS4");
+    assay_described(d, 1)->derived = true;
+    if (given != NULL) describe_indices(d, path, &given->fill, "B");
+}
+
 static void describe(assay_describer *d, const void *of)
 {
     const decode_config *config = of;
     const assay_decode_config *c = &config->quad.decode;
-    const int64_t most = c->max_pages > 0 ? c->max_pages * c->page : c->page;
-    const assay_fill one = assay_fill_normal(1.0, 0.0), drawn = assay_fill_range(ASSAY_INTEGERS, 0, (double)most);
+    const assay_fill one = assay_fill_normal(1.0, 0.0),
+                     drawn = assay_fill_range(ASSAY_INTEGERS, 0, (double)most_keys(c));
     const assay_fill query = query_fill(c);
     if (c->nope > 0) {
         assay_describe(d, "inputs/query_nope", d->c->dtype, &query, "BSNi");
@@ -218,7 +265,8 @@ static void describe(assay_describer *d, const void *of)
     } else {
         assay_describe(d, "inputs/query", d->c->dtype, &query, c->latent ? "BSNw" : "BSNz");
     }
-    describe_indices(d, "inputs/cache_seqlens", &drawn, "B");
+    if (c->topk > 0) describe_lists(d);
+    if (c->topk == 0) describe_indices(d, "inputs/cache_seqlens", &drawn, "B");
     if (c->max_pages > 0) {
         describe_indices(d, "inputs/block_table", NULL, "BZ");
         assay_described(d, 1)->derived = true;
@@ -232,13 +280,35 @@ static void describe(assay_describer *d, const void *of)
         assay_describe(d, "weights/sinks", d->c->dtype, &one, "N");
         assay_described(d, 1)->infinite = true;
     }
-    if (c->splits > 0) {
+    if (c->parts > 0) {
         assay_describe_result(d, "checkpoints", "partial_lse", ASSAY_FLOAT64, "XBNS");
-        assay_describe_result(d, "checkpoints", "partial_out", ASSAY_FLOAT64, c->latent ? "XBSNl" : "XBSNz");
+        assay_describe_result(d, "checkpoints", "partial_out", ASSAY_FLOAT64,
+                              c->nope > 0 ? "XBSNv"
+                              : c->latent ? "XBSNl"
+                                          : "XBSNz");
         assay_described(d, 1)->unused_row_axes = 4;
     }
     if (d->c->config.return_lse) assay_describe_output(d, "lse", NULL, c->lse_tokens_first ? "BSN" : "BNS");
     assay_describe_output(d, "attention_out", NULL, c->nope > 0 ? "BSNv" : c->latent ? "BSNl" : "BSNz");
+}
+
+/* Of each list other rows in a drawn order, none of them twice, but for about one entry in eight, which is no row. */
+static assay_status derive_lists(assay_context *ctx, const assay_decode_config *d, uint64_t seed, int32_t *indices)
+{
+    enum { SOME = 8, APART = 7919 };
+    const assay_fill order = {.distribution = ASSAY_PERMUTATION}, which = assay_fill_range(ASSAY_INTEGERS, 0, SOME - 1);
+    const int64_t all = d->pages * d->page, entries = d->batch * d->sequence * d->topk;
+    const int32_t none[] = {-1, INT32_MAX, INT32_MIN, (int32_t)all};
+    const assay_shape rows_shape = assay_shape_of(1, all), shape = assay_shape_of(1, entries);
+    OWNED int32_t *rows = NULL;
+    MUST(assay_alloc_i32(ctx, "rows", all, &rows));
+    MUST(assay_random_fill_i32(ctx, &order, seed, "inputs/indices", &rows_shape, rows));
+    MUST(assay_random_fill_i32(ctx, &which, seed, "inputs/indices/invalid", &shape, indices));
+    for (int64_t i = 0; i < entries; i++) {
+        const int64_t entry = i % d->topk, first = i / d->topk * APART % all;
+        indices[i] = indices[i] == 0 || entry >= all ? none[i % 4] : rows[(first + entry) % all];
+    }
+    return ASSAY_OK;
 }
 
 /* Pages in any order, none of them twice; what lies behind those of a sequence is padding. */
@@ -263,7 +333,8 @@ static assay_status derive_table(assay_context *ctx, const assay_case *c, const 
             next += i < used;
         }
     }
-    if (next <= d->pages) return assay_decode_check_table(ctx, d, indices, keys);
+    const assay_decode_inputs made = {.block_table = indices, .cache_seqlens = keys};
+    if (next <= d->pages) return assay_decode_check_table(ctx, d, &made);
     return assay_fail(
         ctx, ASSAY_BAD_INPUT,
         "pagedattn_num_pages is %" PRId64 ", expected %" PRId64
@@ -271,28 +342,58 @@ static assay_status derive_table(assay_context *ctx, const assay_case *c, const 
         d->pages, next);
 }
 
-/* Rows of the cache that lie in the length of a sequence, of heads by themselves. */
-static void use_cached(const assay_decode_config *d, const int32_t *table, const int32_t *keys, bool *used)
+/* What is given of the keys: lengths and a table, or lists. */
+typedef struct decode_given {
+    int32_t *keys, *table, *indices, *lengths;
+} decode_given;
+
+static void release_given(decode_given *given)
 {
-    for (int64_t b = 0; b < d->batch; b++) {
-        for (int64_t i = 0; i < keys[b] * d->kv_heads; i++)
-            used[assay_decode_row(d, table, b, i % d->kv_heads, i / d->kv_heads)] = true;
+    free(given->keys);
+    free(given->table);
+    free(given->indices);
+    free(given->lengths);
+}
+
+static assay_status read_given(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
+                               decode_given *given, assay_decode_inputs *in)
+{
+    MUST(assay_read_whole_i32(ctx, source, "inputs/cache_seqlens", d->batch, &given->keys));
+    MUST(assay_read_whole_i32(ctx, source, "inputs/block_table", d->batch * d->max_pages, &given->table));
+    MUST(assay_read_whole_i32(ctx, source, "inputs/indices", d->batch * d->sequence * d->topk, &given->indices));
+    MUST(assay_read_whole_i32(ctx, source, "inputs/topk_length", d->batch, &given->lengths));
+    *in = (assay_decode_inputs){.cache_seqlens = given->keys,
+                                .block_table = given->table,
+                                .indices = given->indices,
+                                .topk_length = given->lengths};
+    return assay_decode_check_table(ctx, d, in);
+}
+
+/* Rows of the cache that lie in the length of a sequence or in a list, of heads by themselves. */
+static void use_cached(const assay_decode_config *d, const assay_decode_inputs *in, bool *used)
+{
+    for (int64_t i = 0; i < d->batch * d->sequence * d->topk; i++) {
+        const int64_t row = assay_decode_listed_row(d, in, i / d->topk, i % d->topk);
+        if (row >= 0) used[row] = true;
+    }
+    for (int64_t b = 0; b < d->batch && d->topk == 0; b++) {
+        for (int64_t i = 0; i < in->cache_seqlens[b] * d->kv_heads; i++)
+            used[assay_decode_row(d, in->block_table, b, i % d->kv_heads, i / d->kv_heads)] = true;
     }
 }
 
 /* The slots of tokens that sequences have, and -1 for others. */
-static assay_status slots_of(assay_context *ctx, const assay_decode_config *d, const assay_source *in, int32_t *slots)
+static assay_status slots_of(assay_context *ctx, const assay_decode_config *d, const assay_source *source,
+                             int32_t *slots)
 {
     const int64_t rows = d->pages * d->stride * d->kv_heads;
-    OWNED int32_t *keys = NULL;
-    OWNED int32_t *table = NULL;
+    OWNED_BY(release_given) decode_given given = {0};
     OWNED bool *used = NULL;
-    MUST(assay_read_whole_i32(ctx, in, "inputs/cache_seqlens", d->batch, &keys));
-    MUST(assay_read_whole_i32(ctx, in, "inputs/block_table", d->batch * d->max_pages, &table));
-    MUST(assay_decode_check_table(ctx, d, table, keys));
+    assay_decode_inputs in;
+    MUST(read_given(ctx, d, source, &given, &in));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof *used, &used));
     memset(used, 0, (size_t)rows * sizeof *used);
-    use_cached(d, table, keys, used);
+    use_cached(d, &in, used);
     for (int64_t i = 0; i < d->pages * d->page; i++) {
         const int64_t first = i / d->page * d->stride * d->kv_heads;
         slots[i] = used[first + i % d->page * (d->heads_first ? 1 : d->kv_heads)] ? (int32_t)i : -1;
@@ -319,62 +420,58 @@ static assay_status derive(assay_context *ctx, const assay_case *c, const assay_
     (void)values;
     MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &of));
     if (strcmp(entry->spec.path, "inputs/block_table") == 0) return derive_table(ctx, c, config, entry, in, indices);
+    if (strcmp(entry->spec.path, "inputs/indices") == 0)
+        return derive_lists(ctx, &config->quad.decode, c->seed, indices);
     return derive_bytes(ctx, c, config, entry->spec.path, in, indices);
 }
 
-/* Rows [splits,B,S,N] of splits that have keys. */
-static void use_splits(const assay_decode_config *d, const int32_t *keys, bool *used)
+/* Rows [parts,B,S,N] of parts that have keys. */
+static void use_parts(const assay_decode_config *d, const assay_decode_inputs *in, bool *used)
 {
     const int64_t tokens = d->batch * d->sequence;
-    for (int64_t i = 0; i < d->splits * tokens * d->heads; i++) {
-        const int64_t token = i / d->heads % tokens, split = i / d->heads / tokens;
-        used[i] = assay_decode_keys_of_split(d, keys, split, token / d->sequence, token % d->sequence) > 0;
+    for (int64_t i = 0; i < d->parts * tokens; i++) {
+        const int64_t token = i % tokens, part = i / tokens;
+        const bool some = assay_decode_keys_of_part(d, in, part, token / d->sequence, token % d->sequence) > 0;
+        for (int64_t head = 0; head < d->heads; head++) used[i * d->heads + head] = some;
     }
 }
 
 static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
-                              const assay_source *in, bool **used)
+                              const assay_source *source, bool **used)
 {
     assay_operation_config config;
     const assay_decode_config *d = decode_of(&config);
-    OWNED int32_t *keys = NULL;
-    OWNED int32_t *table = NULL;
+    OWNED_BY(release_given) decode_given given = {0};
+    assay_decode_inputs in;
     const int64_t rows = assay_shape_count(&of->spec.shape) / assay_unused_row_width(of);
     MUST(assay_operation_configure(ctx, assay_operation_by_name(c->op), c, &config));
-    MUST(assay_read_whole_i32(ctx, in, "inputs/cache_seqlens", d->batch, &keys));
-    MUST(assay_read_whole_i32(ctx, in, "inputs/block_table", d->batch * d->max_pages, &table));
-    MUST(assay_decode_check_table(ctx, d, table, keys));
+    MUST(read_given(ctx, d, source, &given, &in));
     MUST(assay_alloc(ctx, "rows that are used", rows, sizeof **used, used));
     memset(*used, 0, (size_t)rows * sizeof **used);
-    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_splits(d, keys, *used);
-    if (of->spec.role == ASSAY_ROLE_INPUT) use_cached(d, table, keys, *used);
+    if (of->spec.role == ASSAY_ROLE_CHECKPOINT) use_parts(d, &in, *used);
+    if (of->spec.role == ASSAY_ROLE_INPUT) use_cached(d, &in, *used);
     return ASSAY_OK;
 }
 
 static assay_status merge(assay_context *ctx, const assay_work *w, const assay_decode_call *call)
 {
     const assay_decode_config *d = call->config;
-    const int64_t rows = d->splits * d->batch * d->sequence * d->heads;
+    const int64_t rows = d->parts * d->batch * d->sequence * d->heads, numbers = rows * assay_decode_out_dim(d);
     assay_decode_call staged = *call;
     OWNED double *out = NULL;
     OWNED double *lse = NULL;
-    MUST(assay_alloc_f64(ctx, "partial results", rows * d->v_dim, &out));
+    MUST(assay_alloc_f64(ctx, "partial results", numbers, &out));
     MUST(assay_alloc_f64(ctx, "partial log-sum-exps", rows, &lse));
-    memcpy(out, call->partial_out, (size_t)(rows * d->v_dim) * sizeof *out);
+    memcpy(out, call->partial_out, (size_t)numbers * sizeof *out);
     memcpy(lse, call->partial_lse, (size_t)rows * sizeof *lse);
-    MUST(assay_go_on_from(ctx, w->in, "checkpoints/partial_out", 0, rows * d->v_dim, out));
+    MUST(assay_go_on_from(ctx, w->in, "checkpoints/partial_out", 0, numbers, out));
     MUST(assay_go_on_from(ctx, w->in, "checkpoints/partial_lse", 0, rows, lse));
     staged.partial_out = out;
     staged.partial_lse = lse;
     return assay_decode_merge(ctx, &staged);
 }
 
-/* Caches as attention reads them, where they are not given so. */
-typedef struct decode_caches {
-    double *key, *value;
-} decode_caches;
-
-static void release_caches(decode_caches *caches)
+void assay_decode_release_caches(assay_decode_caches *caches)
 {
     free(caches->key);
     free(caches->value);
@@ -392,7 +489,7 @@ static void join_parts(const assay_work *w, const assay_decode_config *d, double
 }
 
 static void read_bytes(const assay_context *ctx, const assay_work *w, const quad_decode_config *config,
-                       const decode_caches *to)
+                       const assay_decode_caches *to)
 {
     const assay_decode_config *d = &config->decode;
     for (int64_t i = 0; i < config->bytes.stream_count; i++) {
@@ -409,7 +506,8 @@ static void read_bytes(const assay_context *ctx, const assay_work *w, const quad
     }
 }
 
-static assay_status read_inputs(assay_context *ctx, const assay_work *w, decode_caches *made, assay_decode_inputs *in)
+assay_status assay_decode_read_inputs(assay_context *ctx, const assay_work *w, assay_decode_caches *made,
+                                      assay_decode_inputs *in)
 {
     const quad_decode_config *config = w->config;
     const assay_decode_config *d = &config->decode;
@@ -420,6 +518,8 @@ static assay_status read_inputs(assay_context *ctx, const assay_work *w, decode_
                                 .value_cache = assay_f64(w, "inputs/value_cache"),
                                 .block_table = assay_i32(w, "inputs/block_table"),
                                 .cache_seqlens = assay_i32(w, "inputs/cache_seqlens"),
+                                .indices = assay_i32(w, "inputs/indices"),
+                                .topk_length = assay_i32(w, "inputs/topk_length"),
                                 .kernel = assay_f64(w, "weights/wkv_b/kernel"),
                                 .sinks = assay_f64(w, "weights/sinks")};
     if (config->bytes.stream_count == 0 && !config->split) return ASSAY_OK;
@@ -432,18 +532,31 @@ static assay_status read_inputs(assay_context *ctx, const assay_work *w, decode_
     return ASSAY_OK;
 }
 
-/* Of the keys in the length of a sequence, as they are given; `numbers` of a row. */
+static bool is_finite(const double *row, int64_t numbers)
+{
+    bool finite = true;
+    for (int64_t n = 0; n < numbers; n++) finite &= isfinite(row[n]) != 0;
+    return finite;
+}
+
+/* Of the keys in the length of a sequence or in a list, as they are given; `numbers` of a row. */
 static assay_status check_cached(assay_context *ctx, const assay_decode_config *d, const assay_decode_inputs *in,
                                  const char *path, const double *cache, int64_t numbers)
 {
     if (cache == NULL || ctx->change != NULL) return ASSAY_OK; /* a mutant may read others */
-    for (int64_t i = 0; i < d->batch * d->kv_heads; i++) {
+    for (int64_t i = 0; i < d->batch * d->sequence * d->topk; i++) {
+        const int64_t row = assay_decode_listed_row(d, in, i / d->topk, i % d->topk);
+        if (row < 0 || is_finite(cache + row * numbers, numbers)) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s: row %" PRId64
+                          " holds NaN or an infinity, expected finite numbers: inputs/indices[%" PRId64 "] names it",
+                          path, row, i);
+    }
+    for (int64_t i = 0; i < d->batch * d->kv_heads && d->topk == 0; i++) {
         const int64_t b = i / d->kv_heads;
         for (int64_t key = 0; key < in->cache_seqlens[b]; key++) {
-            const double *row = cache + assay_decode_row(d, in->block_table, b, i % d->kv_heads, key) * numbers;
-            bool finite = true;
-            for (int64_t n = 0; n < numbers; n++) finite &= isfinite(row[n]) != 0;
-            if (finite) continue;
+            const int64_t row = assay_decode_row(d, in->block_table, b, i % d->kv_heads, key);
+            if (is_finite(cache + row * numbers, numbers)) continue;
             return assay_fail(ctx, ASSAY_BAD_INPUT,
                               "%s: key %" PRId64 " of sequence %" PRId64
                               " holds NaN or an infinity, expected finite numbers: it lies in the sequence's length",
@@ -458,7 +571,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
     const assay_decode_config *d = decode_of(w->config);
     const quad_decode_config *config = w->config;
     const char *path = config->split ? "inputs/ckv_cache" : d->latent ? "inputs/kv_cache" : "inputs/key_cache";
-    OWNED_BY(release_caches) decode_caches made = {0};
+    OWNED_BY(assay_decode_release_caches) assay_decode_caches made = {0};
     assay_decode_inputs in;
     const assay_decode_call call = {.config = d,
                                     .in = &in,
@@ -466,239 +579,19 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
                                     .lse = assay_f64(w, "outputs/lse"),
                                     .partial_out = assay_f64(w, "checkpoints/partial_out"),
                                     .partial_lse = assay_f64(w, "checkpoints/partial_lse")};
-    MUST(read_inputs(ctx, w, &made, &in));
-    MUST(assay_decode_check_table(ctx, d, in.block_table, in.cache_seqlens));
+    MUST(assay_decode_read_inputs(ctx, w, &made, &in));
+    MUST(assay_decode_check_table(ctx, d, &in));
     MUST(check_cached(ctx, d, &in, path, in.key_cache, d->width));
     MUST(check_cached(ctx, d, &in, "inputs/value_cache", in.value_cache, d->v_dim));
     MUST(assay_decode_attend(ctx, &call));
-    return d->splits > 0 ? merge(ctx, w, &call) : ASSAY_OK;
-}
-
-/* --- the same in other ways --- */
-
-/* A way computes outputs/attention_out and outputs/lse of a call. */
-typedef assay_status decode_way(assay_context *ctx, const assay_decode_call *call);
-
-static assay_status run_in_a_way(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out,
-                                 decode_way *way)
-{
-    const assay_operation *operation = assay_operation_by_name(c->op);
-    assay_operation_config config;
-    MUST(assay_operation_configure(ctx, operation, c, &config));
-    OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = &config, .in = in, .out = out};
-    MUST(assay_work_open(ctx, &w, operation));
-    const assay_decode_config *d = decode_of(&config);
-    OWNED_BY(release_caches) decode_caches made = {0};
-    assay_decode_inputs given;
-    MUST(read_inputs(ctx, &w, &made, &given));
-    const assay_decode_call call = {.config = d,
-                                    .in = &given,
-                                    .attention_out = assay_f64(&w, "outputs/attention_out"),
-                                    .lse = assay_f64(&w, "outputs/lse")};
-    MUST(way(ctx, &call));
-    return assay_work_write(ctx, &w, false);
-}
-
-static int64_t longest_of(const assay_decode_config *d, const int32_t *keys)
-{
-    int64_t longest = 1;
-    for (int64_t b = 0; b < d->batch; b++) longest = keys[b] > longest ? keys[b] : longest;
-    return longest;
-}
-
-/* The rows of a cache that are used, in one that `to` describes; NaN is in the others. */
-static assay_status relay(assay_context *ctx, const assay_decode_call *call, const assay_decode_config *to,
-                          const int32_t *table, const double *cache, int64_t width, double **moved)
-{
-    const assay_decode_config *from = call->config;
-    const assay_decode_inputs *in = call->in;
-    const int64_t count = to->pages * to->stride * to->kv_heads * width;
-    MUST(assay_alloc_f64(ctx, "another cache", count, moved));
-    for (int64_t i = 0; i < count; i++) (*moved)[i] = NAN;
-    for (int64_t b = 0; b < from->batch; b++) {
-        for (int64_t i = 0; i < in->cache_seqlens[b] * from->kv_heads; i++) {
-            const int64_t key = i / from->kv_heads, head = i % from->kv_heads;
-            memcpy(*moved + assay_decode_row(to, table, b, head, key) * width,
-                   cache + assay_decode_row(from, in->block_table, b, head, key) * width,
-                   (size_t)width * sizeof *cache);
-        }
-    }
-    return ASSAY_OK;
-}
-
-static assay_status attend_elsewhere(assay_context *ctx, const assay_decode_call *call, const assay_decode_config *to,
-                                     const int32_t *table)
-{
-    OWNED double *key = NULL;
-    OWNED double *value = NULL;
-    assay_decode_inputs in = *call->in;
-    assay_decode_call other = *call;
-    MUST(relay(ctx, call, to, table, in.key_cache, to->width, &key));
-    if (!to->latent) MUST(relay(ctx, call, to, table, in.value_cache, to->v_dim, &value));
-    in.key_cache = key;
-    in.value_cache = value;
-    in.block_table = table;
-    other.config = to;
-    other.in = &in;
-    return assay_decode_attend(ctx, &other);
-}
-
-static assay_status contiguous(assay_context *ctx, const assay_decode_call *call)
-{
-    assay_decode_config to = *call->config;
-    to.pages = to.batch;
-    to.page = to.stride = longest_of(&to, call->in->cache_seqlens);
-    to.max_pages = 0;
-    return attend_elsewhere(ctx, call, &to, NULL);
-}
-
-/* From the last page to the first. */
-static assay_status in_other_pages(assay_context *ctx, const assay_decode_call *call)
-{
-    assay_decode_config to = *call->config;
-    OWNED int32_t *table = NULL;
-    to.page = call->config->page == 3 ? 5 : 3;
-    to.stride = to.page + 1;
-    to.heads_first = !to.heads_first;
-    to.max_pages = longest_of(&to, call->in->cache_seqlens) / to.page + 1;
-    to.pages = to.batch * to.max_pages;
-    MUST(assay_alloc_i32(ctx, "another block table", to.pages, &table));
-    for (int64_t i = 0; i < to.pages; i++) table[i] = (int32_t)(to.pages - 1 - i);
-    return attend_elsewhere(ctx, call, &to, table);
-}
-
-/* Rows [B,S,width], of one token of each sequence, taken out, or put back. */
-static void take_token(const assay_decode_config *d, int64_t token, int64_t width, const double *from, double *to)
-{
-    for (int64_t b = 0; b < d->batch; b++)
-        memcpy(to + b * width, from + (b * d->sequence + token) * width, (size_t)width * sizeof *to);
-}
-
-static int64_t place_of_lse(const assay_decode_config *d, int64_t b, int64_t token, int64_t head)
-{
-    return d->lse_tokens_first ? (b * d->sequence + token) * d->heads + head
-                               : (b * d->heads + head) * d->sequence + token;
-}
-
-static assay_status by_steps(assay_context *ctx, const assay_decode_call *call)
-{
-    const assay_decode_config *d = call->config;
-    const int64_t wide = d->heads * assay_decode_out_dim(d), deep = d->heads * (d->nope > 0 ? d->nope : d->width);
-    const int64_t rope = d->heads * (d->width - d->v_dim);
-    OWNED double *rows = NULL;
-    OWNED int32_t *keys = NULL;
-    MUST(assay_alloc_f64(ctx, "one token", d->batch * (wide + deep + rope + d->heads), &rows));
-    MUST(assay_alloc_i32(ctx, "keys so far", d->batch, &keys));
-    double *query = rows + d->batch * wide, *query_pe = query + d->batch * deep, *lse = query_pe + d->batch * rope;
-    assay_decode_config one = *d;
-    assay_decode_inputs in = *call->in;
-    one.sequence = 1;
-    in.query = query;
-    in.query_pe = call->in->query_pe == NULL ? NULL : query_pe;
-    in.cache_seqlens = keys;
-    const assay_decode_call step = {.config = &one, .in = &in, .attention_out = rows, .lse = lse};
-    for (int64_t token = 0; token < d->sequence; token++) {
-        take_token(d, token, deep, call->in->query, query);
-        if (in.query_pe != NULL) take_token(d, token, rope, call->in->query_pe, query_pe);
-        for (int64_t b = 0; b < d->batch; b++) {
-            const int64_t so_far = call->in->cache_seqlens[b] - d->sequence + token + 1;
-            keys[b] = so_far > 0 ? (int32_t)so_far : 0;
-        }
-        MUST(assay_decode_attend(ctx, &step));
-        for (int64_t b = 0; b < d->batch; b++) {
-            memcpy(call->attention_out + (b * d->sequence + token) * wide, rows + b * wide,
-                   (size_t)wide * sizeof *rows);
-            for (int64_t head = 0; head < d->heads && call->lse != NULL; head++)
-                call->lse[place_of_lse(d, b, token, head)] = lse[b * d->heads + head];
-        }
-    }
-    return ASSAY_OK;
-}
-
-/* The tokens of a sequence in a cache without pages, as if all of them had come at once. */
-static assay_status prefill_sequence(assay_context *ctx, const assay_decode_call *call, int64_t b)
-{
-    const assay_decode_config *d = call->config;
-    const assay_decode_inputs *in = call->in;
-    const int64_t keys = in->cache_seqlens[b], group = d->kv_heads * d->width, wide = d->heads * d->width;
-    const int64_t row_of_value = d->kv_heads * d->v_dim, out_wide = d->heads * d->v_dim;
-    const assay_attention_config attention = {.batch = 1,
-                                              .sequence = keys,
-                                              .heads = d->heads,
-                                              .qk_dim = d->width,
-                                              .v_dim = d->v_dim,
-                                              .kv_heads = d->kv_heads,
-                                              .window = d->window,
-                                              .soft_cap = d->soft_cap};
-    OWNED double *room = NULL;
-    MUST(assay_alloc_f64(ctx, "a sequence", keys * (wide + group + row_of_value + out_wide + d->heads), &room));
-    double *query = room, *key = query + keys * wide, *value = key + keys * group, *out = value + keys * row_of_value;
-    double *lse = out + keys * out_wide;
-    memset(query, 0, (size_t)(keys * wide) * sizeof *query);
-    for (int64_t i = 0; i < keys * d->kv_heads; i++) {
-        const int64_t row = assay_decode_row(d, in->block_table, b, i % d->kv_heads, i / d->kv_heads);
-        const double *numbers = d->latent ? in->key_cache + row * d->width : in->value_cache + row * d->v_dim;
-        memcpy(key + i * d->width, in->key_cache + row * d->width, (size_t)d->width * sizeof *key);
-        memcpy(value + i * d->v_dim, numbers, (size_t)d->v_dim * sizeof *value);
-    }
-    for (int64_t token = 0; token < d->sequence; token++) {
-        const int64_t at = keys - d->sequence + token;
-        for (int64_t i = 0; i < wide && at >= 0; i++)
-            query[at * wide + i] = d->scale * in->query[(b * d->sequence + token) * wide + i];
-    }
-    const assay_attention_inputs inputs = {.query = query, .key = key, .value = value, .sinks = in->sinks};
-    MUST(assay_attention_forward(ctx, out, lse, &inputs, &attention));
-    for (int64_t token = 0; token < d->sequence; token++) {
-        const int64_t at = keys - d->sequence + token;
-        if (at < 0) continue;
-        memcpy(call->attention_out + (b * d->sequence + token) * out_wide, out + at * out_wide,
-               (size_t)out_wide * sizeof *out);
-        for (int64_t head = 0; head < d->heads && call->lse != NULL; head++)
-            call->lse[place_of_lse(d, b, token, head)] = lse[head * keys + at] / (d->base_2 ? M_LN2 : 1);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status as_prefill(assay_context *ctx, const assay_decode_call *call)
-{
-    const assay_decode_config *d = call->config;
-    const int64_t rows = d->batch * d->sequence * d->heads;
-    memset(call->attention_out, 0, (size_t)(rows * d->v_dim) * sizeof *call->attention_out);
-    for (int64_t row = 0; row < rows && call->lse != NULL; row++) call->lse[row] = d->empty_row;
-    for (int64_t b = 0; b < d->batch; b++)
-        if (call->in->cache_seqlens[b] > 0) MUST(prefill_sequence(ctx, call, b));
-    return ASSAY_OK;
-}
-
-assay_status assay_decode_run_contiguous(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, contiguous);
-}
-
-assay_status assay_decode_run_in_other_pages(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                             const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, in_other_pages);
-}
-
-assay_status assay_decode_run_by_steps(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                       const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, by_steps);
-}
-
-assay_status assay_decode_run_as_prefill(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, as_prefill);
+    return d->parts > 0 ? merge(ctx, w, &call) : ASSAY_OK;
 }
 
 static double operations(const void *config, bool backward)
 {
     const assay_decode_config *d = decode_of(config);
     (void)backward;
-    return assay_decode_flops(d, d->max_pages > 0 ? d->max_pages * d->page : d->page);
+    return assay_decode_flops(d, d->topk > 0 ? d->topk : most_keys(d));
 }
 
 #define ROW(of, say)                                                                                                   \

@@ -24,7 +24,7 @@ static const char *label_of(char letter)
         ['a'] = "b",      ['d'] = "f*b",       ['o'] = "microbatch", ['y'] = "capacity", ['A'] = "layer",
         ['I'] = "T/rows", ['J'] = "D/columns", ['2'] = "D/2",        ['8'] = "bytes",    ['3'] = "H/columns",
         ['i'] = "Dn",     ['W'] = "pages",     ['U'] = "page",       ['Y'] = "L",        ['Z'] = "pages of one",
-        ['X'] = "split",
+        ['X'] = "split",  ['4'] = "topk",
     };
     return labels[(unsigned char)letter];
 }

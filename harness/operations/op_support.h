@@ -163,7 +163,7 @@ assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, con
                                     const assay_sink *out);
 
 /* A case of attention over a cache, whose keys lie elsewhere: without pages, or in pages of another size, order and layout; token
- * by token; as the last rows of attention without a cache. */
+ * by token; as the last rows of attention without a cache; with lists that name each of them; or lists in another order. */
 assay_status assay_decode_run_contiguous(assay_context *ctx, const assay_case *c, const assay_source *in,
                                          const assay_sink *out);
 assay_status assay_decode_run_in_other_pages(assay_context *ctx, const assay_case *c, const assay_source *in,
@@ -172,6 +172,10 @@ assay_status assay_decode_run_by_steps(assay_context *ctx, const assay_case *c, 
                                        const assay_sink *out);
 assay_status assay_decode_run_as_prefill(assay_context *ctx, const assay_case *c, const assay_source *in,
                                          const assay_sink *out);
+assay_status assay_decode_run_in_lists(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                       const assay_sink *out);
+assay_status assay_decode_run_in_other_order(assay_context *ctx, const assay_case *c, const assay_source *in,
+                                             const assay_sink *out);
 
 /* Whether rows of no group count for the scales of its recipe. */
 bool assay_gmm_counts_all_rows(const assay_case *c);

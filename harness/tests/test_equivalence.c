@@ -67,6 +67,10 @@ static const char decode_naive[] =
     "{case: mla_decode/x, op: mla_decode, batch: 2, sequence: 3, seed: 5, dtype: float32, profiles: none, model: "
     "{attn_impl: naive, cache_length: 11, " MLA_MODEL "}, inputs: {cache_seqlens: {values: [10, 2]}, kv_cache: "
     "{unused_nan: true}}}";
+static const char decode_sparse[] =
+    "{case: mla_decode/x, op: mla_decode, batch: 2, sequence: 2, seed: 5, dtype: float32, profiles: none, model: "
+    "{use_indexer: true, indexer_topk: 7, " PAGES ", " MLA_MODEL "}, inputs: {topk_length: {values: [7, 4]}, kv_cache: "
+    "{unused_nan: true}}}";
 static const char gqa[] =
     "{case: gqa/x, op: gqa, " HEAD
     ", checkpoints: all, model: {base_emb_dim: 12, base_num_query_heads: 6, base_num_kv_heads: 3, "
@@ -266,6 +270,11 @@ static const struct {
     {"pages-other", decode_naive, "mscale=1.0000001"},
     {"splits-whole", decode, "query_pre_attn_scalar=0.3535534"},
     {"splits-whole", decode_splits, "query_pre_attn_scalar=0.0625001"},
+    {"splits-whole", decode_naive, "mscale=1.00001"},
+    {"prefill-chunked", decode, "query_pre_attn_scalar=0.3535534"},
+    {"prefill-chunked", decode_naive, "mscale=1.00001"},
+    {"sparse-dense", decode_naive, "mscale=1.0000001"},
+    {"sparse-order", decode_sparse, "mscale=1.00001"},
     {"tokens-stepwise", decode, "query_pre_attn_scalar=0.35355339059327386"},
     {"tokens-stepwise", decode_naive, "mscale=1.0000001"},
     {"decode-prefill", decode, "query_pre_attn_scalar=0.3535534"},
@@ -417,7 +426,12 @@ TEST(cases_without_another_form_are_passed_over)
         {"paged-contiguous", decode, "pagedattn_num_pages=0"},
         {"paged-contiguous", decode_splits, "seed=1"},
         {"tokens-stepwise", decode, "sequence=1"},
-        {"splits-whole", decode_naive, "seed=1"},
+        {"prefill-chunked", decode_splits, "seed=1"},
+        {"prefill-chunked", decode_sparse, "seed=1"},
+        {"sparse-dense", decode, "seed=1"},
+        {"sparse-dense", decode_sparse, "seed=1"},
+        {"sparse-order", decode_naive, "seed=1"},
+        {"tokens-stepwise", decode_sparse, "seed=1"},
         {"decode-prefill", decode_naive, "seed=1"},
         {"heads-copied", gqa, "base_num_kv_heads=6"},
         {"heads-copied", gqa, "fused_qkv=true"},

@@ -56,7 +56,9 @@ static const char no_settings[] =
     "num_moe_token_chunks weights_on_shards shard_exp_on_fsdp vocab_size batch_split_factor use_batch_split_schedule "
     "function merge_gating_gmm quant_format pack_codes layer_axis remat_policy lse_layout return_lse cache_length "
     "pagedattn_num_pages pagedattn_tokens_per_page pagedattn_max_pages_per_group pagedattn_page_stride "
-    "block_table_padding kv_layout attn_impl num_kv_splits kv_cache_dtype kv_cache_split";
+    "block_table_padding kv_layout attn_impl num_kv_splits use_indexer indexer_topk use_chunked_prefill "
+    "prefill_chunk_size kv_cache_dtype "
+    "kv_cache_split";
 
 static bool is_word(const char *text, const char *word)
 {
@@ -239,7 +241,10 @@ static const struct {
      "sink_gradients_missing segments_ignored mask_off_by_one"},
     /* a latent cache has one head, and no other has latent keys */
     {"mla_decode", "kv_heads_modulo cache_layout_other"},
-    {"gqa_decode", "scale_of_latent value_of_last_numbers cache_rows_with_scales rope_before_latents"},
+    {"gqa_decode",
+     "scale_of_latent value_of_last_numbers cache_rows_with_scales rope_before_latents index_below_0_first "
+     "index_below_0_last index_beyond_unmasked topk_length_ignored topk_tile_whole indices_of_pages "
+     "indices_local list_of_first_token"},
     {"mla_decode", "given_scale_of_first_head given_scale_of_keys"},
     /* meshes that no layer takes, heads that its mesh does not split, and what it does not give */
     {"deepseek_layer deepseek_stack decoder_layer decoder_stack",

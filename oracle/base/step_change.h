@@ -36,4 +36,10 @@ typedef struct assay_step_change {
 /* Whether the step that reads or makes the tensor is changed: then it counts as found. */
 bool assay_step_is_changed(const assay_context *ctx, const char *kind, const char *tensor);
 
+/* Of a table of changes X(name, word, where there is something to change): the members of an enum behind NOTHING, and the lines
+ * of a function of `ctx` that return the one which the context has. */
+#define ASSAY_CHANGE_NAME(name, word, applies) name,
+#define ASSAY_CHANGE_FOUND(name, word, applies)                                                                        \
+    if ((applies) && assay_step_is_changed(ctx, word, NULL)) return name;
+
 #endif

@@ -182,19 +182,11 @@ assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_confi
     X(CODES_FNUZ, "codes as fnuz", c->format->block.element == E4M3)                                                   \
     X(NIBBLES_SWAPPED, "nibbles swapped", c->format->block.element == E2M1)
 
-typedef enum cache_change {
-    NOTHING,
-#define X(name, word, applies) name,
-    CHANGE_TABLE(X)
-#undef X
-} cache_change;
+typedef enum cache_change { NOTHING, CHANGE_TABLE(ASSAY_CHANGE_NAME) } cache_change;
 
 static cache_change change_of(const assay_context *ctx, const assay_cache_config *c)
 {
-#define X(name, word, applies)                                                                                         \
-    if ((applies) && assay_step_is_changed(ctx, word, NULL)) return name;
-    CHANGE_TABLE(X)
-#undef X
+    CHANGE_TABLE(ASSAY_CHANGE_FOUND)
     return NOTHING;
 }
 

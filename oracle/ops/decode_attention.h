@@ -9,11 +9,17 @@
  * value is the first V numbers of the key. What no sequence has in its length is never read, and may hold anything.
  * A query that sees no key has out 0 and lse `empty_row`.
  *
+ * With topk (FlashMLA's sparse decode) a query sees the rows that its list names, indices [B,S,topk], of which the first topk_length [B] are
+ * read: index i is row i % K of page i / K, and none where it is not one of the P K keys. There are no lengths and no block table, and
+ * Nkv is 1.
+ *
  * From wkv_b on (nope above 0): query_nope [B,S,N,Dn], query_pe [B,S,N,Dr], kernel [V,N,Dn+Dv]: query = (query_nope kernel_k^T,
  * query_pe), and attention_out [B,S,N,Dv] = out kernel_v.
  *
- * Splits: split i of a sequence has its pages, without pages its keys, from i * ceil(count / splits) on; partial_out [splits,B,S,N,V] and
- * partial_lse [splits,B,N,S] are what attention over these alone gives, without a sink; merge_states.h makes the whole of them. */
+ * Parts: partial_out [parts,B,S,N,V or Dv] and partial_lse [parts,B,N,S] are what attention over some of the keys gives, without a
+ * sink; merge_states.h makes the whole of them. Split i of a sequence has its pages, without pages its keys, from i * ceil(count / parts)
+ * on. With a chunk (vLLM's _compute_prefill_context) the keys before the S tokens are cut into chunks of so many, and the last part is
+ * that of the S tokens' own keys. Of a list a split has the entries from i * ceil(count / parts) on. */
 #pragma once
 
 #include "oracle/base/status.h"
@@ -26,8 +32,10 @@ typedef struct assay_decode_config {
     bool latent, heads_first;
     int64_t nope, out_dim; /* Dn, Dv; 0: the query comes absorbed */
     double scale;
-    int64_t window, splits; /* 0: none */
-    double soft_cap;        /* 0: none */
+    int64_t window, parts; /* 0: none */
+    int64_t chunk;         /* 0: parts are splits */
+    int64_t topk;          /* 0: every key that a query may see */
+    double soft_cap;       /* 0: none */
     bool base_2, lse_tokens_first;
     double empty_row; /* an infinity */
 } assay_decode_config;
@@ -36,7 +44,9 @@ typedef struct assay_decode_inputs {
     const double *query, *query_pe; /* query_pe NULL: query has it */
     const double *key_cache, *value_cache;
     const int32_t *block_table, *cache_seqlens;
-    const double *kernel, *sinks; /* NULL: none */
+    const int32_t *indices, *topk_length; /* topk_length NULL: all entries */
+    const double *kernel, *sinks;         /* NULL: none */
+    const int32_t *part_starts;           /* [B,parts+1]; NULL: they follow from the length */
 } assay_decode_inputs;
 
 /* Numbers of a row of attention_out. */
@@ -45,25 +55,29 @@ int64_t assay_decode_out_dim(const assay_decode_config *config);
 int64_t assay_decode_row(const assay_decode_config *config, const int32_t *block_table, int64_t sequence, int64_t head,
                          int64_t key);
 
-/* How many keys of a split a token sees. */
-int64_t assay_decode_keys_of_split(const assay_decode_config *config, const int32_t *cache_seqlens, int64_t split,
-                                   int64_t sequence, int64_t token);
+/* The row that an entry names of the list of a token, of [B,S]; -1: none. */
+int64_t assay_decode_listed_row(const assay_decode_config *config, const assay_decode_inputs *in, int64_t token,
+                                int64_t entry);
+
+/* How many keys of a part a token sees. */
+int64_t assay_decode_keys_of_part(const assay_decode_config *config, const assay_decode_inputs *in, int64_t part,
+                                  int64_t sequence, int64_t token);
 
 assay_status assay_decode_check(assay_context *ctx, const assay_decode_config *config);
 /* "inputs/block_table[1,2] is 9, expected 0 to 7 (pagedattn_num_pages): sequence 1 has 70 keys" */
-assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config, const int32_t *block_table,
-                                      const int32_t *cache_seqlens);
+assay_status assay_decode_check_table(assay_context *ctx, const assay_decode_config *config,
+                                      const assay_decode_inputs *in);
 
 typedef struct assay_decode_call {
     const assay_decode_config *config;
     const assay_decode_inputs *in;
     double *attention_out, *lse;       /* lse may be NULL */
-    double *partial_out, *partial_lse; /* with splits */
+    double *partial_out, *partial_lse; /* with parts */
 } assay_decode_call;
 
-/* With splits: partial_out and partial_lse alone. */
+/* With parts: partial_out and partial_lse alone. */
 assay_status assay_decode_attend(assay_context *ctx, const assay_decode_call *call);
-/* What is left, of the partial ones. Without splits there is nothing to do. */
+/* What is left, of the partial ones. Without parts there is nothing to do. */
 assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *call);
 
 /* Products alone, of sequences of so many keys; a multiply and an add are 2. */

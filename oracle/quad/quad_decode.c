@@ -8,7 +8,8 @@
 typedef struct cache {
     const assay_decode_config *config;
     const quad *key, *value, *kernel;
-    const int32_t *table, *lengths;
+    const int32_t *table, *lengths; /* of sequences; of lists, NULL: all topk entries */
+    const int32_t *indices;         /* of lists */
     quad scale;
 } cache;
 
@@ -22,22 +23,37 @@ static widths widths_of(const assay_decode_config *c)
     return c->nope > 0 ? (widths){c->nope + c->width - c->v_dim, c->out_dim} : (widths){c->width, c->v_dim};
 }
 
-/* The numbers of key j of a sequence, of a head of keys, in a cache whose rows have so many. */
-static const quad *cached(const cache *k, const quad *numbers, int64_t width, int64_t b, int64_t head, int64_t j)
+/* A row of the cache. */
+typedef struct cache_row {
+    int64_t page, slot;
+} cache_row;
+
+/* That of key j of a sequence; of entry j of a token's list, where the page is below 0 if there is none. */
+static cache_row row_of(const cache *k, int64_t b, int64_t i, int64_t j)
 {
     const assay_decode_config *c = k->config;
-    const int64_t page = c->max_pages > 0 ? k->table[b * c->max_pages + j / c->page] : b, slot = j % c->page;
+    if (c->topk == 0) return (cache_row){c->max_pages > 0 ? k->table[b * c->max_pages + j / c->page] : b, j % c->page};
+    const int64_t index = k->indices[(b * c->sequence + i) * c->topk + j];
+    if (index < 0 || index / c->page >= c->pages) return (cache_row){-1, 0};
+    return (cache_row){index / c->page, index % c->page};
+}
+
+/* The numbers of a head of keys in a row of a cache whose rows have so many. */
+static const quad *cached(const cache *k, const quad *numbers, int64_t width, int64_t head, cache_row at)
+{
+    const assay_decode_config *c = k->config;
+    const int64_t page = at.page, slot = at.slot;
     if (c->heads_first) return numbers + ((page * c->kv_heads + head) * c->stride + slot) * width;
     return numbers + ((page * c->stride + slot) * c->kv_heads + head) * width;
 }
 
 /* Key and value of a query head, expanded by the kernel where there is one. */
-static void expand(const cache *k, int64_t b, int64_t head, int64_t j, quad *key, quad *value)
+static void expand(const cache *k, int64_t head, cache_row at, quad *key, quad *value)
 {
     const assay_decode_config *c = k->config;
     const int64_t kv = head / (c->heads / c->kv_heads), wide = c->nope + c->out_dim;
-    const quad *row = cached(k, k->key, c->width, b, kv, j);
-    const quad *numbers = c->latent ? row : cached(k, k->value, c->v_dim, b, kv, j);
+    const quad *row = cached(k, k->key, c->width, kv, at);
+    const quad *numbers = c->latent ? row : cached(k, k->value, c->v_dim, kv, at);
     if (c->nope == 0) {
         for (int64_t d = 0; d < c->width; d++) key[d] = row[d];
         for (int64_t d = 0; d < c->v_dim; d++) value[d] = numbers[d];
@@ -71,19 +87,32 @@ static void attend(const cache *k, int64_t b, int64_t i, int64_t head, int64_t f
 {
     const assay_decode_config *c = k->config;
     const widths w = widths_of(c);
-    const int64_t last = k->lengths[b] - c->sequence + i, first = c->window > 0 ? last - c->window + 1 : 0;
+    const int64_t last = c->topk > 0 ? c->topk : k->lengths[b] - c->sequence + i;
+    const int64_t first = c->window > 0 ? last - c->window + 1 : 0;
     *s = (sums){.largest = -INFINITY, .out = s->out};
     for (int64_t d = 0; d < w.value; d++) s->out[d] = 0;
     for (int64_t j = from; j < to; j++) {
         quad score = 0;
-        if (j > last || j < first) continue;
-        expand(k, b, head, j, scratch, scratch + w.query);
+        const cache_row at = row_of(k, b, i, j);
+        if (j > last || j < first || at.page < 0) continue;
+        expand(k, head, at, scratch, scratch + w.query);
         for (int64_t d = 0; d < w.query; d++) score += query[d] * scratch[d];
         score *= k->scale;
         if (c->soft_cap > 0) score = c->soft_cap * tanhq(score / c->soft_cap);
         add_key(s, score, scratch + w.query, w.value);
     }
     for (int64_t d = 0; d < w.value && s->total > 0; d++) s->out[d] /= s->total;
+}
+
+/* Equal shares of pages or keys; or chunks of what was there before the new tokens, and these. */
+static void part_of(const assay_decode_config *c, int64_t length, int64_t part, int64_t *from, int64_t *to)
+{
+    const int64_t before = length < c->sequence ? 0 : length - c->sequence, size = c->max_pages > 0 ? c->page : 1;
+    const int64_t share = ((length + size - 1) / size + c->parts - 1) / c->parts * size;
+    const int64_t each = c->chunk > 0 ? c->chunk : share, last = c->chunk > 0 ? before : length;
+    const bool own = c->chunk > 0 && part + 1 == c->parts;
+    *from = own ? before : part * each;
+    *to = own ? length : (part + 1) * each < last ? (part + 1) * each : last;
 }
 
 static quad lse_of(const assay_decode_config *c, const sums *s)
@@ -134,13 +163,14 @@ void quad_decode(quad_tape *t, const void *self)
     quad *key = quad_keep(t, cached_rows * c->width, sizeof *key), *value = NULL;
     const bool naive = c->nope > 0;
     const quad given = config->query_scale != 0 ? config->query_scale : 1 / sqrtq(c->width);
-    cache k = {.config = c,
-               .lengths = quad_given_indices(t, "inputs/cache_seqlens", c->batch),
-               .scale = c->latent ? quad_softmax_scale(&config->mla) : given};
+    cache k = {.config = c, .scale = c->latent ? quad_softmax_scale(&config->mla) : given};
     const quad *query =
         quad_values(t, quad_given(t, naive ? "inputs/query_nope" : "inputs/query", rows, naive ? c->nope : c->width));
     const quad *query_pe = naive ? quad_values(t, quad_given(t, "inputs/query_pe", rows, c->width - c->v_dim)) : NULL;
     const quad *sinks = quad_values(t, quad_given_optional(t, "weights/sinks", 1, c->heads));
+    if (c->topk > 0) k.indices = quad_given_indices(t, "inputs/indices", c->batch * c->sequence * c->topk);
+    k.lengths = c->topk > 0 ? quad_given_indices_optional(t, "inputs/topk_length", c->batch)
+                            : quad_given_indices(t, "inputs/cache_seqlens", c->batch);
     if (c->max_pages > 0) k.table = quad_given_indices(t, "inputs/block_table", c->batch * c->max_pages);
     fill_rows(t, config, 0, config->split ? "inputs/ckv_cache" : path, own, c->width, key);
     if (config->split) fill_rows(t, config, 1, "inputs/kpe_cache", c->width - own, c->width, key + own);
@@ -155,24 +185,24 @@ void quad_decode(quad_tape *t, const void *self)
     quad *lse =
         results(t, "outputs/lse", c->lse_tokens_first ? assay_shape_of(3, b, s, n) : assay_shape_of(3, b, n, s));
     quad *part_out = NULL, *part_lse = NULL;
-    if (c->splits > 0) {
-        part_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->splits, b, s, n, w.value));
-        part_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->splits, b, n, s));
+    if (c->parts > 0) {
+        part_out = results(t, "checkpoints/partial_out", assay_shape_of(5, c->parts, b, s, n, w.value));
+        part_lse = results(t, "checkpoints/partial_lse", assay_shape_of(4, c->parts, b, n, s));
     }
     quad *query_row = quad_keep(t, w.query + w.value, sizeof *query_row),
          *scratch = quad_keep(t, w.query + w.value, sizeof *query_row);
     if (t->status != ASSAY_OK) return;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t head = row % n, i = row / n % s, at = row / n / s;
-        const int64_t length = k.lengths[at], size = c->max_pages > 0 ? c->page : 1;
+        const int64_t length = k.lengths == NULL ? c->topk : k.lengths[at];
         const int64_t place = (at * n + head) * s + i;
         sums found = {.out = out + row * w.value};
         join(c, query, query_pe, row, query_row);
-        for (int64_t part = 0; part < c->splits; part++) {
-            const int64_t each = ((length + size - 1) / size + c->splits - 1) / c->splits * size;
-            const int64_t end = (part + 1) * each < length ? (part + 1) * each : length;
+        for (int64_t part = 0; part < c->parts; part++) {
+            int64_t from, to;
+            part_of(c, length, part, &from, &to);
             sums of_part = {.out = part_out + (part * rows + row) * w.value};
-            attend(&k, at, i, head, part * each, end, query_row, scratch, &of_part);
+            attend(&k, at, i, head, from, to, query_row, scratch, &of_part);
             part_lse[part * rows + place] = lse_of(c, &of_part);
         }
         attend(&k, at, i, head, 0, length, query_row, scratch, &found);

@@ -235,11 +235,26 @@ def cached(s, cache, table, b, length):
     return cache[table[b, : -(-length // size)], :size].reshape(-1, *cache.shape[2:])[:length]
 
 
+def listed(s, cache, indices, splits):
+    """Rows of a latent cache that a list names, and where its splits begin among these, and end."""
+    size = s.count("pagedattn_tokens_per_page") if s.count("pagedattn_num_pages") > 0 else s.count("cache_length")
+    valid = (indices >= 0) & (indices < len(cache) * size)
+    before = np.concatenate([[0], np.cumsum(valid)])
+    named = indices[valid]
+    return cache[named // size, named % size][:, None], [before[i] for i in split_starts(s, len(indices), False, splits)]
+
+
 def split_starts(s, length, paged, splits):
     """Where the parts of a sequence begin, and its end: equal numbers of pages, or of keys without pages."""
     unit = s.count("pagedattn_tokens_per_page") if paged else 1
     each = -(-(-(-length // unit)) // splits) * unit
     return [min(i * each, length) for i in range(splits)] + [length]
+
+
+def chunk_starts(s, length, tokens, most):
+    """The same of chunked prefill: chunks of what was there before these tokens, and these. `most`: keys that a sequence may have."""
+    chunk, context = s.count("prefill_chunk_size"), max(length - tokens, 0)
+    return [min(i * chunk, context) for i in range(max(-(-(most - tokens) // chunk), 0) + 1)] + [length]
 
 
 def decode_sequence(ar, s, query, key, value, scale, starts):
@@ -270,7 +285,8 @@ def decode_sequence(ar, s, query, key, value, scale, starts):
 
 def decode(ar, s, t, scale):
     """Attention over a cache -> out [B, S, N, .], lse. A kernel may take keys in parts of its own where none are named."""
-    lengths, table, sinks = t["inputs/cache_seqlens"], t.get("inputs/block_table"), t.get("weights/sinks")
+    lengths, table, sinks = t.get("inputs/cache_seqlens"), t.get("inputs/block_table"), t.get("weights/sinks")
+    indices, counts = t.get("inputs/indices"), t.get("inputs/topk_length")
     key_cache = t["inputs/kv_cache"] if "inputs/kv_cache" in t else t["inputs/key_cache"]
     kernel, query = t.get("weights/wkv_b/kernel"), t.get("inputs/query")
     rank = s.count("kv_lora_rank")
@@ -283,24 +299,46 @@ def decode(ar, s, t, scale):
         else:
             absorbed = [ar.linear(nope[:, :, n].reshape(-1, width), kernel[:, n, :width].T) for n in range(nope.shape[2])]
             query = np.concatenate([ar.store(np.stack(absorbed, 1)).reshape(*nope.shape[:3], rank), query_pe], -1)
-    named = s.count("num_kv_splits")
-    splits = named or (3 if ar.variant.order == "split" else 1)
+    chunked, paged = s.true("use_chunked_prefill"), table is not None
+    named = chunked or s.count("num_kv_splits") > 0
+    splits = s.count("num_kv_splits") or (3 if ar.variant.order == "split" else 1)
+    most = table.shape[1] * s.count("pagedattn_tokens_per_page") if paged else s.count("cache_length")
     outs, lses = [], []
-    for b, length in enumerate(lengths):
-        key = cached(s, key_cache, table, b, length)
-        value = key[..., :rank] if "inputs/kv_cache" in t else cached(s, t["inputs/value_cache"], table, b, length)
+    tokens = query.shape[1]
+    for b in range(len(query) if indices is None else query.shape[0] * tokens):
+        if indices is None:
+            key, rows = cached(s, key_cache, table, b, lengths[b]), query[b]
+            value = key[..., :rank] if "inputs/kv_cache" in t else cached(s, t["inputs/value_cache"], table, b, lengths[b])
+        else:  # each token has keys of its own
+            entries = indices[b // tokens, b % tokens]
+            key, starts = listed(s, key_cache, entries if counts is None else entries[: counts[b // tokens]], splits)
+            value, rows = key[..., :rank], query[b // tokens, b % tokens][None]
+        length = len(key)
         if expands:
             made = ar.store(ar.linear(key[:, 0, :rank], kernel.reshape(rank, -1))).reshape(length, *kernel.shape[1:])
             k_pe = np.repeat(key[..., rank:], kernel.shape[1], 1)
             key, value = np.concatenate([made[..., :width], k_pe], -1), made[..., width:]
-        out, lse = decode_sequence(ar, s, query[b], key, value, scale, split_starts(s, length, table is not None, splits))
+        if indices is None:
+            starts = chunk_starts(s, length, tokens, most) if chunked else split_starts(s, length, paged, splits)
+        out, lse = decode_sequence(ar, s, rows, key, value, scale, starts)
         outs.append(out)
         lses.append(lse)
     out, lse = np.stack(outs, 1), np.stack(lses, 1)
+    if indices is not None:
+        out = out.reshape(len(out), *query.shape[:3], -1)
+        lse = np.moveaxis(lse.reshape(len(lse), *query.shape[:3]), 2, 3)
     unit = ar.float(np.log(2) if s["lse_base"].strip("'") == "2" else 1)
     nothing = ar.float(-np.inf if s["empty_row"].strip("'") == "-inf" else np.inf)
     based = lambda lse: np.where(np.isinf(lse), nothing, lse / unit)
+    releases = kernel is not None and not expands
+
+    def release(out):
+        rows = ar.store(out)
+        heads = [ar.linear(rows[..., n, :].reshape(-1, rank), kernel[:, n, width:]) for n in range(kernel.shape[1])]
+        return ar.store(np.stack(heads, 1)).reshape(*out.shape[:-1], -1)
+
     if named:
+        out = release(out) if releases else out
         out, lse = ar.made("partial_out", ar.keep(out)), ar.made("partial_lse", lse)
         if ar.variant.fused:  # whose splits without keys write nothing
             out = np.where(np.isinf(np.moveaxis(lse, 2, 3))[..., None], ar.float(np.nan), out)
@@ -311,9 +349,8 @@ def decode(ar, s, t, scale):
         blind = np.isinf(lse[0])
         gate = 1 if sinks is None else 1 / (1 + ar.exp(sinks[:, None] - np.where(blind, ar.float(0), lse[0])))
         whole, whole_lse = ar.store(out[0] * np.where(blind, ar.float(0), gate).swapaxes(1, 2)[..., None]), based(lse[0])
-    if kernel is not None and not expands:
-        released = [ar.linear(whole[:, :, n].reshape(-1, rank), kernel[:, n, width:]) for n in range(kernel.shape[1])]
-        whole = ar.store(np.stack(released, 1)).reshape(*whole.shape[:3], -1)
+    if releases and not named:
+        whole = release(whole)
     return whole, whole_lse if s["lse_layout"] == "BNS" else np.swapaxes(whole_lse, 1, 2)
 
 

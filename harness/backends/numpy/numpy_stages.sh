@@ -36,6 +36,8 @@ names kv_wa_proj kv_wa_proj factor:7 deepseek_layer/dense --set batch=4 --set se
 names attention_out attention_out tile deepseek_layer/dense --set batch=4 --set sequence=24
 names partial_out partial_out tile mla_decode/splits
 names partial_lse partial_lse factor:6 gqa_decode/splits
+names partial_out partial_out tile mla_decode/chunked
+names partial_lse partial_lse factor:6 mla_decode/sparse-splits
 names moe_mlpwi_0 mlpwi_0 factor:6 moe/small
 names moe_intermediate intermediate tile moe/small --set sequence=32
 # ... which no tensor of the whole shows

@@ -298,7 +298,7 @@ TEST(test_decode)
                                                   .page = 1,
                                                   .stride = 1,
                                                   .max_pages = 3,
-                                                  .splits = 2,
+                                                  .parts = 2,
                                                   .base_2 = true,
                                                   .empty_row = INFINITY},
                                        .query_scale = 2};
