@@ -16,6 +16,7 @@ SUPPORTS = {
     "kv_cache_split": False,
     "attn_impl": "absorb",
     "num_kv_splits": 0,
+    "use_indexer": False,
     "sliding_window_size": 0,
     "attn_logits_soft_cap": 0,
     "attention_sink": False,
