@@ -279,6 +279,7 @@ extern "C" int assay_backend_run(const assay_backend_request *r)
         return leave(r, ASSAY_BACKEND_UNSUPPORTED, "only mla_decode, absorbed, and gqa_decode");
     if (query->type != ASSAY_BACKEND_BFLOAT16 || key->type != ASSAY_BACKEND_BFLOAT16)
         return leave(r, ASSAY_BACKEND_UNSUPPORTED, "only bfloat16");
+    if (is(r, "use_chunked_prefill", "true")) return leave(r, ASSAY_BACKEND_UNSUPPORTED, "no chunks of the context");
     const int32_t known = 3 + (latent == NULL) + (table != NULL) + (tensor(r, "weights/sinks") != NULL);
     if (r->tensor_count != known) return leave(r, ASSAY_BACKEND_UNSUPPORTED, "a tensor that is not known here");
     const char *why = no_device();

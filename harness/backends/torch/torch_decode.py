@@ -155,6 +155,7 @@ def run_mla_decode(c: Call) -> Tensors:
         return results(c, out.transpose(1, 2), lse, made)
     query, query_pe = c.t["inputs/query_nope"], c.t["inputs/query_pe"]
     if c.options.form == "wide":
+        s.need(s.count("num_kv_splits") == 0, "wide: no splits of what wkv_b has yet to make")
         absorbed = torch.cat([torch.einsum("bsnd,cnd->bsnc", query, kernel[..., :nope]), query_pe], -1)
         out, lse = decode(c, absorbed, cache, cache[..., :rank], scale, made)
         return results(c, torch.einsum("bnsc,cnv->bsnv", out, kernel[..., nope:]), lse, made)

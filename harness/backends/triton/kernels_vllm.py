@@ -69,6 +69,7 @@ def decode(c, key, value, scale, latent):
     s, query, table = c.s, c.t["inputs/query"].detach(), c.t.get("inputs/block_table")
     s.need("weights/sinks" not in c.t and window_of(s) == 0, "no sinks, no windows")
     s.need(s["lse_base"].strip("'") == "e", "no log-sum-exp but natural ones")
+    s.need("inputs/cache_seqlens" in c.t, "no lists of rows")
     (batch, tokens, heads), width, named = query.shape[:3], value.shape[-1], s.count("num_kv_splits")
     rows, splits, page = batch * tokens, named or SPLITS, key.shape[1] if table is None else s.count("pagedattn_tokens_per_page")
     table = torch.arange(batch, dtype=torch.int32)[:, None] if table is None else table
