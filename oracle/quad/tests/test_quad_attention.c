@@ -317,3 +317,60 @@ TEST(test_decode)
     assert_result(&c, "checkpoints/partial_lse", 4, (double[]){0, 0, INFINITY, l3 / log(2)}, 1e-15);
     case_end(&c);
 }
+
+/* A context of two keys of scores 0 and ln 3 in one chunk, and of 0 keys in the next one; the new token's own key of score 0. */
+TEST(test_decode_chunks)
+{
+    const quad_decode_config config = {.decode = {.batch = 1,
+                                                  .sequence = 1,
+                                                  .heads = 1,
+                                                  .kv_heads = 1,
+                                                  .width = 1,
+                                                  .v_dim = 1,
+                                                  .pages = 1,
+                                                  .page = 6,
+                                                  .stride = 6,
+                                                  .parts = 3,
+                                                  .chunk = 2,
+                                                  .empty_row = -INFINITY},
+                                       .query_scale = 1};
+    quad_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));
+    case_values(&c, "inputs/key_cache", (double[]){0, log(3), 0, NAN, NAN, NAN}, DIMS(1, 6, 1, 1));
+    case_values(&c, "inputs/value_cache", (double[]){4, 8, 12, NAN, NAN, NAN}, DIMS(1, 6, 1, 1));
+    case_indices(&c, "inputs/cache_seqlens", (int32_t[]){3}, DIMS(1));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_decode, &config));
+    assert_result(&c, "checkpoints/partial_out", 3, (double[]){7, 0, 12}, 1e-15);
+    assert_result(&c, "checkpoints/partial_lse", 3, (double[]){log(4), -INFINITY, 0}, 1e-15);
+    assert_result(&c, "outputs/attention_out", 1, (double[]){8}, 1e-15);
+    case_end(&c);
+}
+
+/* Of 2 keys in each page of 3 rows: index 3 is row 4 and index 0 row 0, -1 and 4 are none, and what stands behind four entries is not read. */
+TEST(test_decode_lists)
+{
+    const quad_decode_config config = {.decode = {.batch = 1,
+                                                  .sequence = 1,
+                                                  .heads = 1,
+                                                  .kv_heads = 1,
+                                                  .width = 1,
+                                                  .v_dim = 1,
+                                                  .pages = 2,
+                                                  .page = 2,
+                                                  .stride = 3,
+                                                  .topk = 5,
+                                                  .empty_row = INFINITY},
+                                       .query_scale = 1};
+    quad_case c;
+    case_start(&c, 1);
+    case_values(&c, "inputs/query", (double[]){1}, DIMS(1, 1, 1, 1));
+    case_values(&c, "inputs/key_cache", (double[]){0, NAN, NAN, NAN, log(3), NAN}, DIMS(2, 3, 1, 1));
+    case_values(&c, "inputs/value_cache", (double[]){4, NAN, NAN, NAN, 8, NAN}, DIMS(2, 3, 1, 1));
+    case_indices(&c, "inputs/indices", (int32_t[]){3, -1, 4, 0, 1}, DIMS(1, 1, 5));
+    case_indices(&c, "inputs/topk_length", (int32_t[]){4}, DIMS(1));
+    assert_ok(&c.ctx, case_evaluate(&c, quad_decode, &config));
+    assert_result(&c, "outputs/attention_out", 1, (double[]){7}, 1e-15);
+    assert_result(&c, "outputs/lse", 1, (double[]){log(4)}, 1e-15);
+    case_end(&c);
+}
