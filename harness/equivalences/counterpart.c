@@ -143,6 +143,25 @@ static bool same_rows(const assay_tensor_spec *a, const assay_tensor_spec *b)
     return same;
 }
 
+/* The same tokens, of sequences of other lengths. */
+static bool same_tokens(const assay_tensor_spec *a, const assay_tensor_spec *b)
+{
+    bool same = a->shape.rank == b->shape.rank && a->shape.rank > 1 && strcmp(a->labels[0], "B") == 0 &&
+                strcmp(a->labels[1], "S") == 0 && assay_shape_count(&a->shape) == assay_shape_count(&b->shape);
+    for (int i = 0; same && i < a->shape.rank; i++)
+        same = strcmp(a->labels[i], b->labels[i]) == 0 && (i < 2 || a->shape.dims[i] == b->shape.dims[i]);
+    return same;
+}
+
+/* Likewise [B,N,S] here and [B S,N,1] there, or [B,N,1] in both. */
+static bool heads_of_tokens(const assay_tensor_spec *here, const assay_tensor_spec *spec)
+{
+    const int64_t *a = here->shape.dims, *b = spec->shape.dims;
+    bool same = here->shape.rank == 3 && spec->shape.rank == 3 && a[0] * a[2] == b[0] && a[1] == b[1] && b[2] == 1;
+    for (int i = 0; same && i < 3; i++) same = here->labels[i][0] == "BNS"[i] && spec->labels[i][0] == "BNS"[i];
+    return same;
+}
+
 bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_spec *spec, assay_layouts layouts,
                             assay_counterpart *found)
 {
@@ -154,7 +173,14 @@ bool assay_find_counterpart(const assay_tensor_set *tensors, const assay_tensor_
         found->layouts.own = shards_of_part(layouts.own, layouts.parts);
         found->layouts.theirs = shards_of_part(layouts.theirs, layouts.parts);
     }
-    if (same != NULL && (same_axes(&same->spec, spec) || same_rows(&same->spec, spec))) return true;
+    if (same != NULL &&
+        (same_axes(&same->spec, spec) || same_rows(&same->spec, spec) || same_tokens(&same->spec, spec)))
+        return true;
+    if (same != NULL && heads_of_tokens(&same->spec, spec)) {
+        found->tokens = same->spec.shape.dims[2];
+        found->width = spec->shape.dims[1];
+        return true;
+    }
     if (find_on_shards(layouts.one, same, spec, found)) return true;
     if (find_first_experts(same, spec)) return true;
     assay_counterpart last = *found;
@@ -188,6 +214,10 @@ int assay_counterpart_at(const assay_counterpart *c, int64_t index, int64_t *at)
         const int64_t rows = down ? c->block.moe.moe_mlp_dim : c->block.moe.emb_dim;
         *at = quad_kernel_place(&c->block.moe, &c->block.sharding, c->weight, row / rows, down ? place : row % rows,
                                 down ? row % rows : place);
+        return 0;
+    }
+    if (c->tokens > 0) {
+        *at = (row / c->tokens * c->width + place) * c->tokens + row % c->tokens;
         return 0;
     }
     *at = c->first + (c->layouts.reversed == NULL ? index : reversed_place(c, index));

@@ -502,16 +502,47 @@ static bool decodes_whole(const assay_case *c)
     return decodes(c) && m->num_kv_splits == 0 && !m->use_chunked_prefill && !m->use_indexer;
 }
 
-static bool other_contiguous(const assay_case *c, assay_other_form *form)
+static int64_t most_keys(const assay_model_config *m)
 {
-    form->run = assay_decode_run_contiguous;
-    return decodes_whole(c) && c->config.pagedattn_num_pages > 0;
+    if (m->pagedattn_num_pages == 0 || m->pagedattn_max_pages_per_group < 1) return m->cache_length;
+    return m->pagedattn_max_pages_per_group * m->pagedattn_tokens_per_page;
 }
 
+/* What the case lists of lengths and tables is of no use to a form that has others. */
+static bool is_case_elsewhere(const assay_case *c)
+{
+    assay_case other = *c;
+    other.input_count = 0;
+    return is_case(&other);
+}
+
+static void without_pages(assay_model_config *m)
+{
+    m->cache_length = most_keys(m);
+    m->pagedattn_num_pages = m->pagedattn_page_stride = 0;
+}
+
+static bool other_contiguous(const assay_case *c, assay_other_form *form)
+{
+    without_pages(&form->c.config);
+    return decodes_whole(c) && c->config.pagedattn_num_pages > 0 && is_case_elsewhere(&form->c);
+}
+
+/* Scales that lie behind the rows of a page leave no rows between them. */
 static bool other_pages(const assay_case *c, assay_other_form *form)
 {
-    form->run = assay_decode_run_in_other_pages;
-    return decodes_whole(c);
+    assay_model_config *m = &form->c.config;
+    const int64_t most = most_keys(m), size = m->pagedattn_num_pages > 0 && m->pagedattn_tokens_per_page == 3 ? 5 : 3;
+    m->pagedattn_tokens_per_page = size;
+    m->pagedattn_max_pages_per_group = (most + size - 1) / size;
+    m->pagedattn_num_pages = c->batch * m->pagedattn_max_pages_per_group;
+    m->pagedattn_page_stride = size + 1;
+    if (is_op(c, "gqa_decode"))
+        snprintf(m->kv_layout.text, sizeof m->kv_layout.text,
+                 strcmp(c->config.kv_layout.text, "NHD") == 0 ? "HND" : "NHD");
+    if (!decodes_whole(c)) return false;
+    if (!is_case_elsewhere(&form->c)) m->pagedattn_page_stride = 0;
+    return is_case_elsewhere(&form->c);
 }
 
 static bool other_splits(const assay_case *c, assay_other_form *form)
@@ -541,10 +572,12 @@ static bool other_prefill_chunks(const assay_case *c, assay_other_form *form)
     return decodes(c) && is_case(&form->c);
 }
 
+/* Each token is a sequence that has the keys which it sees. */
 static bool other_steps(const assay_case *c, assay_other_form *form)
 {
-    form->run = assay_decode_run_by_steps;
-    return decodes_whole(c) && c->sequence > 1;
+    form->c.batch = c->batch * c->sequence;
+    form->c.sequence = 1;
+    return decodes_whole(c) && c->sequence > 1 && is_case_elsewhere(&form->c);
 }
 
 static bool other_prefill(const assay_case *c, assay_other_form *form)
@@ -648,13 +681,13 @@ const assay_equivalence assay_equivalences[] = {
     {"attention-chunked", "keys in chunks, whose states are merged by their log-sum-exp, or all at once", ASSAY_HOLDS_SCALES, false, other_attention_chunks},
     {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
     {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
-    {"paged-contiguous", "a cache in pages, or each sequence by itself", ASSAY_HOLDS_BITS, false, other_contiguous},
-    {"pages-other", "pages of one size, order and layout, or of another", ASSAY_HOLDS_BITS, false, other_pages},
+    {"paged-contiguous", "a cache in pages, or each sequence by itself", ASSAY_HOLDS_BITS, true, other_contiguous},
+    {"pages-other", "pages of one size, order and layout, or of another", ASSAY_HOLDS_BITS, true, other_pages},
     {"splits-whole", "a cache in splits that are merged, or whole", ASSAY_HOLDS_SCALES, true, other_splits},
     {"prefill-chunked", "the context in chunks and the new tokens by themselves, or all keys at once", ASSAY_HOLDS_SCALES, true, other_prefill_chunks},
     {"sparse-dense", "keys of a sequence, or lists that name each of them", ASSAY_HOLDS_BITS, false, other_lists},
     {"sparse-order", "lists of rows in one order, or in another", ASSAY_HOLDS_SCALES, false, other_order},
-    {"tokens-stepwise", "several tokens over a cache at once, or one after the other", ASSAY_HOLDS_BITS, false, other_steps},
+    {"tokens-stepwise", "several tokens over a cache at once, or each as a sequence of its own", ASSAY_HOLDS_BITS, true, other_steps},
     {"decode-prefill", "the last tokens over a cache, or as rows of attention over all", ASSAY_HOLDS_SCALES, false, other_prefill},
     {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
     {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, false, other_name},

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/equivalences/decode_forms.h"
 #include "harness/equivalences/equivalence.h"
 #include "harness/operations/operands.h"
 #include "harness/plan/inputs.h"
@@ -33,6 +34,8 @@ assay_layouts assay_form_layouts(const assay_form *own, const assay_form *theirs
 /* What the case says of a tensor is of no use to a form that has not got it. */
 static bool is_of_form(const assay_case *c, bool kernels, const char *path)
 {
+    const bool decodes = (assay_operation_by_name(c->op)->parts & ASSAY_PART_DECODE) != 0;
+    if (!kernels && decodes && assay_decode_is_moved(path)) return false;
     if (c->config.num_redundant_experts == 0 && assay_path_ends(path, "physical_to_logical_map")) return false;
     return kernels || !assay_path_names_half(path);
 }
@@ -94,6 +97,7 @@ static assay_status open_other(assay_context *ctx, const assay_other_form *how, 
     assay_status status;
     assay_tensor_set numbers = {0};
     const bool dense = one->c.quant_format_count > 0 && other->quant_format_count == 0;
+    const bool moved = assay_decode_lies_elsewhere(&one->c, other);
     form->c = *other;
     form->reversed = how->reversed;
     form->c.sketch_above = 0;
@@ -110,9 +114,10 @@ static assay_status open_other(assay_context *ctx, const assay_other_form *how, 
     if (dense) TRY(assay_operands_as_numbers(ctx, &one->plan.list, &one->results, &numbers));
     for (int i = 0; i < form->results.count; i++) {
         assay_tensor *tensor = &form->results.items[i];
-        if (!assay_role_is_given(tensor->spec.role)) continue;
+        if (!assay_role_is_given(tensor->spec.role) || (moved && assay_decode_is_moved(tensor->spec.path))) continue;
         TRY(assay_counterpart_read(ctx, dense ? &numbers : &one->results, assay_form_layouts(form, one), tensor));
     }
+    if (moved) TRY(assay_decode_move(ctx, &one->c, &one->results, other, &form->results));
 cleanup:
     assay_tensor_set_free(&numbers);
     form->c.profiles = nothing; /* the plan has taken what it needs */

@@ -36,113 +36,10 @@ static int64_t longest_of(const assay_decode_config *d, const int32_t *keys)
     return longest;
 }
 
-/* The rows of a cache that are used, in one that `to` describes; NaN is in the others. */
-static assay_status relay(assay_context *ctx, const assay_decode_call *call, const assay_decode_config *to,
-                          const int32_t *table, const double *cache, int64_t width, double **moved)
-{
-    const assay_decode_config *from = call->config;
-    const assay_decode_inputs *in = call->in;
-    const int64_t count = to->pages * to->stride * to->kv_heads * width;
-    MUST(assay_alloc_f64(ctx, "another cache", count, moved));
-    for (int64_t i = 0; i < count; i++) (*moved)[i] = NAN;
-    for (int64_t b = 0; b < from->batch; b++) {
-        for (int64_t i = 0; i < in->cache_seqlens[b] * from->kv_heads; i++) {
-            const int64_t key = i / from->kv_heads, head = i % from->kv_heads;
-            memcpy(*moved + assay_decode_row(to, table, b, head, key) * width,
-                   cache + assay_decode_row(from, in->block_table, b, head, key) * width,
-                   (size_t)width * sizeof *cache);
-        }
-    }
-    return ASSAY_OK;
-}
-
-static assay_status attend_elsewhere(assay_context *ctx, const assay_decode_call *call, const assay_decode_config *to,
-                                     const int32_t *table)
-{
-    OWNED double *key = NULL;
-    OWNED double *value = NULL;
-    assay_decode_inputs in = *call->in;
-    assay_decode_call other = *call;
-    MUST(relay(ctx, call, to, table, in.key_cache, to->width, &key));
-    if (!to->latent) MUST(relay(ctx, call, to, table, in.value_cache, to->v_dim, &value));
-    in.key_cache = key;
-    in.value_cache = value;
-    in.block_table = table;
-    other.config = to;
-    other.in = &in;
-    return assay_decode_attend(ctx, &other);
-}
-
-static assay_status contiguous(assay_context *ctx, const assay_decode_call *call)
-{
-    assay_decode_config to = *call->config;
-    to.pages = to.batch;
-    to.page = to.stride = longest_of(&to, call->in->cache_seqlens);
-    to.max_pages = 0;
-    return attend_elsewhere(ctx, call, &to, NULL);
-}
-
-/* From the last page to the first. */
-static assay_status in_other_pages(assay_context *ctx, const assay_decode_call *call)
-{
-    assay_decode_config to = *call->config;
-    OWNED int32_t *table = NULL;
-    to.page = call->config->page == 3 ? 5 : 3;
-    to.stride = to.page + 1;
-    to.heads_first = !to.heads_first;
-    to.max_pages = longest_of(&to, call->in->cache_seqlens) / to.page + 1;
-    to.pages = to.batch * to.max_pages;
-    MUST(assay_alloc_i32(ctx, "another block table", to.pages, &table));
-    for (int64_t i = 0; i < to.pages; i++) table[i] = (int32_t)(to.pages - 1 - i);
-    return attend_elsewhere(ctx, call, &to, table);
-}
-
-/* Rows [B,S,width], of one token of each sequence, taken out, or put back. */
-static void take_token(const assay_decode_config *d, int64_t token, int64_t width, const double *from, double *to)
-{
-    for (int64_t b = 0; b < d->batch; b++)
-        memcpy(to + b * width, from + (b * d->sequence + token) * width, (size_t)width * sizeof *to);
-}
-
 static int64_t place_of_lse(const assay_decode_config *d, int64_t b, int64_t token, int64_t head)
 {
     return d->lse_tokens_first ? (b * d->sequence + token) * d->heads + head
                                : (b * d->heads + head) * d->sequence + token;
-}
-
-static assay_status by_steps(assay_context *ctx, const assay_decode_call *call)
-{
-    const assay_decode_config *d = call->config;
-    const int64_t wide = d->heads * assay_decode_out_dim(d), deep = d->heads * (d->nope > 0 ? d->nope : d->width);
-    const int64_t rope = d->heads * (d->width - d->v_dim);
-    OWNED double *rows = NULL;
-    OWNED int32_t *keys = NULL;
-    MUST(assay_alloc_f64(ctx, "one token", d->batch * (wide + deep + rope + d->heads), &rows));
-    MUST(assay_alloc_i32(ctx, "keys so far", d->batch, &keys));
-    double *query = rows + d->batch * wide, *query_pe = query + d->batch * deep, *lse = query_pe + d->batch * rope;
-    assay_decode_config one = *d;
-    assay_decode_inputs in = *call->in;
-    one.sequence = 1;
-    in.query = query;
-    in.query_pe = call->in->query_pe == NULL ? NULL : query_pe;
-    in.cache_seqlens = keys;
-    const assay_decode_call step = {.config = &one, .in = &in, .attention_out = rows, .lse = lse};
-    for (int64_t token = 0; token < d->sequence; token++) {
-        take_token(d, token, deep, call->in->query, query);
-        if (in.query_pe != NULL) take_token(d, token, rope, call->in->query_pe, query_pe);
-        for (int64_t b = 0; b < d->batch; b++) {
-            const int64_t so_far = call->in->cache_seqlens[b] - d->sequence + token + 1;
-            keys[b] = so_far > 0 ? (int32_t)so_far : 0;
-        }
-        MUST(assay_decode_attend(ctx, &step));
-        for (int64_t b = 0; b < d->batch; b++) {
-            memcpy(call->attention_out + (b * d->sequence + token) * wide, rows + b * wide,
-                   (size_t)wide * sizeof *rows);
-            for (int64_t head = 0; head < d->heads && call->lse != NULL; head++)
-                call->lse[place_of_lse(d, b, token, head)] = lse[b * d->heads + head];
-        }
-    }
-    return ASSAY_OK;
 }
 
 /* The tokens of a sequence in a cache without pages, as if all of them had come at once. */
@@ -252,24 +149,6 @@ assay_status assay_decode_run_in_other_order(assay_context *ctx, const assay_cas
                                              const assay_sink *out)
 {
     return run_in_a_way(ctx, c, in, out, in_other_order);
-}
-
-assay_status assay_decode_run_contiguous(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, contiguous);
-}
-
-assay_status assay_decode_run_in_other_pages(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                             const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, in_other_pages);
-}
-
-assay_status assay_decode_run_by_steps(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                       const assay_sink *out)
-{
-    return run_in_a_way(ctx, c, in, out, by_steps);
 }
 
 assay_status assay_decode_run_as_prefill(assay_context *ctx, const assay_case *c, const assay_source *in,

@@ -162,14 +162,8 @@ assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case
 assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
                                     const assay_sink *out);
 
-/* A case of attention over a cache, whose keys lie elsewhere: without pages, or in pages of another size, order and layout; token
- * by token; as the last rows of attention without a cache; with lists that name each of them; or lists in another order. */
-assay_status assay_decode_run_contiguous(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out);
-assay_status assay_decode_run_in_other_pages(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                             const assay_sink *out);
-assay_status assay_decode_run_by_steps(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                       const assay_sink *out);
+/* A case of attention over a cache as the last rows of attention without a cache, with lists that name each key, or with lists in
+ * another order. */
 assay_status assay_decode_run_as_prefill(assay_context *ctx, const assay_case *c, const assay_source *in,
                                          const assay_sink *out);
 assay_status assay_decode_run_in_lists(assay_context *ctx, const assay_case *c, const assay_source *in,
