@@ -9,6 +9,8 @@ CASES = (
     "attention/deepseek", "attention/tile-and-one", "attention/padding", "attention/sharp", "attention/float32",
     "mlp/silu", "mlp/gelu-fused", "mlp/biases",
     "moe/small", "moe/deepseek3-groups", "moe/mixtral", "moe/balance", "moe/float16-grid",
+    "mla_decode/flashmla-tests", "mla_decode/flashinfer-tests", "mla_decode/deepseek", "mla_decode/four-tokens", "mla_decode/splits",
+    "gqa_decode/gpt-oss", "gqa_decode/hnd", "gqa_decode/drawn", "merge_states/two", "merge_states/splits", "merge_states/empty",
     "mla/small", "mla/late-positions", "mla/no-query-compression", "mla/padding",
     "deepseek_layer/dense", "deepseek_layer/moe", "deepseek_layer/moe-balance",
     "deepseek_stack/two-dense", "deepseek_stack/three-layers",

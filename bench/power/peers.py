@@ -16,6 +16,8 @@ LEAST_NORMAL = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14}
 FLASHINFER = {"": (0.05, 0.05), "fp8": (0.15, 0.85), "mxfp8": (0.15, 0.85), "mxfp4": (0.05, 0.3), "nvfp4": (0.15, 0.1)}  # share of the largest, rtol
 CALC_DIFF = {"mxfp4": 0.01, "nvfp4": 0.02}  # one operand in 4 bits, both
 TRITON_LARGEST = {"mxfp4": 3e-2}
+MERGE = {"f32": (1e-3, 1e-3), "f16": (1e-2, 1e-3), "bf16": (1e-2, 1e-3)}  # rtol, atol
+DECODE = ("mla_decode", "gqa_decode")
 ASSERT_CLOSE = {"f32": (1.3e-6, 1e-5), "bf16": (1.6e-2, 1e-5), "f16": (1e-3, 1e-5)}  # rtol, atol
 
 
@@ -33,6 +35,7 @@ class Tensor:
     profile: str
     family: str = ""  # of quantised operands
     bound: tuple = None  # of a product: its length, and the sum of absolute terms of each element
+    op: str = ""
 
     def rounded(self, x):
         return STORAGE[type_of(self.profile)](np.asarray(x, np.float32)).astype(np.float64)
@@ -109,8 +112,40 @@ def tosa(tensor):
     return bool((np.abs(error) <= k).all() and (error**2).sum() <= 0.4 * k.sum())
 
 
+def flashmla(tensor):
+    """Decode alone. An element by its absolute error or its relative one, and the whole by its cosine."""
+    if tensor.op not in DECODE:
+        return None
+    lse = tensor.path.endswith("lse")
+    golden, value = (x.astype(np.float32).astype(np.float64) if lse else tensor.rounded(x) for x in (tensor.golden, tensor.value))
+    atol, rtol, cosine = (1e-6, 8.01 / 65536, 1e-7) if lse else (8e-4, 2.01 / 128, 5e-6)
+    error = np.abs(value - golden)
+    if not ((error < atol) | (error / (np.abs(golden) + 1e-6) < rtol)).all():
+        return False
+    size = (golden**2).sum()
+    return bool(size < 1e-12 or abs(1 - 2 * (value * golden).sum() / (size + (value**2).sum())) <= cosine)
+
+
+def flashinfer_mla(tensor):
+    """Decode alone."""
+    return within(tensor, tensor.golden, tensor.value, 1e-3, 1e-3) if tensor.op in DECODE else None
+
+
+def cutlass_mla(tensor):
+    """Decode alone."""
+    return within(tensor, tensor.golden, tensor.value, 1e-2, 1e-2) if tensor.op in DECODE else None
+
+
+def vllm_merge(tensor):
+    """The outputs of the merge of states alone; its kernels have no gradients."""
+    judged = tensor.op == "merge_states" and tensor.path.startswith("outputs/")
+    return within(tensor, tensor.golden, tensor.value, *MERGE[type_of(tensor.profile)]) if judged else None
+
+
 RULES = {"MaxText": maxtext, "assert_close": assert_close, "FlashAttention": flash_attention, "NMSE": nmse,
-         "calc_diff": calc_diff, "FlashInfer": flashinfer, "aiter": aiter, "triton_kernels": triton_kernels, "TOSA": tosa}
+         "calc_diff": calc_diff, "FlashInfer": flashinfer, "aiter": aiter, "triton_kernels": triton_kernels, "TOSA": tosa,
+         "FlashMLA": flashmla, "FlashInfer MLA": flashinfer_mla, "Cutlass MLA": cutlass_mla, "vLLM merge": vllm_merge}
+OF_OPERATIONS = {"FlashMLA": DECODE, "FlashInfer MLA": DECODE, "Cutlass MLA": DECODE, "vLLM merge": ("merge_states",)}
 
 
 def product_bounds(op, tensors):
@@ -135,7 +170,12 @@ def finite_alike(golden, value):
     return bool(np.isfinite(value[~infinite]).all() and (value[infinite] == golden[infinite]).all())
 
 
-def judge(golden, candidate, plain, profile, bounds, family=""):
+def speaks(name, op, bounds):
+    """Whether a rule is one for the operation."""
+    return bool(bounds) if name == "TOSA" else op in OF_OPERATIONS.get(name, (op,))
+
+
+def judge(golden, candidate, plain, profile, bounds, op, family=""):
     """By rule: None where it has nothing to say, True where it accepts every tensor, False where it rejects one."""
     family = family or ("fp8" if profile.startswith("fp8") else "")
     said = {name: [] for name in RULES}
@@ -145,14 +185,14 @@ def judge(golden, candidate, plain, profile, bounds, family=""):
             unwritten = np.isnan(plain[path]) & ~np.isnan(reference)  # rows that no group has
             reference, value = np.where(unwritten, 0, reference), np.where(unwritten, 0, value)
         if value is None or not finite_alike(reference, np.asarray(value, np.float64)):
-            return {name: False if name != "TOSA" or bounds else None for name in RULES}
+            return {name: False if speaks(name, op, bounds) else None for name in RULES}
         if reference.dtype.kind == "i":
             if not np.array_equal(reference, value):
-                return {name: False if name != "TOSA" or bounds else None for name in RULES}
+                return {name: False if speaks(name, op, bounds) else None for name in RULES}
             continue
         finite = np.isfinite(reference)
         cut = lambda x: np.where(finite, np.asarray(x, np.float64), 0)
-        tensor = Tensor(path, cut(reference), cut(value), cut(plain[path]), profile, family, bounds.get(path))
+        tensor = Tensor(path, cut(reference), cut(value), cut(plain[path]), profile, family, bounds.get(path), op)
         for name, rule in RULES.items():
             said[name].append(rule(tensor))
     return {name: all(v for v in verdicts if v is not None) if any(v is not None for v in verdicts) else None

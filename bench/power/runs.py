@@ -156,7 +156,7 @@ def correct_run(golden, profile, number, plain, folder):
         "staged_verdict": staged["verdict"], "staged_message": staged["message"],
         "failure": first_failure(report), "same_choice": chose,
         "along": {d["name"]: d["excess"] for d in report.get("directions", []) if d["judged"]},
-        "accepted": judge(golden.results, results, plain, profile, golden.bounds, golden.task.family)}
+        "accepted": judge(golden.results, results, plain, profile, golden.bounds, request.op, golden.task.family)}
 
 
 def mutants(golden, profile, plain, folder, write):
@@ -171,7 +171,7 @@ def mutants(golden, profile, plain, folder, write):
             continue
         file, accepted = candidates / (mutant["name"] + ".h5"), None
         if file.exists():
-            accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds, golden.task.family)
+            accepted = judge(golden.results, read_results(file)[0], plain, profile, golden.bounds, fixture["op"], golden.task.family)
         found.append({"case": golden.task.name(), "family": golden.task.group(profile), "op": fixture["op"], "profile": profile, "mutant": mutant["name"],
                       "required": mutant["required"], "outcome": mutant["outcome"], "fixture": fixture["verdict"],
                       "fails": mutant.get("fails", False), "tensors": mutant["tensors"], "tensors_failed": mutant["tensors_failed"],

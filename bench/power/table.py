@@ -35,10 +35,16 @@ def count(records, name, detected):
     return sum(said), len(said)
 
 
+def speaking(records, detected):
+    """The rules that have something to say of some record."""
+    return [name for name in NAMES if count(records, name, detected)[1]]
+
+
 def rows(first, groups, detected, form):
-    lines = [f"| {first} | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
+    names = speaking([r for _, records in groups for r in records], detected)
+    lines = [f"| {first} | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
     for label, records in groups:
-        lines.append(f"| {label} | " + " | ".join(form(*count(records, n, detected)) for n in NAMES) + " |")
+        lines.append(f"| {label} | " + " | ".join(form(*count(records, n, detected)) for n in names) + " |")
     return lines
 
 
@@ -58,17 +64,18 @@ def passed_share(records, name):
 def let_pass(mutants, key):
     """Mutants of which some rule lets a fifth pass: by rule, and by profile or family for assay."""
     groups_of = list(dict.fromkeys(m[key] for m in mutants))
-    columns = ["assay at " + p for p in groups_of] + NAMES[1:]
+    names = speaking(mutants, mutant_rejected)
+    columns = ["assay at " + p for p in groups_of] + names[1:]
     lines = ["| mutant | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
     groups = {}
     for m in mutants:
         groups.setdefault(m["mutant"], []).append(m)
     for name, records in groups.items():
-        counts = [count(records, n, mutant_rejected) for n in NAMES]
+        counts = [count(records, n, mutant_rejected) for n in names]
         if not any(said and said - rejected >= said / 5 for rejected, said in counts):
             continue
         cells = [passed_share([r for r in records if r[key] == p], "assay") for p in groups_of]
-        cells += [passed_share(records, n) for n in NAMES[1:]]
+        cells += [passed_share(records, n) for n in names[1:]]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines
 
@@ -81,9 +88,10 @@ def usable(mutants, runs, label, key):
         said = [(r, v) for r in records if (v := rejects(r, name, mutant_rejected)) is not None]
         return percent(sum(v and (name, r["case"], r["profile"]) not in red for r, v in said), len(said))
 
-    lines = [f"| {label} | " + " | ".join(NAMES) + " |", "| --- |" + " --- |" * len(NAMES)]
+    names = speaking(mutants, mutant_rejected)
+    lines = [f"| {label} | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
     for group, records in grouped(mutants, key):
-        lines.append(f"| {group} | " + " | ".join(form(n, records) for n in NAMES) + " |")
+        lines.append(f"| {group} | " + " | ".join(form(n, records) for n in names) + " |")
     return lines
 
 
