@@ -8,12 +8,10 @@
 
 #include "compare/thresholds.h"
 #include "harness/operations/hidden.h"
+#include "harness/plan/code_ranges.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantised_spread.h"
-
-/* A recipe's own steps of float32, which a kernel may take in another order. */
-static const double RECIPE_SLACK = 0x1p-21;
 
 void assay_hidden_codes_free(assay_hidden_codes *codes)
 {
@@ -189,34 +187,26 @@ static void count_verdict(assay_hidden_codes *codes, bool exact, bool admissible
 
 static void judge_scale(assay_hidden_codes *codes, const block *b)
 {
-    double least = 0, most = 0, amax = 0;
+    assay_code_range amax = {0};
     for (int64_t row = b->row; row < b->row_end; row++) {
-        for (int64_t i = row * b->config->columns + b->column; i < row * b->config->columns + b->column_end; i++) {
-            const double size = fabs(b->h[i]), off = b->tau[i] + RECIPE_SLACK * size;
-            amax = fmax(amax, size);
-            least = fmax(least, fmax(size - off, 0));
-            most = fmax(most, size + off);
-        }
+        const int64_t first = row * b->config->columns + b->column;
+        assay_amax_range(&amax, b->column_end - b->column, b->h + first, b->tau + first);
     }
-    const double golden = assay_quantize_scale(amax, b->config);
-    const double low = assay_quantize_scale(least, b->config), high = assay_quantize_scale(most, b->config);
-    const bool ok = b->scale >= fmin(low, high) && b->scale <= fmax(low, high);
+    const assay_code_range range = assay_scale_range(&amax, b->config);
+    const bool ok = assay_code_is_within(&range, b->scale);
     codes->scales++;
-    count_verdict(codes, ok && b->scale == golden, ok);
-    if (!ok) describe(codes, b->hidden->scale, b->down, b->across, b->scale, golden, fmin(low, high), fmax(low, high));
+    count_verdict(codes, ok && b->scale == range.golden, ok);
+    if (!ok) describe(codes, b->hidden->scale, b->down, b->across, b->scale, range.golden, range.least, range.most);
 }
 
 static void judge_code(assay_hidden_codes *codes, const block *b, int64_t row, int64_t column)
 {
     const int64_t i = row * b->config->columns + column;
-    const double off = b->tau[i] + RECIPE_SLACK * fabs(b->h[i]);
-    const double x[3] = {b->h[i] - off, b->h[i], b->h[i] + off};
-    double numbers[3];
-    assay_quantize_by(numbers, x, 3, b->scale, b->config);
-    const bool ok = b->codes[i] >= numbers[0] && b->codes[i] <= numbers[2];
+    const assay_code_range range = assay_element_range(b->h[i], b->tau[i], b->scale, b->config);
+    const bool ok = assay_code_is_within(&range, b->codes[i]);
     codes->codes++;
-    count_verdict(codes, ok && b->codes[i] == numbers[1], ok);
-    if (!ok) describe(codes, b->hidden->codes, row, column, b->codes[i], numbers[1], numbers[0], numbers[2]);
+    count_verdict(codes, ok && b->codes[i] == range.golden, ok);
+    if (!ok) describe(codes, b->hidden->codes, row, column, b->codes[i], range.golden, range.least, range.most);
 }
 
 static assay_status judge_one(assay_context *ctx, const assay_plan *plan, const assay_hidden *hidden, const double *h,
