@@ -37,10 +37,13 @@ static void write_maxtext_key(FILE *out, const char *name, const char *value)
     fprintf(out, "\n");
 }
 
-/* Of a case without a format the rules of quantising say nothing, of one without a recipe its calibrations, and its text is as it
- * was before there were any. */
+/* Of a case without a format the rules of quantising say nothing, of one without a recipe its calibrations, where caches take
+ * numbers as they come what would change them, and its text is as it was before there were any. */
 static bool says_nothing(const assay_case *c, int key)
 {
+    if (key == ASSAY_KEY_AT_cache_norm || key == ASSAY_KEY_AT_cache_rope)
+        return strcmp(c->config.cache_norm.text, assay_model_defaults.cache_norm.text) == 0 && !c->config.cache_rope &&
+               !assay_case_says_key(c, key);
     if (key >= ASSAY_KEY_AT_quant_recipe && key <= ASSAY_KEY_AT_bwd_quantization_calibration_method)
         return c->config.quant_recipe.text[0] == '\0' && !assay_case_says_key(c, key);
     return key >= ASSAY_KEY_AT_quant_format && key <= ASSAY_KEY_AT_pack_codes &&

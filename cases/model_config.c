@@ -71,6 +71,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const EMPTY_ROWS[] = {"-inf", "inf", NULL};
     static const char *const LSE_LAYOUTS[] = {"BNS", "BSN", NULL};
     static const char *const KV_LAYOUTS[] = {"NHD", "HND", NULL};
+    static const char *const CACHE_NORMS[] = {"none", "latent", "row", NULL};
     static const char *const ATTN_IMPLS[] = {"absorb", "naive", NULL};
     static const char *const SCOPES[] = {"sequence", "batch", "global", NULL};
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
@@ -98,6 +99,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     if (strcmp(key->name, "empty_row") == 0) return EMPTY_ROWS;
     if (strcmp(key->name, "lse_layout") == 0) return LSE_LAYOUTS;
     if (strcmp(key->name, "kv_layout") == 0) return KV_LAYOUTS;
+    if (strcmp(key->name, "cache_norm") == 0) return CACHE_NORMS;
     if (strcmp(key->name, "attn_impl") == 0) return ATTN_IMPLS;
     if (strcmp(key->name, "decoder_layer_input") == 0) return POLICIES + 1; /* where recomputation starts from */
     for (size_t i = 0; i < sizeof checkpoints / sizeof *checkpoints; i++) {

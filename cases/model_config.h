@@ -92,6 +92,8 @@
     X(S, kv_layout, "NHD")                                                                                             \
     X(S, kv_cache_dtype, "auto")                                                                                       \
     X(B, kv_cache_split, false) /* latents and their rope are two tensors */                                           \
+    X(S, cache_norm, "none")                                                                                           \
+    X(B, cache_rope, false)                                                                                            \
     X(S, attn_impl, "absorb")                                                                                          \
     X(I, num_kv_splits, 0)                                                                                             \
     X(B, use_indexer, false)                                                                                           \

@@ -40,6 +40,7 @@
 #include "oracle/ops/activation.h"
 #include "oracle/ops/attention.h"
 #include "oracle/ops/cache_format.h"
+#include "oracle/ops/cache_numbers.h"
 #include "oracle/ops/decode_attention.h"
 #include "oracle/ops/gated_mlp.h"
 #include "oracle/ops/gmm.h"

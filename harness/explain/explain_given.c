@@ -5,6 +5,7 @@
 
 #include "compare/compare.h"
 #include "harness/explain/explain_internal.h"
+#include "harness/plan/written_codes.h"
 #include "oracle/base/memory.h"
 
 /* RMS of error / deviation in one tensor of a correct candidate, whose errors may have one cause. */
@@ -98,11 +99,14 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
 {
     assay_status status;
     assay_fixture_reader *golden = NULL, *candidate = NULL;
+    assay_written_codes codes = {0};
     TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
     TRY(candidate_reader(ctx, given, expected, &candidate));
+    TRY(assay_written_codes_take(ctx, t->plan, t->profile, t->false_alarm, golden, candidate, &codes));
     TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:
+    assay_written_codes_free(&codes);
     assay_fixture_close(golden);
     assay_fixture_close(candidate);
     return status;

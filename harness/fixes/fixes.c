@@ -1,5 +1,6 @@
 #include "harness/fixes/fixes.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,11 +10,11 @@
 #include "harness/fixes/stages.h"
 #include "harness/plan/candidate_rows.h"
 #include "harness/plan/golden_read.h"
+#include "harness/plan/written_codes.h"
 #include "oracle/arithmetic/arithmetic.h"
 
-/* Of the probability of a false alarm; the rest is for what is compared. */
+/* Of the probability of a false alarm, as ASSAY_CODES_SHARE is; the rest is for what is compared. */
 #define CHOICE_SHARE 0.25
-#define CODES_SHARE 0.25
 
 typedef struct fixes {
     const assay_golden *golden;
@@ -70,8 +71,8 @@ static assay_status judge_choices(assay_context *ctx, fixes *f, const assay_sour
 
 static assay_status judge_codes(assay_context *ctx, fixes *f, const assay_source *in)
 {
-    f->share -= CODES_SHARE;
-    return assay_hidden_codes_judge(ctx, &f->again.plan, in, CODES_SHARE * f->false_alarm, &f->codes);
+    f->share -= ASSAY_CODES_SHARE;
+    return assay_hidden_codes_judge(ctx, &f->again.plan, in, ASSAY_CODES_SHARE * f->false_alarm, &f->codes);
 }
 
 /* Judges what is taken, and evaluates given what is right of it. A wrong choice of experts is the end of it, but not of
@@ -119,13 +120,41 @@ static void note_orders(const assay_row_orders *orders, assay_report *report)
     }
 }
 
+static void note_written(const assay_written_codes *codes, assay_report *report)
+{
+    if (codes->codes == 0) return;
+    snprintf(report->codes, sizeof report->codes,
+             "%" PRId64 " codes and %" PRId64 " scales of the cache: %" PRId64 " as the golden's, %" PRId64
+             " within errors, %" PRId64 " blocks or plain numbers wrong",
+             codes->codes, codes->scales, codes->exact, codes->admissible, codes->wrong);
+    for (int i = 0; codes->wrong > 0 && i < report->count; i++) {
+        assay_tensor_result *r = &report->tensors[i];
+        if (strcmp(r->spec.path, codes->wrong_path) != 0 || r->verdict != ASSAY_FAIL) continue;
+        const bool blamed = strcmp(report->message, r->message) == 0;
+        snprintf(r->message, sizeof r->message, "%s", codes->message);
+        if (blamed) snprintf(report->message, sizeof report->message, "%s", codes->message);
+    }
+}
+
+/* With the bytes that errors allow as the golden has them; afterwards they are the candidate's again. */
+static assay_status compare_written(assay_context *ctx, const fixes *f, const assay_plan *plan,
+                                    assay_fixture_reader *held, assay_fixture_reader *candidate, assay_report *report)
+{
+    OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
+    MUST(assay_written_codes_take(ctx, plan, f->profile, f->share * f->false_alarm, held, candidate, &codes));
+    const double share = f->share - (codes.codes > 0 ? ASSAY_CODES_SHARE : 0);
+    MUST(assay_compare(ctx, held, candidate, f->profile, share * f->false_alarm, assay_plan_order(plan), report));
+    note_written(&codes, report);
+    return assay_written_codes_put_back(ctx, candidate, &codes);
+}
+
 /* Against what was evaluated; else against the golden. */
 static assay_status compare(assay_context *ctx, const fixes *f, assay_fixture_reader *candidate, assay_report *report)
 {
     assay_fixture_reader *held = f->again.reader != NULL ? f->again.reader : f->golden->reader;
     const assay_plan *plan = f->staged ? &f->again.plan : &f->golden->plan;
     if (f->again.reader != NULL) MUST(assay_candidate_put_as_golden(ctx, plan, held, candidate));
-    MUST(assay_compare(ctx, held, candidate, f->profile, f->share * f->false_alarm, assay_plan_order(plan), report));
+    MUST(compare_written(ctx, f, plan, held, candidate, report));
     report->false_alarm = f->false_alarm;
     note_orders(&f->orders, report);
     assay_choices_note(&f->choices, report);

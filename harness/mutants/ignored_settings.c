@@ -91,6 +91,8 @@ const assay_mutant assay_ignored_settings[] = {
     KEY(ASSAY_PART_MERGE | ASSAY_PART_DECODE, empty_row, "-inf"),
     KEY(SHARING, attention_bias, "false"),
     KEY(SHARING, use_qk_norm, "false"),
+    KEY(ASSAY_PART_CACHE, cache_norm, "none"),
+    KEY(ASSAY_PART_CACHE, cache_rope, "false"),
     KEY(SHARING | ASSAY_PART_LATENT, query_pre_attn_scalar, "0"),
     KEY(ASSAY_PART_ATTENTION, mask_padding, "true"),
     KEY(NORMED | SHARING, normalization_layer_epsilon, "1e-5"),

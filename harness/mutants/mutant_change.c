@@ -274,13 +274,23 @@ bool assay_change_tensor(const assay_mutation *m, const assay_tensors_change *ch
     return change->edit(&own, tensor);
 }
 
+/* Whether candidates must give numbers: where all is bits, checkpoints are what these are judged by, and no candidate's. */
+static bool gives_numbers(const assay_tensor_set *tensors)
+{
+    for (int i = 0; i < tensors->count; i++) {
+        if (tensors->items[i].values != NULL && assay_role_is_required(tensors->items[i].spec.role)) return true;
+    }
+    return false;
+}
+
 static bool change_tensors(const assay_mutation *m, const assay_tensors_change *change,
                            bool (*is_meant)(const assay_tensors_change *change, const assay_tensor *tensor))
 {
     bool changed = false;
     for (int i = 0; change->edit != NULL && i < m->tensors->count; i++) {
         assay_tensor *tensor = &m->tensors->items[i];
-        if (tensor->count > 0 && is_meant(change, tensor)) changed |= assay_change_tensor(m, change, tensor);
+        if (tensor->count == 0 || !is_meant(change, tensor) || !assay_change_tensor(m, change, tensor)) continue;
+        changed |= tensor->spec.role != ASSAY_ROLE_CHECKPOINT || gives_numbers(m->tensors);
     }
     return changed;
 }

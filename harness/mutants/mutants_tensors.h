@@ -29,6 +29,8 @@
     X(divided_bias, divides(m) && m->routed_bias)                                                                      \
     X(biased_balance, m->load_balance_loss_weight > 0 && m->routed_bias)                                               \
     X(gives_choice, assay_gives_choice(c))                                                                             \
+    X(pairwise, m->rope_pairwise)                                                                                      \
+    X(exact_codes, is(&m->cache_norm, "none") && !m->cache_rope)                                                       \
     X(drops_tokens, !m->sparse_matmul && m->capacity_factor > 0)                                                       \
     X(contiguous_layout, is(&m->gmm_layout, "contiguous"))                                                             \
     X(psum_layout, is(&m->gmm_layout, "psum"))                                                                         \

@@ -102,6 +102,7 @@ static assay_status check_heads(const model_check *check)
     char expected[128];
     if (m->use_indexer && (check->parts & ASSAY_PART_ATTENTION) != 0 && (check->parts & ASSAY_PART_DECODE) == 0)
         return refuse_key(check, ASSAY_KEY_AT_use_indexer, "false", TURNS_ON);
+    if ((check->parts & ASSAY_PART_CACHE) != 0) return ASSAY_OK; /* keys or latents, as the case says */
     if (m->partial_rotary_factor != 1 && (check->parts & ASSAY_PART_ROPE) != 0 &&
         (check->parts & ASSAY_PART_GROUPED) == 0) {
         return refuse_key(check, ASSAY_KEY_AT_partial_rotary_factor, "1", "turns qk_rope_head_dim numbers of a head");

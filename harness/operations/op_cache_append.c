@@ -1,11 +1,56 @@
 /* cache_append: new tokens into the pages of a cache, as bytes. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "harness/operations/op_cache.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/step_change.h"
+
+static bool has_heads(const assay_cache_append_config *config)
+{
+    return strcmp(config->streams[0].numbers, "key") == 0;
+}
+
+/* What is computed before it is written. */
+static assay_status numbers_of(assay_context *ctx, const assay_case *c, assay_cache_append_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const assay_cache_stream *s = config->streams;
+    const bool keys = has_heads(config);
+    assay_cache_numbers_config *made = &config->made;
+    *made = (assay_cache_numbers_config){.tokens = config->tokens,
+                                         .heads = s->cache.heads,
+                                         .columns = s->first_columns,
+                                         .second = keys                        ? 0
+                                                   : config->stream_count == 2 ? s[1].first_columns
+                                                                               : s->second_columns,
+                                         .epsilon = keys ? m->normalization_layer_epsilon : assay_latent_epsilon_of(m),
+                                         .rotates = m->cache_rope};
+    while (strcmp(assay_cache_norms[made->norm], m->cache_norm.text) != 0) made->norm++;
+    if (keys && made->norm == ASSAY_CACHE_NORM_LATENT)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_cache_norm, "none or row: keys have heads, and no latent");
+    if (!made->rotates) return ASSAY_OK;
+    if (!keys && m->partial_rotary_factor != 1)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_partial_rotary_factor, "1: the rope of latents is rotated whole");
+    return (keys ? assay_key_rope_config_of : assay_rope_config_of)(ctx, c, &made->rope);
+}
+
+/* Of the two tensors that are written: latents with their rope, or keys with values; NULL: there is one. */
+static const char *name_of(const assay_cache_append_config *config, int i)
+{
+    const assay_cache_stream *s = config->streams;
+    if (i == 0) return s->numbers;
+    return config->stream_count == 2 ? s[1].numbers : s->second;
+}
+
+static bool makes_numbers(const assay_case *c, const void *of)
+{
+    const assay_cache_append_config *config = of;
+    (void)c;
+    return config->made.norm != ASSAY_CACHE_NORM_NONE || config->made.rotates;
+}
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
@@ -22,8 +67,12 @@ static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "dtype is float64, expected float32 or one of fewer bits");
     MUST(assay_require_positive(ctx, "pagedattn_num_pages", m->pagedattn_num_pages));
     MUST(assay_require_positive(ctx, "pagedattn_tokens_per_page", m->pagedattn_tokens_per_page));
-    return assay_cache_streams_of(ctx, c, &pages, m->head_dim == 0, config);
+    MUST(assay_cache_streams_of(ctx, c, &pages, m->head_dim == 0, config));
+    return numbers_of(ctx, c, config);
 }
+
+#define KEY_SCALE "weights/key_norm/scale"
+#define LATENT_SCALE "weights/kv_norm/scale"
 
 /* T, g and the columns of what is appended. */
 static int64_t axis_size(const void *of, char axis)
@@ -34,12 +83,8 @@ static int64_t axis_size(const void *of, char axis)
     if (axis == 'T') return config->tokens;
     if (axis == 'g') return s->cache.heads;
     if (axis == 'R') return two ? s[1].first_columns : s->second_columns;
+    if (axis == 'w') return config->made.columns + config->made.second;
     return s->first_columns; /* l, z */
-}
-
-static bool has_heads(const assay_cache_append_config *config)
-{
-    return strcmp(config->streams[0].numbers, "key") == 0;
 }
 
 static void describe_numbers(assay_describer *d, const char *name, const char *axes)
@@ -49,6 +94,24 @@ static void describe_numbers(assay_describer *d, const char *name, const char *a
     snprintf(path, sizeof path, "inputs/%s", name);
     assay_describe(d, path, d->c->dtype, &one, axes);
     assay_described(d, 1)->any_number = true;
+}
+
+/* Positions, the weight of the norm, and the numbers that are written. */
+static void describe_made(assay_describer *d, const assay_cache_append_config *config)
+{
+    const assay_fill near_one = assay_fill_normal(0.1, 1.0);
+    const assay_cache_numbers_config *made = &config->made;
+    const bool heads = has_heads(config), row = made->norm == ASSAY_CACHE_NORM_ROW;
+    if (made->rotates) assay_describe_positions(d);
+    if (made->norm != ASSAY_CACHE_NORM_NONE)
+        assay_describe(d, heads ? KEY_SCALE : LATENT_SCALE, d->c->dtype, &near_one, heads ? "z" : row ? "w" : "l");
+    for (int i = 0; i < 2 && makes_numbers(d->c, config); i++) {
+        char path[ASSAY_PATH_SIZE];
+        if (name_of(config, i) == NULL) continue;
+        snprintf(path, sizeof path, "checkpoints/%s", name_of(config, i));
+        assay_describe(d, path, ASSAY_FLOAT64, NULL, heads ? "Tgz" : i == 0 ? "Tl" : "TR");
+        assay_described(d, 1)->held = true;
+    }
 }
 
 static void describe(assay_describer *d, const void *of)
@@ -65,6 +128,7 @@ static void describe(assay_describer *d, const void *of)
     assay_described(d, 1)->derived = true;
     assay_require_all_values(d, "inputs/slot_mapping", config->tokens);
     assay_describe_cache(d, "inputs", config);
+    describe_made(d, config);
     assay_describe_cache(d, "outputs", config);
 }
 
@@ -134,20 +198,87 @@ static int32_t *start_from(const assay_work *w, const char *name, int64_t bytes)
     return to;
 }
 
-static assay_status append(assay_context *ctx, const assay_work *w, const assay_cache_stream *s, int64_t tokens)
+/* The two tensors as they are written. */
+typedef struct written {
+    double *numbers[2];
+} written;
+
+static void written_free(written *n)
 {
+    free(n->numbers[0]);
+    free(n->numbers[1]);
+}
+
+static int64_t width_of(const assay_cache_append_config *config, int i)
+{
+    const assay_cache_numbers_config *made = &config->made;
+    return i == 0 || made->second == 0 ? made->heads * made->columns : made->second;
+}
+
+static assay_status take_given(assay_context *ctx, const assay_work *w, written *n)
+{
+    const assay_cache_append_config *config = w->config;
+    for (int i = 0; i < 2; i++) {
+        const char *name = name_of(config, i);
+        const int64_t count = config->tokens * width_of(config, i);
+        if (name == NULL) continue;
+        MUST(assay_alloc_f64(ctx, name, count, &n->numbers[i]));
+        memcpy(n->numbers[i], assay_numbers_of_cache(w, name), (size_t)count * sizeof *n->numbers[i]);
+    }
+    return ASSAY_OK;
+}
+
+/* Results of their own; a kernel has float32 numbers, and goes on from what it has where stages are judged. */
+static assay_status keep_made(assay_context *ctx, const assay_work *w, written *n)
+{
+    const assay_cache_append_config *config = w->config;
+    for (int i = 0; i < 2; i++) {
+        char path[ASSAY_PATH_SIZE];
+        const int64_t count = config->tokens * width_of(config, i);
+        if (n->numbers[i] == NULL) continue;
+        snprintf(path, sizeof path, "checkpoints/%s", name_of(config, i));
+        memcpy(assay_f64(w, path), n->numbers[i], (size_t)count * sizeof *n->numbers[i]);
+        MUST(assay_go_on_from(ctx, w->in, path, 0, count, n->numbers[i]));
+        for (int64_t k = 0; k < count; k++)
+            n->numbers[i][k] = assay_dtype_round(ASSAY_FLOAT32, n->numbers[i][k], false);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status make_numbers(assay_context *ctx, const assay_work *w, written *n)
+{
+    const assay_cache_append_config *config = w->config;
+    const assay_cache_stream *s = &config->streams[config->stream_count == 2 && config->made.second > 0 ? 1 : 0];
+    const double *scale = assay_numbers_of_cache(w, s->scale);
+    const assay_block_format *f = &s->cache.format->block;
+    const assay_cache_numbers made = {.numbers = n->numbers[0],
+                                      .second = config->made.second > 0 ? n->numbers[1] : NULL,
+                                      .scale = assay_f64(w, has_heads(config) ? KEY_SCALE : LATENT_SCALE),
+                                      .positions = assay_i32(w, "inputs/positions"),
+                                      .slots = assay_i32(w, "inputs/slot_mapping")};
+    assay_quantize_config rules = s->cache.rules;
+    rules.format = f->element == ASSAY_BFLOAT16 || s->cache.rope > 0 ? NULL : f;
+    rules.tensor_scale = scale != NULL ? *scale : 0;
+    MUST(assay_cache_make_numbers(ctx, &made, &config->made, &rules));
+    return keep_made(ctx, w, n);
+}
+
+static assay_status append(assay_context *ctx, const assay_work *w, const written *n, int stream)
+{
+    const assay_cache_append_config *config = w->config;
+    const assay_cache_stream *s = &config->streams[stream];
     const assay_cache_config *c = &s->cache;
-    const double *second = s->second != NULL ? assay_numbers_of_cache(w, s->second) : NULL;
+    const double *second = s->second != NULL ? n->numbers[1] : NULL;
     OWNED double *rows = NULL;
-    assay_cache_tokens t = {.count = tokens,
+    assay_cache_tokens t = {.count = config->tokens,
                             .slots = assay_i32(w, "inputs/slot_mapping"),
-                            .numbers = assay_numbers_of_cache(w, s->numbers),
+                            .numbers = n->numbers[stream],
                             .rope = second,
                             .scale = assay_numbers_of_cache(w, s->scale)};
     if (t.scale != NULL && strcmp(s->scale, "v_scale") == 0 && assay_step_is_changed(ctx, "scale of keys", NULL))
         t.scale = assay_numbers_of_cache(w, "k_scale");
     if (second != NULL && c->rope == 0) {
-        MUST(joined(ctx, s, tokens, t.numbers, second, &rows));
+        MUST(joined(ctx, s, config->tokens, t.numbers, second, &rows));
         t.numbers = rows;
     }
     int32_t *bytes = start_from(w, s->bytes, c->pages * assay_cache_page_bytes(c));
@@ -157,18 +288,22 @@ static assay_status append(assay_context *ctx, const assay_work *w, const assay_
 static assay_status forward(assay_context *ctx, const assay_work *w)
 {
     const assay_cache_append_config *config = w->config;
-    for (int64_t i = 0; i < config->stream_count; i++) MUST(append(ctx, w, &config->streams[i], config->tokens));
+    OWNED_BY(written_free) written n = {{NULL}};
+    MUST(take_given(ctx, w, &n));
+    if (makes_numbers(w->c, config)) MUST(make_numbers(ctx, w, &n));
+    for (int i = 0; i < config->stream_count; i++) MUST(append(ctx, w, &n, i));
     return ASSAY_OK;
 }
 
 const assay_operation assay_op_cache_append = {.name = "cache_append",
-                                               .parts = ASSAY_PART_CACHE,
+                                               .parts = ASSAY_PART_CACHE | ASSAY_PART_ROPE,
                                                .summary = "new tokens into the pages of a cache, as bytes",
                                                .config_of = config_of,
                                                .axis_size = axis_size,
                                                .describe = describe,
                                                .derive = derive,
                                                .forward = forward,
+                                               .ensemble = makes_numbers,
                                                .used_rows = used_rows,
                                                .second_form = {.form = quad_cache_append},
                                                .count = {"Tl", 2, 2}};

@@ -441,10 +441,16 @@ static assay_status rotary_width_of(assay_context *ctx, const assay_model_config
                       m->partial_rotary_factor, m->head_dim, turned);
 }
 
+assay_status assay_key_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)
+{
+    int64_t turned = 0;
+    MUST(rotary_width_of(ctx, &c->config, &turned));
+    return rope_of_width(ctx, c, turned, config);
+}
+
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config)
 {
     const assay_model_config *m = &c->config;
-    int64_t turned = 0;
     *config = (assay_gqa_config){.batch = c->batch,
                                  .sequence = c->sequence,
                                  .emb_dim = m->base_emb_dim,
@@ -464,8 +470,7 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_head_dim, "an even number from 2 to %d", ASSAY_ROPE_DIM_MAX);
     }
     MUST(assay_window_of(ctx, m, &config->window));
-    MUST(rotary_width_of(ctx, m, &turned));
-    MUST(rope_of_width(ctx, c, turned, &config->rope));
+    MUST(assay_key_rope_config_of(ctx, c, &config->rope));
     return assay_gqa_check(ctx, config);
 }
 

@@ -125,6 +125,8 @@ assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *
 /* Refuses what no code of h is quantised for. */
 assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding);
 assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
+/* Of heads of head_dim numbers, of which partial_rotary_factor are turned. */
+assay_status assay_key_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config);
 assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config);
 assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_gqa_config *config);
 assay_status assay_mla_config_of(assay_context *ctx, const assay_case *c,

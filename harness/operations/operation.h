@@ -29,6 +29,7 @@ typedef struct assay_tensor_entry {
     bool infinite;          /* what is given may hold infinities */
     bool any_number;        /* or NaN */
     bool nan_codes;         /* codes of e4m3, of which 0x7f and 0xff are NaN: for the one the other will do */
+    bool held;              /* a checkpoint that every golden has: what others are made of is judged by it */
     bool made;              /* a checkpoint that a kernel quantises by a recipe, whose codes have no tensor */
     assay_operand_axes operand;
     const assay_block_format *format; /* of quantised operands (operands.h); NULL: it is numbers */

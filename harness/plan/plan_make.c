@@ -12,8 +12,10 @@
 #include "oracle/base/memory.h"
 
 /* Whether the golden of this case holds the tensor. */
-static bool is_held(const assay_case *c, const assay_tensor_spec *spec)
+static bool is_held(const assay_case *c, const assay_tensor_entry *entry)
 {
+    const assay_tensor_spec *spec = &entry->spec;
+    if (entry->held) return true;
     if (spec->role == ASSAY_ROLE_GRADIENT) return assay_text_list_matches(&c->gradients, "gradients/", spec->path);
     if (spec->role == ASSAY_ROLE_CHECKPOINT)
         return assay_text_list_matches(&c->checkpoints, "checkpoints/", spec->path);
@@ -136,7 +138,7 @@ static assay_status add_specs(assay_context *ctx, assay_plan *plan)
     if (plan->specs == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;
-        if (!is_held(plan->c, spec)) continue;
+        if (!is_held(plan->c, &plan->list.entries[i])) continue;
         MUST(assay_plan_add_spec(ctx, plan, spec));
         for (int p = 0; assay_has_error_scale(spec) && p < plan->precision_count; p++) {
             MUST(add_scales(ctx, plan, &plan->precisions[p], spec));

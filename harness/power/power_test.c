@@ -9,6 +9,7 @@
 
 #include "harness/filters/filters.h"
 #include "harness/plan/directions.h"
+#include "harness/plan/written_codes.h"
 #include "harness/power/power_test.h"
 #include "harness/power/power_whole.h"
 #include "harness/sketch/sketch.h"
@@ -142,10 +143,13 @@ static assay_status judge(assay_context *ctx, const assay_trial *t, const assay_
 {
     assay_status status;
     assay_fixture_reader *reader = NULL;
+    assay_written_codes codes = {0};
     TRY(assay_trial_reader(ctx, candidate, "candidate", t->profile, &reader));
+    TRY(assay_written_codes_take(ctx, t->plan, t->profile, t->false_alarm, t->reader, reader, &codes));
     TRY(assay_compare_undiagnosed(ctx, t->reader, reader, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:
+    assay_written_codes_free(&codes);
     assay_fixture_close(reader);
     return status;
 }

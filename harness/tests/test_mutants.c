@@ -311,6 +311,7 @@ static const struct {
                 "operand_tensor_scale_of_first"},
     /* bits have no gradients */
     {"quantize dequantize cache_append", "zero_gradients zero_input_gradients negated_gradients gradients_99"},
+    {"cache_append", "zero_weight_gradients transposed last_head_zero last_batch_row_zero"},
     /* and what changes numbers changes none of them */
     {"quantize cache_append",
      "nan_results zero_outputs negated_outputs outputs_1_2^-7 nan_last_element doubled halved "

@@ -65,8 +65,8 @@ static void check_plan(const assay_plan *plan)
         assert_int_equal(spec->type, ASSAY_FLOAT32);
         scales++;
     }
-    const bool of_bits =
-        (plan->operation->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE)) != 0; /* which have no errors */
+    bool of_bits = (plan->operation->parts & (ASSAY_PART_QUANTIZE | ASSAY_PART_CACHE)) != 0; /* which have no errors */
+    for (int i = 0; i < plan->list.count; i++) of_bits &= !plan->list.entries[i].held;       /* or go by such */
     assert_true(of_bits ? scales == 0 : plan->precision_count == 0 || scales >= plan->precision_count);
     for (int i = 0; i < plan->list.count; i++) {
         const assay_tensor_spec *spec = &plan->list.entries[i].spec;

@@ -14,7 +14,7 @@
  * csrc/cache_kernels.cu (e4m3 with given scales, slots); FlashInfer, mla/_core.py (latents and rope as two tensors). */
 #pragma once
 
-#include "oracle/ops/quantize.h"
+#include "oracle/ops/cache_numbers.h"
 
 typedef enum assay_cache_scales {
     ASSAY_CACHE_NO_SCALES,
@@ -79,6 +79,7 @@ typedef struct assay_cache_stream {
 typedef struct assay_cache_append_config {
     int64_t tokens, stream_count;
     assay_cache_stream streams[2];
+    assay_cache_numbers_config made; /* of the first tensor, and of latents the second, before they are written */
 } assay_cache_append_config;
 
 /* Slots out of range, and two tokens for one slot, are refused. */

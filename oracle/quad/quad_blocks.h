@@ -25,6 +25,8 @@ quad_node quad_gqa_of(quad_tape *t, const quad_gqa_config *config, quad_node x);
 quad quad_softmax_scale(const assay_mla_config *config);
 /* The numbers of a cache of bytes, in the order of its rows, of `width` numbers each. */
 void quad_cache_numbers(quad_tape *t, const assay_cache_stream *s, int64_t width, quad *to);
+/* These numbers, as float32, into the bytes of a cache, as they are given. */
+void quad_append_stream(quad_tape *t, const assay_cache_stream *s, int64_t tokens, const quad *x, const quad *second);
 /* Of every head the numbers [first, first + width); heads of a, and beside each of them one of b. [tokens,heads*..] */
 quad_node quad_of_heads(quad_tape *t, quad_node x, int64_t heads, int64_t first, int64_t width);
 quad_node quad_heads_beside(quad_tape *t, quad_node a, quad_node b, int64_t heads);

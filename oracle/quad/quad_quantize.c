@@ -372,14 +372,12 @@ static int32_t *bytes_as_given(quad_tape *t, const char *name, int64_t pages, in
     return to;
 }
 
-static void append_stream(quad_tape *t, const assay_cache_stream *s, int64_t tokens)
+void quad_append_stream(quad_tape *t, const assay_cache_stream *s, int64_t tokens, const quad *x, const quad *second)
 {
     const assay_cache_config *c = &s->cache;
     const assay_cache_format *f = c->format;
     const quad_cache q = quad_cache_of(c);
-    const int64_t width = c->heads * s->first_columns, scales = f->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
-    const quad *x = given_under(t, s->numbers, tokens, width);
-    const quad *second = s->second == NULL ? NULL : given_under(t, s->second, tokens, s->second_columns);
+    const int64_t scales = f->scales == ASSAY_CACHE_OF_HEAD ? c->heads : 1;
     const quad *scale = given_under(t, s->scale, 1, scales);
     const int32_t *slots = quad_given_indices(t, "inputs/slot_mapping", tokens);
     int32_t *bytes = bytes_as_given(t, s->bytes, c->pages, q.page);
@@ -395,18 +393,12 @@ static void append_stream(quad_tape *t, const assay_cache_stream *s, int64_t tok
         const cache_row row = row_at(&q, slots[token], head, bytes, of_scales);
         if (scale != NULL) rules.tensor_scale = (double)scale[scales > 1 ? head : 0];
         for (int64_t j = 0; j < c->columns; j++)
-            numbers[j] = j < s->first_columns ? x[i * s->first_columns + j]
-                                              : second[token * s->second_columns + j - s->first_columns];
+            numbers[j] = to_float32(j < s->first_columns ? x[i * s->first_columns + j]
+                                                         : second[token * s->second_columns + j - s->first_columns]);
         for (int64_t j = 0; q.bits == 16 && j < c->columns; j++) put_bfloat16(numbers[j], row.codes + 2 * j);
         for (int64_t b = 0; q.bits < 16 && b < q.blocks; b++) put_block(&q, &rules, b, numbers, &row);
-        for (int64_t j = 0; j < c->rope; j++) put_bfloat16(second[token * c->rope + j], row.rope + 2 * j);
+        for (int64_t j = 0; j < c->rope; j++) put_bfloat16(to_float32(second[token * c->rope + j]), row.rope + 2 * j);
     }
-}
-
-void quad_cache_append(quad_tape *t, const void *config)
-{
-    const assay_cache_append_config *c = config;
-    for (int64_t i = 0; i < c->stream_count; i++) append_stream(t, &c->streams[i], c->tokens);
 }
 
 static quad bfloat16_at(const int32_t *bytes)

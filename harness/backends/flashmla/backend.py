@@ -83,6 +83,7 @@ def append(quant, s, t):
 def cache_append(quant, r):
     s = r.settings
     s.need(r.op == "cache_append", "no op " + r.op)
+    s.need_written_as_given()
     s.need(s["kv_cache_dtype"] in FORMATS, "no such cache")
     s.need((s.count("kv_lora_rank"), s.count("qk_rope_head_dim")) == (FORMATS[s["kv_cache_dtype"]][1], 64), "other widths")
     for key, value in RULES.items():

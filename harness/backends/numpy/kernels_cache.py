@@ -1,6 +1,8 @@
 """Tokens into the pages of a cache, as bytes: a whole page is an array of bytes, of which rows and scales are views."""
 import numpy as np
 
+from kernels_attention import partial_rope, rope
+from kernels_basic import rms_norm
 from kernels_quantize import LARGEST, ONE, Operand, codes_of, in_blocks, numbers, scales_of
 
 # elements, scales, numbers of a block (0: the row), where scales lie, whether rope stays bfloat16, multiples of a token's scales and of a page
@@ -158,19 +160,58 @@ def caches(ar, s, t):
     return t | {name: y.view(Operand) if ar.variant.scales_after else y for name, y in found.items()}
 
 
-def cache_append(s, t):
+def normed(ar, s, t, numbers):
+    """cache_norm: of the latents, of them with their rope, or of each key."""
+    scale = t.get("weights/kv_norm/scale", t.get("weights/key_norm/scale"))
+    if "key" in numbers:
+        numbers["key"], _ = rms_norm(ar, numbers["key"], scale, s.number("normalization_layer_epsilon"))
+        return
+    epsilon = s.number("latent_norm_epsilon")
+    epsilon = s.number("normalization_layer_epsilon") if epsilon == -1 else epsilon
+    whole, rank = s["cache_norm"] == "row", numbers["kv_c"].shape[-1]
+    row = np.concatenate([numbers["kv_c"], numbers["k_pe"]], -1) if whole else numbers["kv_c"]
+    row, _ = rms_norm(ar, row, scale, epsilon)
+    numbers["kv_c"] = row[..., :rank]
+    if whole:
+        numbers["k_pe"] = row[..., rank:]
+
+
+def turned(ar, s, positions, numbers):
+    name, turn = ("key", partial_rope) if "key" in numbers else ("k_pe", rope)
+    x = ar.keep(numbers[name]) if s["cache_norm"] == "row" else numbers[name]
+    heads = x.shape[1] if x.ndim == 3 else 1
+    numbers[name] = turn(ar, s, positions, x.reshape(*positions.shape, heads, -1))[0].reshape(x.shape)
+
+
+def made_numbers(ar, s, t, names):
+    """What is written, by name: a kernel that is not fused stores it before."""
+    numbers = {name: t["inputs/" + name] for name in names if "inputs/" + name in t}
+    norm, turns = s.text.get("cache_norm", "none"), "inputs/positions" in t
+    if norm == "none" and not turns:
+        return numbers
+    if norm != "none":
+        normed(ar, s, t, numbers)
+    if turns:
+        turned(ar, s, t["inputs/positions"], numbers)
+    for name, x in numbers.items():
+        ar.checkpoint(name, x)
+    return {name: ar.keep(x) for name, x in numbers.items()}
+
+
+def cache_append(ar, s, t):
     streams = [("kv_c", "k_pe", "kv_cache", "kv_scale")]
     if "inputs/key" in t:
         streams = [("key", None, "key_cache", "k_scale"), ("value", None, "value_cache", "v_scale")]
     elif s.true("kv_cache_split"):
         streams = [("kv_c", None, "ckv_cache", "kv_scale"), ("k_pe", None, "kpe_cache", "kv_scale")]
+    numbers = made_numbers(ar, s, t, [name for stream in streams for name in stream[:2] if name is not None])
     results = {}
     for name, second, cache, scale in streams:
-        if "inputs/" + name not in t:
+        if name not in numbers:
             continue
-        x = t["inputs/" + name]
+        x = numbers[name]
         x = x if x.ndim == 3 else x[:, None]
-        found, of_scales = append(s, t["inputs/slot_mapping"], x, None if second is None else t["inputs/" + second],
+        found, of_scales = append(s, t["inputs/slot_mapping"], x, None if second is None else numbers[second],
                                   t.get("inputs/" + scale), t[f"inputs/{cache}"], t.get(f"inputs/{cache}_scale"))
         results["outputs/" + cache] = found
         if of_scales is not None:

@@ -17,6 +17,8 @@ passes() {
 }
 passes f32 0 rms_norm/deepseek gmm/padded-nan-tail permute/stable unpermute/primes routing/deepseek3-groups mlp/gelu-fused
 passes bf16 0 cache_append/fp8-ds-mla cache_append/fp8-ds-mla-vllm cache_append/fp8-model1 cache_append/fp4-indexer cache_append/nvfp4
+passes f32 2 'cache_append/*rope*' 'cache_append/key-norm*'
+passes bf16 1 'cache_append/*rope*' 'cache_append/key-norm*'
 passes f32 6 merge_states/splits merge_states/empty merge_states/sinks merge_states/large-lse
 passes f32 5 'mla_decode/*' 'gqa_decode/*'
 passes bf16 0 'mla_decode/s*' mla_decode/four-tokens mla_decode/naive gqa_decode/hnd-stride gqa_decode/gpt-oss gqa_decode/window-splits

@@ -60,6 +60,31 @@ coded truncated 'checkpoints/moe_hidden_codes\[0,' moe/requantised-nvfp4
 coded one_code checkpoints/moe_hidden_codes moe/requantised-fp8
 coded as_it_is outputs/y mlp/requantised-mxfp8
 
+# numbers that a writer of caches norms and rotates before they are bytes: with them, and the bytes alone
+expect 0 run 'cache_append/*rope*' 'cache_append/key-norm*' $only --staged --serve --quiet \
+  --backend "'$python' '$here/planted_cache.py' none"
+# cached BUG MUTANT CASE
+cached() {
+  local given
+  for given in "" ,alone; do
+    expect 1 run "cache_append/$3" $only --serve --quiet --backend "'$python' '$here/planted_cache.py' $1$given"
+    prints "$2"
+  done
+}
+cached norm_missing 'equals mutant cache_norm_missing' norm-rope-ds-mla
+cached scale_missing 'equals mutant norm_scales_missing' key-norm-rope
+cached one_more 'equals mutant cache_norm_by_one_more' norm-rope-mxfp8
+cached norm_of_others 'equals mutant cache_norm_of_others' norm-rope-model1
+cached norm_last 'equals mutant cache_norm_last' key-norm-nvfp4
+cached rope_missing 'equals mutant cache_rope_missing' rope
+cached rope_twice 'equals mutant cache_rope_twice' norm-rope-split
+cached by_slot 'equals mutant cache_rope_by_slot' rope-indexer
+cached rope_of_rest 'equals mutant cache_rope_of_rest' norm-rope-ds-mla
+cached whole_heads 'equals mutant cache_rope_of_whole_heads' key-norm-partial-rope
+cached other_pairs 'equals mutant cache_rope_of_halves' norm-rope-model1
+cached amax_first 'outputs/key_cache_scale\[.*: the scale of block' key-norm-nvfp4
+cached one_code 'outputs/kv_cache\[.*: the code of number 3 of token' norm-rope-float32
+
 # every report has the stages
 names mla_kv mla_kv nan mla/small --keep kept --json report.json --junit report.xml --html report.html
 "$python" - <<'PYTHON'

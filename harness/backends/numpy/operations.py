@@ -252,7 +252,7 @@ def run_dequantize(ar, s, t):
 
 
 def run_cache_append(ar, s, t):
-    return cache_append(s, t)
+    return cache_append(ar, s, t)
 
 
 OPERATIONS = {"quantize": run_quantize, "dequantize": run_dequantize, "rms_norm": run_rms_norm, "layer_norm": run_layer_norm, "gmm": run_gmm, "permute": run_permute, "unpermute": run_unpermute,

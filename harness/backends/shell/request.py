@@ -55,6 +55,10 @@ class Settings:
         tokens = tensors["inputs/x"] if takes_padding else np.zeros(0)
         self.need(np.isfinite(tokens).all() or "nan_padding" in honours, "NaN in x of padding reaches products of weights")
 
+    def need_written_as_given(self):
+        norm, turns = self.text.get("cache_norm", "none"), self.text.get("cache_rope", "false")
+        self.need((norm, turns) == ("none", "false"), "no norm and no rotation before a cache is written")
+
     def need_no_mesh(self):
         self.need(self.one_device(), "no mesh")
 

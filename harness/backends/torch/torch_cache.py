@@ -84,6 +84,7 @@ def append(c: Call, x: Tensor, rope: Tensor | None, given: Tensor | None, cache:
 
 
 def run_cache_append(c: Call) -> Tensors:
+    c.s.need_written_as_given()
     c.s.need(c.s["kv_cache_dtype"] in FORMATS, "no " + c.s["kv_cache_dtype"])
     streams = [("kv_c", "k_pe", "kv_cache", "kv_scale")]
     if "inputs/key" in c.raw:

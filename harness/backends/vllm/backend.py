@@ -81,6 +81,7 @@ def bytes_of(pages, row, kind):
 
 def cache_append(kernels, s, t):
     """vLLM's own layouts of a page hold the same bytes in another order: keys by columns, heads before tokens."""
+    s.need_written_as_given()
     s.need(s["dtype"] == "bfloat16" and s.count("pagedattn_page_stride") == 0, "no numbers but bfloat16, no stride")
     slots, page = t["inputs/slot_mapping"].long(), s.count("pagedattn_tokens_per_page")
     if "inputs/kv_c" in t:
