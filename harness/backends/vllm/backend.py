@@ -35,6 +35,24 @@ def scale_of(s, width):
     return s.number("query_pre_attn_scalar") or width ** -0.5
 
 
+def bytes_of(pages, row, kind):
+    """Pages of bytes as [pages, rows, numbers of a row]."""
+    return pages.to(torch.uint8).view(kind).unflatten(1, (-1, row))
+
+
+def places(s):
+    """Of pages with heads and tokens in the order of the case to those with heads first, and back."""
+    return (0, 2, 1, 3) if s["kv_layout"] != "HND" else (0, 1, 2, 3)
+
+
+def caches_of(s, t, heads, width, kind):
+    """Keys and values as vLLM has them, from the bytes of the case: the same in another order, heads before tokens and keys by columns."""
+    page = s.count("pagedattn_tokens_per_page")
+    shape = (page, heads) if s["kv_layout"] != "HND" else (heads, page)
+    keys, values = (bytes_of(t[f"inputs/{name}_cache"], width, kind).unflatten(1, shape).permute(places(s)) for name in ("key", "value"))
+    return [keys.transpose(2, 3).contiguous().view(-1, heads, page, width), values.contiguous()]
+
+
 def mla_decode(kernels, s, t):
     s.need(s["attn_impl"] == "absorb", "no query that is not absorbed")
     s.need(t["inputs/query"].shape[1] == 1, "no more than one token")
@@ -52,35 +70,35 @@ def mla_decode(kernels, s, t):
 
 def gqa_decode(kernels, s, t):
     s.need("inputs/block_table" in t and s.count("pagedattn_page_stride") == 0, "no cache without pages, no stride")
-    query, key, value = t["inputs/query"], t["inputs/key_cache"], t["inputs/value_cache"]
-    if s["kv_layout"] == "HND":
+    query, key, value, coded = t["inputs/query"], t["inputs/key_cache"], t["inputs/value_cache"], s["kv_cache_dtype"] != "auto"
+    s.need(s["kv_cache_dtype"] in ("auto", "fp8_e4m3"), "no bytes but of e4m3")
+    if s["kv_layout"] == "HND" and not coded:
         key, value = key.transpose(1, 2), value.transpose(1, 2)
-    (batch, tokens, heads, width), (pages, page, kv_heads) = query.shape, key.shape[:3]
+    (batch, tokens, heads, width), pages = query.shape, len(key)
+    page, kv_heads = (s.count("pagedattn_tokens_per_page"), s.count("base_num_kv_heads")) if coded else key.shape[1:3]
     s.need(width in HEADS, f"no heads of {width}")
     s.need(page % 32 == 0, "no pages but of 32 tokens and their multiples")
     lengths = t["inputs/cache_seqlens"]
     s.need(bool((lengths >= tokens).all()), "no sequence shorter than its query")
     window = s.count("sliding_window_size") if s["attention_type"] == "local_sliding" else 0
     isa = "vec" if width % 32 == 0 else "vec16"
-    caches = [torch.empty(pages, kv_heads, page, width, dtype=key.dtype) for _ in range(2)]
-    slots = torch.arange(pages * page, dtype=torch.int64)
-    kernels.cpu_attn_reshape_and_cache(key.flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous(), *caches, slots, isa)
+    scales, kind = (1.0, 1.0), "auto"
+    if coded:
+        caches, scales, kind = caches_of(s, t, kv_heads, width, torch.uint8), (float(t["inputs/k_scale"]), float(t["inputs/v_scale"])), "fp8_e4m3"
+    else:
+        caches = [torch.empty(pages, kv_heads, page, width, dtype=key.dtype) for _ in range(2)]
+        slots = torch.arange(pages * page, dtype=torch.int64)
+        kernels.cpu_attn_reshape_and_cache(key.flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous(), *caches, slots, isa)
     starts = torch.arange(batch + 1, dtype=torch.int32) * tokens
     schedule = kernels.get_scheduler_metadata(batch, heads, kv_heads, width, lengths, query.dtype, starts, True, window or -1, isa, True, None)
     out = torch.empty(batch * tokens, heads, width, dtype=query.dtype)
     sinks = t.get("weights/sinks")
     kernels.cpu_attention_with_kv_cache(query.flatten(0, 1).contiguous(), *caches, out, starts, lengths, scale_of(s, width), True, None, window or -1,
-                                        t["inputs/block_table"], s.number("attn_logits_soft_cap"), schedule, None if sinks is None else sinks.float(), None)
+                                        t["inputs/block_table"], s.number("attn_logits_soft_cap"), schedule, None if sinks is None else sinks.float(), None, *scales, kind)
     return {"outputs/attention_out": out.reshape(batch, tokens, heads, width)}
 
 
-def bytes_of(pages, row, kind):
-    """Pages of bytes as [pages, rows, numbers of a row]."""
-    return pages.to(torch.uint8).view(kind).unflatten(1, (-1, row))
-
-
 def cache_append(kernels, s, t):
-    """vLLM's own layouts of a page hold the same bytes in another order: keys by columns, heads before tokens."""
     s.need_written_as_given()
     s.need(s["dtype"] == "bfloat16" and s.count("pagedattn_page_stride") == 0, "no numbers but bfloat16, no stride")
     slots, page = t["inputs/slot_mapping"].long(), s.count("pagedattn_tokens_per_page")
@@ -94,14 +112,11 @@ def cache_append(kernels, s, t):
     x = [t["inputs/" + name].bfloat16().contiguous() for name in ("key", "value")]
     kind, (_, heads, width) = torch.bfloat16 if s["kv_cache_dtype"] != "fp8_e4m3" else torch.uint8, x[0].shape
     s.need(width in HEADS and page % 32 == 0, "no heads of other widths, no pages but of 32 tokens and their multiples")
-    places = (0, 2, 1, 3) if s["kv_layout"] != "HND" else (0, 1, 2, 3)
-    shape = (page, heads, width) if s["kv_layout"] != "HND" else (heads, page, width)
-    caches = [bytes_of(t[f"inputs/{name}_cache"], width, kind).unflatten(1, shape[:2]).permute(places) for name in ("key", "value")]
-    caches = [caches[0].transpose(2, 3).contiguous().view(-1, heads, page, width), caches[1].contiguous()]
+    caches = caches_of(s, t, heads, width, kind)
     scales = [float(t[f"inputs/{name}_scale"]) if f"inputs/{name}_scale" in t else 1.0 for name in ("k", "v")]
     kernels.cpu_attn_reshape_and_cache(*x, *caches, slots, "vec" if width % 32 == 0 else "vec16", *scales, "fp8_e4m3" if kind == torch.uint8 else "auto")
     caches[0] = caches[0].view(-1, heads, width, page).transpose(2, 3)
-    return {f"outputs/{name}_cache": cache.permute(places).contiguous().flatten(1).view(torch.uint8).int() for name, cache in zip(("key", "value"), caches)}
+    return {f"outputs/{name}_cache": cache.permute(places(s)).contiguous().flatten(1).view(torch.uint8).int() for name, cache in zip(("key", "value"), caches)}
 
 
 OPERATIONS = {"mla_decode": mla_decode, "gqa_decode": gqa_decode, "cache_append": cache_append}
@@ -121,10 +136,11 @@ def main():
         s = request.settings
         s.need(request.op in OPERATIONS, "no " + request.op)
         s.need("outputs/lse" not in request.expects, "no lse")
-        s.need(request.op == "cache_append" or s["kv_cache_dtype"] == "auto" and "inputs/ckv_cache" not in request.tensors, "no cache of bytes, none in two parts")
+        s.need(request.op != "mla_decode" or s["kv_cache_dtype"] == "auto" and "inputs/ckv_cache" not in request.tensors, "no cache of bytes, none in two parts")
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in request.tensors.items()}
         if request.op != "cache_append":
-            tensors = {name: x.to(DTYPES[options.dtype]) if x.is_floating_point() else x for name, x in tensors.items()}
+            tensors = {name: x.to(DTYPES[options.dtype]) if x.is_floating_point() and not name.endswith("_scale") else x for name, x in tensors.items()}
+        s.need(options.isa != "AVX2" or s["kv_cache_dtype"] != "fp8_e4m3", "no fp8 cache without AVX-512")
         write_candidate(candidate, {name: stored(x) for name, x in OPERATIONS[request.op](kernels, s, tensors).items()})
 
     serving.start(parser, options, answer)
