@@ -53,7 +53,39 @@ def caches_of(s, t, heads, width, kind):
     return [keys.transpose(2, 3).contiguous().view(-1, heads, page, width), values.contiguous()]
 
 
+def slots_of(s, t):
+    """[B S, keys]: where the keys of each token lie, -1 for none."""
+    page, tokens = s.count("pagedattn_tokens_per_page"), t["inputs/query"].shape[1]
+    if "inputs/indices" in t:
+        slots = t["inputs/indices"].flatten(0, 1).long()
+        lengths = t["inputs/topk_length"].repeat_interleave(tokens)[:, None] if "inputs/topk_length" in t else slots.shape[1]
+        none = (slots < 0) | (slots >= len(t["inputs/kv_cache"]) * page) | (torch.arange(slots.shape[1]) >= lengths)
+        return torch.where(none, -1, slots)
+    lengths, table = t["inputs/cache_seqlens"], t["inputs/block_table"]
+    key = torch.arange(max(1, int(lengths.max())))
+    last = lengths[:, None, None] - tokens + torch.arange(tokens)[:, None]
+    slots = table[:, key // page].long() * page + key % page
+    return torch.where(key <= last, slots[:, None], -1).flatten(0, 1)
+
+
+def mla_decode_bytes(kernels, s, t):
+    """DeepSeek-V4's: rows of 584 bytes, and its values have the rope too, which the case's have not. The second cache is none."""
+    s.need((s["kv_cache_dtype"], s.count("kv_lora_rank"), s.count("qk_rope_head_dim")) == ("fp8_model1", 448, 64), "no bytes but DeepSeek-V4's")
+    s.need(s.count("pagedattn_page_stride") == 0 and s.count("sliding_window_size") == 0 and s.number("attn_logits_soft_cap") == 0
+           and ("inputs/block_table" in t or "inputs/indices" in t), "no stride, windows, caps, no cache without pages")
+    query, cache, heads = t["inputs/query"].flatten(0, 1).contiguous(), t["inputs/kv_cache"].to(torch.uint8).contiguous(), t["inputs/query"].shape[2]
+    s.need(query.dtype == torch.bfloat16, "no numbers but bfloat16")
+    sinks = t["weights/sinks"].float() if "weights/sinks" in t else torch.full((heads,), -torch.inf)
+    out, slots = torch.empty_like(query), slots_of(s, t)
+    kernels.flash_mla_with_kvcache_cpu(out, query, cache, slots, s.count("pagedattn_tokens_per_page"), cache, slots.new_empty(len(slots), 0), 1, sinks,
+                                       s.number("query_pre_attn_scalar"))
+    return {"outputs/attention_out": out[..., :448].unflatten(0, t["inputs/query"].shape[:2])}
+
+
 def mla_decode(kernels, s, t):
+    if s["kv_cache_dtype"] != "auto":
+        return mla_decode_bytes(kernels, s, t)
+    s.need("inputs/kv_cache" in t, "no cache in two parts")
     s.need(s["attn_impl"] == "absorb", "no query that is not absorbed")
     s.need(t["inputs/query"].shape[1] == 1, "no more than one token")
     s.need("inputs/block_table" in t and s.count("pagedattn_page_stride") == 0, "no cache without pages, no stride")
@@ -136,7 +168,6 @@ def main():
         s = request.settings
         s.need(request.op in OPERATIONS, "no " + request.op)
         s.need("outputs/lse" not in request.expects, "no lse")
-        s.need(request.op != "mla_decode" or s["kv_cache_dtype"] == "auto" and "inputs/ckv_cache" not in request.tensors, "no cache of bytes, none in two parts")
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in request.tensors.items()}
         if request.op != "cache_append":
             tensors = {name: x.to(DTYPES[options.dtype]) if x.is_floating_point() and not name.endswith("_scale") else x for name, x in tensors.items()}
