@@ -65,7 +65,7 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
                                     const assay_given_results *given, assay_report *report);
 
 /* 0 of none. */
-double assay_rms(const double *values, int64_t count);
+double assay_rms(const double *values, int64_t count); /* of those that are finite */
 
 /* "; passes at the profile bf16_sums: does the kernel have sums in bfloat16?", or "": of profiles that store the same type and
  * are coarser elsewhere. */

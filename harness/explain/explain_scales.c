@@ -36,9 +36,13 @@ static assay_status tamper(assay_context *ctx, const assay_trial *t, const assay
 
 double assay_rms(const double *values, int64_t count)
 {
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) sum += values[i] * values[i];
-    return count > 0 ? sqrt(sum / (double)count) : 0.0;
+    double sum = 0.0, finite = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(values[i])) continue;
+        sum += values[i] * values[i];
+        finite += 1.0;
+    }
+    return finite > 0.0 ? sqrt(sum / finite) : 0.0;
 }
 
 /* Of results that were evaluated anew: a row that is larger than the golden's has errors that are as much larger, and

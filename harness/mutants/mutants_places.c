@@ -1,5 +1,6 @@
 /* The places of tensors that rows of the table name: where the numbers of a place come from, or ASSAY_CHANGED. And what
  * becomes of single numbers. */
+#include <math.h>
 #include <string.h>
 
 #include "harness/mutants/mutants_tensors.h"
@@ -297,6 +298,12 @@ double assay_plus(const assay_places *p, int64_t i, double number)
 {
     (void)i;
     return number + p->m->row->by;
+}
+
+double assay_finite(const assay_places *p, int64_t i, double number)
+{
+    (void)i;
+    return isinf(number) ? p->m->row->by : number;
 }
 
 double assay_in_bf16(const assay_places *p, int64_t i, double number)

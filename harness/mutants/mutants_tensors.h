@@ -105,7 +105,7 @@ assay_place_map assay_next_place, assay_place_before, assay_held_back, assay_nex
 /* For `each`: a number becomes this. */
 assay_number_map assay_plus, assay_in_bf16, assay_next_position, assay_position_in_bf16, assay_counted_position,
     assay_one_segment, assay_first_experts, assay_group_for_none, assay_group_of_first_row, assay_contracted_padding,
-    assay_padding_of_scales, assay_times_replicas, assay_by_replicas;
+    assay_padding_of_scales, assay_times_replicas, assay_by_replicas, assay_finite;
 /* Times the root of the width. */
 assay_tensor_edit assay_edit_scale_by_root;
 assay_tensor_edit assay_edit_empty_experts_to_nan;
@@ -114,6 +114,8 @@ assay_tensor_edit assay_edit_swap_gate_up, assay_edit_move_group_row, assay_edit
     assay_edit_scale_shared_slots, assay_edit_exchange_layer_norms;
 /* Of codes and scales (mutants_quantize.c). */
 assay_tensor_edit assay_edit_swap_nibbles, assay_edit_invert, assay_edit_take_from_gate, assay_edit_larger_of_both;
+/* Of parts of attention, whose first axis is the part. */
+assay_tensor_edit assay_edit_other_strides;
 /* Of a choice that is given. */
 assay_tensor_edit assay_edit_none_to_last, assay_edit_sort_slots;
 /* Of rows of the batch on a mesh (mutants_shard_rows.c). */

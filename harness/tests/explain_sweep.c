@@ -17,11 +17,12 @@
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/random.h"
 
-enum { MOST = 3 };
+enum { MOST = 3, MUTANTS = 512 };
 
 typedef struct tally {
-    int named, unknown, wrong, passed, met[256];
-    bool seen[256]; /* of each mutant: how many cases named it; a structure that the comparer sees by itself, once */
+    int named, unknown, wrong, passed, met[MUTANTS];
+    bool
+        seen[MUTANTS]; /* of each mutant: how many cases named it; a structure that the comparer sees by itself, once */
 } tally;
 
 /* What the comparer itself says of the first wrong tensor under these mutants, when it says anything (compare/
@@ -351,6 +352,7 @@ int main(int argc, char **argv)
     bool verbose = false, all = false;
     tally t = {0};
     const int most = getenv("ASSAY_NIGHTLY") != NULL ? INT_MAX : MOST;
+    if (assay_mutant_count > MUTANTS) return 2;
     /* "-": cases come as the value of option 1, in their place between the options */
     for (int letter; (letter = getopt(argc, argv, "-avm:p:s:")) != -1;) {
         if (letter == 'a') all = true;

@@ -124,6 +124,55 @@ TEST_IN_FOLDER(missing_gradients_are_zeros)
     }
 }
 
+/* The bugs of attention over a cache, of merges and of writers of caches (docs/bugs.md, "Decoding over a cache", "Writing a
+ * cache", and older ones): a kernel with one of them fails, and its name is among those that the case does not tell apart. */
+TEST_IN_FOLDER(bugs_of_caches_are_named)
+{
+    static const struct {
+        const char *name, *mutants;
+    } rows[] = {
+        {"gqa_decode/small", "lengths_ignored last_page_whole length_of_next table_of_first table_transposed "
+                             "table_ignored table_wraps pages_adjacent pages_halved length_plus_one newest_key_missing "
+                             "lanes_counted kv_heads_modulo cache_layout_other query_scale_missing lse_in_base_2"},
+        {"gqa_decode/lengths", "blind_rows_nan empty_row_other empty_row_finite page_too_many last_page_lost"},
+        {"gqa_decode/four-tokens", "next_key_seen causal_missing lse_transposed tail_times_zero"},
+        {"gqa_decode/hnd-stride", "causal_from_start page_stride_ignored"},
+        {"gqa_decode/window", "window_one_longer window_ignored window_of_pages"},
+        {"gqa_decode/soft-cap", "masked_scores_capped"},
+        {"gqa_decode/splits", "empty_split_nan split_weights_of_largest last_split_lost sinks_of_splits "
+                              "merge_base_other sinks_missing sinks_twice sinks_in_base_2 sinks_in_lse"},
+        {"mla_decode/small", "scale_of_latent value_of_last_numbers"},
+        {"merge_states/two", "merge_unweighed merge_in_other_base partial_lse_transposed parts_at_other_strides"},
+        {"merge_states/empty", "blind_rows_nan empty_split_nan empty_row_other empty_row_finite"},
+        {"cache_append/latent",
+         "slot_of_next skipped_slots_written page_cleared slots_of_half_pages rope_before_latents"},
+        {"cache_append/fp8-ds-mla", "floor_of_amax cache_scales_inverted rope_quantised smallest_amax_missing"},
+        {"cache_append/fp8-ds-mla-vllm", "cache_scales_as_e8m0 cache_scales_rolled written_stride_ignored"},
+        {"cache_append/fp8-model1", "cache_rows_with_scales"},
+        {"cache_append/fp8-tensor",
+         "given_scale_multiplied given_scale_ignored given_scale_of_keys saturation_missing"},
+        {"cache_append/fp8-heads", "given_scale_of_first_head written_layout_other"},
+    };
+    fixture f;
+    int named = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char words[512], *rest = NULL;
+        snprintf(words, sizeof words, "%s", rows[i].mutants);
+        start(&f, folder, rows[i].name, "profiles=[bf16]", "bf16");
+        for (char *name = strtok_r(words, " ", &rest); name != NULL; name = strtok_r(NULL, " ", &rest)) {
+            assay_tensor_set results = make(&f, name);
+            assay_report report = explain(&f, &results);
+            assert_true(assay_mutant_by_name(name)->bugs[0] != '\0');
+            assert_int_equal(report.verdict, ASSAY_FAIL);
+            if (!is_named(&report, name)) fail_msg("%s %s: %s", rows[i].name, name, report.explanation);
+            named++;
+            assay_report_free(&report);
+        }
+        trial_close(&f.t);
+    }
+    assert_true(named >= 60);
+}
+
 /* A backend may have the bug in one tensor alone. */
 TEST_IN_FOLDER(one_tensor_is_enough_where_each_counts)
 {

@@ -165,6 +165,7 @@ assay_status assay_cache_check_slots(assay_context *ctx, const assay_cache_confi
     X(NEXT_SLOT, "next slot", true)                                                                                    \
     X(SKIPPED_TO_LAST, "skipped slots", true) /* go to the last one, as index -1 does */                               \
     X(PAGE_CLEARED, "page cleared", true)     /* when a token comes to it */                                           \
+    X(HALF_PAGES, "slots of half pages", c->tokens % 2 == 0)                                                           \
     X(NO_STRIDE, "no stride", c->stride > c->tokens)                                                                   \
     X(OTHER_LAYOUT, "other layout", c->heads > 1 && c->tokens > 1)                                                     \
     X(ROPE_FIRST, "rope first", c->rope > 0)                                                                           \
@@ -319,10 +320,11 @@ assay_status assay_cache_append(assay_context *ctx, int32_t *bytes, int32_t *sca
     for (int64_t i = 0; i < t->count; i++) {
         const int64_t slot = slot_of(c, w.change, t->slots[i]);
         if (slot < 0) continue;
-        int32_t *page = bytes + slot / c->tokens * page_bytes;
-        int32_t *of_page = apart ? scales + slot / c->tokens * assay_cache_page_scales(c) : page;
+        const int64_t tokens = w.change == HALF_PAGES ? c->tokens / 2 : c->tokens, number = slot / tokens % c->pages;
+        int32_t *page = bytes + number * page_bytes;
+        int32_t *of_page = apart ? scales + number * assay_cache_page_scales(c) : page;
         if (w.change == PAGE_CLEARED) memset(page, 0, (size_t)page_bytes * sizeof *page);
-        MUST(put_token(ctx, &w, t, i, slot % c->tokens, page, of_page));
+        MUST(put_token(ctx, &w, t, i, slot % tokens, page, of_page));
     }
     return ASSAY_OK;
 }

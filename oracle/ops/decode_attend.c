@@ -142,6 +142,14 @@ static double other_lse(decode_change change, const double *p, decode_keys keys)
     return change == LARGEST ? largest : largest + assay_log(sum);
 }
 
+/* Scores of keys that a softmax runs over, though they are masked. */
+static void add_masked(const decode_cached *d, decode_keys weighed, decode_keys seen, double *p)
+{
+    const double score = d->change == CAPPED_MASK ? -d->config->soft_cap : -INFINITY;
+    for (int64_t j = weighed.begin; j < weighed.end && j < decode_length(d); j++)
+        if (j < seen.begin || j >= seen.end) p[j] = score;
+}
+
 /* Scores of a row become probabilities, in each part by themselves. */
 static void soften_row(const assay_context *ctx, const decode_rows *r, int64_t i, double *lse)
 {
@@ -156,6 +164,7 @@ static void soften_row(const assay_context *ctx, const decode_rows *r, int64_t i
     for (int64_t j = seen.end; j < r->keys.end; j++) p[j] = 0;
     for (int64_t j = seen.begin; j < seen.end && scale != 1; j++) p[j] *= scale;
     attention_cap(ctx, c->soft_cap, p + seen.begin, NULL, seen.end - seen.begin);
+    if (d->change != NOTHING) add_masked(d, decode_weighed(d, token_of(r, i)), seen, p);
     for (int64_t part = 0; part < decode_parts(c); part++) {
         const decode_keys keys = decode_seen_of_part(d, token_of(r, i), part);
         const int64_t end = decode_overlap(seen, decode_part(d, part)).end;
@@ -211,7 +220,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
     OWNED double *scratch = NULL;
     OWNED double *p = NULL;
     for (; r.cached.sequence < c->batch; r.cached.sequence++)
-        longest = decode_length(&r.cached) > longest ? decode_length(&r.cached) : longest;
+        longest = decode_read_length(&r.cached) > longest ? decode_read_length(&r.cached) : longest;
     MUST(assay_alloc_f64(ctx, "scores", block * longest, &p));
     MUST(assay_alloc_f64(ctx, "scratch of attention",
                          block * (c->width + c->v_dim) + KEYS * widest + decode_parts(c) * DECODE_ROWS, &scratch));
@@ -225,8 +234,7 @@ static assay_status attend(assay_context *ctx, const assay_decode_config *c, con
         r.cached.kv = unit % c->kv_heads;
         for (r.first = 0; r.first < rows; r.first += block) {
             r.count = rows - r.first < block ? rows - r.first : block;
-            r.keys.begin = decode_seen(&r.cached, token_of(&r, 0)).begin;
-            r.keys.end = decode_seen(&r.cached, token_of(&r, r.count - 1)).end;
+            r.keys = decode_read(&r.cached, token_of(&r, 0), token_of(&r, r.count - 1));
             MUST(attend_rows(ctx, &r, query, out, lse));
         }
     }

@@ -124,16 +124,6 @@ static void fill_blind(const assay_context *ctx, const assay_decode_config *c, d
     }
 }
 
-/* Of rows with a split that sees no key, in a mutant whose merge reads what nobody has written. */
-static void fill_beside_empty(const assay_decode_config *c, const assay_decode_call *call)
-{
-    const int64_t rows = c->batch * c->sequence * c->heads, wide = assay_decode_out_dim(c);
-    for (int64_t i = 0; i < c->parts * rows; i++) {
-        const bool empty = isinf(call->partial_lse[i / rows * rows + decode_place_of_lse(c, i % rows)]);
-        for (int64_t d = 0; d < wide && empty; d++) call->attention_out[i % rows * wide + d] = NAN;
-    }
-}
-
 /* The last part, whose heads lie half as far apart again, as a mutant reads it that thinks they do not. */
 static void misread_last(const assay_decode_config *c, const double *partial_out, double *to)
 {
@@ -225,8 +215,6 @@ assay_status assay_decode_merge(assay_context *ctx, const assay_decode_call *cal
     if (change == OTHER_BASE) as.base_2 = !c->base_2;
     MUST(decode_merge(ctx, &as, assay_decode_out_dim(c), &parts, call->attention_out, lse));
     if (change == LSE_OF_LAST) memcpy(lse, call->partial_lse + (c->parts - 1) * rows, (size_t)rows * sizeof *lse);
-    if (change == SPLIT_NAN) fill_beside_empty(c, call);
-    fill_blind(ctx, c, call->attention_out, lse);
     place_lse(c, call->lse, lse);
     return ASSAY_OK;
 }

@@ -43,8 +43,16 @@
     X(FIRST_CHUNK, "first chunk", c->chunk > 0)           /* is what every chunk reads */                              \
     X(CAUSAL_CONTEXT, "causal context", c->chunk > 0 && c->sequence > 1)                                               \
     X(SPLIT_LOST, "last split", c->parts > 1)                                                                          \
-    X(SPLIT_NAN, "empty splits", c->parts > 0)                                                                         \
-    X(SPLIT_SINKS, "sinks of splits", c->parts > 1)
+    X(SPLIT_SINKS, "sinks of splits", c->parts > 1)                                                                    \
+    X(NEWEST_LOST, "newest key", DECODE_DENSE)                                                                         \
+    X(ONE_MORE, "one key more", DECODE_DENSE)                                                                          \
+    X(WRAPPED, "wrapped table", DECODE_PAGED)                       /* is read whole, -1 as the last page of all */    \
+    X(ADJACENT, "adjacent pages", DECODE_PAGED && c->max_pages > 1) /* of two entries the second is the one after */   \
+    X(HALF_PAGES, "half pages", DECODE_PAGED && c->page % 2 == 0 && c->stride == c->page)                              \
+    X(ZERO_LANES, "zero lanes", DECODE_PAGED && c->page > 1)     /* up to a page's end: keys that are zeros */         \
+    X(TAIL_WEIGHED, "weighed tail", DECODE_PAGED && c->page > 1) /* with 0, which does not take NaN out */             \
+    X(WHOLE_WINDOW, "pages of the window", DECODE_PAGED && c->window > 0 && c->page > 1)                               \
+    X(CAPPED_MASK, "capped mask", DECODE_DENSE && c->soft_cap > 0 && (c->sequence > 1 || c->window > 0))
 
 enum { DECODE_ROWS = 128 }; /* queries at a time */
 
@@ -67,10 +75,14 @@ decode_keys decode_overlap(decode_keys a, decode_keys b);
 
 int64_t decode_parts(const assay_decode_config *config); /* 1 where none are named */
 int64_t decode_length(const decode_cached *cached);
+int64_t decode_read_length(const decode_cached *cached); /* keys that are read: in two mutants, whole pages */
 /* Those that a token sees; of a part, or of all where none are named; and those of a part that a token sees. */
 decode_keys decode_seen(const decode_cached *cached, int64_t token);
 decode_keys decode_part(const decode_cached *cached, int64_t part);
 decode_keys decode_seen_of_part(const decode_cached *cached, int64_t token, int64_t part);
+/* What a token's softmax runs over, and what is read for some tokens: in mutants more than they see. */
+decode_keys decode_weighed(const decode_cached *cached, int64_t token);
+decode_keys decode_read(const decode_cached *cached, int64_t first, int64_t last);
 void decode_gather(const decode_cached *cached, const double *cache, int64_t width, decode_keys keys, double *to);
 
 /* Lists of rows as a block table of pages of one row, for sequences of one token each. */

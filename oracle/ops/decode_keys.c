@@ -33,6 +33,12 @@ int64_t decode_parts(const assay_decode_config *config)
     return config->parts > 0 ? config->parts : 1;
 }
 
+/* Of a sequence. */
+static int64_t most_keys(const assay_decode_config *c)
+{
+    return c->max_pages > 0 ? c->max_pages * c->page : c->page;
+}
+
 int64_t decode_length(const decode_cached *d)
 {
     const assay_decode_config *c = d->config;
@@ -40,8 +46,16 @@ int64_t decode_length(const decode_cached *d)
     if (d->change == NEXT_LENGTH) return d->in->cache_seqlens[(d->sequence + 1) % c->batch];
     if (d->change == PARTIAL_PAGE) return keys - tail;
     if (d->change == WHOLE_PAGE) return tail > 0 ? keys - tail + c->page : keys;
-    if (d->change == NEXT_PAGE) return tail == 0 && keys < c->max_pages * c->page ? keys + c->page : keys;
-    return d->change == WHOLE_TABLE ? c->max_pages * c->page : keys;
+    if (d->change == NEXT_PAGE) return tail == 0 && keys < most_keys(c) ? keys + c->page : keys;
+    if (d->change == NEWEST_LOST) return keys > 0 ? keys - 1 : 0;
+    if (d->change == ONE_MORE) return keys > 0 && keys < most_keys(c) ? keys + 1 : keys;
+    return d->change == WHOLE_TABLE || d->change == WRAPPED ? most_keys(c) : keys;
+}
+
+int64_t decode_read_length(const decode_cached *d)
+{
+    const int64_t keys = decode_length(d), page = d->config->page;
+    return d->change == ZERO_LANES || d->change == TAIL_WEIGHED ? (keys + page - 1) / page * page : keys;
 }
 
 /* Keys that the sequence had before these tokens. */
@@ -51,28 +65,42 @@ static int64_t context_of(const decode_cached *d)
     return keys > d->config->sequence ? keys - d->config->sequence : 0;
 }
 
+/* Of entry m of the sequence, where a mutant reads entry `read` of all. */
+static int64_t page_of_entry(const decode_cached *d, int64_t m, int64_t read)
+{
+    const assay_decode_config *c = d->config;
+    const int32_t *table = d->in->block_table;
+    if (c->max_pages == 0) return d->sequence;
+    if (d->change == NO_TABLE) return (d->sequence * c->max_pages + m) % c->pages;
+    if (d->change == ADJACENT && m % 2 == 1) return table[read - 1] + INT64_C(1);
+    if (d->change == WRAPPED && table[read] == -1) return c->pages - 1;
+    return table[read];
+}
+
 static int64_t row_of_key(const decode_cached *d, int64_t key)
 {
     const assay_decode_config *c = d->config;
     if (d->change == FIRST_CHUNK && key < context_of(d)) key %= c->chunk;
-    const int64_t m = key / c->page, entry = d->sequence * c->max_pages + m;
     assay_decode_config as = *c;
     if (d->change == NOTHING) return assay_decode_row(c, d->in->block_table, d->sequence, d->kv, key);
     if (d->change == NO_STRIDE) as.stride = c->page;
     if (d->change == OTHER_LAYOUT) as.heads_first = !c->heads_first;
+    if (d->change == HALF_PAGES) as.stride = as.page = c->page / 2;
+    const int64_t m = key / as.page, entries = c->max_pages > 0 ? c->batch * c->max_pages : 1;
+    const int64_t entry = (d->sequence * c->max_pages + m) % entries;
     const int64_t read = d->change == FIRST_TABLE        ? m
                          : d->change == TABLE_TRANSPOSED ? m * c->batch + d->sequence
                                                          : entry;
-    const int64_t page = c->max_pages == 0       ? d->sequence
-                         : d->change == NO_TABLE ? entry % c->pages
-                                                 : d->in->block_table[read];
-    return row_in_page(&as, page >= 0 && page < c->pages ? page : 0, d->kv, key % c->page);
+    const int64_t page = page_of_entry(d, m, read);
+    return row_in_page(&as, page >= 0 && page < c->pages ? page : 0, d->kv, key % as.page);
 }
 
 void decode_gather(const decode_cached *d, const double *cache, int64_t width, decode_keys keys, double *to)
 {
-    for (int64_t key = keys.begin; key < keys.end; key++, to += width)
+    for (int64_t key = keys.begin; key < keys.end; key++, to += width) {
         memcpy(to, cache + row_of_key(d, key) * width, (size_t)width * sizeof *cache);
+        if (d->change == ZERO_LANES && key >= decode_length(d)) memset(to, 0, (size_t)width * sizeof *to);
+    }
 }
 
 decode_keys decode_overlap(decode_keys a, decode_keys b)
@@ -95,13 +123,28 @@ static int64_t keys_end(const decode_cached *d, int64_t token)
 decode_keys decode_seen(const decode_cached *d, int64_t token)
 {
     const int64_t end = keys_end(d, token), window = d->config->window;
-    return (decode_keys){window > 0 && end > window ? end - window : 0, end};
+    const int64_t begin = window > 0 && end > window ? end - window : 0;
+    return (decode_keys){d->change == WHOLE_WINDOW ? begin - begin % d->config->page : begin, end};
+}
+
+decode_keys decode_weighed(const decode_cached *d, int64_t token)
+{
+    decode_keys keys = decode_seen(d, token);
+    if (d->change == CAPPED_MASK) keys = (decode_keys){0, decode_length(d)};
+    if (d->change == ZERO_LANES) keys.end = decode_read_length(d);
+    return keys;
+}
+
+decode_keys decode_read(const decode_cached *d, int64_t first, int64_t last)
+{
+    const decode_keys keys = {decode_weighed(d, first).begin, decode_weighed(d, last).end};
+    return d->change == TAIL_WEIGHED ? (decode_keys){keys.begin, decode_read_length(d)} : keys;
 }
 
 decode_keys decode_part(const decode_cached *d, int64_t part)
 {
     const assay_decode_config *c = d->config;
-    const int64_t keys = decode_length(d), context = context_of(d), unit = c->max_pages > 0 ? c->page : 1;
+    const int64_t keys = decode_read_length(d), context = context_of(d), unit = c->max_pages > 0 ? c->page : 1;
     const int32_t *given = d->in->part_starts;
     const int32_t *starts = given == NULL ? NULL : given + d->sequence * (c->parts + 1);
     int64_t size = c->chunk, end = keys;
@@ -115,7 +158,7 @@ decode_keys decode_part(const decode_cached *d, int64_t part)
 
 decode_keys decode_seen_of_part(const decode_cached *d, int64_t token, int64_t part)
 {
-    const decode_keys keys = decode_part(d, part), seen = decode_overlap(decode_seen(d, token), keys);
+    const decode_keys keys = decode_part(d, part), seen = decode_overlap(decode_weighed(d, token), keys);
     if (d->change != CAUSAL_CONTEXT || part == d->config->parts - 1) return seen;
     return decode_overlap(seen, (decode_keys){0, keys.end - d->config->sequence + token + 1});
 }
