@@ -153,7 +153,9 @@ decode_keys decode_part(const decode_cached *d, int64_t part)
     if (c->chunk > 0 && part == c->parts - 1) return (decode_keys){context, keys};
     if (c->chunk > 0) end = context;
     if (c->chunk == 0) size = ((keys + unit - 1) / unit + c->parts - 1) / c->parts * unit;
-    return decode_overlap((decode_keys){part * size, (part + 1) * size}, (decode_keys){0, end});
+    /* one that begins behind the end is empty there, so that parts follow each other */
+    const int64_t begin = part * size < end ? part * size : end;
+    return (decode_keys){begin, begin + size < end ? begin + size : end};
 }
 
 decode_keys decode_seen_of_part(const decode_cached *d, int64_t token, int64_t part)
