@@ -155,6 +155,8 @@ static bool may_apply(assay_context *ctx, const assay_mutant *mutant, const assa
     return applies || assay_mutant_changes_steps(mutant);
 }
 
+static bool has_case(const char *mutant, const char *op);
+
 /* Whether the case is one of the first of its operation to which some mutant may apply. */
 static bool shows_more(const assay_case *small)
 {
@@ -167,7 +169,8 @@ static bool shows_more(const assay_case *small)
     fill_results(&drawn);
     for (int i = 0; i < assay_mutant_count; i++) {
         /* what changes steps is offered everywhere, and need not apply */
-        const bool looked_for = (assay_mutants[i].traits & ASSAY_HAS_CACHE_BYTES) != 0 && !applied[i][op];
+        const bool of_caches = (assay_mutants[i].traits & (ASSAY_HAS_CACHE_BYTES | ASSAY_PART_DECODE)) != 0;
+        const bool looked_for = of_caches && !applied[i][op] && has_case(assay_mutants[i].name, small->op);
         const bool enough = offered[i][op] >= OFFERS && detected[i] && !looked_for;
         if (!assay_mutant_is_for(&assay_mutants[i], &t.plan)) continue;
         claimed[i][op] = true;
