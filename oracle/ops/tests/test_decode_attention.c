@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "oracle/ops/decode_attention.h"
+#include "oracle/ops/decode_internal.h"
 #include "oracle/ops/tests/ops_test.h"
 
 TEST_LABELS(threads);
@@ -82,6 +82,8 @@ TEST(chunks_of_the_context_and_the_new_tokens)
     for (int i = 0; i < 2 * 6 * 3; i++) {
         const int b = i / 18, part = i / 3 % 6, token = i % 3;
         assert_int_equal(assay_decode_keys_of_part(&c, &in, part, b, token), expected[b][part][token]);
+        const decode_cached d = {.config = &c, .in = &in, .sequence = b};
+        if (part > 0) assert_int_equal(decode_part(&d, part).begin, decode_part(&d, part - 1).end);
     }
 }
 
