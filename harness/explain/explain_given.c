@@ -102,7 +102,7 @@ assay_status assay_expected_compare(assay_context *ctx, const assay_trial *t, co
     assay_written_codes codes = {0};
     TRY(assay_trial_reader(ctx, expected, "golden", NULL, &golden));
     TRY(candidate_reader(ctx, given, expected, &candidate));
-    TRY(assay_written_codes_take(ctx, t->plan, t->profile, t->false_alarm, golden, candidate, &codes));
+    TRY(assay_written_codes_take(ctx, t->plan, t->profile, t->false_alarm, false, golden, candidate, &codes));
     TRY(assay_compare_undiagnosed(ctx, golden, candidate, t->profile, t->false_alarm, assay_plan_order(t->plan),
                                   report));
 cleanup:

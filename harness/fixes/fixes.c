@@ -141,7 +141,8 @@ static assay_status compare_written(assay_context *ctx, const fixes *f, const as
                                     assay_fixture_reader *held, assay_fixture_reader *candidate, assay_report *report)
 {
     OWNED_BY(assay_written_codes_free) assay_written_codes codes = {0};
-    MUST(assay_written_codes_take(ctx, plan, f->profile, f->share * f->false_alarm, held, candidate, &codes));
+    MUST(
+        assay_written_codes_take(ctx, plan, f->profile, f->share * f->false_alarm, f->staged, held, candidate, &codes));
     const double share = f->share - (codes.codes > 0 ? ASSAY_CODES_SHARE : 0);
     MUST(assay_compare(ctx, held, candidate, f->profile, share * f->false_alarm, assay_plan_order(plan), report));
     note_written(&codes, report);

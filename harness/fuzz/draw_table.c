@@ -134,6 +134,7 @@ const assay_draw_key assay_draw_keys[] = {
      "fp8_ds_mla;quant_scale_rounding=nearest fp8_model1;quant_scale_rounding=up fp8_indexer fp8_e4m3 "
      "fp4_indexer;quant_scale_rounding=up;quant_ties=down fp8_e4m3_per_head fp8_e4m3_per_token "
      "mxfp8;quant_scale_rounding=up mxfp8;quant_scale_rounding=down nvfp4;quant_scale=invert"},
+    {"cache_rope", CACHE, 3, "true false"},
     {"kv_cache_split", CACHE | DECODE, 3, "true false"},
     {"attn_impl", DECODE, 2, "absorb naive"},
     {"num_kv_splits", DECODE, 3, "0 1 2-9"},
@@ -145,7 +146,7 @@ const assay_draw_key assay_draw_keys[] = {
     {"fused_qkv", GROUPED, 2, "true false"},
     {"sliding_window_size", SHARING | LATENT, 4, "0 1 2-9 edge"},
     {"attn_logits_soft_cap", ATTENTION, 3, "0 1 30 50"},
-    {"partial_rotary_factor", GROUPED, 3, "1 0.5 0.25"},
+    {"partial_rotary_factor", GROUPED | CACHE, 3, "1 0.5 0.25"},
     {"query_pre_attn_scalar", LATENT | GROUPED | DECODE, 3, "0 1 0.125"},
     {"mscale", LATENT | ROPE | DECODE, 3, "1 0.707 0.1"},
     {"rope_type", ROPE, 4, "default yarn"},

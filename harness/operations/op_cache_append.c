@@ -1,5 +1,6 @@
 /* cache_append: new tokens into the pages of a cache, as bytes. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,6 +264,17 @@ static assay_status make_numbers(assay_context *ctx, const assay_work *w, writte
     return keep_made(ctx, w, n);
 }
 
+static assay_status check_given_scale(assay_context *ctx, const assay_cache_stream *s, const double *scale)
+{
+    const int64_t count = s->cache.format->scales == ASSAY_CACHE_OF_HEAD ? s->cache.heads : 1;
+    for (int64_t i = 0; scale != NULL && i < count; i++) {
+        if (!(scale[i] > 0 && isfinite(scale[i])))
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", s->scale,
+                              i, scale[i]);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status append(assay_context *ctx, const assay_work *w, const written *n, int stream)
 {
     const assay_cache_append_config *config = w->config;
@@ -275,6 +287,7 @@ static assay_status append(assay_context *ctx, const assay_work *w, const writte
                             .numbers = n->numbers[stream],
                             .rope = second,
                             .scale = assay_numbers_of_cache(w, s->scale)};
+    MUST(check_given_scale(ctx, s, t.scale));
     if (t.scale != NULL && strcmp(s->scale, "v_scale") == 0 && assay_step_is_changed(ctx, "scale of keys", NULL))
         t.scale = assay_numbers_of_cache(w, "k_scale");
     if (second != NULL && c->rope == 0) {

@@ -42,8 +42,25 @@ static void made_free(made_numbers *m)
     *m = (made_numbers){0};
 }
 
+/* Stage by stage the candidate's own number, which its kernel may have had finer than it is stored, where it gives that. */
+static assay_status take_own(assay_context *ctx, const assay_profile *profile, assay_fixture_reader *candidate,
+                             const assay_tensor_spec *spec, made_numbers *made, bool *taken)
+{
+    const assay_tensor_spec *found = assay_fixture_find(candidate, spec->path);
+    const assay_dtype type = assay_profile_type_of(profile, spec);
+    const int64_t count = assay_shape_count(&spec->shape);
+    *taken = found != NULL && found->type != ASSAY_INT32 && assay_shape_equal(&found->shape, &spec->shape);
+    if (!*taken) return ASSAY_OK;
+    MUST(assay_fixture_read(ctx, candidate, spec->path, 0, count, made->x));
+    for (int64_t i = 0; i < count; i++)
+        made->tau[i] = assay_dtype_unit_roundoff(type) * fabs(made->x[i]) + 0.5 * assay_dtype_least_subnormal(type);
+    return ASSAY_OK;
+}
+
+/* `own`: NULL, or the candidate whose own numbers count where it has them. */
 static assay_status read_made(assay_context *ctx, const assay_profile *profile, double deviations,
-                              assay_fixture_reader *golden, const char *name, made_numbers *made)
+                              assay_fixture_reader *golden, assay_fixture_reader *own, const char *name,
+                              made_numbers *made)
 {
     char path[ASSAY_PATH_SIZE], scales[ASSAY_PATH_SIZE];
     if (name == NULL) return ASSAY_OK;
@@ -54,13 +71,15 @@ static assay_status read_made(assay_context *ctx, const assay_profile *profile, 
     const int64_t count = assay_shape_count(&spec->shape);
     const assay_dtype type = assay_profile_type_of(profile, spec);
     const double unit = assay_dtype_unit_roundoff(type), least = 0.5 * assay_dtype_least_subnormal(type);
-    bool exact = true;
+    bool exact = true, taken = false;
     MUST(assay_alloc_f64(ctx, path, count, &made->x));
     MUST(assay_alloc_f64(ctx, scales, count, &made->tau));
     MUST(assay_fixture_read(ctx, golden, path, 0, count, made->x));
     MUST(assay_fixture_read(ctx, golden, scales, 0, count, made->tau));
     made->width = count / spec->shape.dims[0];
     for (int64_t i = 0; i < count; i++) exact &= made->tau[i] == 0;
+    if (own != NULL && !exact) MUST(take_own(ctx, profile, own, spec, made, &taken));
+    if (taken) return ASSAY_OK;
     for (int64_t i = 0; i < count && !exact; i++)
         made->tau[i] = deviations * made->tau[i] + unit * fabs(made->x[i]) + least;
     return ASSAY_OK;
@@ -126,6 +145,7 @@ static assay_status hand_over(assay_context *ctx, assay_fixture_reader *candidat
 
 typedef struct stream_judge {
     assay_written_codes *codes;
+    bool staged;
     const assay_cache_stream *stream;
     assay_quantize_config rules;
     assay_block_format block;
@@ -389,8 +409,9 @@ static assay_status judge_stream(assay_context *ctx, stream_judge *j, const assa
     int64_t given_count = 0;
     MUST(read_pair(ctx, s->bytes, golden, candidate, &j->bytes));
     MUST(read_pair(ctx, s->scales, golden, candidate, &j->scales));
-    MUST(read_made(ctx, profile, deviations, golden, s->numbers, &first));
-    MUST(read_made(ctx, profile, deviations, golden, s->second, &second));
+    assay_fixture_reader *own = j->staged ? candidate : NULL;
+    MUST(read_made(ctx, profile, deviations, golden, own, s->numbers, &first));
+    MUST(read_made(ctx, profile, deviations, golden, own, s->second, &second));
     const bool apart = assay_cache_page_scales(&s->cache) > 0;
     if (j->bytes.mine == NULL || (apart && j->scales.mine == NULL)) return ASSAY_OK;
     if (first.x == NULL || (s->second != NULL && second.x == NULL)) return ASSAY_OK;
@@ -403,8 +424,8 @@ static assay_status judge_stream(assay_context *ctx, stream_judge *j, const assa
 }
 
 assay_status assay_written_codes_take(assay_context *ctx, const assay_plan *plan, const assay_profile *profile,
-                                      double false_alarm, assay_fixture_reader *golden, assay_fixture_reader *candidate,
-                                      assay_written_codes *codes)
+                                      double false_alarm, bool staged, assay_fixture_reader *golden,
+                                      assay_fixture_reader *candidate, assay_written_codes *codes)
 {
     assay_operation_config of;
     const assay_cache_append_config *config = (const void *)&of;
@@ -422,7 +443,8 @@ assay_status assay_written_codes_take(assay_context *ctx, const assay_plan *plan
     const double deviations = assay_thresholds_of(3 * ASSAY_CODES_SHARE * false_alarm, count, 0, 0).element;
     for (int64_t i = 0; i < config->stream_count; i++) {
         const assay_cache_stream *s = &config->streams[i];
-        stream_judge j = {.codes = codes, .stream = s, .rules = s->cache.rules, .block = s->cache.format->block};
+        stream_judge j = {
+            .codes = codes, .staged = staged, .stream = s, .rules = s->cache.rules, .block = s->cache.format->block};
         if (j.block.columns == 0) j.block.columns = s->cache.columns;
         j.rules.rows = 1;
         j.rules.columns = s->cache.columns;

@@ -104,6 +104,11 @@ static const struct bad_case {
     const char *name, *set, *part;
 } bad_cases[] = {
     {"moe/small", "num_experts_per_tok=7", "num_experts_per_tok"},
+    {"cache_append/rope", "partial_rotary_factor=0.5", "expected 1: the rope of latents is rotated whole"},
+    {"cache_append/rope", "max_position_embeddings=1022", "expected 0 to 1021 (max_position_embeddings)"},
+    {"cache_append/key-norm-rope", "cache_norm=latent", "expected none or row: keys have heads, and no latent"},
+    {"cache_append/key-norm-partial-rope", "partial_rotary_factor=0.3",
+     "partial_rotary_factor is 0.3, expected an even number"},
     {"moe/small", "num_experts_per_tok=0", "num_experts_per_tok"},
     {"moe/small", "n_routing_groups=4", "n_routing_groups"},
     {"moe/small", "base_emb_dim=0", "base_emb_dim is 0, expected 1 or more"},

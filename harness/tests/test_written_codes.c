@@ -122,6 +122,38 @@ TEST_IN_FOLDER(a_neighbour_passes_within_errors)
     close_case(&f);
 }
 
+static bool is_output_or_number(const assay_tensor_spec *spec)
+{
+    return is_output(spec) || spec->role == ASSAY_ROLE_CHECKPOINT;
+}
+
+/* ... but not stage by stage beside the number itself, where that is no such code. */
+TEST_IN_FOLDER(stages_go_by_the_candidates_numbers)
+{
+    enum { ROW = 656, TOKENS = 4, LATENTS = 512 };
+    written f;
+    int whole = 0, staged = 0;
+    open_case(&f, folder, "cache_append/norm-rope-ds-mla", "bf16", "kv_cache");
+    trial_round(&f.results, ASSAY_BFLOAT16);
+    int32_t *row = f.bytes->indices + row_of(&f, 0, ROW, TOKENS);
+    assay_judging how = trial_judging(f.profile);
+    how.staged = true;
+    for (int at = -5; at < LATENTS; at += 5) {
+        if (at >= 0 && ((row[at] & 0x7f) == 0 || (row[at] & 0x7f) >= 0x7e)) continue;
+        if (at >= 0) row[at]++;
+        trial_write_candidate(&f.t, &f.results, f.profile, is_output_or_number);
+        assay_report report = trial_judge(&f.t, &how);
+        assert_non_null(report.stages);
+        if (at < 0) assert_int_equal(report.verdict, ASSAY_PASS);
+        whole += strstr(report.codes, " 0 blocks or plain numbers wrong") != NULL;
+        staged += report.stages->verdict == ASSAY_PASS;
+        assay_report_free(&report);
+        if (at >= 0) row[at]--;
+    }
+    assert_true(staged >= 1 && whole > 2 * staged);
+    close_case(&f);
+}
+
 /* Rows that no token has, and what lies behind rows, are as they were. */
 TEST_IN_FOLDER(bytes_of_no_token_are_exact)
 {
@@ -207,6 +239,21 @@ TEST_IN_FOLDER(correct_runs_pass)
         close_case(&f);
     }
     assert_true(others);
+}
+
+TEST_IN_FOLDER(a_given_scale_is_above_0)
+{
+    static const double bad[] = {0, -0.125, NAN, INFINITY};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        written f;
+        open_case(&f, folder, "cache_append/key-norm-partial-rope", "bf16", "key_cache");
+        assay_tensor_set_find(&f.t.golden, "inputs/v_scale")->values[1] = bad[i];
+        const assay_source in = assay_given_source(&f.t.golden);
+        const assay_sink out = assay_results_sink(&f.results);
+        assert_int_equal(assay_operation_run(&f.t.ctx, f.t.plan.operation, f.t.c, &in, &out, NULL, 0), ASSAY_BAD_INPUT);
+        assert_non_null(strstr(f.t.ctx.message, "inputs/v_scale[1] is "));
+        close_case(&f);
+    }
 }
 
 /* Who judges leaves the candidate as it was, and says where memory ends. */
