@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from kernels_attention import split_starts, window_of
+from kernels_attention import chunk_starts, split_starts, window_of
 
 if TYPE_CHECKING:
     from torch_operations import Call, Tensors
 
-INPUTS = {"inputs/" + name for name in ("query", "query_nope", "query_pe", "kv_cache", "key_cache", "value_cache", "cache_seqlens", "block_table")}
+INPUTS = {"inputs/" + name for name in ("query", "query_nope", "query_pe", "kv_cache", "key_cache", "value_cache", "cache_seqlens", "block_table",
+                                      "indices", "topk_length")}
 State = tuple[Tensor, Tensor]  # out and the natural log-sum-exp, -inf where there is no key
 
 
@@ -98,23 +99,54 @@ def flex_pages(c: Call, query: Tensor, key: Tensor, value: Tensor, scale: float)
     return out, aux.lse
 
 
+def named(c: Call) -> bool:
+    """Whether the case names the parts."""
+    return c.s.count("num_kv_splits") > 0 or c.s.true("use_chunked_prefill")
+
+
+def most_keys(c: Call, cache: Tensor) -> int:
+    """Of a sequence."""
+    table = c.t.get("inputs/block_table")
+    return cache.shape[2] if table is None else table.shape[1] * c.s.count("pagedattn_tokens_per_page")
+
+
+def listed(c: Call, query: Tensor, key: Tensor, value: Tensor, scale: float, splits: int, sinks: Tensor | None) -> list[list[Tensor]]:
+    """As `decode` has states, of rows that lists name: those of each token are its own."""
+    page = c.s.count("pagedattn_tokens_per_page") if c.s.count("pagedattn_num_pages") else key.shape[2]
+    keys, values = (x[:, :, :page].transpose(0, 1).flatten(1, 2) for x in (key, value))
+    states = []
+    for b, of_tokens in enumerate(c.t["inputs/indices"]):
+        count = int(c.t["inputs/topk_length"][b]) if "inputs/topk_length" in c.t else of_tokens.shape[1]
+        each, of_parts = -(-count // splits), []
+        for part in range(splits):
+            made = []
+            for token, entries in enumerate(of_tokens[:, min(part * each, count):min((part + 1) * each, count)]):
+                rows = entries[(entries >= 0) & (entries < keys.shape[1])]
+                seen = torch.ones(1, len(rows), dtype=torch.bool, device=rows.device)
+                made.append(attend(c, query[b, :, token:token + 1], keys[:, rows], values[:, rows], scale, seen, sinks))
+            of_parts.append([torch.cat(x, 1) for x in zip(*made)])
+        states.append([torch.stack(x) for x in zip(*of_parts)])
+    return states
+
+
 def decode(c: Call, query: Tensor, key: Tensor, value: Tensor, scale: float, made: Tensors) -> State:
     """query [B, S, N, W], caches with heads before rows: out [B, N, S, .] and lse [B, N, S]. Splits that are named become checkpoints."""
     query, sinks, splits = query.transpose(1, 2), c.t.get("weights/sinks"), c.s.count("num_kv_splits")
-    lengths = c.t["inputs/cache_seqlens"].tolist()
     if c.options.form == "flex":
-        c.s.need("inputs/block_table" in c.t and sinks is None and splits == 0, "flex: pages alone, no sinks, no splits")
+        c.s.need("inputs/block_table" in c.t and sinks is None and not named(c), "flex: pages alone, no sinks, no splits, no chunks")
         return flex_pages(c, query, key, value, scale)
-    c.s.need(splits == 0 or c.options.form != "sdpa", "no splits without log-sum-exps")
-    states = []
-    for b, length in enumerate(lengths):
+    c.s.need(not named(c) or c.options.form != "sdpa", "no splits without log-sum-exps")
+    states = listed(c, query, key, value, scale, splits or 1, None if named(c) else sinks) if "inputs/indices" in c.t else []
+    for b, length in enumerate([] if states else c.t["inputs/cache_seqlens"].tolist()):
         own_key, own_value, seen = rows_of(c, key, b, length), rows_of(c, value, b, length), seen_of(c, query.shape[2], length)
         starts = split_starts(c.s, length, "inputs/block_table" in c.t, splits or 1)
-        parts = [attend(c, query[b], own_key[:, first:end], own_value[:, first:end], scale, seen[:, first:end], None if splits else sinks)
+        if c.s.true("use_chunked_prefill"):
+            starts = chunk_starts(c.s, length, query.shape[2], most_keys(c, key))
+        parts = [attend(c, query[b], own_key[:, first:end], own_value[:, first:end], scale, seen[:, first:end], None if named(c) else sinks)
                  for first, end in zip(starts, starts[1:])]
         states.append([torch.stack(x) for x in zip(*parts)])
     out, lse = (torch.stack(x, 1) for x in zip(*states))
-    if splits == 0:
+    if not named(c):
         return out[0], lse[0]
     made["checkpoints/partial_out"], made["checkpoints/partial_lse"] = out.transpose(2, 3), based(c, lse)
     out, lse = merged(out, lse, sinks)
@@ -143,7 +175,7 @@ def need_numbers(c: Call) -> None:
 
 
 def run_mla_decode(c: Call) -> Tensors:
-    """Unabsorbed the forms differ: `wide` absorbs wkv_b into the query, the others expand the cache with it."""
+    """Unabsorbed the forms differ: `wide` absorbs wkv_b into the query, the others expand the cache with it; and so does it where parts are named."""
     need_numbers(c)
     s, cache, kernel, made = c.s, c.t["inputs/kv_cache"][:, None], c.t.get("weights/wkv_b/kernel"), {}
     rank, nope = s.count("kv_lora_rank"), s.count("qk_nope_head_dim")
@@ -154,8 +186,7 @@ def run_mla_decode(c: Call) -> Tensors:
         out, lse = decode(c, c.t["inputs/query"], cache, cache[..., :rank], scale, made)
         return results(c, out.transpose(1, 2), lse, made)
     query, query_pe = c.t["inputs/query_nope"], c.t["inputs/query_pe"]
-    if c.options.form == "wide":
-        s.need(s.count("num_kv_splits") == 0, "wide: no splits of what wkv_b has yet to make")
+    if c.options.form == "wide" and not named(c):
         absorbed = torch.cat([torch.einsum("bsnd,cnd->bsnc", query, kernel[..., :nope]), query_pe], -1)
         out, lse = decode(c, absorbed, cache, cache[..., :rank], scale, made)
         return results(c, torch.einsum("bnsc,cnv->bsnv", out, kernel[..., nope:]), lse, made)
