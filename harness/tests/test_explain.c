@@ -152,6 +152,7 @@ TEST_IN_FOLDER(bugs_of_caches_are_named)
         {"cache_append/fp8-tensor",
          "given_scale_multiplied given_scale_ignored given_scale_of_keys saturation_missing"},
         {"cache_append/fp8-heads", "given_scale_of_first_head written_layout_other"},
+        {"cache_append/fp8-latent", "element_division_other"},
     };
     fixture f;
     int named = 0;
