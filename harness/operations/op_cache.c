@@ -1,10 +1,12 @@
 #include "harness/operations/op_cache.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "oracle/base/memory.h"
+#include "oracle/base/step_change.h"
 
 enum {
     LEAST_BLOCK = 16,
@@ -191,4 +193,19 @@ double *assay_numbers_of_cache(const assay_work *w, const char *name)
     char path[ASSAY_PATH_SIZE];
     path_of(path, "inputs", name);
     return assay_f64(w, path);
+}
+
+assay_status assay_scale_of_cache(assay_context *ctx, const assay_work *w, const assay_cache_stream *s,
+                                  const double **scale)
+{
+    const int64_t count = s->cache.format->scales == ASSAY_CACHE_OF_HEAD ? s->cache.heads : 1;
+    *scale = assay_numbers_of_cache(w, s->scale);
+    for (int64_t i = 0; *scale != NULL && i < count; i++) {
+        if ((*scale)[i] > 0 && isfinite((*scale)[i])) continue;
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", s->scale, i,
+                          (*scale)[i]);
+    }
+    if (*scale != NULL && strcmp(s->scale, "v_scale") == 0 && assay_step_is_changed(ctx, "scale of keys", NULL))
+        *scale = assay_numbers_of_cache(w, "k_scale");
+    return ASSAY_OK;
 }

@@ -21,3 +21,6 @@ assay_status assay_draw_cache(assay_context *ctx, uint64_t seed, const assay_cac
 /* By their names under a folder. */
 int32_t *assay_bytes_of_cache(const assay_work *w, const char *folder, const char *name);
 double *assay_numbers_of_cache(const assay_work *w, const char *name);
+/* The scale that is given of a stream, NULL where there is none; refused where it is not above 0. */
+assay_status assay_scale_of_cache(assay_context *ctx, const assay_work *w, const assay_cache_stream *s,
+                                  const double **scale);

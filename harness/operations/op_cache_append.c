@@ -1,5 +1,4 @@
 /* cache_append: new tokens into the pages of a cache, as bytes. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +6,6 @@
 
 #include "harness/operations/op_cache.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 
 static bool has_heads(const assay_cache_append_config *config)
 {
@@ -264,17 +262,6 @@ static assay_status make_numbers(assay_context *ctx, const assay_work *w, writte
     return keep_made(ctx, w, n);
 }
 
-static assay_status check_given_scale(assay_context *ctx, const assay_cache_stream *s, const double *scale)
-{
-    const int64_t count = s->cache.format->scales == ASSAY_CACHE_OF_HEAD ? s->cache.heads : 1;
-    for (int64_t i = 0; scale != NULL && i < count; i++) {
-        if (!(scale[i] > 0 && isfinite(scale[i])))
-            return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/%s[%" PRId64 "] is %g, expected a number above 0", s->scale,
-                              i, scale[i]);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status append(assay_context *ctx, const assay_work *w, const written *n, int stream)
 {
     const assay_cache_append_config *config = w->config;
@@ -285,11 +272,8 @@ static assay_status append(assay_context *ctx, const assay_work *w, const writte
     assay_cache_tokens t = {.count = config->tokens,
                             .slots = assay_i32(w, "inputs/slot_mapping"),
                             .numbers = n->numbers[stream],
-                            .rope = second,
-                            .scale = assay_numbers_of_cache(w, s->scale)};
-    MUST(check_given_scale(ctx, s, t.scale));
-    if (t.scale != NULL && strcmp(s->scale, "v_scale") == 0 && assay_step_is_changed(ctx, "scale of keys", NULL))
-        t.scale = assay_numbers_of_cache(w, "k_scale");
+                            .rope = second};
+    MUST(assay_scale_of_cache(ctx, w, s, &t.scale));
     if (second != NULL && c->rope == 0) {
         MUST(joined(ctx, s, config->tokens, t.numbers, second, &rows));
         t.numbers = rows;

@@ -7,7 +7,6 @@
 #include "harness/operations/op_cache.h"
 #include "harness/operations/op_decode.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/step_change.h"
 
 typedef struct decode_config {
     quad_decode_config quad; /* the first, since it is what the second form gets */
@@ -488,22 +487,20 @@ static void join_parts(const assay_work *w, const assay_decode_config *d, double
     }
 }
 
-static void read_bytes(const assay_context *ctx, const assay_work *w, const quad_decode_config *config,
-                       const assay_decode_caches *to)
+static assay_status read_bytes(assay_context *ctx, const assay_work *w, const quad_decode_config *config,
+                               const assay_decode_caches *to)
 {
     const assay_decode_config *d = &config->decode;
     for (int64_t i = 0; i < config->bytes.stream_count; i++) {
         const assay_cache_stream *s = &config->bytes.streams[i];
-        const bool value = i > 0 && !d->latent, scaled = assay_numbers_of_cache(w, s->scale) != NULL;
-        const bool scale_of_keys = value && scaled && assay_step_is_changed(ctx, "scale of keys", NULL);
-        assay_cache_read(ctx,
-                         value   ? to->value
-                         : i > 0 ? to->key + d->v_dim
-                                 : to->key,
-                         value ? d->v_dim : d->width, assay_bytes_of_cache(w, "inputs", s->bytes),
-                         assay_bytes_of_cache(w, "inputs", s->scales),
-                         assay_numbers_of_cache(w, scale_of_keys ? "k_scale" : s->scale), &s->cache);
+        const bool value = i > 0 && !d->latent;
+        double *numbers = value ? to->value : i > 0 ? to->key + d->v_dim : to->key;
+        const double *scale = NULL;
+        MUST(assay_scale_of_cache(ctx, w, s, &scale));
+        assay_cache_read(ctx, numbers, value ? d->v_dim : d->width, assay_bytes_of_cache(w, "inputs", s->bytes),
+                         assay_bytes_of_cache(w, "inputs", s->scales), scale, &s->cache);
     }
+    return ASSAY_OK;
 }
 
 assay_status assay_decode_read_inputs(assay_context *ctx, const assay_work *w, assay_decode_caches *made,
@@ -525,7 +522,7 @@ assay_status assay_decode_read_inputs(assay_context *ctx, const assay_work *w, a
     if (config->bytes.stream_count == 0 && !config->split) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "keys of a cache", rows * d->width, &made->key));
     if (!d->latent) MUST(assay_alloc_f64(ctx, "values of a cache", rows * d->v_dim, &made->value));
-    if (config->bytes.stream_count > 0) read_bytes(ctx, w, config, made);
+    if (config->bytes.stream_count > 0) MUST(read_bytes(ctx, w, config, made));
     if (config->bytes.stream_count == 0) join_parts(w, d, made->key);
     in->key_cache = made->key;
     in->value_cache = made->value;

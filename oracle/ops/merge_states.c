@@ -94,19 +94,29 @@ static double weight_of(const assay_context *ctx, double share, double sum)
     return weight;
 }
 
+/* Whether weights are exp(l - L), with the rounding of L in them, as combine kernels have them. In the emulated runs rows take turns. */
+static bool weighs_by_whole(const assay_context *ctx, const row *r)
+{
+    const int64_t i = r->token * r->config->heads + r->head;
+    return assay_rounds_at_random(ctx) && assay_drawn_at(ctx, 2 * row_count(r->config) + i, 2) == 1;
+}
+
 /* All parts at once; gives their natural log-sum-exp. */
 static double merge_all(const assay_context *ctx, const row *r, double *out, double largest)
 {
     const assay_merge_states_config *c = r->config;
+    const bool by_whole = weighs_by_whole(ctx, r);
     double sum = 0;
     for (int64_t p = 0; p < c->states; p++) sum += share_of(ctx, lse_of(ctx, r, p), largest);
     assay_round_sums(ctx, ceil((double)(c->states - 1) / 3), 1, &sum);
+    const double whole = log_of(ctx, sum, largest);
     for (int64_t p = 0; p < c->states; p++) {
         const double l = lse_of(ctx, r, p);
-        if (!isinf(l))
-            assay_add_scaled(ctx, c->v_dim, weight_of(ctx, share_of(ctx, l, largest), sum), out_of(r, p), out);
+        if (isinf(l)) continue;
+        const double weight = by_whole ? share_of(ctx, l, whole) : weight_of(ctx, share_of(ctx, l, largest), sum);
+        assay_add_scaled(ctx, c->v_dim, weight, out_of(r, p), out);
     }
-    return log_of(ctx, sum, largest);
+    return whole;
 }
 
 /* One part after the other: what there is so far is stored, and its log-sum-exp rounded. */

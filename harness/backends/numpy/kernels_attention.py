@@ -197,6 +197,8 @@ def merge_states(ar, s, out, lse, sinks=None):
         total = p.sum(0)
         some = total > 0
         of_all = np.where(some, np.log(np.where(some, total, 1)) + largest, ar.float(-np.inf))
+        if ar.variant.backward == "product":  # as FlashMLA's and FlashAttention's combine kernels weigh
+            return (ar.exp(lse - np.where(some, of_all, ar.float(0))) * out).sum(0), of_all
         return (p * out).sum(0) / np.where(some, total, ar.float(1)), of_all
 
     whole, of_all = merged(out, lse)
