@@ -10,6 +10,7 @@ CASES = (
     "mlp/silu", "mlp/gelu-fused", "mlp/biases",
     "moe/small", "moe/deepseek3-groups", "moe/mixtral", "moe/balance", "moe/float16-grid",
     "mla_decode/flashmla-tests", "mla_decode/flashinfer-tests", "mla_decode/deepseek", "mla_decode/four-tokens", "mla_decode/splits",
+    "mla_decode/fp8-tensor", "mla_decode/fp8-ds-mla", "gqa_decode/fp8",
     "gqa_decode/gpt-oss", "gqa_decode/hnd", "gqa_decode/drawn", "merge_states/two", "merge_states/splits", "merge_states/empty",
     "mla/small", "mla/late-positions", "mla/no-query-compression", "mla/padding",
     "deepseek_layer/dense", "deepseek_layer/moe", "deepseek_layer/moe-balance",

@@ -49,7 +49,8 @@ def check_rules():
     bounds = {"outputs/y": (10, ones)}
     plain["outputs/lse"] = ones
     limits |= {"FlashMLA": [("outputs/lse", 1.2e-4, 1.3e-4)], "FlashInfer MLA": [("outputs/y", 0.0019, 0.0021)],
-               "Cutlass MLA": [("outputs/y", 0.0199, 0.0201)], "vLLM merge": [("outputs/y", 0.0109, 0.0111)]}
+               "Cutlass MLA": [("outputs/y", 0.0199, 0.0201)], "trtllm-gen fp8": [("outputs/y", 0.199, 0.201)],
+               "XQA MLA": [("outputs/y", 0.0499, 0.0501)], "vLLM merge": [("outputs/y", 0.0109, 0.0111)]}
     assert set(limits) == set(RULES)
     for name, entries in limits.items():
         op = OF_OPERATIONS.get(name, ("gmm",))[0]
@@ -60,9 +61,10 @@ def check_rules():
     # the first few elements alone
     for name, inside, outside in (("TOSA", (1, 9.9 * 2.0**-8), (1, 10.1 * 2.0**-8)),
                                   ("triton_kernels", (1, 0.0199), (1, 0.0201)),
+                                  ("XQA MLA", (3, 1), (4, 1)),
                                   ("aiter", (3, 1), (4, 1))):  # of 64, a twentieth is 3.2
         some = [np.where(np.arange(64) < count, 1 + error, ones) for count, error in (inside, outside)]
-        said = [judge({"outputs/y": ones}, {"outputs/y": v}, plain, "bf16", bounds, "gmm")[name] for v in some]
+        said = [judge({"outputs/y": ones}, {"outputs/y": v}, plain, "bf16", bounds, OF_OPERATIONS.get(name, ("gmm",))[0])[name] for v in some]
         assert said == [True, False], (name, said)
 
 
