@@ -27,7 +27,7 @@ LEFT_OUT = [
     (r"6[57]1b|true.size|model\.h5 --layer|layer40|h5py.org", "of true size"),
     (r"Mixtral-8x7B|DeepSeek-V3:", "a checkpoint that the reader has"),
     (r"backends/opencl/build", "needs OpenCL; the test opencl_backend builds it"),
-    (r"libgmm_(cuda|host)", "needs nvcc; the test cuda_backend builds it"),
+    (r"lib(gmm|decode)_(cuda|host)", "needs nvcc; the test cuda_backend builds it"),
     (r"TRITON_INTERPRET", "needs Triton"),
     (r"examples/maxtext", "needs MaxText"),
     (r"/tmp/examples|\$PREFIX", "of an installed assay: tests/install.sh"),
