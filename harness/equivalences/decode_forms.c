@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "oracle/base/memory.h"
-
 enum { UNUSED_BYTE = 255 };
 
 /* One of the two forms: where its keys lie. */
