@@ -119,6 +119,7 @@ typedef struct assay_report {
     assay_routing_summary routing;
     char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
     char codes[256];                 /* how codes of h were judged that the candidate's kernel made itself; "" */
+    char kinks[256];                 /* that gradients on a kink are others than the golden's, and as right; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
     struct assay_steps *steps;       /* likewise (steps.h); NULL also where the case has none */
     struct assay_report

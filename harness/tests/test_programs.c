@@ -309,6 +309,8 @@ static const struct {
      "test.yml:8:23: y: over is given twice"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: clamp(x, low=1e999)\n"),
      "test.yml:8:19: y: expected a finite number"},
+    {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", "  y: relu(x, kink=-0.5)\n"),
+     "test.yml:8:6: y: kink is -0.5, expected a number from 0 to 1"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(b)\n  b: neg(x)\n", "  y: neg(a)\n"),
      "test.yml:7:10: a: b is not there yet"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", "\n  a: neg(a)\n", "  y: neg(a)\n"),

@@ -1,6 +1,6 @@
 /* A change of steps: what a kernel computes that leaves one out, or does it in another way. It stands in the context
  * (assay_context.change) and applies to every such step that is run with it, in a graph (oracle/graph) or outside of one: in blocks,
- * layers, shards and experts alike. Mutants are made so; nothing else has one. */
+ * layers, shards and experts alike. Mutants are made so, and what else is right on a kink. */
 #ifndef ASSAY_BASE_STEP_CHANGE_H
 #define ASSAY_BASE_STEP_CHANGE_H
 
@@ -11,7 +11,8 @@ typedef enum assay_step_how {
     ASSAY_STEP_TIMES, /* nothing but `by` times its input `input` comes of it: 1: it is left out; 0: it gives zeros */
     ASSAY_STEP_HELD_BACK, /* each token of a batch row has what should come of the one before, the first one its own */
     ASSAY_STEP_DETACHED,  /* nothing flows back through it; of a product of two branches, through branch `input` */
-    ASSAY_STEP_CHANGED    /* as `make` makes it; of steps of graphs alone */
+    ASSAY_STEP_CHANGED,   /* as `make` makes it; of steps of graphs alone */
+    ASSAY_STEP_KINKS /* every step of a graph: on a kink it has the least slope (by 0) or the largest (by 1) of those there */
 } assay_step_how;
 
 /* The step of a graph with one of its changes (harness/mutants/step_changes.h); false: it has none such. */

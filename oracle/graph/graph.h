@@ -73,8 +73,9 @@ typedef struct graph_product {
 
 /* Of the kinds that programs are made of (kind_map.c, kind_reduce.c, kind_moves.c, kind_product.c). */
 typedef struct graph_general {
-    int function;                  /* graph_map, graph_binary, graph_reduction */
-    double a, b;                   /* the function's numbers */
+    int function; /* graph_map, graph_binary, graph_reduction */
+    double a, b;  /* the function's numbers */
+    double kink;  /* the slope where there are several (graph_kink_range); of the largest over axes: each one's share */
     char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
     int64_t first;                 /* index along the axis */
     assay_dtype type;              /* of cast */

@@ -4,8 +4,20 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/step_change.h"
 #include "oracle/graph/graph_kind.h"
+#include "oracle/graph/graph_map.h"
 
 enum { MADE = GRAPH_IN, UNCHANGED };
+
+bool graph_kink_range(const graph_step *step, double *low, double *high)
+{
+    const int f = step->with.general.function;
+    const bool map = step->kind == &graph_kind_map, both = step->kind == &graph_kind_binary;
+    *low = map && f == GRAPH_MAP_abs ? -1 : 0;
+    *high = 1;
+    return (map && (f == GRAPH_MAP_abs || f == GRAPH_MAP_relu || f == GRAPH_MAP_clamp)) ||
+           (both && (f == GRAPH_BINARY_maximum || f == GRAPH_BINARY_minimum)) ||
+           (step->kind == &graph_kind_reduce && f == GRAPH_REDUCTION_max);
+}
 
 /* The place of the input that the change names; MADE: it names what the step makes, as it does of what is held back. */
 static int find_changed(const assay_context *ctx, const graph *g, const graph_step *step)
@@ -27,11 +39,22 @@ static bool is_meant(const assay_context *ctx, const graph *g, int number, int *
     return *found != UNCHANGED;
 }
 
+/* With the slope at one end of those that its kinks have; by: 0 or 1. */
+static const graph_step *on_kinks(const graph_step *step, double by, graph_step *changed)
+{
+    double low, high;
+    if (!graph_kink_range(step, &low, &high)) return step;
+    *changed = *step;
+    changed->with.general.kink = by == 0 ? low : high;
+    return changed;
+}
+
 const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int number, graph_step *changed)
 {
     const graph_step *step = &g->steps[number];
     const assay_step_change *change = ctx->change;
     int found = MADE;
+    if (change != NULL && change->how == ASSAY_STEP_KINKS) return on_kinks(step, change->by, changed);
     if (!is_meant(ctx, g, number, &found)) return step;
     *changed = *step;
     if (change->how == ASSAY_STEP_CHANGED) {

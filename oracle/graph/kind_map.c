@@ -68,7 +68,13 @@ static double value_of(graph_map f, double x, const graph_general *with)
 
 static const double two_over_root_pi = 1.1283791670955126;
 
-/* At a bound of clamp the gradient passes; of abs at 0 there is none. */
+/* Where the function has a slope on either side, and none of its own. */
+static bool is_kink(graph_map f, double x, const graph_general *with)
+{
+    const bool bound = f == GRAPH_MAP_clamp && (x == with->a || x == with->b);
+    return bound || (x == 0 && (f == GRAPH_MAP_abs || f == GRAPH_MAP_relu));
+}
+
 static double slope_of(graph_map f, double x, const graph_general *with)
 {
     const double t = f == GRAPH_MAP_tanh ? assay_exp(-2 * fabs(x)) : 0;
@@ -76,7 +82,7 @@ static double slope_of(graph_map f, double x, const graph_general *with)
     case GRAPH_MAP_neg:
         return -1;
     case GRAPH_MAP_abs:
-        return x > 0 ? 1 : x < 0 ? -1 : x;
+        return x > 0 ? 1 : x < 0 ? -1 : x == x ? with->kink : x;
     case GRAPH_MAP_square:
         return 2 * x;
     case GRAPH_MAP_reciprocal:
@@ -102,7 +108,7 @@ static double slope_of(graph_map f, double x, const graph_general *with)
     case GRAPH_MAP_cast: /* straight through */
         return 1;
     default:
-        return x < with->a || x > with->b ? 0 : x == x ? 1 : x;
+        return is_kink(f, x, with) ? with->kink : x < with->a || x > with->b ? 0 : x == x ? 1 : x;
     }
 }
 
@@ -212,6 +218,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         double *dx = c->dx[0] + first, value[PIECE];
         if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, value, dx);
+            for (int64_t i = 0; i < count && with->kink != 0; i++) dx[i] = is_kink(f, x[i], with) ? with->kink : dx[i];
         } else {
             for (int64_t i = 0; i < count; i++) value[i] = f == GRAPH_MAP_cast ? x[i] : value_of(f, x[i], with);
             for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
@@ -290,8 +297,8 @@ static void of_both_many(graph_binary f, int64_t count, double *y, const double 
     }
 }
 
-/* The slope along operand i. Where both are the same, the gradient of the larger is halved, as PyTorch and JAX do. */
-static double slope_along(graph_binary f, int i, double a, double b)
+/* The slope along operand i. Of two that are the same the first has `kink` of the gradient, and the second the rest. */
+static double slope_along(graph_binary f, int i, double a, double b, double kink)
 {
     switch (f) {
     case GRAPH_BINARY_add:
@@ -303,7 +310,7 @@ static double slope_along(graph_binary f, int i, double a, double b)
     case GRAPH_BINARY_div:
         return i == 0 ? 1 / b : -a / (b * b);
     default:
-        return a == b ? 0.5 : ((f == GRAPH_BINARY_maximum) == (a > b)) == (i == 0);
+        return a == b ? (i == 0 ? kink : 1 - kink) : ((f == GRAPH_BINARY_maximum) == (a > b)) == (i == 0);
     }
 }
 
@@ -343,6 +350,7 @@ static void terms_of(const assay_context *ctx, const graph_call *c, const pairs 
                      double *terms)
 {
     const graph_binary f = (graph_binary)c->step->with.general.function;
+    const double kink = c->step->with.general.kink;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t row = 0; row < p->loop.rows; row++) {
         const double *a = c->x[0] + graph_row_start(&p->loop, &p->strides[0], row),
@@ -350,7 +358,7 @@ static void terms_of(const assay_context *ctx, const graph_call *c, const pairs 
         const double *dy = c->dy[0] + row * p->loop.width;
         double *to = terms + row * p->loop.width;
         for (int64_t i = 0; i < p->loop.width; i++)
-            to[i] = dy[i] * slope_along(f, along, a[i * p->step[0]], b[i * p->step[1]]);
+            to[i] = dy[i] * slope_along(f, along, a[i * p->step[0]], b[i * p->step[1]], kink);
         if (stored) assay_round(ctx, ASSAY_ROUND_STORAGE, p->loop.width, to);
     }
 }

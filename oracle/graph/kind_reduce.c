@@ -69,11 +69,34 @@ static assay_status reduce_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-/* Those that are largest share the gradient, as PyTorch and JAX have it: of x as it is here, whatever became of y where that is stored. */
+/* Of the numbers of x that are marked as largest only the first stays so. */
+static void keep_first(const assay_context *ctx, const graph_call *c, double *largest)
+{
+    const char *axes = c->step->with.general.over;
+    const graph_loop loop = graph_loop_over(row_out(c)), over = graph_loop_over_axes(row_in(c), axes);
+    const graph_strides kept = graph_strides_of(row_in(c), row_out(c)->axes),
+                        strides = graph_strides_of(row_in(c), axes);
+    const int64_t step = graph_row_step(&loop, &kept), along = graph_row_step(&over, &strides);
+#pragma omp parallel for num_threads(ctx->threads)
+    for (int64_t i = 0; i < loop.rows * loop.width; i++) {
+        double *mark = largest + graph_row_start(&loop, &kept, i / loop.width) + i % loop.width * step;
+        bool found = false;
+        for (int64_t k = 0; k < over.rows * over.width; k++) {
+            double *at = mark + graph_row_start(&over, &strides, k / over.width) + k % over.width * along;
+            *at = found ? 0 : *at;
+            found |= *at != 0;
+        }
+    }
+}
+
+/* Those that are largest share the gradient, or the first has it, or each has `kink` of it: of x as it is here, whatever became of y
+ * where that is stored. */
 static assay_status maxima_backward(assay_context *ctx, const graph_call *c)
 {
+    const graph_general *with = &c->step->with.general;
     const int64_t size = graph_in_size(c->graph, c->step, 0), results = graph_out_size(c->graph, c->step, 0);
-    OWNED double *largest = NULL, *count = NULL;
+    OWNED double *largest = NULL;
+    OWNED double *count = NULL;
     assay_context plain = *ctx;
     plain.arithmetic = &assay_arithmetic_reference; /* a count is exact */
     MUST(assay_alloc_f64(ctx, "largest numbers", size, &largest));
@@ -81,9 +104,14 @@ static assay_status maxima_backward(assay_context *ctx, const graph_call *c)
     maxima(ctx, c, count);
     graph_copy(ctx, largest, row_in(c), count, row_out(c));
     for (int64_t i = 0; i < size; i++) largest[i] = c->x[0][i] == largest[i];
+    if (with->kink < 0 && with->first != 0) keep_first(ctx, c, largest);
     graph_sum(&plain, count, row_out(c), largest, row_in(c));
     graph_copy(ctx, c->dx[0], row_in(c), count, row_out(c));
-    for (int64_t i = 0; i < size; i++) largest[i] = largest[i] == 0 ? 0 : 1 / c->dx[0][i];
+    for (int64_t i = 0; i < size; i++) {
+        const bool alone = c->dx[0][i] == 1;
+        const double share = with->kink < 0 || alone ? 1 / c->dx[0][i] : with->kink;
+        largest[i] = largest[i] == 0 ? 0 : share;
+    }
     graph_copy(ctx, c->dx[0], row_in(c), c->dy[0], row_out(c));
     for (int64_t i = 0; i < size; i++) c->dx[0][i] *= largest[i];
     return ASSAY_OK;

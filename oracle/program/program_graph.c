@@ -59,6 +59,9 @@ static int plain(graph *g, const form *of, const assay_program_node *node, const
     if (has_parameter(node, "over")) snprintf(with.over, sizeof with.over, "%s", assay_program_axes(node, "over"));
     if (has_parameter(node, "low")) with.a = assay_program_number(node, "low");
     if (has_parameter(node, "high")) with.b = assay_program_number(node, "high");
+    if (has_parameter(node, "kink")) with.kink = assay_program_number(node, "kink");
+    if (has_parameter(node, "first")) with.first = assay_program_number(node, "first") != 0;
+    if (of->kind == &graph_kind_reduce) with.kink = -1; /* equal ones share, or the first has it */
     if (has_parameter(node, "type")) assay_dtype_from_name(assay_program_axes(node, "type"), &with.type);
     return graph_step_of(g, of->kind, node->axes, in, node->in_count, &with);
 }

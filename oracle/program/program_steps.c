@@ -485,6 +485,14 @@ static assay_status quantised(check *c)
     return assay_program_check_quantise(c->ctx, c->node);
 }
 
+/* One of the slopes that there are. */
+static assay_status kinked(check *c)
+{
+    const double kink = assay_program_number(c->node, "kink"), least = strcmp(c->node->step->name, "abs") == 0 ? -1 : 0;
+    if (kink >= least && kink <= 1) return as_all(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "kink is %g, expected a number from %g to 1", kink, least);
+}
+
 static assay_status rounded(check *c)
 {
     assay_dtype type;
@@ -510,6 +518,15 @@ static assay_status rounded(check *c)
 #name, 2, 2, "a, b", {{NULL, 0, 0 } }, text, as_all, 0                                                         \
     }
 
+#define KINKED(name, text)                                                                                             \
+    {                                                                                                                  \
+#name, 1, 1, "x", {{"kink", 'n', 0 } }, text, kinked, 0                                                        \
+    }
+#define EXTREME(name, text)                                                                                            \
+    {                                                                                                                  \
+#name, 2, 2, "a, b", {{"kink", 'n', 0.5 } }, text, kinked, 0                                                   \
+    }
+
 const assay_program_step assay_program_steps[] = {
     {"product",
      2,
@@ -531,10 +548,10 @@ const assay_program_step assay_program_steps[] = {
     BINARY(sub, "a - b"),
     BINARY(mul, "a b"),
     BINARY(div, "a / b"),
-    BINARY(maximum, "the larger of a and b"),
-    BINARY(minimum, "the smaller of a and b"),
+    EXTREME(maximum, "the larger of a and b; kink: a's share of the gradient where they are equal"),
+    EXTREME(minimum, "the smaller of a and b; kink: likewise"),
     MAP(neg, "-x"),
-    MAP(abs, "|x|"),
+    KINKED(abs, "|x|; kink: the gradient at 0, from -1 to 1"),
     MAP(square, "x^2"),
     MAP(reciprocal, "1 / x"),
     MAP(exp, "e^x"),
@@ -547,7 +564,7 @@ const assay_program_step assay_program_steps[] = {
     MAP(gelu_exact, "x (1 + erf(x / 2^(1/2))) / 2"),
     MAP(erf, "erf x"),
     MAP(tanh, "tanh x"),
-    MAP(relu, "x above 0, else 0"),
+    KINKED(relu, "x above 0, else 0; kink: the gradient at 0, from 0 to 1"),
     MAP(softplus, "ln(1 + e^x)"),
     MAP(sin, "sin x"),
     MAP(cos, "cos x"),
@@ -555,9 +572,9 @@ const assay_program_step assay_program_steps[] = {
      1,
      1,
      "x",
-     {{"low", 'n', -INFINITY}, {"high", 'n', INFINITY}},
-     "x, but at least low and at most high",
-     as_first,
+     {{"low", 'n', -INFINITY}, {"high", 'n', INFINITY}, {"kink", 'n', 1}},
+     "x, but at least low and at most high; kink: the gradient on a bound, from 0 to 1",
+     kinked,
      0},
     {"float", 1, 1, "x", {{NULL, 0, 0}}, "whole numbers, as numbers", as_first, 1},
     {"less", 2, 2, "a, b", {{NULL, 0, 0}}, "1 where a < b, else 0; of whole numbers", compared, 0},
@@ -572,7 +589,14 @@ const assay_program_step assay_program_steps[] = {
      1u << ASSAY_PROGRAM_EITHER},
     {"sum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum over axes", reduced, 0},
     {"mean", 1, 1, "x", {{"over", 'a', NEEDED}}, "the mean over axes", reduced, 0},
-    {"max", 1, 1, "x", {{"over", 'a', NEEDED}}, "the largest over axes", reduced, 0},
+    {"max",
+     1,
+     1,
+     "x",
+     {{"over", 'a', NEEDED}, {"first", 'f', 0}},
+     "the largest over axes; of equal ones each has a share of the gradient, or the first has it all",
+     reduced,
+     0},
     {"softmax", 1, 1, "x", {{"over", 'a', NEEDED}}, "e^x over its sum along an axis", along_one, 0},
     {"logsumexp", 1, 1, "x", {{"over", 'a', NEEDED}}, "ln of the sum of e^x along an axis", without_one, 0},
     {"cumsum", 1, 1, "x", {{"over", 'a', NEEDED}}, "the sum of all up to each along an axis", along_one, 0},

@@ -125,8 +125,9 @@ static quad_node of_extremes(machine *m, bool larger)
         mask[i] = larger ? x[i] > y[i] : x[i] < y[i];
         both[i] = x[i] == y[i];
     }
-    const quad_node mean = quad_times(m->t, quad_add(m->t, a, b), 0.5Q);
-    return masked(m, both, mean, masked(m, mask, a, b));
+    const quad kink = assay_program_number(m->node, "kink");
+    const quad_node shared = quad_add(m->t, quad_times(m->t, a, kink), quad_times(m->t, b, 1 - kink));
+    return masked(m, both, shared, masked(m, mask, a, b));
 }
 
 static quad_node add(machine *m)
@@ -213,13 +214,44 @@ static quad_node neg(machine *m)
     return quad_times(m->t, spread(m, 0), -1);
 }
 
+/* y, but kink x where x is `one` or `other`: up to a constant, that is what has this slope there. */
+static quad_node on_kinks(machine *m, quad_node x, quad_node y, quad one, quad other)
+{
+    const int64_t count = quad_rows(m->t, x);
+    const quad kink = assay_program_number(m->node, "kink");
+    bool *mask = quad_keep(m->t, count, sizeof *mask);
+    quad *rest;
+    const quad_node constant = quad_constant(m->t, count, 1, &rest);
+    if (mask == NULL || x == 0 || y == 0 || constant == 0) return 0;
+    for (int64_t i = 0; i < count; i++) {
+        const quad at = quad_values(m->t, x)[i];
+        mask[i] = at == one || at == other;
+        rest[i] = mask[i] ? quad_values(m->t, y)[i] - kink * at : 0;
+    }
+    return masked(m, mask, quad_add(m->t, quad_times(m->t, x, kink), constant), y);
+}
+
 static quad_node clamp(machine *m)
 {
     const quad low = assay_program_number(m->node, "low"), high = assay_program_number(m->node, "high");
-    quad_node x = spread(m, 0);
-    if (isfinite((double)high)) x = quad_map_with(m->t, x, QUAD_CUT_ABOVE, high);
-    if (!isfinite((double)low)) return x;
-    return quad_times(m->t, quad_map_with(m->t, quad_times(m->t, x, -1), QUAD_CUT_ABOVE, -low), -1);
+    const quad_node x = spread(m, 0);
+    quad_node y = x;
+    if (isfinite((double)high)) y = quad_map_with(m->t, y, QUAD_CUT_ABOVE, high);
+    if (isfinite((double)low))
+        y = quad_times(m->t, quad_map_with(m->t, quad_times(m->t, y, -1), QUAD_CUT_ABOVE, -low), -1);
+    return on_kinks(m, x, y, low, high);
+}
+
+static quad_node magnitude(machine *m)
+{
+    const quad_node x = spread(m, 0);
+    return on_kinks(m, x, quad_map(m->t, x, QUAD_ABS), 0, 0);
+}
+
+static quad_node relu(machine *m)
+{
+    const quad_node x = spread(m, 0);
+    return on_kinks(m, x, quad_map(m->t, x, (quad_unary)ASSAY_RELU), 0, 0);
 }
 
 /* The nearest number of the type; what is larger than all of them is infinite, or NaN where the type has no infinity. */
@@ -292,12 +324,13 @@ static quad_node mean(machine *m)
     return quad_row_sums(m->t, in_rows(m, axes), 1 / (quad)product_of(m, assay_program_axes(m->node, "over")));
 }
 
-/* The mean of those that are largest. */
+/* The mean of those that are largest, or the first of them. */
 static quad_node largest(machine *m)
 {
     char axes[2 * ASSAY_MAX_RANK];
     const quad_node x = in_rows(m, axes);
     const int64_t rows = quad_rows(m->t, x), columns = quad_columns(m->t, x);
+    const bool first = assay_program_number(m->node, "first") != 0;
     quad *share;
     const quad_node shares = quad_constant(m->t, rows, columns, &share);
     for (int64_t row = 0; share != NULL && row < rows; row++) {
@@ -306,7 +339,9 @@ static quad_node largest(machine *m)
         int64_t times = 0;
         for (int64_t i = 0; i < columns; i++) most = of[i] > most ? of[i] : most;
         for (int64_t i = 0; i < columns; i++) times += of[i] == most;
-        for (int64_t i = 0; i < columns; i++) share[row * columns + i] = of[i] == most ? 1 / (quad)times : 0;
+        if (first) times = 1;
+        for (int64_t i = 0, left = times; i < columns; i++)
+            share[row * columns + i] = of[i] == most && (!first || left-- > 0) ? 1 / (quad)times : 0;
     }
     return quad_row_sums(m->t, quad_multiply(m->t, x, shares), 1);
 }
@@ -683,6 +718,8 @@ static const struct {
     const char *name;
     function_of *of;
 } FUNCTIONS[] = {{"add", add},
+                 {"abs", magnitude},
+                 {"relu", relu},
                  {"sub", sub},
                  {"mul", mul},
                  {"div", quotient},
@@ -724,8 +761,7 @@ static const struct {
 static const struct {
     const char *name;
     quad_unary of;
-} MAPS[] = {{"abs", QUAD_ABS},
-            {"reciprocal", QUAD_RECIPROCAL},
+} MAPS[] = {{"reciprocal", QUAD_RECIPROCAL},
             {"exp", QUAD_EXP},
             {"log", QUAD_LOG},
             {"sqrt", QUAD_SQRT},
@@ -736,7 +772,6 @@ static const struct {
             {"gelu_exact", (quad_unary)ASSAY_GELU_EXACT},
             {"erf", QUAD_ERF},
             {"tanh", QUAD_TANH},
-            {"relu", (quad_unary)ASSAY_RELU},
             {"softplus", QUAD_SOFTPLUS},
             {"sin", QUAD_SIN},
             {"cos", QUAD_COS}};
