@@ -125,6 +125,7 @@ static const struct {
     const char *step;
     void (*bind)(bound *b);
 } RULES[] = {GRAPH_MAPS(X) GRAPH_BINARIES(X) GRAPH_REDUCTIONS(X){"where", nothing},
+             {"detach", nothing},
              {"softmax", nothing},
              {"logsumexp", nothing},
              {"rms_norm", nothing},

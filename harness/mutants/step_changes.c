@@ -448,7 +448,7 @@ static bool change_step(const at *a, assay_step_change_kind change)
 {
     switch (change) {
     case ASSAY_STEP_CHANGE_LEFT_OUT:
-        return !has_two_operands(a) && leave(a, 0);
+        return !has_two_operands(a) && a->step->kind != &graph_kind_detach && leave(a, 0);
     case ASSAY_STEP_CHANGE_FIRST_ALONE:
         return has_two_operands(a) && leave(a, first_operand(a));
     case ASSAY_STEP_CHANGE_SECOND_ALONE:
@@ -485,6 +485,8 @@ static bool change_step(const at *a, assay_step_change_kind change)
     case ASSAY_STEP_CHANGE_SECOND_DETACHED:
     case ASSAY_STEP_CHANGE_THIRD_DETACHED:
         return detach(a, (int)change - ASSAY_STEP_CHANGE_DETACHED);
+    case ASSAY_STEP_CHANGE_NOT_STOPPED:
+        return a->step->kind == &graph_kind_detach && leave(a, 0);
     default:
         return take_parameter(a, change);
     }

@@ -44,7 +44,8 @@
     /* backward alone */                                                                                               \
     X(DETACHED, "detached", "nothing flows back to the first input")                                                   \
     X(SECOND_DETACHED, "second_detached", "nothing flows back to the second input")                                    \
-    X(THIRD_DETACHED, "third_detached", "nothing flows back to the third input")
+    X(THIRD_DETACHED, "third_detached", "nothing flows back to the third input")                                       \
+    X(NOT_STOPPED, "gradient_not_stopped", "the gradient flows all the same")
 typedef enum assay_step_change_kind {
 #define X(code, name, text) ASSAY_STEP_CHANGE_##code,
     ASSAY_STEP_CHANGES(X)

@@ -584,6 +584,30 @@ TEST(a_maximum_has_its_gradient_in_every_member)
     trial_close(&t);
 }
 
+/* What is read through a detach alone has a gradient of exactly 0, in every member; a kernel that lets it flow is told. */
+TEST(a_gradient_that_is_stopped_is_exactly_zero)
+{
+    trial t;
+    assay_power_test found = {0};
+    trial_evaluate(&t,
+                   case_from(PROGRAM("T: 5, D: 6", "x: [T, D], t: [T, D]", "", "\n  gap: sub(x, detach(tanh(t)))\n",
+                                     "  y: sum(square(gap), over=\"D\")\nprofiles: [f32]\n")),
+                   NULL);
+    const assay_tensor *x = assay_tensor_set_find(&t.golden, "gradients/inputs/x"),
+                       *of_t = assay_tensor_set_find(&t.golden, "gradients/inputs/t"),
+                       *scale = assay_tensor_set_find(&t.golden, "error_scale/f32/gradients/inputs/t");
+    for (int64_t i = 0; i < of_t->count; i++) {
+        assert_true(x->values[i] != 0);
+        assert_true(of_t->values[i] == 0 && scale->values[i] == 0);
+    }
+    assert_ok(&t.ctx,
+              assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    const int place = assay_mutant_place(&found.mutants, "step:gap.detach:gradient_not_stopped");
+    assert_true(place >= 0 && found.items[place].outcome == ASSAY_MUTANT_DETECTED);
+    assay_power_test_free(&found);
+    trial_close(&t);
+}
+
 static void run_without_memory(const char *text)
 {
     trial t;

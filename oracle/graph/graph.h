@@ -34,6 +34,7 @@ typedef struct graph_tensor {
     bool
         stored; /* a correct implementation may store it: it is rounded; what is given: its gradient, where that is a sum */
     bool constant;             /* it follows from indices: it has no gradient */
+    bool flows;                /* an output's gradient may reach it; else it has none, whatever others do */
     int step;                  /* that makes it; -1: it is given */
     int last;                  /* the last step that reads it; -1: none does */
     bool in_parts;             /* those who read it take columns of it, which are disjoint */

@@ -85,6 +85,18 @@ void graph_gives(graph *g, const char *name, int tensor)
     g->outputs[g->output_count++] = (graph_output){name, tensor};
 }
 
+/* From outputs on: what is read through a detach alone is not reached. */
+static void mark_flows(graph *g)
+{
+    for (int i = 0; i < g->output_count; i++) g->tensors[g->outputs[i].tensor].flows = true;
+    for (int i = g->step_count - 1; i >= 0; i--) {
+        const graph_step *step = &g->steps[i];
+        bool any = false;
+        for (int k = 0; k < GRAPH_OUT; k++) any |= step->out[k] != 0 && g->tensors[step->out[k]].flows;
+        for (int k = 0; k < GRAPH_IN; k++) g->tensors[step->in[k]].flows |= any && step->kind->backward != NULL;
+    }
+}
+
 void graph_end(graph *g, int result)
 {
     g->result = graph_fused(g, result);
@@ -104,6 +116,7 @@ void graph_end(graph *g, int result)
     for (int i = 0; i < g->output_count; i++)
         g->tensors[g->outputs[i].tensor].last = g->step_count; /* read at the end */
     if (g->output_count == 0) graph_gives(g, "y", result);
+    mark_flows(g);
 }
 
 void graph_end_stored(graph *g, int result)

@@ -386,6 +386,7 @@ static void mark_leads(const assay_context *ctx, graph_run *r)
         bool any = false;
         for (int k = 0; k < GRAPH_OUT; k++) any |= r->graph->tensors[step->out[k]].gradient.name != NULL;
         for (int k = 0; k < GRAPH_IN; k++) any |= r->leads[step->in[k]];
+        any &= step->kind->backward != NULL;
         for (int k = 0; k < GRAPH_OUT; k++)
             r->leads[step->out[k]] |= any && step->out[k] != 0 && !r->graph->tensors[step->out[k]].constant;
     }
@@ -527,8 +528,8 @@ assay_status graph_backward(assay_context *ctx, graph_run *r)
     bool live[GRAPH_STEPS];
     mark_live(ctx, r, live);
     for (int i; (i = first_ready(r, live)) >= 0; live[i] = false) MUST(back(ctx, r, i));
-    for (int t = 1; t < r->graph->tensor_count; t++) /* what a mutant leaves out has none */
-        if (ctx->change != NULL && ends_at(r, t) && r->terms[t] == 0)
+    for (int t = 1; t < r->graph->tensor_count; t++) /* what nothing flows back to, or not with a mutant, has none */
+        if (ends_at(r, t) && r->terms[t] == 0 && (!r->graph->tensors[t].flows || ctx->change != NULL))
             memset(r->gradient_room[t], 0, (size_t)graph_size(r->graph, t) * sizeof(double));
     return ASSAY_OK;
 }

@@ -49,6 +49,9 @@ static assay_status order_backward(assay_context *ctx, const graph_call *c)
 
 const graph_kind graph_kind_order = {.name = "order", .forward = order_forward, .backward = order_backward};
 
+/* As a reshape, but nothing flows back. */
+const graph_kind graph_kind_detach = {.name = "detach", .forward = order_forward};
+
 /* --- parts along an axis --- */
 
 /* Of a part and the whole: before the axis `outer` indices, and behind each index of it `inner` numbers. */

@@ -198,6 +198,7 @@ static const form FORMS[] = {
     {"grouped_product", &graph_kind_grouped_product, by_pattern, 0, 2},
     {"rearrange", &graph_kind_order, by_pattern, 0, 1},
     {"reshape", &graph_kind_order, plain, 1, 0},
+    {"detach", &graph_kind_detach, plain, 1, 0},
     {"slice", &graph_kind_slice, slice, 0, 0},
     {"concatenate", &graph_kind_concatenate, concatenate, 0, 0},
     {"gather", &graph_kind_gather, plain, 0, 0},

@@ -60,8 +60,9 @@ static assay_status as_all(check *c)
 
 bool assay_program_is_exact(const assay_program *p, const assay_program_node *node)
 {
-    static const char *const keep[] = {"add",    "sub",   "mul",       "maximum", "minimum", "neg",         "abs",
-                                       "square", "where", "rearrange", "reshape", "slice",   "concatenate", "max"};
+    static const char *const keep[] = {"add",     "sub",    "mul",    "maximum",     "minimum",
+                                       "neg",     "abs",    "square", "where",       "rearrange",
+                                       "reshape", "detach", "slice",  "concatenate", "max"};
     const char *name = node->step->name;
     bool exact = false;
     if (strcmp(name, "float") == 0 || strcmp(name, "less") == 0 || strcmp(name, "equal") == 0) return true;
@@ -649,6 +650,7 @@ const assay_program_step assay_program_steps[] = {
      rearranged,
      0},
     {"reshape", 1, 1, "x", {{"axes", 'a', NEEDED}}, "the same numbers under other axes", reshaped, 0},
+    MAP(detach, "x, whose gradient stops here"),
     {"slice",
      1,
      1,

@@ -280,6 +280,15 @@ static quad_node cast(machine *m)
     return quad_taken_as(m->t, x, numbers);
 }
 
+static quad_node detach(machine *m)
+{
+    quad *numbers;
+    const quad_node x = spread(m, 0), y = quad_constant(m->t, quad_rows(m->t, x), 1, &numbers);
+    if (y != 0) memcpy(numbers, quad_values(m->t, x), (size_t)quad_rows(m->t, x) * sizeof *numbers);
+    m->t->straight_through = true;
+    return y;
+}
+
 /* What is quantised, codes and scales are results by themselves. */
 static quad_node quantise(machine *m)
 {
@@ -752,6 +761,7 @@ static const struct {
                  {"attention_lse", attention_lse},
                  {"rearrange", rearrange},
                  {"reshape", reshape},
+                 {"detach", detach},
                  {"slice", slice},
                  {"concatenate", concatenate},
                  {"gather", gather},

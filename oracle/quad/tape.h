@@ -53,7 +53,7 @@ struct quad_tape {
     char prefix[32];            /* "layers/3/", which every path but those of weights has behind its folder */
     const char *block;          /* "self_attention/", which the paths of weights have behind that */
     const quad_pieces *pieces;  /* of the rows of what a recipe quantises; NULL: they are one */
-    bool straight_through;      /* somewhere the gradient is not the derivative: what is quantised passes as it is */
+    bool straight_through; /* somewhere the gradient is not the derivative: it passes what is quantised, or stops */
     quad_record *records;
     int count, room;
     quad_shown *shown;

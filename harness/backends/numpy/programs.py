@@ -17,7 +17,7 @@ from request import Unsupported
 from storage import is_statistic
 
 CONSTANTS = {"true": True, "false": False}
-EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")  # of whole numbers
+EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "detach", "slice", "concatenate", "max")  # of whole numbers
 
 
 class Tensor:
@@ -343,6 +343,9 @@ class Machine:
 
     def step_reshape(self, axes, x):
         return axes, x.value.reshape([self.p.sizes[a] for a in axes]), lambda d: [d.reshape(x.value.shape)]
+
+    def step_detach(self, x):
+        return x.axes, x.value, None
 
     def step_slice(self, pattern, x, first=0):
         of, to = pattern.split("->")

@@ -48,6 +48,7 @@ TEST(test_steps_by_hand)
     assert_step("concatenate(\"D,R->P\", sum(x, over=\"T\"), u)", "1 2 3 4 5",
                 "outputs/y 5 7 9 7 8; gradients/inputs/x 1 2 3 1 2 3; gradients/inputs/u 4 5");
     assert_step("product(\"TD,TD->T\", x, x)", "1 1", "outputs/y 14 77; gradients/inputs/x 2 4 6 8 10 12");
+    assert_step("mul(s, detach(s))", "1 -1", "outputs/y 4 100; gradients/inputs/s 2 -10");
     assert_step("where(i, s, mul(s, 3))", "1 1", "outputs/y 2 30; gradients/inputs/s 1 3");
     assert_step("maximum(s, 5)", "1 1", "outputs/y 5 10; gradients/inputs/s 0 1");
     assert_step("div(s, mean(x, over=\"D\"))", "1 1",
