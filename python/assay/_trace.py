@@ -6,6 +6,7 @@ as steps; the letters of axes come last. Casts are dropped, unless they are mean
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import inspect
 import itertools
@@ -18,6 +19,7 @@ import shutil
 import string
 import sys
 import tempfile
+import traceback
 import weakref
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -68,9 +70,11 @@ class Value:
         self.step = step
         self.integer = False  #: indices: an argument, a constant or a choice
         self.truth = False  #: of these: 0 and 1
-        self.inverted = False  #: a mask of these: what it says of 0
+        self.mask = False  #: of these: read as whether they are not 0
+        self.inverted = False  #: or whether they are 0
         self.low = 0  #: the least of these
         self.whole = False  #: numbers that follow from indices without a rounding
+        self.flows = False  #: a gradient flows back from it
         self.number: float | None = None
         self.origin: Origin | None = None
         self.refused = ""  #: why no program has it: said where an output needs it
@@ -120,13 +124,14 @@ class Step:
 
 
 class Tracer:
-    def __init__(self, name: str, casts: bool = False) -> None:
-        self.name, self.casts = name, casts  #: casts: what rounds is a step
+    def __init__(self, name: str, casts: bool = False, gradients: bool = True) -> None:
+        self.name, self.casts, self.gradients = name, casts, gradients  #: casts: what rounds is a step
         self.place = ("", 0)  #: file and line of what is recorded
         self.inputs: list[tuple[str, Value, str | None]] = []
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: list[Value] = []  #: that the function gives
+        self.stands_alone = False  #: it has a step that only `assay.step` says, and so no numbers
         self.constants: list[tuple[np.ndarray[Any, Any], Value]] = []
 
     # axes
@@ -147,6 +152,7 @@ class Tracer:
     def given(self, name: str, shape: Sequence[int], integers: str | None, weight: bool) -> Value:
         value = Value(single([Axis(n) for n in shape]), lambda: name)
         value.integer = integers is not None
+        value.flows = not value.integer
         self.tensors.append(value.axes)
         self.inputs.append((("weights/" if weight else "inputs/") + name, value, integers))
         return value
@@ -161,12 +167,15 @@ class Tracer:
                 words.append(f"{key}={json.dumps(said) if isinstance(said, (str, bool)) else repr(said)}")
             return f"{step}({', '.join(words)})"
 
+        if step not in ("float", "where"):
+            operands = [self.numbers(v) for v in operands] if any(v.inverted or v.mask for v in operands) else operands
         axes = [a for d in dims for a in d]
         self.tensors.append(axes)
         made = Step(step, text, axes, self.place, operands)
         self.steps.append(made)
         value = Value(dims, lambda: made.name, made)
         value.whole = step in EXACT and all(v.whole or v.integer or (v.number is not None and v.number.is_integer()) for v in operands)
+        value.flows = step not in ("detach", "top_k") and any(v.flows for v in operands)
         made.exact = value.whole
         made.known = value.whole or (bool(operands) and all(v.integer or v.number is not None or (v.step is not None and v.step.known) for v in operands))
         return value
@@ -247,8 +256,17 @@ class Tracer:
         made.origin = Origin(step, (x,), made.dims)
         return made
 
-    def power(self, x: Value, power: float) -> Value:
+    def detach(self, x: Value) -> Value:
+        """The same numbers, through which no gradient flows."""
+        return self.map("detach", x) if x.flows and self.gradients and not x.refused else x
+
+    def power(self, x: Value, to: Value) -> Value:
         maps = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+        power = to.number
+        if power is None:
+            if x.number is None or not x.number > 0:
+                raise lib.BadInput("the power is a tensor, expected a number, or a number above 0 to a power")
+            return self.map("exp", self.together("mul", [to, self.number(math.log(x.number))]))
         if power == 1:
             return x
         if power in maps:
@@ -270,19 +288,18 @@ class Tracer:
         if not v.integer:
             return v
         made = self.call("float", [v], v.dims)
-        if v.inverted:
+        made.origin = Origin("float", (v,), made.dims)
+        made.truth = v.truth
+        if v.inverted or (v.mask and not v.truth):
             made = self.together("equal", [made, self.number(0)])
-        made.truth = v.truth or v.inverted
-        made.origin = None if v.inverted else Origin("float", (v,), made.dims)
-        return made
+            made.truth = True
+        return made if v.inverted or not v.mask or v.truth else self.opposite(made)
 
     def truth(self, v: Value) -> Value:
-        """A mask, as numbers that are 0 or 1."""
-        if v.truth or v.inverted or not v.integer:
-            return self.numbers(v)
-        none = v.seen(v.dims)
-        none.inverted = True
-        return self.opposite(self.numbers(none))
+        """Whether it is not 0, as numbers that are 0 or 1."""
+        if v.number is not None:
+            return self.number(v.number != 0).seen(v.dims)
+        return self.numbers(v if v.truth or v.inverted else self.compare("ne", v, self.number(0)))
 
     def compare(self, how: str, a: Value, b: Value) -> Value:
         """Of whole numbers; others may be the same in one kernel and not in another."""
@@ -291,7 +308,7 @@ class Tracer:
             return self.nowhere(how, [a, b], longer.dims, "a mask is computed of numbers that a kernel may round, expected whole numbers")
         if a.integer and b.number == 0 and how in ("eq", "ne"):  # a mask as it is
             made = a.seen(a.dims)
-            made.inverted = a.inverted != (how == "eq")
+            made.mask, made.inverted = True, a.inverted != (how == "eq")
             return made
         a, b = (self.numbers(v) for v in (a, b))
         made = self.together("less" if how[0] in "lg" else "equal", [b, a] if how in ("gt", "le") else [a, b])
@@ -301,7 +318,7 @@ class Tracer:
     def opposite(self, mask: Value) -> Value:
         if mask.integer:
             made = mask.seen(mask.dims)
-            made.inverted = not mask.inverted
+            made.mask, made.inverted = True, not mask.inverted
             return made
         if mask.came("sub") and mask.came("sub")[0].number == 1:
             return mask.came("sub")[1]
@@ -327,12 +344,18 @@ class Tracer:
         if mask.refused:
             found = pieces_of(self, mask, a, b)
             return self.nowhere("where", [mask, a, b], mask.dims, "") if found is None else found
+        if mask.number is not None:  # of one number all over
+            chosen = a if mask.number else b
+            return chosen.seen([()] * (len(mask.dims) - len(chosen.dims)) + list(chosen.dims))
         if not mask.integer and not mask.whole:
             raise lib.BadInput("the mask is computed, expected whole numbers")
         a, b = (self.number(FAR) if v.number is not None and v.number < FAR else v for v in (a, b))
         if mask.truth and (a.number, b.number) in ((1, 0), (0, 1)):
             return self.truth(mask if a.number == 1 else self.opposite(mask))
-        return self.together("where", [mask, b, a] if mask.inverted else [mask, a, b])
+        if mask.inverted:
+            mask, a, b = mask.seen(mask.dims), b, a
+            mask.inverted = False
+        return self.together("where", [mask, a, b])
 
     def fit(self, v: Value, place: int, dim: Sequence[Axis]) -> Value:
         """v with its dimension on these axes, of which it has as many numbers."""
@@ -550,6 +573,8 @@ class Tracer:
 
     def scattered(self, x: Value, index: Value, given: Value, size: int, adds: bool) -> Value:
         """x with numbers at the indices of its last dimension, which are different ones of a row."""
+        if given.number is None and not adds and not self.differ(index):
+            raise lib.BadInput("an index may stand twice in a row, expected the indices of top_k")
         last = len(index.dims) - 1
         axis = x.dims[-1][0] if x.dims and len(x.dims[-1]) == 1 else Axis(size)
         hot = self.one_hot(self.indices(index), last + 1, axis)
@@ -562,6 +587,14 @@ class Tracer:
             found = self.over("max", hot, [last], False) if x.number != 0 else hot
             return made if x.number == 0 else self.where(found, made, x)
         return made if x.number == 0 else self.together("add", [x, made])
+
+    def differ(self, index: Value) -> bool:
+        """Whether no index stands twice in a row: of a choice, of one in each row, or of known ones."""
+        last = index.dims[-1] if index.dims else ()
+        if size_of(last) == 1 or (index.step is not None and index.step.base == "top_k" and roots(last) == roots(index.step.axes[-1:])):
+            return True
+        known = [array for array, value in self.constants if value.core is index.core and roots(value.axes[-1:]) == roots(last)]
+        return bool(known) and all(len(set(row)) == len(row) for row in known[0].reshape(-1, known[0].shape[-1]).tolist())
 
     def pick(self, x: Value, index: Value) -> Value:
         """Of each row of x the numbers at its indices."""
@@ -619,6 +652,7 @@ class Tracer:
 
     def step(self, name: str, values: Sequence[Value], parameters: Mapping[str, Any]) -> Value:
         """What `assay.step` says."""
+        self.stands_alone = True
         given, out = NAMED[name].split("->")
         words = [("BS" if v.integer else "N") if i > 2 and name.startswith("attention") else given.split(",")[i] for i, v in enumerate(values)]
         more = "*" * (len(values[0].dims) - len(words[0].strip("*")))
@@ -712,7 +746,8 @@ class Tracer:
                 step.name = name if step.alone or step.fused or step.coded else "_" + name
                 taken.add(name)
 
-    def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], settings: Mapping[str, Any]) -> str:
+    def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
+        """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
         used = self.put_letters(hints)
         within = self.fuse(outputs)
@@ -721,8 +756,6 @@ class Tracer:
         results = {name: value.text() for name, value in outputs}
         inline(texts, results, {step.name for step in self.steps if step.alone or step.fused}, {step.name for step in self.steps if step.coded})
         kept = [step for step in self.steps if step.name in texts]
-        fused = [*settings.get("fused", []), *(step.name for step in kept if step in within)]
-        settings = {**settings, "fused": fused} if fused else settings
         words = set(re.findall(r"\w+", " ".join([*texts.values(), *results.values()])))
         constants = [v.core for _, v in self.constants]
         self.inputs = [(path, v, i) for path, v, i in self.inputs if v.core not in constants or path.split("/")[1] in words]
@@ -735,10 +768,11 @@ class Tracer:
             block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + i if i else ''}}}"
                      for path, v, i in self.inputs if path.startswith(folder)]
             lines += [f"{folder}:" + ("" if block else " {}")] + block
+        places = {len(lines) + 2 + i: step.place for i, step in enumerate(kept)}
         lines += ["steps:" + ("" if kept else " {}")] + [f"  {s.name}: {quoted(texts[s.name])}" for s in kept]
+        places.update({len(lines) + 2 + i: value.step.place for i, (_, value) in enumerate(outputs) if value.step is not None})
         lines += ["outputs:"] + [f"  {name}: {quoted(text)}" for name, text in results.items()]
-        lines += [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
-        return "\n".join(lines) + "\n"
+        return lines, [step.name for step in kept if step in within], places
 
 
 def size_of(dim: Sequence[Axis]) -> int:
@@ -859,6 +893,8 @@ def shifted(x: Value, place: int) -> Value | None:
     """y, where x is y - max(y) along that dimension."""
     of = x.came("sub")
     most = of[1].origin if of and len(of[1].dims) == len(of[0].dims) else None
+    if most is not None and most.operator == "detach":  # its gradients cancel anyway
+        most = most.operands[0].origin
     return of[0] if most is not None and most.operator == "max" and most.places == (place,) and same(most.operands[0], of[0]) else None
 
 
@@ -939,11 +975,16 @@ def inline(texts: dict[str, str], results: dict[str, str], alone: set[str], line
 class Program:
     """A function as a program: `str` gives its case file, `case` a case of it."""
 
-    def __init__(self, yaml: str) -> None:
-        self.yaml = yaml
+    def __init__(self, yaml: str, place: tuple[str, int] = ("", 0), places: Mapping[int, tuple[str, int]] | None = None) -> None:
+        self.yaml, self._place, self._places = yaml, place, places or {}
 
     def __str__(self) -> str:
         return self.yaml
+
+    @property
+    def where(self) -> str:
+        """The function's place."""
+        return f"{self._place[0]}:{self._place[1]}" if self._place[1] else self._place[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         with open(path, "w") as file:
@@ -958,11 +999,22 @@ class Program:
         self.save(path)
         try:
             made = case(path, precision=precision, **options)
+        except lib.BadInput as why:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise lib.BadInput(self.said(str(why), path)) from None
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         weakref.finalize(made, shutil.rmtree, folder, True)  # a case reads its file again where other results are wanted
         return made
+
+    def said(self, why: str, path: str) -> str:
+        """With the function's line, in place of one of a file that nobody wrote."""
+        match = re.match(rf"{re.escape(path)}(?::(\d+))?(?::\d+)?: ", why)
+        if match is None:
+            return why
+        file, line = self._places.get(int(match[1] or 0), self._place)
+        return (f"{file}:{line}: " if line else f"{file}: " if file else "") + why[match.end() :]
 
 
 def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -984,6 +1036,12 @@ def step(name: str, *operands: Any, **parameters: Any) -> Any:
     raise lib.BadInput(f"step: {name} is there in a function that assay.trace runs alone")
 
 
+def place_of(function: Callable[..., Any]) -> tuple[str, int]:
+    """Where a function stands."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else (getattr(function, "__name__", type(function).__name__), 0)
+
+
 def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
     """torch or jax: whose the example's tensors are, else that which the function's names lead to, else what is imported."""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -994,24 +1052,96 @@ def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
 
 
 def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
-          name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", **settings: Any) -> Program:
+          name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True, **settings: Any) -> Program:
     """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments; or of JAX, which
     is traced: there shapes will do, as jax.ShapeDtypeStruct has them.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
     says how many indices there are for an argument that holds some: {"target": 1000}; else they go up to its largest one. ``casts="keep"``: a cast to
-    a type of fewer bits is a rounding that the function means, and a step; else casts are dropped. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
+    a type of fewer bits is a rounding that the function means, and a step; else casts are dropped. The function then runs once more, in float64 on the
+    numbers that a case draws, and its results and its own gradients are held against the program's: ``check=False`` leaves that out. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
     """
     if casts not in ("drop", "keep"):
         raise lib.BadInput(f"trace: casts is {casts!r}, expected drop or keep")
     library = library_of(function, example)
     if library == "":
         raise lib.BadInput("trace: neither torch nor jax is imported")
-    record = importlib.import_module(f"._trace_{library}", __package__).record
+    framework = importlib.import_module(f"._trace_{library}", __package__)
     title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
-    tracer = Tracer(title, casts == "keep")
-    outputs = record(tracer, function, dict(example), set(weights), integers or {})
-    return Program(tracer.yaml(outputs, axes or {}, settings))
+
+    def recorded(gradients: bool) -> tuple[Tracer, list[tuple[str, Value]]]:
+        tracer = Tracer(title, casts == "keep", gradients)
+        try:
+            return tracer, framework.record(tracer, function, dict(example), set(weights), integers or {})
+        except lib.BadInput:
+            raise
+        except Exception as error:
+            raise lib.BadInput(f"{failed_at(error, function)}: {said_by(error)}") from error
+
+    tracer, outputs = recorded(True)
+    if any(v.flows for _, v, _ in tracer.inputs) and not any(v.flows for _, v in outputs):  # a function without gradients
+        tracer, outputs = recorded(False)
+        settings = {"gradients": "none", **settings}
+    lines, fused, places = tracer.yaml(outputs, axes or {})
+    if fused and settings.get("fused") != "all":
+        settings["fused"] = [*settings.get("fused", []), *fused]
+
+    def program(keys: Mapping[str, Any]) -> Program:
+        return Program("\n".join(lines + [f"{key}: {json.dumps(value)}" for key, value in keys.items()]) + "\n", place_of(function), places)
+
+    rounds = any(step.base == "cast" for step in tracer.steps)
+    if check and not tracer.stands_alone and not (rounds and library == "torch"):  # there a function sees the types of its example
+        held(functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
+    return program(settings)
+
+
+def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Mapping[str, Any], program: Program) -> None:
+    """The program against the function itself, in float64 and by its own gradients, on the numbers that a case draws."""
+    made = program.case("f64", dtype="float64", explain=False)
+    given = {path.split("/")[1]: array for path, array in made.inputs().items()}
+    cotangents = {path.split("/")[1]: array for path, array in made.cotangents().items()}
+    folders = {path.split("/")[1]: path.split("/")[0] for path in made.inputs()}
+
+    def results(kinks: bool = False) -> tuple[dict[str, Any], set[str]]:
+        try:
+            outputs, gradients, kinked = evaluate(function, example, given, cotangents, kinks=kinks)
+        except Exception as error:
+            raise lib.BadInput(f"{failed_at(error, function)}: in float64 on the numbers of the case the function ends by {said_by(error)}; check=False leaves this run out") from error
+        found = {f"outputs/{name}": array for name, array in outputs.items()}
+        return {**found, **{f"gradients/{folders[name]}/{name}": array for name, array in gradients.items()}}, kinked
+
+    own, _ = results()
+    most = max((np.nanmax(np.abs(a)) for a in own.values() if a.size and not np.isnan(a).all()), default=0.0)
+    for path in made.expected:
+        if path not in own:
+            continue
+        golden, array = made.golden(path), own[path]
+        if golden.shape != array.shape:
+            raise lib.BadInput(f"{program.where}: {path} is {list(golden.shape)} in the program, and {list(array.shape)} of the function")
+        off = np.where(np.isnan(array), 0.0, np.abs(golden - array))  # what the function itself leaves open is not held
+        if off.size == 0 or off.max() <= max(1e-9 * np.nanmax(np.abs(array)), 1e-13 * most):
+            continue
+        kinked = results(kinks=True)[1]
+        if kinked and (path.startswith("gradients/") or kinked & {"topk", "top_k", "argmax"}):
+            continue
+        at = np.unravel_index(int(off.argmax()), off.shape)
+        what = "its gradients are others than those of what it computes" if path.startswith("gradients/") else "it computes what no program has"
+        raise lib.BadInput(f"{program.where}: {path}{[int(i) for i in at]} is {array[at]:.9g} by the function, run in float64, and {golden[at]:.9g} by its program: {what}")
+
+
+def said_by(error: Exception) -> str:
+    if "a leaf Variable that requires grad" in str(error):  # since arguments have gradients
+        return "writes into what others read"
+    return " ".join([type(error).__name__ + ":", *str(error).splitlines()[:1]])
+
+
+def failed_at(error: Exception, function: Callable[..., Any]) -> str:
+    """The line of the function, or of what it calls outside of libraries, that ended by an exception."""
+    file, line = place_of(function)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not re.search(r"[/\\](site-packages|dist-packages|assay|lib/python[\d.]*)[/\\]", frame.filename) and not frame.filename.startswith("<"):
+            file, line = frame.filename, frame.lineno or 0
+    return f"{file}:{line}" if line else file
 
 
 class Reference:

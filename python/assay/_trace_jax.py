@@ -12,7 +12,7 @@ from . import _library as lib
 from ._trace import Axis, Tracer, Value, shape_of
 from ._trace_rope import Operand, Turn, Turns
 
-SAME = ("copy", "copy_p", "optimization_barrier", "reduce_precision", "sharding_constraint", "pvary", "mesh_cast")
+SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "pvary", "mesh_cast")
 MAPS = {"logistic": "sigmoid", **{name: name for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "erf", "tanh", "sin", "cos", "square")}}
 BINARY = {"max": "maximum", "min": "minimum", "add_any": "add", **{name: name for name in ("add", "sub", "mul", "div")}}
 LOOPS = ("scan", "while", "cond", "custom_linear_solve", "shard_map")
@@ -20,6 +20,10 @@ COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
 MOVES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "slice", "split", "concatenate", "stack", "rev")
 #: What a rotation is made of (_trace_rope.py).
 TURNS = {**{name: "move" for name in MOVES}, "dot_general": "product", "gather": "rows", **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
+#: Parameters that no handler need read: they say how it is computed, not what; and what others are in any function that a program has.
+ASIDE = ("accuracy", "precision", "preferred_element_type", "sharding", "out_sharding", "weak_type", "index_dtype", "is_stable", "unique_indices", "indices_are_sorted",
+         "mode", "fill_value", "update_jaxpr", "update_consts")
+PLAIN = {"reverse": False, "batch_group_count": 1, "out_dtype": None}
 NEVER_READ = "a program has it within gelu alone"
 
 NAMED_STEP = Primitive("assay_step")  #: assay.step
@@ -39,6 +43,12 @@ def rounds(given: Any, to: Any) -> bool:
 def array_of(x: Any) -> Any:
     """As numpy has it, but for what random numbers are made from."""
     return x if jax.dtypes.issubdtype(getattr(x, "dtype", np.float64), jax.dtypes.prng_key) else np.asarray(x)
+
+
+def called(eqn: Any) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr that an equation calls, and its constants."""
+    inner: Any = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
+    return (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
 
 
 class Joined:
@@ -77,9 +87,8 @@ class Walk:
     def step(self, eqn: Any, given: Sequence[Known], place: tuple[str, int] | None) -> Sequence[Known]:
         name, where = eqn.primitive.name, self.t.place
         if name not in LOOPS:
-            inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
-            if inner is not None:
-                body, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+            body, constants = called(eqn)
+            if body is not None:
                 ours = f"{self.file}:" in (body.debug_info.func_src_info or "")
                 self.within.append(str(eqn.params.get("name", "")))
                 results = self.run(body, constants, given, None if ours and place is None else where)
@@ -106,7 +115,7 @@ class Walk:
             if isinstance(v, Value):
                 kind = getattr(var.aval.dtype, "kind", "?")  # of random keys there is none
                 v.integer = kind in "biu" and not v.whole and (v.step is None or v.integer)
-                v.truth |= kind == "b"
+                v.truth |= kind == "b" and not v.integer
         return self.turning(eqn, made, turns) if name not in LOOPS else made
 
     def turned(self, eqn: Any, given: Sequence[Known]) -> list[Turn | None]:
@@ -163,33 +172,52 @@ class Walk:
         return self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, shape)])
 
     def record(self, name: str, eqn: Any, given: Sequence[Known]) -> Any:
-        t, parameters = self.t, eqn.params
-        handler = getattr(self, "on_" + name.replace("-", "_"), None)
-        if handler is not None:
-            return handler(eqn, given, **parameters)
         if name in SAME:
-            return given[0]
+            return list(given)
+        handler = self.handler(name)
+        if handler is None:
+            raise lib.BadInput("a program has no such operator")
+        takes = inspect.signature(handler).parameters
+        for key, value in eqn.params.items():
+            if key not in takes and key not in ASIDE and (key not in PLAIN or value != PLAIN[key]):
+                raise lib.BadInput(f"{key} is {value}, expected {PLAIN.get(key, 'a primitive without it')}")
+        return handler(eqn, given, **{key: value for key, value in eqn.params.items() if key in takes})
+
+    def handler(self, name: str) -> Callable[..., Any] | None:
+        """What writes a primitive down: a function of its equation, its operands and those of its parameters that it reads."""
+        t = self.t
+        own: Callable[..., Any] | None = getattr(self, "on_" + name.replace("-", "_"), None)
+        if own is not None:
+            return own
         if name in COMPARISONS:
-            return t.compare(name, self.of(given[0]), self.of(given[1]))
-        if name in ("div", "and", "or") and eqn.outvars[0].aval.dtype.kind in "iu":
-            raise lib.BadInput("a program has it of numbers and of masks alone")
+            return lambda eqn, given: t.compare(name, self.of(given[0]), self.of(given[1]))
         if name in ("and", "or"):
-            return t.both("mul" if name == "and" else "maximum", self.of(given[0]), self.of(given[1]))
+            return lambda eqn, given: self.masks(name, eqn, given)
         if name in MAPS:
-            return t.map(MAPS[name], t.numbers(self.of(given[0])))
+            return lambda eqn, given: t.map(MAPS[name], t.numbers(self.of(given[0])))
         if name in BINARY:
-            return t.together(BINARY[name], [t.numbers(self.of(v)) for v in given])
-        raise lib.BadInput("a program has no such operator")
+            return lambda eqn, given: self.together(BINARY[name], eqn, given)
+        return None
+
+    def masks(self, name: str, eqn: Any, given: Sequence[Known]) -> Value:
+        if eqn.outvars[0].aval.dtype.kind in "iu":
+            raise lib.BadInput("the bits of whole numbers, expected masks")
+        return self.t.both("mul" if name == "and" else "maximum", self.of(given[0]), self.of(given[1]))
+
+    def together(self, step: str, eqn: Any, given: Sequence[Known]) -> Value:
+        if step == "div" and eqn.outvars[0].aval.dtype.kind in "iu":
+            raise lib.BadInput("a quotient of whole numbers that is one again")
+        return self.t.together(step, [self.t.numbers(self.of(v)) for v in given])
 
     # numbers one by one
 
-    def on_convert_element_type(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
-        v, kind = given[0], eqn.outvars[0].aval.dtype.kind
+    def on_convert_element_type(self, eqn: Any, given: Sequence[Known], new_dtype: Any) -> Known:
+        v, kind = given[0], np.dtype(new_dtype).kind
         if not isinstance(v, Value):
             return v
         if kind == "b" and not v.truth:
             return self.t.compare("ne", v, self.t.number(0))
-        if kind in "iu" and v.integer and eqn.invars[0].aval.dtype.kind == "b":
+        if kind != "b" and eqn.invars[0].aval.dtype.kind == "b":
             return self.t.truth(v)
         if v.integer and kind not in "biu":
             return self.t.numbers(v)
@@ -199,19 +227,24 @@ class Walk:
             return self.t.map("cast", v, type=eqn.outvars[0].aval.dtype.name)
         return v.seen(v.dims)
 
+    def on_reduce_precision(self, eqn: Any, given: Sequence[Known], exponent_bits: int, mantissa_bits: int) -> Known:
+        if not self.t.casts:
+            return given[0]
+        types = {(8, 7): "bfloat16", (5, 10): "float16", (8, 23): "float32"}
+        if (exponent_bits, mantissa_bits) not in types:
+            raise lib.BadInput(f"{exponent_bits} bits of exponents and {mantissa_bits} of mantissas are no type that a cast has")
+        return self.t.map("cast", self.of(given[0]), type=types[exponent_bits, mantissa_bits])
+
     def on_assay_step(self, eqn: Any, given: Sequence[Known], step: str, parameters: Any) -> Value:
         return self.t.step(step, [self.whole(v, var) for v, var in zip(given, eqn.invars)], dict(parameters))
 
-    def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int, **_: Any) -> Value:
-        return self.t.power(self.of(given[0]), y)
+    def on_integer_pow(self, eqn: Any, given: Sequence[Known], y: int) -> Value:
+        return self.t.power(self.of(given[0]), self.t.number(y))
 
-    def on_pow(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
-        power = self.of(given[1])
-        if power.number is None:
-            raise lib.BadInput("the power is a tensor, expected a number")
-        return self.t.power(self.of(given[0]), power.number)
+    def on_pow(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.power(self.of(given[0]), self.of(given[1]))
 
-    def on_max(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_max(self, eqn: Any, given: Sequence[Known]) -> Value:
         for v, number in ((v, self.of(w).number) for v, w in ((given[0], given[1]), (given[1], given[0]))):
             if isinstance(v, Value) and v.integer and number is not None and number <= v.low:
                 return v
@@ -223,47 +256,46 @@ class Walk:
                 return self.t.map("relu", other)
         return self.t.together("maximum", [a, b])
 
-    def on_log1p(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_log1p(self, eqn: Any, given: Sequence[Known]) -> Value:
         return self.t.log1p(self.of(given[0]))
 
-    def on_expm1(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_expm1(self, eqn: Any, given: Sequence[Known]) -> Value:
         return self.t.together("sub", [self.t.map("exp", self.of(given[0])), self.t.number(1)])
 
-    def on_erfc(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_erfc(self, eqn: Any, given: Sequence[Known]) -> Value:
         x = self.of(given[0])
         return self.t.nowhere(eqn.primitive.name, [x], x.dims, NEVER_READ)
 
-    def on_stop_gradient(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
-        x = self.of(given[0])
-        made = x.seen(x.dims)
-        made.refused = x.refused or self.t.said("stop_gradient", "a program has it within softmax and logsumexp alone")
-        return made
+    def on_stop_gradient(self, eqn: Any, given: Sequence[Known]) -> Value:
+        return self.t.detach(self.of(given[0]))
 
-    def on_is_finite(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
+    def on_is_finite(self, eqn: Any, given: Sequence[Known]) -> Known:
         return np.ones(eqn.outvars[0].aval.shape, bool)
 
-    def on_ne(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
+    def on_ne(self, eqn: Any, given: Sequence[Known]) -> Known:
         a, b = given
         if isinstance(a, Value) and isinstance(b, Value) and a.core is b.core:  # is it a number?
             return np.zeros(eqn.outvars[0].aval.shape, bool)
         return self.t.compare("ne", self.of(a), self.of(b))
 
-    def on_lt(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
+    def on_lt(self, eqn: Any, given: Sequence[Known]) -> Known:
         a, b = (self.of(v) for v in given)
         if a.integer and a.low >= 0 and b.number == 0:  # indices from the end
             return np.zeros(eqn.outvars[0].aval.shape, bool)
         return self.t.compare("lt", a, b)
 
-    def on_not(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_not(self, eqn: Any, given: Sequence[Known]) -> Value:
+        if eqn.outvars[0].aval.dtype.kind != "b":
+            raise lib.BadInput("the bits of whole numbers, expected a mask")
         return self.t.opposite(self.of(given[0]))
 
-    def on_select_n(self, eqn: Any, given: Sequence[Known], **_: Any) -> Known:
+    def on_select_n(self, eqn: Any, given: Sequence[Known]) -> Known:
         mask, *cases = given
         if isinstance(mask, np.ndarray) and (mask == mask.flat[0]).all():
             return cases[int(mask.flat[0])]
         return self.t.where(self.of(mask), *(self.t.numbers(self.of(v)) for v in cases[1::-1]))
 
-    def on_clamp(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
+    def on_clamp(self, eqn: Any, given: Sequence[Known]) -> Value:
         low, x, high = (self.of(v) for v in given)
         return self.t.together("minimum", [self.t.together("maximum", [x, low]), high])
 
@@ -272,23 +304,21 @@ class Walk:
     def over(self, step: str, eqn: Any, given: Sequence[Known], places: Sequence[int]) -> Value:
         return self.t.over(step, self.whole(self.t.numbers(self.of(given[0])), eqn.invars[0]), places, False)
 
-    def on_reduce_sum(self, eqn: Any, given: Sequence[Known], axes: Sequence[int], **_: Any) -> Value:
+    def on_reduce_sum(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         return self.over("sum", eqn, given, axes)
 
-    def on_reduce_max(self, eqn: Any, given: Sequence[Known], axes: Sequence[int], **_: Any) -> Value:
+    def on_reduce_max(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         return self.over("max", eqn, given, axes)
 
-    def on_reduce_min(self, eqn: Any, given: Sequence[Known], axes: Sequence[int], **_: Any) -> Value:
+    def on_reduce_min(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         return self.t.map("neg", self.over("max", eqn, [self.t.map("neg", self.of(given[0]))], axes))
 
-    def on_cumsum(self, eqn: Any, given: Sequence[Known], axis: int, reverse: bool, **_: Any) -> Value:
-        if reverse:
-            raise lib.BadInput("from the end on")
+    def on_cumsum(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         return self.t.along("cumsum", self.whole(given[0], eqn.invars[0]), axis)
 
     # products
 
-    def on_dot_general(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, **_: Any) -> Value:
+    def on_dot_general(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
         over, batch = dimension_numbers
         values = []
         for v, var, used in zip(given, eqn.invars, zip(over, batch)):
@@ -298,11 +328,12 @@ class Walk:
             values.append(whole if any(whole.dims[i] for i in repeats) else x)
         return self.t.contract(values[0], values[1], batch, over)
 
-    def on_conv_general_dilated(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, padding: Any, feature_group_count: int, **parameters: Any) -> Value:
+    def on_conv_general_dilated(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, window_strides: Any, padding: Any, lhs_dilation: Any, rhs_dilation: Any,
+                                feature_group_count: int) -> Value:
         x, w = (self.whole(v, var) for v, var in zip(given, eqn.invars))
         xs, ws, out = dimension_numbers.lhs_spec, dimension_numbers.rhs_spec, dimension_numbers.out_spec
         taps = eqn.invars[1].aval.shape[ws[2]] if len(ws) == 3 else 0
-        plain = all(n == 1 for key in ("window_strides", "lhs_dilation", "rhs_dilation") for n in parameters[key])
+        plain = all(n == 1 for steps in (window_strides, lhs_dilation, rhs_dilation) for n in steps)
         channels = eqn.invars[0].aval.shape[xs[1]]
         if len(xs) != 3 or not plain or tuple(padding[0]) != (taps - 1, 0) or feature_group_count != channels != eqn.invars[1].aval.shape[ws[0]]:
             raise lib.BadInput("expected a causal convolution of each channel")
@@ -314,19 +345,21 @@ class Walk:
 
     # moves
 
-    def on_reshape(self, eqn: Any, given: Sequence[Known], **_: Any) -> Value:
-        shape = eqn.outvars[0].aval.shape
+    def on_reshape(self, eqn: Any, given: Sequence[Known], new_sizes: Sequence[int], dimensions: Any = None) -> Value:
+        if dimensions is not None:
+            raise lib.BadInput("dimensions in another order")
         x = self.of(given[0])
         kept = [d for d, n in zip(x.dims, eqn.invars[0].aval.shape) if n != 1]
-        if [n for n in eqn.invars[0].aval.shape if n != 1] == [n for n in shape if n != 1]:  # what repeats may stay so
+        if [n for n in eqn.invars[0].aval.shape if n != 1] == [n for n in new_sizes if n != 1]:  # what repeats may stay so
             rest = iter(kept)
             if all(len(d) == 0 for d, n in zip(x.dims, eqn.invars[0].aval.shape) if n == 1):
-                return x.seen([() if n == 1 else next(rest) for n in shape])
-        return self.t.reshape(self.whole(x, eqn.invars[0]), shape)
+                return x.seen([() if n == 1 else next(rest) for n in new_sizes])
+        return self.t.reshape(self.whole(x, eqn.invars[0]), new_sizes)
 
-    on_squeeze = on_expand_dims = on_reshape
+    def on_squeeze(self, eqn: Any, given: Sequence[Known], dimensions: Sequence[int]) -> Value:
+        return self.on_reshape(eqn, given, [n for i, n in enumerate(eqn.invars[0].aval.shape) if i not in dimensions])
 
-    def on_broadcast_in_dim(self, eqn: Any, given: Sequence[Known], shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any) -> Value:
+    def on_broadcast_in_dim(self, eqn: Any, given: Sequence[Known], shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
         x, before = self.of(given[0]), eqn.invars[0].aval.shape
         x = self.t.renamed(x, [() if n == 1 != shape[place] else d for d, n, place in zip(x.dims, before, broadcast_dimensions)])
         dims: list[Sequence[Axis]] = [()] * len(shape)
@@ -334,11 +367,11 @@ class Walk:
             dims[place] = d
         return x.seen(dims)
 
-    def on_transpose(self, eqn: Any, given: Sequence[Known], permutation: Sequence[int], **_: Any) -> Value:
+    def on_transpose(self, eqn: Any, given: Sequence[Known], permutation: Sequence[int]) -> Value:
         x = self.of(given[0])
         return self.t.ordered(x, [x.dims[i] for i in permutation])
 
-    def on_slice(self, eqn: Any, given: Sequence[Known], start_indices: Sequence[int], limit_indices: Sequence[int], strides: Any, **_: Any) -> Value:
+    def on_slice(self, eqn: Any, given: Sequence[Known], start_indices: Sequence[int], limit_indices: Sequence[int], strides: Any) -> Value:
         x, shape = self.of(given[0]), eqn.invars[0].aval.shape
         if strides is None or max(strides) == 1:
             return self.parts(x, shape, start_indices, limit_indices)
@@ -353,7 +386,7 @@ class Walk:
                 x = self.t.slice(x, i, first, end)
         return x
 
-    def on_dynamic_slice(self, eqn: Any, given: Sequence[Known], slice_sizes: Sequence[int], **_: Any) -> Value:
+    def on_dynamic_slice(self, eqn: Any, given: Sequence[Known], slice_sizes: Sequence[int]) -> Value:
         begins = [self.of(v).number for v in given[1:]]
         if None in begins:
             raise lib.BadInput("where it begins is computed")
@@ -361,7 +394,7 @@ class Walk:
         firsts = [min(int(b or 0), n - m) for b, n, m in zip(begins, shape, slice_sizes)]
         return self.parts(self.of(given[0]), shape, firsts, [f + m for f, m in zip(firsts, slice_sizes)])
 
-    def on_split(self, eqn: Any, given: Sequence[Known], sizes: Sequence[int], axis: int, **_: Any) -> list[Value]:
+    def on_split(self, eqn: Any, given: Sequence[Known], sizes: Sequence[int], axis: int) -> list[Value]:
         made, first = [], 0
         for size in map(int, sizes):
             x = self.of(given[0])
@@ -369,26 +402,27 @@ class Walk:
             first += size
         return made
 
-    def on_concatenate(self, eqn: Any, given: Sequence[Known], dimension: int, **_: Any) -> Known:
+    def on_concatenate(self, eqn: Any, given: Sequence[Known], dimension: int) -> Known:
         if eqn.outvars[0].aval.dtype.kind in "iu" and dimension == len(eqn.outvars[0].aval.shape) - 1:
             return Joined(given)
         return self.t.concatenate([self.whole(v, var) for v, var in zip(given, eqn.invars)], dimension)
 
-    def on_stack(self, eqn: Any, given: Sequence[Known], axis: int, **_: Any) -> Value:
+    def on_stack(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         parts = []
         for v, var in zip(given, eqn.invars):
             x = self.whole(v, var)
             parts.append(x.seen([*x.dims[:axis], (), *x.dims[axis:]]))
         return self.t.concatenate(parts, axis)
 
-    def on_gather(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, slice_sizes: Sequence[int], **_: Any) -> Value:
+    def on_gather(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, slice_sizes: Sequence[int]) -> Value:
         table, shape, n = self.whole(given[0], eqn.invars[0]), eqn.invars[0].aval.shape, dimension_numbers
         rank, index_shape = len(shape), eqn.invars[1].aval.shape
         gone, batch = tuple(n.collapsed_slice_dims), tuple(n.operand_batching_dims)
         if isinstance(given[1], Joined):  # each row's number at its index
             rows, index = (given[1].parts + [None])[:2]
             if rank == len(given[1].parts) == 2 and gone == (0, 1) and isinstance(rows, np.ndarray) and isinstance(index, Value):
-                if (rows[..., 0] == np.arange(shape[0])).all() and tuple(n.start_index_map) == (0, 1):
+                rows = rows[..., 0]
+                if rows.shape[:1] == shape[:1] and (rows == np.arange(shape[0]).reshape([-1] + [1] * (rows.ndim - 1))).all() and tuple(n.start_index_map) == (0, 1):
                     return self.t.pick(table, index.seen(index.dims[:-1]))
             raise lib.BadInput("expected indices of one dimension")
         rest = [i for i in range(rank) if i not in gone and i not in batch]
@@ -407,7 +441,7 @@ class Walk:
             return self.t.pick(table, index)
         raise lib.BadInput(f"expected indices of the last dimension of {list(shape)}, found {list(index_shape)}")
 
-    def on_scatter_add(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any, **_: Any) -> Value:
+    def on_scatter_add(self, eqn: Any, given: Sequence[Known], dimension_numbers: Any) -> Value:
         n, shape = dimension_numbers, eqn.invars[0].aval.shape
         index = self.of(given[1])
         index = index.seen(index.dims[:-1])
@@ -418,11 +452,11 @@ class Walk:
         made = self.t.scatter_add(rows if rows.number is not None and len(shape) == 1 else self.whole(rows, eqn.invars[2]), index, shape[0])
         return made if x.number == 0 else self.t.together("add", [x, made])
 
-    def on_argmax(self, eqn: Any, given: Sequence[Known], axes: Sequence[int], **_: Any) -> Value:
+    def on_argmax(self, eqn: Any, given: Sequence[Known], axes: Sequence[int]) -> Value:
         index = self.on_top_k(eqn, given, 1, axes[0])[1]
         return self.t.reshape(index, eqn.outvars[0].aval.shape)
 
-    def on_top_k(self, eqn: Any, given: Sequence[Known], k: int, axis: int = -1, **_: Any) -> list[Value]:
+    def on_top_k(self, eqn: Any, given: Sequence[Known], k: int, axis: int = -1) -> list[Value]:
         x = self.whole(given[0], eqn.invars[0])
         if axis % len(x.dims) != len(x.dims) - 1:
             raise lib.BadInput("expected the best of the last dimension")
@@ -456,8 +490,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     names: list[str] = []
 
     def flat(*arguments: Any) -> list[Any]:
-        result = function(**dict(zip(example, arguments)))
-        results = result if isinstance(result, dict) else {f"y{i}": y for i, y in enumerate(result)} if isinstance(result, (tuple, list)) else {"y": result}
+        results = named(function(**dict(zip(example, arguments))))
         names[:] = list(results)
         return list(results.values())
 
@@ -474,3 +507,96 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
             v = v if v.refused else walk.whole(v, var)
             outputs.append((name, v if v.refused or all(len(d) == 1 for d in v.dims) else tracer.reshape(v, var.aval.shape, True)))
     return outputs
+
+
+def named(result: Any) -> dict[str, Any]:
+    return result if isinstance(result, dict) else {f"y{i}": y for i, y in enumerate(result)} if isinstance(result, (tuple, list)) else {"y": result}
+
+
+def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
+             kinks: bool, casts: bool = False) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """What a function gives in float64 at these numbers, its gradients, and which primitives met a kink."""
+    floats = [name for name, x in example.items() if np.dtype(x.dtype).kind not in "biu"]
+
+    def run(leaves: Mapping[str, Any], others: Mapping[str, Any], upstream: Mapping[str, Any]) -> Any:
+        def outputs(leaves: Mapping[str, Any]) -> Any:
+            made = named(function(**{name: leaves[name] if name in leaves else others[name] for name in example}))
+            return {name: y for name, y in made.items() if name in upstream}
+
+        made, back = jax.vjp(outputs, leaves)
+        return made, back({name: upstream[name].astype(y.dtype) for name, y in made.items()})[0]
+
+    with jax.enable_x64(True):
+        arguments = ({name: jax.numpy.asarray(given[name]) for name in floats}, {name: jax.numpy.asarray(given[name]).astype(example[name].dtype) for name in example if name not in floats},
+                     {name: jax.numpy.asarray(x) for name, x in cotangents.items()})
+        with jax.disable_jit():
+            closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
+        wide = Wide(casts, kinks)
+        leaves = jax.tree.leaves(arguments)
+        back = set(closed.jaxpr.invars[len(leaves) - len(cotangents) :])
+        flat = lambda *leaves: wide.run(closed.jaxpr, closed.consts, leaves, back)  # noqa: E731
+        made = (flat if kinks else jax.jit(flat))(*leaves)
+        results, gradients = jax.tree.unflatten(jax.tree.structure(shapes), [np.asarray(x) for x in made])
+    return results, gradients, wide.kinked
+
+
+class Wide:
+    """A jaxpr in float64, whatever types its function names."""
+
+    def __init__(self, casts: bool, kinks: bool) -> None:
+        self.casts, self.kinks = casts, kinks  #: whether casts round, whether to look for kinks
+        self.kinked: set[str] = set()  #: primitives that had one
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], back: set[Any]) -> list[Any]:
+        """back: what a gradient is in, through which casts let it pass."""
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], map(widest, [*constants, *arguments])))
+
+        def of(v: Any) -> Any:
+            return widest(v.val) if isinstance(v, Literal) else known[v]
+
+        for eqn in jaxpr.eqns:
+            operands = [of(v) for v in eqn.invars]
+            is_back = any(v in back for v in eqn.invars if not isinstance(v, Literal))
+            back |= set(eqn.outvars) if is_back else set()
+            if self.kinks and has_kink(eqn.primitive.name, operands, eqn.params):
+                self.kinked.add(eqn.primitive.name)
+            body, inner = called(eqn) if eqn.primitive.name not in LOOPS else (None, ())
+            if body is not None:
+                known.update(zip(eqn.outvars, self.run(body, inner, operands, {own for own, v in zip(body.invars, eqn.invars) if not isinstance(v, Literal) and v in back})))
+                continue
+            parameters = {key: jax.numpy.float64.dtype if key.endswith("dtype") and is_float(value) else None if key == "preferred_element_type" else value
+                          for key, value in eqn.params.items()}
+            cast, rounding = eqn.primitive.name, self.casts and not is_back
+            if cast == "reduce_precision" and not rounding:
+                made = operands[0]
+            elif cast == "convert_element_type" and rounding and rounds(eqn.invars[0].aval.dtype, eqn.params["new_dtype"]):
+                made = operands[0].astype(eqn.params["new_dtype"]).astype(np.float64)
+            else:
+                made = eqn.primitive.bind(*operands, **parameters)
+            known.update(zip(eqn.outvars, made if eqn.primitive.multiple_results else [made]))
+        return [of(v) for v in jaxpr.outvars]
+
+
+def is_float(dtype: Any) -> bool:
+    return dtype is not None and jax.numpy.issubdtype(dtype, np.floating)
+
+
+def widest(x: Any) -> Any:
+    return x if not is_float(getattr(x, "dtype", None)) or x.dtype == np.float64 else jax.numpy.asarray(shortest(np.asarray(x)), np.float64)
+
+
+def has_kink(name: str, operands: Sequence[Any], parameters: Mapping[str, Any]) -> bool:
+    """Whether a primitive that has no one gradient there meets such a point."""
+    x = operands[0]
+    if not is_float(getattr(x, "dtype", None)):
+        return False
+    if name in ("abs", "sign", "sqrt"):
+        return bool((x == 0).any())
+    if name in ("max", "min", *COMPARISONS):
+        return bool((x == operands[1]).any())
+    if name == "clamp":
+        return any(bool((operands[1] == bound).any()) for bound in (operands[0], operands[2]))
+    if name in ("reduce_max", "reduce_min", "argmax"):
+        most = (jax.numpy.min if name == "reduce_min" else jax.numpy.max)(x, parameters["axes"], keepdims=True)
+        return bool(((x == most).sum(parameters["axes"]) > 1).any())
+    return name == "top_k" and bool((jax.numpy.diff(jax.numpy.sort(x, -1)) == 0).any())

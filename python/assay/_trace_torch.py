@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-import traceback
-from typing import Any, Callable, Mapping, Sequence
+import sys
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import RECORDERS, Axis, Tracer, Value, shape_of, size_of
+from ._trace import RECORDERS, Axis, Tracer, Value, place_of, shape_of, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -22,6 +23,8 @@ MOVES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transp
          "split_with_sizes", "chunk", "select", "unbind", "cat", "stack")
 COMPARISONS = ("lt", "gt", "le", "ge", "eq", "ne")
 MASKS = {name: step for names, step in ((("__and__", "bitwise_and", "logical_and"), "mul"), (("__or__", "bitwise_or", "logical_or"), "maximum")) for name in names}
+#: Arguments that no handler need read: they say where numbers lie and in which type they are computed, or are of gradients that are as they are anyway.
+ASIDE = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "sparse", "sparse_grad", "half_to_float", "implicit", "sorted")
 #: What a rotation is made of (_trace_rope.py).
 TURNS = {**{name: "move" for name in MOVES}, **{name: "product" for name in ("mm", "bmm", "mv")}, "embedding": "rows", "index": "rows", "index_select": "rows",
          **{name: name for name in ("mul", "div", "add", "sub", "neg", "cos", "sin")}}
@@ -33,6 +36,21 @@ def rounds(given: Any, to: Any) -> bool:
         return False
     before, after = torch.finfo(given), torch.finfo(to)
     return after.eps > before.eps or after.max < before.max
+
+
+def read_by(handler: Callable[..., Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an operator for its handler; one that it does not read is refused, unless it is the default."""
+    parameters = list(inspect.signature(handler).parameters.values())[1:]  # behind `out`
+    takes, places = [p.name for p in parameters], sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+    schema = func._schema.arguments
+    by_position = [a for a in schema if not a.kwarg_only]
+    given, named = list(args[:places]), {}
+    for a, value in [*zip(by_position, args), *((a, kwargs[a.name]) for a in schema if a.name in kwargs)][len(given) :]:
+        if a.name in takes:
+            named[a.name] = value
+        elif a.name not in ASIDE and value is not None and not (a.has_default_value() and not isinstance(value, torch.Tensor) and value == a.default_value):
+            raise lib.BadInput(f"{a.name} is {value if not isinstance(value, torch.Tensor) else 'a tensor'}, expected an operator without it")
+    return given, named
 
 
 def array_of(x: Any) -> Any:
@@ -85,20 +103,38 @@ class Recorder(TorchDispatchMode):
         """assay.step"""
         self.t.place = self.place()
         made = torch.zeros(shape_of(name, [x.shape for x in operands]), dtype=operands[-1 if name == "quantise" else 2].dtype)
+        made.requires_grad_(torch.is_grad_enabled() and any(x.requires_grad for x in operands))
         self.bind(made, self.t.step(name, [self.of(x) for x in operands], parameters))
         return made
 
     def place(self) -> tuple[str, int]:
         """The line that runs, of the function or of what it calls outside of PyTorch."""
-        for frame in reversed(traceback.extract_stack()):
-            if not frame.filename.startswith((*LIBRARIES, "<")):
-                return frame.filename, frame.lineno or 0
-        return "", 0
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if not frame.f_code.co_filename.startswith((*LIBRARIES, "<")):
+                return frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return place_of(self.function)
+
+    def has_own_backward(self) -> bool:
+        """Whether the forward function of a torch.autograd.Function runs: what comes of that has the gradient of what it computes, if none differs."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount > 0 else None
+            if isinstance(first, torch.autograd.function.FunctionCtx) or (code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__):
+                return True
+            frame = frame.f_back
+        return False
 
     def of(self, x: Any) -> Value:
         if isinstance(x, (int, float, bool)):
             return self.t.number(float(x))
         if id(x) in self.values:
+            value = self.values[id(x)]
+            if value.flows and not x.requires_grad and not self.has_own_backward():  # it was computed where no gradients are, or is cut off
+                self.bind(x, self.t.detach(value))
+                self.turns.pop(id(x), None)
             return self.values[id(x)]
         try:
             made = self.t.constant(array_of(x))
@@ -147,6 +183,9 @@ class Recorder(TorchDispatchMode):
         if inplace and any(id(x) in self.values for x in [*args, *written]):
             for x in written:
                 self.of(x)  # as it is before it is written into
+        known = [x for x in list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a] if id(x) in self.values]
+        for x in known:
+            self.of(x)  # without a gradient, where it has none any more
         out = func(*args, **kwargs)
         if operator in CONSTANTS:
             return out
@@ -160,14 +199,13 @@ class Recorder(TorchDispatchMode):
                 self.turns[id(tensor)] = turn
         if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
             return out  # of indices: as the example has it
-        known = [x for x in list(args) + [y for a in args if isinstance(a, (list, tuple)) for y in a] if id(x) in self.values]
         if not known:
             return out  # a constant
         try:
             if any(id(x) in self.given for x in written):
                 raise lib.BadInput("writes into what others read")
             rope = self.rotations.rope(turns[0])
-            made = self.record(operator[: len(operator) - inplace], out, args, kwargs) if rope is None else rope
+            made = self.record(operator[: len(operator) - inplace], func, out, args, kwargs) if rope is None else rope
         except lib.BadInput as why:
             raise lib.BadInput(f"{self.t.place[0]}:{self.t.place[1]}: {operator}: {why}") from None
         if rope is not None:
@@ -179,46 +217,79 @@ class Recorder(TorchDispatchMode):
             self.rotations.remember(self.turns.get(id(tensor)), value, tensor.shape)
         return out
 
-    def record(self, operator: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Value | list[Value]:
-        t = self.t
-        if operator in SAME:
-            value = self.of(args[0])
-            if out.is_floating_point() and not args[0].is_floating_point():
-                return self.numbers(args[0])
-            if out.dtype != torch.bool and args[0].is_floating_point() > out.is_floating_point() and not value.whole:
+    def record(self, operator: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Value | list[Value]:
+        handler = self.handler(operator)
+        if handler is None:
+            raise lib.BadInput("a program has no such operator")
+        given, named = read_by(handler, func, args, kwargs)
+        made = handler(out, *given, **named)
+        for v, tensor in zip(made, out) if isinstance(made, list) else [(made, out)]:
+            if not tensor.is_floating_point() and not (v.integer or v.refused or v.number is not None or (v.step is not None and v.step.known)):
                 raise lib.BadInput("numbers as whole numbers")
-            return t.map("cast", value, type=str(out.dtype).split(".")[1]) if t.casts and rounds(args[0].dtype, out.dtype) else value
-        handler: Callable[..., Value | list[Value]] | None = getattr(self, "on_" + operator, None)
-        if handler is not None:
-            return handler(out, *args, **kwargs)
+        return made
+
+    def handler(self, operator: str) -> Callable[..., Value | list[Value]] | None:
+        """What writes an operator down: a function of its result and of those of its arguments that it reads."""
+        t = self.t
+        own: Callable[..., Value | list[Value]] | None = getattr(self, "on_" + operator, None)
+        if own is not None:
+            return own
+        if operator in SAME:
+            return self.copied
         if operator in MAPS:
-            return t.map(operator, self.numbers(args[0]))
+            return lambda out, x: t.map(operator, self.numbers(x))
+        if operator in ("add", "sub"):
+            return lambda out, a, b, alpha=1: self.added(operator, a, b, alpha)
         if operator in BINARY:
-            if operator == "add" and (masked := self.masked(args[0], args[1]) or self.masked(args[1], args[0])):
-                return masked
-            alpha = kwargs.get("alpha", 1)
-            second = self.numbers(args[1])
-            if alpha != 1:
-                second = t.together("mul", [second, t.number(alpha)])
-            return t.together(operator, [self.numbers(args[0]), second])
+            return lambda out, a, b: t.together(operator, [self.numbers(a), self.numbers(b)])
         if operator in COMPARISONS:
-            return t.compare(operator, self.of(args[0]), self.of(args[1]))
+            return lambda out, a, b: t.compare(operator, self.of(a), self.of(b))
         if operator in MASKS:
-            return t.both(MASKS[operator], self.of(args[0]), self.of(args[1]))
-        raise lib.BadInput("a program has no such operator")
+            return lambda out, a, b: self.masks(operator, a, b)
+        return None
+
+    def copied(self, out: Any, x: Any) -> Value:
+        v = self.of(x)
+        if out.dtype == torch.bool and x.dtype != torch.bool:
+            return self.t.compare("ne", v, self.t.number(0))
+        if x.dtype == torch.bool != out.dtype and not (v.integer and v.truth and not v.inverted and not out.is_floating_point()):
+            return self.t.truth(v)
+        if out.is_floating_point() and not x.is_floating_point():
+            return self.t.numbers(v)
+        if x.is_floating_point() and not out.is_floating_point() and not (v.whole or v.refused or (v.number is not None and v.number.is_integer())):
+            raise lib.BadInput("numbers as whole numbers")
+        return self.t.map("cast", v, type=str(out.dtype).split(".")[1]) if self.t.casts and rounds(x.dtype, out.dtype) else v
+
+    def added(self, operator: str, a: Any, b: Any, alpha: float) -> Value:
+        if operator == "add" and alpha == 1 and (masked := self.masked(a, b) or self.masked(b, a)):
+            return masked
+        second = self.numbers(b)
+        return self.t.together(operator, [self.numbers(a), second if alpha == 1 else self.t.together("mul", [second, self.t.number(alpha)])])
+
+    def masks(self, operator: str, a: Any, b: Any) -> Value:
+        if "logical" not in operator and any(isinstance(x, (int, float)) and not isinstance(x, bool) or isinstance(x, torch.Tensor) and x.dtype != torch.bool for x in (a, b)):
+            raise lib.BadInput("the bits of whole numbers, expected masks")
+        return self.t.both(MASKS[operator], self.of(a), self.of(b))
 
     # numbers one by one
 
     def on_detach(self, out: Any, x: Any) -> Value:
-        v = self.of(x)
-        made = v.seen(v.dims)
-        made.refused = "" if v.integer else v.refused or self.t.said("detach", "a program has it within softmax and logsumexp alone")
-        return made
+        return self.t.detach(self.of(x))
 
     def on_logical_not(self, out: Any, x: Any) -> Value:
+        return self.t.opposite(self.of(x)) if x.dtype == torch.bool else self.t.compare("eq", self.of(x), self.t.number(0))
+
+    def on_bitwise_not(self, out: Any, x: Any) -> Value:
+        if x.dtype != torch.bool:
+            raise lib.BadInput("the bits of whole numbers, expected a mask")
         return self.t.opposite(self.of(x))
 
-    on_bitwise_not = on_logical_not
+    def on_softplus(self, out: Any, x: Any, beta: float = 1, threshold: float = 20) -> Value:
+        if threshold < 20:
+            raise lib.BadInput(f"threshold is {threshold}, expected 20 or more: below it jumps")
+        scaled = self.of(x) if beta == 1 else self.t.together("mul", [self.of(x), self.t.number(beta)])
+        made = self.t.map("softplus", scaled)
+        return made if beta == 1 else self.t.together("div", [made, self.t.number(beta)])
 
     def masked(self, x: Any, mask: Any) -> Value | None:
         """x and a tensor that the function makes of 0 and a number far below."""
@@ -243,21 +314,29 @@ class Recorder(TorchDispatchMode):
         return self.t.together("add", [self.t.together("maximum", [a, b]), self.t.map("softplus", self.t.map("neg", self.t.map("abs", self.t.together("sub", [a, b]))))])
 
     def on_rsub(self, out: Any, x: Any, other: Any, alpha: float = 1) -> Value:
-        return self.t.together("sub", [self.of(other), self.of(x)])
+        v = self.numbers(x)
+        return self.t.together("sub", [self.numbers(other), v if alpha == 1 else self.t.together("mul", [v, self.t.number(alpha)])])
 
     def on_pow(self, out: Any, x: Any, power: Any) -> Value:
-        return self.t.power(self.of(x), power)
+        return self.t.power(self.numbers(x), self.numbers(power))
 
     def on_gelu(self, out: Any, x: Any, approximate: str = "none") -> Value:
         return self.t.map("gelu" if approximate == "tanh" else "gelu_exact", self.of(x))
 
-    def on_clamp(self, out: Any, x: Any, low: Any = None, high: Any = None, **named: Any) -> Value:
-        low, high = named.get("min", low), named.get("max", high)
-        bounds = {key: float(value) for key, value in (("low", low), ("high", high)) if value is not None}
-        return self.t.map("clamp", self.of(x), **bounds)
+    def on_clamp(self, out: Any, x: Any, min: Any = None, max: Any = None) -> Value:  # noqa: A002
+        v = self.numbers(x)
+        if any(isinstance(bound, torch.Tensor) for bound in (min, max)):
+            v = v if min is None else self.t.together("maximum", [v, self.numbers(min)])
+            return v if max is None else self.t.together("minimum", [v, self.numbers(max)])
+        if min is not None and max is not None and min > max:
+            return self.t.number(float(max)).seen([()] * x.dim())
+        return self.t.map("clamp", v, **{key: float(value) for key, value in (("low", min), ("high", max)) if value is not None})
 
-    def on_clamp_min(self, out: Any, x: Any, low: float) -> Value:
-        return self.t.map("clamp", self.of(x), low=float(low))
+    def on_clamp_min(self, out: Any, x: Any, low: Any) -> Value:
+        return self.on_clamp(out, x, low)
+
+    def on_clamp_max(self, out: Any, x: Any, high: Any) -> Value:
+        return self.on_clamp(out, x, None, high)
 
     def on_hardtanh(self, out: Any, x: Any, low: float = -1, high: float = 1) -> Value:
         return self.t.map("clamp", self.of(x), low=float(low), high=float(high))
@@ -288,34 +367,38 @@ class Recorder(TorchDispatchMode):
 
     # along dimensions
 
-    def on_sum(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
+    def on_sum(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
         return self.t.over("sum", self.numbers(x), dims if dims else range(x.dim()), keepdim)
 
-    def on_mean(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
+    def on_mean(self, out: Any, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
         return self.t.over("mean", self.of(x), dims if dims else range(x.dim()), keepdim)
 
     def on_amax(self, out: Any, x: Any, dims: Any = (), keepdim: bool = False) -> Value:
-        return self.t.over("max", self.of(x), dims if dims else range(x.dim()), keepdim)
+        return self.t.over("max", self.numbers(x), dims if dims else range(x.dim()), keepdim)
 
-    def on_max(self, out: Any, x: Any, *rest: Any, **named: Any) -> Value | list[Value]:
+    def on_amin(self, out: Any, x: Any, dims: Any = (), keepdim: bool = False) -> Value:
+        return self.t.map("neg", self.t.over("max", self.t.map("neg", self.numbers(x)), dims if dims else range(x.dim()), keepdim))
+
+    def on_max(self, out: Any, x: Any, place: Any = None, keepdim: bool = False) -> Value | list[Value]:
+        return self.most(self.on_amax, "max", out, x, place, keepdim)
+
+    def on_min(self, out: Any, x: Any, place: Any = None, keepdim: bool = False) -> Value | list[Value]:
+        return self.most(self.on_amin, "min", out, x, place, keepdim)
+
+    def most(self, of: Callable[..., Value], name: str, out: Any, x: Any, place: Any, keepdim: bool) -> Value | list[Value]:
         if isinstance(out, torch.Tensor):
-            return self.t.over("max", self.numbers(x), range(x.dim()), False)
-        largest = self.on_amax(out, x, [rest[0]], rest[1] if len(rest) > 1 else named.get("keepdim", False))
-        return [largest, self.t.nowhere("max", [self.of(x)], largest.dims, "a program has no indices of a maximum, but those of top_k")]
-
-    def on_min(self, out: Any, x: Any, *rest: Any) -> Value:
-        if rest or not isinstance(out, torch.Tensor):
-            raise lib.BadInput("a program has it of a whole tensor alone")
-        return self.t.map("neg", self.t.over("max", self.t.map("neg", self.numbers(x)), range(x.dim()), False))
+            return of(out, x)
+        found = of(out, x, [place], keepdim)
+        return [found, self.t.nowhere(name, [self.of(x)], found.dims, f"a program has no indices of a {name}imum, but those of top_k")]
 
     def on_var(self, out: Any, x: Any, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
         t, v, places = self.t, self.of(x), list(dims) if dims else range(x.dim())
         count = float(size_of([a for p in places for a in v.dims[p]]))
         squares = t.map("square", t.together("sub", [v, t.over("mean", v, places, True)]))
-        return t.together("div", [t.over("sum", squares, places, keepdim), t.number(count - correction)])
+        return t.together("div", [t.over("sum", squares, places, keepdim), t.number(count - (1 if correction is None else correction))])
 
-    def on_linalg_vector_norm(self, out: Any, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, **named: Any) -> Value:
-        if order != 2:
+    def on_linalg_vector_norm(self, out: Any, x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False) -> Value:
+        if order not in (2, None):
             raise lib.BadInput(f"the norm {order}, expected 2")
         return self.t.map("sqrt", self.t.over("sum", self.t.map("square", self.of(x)), dims if dims else range(x.dim()), keepdim))
 
@@ -331,17 +414,17 @@ class Recorder(TorchDispatchMode):
     def on_logsumexp(self, out: Any, x: Any, dims: Any, keepdim: bool = False) -> Value:
         return self.t.over("logsumexp", self.of(x), dims, keepdim)
 
-    def on__softmax(self, out: Any, x: Any, dim: int, half: bool) -> Value:
+    def on__softmax(self, out: Any, x: Any, dim: int) -> Value:
         return self.t.along("softmax", self.of(x), dim)
 
-    def on__safe_softmax(self, out: Any, x: Any, dim: int, dtype: Any = None) -> Value:
+    def on__safe_softmax(self, out: Any, x: Any, dim: int) -> Value:
         return self.t.along("softmax", self.of(x), dim)
 
-    def on__log_softmax(self, out: Any, x: Any, dim: int, half: bool) -> Value:
+    def on__log_softmax(self, out: Any, x: Any, dim: int) -> Value:
         v = self.of(x)
         return self.t.together("sub", [v, self.t.over("logsumexp", v, [dim], True)])
 
-    def on_cumsum(self, out: Any, x: Any, dim: int, **named: Any) -> Value:
+    def on_cumsum(self, out: Any, x: Any, dim: int) -> Value:
         return self.t.along("cumsum", self.of(x), dim)
 
     def on_native_layer_norm(self, out: Any, x: Any, shape: Any, weight: Any, bias: Any, epsilon: float) -> list[Value]:
@@ -385,11 +468,12 @@ class Recorder(TorchDispatchMode):
         first = self.of(x) if beta == 1 else t.together("mul", [self.of(x), t.number(beta)])
         return t.together("add", [first, made])
 
-    def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any) -> Value:
+    def on_convolution(self, out: Any, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+                       output_padding: Any, groups: int) -> Value:
         """What begins before the first index; the first as many indices as there were are a causal convolution."""
         channels = x.shape[1] if x.dim() == 3 else 0
-        wanted = [[1], [1], [w.shape[-1] - 1], channels, False]
-        if [list(stride), list(dilation), list(padding), rest[-1], transposed] != wanted or w.shape[:2] != (channels, 1):
+        wanted = [[1], [1], [w.shape[-1] - 1], [0], channels, False]
+        if [list(stride), list(dilation), list(padding), list(output_padding), groups, transposed] != wanted or w.shape[:2] != (channels, 1):
             raise lib.BadInput("expected a causal convolution of each channel")
         v, taps = self.of(x), self.of(w)
         values = [v, taps] + ([self.of(bias)] if bias is not None else [])
@@ -397,10 +481,12 @@ class Recorder(TorchDispatchMode):
 
     # moves
 
-    def on_view(self, out: Any, x: Any, shape: Any) -> Value:
+    # an argument with a _ in front is said by the shape of the result, or written over
+
+    def on_view(self, out: Any, x: Any, _shape: Any, _stride: Any = None) -> Value:
         return self.t.reshape(self.of(x), out.shape)
 
-    on__unsafe_view = on_reshape = on__reshape_alias = lambda self, out, x, *shape: self.t.reshape(self.of(x), out.shape)
+    on__unsafe_view = on_reshape = on__reshape_alias = on_view
 
     def on_permute(self, out: Any, x: Any, order: Sequence[int]) -> Value:
         v = self.of(x)
@@ -420,10 +506,10 @@ class Recorder(TorchDispatchMode):
         dims.insert(place % (x.dim() + 1), ())
         return v.seen(dims)
 
-    def on_squeeze(self, out: Any, x: Any, place: Any = None) -> Value:
+    def on_squeeze(self, out: Any, x: Any, _place: Any = None) -> Value:
         return self.t.reshape(self.of(x), out.shape)
 
-    def on_expand(self, out: Any, x: Any, shape: Any, **named: Any) -> Value:
+    def on_expand(self, out: Any, x: Any, _shape: Any) -> Value:
         v = self.of(x)
         dims = [()] * (len(out.shape) - len(v.dims)) + list(v.dims)
         return self.t.ordered(v, [(Axis(n),) if not d and n != 1 else d for d, n in zip(dims, out.shape)])
@@ -450,7 +536,7 @@ class Recorder(TorchDispatchMode):
             return self.t.ordered(made, [made.dims[i] for i in (0, 2, 1)])
         return self.t.slice(v, place, first, end)
 
-    def on_split(self, out: Any, x: Any, size: Any, place: int = 0) -> list[Value]:
+    def on_split(self, out: Any, x: Any, _size: Any, place: int = 0) -> list[Value]:
         made, first = [], 0
         for part in out:
             made.append(self.t.slice(self.of(x), place, first, first + part.shape[place]))
@@ -472,28 +558,35 @@ class Recorder(TorchDispatchMode):
     def on_unbind(self, out: Any, x: Any, place: int = 0) -> list[Value]:
         return [self.on_select(part, x, place, i) for i, part in enumerate(out)]
 
-    def on_embedding(self, out: Any, table: Any, index: Any, *rest: Any, **named: Any) -> Value:
-        return self.t.rows(self.of(table), self.of(index))
+    def on_embedding(self, out: Any, table: Any, index: Any, padding_idx: int = -1) -> Value:
+        made = self.t.rows(self.of(table), self.of(index))
+        if padding_idx < 0:
+            return made
+        padding = self.t.compare("eq", self.of(index), self.t.number(padding_idx))  # whose row has no gradient
+        padding = padding.seen([*padding.dims, *[()] * (len(made.dims) - len(padding.dims))])
+        return self.t.where(padding, self.t.detach(made), made)
 
     def on_index(self, out: Any, x: Any, indices: Sequence[Any]) -> Value:
-        if len(indices) == 2 == x.dim() and indices[0] is not None and indices[0].flatten().equal(torch.arange(x.shape[0])):
-            return self.t.pick(self.of(x), self.of(indices[1]))  # each row's number at its index
-        if len(indices) != 1 or indices[0] is None:
+        if len(indices) == 2 == x.dim() and all(i is not None for i in indices):
+            rows, index = indices  # each row's number at its index
+            if rows.dim() == index.dim() and index.shape == out.shape and rows.shape[0] == rows.numel() and rows.flatten().equal(torch.arange(x.shape[0])):
+                return self.t.pick(self.of(x), self.of(index))
+        if len(indices) != 1 or indices[0] is None or indices[0].dtype == torch.bool:
             raise lib.BadInput("expected indices of the first dimension alone")
         return self.on_embedding(out, x, indices[0])
 
-    def on_gather(self, out: Any, x: Any, place: int, index: Any, **named: Any) -> Value:
+    def on_gather(self, out: Any, x: Any, place: int, index: Any) -> Value:
         if place % x.dim() != x.dim() - 1:
             raise lib.BadInput("expected indices of the last dimension")
         return self.t.pick(self.of(x), self.of(index))
 
-    def on_copy(self, out: Any, x: Any, given: Any, *rest: Any) -> Value:
+    def on_copy(self, out: Any, _before: Any, given: Any) -> Value:
         v = self.numbers(given) if out.is_floating_point() else self.of(given)
         return v.seen([()] * (out.dim() - len(v.dims)) + list(v.dims))
 
     on_fill = on_copy
 
-    def on_zero(self, out: Any, x: Any) -> Value:
+    def on_zero(self, out: Any, _before: Any) -> Value:
         return self.t.number(0).seen([()] * out.dim())
 
     def on_constant_pad_nd(self, out: Any, x: Any, pad: Sequence[int], number: float = 0) -> Value:
@@ -511,8 +604,8 @@ class Recorder(TorchDispatchMode):
             raise lib.BadInput(f"bins from {least} to {most}, expected one for each index")
         return self.t.scatter_add(self.t.number(1), self.t.indices(index), bins)
 
-    def on_aminmax(self, out: Any, x: Any, **named: Any) -> list[Value]:
-        return [self.on_min(out[0], x), self.t.over("max", self.numbers(x), range(x.dim()), False)]
+    def on_aminmax(self, out: Any, x: Any) -> list[Value]:
+        return [self.on_amin(out[0], x), self.on_amax(out[1], x)]
 
     def on__prelu_kernel(self, out: Any, x: Any, slope: Any) -> Value:
         low = self.t.together("minimum", [self.of(x), self.t.number(0)])
@@ -523,31 +616,34 @@ class Recorder(TorchDispatchMode):
             raise lib.BadInput("expected indices of the first dimension alone")
         return self.on_embedding(out, x, index)
 
-    def on_index_add(self, out: Any, x: Any, place: int, index: Any, rows: Any, **named: Any) -> Value:
-        if place % x.dim() != 0 or named.get("alpha", 1) != 1:
+    def on_index_add(self, out: Any, x: Any, place: int, index: Any, rows: Any) -> Value:
+        if place % x.dim() != 0:
             raise lib.BadInput("expected indices of the first dimension alone")
         made = self.t.scatter_add(self.of(rows), self.of(index), x.shape[0])
         return made if self.of(x).number == 0 else self.t.together("add", [self.of(x), made])
 
-    def on_scatter(self, out: Any, x: Any, place: int, index: Any, given: Any, adds: bool = False, **named: Any) -> Value:
+    def on_scatter(self, out: Any, x: Any, place: int, index: Any, given: Any) -> Value:
+        return self.scattered(x, place, index, given, False)
+
+    def scattered(self, x: Any, place: int, index: Any, given: Any, adds: bool) -> Value:
         if place % x.dim() != x.dim() - 1 or x.shape[:-1] != index.shape[:-1] or (isinstance(given, torch.Tensor) and given.dim() > 0 and given.shape != index.shape):
             raise lib.BadInput("expected indices of the last dimension of each row")
         return self.t.scattered(self.numbers(x), self.of(index), self.numbers(given), x.shape[-1], adds)
 
     def on_scatter_add(self, out: Any, x: Any, place: int, index: Any, given: Any) -> Value:
-        return self.on_scatter(out, x, place, index, given, True)
+        return self.scattered(x, place, index, given, True)
 
     def on_bincount(self, out: Any, index: Any, weights: Any = None, least: int = 0) -> Value:
         if weights is not None or least < out.shape[0]:
             raise lib.BadInput("expected as many as are counted at least")
         return self.t.scatter_add(self.t.number(1), self.of(index), out.shape[0])
 
-    def on_argmax(self, out: Any, x: Any, place: Any = None, keepdim: bool = False) -> Value:
+    def on_argmax(self, out: Any, x: Any, place: Any = None, _keepdim: bool = False) -> Value:
         if place is None or place % x.dim() != x.dim() - 1:
             raise lib.BadInput("expected the best of the last dimension")
         return self.t.reshape(self.t.top_k(self.of(x), 1), out.shape)
 
-    def on_topk(self, out: Any, x: Any, count: int, place: int = -1, largest: bool = True, ordered: bool = True) -> list[Value]:
+    def on_topk(self, out: Any, x: Any, count: int, place: int = -1, largest: bool = True) -> list[Value]:
         v = self.of(x)
         if place % x.dim() != x.dim() - 1:
             raise lib.BadInput("expected the best of the last dimension")
@@ -555,11 +651,13 @@ class Recorder(TorchDispatchMode):
         return [self.t.pick(v, index), index]
 
 
-def plain_attention() -> Any:
-    """Attention as products and a softmax, and not one operator of some processor."""
-    if not hasattr(torch.nn, "attention"):  # before PyTorch 2.3
-        return contextlib.nullcontext()
-    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """With gradients; attention as products and a softmax, and not one operator of some processor."""
+    library: Any = torch
+    plain = hasattr(torch.nn, "attention")  # since PyTorch 2.3
+    with library.inference_mode(False), torch.enable_grad(), library.nn.attention.sdpa_kernel(library.nn.attention.SDPBackend.MATH) if plain else contextlib.nullcontext():
+        yield
 
 
 def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str],
@@ -574,14 +672,14 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         value = tracer.given(name, tensor.shape, integers, name in weights)
         value.truth = tensor.dtype == torch.bool
         recorder.bind(tensor, value)
-        arguments[name] = tensor
+        arguments[name] = tensor.requires_grad_(tensor.is_floating_point())
     RECORDERS.append(recorder)
     try:
-        with torch.no_grad(), recorder, plain_attention():
+        with plainly(), recorder:
             result = function(**arguments)
     finally:
         RECORDERS.pop()
-    results = result if isinstance(result, dict) else {"y": result} if isinstance(result, torch.Tensor) else {f"y{i}": r for i, r in enumerate(result)}
+    results = named(result)
     outputs = []
     for name, tensor in results.items():
         value = recorder.of(tensor)
@@ -590,3 +688,75 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
             continue
         outputs.append((name, value if value.refused or all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
     return outputs
+
+
+def named(result: Any) -> dict[str, Any]:
+    return result if isinstance(result, dict) else {"y": result} if isinstance(result, torch.Tensor) else {f"y{i}": r for i, r in enumerate(result)}
+
+
+class Wide(TorchDispatchMode):
+    """Everything in float64, whatever types a function names."""
+
+    def __init__(self, kinks: bool) -> None:
+        super().__init__()
+        self.kinks = kinks  #: whether to look for them
+        self.kinked: set[str] = set()  #: operators that had one
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operator = func.__name__.split(".")[0]
+        inplace = operator.endswith("_") and not operator.endswith("__")
+
+        def wide(x: Any) -> Any:
+            if isinstance(x, torch.dtype):
+                return torch.float64 if x.is_floating_point else x
+            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 and not (inplace and x is args[0]):
+                return x.double()
+            return type(x)(map(wide, x)) if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size) else x
+
+        args, kwargs = wide(tuple(args)), {key: wide(x) for key, x in (kwargs or {}).items()}
+        if self.kinks and has_kink(operator, *args):
+            self.kinked.add(operator)
+        return func(*args, **kwargs)
+
+
+def has_kink(operator: str, x: Any, other: Any = None, *rest: Any) -> bool:
+    """Whether an operator that has no one gradient there meets such a point."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() == 0:
+        return False
+    if operator in ("abs", "relu", "leaky_relu", "elu", "sign", "sqrt", "_prelu_kernel", "linalg_vector_norm"):
+        return bool((x == 0).any())
+    if operator in ("maximum", "minimum", *COMPARISONS):
+        return bool((x == other).any())
+    if operator in ("clamp", "hardtanh", "clamp_min", "clamp_max"):
+        return any(bool((x == bound).any()) for bound in (other, *rest) if bound is not None)
+    if operator == "topk":
+        return bool((x.sort(-1)[0].diff() == 0).any())
+    for name in ("max", "min"):
+        if operator in (name, f"a{name}", f"arg{name}", "aminmax"):
+            dims = [other] if isinstance(other, int) else list(other) if other else list(range(x.dim()))
+            most = x.amax(dims, keepdim=True) if name == "max" else x.amin(dims, keepdim=True)
+            if bool(((x == most).sum(dims) > 1).any()):
+                return True
+    return False
+
+
+def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
+             kinks: bool) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
+    arguments = {}
+    for name, tensor in example.items():
+        given_type = torch.as_tensor(tensor).dtype
+        made = torch.tensor(given[name], dtype=torch.float64 if given_type.is_floating_point else given_type)
+        arguments[name] = made.requires_grad_(made.is_floating_point())
+    library, mode, usual = torch, Wide(kinks), torch.get_default_dtype()  # type: Any, Wide, Any
+    library.set_default_dtype(torch.float64)
+    try:
+        with plainly(), mode:
+            results = {name: x for name, x in named(function(**dict(arguments))).items() if name in cotangents}
+            leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
+            pairs = [(x, torch.tensor(cotangents[name])) for name, x in results.items() if x.requires_grad]
+            found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)
+    finally:
+        library.set_default_dtype(usual)
+    gradients = {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found)}
+    return ({name: x.detach().numpy() for name, x in results.items()}, {name: g.detach().numpy() for name, g in gradients.items()}, mode.kinked)

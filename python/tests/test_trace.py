@@ -1,8 +1,10 @@
 """Functions of PyTorch as programs: traced, evaluated, and held against the function itself in float64."""
+import dis
 import math
 import re
 
 import assay
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -260,7 +262,7 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
     case.check({"outputs/y0": made[0], "outputs/y1": made[1]}, gradients=False)
     with pytest.raises(assay.BadInput, match="add_: writes into what others read"):
         assay.trace(looked_at, {"x": torch.randn(4)})
-    with pytest.raises(assay.BadInput, match="mul_: writes into what others read"):
+    with pytest.raises(assay.BadInput, match="writes into what others read"):
         assay.trace(lambda x: x.mul_(2), {"x": torch.randn(4)})
     with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
         assay.trace(lambda x: x * torch.linspace(0, 1, 4), {"x": torch.randn(4)})
@@ -272,3 +274,191 @@ def test_axes_that_have_no_size_are_refused():
 
     with pytest.raises(assay.BadInput, match="of which D has no size"):
         assay.program(T=4)(other)
+
+
+def handled():
+    """Every operator that the tracer writes down, with an overload of it and the function that does so."""
+    from assay import _trace, _trace_torch
+
+    recorder = _trace_torch.Recorder(_trace.Tracer("walk"), lambda: None)
+    names = [name.removeprefix("on_") for name in dir(recorder) if name.startswith("on_")]
+    for name in (*names, *_trace_torch.SAME, *_trace_torch.MAPS, *_trace_torch.BINARY, *_trace_torch.COMPARISONS, *_trace_torch.MASKS):
+        packet = getattr(torch.ops.aten, name, None)  # another PyTorch may have no such operator
+        for overload in packet.overloads() if packet is not None else ():
+            if not overload.endswith("out"):
+                yield _trace_torch.read_by, recorder.handler(name), getattr(packet, overload)
+
+
+def is_read(function, name):
+    """Whether the function's code does anything with that argument."""
+    code = function.__code__
+    return name in code.co_cellvars or any(op.opname.startswith("LOAD") and name in (op.argval if isinstance(op.argval, tuple) else (op.argval,)) for op in dis.get_instructions(code))
+
+
+def test_an_argument_that_is_not_its_default_is_read_or_refused():
+    from assay import _trace_torch
+
+    count = 0
+    for read_by, handler, func in handled():
+        before = []
+        for argument in func._schema.arguments:
+            other = object()  # is no default
+            args, kwargs = ([], {argument.name: other}) if argument.kwarg_only else ([*before, other], {})
+            before += [] if argument.kwarg_only else [other]
+            try:
+                given, named = read_by(handler, func, args, kwargs)
+            except assay.BadInput as why:
+                assert f"{argument.name} is " in str(why) or len(args) > 1
+                continue
+            if argument.name in _trace_torch.ASIDE:
+                continue
+            takes = handler.__code__.co_varnames[1 + hasattr(handler, "__self__") : handler.__code__.co_argcount]
+            assert other in (*given, *named.values()), (func, argument.name)
+            name = argument.name if other in named.values() else takes[len(given) - 1]
+            assert name.startswith("_") or is_read(handler, name), (func, argument.name)
+            count += 1
+    assert count > 250
+
+
+def scaled(x):
+    return Scaled.apply(x * 2) + 1
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / 4
+
+
+class Gelu(torch.autograd.Function):
+    """What backward computes is what forward's gradient is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(1.702 * x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(1.702 * x)
+        return g * (s + 1.702 * x * s * (1 - s))
+
+
+def without_gradient(x):
+    with torch.no_grad():
+        most = x.abs().amax(-1, keepdim=True)
+    return x / most
+
+
+def switched_off(x):
+    torch.set_grad_enabled(False)
+    mean = x.mean(-1, keepdim=True)
+    torch.set_grad_enabled(True)
+    return x * mean
+
+
+def cut(x):
+    y = x * 2
+    y.detach_()
+    return x * y
+
+
+def hooked(x):
+    y = x * 2
+    y.register_hook(lambda g: g / 2)
+    return y + 1
+
+
+@torch.no_grad()
+def mean_of(x):
+    return x.mean(-1, keepdim=True)
+
+
+INDICES = torch.tensor([1, 3, 1, 0])
+#: A function of x [4,8], z [4,8] and m [4], of 0 to 3, and how it is refused; "": its program is the function.
+ARGUMENTS = {
+    "softplus beta": (lambda x, z, m: F.softplus(x, beta=2.0), ""),
+    "softplus threshold": (lambda x, z, m: F.softplus(x, threshold=0.5), "softplus: threshold is 0.5"),
+    "div floor": (lambda x, z, m: torch.div(x * 7, 3.0, rounding_mode="floor"), "div: rounding_mode is floor"),
+    "div of whole numbers": (lambda x, z, m: x * torch.div(m, 2, rounding_mode="trunc")[:, None], "div: rounding_mode is trunc"),
+    "rsub alpha": (lambda x, z, m: torch.rsub(x, z, alpha=2), ""),
+    "scatter reduce": (lambda x, z, m: x.scatter(1, m[:, None].long(), z[:, :1], reduce="add"), "scatter: reduce is add"),
+    "scatter twice": (lambda x, z, m: x.scatter(1, m[:, None].long().expand(4, 2), z[:, :2]), "scatter: an index may stand twice in a row"),
+    "pairs of indices": (lambda x, z, m: x[:, :4][torch.arange(4), m[:, None].long()], "index: expected indices of the first dimension alone"),
+    "numbers as truths": (lambda x, z, m: x * z.bool().float(), "a mask is computed of numbers"),
+    "whole numbers as truths": (lambda x, z, m: x * m.bool().float()[:, None] + m.bool().int()[:, None], ""),
+    "moved truths": (lambda x, z, m: torch.where((m == 0)[1:, None], x[1:], z[1:]) + (m != 0)[:3, None] * x[1:], ""),
+    "bits": (lambda x, z, m: x * (m & 1)[:, None], "__and__|bitwise_and: the bits of whole numbers"),
+    "inverted bits": (lambda x, z, m: x * (~m)[:, None], "bitwise_not: the bits of whole numbers"),
+    "logical": (lambda x, z, m: x * torch.logical_and(m, m - 1)[:, None] + torch.logical_not(m)[:, None] * z, ""),
+    "clamp by tensors": (lambda x, z, m: torch.clamp(x, max=z) + torch.clamp(x, min=z[0]) + x.clamp(max=0.3), ""),
+    "two to a power": (lambda x, z, m: 2.0**x + torch.pow(3, z), ""),
+    "a tensor to a power": (lambda x, z, m: x**z, "pow: the power is a tensor"),
+    "a function of its own": (lambda x, z, m: scaled(x), r"gradients/inputs/x.* by the function.*its gradients are others"),
+    "the same gradient": (lambda x, z, m: Gelu.apply(x) * z, ""),
+    "hook": (lambda x, z, m: hooked(x), r"gradients/inputs/x.*its gradients are others"),
+    "another each time": (lambda x, z, m: x * float(np.random.rand()), r"outputs/y.*it computes what no program has"),
+    "frequency": (lambda x, z, m: F.embedding(INDICES, x, scale_grad_by_freq=True), "embedding: scale_grad_by_freq is True"),
+    "minimum of rows": (lambda x, z, m: x.min(-1)[0] + z.amin(0).sum(), ""),
+}
+#: Gradients that are stopped.
+STOPPED = {
+    "no_grad": lambda x: without_gradient(x),
+    "set_grad_enabled": lambda x: switched_off(x),
+    "decorated": lambda x: x * mean_of(x),
+    "data": lambda x: x * torch.sigmoid(x.data),
+    "detach": lambda x: x * torch.softmax(x, -1).detach(),
+    "detach_": cut,
+    "requires_grad_": lambda x: x[:2] + (x * 2).detach().requires_grad_(False)[2:] * x[2:],
+    "padding_idx": lambda x: F.embedding(INDICES, x, padding_idx=1),
+}
+
+
+def itself(function, integers):
+    example = {name: torch.randn(4, 8) for name in function.__code__.co_varnames[: function.__code__.co_argcount] if name != "m"}
+    example.update({"m": torch.tensor([0, 1, 2, 3], dtype=torch.int32)} if integers else {})
+    program = assay.trace(function, example, dtype="float64", profiles="f64")
+    unread = set(example) - set(re.findall(r"\w+", str(program)))
+    assert not unread
+    program.case("f64").check(results(lambda **given: function(**given), program.case("f64")))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_an_operator_is_told_is_in_the_program_or_refused(name):
+    function, refused = ARGUMENTS[name]
+    code = function.__code__
+    used = [n for n in ("x", "z", "m") if n in code.co_cellvars or is_read(function, n)]
+    only = eval(f"lambda {', '.join(used)}: f({', '.join(n if n in used else 'None' for n in ('x', 'z', 'm'))})", {"f": function})
+    if refused:
+        with pytest.raises(assay.BadInput, match=refused) as why:
+            itself(only, "m" in used)
+        assert f"{__file__}:" in str(why.value) or "<string>" in str(why.value)
+    else:
+        itself(only, "m" in used)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_gradient_that_is_stopped_is_stopped_in_the_program(name):
+    try:
+        itself(STOPPED[name], False)
+    except assay.BadInput as why:
+        assert f"{__file__}:" in str(why) and "there is no step detach" in str(why)
+
+
+def test_check_false_takes_a_function_as_it_is():
+    with pytest.raises(assay.BadInput, match="gradients/inputs/x"):
+        assay.trace(scaled, {"x": torch.randn(4)})
+    assert "  y: add(mul(mul(x, 2), 1), 1)\n" in str(assay.trace(scaled, {"x": torch.randn(4)}, check=False))
+
+
+def test_a_function_without_gradients_is_a_case_without_them():
+    program = assay.trace(mean_of, {"x": torch.randn(4, 8)}, dtype="float32")
+    case = program.case("f32")
+    assert set(case.expected) == {"outputs/y"} and case.check({"outputs/y": mean_of(case.inputs(torch)["inputs/x"])})

@@ -1,5 +1,8 @@
 """Functions of JAX as programs: traced, evaluated, and held against the function itself in float64."""
+import dis
 import math
+import re
+import types
 
 import assay
 import numpy as np
@@ -166,7 +169,6 @@ def test_a_maximum_of_elsewhere_is_no_softmax():
 @pytest.mark.parametrize("line, what", [
     ("jnp.sort(x)", "sort: a program has no such operator"),
     ("jax.lax.fori_loop(0, 3, lambda _, y: y * x, x)", "scan: a program has no such operator"),
-    ("x * jax.lax.stop_gradient(x)", "stop_gradient: a program has it within softmax and logsumexp alone"),
     ("jnp.where(x > 0, x, x - 1)", "gt: a mask is computed of numbers that a kernel may round, expected whole numbers"),
     ("jax.lax.erfc(x)", "erfc: a program has it within gelu alone"),
     ("x * jnp.linspace(0., 1., 8)", "mul: a tensor that is none of the function's arguments"),
@@ -187,3 +189,72 @@ def test_what_no_program_has_is_refused_with_its_line(line, what):
 def test_integers_want_a_range():
     with pytest.raises(assay.BadInput, match="i: integers of .*: expected how many there are"):
         assay.trace(lambda x, i: x[i], {"x": jax.ShapeDtypeStruct((4, 8), F32), "i": jax.ShapeDtypeStruct((3,), jnp.int32)})
+
+
+@jax.custom_vjp
+def scaled(x):
+    return x * 1
+
+
+scaled.defvjp(lambda x: (x * 1, None), lambda _, g: (g / 4,))
+
+
+@jax.custom_vjp
+def same_gradient(x):
+    return jnp.square(x)
+
+
+same_gradient.defvjp(lambda x: (jnp.square(x), x), lambda x, g: (2 * x * g,))
+
+#: A function of x [4,8], z [4,8] and m [4], of 0 to 3, and how it is refused; "": its program is the function.
+ARGUMENTS = {
+    "truths": (lambda x, z, m: x * m.astype(bool).astype(F32)[:, None] + m.astype(bool).astype(jnp.int32)[:, None] * z, ""),
+    "logical": (lambda x, z, m: x * jnp.logical_and(m, m - 1)[:, None] + jnp.count_nonzero(m) * z, ""),
+    "moved truths": (lambda x, z, m: jnp.where((m == 0)[1:, None], x[1:], z[1:]) + (m != 0)[:3, None] * x[1:], ""),
+    "inverted bits": (lambda x, z, m: x * (~m)[:, None] + z, "not: the bits of whole numbers"),
+    "bits": (lambda x, z, m: x * (m & 1)[:, None] + z, "and: the bits of whole numbers"),
+    "reversed": (lambda x, z, m: jax.lax.cumsum(x, 0, reverse=True) + z * m[:, None], "cumsum: reverse is True, expected False"),
+    "pairs of indices": (lambda x, z, m: x[:, :4][jnp.arange(4), m[:, None]] + z[:, :4], "gather: expected indices of one dimension"),
+    "a rule of its own": (lambda x, z, m: scaled(x) + z * m[:, None], "gradients/inputs/x.*its gradients are others"),
+    "the same rule": (lambda x, z, m: same_gradient(x.astype(F32)) + z * m[:, None], ""),
+    "two to a power": (lambda x, z, m: 2.0**x + z * m[:, None], ""),
+    "a tensor to a power": (lambda x, z, m: x**z + m[:, None], "pow: the power is a tensor"),
+    "casts": (lambda x, z, m: jax.nn.softmax(x.astype(jnp.bfloat16)).astype(F32) + jax.nn.relu(z.astype(F32)) * m[:, None], ""),
+    "stopped": (lambda x, z, m: x * jax.lax.stop_gradient(jnp.max(jnp.abs(x), -1, keepdims=True)) + z * m[:, None], ""),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_a_primitive_is_told_is_in_the_program_or_refused(name):
+    function, refused = ARGUMENTS[name]
+    example = {"x": np.ones((4, 8), np.float32), "z": np.ones((4, 8), np.float32), "m": np.arange(4, dtype=np.int32)}
+    try:
+        case = assay.trace(function, example, dtype="float64", profiles="f64").case("f64")
+        assert not refused
+    except assay.BadInput as why:
+        assert f"{__file__}:{function.__code__.co_firstlineno}" in str(why)
+        assert re.search(refused or "there is no step detach", str(why)), str(why)
+    else:
+        with jax.enable_x64(True):
+            given = {path.split("/")[1]: x for path, x in case.inputs(jax).items() if "constant" not in path}
+            wide = lambda x, z: function(x, z, given["m"])  # noqa: E731
+            if name != "casts":  # which the program leaves out
+                y, back = jax.vjp(wide, given["x"], given["z"])
+                dx, dz = back(case.cotangents(jax)["cotangents/y"].astype(y.dtype))
+                assert np.abs(np.asarray(y) - case.golden("outputs/y")).max() < 1e-6
+                assert max(np.abs(np.asarray(d) - case.golden(f"gradients/inputs/{n}")).max() for n, d in (("x", dx), ("z", dz))) < 1e-6
+
+
+def test_a_parameter_that_is_not_read_is_refused():
+    from assay import _trace, _trace_jax
+
+    walk = _trace_jax.Walk(_trace.Tracer("walk"), gated)
+    names = [name.removeprefix("on_").replace("scatter_add", "scatter-add") for name in dir(walk) if name.startswith("on_")]
+    for name in (*names, *_trace_jax.MAPS, *_trace_jax.BINARY, *_trace_jax.COMPARISONS, "and", "or"):
+        handler = walk.handler(name)
+        takes = handler.__code__.co_varnames[: handler.__code__.co_argcount]
+        named = takes[takes.index("given") + 1 :]
+        loads = [op.argval if isinstance(op.argval, tuple) else (op.argval,) for op in dis.get_instructions(handler.__code__) if op.opname.startswith("LOAD")]
+        assert all(key in sum(loads, ()) or key in handler.__code__.co_cellvars for key in named), name
+        with pytest.raises(assay.BadInput, match="another is 3, expected a primitive without it"):
+            walk.record(name, types.SimpleNamespace(params={key: None for key in named} | {"another": 3}), [])
