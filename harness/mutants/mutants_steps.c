@@ -33,8 +33,7 @@ static void make(const graph *g, int number, int change, const char *name, assay
     describe(step, what);
     snprintf(made->name, sizeof made->name, "step:%s:%.*s", tensor, (int)(sizeof made->name - 8 - strlen(tensor)),
              name);
-    snprintf(made->models, sizeof made->models, "in %s (%s): %s", tensor, what,
-             assay_step_change_text((assay_step_change_kind)change));
+    snprintf(made->models, sizeof made->models, "in %s (%s): %s", tensor, what, assay_step_change_text(change));
     made->mutant = (assay_mutant){
         .name = made->name,
         .models = made->models,
@@ -48,7 +47,7 @@ static int make_all(const graph *g, assay_step_mutant *made)
 {
     int count = 0;
     for (int i = 0; i < g->step_count; i++) {
-        for (int change = 0; change < ASSAY_STEP_CHANGE_COUNT; change++) {
+        for (int change = 0; change < ASSAY_STEP_CHANGES_MOST; change++) {
             graph_step changed;
             char name[ASSAY_STEP_NAME];
             if (!assay_change_step(g, i, change, &changed, name)) continue;

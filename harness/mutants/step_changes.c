@@ -75,14 +75,14 @@ void assay_step_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME])
     if (number > 1) snprintf(name + length, ASSAY_STEP_NAME - length, "%d", number);
 }
 
-const char *assay_step_change_text(assay_step_change_kind change)
+const char *assay_step_change_text(int change)
 {
     static const char *const texts[] = {
 #define X(code, name, text) text,
         ASSAY_STEP_CHANGES(X)
 #undef X
     };
-    return texts[change];
+    return texts[change % ASSAY_STEP_CHANGE_COUNT];
 }
 
 static const char *name_of(assay_step_change_kind change)
@@ -98,6 +98,7 @@ static const char *name_of(assay_step_change_kind change)
 /* --- what is there to change --- */
 
 typedef struct at {
+    int which; /* of several changes of one kind */
     const graph *g;
     const graph_step *step; /* as it is */
     graph_step *to;
@@ -416,7 +417,7 @@ static bool spoil(const at *a, graph_spoiler *how, double by)
 }
 
 /* Of a sum, which counts what is not read as 0, or of a softmax or a maximum, which count it as minus infinity. */
-static bool cut_tail(const at *a)
+static bool cut_tail(const at *a, graph_spoiler *how)
 {
     const graph_kind *kind = a->step->kind;
     const assay_tensor_row *x = &tensor_of(a, a->step->in[0])->row;
@@ -430,10 +431,218 @@ static bool cut_tail(const at *a)
     if (kind == &graph_kind_softmax || kind == &graph_kind_logsumexp) axis = over[0];
     if (axis == '\0' || tensor_of(a, a->step->in[0])->in_parts) return false;
     if (x->shape.dims[strchr(x->axes, axis) - x->axes] < 2) return false;
-    a->to->wrong.misread = lose_tail;
+    a->to->wrong.misread = how;
     a->to->wrong.axis = axis;
     a->to->wrong.by = largest || kind == &graph_kind_softmax || kind == &graph_kind_logsumexp ? -INFINITY : 0;
     return true;
+}
+
+static const assay_tensor_row *misread_row(const graph *g, const graph_step *step)
+{
+    return &g->tensors[step->in[step->wrong.input]].row;
+}
+
+/* A row's shape as [outer,count,inner] about the axis that is changed. */
+static int64_t about_axis(const graph_step *step, const assay_tensor_row *row, int64_t *count, int64_t *inner)
+{
+    const int64_t axis = strchr(row->axes, step->wrong.axis) - row->axes;
+    int64_t outer = 1;
+    for (int64_t i = 0; i < axis; i++) outer *= row->shape.dims[i];
+    *count = row->shape.dims[axis];
+    *inner = assay_shape_count(&row->shape) / outer / *count;
+    return outer;
+}
+
+/* Index 0 along the axis for all of it, whose gradients it gets then. */
+static void spread_first(const graph_step *step, const assay_tensor_row *row, double *values, bool gradient)
+{
+    int64_t count, inner;
+    const int64_t outer = about_axis(step, row, &count, &inner);
+    for (int64_t o = 0; o < outer; o++) {
+        double *first = values + o * count * inner;
+        for (int64_t i = inner; i < count * inner; i++) {
+            if (gradient) first[i % inner] += first[i];
+            first[i] = gradient ? 0 : first[i % inner];
+        }
+    }
+}
+
+/* by: what reads one index for all writes gradients of all, each in its own place. */
+static void read_first(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    if (!gradient || step->wrong.by == 0) spread_first(step, misread_row(g, step), values, gradient);
+}
+
+static void give_first(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    if (gradient) spread_first(step, &g->tensors[step->out[0]].row, values, false);
+}
+
+static void keep_first(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    int64_t count, inner;
+    const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner);
+    (void)gradient;
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t i = inner; i < count * inner; i++) values[o * count * inner + i] = 0;
+}
+
+/* What is [count,inner,size] is read as if it lay as [inner,count,size]: two axes the other way round, or the halves of an axis as
+ * pairs. Back, the gradient lies as ever. */
+static void lie_otherwise(int64_t count, int64_t inner, int64_t size, int64_t all, double *values, bool back)
+{
+    const int64_t matrix = count * inner * size;
+    OWNED double *room = malloc((size_t)matrix * sizeof *room);
+    for (double *from = values; room != NULL && from < values + all; from += matrix) {
+        for (int64_t i = 0; i < count * inner; i++) {
+            const int64_t other = i % inner * count + i / inner;
+            memcpy(room + (back ? other : i) * size, from + (back ? i : other) * size, (size_t)size * sizeof *room);
+        }
+        memcpy(from, room, (size_t)matrix * sizeof *room);
+    }
+}
+
+static void transpose(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    const assay_shape *shape = &misread_row(g, step)->shape;
+    const int behind = (int)step->wrong.by, last = shape->rank - 1 - behind; /* axes behind the two */
+    const int64_t size = behind == 0 ? 1 : shape->dims[shape->rank - 1];
+    lie_otherwise(shape->dims[last - 1], shape->dims[last], size, assay_shape_count(shape), values, gradient);
+}
+
+/* Pairs of the last axis as its halves. */
+static void interleave(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    lie_otherwise(graph_last_axis(g, step->out[0]) / 2, 2, 1, graph_size(g, step->out[0]), values, !gradient);
+}
+
+static void reverse(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    const assay_shape *shape = &misread_row(g, step)->shape;
+    const int64_t columns = shape->dims[shape->rank - 1], count = assay_shape_count(shape);
+    (void)gradient;
+    for (double *row = values; row < values + count; row += columns)
+        for (int64_t i = 0; i < columns / 2; i++) {
+            const double first = row[i];
+            row[i] = row[columns - 1 - i];
+            row[columns - 1 - i] = first;
+        }
+}
+
+/* A decay of 0, or its logarithm, at every boundary. */
+static void lose_state(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    int64_t count, inner;
+    const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner), chunk = (int64_t)step->wrong.by;
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t t = chunk; t < count; t += chunk)
+            for (int64_t i = 0; i < inner; i++)
+                values[(o * count + t) * inner + i] = gradient || step->kind == &graph_kind_linear_scan ? 0 : -INFINITY;
+}
+
+static void lose_half(const graph *g, const graph_step *step, double *values, bool gradient)
+{
+    int64_t count, inner, kept = 1;
+    const int64_t outer = about_axis(step, misread_row(g, step), &count, &inner);
+    while (2 * kept < count) kept *= 2;
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t i = kept * inner; i < count * inner; i++)
+            values[o * count * inner + i] = gradient ? 0 : step->wrong.by;
+}
+
+static bool misread(const at *a, int input, graph_spoiler *how)
+{
+    a->to->wrong.misread = how;
+    a->to->wrong.input = input;
+    return is_number(a, input) && !tensor_of(a, a->step->in[input])->in_parts;
+}
+
+/* An axis of an input, of a step that has several, whose gradient goes to index 0 or stays where it is: an axis that counts something,
+ * which the last one of a result seldom does. */
+static bool read_one_index(const at *a, bool back_alone)
+{
+    const int input = a->which / 2 / ASSAY_MAX_RANK, axis = a->which / 2 % ASSAY_MAX_RANK, x = a->step->in[input];
+    const bool stays = a->which % 2 == 1;
+    const assay_tensor_row *row = &tensor_of(a, x)->row;
+    char name[ASSAY_STEP_NAME];
+    if (x == 0 || a->step->in[1] == 0 || !misread(a, input, read_first) || axis >= row->shape.rank) return false;
+    const char *made = made_row(a)->axes, *found = strchr(made, row->axes[axis]);
+    if (found == NULL || (found[1] == '\0' && found != made)) return false;
+    if (row->shape.dims[axis] < 2 || (back_alone && (stays || (a->step->kind->reads >> input & 1) == 0))) return false;
+    a->to->wrong.by = stays;
+    a->to->wrong.axis = row->axes[axis];
+    a->to->wrong.back_alone = back_alone;
+    assay_step_name(a->g, x, name);
+    snprintf(a->more, ASSAY_STEP_NAME, "_%.24s_%c%s", name, row->axes[axis], stays ? "_gradients_apart" : "");
+    return true;
+}
+
+/* Of outputs, as where a kernel reads one cotangent for all. */
+static bool give_one_index(const at *a)
+{
+    const assay_tensor_row *row = made_row(a);
+    if (strncmp(row->name, "outputs/", 8) != 0) return false;
+    const bool last = a->which == row->shape.rank - 1 && a->which > 0;
+    if (a->which >= row->shape.rank || last || row->shape.dims[a->which] < 2) return false;
+    a->to->wrong.axis = row->axes[a->which];
+    snprintf(a->more, ASSAY_STEP_NAME, "_%c", row->axes[a->which]);
+    return spoil(a, give_first, 0);
+}
+
+static bool leave_out_sum(const at *a)
+{
+    const graph_general *with = &a->step->with.general;
+    const bool sums = a->step->kind == &graph_kind_reduce && with->function != GRAPH_REDUCTION_max;
+    if (!sums || a->which >= (int)strlen(with->over) || !misread(a, 0, keep_first)) return false;
+    a->to->wrong.axis = with->over[a->which];
+    snprintf(a->more, ASSAY_STEP_NAME, "_%c", with->over[a->which]);
+    const assay_tensor_row *row = &tensor_of(a, a->step->in[0])->row;
+    return row->shape.dims[strchr(row->axes, a->to->wrong.axis) - row->axes] > 1;
+}
+
+/* The last two axes of what is given and of operands of products, or the two before the last. */
+static bool read_transposed(const at *a)
+{
+    const graph_kind *kind = a->step->kind;
+    const int input = a->which / 2, behind = a->which % 2;
+    if (input >= GRAPH_IN || a->step->in[input] == 0) return false;
+    const graph_tensor *x = tensor_of(a, a->step->in[input]);
+    const int last = x->row.shape.rank - 1 - behind;
+    char name[ASSAY_STEP_NAME];
+    if (x->step >= 0 && kind != &graph_kind_product && kind != &graph_kind_linear && kind != &graph_kind_attention)
+        return false;
+    if (last < 1 || x->row.shape.dims[last] < 2 || x->row.shape.dims[last - 1] < 2) return false;
+    assay_step_name(a->g, a->step->in[input], name);
+    snprintf(a->more, ASSAY_STEP_NAME, "_%.30s_%.2s", name, x->row.axes + last - 1);
+    a->to->wrong.by = behind;
+    return misread(a, input, transpose);
+}
+
+/* Of gate and up beside each other, and of halves that are turned: all who cut it do so. */
+static bool read_interleaved(const at *a)
+{
+    const int64_t columns = made_row(a)->shape.rank == 0 ? 0 : graph_last_axis(a->g, a->step->out[0]);
+    int halves = 0;
+    for (int i = 0; i < a->g->step_count; i++) {
+        const graph_step *reader = &a->g->steps[i];
+        const bool cuts = reader->kind == &graph_kind_slice || reader->kind == &graph_kind_columns;
+        halves += cuts && reader->in[0] == a->step->out[0] && columns == 2 * graph_last_axis(a->g, reader->out[0]);
+    }
+    return halves == 2 && columns > 2 && spoil(a, interleave, 0);
+}
+
+static bool lose_states(const at *a)
+{
+    static const int chunks[] = {8, 16, 32, 64, 128};
+    const bool scan = a->step->kind == &graph_kind_linear_scan, delta = a->step->kind == &graph_kind_gated_delta_rule;
+    const int gate = scan ? 0 : 3;
+    if ((!scan && !delta) || a->which >= (int)(sizeof chunks / sizeof *chunks)) return false;
+    const assay_tensor_row *row = &tensor_of(a, a->step->in[gate])->row;
+    a->to->wrong.axis = scan ? a->step->with.general.over[0] : row->axes[row->shape.rank - 2];
+    a->to->wrong.by = chunks[a->which];
+    snprintf(a->more, ASSAY_STEP_NAME, "_%d", chunks[a->which]);
+    return row->shape.dims[strchr(row->axes, a->to->wrong.axis) - row->axes] > chunks[a->which] &&
+           misread(a, gate, lose_state);
 }
 
 static bool detach(const at *a, int i)
@@ -444,8 +653,29 @@ static bool detach(const at *a, int i)
     return differentiable && a->step->kind->backward != NULL;
 }
 
+/* Changes of which there are several. */
+static bool change_one(const at *a, assay_step_change_kind change)
+{
+    switch (change) {
+    case ASSAY_STEP_CHANGE_SUM_LEFT_OUT:
+        return leave_out_sum(a);
+    case ASSAY_STEP_CHANGE_INDEX_0:
+    case ASSAY_STEP_CHANGE_INDEX_0_BACK:
+        return read_one_index(a, change == ASSAY_STEP_CHANGE_INDEX_0_BACK);
+    case ASSAY_STEP_CHANGE_GRADIENT_OF_INDEX_0:
+        return give_one_index(a);
+    case ASSAY_STEP_CHANGE_TRANSPOSED:
+        return read_transposed(a);
+    case ASSAY_STEP_CHANGE_STATE_LOST:
+        return lose_states(a);
+    default:
+        return false;
+    }
+}
+
 static bool change_step(const at *a, assay_step_change_kind change)
 {
+    if (a->which > 0) return change_one(a, change);
     switch (change) {
     case ASSAY_STEP_CHANGE_LEFT_OUT:
         return !has_two_operands(a) && a->step->kind != &graph_kind_detach && leave(a, 0);
@@ -464,7 +694,9 @@ static bool change_step(const at *a, assay_step_change_kind change)
     case ASSAY_STEP_CHANGE_THIRD_ELSE:
         return read_else(a, (int)change - ASSAY_STEP_CHANGE_FIRST_ELSE);
     case ASSAY_STEP_CHANGE_TAIL_NOT_READ:
-        return cut_tail(a);
+        return cut_tail(a, lose_tail);
+    case ASSAY_STEP_CHANGE_HALF_NOT_READ:
+        return cut_tail(a, lose_half);
     case ASSAY_STEP_CHANGE_OTHER_AXIS:
         return take_axis(a);
     case ASSAY_STEP_CHANGE_OTHER_FIRST:
@@ -487,8 +719,12 @@ static bool change_step(const at *a, assay_step_change_kind change)
         return detach(a, (int)change - ASSAY_STEP_CHANGE_DETACHED);
     case ASSAY_STEP_CHANGE_NOT_STOPPED:
         return a->step->kind == &graph_kind_detach && leave(a, 0);
+    case ASSAY_STEP_CHANGE_REVERSED:
+        return a->step->kind == &graph_kind_causal_convolution && misread(a, 1, reverse);
+    case ASSAY_STEP_CHANGE_INTERLEAVED:
+        return read_interleaved(a);
     default:
-        return take_parameter(a, change);
+        return change_one(a, change) || take_parameter(a, change);
     }
 }
 
@@ -498,12 +734,13 @@ bool assay_change_step(const graph *g, int number, int change, graph_step *chang
     const graph_step *step = &g->steps[number];
     const bool product = step->kind == &graph_kind_linear || step->kind == &graph_kind_expand;
     char more[ASSAY_STEP_NAME] = "";
-    const at a = {g, step, changed, more};
+    const assay_step_change_kind kind = change % ASSAY_STEP_CHANGE_COUNT;
+    const at a = {change / ASSAY_STEP_CHANGE_COUNT, g, step, changed, more};
     *changed = *step;
     if (product && step->with.product.recipe.recipe != NULL) return false;
     const graph_tensor *made = &g->tensors[step->out[0]];
-    const bool codes = made->codes && change != ASSAY_STEP_CHANGE_OTHER_SCALE_ROUNDING;
-    if (codes || made->gradient.name != NULL || !change_step(&a, (assay_step_change_kind)change)) return false;
-    if (name != NULL) snprintf(name, ASSAY_STEP_NAME, "%s%.44s", name_of((assay_step_change_kind)change), more);
+    const bool codes = made->codes && kind != ASSAY_STEP_CHANGE_OTHER_SCALE_ROUNDING;
+    if (codes || made->gradient.name != NULL || !change_step(&a, kind)) return false;
+    if (name != NULL) snprintf(name, ASSAY_STEP_NAME, "%.28s%.34s", name_of(kind), more);
     return true;
 }

@@ -18,6 +18,14 @@
     X(SECOND_ELSE, "second_reads", "the second input is another tensor")                                               \
     X(THIRD_ELSE, "third_reads", "the third input is another tensor")                                                  \
     X(TAIL_NOT_READ, "tail_not_read", "the last 8 of what is summed over, or half of them, are not read")              \
+    X(HALF_NOT_READ, "above_power_of_two_not_read",                                                                    \
+      "of what is summed over only as many are read as the largest power of two below has")                            \
+    X(SUM_LEFT_OUT, "sum_left_out", "the sum over an axis is left out: its index 0 stands for it")                     \
+    X(INDEX_0, "index_0_of", "index 0 along an axis of an input is read for all of it")                                \
+    X(TRANSPOSED, "transposed", "two axes of an input are read as if they lay the other way round")                    \
+    X(INTERLEAVED, "interleaved", "who takes halves of the result takes every second column")                          \
+    X(REVERSED, "reversed", "the taps are read in reverse")                                                            \
+    X(STATE_LOST, "state_lost", "the state is lost at each boundary of a chunk")                                       \
     X(BIAS_IGNORED, "bias_ignored", "the bias is not added")                                                           \
     X(SEGMENTS_IGNORED, "segments_ignored", "tokens see other segments")                                               \
     /* it is told something else */                                                                                    \
@@ -45,7 +53,9 @@
     X(DETACHED, "detached", "nothing flows back to the first input")                                                   \
     X(SECOND_DETACHED, "second_detached", "nothing flows back to the second input")                                    \
     X(THIRD_DETACHED, "third_detached", "nothing flows back to the third input")                                       \
-    X(NOT_STOPPED, "gradient_not_stopped", "the gradient flows all the same")
+    X(NOT_STOPPED, "gradient_not_stopped", "the gradient flows all the same")                                          \
+    X(INDEX_0_BACK, "backward_index_0_of", "backward reads index 0 along an axis of an input for all of it")           \
+    X(GRADIENT_OF_INDEX_0, "gradient_of_index_0", "all of an axis has the gradient that index 0 of the result has")
 typedef enum assay_step_change_kind {
 #define X(code, name, text) ASSAY_STEP_CHANGE_##code,
     ASSAY_STEP_CHANGES(X)
@@ -59,7 +69,10 @@ enum { ASSAY_STEP_NAME = 64 };
  * goes into first: "h.silu", "h.silu2" of two. */
 void assay_step_name(const graph *g, int tensor, char name[ASSAY_STEP_NAME]);
 
-/* Step `number` with a assay_step_change_kind, as assay_step_change.make has it; false: it has none of the kind. name [ASSAY_STEP_NAME], of the
+/* A change of some kinds is one of several, of inputs, axes or chunks: kind + ASSAY_STEP_CHANGE_COUNT * which, below ASSAY_STEP_CHANGES_MOST. */
+enum { ASSAY_STEP_CHANGES_MOST = ASSAY_STEP_CHANGE_COUNT * GRAPH_IN * ASSAY_MAX_RANK * 2 };
+
+/* Step `number` with such a change, as assay_step_change.make has it; false: it has none of the kind. name [ASSAY_STEP_NAME], of the
  * change: "left_out", "as_gelu", "first_reads_up"; NULL: nobody asks. */
 bool assay_change_step(const graph *g, int number, int change, graph_step *changed, char *name);
-const char *assay_step_change_text(assay_step_change_kind change);
+const char *assay_step_change_text(int change);

@@ -101,8 +101,10 @@ typedef void graph_spoiler(const struct graph *g, const struct graph_step *step,
 typedef struct graph_wrong {
     bool held_back;         /* each token has what the one before it should have */
     graph_spoiler *spoil;   /* what it makes first, and the gradient of that; NULL: it is right */
-    graph_spoiler *misread; /* a copy of in[0], which it reads, and the gradient */
-    double by;              /* theirs */
+    graph_spoiler *misread; /* a copy of in[input], which it reads, and the gradient */
+    int input;
+    bool back_alone; /* misread by backward alone, whose gradient of it is as ever */
+    double by;       /* theirs */
     assay_dtype type;
     char axis;
     int other;         /* in[other - 1] is another tensor than it should be; 0: none is */

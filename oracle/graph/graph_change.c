@@ -94,22 +94,23 @@ void graph_hold_back(const graph *g, int tensor, double *values, bool gradient)
 assay_status graph_misread(assay_context *ctx, graph_call *c, double **read)
 {
     const graph_wrong *wrong = &c->step->wrong;
-    const int64_t size = graph_in_size(c->graph, c->step, 0);
+    const int64_t size = graph_in_size(c->graph, c->step, wrong->input);
     const int other = wrong->other - 1;
     if (other >= 0 && c->x[other] == NULL && c->indices[other] == NULL)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is not there", c->graph->tensors[c->step->in[other]].row.name);
-    if (wrong->misread == NULL) return ASSAY_OK;
+    if (wrong->misread == NULL || c->x[wrong->input] == NULL) return ASSAY_OK;
     MUST(assay_alloc_f64(ctx, "what a mutant reads", size, read));
-    memcpy(*read, c->x[0], (size_t)size * sizeof **read);
+    memcpy(*read, c->x[wrong->input], (size_t)size * sizeof **read);
     wrong->misread(c->graph, c->step, *read, false);
-    c->x[0] = *read;
+    c->x[wrong->input] = *read;
     return ASSAY_OK;
 }
 
 void graph_detach(const graph_call *c)
 {
     const graph_wrong *wrong = &c->step->wrong;
-    if (wrong->misread != NULL && c->dx[0] != NULL) wrong->misread(c->graph, c->step, c->dx[0], true);
+    double *dx = c->dx[wrong->input];
+    if (wrong->misread != NULL && dx != NULL && !wrong->back_alone) wrong->misread(c->graph, c->step, dx, true);
     for (int i = 0; i < GRAPH_IN; i++)
         if (c->dx[i] != NULL && (wrong->detached >> i & 1) != 0)
             memset(c->dx[i], 0, (size_t)graph_in_size(c->graph, c->step, i) * sizeof(double));

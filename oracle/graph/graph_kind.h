@@ -51,7 +51,7 @@ const graph_step *graph_step_at(const assay_context *ctx, const graph *g, int nu
 bool graph_kink_range(const graph_step *step, double *low, double *high);
 /* What a step that is held back gives, and the gradient of that. */
 void graph_hold_back(const graph *g, int tensor, double *values, bool gradient);
-/* A step that misreads x[0] has *read instead, which is the caller's; one that reads what the case lacks is refused. And what
+/* A step that misreads an input has *read instead, which is the caller's; one that reads what the case lacks is refused. And what
  * flows back to these, and to what is detached. */
 assay_status graph_misread(assay_context *ctx, graph_call *c, double **read);
 void graph_detach(const graph_call *c);

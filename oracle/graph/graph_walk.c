@@ -287,7 +287,7 @@ static assay_status compute(assay_context *ctx, graph_run *r, int number, bool w
     OWNED double *read = NULL;
     for (int i = 0; i < GRAPH_IN; i++) TRY(require(ctx, r, step->in[i], write));
     c = call_of(r, step);
-    TRY(graph_misread(ctx, &c, &read));
+    if (!step->wrong.back_alone) TRY(graph_misread(ctx, &c, &read));
     for (int i = 0; i < GRAPH_OUT; i++) {
         TRY(make_room(ctx, r, step->out[i]));
         c.y[i] = r->value[step->out[i]];
@@ -488,7 +488,7 @@ static assay_status back(assay_context *ctx, graph_run *r, int number)
         if (reads >> (GRAPH_READS_OUT + i) & 1) TRY(graph_require(ctx, r, step->out[i]));
     TRY(add_zeros(ctx, r, step));
     c = call_of(r, step);
-    if (step->wrong.misread != NULL && c.x[0] != NULL) TRY(graph_misread(ctx, &c, &read));
+    if (step->wrong.misread != NULL) TRY(graph_misread(ctx, &c, &read));
     for (int i = 0; i < GRAPH_OUT; i++)
         if (c.dy[i] != NULL) spoil(r, step, i, c.dy[i], true);
     for (int i = 0; i < GRAPH_IN; i++) TRY(term_of(ctx, r, step, i, &c.dx[i]));

@@ -1,0 +1,130 @@
+"""Kernels with the bugs of public reports: each is rejected, and named by its step and by what happens there."""
+import assay
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+PROGRAM = "case: test/named\nop: program\n"
+NORM = PROGRAM + """
+sizes: {T: 9, D: 96}
+inputs: {x: [T, D]}
+weights: {s: [D]}
+steps: {r: 'rsqrt(add(mean(square(x), over="D"), 1.0e-6))'}
+outputs: {y: 'mul(mul(x, r), s)'}
+"""
+GATED = PROGRAM + """
+sizes: {T: 9, D: 24, H: 32, N: 16}
+inputs: {x: [T, D]}
+weights: {w: [D, H]}
+steps: {z: 'product("TD,DH->TH", x, w)'}
+outputs: {y: 'mul(silu(slice("H->N", z)), slice("H->N", z, first=16))'}
+"""
+SCAN = PROGRAM + """
+sizes: {B: 2, T: 40, C: 6}
+inputs: {x: [B, T, C], a: {axes: [B, T, C], distribution: uniform, low: 0.5, high: 1.0}}
+steps: {}
+outputs: {y: 'linear_scan(a, x, over="T")'}
+"""
+PRODUCT = PROGRAM + """
+sizes: {B: 2, S: 5, N: 3, H: 4, E: 7}
+inputs: {x: [B, S, N, H], g: [B, S, N]}
+weights: {w: [N, H, E]}
+steps: {h: 'mul(x, g)'}
+outputs: {y: 'product("BSNH,NHE->BSE", h, w)'}
+"""
+
+
+def cross_entropy(x, head, target):
+    z = x @ head
+    return torch.logsumexp(z, -1) - z.gather(1, target.long()[:, None])[:, 0]
+
+
+def mix(streams, mixing, pattern="ij,tjd->tid"):
+    e = mixing.exp()
+    for over in (1, 0, 1, 0):
+        e = e / e.sum(over, keepdim=True)
+    return torch.einsum(pattern, e, streams)
+
+
+def lora(x, w, a, b):
+    return x @ w + 2 * ((x @ a) @ b)
+
+
+def convolve(x, taps):
+    padded = F.pad(x.transpose(1, 2), (taps.shape[1] - 1, 0))
+    return F.silu(F.conv1d(padded, taps[:, None], groups=taps.shape[0]).transpose(1, 2))
+
+
+def norm(x, s, read=96):
+    return x * torch.rsqrt(x[:, :read].square().sum(-1, keepdim=True) / 96 + 1e-6) * s
+
+
+def gated(x, w, interleaved=False):
+    z = x @ w
+    a, b = (z[:, 0::2], z[:, 1::2]) if interleaved else z.chunk(2, -1)
+    return F.silu(a) * b
+
+
+def scan(a, x, chunk=1000):
+    state, rows = 0, []
+    for t in range(x.shape[1]):
+        state = (a[:, t] if t == 0 or t % chunk else 0 * a[:, t]) * state + x[:, t]
+        rows.append(state)
+    return torch.stack(rows, 1)
+
+
+def product(x, g, w):
+    return torch.einsum("bsnh,nhe->bse", x * g[..., None], w)
+
+
+def first_of(t, dim):
+    """Index 0 for all, with a gradient for each index of its own."""
+    return t.narrow(dim, 0, 1).detach().expand_as(t) + (t - t.detach())
+
+
+# case, the right kernel, the wrong one, what the report says
+BUGS = [
+    ("program/hyper-connections", mix, lambda streams, mixing: mix(streams, mixing, "ji,tjd->tid"), "step:y:transposed_h_IJ"),
+    ("program/hyper-connections", mix, lambda streams, mixing: mix(streams, mixing.T), "step:e:transposed_mixing_IJ"),
+    ("program/lora", lora, lambda x, w, a, b: lora(x, w, a, b.reshape(b.shape[1], b.shape[0]).T), "step:y.product2:transposed_b_RF"),
+    ("program/causal-conv", convolve, lambda x, taps: convolve(x, taps.flip(1)), "step:v:reversed"),
+    (NORM, norm, lambda x, s: norm(x, s, read=64), "step:r.mean:above_power_of_two_not_read"),
+    (GATED, gated, lambda x, w: gated(x, w, interleaved=True), "step:z:interleaved"),
+    (SCAN, scan, lambda a, x: scan(a, x, chunk=16), "step:y:state_lost_16"),
+    (PRODUCT, product, lambda x, g, w: product(x, first_of(g, 2), w), "step:h:index_0_of_g_N_gradients_apart"),
+    (PRODUCT, product, lambda x, g, w: product(x, g[:, :1].expand_as(g), w), "step:h:index_0_of_g_S"),
+    (PRODUCT, product, lambda x, g, w: product(x.reshape(2, 3, 5, 4).permute(0, 2, 1, 3), g, w), "step:h:transposed_x_SN"),
+]
+
+
+def results(case, kernel, cotangent=lambda c: c):
+    given = {p: v.float().requires_grad_(True) if v.is_floating_point() else v for p, v in case.inputs(torch).items()}
+    y = kernel(**{p.split("/")[1]: v for p, v in given.items()})
+    (path, dy), = case.cotangents(torch).items()
+    wanted = [p for p in given if given[p].requires_grad]
+    gradients = torch.autograd.grad(y, [given[p] for p in wanted], cotangent(dy.float()))
+    return {path.replace("cotangents", "outputs"): y.detach(), **{f"gradients/{p}": g for p, g in zip(wanted, gradients)}}
+
+
+def opened(what, tmp_path):
+    if what.startswith("case:"):
+        file = tmp_path / "case.yml"
+        file.write_text(what)
+        what = str(file)
+    return assay.case(what, precision="f32")
+
+
+@pytest.mark.parametrize("what, right, wrong, name", BUGS, ids=[b[3] for b in BUGS])
+def test_named(what, right, wrong, name, tmp_path):
+    case = opened(what, tmp_path)
+    case.check(results(case, right))
+    with pytest.raises(assay.Mismatch, match=f"known bug {name}(:| or)"):
+        case.check(results(case, wrong))
+
+
+def test_one_cotangent_for_all(tmp_path):
+    case = opened("program/cross-entropy", tmp_path)
+    case.check(results(case, cross_entropy))
+    with pytest.raises(assay.Mismatch, match="known bug step:loss:gradient_of_index_0_T:"):
+        case.check(results(case, cross_entropy, lambda c: c[:1].expand_as(c)))
