@@ -54,6 +54,7 @@ static void print_fill(const assay_fill *fill)
         print_number(" scale ", fill->scale);
         print_number(" mean ", fill->mean);
     }
+    if (fill->passes_over) print_number(", a quarter ", fill->over);
 }
 
 static void print_tensors(const assay_plan *plan)

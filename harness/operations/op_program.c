@@ -80,7 +80,12 @@ static assay_fill fill_of(const assay_program *p, int place)
 {
     const assay_program_node *node = &p->nodes[place];
     const assay_program_tensor *tensor = &p->tensors[node->given];
-    if (tensor->integers) return assay_fill_range(ASSAY_INTEGERS, (double)tensor->low, (double)tensor->high);
+    if (tensor->integers) {
+        assay_fill whole = assay_fill_range(ASSAY_INTEGERS, (double)tensor->low, (double)tensor->high);
+        whole.passes_over = tensor->passes_over;
+        whole.over = (double)tensor->over;
+        return whole;
+    }
     for (int i = 1; i < p->node_count && tensor->weight; i++) {
         const assay_program_node *reader = &p->nodes[i];
         for (int k = 1; k < reader->in_count; k++) {

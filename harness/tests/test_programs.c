@@ -450,6 +450,41 @@ TEST(groups_hold_rows_that_there_are)
     }
 }
 
+#define LABELS(values, mask)                                                                                           \
+    PROGRAM("T: 4, V: 3", "x: [T, V], t: {axes: [T], integers: [0, 2]" values "}", "", " {}\n",                        \
+            "  y: where(" mask ", 0, pick(x, t))\n")
+
+/* -100 is no index where it is passed over: it is drawn, and may be given; elsewhere it is refused. */
+TEST(labels_are_passed_over)
+{
+    static const char *const texts[] = {LABELS("", "equal(float(t), -100)"),
+                                        LABELS(", values: [1, -100, 2, -100]", "equal(-100, float(t))")};
+    assay_context ctx = assay_context_default(1);
+    trial t;
+    for (int i = 0; i < 2; i++) {
+        int over = 0;
+        trial_evaluate(&t, case_from(texts[i]), NULL);
+        const assay_tensor *labels = assay_tensor_set_find(&t.golden, "inputs/t"),
+                           *y = assay_tensor_set_find(&t.golden, "outputs/y"),
+                           *dx = assay_tensor_set_find(&t.golden, "gradients/inputs/x");
+        for (int k = 0; k < 4; k++) {
+            const bool is_over = labels->indices[k] == -100;
+            double flows = 0;
+            for (int v = 0; v < 3; v++) flows += fabs(dx->values[3 * k + v]);
+            assert_true((y->values[k] == 0) == is_over && (flows == 0) == is_over);
+            over += is_over;
+        }
+        assert_true(over > 0 && over < 4);
+        trial_close(&t);
+    }
+    trial_plan(&t, case_from(LABELS(", values: [1, -100, 2, -99]", "equal(float(t), -100)")));
+    assay_tensor_set results = results_of(&t);
+    assert_int_equal(run_into(&t, &ctx, &t.source, &results), ASSAY_BAD_INPUT);
+    assert_non_null(strstr(ctx.message, "inputs/t[3] is -99, expected 0 to 2"));
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}
+
 static const char SMALL[] =
     PROGRAM("T: 4, D: 6, H: 3", "x: [T, D], s: {axes: [T], values: [1, 2, 3, 4]}", "w: [D, H]",
             "\n  a: product(\"TD,DH->TH\", x, w)\n  b: mul(softmax(a, over=\"H\"), s)\n",

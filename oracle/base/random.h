@@ -40,6 +40,9 @@ typedef struct assay_fill {
     double scale, mean, low, high;
     const double *values; /* for "values"; not owned */
     int64_t value_count;
+    bool
+        passes_over; /* of integers, int32: a quarter of them are `over` instead, at least one of several and never all */
+    double over;
 } assay_fill;
 
 /* A tensor of floats whose elements are drawn one by one: with its path, shape and type that is all there is to it. */

@@ -103,6 +103,19 @@ static assay_status draw_elements(assay_context *ctx, const assay_fill *fill, ui
     return ASSAY_OK;
 }
 
+static void pass_over(const assay_random_stream *extras, int32_t over, int64_t total, int32_t *out)
+{
+    int64_t count = 0;
+    const int32_t last = total > 0 ? out[total - 1] : 0;
+    for (int64_t i = 0; i < total && total > 1; i++) {
+        if (assay_random_lane(extras, (uint64_t)i) >= UINT32_C(1) << 30) continue;
+        out[i] = over;
+        count++;
+    }
+    if (count == 0 && total > 1) out[0] = over;
+    if (count == total && total > 1) out[total - 1] = last;
+}
+
 assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, uint64_t seed, const char *path,
                                    const assay_shape *shape, int32_t *out)
 {
@@ -114,6 +127,9 @@ assay_status assay_random_fill_i32(assay_context *ctx, const assay_fill *fill, u
     const assay_random_stream extras = assay_random_stream_of(seed, path, ASSAY_DRAW_EXTRAS);
     switch (fill->distribution) {
     case ASSAY_INTEGERS:
+        MUST(draw_elements(ctx, fill, seed, path, shape, total, out));
+        if (fill->passes_over) pass_over(&extras, (int32_t)fill->over, total, out);
+        return ASSAY_OK;
     case ASSAY_CONSTANT:
     case ASSAY_VALUES:
         return draw_elements(ctx, fill, seed, path, shape, total, out);

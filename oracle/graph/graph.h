@@ -80,6 +80,7 @@ typedef struct graph_general {
     char over[ASSAY_MAX_RANK + 1]; /* axes that a sum, a softmax, a cut or a join goes along */
     int64_t first;                 /* index along the axis */
     assay_dtype type;              /* of cast */
+    double passed_over;            /* of steps that read indices: the one that is no row; NAN: there is none */
     bool registers;                /* a correct kernel keeps the output in the type of its sums */
 } graph_general;
 

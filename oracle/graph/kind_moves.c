@@ -138,18 +138,30 @@ static assay_status check_indices(assay_context *ctx, const graph_call *c, int64
     const int32_t *index = c->indices[INDEX];
     const int64_t count = graph_in_size(c->graph, c->step, INDEX);
     for (int64_t i = 0; i < count; i++)
-        if (index[i] < 0 || index[i] >= most)
+        if ((index[i] < 0 || index[i] >= most) && index[i] != c->step->with.general.passed_over)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s[%" PRId64 "] is %d, expected 0 to %" PRId64,
                               row_in(c, INDEX)->name, i, index[i], most - 1);
     return ASSAY_OK;
 }
 
-/* to[i] = from[index[i]], rows of `width`. */
-static void take_rows(const assay_context *ctx, double *to, const double *from, const int32_t *index, int64_t count,
-                      int64_t width)
+/* What is passed over is no row: 0 is taken there, and nothing added. */
+static bool is_row(int32_t index, int64_t rows)
 {
+    return index >= 0 && index < rows;
+}
+
+/* to[i] = from[index[i]], rows of `width`. */
+static void take_rows(const assay_context *ctx, double *to, const double *from, int64_t rows, const int32_t *index,
+                      int64_t count, int64_t width)
+{
+    const size_t size = (size_t)width * sizeof *to;
 #pragma omp parallel for num_threads(ctx->threads)
-    for (int64_t i = 0; i < count; i++) memcpy(to + i * width, from + index[i] * width, (size_t)width * sizeof *to);
+    for (int64_t i = 0; i < count; i++) {
+        if (is_row(index[i], rows))
+            memcpy(to + i * width, from + index[i] * width, size);
+        else
+            memset(to + i * width, 0, size);
+    }
 }
 
 /* to[index[i]] += from[i], ascending; columns are split over threads. */
@@ -162,7 +174,8 @@ static void add_rows(const assay_context *ctx, double *to, int64_t rows, const d
     for (int64_t first = 0; first < width; first += COLUMNS) {
         const int64_t columns = width - first < COLUMNS ? width - first : COLUMNS;
         for (int64_t i = 0; i < count; i++)
-            assay_add_scaled(ctx, columns, 1, from + i * width + first, to + index[i] * width + first);
+            if (is_row(index[i], rows))
+                assay_add_scaled(ctx, columns, 1, from + i * width + first, to + index[i] * width + first);
     }
 }
 
@@ -175,7 +188,7 @@ static assay_status gather_forward(assay_context *ctx, const graph_call *c)
 {
     const int64_t rows = row_in(c, SOURCE)->shape.dims[0], width = graph_in_size(c->graph, c->step, SOURCE) / rows;
     const assay_status status = check_indices(ctx, c, rows);
-    if (status == ASSAY_OK) take_rows(ctx, c->y[0], c->x[SOURCE], c->indices[INDEX], index_count(c), width);
+    if (status == ASSAY_OK) take_rows(ctx, c->y[0], c->x[SOURCE], rows, c->indices[INDEX], index_count(c), width);
     return status;
 }
 
@@ -200,7 +213,7 @@ static assay_status scatter_forward(assay_context *ctx, const graph_call *c)
 static assay_status scatter_backward(assay_context *ctx, const graph_call *c)
 {
     const int64_t width = graph_in_size(c->graph, c->step, SOURCE) / index_count(c);
-    take_rows(ctx, c->dx[SOURCE], c->dy[0], c->indices[INDEX], index_count(c), width);
+    take_rows(ctx, c->dx[SOURCE], c->dy[0], row_out(c)->shape.dims[0], c->indices[INDEX], index_count(c), width);
     return ASSAY_OK;
 }
 
@@ -227,7 +240,8 @@ static assay_status pick_forward(assay_context *ctx, const graph_call *c)
 {
     const picking p = picking_of(c);
     MUST(check_indices(ctx, c, p.width));
-    for (int64_t i = 0; i < index_count(c); i++) c->y[0][i] = c->x[SOURCE][picked_from(&p, c, i)];
+    for (int64_t i = 0; i < index_count(c); i++)
+        c->y[0][i] = is_row(c->indices[INDEX][i], p.width) ? c->x[SOURCE][picked_from(&p, c, i)] : 0;
     return ASSAY_OK;
 }
 
@@ -238,7 +252,8 @@ static assay_status pick_backward(assay_context *ctx, const graph_call *c)
     const int64_t size = graph_in_size(c->graph, c->step, SOURCE);
     memset(c->dx[SOURCE], 0, (size_t)size * sizeof(double));
     for (int64_t i = 0; i < index_count(c); i++)
-        assay_add_scaled(ctx, 1, 1, c->dy[0] + i, c->dx[SOURCE] + picked_from(&p, c, i));
+        if (is_row(c->indices[INDEX][i], p.width))
+            assay_add_scaled(ctx, 1, 1, c->dy[0] + i, c->dx[SOURCE] + picked_from(&p, c, i));
     if (p.each > 1) graph_round_gradient(ctx, c, SOURCE);
     return ASSAY_OK;
 }

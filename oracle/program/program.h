@@ -27,6 +27,8 @@ typedef struct assay_program_tensor {
     bool weight;
     bool integers; /* from low to high where nothing else is said */
     int64_t low, high;
+    bool passes_over; /* lines compare it with `over`, which is none of these: as an index it is no row */
+    int64_t over;
 } assay_program_tensor;
 
 /* Checkpoints of a line that quantises: what it quantises, and what it makes of that. */
@@ -70,6 +72,7 @@ typedef struct assay_program_node {
     bool exact;  /* follows from whole numbers without a rounding: it has no gradient, and may be a mask */
     bool chosen; /* whole numbers that the step chooses: a choice, which stands alone in its line */
     bool coded;  /* numbers of codes and scales, which have the name of its line: so does this */
+    double over; /* of a step that reads indices: which is no row; NAN: there is none */
     int line;    /* that it was made for */
     int readers; /* steps, and lines of outputs */
 } assay_program_node;

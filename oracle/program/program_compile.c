@@ -348,6 +348,37 @@ static assay_status check_readers(assay_context *ctx, const assay_program *p, as
     return outputs ? ASSAY_OK : assay_fail(ctx, ASSAY_BAD_INPUT, "outputs is missing: the program gives nothing");
 }
 
+/* equal(float(ids), -100), in either order: what labels are that a loss passes over. */
+static void find_passed_over(assay_program *p, const assay_program_node *equal)
+{
+    for (int i = 0; i < 2; i++) {
+        const assay_program_node *of = &p->nodes[equal->in[i]], *number = &p->nodes[equal->in[1 - i]];
+        if (of->step == NULL || strcmp(of->step->name, "float") != 0 || number->step != NULL || number->given >= 0)
+            continue;
+        const int given = p->nodes[of->in[0]].given;
+        const double over = number->number;
+        if (given < 0 || over != rint(over) || fabs(over) > INT32_MAX) continue;
+        assay_program_tensor *t = &p->tensors[given];
+        if (over >= 0 && over >= (double)t->low && over <= (double)t->high) continue;
+        t->passes_over = true;
+        t->over = (int64_t)over;
+    }
+}
+
+static void pass_over(assay_program *p)
+{
+    for (int i = 0; i < p->tensor_count; i++) p->tensors[i].passes_over = false;
+    for (int i = 1; i < p->node_count; i++) {
+        const assay_program_node *node = &p->nodes[i];
+        if (node->step != NULL && strcmp(node->step->name, "equal") == 0) find_passed_over(p, node);
+    }
+    for (int i = 1; i < p->node_count; i++) {
+        const int given = p->nodes[i].in_count > 1 ? p->nodes[p->nodes[i].in[1]].given : -1;
+        const bool passes = given >= 0 && p->tensors[given].passes_over;
+        p->nodes[i].over = passes ? (double)p->tensors[given].over : NAN;
+    }
+}
+
 assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_program_place *place)
 {
     compiler c = {.ctx = ctx, .p = p};
@@ -368,5 +399,6 @@ assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_p
         MUST(status);
     }
     *place = (assay_program_place){-1, 0};
+    pass_over(p);
     return check_readers(ctx, p, place);
 }

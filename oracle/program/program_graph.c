@@ -55,7 +55,7 @@ static bool has_parameter(const assay_program_node *node, const char *name)
 /* A step of the kind, with those of its parameters that the program's step has. */
 static int plain(graph *g, const form *of, const assay_program_node *node, const int *in)
 {
-    graph_general with = {.function = of->function};
+    graph_general with = {.function = of->function, .passed_over = node->over};
     if (has_parameter(node, "over")) snprintf(with.over, sizeof with.over, "%s", assay_program_axes(node, "over"));
     if (has_parameter(node, "low")) with.a = assay_program_number(node, "low");
     if (has_parameter(node, "high")) with.b = assay_program_number(node, "high");

@@ -646,7 +646,9 @@ static const int64_t *rows_of(machine *m, int64_t most, int64_t *count)
     int64_t *rows = quad_indices(m->t, *count);
     for (int64_t i = 0; rows != NULL && i < *count; i++) {
         rows[i] = index_operand(m, 1)[i];
-        if (rows[i] < 0 || rows[i] >= most) quad_refuse(m->t, "index %lld is no row", (long long)rows[i]);
+        if (rows[i] >= 0 && rows[i] < most) continue;
+        if ((double)rows[i] != m->node->over) quad_refuse(m->t, "index %lld is no row", (long long)rows[i]);
+        rows[i] = -1;
     }
     return m->t->status == ASSAY_OK ? rows : NULL;
 }
@@ -676,7 +678,7 @@ static quad_node pick(machine *m)
     int64_t count, *index;
     const int64_t *rows = rows_of(m, width, &count);
     if (rows == NULL || (index = quad_indices(m->t, count)) == NULL) return 0;
-    for (int64_t i = 0; i < count; i++) index[i] = i * count_of(x) / width / count * width + rows[i];
+    for (int64_t i = 0; i < count; i++) index[i] = rows[i] < 0 ? -1 : i * count_of(x) / width / count * width + rows[i];
     return quad_gather(m->t, as_rows(m, x, 1), index, count);
 }
 

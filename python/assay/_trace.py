@@ -127,7 +127,9 @@ class Tracer:
     def __init__(self, name: str, casts: bool = False, gradients: bool = True) -> None:
         self.name, self.casts, self.gradients = name, casts, gradients  #: casts: what rounds is a step
         self.place = ("", 0)  #: file and line of what is recorded
-        self.inputs: list[tuple[str, Value, str | None]] = []
+        self.inputs: list[tuple[str, Value, np.ndarray[Any, Any] | str | None]] = []  #: whole numbers: those of the example, or their text
+        self.compared: dict[int, set[int]] = {}  #: numbers that an argument is compared with
+        self.rows_of: dict[int, int] = {}  #: how many there are of what an argument counts
         self.steps: list[Step] = []
         self.tensors: list[list[Axis]] = []  #: axes that must stay apart
         self.choices: list[Value] = []  #: that the function gives
@@ -149,7 +151,7 @@ class Tracer:
         b.same = a
         return True
 
-    def given(self, name: str, shape: Sequence[int], integers: str | None, weight: bool) -> Value:
+    def given(self, name: str, shape: Sequence[int], integers: "np.ndarray[Any, Any] | str | None", weight: bool) -> Value:
         value = Value(single([Axis(n) for n in shape]), lambda: name)
         value.integer = integers is not None
         value.flows = not value.integer
@@ -310,6 +312,9 @@ class Tracer:
             made = a.seen(a.dims)
             made.mask, made.inverted = True, a.inverted != (how == "eq")
             return made
+        for v, other in ((a, b), (b, a)):
+            if v.integer and how in ("eq", "ne") and other.number is not None:
+                self.compared.setdefault(id(v.core), set()).add(int(other.number))
         a, b = (self.numbers(v) for v in (a, b))
         made = self.together("less" if how[0] in "lg" else "equal", [b, a] if how in ("gt", "le") else [a, b])
         made.truth = True
@@ -551,20 +556,51 @@ class Tracer:
     def rows(self, table: Value, index: Value) -> Value:
         """Rows of the first dimension."""
         table = self.merged(table, [0])
-        self.indices(index)
+        index = self.indices(index, size_of(table.dims[0]))
         return self.call("gather", [table, index], [*index.dims, *table.dims[1:]])
 
-    def indices(self, index: Value) -> Value:
+    def indices(self, index: Value, rows: int = 0) -> Value:
+        index = self.passed_over(index) or index
         if index.integer and not index.inverted:
+            self.rows_of[id(index.core)] = max(rows, self.rows_of.get(id(index.core), 0))
             return index
         raise lib.BadInput("whole numbers are computed, expected an argument" if index.whole or index.integer else "numbers as whole numbers")
+
+    def passed_over(self, index: Value) -> Value | None:
+        """labels, of where(labels == -100, 0, labels): as an index -100 is no row in a program."""
+        if index.number is not None or index.origin is None or index.origin.operator != "where":
+            return None
+        for v in index.origin.operands[1:]:
+            labels = v.origin.operands[0] if v.origin is not None and v.origin.operator == "float" else v
+            if labels.integer and any(n < 0 for n in self.compared.get(id(labels.core), ())) and roots(labels.axes) == roots(index.axes):
+                return labels.seen(index.dims)
+        return None
+
+    def range_of(self, v: Value, integers: "np.ndarray[Any, Any] | str") -> str:
+        """From the least to the largest of the example, but for what is passed over; as indices from 0 on. One number alone says nothing of a range."""
+        if isinstance(integers, str):
+            return integers
+        numbers, rows = integers, self.rows_of.get(id(v.core), 0)
+        for n in self.compared.get(id(v.core), ()):
+            numbers = numbers[numbers != n] if n < 0 or n > np.max(numbers[numbers != n], initial=0) else numbers
+        least, most = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+        if v.truth or (least == most and least in (0, 1) and not rows):
+            return "[0, 1]"
+        if least == most:
+            return f"[{min(least, 0)}, {max(most, rows - 1)}]" if rows else f"[{least}, {most + 1}]"
+        return f"[{min(least, 0) if rows else least}, {most}]"
+
+    def note(self, v: Value, fill: Mapping[str, Any]) -> str:
+        over = [n for n in self.compared.get(id(v.core), ()) if n < 0 and not fill]
+        return f"  # a quarter of them is {over[-1]}" if over else ""
 
     def scatter_add(self, x: Value, index: Value, size: int) -> Value:
         """Rows of x, whose first dimensions are those of the index, added up by their index."""
         if x.number is not None:  # how often there is each
             count = self.over("sum", self.one_hot(index, len(index.dims), Axis(size)), range(len(index.dims)), False)
             return count if x.number == 1 else self.together("mul", [count, x])
-        if not self.indices(index).axes or not all(index.dims):
+        index = self.indices(index, size)
+        if not index.axes or not all(index.dims):
             raise lib.BadInput("expected indices of whole dimensions")
         for i, d in enumerate(index.dims):
             x = self.fit(x, i, d)
@@ -577,7 +613,7 @@ class Tracer:
             raise lib.BadInput("an index may stand twice in a row, expected the indices of top_k")
         last = len(index.dims) - 1
         axis = x.dims[-1][0] if x.dims and len(x.dims[-1]) == 1 else Axis(size)
-        hot = self.one_hot(self.indices(index), last + 1, axis)
+        hot = self.one_hot(self.indices(index, size), last + 1, axis)
         if given.number is not None and not adds:
             found = self.over("max", hot, [last], False) if index.dims[last] and size_of(index.dims[last]) > 1 else hot.seen([*hot.dims[:last], *hot.dims[last + 1 :]])
             return self.where(found, given, x)
@@ -600,7 +636,7 @@ class Tracer:
         """Of each row of x the numbers at its indices."""
         x = self.merged(x, [len(x.dims) - 1])
         rows = x.axes[:-1]
-        self.indices(index)
+        index = self.indices(index, size_of(x.dims[-1]))
         if len(index.axes) < len(rows) or not all([self.unify(a, b) for a, b in zip(rows, index.axes)]):
             raise lib.BadInput("rows of the indices are others than those of the tensor")
         return self.call("pick", [x, index], index.dims)
@@ -746,7 +782,7 @@ class Tracer:
                 step.name = name if step.alone or step.fused or step.coded else "_" + name
                 taken.add(name)
 
-    def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
+    def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], fills: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
         used = self.put_letters(hints)
@@ -765,7 +801,8 @@ class Tracer:
         lines = [f"case: {self.name}", "op: program",
                  "sizes: {" + ", ".join(f"{r.letter}: {r.size}" for r in used if r.letter in letters) + "}"]
         for folder in ("inputs", "weights"):
-            block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + i if i else ''}}}"
+            block = [f"  {path.split('/')[1]}: {{axes: [{', '.join(self.letters(v.axes))}]{', integers: ' + self.range_of(v, i) if i is not None else ''}"
+                     f"{''.join(f', {key}: {json.dumps(value)}' for key, value in fills.get(path.split('/')[1], {}).items())}}}{self.note(v, fills.get(path.split('/')[1], {}))}"
                      for path, v, i in self.inputs if path.startswith(folder)]
             lines += [f"{folder}:" + ("" if block else " {}")] + block
         places = {len(lines) + 2 + i: step.place for i, step in enumerate(kept)}
@@ -1052,17 +1089,22 @@ def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
 
 
 def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: Sequence[str] = (), axes: Mapping[str, str] | None = None,
-          name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True, **settings: Any) -> Program:
+          name: str | None = None, integers: Mapping[str, int] | None = None, casts: str = "drop", check: bool = True,
+          fills: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> Program:
     """The program of a function of PyTorch, which runs once on the tensors of `example`, by the names of its arguments; or of JAX, which
     is traced: there shapes will do, as jax.ShapeDtypeStruct has them.
 
     `weights` are those of them that are no inputs. `axes` gives axes their letters: {"x": "TD"}; the others get letters that are free. `integers`
-    says how many indices there are for an argument that holds some: {"target": 1000}; else they go up to its largest one. ``casts="keep"``: a cast to
+    says how many indices there are for an argument that holds some: {"target": 1000}; else they are those from its least to its largest one. `fills` says how
+    arguments are filled: {"bias": {"scale": 0.1}, "gate": {"distribution": "uniform", "low": -1, "high": 0}}. ``casts="keep"``: a cast to
     a type of fewer bits is a rounding that the function means, and a step; else casts are dropped. The function then runs once more, in float64 on the
     numbers that a case draws, and its results and its own gradients are held against the program's: ``check=False`` leaves that out. Other keywords are keys of the case: dtype, seed, checkpoints. What a program cannot have is refused with the line of the function.
     """
     if casts not in ("drop", "keep"):
         raise lib.BadInput(f"trace: casts is {casts!r}, expected drop or keep")
+    for argument in fills or {}:
+        if argument not in example:
+            raise lib.BadInput(f"trace: fills has {argument}, expected one of {', '.join(example)}")
     library = library_of(function, example)
     if library == "":
         raise lib.BadInput("trace: neither torch nor jax is imported")
@@ -1082,7 +1124,7 @@ def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: 
     if any(v.flows for _, v, _ in tracer.inputs) and not any(v.flows for _, v in outputs):  # a function without gradients
         tracer, outputs = recorded(False)
         settings = {"gradients": "none", **settings}
-    lines, fused, places = tracer.yaml(outputs, axes or {})
+    lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
     if fused and settings.get("fused") != "all":
         settings["fused"] = [*settings.get("fused", []), *fused]
 
@@ -1147,8 +1189,9 @@ def failed_at(error: Exception, function: Callable[..., Any]) -> str:
 class Reference:
     """A function whose arguments say their axes, at all combinations of sizes; `program` makes it."""
 
-    def __init__(self, function: Callable[..., Any], sizes: Mapping[str, Any], dtype: str, weights: Sequence[str], integers: Mapping[str, int]) -> None:
-        self.function, self.dtype, self.weights, self.integers = function, dtype, weights, integers
+    def __init__(self, function: Callable[..., Any], sizes: Mapping[str, Any], dtype: str, weights: Sequence[str], integers: Mapping[str, int],
+                 fills: Mapping[str, Mapping[str, Any]]) -> None:
+        self.function, self.dtype, self.weights, self.integers, self.fills = function, dtype, weights, integers, fills
         self.sizes = {axis: list(n) if isinstance(n, (list, tuple)) else [n] for axis, n in sizes.items()}
         self.axes = {name: str(p.annotation).strip("'\"").replace(" ", "") for name, p in inspect.signature(function).parameters.items()}
         for name, axes in self.axes.items():
@@ -1169,7 +1212,7 @@ class Reference:
                 most = self.integers.get(name)
                 example[name] = np.ones(shape, np.float32) if most is None else np.resize(np.arange(most, dtype=np.int32), shape)
             label = f"traced/{self.function.__name__}-" + "-".join(f"{a}{n}" for a, n in sizes.items())
-            made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers))
+            made.append(trace(self.function, example, weights=self.weights, axes=self.axes, name=label, dtype=self.dtype, integers=self.integers, fills=self.fills))
         return made
 
     def cases(self, precision: str | None = None, **options: Any) -> Any:
@@ -1181,6 +1224,7 @@ class Reference:
 
 
 def program(*, dtype: str = "bfloat16", weights: Sequence[str] = (), integers: Mapping[str, int] | None = None,
+            fills: Mapping[str, Mapping[str, Any]] | None = None,
             **sizes: int | Sequence[int]) -> Callable[[Callable[..., Any]], Reference]:
     """A function of PyTorch or JAX as the reference of a kernel:
 
@@ -1191,6 +1235,6 @@ def program(*, dtype: str = "bfloat16", weights: Sequence[str] = (), integers: M
         @reference.cases(precision="bf16")
         def test_mine(case): ...
 
-    `integers` says of arguments that hold indices how many there are: {"target": 1000}.
+    `integers` says of arguments that hold indices how many there are: {"target": 1000}; `fills` how arguments are filled: {"bias": {"scale": 0.1}}.
     """
-    return lambda function: Reference(function, sizes, dtype, weights, integers or {})
+    return lambda function: Reference(function, sizes, dtype, weights, integers or {}, fills or {})

@@ -280,7 +280,7 @@ class Walk:
 
     def on_lt(self, eqn: Any, given: Sequence[Known]) -> Known:
         a, b = (self.of(v) for v in given)
-        if a.integer and a.low >= 0 and b.number == 0:  # indices from the end
+        if b.number == 0 and (self.t.passed_over(a) is not None or (a.integer and a.low >= 0)):  # indices from the end
             return np.zeros(eqn.outvars[0].aval.shape, bool)
         return self.t.compare("lt", a, b)
 
@@ -483,10 +483,10 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         floats = np.dtype(x.dtype).kind not in "biu"
         if not floats and name not in counts and not hasattr(x, "__array__"):
             raise lib.BadInput(f"{name}: integers of {x}: expected how many there are, integers={{{name!r}: 1000}}")
-        most = 0 if floats else counts[name] - 1 if name in counts else int(np.asarray(x).max())
         shapes.append(jax.ShapeDtypeStruct(x.shape, np.dtype(np.float64) if floats else x.dtype))
-        values.append(tracer.given(name, x.shape, None if floats else f"[0, {most}]", name in weights))
+        values.append(tracer.given(name, x.shape, None if floats else np.array([0, counts[name] - 1]) if name in counts else np.asarray(x).astype(np.int64), name in weights))
         values[-1].truth = np.dtype(x.dtype).kind == "b"
+        values[-1].low = 0 if floats or name in counts else int(np.min(np.asarray(x), initial=0))
     names: list[str] = []
 
     def flat(*arguments: Any) -> list[Any]:

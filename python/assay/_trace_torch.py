@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -405,11 +406,16 @@ class Recorder(TorchDispatchMode):
     on_norm = on_linalg_vector_norm
 
     def on_nll_loss_forward(self, out: Any, logs: Any, target: Any, weight: Any, reduction: int, ignored: int) -> list[Value]:
-        if weight is not None or logs.dim() != 2 or ignored >= 0:
-            raise lib.BadInput("expected logs [T,V], and neither weights nor an index that is passed over")
-        each = self.t.map("neg", self.t.pick(self.of(logs), self.of(target)))
-        loss = self.t.over(("", "mean", "sum")[reduction], each, [0], False) if reduction else each
-        return [loss, self.t.number(logs.shape[0])]
+        if weight is not None or logs.dim() != 2:
+            raise lib.BadInput("expected logs [T,V], and no weights")
+        labels = self.of(target)
+        each = self.t.map("neg", self.t.pick(self.of(logs), labels))
+        if ignored == -100 and not bool((target == ignored).any()):  # nobody thinks of it
+            return [self.t.over(("", "mean", "sum")[reduction], each, [0], False) if reduction else each, self.t.number(logs.shape[0])]
+        over = self.t.compare("eq", labels, self.t.number(ignored))
+        each, count = self.t.where(over, self.t.number(0), each), self.t.over("sum", self.t.truth(self.t.opposite(over)), [0], False)
+        loss = self.t.over("sum", each, [0], False) if reduction else each
+        return [self.t.together("div", [loss, count]) if reduction == 1 else loss, count]
 
     def on_logsumexp(self, out: Any, x: Any, dims: Any, keepdim: bool = False) -> Value:
         return self.t.over("logsumexp", self.of(x), dims, keepdim)
@@ -667,8 +673,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     for name, tensor in example.items():
         tensor = torch.as_tensor(tensor).detach()
         recorder.given.add(id(tensor))
-        most = counts.get(name, 0) - 1 if name in counts or tensor.is_floating_point() else int(tensor.max())
-        integers = None if tensor.is_floating_point() else f"[0, {most}]"
+        integers = None if tensor.is_floating_point() else np.array([0, counts[name] - 1]) if name in counts else tensor.cpu().numpy().astype(np.int64)
         value = tracer.given(name, tensor.shape, integers, name in weights)
         value.truth = tensor.dtype == torch.bool
         recorder.bind(tensor, value)

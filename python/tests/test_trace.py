@@ -462,3 +462,68 @@ def test_a_function_without_gradients_is_a_case_without_them():
     program = assay.trace(mean_of, {"x": torch.randn(4, 8)}, dtype="float32")
     case = program.case("f32")
     assert set(case.expected) == {"outputs/y"} and case.check({"outputs/y": mean_of(case.inputs(torch)["inputs/x"])})
+
+
+# Whole numbers: what is drawn of them.
+
+
+def of_labels(x, t):
+    return F.cross_entropy(x, t.long())
+
+
+def of_labels_by_hand(x, t):
+    counts = t != -100
+    each = -torch.log_softmax(x, -1).gather(-1, t.long().masked_fill(~counts, 0)[:, None])[:, 0]
+    return torch.where(counts, each, 0.0).sum() / counts.sum()
+
+
+def all_labels(x, t):
+    return F.cross_entropy(x, t.long().clamp(min=0))
+
+
+def by_all_tokens(x, t):
+    return F.cross_entropy(x, t.long(), reduction="sum") / len(t)
+
+
+PADDED = torch.tensor([1, 5, -100, 31, 0, 2])
+
+
+@pytest.mark.parametrize("function", [of_labels, of_labels_by_hand])
+@pytest.mark.parametrize("labels", [PADDED, torch.full((6,), -100)])
+def test_labels_that_are_passed_over_are_drawn(function, labels):
+    program = assay.trace(function, {"x": torch.randn(6, 32), "t": labels}, dtype="float32")
+    assert "t: {axes: [T], integers: [0, 31]}  # a quarter of them is -100\n" in str(program)
+    case = program.case("f32")
+    assert (case.inputs()["inputs/t"] == -100).any() and (case.inputs()["inputs/t"] >= 0).any()
+    case.check(results(function, case))
+    for wrong in (all_labels, by_all_tokens):
+        with pytest.raises(assay.Mismatch):
+            case.check(results(wrong, case))
+
+
+WHOLE = {"labels": (of_labels, {"x": torch.randn(4, 8), "t": torch.tensor([1, 3, 2, 3])}, "t", "[0, 3]"),
+         "labels of one class": (of_labels, {"x": torch.randn(4, 8), "t": torch.zeros(4, dtype=torch.int64)}, "t", "[0, 7]"),
+         "segments": (lambda x, s: x * (s == 1), {"x": torch.randn(4), "s": torch.tensor([2, 1, 4, 4])}, "s", "[1, 4]"),
+         "below 0": (lambda x, s: x * s, {"x": torch.randn(4), "s": torch.tensor([2, -3, 4, 4])}, "s", "[-3, 4]"),
+         "a mask of ones": (lambda x, s: x * s, {"x": torch.randn(4), "s": torch.ones(4, dtype=torch.int64)}, "s", "[0, 1]"),
+         "a count": (lambda x, s: x / s, {"x": torch.randn(4), "s": torch.tensor(7)}, "s", "[7, 8]")}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_ranges_come_from_the_example(name):
+    function, example, argument, expected = WHOLE[name]
+    assert re.search(rf"  {argument}: {{axes: \[\w?\], integers: {re.escape(expected)}}}\n", str(assay.trace(function, example)))
+
+
+def test_arguments_are_filled_as_is_said():
+    def biased(x: "T D", bias: "D"):
+        return x + bias
+
+    example = {"x": torch.randn(64, 32), "bias": torch.randn(32)}
+    fills = {"bias": {"scale": 0.125}, "x": {"distribution": "uniform", "low": 2, "high": 3}}
+    given = assay.trace(biased, example, fills=fills, dtype="float32").case("f32").inputs()
+    assert given["inputs/bias"].std() < 0.25 and given["inputs/x"].min() >= 2 and given["inputs/x"].max() <= 3
+    with pytest.raises(assay.BadInput, match="fills has bais, expected one of x, bias"):
+        assay.trace(biased, example, fills={"bais": {"scale": 1}})
+    own = assay.program(T=4, D=64, fills={"bias": {"scale": 0.125}})(biased)
+    assert "  bias: {axes: [D], scale: 0.125}\n" in str(own.programs()[0])

@@ -365,29 +365,37 @@ class Machine:
         return parts[0].axes.replace(of[0], to), np.concatenate([t.value for t in parts], axis), lambda d: np.split(d, ends, axis)
 
     def rows_added(self, shape, index, rows):
-        total = np.zeros(shape, np.float64)
-        np.add.at(total, index.ravel(), rows.reshape((index.size,) + tuple(shape[1:])).astype(np.float64))
+        total, there = np.zeros(shape, np.float64), (index.ravel() >= 0) & (index.ravel() < shape[0])
+        np.add.at(total, index.ravel()[there], rows.reshape((index.size,) + tuple(shape[1:]))[there].astype(np.float64))
         return self.ar.value(total)
+
+    @staticmethod
+    def rows_of(table, index):
+        """Rows by their indices; 0 where an index is none."""
+        there = (index >= 0) & (index < len(table))
+        return np.where(there.reshape(there.shape + (1,) * (table.ndim - 1)), table[np.where(there, index, 0)], table.dtype.type(0))
 
     def step_gather(self, table, index):
         back = lambda d: [self.rows_added(table.value.shape, index.value, d), None]
-        return index.axes + table.axes[1:], table.value[index.value], back
+        return index.axes + table.axes[1:], self.rows_of(table.value, index.value), back
 
     def step_scatter_add(self, axis, x, index):
         shape = (self.p.sizes[axis],) + x.value.shape[index.value.ndim :]
-        back = lambda d: [d[index.value], None]
+        back = lambda d: [self.rows_of(d, index.value), None]
         return axis + x.axes[len(index.axes) :], self.rows_added(shape, index.value, x.value), back
 
     def step_pick(self, x, index):
         rows = x.value.reshape(-1, x.value.shape[-1])
-        places = index.value.reshape(len(rows), -1)
+        given = index.value.reshape(len(rows), -1)
+        there = (given >= 0) & (given < rows.shape[-1])
+        places = np.where(there, given, 0)
 
         def back(d):
             dx = np.zeros_like(rows)
-            np.add.at(dx, (np.arange(len(rows))[:, None], places), d.reshape(places.shape))
+            np.add.at(dx, (np.arange(len(rows))[:, None], places), d.reshape(places.shape) * there)
             return [dx.reshape(x.value.shape), None]
 
-        return index.axes, np.take_along_axis(rows, places, -1).reshape(index.value.shape), back
+        return index.axes, (np.take_along_axis(rows, places, -1) * there).reshape(index.value.shape), back
 
     def step_top_k(self, axes, x):
         best = np.argsort(-x.value, -1, kind="stable")[..., : self.p.sizes[axes[-1]]]

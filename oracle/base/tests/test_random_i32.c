@@ -147,6 +147,33 @@ TEST(element_wise_fills_are_whole_numbers)
     for (int i = 0; i < COUNT; i++) assert_true(x[i] == same[i] && abs(x[i] - 1) % 3 == 0 && abs(x[i] - 1) <= 6);
 }
 
+/* A quarter, at least one of several, never all; the others are as without. */
+TEST(some_are_passed_over)
+{
+    const assay_fill plain = {.distribution = ASSAY_INTEGERS, .scale = 1, .low = 0, .high = 31};
+    assay_fill fill = plain;
+    fill.passes_over = true;
+    fill.over = -100;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        const int64_t counts[] = {1, 2, 3, 400};
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            assay_context ctx = {.threads = 1};
+            const assay_shape shape = assay_shape_of(1, counts[c]);
+            int32_t x[400], without[400];
+            int over = 0;
+            assert_ok(&ctx, assay_random_fill_i32(&ctx, &fill, seed, "inputs/t", &shape, x));
+            assert_ok(&ctx, assay_random_fill_i32(&ctx, &plain, seed, "inputs/t", &shape, without));
+            for (int64_t i = 0; i < counts[c]; i++) {
+                assert_true(x[i] == -100 || x[i] == without[i]);
+                over += x[i] == -100;
+            }
+            if (counts[c] == 1) assert_int_equal(over, 0);
+            if (counts[c] > 1) assert_true(over >= 1 && over < counts[c]);
+            if (counts[c] == 400) assert_true(over > 50 && over < 150);
+        }
+    }
+}
+
 TEST(fills_that_do_not_fit_are_refused)
 {
     const double half[] = {1, 0.5};
