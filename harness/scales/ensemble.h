@@ -9,7 +9,7 @@
 
 /* What error scales and null distributions follow from, as the attribute error_model of a golden says; it counts up with
  * every change of them. Goldens without the attribute are of "1". */
-#define ASSAY_ERROR_MODEL "16"
+#define ASSAY_ERROR_MODEL "17"
 
 /* Evaluates the plan's case: its results, then the error scales and null distributions that the sink wants, into the
  * sink. Operations that give error scales themselves are asked for them; for the others, and for precisions that cannot

@@ -619,6 +619,29 @@ TEST(a_maximum_has_its_gradient_in_every_member)
     trial_close(&t);
 }
 
+/* Behind a mask a whole row may be -1e30, whose logarithm of 3 no number has beside it: its gradients are thirds all the same, in
+ * every member too. */
+TEST(a_sum_of_exponentials_far_from_zero_has_its_gradient)
+{
+    trial t;
+    double dy[3];
+    trial_evaluate(&t,
+                   case_from(PROGRAM("T: 3, D: 3",
+                                     "x: {axes: [T, D], values: [-1.0e30, -1.0e30, -1.0e30, -1.0e9, -1.0e9, -1.0e9, "
+                                     "1.0e5, 1.0e5, 1.0e5]}",
+                                     "", " {}\n", "  y: logsumexp(x, over=\"D\")\nprofiles: [f32]\n")),
+                   NULL);
+    assert_ok(&t.ctx, t.source.read(&t.ctx, t.source.self, "cotangents/y", 0, 3, dy));
+    const assay_tensor *dx = assay_tensor_set_find(&t.golden, "gradients/inputs/x"),
+                       *scale = assay_tensor_set_find(&t.golden, "error_scale/f32/gradients/inputs/x");
+    for (int64_t i = 0; i < dx->count; i++) {
+        const double third = dy[i / 3] / 3;
+        assert_close(dx->values + i, &third, 1, 1e-15, 0);
+        assert_true(scale->values[i] > 0 && scale->values[i] <= 0.05 * fabs(third));
+    }
+    trial_close(&t);
+}
+
 /* What is read through a detach alone has a gradient of exactly 0, in every member; a kernel that lets it flow is told. */
 TEST(a_gradient_that_is_stopped_is_exactly_zero)
 {

@@ -20,6 +20,13 @@ bool graph_rounds_gradient(const graph_call *c, int in)
     return !(c->graph->unrounded && ends && alone);
 }
 
+double graph_moved_by(const assay_context *ctx, double number)
+{
+    double rounded = number;
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
+    return rounded - number;
+}
+
 void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)
 {
     if (graph_rounds_gradient(c, i))

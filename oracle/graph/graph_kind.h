@@ -75,6 +75,9 @@ assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, cons
                                    const graph_linear_size *size);
 void graph_linear_shares(assay_run_shares *shares, double least, const graph_linear_size *size, bool backward);
 
+/* What rounding makes of a number, in the type of sums: by so much of itself e to its power is off. */
+double graph_moved_by(const assay_context *ctx, double number);
+
 /* sum += term, both of which are rounded. */
 void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum);
 

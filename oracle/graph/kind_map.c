@@ -131,6 +131,16 @@ static void round_function(const assay_context *ctx, graph_map f, int64_t count,
     if (!exact) assay_round(ctx, ASSAY_ROUND_ELEMENTARY, count, values);
 }
 
+/* Kernels take e^x as exp2 of x log2(e), which is rounded. */
+static void round_argument(const assay_context *ctx, graph_map f, int64_t count, const double *x, double *values)
+{
+    const bool below =
+        f == GRAPH_MAP_sigmoid || f == GRAPH_MAP_silu || f == GRAPH_MAP_softplus; /* as e^x where it is */
+    if ((f != GRAPH_MAP_exp && !below) || ctx->emulation == NULL) return;
+    for (int64_t i = 0; i < count; i++)
+        if (f == GRAPH_MAP_exp || x[i] < 0) values[i] *= 1 + graph_moved_by(ctx, x[i]);
+}
+
 /* A number near the middle of two of the type goes to either of them, by errors that are far finer than the type: an emulated
  * run moves it by several of these. */
 static void cast_many(const assay_context *ctx, assay_dtype type, int64_t count, const double *x, double *y)
@@ -163,6 +173,7 @@ static assay_status map_forward(assay_context *ctx, const graph_call *c)
             for (int64_t i = 0; i < count; i++) y[i] = value_of(f, x[i], with);
         }
         round_function(ctx, f, count, y);
+        round_argument(ctx, f, count, x, y);
     }
     return ASSAY_OK;
 }
@@ -173,14 +184,6 @@ static double cancelled(const assay_context *ctx, double t)
     double kept = t;
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &kept);
     return (t - kept) * (t + kept);
-}
-
-/* What rounding does to a number: e to its power is off by as much of itself. */
-static double moved_by(const assay_context *ctx, double number)
-{
-    double rounded = number;
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
-    return rounded - number;
 }
 
 /* A slope is a sum of terms, which may cancel: near its zero that of an activation, and 1 - tanh^2. An emulated run errs as the
@@ -198,7 +201,7 @@ static void cancel_terms(const assay_context *ctx, graph_map f, int64_t count, c
             assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &moved);
             slope[i] += moved - terms;
         }
-        if (f == GRAPH_MAP_erf) slope[i] *= 1 + moved_by(ctx, square);
+        if (f == GRAPH_MAP_erf) slope[i] *= 1 + graph_moved_by(ctx, square);
         if (f == GRAPH_MAP_tanh) slope[i] += cancelled(ctx, value[i]);
         if (f == GRAPH_MAP_gelu)
             slope[i] += 0.5 * x[i] * root * (1 + 3 * cubic * square) *
@@ -224,6 +227,7 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
             for (int64_t i = 0; i < count; i++) dx[i] = slope_of(f, x[i], with);
         }
         round_function(ctx, f, count, dx);
+        round_argument(ctx, f, count, x, dx);
         cancel_terms(ctx, f, count, x, value, dx);
         for (int64_t i = 0; i < count; i++) dx[i] *= c->dy[0][first + i];
     }

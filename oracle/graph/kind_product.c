@@ -109,6 +109,31 @@ static assay_status forward(assay_context *ctx, const graph_call *c)
     return multiply(ctx, c->y[0], row_of(g, c->step->out[0]), &p.y, args, p.batch);
 }
 
+/* Flash kernels know <y', dy'> of a softmax's result y', over its axis, as the sum of y dy, where y is the product of it: as it is
+ * stored. Only where no other step gives to dy'. */
+static assay_status sum_rows(assay_context *ctx, const graph_call *c, int i)
+{
+    const graph *g = c->graph;
+    graph_run *r = c->run;
+    const int p = c->step->in[i], y = c->step->out[0], made = g->tensors[p].step;
+    char over[ASSAY_MAX_RANK + 1], left[ASSAY_MAX_RANK + 1];
+    if (!assay_rounds_at_random(ctx) || made < 0 || g->steps[made].kind != &graph_kind_softmax) return ASSAY_OK;
+    if (r->pending[p] != 1 || r->gradient[p] != NULL || r->row_sums[p] != NULL) return ASSAY_OK;
+    graph_axes_without(row_of(g, p)->axes, row_of(g, y)->axes, over);
+    if (strcmp(over, g->steps[made].with.general.over) != 0) return ASSAY_OK;
+    assay_tensor_row rows = {.name = "sums of rows"};
+    const int64_t count = graph_size(g, y);
+    OWNED double *terms = NULL;
+    graph_axes_without(row_of(g, p)->axes, over, left);
+    const int64_t row_count = append_axes(&rows, row_of(g, p), left);
+    MUST(graph_require(ctx, r, y));
+    MUST(assay_alloc_f64(ctx, "terms of sums of rows", count, &terms));
+    MUST(assay_alloc_f64(ctx, "sums of rows", row_count, &r->row_sums[p]));
+    for (int64_t k = 0; k < count; k++) terms[k] = r->value[y][k] * c->dy[0][k];
+    graph_sum(ctx, r->row_sums[p], &rows, terms, row_of(g, y));
+    return ASSAY_OK;
+}
+
 /* da = dy b^T, db = a^T dy. */
 static assay_status backward(assay_context *ctx, const graph_call *c)
 {
@@ -116,6 +141,7 @@ static assay_status backward(assay_context *ctx, const graph_call *c)
     const contraction p = contraction_of(g, c->step);
     const double *a = c->x[0], *b = c->x[1], *dy = c->dy[0];
     OWNED double *made_a = NULL, *made_b = NULL, *made_dy = NULL;
+    for (int i = 0; i < 2; i++) MUST(sum_rows(ctx, c, i));
     MUST(laid_out(ctx, &a, row_of(g, c->step->in[0]), &p.a, &made_a));
     MUST(laid_out(ctx, &b, row_of(g, c->step->in[1]), &p.b, &made_b));
     MUST(laid_out(ctx, &dy, row_of(g, c->step->out[0]), &p.y, &made_dy));

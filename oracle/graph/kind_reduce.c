@@ -164,12 +164,26 @@ static int64_t start_of(const lines *l, int64_t line)
            line % l->others.width * graph_row_step(&l->others, &l->strides);
 }
 
-/* exp(x - largest) of a line and their sum; y may be NULL. */
-static double exponentials(const assay_context *ctx, const lines *l, const double *x, double largest, double *y)
+/* By how much rounding moves the largest number of a line or its log-sum-exp: e to its power is off by as much of itself. None
+ * where that is no small error any more: a correct kernel makes it smaller then. */
+static double moved_a_little(const assay_context *ctx, double number)
 {
+    const double moved = graph_moved_by(ctx, number);
+    return fabs(moved) <= 0.5 ? moved : 0;
+}
+
+/* exp(x - largest) of a line and their sum; y may be NULL. Kernels with exp2 have products of both with log2(e), which are rounded
+ * each: in the emulated runs lines take turns. */
+static double exponentials(const assay_context *ctx, const lines *l, int64_t line, const double *x, double largest,
+                           double *y)
+{
+    const double moved = moved_a_little(ctx, largest);
+    const bool scaled = assay_takes_second_form_at(ctx, line) && moved != 0;
     double sum = 0;
     for (int64_t i = 0; i < l->count; i++) {
-        double e = x[i * l->step] - largest;
+        double e = x[i * l->step];
+        if (scaled) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &e);
+        e -= scaled ? largest + moved : largest;
         assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &e);
         e = assay_exp(e);
         assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &e);
@@ -187,15 +201,32 @@ static double largest_on(const lines *l, const double *x)
     return largest;
 }
 
+static double rounded_log(const assay_context *ctx, double sum)
+{
+    double log = assay_log(sum);
+    assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &log);
+    return log;
+}
+
+/* What exponentials are divided by, or multiplied with its inverse; or they are made again as exp(x - lse), where the rounding of lse is
+ * an error that all of the line have. In the emulated runs lines take turns. */
+static double divisor_of(const assay_context *ctx, int64_t line, double largest, double sum)
+{
+    if (assay_takes_third_form_at(ctx, line))
+        return sum * assay_exp(moved_a_little(ctx, largest + rounded_log(ctx, sum)));
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
+    return sum;
+}
+
 static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
-        const double *x = c->x[0] + start;
+        const double *x = c->x[0] + start, largest = largest_on(&l, x);
         double *y = c->y[0] + start;
-        const double sum = exponentials(ctx, &l, x, largest_on(&l, x), y);
+        const double sum = divisor_of(ctx, line, largest, exponentials(ctx, &l, line, x, largest, y));
         for (int64_t i = 0; i < l.count; i++) y[i * l.step] /= sum;
     }
     if (c->step->with.general.registers)
@@ -203,11 +234,13 @@ static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-/* dx = y (dy - <dy, y>) */
+/* dx = y (dy - <dy, y>). An emulated run errs as the terms do that cancel, in every line: where one number rules it as well. Flash
+ * kernels take <dy, y> from what a product made of y and from the gradient of that (graph_run.row_sums); lines take turns. */
 static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
     const bool rounds = ctx->arithmetic->round != NULL;
+    const double *of_product = c->run->row_sums[c->step->out[0]];
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
@@ -219,9 +252,11 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
             squares += rounds ? (a * b) * (a * b) : 0;
         }
         assay_round_terms(ctx, l.count, 1, &squares, &sum);
+        if (of_product != NULL && assay_takes_second_form_at(ctx, line)) sum = of_product[line];
         for (int64_t i = 0; i < l.count; i++) {
             double rest = dy[i * l.step] - sum;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
+            if (rounds) rest += graph_moved_by(ctx, dy[i * l.step]);
             dx[i * l.step] = y[i * l.step] * rest;
         }
     }
@@ -237,29 +272,38 @@ static assay_status logsumexp_forward(assay_context *ctx, const graph_call *c)
     const lines l = lines_of(c);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
-        const double *x = c->x[0] + start_of(&l, line);
-        const double largest = largest_on(&l, x);
-        double of_sum = assay_log(exponentials(ctx, &l, x, largest, NULL));
-        assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &of_sum);
-        c->y[0][line] = largest + of_sum;
-        if (c->step->with.general.registers) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &c->y[0][line]);
+        const double *x = c->x[0] + start_of(&l, line), largest = largest_on(&l, x);
+        double y = largest + rounded_log(ctx, exponentials(ctx, &l, line, x, largest, NULL));
+        /* log2(sum) + largest log2(e), times ln(2) */
+        if (c->step->with.general.registers || assay_takes_second_form_at(ctx, line))
+            assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &y);
+        c->y[0][line] = y;
     }
     return ASSAY_OK;
 }
 
-/* dx = dy exp(x - y) */
+/* dx = dy exp(x - largest) / sum. Kernels take exp(x - y) of the y that they stored, and so do emulated runs, where its rounding is a
+ * small error. */
 static assay_status logsumexp_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
+    const bool rounds = ctx->arithmetic->round != NULL;
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
+        const double *x = c->x[0] + start, largest = largest_on(&l, x);
+        double sum = 0;
+        for (int64_t i = 0; i < l.count; i++) sum += assay_exp(x[i * l.step] - largest);
+        const double kept = c->y[0][line] - largest;
+        const bool by_y = rounds && fabs(kept - assay_log(sum)) <= 0.5;
+        double from = by_y ? c->y[0][line] : largest;
+        if (by_y && assay_takes_second_form_at(ctx, line)) from += moved_a_little(ctx, from);
         for (int64_t i = 0; i < l.count; i++) {
-            double share = c->x[0][start + i * l.step] - c->y[0][line];
+            double share = x[i * l.step] - from;
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &share);
             share = assay_exp(share);
             assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &share);
-            c->dx[0][start + i * l.step] = c->dy[0][line] * share;
+            c->dx[0][start + i * l.step] = c->dy[0][line] * (by_y ? share : share / sum);
         }
     }
     graph_round_gradient(ctx, c, 0);

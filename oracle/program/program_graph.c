@@ -274,7 +274,7 @@ void assay_program_graph(const assay_program *p, graph *g)
 {
     int result = 0, tensor[ASSAY_PROGRAM_NODES] = {0};
     graph_begin(g, p, axis_size);
-    g->reuses = true;
+    g->reuses = g->adds_up = true;
     for (int i = 1; i < p->node_count; i++) {
         if (p->nodes[i].step == NULL) {
             tensor[i] = put_given(g, p, &p->nodes[i]);

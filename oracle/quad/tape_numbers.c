@@ -239,12 +239,14 @@ static bool is_there(const int32_t *mask, int64_t i)
     return mask == NULL || mask[i] >= 0;
 }
 
-static quad log_sum_exp(int64_t columns, const quad *x, const int32_t *mask)
+/* Of the exponentials of x less its largest number. */
+static quad sum_of_exponentials(int64_t columns, const quad *x, const int32_t *mask, quad *largest)
 {
-    quad largest = -INFINITY, sum = 0;
-    for (int64_t i = 0; i < columns; i++) largest = is_there(mask, i) && x[i] > largest ? x[i] : largest;
-    for (int64_t i = 0; i < columns; i++) sum += is_there(mask, i) ? expq(x[i] - largest) : 0;
-    return largest + logq(sum);
+    quad sum = 0;
+    *largest = -INFINITY;
+    for (int64_t i = 0; i < columns; i++) *largest = is_there(mask, i) && x[i] > *largest ? x[i] : *largest;
+    for (int64_t i = 0; i < columns; i++) sum += is_there(mask, i) ? expq(x[i] - *largest) : 0;
+    return sum;
 }
 
 static void softmax_back(quad_tape *t, const quad_record *y)
@@ -267,8 +269,10 @@ quad_node quad_softmax(quad_tape *t, quad_node x, const int32_t *mask)
     for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++) {
         const quad *of = quad_values(t, x) + row * columns;
         const int32_t *there = mask == NULL ? NULL : mask + row * columns;
-        const quad sum = log_sum_exp(columns, of, there);
-        for (int64_t i = 0; i < columns; i++) values[row * columns + i] = is_there(there, i) ? expq(of[i] - sum) : 0;
+        quad largest;
+        const quad sum = sum_of_exponentials(columns, of, there, &largest);
+        for (int64_t i = 0; i < columns; i++)
+            values[row * columns + i] = is_there(there, i) ? expq(of[i] - largest) / sum : 0;
     }
     return y;
 }
@@ -276,10 +280,13 @@ quad_node quad_softmax(quad_tape *t, quad_node x, const int32_t *mask)
 static void log_sum_back(quad_tape *t, const quad_record *y)
 {
     const int64_t columns = quad_columns(t, y->from[0]);
-    const quad *x = quad_values(t, y->from[0]);
     quad *dx = quad_into(t, y->from[0]);
-    for (int64_t i = 0; dx != NULL && i < y->rows * columns; i++)
-        dx[i] += y->gradient[i / columns] * expq(x[i] - y->values[i / columns]);
+    for (int64_t row = 0; dx != NULL && row < y->rows; row++) {
+        const quad *x = quad_values(t, y->from[0]) + row * columns;
+        quad largest;
+        const quad sum = sum_of_exponentials(columns, x, NULL, &largest);
+        for (int64_t i = 0; i < columns; i++) dx[row * columns + i] += y->gradient[row] * (expq(x[i] - largest) / sum);
+    }
 }
 
 quad_node quad_log_sum_exp(quad_tape *t, quad_node x)
@@ -288,7 +295,10 @@ quad_node quad_log_sum_exp(quad_tape *t, quad_node x)
     const int64_t columns = quad_columns(t, x);
     if (x == 0) return 0;
     quad *values = quad_new(t, quad_rows(t, x), 1, (quad_record){.from = {x}, .back = log_sum_back}, &y);
-    for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++)
-        values[row] = log_sum_exp(columns, quad_values(t, x) + row * columns, NULL);
+    for (int64_t row = 0; values != NULL && row < quad_rows(t, y); row++) {
+        quad largest;
+        const quad sum = sum_of_exponentials(columns, quad_values(t, x) + row * columns, NULL, &largest);
+        values[row] = largest + logq(sum);
+    }
     return y;
 }

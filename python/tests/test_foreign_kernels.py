@@ -1,0 +1,166 @@
+"""Kernels of programs in forms that a correct kernel may have, in float32 by hand: they pass."""
+import json
+
+import assay
+import numpy as np
+import pytest
+
+LOG2E = np.float32(1.4426950408889634)
+TYPES = {"f32": np.float32, "f16": np.float16}
+
+
+def rejected(program, kernel, precision, seeds, **inputs):
+    """Seeds with which the kernel is not called right."""
+    wrong = []
+    for seed in seeds:
+        case = assay.case("case: mine/kernel\nop: program\n" + program, precision=precision, dtype=TYPES[precision].__name__, seed=seed,
+                          explain=False, cache="", inputs=inputs)
+        given = {path.rsplit("/")[-1]: np.asarray(x, np.float32) for path, x in case.inputs().items()}
+        given["dy"] = np.asarray(case.cotangents()["cotangents/y"], np.float32)
+        results = kernel(given, TYPES[precision])
+        if case.judge({path: np.asarray(x, TYPES[precision]) for path, x in results.items()}).verdict != "PASS":
+            wrong.append(seed)
+    return wrong
+
+
+def fill(scale):
+    return {"distribution": "normal", "scale": scale}
+
+
+def along(x, f=np.sum):
+    return f(x, -1, keepdims=True)
+
+
+def by_lse(z):
+    m = along(z, np.max)
+    return np.exp(z - (m + np.log(along(np.exp(z - m)))))
+
+
+def by_exp2(z):
+    e = np.exp2(z * LOG2E - along(z, np.max) * LOG2E)
+    return e / along(e)
+
+
+def by_inverse(z):
+    e = np.exp(z - along(z, np.max))
+    return e * (np.float32(1 - 2**-24) / along(e))  # a reciprocal that is off by a unit
+
+
+ROWS = "sizes: {T: 16, E: %d}\ninputs: {z: [T, E]}\nsteps: {}\noutputs:\n  y: %s\n"
+
+
+@pytest.mark.parametrize("width", [1, 64])
+@pytest.mark.parametrize("form", [by_lse, by_exp2, by_inverse])
+def test_softmax(form, width):
+    def kernel(g, _):
+        p = form(g["z"])
+        return {"outputs/y": p, "gradients/inputs/z": p * (g["dy"] - along(p * g["dy"]))}
+
+    for scale in 1, 10, 100:
+        assert rejected(ROWS % (width, 'softmax(z, over="E")'), kernel, "f32", range(1, 5), z=fill(scale)) == []
+
+
+def test_exp_by_exp2():
+    def kernel(g, _):
+        y = np.exp2(g["z"] * LOG2E)
+        return {"outputs/y": y, "gradients/inputs/z": g["dy"] * y}
+
+    assert rejected(ROWS % (64, "exp(z)"), kernel, "f32", range(1, 5), z=fill(10)) == []
+
+
+@pytest.mark.parametrize("back", ["by the result", "by the softmax"])
+def test_logsumexp_by_exp2(back):
+    def kernel(g, _):
+        m = along(g["z"], np.max) * LOG2E
+        y = (np.log2(along(np.exp2(g["z"] * LOG2E - m))) + m) / LOG2E
+        p = np.exp(g["z"] - y) if back == "by the result" else by_exp2(g["z"])
+        return {"outputs/y": y[:, 0], "gradients/inputs/z": g["dy"][:, None] * p}
+
+    for scale in 1, 10, 100:
+        assert rejected(ROWS % (64, 'logsumexp(z, over="E")'), kernel, "f32", range(1, 5), z=fill(scale)) == []
+
+
+def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0):
+    """Out and gradients of queries, keys, values and bias; <out, dout> is that of out as it is stored. q [N,T,H]."""
+    turned = k.swapaxes(-1, -2)
+    s, slope = q @ turned * np.float32(q.shape[-1] ** -0.5), np.float32(1)
+    if cap:
+        t = np.tanh(s / np.float32(cap))
+        s, slope = np.float32(cap) * t, 1 - t * t
+    s = np.where(shown, s + bias, -np.inf)
+    m = along(s, np.max)
+    e = np.exp(s - m)
+    out = stored(e / along(e) @ v)
+    p = np.exp(s - (m + np.log(along(e))))
+    db = p * (dout @ v.swapaxes(-1, -2) - along(dout * out))
+    ds = db * slope * np.float32(q.shape[-1] ** -0.5)
+    return out, ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout, db
+
+
+ATTENTION = """sizes: {{T: {T}, S: {S}, N: 3, H: {H}}}
+inputs: {{q: [T, N, H], k: [S, N, H], v: [S, N, H], bias: [N, T, S]}}
+steps:
+  s: mul(product("TNH,SNH->NTS", q, k), {scale})
+  p: softmax({shown}, over="S")
+outputs:
+  y: {y}
+"""
+PLAIN = 'product("NTS,SNH->TNH", p, v)'
+
+
+def attend(g, dtype, **how):
+    q, k, v, dy = (g[x].swapaxes(0, 1) for x in ("q", "k", "v", "dy"))
+    out, *back, db = flash(q, k, v, dy, lambda x: np.asarray(np.asarray(x, dtype), np.float32), bias=g["bias"], **how)
+    gradients = {f"gradients/inputs/{name}": x.swapaxes(0, 1) for name, x in zip("qkv", back)}
+    return {"outputs/y": out.swapaxes(0, 1), **gradients, "gradients/inputs/bias": db}
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize("operands", ["probabilities first", "values first"])
+def test_flash_backward_where_a_row_sees_one_key(precision, operands):
+    y = PLAIN if operands == "probabilities first" else 'rearrange("NHT->TNH", product("SNH,NTS->NHT", v, p))'
+    shown = np.tril(np.ones((6, 6), bool))
+    program = ATTENTION.format(T=6, S=6, H=64, scale=64**-0.5, y=y, shown="where(mask, add(s, bias), -1e+30)")
+    mask = {"axes": ["T", "S"], "integers": [0, 1], "values": shown.astype(int).ravel().tolist()}
+    program = program.replace("bias: [N, T, S]", f"bias: [N, T, S], mask: {json.dumps(mask)}")
+    assert rejected(program, lambda g, dtype: attend(g, dtype, shown=shown), precision, range(1, 9)) == []
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize("cap", [0, 5])
+def test_flash_backward_where_one_key_rules_a_row(precision, cap):
+    shown = "add(mul(tanh(div(s, 5.0)), 5.0), bias)" if cap else "add(s, bias)"
+    program = ATTENTION.format(T=17, S=5, H=7, scale=7**-0.5, y=PLAIN, shown=shown)
+    inputs = {name: fill(10) for name in ("q", "k", "v", "bias")}
+    assert rejected(program, lambda g, dtype: attend(g, dtype, cap=cap), precision, range(1, 9), **inputs) == []
+
+
+def test_a_residual_gradient_is_added_in_pieces():
+    """As automatic differentiation adds them: the norm's factor, then what comes through its mean of squares."""
+    program = """sizes: {T: 32, D: 96, F: 48}
+inputs: {x: [T, D]}
+weights: {g: [D], w: [D, F], u: [F, D]}
+steps:
+  n: rms_norm(x, g)
+  h: product("TD,DF->TF", n, w)
+outputs:
+  y: add(x, product("TF,FD->TD", h, u))
+"""
+
+    def kernel(given, _):
+        x, scale, w, u, dy = (given[name] for name in ("x", "g", "w", "u", "dy"))
+        rstd = 1 / np.sqrt(along(x * x, np.mean) + np.float32(1e-6))
+        n = x * rstd
+        h = n * scale @ w
+        dh = dy @ u.T
+        dn = dh @ w.T
+        d = dn * scale
+        return {
+            "outputs/y": x + h @ u,
+            "gradients/inputs/x": (dy + d * rstd) - x * (rstd**3 * along(d * x, np.mean)),
+            "gradients/weights/g": (dn * n).sum(0),
+            "gradients/weights/w": (n * scale).T @ dh,
+            "gradients/weights/u": h.T @ dy,
+        }
+
+    assert rejected(program, kernel, "f32", range(1, 5), x=fill(300)) == []
