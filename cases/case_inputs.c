@@ -27,6 +27,18 @@ bool assay_distribution_has_range(assay_distribution d)
     }
 }
 
+static bool has_mean(assay_distribution d)
+{
+    return d == ASSAY_CONSTANT || d == ASSAY_NEAR_TIES || d == ASSAY_NORMAL || d == ASSAY_INTEGERS ||
+           d == ASSAY_VALUES || d == ASSAY_BLOCK_POWERS || d == ASSAY_ROW_POWERS || d == ASSAY_CANCEL ||
+           d == ASSAY_BELL || d == ASSAY_RAMP;
+}
+
+static bool has_scale(assay_distribution d)
+{
+    return has_mean(d) && d != ASSAY_CONSTANT && d != ASSAY_NEAR_TIES;
+}
+
 /* Which keys a mapping had. */
 typedef struct given {
     bool distribution, low, high, values;
@@ -93,7 +105,7 @@ static assay_status read_fill_key(const assay_yaml *y, const char *key, const ya
                              key, input->path);
 }
 
-/* Keys that would be passed over in silence are refused. */
+/* Keys that would be passed over in silence are refused, but for a scale and a mean that say nothing: older programs wrote them always. */
 static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const assay_case_input *input,
                                const given *has)
 {
@@ -106,6 +118,13 @@ static assay_status check_fill(const assay_yaml *y, const yaml_node_t *at, const
     if ((has->low || has->high) && !assay_distribution_has_range(fill->distribution)) {
         return assay_yaml_refuse(y, at, "%s: the distribution %s has no low and high", input->path, name);
     }
+    if (fill->mean != 0 && !has_mean(fill->distribution) && !y->stored)
+        return assay_yaml_refuse(y, at, "%s: the distribution %s has no mean", input->path, name);
+    if (fill->scale != 1 && !has_scale(fill->distribution) && !y->stored)
+        return assay_yaml_refuse(y, at, "%s: the distribution %s has no scale", input->path, name);
+    if (fill->low != 0 && (fill->distribution == ASSAY_EXPERTS || fill->distribution == ASSAY_GROUP_SIZES) &&
+        !y->stored)
+        return assay_yaml_refuse(y, at, "%s: the distribution %s has no low", input->path, name);
     if (!has->high && (fill->distribution == ASSAY_EXPERTS || fill->distribution == ASSAY_GROUP_SIZES)) {
         return assay_yaml_refuse(y, at, "%s: the distribution %s needs high", input->path, name);
     }

@@ -23,6 +23,7 @@ bool assay_key_is_neutral(const char *list, const char *name);
 typedef struct assay_case_list {
     assay_case *cases;
     int count;
+    bool stored; /* assay_yaml.stored, while they are read */
 } assay_case_list;
 
 assay_status assay_text_list_append(assay_context *ctx, assay_text_list *list, const char *text, size_t length);

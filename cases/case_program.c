@@ -130,10 +130,11 @@ static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, c
     assay_program *p;
     assay_program_line line = {.output = output};
     if (!assay_program_is_name(w->key))
-        return assay_yaml_refuse(y, w->key_node,
-                                 "%.40s is no name, expected letters, digits and _, a letter first; a step within {} "
-                                 "stands in quotes",
-                                 w->key);
+        return assay_yaml_refuse(
+            y, w->key_node,
+            "%.40s is no name, expected letters, digits and _, a letter first; a comma within {} ends "
+            "a step, unless that stands in quotes: {y: \"add(x, o)\"}",
+            w->key);
     snprintf(line.name, sizeof line.name, "%s", w->key);
     MUST(assay_yaml_text(y, w->value, w->key, line.text, sizeof line.text));
     MUST(program_of(y, c, &p));

@@ -92,13 +92,15 @@ static assay_status append_case(const assay_yaml *y, const yaml_node_t *root, vo
     list->cases = cases;
     MUST(assay_case_init(y->ctx, &cases[list->count]));
     list->count++;
-    return read_case(y, root, &cases[list->count - 1]);
+    assay_yaml own = *y;
+    own.stored = list->stored;
+    return read_case(&own, root, &cases[list->count - 1]);
 }
 
-assay_status assay_cases_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
-                               assay_case **cases, int *count)
+static assay_status parse(assay_context *ctx, const char *origin, const char *text, size_t size, bool stored,
+                          assay_case **cases, int *count)
 {
-    assay_case_list list = {0};
+    assay_case_list list = {.stored = stored};
     *cases = NULL;
     *count = 0;
     assay_status status = assay_yaml_documents(ctx, origin, true, text, size, append_case, &list);
@@ -115,10 +117,16 @@ assay_status assay_cases_parse(assay_context *ctx, const char *origin, const cha
     return ASSAY_OK;
 }
 
+assay_status assay_cases_parse(assay_context *ctx, const char *origin, const char *text, size_t size,
+                               assay_case **cases, int *count)
+{
+    return parse(ctx, origin, text, size, false, cases, count);
+}
+
 assay_status assay_cases_parse_stored(assay_context *ctx, const char *origin, const char *text, size_t size,
                                       assay_case **cases, int *count)
 {
-    assay_status status = assay_cases_parse(ctx, origin, text, size, cases, count);
+    assay_status status = parse(ctx, origin, text, size, true, cases, count);
     for (int i = 0; i < *count; i++) assay_model_forget_given(&(*cases)[i].config);
     return status;
 }

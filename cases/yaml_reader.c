@@ -136,7 +136,7 @@ assay_status assay_yaml_documents(assay_context *ctx, const char *origin, bool l
 {
     yaml_parser_t parser;
     yaml_document_t document;
-    const assay_yaml y = {ctx, origin, located, &document};
+    const assay_yaml y = {.ctx = ctx, .origin = origin, .located = located, .document = &document};
     bool more = true;
     assay_status status = check_size(&y, text, size);
     if (status != ASSAY_OK) return status;

@@ -10,6 +10,7 @@ typedef struct assay_yaml {
     assay_context *ctx;
     const char *origin; /* begins every message */
     bool located;       /* whether line and column follow it: not for --set */
+    bool stored;        /* a program wrote it, maybe an older one, which honoured less */
     yaml_document_t *document;
 } assay_yaml;
 

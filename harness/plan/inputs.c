@@ -274,6 +274,9 @@ static assay_status read_integers(assay_context *ctx, void *self, const char *pa
     }
     const assay_case_input *given = assay_case_input_of(inputs->c, path);
     assay_fill fill = given != NULL ? given->fill : entry->fill;
+    if (given != NULL && (given->tail_nan_rows > 0 || given->unused_nan))
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "inputs.%s: whole numbers have no NaN: %s", given->path,
+                          given->unused_nan ? "unused_nan" : "tail_nan_rows");
     /* a permutation or distinct experts are drawn whole */
     MUST(assay_alloc_i32(ctx, path, assay_shape_count(&entry->spec.shape), &whole));
     if (given == NULL && entry->derived) {

@@ -395,6 +395,12 @@ static const struct {
     {PROGRAM("T: 2147483647, D: 2147483647, R: 2147483647", "x: [T], u: [D], v: [R]", "", " {}\n",
              "  y: mul(mul(x, u), v)\n"),
      "test.yml:8:10: y: mul: its size does not fit in 64 bits"},
+    {PROGRAM(GOOD_SIZES, "x: [T, D]", "", " {}\n", "  y: clamp(x, low=1, high=-1)\n"),
+     "low is 1, expected at most high, which is -1"},
+    {"case: test/p\nop: program\nsizes: {T: 4}\ninputs: {x: [T]}\nsteps: {}\noutputs: {y: add(x, x)}\n",
+     "test.yml:6:21: x) is no name, expected letters, digits and _, a letter first; a comma within {} ends a step, "
+     "unless "
+     "that stands in quotes"},
     {PROGRAM("T: 4, D: 6", "x: [T, D]", "", " {}\n", ""), "test.yml:7:9: outputs: expected a mapping"},
     {"case: test/p\nop: program\n", "test/p lacks steps, inputs and outputs"},
     {"case: test/p\nop: rms_norm\nsizes: {T: 4}\n", "test.yml:3:1: sizes is for op program, this is op rms_norm"},
@@ -504,6 +510,21 @@ TEST(a_program_as_text_is_the_same_program)
     free(again);
     assay_cases_free(c, 1);
     assay_cases_free(second, 1);
+}
+
+/* Of two that have the same axes the first says their order. */
+TEST(a_sum_is_laid_out_as_its_first_operand)
+{
+    trial t;
+    trial_plan(&t, case_from(PROGRAM("T: 4, D: 6, E: 2", "x: [T, D], z: [D, T], u: [E, D, T]", "", " {}\n",
+                                     "  y: add(x, z)\n  v: mul(z, x)\n  w: mul(x, u)\n")));
+    static const char *const outputs[] = {"outputs/y", "outputs/v", "outputs/w"}, *const axes[] = {"TD", "DT", "EDT"};
+    for (int i = 0; i < 3; i++) {
+        const assay_tensor_spec *spec = &assay_tensor_list_find(&t.plan.list, outputs[i])->spec;
+        assert_int_equal(spec->shape.rank, strlen(axes[i]));
+        for (int k = 0; k < spec->shape.rank; k++) assert_int_equal(spec->labels[k][0], axes[i][k]);
+    }
+    trial_close(&t);
 }
 
 /* By its name or by its path: the golden's case has one fill of it, and can be read again. */

@@ -43,13 +43,13 @@ static assay_status as_first(check *c)
     return set_axes(c, operand(c, 0)->axes);
 }
 
-/* The axes of the first operand, and behind them what others have besides. If one has all axes the result is laid out as that. */
+/* The axes of the first operand, and behind them what others have besides. If one has all of these and more the result is laid out as that. */
 static assay_status as_all(check *c)
 {
     char axes[ASSAY_MAX_RANK * ASSAY_PROGRAM_OPERANDS + 1] = "";
     for (int i = 0; i < c->node->in_count; i++) {
         const char *own = operand(c, i)->axes;
-        bool has_all = true;
+        bool has_all = strlen(own) > strlen(axes);
         for (const char *letter = axes; *letter != '\0'; letter++) has_all &= strchr(own, *letter) != NULL;
         if (has_all) axes[0] = '\0';
         for (; *own != '\0'; own++)
@@ -494,6 +494,13 @@ static assay_status kinked(check *c)
     return assay_fail(c->ctx, ASSAY_BAD_INPUT, "kink is %g, expected a number from %g to 1", kink, least);
 }
 
+static assay_status clamped(check *c)
+{
+    const double low = assay_program_number(c->node, "low"), high = assay_program_number(c->node, "high");
+    if (low <= high) return kinked(c);
+    return assay_fail(c->ctx, ASSAY_BAD_INPUT, "low is %g, expected at most high, which is %g", low, high);
+}
+
 static assay_status rounded(check *c)
 {
     assay_dtype type;
@@ -575,7 +582,7 @@ const assay_program_step assay_program_steps[] = {
      "x",
      {{"low", 'n', -INFINITY}, {"high", 'n', INFINITY}, {"kink", 'n', 1}},
      "x, but at least low and at most high; kink: the gradient on a bound, from 0 to 1",
-     kinked,
+     clamped,
      0},
     {"float", 1, 1, "x", {{NULL, 0, 0}}, "whole numbers, as numbers", as_first, 1},
     {"less", 2, 2, "a, b", {{NULL, 0, 0}}, "1 where a < b, else 0; of whole numbers", compared, 0},

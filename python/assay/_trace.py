@@ -823,7 +823,7 @@ def axes_of(operands: Sequence[Value]) -> list[Axis]:
     """Of a step of numbers one by one, as docs/programs.md says."""
     axes: list[Axis] = []
     for v in operands:
-        if all(a in roots(v.axes) for a in roots(axes)):
+        if len(v.axes) > len(axes) and all(a in roots(v.axes) for a in roots(axes)):
             axes = []
         axes += [a for a in v.axes if a.root() not in roots(axes)]
     return axes

@@ -109,7 +109,7 @@ class Machine:
     def union(self, operands):
         axes = ""
         for t in operands:
-            if all(a in t.axes for a in axes):
+            if all(a in t.axes for a in axes) and len(t.axes) > len(axes):
                 axes = ""
             axes += "".join(a for a in t.axes if a not in axes)
         return axes
