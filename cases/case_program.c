@@ -138,8 +138,6 @@ static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, c
     snprintf(line.name, sizeof line.name, "%s", w->key);
     MUST(assay_yaml_text(y, w->value, w->key, line.text, sizeof line.text));
     MUST(program_of(y, c, &p));
-    if (p->line_count == ASSAY_PROGRAM_LINES)
-        return assay_yaml_refuse(y, w->key_node, "a program has at most %d steps and outputs", ASSAY_PROGRAM_LINES);
     if (y->located) {
         line.line = (int)w->value->start_mark.line + 1;
         line.column = (int)w->value->start_mark.column + 1 + (w->value->data.scalar.style != YAML_PLAIN_SCALAR_STYLE);
@@ -151,6 +149,12 @@ static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, c
 static assay_status read_lines(const assay_yaml *y, assay_case *c, bool output, const yaml_node_t *node)
 {
     assay_status status = ASSAY_OK;
+    assay_program *p;
+    MUST(program_of(y, c, &p));
+    const int64_t found = p->line_count + (node->data.mapping.pairs.top - node->data.mapping.pairs.start);
+    if (node->type == YAML_MAPPING_NODE && found > ASSAY_PROGRAM_LINES)
+        return assay_yaml_refuse(y, node, "%lld steps and outputs, expected at most %d", (long long)found,
+                                 ASSAY_PROGRAM_LINES);
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, output ? "outputs" : "steps"); assay_yaml_next(&w, &status);)
         status = read_line(y, c, output, &w);
     return status;

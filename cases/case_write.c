@@ -9,6 +9,7 @@
 #include "cases/yaml_text.h"
 #include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
+#include "oracle/program/program.h"
 
 static void write_text(FILE *out, const char *before, const char *text)
 {
@@ -80,7 +81,9 @@ static void write_config(FILE *out, const assay_case *c, bool all)
 
 static void write_inputs(FILE *out, const assay_case *c)
 {
-    fprintf(out, c->input_count > 0 || c->program != NULL ? "inputs:\n" : "inputs: {}\n");
+    bool any = c->input_count > 0; /* a program's weights stand in a block of their own */
+    for (int i = 0; c->program != NULL && i < c->program->tensor_count; i++) any |= !c->program->tensors[i].weight;
+    fprintf(out, any ? "inputs:\n" : "inputs: {}\n");
     assay_case_write_inputs(out, c);
     for (int i = 0; i < c->input_count; i++) {
         if (assay_case_is_declared(c, c->inputs[i].path)) continue;

@@ -83,7 +83,7 @@ static assay_status read_number(compiler *c, double *number)
 static assay_status add_node(compiler *c, const char *at, const assay_program_node *node, int *place)
 {
     if (c->p->node_count == ASSAY_PROGRAM_NODES)
-        return refuse(c, at, "the program has more than %d steps and tensors", ASSAY_PROGRAM_NODES - 1);
+        return refuse(c, at, "more than %d steps, numbers and tensors, expected fewer", ASSAY_PROGRAM_NODES - 1);
     *place = c->p->node_count++;
     c->p->nodes[*place] = *node;
     c->p->nodes[*place].line = c->line;

@@ -258,7 +258,7 @@ static void put_step(graph *g, const assay_program *p, int place, int *tensor)
     }
 }
 
-bool assay_program_fits(const assay_program *p)
+assay_status assay_program_fits(assay_context *ctx, const assay_program *p)
 {
     int steps = 0, tensors = 1;
     for (int i = 1; i < p->node_count; i++) {
@@ -266,7 +266,10 @@ bool assay_program_fits(const assay_program *p)
         steps += own;
         tensors += own == 0 ? 1 : 2 * own; /* at most two a step */
     }
-    return steps <= GRAPH_STEPS && tensors <= GRAPH_TENSORS;
+    if (steps <= GRAPH_STEPS && tensors <= GRAPH_TENSORS) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "the program has too many steps: %d with %d tensors, expected at most %d and %d", steps, tensors,
+                      GRAPH_STEPS, GRAPH_TENSORS);
 }
 
 /* What nothing goes on from is its caller's to round, as the result of any block is. */

@@ -38,6 +38,12 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        return version().split()[0]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def version() -> str:
     """Of the library: release, and where they are known the commit and the instruction set."""
     from ._library import call, text

@@ -29,6 +29,7 @@ from . import _library as lib
 from ._case import Case
 
 MOST = 4096  #: numbers of a constant
+STEPS = 96  #: of a program (oracle/graph/graph.h)
 FAR = -1e30  #: for -inf behind a mask, and what is lower: a program has finite numbers
 #: Steps that make whole numbers of whole numbers, which nothing rounds.
 EXACT = ("float", "less", "equal", "add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "where", "rearrange", "reshape", "slice", "concatenate", "max")
@@ -124,9 +125,10 @@ class Step:
 
 
 class Tracer:
-    def __init__(self, name: str, casts: bool = False, gradients: bool = True) -> None:
-        self.name, self.casts, self.gradients = name, casts, gradients  #: casts: what rounds is a step
-        self.place = ("", 0)  #: file and line of what is recorded
+    def __init__(self, name: str, function: Callable[..., Any], casts: bool = False, gradients: bool = True) -> None:
+        self.name, self.function = name, function
+        self.casts, self.gradients = casts, gradients  #: casts: what rounds is a step; gradients: what stops them is
+        self.place = place_of(function)  #: file and line of what is recorded
         self.inputs: list[tuple[str, Value, np.ndarray[Any, Any] | str | None]] = []  #: whole numbers: those of the example, or their text
         self.compared: dict[int, set[int]] = {}  #: numbers that an argument is compared with
         self.rows_of: dict[int, int] = {}  #: how many there are of what an argument counts
@@ -152,6 +154,8 @@ class Tracer:
         return True
 
     def given(self, name: str, shape: Sequence[int], integers: "np.ndarray[Any, Any] | str | None", weight: bool) -> Value:
+        if 0 in shape:
+            raise lib.BadInput(f"{name} is {list(shape)}, expected a tensor with numbers")
         value = Value(single([Axis(n) for n in shape]), lambda: name)
         value.integer = integers is not None
         value.flows = not value.integer
@@ -171,6 +175,8 @@ class Tracer:
 
         if step not in ("float", "where"):
             operands = [self.numbers(v) for v in operands] if any(v.inverted or v.mask for v in operands) else operands
+        if step in ("slice", "concatenate"):  # which have numbers alone
+            operands = [self.numbers(v) for v in operands]
         axes = [a for d in dims for a in d]
         self.tensors.append(axes)
         made = Step(step, text, axes, self.place, operands)
@@ -192,8 +198,11 @@ class Tracer:
         made.refused = next((v.refused for v in operands if v.refused), self.said(operator, why))
         return made
 
+    def nothing(self, operator: str, shape: Sequence[int]) -> Value:
+        return self.nowhere(operator, (), [(Axis(n),) if n != 1 else () for n in shape], "a tensor without numbers")
+
     def said(self, operator: str, why: str) -> str:
-        return f"{self.place[0]}:{self.place[1]}: {operator}: {why}"
+        return ": ".join([said_place(self.place), *([operator] if operator else []), why])
 
     def renamed(self, x: Value, dims: Sequence[Sequence[Axis]]) -> Value:
         """The same numbers under other axes."""
@@ -230,17 +239,23 @@ class Tracer:
         made.number = float(x)
         return made
 
-    def constant(self, array: "np.ndarray[Any, Any]") -> Value:
-        """A number, or whole numbers that the case file has as an input."""
+    def constant(self, array: "np.ndarray[Any, Any]", what: str = "") -> Value:
+        """A number, or whole numbers that the case file has as an input; what: it is, where that is known."""
         if array.size and (array == array.flat[0]).all():
             return self.number(float(array.flat[0])).seen([()] * array.ndim)
-        if array.dtype.kind not in "biu" or array.size > MOST:
-            raise lib.BadInput("a tensor that is none of the function's arguments")
+        if array.dtype.kind not in "biu":
+            raise lib.BadInput(what or f"a tensor {list(array.shape)} that is none of the function's arguments: give it as one")
         array = array.astype(np.int64)
         for i in range(array.ndim):  # without what is only repeated
             if (array == array.take([0], i)).all():
                 array = array.take([0], i)
         shape = [n for n in array.shape if n > 1]
+        if array.size > MOST:
+            band = self.band(array.reshape(shape)) if len(shape) == 2 else None
+            if band is None:
+                raise lib.BadInput(f"whole numbers or a mask {list(array.shape)} that are none of the function's arguments: {array.size} numbers, expected at most {MOST}, or an argument")
+            dims = iter(band.dims)
+            return band.seen([next(dims) if n > 1 else () for n in array.shape])
         for values, before in self.constants:
             if list(values.shape) == shape and (values == array.reshape(shape)).all():
                 axes = iter(before.axes)
@@ -252,6 +267,22 @@ class Tracer:
         self.constants.append((array.reshape(shape), made))
         axes = iter(made.axes)
         return made.seen([(next(axes),) if n > 1 else () for n in array.shape])
+
+    def band(self, mask: "np.ndarray[Any, Any]") -> Value | None:
+        """A mask that says how far behind a row's index a column's may be: a causal one, a window; or what such a one hides."""
+        rows, columns = mask.shape
+        far = np.concatenate([mask[:0:-1, 0], mask[0]])  # by column - row, from 1 - rows on
+        if mask.min() < 0 or mask.max() > 1 or (mask != far[np.arange(columns) - np.arange(rows)[:, None] + rows - 1]).any():
+            return None
+        edges = np.flatnonzero(np.diff(far)) + 2 - rows  # the first of another kind
+        hides = far[0] == 1 and len(edges) == 2
+        if len(edges) > 2:
+            return None
+        row, column = (self.constant(np.arange(n).reshape(shape)) for n, shape in ((rows, (-1, 1)), (columns, (1, -1))))
+        below = [self.compare("lt", column, self.together("add", [self.numbers(row), self.number(int(edge))])) for edge in edges]  # column - row < edge
+        made = below[0] if len(edges) == 1 else self.together("sub", [below[1], below[0]])
+        made.truth = True
+        return self.opposite(made) if hides or (len(edges) == 1 and far[0] == 0) else made
 
     def map(self, step: str, x: Value, **parameters: Any) -> Value:
         made = self.call(step, [x], x.dims, **parameters)
@@ -378,9 +409,10 @@ class Tracer:
         for v in values:
             first = rank - len(v.dims)
             v = self.renamed(v, [() if size_of(d) == 1 != n else d for d, n in zip(v.dims, most[first:])])
+            crossed = [any(a in roots(d) for n, d in enumerate(dims) if n != first + i for a in roots(v.dims[i])) for i in range(len(v.dims))]
+            if any(crossed):  # a tensor against itself
+                v = self.renamed(v, [self.fresh(size_of(d)) if own else d for own, d in zip(crossed, v.dims)])
             for i in range(len(v.dims)):
-                if any(a in roots(d) for n, d in enumerate(dims) if n != first + i for a in roots(v.dims[i])):  # a tensor against itself
-                    v = self.renamed(v, [self.fresh(size_of(d)) if n == i else d for n, d in enumerate(v.dims)])
                 if v.dims[i] and dims[first + i]:
                     v = self.fit(v, i, dims[first + i])
                 elif v.dims[i]:
@@ -542,6 +574,23 @@ class Tracer:
         x = self.renamed(x, [*x.dims[:place], pairs[:1], pairs[1:], *x.dims[place + 1 :]])
         x = self.slice(x, place + 1, first, first + 1)
         return self.renamed(x, [*x.dims[: place + 1], (), *x.dims[place + 2 :]]).seen([*x.dims[: place + 1], *x.dims[place + 2 :]])
+
+    def tiled(self, x: Value, times: Sequence[int]) -> Value:
+        """The whole as often behind itself along each dimension."""
+        x = x.seen([()] * (len(times) - len(x.dims)) + list(x.dims))
+        return self.ordered(x, [(*([Axis(n)] if n > 1 else []), *d) for n, d in zip(times, x.dims)])
+
+    def flipped(self, x: Value, place: int) -> Value:
+        """From the end on."""
+        order = [place, *(i for i in range(len(x.dims)) if i != place)]
+        made = self.rows(self.ordered(x, [x.dims[i] for i in order]), self.constant(np.arange(size_of(x.dims[place]))[::-1]))
+        return self.ordered(made, [made.dims[order.index(i)] for i in range(len(order))])
+
+    def rolled(self, x: Value, place: int, by: int) -> Value:
+        """What leaves a dimension at its end comes in at its beginning."""
+        size = size_of(x.dims[place])
+        first = -by % size
+        return self.concatenate([self.slice(x, place, first, size), self.slice(x, place, 0, first)], place) if first else x
 
     def top_k(self, x: Value, count: int) -> Value:
         """The indices of the largest along the last dimension."""
@@ -709,6 +758,21 @@ class Tracer:
 
     # the program
 
+    def output(self, name: str, value: Value, shape: Sequence[int], outputs: list[tuple[str, Value]]) -> None:
+        """A result of the function."""
+        if value.integer and value.step is not None:
+            self.choices.append(value)  # a result by itself
+            return
+        if value.number is not None or (value.step is None and not value.refused and not value.flows):
+            raise lib.BadInput(f"{self.at}: {name} {'depends on no argument' if value.number is not None else 'is an argument of whole numbers'}, expected what is computed of tensors")
+        if value.step is None and not value.refused:  # an argument as it is
+            value = self.together("mul", [value, self.number(1)])
+        outputs.append((name, value if value.refused or all(len(d) == 1 for d in value.dims) else self.reshape(value, shape, True)))
+
+    @property
+    def at(self) -> str:
+        return said_place(place_of(self.function))
+
     def fuse(self, outputs: Sequence[tuple[str, Value]]) -> list[Step]:
         """Angles of positions and the like: what only whole numbers make, and only such read, stays in registers."""
         readers: dict[int, list[Step]] = {}
@@ -746,7 +810,7 @@ class Tracer:
             for axis, letter in zip(value.axes, hints.get(path.split("/")[1], "").replace(" ", "")):
                 root = axis.root()
                 if taken.setdefault(letter, root) is not root or root.letter not in ("", letter):
-                    raise lib.BadInput(f"{self.name}: the axis {letter} of {path} is no axis of its own, or another one")
+                    raise lib.BadInput(f"{self.at}: the axis {letter} of {path} is no axis of its own, or another one")
                 root.letter = letter
         used: list[Axis] = []
         for axes in self.tensors:
@@ -755,7 +819,7 @@ class Tracer:
         for root in used:
             if root.letter == "":
                 if not free:
-                    raise lib.BadInput(f"{self.name}: more than {len(LETTERS)} axes")
+                    raise lib.BadInput(f"{self.at}: {len(used)} axes of their own, expected at most {len(LETTERS)}")
                 root.letter = free.pop(0)
         return used
 
@@ -785,6 +849,8 @@ class Tracer:
     def yaml(self, outputs: Sequence[tuple[str, Value]], hints: Mapping[str, str], fills: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str], dict[int, tuple[str, int]]]:
         """The lines of the case file, the steps that stay in registers, and of which line of the function each line is."""
         self.steps = self.live(outputs)
+        if len(self.steps) > STEPS:
+            raise lib.BadInput(f"{self.at}: {len(self.steps)} steps, expected at most {STEPS}: trace a part of the function")
         used = self.put_letters(hints)
         within = self.fuse(outputs)
         self.put_names(outputs)
@@ -795,6 +861,9 @@ class Tracer:
         words = set(re.findall(r"\w+", " ".join([*texts.values(), *results.values()])))
         constants = [v.core for _, v in self.constants]
         self.inputs = [(path, v, i) for path, v, i in self.inputs if v.core not in constants or path.split("/")[1] in words]
+        unread = [path.split("/")[1] for path, _, _ in self.inputs if path.split("/")[1] not in words]
+        if unread:
+            raise lib.BadInput(f"{self.at}: no output depends on {unread[0]}: trace a function without it")
         letters = set("".join(self.letters(v.axes) for _, v, _ in self.inputs) + "".join(self.letters(s.axes) for s in kept))
         quotes = re.findall(r'"([^"]*)"', "".join([*texts.values(), *results.values()]))
         letters |= set(re.sub(r"[^A-Za-z]", "", "".join(word for word in quotes if not re.search(r"\d", word))))  # no types
@@ -1021,7 +1090,7 @@ class Program:
     @property
     def where(self) -> str:
         """The function's place."""
-        return f"{self._place[0]}:{self._place[1]}" if self._place[1] else self._place[0]
+        return said_place(self._place)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         with open(path, "w") as file:
@@ -1051,7 +1120,7 @@ class Program:
         if match is None:
             return why
         file, line = self._places.get(int(match[1] or 0), self._place)
-        return (f"{file}:{line}: " if line else f"{file}: " if file else "") + why[match.end() :]
+        return said_place((file, line)) + ": " + why[match.end() :]
 
 
 def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:
@@ -1079,6 +1148,21 @@ def place_of(function: Callable[..., Any]) -> tuple[str, int]:
     return (code.co_filename, code.co_firstlineno) if code else (getattr(function, "__name__", type(function).__name__), 0)
 
 
+def said_place(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}" if place[1] else place[0]
+
+
+def named(function: Callable[..., Any], result: Any) -> dict[str, Any]:
+    """A function's results by their names."""
+    several = isinstance(result, (tuple, list))
+    found = result if isinstance(result, dict) else {f"y{i}": x for i, x in enumerate(result)} if several else {"y": result}
+    for name, x in found.items() or [("it", None)]:
+        if not isinstance(name, str) or not (hasattr(x, "dtype") and hasattr(x, "shape")):
+            what = f"{name!r} is no name" if not isinstance(name, str) else f"{name} is {'None' if x is None else 'a ' + type(x).__name__}"
+            raise lib.BadInput(f"{said_place(place_of(function))}: of its results {what}, expected a tensor, several of them, or a dictionary with their names")
+    return found
+
+
 def library_of(function: Callable[..., Any], example: Mapping[str, Any]) -> str:
     """torch or jax: whose the example's tensors are, else that which the function's names lead to, else what is imported."""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -1102,9 +1186,8 @@ def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: 
     """
     if casts not in ("drop", "keep"):
         raise lib.BadInput(f"trace: casts is {casts!r}, expected drop or keep")
-    for argument in fills or {}:
-        if argument not in example:
-            raise lib.BadInput(f"trace: fills has {argument}, expected one of {', '.join(example)}")
+    weights = [weights] if isinstance(weights, str) else list(weights)
+    check_names(function, example, weights=weights, axes=axes or {}, integers=integers or {}, fills=fills or {})
     library = library_of(function, example)
     if library == "":
         raise lib.BadInput("trace: neither torch nor jax is imported")
@@ -1112,29 +1195,60 @@ def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: 
     title = name or "traced/" + getattr(function, "__name__", "function").strip("<>")
 
     def recorded(gradients: bool) -> tuple[Tracer, list[tuple[str, Value]]]:
-        tracer = Tracer(title, casts == "keep", gradients)
+        tracer = Tracer(title, function, casts == "keep", gradients)
         try:
             return tracer, framework.record(tracer, function, dict(example), set(weights), integers or {})
-        except lib.BadInput:
-            raise
+        except lib.BadInput as why:
+            raise lib.BadInput(str(why) if re.match(r".+:\d+: ", str(why)) else f"{tracer.at}: {why}") from None
         except Exception as error:
             raise lib.BadInput(f"{failed_at(error, function)}: {said_by(error)}") from error
 
     tracer, outputs = recorded(True)
+    for path, value, _ in tracer.inputs:
+        if path.split("/")[1] in (integers or {}) and not value.integer:
+            raise lib.BadInput(f"{tracer.at}: integers has {path.split('/')[1]}, expected an argument of whole numbers")
     if any(v.flows for _, v, _ in tracer.inputs) and not any(v.flows for _, v in outputs):  # a function without gradients
         tracer, outputs = recorded(False)
         settings = {"gradients": "none", **settings}
     lines, fused, places = tracer.yaml(outputs, axes or {}, fills or {})
-    if fused and settings.get("fused") != "all":
-        settings["fused"] = [*settings.get("fused", []), *fused]
+    own = settings.get("fused", [])
+    if fused and own != "all":
+        settings["fused"] = [*([own] if isinstance(own, str) else own), *fused]
 
     def program(keys: Mapping[str, Any]) -> Program:
-        return Program("\n".join(lines + [f"{key}: {json.dumps(value)}" for key, value in keys.items()]) + "\n", place_of(function), places)
+        return Program("\n".join(lines + [f"{key}: {as_json(key, value)}" for key, value in keys.items()]) + "\n", place_of(function), places)
 
     rounds = any(step.base == "cast" for step in tracer.steps)
     if check and not tracer.stands_alone and not (rounds and library == "torch"):  # there a function sees the types of its example
         held(functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
     return program(settings)
+
+
+def check_names(function: Callable[..., Any], example: Any, **others: Any) -> None:
+    """An example has the function's arguments, and what is said of them are some of these."""
+    where = said_place(place_of(function))
+    if not isinstance(example, Mapping) or not example:
+        raise lib.BadInput(f"{where}: the example is {'empty' if isinstance(example, Mapping) else 'of ' + type(example).__name__}, expected tensors by the names of the function's arguments")
+    try:
+        inspect.signature(function).bind(**example)
+    except TypeError as why:
+        raise lib.BadInput(f"{where}: {why}: the example has {', '.join(map(str, example))}") from None
+    except ValueError:
+        pass  # a function that says nothing of its arguments
+    for key, names in others.items():
+        for name in names:
+            if name not in example:
+                raise lib.BadInput(f"{where}: {key} has {name}, expected an argument of the example: {', '.join(example)}")
+    for name, letters in others["axes"].items():
+        if not isinstance(letters, str) or len(letters.replace(" ", "")) > len(getattr(example[name], "shape", ())):
+            raise lib.BadInput(f"{where}: axes says {letters!r} of {name}, expected a letter for each of its {len(getattr(example[name], 'shape', ()))} axes")
+
+
+def as_json(key: str, value: Any) -> str:
+    try:
+        return json.dumps(value, default=lambda x: x.item())
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        raise lib.BadInput(f"trace: {key} is of {type(value).__name__}, expected what a case file has") from None
 
 
 def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Mapping[str, Any], program: Program) -> None:
@@ -1183,7 +1297,7 @@ def failed_at(error: Exception, function: Callable[..., Any]) -> str:
     for frame in traceback.extract_tb(error.__traceback__):
         if not re.search(r"[/\\](site-packages|dist-packages|assay|lib/python[\d.]*)[/\\]", frame.filename) and not frame.filename.startswith("<"):
             file, line = frame.filename, frame.lineno or 0
-    return f"{file}:{line}" if line else file
+    return said_place((file, line))
 
 
 class Reference:
@@ -1193,7 +1307,13 @@ class Reference:
                  fills: Mapping[str, Mapping[str, Any]]) -> None:
         self.function, self.dtype, self.weights, self.integers, self.fills = function, dtype, weights, integers, fills
         self.sizes = {axis: list(n) if isinstance(n, (list, tuple)) else [n] for axis, n in sizes.items()}
-        self.axes = {name: str(p.annotation).strip("'\"").replace(" ", "") for name, p in inspect.signature(function).parameters.items()}
+        self.axes = {}
+        for name, p in inspect.signature(function).parameters.items():
+            if p.default is not p.empty:  # as it is: epsilon=1e-6
+                continue
+            if not isinstance(p.annotation, str):
+                raise lib.BadInput(f"program: {name} is annotated by no axes, expected their letters in quotes, or a default")
+            self.axes[name] = p.annotation.strip("'\"").replace(" ", "")
         for name, axes in self.axes.items():
             unknown = [a for a in axes if a not in self.sizes]
             if unknown:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value, shape_of
+from ._trace import Axis, Tracer, Value, named, place_of, shape_of
 from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "pvary", "mesh_cast")
@@ -63,8 +63,7 @@ class Walk:
 
     def __init__(self, tracer: Tracer, function: Callable[..., Any]) -> None:
         self.t = tracer
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        self.file, self.first = (code.co_filename, code.co_firstlineno) if code else ("", 0)
+        self.file, self.first = place_of(function)
         self.within: list[str] = []  # names of the functions that are called
         self.turns: dict[int, tuple[Known, Turn]] = {}  # of what is known, by its id
         self.rotations = Turns(tracer)
@@ -102,6 +101,8 @@ class Walk:
             if rope is not None:
                 return [rope]
         shapes = [v.aval.shape for v in eqn.outvars]
+        if any(0 in shape for shape in shapes):
+            return [self.t.nothing(name, shape) for shape in shapes]
         try:
             found = self.record(name, eqn, given)
         except lib.BadInput as why:  # which is said where an output needs it: jax.numpy computes much that nobody reads
@@ -162,13 +163,14 @@ class Walk:
     def of(self, x: Known) -> Value:
         if isinstance(x, Joined):
             raise lib.BadInput("indices that are put together")
-        return x if isinstance(x, Value) else self.t.constant(shortest(x))
+        if isinstance(x, Value):
+            return x
+        turns = f"cosines or sines {list(x.shape)} that are in no rotation with frequencies theta^(-2i/R): give them as an argument"
+        return self.t.constant(shortest(x), turns if id(x) in self.turns else "")
 
     def whole(self, x: Known, var: Any) -> Value:
         """With an axis for each dimension that repeats."""
         v, shape = self.of(x), var.aval.shape
-        if v.number is not None and shape:
-            raise lib.BadInput("a tensor that is none of the function's arguments")
         return self.t.ordered(v, [d or (() if n == 1 else (Axis(n),)) for d, n in zip(v.dims, shape)])
 
     def record(self, name: str, eqn: Any, given: Sequence[Known]) -> Any:
@@ -394,6 +396,23 @@ class Walk:
         firsts = [min(int(b or 0), n - m) for b, n, m in zip(begins, shape, slice_sizes)]
         return self.parts(self.of(given[0]), shape, firsts, [f + m for f, m in zip(firsts, slice_sizes)])
 
+    def on_tile(self, eqn: Any, given: Sequence[Known], reps: Sequence[int]) -> Value:
+        return self.t.tiled(self.whole(given[0], eqn.invars[0]), reps)
+
+    def on_rev(self, eqn: Any, given: Sequence[Known], dimensions: Sequence[int]) -> Value:
+        x = self.whole(given[0], eqn.invars[0])
+        for place in dimensions:
+            x = self.t.flipped(x, place)
+        return x
+
+    def on_pad(self, eqn: Any, given: Sequence[Known], padding_config: Any) -> Value:
+        x, number = self.whole(given[0], eqn.invars[0]), self.of(given[1]).number
+        if number is None or any(within for _, _, within in padding_config):
+            raise lib.BadInput("expected a number around a tensor")
+        for i, (before, behind, _) in enumerate(padding_config):
+            x = self.t.padded(x, i, int(before), int(behind), number) if (before, behind) != (0, 0) else x
+        return x
+
     def on_split(self, eqn: Any, given: Sequence[Known], sizes: Sequence[int], axis: int) -> list[Value]:
         made, first = [], 0
         for size in map(int, sizes):
@@ -480,6 +499,11 @@ def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str], counts: Mapping[str, int]) -> list[tuple[str, Value]]:
     shapes, values = [], []
     for name, x in example.items():
+        if not hasattr(x, "dtype") or not hasattr(x, "shape") or np.dtype(x.dtype).kind == "c":
+            raise lib.BadInput(f"{name} of the example is of {getattr(x, 'dtype', type(x).__name__)}, expected a tensor of real numbers, or its shape; what is none is bound to the function "
+                               "beforehand, by functools.partial or a lambda")
+        if 0 in x.shape:
+            raise lib.BadInput(f"{name} is {list(x.shape)}, expected a tensor with numbers")
         floats = np.dtype(x.dtype).kind not in "biu"
         if not floats and name not in counts and not hasattr(x, "__array__"):
             raise lib.BadInput(f"{name}: integers of {x}: expected how many there are, integers={{{name!r}: 1000}}")
@@ -490,7 +514,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     names: list[str] = []
 
     def flat(*arguments: Any) -> list[Any]:
-        results = named(function(**dict(zip(example, arguments))))
+        results = named(function, function(**dict(zip(example, arguments))))
         names[:] = list(results)
         return list(results.values())
 
@@ -498,19 +522,11 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
         closed = jax.make_jaxpr(flat)(*shapes)
         walk = Walk(tracer, function)
         made = walk.run(closed.jaxpr, closed.consts, values, None)
-    outputs = []
+    outputs: list[tuple[str, Value]] = []
     for name, value, var in zip(names, made, closed.jaxpr.outvars):
         v = walk.of(value)
-        if v.integer:
-            tracer.choices.append(v)  # a result by itself
-        else:
-            v = v if v.refused else walk.whole(v, var)
-            outputs.append((name, v if v.refused or all(len(d) == 1 for d in v.dims) else tracer.reshape(v, var.aval.shape, True)))
+        tracer.output(name, v if v.refused or v.integer or v.number is not None else walk.whole(v, var), var.aval.shape, outputs)
     return outputs
-
-
-def named(result: Any) -> dict[str, Any]:
-    return result if isinstance(result, dict) else {f"y{i}": y for i, y in enumerate(result)} if isinstance(result, (tuple, list)) else {"y": result}
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
@@ -520,7 +536,7 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
 
     def run(leaves: Mapping[str, Any], others: Mapping[str, Any], upstream: Mapping[str, Any]) -> Any:
         def outputs(leaves: Mapping[str, Any]) -> Any:
-            made = named(function(**{name: leaves[name] if name in leaves else others[name] for name in example}))
+            made = named(function, function(**{name: leaves[name] if name in leaves else others[name] for name in example}))
             return {name: y for name, y in made.items() if name in upstream}
 
         made, back = jax.vjp(outputs, leaves)

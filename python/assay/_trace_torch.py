@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import RECORDERS, Axis, Tracer, Value, place_of, shape_of, size_of
+from ._trace import RECORDERS, Axis, Tracer, Value, named, place_of, shape_of, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -55,6 +55,7 @@ def read_by(handler: Callable[..., Any], func: Any, args: Sequence[Any], kwargs:
 
 
 def array_of(x: Any) -> Any:
+    x = x.detach().cpu()
     return x.double().numpy() if x.is_floating_point() else x.numpy()  # bfloat16 is none of numpy's
 
 
@@ -67,6 +68,7 @@ class Recorder(TorchDispatchMode):
         self.rotations = Turns(tracer)
         self.alive: list[Any] = []  # so that no id is used again
         self.given: set[int] = set()
+        self.own: set[int] = set()  #: what is computed of no argument
         self.views: dict[int, tuple[Any, Any, int, int]] = {}  #: parts: the tensor, what it is a part of, the dimension, the first index
 
     def bind(self, tensor: Any, value: Value) -> None:
@@ -138,11 +140,21 @@ class Recorder(TorchDispatchMode):
                 self.turns.pop(id(x), None)
             return self.values[id(x)]
         try:
-            made = self.t.constant(array_of(x))
+            if x.grad_fn is not None and id(x) not in self.own:
+                raise lib.BadInput(f"a tensor {list(x.shape)} that is computed where trace does not see it: in another thread, or before")
+            made = self.t.constant(array_of(x), self.unknown(x))
         except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
         return made
+
+    def unknown(self, x: Any) -> str:
+        """What a tensor is that is no argument."""
+        if x.requires_grad:
+            return f"a parameter {list(x.shape)} of a module, which is none of the function's arguments: torch.func.functional_call makes it one"
+        if id(x) in self.turns:
+            return f"cosines or sines {list(x.shape)} that are in no rotation with frequencies theta^(-2i/R): give them as an argument"
+        return ""
 
     def numbers(self, x: Any) -> Value:
         """Of a tensor that may hold whole numbers."""
@@ -201,6 +213,8 @@ class Recorder(TorchDispatchMode):
         if operator == "_local_scalar_dense" and (id(args[0]) not in self.values or self.of(args[0]).whole):
             return out  # of indices: as the example has it
         if not known:
+            self.alive.append(out)
+            self.own |= {id(x) for x in (out if isinstance(out, (list, tuple)) else [out])}
             return out  # a constant
         try:
             if any(id(x) in self.given for x in written):
@@ -222,6 +236,8 @@ class Recorder(TorchDispatchMode):
         handler = self.handler(operator)
         if handler is None:
             raise lib.BadInput("a program has no such operator")
+        if isinstance(out, torch.Tensor) and out.numel() == 0:
+            return self.t.nothing(operator, out.shape)
         given, named = read_by(handler, func, args, kwargs)
         made = handler(out, *given, **named)
         for v, tensor in zip(made, out) if isinstance(made, list) else [(made, out)]:
@@ -531,8 +547,7 @@ class Recorder(TorchDispatchMode):
                     raise lib.BadInput("every few indices of a part")
                 v, first = self.t.slice(v, place, first, first + out.shape[place] * step), 0
             return self.t.every(v, place % x.dim(), first, step)
-        first, end = first or 0, size if end is None else min(end, size)
-        first, end = first + size * (first < 0), end + size * (end < 0)
+        first, end = (max(0, i + size * (i < 0)) for i in (first or 0, size if end is None else min(end, size)))
         v = self.of(x)
         convolved = v.came("convolution")
         if convolved and place % x.dim() == 2 and (first, end) == (0, size_of(convolved[0].dims[2])):
@@ -541,6 +556,23 @@ class Recorder(TorchDispatchMode):
             made = self.t.together("add", [made, *bias]) if bias else made
             return self.t.ordered(made, [made.dims[i] for i in (0, 2, 1)])
         return self.t.slice(v, place, first, end)
+
+    def on_repeat(self, out: Any, x: Any, times: Sequence[int]) -> Value:
+        return self.t.tiled(self.of(x), times)
+
+    def on_flip(self, out: Any, x: Any, places: Sequence[int]) -> Value:
+        v = self.of(x)
+        for place in places:
+            v = self.t.flipped(v, place % x.dim())
+        return v
+
+    def on_roll(self, out: Any, x: Any, shifts: Sequence[int], places: Sequence[int] = ()) -> Value:
+        if not places:
+            raise lib.BadInput("expected the dimensions that it moves along")
+        v = self.of(x)
+        for place, by in zip(places, shifts):
+            v = self.t.rolled(v, place % x.dim(), by)
+        return v
 
     def on_split(self, out: Any, x: Any, _size: Any, place: int = 0) -> list[Value]:
         made, first = [], 0
@@ -671,7 +703,7 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
     recorder = Recorder(tracer, function)
     arguments = {}
     for name, tensor in example.items():
-        tensor = torch.as_tensor(tensor).detach()
+        tensor = tensor_of(name, tensor).detach()
         recorder.given.add(id(tensor))
         integers = None if tensor.is_floating_point() else np.array([0, counts[name] - 1]) if name in counts else tensor.cpu().numpy().astype(np.int64)
         value = tracer.given(name, tensor.shape, integers, name in weights)
@@ -684,19 +716,23 @@ def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any]
             result = function(**arguments)
     finally:
         RECORDERS.pop()
-    results = named(result)
-    outputs = []
-    for name, tensor in results.items():
-        value = recorder.of(tensor)
-        if value.integer:
-            tracer.choices.append(value)  # a result by itself
-            continue
-        outputs.append((name, value if value.refused or all(len(d) == 1 for d in value.dims) else tracer.reshape(value, tensor.shape, True)))
+    outputs: list[tuple[str, Value]] = []
+    for name, tensor in named(function, result).items():
+        tracer.output(name, recorder.of(tensor), tensor.shape, outputs)
     return outputs
 
 
-def named(result: Any) -> dict[str, Any]:
-    return result if isinstance(result, dict) else {"y": result} if isinstance(result, torch.Tensor) else {f"y{i}": r for i, r in enumerate(result)}
+def tensor_of(name: str, x: Any) -> Any:
+    """An argument of the example."""
+    try:
+        x = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise lib.BadInput(f"{name} of the example is of {type(x).__name__}, expected a tensor; what is none is bound to the function beforehand, by functools.partial or a lambda") from None
+    if x.is_complex() or x.layout != torch.strided:
+        raise lib.BadInput(f"{name} of the example is of {x.dtype} and {x.layout} on {x.device}, expected a dense tensor of real numbers")
+    if x.numel() == 0:
+        raise lib.BadInput(f"{name} is {list(x.shape)}, expected a tensor with numbers")
+    return x
 
 
 class Wide(TorchDispatchMode):
@@ -750,18 +786,18 @@ def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Ma
     """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
     arguments = {}
     for name, tensor in example.items():
-        given_type = torch.as_tensor(tensor).dtype
-        made = torch.tensor(given[name], dtype=torch.float64 if given_type.is_floating_point else given_type)
+        like = tensor_of(name, tensor)
+        made = torch.tensor(given[name], dtype=torch.float64 if like.is_floating_point() else like.dtype, device="cpu" if like.is_meta else like.device)
         arguments[name] = made.requires_grad_(made.is_floating_point())
     library, mode, usual = torch, Wide(kinks), torch.get_default_dtype()  # type: Any, Wide, Any
     library.set_default_dtype(torch.float64)
     try:
         with plainly(), mode:
-            results = {name: x for name, x in named(function(**dict(arguments))).items() if name in cotangents}
+            results = {name: x for name, x in named(function, function(**dict(arguments))).items() if name in cotangents}
             leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
-            pairs = [(x, torch.tensor(cotangents[name])) for name, x in results.items() if x.requires_grad]
+            pairs = [(x, torch.tensor(cotangents[name], device=x.device)) for name, x in results.items() if x.requires_grad]
             found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)
     finally:
         library.set_default_dtype(usual)
     gradients = {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found)}
-    return ({name: x.detach().numpy() for name, x in results.items()}, {name: g.detach().numpy() for name, g in gradients.items()}, mode.kinked)
+    return ({name: x.detach().cpu().numpy() for name, x in results.items()}, {name: g.detach().cpu().numpy() for name, g in gradients.items()}, mode.kinked)

@@ -2,6 +2,7 @@
 import dis
 import math
 import re
+import threading
 
 import assay
 import numpy as np
@@ -214,7 +215,7 @@ def test_frequencies_that_are_scaled_are_no_rope():
         a, b = x[:, :4], x[:, 4:]
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
-    with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
+    with pytest.raises(assay.BadInput, match=r"mul: a tensor \[4\] that is none of the function's arguments: give it as one"):
         assay.trace(scaled, {"x": torch.randn(5, 8), "at": torch.arange(5)})
 
 
@@ -264,8 +265,116 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
         assay.trace(looked_at, {"x": torch.randn(4)})
     with pytest.raises(assay.BadInput, match="writes into what others read"):
         assay.trace(lambda x: x.mul_(2), {"x": torch.randn(4)})
-    with pytest.raises(assay.BadInput, match="mul: a tensor that is none of the function's arguments"):
+    with pytest.raises(assay.BadInput, match=r"mul: a tensor \[4\] that is none of the function's arguments: give it as one"):
         assay.trace(lambda x: x * torch.linspace(0, 1, 4), {"x": torch.randn(4)})
+
+
+def in_a_thread(x):
+    made = []
+    worker = threading.Thread(target=lambda: made.append(x * 2))
+    worker.start()
+    worker.join()
+    return made[0]
+
+
+def repeated(x, times=2000):
+    for _ in range(times):
+        x = x * 1.01 + 0.1
+    return x
+
+
+X, SQUARE, LAYER = torch.ones(4, 8), torch.randn(8, 8), torch.nn.Linear(8, 8)
+#: A function, its example, what else trace is told, and the line that refuses it.
+REFUSED = {
+    "none": (lambda x: None, {"x": X}, {}, "of its results y is None, expected a tensor"),
+    "nested": (lambda x: [x, [x * 2]], {"x": X}, {}, "of its results y1 is a list, expected a tensor"),
+    "generator": (lambda x: (yield x), {"x": X}, {}, "of its results y is a generator, expected a tensor"),
+    "a key": (lambda x: {0: x * 2}, {"x": X}, {}, "of its results 0 is no name"),
+    "constant": (lambda x: torch.ones(3), {"x": X}, {}, "y depends on no argument"),
+    "thread": (in_a_thread, {"x": X}, {}, r"a tensor \[4, 8\] that is computed where trace does not see it"),
+    "star": (lambda *given: given[0] * 2, {"x": X}, {}, "unexpected keyword argument 'x': the example has x"),
+    "missing": (lambda x, y: x * y, {"x": X}, {}, "missing a required argument: 'y': the example has x"),
+    "no example": (lambda x: x * 2, None, {}, "the example is of NoneType, expected tensors by the names"),
+    "no tensor": (lambda x, e: x * 2, {"x": X, "e": None}, {}, "e of the example is of NoneType, expected a tensor"),
+    "no elements": (lambda x: x * 2, {"x": torch.ones(0, 8)}, {}, r"x is \[0, 8\], expected a tensor with numbers"),
+    "no whole numbers": (lambda x, i: x[i], {"x": X, "i": torch.ones(0, dtype=torch.int64)}, {}, r"i is \[0\], expected a tensor with numbers"),
+    "complex": (lambda x: x * 2, {"x": X.to(torch.complex64)}, {}, "x of the example is of torch.complex64"),
+    "loop": (repeated, {"x": X}, {}, "4000 steps, expected at most 96"),
+    "raises": (lambda x: x * {}["a"], {"x": X}, {}, "KeyError: 'a'"),
+    "unread": (lambda x, y: x * 2, {"x": X, "y": X}, {}, "no output depends on y"),
+    "parameter": (LAYER.forward, {"input": X}, {}, r"a parameter \[8\] of a module, which is none of the function's arguments: torch.func.functional_call makes it one"),
+    "global": (lambda x: x @ SQUARE, {"x": X}, {}, r"mm: a tensor \[8, 8\] that is none of the function's arguments: give it as one"),
+    "mask": (lambda x: x.masked_fill(torch.arange(100)[:, None] * torch.arange(100) % 7 == 0, 0), {"x": torch.ones(100, 100)}, {},
+             r"whole numbers or a mask \[100, 100\] that are none of the function's arguments: 10000 numbers, expected at most 4096, or an argument"),
+    "weights": (lambda w: w * 2, {"w": X}, {"weights": ["W"]}, "weights has W, expected an argument of the example: w"),
+    "axes": (lambda x: x * 2, {"x": X}, {"axes": {"x": "TDE"}}, "axes says 'TDE' of x, expected a letter for each of its 2 axes"),
+    "integers": (lambda x: x * 2, {"x": X}, {"integers": {"x": 3}}, "integers has x, expected an argument of whole numbers"),
+    "setting": (lambda x: x * 2, {"x": X}, {"seed": X}, "seed is of Tensor, expected what a case file has"),
+    "name": (lambda x: x * 2, {"x": X}, {"name": "a b"}, "case: expected a name such as"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_traced_is_refused_in_a_line(name):
+    function, example, told, why = REFUSED[name]
+    with pytest.raises(assay.BadInput, match=why) as refused:
+        assay.trace(function, example, **told)
+    text = str(refused.value)
+    assert "\n" not in text and "program.yml" not in text
+    assert name in ("setting",) or re.match(r".+\.py:\d+: ", text), text
+
+
+def test_a_case_that_is_refused_names_the_function():
+    program = assay.trace(lambda x: x * 2, {"x": X}, fused="all")
+    assert '\nfused: "all"\n' in str(program)
+    program.case("bf16")
+    for fused in ("nope", ["nope"]):
+        line = assay.trace(lambda x: x * 2, {"x": X}, fused=fused)
+        with pytest.raises(assay.BadInput, match=rf"^{re.escape(__file__)}:\d+: fused has nope, which is no step"):
+            line.case("bf16")
+
+
+@pytest.mark.parametrize("size", [1, 2, 128, 512])
+def test_masks_of_any_size(size):
+    def causal(x):
+        far = torch.arange(size)[:, None] - torch.arange(size)
+        hidden = torch.ones(size, size, dtype=torch.bool).triu(1)
+        return x.masked_fill(~torch.ones(size, size, dtype=torch.bool).tril(), 0.0), torch.where(hidden, x, 0.5 * x), torch.where((far >= 0) & (far < 9), x, 2 * x), x.masked_fill(far.abs() > 3, 2.0)
+
+    itself(causal, False, x=torch.randn(size, size))
+
+
+def test_a_tensor_against_its_transpose():
+    itself(lambda x: (x + x.T, x.cumsum(0).T * x.cumsum(1), x @ x + x.T), False, x=torch.randn(5, 5))
+
+
+def test_a_module_is_traced_with_its_parameters_as_arguments():
+    functional_call = getattr(torch, "func", None) or __import__("torch.nn.utils.stateless", fromlist=["stateless"])
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.SiLU())
+    names = {"layer_" + name.replace(".", "_"): name for name, _ in layer.named_parameters()}
+
+    def reference(x, **weights):
+        return functional_call.functional_call(layer, {names[key]: w for key, w in weights.items()}, (x,))
+
+    example = {"x": torch.ones(5, 8), **{key: layer.get_parameter(name) for key, name in names.items()}}
+    program = assay.trace(reference, example, weights=list(names), dtype="float64", profiles="f64")
+    case = program.case("f64")
+    assert list(case.inputs()) == ["inputs/x", *("weights/" + key for key in names)]
+    case.check(results(reference, case))
+
+
+def test_a_default_of_a_reference_is_kept():
+    @assay.program(T=3, D=8)
+    def reference(x: "T D", epsilon: float = 1e-3):  # noqa: F722
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+
+    assert "0.001" in str(reference.programs()[0])
+    with pytest.raises(assay.BadInput, match="y is annotated by no axes"):
+        assay.program(T=3, D=8)(lambda y: y)
+
+
+def test_the_version_is_there():
+    assert assay.version().startswith(assay.__version__) and re.match(r"\d+\.\d+", assay.__version__)
 
 
 def test_axes_that_have_no_size_are_refused():
@@ -280,7 +389,7 @@ def handled():
     """Every operator that the tracer writes down, with an overload of it and the function that does so."""
     from assay import _trace, _trace_torch
 
-    recorder = _trace_torch.Recorder(_trace.Tracer("walk"), lambda: None)
+    recorder = _trace_torch.Recorder(_trace.Tracer("walk", len), lambda: None)
     names = [name.removeprefix("on_") for name in dir(recorder) if name.startswith("on_")]
     for name in (*names, *_trace_torch.SAME, *_trace_torch.MAPS, *_trace_torch.BINARY, *_trace_torch.COMPARISONS, *_trace_torch.MASKS):
         packet = getattr(torch.ops.aten, name, None)  # another PyTorch may have no such operator
@@ -406,6 +515,7 @@ ARGUMENTS = {
     "hook": (lambda x, z, m: hooked(x), r"gradients/inputs/x.*its gradients are others"),
     "another each time": (lambda x, z, m: x * float(np.random.rand()), r"outputs/y.*it computes what no program has"),
     "frequency": (lambda x, z, m: F.embedding(INDICES, x, scale_grad_by_freq=True), "embedding: scale_grad_by_freq is True"),
+    "moved": (lambda x, z, m: x.flip(0, 1) + z.roll((1, -3), (0, 1)) + x[:2, :4].repeat(2, 2) + m[1:, None].sum() * z, ""),
     "minimum of rows": (lambda x, z, m: x.min(-1)[0] + z.amin(0).sum(), ""),
 }
 #: Gradients that are stopped.
@@ -421,8 +531,8 @@ STOPPED = {
 }
 
 
-def itself(function, integers):
-    example = {name: torch.randn(4, 8) for name in function.__code__.co_varnames[: function.__code__.co_argcount] if name != "m"}
+def itself(function, integers, **given):
+    example = given or {name: torch.randn(4, 8) for name in function.__code__.co_varnames[: function.__code__.co_argcount] if name != "m"}
     example.update({"m": torch.tensor([0, 1, 2, 3], dtype=torch.int32)} if integers else {})
     program = assay.trace(function, example, dtype="float64", profiles="f64")
     unread = set(example) - set(re.findall(r"\w+", str(program)))
