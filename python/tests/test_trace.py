@@ -556,10 +556,7 @@ def test_what_an_operator_is_told_is_in_the_program_or_refused(name):
 
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_gradient_that_is_stopped_is_stopped_in_the_program(name):
-    try:
-        itself(STOPPED[name], False)
-    except assay.BadInput as why:
-        assert f"{__file__}:" in str(why) and "there is no step detach" in str(why)
+    itself(STOPPED[name], False)
 
 
 def test_check_false_takes_a_function_as_it_is():
@@ -633,7 +630,7 @@ def test_arguments_are_filled_as_is_said():
     fills = {"bias": {"scale": 0.125}, "x": {"distribution": "uniform", "low": 2, "high": 3}}
     given = assay.trace(biased, example, fills=fills, dtype="float32").case("f32").inputs()
     assert given["inputs/bias"].std() < 0.25 and given["inputs/x"].min() >= 2 and given["inputs/x"].max() <= 3
-    with pytest.raises(assay.BadInput, match="fills has bais, expected one of x, bias"):
+    with pytest.raises(assay.BadInput, match="fills has bais, expected an argument of the example: x, bias"):
         assay.trace(biased, example, fills={"bais": {"scale": 1}})
     own = assay.program(T=4, D=64, fills={"bias": {"scale": 0.125}})(biased)
     assert "  bias: {axes: [D], scale: 0.125}\n" in str(own.programs()[0])
