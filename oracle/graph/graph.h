@@ -279,8 +279,9 @@ typedef struct graph_run {
     int32_t *chosen[GRAPH_TENSORS]; /* those of them that steps made */
     const int32_t *group_sizes;     /* of products that come in groups; rows beyond these give 0 */
     double *spread[GRAPH_TENSORS], *gradient_spread[GRAPH_TENSORS]; /* quantised_spread.h; NULL: exact */
-    /* Of y a softmax makes, in an emulated run: the sum over its axis of y times its gradient, as it follows from a product. */
-    double *row_sums[GRAPH_TENSORS];
+    /* Of y that a softmax makes, in an emulated run: the sum over its axis of y times its gradient, as it follows from a product; and
+     * terms of the gradient of x that cancel in another form of what reads y. */
+    double *row_sums[GRAPH_TENSORS], *cancelled[GRAPH_TENSORS];
     double *spare; /* room of spare_size numbers */
     int64_t spare_size;
     bool leads[GRAPH_TENSORS];                        /* of a gradient: something comes of it that is wanted */

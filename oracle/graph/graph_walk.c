@@ -26,7 +26,8 @@ static void drop_value(graph_run *r, int tensor)
 static void drop_gradient(graph_run *r, int tensor)
 {
     free(r->row_sums[tensor]);
-    r->row_sums[tensor] = NULL;
+    free(r->cancelled[tensor]);
+    r->row_sums[tensor] = r->cancelled[tensor] = NULL;
     if (!r->lent_gradient[tensor]) free(r->gradient[tensor]);
     r->gradient[tensor] = NULL;
     r->lent_gradient[tensor] = false;

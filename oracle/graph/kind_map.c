@@ -367,12 +367,64 @@ static void terms_of(const assay_context *ctx, const graph_call *c, const pairs 
     }
 }
 
+static const graph_step *maker_of(const graph *g, int tensor)
+{
+    return g->tensors[tensor].step < 0 ? NULL : &g->steps[g->tensors[tensor].step];
+}
+
+/* What a divisor is the sum of, over `over`; a number may be added to it, or bounds it. 0: it is no sum. */
+static int summed_by(const graph *g, int divisor, char *over)
+{
+    const graph_step *step = maker_of(g, divisor);
+    if (step == NULL) return 0;
+    const int f = step->with.general.function;
+    const bool adds = step->kind == &graph_kind_binary && f == GRAPH_BINARY_add;
+    if (adds && g->tensors[step->in[1]].role == GRAPH_NUMBER) return summed_by(g, step->in[0], over);
+    if (adds && g->tensors[step->in[0]].role == GRAPH_NUMBER) return summed_by(g, step->in[1], over);
+    if (step->kind == &graph_kind_map && f == GRAPH_MAP_clamp) return summed_by(g, step->in[0], over);
+    if (step->kind != &graph_kind_reduce || f != GRAPH_REDUCTION_sum || step->with.general.over[1] != '\0') return 0;
+    *over = step->with.general.over[0];
+    return step->in[0];
+}
+
+/* Results p of a softmax, or those of them that are picked, divided by their sum are a softmax n of the chosen x, whose gradient is
+ * n (dn - <n, dn>). By the steps these terms cancel before the softmax's own: an emulated run keeps them for it. */
+static assay_status keep_terms(assay_context *ctx, const graph_call *c)
+{
+    const graph *g = c->graph;
+    const int w = c->step->in[0];
+    const char *axes = row_in(c, 0)->axes;
+    char over = '\0';
+    if (!assay_rounds_at_random(ctx) || summed_by(g, c->step->in[1], &over) != w) return ASSAY_OK;
+    const graph_step *made = maker_of(g, w);
+    const bool picked = made != NULL && made->kind == &graph_kind_pick;
+    const int p = picked ? made->in[0] : w;
+    const graph_step *softmax = maker_of(g, p);
+    if (softmax == NULL || softmax->kind != &graph_kind_softmax || c->run->cancelled[p] != NULL) return ASSAY_OK;
+    const char *of_p = g->tensors[p].row.axes;
+    const bool last = over == axes[strlen(axes) - 1] && softmax->with.general.over[0] == of_p[strlen(of_p) - 1];
+    if (!last || strcmp(axes, row_out(c)->axes) != 0) return ASSAY_OK;
+    const int64_t size = graph_size(g, p), width = graph_last_axis(g, p), each = graph_last_axis(g, w);
+    MUST(assay_alloc_zeros(ctx, "terms of a gradient", size, &c->run->cancelled[p]));
+    for (int64_t row = 0; row < size / width; row++) {
+        const double *x = c->x[0] + row * each, *dn = c->dy[0] + row * each, sum = c->x[1][row];
+        double mean = 0;
+        for (int64_t i = 0; i < each; i++) mean += dn[i] * x[i] / sum;
+        for (int64_t i = 0; i < each; i++) {
+            const int64_t at = picked ? c->run->indices[made->in[1]][row * each + i] : i;
+            c->run->cancelled[p][row * width + at] += x[i] / sum * (fabs(dn[i]) + fabs(mean));
+        }
+    }
+    return ASSAY_OK;
+}
+
 static assay_status binary_backward(assay_context *ctx, const graph_call *c)
 {
     const pairs p = pairs_of(c);
     const graph_binary f = (graph_binary)c->step->with.general.function;
     const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
     OWNED double *terms = NULL;
+    if (f == GRAPH_BINARY_div) MUST(keep_terms(ctx, c));
     for (int i = 0; i < 2; i++) {
         const bool same = strcmp(row_in(c, i)->axes, row_out(c)->axes) == 0;
         if (c->dx[i] == NULL) continue;

@@ -235,12 +235,13 @@ static assay_status softmax_forward(assay_context *ctx, const graph_call *c)
 }
 
 /* dx = y (dy - <dy, y>). An emulated run errs as the terms do that cancel, in every line: where one number rules it as well. Flash
- * kernels take <dy, y> from what a product made of y and from the gradient of that (graph_run.row_sums); lines take turns. */
+ * kernels take <dy, y> from what a product made of y and from the gradient of that (graph_run.row_sums); lines take turns. So
+ * it errs as a softmax of chosen x does where those of y are divided by their sum (graph_run.cancelled). */
 static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
 {
     const lines l = lines_of(c);
     const bool rounds = ctx->arithmetic->round != NULL;
-    const double *of_product = c->run->row_sums[c->step->out[0]];
+    const double *of_product = c->run->row_sums[c->step->out[0]], *of_chosen = c->run->cancelled[c->step->out[0]];
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
         const int64_t start = start_of(&l, line);
@@ -258,6 +259,7 @@ static assay_status softmax_backward(assay_context *ctx, const graph_call *c)
             assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rest);
             if (rounds) rest += graph_moved_by(ctx, dy[i * l.step]);
             dx[i * l.step] = y[i * l.step] * rest;
+            if (of_chosen != NULL) dx[i * l.step] += graph_moved_by(ctx, of_chosen[start + i * l.step]);
         }
     }
     graph_round_gradient(ctx, c, 0);

@@ -164,3 +164,39 @@ outputs:
         }
 
     assert rejected(program, kernel, "f32", range(1, 5), x=fill(300)) == []
+
+
+ROUTER = """sizes: {T: 13, D: 32, E: 8, K: 3, F: 8}
+inputs: {x: [T, D]}
+weights: {gate: [D, E], experts: [E, F]}
+steps:
+  p: softmax(product("TD,DE->TE", x, gate), over="E")
+  ids: top_k(p, "E->K")
+  w: pick(p, ids)
+  n: div(w, %s)
+outputs:
+  y: product("TK,TKF->TF", n, gather(experts, ids))
+"""
+
+
+@pytest.mark.parametrize("divisor", ['sum(w, over="K")', 'add(sum(w, over="K"), 1e-20)'])
+def test_a_router_as_a_softmax_of_the_chosen_logits(divisor):
+    def kernel(g, _):
+        z = g["x"] @ g["gate"]
+        ids = np.argsort(-z, -1, kind="stable")[:, :3]
+        chosen = np.take_along_axis(z, ids, -1)
+        e = np.exp(chosen - along(chosen, np.max))
+        n, values = e / along(e), g["experts"][ids]
+        dn = np.einsum("tf,tkf->tk", g["dy"], values)
+        dz, dvalues = np.zeros_like(z), np.zeros_like(g["experts"])
+        np.put_along_axis(dz, ids, n * (dn - along(n * dn)), -1)
+        np.add.at(dvalues, ids, n[..., None] * g["dy"][:, None])
+        return {
+            "outputs/y": np.einsum("tk,tkf->tf", n, values),
+            "gradients/inputs/x": dz @ g["gate"].T,
+            "gradients/weights/gate": g["x"].T @ dz,
+            "gradients/weights/experts": dvalues,
+        }
+
+    for scale in 3, 10, 30:
+        assert rejected(ROUTER % divisor, kernel, "f32", range(1, 5), x=fill(scale)) == []
