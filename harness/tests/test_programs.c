@@ -687,6 +687,22 @@ TEST(a_gradient_that_is_stopped_is_exactly_zero)
     trial_close(&t);
 }
 
+#define NORM(weights, line)                                                                                            \
+    PROGRAM("T: 24, D: 256", "x: [T, D]", weights, " {}\n", "  y: " line "\nfused: all\nprofiles: [bf16]\n")
+
+/* A scale that a kernel computes in registers is rounded nowhere, nor is x / rms before: what is left is of float32. */
+TEST(what_a_norm_reads_in_registers_is_not_rounded)
+{
+    const double norm = scale_of_y(NORM("w: {axes: [D], scale: 0.1, mean: 1}", "rms_norm(x, w)")),
+                 near = scale_of_y(NORM("w: {axes: [D], scale: 0.1}", "rms_norm(x, add(w, 1.0))")),
+                 layer = scale_of_y(
+                     NORM("w: {axes: [D], scale: 0.1, mean: 1}, b: {axes: [D], scale: 0.1}", "layer_norm(x, w, b)")),
+                 near_layer = scale_of_y(
+                     NORM("w: {axes: [D], scale: 0.1}, b: {axes: [D], scale: 0.1}", "layer_norm(x, add(w, 1.0), b)"));
+    assert_true(near > 0 && near < 0.01 * norm);
+    assert_true(near_layer > 0 && near_layer < 0.01 * layer);
+}
+
 static void run_without_memory(const char *text)
 {
     trial t;
