@@ -23,6 +23,8 @@ typedef struct assay_comparison {
 } assay_comparison;
 
 /* What a pass over a tensor found besides what the result says. */
+enum { ASSAY_COARSE_TYPES = 2 };
+
 typedef struct assay_facts {
     int64_t nonfinite; /* elements of the candidate that are NaN, or infinite where the golden is not */
     int64_t first_nonfinite;
@@ -30,7 +32,12 @@ typedef struct assay_facts {
     int64_t golden_nan, bad_scale;        /* first element whose golden or error scale is unusable; -1: none */
     bool all_zero;                        /* the golden is */
     bool zeros_pass;                      /* so would a candidate of zeros */
+    /* Of what is kept in float32 beside coarser results: elements that are numbers of such a type where the golden is none, and
+     * elements that are none. */
+    int64_t coarse[ASSAY_COARSE_TYPES], fine[ASSAY_COARSE_TYPES];
 } assay_facts;
+
+extern const assay_dtype assay_coarse_types[ASSAY_COARSE_TYPES];
 
 /* Each fills the numbers of `result`, whose spec, candidate_type, elements and rows are set. `scale`: path of the error
  * scale. A candidate that cannot be read ends as `*unreadable`, with the reason in ctx->message. */

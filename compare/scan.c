@@ -213,9 +213,29 @@ static bool is_exact(const scan *s, const block *b)
     return true;
 }
 
+const assay_dtype assay_coarse_types[ASSAY_COARSE_TYPES] = {ASSAY_BFLOAT16, ASSAY_FLOAT16};
+
+/* Of statistics and of what a router makes: whether the candidate was rounded to a type in which it may not be kept. */
+static void look_at_grids(scan *s, const block *b)
+{
+    for (int k = 0; k < ASSAY_COARSE_TYPES; k++) {
+        const assay_dtype type = assay_coarse_types[k];
+        if (assay_tensor_kept(&s->result->spec) == ASSAY_KEPT_STORED) return;
+        if (assay_dtype_unit_roundoff(type) <= assay_dtype_unit_roundoff(s->storage)) continue;
+        for (int64_t i = 0; i < b->count; i++) {
+            if (!is_held_by(type, b->candidate[i])) {
+                s->facts->fine[k]++;
+            } else if (!is_held_by(type, b->golden[i])) {
+                s->facts->coarse[k]++;
+            }
+        }
+    }
+}
+
 static void scan_block(scan *s, block *b)
 {
     measure(s, b);
+    look_at_grids(s, b);
     if (b->suspicious > 0) look_closely(s, b);
     if (s->result->exact) s->result->exact = is_exact(s, b);
     if (b->nonzero > 0) s->facts->zeros_pass = false;

@@ -179,6 +179,14 @@ static void judge_golden(const assay_facts *facts, assay_tensor_result *result)
           nan ? "the golden is NaN at %s" : "the golden's error scale at %s is negative or not finite", place);
 }
 
+/* Two numbers of float32 lie on the grid of bfloat16 by chance once in 2^32. */
+static const char *coarse_type(const assay_facts *facts)
+{
+    for (int k = 0; k < ASSAY_COARSE_TYPES; k++)
+        if (facts->coarse[k] > 1 && facts->fine[k] == 0) return assay_dtype_name(assay_coarse_types[k]);
+    return NULL;
+}
+
 void assay_judge_values(const assay_profile *profile, const assay_facts *facts, const char *scales,
                         const char *left_out, assay_tensor_result *result)
 {
@@ -191,6 +199,10 @@ void assay_judge_values(const assay_profile *profile, const assay_facts *facts, 
         judge_unequal(result);
     } else if (result->wrong_elements > 0) {
         judge_elements(result);
+    } else if (coarse_type(facts) != NULL) {
+        judge(result, ASSAY_FAIL, ASSAY_FINDING_TYPE,
+              "all elements are numbers of %s, coarser than profile %s allows: %s or finer", coarse_type(facts),
+              profile->precision.name, assay_dtype_name(assay_profile_type_of(profile, &result->spec)));
     } else if (result->wrong_rows > 0) {
         judge_rows(result);
     } else if (statistic_is_wrong(result)) {

@@ -193,6 +193,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                               .storage = profile->storage,
                               .multiply = assay_case_multiply(plan->c, profile),
                               .seed = assay_random_bits(plan->c->seed, stream, (uint64_t)number),
+                              .member = number,
                               .second_form = number % 2 == 1,
                               .stores_softmax = number / 4 % 2 == 1,
                               .staged = plan->staged,

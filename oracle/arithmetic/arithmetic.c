@@ -55,11 +55,19 @@ bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)
     return assay_rounds_at_random(ctx) && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);
 }
 
-int64_t assay_drawn_at(const assay_context *ctx, int64_t row, int64_t count)
+/* The members in another order at each row, so that what else they differ in by their number is apart from it: bit i of a
+ * member's place is its own bit i and some of those above, which is one to one among the first 2^n members, whatever n. */
+int64_t assay_turn_at(const assay_context *ctx, int64_t row, int64_t count)
 {
-    if (ctx->emulation == NULL) return 0;
-    const uint64_t key = emulated_key(ctx->emulation, EMULATED_PARTS);
-    return (int64_t)(emulated_hash(key + (uint64_t)row) % (uint64_t)count);
+    enum { BITS = 8 };
+    if (!assay_rounds_at_random(ctx)) return 0;
+    const uint64_t drawn = emulated_hash((uint64_t)row + 1), number = (uint64_t)ctx->emulation->member;
+    uint64_t place = 0;
+    for (int bit = 0; bit < BITS; bit++) {
+        const uint64_t above = emulated_hash(drawn + (uint64_t)bit) << (bit + 1);
+        place |= (uint64_t)(__builtin_popcountll(number & (above | UINT64_C(1) << bit)) & 1) << bit;
+    }
+    return (int64_t)((place + drawn) % (uint64_t)count);
 }
 
 bool assay_is_staged(const assay_context *ctx)

@@ -97,8 +97,9 @@ bool assay_takes_second_form(const assay_context *ctx);
 bool assay_takes_second_form_at(const assay_context *ctx, int64_t row);
 /* And so of two pairs of rows, where there is a third form. */
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row);
-/* 0 to count - 1: what an emulated run draws for a row; 0 in any other. */
-int64_t assay_drawn_at(const assay_context *ctx, int64_t row, int64_t count);
+/* 0 to count - 1: which of as many forms an emulated run takes at a row, where they take turns: over its members each row has every one
+ * of them as often. 0 in any other run, and to nearest. */
+int64_t assay_turn_at(const assay_context *ctx, int64_t row, int64_t count);
 /* Whether this is an emulated run, and not that to nearest. */
 bool assay_rounds_at_random(const assay_context *ctx);
 /* Whether this run rounds the result of a softmax to storage before its gradient reads it, as where a kernel ends there:

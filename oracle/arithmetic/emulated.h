@@ -54,6 +54,7 @@ typedef struct assay_emulation {
     assay_dtype multiply; /* type of a product's operands that are not scaled */
     assay_dtype sums;     /* type of all sums, where they have one of their own; float64: the profile's */
     uint64_t seed;        /* of the member */
+    int member;           /* its number */
     bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
     bool stores_softmax;  /* a softmax's result is rounded to storage before its gradient reads it */
     bool staged;          /* a run stage by stage: see assay_is_staged */

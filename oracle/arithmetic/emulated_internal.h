@@ -16,7 +16,7 @@ static inline int64_t emulated_smaller(int64_t a, int64_t b)
 /* --- rounding (emulated_round.c) --- */
 
 /* Streams of draws, independent of each other and of those of every assay_rounding. */
-enum { EMULATED_PRODUCTS = 16, EMULATED_ORDER = 18, EMULATED_TRUNCATION, EMULATED_SCALES, EMULATED_PARTS };
+enum { EMULATED_PRODUCTS = 16, EMULATED_ORDER = 18, EMULATED_TRUNCATION, EMULATED_SCALES };
 uint64_t emulated_key(const assay_emulation *emulation, uint64_t stream);
 
 /* As the arithmetic rounds a tensor somewhere: assay_arithmetic.round. */

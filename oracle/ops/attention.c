@@ -413,7 +413,7 @@ static int64_t parts_of(const assay_context *ctx, int64_t row)
 {
     const int64_t more = ATTENTION_PARTS - 2;
     if (!assay_takes_third_form_at(ctx, row)) return 1;
-    const int64_t drawn = assay_drawn_at(ctx, row, 2 * more);
+    const int64_t drawn = assay_turn_at(ctx, row, 2 * more);
     return drawn < more ? 2 : 3 + drawn - more;
 }
 

@@ -53,7 +53,7 @@ static int64_t row_of(const decode_rows *r, int64_t i)
 static bool scales_query(const assay_context *ctx, const decode_rows *r, int64_t i)
 {
     const assay_decode_config *c = config_of(r);
-    return assay_rounds_at_random(ctx) && assay_drawn_at(ctx, c->batch * c->sequence * c->heads + row_of(r, i), 2) == 1;
+    return assay_turn_at(ctx, c->batch * c->sequence * c->heads + row_of(r, i), 2) == 1;
 }
 
 static double scale_of(const decode_rows *r)
@@ -264,7 +264,7 @@ assay_status decode_attend(assay_context *ctx, const assay_decode_config *c, con
     OWNED double *partial_out = NULL;
     OWNED double *partial_lse = NULL;
     if (c->parts > 0 || !assay_takes_third_form_at(ctx, 0)) return attend(ctx, c, in, query, out, lse);
-    split.parts = 2 + assay_drawn_at(ctx, 0, 2);
+    split.parts = 2 + assay_turn_at(ctx, 0, 2);
     MUST(assay_alloc_f64(ctx, "partial results", split.parts * rows * c->v_dim, &partial_out));
     MUST(assay_alloc_f64(ctx, "partial log-sum-exps", split.parts * rows, &partial_lse));
     MUST(attend(ctx, &split, in, query, partial_out, partial_lse));

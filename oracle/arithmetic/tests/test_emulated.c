@@ -582,6 +582,50 @@ TEST(test_sums_of_codes_that_cancel_are_moved)
     }
 }
 
+/* Of 8, 16, 48 or 64 members each row has every form as often, whatever else the members differ in by their number. */
+TEST(test_rows_take_turns)
+{
+    static const int members[] = {8, 16, 48, 64};
+    for (int i = 0; i < 4; i++) {
+        for (int64_t row = 0; row < 500; row++) {
+            for (int count = 2; count <= 6; count++) {
+                int taken[6] = {0};
+                for (int m = 0; m < members[i]; m++) {
+                    assay_emulation e = emulation_of(ASSAY_BFLOAT16, (uint64_t)m);
+                    assay_context ctx = context_of(&e, 1);
+                    e.member = m;
+                    const int64_t turn = assay_turn_at(&ctx, row, count);
+                    assert_in_range(turn, 0, count - 1);
+                    taken[turn]++;
+                    e.nearest = true;
+                    assert_int_equal(assay_turn_at(&ctx, row, count), 0);
+                }
+                for (int form = 0; form < count; form++)
+                    if (taken[form] < members[i] / count - (members[i] == 48 ? 8 : 1))
+                        fail_msg("form %d of %d is taken by %d of %d members", form, count, taken[form], members[i]);
+            }
+        }
+    }
+}
+
+/* Two choices at the same row differ, and neither is that of a member's parity. */
+TEST(test_turns_are_apart)
+{
+    int same = 0, even = 0;
+    for (int64_t row = 0; row < 1000; row++) {
+        assay_emulation e = emulation_of(ASSAY_BFLOAT16, 1);
+        assay_context ctx = context_of(&e, 1);
+        int both = 0, parity = 0;
+        for (e.member = 0; e.member < 16; e.member++) {
+            both += assay_turn_at(&ctx, row, 2) == assay_turn_at(&ctx, 1000 + row, 2);
+            parity += assay_turn_at(&ctx, row, 2) == e.member % 2;
+        }
+        same += both == 0 || both == 16;
+        even += parity == 0 || parity == 16;
+    }
+    assert_true(same < 200 && even < 200);
+}
+
 TEST(test_no_memory)
 {
     product p = product_of(67, 73, 31, 0, 1, 1);
