@@ -35,6 +35,13 @@ static int count_equivalent(const assay_power_test *found)
     return count;
 }
 
+static int count_unshown(const assay_power_test *found)
+{
+    int count = 0;
+    for (int i = 0; i < found->mutants.count; i++) count += found->items[i].unshown;
+    return count;
+}
+
 static bool is_vacuous(const assay_power_test *found)
 {
     return found->power.vacuous[0] != '\0';
@@ -42,12 +49,12 @@ static bool is_vacuous(const assay_power_test *found)
 
 static const char *word_of(const assay_mutant_result *r)
 {
-    return r->equivalent ? "equivalent" : outcome_name(r->outcome);
+    return r->equivalent ? "equivalent" : r->unshown ? "not here" : outcome_name(r->outcome);
 }
 
 static bool is_printed(const assay_mutant_result *r, bool verbose)
 {
-    return r->outcome != ASSAY_MUTANT_NOT_APPLICABLE || verbose;
+    return r->outcome != ASSAY_MUTANT_NOT_APPLICABLE || r->unshown || verbose;
 }
 
 /* Of the column of names. */
@@ -86,10 +93,25 @@ static void print_table(const assay_power_test *found, bool verbose)
     if (by_stage) printf("  by stage: of those that pass, where candidates give checkpoints (compare --staged)\n");
 }
 
+/* What other data would show; and the steps of which this shows nothing. */
+static void print_unshown(const assay_power_test *found, int count)
+{
+    bool any = false;
+    printf("without effect here, though on other inputs they have one: %d (\"not here\" above)", count);
+    for (int i = 0; i < found->mutants.count; i++) {
+        const char *step;
+        int length;
+        if (!assay_power_hides(found, i, &step, &length)) continue;
+        printf("%s%.*s", any ? ", " : "; this data does not show the steps ", length, step);
+        any = true;
+    }
+    printf("\n");
+}
+
 static void print_verdict(const char *path, const assay_power_test *found)
 {
     char line[ASSAY_POWER_LINE_SIZE], equivalent[40] = "";
-    const int same = count_equivalent(found);
+    const int same = count_equivalent(found), unshown = count_unshown(found);
     if (same > 0) snprintf(equivalent, sizeof equivalent, " %d equivalent,", same);
     assay_power_line(&found->power, line);
     if (is_vacuous(found)) {
@@ -101,7 +123,8 @@ static void print_verdict(const char *path, const assay_power_test *found)
                found->profile->precision.name);
     }
     printf("power: %s; %d without effect,%s %d do not apply\n", line, count_of(found, ASSAY_MUTANT_NO_EFFECT),
-           equivalent, count_of(found, ASSAY_MUTANT_NOT_APPLICABLE) - same);
+           equivalent, count_of(found, ASSAY_MUTANT_NOT_APPLICABLE) - same - unshown);
+    if (unshown > 0) print_unshown(found, unshown);
     fflush(stdout);
 }
 
@@ -125,6 +148,7 @@ static bool put_mutant(cJSON *list, const assay_mutant_result *r)
            cJSON_AddBoolToObject(item, "required", r->required) != NULL &&
            cJSON_AddStringToObject(item, "outcome", outcome_name(r->outcome)) != NULL &&
            (!r->equivalent || cJSON_AddBoolToObject(item, "equivalent", true) != NULL) &&
+           (!r->unshown || cJSON_AddBoolToObject(item, "without_effect_here", true) != NULL) &&
            cJSON_AddStringToObject(item, "by_stage", outcome_name(r->by_stage)) != NULL &&
            cJSON_AddNumberToObject(item, "tensors", r->changed) != NULL &&
            cJSON_AddNumberToObject(item, "tensors_failed", r->found) != NULL &&
@@ -183,6 +207,7 @@ static assay_status certify(assay_context *ctx, const assay_options *options, co
     ctx->threads = assay_plan_threads(ctx, &golden.plan);
     TRY(assay_golden_load(ctx, &results, &golden.plan, golden.reader));
     TRY(assay_power_test_run(ctx, &golden.plan, &results, &profile, options->false_alarm, options->folder, &found));
+    TRY(assay_power_find_unshown(ctx, &golden.plan, &results, &found));
     printf("%s  op %s, profile %s, false alarm %g\n", golden.c->name, golden.c->op, profile.precision.name,
            options->false_alarm);
     print_table(&found, options->verbose);

@@ -74,6 +74,16 @@ static assay_dims dims_of(const assay_program_node *node)
     return assay_dims_of(node->axes, &node->shape);
 }
 
+/* How many terms a product has that reads rows which a gather has taken; 0: there is none. */
+static int64_t gathered_terms(const assay_program *p, int gather)
+{
+    if (strcmp(p->nodes[gather].step->name, "gather") != 0) return 0;
+    for (int i = gather + 1; i < p->node_count; i++)
+        for (int k = 0; k < p->nodes[i].in_count; k++)
+            if (p->nodes[i].in[k] == gather && is_product(&p->nodes[i])) return assay_program_terms(p, &p->nodes[i]);
+    return 0;
+}
+
 /* Numbers of order 1 stay so: a kernel by what its sum has of terms, the scale of a norm near 1. */
 static assay_fill fill_of(const assay_program *p, int place)
 {
@@ -94,6 +104,8 @@ static assay_fill fill_of(const assay_program *p, int place)
             if (norm) return assay_fill_normal(0.1, k == 1 ? 1.0 : 0.0);
             if (is_product(reader)) return assay_fill_fan_in(assay_program_terms(p, reader));
         }
+        const int64_t terms = reader->in_count > 0 && reader->in[0] == place ? gathered_terms(p, i) : 0;
+        if (terms > 0) return assay_fill_fan_in(terms);
     }
     return assay_fill_normal(1.0, 0.0);
 }

@@ -50,8 +50,7 @@ static bool has_effect(const assay_trial *t, const assay_tensor *golden, const a
     return false;
 }
 
-/* Whether the results that are required are the same but for last digits of float64: 1e-12 of each tensor's largest number. */
-static bool are_same(const assay_tensor_set *golden, const assay_tensor_set *candidate)
+bool assay_power_is_same(const assay_tensor_set *golden, const assay_tensor_set *candidate)
 {
     for (int i = 0; i < golden->count; i++) {
         const assay_tensor *right = &golden->items[i], *wrong = &candidate->items[i];
@@ -222,7 +221,7 @@ static assay_status try_mutant(assay_context *ctx, const assay_trial *t, const a
     if (!applies) return ASSAY_OK;
     TRY(assay_mutant_make(ctx, made, mutant, &candidate, &applies));
     if (applies && assay_mutant_is_of_step(mutant)) {
-        result->equivalent = are_same(made->golden, &candidate);
+        result->equivalent = assay_power_is_same(made->golden, &candidate);
         applies = !result->equivalent;
     }
     if (!applies) goto cleanup;

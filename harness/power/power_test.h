@@ -13,6 +13,7 @@ typedef struct assay_mutant_result {
     assay_mutant_outcome outcome;
     bool required;
     bool equivalent;               /* of a step's: the case gives the same with it, so it is not looked at */
+    bool unshown;                  /* the same, but on other data it has an effect (assay_power_find_unshown) */
     int changed, found;            /* tensors with an effect; of those, the ones that fail by themselves */
     bool fails;                    /* the verdict on the candidate */
     assay_mutant_outcome by_stage; /* DETECTED: it fails, or does once it gives its checkpoints too and each stage is
@@ -48,6 +49,13 @@ assay_status assay_power_test_run(assay_context *ctx, const assay_plan *plan, co
                                   const assay_profile *profile, double false_alarm, const char *folder,
                                   assay_power_test *found);
 void assay_power_test_free(assay_power_test *found); /* safe on a zeroed struct */
+/* Tells mutants that the case's data does not show from those that are equivalent on other data, too, and so by mathematics. */
+assay_status assay_power_find_unshown(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *golden,
+                                      assay_power_test *found);
+/* Whether a mutant is the first one of a step that this data does not show at all: no mutant of it has an effect. */
+bool assay_power_hides(const assay_power_test *found, int mutant, const char **step, int *length);
+/* Whether the results that are required are the same but for last digits of float64: 1e-12 of each tensor's largest number. */
+bool assay_power_is_same(const assay_tensor_set *golden, const assay_tensor_set *candidate);
 
 /* Of a golden with mutants, whose `results` are there with all that is given: discrimination/PROFILE for each profile. */
 assay_status assay_power_evaluate(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *results,

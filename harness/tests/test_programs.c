@@ -527,6 +527,18 @@ TEST(a_sum_is_laid_out_as_its_first_operand)
     trial_close(&t);
 }
 
+/* Rows that are gathered before a product reads them have a product's weights. */
+TEST(gathered_weights_are_filled_by_their_product)
+{
+    trial t;
+    trial_plan(&t, case_from(PROGRAM("T: 4, D: 64, F: 6, E: 3", "x: [T, D], i: {axes: [T], integers: [0, 2]}",
+                                     "w: [E, D, F], table: [E, D]", " {}\n",
+                                     "  y: product(\"TD,TDF->TF\", add(x, gather(table, i)), gather(w, i))\n")));
+    assert_true(assay_tensor_list_find(&t.plan.list, "weights/w")->fill.scale == 0.125);
+    assert_true(assay_tensor_list_find(&t.plan.list, "weights/table")->fill.scale == 1);
+    trial_close(&t);
+}
+
 /* By its name or by its path: the golden's case has one fill of it, and can be read again. */
 TEST(an_input_is_filled_otherwise)
 {

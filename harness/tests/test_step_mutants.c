@@ -246,6 +246,7 @@ TEST(what_changes_nothing_is_equivalent)
         t.plan.mutants_like = table[i].mutant;
         assert_ok(&t.ctx,
                   assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+        assert_ok(&t.ctx, assay_power_find_unshown(&t.ctx, &t.plan, &t.golden, &found));
         const assay_mutant_result *r = result_of(&found, table[i].mutant);
         if (r->equivalent != table[i].equivalent) fail_msg("%s: %s", table[i].name, table[i].mutant);
         assert_int_equal(r->outcome, table[i].equivalent ? ASSAY_MUTANT_NOT_APPLICABLE : ASSAY_MUTANT_DETECTED);
@@ -253,6 +254,35 @@ TEST(what_changes_nothing_is_equivalent)
         assay_power_test_free(&found);
         trial_close(&t);
     }
+}
+
+static const char CROWDED[] = "case: test/crowded\nop: program\nsizes: {T: 8, E: 6, K: 1}\ninputs: {x: [T, E]}\n"
+                              "weights: {bias: {axes: [E], scale: 40}}\n"
+                              "steps:\n  b: add(x, bias)\n  ids: top_k(b, \"E->K\")\n"
+                              "outputs:\n  y: pick(x, ids)\nprofiles: [f32]\n";
+
+/* A bias that chooses the same for all rows hides what another row would have chosen; its sign shows, and a factor never does. */
+TEST(what_this_data_hides_is_not_equivalent)
+{
+    static const struct {
+        const char *mutant;
+        bool equivalent, unshown;
+    } table[] = {{"step:b:last_row_stale", false, true},
+                 {"step:b:first_alone", false, false},
+                 {"step:b:doubled", true, false},
+                 {"step:b:exchanged", true, false}};
+    trial t;
+    assay_power_test found = {0};
+    trial_evaluate(&t, case_from(CROWDED), NULL);
+    assert_ok(&t.ctx,
+              assay_power_test_run(&t.ctx, &t.plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));
+    assert_ok(&t.ctx, assay_power_find_unshown(&t.ctx, &t.plan, &t.golden, &found));
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const assay_mutant_result *r = result_of(&found, table[i].mutant);
+        if (r->equivalent != table[i].equivalent || r->unshown != table[i].unshown) fail_msg("%s", table[i].mutant);
+    }
+    assay_power_test_free(&found);
+    trial_close(&t);
 }
 
 /* Of a program its steps' mutants are among those that count; of another operation they are where they are asked for. */
