@@ -276,11 +276,15 @@ static bool take_parameter(const at *a, assay_step_change_kind change)
 {
     const graph_kind *kind = a->step->kind;
     const bool norm = kind == &graph_kind_rms_norm || kind == &graph_kind_layer_norm;
-    const bool clamp = kind == &graph_kind_map && a->step->with.general.function == GRAPH_MAP_clamp;
+    const graph_map f = kind == &graph_kind_map ? (graph_map)a->step->with.general.function : GRAPH_MAP_COUNT;
+    const bool clamp = f == GRAPH_MAP_clamp;
     graph_parameters *to = &a->to->with;
     switch (change) {
     case ASSAY_STEP_CHANGE_OTHER_EPSILON:
         return norm && set_number(&to->number, to->number < 5e-6 ? 1e-5 : 1e-6);
+    case ASSAY_STEP_CHANGE_BY_TANH:
+        to->general.by_tanh = true;
+        return f == GRAPH_MAP_sigmoid || f == GRAPH_MAP_silu;
     case ASSAY_STEP_CHANGE_FACTOR_TWICE:
         return kind == &graph_kind_scale && set_number(&to->number, to->number * to->number);
     case ASSAY_STEP_CHANGE_OTHER_THETA:

@@ -29,6 +29,7 @@
     X(BIAS_IGNORED, "bias_ignored", "the bias is not added")                                                           \
     X(SEGMENTS_IGNORED, "segments_ignored", "tokens see other segments")                                               \
     /* it is told something else */                                                                                    \
+    X(BY_TANH, "by_tanh", "the sigmoid is (1 + tanh(x / 2)) / 2 in float32, which is off by 2^-25 where x is below 0") \
     X(OTHER_EPSILON, "other_epsilon", "epsilon is 1e-5 instead of 1e-6, or the reverse")                               \
     X(FACTOR_TWICE, "factor_twice", "the factor is applied twice")                                                     \
     X(OTHER_THETA, "other_theta", "theta is 50 times as large")                                                        \

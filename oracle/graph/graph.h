@@ -81,6 +81,7 @@ typedef struct graph_general {
     int64_t first;                 /* index along the axis */
     assay_dtype type;              /* of cast */
     double passed_over;            /* of steps that read indices: the one that is no row; NAN: there is none */
+    bool by_tanh;                  /* a mutant's sigmoid and silu: in float32 */
     bool registers;                /* a correct kernel keeps the output in the type of its sums */
 } graph_general;
 

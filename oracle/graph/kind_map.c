@@ -118,6 +118,16 @@ static const assay_activation activations[GRAPH_MAP_COUNT] = {[GRAPH_MAP_sigmoid
                                                               [GRAPH_MAP_gelu_exact] = ASSAY_GELU_EXACT,
                                                               [GRAPH_MAP_relu] = ASSAY_RELU};
 
+/* sigmoid and silu by a tanh that float32 has: 1 + tanh(x / 2) is a multiple of 2^-24 where x is below 0. */
+static void sigmoid_by_tanh(graph_map f, int64_t count, const double *x, double *value, double *slope)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const double s = 0.5 + 0.5 * assay_dtype_round(ASSAY_FLOAT32, assay_tanh(x[i] / 2), false);
+        value[i] = f == GRAPH_MAP_silu ? x[i] * s : s;
+        if (slope != NULL) slope[i] = f == GRAPH_MAP_silu ? s * (1 + x[i] * (1 - s)) : s * (1 - s);
+    }
+}
+
 static bool is_activation(graph_map f)
 {
     return activations[f] != ASSAY_SILU || f == GRAPH_MAP_silu;
@@ -165,7 +175,9 @@ static assay_status map_forward(assay_context *ctx, const graph_call *c)
         const int64_t count = piece_of(first, size);
         const double *x = c->x[0] + first;
         double *y = c->y[0] + first;
-        if (is_activation(f)) {
+        if (with->by_tanh) {
+            sigmoid_by_tanh(f, count, x, y, NULL);
+        } else if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, y, NULL);
         } else if (f == GRAPH_MAP_cast) {
             cast_many(ctx, with->type, count, x, y);
@@ -219,7 +231,9 @@ static assay_status map_backward(assay_context *ctx, const graph_call *c)
         const int64_t count = piece_of(first, size);
         const double *x = c->x[0] + first;
         double *dx = c->dx[0] + first, value[PIECE];
-        if (is_activation(f)) {
+        if (with->by_tanh) {
+            sigmoid_by_tanh(f, count, x, value, dx);
+        } else if (is_activation(f)) {
             assay_activation_many(ctx, activations[f], count, x, value, dx);
             for (int64_t i = 0; i < count && with->kink != 0; i++) dx[i] = is_kink(f, x[i], with) ? with->kink : dx[i];
         } else {

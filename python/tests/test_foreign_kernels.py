@@ -200,3 +200,17 @@ def test_a_router_as_a_softmax_of_the_chosen_logits(divisor):
 
     for scale in 3, 10, 30:
         assert rejected(ROUTER % divisor, kernel, "f32", range(1, 5), x=fill(scale)) == []
+
+
+def test_a_sigmoid_by_tanh_is_named():
+    """(1 + tanh(x / 2)) / 2 has an absolute error: it is no correct kernel far below 0, and the report says so."""
+    case = assay.case(
+        "case: mine/kernel\nop: program\nsizes: {B: 2, T: 37, C: 24, K: 4}\ninputs: {x: {axes: [B, T, C], scale: 10}}\nweights: {taps: [C, K]}\n"
+        "steps:\n  v: causal_conv(x, taps)\noutputs:\n  y: silu(v)\n",
+        precision="f16", dtype="float16", cache="")
+    x, taps = (np.asarray(case.inputs()[path], np.float32) for path in ("inputs/x", "weights/taps"))
+    v = sum(np.pad(x, ((0, 0), (3 - k, 0), (0, 0)))[:, :37] * taps[:, k] for k in range(4))
+    right, by_tanh = 1 / (1 + np.exp(-v)), np.float32(0.5) + np.float32(0.5) * np.float32(np.tanh(np.float64(v) / 2))
+    assert case.judge({"outputs/y": (v * right).astype(np.float16)}, gradients=False).verdict == "PASS"
+    report = case.judge({"outputs/y": (v * by_tanh).astype(np.float16)}, gradients=False)
+    assert report.verdict == "FAIL" and "equals mutant step:y:by_tanh" in str(report)
