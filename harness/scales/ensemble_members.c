@@ -196,8 +196,7 @@ assay_emulation assay_ensemble_member(const assay_plan *plan, const assay_precis
                               .member = number,
                               .second_form = number % 2 == 1,
                               .stores_softmax = number / 4 % 2 == 1,
-                              .staged = plan->staged,
-                              .codes = precision->scaled.block > 0 || plan->c->config.quant_recipe.text[0] != '\0'};
+                              .staged = plan->staged};
     /* Half of them leave what is given as it is but in products, whose operands they round: what other uses of it have
      * in common with a product then does not cancel. */
     if (number / 2 % 2 == 1) member.precision.given = ASSAY_FLOAT64;

@@ -17,9 +17,8 @@
  * product, then an error on each element, the sum of two uniform ones: in proportion to the result, and to
  * sqrt(sum a^2 sum b^2). Its variance is what assay_propagate_product (oracle/propagate) expects of the k partial sums of a result c whose
  * terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second product. With
- * `accumulate` the partial sums are all taken to be near c. A result of 0 stays: almost always it is a sum of zeros.
- * Any other gets its error, even where the products are small integers and exact. A few terms of coarse codes may cancel
- * exactly, and in another order something is left: with `codes` a 0 whose terms are not all 0 gets the second part.
+ * `accumulate` the partial sums are all taken to be near c. A result of 0 whose terms are all 0 stays. Any other gets its
+ * error, even where the products are small integers and exact; one of 0, whose terms cancel, the second part.
  *
  * The product is the reference one, but where sums are in float32 and rounded to nearest it is one of chains in float32
  * (matmul_float32.h), at half the cost. They begin at a step that the member draws: another order. Chains of other
@@ -58,7 +57,6 @@ typedef struct assay_emulation {
     bool second_form;     /* where the code has two orders of operations that are equal but for rounding, the second */
     bool stores_softmax;  /* a softmax's result is rounded to storage before its gradient reads it */
     bool staged;          /* a run stage by stage: see assay_is_staged */
-    bool codes;           /* what goes into products may be codes of a few bits: sums of them may be 0 that cancel */
     bool nearest;         /* round to nearest instead; router, elementary and accumulate are exact */
 } assay_emulation;
 

@@ -51,8 +51,9 @@ emulated_accumulator emulated_accumulator_of(const assay_emulation *emulation, a
 /* --- errors of the product's partial sums (emulated_sums.c) --- */
 
 emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, const assay_matmul_args *args);
-/* Of codes: an error for each sum that is 0 though its terms are not. */
-void emulated_move_cancelled(const assay_context *ctx, const assay_matmul_args *args, const emulated_sum_error *errors);
+/* An error for each sum that is 0 though its terms are not. */
+assay_status emulated_move_cancelled(assay_context *ctx, const assay_matmul_args *args,
+                                     const emulated_sum_error *errors);
 /* Of sums that are no products: assay_arithmetic.round_terms. */
 void emulated_round_terms(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums);
 /* Onto c. */

@@ -53,9 +53,8 @@ static assay_status float32_matmul(assay_context *ctx, const assay_matmul_args *
     errors.errors.spread *= sqrt(SHARE_DRAWN);
     const assay_chains chains = {
         .start = START_STEPS * (int64_t)(drawn % starts), .ended = add_float32_errors, .self = &errors};
-    const assay_status status = assay_matmul_float32(ctx, args, &chains);
-    if (status == ASSAY_OK) emulated_move_cancelled(ctx, args, &errors.errors);
-    return status;
+    MUST(assay_matmul_float32(ctx, args, &chains));
+    return emulated_move_cancelled(ctx, args, &errors.errors);
 }
 
 /* Where linear layers are scaled, error scales come from these runs alone. A router's operands stay float32 in half of them: what

@@ -71,17 +71,8 @@ static double of_b_at(const assay_matmul_args *args, int64_t l, int64_t j)
     return args->transpose_b ? args->b[j * args->ldb + l] : args->b[l * args->ldb + j];
 }
 
-static bool is_row_of_zeros(const assay_matmul_args *args, int64_t i)
-{
-    for (int64_t l = 0; l < args->k; l++) {
-        if (of_a_at(args, i, l) != 0) return false;
-    }
-    return true;
-}
-
-/* A sum of 0: what it may come out as in another order of its terms; 0 where all of them are 0. */
-static double cancelled(const emulated_sum_error *errors, uint64_t key, const assay_matmul_args *args, int64_t i,
-                        int64_t j)
+/* The square of the size of terms of the sum c[i,j], as add_sum_errors takes it; 0 where all terms are 0. */
+static double square_of_terms(const assay_matmul_args *args, int64_t i, int64_t j)
 {
     double of_a = 0, of_b = 0;
     bool cancels = false;
@@ -91,31 +82,61 @@ static double cancelled(const emulated_sum_error *errors, uint64_t key, const as
         of_b += b * b;
         cancels |= a * b != 0;
     }
-    if (!cancels) return 0;
-    const double size = sqrt(of_a) * sqrt(of_b);
+    return cancels ? of_a * of_b : 0;
+}
+
+static bool is_row_of_zeros(const assay_matmul_args *args, int64_t i)
+{
+    for (int64_t l = 0; l < args->k; l++) {
+        if (of_a_at(args, i, l) != 0) return false;
+    }
+    return true;
+}
+
+static bool is_column_of_zeros(const assay_matmul_args *args, int64_t j)
+{
+    for (int64_t l = 0; l < args->k; l++) {
+        if (of_b_at(args, l, j) != 0) return false;
+    }
+    return true;
+}
+
+/* A sum of 0 whose terms cancel: what it may come out as in another order of them. */
+static double cancelled(const emulated_sum_error *errors, uint64_t key, double size)
+{
     return 2 * SQRT_3 * errors->spread * size * emulated_centred(emulated_hash(emulated_bits_of(size) ^ key) >> 16);
 }
 
-void emulated_move_cancelled(const assay_context *ctx, const assay_matmul_args *args, const emulated_sum_error *errors)
+assay_status emulated_move_cancelled(assay_context *ctx, const assay_matmul_args *args,
+                                     const emulated_sum_error *errors)
 {
     const uint64_t key = emulated_key(ctx->emulation, EMULATED_PRODUCTS);
-    if (!ctx->emulation->codes || args->accumulate) return;
+    OWNED bool *of_zeros = NULL; /* columns of B */
+    bool found = false;
+    for (int64_t i = 0; !found && i < args->m; i++)
+        for (int64_t j = 0; j < args->n; j++) found |= args->c[i * args->ldc + j] == 0;
+    if (!found) return ASSAY_OK;
+    MUST(assay_alloc(ctx, "columns of zeros", args->n, sizeof *of_zeros, &of_zeros));
+#pragma omp parallel for num_threads(ctx->threads) if (args->k * args->n >= EMULATED_SHARED)
+    for (int64_t j = 0; j < args->n; j++) of_zeros[j] = is_column_of_zeros(args, j);
 #pragma omp parallel for num_threads(ctx->threads) if (args->m * args->n >= EMULATED_SHARED)
     for (int64_t i = 0; i < args->m; i++) {
         double *c = args->c + i * args->ldc;
         int64_t j = 0;
         while (j < args->n && c[j] != 0) j++;
         if (j == args->n || is_row_of_zeros(args, i)) continue;
-        for (; j < args->n; j++) {
-            if (c[j] == 0) c[j] = cancelled(errors, key, args, i, j);
-        }
+        for (; j < args->n; j++)
+            if (c[j] == 0 && !of_zeros[j]) c[j] = cancelled(errors, key, sqrt(square_of_terms(args, i, j)));
     }
+    return ASSAY_OK;
 }
 
 void emulated_round_terms(const assay_context *ctx, int64_t terms, int64_t count, const double *squares, double *sums)
 {
     enum { PIECE = 256 };
+    const double root = sqrt((double)terms);
     double roots[PIECE];
+    bool zero[PIECE];
     const assay_matmul_args args = {.m = 1, .n = count, .k = terms, .kind = ASSAY_PRODUCT_OTHER};
     assay_emulation plain = *ctx->emulation;
     plain.precision.accumulator = (assay_accumulator){0}; /* that is of products */
@@ -124,8 +145,13 @@ void emulated_round_terms(const assay_context *ctx, int64_t terms, int64_t count
     const emulated_sum_error errors = emulated_sum_errors_of(&plain, &args);
     for (int64_t first = 0; first < count; first += PIECE) {
         const int64_t length = emulated_smaller(PIECE, count - first);
-        for (int64_t i = 0; i < length; i++) roots[i] = sqrt(squares[first + i]);
-        emulated_loops_for(ctx->isa)->add_sum_error(&errors, key, length, sums + first, sqrt((double)terms), roots);
+        for (int64_t i = 0; i < length; i++) {
+            roots[i] = sqrt(squares[first + i]);
+            zero[i] = sums[first + i] == 0;
+        }
+        emulated_loops_for(ctx->isa)->add_sum_error(&errors, key, length, sums + first, root, roots);
+        for (int64_t i = 0; i < length; i++)
+            if (zero[i]) sums[first + i] = cancelled(&errors, key, root * roots[i]);
     }
 }
 
@@ -146,6 +172,5 @@ assay_status emulated_add_sum_errors(assay_context *ctx, const assay_matmul_args
     for (int64_t i = 0; i < args->m; i++) {
         loops->add_sum_error(&errors, key, args->n, args->c + i * args->ldc, of_a[i], of_b);
     }
-    emulated_move_cancelled(ctx, args, &errors);
-    return ASSAY_OK;
+    return emulated_move_cancelled(ctx, args, &errors);
 }

@@ -27,6 +27,20 @@ double graph_moved_by(const assay_context *ctx, double number)
     return rounded - number;
 }
 
+double graph_sum_moved(const assay_context *ctx, double term, double *sum)
+{
+    const double exact = *sum + term;
+    *sum = exact + graph_moved_by(ctx, exact);
+    return *sum - exact;
+}
+
+double graph_gate_as_sum(const assay_context *ctx, double dgate, double *off)
+{
+    double sum = dgate + *off;
+    *off += graph_sum_moved(ctx, 0, &sum);
+    return sum;
+}
+
 void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i)
 {
     if (graph_rounds_gradient(c, i))

@@ -77,6 +77,11 @@ void graph_linear_shares(assay_run_shares *shares, double least, const graph_lin
 
 /* What rounding makes of a number, in the type of sums: by so much of itself e to its power is off. */
 double graph_moved_by(const assay_context *ctx, double number);
+/* *sum += term; returns by how much rounding moved it. */
+double graph_sum_moved(const assay_context *ctx, double term, double *sum);
+/* The gradient of a gate, of which kernels of chunks have the gradients of sums, and add these up from the end of a chunk on. *off is by
+ * how much that is off, of what was rounded, where dgate itself may be 0. */
+double graph_gate_as_sum(const assay_context *ctx, double dgate, double *off);
 
 /* sum += term, both of which are rounded. */
 void graph_add_term(const assay_context *ctx, const graph *g, int64_t count, const double *term, double *sum);

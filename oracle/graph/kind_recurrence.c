@@ -4,6 +4,7 @@
  * and back, with G the gradient of S_t:
  *   G += query_t^T dy_t, dquery_t = dy_t S_t^T, dd = key_t G, dbeta_t = <dd, u_t>, dvalue_t = beta_t dd,
  *   dkey_t = d_t G^T - dvalue_t P_t^T, dP = G - key_t^T dvalue_t, dgate_t = <dP, P_t>, G = exp(gate_t) dP
+ * Kernels of chunks have the gradients of sums of gates: dgate_t = dgate_{t+1} + <y_t, dy_t> - <dvalue_t, value_t>.
  * Kernels take several tokens at once, with products whose operands are rounded: so is here what each token reads and writes, but
  * where a kernel says that its state has a type of its own. */
 #include <stdlib.h>
@@ -59,10 +60,7 @@ static assay_status make_trail(assay_context *ctx, const sizes *s, trail *t)
 /* exp(gate), of which kernels have the differences of sums. */
 static double decay_of(const assay_context *ctx, double gate, double *sum)
 {
-    const double exact = *sum + gate;
-    *sum = exact;
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, sum);
-    double decay = assay_exp(gate + (*sum - exact));
+    double decay = assay_exp(gate + graph_sum_moved(ctx, gate, sum));
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &decay);
     return decay;
 }
@@ -154,17 +152,6 @@ static double dot(int64_t count, const double *a, const double *b)
     return sum;
 }
 
-/* Kernels of chunks have the gradients of sums of gates, and add these up from the end of a chunk on: dgate_t = dgate_{t+1} + <y_t, dy_t> -
- * <dvalue_t, value_t>. `off` is by how much that is off, of what was rounded, where dgate_t itself may be 0. */
-static double gate_as_sum(const assay_context *ctx, double dgate, double *off)
-{
-    const double exact = dgate + *off;
-    double sum = exact;
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
-    *off += sum - exact;
-    return sum;
-}
-
 /* Token i; dstate: the gradient of its state from later ones, and then of the state before it. */
 static assay_status token_back(assay_context *ctx, const graph_call *c, const sizes *s, const trail *t, int64_t i,
                                int64_t row, double *dstate, double *decayed, double *off)
@@ -193,7 +180,7 @@ static assay_status token_back(assay_context *ctx, const graph_call *c, const si
     MUST(assay_matmul(ctx, &dkeys));
     MUST(write_state(ctx, dstate, key, drest, s));
     c->dx[GATE][row] = assay_dot(ctx, size, dstate, decayed);
-    if (emulated) c->dx[GATE][row] = gate_as_sum(ctx, c->dx[GATE][row], off);
+    if (emulated) c->dx[GATE][row] = graph_gate_as_sum(ctx, c->dx[GATE][row], off);
     decay_state(ctx, dstate, dstate, t->decay[i], s);
     return ASSAY_OK;
 }

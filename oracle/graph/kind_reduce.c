@@ -1,4 +1,5 @@
 /* Steps along axes: sums, means and maxima, softmax, log-sum-exp, running sums, linear recurrences. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -355,30 +356,70 @@ static assay_status running_backward(assay_context *ctx, const graph_call *c)
 const graph_kind graph_kind_running_sum = {.name = "cumsum", .forward = running_forward, .backward = running_backward};
 
 /* y_t = a_t y_{t-1} + b_t along an axis, from 0 on; back with the gradient g of y: g_t = dy_t + a_{t+1} g_{t+1}, db = g,
- * da_t = g_t y_{t-1}. */
-enum { DECAY, ADDED };
+ * da_t = g_t y_{t-1}.
+ * Kernels of chunks (Mamba-2) have exp of differences of sums of log a, whose gradients are sums, too: a_t da_t = a_{t+1} da_{t+1} +
+ * y_t dy_t - b_t g_t. An emulated run errs as these do, also where da is 0; not where the step says what its sums are kept in: then a
+ * kernel goes one by one. */
+enum { DECAY, ADDED, SCAN_CHUNK = 256 /* Mamba-2's */, SCAN_TERMS = 16 /* that count in a sum */ };
 
-static void scan(const assay_context *ctx, const lines *l, const double *a, const double *b, double *y)
+static bool has_log(const assay_context *ctx, const graph_call *c, double a)
 {
-    double state = 0;
+    return ctx->emulation != NULL && c->step->sums == ASSAY_FLOAT64 && a >= DBL_MIN && a <= DBL_MAX;
+}
+
+/* Element i of a line, as kernels may have it; *sum: of log a in its chunk so far. */
+static double decay_at(const assay_context *ctx, const graph_call *c, double a, int64_t i, double *sum)
+{
+    if (i % SCAN_CHUNK == 0 || !has_log(ctx, c, a)) *sum = 0;
+    return has_log(ctx, c, a) ? a * assay_exp(graph_sum_moved(ctx, assay_log(a), sum)) : a;
+}
+
+static void scan(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start)
+{
+    const double *a = c->x[DECAY] + start, *b = c->x[ADDED] + start;
+    double *y = c->y[0] + start, state = 0, sum = 0;
     for (int64_t i = 0; i < l->count; i++) {
-        state = fma(a[i * l->step], state, b[i * l->step]);
+        state = fma(decay_at(ctx, c, a[i * l->step], i, &sum), state, b[i * l->step]);
         if (i > 0) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &state);
         y[i * l->step] = state;
     }
 }
 
-static void scan_back(const assay_context *ctx, const lines *l, const double *a, const double *y, const double *dy,
-                      double *da, double *db)
+/* Decays, and sums of squares of the terms that y is made of. */
+static void scan_again(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start, double *decays,
+                       double *squares)
 {
-    double next = 0, decay = 0;
+    const double *a = c->x[DECAY] + start, *y = c->y[0] + start;
+    double sum = 0, square = 0;
+    for (int64_t i = 0, at = 0; i < l->count; i++, at += l->step) {
+        const double b = i > 0 ? y[at] - a[at] * y[at - l->step] : y[at];
+        decays[at] = decay_at(ctx, c, a[at], i, &sum);
+        square = fma(a[at] * a[at], square, b * b);
+        squares[at] = square;
+    }
+}
+
+static void scan_back(const assay_context *ctx, const graph_call *c, const lines *l, int64_t start)
+{
+    const double *a = c->x[DECAY] + start, *y = c->y[0] + start, *dy = c->dy[0] + start;
+    double *da = c->dx[DECAY] + start, *db = c->dx[ADDED] + start, next = 0, decay = 0, square = 0, off = 0;
+    scan_again(ctx, c, l, start, da, db);
     for (int64_t i = l->count - 1; i >= 0; i--) {
         const int64_t at = i * l->step;
+        const double before = i > 0 ? y[at - l->step] : 0, b = y[at] - a[at] * before, of_y = db[at];
         next = fma(decay, next, dy[at]);
         if (i < l->count - 1) assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &next);
-        decay = a[at];
-        da[at] = i > 0 ? next * y[at - l->step] : 0;
+        square = fma(decay * decay, square, dy[at] * dy[at]);
+        decay = da[at];
+        da[at] = next * before;
         db[at] = next;
+        if (i % SCAN_CHUNK == SCAN_CHUNK - 1 || !has_log(ctx, c, a[at])) off = 0;
+        if (!has_log(ctx, c, a[at])) continue;
+        const double squares = of_y * dy[at] * dy[at] + square * b * b;
+        double moved = 0;
+        assay_round_terms(ctx, SCAN_TERMS, 1, &squares, &moved);
+        off += moved;
+        da[at] = graph_gate_as_sum(ctx, decay * da[at], &off) / a[at];
     }
 }
 
@@ -387,8 +428,7 @@ static assay_status scan_forward(assay_context *ctx, const graph_call *c)
     const lines l = lines_of(c);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
-        const int64_t start = start_of(&l, line);
-        scan(ctx, &l, c->x[DECAY] + start, c->x[ADDED] + start, c->y[0] + start);
+        scan(ctx, c, &l, start_of(&l, line));
     }
     return ASSAY_OK;
 }
@@ -398,9 +438,7 @@ static assay_status scan_backward(assay_context *ctx, const graph_call *c)
     const lines l = lines_of(c);
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t line = 0; line < line_count(&l); line++) {
-        const int64_t start = start_of(&l, line);
-        scan_back(ctx, &l, c->x[DECAY] + start, c->y[0] + start, c->dy[0] + start, c->dx[DECAY] + start,
-                  c->dx[ADDED] + start);
+        scan_back(ctx, c, &l, start_of(&l, line));
     }
     for (int i = DECAY; i <= ADDED; i++) graph_round_gradient(ctx, c, i);
     return ASSAY_OK;

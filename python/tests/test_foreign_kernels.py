@@ -214,3 +214,59 @@ def test_a_sigmoid_by_tanh_is_named():
     assert case.judge({"outputs/y": (v * right).astype(np.float16)}, gradients=False).verdict == "PASS"
     report = case.judge({"outputs/y": (v * by_tanh).astype(np.float16)}, gradients=False)
     assert report.verdict == "FAIL" and "equals mutant step:y:by_tanh" in str(report)
+
+
+def scan_in_chunks(g, length):
+    """Mamba-2's form: exp of differences of sums of log a = -d within a chunk, and back as automatic differentiation has it."""
+    d, x, dy = g["d"], g["x"], g["dy"]
+    y, dlog, dx = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+    state, starts, kept = np.zeros_like(x[:, 0]), range(0, x.shape[1], length), []
+    for first in starts:
+        at = slice(first, first + length)
+        sums = np.cumsum(-d[:, at], 1, dtype=np.float32)
+        later = np.tril(np.ones((sums.shape[1],) * 2, bool))[None, :, :, None]
+        decay = np.exp(np.where(later, sums[:, :, None] - sums[:, None], -np.inf))  # [B,T,S,C]
+        carried = np.exp(sums)
+        kept.append((at, decay, carried, state))
+        y[:, at] = (decay * x[:, None, at]).sum(2) + carried * state[:, None]
+        state = y[:, at][:, -1]
+    back = np.zeros_like(state)
+    for at, decay, carried, state in reversed(kept):
+        dout = dy[:, at].copy()
+        dout[:, -1] += back
+        dx[:, at] = (decay * dout[:, :, None]).sum(1)
+        terms = decay * (dout[:, :, None] * x[:, None, at])
+        dsums = terms.sum(2) - terms.sum(1) + carried * (dout * state[:, None])
+        dlog[:, at] = np.cumsum(dsums[:, ::-1], 1, dtype=np.float32)[:, ::-1]
+        back = (carried * dout).sum(1)
+    return {"outputs/y": y, "gradients/inputs/d": -dlog, "gradients/inputs/x": dx}
+
+
+def scan_one_by_one(g, _):
+    a, x, dy = np.exp(-g["d"]), g["x"], g["dy"]
+    y, da, dx = np.empty_like(x), np.zeros_like(x), np.empty_like(x)
+    for t in range(x.shape[1]):
+        y[:, t] = x[:, t] + (a[:, t] * y[:, t - 1] if t else 0)
+    for t in reversed(range(x.shape[1])):
+        dx[:, t] = dy[:, t] + (a[:, t + 1] * dx[:, t + 1] if t + 1 < x.shape[1] else 0)
+        if t:
+            da[:, t] = dx[:, t] * y[:, t - 1]
+    return {"outputs/y": y, "gradients/inputs/d": -(da * a), "gradients/inputs/x": dx}
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize("length", [0, 4, 8, 16, 64, 256])
+@pytest.mark.parametrize("most", [0.125, 1])
+def test_linear_scan_in_chunks(precision, length, most):
+    program = f"""sizes: {{B: 2, T: 64, C: 6}}
+inputs: {{x: [B, T, C], d: {{axes: [B, T, C], distribution: uniform, low: 0.0, high: {most}}}}}
+steps: {{a: exp(neg(d))}}
+outputs:
+  y: linear_scan(a, x, over="T")
+fused: [a]
+"""
+
+    def kernel(g, _):
+        return scan_in_chunks(g, length) if length else scan_one_by_one(g, _)
+
+    assert rejected(program, kernel, precision, range(1, 9)) == []

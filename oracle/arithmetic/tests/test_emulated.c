@@ -562,23 +562,28 @@ TEST(test_zeros_stay_and_nothing_is_possible)
     assert_ok(&ctx, assay_matmul(&ctx, &args));
 }
 
-/* 3 * 1 + 1 * -4 + 1 * 1, with sums in float32 and in float64. */
-TEST(test_sums_of_codes_that_cancel_are_moved)
+/* 3 * 1 + 1 * -4 + 1 * 1, with sums in float32 and in float64. Continued sums, too: 5 - 5. */
+TEST(test_sums_that_cancel_are_moved)
 {
     for (int way = 0; way < 2; way++) {
         double a[6] = {3, 1, 1, 0, 0, 0}, b[6] = {1, 0, -4, 0, 1, 0}, c[4];
-        const assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 3, .b = b, .ldb = 2, .m = 2, .n = 2, .k = 3};
-        for (int codes = 0; codes < 2; codes++) {
-            assay_emulation e = emulation_of(way == 0 ? ASSAY_FLOAT32 : ASSAY_FLOAT64, 1);
-            assay_context ctx = context_of(&e, 1);
-            e.codes = codes == 1;
-            assert_ok(&ctx, assay_matmul(&ctx, &args));
-            assert_true(codes == 1 ? c[0] != 0 && fabs(c[0]) < 1e-5 : c[0] == 0);
-            assert_true(c[1] == 0 && c[2] == 0 && c[3] == 0);
-            e.nearest = true;
-            assert_ok(&ctx, assay_matmul(&ctx, &args));
-            assert_true(c[0] == 0);
-        }
+        assay_matmul_args args = {.c = c, .ldc = 2, .a = a, .lda = 3, .b = b, .ldb = 2, .m = 2, .n = 2, .k = 3};
+        assay_emulation e = emulation_of(way == 0 ? ASSAY_FLOAT32 : ASSAY_FLOAT64, 1);
+        assay_context ctx = context_of(&e, 1);
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        assert_true(c[0] != 0 && fabs(c[0]) < 1e-5);
+        assert_true(c[1] == 0 && c[2] == 0 && c[3] == 0);
+        args.accumulate = true;
+        args.k = 1;
+        c[0] = -3;
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        assert_true(c[0] != 0 && fabs(c[0]) < 1e-5);
+        assert_true(c[1] == 0 && c[2] == 0 && c[3] == 0);
+        args.accumulate = false;
+        args.k = 3;
+        e.nearest = true;
+        assert_ok(&ctx, assay_matmul(&ctx, &args));
+        assert_true(c[0] == 0);
     }
 }
 
@@ -624,6 +629,18 @@ TEST(test_turns_are_apart)
         even += parity == 0 || parity == 16;
     }
     assert_true(same < 200 && even < 200);
+}
+
+/* Of terms 1 and -1, and of zeros. */
+TEST(test_sums_of_terms_that_cancel_are_moved)
+{
+    const double squares[4] = {2, 0, 2, 8};
+    double sums[4] = {0, 0, -0.0, 0};
+    assay_emulation e = emulation_of(ASSAY_FLOAT32, 1);
+    assay_context ctx = context_of(&e, 1);
+    assay_round_terms(&ctx, 2, 4, squares, sums);
+    assert_true(sums[0] != 0 && fabs(sums[0]) < 1e-6 && sums[2] == sums[0] && sums[3] != sums[0]);
+    assert_true(sums[1] == 0);
 }
 
 TEST(test_no_memory)
