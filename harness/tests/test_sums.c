@@ -101,6 +101,11 @@ static const results_of NO_SUMS[] = {
     {"program/quantise-blocks", "outputs/column"},
     /* of few bits: they move where a code does */
     {"program/norm-rope-quantise", "outputs/y"},
+    {"program/kinks", "checkpoints/[de]"},
+    {"program/kinks", "outputs/y"},
+    {"program/cross-entropy-padded", "checkpoints/counts"},
+    {"program/cross-entropy-padded", "outputs/[at]*"},
+    {"program/cross-entropy-padded", "gradients/weights/table"},
     {"program/cast", "checkpoints/n"},
     {"program/cast", "outputs/p"},
     {"program/erf-gelu", "*"},
