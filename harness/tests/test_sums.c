@@ -101,7 +101,7 @@ static const results_of NO_SUMS[] = {
     {"program/quantise-blocks", "outputs/column"},
     /* of few bits: they move where a code does */
     {"program/norm-rope-quantise", "outputs/y"},
-    {"program/kinks", "checkpoints/[de]"},
+    {"program/kinks", "checkpoints/[a-e]"},
     {"program/kinks", "outputs/y"},
     {"program/cross-entropy-padded", "checkpoints/counts"},
     {"program/cross-entropy-padded", "outputs/[at]*"},
