@@ -1123,6 +1123,19 @@ class Program:
         return said_place((file, line)) + ": " + why[match.end() :]
 
 
+def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """One number that repeats is what the function meant before it was rounded to float32: 1/sqrt(128) or 1e-6, the shortest decimal."""
+    if x.size == 0 or x.dtype.kind in "biuc" or x.dtype == np.float64 or not (x == x.flat[0]).all():
+        return x
+    rounded = x.flat[0]
+    number = float(str(rounded))
+    if len(str(rounded).strip("-0.").replace(".", "")) > 6 and 1e-3 < abs(number) < 1e3:
+        for power in (0.5, -0.5):
+            root = float(np.copysign(round(number ** (1 / power)) ** power, number)) if number ** (1 / power) > 0.5 else 0.0
+            number = root if x.dtype.type(root) == rounded else number
+    return np.full(x.shape, number)
+
+
 def shape_of(name: str, shapes: Sequence[Sequence[int]]) -> list[int]:
     """Of a step's result."""
     if name == "attention_lse":
@@ -1219,7 +1232,7 @@ def trace(function: Callable[..., Any], example: Mapping[str, Any], *, weights: 
         return Program("\n".join(lines + [f"{key}: {as_json(key, value)}" for key, value in keys.items()]) + "\n", place_of(function), places)
 
     rounds = any(step.base == "cast" for step in tracer.steps)
-    if check and not tracer.stands_alone and not (rounds and library == "torch"):  # there a function sees the types of its example
+    if check and not tracer.stands_alone:
         held(functools.partial(framework.evaluate, casts=True) if rounds else framework.evaluate, function, example, program({key: settings[key] for key in ("seed", "gradients") if key in settings}))
     return program(settings)
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 
 from . import _library as lib
-from ._trace import Axis, Tracer, Value, named, place_of, shape_of
+from ._trace import Axis, Tracer, Value, named, place_of, shape_of, shortest
 from ._trace_rope import Operand, Turn, Turns
 
 SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "pvary", "mesh_cast")
@@ -481,19 +481,6 @@ class Walk:
             raise lib.BadInput("expected the best of the last dimension")
         index = self.t.top_k(x, k)
         return [self.t.pick(x, index), index]
-
-
-def shortest(x: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """One number that repeats is what the function meant before it was rounded to float32: 1/sqrt(128) or 1e-6, the shortest decimal."""
-    if x.size == 0 or x.dtype.kind in "biuc" or x.dtype == np.float64 or not (x == x.flat[0]).all():
-        return x
-    rounded = x.flat[0]
-    number = float(str(rounded))
-    if len(str(rounded).strip("-0.").replace(".", "")) > 6 and 1e-3 < abs(number) < 1e3:
-        for power in (0.5, -0.5):
-            root = float(np.copysign(round(number ** (1 / power)) ** power, number)) if number ** (1 / power) > 0.5 else 0.0
-            number = root if x.dtype.type(root) == rounded else number
-    return np.full(x.shape, number)
 
 
 def record(tracer: Tracer, function: Callable[..., Any], example: dict[str, Any], weights: set[str], counts: Mapping[str, int]) -> list[tuple[str, Value]]:

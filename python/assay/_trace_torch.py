@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _library as lib
-from ._trace import RECORDERS, Axis, Tracer, Value, named, place_of, shape_of, size_of
+from ._trace import RECORDERS, Axis, Tracer, Value, named, place_of, shape_of, shortest, size_of
 from ._trace_rope import Operand, Turn, Turns
 
 CONSTANTS = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange")
@@ -142,7 +144,7 @@ class Recorder(TorchDispatchMode):
         try:
             if x.grad_fn is not None and id(x) not in self.own:
                 raise lib.BadInput(f"a tensor {list(x.shape)} that is computed where trace does not see it: in another thread, or before")
-            made = self.t.constant(array_of(x), self.unknown(x))
+            made = self.t.constant(shortest(x.detach().cpu().numpy() if x.dtype == torch.float32 else array_of(x)), self.unknown(x))
         except lib.BadInput as why:  # which is said where an output needs it: it may be a table of cosines
             return self.t.nowhere(self.operator, (), [() if n == 1 else (Axis(n),) for n in x.shape], str(why))
         self.bind(x, made)
@@ -292,6 +294,14 @@ class Recorder(TorchDispatchMode):
 
     def on_detach(self, out: Any, x: Any) -> Value:
         return self.t.detach(self.of(x))
+
+    def on_eq(self, out: Any, a: Any, b: Any) -> Value:
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        if isinstance(b, int) and b == -100 and not out.any() and frame.f_code.co_filename.startswith(LIBRARIES[0]):  # as cross_entropy compares; nobody thinks of it
+            return self.t.number(0).seen([()] * out.dim())
+        return self.t.compare("eq", self.of(a), self.of(b))
 
     def on_logical_not(self, out: Any, x: Any) -> Value:
         return self.t.opposite(self.of(x)) if x.dtype == torch.bool else self.t.compare("eq", self.of(x), self.t.number(0))
@@ -735,29 +745,79 @@ def tensor_of(name: str, x: Any) -> Any:
     return x
 
 
-class Wide(TorchDispatchMode):
-    """Everything in float64, whatever types a function names."""
+class Held(torch.Tensor):
+    """Numbers in float64 that say to the function that they have another type."""
 
-    def __init__(self, kinks: bool) -> None:
+    held: Any
+    run: "Wide"
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(inner: Any, dtype: Any, mode: "Wide") -> Any:
+        tensor: Any = torch.Tensor
+        made = tensor._make_wrapper_subclass(Held, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=dtype, device=inner.device)
+        made.held, made.run = inner, mode
+        mode.alive.append(made)  # else a gradient's formula may meet another object in its place
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, Held)]
+        return held[0].run.__torch_dispatch__(func, types, args, kwargs)  # on the way back, where no mode is
+
+
+class Wide(TorchDispatchMode):
+    """Everything in float64, whatever types a function computes it in."""
+
+    def __init__(self, casts: bool, kinks: bool) -> None:
         super().__init__()
-        self.kinks = kinks  #: whether to look for them
+        self.casts, self.kinks = casts, kinks  #: whether casts round, whether to look for kinks
         self.kinked: set[str] = set()  #: operators that had one
+        self.alive: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operator = func.__name__.split(".")[0]
-        inplace = operator.endswith("_") and not operator.endswith("__")
+        operator, library, usual = func.__name__.split(".")[0], torch, torch.get_default_dtype()  # type: str, Any, Any
+        floats: list[Any] = []  # tensors and types among the arguments
 
         def wide(x: Any) -> Any:
-            if isinstance(x, torch.dtype):
-                return torch.float64 if x.is_floating_point else x
-            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64 and not (inplace and x is args[0]):
-                return x.double()
-            return type(x)(map(wide, x)) if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size) else x
+            if isinstance(x, (list, tuple)) and not isinstance(x, torch.Size):
+                return type(x)(map(wide, x))
+            if isinstance(x, torch.dtype) and x.is_floating_point:
+                floats.append(x)
+                return torch.float64
+            if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+                return x
+            floats.append(x)
+            return x.held if isinstance(x, Held) else widest(x)
 
-        args, kwargs = wide(tuple(args)), {key: wide(x) for key, x in (kwargs or {}).items()}
-        if self.kinks and has_kink(operator, *args):
+        own, named = wide(tuple(args)), {key: wide(x) for key, x in (kwargs or {}).items()}
+        types = [x for x in floats if isinstance(x, torch.dtype)]
+        tensors = [torch.empty([0] * x.dim(), dtype=x.dtype) for x in floats if isinstance(x, torch.Tensor)]
+        dtype = types[0] if types else functools.reduce(torch.promote_types, [x.dtype for x in tensors if x.dim() > 0] or [x.dtype for x in tensors] or [usual])
+        if self.kinks and has_kink(operator, *own):
             self.kinked.add(operator)
-        return func(*args, **kwargs)
+        library.set_default_dtype(torch.float64)
+        try:
+            made = func(*own, **named)
+            if operator == "_to_copy" and self.casts and tensors and types and rounds(tensors[0].dtype, dtype):
+                made = made.to(dtype).double()
+        finally:
+            library.set_default_dtype(usual)
+
+        def held(x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return type(x)(map(held, x))
+            if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+                return x
+            written = [a for a in args if isinstance(a, Held) and a.held is x]
+            return written[0] if written else Held.of(x, dtype, self)
+
+        return held(made)
+
+
+def widest(x: Any) -> Any:
+    """A number of float32 as what it was rounded from."""
+    return torch.tensor(shortest(array_of(x) if x.dtype != torch.float32 else x.detach().cpu().numpy()), dtype=torch.float64, device=x.device)
 
 
 def has_kink(operator: str, x: Any, other: Any = None, *rest: Any) -> bool:
@@ -782,22 +842,23 @@ def has_kink(operator: str, x: Any, other: Any = None, *rest: Any) -> bool:
 
 
 def evaluate(function: Callable[..., Any], example: Mapping[str, Any], given: Mapping[str, Any], cotangents: Mapping[str, Any],
-             kinks: bool) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+             kinks: bool, casts: bool = False) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What a function gives in float64 at these numbers, its gradients, and which operators met a kink."""
-    arguments = {}
+    arguments, mode = {}, Wide(casts, kinks)
     for name, tensor in example.items():
         like = tensor_of(name, tensor)
         made = torch.tensor(given[name], dtype=torch.float64 if like.is_floating_point() else like.dtype, device="cpu" if like.is_meta else like.device)
-        arguments[name] = made.requires_grad_(made.is_floating_point())
-    library, mode, usual = torch, Wide(kinks), torch.get_default_dtype()  # type: Any, Wide, Any
-    library.set_default_dtype(torch.float64)
-    try:
-        with plainly(), mode:
-            results = {name: x for name, x in named(function, function(**dict(arguments))).items() if name in cotangents}
-            leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
-            pairs = [(x, torch.tensor(cotangents[name], device=x.device)) for name, x in results.items() if x.requires_grad]
-            found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)
-    finally:
-        library.set_default_dtype(usual)
-    gradients = {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), found)}
-    return ({name: x.detach().cpu().numpy() for name, x in results.items()}, {name: g.detach().cpu().numpy() for name, g in gradients.items()}, mode.kinked)
+        arguments[name] = Held.of(made, like.dtype, mode).requires_grad_() if like.is_floating_point() else made
+    with plainly(), mode:
+        results = {name: x for name, x in named(function, function(**dict(arguments))).items() if name in cotangents}
+        leaves = {name: x for name, x in arguments.items() if x.is_floating_point()}
+    mode.casts = False  # gradients pass
+    with plainly():
+        pairs = [(x, Held.of(torch.tensor(cotangents[name], device=x.device), x.dtype, mode)) for name, x in results.items() if x.requires_grad]
+        found = torch.autograd.grad([x for x, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True) if pairs and leaves else [None] * len(leaves)
+
+    def numbers(x: Any) -> Any:
+        return (x.held if isinstance(x, Held) else x).detach().cpu().numpy()
+
+    gradients = {name: np.zeros(tuple(x.shape)) if g is None else numbers(g) for (name, x), g in zip(leaves.items(), found)}
+    return {name: numbers(x) for name, x in results.items()}, gradients, mode.kinked

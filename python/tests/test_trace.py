@@ -559,6 +559,20 @@ def test_a_gradient_that_is_stopped_is_stopped_in_the_program(name):
     itself(STOPPED[name], False)
 
 
+def test_a_function_meets_the_types_of_its_example():
+    def typed(x):
+        assert x.dtype == torch.bfloat16
+        return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps)).to(x.dtype) * torch.full((), 0.1)
+
+    example = {"x": torch.randn(4, 8).bfloat16()}
+    assert "0.0078125" in str(assay.trace(typed, example)) and "cast(" in str(assay.trace(typed, example, casts="keep"))
+
+
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="PyTorch before 2 writes into what is masked")
+def test_labels_are_smoothed():
+    itself(lambda x, m: F.cross_entropy(x, m.long(), label_smoothing=0.1), True)
+
+
 def test_check_false_takes_a_function_as_it_is():
     with pytest.raises(assay.BadInput, match="gradients/inputs/x"):
         assay.trace(scaled, {"x": torch.randn(4)})
