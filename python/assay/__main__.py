@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 
 
+def program() -> Path:
+    return Path(os.environ.get("ASSAY_PROGRAM") or Path(__file__).with_name("bin") / "assay")
+
+
 def main() -> None:
-    program = Path(os.environ.get("ASSAY_PROGRAM") or Path(__file__).with_name("bin") / "assay")
     try:
-        os.execv(program, ["assay", *sys.argv[1:]])
+        os.execv(program(), ["assay", *sys.argv[1:]])
     except OSError as error:
-        sys.exit(f"assay: {program}: {error.strerror}; the wheel has the program, and ASSAY_PROGRAM says where another is")
+        sys.exit(f"assay: {program()}: {error.strerror}; the wheel has the program, and ASSAY_PROGRAM says where another is")
 
 
 if __name__ == "__main__":

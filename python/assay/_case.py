@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 from ctypes import byref, c_void_p
@@ -205,6 +207,27 @@ class Case:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the golden as `assay generate` does."""
         lib.attempt("save", self._open().handle, lib.encoded(os.fspath(path)))
+
+    def power(self) -> dict[str, list[str]]:
+        """The mutants of the case by what the verdict at the kernel's precision makes of them, as `assay power` says it: "detected", "passes", "no effect", and "not
+        here" of those that other inputs would show (docs/power.md)."""
+        from .__main__ import program
+
+        found: dict[str, list[str]] = {"detected": [], "passes": [], "no effect": [], "not here": []}
+        with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+            golden, answer = (os.path.join(folder, name) for name in ("golden.h5", "power.json"))
+            self.save(golden)
+            try:
+                made = subprocess.run([program(), "power", golden, "--precision", self.precision, "--json", answer], capture_output=True, text=True)
+            except OSError as error:
+                raise lib.BadInput(f"power: {program()}: {error.strerror}") from error
+            if not os.path.exists(answer):
+                raise lib.BadInput(f"power: {made.stderr.strip()}")
+            with open(answer) as file:
+                mutants = json.load(file)["fixtures"][0]["mutants"]
+        for mutant in mutants:
+            found.get("not here" if mutant.get("without_effect_here") else mutant["outcome"], []).append(mutant["name"])
+        return found
 
     def judge(
         self, results: Mapping[str, Any], precision: str | None = None, gradients: bool = True, only: str | Iterable[str] = ()

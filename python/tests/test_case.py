@@ -397,6 +397,23 @@ def test_program(tmp_path: Path) -> None:
         assert (done.stdout == "list moe/*\n") == (status == 3) and (f"{program}: Permission denied" in done.stderr) == (status == 1)
 
 
+def test_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias of deviation 40 hides what the last row chooses."""
+    path = tmp_path / "crowded.yml"
+    path.write_text("case: mine/crowded\nop: program\nsizes: {T: 8, E: 6, K: 1}\ninputs: {x: [T, E]}\nweights: {bias: {axes: [E], scale: 40}}\n"
+                    'steps:\n  b: add(x, bias)\n  ids: top_k(b, "E->K")\noutputs:\n  y: pick(x, ids)\n')
+    case = assay.case(path, precision="f32")
+    monkeypatch.setenv("ASSAY_PROGRAM", str(tmp_path / "none"))
+    with pytest.raises(assay.BadInput, match="power: .*none: No such file"):
+        case.power()
+    program = Path(os.environ.get("ASSAY_LIBRARY", "")).parents[1] / "harness" / "assay"
+    if program.exists():
+        monkeypatch.setenv("ASSAY_PROGRAM", str(program))
+        found = case.power()
+        assert "step:b:first_alone" in found["detected"] and "step:b:last_row_stale" in found["not here"]
+        assert not found["passes"] and "step:b:doubled" not in sum(found.values(), [])
+
+
 def test_vanished_numbers_excuse_no_others() -> None:
     """float32 has 0 for products below 1e-45; that says nothing of ordinary rows of the same tensor."""
     case = assay.case("gmm/ragged", dtype="float32", precision="f32", gradients=["none"], inputs={"lhs": {"distribution": "row_powers", "low": -130, "high": 0}})
