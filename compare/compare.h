@@ -20,6 +20,7 @@ enum { ASSAY_VERDICTS = ASSAY_UNSUPPORTED + 1 };
 const char *assay_verdict_name(assay_verdict verdict);  /* "PASS", ... */
 const char *assay_verdict_color(assay_verdict verdict); /* what makes a terminal show it in its colour */
 
+#define ASSAY_VERDICT_SIZE 512 /* of a line that says why: a path, and numbers in words */
 #define ASSAY_WORST_COUNT 5
 enum { ASSAY_EXPLAINED_MOST = 8, ASSAY_EXPLAINED_NAME = 112 };
 
@@ -65,7 +66,7 @@ typedef struct assay_tensor_result {
     assay_dtype candidate_type;
     assay_verdict verdict;
     assay_finding finding;
-    char message[256]; /* one line, for a person */
+    char message[ASSAY_VERDICT_SIZE]; /* one line, for a person */
     bool compared, required, exact;
     int64_t elements, rows, wrong_elements, wrong_rows;
     double max_error;                /* largest absolute error */
@@ -102,7 +103,7 @@ typedef struct assay_report {
     double false_alarm;                         /* stated probability for the whole fixture */
     double statistic_tail;                      /* its part for one statistic on one side; 0: there are none */
     assay_verdict verdict;
-    char message[256];      /* why, in one line; names the first wrong tensor */
+    char message[ASSAY_VERDICT_SIZE]; /* why, in one line; names the first wrong tensor */
     char diagnosis[512];    /* what the first wrong tensor looks like (diagnosis.h); "" where nothing explains it */
     double factor;          /* where that is the golden times a factor; else 0 */
     char explanation[1024]; /* of a failure: which known bugs give this candidate, as far as somebody found out */

@@ -80,13 +80,14 @@ static double as_stored(const scan *s, double candidate)
 }
 
 /* |error| over its threshold, for finite values. Where a correct implementation makes no error, its result is the
- * golden value rounded, and the golden value itself where that can be stored. */
+ * golden value rounded, and the golden value itself where that can be stored. In float64 the golden is rounded as well. */
 static double excess_of(const scan *s, double golden, double candidate, double scale)
 {
     const double error = fabs(candidate - golden);
     double quantile = s->c->thresholds.element;
     double rounding = s->unit * fabs(golden) + s->tiny;
     if (scale > 0.0) return error / (quantile * scale + rounding);
+    if (s->has_errors && s->storage == ASSAY_FLOAT64 && golden != 0) return error / (2 * rounding);
     if (is_held_by(s->storage, golden) && is_held_by(s->result->candidate_type, golden)) {
         return fabs(as_stored(s, candidate) - golden) <= quantile * SCALE_FLOOR ? 0.0 : INFINITY;
     }

@@ -303,7 +303,7 @@ void assay_conclude(assay_report *report, const assay_certificate_inputs *shown)
         snprintf(message, sizeof report->message, "%s", wrong->message);
         if (wrong->spec.role == ASSAY_ROLE_GRADIENT && has_no_gradient(report))
             snprintf(message, sizeof report->message,
-                     "%.160s, nor is any gradient (forward only? --set gradients=none, in Python gradients=False)",
+                     "%.400s, nor is any gradient (forward only? --set gradients=none, in Python gradients=False)",
                      wrong->message);
     } else if (report->unknown_count > 0) {
         report->verdict = ASSAY_FAIL;
@@ -341,7 +341,7 @@ void assay_report_join_stages(assay_report *report)
     }
     if (stages->verdict != ASSAY_FAIL && stages->verdict != ASSAY_NOT_COMPARABLE) return;
     report->verdict = stages->verdict == ASSAY_FAIL || report->verdict == ASSAY_FAIL ? ASSAY_FAIL : stages->verdict;
-    snprintf(report->message, sizeof report->message, "stage %.240s", stages->message);
+    snprintf(report->message, sizeof report->message, "stage %.500s", stages->message);
     snprintf(report->diagnosis, sizeof report->diagnosis, "%s", stages->diagnosis);
     if (stages->explanation[0] == '\0') return;
     snprintf(report->explanation, sizeof report->explanation, "by stage, %.480s", stages->explanation);

@@ -351,7 +351,9 @@ TEST(test_noise_of_the_scale_passes)
 static void add_null(test_fixture *golden, int64_t rows)
 {
     static const double bias[] = {-0.01, 0.01, 0.1, 64}, toward_zero[] = {-0.01, 0.01, 0.05, 64};
-    test_tensor *null = add_tensor(golden, "null/bf16/outputs/y", ASSAY_FLOAT32, 2, DIMS(rows, 4), 0.0);
+    char path[64];
+    snprintf(path, sizeof path, "null/%s/outputs/y", golden->profile);
+    test_tensor *null = add_tensor(golden, path, ASSAY_FLOAT32, 2, DIMS(rows, 4), 0.0);
     free(null->scale);
     null->scale = NULL;
     for (int64_t i = 0; i < 4 * rows; i++) null->values[i] = 0;
@@ -384,6 +386,33 @@ TEST(test_finer_than_an_error_scale_of_0)
         const assay_tensor_result *r = result_at(&t.report, "outputs/y");
         if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
         assert_int_equal(r->wrong_elements, r->verdict == ASSAY_FAIL);
+        trial_free(&t);
+    }
+}
+
+/* In float64 the golden is rounded as the candidate is: either may be half a unit off. */
+TEST(test_a_scale_of_0_by_chance_at_float64)
+{
+    static const struct {
+        double golden, candidate;
+        bool null;
+        assay_verdict verdict;
+    } rows[] = {{1.5, 1.5 + 0x1p-52, true, ASSAY_PASS},
+                {1.5, 1.5 - 0x1p-52, true, ASSAY_PASS},
+                {1.5, 1.5 + 0x1p-50, true, ASSAY_FAIL},
+                {1.5, 1.5 + 0x1p-52, false, ASSAY_FAIL},
+                {0, 0x1p-60, true, ASSAY_FAIL}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        trial t = {.ctx = {.threads = 1}, .golden = ordinary_golden("f64", 1e-15)};
+        tensor_at(&t.golden, "outputs/y")->scale[3] = 0;
+        values_of(&t.golden, "outputs/y")[3] = rows[i].golden;
+        t.candidate = candidate_of(&t.golden);
+        tensor_at(&t.candidate, "outputs/y")->spec.type = ASSAY_FLOAT64;
+        values_of(&t.candidate, "outputs/y")[3] = rows[i].candidate;
+        if (rows[i].null) add_null(&t.golden, 10);
+        trial_compare(&t, "f64");
+        const assay_tensor_result *r = result_at(&t.report, "outputs/y");
+        if (r->verdict != rows[i].verdict) fail_msg("row %zu: %s", i, r->message);
         trial_free(&t);
     }
 }

@@ -98,7 +98,7 @@ static void judge_end(const assay_backend_end *end, assay_report *report)
 {
     if (end->outcome == ASSAY_OUTCOME_DONE && end->repeats) return;
     report->verdict = end->outcome == ASSAY_OUTCOME_UNSUPPORTED ? ASSAY_UNSUPPORTED : ASSAY_FAIL;
-    snprintf(report->message, sizeof report->message, "%.250s", end->message);
+    snprintf(report->message, sizeof report->message, "%.511s", end->message);
 }
 
 static bool has_no_difference(const assay_report *report)

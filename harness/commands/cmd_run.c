@@ -66,12 +66,12 @@ static void apply_expected_failures(const assay_expected_failures *expected, con
     if (entry == NULL || report->verdict == ASSAY_UNSUPPORTED || report->verdict == ASSAY_VACUOUS) return;
     if (report->verdict == ASSAY_PASS) {
         report->verdict = ASSAY_FAIL;
-        snprintf(report->message, sizeof report->message, "passes, but is a known failure by %.80s:%d: %.120s", path,
+        snprintf(report->message, sizeof report->message, "passes, but is a known failure by %.80s:%d: %.320s", path,
                  entry->line, entry->reason);
     } else if (r->end.is_unfit) {
         char message[sizeof report->message];
         snprintf(message, sizeof message, "%s", report->message);
-        snprintf(report->message, sizeof report->message, "%.150s; no kernel's failure, which %.60s:%d could excuse",
+        snprintf(report->message, sizeof report->message, "%.400s; no kernel's failure, which %.60s:%d could excuse",
                  message, path, entry->line);
     } else {
         snprintf(report->expected_failure, sizeof report->expected_failure, "%s", entry->reason);

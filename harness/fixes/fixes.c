@@ -116,8 +116,8 @@ static void note_orders(const assay_row_orders *orders, assay_report *report)
         assay_tensor_result *r = &report->tensors[i];
         if (strcmp(r->spec.path, orders->wrong_path) != 0 || r->verdict != ASSAY_FAIL) continue;
         const bool blamed = strcmp(report->message, r->message) == 0;
-        snprintf(r->message, sizeof r->message, "%.255s", orders->message);
-        if (blamed) snprintf(report->message, sizeof report->message, "%.255s", orders->message);
+        snprintf(r->message, sizeof r->message, "%.511s", orders->message);
+        if (blamed) snprintf(report->message, sizeof report->message, "%.511s", orders->message);
     }
 }
 
@@ -282,7 +282,7 @@ assay_status assay_compare_stages(assay_context *ctx, assay_golden *golden, assa
     status = evaluate_given(ctx, &f);
     if (status == ASSAY_BAD_INPUT) {
         report->verdict = ASSAY_FAIL;
-        snprintf(report->message, sizeof report->message, "not evaluated from the candidate's checkpoints: %.190s",
+        snprintf(report->message, sizeof report->message, "not evaluated from the candidate's checkpoints: %.440s",
                  ctx->message);
         ctx->message[0] = '\0';
     } else {

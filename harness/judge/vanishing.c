@@ -69,7 +69,7 @@ static void excuse(assay_tensor_result *r)
     const size_t path = strlen(r->spec.path);
     memcpy(was, r->message, sizeof was);
     r->verdict = ASSAY_NOT_COMPARABLE;
-    snprintf(r->message, sizeof r->message, "%.90s: %s: %.96s", r->spec.path, WHY,
+    snprintf(r->message, sizeof r->message, "%s: %s: %.200s", r->spec.path, WHY,
              strlen(was) > path + 2 ? was + path + 2 : "");
 }
 

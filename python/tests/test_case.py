@@ -420,6 +420,8 @@ def test_vanished_numbers_excuse_no_others() -> None:
     y = case.golden("outputs/y")
     flushed = np.where(np.abs(y) < 1e-37, 0, y).astype(np.float32)
     assert case.judge({"outputs/y": flushed}).verdict in ("PASS", "NOT COMPARABLE")
+    coarse = case.judge({"outputs/y": np.where(np.abs(y) < 1e-37, 1.01 * y, y).astype(np.float32)})
+    assert coarse.verdict == "NOT COMPARABLE" and coarse.message.endswith((" times the threshold", "which must be equal")), coarse.message
     assert case.judge({"outputs/y": np.where(np.abs(y) > 1e-6, np.float32(1.5) * flushed, flushed)}).verdict == "FAIL"
 
 
