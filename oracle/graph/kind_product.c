@@ -109,27 +109,63 @@ static assay_status forward(assay_context *ctx, const graph_call *c)
     return multiply(ctx, c->y[0], row_of(g, c->step->out[0]), &p.y, args, p.batch);
 }
 
-/* Flash kernels know <y', dy'> of a softmax's result y', over its axis, as the sum of y dy, where y is the product of it: as it is
- * stored. Only where no other step gives to dy'. */
+static int64_t behind(const assay_tensor_row *row, int64_t axis)
+{
+    int64_t numbers = 1;
+    for (int64_t i = axis + 1; i < row->shape.rank; i++) numbers *= row->shape.dims[i];
+    return numbers;
+}
+
+/* The result of a softmax along `over` that p is, maybe under other axes or a part of it (without a sink), and which nothing else reads; *rows: axes that say how it lies.
+ * 0: there is none. */
+static int softmax_result(const graph_call *c, int p, char over, const assay_tensor_row **rows)
+{
+    const graph *g = c->graph;
+    const graph_step *step;
+    *rows = row_of(g, p);
+    for (;;) {
+        if (g->tensors[p].step < 0 || c->run->pending[p] != 1 || c->run->gradient[p] != NULL) return 0;
+        step = &g->steps[g->tensors[p].step];
+        if (step->kind == &graph_kind_softmax) break;
+        const bool cuts = step->kind == &graph_kind_slice, moves = !cuts && step->with.general.function == 0;
+        if (!cuts && (step->kind != &graph_kind_order || graph_size(g, step->in[0]) != graph_size(g, p))) return 0;
+        if (moves && strcmp((*rows)->axes, row_of(g, p)->axes) != 0) return 0;
+        p = step->in[0];
+        if (moves) *rows = row_of(g, p);
+    }
+    const assay_tensor_row *made = row_of(g, p);
+    const int64_t axis = strchr((*rows)->axes, over) - (*rows)->axes,
+                  own = strchr(made->axes, step->with.general.over[0]) - made->axes;
+    const bool alike = assay_tensor_row_count(*rows) / (*rows)->shape.dims[axis] ==
+                           assay_tensor_row_count(made) / made->shape.dims[own] &&
+                       behind(*rows, axis) == behind(made, own);
+    return alike ? p : 0;
+}
+
+/* Flash kernels know <p, dp> of a softmax's result, over its axis, as the sum of y dy, where y is the product of it: as it is stored
+ * for another kernel, whatever this one keeps in registers. */
 static assay_status sum_rows(assay_context *ctx, const graph_call *c, int i)
 {
     const graph *g = c->graph;
     graph_run *r = c->run;
-    const int p = c->step->in[i], y = c->step->out[0], made = g->tensors[p].step;
+    const int y = c->step->out[0];
+    const assay_tensor_row *of_p = row_of(g, c->step->in[i]);
     char over[ASSAY_MAX_RANK + 1], left[ASSAY_MAX_RANK + 1];
-    if (!assay_rounds_at_random(ctx) || made < 0 || g->steps[made].kind != &graph_kind_softmax) return ASSAY_OK;
-    if (r->pending[p] != 1 || r->gradient[p] != NULL || r->row_sums[p] != NULL) return ASSAY_OK;
-    graph_axes_without(row_of(g, p)->axes, row_of(g, y)->axes, over);
-    if (strcmp(over, g->steps[made].with.general.over) != 0) return ASSAY_OK;
+    graph_axes_without(of_p->axes, row_of(g, y)->axes, over);
+    const int p =
+        assay_rounds_at_random(ctx) && strlen(over) == 1 ? softmax_result(c, c->step->in[i], over[0], &of_p) : 0;
+    if (p == 0 || r->row_sums[p] != NULL) return ASSAY_OK;
     assay_tensor_row rows = {.name = "sums of rows"};
     const int64_t count = graph_size(g, y);
     OWNED double *terms = NULL;
-    graph_axes_without(row_of(g, p)->axes, over, left);
-    const int64_t row_count = append_axes(&rows, row_of(g, p), left);
+    graph_axes_without(of_p->axes, over, left);
+    const int64_t row_count = append_axes(&rows, of_p, left);
     MUST(graph_require(ctx, r, y));
     MUST(assay_alloc_f64(ctx, "terms of sums of rows", count, &terms));
     MUST(assay_alloc_f64(ctx, "sums of rows", row_count, &r->row_sums[p]));
-    for (int64_t k = 0; k < count; k++) terms[k] = r->value[y][k] * c->dy[0][k];
+    memcpy(terms, r->value[y], (size_t)count * sizeof *terms);
+    assay_round(ctx, ASSAY_ROUND_STORAGE, count, terms);
+    for (int64_t k = 0; k < count; k++) terms[k] *= c->dy[0][k];
     graph_sum(ctx, r->row_sums[p], &rows, terms, row_of(g, y));
     return ASSAY_OK;
 }

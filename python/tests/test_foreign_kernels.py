@@ -80,8 +80,8 @@ def test_logsumexp_by_exp2(back):
         assert rejected(ROWS % (64, 'logsumexp(z, over="E")'), kernel, "f32", range(1, 5), z=fill(scale)) == []
 
 
-def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0):
-    """Out and gradients of queries, keys, values and bias; <out, dout> is that of out as it is stored. q [N,T,H]."""
+def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0, sinks=None):
+    """Out and gradients of queries, keys, values, bias and sinks; <out, dout> is that of out as it is stored. q [N,T,H]."""
     turned = k.swapaxes(-1, -2)
     s, slope = q @ turned * np.float32(q.shape[-1] ** -0.5), np.float32(1)
     if cap:
@@ -89,12 +89,17 @@ def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0):
         s, slope = np.float32(cap) * t, 1 - t * t
     s = np.where(shown, s + bias, -np.inf)
     m = along(s, np.max)
+    sink = np.full_like(m, -np.inf) if sinks is None else sinks[:, None] + 0 * m
+    m = np.maximum(m, sink)
     e = np.exp(s - m)
-    out = stored(e / along(e) @ v)
-    p = np.exp(s - (m + np.log(along(e))))
-    db = p * (dout @ v.swapaxes(-1, -2) - along(dout * out))
+    sum_e = along(e) + np.exp(sink - m)
+    out = stored(e / sum_e @ v)
+    lse = m + np.log(sum_e)
+    p = np.exp(s - lse)
+    delta = along(dout * out)
+    db = p * (dout @ v.swapaxes(-1, -2) - delta)
     ds = db * slope * np.float32(q.shape[-1] ** -0.5)
-    return out, ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout, db
+    return out, ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout, db, -(np.exp(sink - lse) * delta).sum(1)
 
 
 ATTENTION = """sizes: {{T: {T}, S: {S}, N: 3, H: {H}}}
@@ -110,19 +115,30 @@ PLAIN = 'product("NTS,SNH->TNH", p, v)'
 
 def attend(g, dtype, **how):
     q, k, v, dy = (g[x].swapaxes(0, 1) for x in ("q", "k", "v", "dy"))
-    out, *back, db = flash(q, k, v, dy, lambda x: np.asarray(np.asarray(x, dtype), np.float32), bias=g["bias"], **how)
+    out, *back, db, dsinks = flash(q, k, v, dy, lambda x: np.asarray(np.asarray(x, dtype), np.float32), bias=g["bias"], **how)
     gradients = {f"gradients/inputs/{name}": x.swapaxes(0, 1) for name, x in zip("qkv", back)}
-    return {"outputs/y": out.swapaxes(0, 1), **gradients, "gradients/inputs/bias": db}
+    results = {"outputs/y": out.swapaxes(0, 1), **gradients, "gradients/inputs/bias": db}
+    return results if "sinks" not in how else {**results, "gradients/weights/sinks": dsinks}
+
+
+PRODUCTS = {
+    "probabilities first": PLAIN,
+    "values first": 'rearrange("NHT->TNH", product("SNH,NTS->NHT", v, p))',
+    "other letters": 'product("NTA,ANH->TNH", p, reshape("ANH", v))',
+    "another order": 'product("STN,SNH->TNH", rearrange("NTS->STN", p), v)',
+    "in registers": PLAIN + "\nfused: all",
+}
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
-@pytest.mark.parametrize("operands", ["probabilities first", "values first"])
+@pytest.mark.parametrize("operands", PRODUCTS)
 def test_flash_backward_where_a_row_sees_one_key(precision, operands):
-    y = PLAIN if operands == "probabilities first" else 'rearrange("NHT->TNH", product("SNH,NTS->NHT", v, p))'
+    y = PRODUCTS[operands]
     shown = np.tril(np.ones((6, 6), bool))
     program = ATTENTION.format(T=6, S=6, H=64, scale=64**-0.5, y=y, shown="where(mask, add(s, bias), -1e+30)")
     mask = {"axes": ["T", "S"], "integers": [0, 1], "values": shown.astype(int).ravel().tolist()}
     program = program.replace("bias: [N, T, S]", f"bias: [N, T, S], mask: {json.dumps(mask)}")
+    program = program.replace("S: 6,", "S: 6, A: 6,") if "A" in y else program
     assert rejected(program, lambda g, dtype: attend(g, dtype, shown=shown), precision, range(1, 9)) == []
 
 
@@ -133,6 +149,21 @@ def test_flash_backward_where_one_key_rules_a_row(precision, cap):
     program = ATTENTION.format(T=17, S=5, H=7, scale=7**-0.5, y=PLAIN, shown=shown)
     inputs = {name: fill(10) for name in ("q", "k", "v", "bias")}
     assert rejected(program, lambda g, dtype: attend(g, dtype, cap=cap), precision, range(1, 9), **inputs) == []
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+def test_flash_backward_with_a_sink(precision):
+    """A column of the softmax that has no value."""
+    program = """sizes: {T: 9, S: 9, N: 3, H: 32, A: 1, R: 10}
+inputs: {q: [T, N, H], k: [S, N, H], v: [S, N, H], bias: [N, T, S]}
+weights: {sinks: {axes: [N, A], scale: 1.0}}
+steps:
+  s: add(mul(product("TNH,SNH->NTS", q, k), 0.17677669529663687), bias)
+  p: softmax(concatenate("S,A->R", s, rearrange("NA->NTA", sinks)), over="R")
+outputs:
+  y: product("NTS,SNH->TNH", slice("R->S", p), v)
+"""
+    assert rejected(program, lambda g, dtype: attend(g, dtype, sinks=g["sinks"]), precision, range(1, 9), q=fill(16)) == []
 
 
 def test_a_residual_gradient_is_added_in_pieces():
