@@ -92,6 +92,9 @@ typedef struct assay_routing_summary {
     char message[256];    /* of a wrong token, or why nothing could be judged */
 } assay_routing_summary;
 
+#define ASSAY_INACCURATE_TEXT                                                                                          \
+    "as the less accurate of two forms that a step has, whose error scales are its own; the accurate one's it exceeds"
+
 typedef struct assay_report {
     char case_name[ASSAY_PATH_SIZE], op[64], profile[64];
     char golden_path[512], candidate_path[512]; /* "": there is no such file any more */
@@ -120,6 +123,7 @@ typedef struct assay_report {
     assay_routing_summary routing;
     char order[128];                 /* that rows come in an order of their own, by which they were judged; "" */
     char codes[256];                 /* how codes of h were judged that the candidate's kernel made itself; "" */
+    bool inaccurate;                 /* it passes as the less accurate form of a step, by error scales of that */
     char kinks[256];                 /* that gradients on a kink are others than the golden's, and as right; "" */
     struct assay_picture **pictures; /* [count], once they are drawn (pictures.h); else NULL */
     struct assay_steps *steps;       /* likewise (steps.h); NULL also where the case has none */

@@ -36,31 +36,35 @@
     }
 #define ULPS 2
 
-static const assay_profile profiles[] = {
-    PROFILE("f64", FLOAT64, FLOAT64, 52, false, FLOAT64, FLOAT64, .summary = "float64 throughout"),
-    PROFILE("f32", FLOAT32, FLOAT32, 23, false, FLOAT32, FLOAT32, .summary = "float32 throughout"),
-    PROFILE("bf16", BFLOAT16, BFLOAT16, 23, false, FLOAT32, FLOAT32,
-            .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"),
-    PROFILE("bf16_router", BFLOAT16, BFLOAT16, 23, false, BFLOAT16, FLOAT32,
-            .summary = "bf16 with logits, scores and routing weights in bfloat16 too",
-            .coarser = "a router in bfloat16"),
-    PROFILE("bf16_sums", BFLOAT16, BFLOAT16, 7, false, FLOAT32, FLOAT32,
-            .summary = "bf16 with sums accumulated in bfloat16 too",
-            .coarser = "sums in bfloat16 (accumulate: {type: bfloat16})"),
-    PROFILE("f16", FLOAT16, FLOAT16, 23, false, FLOAT32, FLOAT32,
-            .summary = "float16 stored and multiplied, float32 accumulated; router in float32"),
-    PROFILE("tf32", FLOAT32, TFLOAT32, 23, false, FLOAT32, FLOAT32,
-            .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated",
-            .coarser = "operands of products in TensorFloat-32"),
-    PROFILE("tpu_default", FLOAT32, BFLOAT16, 23, false, FLOAT32, FLOAT32,
-            .summary = "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default "
-                       "on TPU)",
-            .coarser = "operands of products in bfloat16"),
-    PROFILE("fp8_e4m3_block128", BFLOAT16, BFLOAT16, 13, true, FLOAT32, FLOAT32, .precision.accumulator.block = 128,
-            .precision.scaled = {ASSAY_FLOAT8_E4M3FN, 128},
-            .summary = "bfloat16 stored, linear layers in block-scaled fp8 with truncated sums of 128 products, added "
-                       "in float32; else as bf16"),
-};
+#define ROWS(form)                                                                                                     \
+    PROFILE("f64" form, FLOAT64, FLOAT64, 52, false, FLOAT64, FLOAT64, .summary = "float64 throughout"),               \
+        PROFILE("f32" form, FLOAT32, FLOAT32, 23, false, FLOAT32, FLOAT32, .summary = "float32 throughout"),           \
+        PROFILE("bf16" form, BFLOAT16, BFLOAT16, 23, false, FLOAT32, FLOAT32,                                          \
+                .summary = "bfloat16 stored and multiplied, float32 accumulated; router in float32"),                  \
+        PROFILE("bf16_router" form, BFLOAT16, BFLOAT16, 23, false, BFLOAT16, FLOAT32,                                  \
+                .summary = "bf16 with logits, scores and routing weights in bfloat16 too",                             \
+                .coarser = "a router in bfloat16"),                                                                    \
+        PROFILE("bf16_sums" form, BFLOAT16, BFLOAT16, 7, false, FLOAT32, FLOAT32,                                      \
+                .summary = "bf16 with sums accumulated in bfloat16 too",                                               \
+                .coarser = "sums in bfloat16 (accumulate: {type: bfloat16})"),                                         \
+        PROFILE("f16" form, FLOAT16, FLOAT16, 23, false, FLOAT32, FLOAT32,                                             \
+                .summary = "float16 stored and multiplied, float32 accumulated; router in float32"),                   \
+        PROFILE("tf32" form, FLOAT32, TFLOAT32, 23, false, FLOAT32, FLOAT32,                                           \
+                .summary = "float32 stored, operands of products rounded to TensorFloat-32, float32 accumulated",      \
+                .coarser = "operands of products in TensorFloat-32"),                                                  \
+        PROFILE("tpu_default" form, FLOAT32, BFLOAT16, 23, false, FLOAT32, FLOAT32,                                    \
+                .summary =                                                                                             \
+                    "float32 stored, operands of products rounded to bfloat16, float32 accumulated (jax's default "    \
+                    "on TPU)",                                                                                         \
+                .coarser = "operands of products in bfloat16"),                                                        \
+        PROFILE("fp8_e4m3_block128" form, BFLOAT16, BFLOAT16, 13, true, FLOAT32, FLOAT32,                              \
+                .precision.accumulator.block = 128, .precision.scaled = {ASSAY_FLOAT8_E4M3FN, 128},                    \
+                .summary =                                                                                             \
+                    "bfloat16 stored, linear layers in block-scaled fp8 with truncated sums of 128 products, added "   \
+                    "in float32; else as bf16")
+static const assay_profile profiles[] = {ROWS("")};
+/* The same, of what takes the less accurate form of steps that have one. */
+static const assay_profile inaccurate[] = {ROWS(ASSAY_INACCURATE)};
 
 enum { PROFILES = sizeof profiles / sizeof *profiles };
 
@@ -113,6 +117,7 @@ const assay_profile *assay_profile_by_name(const char *name)
     assay_dtype type;
     for (int i = 0; i < PROFILES; i++) {
         if (strcmp(profiles[i].precision.name, name) == 0) return &profiles[i];
+        if (strcmp(inaccurate[i].precision.name, name) == 0) return &inaccurate[i];
     }
     for (int i = 0; assay_dtype_from_name(name, &type) && i < PROFILES; i++) {
         if (profiles[i].storage == type) return &profiles[i];
@@ -127,4 +132,19 @@ const assay_profile *assay_profile_for_dtype(assay_dtype type)
         if (profiles[i].storage == type) return &profiles[i];
     }
     return NULL;
+}
+
+const assay_profile *assay_profile_inaccurate(const char *name)
+{
+    for (int i = 0; i < PROFILES; i++)
+        if (strcmp(profiles[i].precision.name, name) == 0) return &inaccurate[i];
+    return NULL;
+}
+
+bool assay_profile_is_called(const char *text, size_t length, const char *name)
+{
+    const size_t own = strlen(name);
+    if (length < own || strncmp(text, name, own) != 0) return false;
+    return length == own ||
+           (length == own + strlen(ASSAY_INACCURATE) && strncmp(text + own, ASSAY_INACCURATE, length - own) == 0);
 }

@@ -5,6 +5,8 @@
 #include "oracle/base/dtype.h"
 #include "oracle/base/tensor.h"
 
+#include <stddef.h>
+
 typedef struct assay_profile {
     assay_precision precision; /* precision.name is the profile's name; the rest follows from what stands below */
     assay_dtype storage;       /* type in which results may be stored */
@@ -27,5 +29,11 @@ assay_dtype assay_profile_type_of(const assay_profile *profile, const assay_tens
 const assay_profile *assay_profiles(int *count);              /* as in assay_profile_names */
 const char *assay_profile_names(void);                        /* "f64, f32, ... or ...", for messages */
 const assay_profile *assay_profile_by_name(const char *name); /* also "bfloat16", "float32"...; NULL when none */
+/* What takes the less accurate form of steps that have one, in the arithmetic of the built-in profile of this name: "f32.inaccurate" of
+ * f32. NULL: there is no such profile. */
+#define ASSAY_INACCURATE ".inaccurate"
+const assay_profile *assay_profile_inaccurate(const char *name);
+/* Whether a text of so many characters is the profile's name, or that of its less accurate form. */
+bool assay_profile_is_called(const char *text, size_t length, const char *name);
 /* The profile that a case of this grid is compared at when none is named. */
 const assay_profile *assay_profile_for_dtype(assay_dtype type);

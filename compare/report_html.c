@@ -255,6 +255,7 @@ static bool write_report(FILE *out, int number, const assay_report *report, cons
     write_shown(out, "<p>", routing, "</p>");
     write_shown(out, "<p>order: ", report->order, "</p>");
     write_shown(out, "<p>codes: ", report->codes, "</p>");
+    write_shown(out, "<p>form: ", report->inaccurate ? ASSAY_INACCURATE_TEXT : "", "</p>");
     write_shown(out, "<p>kinks: ", report->kinks, "</p>");
     for (int i = 0; i < report->direction_count; i++) {
         char text[ASSAY_DIRECTION_TEXT];

@@ -240,7 +240,8 @@ static bool fill_report(cJSON *o, const assay_report *report)
               put_text(o, "verdict", assay_verdict_name(report->verdict)) && put_text(o, "message", report->message) &&
               put_known_text(o, "diagnosis", report->diagnosis) && put_explanation(o, report) &&
               put_known_text(o, "known", report->expected_failure) && put_known_text(o, "order", report->order) &&
-              put_known_text(o, "codes", report->codes) && put_known_text(o, "kinks", report->kinks);
+              put_known_text(o, "codes", report->codes) && put_known_text(o, "kinks", report->kinks) &&
+              put_known_text(o, "form", report->inaccurate ? ASSAY_INACCURATE_TEXT : "");
     ok = ok && (!report->one_process || cJSON_AddTrueToObject(o, "one_process") != NULL);
     ok = ok && put_routing(o, &report->routing) && put_power(o, &report->power) && put_directions(o, report);
     ok = ok && (unknown = start(o, "unknown", cJSON_CreateArray())) != NULL;

@@ -55,6 +55,7 @@ static void write_head(FILE *out, const assay_report *report)
     if (routing[0] != '\0') fprintf(out, "  %s\n", routing);
     if (report->order[0] != '\0') fprintf(out, "  order: %s\n", report->order);
     if (report->codes[0] != '\0') fprintf(out, "  codes: %s\n", report->codes);
+    if (report->inaccurate) fprintf(out, "  form: %s\n", ASSAY_INACCURATE_TEXT);
     if (report->kinks[0] != '\0') fprintf(out, "  kinks: %s\n", report->kinks);
 }
 

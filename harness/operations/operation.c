@@ -10,6 +10,7 @@
 #include "harness/operations/op_work.h"
 #include "harness/operations/operands.h"
 #include "oracle/base/memory.h"
+#include "oracle/graph/graph_kind.h"
 
 const assay_operation *const assay_operations[] = {
 #define X(name) &assay_op_##name,
@@ -224,6 +225,19 @@ assay_status assay_operation_graph(assay_context *ctx, const assay_operation *op
     const assay_status status = assay_operation_configure(ctx, operation, c, &config);
     if (status == ASSAY_OK) operation->graph(&config, false, g);
     return status;
+}
+
+assay_status assay_operation_inaccurate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                        const char **form)
+{
+    OWNED graph *g = NULL;
+    *form = NULL;
+    if (operation->graph == NULL) return ASSAY_OK;
+    MUST(assay_alloc(ctx, "the graph of a case", 1, sizeof *g, &g));
+    MUST(assay_operation_graph(ctx, operation, c, g));
+    for (int i = 0; i < g->step_count; i++)
+        if (g->steps[i].kind->inaccurate != NULL) *form = g->steps[i].kind->inaccurate;
+    return ASSAY_OK;
 }
 
 assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation *operation, const assay_case *c,

@@ -164,6 +164,9 @@ assay_status assay_operation_prepare(assay_context *ctx, const assay_case *c, co
 assay_status assay_operation_configure(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                                        assay_operation_config *config);
 assay_status assay_operation_graph(assay_context *ctx, const assay_operation *operation, const assay_case *c, graph *g);
+/* What the less accurate forms of its steps are, in words (graph_kind.inaccurate); NULL: no step has one. */
+assay_status assay_operation_inaccurate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
+                                        const char **form);
 bool assay_operation_streams(const assay_operation *operation, const assay_case *c, const char *path);
 bool assay_operation_needs_ensemble(const assay_operation *operation, const assay_case *c);
 double assay_operation_flops(const assay_operation *operation, const assay_case *c, bool backward);

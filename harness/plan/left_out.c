@@ -9,7 +9,9 @@
 assay_status assay_plan_lose(assay_context *ctx, const assay_plan *plan, const char *profile, const char *reason)
 {
     assay_lost_profile lost = {{0}, {0}};
-    snprintf(lost.name, sizeof lost.name, "%s", profile);
+    const char *form = strstr(profile, ASSAY_INACCURATE); /* without one form there is no other */
+    snprintf(lost.name, sizeof lost.name, "%.*s", form == NULL ? (int)sizeof lost.name - 1 : (int)(form - profile),
+             profile);
     snprintf(lost.reason, sizeof lost.reason, "%.*s", (int)sizeof lost.reason - 1, reason);
     if (plan->lost != NULL) *plan->lost = lost;
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profile %s: %s", plan->c->name, lost.name, lost.reason);
@@ -27,7 +29,8 @@ static void remove_precision(assay_plan *plan, const char *name)
 {
     int kept = 0;
     for (int p = 0; p < plan->precision_count; p++) {
-        if (strcmp(plan->precisions[p].name, name) != 0) plan->precisions[kept++] = plan->precisions[p];
+        const char *own = plan->precisions[p].name;
+        if (!assay_profile_is_called(own, strlen(own), name)) plan->precisions[kept++] = plan->precisions[p];
     }
     plan->precision_count = kept;
 }
@@ -39,10 +42,9 @@ static bool is_of_another(const void *self, const assay_tensor_spec *spec)
     static const assay_tensor_role roles[] = {ASSAY_ROLE_ERROR_SCALE, ASSAY_ROLE_NULL, ASSAY_ROLE_DIRECTION,
                                               ASSAY_ROLE_DISCRIMINATION};
     const char *rest = strchr(spec->path, '/');
-    const size_t length = strlen(name);
     bool found = false;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) found |= spec->role == roles[i];
-    return !found || rest == NULL || strcspn(rest + 1, "/") != length || strncmp(rest + 1, name, length) != 0;
+    return !found || rest == NULL || !assay_profile_is_called(rest + 1, strcspn(rest + 1, "/"), name);
 }
 
 assay_status assay_plan_leave_out(assay_context *ctx, const assay_plan *plan, const assay_lost_profile *lost,

@@ -67,11 +67,37 @@ assay_status assay_case_add_profile(assay_context *ctx, assay_case *c, const cha
     return assay_case_set(ctx, c, assignment);
 }
 
-static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
+/* Whether a golden, unless there is none, has error scales of a profile. */
+static bool has_scales(const assay_fixture_reader *golden, const char *profile)
+{
+    char folder[ASSAY_PATH_SIZE];
+    assay_path_at(ASSAY_ROLE_ERROR_SCALE, profile, "", folder);
+    for (int i = 0; golden != NULL && i < assay_fixture_count(golden); i++)
+        if (strncmp(assay_fixture_spec(golden, i)->path, folder, strlen(folder)) == 0) return true;
+    return golden == NULL;
+}
+
+/* Where steps have two forms each has error scales of its own, but at a profile of somebody's own. */
+static void add_precision(assay_plan *plan, const assay_profile *profile, bool forms,
+                          const assay_fixture_reader *golden)
+{
+    assay_precision *precision = &plan->precisions[plan->precision_count++];
+    const assay_profile *other = assay_profile_inaccurate(profile->precision.name);
+    *precision = assay_case_precision(plan->c, profile);
+    if (!forms || other == NULL || !has_scales(golden, other->precision.name)) return;
+    precision[1] = assay_case_precision(plan->c, other);
+    precision[0].form = ASSAY_FORM_ACCURATE;
+    precision[1].form = ASSAY_FORM_INACCURATE;
+    plan->precision_count++;
+}
+
+static assay_status collect_precisions(assay_context *ctx, assay_plan *plan, const assay_fixture_reader *golden)
 {
     const assay_text_list *profiles = &plan->c->profiles;
-    plan->precisions = calloc((size_t)profiles->count + 1, sizeof *plan->precisions);
+    const char *form = NULL;
+    plan->precisions = calloc(2 * (size_t)profiles->count + 1, sizeof *plan->precisions);
     if (plan->precisions == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the profiles");
+    if (!assay_plan_is_exact(plan)) MUST(assay_operation_inaccurate(ctx, plan->operation, plan->c, &form));
     for (int i = 0; i < profiles->count; i++) {
         if (strcmp(profiles->items[i], "none") == 0) continue;
         const assay_profile *profile = assay_plan_profile(plan, profiles->items[i]);
@@ -79,7 +105,7 @@ static assay_status collect_precisions(assay_context *ctx, assay_plan *plan)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profiles has \"%s\", expected %s", plan->c->name,
                               profiles->items[i], assay_profile_names());
         }
-        plan->precisions[plan->precision_count++] = assay_case_precision(plan->c, profile);
+        add_precision(plan, profile, form != NULL, golden);
     }
     return ASSAY_OK;
 }
@@ -153,7 +179,7 @@ static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_c
     assay_status status;
     TRY(assay_operation_prepare(ctx, c, &plan->operation, &plan->list));
     TRY(collect_own(ctx, plan, golden, own));
-    TRY(collect_precisions(ctx, plan));
+    TRY(collect_precisions(ctx, plan, golden));
     if (golden != NULL) TRY(assay_plan_take_left_out(ctx, plan, golden));
     if (golden == NULL && own != NULL) snprintf(plan->asked, sizeof plan->asked, "%s", own->precision.name);
     TRY(check_patterns(ctx, plan, &c->gradients, ASSAY_ROLE_GRADIENT));

@@ -50,6 +50,12 @@ bool assay_takes_second_form_at(const assay_context *ctx, int64_t row)
     return assay_rounds_at_random(ctx) && ctx->emulation->second_form == (row % 2 == 0);
 }
 
+bool assay_takes_inaccurate_form_at(const assay_context *ctx, int64_t row)
+{
+    const assay_accuracy form = assay_rounds_at_random(ctx) ? ctx->emulation->precision.form : ASSAY_FORM_ACCURATE;
+    return form == ASSAY_FORM_INACCURATE || (form == ASSAY_FORMS_IN_TURN && assay_takes_second_form_at(ctx, row));
+}
+
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)
 {
     return assay_rounds_at_random(ctx) && ctx->emulation->stores_softmax == (row / 2 % 2 == 0);

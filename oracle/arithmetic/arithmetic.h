@@ -95,6 +95,8 @@ typedef struct assay_arithmetic {
 bool assay_takes_second_form(const assay_context *ctx);
 /* The same for a row by itself: of two rows next to each other one does, in every emulated run but that to nearest. */
 bool assay_takes_second_form_at(const assay_context *ctx, int64_t row);
+/* Whether an emulated run takes the less accurate of two forms at a row (assay_accuracy). */
+bool assay_takes_inaccurate_form_at(const assay_context *ctx, int64_t row);
 /* And so of two pairs of rows, where there is a third form. */
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row);
 /* 0 to count - 1: which of as many forms an emulated run takes at a row, where they take turns: over its members each row has every one

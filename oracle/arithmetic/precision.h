@@ -21,6 +21,10 @@ typedef struct assay_block_scaling {
     int64_t block; /* 0: nothing is scaled */
 } assay_block_scaling;
 
+/* Some steps have a form that is as right as another one and far less accurate: a variance as the mean of squares less the square of
+ * the mean. Where a golden has error scales for each form its emulated runs take one of them; elsewhere rows take turns. */
+typedef enum assay_accuracy { ASSAY_FORMS_IN_TURN, ASSAY_FORM_ACCURATE, ASSAY_FORM_INACCURATE } assay_accuracy;
+
 typedef struct assay_precision {
     char name[ASSAY_PRECISION_NAME_SIZE]; /* the profile's: "bf16" */
     double storage;                       /* tensors that may be stored between kernels: 2^-8 / sqrt(3) for bfloat16 */
@@ -35,6 +39,7 @@ typedef struct assay_precision {
      * finer grid; float64: it is exact. A router's bias has one of its own: what is added to scores is kept as they
      * are. */
     assay_dtype given, router_bias;
+    assay_accuracy form;
     bool given_beyond; /* only numbers beyond the range of `given` are rounded to it: its grid is no coarser */
 } assay_precision;
 

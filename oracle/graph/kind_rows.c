@@ -90,8 +90,11 @@ static assay_status layer_norm_backward(assay_context *ctx, const graph_call *c)
     return ASSAY_OK;
 }
 
-const graph_kind graph_kind_layer_norm = {
-    .name = "layer_norm", .reads = 3, .forward = layer_norm_forward, .backward = layer_norm_backward};
+const graph_kind graph_kind_layer_norm = {.name = "layer_norm",
+                                          .reads = 3,
+                                          .inaccurate = "variance as the mean of squares less the square of the mean",
+                                          .forward = layer_norm_forward,
+                                          .backward = layer_norm_backward};
 
 /* --- y = factor x --- */
 

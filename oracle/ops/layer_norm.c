@@ -18,20 +18,31 @@ static double mean_of(const assay_context *ctx, const double *x, int64_t dim)
     return sum / (double)dim;
 }
 
-/* n = (x - mean) rstd; gives rstd. Some kernels take the variance as mean(x^2) - mean^2, which loses digits: in the emulated runs
- * rows take turns. */
+/* What a variance is off by that a kernel takes as mean(x^2) - mean^2, each of which it rounds at its own size; `mean` is the
+ * kernel's. */
+static double error_of_squares(const assay_context *ctx, const double *x, int64_t dim, double mean)
+{
+    double squares = 0, powers = 0, exact = 0;
+    for (int64_t i = 0; i < dim; i++) {
+        exact += x[i] / (double)dim;
+        squares += x[i] * x[i];
+        powers += x[i] * x[i] * (x[i] * x[i]);
+    }
+    double sum = squares;
+    assay_round_terms(ctx, dim, 1, &powers, &sum);
+    double parts[] = {sum / (double)dim, mean * mean};
+    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 2, parts);
+    return (parts[0] - squares / (double)dim) - (parts[1] - exact * exact);
+}
+
+/* n = (x - mean) rstd; gives rstd. */
 static double normalise(const assay_context *ctx, double *n, const double *x, int64_t dim, double epsilon, int64_t row)
 {
-    double mean = mean_of(ctx, x, dim), squares = 0, rounded;
+    double mean = mean_of(ctx, x, dim);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &mean);
     for (int64_t i = 0; i < dim; i++) n[i] = x[i] - mean;
     double variance = assay_dot(ctx, dim, n, n) / (double)dim;
-    if (assay_takes_second_form_at(ctx, row)) {
-        for (int64_t i = 0; i < dim; i++) squares += x[i] * x[i];
-        rounded = squares;
-        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &rounded);
-        variance += (rounded - squares) / (double)dim;
-    }
+    if (assay_takes_inaccurate_form_at(ctx, row)) variance += error_of_squares(ctx, x, dim, mean);
     double rstd = 1 / sqrt((variance > 0 ? variance : 0) + epsilon);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, 1, &rstd);
     for (int64_t i = 0; i < dim; i++) n[i] *= rstd;
@@ -60,7 +71,11 @@ static void backward_row(const assay_context *ctx, double *dx, const double *dy,
     assay_round(ctx, ASSAY_ROUND_STORAGE, dim, dx);
     double means[2] = {mean_of(ctx, dx, dim), assay_dot(ctx, dim, dx, n) / (double)dim};
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 2, means);
-    for (int64_t i = 0; i < dim; i++) dx[i] = rstd * (dx[i] - means[0] - n[i] * means[1]);
+    for (int64_t i = 0; i < dim; i++) { /* a row of two has a gradient of nothing else but what is rounded here */
+        double terms[] = {dx[i] - means[0], n[i] * means[1]};
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 2, terms);
+        dx[i] = rstd * (terms[0] - terms[1]);
+    }
 }
 
 void assay_layer_norm_backward(const assay_context *ctx, double *dx, double *dscale, double *dbias, double *n,
