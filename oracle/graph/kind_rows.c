@@ -48,13 +48,11 @@ static assay_status norm_backward(assay_context *ctx, const graph_call *c)
     const int64_t owners = graph_owners(c->graph), own = size / owners;
     OWNED double *rstd = NULL, *term = NULL;
     double *dx = c->dx[0], *dscale = c->dx[1];
-    assay_emulation emulation;
-    const assay_context norm = norm_context(ctx, c, &emulation);
     MUST(assay_alloc_f64(ctx, "1/rms", size / dim, &rstd));
     if (owners > 1 && dscale != NULL) MUST(assay_alloc_f64(ctx, "gradient of a scale of an owner", dim, &term));
-    assay_rms_norm_forward(&norm, NULL, rstd, c->x[0], c->x[1], size / dim, dim, c->step->with.number);
+    assay_rms_norm_forward(ctx, NULL, rstd, c->x[0], c->x[1], size / dim, dim, c->step->with.number);
     for (int64_t owner = 0, at = 0; owner < owners; owner++, at += own) {
-        assay_rms_norm_backward(&norm, dx == NULL ? NULL : dx + at, owner > 0 ? term : dscale, c->dy[0] + at,
+        assay_rms_norm_backward(ctx, dx == NULL ? NULL : dx + at, owner > 0 ? term : dscale, c->dy[0] + at,
                                 c->x[0] + at, c->x[1], rstd + at / dim, own / dim, dim);
         if (owner > 0 && dscale != NULL) graph_join(ctx, dim, dscale, term);
     }
@@ -81,9 +79,7 @@ static assay_status layer_norm_backward(assay_context *ctx, const graph_call *c)
     const int64_t size = graph_in_size(c->graph, c->step, 0), dim = graph_in_size(c->graph, c->step, 1);
     double *n = NULL;
     MUST(assay_alloc_f64(ctx, "normalised rows", size, &n));
-    assay_emulation own;
-    const assay_context norm = norm_context(ctx, c, &own);
-    assay_layer_norm_backward(&norm, c->dx[0], c->dx[1], c->dx[2], n, c->dy[0], c->x[0], c->x[1], size / dim, dim,
+    assay_layer_norm_backward(ctx, c->dx[0], c->dx[1], c->dx[2], n, c->dy[0], c->x[0], c->x[1], size / dim, dim,
                               c->step->with.number);
     if (c->dx[0] != NULL) graph_round_gradient(ctx, c, 0);
     free(n);

@@ -135,6 +135,12 @@ class Arithmetic:
         other.sums = type
         return other
 
+    def in_registers(self):
+        """The same, but that nothing is stored which need not be."""
+        other = copy.copy(self)
+        other.variant = replace(self.variant, fused=True)
+        return other
+
     def made(self, name, x):
         """Every intermediate goes through here on its way: for planted_stage.py, which changes one."""
         return x

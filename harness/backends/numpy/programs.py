@@ -22,7 +22,7 @@ EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "square", "whe
 
 class Tensor:
     def __init__(self, axes, value, operands=(), back=None):
-        self.axes, self.value, self.operands, self.back, self.gradient, self.ar, self.exact = axes, value, operands, back, None, None, False
+        self.axes, self.value, self.operands, self.back, self.gradient, self.ar, self.exact, self.registers = axes, value, operands, back, None, None, False, False
 
 
 class Program:
@@ -71,6 +71,7 @@ class Machine:
         stays = self.fused or exact or not operands or value.dtype.kind == "i" or isinstance(value, Operand)
         made = Tensor(axes, value if stays else self.ar.keep(value), operands, back)
         made.ar, made.exact = self.ar, exact
+        made.registers = self.fused and bool(operands)
         self.order.append(made)
         return made
 
@@ -91,12 +92,12 @@ class Machine:
             return self.put(*step(*words, *operands, **options), operands=operands, exact=exact)
         if node.func.id not in MAPS and node.func.id not in BINARY:
             raise Unsupported("no step " + node.func.id)
-        return self.put(*self.elementwise(node.func.id, operands), operands=operands, exact=exact)
+        return self.put(*self.elementwise(node.func.id, operands, **options), operands=operands, exact=exact)
 
     def run(self, lines):
         for name, text in lines.items():
             self.line, self.ar = name, self.plain.with_sums(self.p.sums[name]) if name in self.p.sums else self.plain
-            self.fused = name in self.p.fused or is_statistic("outputs/" + name)
+            self.fused = name in self.p.fused or any(is_statistic("outputs/" + output) for output, of in self.p.outputs.items() if name in (output, of))
             yield name, self.evaluate(ast.parse(text, mode="eval").body)
 
     # axes
@@ -123,22 +124,24 @@ class Machine:
 
     # numbers one by one
 
-    def elementwise(self, name, operands):
+    def elementwise(self, name, operands, kink=None):
         axes = self.union(operands)
         shape = [self.p.sizes[a] for a in axes]
         x = [self.spread(t, axes) for t in operands]
         if name in MAPS:
             value, slope = MAPS[name](self.ar, x[0])
-            return axes, value, lambda d: [d * slope()]
-        value, slopes = BINARY[name](*x)
+            at = lambda: slope() if kink is None else np.where(x[0] == 0, self.ar.float(kink), slope())
+            return axes, value, lambda d: [d * at()]
+        value, slopes = BINARY[name](*x) if kink is None else BINARY[name](*x, self.ar.float(kink))
         back = lambda d: [self.fold(d * np.broadcast_to(s, shape), axes, t) for s, t in zip(slopes(), operands)]
         return axes, np.broadcast_to(value, shape), back
 
     def step_float(self, x):
         return x.axes, x.value.astype(self.ar.float), None
 
-    def step_clamp(self, x, low=-np.inf, high=np.inf):
-        inside = (x.value >= low) & (x.value <= high)
+    def step_clamp(self, x, low=-np.inf, high=np.inf, kink=1):
+        on = (x.value == self.ar.float(low)) | (x.value == self.ar.float(high))
+        inside = np.where(on, self.ar.float(kink), ((x.value > low) & (x.value < high)).astype(self.ar.float))
         return x.axes, np.clip(x.value, self.ar.float(low), self.ar.float(high)), lambda d: [d * inside]
 
     def step_where(self, mask, a, b):
@@ -182,9 +185,11 @@ class Machine:
         count = self.ar.float(flat.shape[-1])
         return kept, self.ar.sum(flat) / count, lambda d: [back(d[..., None] / count)]
 
-    def step_max(self, x, over):
+    def step_max(self, x, over, first=False):
         kept, flat, back = self.last(x, over)
         largest = flat == flat.max(-1, keepdims=True)
+        if first:
+            largest &= np.cumsum(largest, -1) == 1
         return kept, flat.max(-1), lambda d: [back(d[..., None] * largest / largest.sum(-1, keepdims=True).astype(self.ar.float))]
 
     def step_softmax(self, x, over):
@@ -204,12 +209,16 @@ class Machine:
         back = lambda d: [np.flip(np.cumsum(np.flip(d, axis), axis, d.dtype), axis)]
         return x.axes, np.cumsum(x.value, axis, x.value.dtype), back
 
+    def norm(self, *operands):
+        """A scale that is computed in registers meets what nothing has rounded."""
+        return self.ar.in_registers() if any(t.registers for t in operands) else self.ar
+
     def step_rms_norm(self, x, scale, epsilon=1e-6):
-        y, back = rms_norm(self.ar, x.value, scale.value, epsilon)
+        y, back = rms_norm(self.norm(scale), x.value, scale.value, epsilon)
         return x.axes, y, back
 
     def step_layer_norm(self, x, scale, bias, epsilon=1e-6):
-        y, back = layer_norm(self.ar, x.value, scale.value, bias.value, epsilon)
+        y, back = layer_norm(self.norm(scale, bias), x.value, scale.value, bias.value, epsilon)
         return x.axes, y, back
 
     # products
@@ -485,11 +494,11 @@ MAPS = {
 
 
 def extreme(larger):
-    def of(a, b):
+    def of(a, b, kink=0.5):
         equal = a == b
         first = (a > b) if larger else (a < b)
-        share = lambda chosen: np.where(equal, a.dtype.type(0.5), chosen.astype(a.dtype))
-        return (np.maximum if larger else np.minimum)(a, b), lambda: (share(first), share(~first))
+        share = lambda chosen, own: np.where(equal, a.dtype.type(own), chosen.astype(a.dtype))
+        return (np.maximum if larger else np.minimum)(a, b), lambda: (share(first, kink), share(~first, 1 - kink))
 
     return of
 
