@@ -14,6 +14,8 @@
 #include "oracle/base/memory.h"
 #include "oracle/base/ranks.h"
 
+static const char NO_ROOM[] = "float32, in which error scales are, has no room for that of ";
+
 static bool wants_null(const assay_ensemble *e)
 {
     bool wanted = false;
@@ -145,7 +147,7 @@ static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const as
 }
 
 /* Correct kernels overflow where an emulated run does, in a result or on the way to it: no error scale says what they may
- * err by. Golden values beyond the type's range are no matter of this (docs/comparing.md, "A profile that a case cannot have"). */
+ * err by. Nor does one where errors are beyond float32, in which error scales are. Golden values beyond the type's range are no matter of this (docs/comparing.md, "A profile that a case cannot have"). */
 static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
                                    int members)
 {
@@ -156,8 +158,9 @@ static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, 
         if (isfinite(t->errors[i]) || !(fabs(golden) <= most)) continue;
         char place[ASSAY_INDEX_TEXT];
         assay_element_text(&t->spec->shape, i % t->count, place);
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "emulated correct runs overflow at %s%s, where the golden is %.3g",
-                          t->spec->path, place, golden);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s%s%s, where the golden is %.3g",
+                          isnan(t->errors[i]) ? "emulated correct runs overflow at " : NO_ROOM, t->spec->path, place,
+                          golden);
     }
     return ASSAY_OK;
 }
@@ -248,11 +251,15 @@ static assay_status checked_write(assay_context *ctx, void *self, const char *pa
     c->e->overflows |= overflows(role, count, values);
     for (int64_t i = 0; scale && !c->e->overflows && i < count; i++) {
         if (isfinite((float)values[i])) continue;
-        char profile[ASSAY_PRECISION_NAME_SIZE], reason[ASSAY_PATH_SIZE + 64];
+        char profile[ASSAY_PRECISION_NAME_SIZE], reason[ASSAY_PATH_SIZE + 96];
         const char *name = strchr(path, '/') + 1;
         snprintf(profile, sizeof profile, "%.*s", (int)strcspn(name, "/"), name);
-        snprintf(reason, sizeof reason, "an error scale of %s is %g, which float32 has not", assay_path_of(path),
-                 fabs(values[i]));
+        if (isfinite(values[i]) || assay_plan_profile(c->e->plan, profile)->storage == ASSAY_FLOAT64) {
+            snprintf(reason, sizeof reason, "%s%s (%.3g)", NO_ROOM, assay_path_of(path), fabs(values[i]));
+        } else {
+            snprintf(reason, sizeof reason, "results overflow: the error scale of %s is %.3g", assay_path_of(path),
+                     fabs(values[i]));
+        }
         c->e->lost = true;
         return assay_plan_lose(ctx, c->e->plan, profile, reason);
     }

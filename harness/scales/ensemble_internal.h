@@ -18,7 +18,8 @@ typedef struct assay_scaled {
     int64_t count;
     int64_t written; /* elements so far in this run */
     const double *golden;
-    float *errors;  /* [members, count]; NULL where no member is run */
+    float *
+        errors; /* [members, count]; NAN: the result is not finite; infinity: float32 has no room. NULL where no member is run */
     float **scales; /* by precision of the plan, each [count]: propagated ones, and that of the precision at hand */
     int64_t *scales_written; /* of propagated ones, by precision */
     double least;            /* the least error scale but 0, relative to the golden value */

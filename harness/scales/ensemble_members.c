@@ -130,7 +130,7 @@ static assay_status member_write(assay_context *ctx, void *self, const char *pat
     if (count > t->count - t->written) return beyond_the_end(ctx, path);
     const double *golden = t->golden + t->written;
     float *errors = t->errors + e->slot * t->count + t->written;
-    for (int64_t i = 0; i < count; i++) errors[i] = (float)(values[i] - golden[i]);
+    for (int64_t i = 0; i < count; i++) errors[i] = isfinite(values[i]) ? (float)(values[i] - golden[i]) : NAN;
     t->written += count;
     return ASSAY_OK;
 }

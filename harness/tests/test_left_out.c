@@ -101,9 +101,43 @@ TEST_IN_FOLDER(error_scales_beyond_float32_are_refused_by_profile)
     assay_context ctx = assay_context_default(1);
     assay_case *c = case_named("routing/z-loss", "profiles=f32;inputs.x={distribution: normal, scale: 1e30}");
     assert_int_equal(try_golden(&ctx, c, folder->file, NULL), ASSAY_BAD_INPUT);
-    assert_message(&ctx, "profile f32: an error scale of outputs/z_loss is inf, which float32 has not");
+    assert_message(&ctx, "profile f32: results overflow: the error scale of outputs/z_loss is inf");
     assert_int_equal(folder_count(folder->path, false), 0);
     assay_cases_free(c, 1);
+}
+
+#define EXPONENTIALS                                                                                                   \
+    "case: a\nop: program\nsizes: {T: 3, D: 5}\ninputs: {z: {axes: [T, D], distribution: uniform, low: 124, "          \
+    "high: 130}}\nsteps: {}\noutputs: {e: exp(z)}\nprofiles: [f64]\ndtype: float64\n"
+
+/* Nothing overflows at float64: what has no room in float32 is said, and what has is a golden. */
+TEST_IN_FOLDER(large_and_small_numbers_at_float64)
+{
+    static const struct {
+        const char *name, *set, *why;
+    } table[] = {
+        {NULL, "",
+         "profile f64: float32, in which error scales are, has no room for that of outputs/e[0,0], where the golden "
+         "is "},
+        {"rms_norm/deepseek", "inputs.x={distribution: normal, scale: 1e-100};normalization_layer_epsilon=0",
+         "profile f64: float32, in which error scales are, has no room for that of gradients/inputs/x ("},
+        {"rms_norm/deepseek",
+         "inputs.x={distribution: normal, scale: 1e-100};normalization_layer_epsilon=0;gradients=none", NULL},
+        {"rms_norm/all-zero", "gradients=none", NULL},
+        {"attention/deepseek",
+         "inputs.query={distribution: normal, scale: 1e20};inputs.key={distribution: normal, scale: 1e20}", NULL},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        assay_context ctx = assay_context_default(1);
+        char set[256];
+        snprintf(set, sizeof set, "profiles=f64;dtype=float64;%s", table[i].set);
+        assay_case *c = table[i].name != NULL ? case_named(table[i].name, set) : case_from(EXPONENTIALS);
+        const assay_status status = try_golden(&ctx, c, folder->file, NULL);
+        if (status != (table[i].why == NULL ? ASSAY_OK : ASSAY_BAD_INPUT)) fail_msg("row %zu: %s", i, ctx.message);
+        if (table[i].why != NULL) assert_message(&ctx, table[i].why);
+        if (status == ASSAY_OK) assert_int_equal(remove(folder->file), 0);
+        assay_cases_free(c, 1);
+    }
 }
 
 /* Gate and up laid out on shards in rows of 48, of which no 1024 are whole ones. */

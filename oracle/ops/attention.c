@@ -438,20 +438,28 @@ static double rounded_log(const assay_context *ctx, double x)
 /* A kernel that has the keys in parts (split KV, a ring) keeps an lse of each, and merges results by exp(lse_part - lse): where lse is
  * large, its rounding is a common error of the row. How many keys a part has decides which of them share it. In the emulated runs rows
  * take turns here too, and draw the number of parts. Exponentials of a row, of the sum
- * `sum`, become what such a kernel weighs with, times that sum; returns its lse. */
+ * `sum`, become what such a kernel weighs with, times that sum; returns its lse. Not where the rounding of an lse is no small error any
+ * more: no correct kernel has that. */
 static double merge_parts(const assay_context *ctx, double *p, int64_t count, int64_t parts, double largest, double sum)
 {
     double lse[ATTENTION_PARTS], sums[ATTENTION_PARTS], weights[ATTENTION_PARTS];
+    const double whole = largest + rounded_log(ctx, sum);
+    bool small = true;
     for (int64_t part = 0; part < parts; part++) {
         const int64_t begin = count * part / parts;
         sums[part] = sum_row(ctx, p + begin, count * (part + 1) / parts - begin);
         lse[part] = largest + rounded_log(ctx, sums[part]);
     }
+    memcpy(weights, lse, (size_t)parts * sizeof *lse);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, parts, lse);
+    for (int64_t part = 0; part < parts; part++) small &= !(fabs(lse[part] - weights[part]) > 0.5);
+    if (!small) return whole;
     for (int64_t part = 0; part < parts; part++) weights[part] = assay_exp(lse[part] - largest);
     assay_round(ctx, ASSAY_ROUND_ELEMENTARY, parts, weights);
-    double stored = largest + rounded_log(ctx, sum_row(ctx, weights, parts));
+    const double merged = largest + rounded_log(ctx, sum_row(ctx, weights, parts));
+    double stored = merged;
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &stored);
+    if (fabs(stored - merged) > 0.5) return whole;
     for (int64_t part = 0; part < parts; part++) {
         const double factor = sums[part] > 0 ? sum * (assay_exp(lse[part] - stored) / sums[part]) : 0;
         for (int64_t j = count * part / parts; j < count * (part + 1) / parts; j++) p[j] *= factor;

@@ -73,7 +73,12 @@ static void load(const assay_context *ctx, const backward_job *job, const attent
         s->shift[i] = s->factor[i] * assay_dot(ctx, wide, s->dout + i * wide, s->dv + i * wide);
         if (job->dlse != NULL) s->shift[i] -= job->dlse[head + rows->tokens[i]];
     }
-    assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->lse);
+    for (int64_t i = 0; i < rows->count; i++) {
+        double lse = s->lse[i];
+        assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &lse);
+        if (!(fabs(lse - s->lse[i]) > 0.5))
+            s->lse[i] = lse; /* where that is no small error any more no correct kernel has it */
+    }
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, rows->count, s->shift);
     assay_round(ctx, ASSAY_ROUND_OPERAND, 2 * rows->count * config->qk_dim, s->q);
     assay_round(ctx, ASSAY_ROUND_OPERAND, rows->count * wide, s->v);

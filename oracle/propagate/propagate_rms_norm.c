@@ -18,12 +18,13 @@ static double rstd_variance(const assay_precision *precision, int64_t dim)
            assay_square(precision->accumulate) * ((double)dim / 12 + 1 + assay_square((double)dim / 96));
 }
 
-/* Likewise of the rounding of x, which moves rstd by -rstd^3 mean(x dx). */
+/* Likewise of the rounding of x, which moves rstd by -rstd^3 mean(x dx). Here and below x comes times rstd: of numbers of 1e-100 the
+ * cube of rstd is beyond float64. */
 static double rstd_variance_of_x(const assay_precision *precision, const double *x, double rstd, int64_t dim)
 {
     double sum = 0;
-    for (int64_t i = 0; i < dim; i++) sum += assay_square(x[i]) * given(precision, x[i]);
-    return assay_square(rstd * rstd / (double)dim) * sum;
+    for (int64_t i = 0; i < dim; i++) sum += assay_square(x[i] * rstd) * (assay_square(rstd) * given(precision, x[i]));
+    return sum / assay_square((double)dim);
 }
 
 /* x rstd may be stored before it is scaled. */
@@ -45,27 +46,28 @@ static double g_variance(const assay_precision *precision, double dy, double sca
            assay_square(dy) * given(precision, scale);
 }
 
-/* dx = rstd g - rstd^3 x m, m = mean(g x); rstd is an error that both terms share. */
+/* dx = rstd (g - n m), n = rstd x, m = mean(g n); rstd is an error that both terms share. */
 static void propagate_dx(const assay_precision *precision, double *variance, const double *dy, const double *x,
                          const double *scale, double rstd, double relative, int64_t dim)
 {
     double *g = variance, operands = 0, mean = 0;
     for (int64_t i = 0; i < dim; i++) {
         g[i] = dy[i] * scale[i];
-        operands +=
-            g_variance(precision, dy[i], scale[i]) * assay_square(x[i]) + assay_square(g[i]) * given(precision, x[i]);
-        mean += g[i] * x[i];
+        operands += g_variance(precision, dy[i], scale[i]) * assay_square(x[i] * rstd) +
+                    assay_square(g[i]) * (assay_square(rstd) * given(precision, x[i]));
+        mean += g[i] * (x[i] * rstd);
     }
     mean /= (double)dim;
     assay_precision sum = *precision;
     sum.multiply = 0;
-    const double mean_variance = (assay_propagate_dot(&sum, dim, g, x) + operands) / assay_square((double)dim);
+    const double mean_variance =
+        (assay_square(rstd) * assay_propagate_dot(&sum, dim, g, x) + operands) / assay_square((double)dim);
     for (int64_t i = 0; i < dim; i++) {
-        const double direct = rstd * g[i], through = rstd * rstd * rstd * x[i];
+        const double direct = rstd * g[i], through = rstd * (x[i] * rstd);
         const double rounded = assay_square(direct) + assay_square(through * mean);
         variance[i] = assay_square(rstd) * g_variance(precision, dy[i], scale[i]) +
                       assay_square(through) * mean_variance + relative * assay_square(direct - 3 * through * mean) +
-                      assay_square(rstd * rstd * rstd * mean) * given(precision, x[i]) +
+                      assay_square(rstd * mean) * (assay_square(rstd) * given(precision, x[i])) +
                       2 * assay_square(precision->accumulate) * rounded;
     }
 }
