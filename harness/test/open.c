@@ -77,11 +77,11 @@ static assay_status find_case(assay_context *ctx, assay_test *t, const char *wha
                       strchr(what, '\n') != NULL ? "case" : what, t->case_count);
 }
 
-/* Only the profile that is judged at is evaluated. The case that the user sees keeps its own. */
-static assay_status narrow_profiles(assay_context *ctx, assay_test *t)
+/* Only the profile that is judged at is evaluated, if any. The case that the user sees keeps its own. */
+static assay_status narrow_profiles(assay_context *ctx, assay_test *t, bool none)
 {
     const assay_status status = assay_case_set(ctx, t->cases, "profiles=none");
-    return status == ASSAY_OK ? assay_case_add_profile(ctx, t->cases, t->profile.precision.name) : status;
+    return status == ASSAY_OK && !none ? assay_case_add_profile(ctx, t->cases, t->profile.precision.name) : status;
 }
 
 static assay_status copy_path(assay_context *ctx, const char *path, char **copy)
@@ -97,7 +97,7 @@ static assay_status open_case(assay_context *ctx, assay_test *t, const char *wha
     for (int i = 0; i < o->set_count; i++) MUST(assay_case_set(ctx, t->cases, o->sets[i]));
     MUST(assay_profile_named(ctx, "precision", o->precision, NULL, assay_dtype_name(t->cases->dtype), &t->profile));
     MUST(assay_case_yaml(ctx, t->cases, &t->yaml));
-    MUST(narrow_profiles(ctx, t));
+    MUST(narrow_profiles(ctx, t, o->unscaled != 0));
     MUST(assay_plan_make_with(ctx, &t->plan, t->cases, NULL, &t->profile));
     MUST(copy_path(ctx, o->inputs, &t->inputs_path));
     MUST(copy_path(ctx, o->weights, &t->weights_text));

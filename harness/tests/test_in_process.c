@@ -553,6 +553,26 @@ static const char *setting_of(const assay_test *test, const char *key)
     return "";
 }
 
+TEST(test_a_golden_without_error_scales)
+{
+    static const char *const only[] = {"outputs/y"};
+    char message[ASSAY_TEST_MESSAGE];
+    double first[2];
+    for (int unscaled = 0; unscaled < 2; unscaled++) {
+        const assay_test_options options = {.cache = "", .unscaled = unscaled, .only = only, .only_count = 1};
+        assay_test *test = open_with("rms_norm/one-row", &options);
+        assay_backend_tensor y;
+        assay_test_report *report = NULL;
+        assert_int_equal(assay_test_golden(test, "outputs/y", &y, message), ASSAY_TEST_OK);
+        first[unscaled] = *(const double *)y.data;
+        assert_int_equal(assay_test_check(test, 1, &y, &report, message), ASSAY_TEST_OK);
+        assert_int_equal(assay_test_report_verdict(report), unscaled ? ASSAY_TEST_NOT_COMPARABLE : ASSAY_TEST_PASS);
+        assay_test_report_free(report);
+        assay_test_close(test);
+    }
+    assert_true(first[0] == first[1]);
+}
+
 TEST(test_case_is_described)
 {
     static const char *const sets[] = {"sequence=3", "num_experts_per_tok=1"};

@@ -48,7 +48,8 @@ typedef struct assay_test_options {
         *only;           /* globs of the outputs and gradients that must be given, of others none need be; NULL: all */
     const char *inputs;  /* file with inputs, weights and cotangents, any of them, as --inputs; NULL: all are drawn */
     const char *weights; /* checkpoint with the weights, FILE or FILE:PREFIX as --weights; NULL: they are drawn */
-    int32_t staged; /* checkpoints that are given are judged as --staged: each from the results' own inputs to it */
+    int32_t staged;   /* checkpoints that are given are judged as --staged: each from the results' own inputs to it */
+    int32_t unscaled; /* goldens have no error scales, and take a fraction of the time: nothing is judged by them */
 } assay_test_options;
 
 typedef struct assay_test assay_test;

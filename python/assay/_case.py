@@ -65,6 +65,7 @@ class Case:
         weights: str | os.PathLike[str] | None = None,
         staged: bool = False,
         supports: Mapping[str, Any] | None = None,
+        unscaled: bool = False,
     ):
         self.what, self._sets, self._precision = what, tuple(sets), precision
         self._options: dict[str, Any] = {
@@ -75,6 +76,7 @@ class Case:
             "inputs": None if inputs is None else os.fspath(inputs),
             "weights": None if weights is None else os.fspath(weights),
             "staged": staged,
+            "unscaled": unscaled,  # goldens alone
         }
         self._supports = _supports.checked(supports or {})
         self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required

@@ -50,6 +50,7 @@ class Options(Structure):
         ("inputs", c_char_p),
         ("weights", c_char_p),
         ("staged", c_int32),
+        ("unscaled", c_int32),
     ]
 
 
@@ -199,6 +200,7 @@ class Test:
         inputs: str | None = None,
         weights: str | None = None,
         staged: bool = False,
+        unscaled: bool = False,
     ):
         self.handle = c_void_p()
         try:
@@ -215,6 +217,7 @@ class Test:
                 inputs=encoded(inputs),
                 weights=encoded(weights),
                 staged=staged,
+                unscaled=unscaled,
             )
         except TypeError as error:
             raise BadInput(f"options: {error}") from error

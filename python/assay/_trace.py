@@ -1266,7 +1266,11 @@ def as_json(key: str, value: Any) -> str:
 
 def held(evaluate: Callable[..., Any], function: Callable[..., Any], example: Mapping[str, Any], program: Program) -> None:
     """The program against the function itself, in float64 and by its own gradients, on the numbers that a case draws."""
-    made = program.case("f64", dtype="float64", explain=False)
+    made = Case(program.yaml, ("dtype=float64",), "f64", unscaled=True)
+    try:
+        made._open()
+    except lib.BadInput as why:
+        raise lib.BadInput(program.said(str(why), "case")) from None
     given = {path.split("/")[1]: array for path, array in made.inputs().items()}
     cotangents = {path.split("/")[1]: array for path, array in made.cotangents().items()}
     folders = {path.split("/")[1]: path.split("/")[0] for path in made.inputs()}

@@ -119,6 +119,10 @@ class Walk:
                 v.truth |= kind == "b" and not v.integer
         return self.turning(eqn, made, turns) if name not in LOOPS else made
 
+    def operand(self, v: Known, shape: tuple[int, ...]) -> Operand:
+        turn = self.turns[id(v)][1] if id(v) in self.turns else None
+        return Operand(turn, v if isinstance(v, Value) else None, v if isinstance(v, np.ndarray) else None, shape)
+
     def turned(self, eqn: Any, given: Sequence[Known]) -> list[Turn | None]:
         """What the results are of a rotation."""
         name, nothing = eqn.primitive.name, [None] * len(eqn.outvars)  # type: str, list[Turn | None]
@@ -137,10 +141,7 @@ class Walk:
             made = eqn.primitive.bind(*map(jax.numpy.asarray, arrays), **parameters)
             return [np.asarray(m) for m in (made if eqn.primitive.multiple_results else [made])]
 
-        operands = []
-        for v, shape in zip(given, shapes):
-            turn = self.turns[id(v)][1] if id(v) in self.turns else None
-            operands.append(Operand(turn, v if isinstance(v, Value) else None, v if isinstance(v, np.ndarray) else None, shape))
+        operands = [self.operand(v, shape) for v, shape in zip(given, shapes)]
         return [self.rotations.begin(operands[0])] if kind == "same" else self.rotations.follow(kind, operands, apply, len(nothing))
 
     def turning(self, eqn: Any, made: Sequence[Known], turns: Sequence[Turn | None]) -> Sequence[Known]:
@@ -424,7 +425,8 @@ class Walk:
     def on_concatenate(self, eqn: Any, given: Sequence[Known], dimension: int) -> Known:
         if eqn.outvars[0].aval.dtype.kind in "iu" and dimension == len(eqn.outvars[0].aval.shape) - 1:
             return Joined(given)
-        return self.t.concatenate([self.whole(v, var) for v, var in zip(given, eqn.invars)], dimension)
+        joined = self.rotations.joined([self.operand(v, tuple(var.aval.shape)) for v, var in zip(given, eqn.invars)], dimension)
+        return self.t.concatenate([v if isinstance(v, Value) else self.whole(given[v], eqn.invars[v]) for v in joined], dimension)
 
     def on_stack(self, eqn: Any, given: Sequence[Known], axis: int) -> Value:
         parts = []

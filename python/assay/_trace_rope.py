@@ -148,6 +148,20 @@ class Turns:
             return None
         return a._replace(what="sum", parts=a.parts + second.parts)
 
+    def joined(self, operands: Sequence[Operand], place: int) -> list[Value | int]:
+        """Of tensors that are put behind each other the rotations that follow each other as one; of others their places."""
+        made: list[Value | int] = []
+        first = 0
+        while first < len(operands):
+            turn, end = operands[first].turn, first + 1
+            while is_sum(turn) and end < len(operands) and is_sum(operands[end].turn):
+                end += 1
+            whole = self.follow("move", operands[first:end], lambda arrays: [np.concatenate(arrays, place)])[0] if end > first + 1 else turn
+            found = self.rope(whole)
+            made.append(first if found is None else found)
+            first = first + 1 if found is None else end
+        return made
+
     def rope(self, turn: Turn | None) -> Value | None:
         """The step, where a sum is a whole rotation."""
         if turn is None or turn.what != "sum":
@@ -235,6 +249,10 @@ class Turns:
         for i, d in zip((*order, *between, last), made.dims):
             back[i] = d
         return t.ordered(made, back)
+
+
+def is_sum(turn: Turn | None) -> bool:
+    return turn is not None and turn.what == "sum"
 
 
 def pairs_of(x: Any, other: Any) -> bool | None:

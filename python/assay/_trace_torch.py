@@ -163,6 +163,9 @@ class Recorder(TorchDispatchMode):
         v = self.of(x)
         return self.t.truth(v) if isinstance(x, torch.Tensor) and x.dtype == torch.bool else self.t.numbers(v)
 
+    def operand(self, x: Any) -> Operand:
+        return Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else array_of(x), tuple(x.shape))
+
     def turned(self, func: Any, operator: str, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Turn | None]:
         """What the results are of a rotation."""
         results = list(out) if isinstance(out, (list, tuple)) else [out]
@@ -181,8 +184,7 @@ class Recorder(TorchDispatchMode):
                           else next(given) if isinstance(a, torch.Tensor) else a for a in args))
             return [m.numpy() for m in (made if isinstance(made, (list, tuple)) else [made])]
 
-        operands = [Operand(self.turns.get(id(x)), self.values.get(id(x)), None if id(x) in self.values else array_of(x), tuple(x.shape)) for x in flat
-                    if x.dtype != torch.bool]
+        operands = [self.operand(x) for x in flat if x.dtype != torch.bool]
         if not operands:
             return [None] * len(results)
         if kind == "same":
@@ -598,7 +600,8 @@ class Recorder(TorchDispatchMode):
         return self.t.reshape(self.t.slice(self.of(x), place, index % x.shape[place], index % x.shape[place] + 1), out.shape)
 
     def on_cat(self, out: Any, parts: Any, place: int = 0) -> Value:
-        return self.t.concatenate([self.of(p) for p in parts], place)
+        joined = self.rotations.joined([self.operand(x) for x in parts], place)
+        return self.t.concatenate([v if isinstance(v, Value) else self.of(parts[v]) for v in joined], place)
 
     def on_stack(self, out: Any, parts: Any, place: int = 0) -> Value:
         return self.t.concatenate([self.on_unsqueeze(out, p, place) for p in parts], place)

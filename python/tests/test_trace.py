@@ -269,6 +269,69 @@ def test_writing_into_an_operand_and_tensors_of_elsewhere_are_refused():
         assay.trace(lambda x: x * torch.linspace(0, 1, 4), {"x": torch.randn(4)})
 
 
+def scores(q, k, mask=None):
+    s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return torch.softmax(s if mask is None else s.masked_fill(mask, -math.inf), -1)
+
+
+def rotated_in_part(x, first):
+    """Rotations of a part, put together with the rest at once."""
+    angle = torch.arange(x.shape[0])[:, None] * (1e4 ** (-torch.arange(0, 4, 2).double() / 4))
+    a, b = x[:, first : first + 2], x[:, first + 2 : first + 4]
+    return torch.cat([x[:, :first], a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin(), x[:, first + 4 :]], -1)
+
+
+#: As people write them: each is its program.
+WRITTEN = {
+    "contrastive loss": lambda x, z: F.cross_entropy(F.normalize(x, dim=-1) @ F.normalize(z, dim=-1).T / 0.07, torch.arange(4)),
+    "focal loss": lambda x, m: (lambda lp: (-(1 - lp.exp()).pow(2) * lp).mean())(F.log_softmax(x, 1).gather(1, m.long()[:, None]).squeeze(1)),
+    "policy loss": lambda x, z: -torch.min((x - z).exp() * z, torch.clamp((x - z).exp(), 0.8, 1.2) * z).mean(),
+    "triplet loss": lambda x, z: F.relu((x - z).pow(2).sum(-1) - (x + z).pow(2).sum(-1) + 1).mean(),
+    "z loss": lambda x, m: F.cross_entropy(x, m.long()) + 1e-4 * torch.logsumexp(x, -1).square().mean(),
+    "kl": lambda x, z: F.kl_div(F.log_softmax(x, -1), F.log_softmax(z, -1), reduction="sum", log_target=True),
+    "distillation": lambda x, z: -(torch.softmax(z / 2, -1).detach() * torch.log_softmax(x / 2, -1)).sum(-1).mean() * 4,
+    "norm of groups": lambda x: (lambda g: ((g - g.mean(-1, keepdim=True)) * (g.var(-1, keepdim=True, unbiased=False) + 1e-5).rsqrt()).view(4, 8))(x.view(4, 2, 4)),
+    "norm over a batch": lambda x: (x - x.mean(0)) / torch.sqrt(x.var(0, unbiased=False) + 1e-5),
+    "norm of a range": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),
+    "stopped norm": lambda x: x / x.norm(dim=-1, keepdim=True).detach(),
+    "activations": lambda x: F.mish(x) + F.selu(x) + F.elu(x, alpha=0.5) + F.softplus(x, beta=3) + F.hardtanh(x) + F.relu6(3 * x) + F.glu(x).sum() + 5 * torch.tanh(x / 5),
+    "attention": lambda x, z: scores(x, z) @ z,
+    "causal attention": lambda x, z: scores(x, z, torch.ones(4, 4, dtype=torch.bool).triu(1)) @ z,
+    "window": lambda x, z: scores(x, z, (torch.arange(4)[:, None] - torch.arange(4)).abs() > 1) @ z,
+    "segments": lambda x, z, m: scores(x, z, m[:, None] != m[None]) @ z,
+    "lengths": lambda x, z, m: scores(x, z, torch.arange(4)[None] > m[:, None]) @ z,
+    "sink": lambda x, z: torch.softmax(torch.cat([x @ z.T, x[:, :1]], -1), -1)[:, :-1] @ z,
+    "linear attention": lambda x, z: ((F.elu(x) + 1) @ ((F.elu(z) + 1).T @ z)) / ((F.elu(x) + 1) @ (F.elu(z) + 1).sum(0)[:, None]),
+    "retention": lambda x, z: (x @ z.T).masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), 0.0) @ z,
+    "router": lambda x: (lambda best, ids: torch.zeros_like(x).scatter(-1, ids, best / best.sum(-1, keepdim=True)))(*torch.softmax(x, -1).topk(3, -1)),
+    "router with a bias": lambda x, z: (lambda s: (lambda i: s.gather(-1, i) / s.gather(-1, i).sum(-1, keepdim=True) * 2.5)((s + z[0]).topk(3, -1)[1]))(x.sigmoid()),
+    "balance": lambda x: (lambda p: (F.one_hot(p.topk(2, -1)[1], 8).to(p.dtype).sum(1).mean(0) * p.mean(0)).sum() * 8)(x.softmax(-1)),
+    "groups": lambda x: x.sigmoid().view(4, 4, 2).topk(2, -1)[0].sum(-1).topk(2, -1)[0],
+    "quantiser": lambda x: x / (x.abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448),
+    "straight through": lambda x: x + (torch.tanh(4 * x) / 4 - x).detach(),
+    "blocks": lambda x: (lambda b: (b / b.abs().amax(-1, keepdim=True)).reshape(4, 8))(x.view(4, 2, 4)),
+    "rotation in front": lambda x: rotated_in_part(x, 0),
+    "rotation behind": lambda x: rotated_in_part(x, 4),
+    "rows": lambda x, m: x[m.long()] + x.index_select(0, m.long()) + x.index_add(0, m.long(), x),
+    "parts": lambda x: x[-1] + x[:, -2].sum() + x[1:-1].sum(0) + x[..., 3:].mean() + x[None, :, None][0, 0],
+    "written": lambda x, z: x.clone().mul_(2).add_(z).clamp_(min=-1),
+    "shifted": lambda x: F.pad(x, (0, 0, 1, 0))[:-1] + x.flip(0).cumsum(0).flip(0),
+    "differences of sums": lambda x: (x.cumsum(-1)[:, :, None] - x.cumsum(-1)[:, None, :]).masked_fill(~torch.ones(8, 8, dtype=torch.bool).tril(), -1e9).exp(),
+    "einsums": lambda x, z: torch.einsum("td,sd->ts", x, z) @ torch.einsum("sd,se->de", x, z)[:4] + torch.einsum("td->d", x) * torch.einsum("td,td->t", x, z).sum(),
+    "distances": lambda x, z: (-(x.square().sum(-1)[:, None] + z.square().sum(-1) - 2 * x @ z.T)).exp(),
+    "convolution": lambda x, z: F.silu(F.conv1d(x.T[None], z[:2].T[:, None], padding=1, groups=8)[..., :4]),
+    "mean of a mask": lambda x, m: (x * (m > 1)[:, None]).sum(0) / (m > 1).sum().clamp(min=1),
+    "doubly stochastic": lambda x: (lambda a: a / a.sum(1, keepdim=True))((lambda a: a / a.sum(0, keepdim=True))(x.exp())),
+    "gate": lambda x, z: (lambda t: t * torch.tanh(z) + (1 - t) * x)(torch.sigmoid(x * z)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_function_is_its_program(name):
+    function = WRITTEN[name]
+    itself(function, "m" in function.__code__.co_varnames[: function.__code__.co_argcount])
+
+
 def in_a_thread(x):
     made = []
     worker = threading.Thread(target=lambda: made.append(x * 2))
