@@ -266,3 +266,37 @@ def test_a_parameter_that_is_not_read_is_refused():
         assert all(key in sum(loads, ()) or key in handler.__code__.co_cellvars for key in named), name
         with pytest.raises(assay.BadInput, match="another is 3, expected a primitive without it"):
             walk.record(name, types.SimpleNamespace(params={key: None for key in named} | {"another": 3}), [])
+
+
+# Labels that are passed over.
+
+
+def of_labels(x, t):
+    counts = t != -100
+    each = -jnp.take_along_axis(jax.nn.log_softmax(x, -1), jnp.where(counts, t, 0)[:, None], -1)[:, 0]
+    return jnp.where(counts, each, 0.0).sum() / counts.sum()
+
+
+def of_labels_by_comparison(x, t):
+    counts = t != -100
+    each = -jnp.sum(jax.nn.log_softmax(x, -1) * jax.nn.one_hot(t, x.shape[-1]), -1)
+    return jnp.where(counts, each, 0.0).sum() / counts.sum()
+
+
+def by_all_tokens(x, t):
+    return of_labels(x, t) * (t != -100).sum() / len(t)
+
+
+def all_labels(x, t):
+    return of_labels(x, jnp.maximum(t, 0))
+
+
+@pytest.mark.parametrize("function", [of_labels, of_labels_by_comparison])
+def test_labels_that_are_passed_over_are_drawn(function):
+    program = assay.trace(function, {"x": np.ones((6, 32), np.float32), "t": np.array([1, 5, -100, 31, 0, 2])}, dtype="float32")
+    assert "t: {axes: [T], integers: [0, 31]}  # a quarter of them is -100\n" in str(program)
+    case = program.case("f32")
+    case.check(results(function, case))
+    for wrong in (by_all_tokens, all_labels):
+        with pytest.raises(assay.Mismatch):
+            case.check(results(wrong, case))
