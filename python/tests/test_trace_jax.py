@@ -279,7 +279,7 @@ def of_labels(x, t):
 
 def of_labels_by_comparison(x, t):
     counts = t != -100
-    each = -jnp.sum(jax.nn.log_softmax(x, -1) * jax.nn.one_hot(t, x.shape[-1]), -1)
+    each = -jnp.sum(jax.nn.log_softmax(x, -1) * jax.nn.one_hot(t, x.shape[-1], dtype=x.dtype), -1)
     return jnp.where(counts, each, 0.0).sum() / counts.sum()
 
 
