@@ -8,6 +8,7 @@
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_axes.h"
 #include "oracle/graph/graph_kind.h"
+#include "oracle/graph/graph_map.h"
 
 /* As a product of matrices for each index of `batch`: a [batch,m,k], b [batch,k,n], y [batch,m,n]. */
 typedef struct contraction {
@@ -116,8 +117,8 @@ static int64_t behind(const assay_tensor_row *row, int64_t axis)
     return numbers;
 }
 
-/* The result of a softmax along `over` that p is, maybe under other axes or a part of it (without a sink), and which nothing else reads; *rows: axes that say how it lies.
- * 0: there is none. */
+/* The result of a softmax along `over` that p is, maybe under other axes, cast, or without the column of a sink; nothing else reads it.
+ * *rows: axes that say how it lies. 0: there is none. */
 static int softmax_result(const graph_call *c, int p, char over, const assay_tensor_row **rows)
 {
     const graph *g = c->graph;
@@ -127,8 +128,10 @@ static int softmax_result(const graph_call *c, int p, char over, const assay_ten
         if (g->tensors[p].step < 0 || c->run->pending[p] != 1 || c->run->gradient[p] != NULL) return 0;
         step = &g->steps[g->tensors[p].step];
         if (step->kind == &graph_kind_softmax) break;
-        const bool cuts = step->kind == &graph_kind_slice, moves = !cuts && step->with.general.function == 0;
-        if (!cuts && (step->kind != &graph_kind_order || graph_size(g, step->in[0]) != graph_size(g, p))) return 0;
+        const bool cast = step->kind == &graph_kind_map && step->with.general.function == GRAPH_MAP_cast;
+        const bool stays = cast || step->kind == &graph_kind_slice;
+        const bool moves = !stays && step->with.general.function == 0;
+        if (!stays && (step->kind != &graph_kind_order || graph_size(g, step->in[0]) != graph_size(g, p))) return 0;
         if (moves && strcmp((*rows)->axes, row_of(g, p)->axes) != 0) return 0;
         p = step->in[0];
         if (moves) *rows = row_of(g, p);

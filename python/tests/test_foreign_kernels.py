@@ -80,7 +80,7 @@ def test_logsumexp_by_exp2(back):
         assert rejected(ROWS % (64, 'logsumexp(z, over="E")'), kernel, "f32", range(1, 5), z=fill(scale)) == []
 
 
-def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0, sinks=None):
+def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0, sinks=None, cast=False):
     """Out and gradients of queries, keys, values, bias and sinks; <out, dout> is that of out as it is stored. q [N,T,H]."""
     turned = k.swapaxes(-1, -2)
     s, slope = q @ turned * np.float32(q.shape[-1] ** -0.5), np.float32(1)
@@ -93,7 +93,7 @@ def flash(q, k, v, dout, stored, shown=True, cap=0.0, bias=0.0, sinks=None):
     m = np.maximum(m, sink)
     e = np.exp(s - m)
     sum_e = along(e) + np.exp(sink - m)
-    out = stored(e / sum_e @ v)
+    out = stored((stored(e / sum_e) if cast else e / sum_e) @ v)
     lse = m + np.log(sum_e)
     p = np.exp(s - lse)
     delta = along(dout * out)
@@ -149,6 +149,11 @@ def test_flash_backward_where_one_key_rules_a_row(precision, cap):
     program = ATTENTION.format(T=17, S=5, H=7, scale=7**-0.5, y=PLAIN, shown=shown)
     inputs = {name: fill(10) for name in ("q", "k", "v", "bias")}
     assert rejected(program, lambda g, dtype: attend(g, dtype, cap=cap), precision, range(1, 9), **inputs) == []
+
+
+def test_flash_backward_of_probabilities_that_are_cast():
+    program = ATTENTION.format(T=17, S=33, H=16, scale=0.25, y=PLAIN.replace("p,", 'cast(p, "float16"),'), shown="add(s, bias)")
+    assert rejected(program, lambda g, dtype: attend(g, dtype, cast=True), "f16", range(1, 9), q=fill(16)) == []
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
