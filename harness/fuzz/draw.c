@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/tensor_set.h"
 
 /* A case takes milliseconds up to here, and shows what a larger one does. */
 #define MOST_ELEMENTS 400000
@@ -137,6 +139,34 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const ass
     return assay_draw_forgive(ctx, status);
 }
 
+/* Whether its inputs can be made, and outputs of them: of caches and programs numbers are refused where they are used. */
+static assay_status check_numbers(assay_context *ctx, const assay_case *c, bool *is_case)
+{
+    const assay_operation *operation = assay_operation_by_name(c->op);
+    if (c->program == NULL && (operation->parts & (ASSAY_PART_DECODE | ASSAY_PART_CACHE)) == 0) return ASSAY_OK;
+    assay_status status;
+    assay_plan plan = {0};
+    assay_inputs inputs = {0};
+    assay_tensor_set results = {0};
+    *is_case = false;
+    TRY(assay_plan_describe(ctx, &plan, c, NULL, NULL));
+    TRY(assay_plan_require_memory(ctx, &plan));
+    TRY(assay_inputs_open(ctx, &inputs, c, &plan.list, NULL));
+    for (int i = 0; i < plan.list.count; i++) {
+        const assay_tensor_spec *spec = &plan.list.entries[i].spec;
+        if (spec->role == ASSAY_ROLE_OUTPUT) TRY(assay_tensor_set_add(ctx, &results, spec, NULL));
+    }
+    const assay_source drawn = assay_inputs_source(&inputs);
+    const assay_sink out = assay_tensor_set_sink(&results);
+    TRY(assay_operation_run(ctx, plan.operation, c, &drawn, &out, NULL, 0));
+    *is_case = true;
+cleanup:
+    assay_tensor_set_free(&results);
+    if (inputs.c != NULL) assay_inputs_close(&inputs);
+    assay_plan_free(&plan);
+    return assay_draw_forgive(ctx, status);
+}
+
 int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile)
 {
     assay_context ctx = {.threads = 1};
@@ -145,6 +175,17 @@ int64_t assay_draw_elements(const assay_case *c, const assay_profile *profile)
     const int64_t elements = plan.elements;
     assay_plan_free(&plan);
     return elements;
+}
+
+/* How many groups inputs/group_sizes has, and the rows that they share. */
+static void count_groups(const assay_case *c, int64_t *groups, int64_t *rows)
+{
+    *groups = c->config.num_experts;
+    *rows = c->batch * c->sequence * c->config.num_experts_per_tok;
+    const assay_program_tensor *t = c->program != NULL ? assay_program_find(c->program, "group_sizes") : NULL;
+    if (t == NULL) return;
+    *groups = c->program->sizes[(unsigned char)t->axes[0]];
+    *rows = t->high;
 }
 
 /* Sizes of groups that are listed, cut where the rows end. */
@@ -164,16 +205,25 @@ static void fit_groups(assay_case_input *input, int64_t groups, int64_t rows)
 
 void assay_draw_fit(assay_case *c)
 {
-    const int64_t tokens = c->batch * c->sequence, rows = tokens * c->config.num_experts_per_tok;
+    const int64_t tokens = c->batch * c->sequence;
+    const int64_t keys = c->config.pagedattn_num_pages > 0 && c->config.pagedattn_max_pages_per_group > 0
+                             ? c->config.pagedattn_max_pages_per_group * c->config.pagedattn_tokens_per_page
+                             : c->config.cache_length;
+    int64_t groups, rows;
+    count_groups(c, &groups, &rows);
     for (int i = 0; i < c->input_count; i++) {
         assay_case_input *input = &c->inputs[i];
-        if (assay_path_ends(input->path, "group_sizes")) fit_groups(input, c->config.num_experts, rows);
+        if (assay_path_ends(input->path, "group_sizes")) fit_groups(input, groups, rows);
         if (assay_path_ends(input->path, "segment_ids") && input->fill.value_count > tokens)
             input->fill.value_count = tokens;
         if (assay_path_ends(input->path, "selected_experts") && input->values != NULL) {
             if (input->fill.value_count > rows) input->fill.value_count = rows;
             for (int64_t k = 0; k < input->fill.value_count; k++)
                 input->values[k] = fmin(input->values[k], (double)(c->config.num_experts - 1));
+        }
+        if (assay_path_ends(input->path, "cache_seqlens") && input->values != NULL) {
+            for (int64_t b = 0; b < input->fill.value_count; b++)
+                input->values[b] = fmin(input->values[b], (double)keys);
         }
         if (input->tail_nan_rows > 0) input->unused_nan = true;
         input->tail_nan_rows = 0;
@@ -200,6 +250,13 @@ static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_s
 {
     *kept = false;
     if (status == ASSAY_OK) status = assay_draw_settle(ctx, &draws->sets, NULL, changed, kept);
+    if (status == ASSAY_OK && *kept) {
+        status = check_numbers(ctx, changed, kept);
+        if (status == ASSAY_OK && !*kept) {
+            assay_draw_fit(changed);
+            status = check_numbers(ctx, changed, kept);
+        }
+    }
     if (*kept) {
         const assay_case before = *c;
         *c = *changed;
@@ -291,8 +348,9 @@ static assay_status change_size(assay_context *ctx, assay_draws *draws, dice *d,
 static void group_sizes_text(dice *d, const assay_case *c, char *text, size_t size)
 {
     static const int sizes[] = {0, 0, 0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 127, 129};
-    int64_t left = c->batch * c->sequence * c->config.num_experts_per_tok;
-    const int64_t groups = c->config.num_experts, takes_all = pick(d, 2) == 0 ? pick(d, groups) : -1;
+    int64_t groups, left;
+    count_groups(c, &groups, &left);
+    const int64_t takes_all = pick(d, 2) == 0 ? pick(d, groups) : -1;
     size_t used = (size_t)snprintf(text, size, "{values: [");
     for (int64_t i = 0; i < groups && used + 16 < size; i++) {
         int64_t n = sizes[pick(d, sizeof sizes / sizeof *sizes)];

@@ -19,6 +19,12 @@ void assay_test_begin(assay_test_call *call, const assay_context *ctx, int threa
     if (held != NULL) pthread_mutex_lock(&held->turn);
 }
 
+int assay_test_refuse_null(const char *what, char *message)
+{
+    if (message != NULL) snprintf(message, ASSAY_TEST_MESSAGE, "%s is NULL", what);
+    return ASSAY_TEST_BAD_INPUT;
+}
+
 int assay_test_end(assay_test_call *call, assay_status status, char *message)
 {
     if (call->held != NULL) pthread_mutex_unlock(&call->held->turn);

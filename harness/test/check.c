@@ -115,6 +115,8 @@ cleanup:
 int assay_test_check(assay_test *test, int32_t count, const assay_backend_tensor *results, assay_test_report **report,
                      char message[ASSAY_TEST_MESSAGE])
 {
+    if (test == NULL || report == NULL)
+        return assay_test_refuse_null(test == NULL ? "the test" : "the report", message);
     assay_test_call call;
     assay_status status;
     assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
@@ -148,6 +150,7 @@ void assay_test_report_free(assay_test_report *r)
 
 int assay_test_report_verdict(const assay_test_report *report)
 {
+    if (report == NULL) return ASSAY_TEST_NOT_COMPARABLE;
     switch (report->report.verdict) {
     case ASSAY_PASS:
         return ASSAY_TEST_PASS;
@@ -164,7 +167,7 @@ int assay_test_report_verdict(const assay_test_report *report)
 
 const char *assay_test_report_message(const assay_test_report *report)
 {
-    return report->report.message;
+    return report == NULL ? "the report is NULL" : report->report.message;
 }
 
 static const char *first_wrong_of(const assay_report *r)
@@ -178,6 +181,7 @@ static const char *first_wrong_of(const assay_report *r)
 /* A stage that is wrong says more than what flows from it. */
 const char *assay_test_report_first_wrong(const assay_test_report *report)
 {
+    if (report == NULL) return "";
     const assay_report *r = &report->report;
     const char *stage = first_wrong_of(r->stages), *whole = first_wrong_of(r);
     if (stage[0] != '\0' || whole[0] != '\0') return stage[0] != '\0' ? stage : whole;
@@ -186,7 +190,7 @@ const char *assay_test_report_first_wrong(const assay_test_report *report)
 
 const char *assay_test_report_bugs(const assay_test_report *report)
 {
-    return report->bugs;
+    return report == NULL ? "" : report->bugs;
 }
 
 /* One of the forms, made if it is not there yet. */
@@ -198,6 +202,10 @@ static const char *give(assay_test_call *call, assay_status status, char *const 
 
 const char *assay_test_report_text(assay_test_report *r, int verbose, int color, char message[ASSAY_TEST_MESSAGE])
 {
+    if (r == NULL) {
+        assay_test_refuse_null("the report", message);
+        return NULL;
+    }
     assay_status status = ASSAY_OK;
     const assay_report_style style = {.color = color != 0, .verbosity = verbose != 0};
     char **text = &r->text[verbose != 0][color != 0];
@@ -209,6 +217,10 @@ const char *assay_test_report_text(assay_test_report *r, int verbose, int color,
 
 const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
 {
+    if (r == NULL) {
+        assay_test_refuse_null("the report", message);
+        return NULL;
+    }
     assay_status status = ASSAY_OK;
     assay_test_call call;
     assay_test_begin(&call, &r->ctx, 1, r->held);
@@ -218,6 +230,10 @@ const char *assay_test_report_json(assay_test_report *r, char message[ASSAY_TEST
 
 const char *assay_test_report_html(assay_test_report *r, char message[ASSAY_TEST_MESSAGE])
 {
+    if (r == NULL) {
+        assay_test_refuse_null("the report", message);
+        return NULL;
+    }
     assay_status status = ASSAY_OK;
     assay_test_call call;
     assay_test_begin(&call, &r->ctx, r->ctx.threads, r->held);

@@ -24,6 +24,7 @@ static assay_status list_names(assay_context *ctx, const assay_case *cases, int 
 int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
                      char **names, char message[ASSAY_TEST_MESSAGE])
 {
+    if (names == NULL) return assay_test_refuse_null("the place of the names", message);
     const assay_context usual = assay_context_default(1);
     assay_test_call call;
     assay_status status;

@@ -94,7 +94,10 @@ static assay_status copy_path(assay_context *ctx, const char *path, char **copy)
 static assay_status open_case(assay_context *ctx, assay_test *t, const char *what, const assay_test_options *o)
 {
     MUST(find_case(ctx, t, what));
-    for (int i = 0; i < o->set_count; i++) MUST(assay_case_set(ctx, t->cases, o->sets[i]));
+    for (int i = 0; i < o->set_count; i++) {
+        if (o->sets[i] == NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "options: sets[%d] is NULL", i);
+        MUST(assay_case_set(ctx, t->cases, o->sets[i]));
+    }
     MUST(assay_profile_named(ctx, "precision", o->precision, NULL, assay_dtype_name(t->cases->dtype), &t->profile));
     MUST(assay_case_yaml(ctx, t->cases, &t->yaml));
     MUST(narrow_profiles(ctx, t, o->unscaled != 0));
@@ -201,6 +204,7 @@ int assay_test_open(const char *what, const assay_test_options *options, assay_t
                     char message[ASSAY_TEST_MESSAGE])
 {
     static const assay_test_options usual = {0};
+    if (test == NULL) return assay_test_refuse_null("the place of the test", message);
     const assay_context own = assay_context_default(1);
     assay_test_call call;
     assay_status status;
@@ -246,32 +250,32 @@ void assay_test_close(assay_test *t)
 
 const char *assay_test_name(const assay_test *test)
 {
-    return assay_test_case(test)->name;
+    return test == NULL ? NULL : assay_test_case(test)->name;
 }
 
 const char *assay_test_op(const assay_test *test)
 {
-    return assay_test_case(test)->op;
+    return test == NULL ? NULL : assay_test_case(test)->op;
 }
 
 const char *assay_test_yaml(const assay_test *test)
 {
-    return test->yaml;
+    return test == NULL ? NULL : test->yaml;
 }
 
 const char *assay_test_precision(const assay_test *test)
 {
-    return test->profile.precision.name;
+    return test == NULL ? NULL : test->profile.precision.name;
 }
 
 int32_t assay_test_setting_count(const assay_test *test)
 {
-    return test->settings.count;
+    return test == NULL ? 0 : test->settings.count;
 }
 
 const assay_backend_setting *assay_test_setting(const assay_test *test, int32_t index)
 {
-    return index >= 0 && index < test->settings.count ? &test->settings.items[index] : NULL;
+    return test != NULL && index >= 0 && index < test->settings.count ? &test->settings.items[index] : NULL;
 }
 
 const char *assay_test_version(void)

@@ -10,11 +10,13 @@
 
 int32_t assay_test_given_count(const assay_test *test)
 {
-    return test->given_count;
+    return test == NULL ? 0 : test->given_count;
 }
 
 int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tensor, char message[ASSAY_TEST_MESSAGE])
 {
+    if (test == NULL || tensor == NULL)
+        return assay_test_refuse_null(test == NULL ? "the test" : "the tensor", message);
     assay_status status = ASSAY_OK;
     assay_test_call call;
     assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
@@ -32,12 +34,12 @@ int assay_test_given(assay_test *test, int32_t index, assay_backend_tensor *tens
 
 int32_t assay_test_expected_count(const assay_test *test)
 {
-    return test->expected_count;
+    return test == NULL ? 0 : test->expected_count;
 }
 
 const assay_backend_result *assay_test_expected(const assay_test *test, int32_t index)
 {
-    return index >= 0 && index < test->expected_count ? &test->expected[index] : NULL;
+    return test != NULL && index >= 0 && index < test->expected_count ? &test->expected[index] : NULL;
 }
 
 assay_status assay_test_open_golden(assay_context *ctx, assay_test *test)
@@ -52,6 +54,7 @@ assay_status assay_test_open_golden(assay_context *ctx, assay_test *test)
 
 int assay_test_prepare(assay_test *test, char message[ASSAY_TEST_MESSAGE])
 {
+    if (test == NULL) return assay_test_refuse_null("the test", message);
     assay_test_call call;
     assay_test_begin(&call, &test->ctx, test->ctx.threads, test->held);
     const assay_status status = assay_test_open_golden(&call.ctx, test);
@@ -73,6 +76,8 @@ static assay_status read_golden(assay_context *ctx, assay_fixture_reader *reader
 int assay_test_golden(assay_test *test, const char *path, assay_backend_tensor *tensor,
                       char message[ASSAY_TEST_MESSAGE])
 {
+    if (test == NULL || tensor == NULL)
+        return assay_test_refuse_null(test == NULL ? "the test" : "the tensor", message);
     int index = 0;
     assay_status status;
     assay_test_call call;
@@ -120,6 +125,7 @@ cleanup:
 
 int assay_test_save(assay_test *test, const char *path, char message[ASSAY_TEST_MESSAGE])
 {
+    if (test == NULL) return assay_test_refuse_null("the test", message);
     assay_test_call call;
     assay_test_begin(&call, &test->ctx, test->ctx.threads, NULL);
     const assay_status status = save(&call.ctx, test, path);

@@ -49,6 +49,9 @@ struct assay_test {
 
 const assay_case *assay_test_case(const assay_test *test);
 
+/* Of a call that was given NULL where `what` is expected. */
+int assay_test_refuse_null(const char *what, char *message);
+
 /* Evaluates the golden or finds it, in this test's turn. */
 assay_status assay_test_open_golden(assay_context *ctx, assay_test *test);
 

@@ -5,7 +5,7 @@
 
 #include "harness/fuzz/fuzz.h"
 #include "harness/fuzz/shrink.h"
-#include "harness/tests/harness_test.h"
+#include "harness/tests/golden_trial.h"
 #include "oracle/base/clock.h"
 
 TEST_LABELS(catalogue);
@@ -76,6 +76,31 @@ TEST(draws_follow_from_the_seed)
     }
     assert_true(differ > DRAWS / 2 && changed > 2 * DRAWS);
     for (int i = 0; i < 3; i++) assay_draws_free(&draws[i]);
+}
+
+/* What caches and programs refuse of numbers is not drawn: group sizes, keys that a cache has, bytes, scales. */
+TEST(drawn_cases_are_cases)
+{
+    static const char *const operations[] = {"gqa_decode", "cache_append", "program"};
+    enum { DRAWS = 40 };
+    assay_context ctx = assay_context_default(1);
+    for (int i = 0; i < 3; i++) {
+        assay_draws draws;
+        assert_ok(&ctx, assay_draws_start(&ctx, &draws, 1, operations[i], NULL));
+        for (int n = 0; n < DRAWS; n++) {
+            assay_case c = {0};
+            assay_drawn drawn;
+            trial t;
+            assert_ok(&ctx, assay_draw(&ctx, &draws, n, &c, &drawn));
+            assert_ok(&ctx, assay_case_set(&ctx, &c, "profiles=none"));
+            char *yaml = yaml_of(&ctx, &c);
+            trial_evaluate(&t, case_from(yaml), NULL); /* which takes it */
+            trial_close(&t);
+            free(yaml);
+            assay_case_free(&c);
+        }
+        assay_draws_free(&draws);
+    }
 }
 
 TEST(unsupported_operations_are_drawn_less)

@@ -468,6 +468,45 @@ TEST(test_results_that_are_none_are_refused)
     assay_test_report_free(NULL);
 }
 
+/* What a caller forgot is said, and ends nobody's program. */
+TEST(test_null_is_refused)
+{
+    assay_test *test = open_with("rms_norm/one-row", &(assay_test_options){.cache = ""});
+    assay_test_report *report = NULL;
+    assay_backend_tensor tensor;
+    assay_test *other = NULL;
+    assert_refused(assay_test_open("moe/mixtral", NULL, NULL, said), "the place of the test is NULL");
+    assert_refused(assay_test_given(NULL, 0, &tensor, said), "the test is NULL");
+    assert_refused(assay_test_given(test, 0, NULL, said), "the tensor is NULL");
+    assert_refused(assay_test_golden(NULL, "outputs/y", &tensor, said), "the test is NULL");
+    assert_refused(assay_test_golden(test, "outputs/y", NULL, said), "the tensor is NULL");
+    assert_refused(assay_test_prepare(NULL, said), "the test is NULL");
+    assert_refused(assay_test_save(NULL, "x.h5", said), "the test is NULL");
+    assert_refused(assay_test_check(NULL, 0, NULL, &report, said), "the test is NULL");
+    assert_refused(assay_test_check(test, 0, NULL, NULL, said), "the report is NULL");
+    assert_refused(assay_test_cases(0, NULL, 0, NULL, NULL, said), "the place of the names is NULL");
+    static const char *const sets[] = {NULL};
+    assert_refused(assay_test_open("moe/mixtral", &(assay_test_options){.sets = sets, .set_count = 1}, &other, said),
+                   "options: sets[0] is NULL");
+    assert_null(other);
+    assert_int_equal(assay_test_given_count(NULL) + assay_test_expected_count(NULL) + assay_test_setting_count(NULL),
+                     0);
+    assert_null(assay_test_name(NULL));
+    assert_null(assay_test_op(NULL));
+    assert_null(assay_test_yaml(NULL));
+    assert_null(assay_test_precision(NULL));
+    assert_null(assay_test_setting(NULL, 0));
+    assert_null(assay_test_expected(NULL, 0));
+    assert_null(assay_test_report_text(NULL, 0, 0, said));
+    assert_null(assay_test_report_json(NULL, said));
+    assert_null(assay_test_report_html(NULL, said));
+    assert_string_equal(assay_test_report_message(NULL), "the report is NULL");
+    assert_string_equal(assay_test_report_bugs(NULL), "");
+    assert_string_equal(assay_test_report_first_wrong(NULL), "");
+    assert_int_equal(assay_test_report_verdict(NULL), ASSAY_TEST_NOT_COMPARABLE);
+    assay_test_close(test);
+}
+
 TEST_IN_FOLDER(test_golden_as_a_case)
 {
     static const char *const endings[] = {"h5", "safetensors", "npz"}, *const set = "seed=3";

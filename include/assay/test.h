@@ -3,16 +3,17 @@
  *     assay_test *test;
  *     char message[ASSAY_TEST_MESSAGE];
  *     if (assay_test_open("moe/mixtral", NULL, &test, message) != ASSAY_TEST_OK) ...
- *     for (int i = 0; i < assay_test_given_count(test); i++) assay_test_given(test, i, &tensor) ...
+ *     for (int i = 0; i < assay_test_given_count(test); i++) assay_test_given(test, i, &tensor, message) ...
  *     my_kernel(...);
  *     assay_test_check(test, count, results, &report, message);
- *     if (assay_test_report_verdict(report) != ASSAY_TEST_PASS) puts(assay_test_report_text(report));
+ *     if (assay_test_report_verdict(report) != ASSAY_TEST_PASS) puts(assay_test_report_text(report, 0, 0, message));
  *
  * Link libassay (`pkg-config --cflags --libs assay`, or find_package(assay) and assay::assay). C and C++. Tensors are those of
  * <assay/backend.h>: little-endian, row-major, bfloat16 and narrower as raw bits. What a function gives out belongs to the test or
  * the report and lives as long; a report may outlive its test. Threads may share tests and
  * reports: the calls of one test and its reports take turns, and those of two tests run side by side. What closes a test or frees a
- * report comes last. `message` may be NULL where nobody reads it. docs/your-kernel.md. */
+ * report comes last. `message` may be NULL where nobody reads it. Another NULL is refused: ASSAY_TEST_BAD_INPUT, or NULL, "" or 0 of what has no
+ * status. docs/your-kernel.md. */
 #ifndef ASSAY_TEST_H
 #define ASSAY_TEST_H
 

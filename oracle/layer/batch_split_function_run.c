@@ -8,6 +8,7 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function_internal.h"
+#include "oracle/ops/gmm.h"
 #include "oracle/ops/vector_sums.h"
 
 double *bs_part(const bs_slot *slot, int64_t i)
@@ -136,6 +137,17 @@ static assay_status check_pairs(assay_context *ctx, const char *path, const doub
     return ASSAY_OK;
 }
 
+/* Sizes of groups [M,e] are those of rows that a shard has. */
+static assay_status check_groups(assay_context *ctx, const bs_call *c, const assay_function_tensor *t,
+                                 const int32_t *sizes)
+{
+    int64_t rows = 0;
+    const assay_gmm_dims dims = {.m = bs_axis_size(&c->run, 'r'), .groups = t->shape.dims[1]};
+    for (int64_t shard = 0; shard < t->shape.dims[0]; shard++)
+        MUST(assay_gmm_check_groups(ctx, sizes + shard * dims.groups, &dims, &rows));
+    return ASSAY_OK;
+}
+
 static assay_status read_tensor(assay_context *ctx, bs_call *c, const assay_function_tensor *t, const char *path,
                                 const assay_source *in)
 {
@@ -144,7 +156,7 @@ static assay_status read_tensor(assay_context *ctx, bs_call *c, const assay_func
     MUST(tensor_alloc(ctx, c, t));
     if (t->integers) {
         MUST(in->read_i32(ctx, in->self, path, 0, count, slot_of(c, t)->indices));
-        return ASSAY_OK;
+        return t->holds == ASSAY_HOLDS_OWN_COUNTS ? check_groups(ctx, c, t, slot_of(c, t)->indices) : ASSAY_OK;
     }
     MUST(assay_alloc_f64(ctx, path, count, &whole));
     MUST(in->read(ctx, in->self, path, 0, count, whole));
