@@ -101,15 +101,16 @@ static double slope_error(const pass *p, const assay_glu_factor *f)
                          : 0;
 }
 
-/* h = u v */
+/* h = u v, which errs where both are 0, too. */
 static void gate(const assay_context *ctx, const pass *p)
 {
 #pragma omp parallel for num_threads(ctx->threads)
     for (int64_t i = 0; i < p->size; i++) {
         assay_glu_factor u, v;
         factors_at(p, i, &u, &v);
-        p->vh[i] = assay_square(v.value) * (assay_square(u.slope) * p->va[i] + factor_error(p, &u)) +
-                   assay_square(u.value) * (assay_square(v.slope) * p->vb[i] + factor_error(p, &v));
+        const double of_u = assay_square(u.slope) * p->va[i] + factor_error(p, &u),
+                     of_v = assay_square(v.slope) * p->vb[i] + factor_error(p, &v);
+        p->vh[i] = assay_square(v.value) * of_u + assay_square(u.value) * of_v + of_u * of_v;
     }
 }
 

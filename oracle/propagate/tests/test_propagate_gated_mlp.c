@@ -97,7 +97,7 @@ TEST(test_every_term_where_the_gate_is_a_product)
         of_a += square(0.01 * a);
         of_b += square(0.01 * b);
         of_dh += square(0.01 * dh);
-        const double of_h = square(b) * of_a + square(a) * of_b;
+        const double of_h = square(b) * of_a + square(a) * of_b + of_a * of_b;
         assert_close(&variance.h[j], &of_h, 1, 1e-12, 0);
         for (int d = 0; d < 3; d++) {
             const double w_0 = p.w[ASSAY_MLP_WI_0][d * 5 + j], w_1 = p.w[ASSAY_MLP_WI_1][d * 5 + j];
@@ -134,7 +134,7 @@ TEST(test_columns_that_are_alike_err_alike)
     }
     mlp_problem_run(&ctx, &p);
     variances variance = propagate(&ctx, &stores, &p, false);
-    const double of_h = square(0.01 * p.r.h[0]) * 3; /* a, b and h are stored */
+    const double of_h = square(0.01 * p.r.h[0]) * (3 + square(0.01)); /* a, b and h are stored */
     for (int d = 0; d < 3; d++) {
         double expected = 0, sum = 0;
         for (int j = 0; j < 5; j++) {
