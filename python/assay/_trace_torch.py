@@ -338,6 +338,19 @@ class Recorder(TorchDispatchMode):
     def on_expm1(self, out: Any, x: Any) -> Value:
         return self.t.together("sub", [self.t.map("exp", self.of(x)), self.t.number(1)])
 
+    def on_exp2(self, out: Any, x: Any) -> Value:
+        return self.t.power(self.t.number(2), self.numbers(x))
+
+    def on_log_sigmoid_forward(self, out: Any, x: Any) -> list[Value]:
+        return [self.t.map("neg", self.t.map("softplus", self.t.map("neg", self.of(x)))), self.t.number(0)]
+
+    def on_addcmul(self, out: Any, x: Any, a: Any, b: Any, *, value: float = 1) -> Value:
+        product = self.t.together("mul", [self.numbers(a), self.numbers(b)])
+        return self.t.together("add", [self.numbers(x), product if value == 1 else self.t.together("mul", [product, self.t.number(value)])])
+
+    def on_lerp(self, out: Any, x: Any, y: Any, weight: Any) -> Value:
+        return self.t.together("add", [self.of(x), self.t.together("mul", [self.numbers(weight), self.t.together("sub", [self.of(y), self.of(x)])])])
+
     def on_logaddexp(self, out: Any, x: Any, y: Any) -> Value:
         a, b = self.of(x), self.of(y)
         return self.t.together("add", [self.t.together("maximum", [a, b]), self.t.map("softplus", self.t.map("neg", self.t.map("abs", self.t.together("sub", [a, b]))))])
@@ -425,6 +438,16 @@ class Recorder(TorchDispatchMode):
         count = float(size_of([a for p in places for a in v.dims[p]]))
         squares = t.map("square", t.together("sub", [v, t.over("mean", v, places, True)]))
         return t.together("div", [t.over("sum", squares, places, keepdim), t.number(count - (1 if correction is None else correction))])
+
+    def on_std(self, out: Any, x: Any, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
+        return self.t.map("sqrt", self.on_var(out, x, dims, correction=correction, keepdim=keepdim))
+
+    def on_var_mean(self, out: Any, x: Any, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> list[Value]:
+        return [self.on_var(out[0], x, dims, correction=correction, keepdim=keepdim), self.on_mean(out[1], x, dims, keepdim)]
+
+    def on_mse_loss(self, out: Any, x: Any, y: Any, reduction: int = 1) -> Value:
+        each = self.t.map("square", self.t.together("sub", [self.of(x), self.of(y)]))
+        return self.t.over(("", "mean", "sum")[reduction], each, range(len(each.dims)), False) if reduction else each
 
     def on_linalg_vector_norm(self, out: Any, x: Any, order: Any = 2, dims: Any = None, keepdim: bool = False) -> Value:
         if order not in (2, None):
