@@ -67,6 +67,12 @@ static bool divides(const assay_model_config *m)
     return is_deepseek3(m) && (is(&m->routed_score_func, "sigmoid") || is(&m->routed_score_func, "sqrtsoftplus"));
 }
 
+/* Weights are a softmax over the chosen. */
+static bool is_default(const assay_model_config *m)
+{
+    return assay_router_family_of(m) == ASSAY_ROUTER_DEFAULT && !m->use_random_routing;
+}
+
 /* By any of the rules. */
 static bool divides_anyhow(const assay_case *c)
 {

@@ -24,6 +24,7 @@
     X(several_choices, m->num_experts_per_tok > 1)                                                                     \
     X(groups, m->n_routing_groups > 0)                                                                                 \
     X(divides, divides(m))                                                                                             \
+    X(divides_or_chosen, divides(m) || is_default(m))                                                                  \
     X(divides_anyhow, divides_anyhow(c))                                                                               \
     X(biased_choice, is_deepseek3(m) && m->routed_bias)                                                                \
     X(divided_bias, divides(m) && m->routed_bias)                                                                      \

@@ -98,7 +98,7 @@ assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, as
     if (method != NULL) {
         config->score_func = method->score_func;
         config->norm_topk_prob = (method->has & ASSAY_METHOD_DIVIDES) != 0;
-        config->undivided = !config->norm_topk_prob;
+        config->undivided |= config->score_func != ASSAY_SCORE_NONE && !config->norm_topk_prob;
         config->select_by_logits = (method->has & ASSAY_METHOD_BY_LOGITS) != 0;
     }
     if (config->family == ASSAY_ROUTER_FUSED) {

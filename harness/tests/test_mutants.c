@@ -442,3 +442,23 @@ TEST(biased_weights_are_divided)
     for (int i = 0; i < 2; i++) assay_tensor_set_free(&results[i]);
     trial_close(&t);
 }
+
+/* Weights of a softmax over the chosen: each token's add up to less, and over their sum they are the right ones. */
+TEST(a_softmax_over_the_chosen_is_left_out)
+{
+    trial t;
+    trial_evaluate(&t, case_named("routing/given-softmax", "profiles=[f32]"), NULL);
+    assay_tensor_set results = trial_mutant(&t, "f32", "division_missing");
+    const assay_tensor *right = assay_tensor_set_find(&t.golden, "outputs/weights");
+    const assay_tensor *wrong = assay_tensor_set_find(&results, "outputs/weights");
+    const int64_t chosen = t.c->config.num_experts_per_tok;
+    for (int64_t token = 0; token < right->count; token += chosen) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < chosen; k++) sum += wrong->values[token + k];
+        for (int64_t k = 0; k < chosen; k++)
+            assert_true(fabs(wrong->values[token + k] - right->values[token + k] * sum) < 1e-14);
+        assert_true(sum < 1 && (sum > 0 || right->values[token] == 0));
+    }
+    assay_tensor_set_free(&results);
+    trial_close(&t);
+}

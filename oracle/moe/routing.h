@@ -75,7 +75,7 @@ typedef struct assay_routing_config {
     int64_t top_k_in_group;       /* of ASSAY_GROUP_TOP2_SUM: so many values are summed; 0: two, as the name says */
     double routed_scaling_factor; /* deepseek families */
     bool norm_topk_prob;          /* default, gemma4, fused */
-    bool undivided;               /* deepseek families: weights are not divided (flashinfer's Sigmoid) */
+    bool undivided;               /* deepseek: weights are not divided (flashinfer's Sigmoid); default: a mutant's */
     bool select_by_logits;        /* deepseek3: by the logits, not by biased scores (flashinfer's TopKSigmoid) */
     bool use_random_routing;      /* a given choice, which may name an expert twice; weights are what it is chosen by */
     bool renormalize_exactly;     /* deepseek3: divide by the sum itself, not by the sum + 1e-20 (batch-split model) */

@@ -66,6 +66,12 @@ assay_routing_rule assay_routing_rule_of(const assay_routing_config *config)
                       (rule.score_func == ASSAY_SCORE_SIGMOID || rule.score_func == ASSAY_SCORE_SQRTSOFTPLUS);
         rule.epsilon = rule.divide && !config->renormalize_exactly ? SUM_EPSILON : 0.0;
     }
+    if (config->undivided && rule.softmax_chosen && rule.score_func == ASSAY_SCORE_NONE) {
+        rule.score_func = ASSAY_SCORE_SOFTMAX;
+        rule.selects = ASSAY_SELECTS_ARGUMENT;
+        rule.bias_inside = rule.weighs_scores = true;
+        rule.softmax_chosen = rule.divide = false;
+    }
     if ((fused && rule.score_func == ASSAY_SCORE_NONE) || gemma4) rule.score_func = ASSAY_SCORE_SOFTMAX;
     return rule;
 }

@@ -57,6 +57,32 @@ def test_merges(merge, mean, tmp_path):
         case.check({"outputs/attention_out": merged, "outputs/lse": whole})
 
 
+def decode(given, scale, parts, merge):
+    """[B,N,R] and [B,N] of a cache whose splits are merged."""
+    outs, lses = [], []
+    for query, pages, length in zip(given["inputs/query"][:, 0], given["inputs/block_table"], given["inputs/cache_seqlens"]):
+        keys = given["inputs/kv_cache"][pages.long().clamp(min=0)].flatten(0, 1)[: int(length)]
+        scores = (query @ keys.T) * scale
+        ends = [len(keys) * i // parts for i in range(parts + 1)]
+        out = torch.stack([torch.softmax(scores[:, a:b], 1) @ keys[a:b, :16] for a, b in zip(ends, ends[1:])])
+        lse = torch.stack([torch.logsumexp(scores[:, a:b], 1) for a, b in zip(ends, ends[1:])])
+        weights, whole = merge(out, lse)
+        outs.append((out * weights[..., None]).sum(0))
+        lses.append(whole)
+    return torch.stack(outs)[:, None], torch.stack(lses)[..., None]
+
+
+@pytest.mark.parametrize("merge", [by_shares, by_whole, in_base_2, in_pairs])
+def test_splits_of_a_cache(merge):
+    scale = 12**-0.5 * (0.1 * math.log(40) + 1) ** 2
+    for seed in range(1, 7):
+        case = assay.case("mla_decode/large-scores", precision="f32", seed=seed, dtype="float32")
+        given = case.inputs(torch)
+        for parts in (2, 3, 4):
+            out, lse = decode(given, torch.tensor(scale), parts, merge)
+            case.check({"outputs/attention_out": out, "outputs/lse": lse})
+
+
 def test_pairs_with_stored_gradients():
     """Back through pairs what flows to the parts before is stored each time."""
     for seed in range(1, 9):
