@@ -128,3 +128,31 @@ def test_one_cotangent_for_all(tmp_path):
     case.check(results(case, cross_entropy))
     with pytest.raises(assay.Mismatch, match="known bug step:loss:gradient_of_index_0_T:"):
         case.check(results(case, cross_entropy, lambda c: c[:1].expand_as(c)))
+
+
+ROUTER = """
+case: test/router
+op: routing
+model: mixtral-8x7b
+config: {base_emb_dim: 24, num_experts: 6, num_experts_per_tok: 2}
+batch: 2
+sequence: 9
+"""
+
+
+def test_a_softmax_over_all_experts(tmp_path):
+    """Weights of the chosen experts that are not divided by their sum."""
+    file = tmp_path / "case.yml"
+    file.write_text(ROUTER)
+    case = assay.case(str(file), precision="f32")
+    given = {path: value.float().requires_grad_(True) for path, value in case.inputs(torch).items()}
+    logits = given["inputs/x"] @ given["weights/gate/kernel"]
+    chosen = logits.topk(2, -1).indices
+
+    def routed(weights):
+        gradients = torch.autograd.grad(weights, list(given.values()), case.cotangents(torch)["cotangents/weights"].float(), retain_graph=True)
+        return {"outputs/weights": weights.detach(), "routing/selected_experts": chosen.int(), **{f"gradients/{p}": g for p, g in zip(given, gradients)}}
+
+    case.check(routed(torch.softmax(logits.gather(-1, chosen), -1)))
+    with pytest.raises(assay.Mismatch, match="known bug division_missing:"):
+        case.check(routed(torch.softmax(logits, -1).gather(-1, chosen)))
