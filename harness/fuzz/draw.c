@@ -7,10 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/golden/golden_memory.h"
 #include "harness/plan/inputs.h"
 #include "harness/plan/plan_make.h"
+#include "harness/plan/results.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/tensor_set.h"
 
 /* A case takes milliseconds up to here, and shows what a larger one does. */
 #define MOST_ELEMENTS 400000
@@ -139,29 +140,25 @@ assay_status assay_draw_check(assay_context *ctx, const assay_case *c, const ass
     return assay_draw_forgive(ctx, status);
 }
 
-/* Whether its inputs can be made, and outputs of them: of caches and programs numbers are refused where they are used. */
+/* Whether its inputs can be made and give finite results: what numbers are refused for is found where they are used. */
 static assay_status check_numbers(assay_context *ctx, const assay_case *c, bool *is_case)
 {
-    const assay_operation *operation = assay_operation_by_name(c->op);
-    if (c->program == NULL && (operation->parts & (ASSAY_PART_DECODE | ASSAY_PART_CACHE)) == 0) return ASSAY_OK;
     assay_status status;
     assay_plan plan = {0};
     assay_inputs inputs = {0};
-    assay_tensor_set results = {0};
+    assay_tensor_set tensors = {0};
+    assay_golden golden = {0};
     *is_case = false;
     TRY(assay_plan_describe(ctx, &plan, c, NULL, NULL));
     TRY(assay_plan_require_memory(ctx, &plan));
     TRY(assay_inputs_open(ctx, &inputs, c, &plan.list, NULL));
-    for (int i = 0; i < plan.list.count; i++) {
-        const assay_tensor_spec *spec = &plan.list.entries[i].spec;
-        if (spec->role == ASSAY_ROLE_OUTPUT) TRY(assay_tensor_set_add(ctx, &results, spec, NULL));
-    }
     const assay_source drawn = assay_inputs_source(&inputs);
-    const assay_sink out = assay_tensor_set_sink(&results);
-    TRY(assay_operation_run(ctx, plan.operation, c, &drawn, &out, NULL, 0));
+    TRY(assay_plan_tensors(ctx, &tensors, &plan, &drawn));
+    TRY(assay_golden_of_memory(ctx, &plan, &tensors, &golden));
     *is_case = true;
 cleanup:
-    assay_tensor_set_free(&results);
+    assay_golden_close(&golden);
+    assay_tensor_set_free(&tensors);
     if (inputs.c != NULL) assay_inputs_close(&inputs);
     assay_plan_free(&plan);
     return assay_draw_forgive(ctx, status);
@@ -250,13 +247,6 @@ static assay_status keep_if_case(assay_context *ctx, assay_draws *draws, assay_s
 {
     *kept = false;
     if (status == ASSAY_OK) status = assay_draw_settle(ctx, &draws->sets, NULL, changed, kept);
-    if (status == ASSAY_OK && *kept) {
-        status = check_numbers(ctx, changed, kept);
-        if (status == ASSAY_OK && !*kept) {
-            assay_draw_fit(changed);
-            status = check_numbers(ctx, changed, kept);
-        }
-    }
     if (*kept) {
         const assay_case before = *c;
         *c = *changed;
@@ -525,24 +515,41 @@ static assay_status pick_base(assay_context *ctx, const assay_draws *draws, dice
     return ASSAY_OK;
 }
 
-assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, assay_case *c, assay_drawn *drawn)
+static assay_status change_base(assay_context *ctx, assay_draws *draws, dice *d, assay_case *c, assay_drawn *drawn)
 {
     static const double of_changes[ASSAY_CHANGES_MOST + 1] = {1, 3, 3, 2, 1};
+    const int changes = pick_weighted(d, of_changes, ASSAY_CHANGES_MOST + 1);
+    drawn->count = 0;
+    MUST(assay_case_copy(ctx, &draws->bases[drawn->base], c));
+    if (draws->sets.count > 0) assay_case_drop_tags(c); /* as where a key is changed */
+    for (int i = 0; i < ATTEMPTS && drawn->count < changes; i++) {
+        const bool input = pick(d, 4) == 0;
+        if (c->program != NULL && !input) {
+            MUST(change_size(ctx, draws, d, c, drawn));
+        } else {
+            MUST(input ? change_input(ctx, draws, d, c, drawn) : change_key(ctx, draws, d, c, drawn));
+        }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, assay_case *c, assay_drawn *drawn)
+{
     assay_status status;
+    bool is_case = false;
     dice d = {.seed = assay_random_bits(draws->seed, "draw", (uint64_t)number)};
     *drawn = (assay_drawn){0};
     *c = (assay_case){0};
     TRY(pick_base(ctx, draws, &d, drawn));
-    const int changes = pick_weighted(&d, of_changes, ASSAY_CHANGES_MOST + 1);
-    TRY(assay_case_copy(ctx, &draws->bases[drawn->base], c));
-    if (draws->sets.count > 0) assay_case_drop_tags(c); /* as where a key is changed */
-    for (int i = 0; i < ATTEMPTS && drawn->count < changes; i++) {
-        const bool input = pick(&d, 4) == 0;
-        if (c->program != NULL && !input) {
-            TRY(change_size(ctx, draws, &d, c, drawn));
-        } else {
-            TRY(input ? change_input(ctx, draws, &d, c, drawn) : change_key(ctx, draws, &d, c, drawn));
+    for (int attempt = 0; attempt < ATTEMPTS && !is_case; attempt++) {
+        assay_case_free(c);
+        TRY(change_base(ctx, draws, &d, c, drawn));
+        TRY(check_numbers(ctx, c, &is_case));
+        if (!is_case) {
+            assay_draw_fit(c);
+            TRY(check_numbers(ctx, c, &is_case));
         }
+        draws->refused += !is_case;
     }
     snprintf(c->description, sizeof c->description, "drawn as %" PRId64 " of seed %" PRIu64 " from %.120s", number,
              draws->seed, draws->bases[drawn->base].name);

@@ -48,7 +48,7 @@ assay_status assay_draws_start(assay_context *ctx, assay_draws *draws, uint64_t 
                                const assay_draw_sets *sets);
 void assay_draws_free(assay_draws *draws);
 
-/* Draw `number`: a case that can be planned and is small, named fuzz/OP-NUMBER, to be freed. */
+/* Draw `number`: a case that can be evaluated (where the settings leave one) and is small, named fuzz/OP-NUMBER, to be freed. */
 assay_status assay_draw(assay_context *ctx, assay_draws *draws, int64_t number, assay_case *c, assay_drawn *drawn);
 void assay_draws_learn(assay_draws *draws, const assay_drawn *drawn, const assay_case *c, bool supported);
 

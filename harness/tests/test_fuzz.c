@@ -78,13 +78,13 @@ TEST(draws_follow_from_the_seed)
     for (int i = 0; i < 3; i++) assay_draws_free(&draws[i]);
 }
 
-/* What caches and programs refuse of numbers is not drawn: group sizes, keys that a cache has, bytes, scales. */
+/* What is refused of numbers is not drawn: group sizes, keys that a cache has, bytes, scales, codes that are no number. */
 TEST(drawn_cases_are_cases)
 {
-    static const char *const operations[] = {"gqa_decode", "cache_append", "program"};
+    static const char *const operations[] = {"gqa_decode", "cache_append", "program", "gmm", "permute", "dequantize"};
     enum { DRAWS = 40 };
     assay_context ctx = assay_context_default(1);
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
         assay_draws draws;
         assert_ok(&ctx, assay_draws_start(&ctx, &draws, 1, operations[i], NULL));
         for (int n = 0; n < DRAWS; n++) {
