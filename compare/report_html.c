@@ -28,6 +28,17 @@ static void write_badge(FILE *out, assay_verdict verdict)
     fprintf(out, "<span class=\"badge %.*s\">%s</span>", (int)strcspn(name, " "), name, name);
 }
 
+static bool is_known(const assay_report *report)
+{
+    return report->expected_failure[0] != '\0';
+}
+
+static void write_verdict(FILE *out, const assay_report *report)
+{
+    if (is_known(report)) fprintf(out, "<span class=\"badge\">KNOWN</span>");
+    if (!is_known(report)) write_badge(out, report->verdict);
+}
+
 /* Logarithmic, so that gross errors have a structure too. Black: not finite. */
 static const struct {
     double deviations;
@@ -242,7 +253,7 @@ static bool write_report(FILE *out, int number, const assay_report *report, cons
     char routing[512], shown[ASSAY_ESCAPED_SIZE];
     bool drawn = true;
     fprintf(out, "<section id=\"r%d\"><h2>", number);
-    write_badge(out, report->verdict);
+    write_verdict(out, report);
     fprintf(out, " %s</h2><p class=\"soft\">op ", assay_escaped(report->case_name, shown));
     fprintf(out, "%s", assay_escaped(report->op, shown));
     write_shown(out, ", profile ", report->profile, "");
@@ -291,11 +302,15 @@ static bool write_report(FILE *out, int number, const assay_report *report, cons
 
 static void write_tally(FILE *out, int count, const assay_report *reports)
 {
-    int verdicts[ASSAY_VERDICTS] = {0};
-    for (int i = 0; i < count; i++) verdicts[reports[i].verdict]++;
+    int verdicts[ASSAY_VERDICTS] = {0}, known = 0;
+    for (int i = 0; i < count; i++) {
+        verdicts[reports[i].verdict] += !is_known(&reports[i]);
+        known += is_known(&reports[i]);
+    }
     fprintf(out, "%d cases: %d passed, %d failed, %d vacuous, %d not comparable, %d unsupported", count,
             verdicts[ASSAY_PASS], verdicts[ASSAY_FAIL], verdicts[ASSAY_VACUOUS], verdicts[ASSAY_NOT_COMPARABLE],
             verdicts[ASSAY_UNSUPPORTED]);
+    if (known > 0) fprintf(out, ", %d known failures", known);
 }
 
 /* The bug first, which says most: by name where there is one. */
@@ -306,21 +321,33 @@ static void write_known(FILE *out, const assay_report *report)
     write_shown(out, "<br><code>", report->reproduce, "</code>");
 }
 
-static void write_index(FILE *out, int count, const assay_report *reports)
+/* Failures that nobody knows of. */
+static bool comes_first(const assay_report *report)
+{
+    return report->verdict == ASSAY_FAIL && !is_known(report);
+}
+
+static void write_index_row(FILE *out, int number, const assay_report *report)
 {
     char shown[ASSAY_ESCAPED_SIZE];
+    fprintf(out, "<tr><td>");
+    write_verdict(out, report);
+    fprintf(out, "</td><td class=\"why\"><a href=\"#r%d\">%s</a></td><td class=\"why\">", number,
+            assay_escaped(report->case_name, shown));
+    fprintf(out, "%s", assay_escaped(report->message, shown));
+    write_known(out, report);
+    fprintf(out, "</td></tr>");
+}
+
+static void write_index(FILE *out, int count, const assay_report *reports)
+{
     fprintf(out, "<p>");
     write_tally(out, count, reports);
     fprintf(out, "</p><div class=\"wide\"><table><tr><th>verdict</th><th>case</th><th>why</th></tr>");
-    for (int i = 0; i < count; i++) {
-        fprintf(out, "<tr><td>");
-        write_badge(out, reports[i].verdict);
-        fprintf(out, "</td><td class=\"why\"><a href=\"#r%d\">%s</a></td><td class=\"why\">", i,
-                assay_escaped(reports[i].case_name, shown));
-        fprintf(out, "%s", assay_escaped(reports[i].message, shown));
-        write_known(out, &reports[i]);
-        fprintf(out, "</td></tr>");
-    }
+    for (int i = 0; i < count; i++)
+        if (comes_first(&reports[i])) write_index_row(out, i, &reports[i]);
+    for (int i = 0; i < count; i++)
+        if (!comes_first(&reports[i])) write_index_row(out, i, &reports[i]);
     fprintf(out, "</table></div>");
 }
 

@@ -189,6 +189,13 @@ TEST(many_reports_have_an_index)
     assert_contains(text, "2 cases: 0 passed, 2 failed");
     xmlFreeDoc(page);
     free(text);
+    /* a known failure is counted apart and comes behind the others */
+    snprintf(reports[0].expected_failure, sizeof reports[0].expected_failure, "no such kernel yet");
+    assert_ok(&p.ctx, assay_report_html(&p.ctx, 2, reports, &text));
+    assert_contains(text, "2 cases: 0 passed, 1 failed, 0 vacuous, 0 not comparable, 0 unsupported, 1 known failures");
+    assert_true(strstr(text, "href=\"#r1\"") < strstr(text, "href=\"#r0\""));
+    assert_contains(text, "KNOWN</span>");
+    free(text);
     assert_ok(&p.ctx, assay_report_html(&p.ctx, 0, reports, &text));
     assert_contains(text, "0 cases");
     free(text);

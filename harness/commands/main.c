@@ -1,5 +1,6 @@
 /* assay: golden fixtures and verdicts for MoE and MLA kernels. */
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,10 +115,17 @@ static int other_rank(assay_context *ctx, int argc, char **argv)
     return ASSAY_EXIT_PASS; /* the first rank's status counts */
 }
 
+/* As behind "| head". */
+static bool reader_has_left(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO};
+    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
 /* Of what went well, but what it printed may have gone nowhere. */
 static int end_with(int exit_code, const char *command)
 {
-    if (fflush(stdout) == 0 && !ferror(stdout)) return exit_code;
+    if ((fflush(stdout) == 0 && !ferror(stdout)) || reader_has_left()) return exit_code;
     print_error(command, "standard output cannot be written");
     return ASSAY_EXIT_BAD_INPUT;
 }

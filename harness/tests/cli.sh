@@ -179,6 +179,16 @@ expect_full() {
   "$assay" "$@" >/dev/full 2>"$work/err" || status=$?
   [ "$status" -eq 2 ] && [ "$(wc -l <"$work/err")" -eq 1 ] || complain "standard output full: status $status: $*"
 }
+
+## a reader that has left, as head does, where nobody is ended by SIGPIPE
+status=0
+(
+  trap '' PIPE
+  "$assay" list 2>"$work/err"
+  echo $? >"$work/status"
+) | head -c 1 >"$work/out"
+[ "$(cat "$work/status")" -eq 0 ] && [ ! -s "$work/err" ] || complain "list | head: $(cat "$work/status" "$work/err")"
+
 expect_full list
 expect_full list --json
 expect_full show moe/small

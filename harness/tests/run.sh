@@ -294,6 +294,24 @@ wait "$program" || true
 prints '^1 cases: 0 passed, 0 failed, 0 vacuous, 0 unsupported, 1 not run: interrupted$'
 "$python" -c 'import json, sys; assert json.load(open(sys.argv[1]))["reports"] == []' "$work/report.json"
 
+## interrupted twice at once, as timeout does it: one interruption
+rm -f "$work"/report.* "$work/pid"
+"$assay" run mlp/silu --quiet --junit "$work/report.xml" --backend "echo \$\$ >'$work/pid'; exec sleep 300; : {request} {candidate}" >"$work/out" 2>"$work/err" &
+program=$!
+for ((i = 0; i < 400; i++)); do
+  [ ! -s "$work/pid" ] || break
+  sleep 0.05
+done
+"$python" -c 'import os, signal, sys; [os.kill(int(sys.argv[1]), signal.SIGTERM) for _ in range(40)]' "$program"
+wait "$program" || true
+prints '^1 cases: 0 passed, 0 failed, 0 vacuous, 0 unsupported, 1 not run: interrupted$'
+[ -s "$work/report.xml" ] || complain "two signals at once lose the report"
+
+## reports that cannot be written are found out before anything runs
+rm -f "$work/ran"
+refuses '/nosuch/x\.xml cannot be written' run mlp/silu --junit /nosuch/x.xml --backend "touch '$work/ran'; : {request} {candidate}"
+[ ! -e "$work/ran" ] || complain "a case ran before --junit was refused"
+
 ## interrupted: the backend goes too, and what was done is reported
 rm -f "$work"/report.* "$work/pid"
 "$assay" run mlp/silu moe/small rms_norm/one-row --quiet --json "$work/report.json" --junit "$work/report.xml" --backend \
