@@ -160,9 +160,14 @@ def encoded(value: str | None) -> bytes | None:
     """For the library, which would read a text to its first zero byte."""
     if value is None:
         return None
-    if not isinstance(value, str) or "\0" in value:
+    if not isinstance(value, str):
+        raise BadInput(f"{value!r}: expected a text, found {type(value).__name__}")
+    if "\0" in value:
         raise BadInput(f"{value!r}: expected a text without zero bytes")
-    return value.encode()
+    try:
+        return value.encode(errors="surrogateescape")  # as Python has bytes of a path that are no UTF-8
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{value!r}: expected a text that UTF-8 can have") from error
 
 
 def texts(values: Sequence[str]) -> Any:

@@ -149,6 +149,8 @@ def take(path: str, value: Any, expects_integers: bool) -> tuple[np.ndarray[Any,
     said = None
     if isinstance(value, Bits):
         value, said = value
+    if isinstance(value, np.ma.MaskedArray):
+        raise lib.BadInput(f"{path} is a masked array, expected numbers alone: give value.filled(...)")
     array, name = read(path, value)
     name = said or name or array.dtype.name
     if expects_integers and name in NARROW and name != "bfloat16":  # codes and scales, which are judged as integers

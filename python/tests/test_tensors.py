@@ -94,6 +94,7 @@ def test_integers_are_narrowed_where_they_fit() -> None:
     [
         (np.array([1j]), "outputs/y is ndarray of complex128"),
         ("text", "outputs/y is str"),
+        (np.ma.masked_array(np.zeros(2, np.float32), [0, 1]), "outputs/y is a masked array"),
         (np.array([None]), "of object"),
         (np.array([1], np.longdouble), "elements of"),
         (np.array([1], np.uint8), "assay.bits"),
@@ -111,6 +112,12 @@ def test_integers_are_narrowed_where_they_fit() -> None:
 def test_refused(value: object, words: str) -> None:
     with pytest.raises(assay.BadInput, match=words):
         taken(value)
+
+
+@pytest.mark.parametrize("what, words", [(b"moe/small", "expected a text, found bytes"), ("\ud800", "that UTF-8 can have"), ("a\0b", "without zero bytes")])
+def test_texts_that_are_none_are_refused(what: object, words: str) -> None:
+    with pytest.raises(assay.BadInput, match=words):
+        _library.encoded(what)  # type: ignore[arg-type]
 
 
 def test_bits_are_checked() -> None:
