@@ -401,9 +401,14 @@ cleanup:
 
 /* --- forms of very different errors --- */
 
-/* RMS of error / error scale from which on errors are those of the less accurate form: a kernel of it may be more exact than the
- * emulated ones, as where it adds up in float64. One of the accurate form that has a bug is more exact than that. */
-#define LEAST_OF_FORM 0.01
+/* Below which size (its logarithm) a kernel of the less accurate form errs with the probability `tail`: its errors are as many
+ * independent ones as their spread says, so that a mean of squares has a chi-squared distribution, whose lower tail the first term of its
+ * series bounds. `expected` begins with the size of kernels that round their sums once. */
+static double least_of_form(const double expected[ASSAY_NULL_COLUMNS], double tail)
+{
+    const double spread = expected[ASSAY_NULL_SPREAD], half = 1 / (4 * spread * spread);
+    return expected[ASSAY_NULL_LOW] + 0.5 * ((log(tail) + lgamma(half + 1)) / half - log(half));
+}
 
 static bool has_scales(const assay_fixture_reader *golden, const assay_profile *profile)
 {
@@ -414,12 +419,14 @@ static bool has_scales(const assay_fixture_reader *golden, const assay_profile *
     return found;
 }
 
-/* Whether errors that are too large for the accurate form are of the size that the other one has. */
-static bool errs_as_form(const assay_report *accurate, const assay_report *inaccurate)
+/* Whether errors that are too large for the accurate form are of the size that the other one has: a bug's may be far smaller. */
+static bool errs_as_form(const assay_report *accurate, const assay_report *inaccurate, double tail)
 {
     bool any = false;
     for (int i = 0; i < accurate->count; i++) {
-        const bool errs = inaccurate->tensors[i].rms_ratio >= LEAST_OF_FORM;
+        const assay_statistic_result *size = &inaccurate->tensors[i].statistics[ASSAY_STATISTIC_SIZE];
+        if (size->expected[ASSAY_NULL_SPREAD] == 0) continue;
+        const bool errs = size->value >= least_of_form(size->expected, tail / accurate->count);
         if (accurate->tensors[i].verdict == ASSAY_FAIL && !errs) return false;
         any |= errs;
     }
@@ -437,7 +444,7 @@ assay_status assay_compare_undiagnosed(assay_context *ctx, assay_fixture_reader 
     report->false_alarm = false_alarm;
     if (report->verdict != ASSAY_FAIL) return ASSAY_OK;
     const assay_status status = compare_at(ctx, golden, candidate, other, false_alarm / 2, order, &inaccurate);
-    if (status == ASSAY_OK && inaccurate.verdict == ASSAY_PASS && errs_as_form(report, &inaccurate)) {
+    if (status == ASSAY_OK && inaccurate.verdict == ASSAY_PASS && errs_as_form(report, &inaccurate, false_alarm / 2)) {
         assay_report_free(report);
         *report = inaccurate;
         report->inaccurate = true;

@@ -146,6 +146,20 @@ static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const as
     return ASSAY_OK;
 }
 
+/* Kernels of the less accurate form whose sums are in a finer type err less, but not as little as one wishes. */
+static assay_status draw_least(assay_context *ctx, assay_ensemble *e, const assay_precision *precision, int p)
+{
+    enum { RUNS = 8 }; /* as many as the smallest ensemble has */
+    assay_precision once = *precision;
+    const assay_member member = {.precision = &once};
+    once.form = ASSAY_FORM_ROUNDED_ONCE;
+    if (precision->form != ASSAY_FORM_INACCURATE) return ASSAY_OK;
+    MUST(assay_ensemble_run_members(ctx, e, &member, RUNS));
+    for (int i = 0; assay_ranks_is_first(ctx) && i < e->golden.count; i++)
+        if (e->tensors[i].null != NULL) MUST(assay_null_draw_least(ctx, e, &e->tensors[i], p, RUNS));
+    return ASSAY_OK;
+}
+
 /* Correct kernels overflow where an emulated run does, in a result or on the way to it: no error scale says what they may
  * err by. Nor does one where errors are beyond float32, in which error scales are. Golden values beyond the type's range are no matter of this (docs/comparing.md, "A profile that a case cannot have"). */
 static assay_status require_finite(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
@@ -184,6 +198,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     }
     if (!null) return ASSAY_OK;
     MUST(draw_unmoved(ctx, e, &member, p, members));
+    MUST(draw_least(ctx, e, member.precision, p));
     member = (assay_member){.precision = member.precision, .nearest = true};
     MUST(assay_ensemble_run(ctx, e, &member));
     for (int i = 0; first && i < e->golden.count; i++) {

@@ -9,6 +9,7 @@
 /* What a tensor's null distribution is so far, by its statistics: the range, and the members' spread. */
 typedef struct assay_null_draws {
     double low[ASSAY_STATISTICS], high[ASSAY_STATISTICS], spread[ASSAY_STATISTICS], members[ASSAY_STATISTICS];
+    double least_size; /* of the less accurate of two forms: what a kernel errs by that rounds its sums once */
     double scale_squares, scale_count; /* of error scale / deviation, where that counts */
 } assay_null_draws;
 
@@ -138,6 +139,9 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
 /* After it: the same of members that err less than those, whose sizes therefore say nothing. */
 assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
                                     int members);
+/* Of the less accurate of two forms, after it: how little a kernel of it errs, by members that round their sums once. */
+assay_status assay_null_draw_least(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
+                                   int members);
 /* After these: the range takes in a run to nearest, whose errors are in slot 0, and the null distribution is written. */
 assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p);
 bool assay_null_is_wanted(const assay_ensemble *e, const char *path);

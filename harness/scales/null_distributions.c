@@ -305,6 +305,23 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
     return status;
 }
 
+assay_status assay_null_draw_least(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p,
+                                   int members)
+{
+    draws drawn = {0};
+    assay_null_draws *null = t->null;
+    const forms f = forms_of(e, t, p);
+    MUST(draw(ctx, t, &f, p, members, NULL, &drawn));
+    for (int form = 0; form < f.count; form++) {
+        double mean, spread;
+        moments(&drawn, form, members, ASSAY_STATISTIC_SIZE, &mean, &spread);
+        mean -= 0.5 * M_LN2; /* rounding by chance has twice the variance of rounding to nearest */
+        null->least_size = form == 0 ? mean : fmin(null->least_size, mean);
+        null->spread[ASSAY_STATISTIC_SIZE] = fmax(null->spread[ASSAY_STATISTIC_SIZE], spread);
+    }
+    return ASSAY_OK;
+}
+
 /* Whether errors towards zero, and slopes of slices, say anything: not where a constant that is rounded to float32 gives
  * as much. */
 static bool is_usable(const assay_scaled *t, const forms *f, int statistic)
@@ -344,6 +361,8 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     TRY(start(ctx, t, &f, &pass));
     add_results(t, &f, p, t->errors, &pass);
     take_in(&f, &pass, t->null);
+    if (e->plan->precisions[p].form == ASSAY_FORM_INACCURATE)
+        t->null->low[ASSAY_STATISTIC_SIZE] = fmin(t->null->least_size, t->null->high[ASSAY_STATISTIC_SIZE]);
     for (int s = 0; s < ASSAY_STATISTICS; s++) {
         const int row = assay_statistic_row(&t->spec->shape, s);
         if (row >= 0) summarise(t, &f, s, rows + row * ASSAY_NULL_COLUMNS);

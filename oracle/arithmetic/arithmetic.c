@@ -53,7 +53,13 @@ bool assay_takes_second_form_at(const assay_context *ctx, int64_t row)
 bool assay_takes_inaccurate_form_at(const assay_context *ctx, int64_t row)
 {
     const assay_accuracy form = assay_rounds_at_random(ctx) ? ctx->emulation->precision.form : ASSAY_FORM_ACCURATE;
-    return form == ASSAY_FORM_INACCURATE || (form == ASSAY_FORMS_IN_TURN && assay_takes_second_form_at(ctx, row));
+    return form == ASSAY_FORM_INACCURATE || form == ASSAY_FORM_ROUNDED_ONCE ||
+           (form == ASSAY_FORMS_IN_TURN && assay_takes_second_form_at(ctx, row));
+}
+
+bool assay_rounds_sums_once(const assay_context *ctx)
+{
+    return ctx->emulation != NULL && ctx->emulation->precision.form == ASSAY_FORM_ROUNDED_ONCE;
 }
 
 bool assay_takes_third_form_at(const assay_context *ctx, int64_t row)

@@ -81,7 +81,9 @@ static emulated_rounder rounder_of(const assay_emulation *emulation, assay_round
         return unit_rounder(emulation, rounding, p->router);
     case ASSAY_ROUND_ELEMENTARY:
         return unit_rounder(emulation, rounding, p->elementary);
-    case ASSAY_ROUND_ACCUMULATE:
+    case ASSAY_ROUND_ACCUMULATE: /* what is rounded once may be on the grid already */
+        if (p->form == ASSAY_FORM_ROUNDED_ONCE && p->accumulate >= ASSAY_FLOAT32_RMS)
+            return emulated_storage_rounder(emulation, ASSAY_FLOAT32);
         return unit_rounder(emulation, rounding, emulated_accumulator_of(emulation, ASSAY_PRODUCT_OTHER).unit);
     case ASSAY_ROUND_OPERAND:
         if (emulation->multiply == ASSAY_FLOAT64) return (emulated_rounder){.way = EMULATED_NOTHING};

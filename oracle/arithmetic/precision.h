@@ -22,8 +22,14 @@ typedef struct assay_block_scaling {
 } assay_block_scaling;
 
 /* Some steps have a form that is as right as another one and far less accurate: a variance as the mean of squares less the square of
- * the mean. Where a golden has error scales for each form its emulated runs take one of them; elsewhere rows take turns. */
-typedef enum assay_accuracy { ASSAY_FORMS_IN_TURN, ASSAY_FORM_ACCURATE, ASSAY_FORM_INACCURATE } assay_accuracy;
+ * the mean. Where a golden has error scales for each form its emulated runs take one of them; elsewhere rows take turns. A kernel may
+ * have the less accurate form with sums in a finer type, which are rounded once. */
+typedef enum assay_accuracy {
+    ASSAY_FORMS_IN_TURN,
+    ASSAY_FORM_ACCURATE,
+    ASSAY_FORM_INACCURATE,
+    ASSAY_FORM_ROUNDED_ONCE
+} assay_accuracy;
 
 typedef struct assay_precision {
     char name[ASSAY_PRECISION_NAME_SIZE]; /* the profile's: "bf16" */
