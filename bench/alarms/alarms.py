@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How often assay rejects a correct kernel: cases are drawn as `assay fuzz` draws them, and two sets of kernels that share nothing with the oracle run
+"""How often assay rejects a correct kernel: cases are drawn as `assay fuzz` draws them, and three sets of kernels that share nothing with the oracle run
 them at every profile, judged whole and stage by stage. `ci/alarms` starts it (docs/power.md, "How correct runs are made").
 
 Everything is in one process for each job: cases and verdicts by the Python package, no files between."""
@@ -18,10 +18,11 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "python"), str(ROOT / "harness/backends/shell"), str(ROOT / "harness/backends/numpy"), str(ROOT / "bench/alarms")]
 PROFILES = ("f64", "f32", "bf16", "f16", "tf32", "fp8_e4m3_block128")
-KINDS = ("numpy", "torch")
-COMMANDS = {"numpy": "harness/backends/numpy/backend.py", "torch": "bench/alarms/backend.py"}
+KINDS = ("numpy", "torch", "programs")  # the last has cases of its own: program_kernels.py
+COMMANDS = {"numpy": "harness/backends/numpy/backend.py", "torch": "bench/alarms/backend.py", "programs": "bench/alarms/backend.py"}
 VANISHED = "numbers below 1e-36, of which correct kernels may have 0"
 BATCH = 25  # cases that a job takes at once
+PROGRAMS = 10  # and so many of program_kernels.py
 VARIANTS = 1000  # of a set of kernels
 
 
@@ -72,13 +73,21 @@ def by_torch(case, profile, variant):
     return engine_operations.run(given.op, given.settings, given.tensors, given.wide, given.expects, profile, variant)
 
 
+def by_programs(case, profile, variant, mistake=""):
+    import numpy
+    import program_kernels
+
+    staged = any(path.startswith("checkpoints/") for path in case.expected)
+    return program_kernels.run(case.name.split("/")[1], Given(case, numpy.float64).tensors, list(case.expected), profile, variant, staged, mistake)[0]
+
+
 def judged(case, kind, profile, variant):
     """A word, and a line where there is something to say."""
     from assay import BadInput
     from request import Unsupported
 
     try:
-        results = (by_numpy if kind == "numpy" else by_torch)(case, profile, variant)
+        results = {"numpy": by_numpy, "torch": by_torch, "programs": by_programs}[kind](case, profile, variant)
     except Unsupported as reason:
         return "unsupported", str(reason)
     except Exception as reason:  # of a case that the oracle refuses too, or the kernels' fault
@@ -108,16 +117,15 @@ def beyond_float16(case):
     return any(x.size and numpy.nanmax(numpy.abs(numpy.where(numpy.isinf(x), 0, x))) > 65504 for x in numbers)
 
 
-def try_case(path, draw, options):
+def try_case(text, draw, kinds, profiles, options):
     """At each profile some variants of each set of kernels, and of every other pair of case and profile one of one set in stages: that costs ten times as
     much. Variants are drawn by the case's number."""
-    text = path.read_text()
-    for place, profile in enumerate(options.profiles):
+    for place, profile in enumerate(profiles):
         for staged in (False, True) if (draw + place) % 2 == 0 else (False,):
-            yield from try_profile(text, draw + place, profile, staged, options)
+            yield from try_profile(text, draw + place, profile, staged, kinds, options)
 
 
-def try_profile(text, draw, profile, staged, options):
+def try_profile(text, draw, profile, staged, kinds, options):
     import assay
 
     try:
@@ -127,8 +135,8 @@ def try_profile(text, draw, profile, staged, options):
         return
     if staged and not any(p.startswith("checkpoints/") for p in case.expected):
         return  # an operation of one stage
-    for i, kind in enumerate(options.kinds):
-        for again in range(options.variants if not staged else (draw // 2 + i) % len(options.kinds) == 0):
+    for i, kind in enumerate(kinds):
+        for again in range(options.variants if not staged else (draw // 2 + i) % len(kinds) == 0):
             variant = (draw * options.variants + again) * 7 % VARIANTS + i
             yield kind, profile, staged, variant, *judged(case, kind, profile, variant)
 
@@ -139,30 +147,65 @@ def batch(number, options):
 
     torch.set_num_threads(1)
     counts, failures = collections.Counter(), []
-    with tempfile.TemporaryDirectory() as folder:
-        command = [options.program, "fuzz", "--draw-only", "--cases", str(BATCH), "--seed", str(number), "-o", folder]
-        subprocess.run(command + [x for op in options.op for x in ("--op", op)], check=True)
-        paths = {int(path.stem.rsplit("-", 1)[1]): path for path in pathlib.Path(folder).iterdir()}
-        for place, path in sorted(paths.items()):
-            if time.time() > options.end:
-                break
-            draw = number * BATCH + place
-            op = path.stem.split("-")[1]
-            for kind, profile, staged, variant, word, line in try_case(path, draw, options):
-                counts[kind, profile, op, staged, word] += 1
-                if word == "failed":
-                    failures.append((kind, profile, op, staged, variant, f"{number}-{path.name}", path.read_text(), line))
+    for op, name, text, draw, kinds, profiles in drawn(number, options):
+        if time.time() > options.end:
+            break
+        for kind, profile, staged, variant, word, line in try_case(text, draw, kinds, profiles, options):
+            counts[kind, profile, op, staged, word] += 1
+            if word == "failed":
+                failures.append((kind, profile, op, staged, variant, name, text, line))
     return counts, failures
+
+
+def drawn(number, options):
+    """A batch's cases: operation, a file's name, the text, a number, and what tries them. Of several operations batches take turns."""
+    import program_kernels
+
+    of_fuzz = tuple(kind for kind in options.kinds if kind != "programs")
+    if of_fuzz:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [options.program, "fuzz", "--draw-only", "--cases", str(BATCH), "--seed", str(number), "-o", folder]
+            subprocess.run(command + (["--op", options.op[number % len(options.op)]] if options.op else []), check=True)
+            paths = {int(path.stem.rsplit("-", 1)[1]): path for path in pathlib.Path(folder).iterdir()}
+            for place, path in sorted(paths.items()):
+                yield path.stem.split("-")[1], f"{number}-{path.name}", path.read_text(), number * BATCH + place, of_fuzz, options.profiles
+    if "programs" in options.kinds and (not options.op or options.op[number % len(options.op)] == "program"):
+        profiles = [profile for profile in options.profiles if profile in program_kernels.PROFILES]
+        for draw in range(number * PROGRAMS, (number + 1) * PROGRAMS):
+            name, text = program_kernels.drawn(draw)
+            yield "program", f"{draw}-{name}.yml", text, draw, ("programs",), profiles
+
+
+def tell_wrong(options):
+    """Of each planted mistake of program_kernels.py how many runs were rejected, of 3 cases of its program."""
+    import assay
+    import program_kernels
+
+    profiles = [profile for profile in options.profiles if profile in program_kernels.PROFILES]
+    rejected, runs = collections.Counter(), collections.Counter()
+    for draw in range(options.seed * 1000, options.seed * 1000 + 3 * len(program_kernels.PROGRAMS)):
+        name, text = program_kernels.drawn(draw)
+        for profile in profiles:
+            case = assay.case(text, precision=profile, threads=1, cache="", explain=False)
+            for mistake in program_kernels.mistakes(name, Given(case, "float64").tensors, list(case.expected)):
+                runs[name, mistake, profile] += 1
+                rejected[name, mistake, profile] += case.judge(by_programs(case, profile, 0, mistake), precision=profile).verdict == "FAIL"
+    print(f"| program | mistake | {' | '.join(profiles)} |\n| --- | --- |{' --- |' * len(profiles)}")
+    for name, mistake in dict.fromkeys(key[:2] for key in runs):
+        print(f"| {name} | {mistake} | {' | '.join(f'{rejected[name, mistake, p]} of {runs[name, mistake, p]}' for p in profiles)} |")
+    found = sum(any(rejected[key[0], key[1], p] for p in profiles) for key in dict.fromkeys(key[:2] for key in runs))
+    print(f"{found} of {len(dict.fromkeys(key[:2] for key in runs))} mistakes are rejected somewhere, {sum(rejected.values())} of {sum(runs.values())} runs")
 
 
 def tell(failure, options):
     kind, profile, op, staged, variant, name, text, line = failure
     folder = pathlib.Path(options.output)
+    staging = " --staged" if staged and kind == "programs" else ""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     print(f"FAIL  {op} {profile} {kind} variant {variant}{' staged' if staged else ''}: {line}")
     print(f"    repeat: {os.path.relpath(options.program)} run {folder / name} --precision {profile} --set profiles={profile}{' --staged' if staged else ''} --backend "
-          f"'{sys.executable} {COMMANDS[kind]} {{request}} {{candidate}} --precision {profile} --variant {variant}'", flush=True)
+          f"'{sys.executable} {COMMANDS[kind]} {{request}} {{candidate}} --precision {profile} --variant {variant}{staging}'", flush=True)
 
 
 def table(title, rows, of, counts):
@@ -185,7 +228,8 @@ def main():
     parser.add_argument("--runs", type=int, default=0, help="how many runs, in place of a time")
     parser.add_argument("--seed", type=int, default=1, help="the same cases again (default 1)")
     parser.add_argument("--only", choices=KINDS, help="one set of kernels")
-    parser.add_argument("--op", action="append", default=[], help="cases of this operation alone")
+    parser.add_argument("--op", action="append", default=[], help="cases of this operation alone; of several, batches take turns")
+    parser.add_argument("--wrong", action="store_true", help="the planted mistakes of the programs' kernels, and which are rejected")
     parser.add_argument("--profiles", default=",".join(PROFILES), help="of " + ",".join(PROFILES))
     parser.add_argument("--variants", type=int, default=3, help="of each set of kernels, for a case and profile judged whole (default 3)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
@@ -194,6 +238,8 @@ def main():
     options = parser.parse_args()
     options.kinds = (options.only,) if options.only else KINDS
     options.profiles = options.profiles.split(",")
+    if options.wrong:
+        return tell_wrong(options)
     started = time.time()
     options.end = started + (options.time if options.runs == 0 else 1e9)
     counts, failed, runs = collections.Counter(), 0, 0

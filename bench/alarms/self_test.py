@@ -24,7 +24,7 @@ def off(kernels):
 runs, failures = tried(sys.argv[1])
 assert runs >= 30, runs
 assert not failures, [f[:6] + f[7:] for f in failures]
-alarms.by_numpy, alarms.by_torch = off(alarms.by_numpy), off(alarms.by_torch)
+alarms.by_numpy, alarms.by_torch, alarms.by_programs = off(alarms.by_numpy), off(alarms.by_torch), off(alarms.by_programs)
 again, failures = tried(sys.argv[1])
 assert again == runs, (again, runs)
 assert len(failures) > runs / 2, (len(failures), runs)
