@@ -70,7 +70,7 @@ class Kernel:
         self.ar, self.number, self.mistake, self.mistakes = Arithmetic(profile, Forms(number)), number, mistake, []
         if staged:  # what is given as a checkpoint is what is read
             self.ar.forms.stored = 1.0
-        self.chosen = {}
+        self.chosen, self.choice = {}, {}
 
     def wrong(self, name):
         self.mistakes.append(name)
@@ -154,6 +154,12 @@ class Kernel:
         if form == "exp2":
             return (m + torch.log(torch.exp2((x - m) * LOG2E).sum(-1, keepdim=True)))[..., 0]
         return torch.logsumexp(torch.stack([torch.logsumexp(t, -1) for t in x.split(self.ar.forms.tile, -1)], -1), -1)
+
+    def best(self, x, count):
+        """The step i: of equal ones the lower index."""
+        chosen = x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        self.choice = {"routing/i/top_k": chosen.int().numpy()} if count == 2 else {}
+        return chosen
 
     def sigmoid(self, x):
         return self.ar.sigmoid(x)
@@ -281,7 +287,7 @@ def preference(k, chosen, rejected):
 
 def router(k, x, gate):
     z = k.step("z", k.product("td,de->te", x, gate))
-    best = z.topk(2 if not k.wrong("one expert") else 1, -1).indices
+    best = k.best(z, 1 if k.wrong("one expert") else 2)
     if k.form("chosen", "all", "chosen") == "chosen" and not k.mistake:
         weights = k.probabilities(z.gather(1, best), of_differences=True)  # exp(z - lse) is not promised there
     else:
@@ -292,7 +298,7 @@ def router(k, x, gate):
 
 def sigmoid_router(k, z, bias):
     score = k.sigmoid(z)  # the choice is made of float32 scores
-    best = (score if k.wrong("choice without the bias") else score + bias).topk(2, -1).indices
+    best = k.best(score if k.wrong("choice without the bias") else score + bias, 2)
     picked = (score + bias if k.wrong("weights with the bias") else score).gather(1, best)
     return {"w": picked / picked.sum(-1, keepdim=True)}
 
@@ -335,8 +341,8 @@ def muon(k, g):
     a, b, c = 3.4445, -4.775, 2.0315
     for i in range(2 if k.wrong("two rounds") else 3):
         s = k.step(f"s{i}", k.product("tu,vu->tv", x, x))
-        r = k.step(f"r{i}", b * s + c * k.product("tw,wv->tv", s, s))
-        x = k.step(f"x{i}", a * x + k.product("tv,vu->tu", r, x))
+        r = k.step(f"r{i}", k.product("tv,vu->tu", s, x))
+        x = k.step(f"x{i}", a * x + b * r + c * k.product("tv,vu->tu", s, r))
     return {"y": x}
 
 
@@ -350,8 +356,8 @@ def sinkhorn(k, z):
 
 
 MUON = "inputs: {g: {axes: [T, U], scale: SCALE}}\nsteps:\n  n: mul(g, rsqrt(add(sum(square(g), over=\"TU\"), 1e-7)))\n" + "".join(
-    f'  s{i}: product("TU,VU->TV", {x}, {x})\n  r{i}: add(mul(-4.775, s{i}), mul(2.0315, product("TW,WV->TV", s{i}, s{i})))\n'
-    f'  x{i}: add(mul(3.4445, {x}), product("TV,VU->TU", r{i}, {x}))\n' for i, x in enumerate(("n", "x0", "x1"))) + "outputs: {y: x2}\n"
+    f'  s{i}: product("TU,VU->TV", {x}, {x})\n  r{i}: product("TV,VU->TU", s{i}, {x})\n'
+    f'  x{i}: add(mul(3.4445, {x}), add(mul(-4.775, r{i}), mul(2.0315, product("TV,VU->TU", s{i}, r{i}))))\n' for i, x in enumerate(("n", "x0", "x1"))) + "outputs: {y: x2}\n"
 QKV = "inputs: {q: {axes: [B, S, N, H], scale: SCALE}, key: [B, S, K, H], v: [B, S, K, H]}\noutputs:\n  y: attention(q, key, v%s)\n"
 GATED = ("inputs: {x: {axes: [T, D], scale: SCALE}}\nweights: {gate: [D, F], up: [D, F]}\nsteps:\n  g: product(\"TD,DF->TF\", x, gate)\n  u: product(\"TD,DF->TF\", x, up)\n"
          "outputs:\n  y: mul(%s(g), u)\n")
@@ -401,7 +407,7 @@ def drawn(number):
         sizes[axis] = draw.randint(*limits[:2])
         if len(limits) == 3:  # a multiple of another axis, or an even number
             sizes[axis] *= sizes.get(limits[2], draw.randint(1, 16))
-    for twin, axis, of in (("N", "M", "sinkhorn"), ("V", "T", "muon"), ("W", "T", "muon")):
+    for twin, axis, of in (("N", "M", "sinkhorn"), ("V", "T", "muon")):
         if name == of:
             sizes[twin] = sizes[axis]
     if "sizes+: {K: " in rest:
@@ -431,7 +437,7 @@ def run(name, tensors, expects, profile, number, staged=False, mistake=""):
         of = leaves.get(path[len("gradients/"):], k.ar.checkpoints.get(path[len("gradients/"):])) if path.startswith("gradients/") else None
         if of is not None:
             results[path] = torch.zeros_like(of) if of.grad is None else of.grad
-    return {p: k.ar.round(x.detach()).numpy() for p, x in results.items() if p in expects}, k
+    return {**k.choice, **{p: k.ar.round(x.detach()).numpy() for p, x in results.items() if p in expects}}, k
 
 
 def mistakes(name, tensors, expects):
