@@ -33,32 +33,6 @@ static void interrupt(int number)
 
 /* ---- one failure ---- */
 
-/* A case file that says the same and no more; where that cannot be, all of it. *text is allocated. */
-static assay_status case_text(assay_context *ctx, const assay_case *c, char **text)
-{
-    assay_status status;
-    assay_case *again = NULL;
-    int count = 0;
-    char *whole = NULL, *reread = NULL;
-    *text = NULL;
-    TRY(assay_case_yaml(ctx, c, &whole));
-    TRY(assay_case_to_short_yaml(ctx, c, text));
-    status = assay_cases_parse(ctx, c->name, *text, strlen(*text), &again, &count);
-    if (status == ASSAY_OK) status = assay_case_yaml(ctx, again, &reread);
-    if (status == ASSAY_OK && strcmp(whole, reread) != 0) status = ASSAY_BAD_INPUT;
-    if (status == ASSAY_BAD_INPUT) {
-        ctx->message[0] = '\0';
-        free(*text);
-        *text = NULL;
-        status = assay_case_to_yaml(ctx, c, text);
-    }
-cleanup:
-    assay_cases_free(again, count);
-    free(whole);
-    free(reread);
-    return status;
-}
-
 /* NAME.yml, NAME.golden.h5 and NAME.txt, the command. */
 static assay_status write_files(assay_context *ctx, const assay_options *options, const assay_found *found,
                                 const assay_attempt *a, const char *yaml, const char *file)
@@ -124,7 +98,7 @@ static assay_status tell(assay_context *ctx, void *self, const assay_found *foun
     const assay_options *options = self;
     char file[2304] = "CASE.yml", line[ASSAY_REASON_LINE], message[ASSAY_PRINTABLE_SIZE], *yaml = NULL;
     const char *color = options->color ? assay_verdict_color(ASSAY_FAIL) : "", *off = options->color ? "\033[0m" : "";
-    TRY(case_text(ctx, &found->c, &yaml));
+    TRY(assay_case_brief_yaml(ctx, &found->c, &yaml));
     if (options->output != NULL) {
         assay_backend_file(file, sizeof file, options->output, found->c.name, "yml");
         TRY(write_files(ctx, options, found, a, yaml, file));
@@ -248,7 +222,7 @@ static assay_status write_draw(assay_context *ctx, const assay_options *options,
     TRY(assay_command_profile(ctx, options, NULL, assay_dtype_name(c.dtype), &profile));
     snprintf(set, sizeof set, "profiles=[%s]", profile.precision.name);
     TRY(assay_case_set(ctx, &c, set));
-    TRY(case_text(ctx, &c, &yaml));
+    TRY(assay_case_brief_yaml(ctx, &c, &yaml));
     assay_backend_file(file, sizeof file, options->output, c.name, "yml");
     TRY(assay_write_whole_file(ctx, file, yaml));
 cleanup:

@@ -157,7 +157,7 @@ static assay_status print_case(assay_context *ctx, const assay_options *options,
                                const char *golden, const assay_fixture_reader *reader)
 {
     OWNED char *yaml = NULL;
-    MUST(assay_case_yaml(ctx, plan->c, &yaml));
+    MUST((options->all ? assay_case_yaml : assay_case_brief_yaml)(ctx, plan->c, &yaml));
     printf("%s", yaml);
     if (reader != NULL) printf("\ngolden    %s, by %s\n", golden, assay_fixture_text(reader, "generator"));
     print_tensors(plan);
@@ -199,11 +199,11 @@ cleanup:
 const assay_command assay_command_show = {
     .name = "show",
     .arguments = "CASE|GOLDEN...",
-    .summary = "one case in full: configuration, tensors, cost",
+    .summary = "one case: configuration, tensors, cost",
     .details =
-        "What it prints above the table is a case file: save it and change it to make your own. Of a golden it is the\n"
-        "case that is stored in it.\n",
-    .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS | ASSAY_OPT_GRAPH,
+        "What it prints above the table is a case file: save it and change it to make your own. Keys of the model that\n"
+        "have their defaults are left out. Of a golden it is the case that is stored in it.\n",
+    .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS | ASSAY_OPT_GRAPH | ASSAY_OPT_ALL,
     .least = 1,
     .most = -1,
     .run = run,

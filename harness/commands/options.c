@@ -291,6 +291,7 @@ static const assay_option_row rows[] = {
     {"trust", '\0', ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests", INTO(take_flag, trust)},
     {"ranks", '\0', ASSAY_OPT_RANKS, "N[,N]",
      "what so many ranks of mpirun would each do, send and hold (docs/large.md)", INTO(take_ranks, ranks)},
+    {"all", '\0', ASSAY_OPT_ALL, NULL, "every key of the model, with its default", INTO(take_flag, all)},
     {"graph", '\0', ASSAY_OPT_GRAPH, NULL, "the steps of the case in its place, in the order of the data flow",
      INTO(take_flag, graph)},
     {"svg", '\0', ASSAY_OPT_GRAPH, "FILE", "write a picture of the steps (one case)", INTO(take_text, svg_file)},

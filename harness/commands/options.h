@@ -31,7 +31,8 @@ enum {
     ASSAY_OPT_RANKS = 1 << 21,       /* --ranks */
     ASSAY_OPT_STAGED = 1 << 22,      /* --staged */
     ASSAY_OPT_TRUST = 1 << 23,       /* --trust */
-    ASSAY_OPT_GRAPH = 1 << 24        /* --graph, --svg */
+    ASSAY_OPT_GRAPH = 1 << 24,       /* --graph, --svg */
+    ASSAY_OPT_ALL = 1 << 25          /* --all */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -48,7 +49,7 @@ typedef struct assay_options {
     const char *container;    /* the ending of files in a folder: h5, safetensors, npz */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, steps, serve, staged, recipe, materialise, resume, trust, draw_only, graph;
+    bool certify, mutants, steps, serve, staged, recipe, materialise, resume, trust, draw_only, graph, all;
     int64_t layer;      /* of generate; -1: not said */
     const char *layers; /* of verify: "3,60", or NULL */
     assay_case_filter filter;

@@ -321,3 +321,40 @@ assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **tex
     MUST(assay_case_resolve(ctx, c, &resolved.config));
     return assay_case_to_yaml(ctx, &resolved, text);
 }
+
+/* Whether the text is a case that gives the same complete case. */
+static assay_status gives(assay_context *ctx, const char *text, const char *whole, bool *same)
+{
+    assay_status status;
+    assay_case *again = NULL;
+    int count = 0;
+    OWNED char *reread = NULL;
+    *same = false;
+    status = assay_cases_parse(ctx, "a brief case", text, strlen(text), &again, &count);
+    if (status == ASSAY_OK) status = assay_case_yaml(ctx, again, &reread);
+    if (status == ASSAY_OK) *same = strcmp(whole, reread) == 0;
+    assay_cases_free(again, count);
+    if (status != ASSAY_BAD_INPUT) return status;
+    ctx->message[0] = '\0';
+    return ASSAY_OK;
+}
+
+assay_status assay_case_brief_yaml(assay_context *ctx, const assay_case *c, char **text)
+{
+    assay_case resolved = *c;
+    OWNED char *whole = NULL, *brief = NULL;
+    bool same = false;
+    *text = NULL;
+    MUST(assay_case_resolve(ctx, c, &resolved.config));
+    MUST(assay_case_to_yaml(ctx, &resolved, &whole));
+    const assay_operation *operation = assay_operation_by_name(c->op);
+    if (operation != NULL && (operation->parts & ASSAY_PART_LATENT) == 0 &&
+        !c->config.given[ASSAY_KEY_AT_latent_norm_epsilon])
+        assay_case_leave_open(&resolved, ASSAY_KEY_AT_latent_norm_epsilon); /* nothing reads it */
+    MUST(assay_case_to_short_yaml(ctx, &resolved, &brief));
+    MUST(gives(ctx, brief, whole, &same));
+    char **chosen = same ? &brief : &whole;
+    *text = *chosen;
+    *chosen = NULL;
+    return ASSAY_OK;
+}

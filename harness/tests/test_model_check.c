@@ -263,23 +263,35 @@ TEST(what_is_left_open_is_said)
     }
 }
 
-/* What `assay show` prints is a case file: it is accepted, and says the same of itself. */
+static int lines_of(const char *text)
+{
+    int lines = 0;
+    for (; *text != '\0'; text++) lines += *text == '\n';
+    return lines;
+}
+
+/* What `assay show` prints is a case file, with --all and without: it is accepted, and says the same of itself. */
 TEST(what_is_shown_is_a_case)
 {
     assay_context ctx = assay_context_default(1);
     int count = 0;
     assay_case *cases = all_cases(&count);
     for (int i = 0; i < count; i++) {
-        char *yaml = NULL, *again = NULL;
-        assert_ok(&ctx, assay_case_yaml(&ctx, &cases[i], &yaml));
-        assay_case *c = case_from(yaml);
-        assay_tensor_list list = tensors_of(c);
-        assert_ok(&ctx, assay_case_yaml(&ctx, c, &again));
-        assert_string_equal(yaml, again);
-        assay_tensor_list_free(&list);
-        assay_cases_free(c, 1);
-        free(yaml);
-        free(again);
+        char *texts[2] = {NULL, NULL}, *again = NULL;
+        assert_ok(&ctx, assay_case_yaml(&ctx, &cases[i], &texts[0]));
+        assert_ok(&ctx, assay_case_brief_yaml(&ctx, &cases[i], &texts[1]));
+        for (int brief = 0; brief < 2; brief++) {
+            assay_case *c = case_from(texts[brief]);
+            assay_tensor_list list = tensors_of(c);
+            assert_ok(&ctx, assay_case_yaml(&ctx, c, &again));
+            assert_string_equal(texts[0], again);
+            assay_tensor_list_free(&list);
+            assay_cases_free(c, 1);
+            free(again);
+        }
+        if (cases[i].program == NULL && lines_of(texts[1]) > 70) fail_msg("not brief:\n%s", texts[1]);
+        free(texts[0]);
+        free(texts[1]);
     }
     assay_cases_free(cases, count);
 }
@@ -303,6 +315,30 @@ TEST(stored_cases_are_as_they_were)
     free(yaml);
     assay_plan_free(&plan);
     assay_cases_free(c, count);
+}
+
+/* What differs from the defaults, and what was given; all of it where it would be another case else. */
+TEST(what_is_shown_is_brief)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_case *c = case_named("gqa_decode/small", "pagedattn_page_stride=0");
+    char *yaml = NULL;
+    assert_ok(&ctx, assay_case_brief_yaml(&ctx, c, &yaml));
+    has_line(yaml, "  pagedattn_page_stride: 0\n");
+    has_line(yaml, "  head_dim: 8\n");
+    assert_null(strstr(yaml, "latent_norm_epsilon"));
+    assert_null(strstr(yaml, "num_experts"));
+    free(yaml);
+    assay_cases_free(c, 1);
+    c = case_named("mla/small", NULL);
+    c->config.rope_interleave = !c->config.rope_interleave; /* of a golden, whose keys do not count as given */
+    assay_model_forget_given(&c->config);
+    assert_ok(&ctx, assay_case_brief_yaml(&ctx, c, &yaml));
+    assay_case *again = case_from(yaml);
+    assert_int_equal(again->config.rope_interleave, c->config.rope_interleave);
+    free(yaml);
+    assay_cases_free(again, 1);
+    assay_cases_free(c, 1);
 }
 
 /* What the user said was held against the form that it was said of. */

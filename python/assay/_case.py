@@ -120,7 +120,7 @@ class Case:
 
     @property
     def yaml(self) -> str:
-        """The whole case, as `assay show` prints it."""
+        """The whole case, as `assay show --all` prints it."""
         return lib.text(lib.call("yaml", self._open().handle))
 
     @property
