@@ -1,10 +1,8 @@
 #include "harness/commands/command.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cases/yaml_reader.h"
 #include "compare/profile_yaml.h"
@@ -116,12 +114,10 @@ assay_status assay_command_check_reports(assay_context *ctx, const assay_options
 {
     const char *const files[] = {options->json_file, options->junit_file, options->html_file};
     for (int i = 0; i < 3; i++) {
-        if (files[i] == NULL || access(files[i], W_OK) == 0) continue;
-        const char *slash = strrchr(files[i], '/');
-        OWNED char *folder = slash == NULL ? strdup(".") : strndup(files[i], (size_t)(slash - files[i]) + 1);
-        if (folder == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the path of a report");
-        if (access(folder, W_OK | X_OK) != 0)
-            return assay_fail(ctx, ASSAY_IO, "%.1000s cannot be written: %s", files[i], strerror(errno));
+        assay_whole_file file;
+        if (files[i] == NULL) continue;
+        MUST(assay_whole_file_create(ctx, files[i], NULL, &file));
+        assay_whole_file_abandon(&file);
     }
     return ASSAY_OK;
 }

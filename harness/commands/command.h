@@ -47,8 +47,7 @@ void assay_command_print(FILE *out, const assay_options *options, const char *co
 void assay_command_reproduce(const assay_options *options, const char *command, const char *what,
                              const char *equivalence, char *text, size_t size);
 
-/* Refuses files of --json, --junit and --html that cannot be written, before anything runs. */
+/* --json, --junit and --html: refuses, before anything runs, a file that cannot be made. */
 assay_status assay_command_check_reports(assay_context *ctx, const assay_options *options);
-/* --json, --junit and --html. */
 assay_status assay_command_write_reports(assay_context *ctx, const assay_options *options, int count,
                                          const assay_report *reports);

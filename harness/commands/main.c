@@ -78,6 +78,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
     if (ctx->arithmetic->load != NULL) TRY(ctx->arithmetic->load(ctx));
     if (command->shares) TRY(assay_launch_open(ctx, &ranks));
     ctx->ranks = assay_rank_group_ranks(ranks);
+    if (assay_ranks_is_first(ctx)) TRY(assay_command_check_reports(ctx, &options));
     TRY(command->run(ctx, &options, exit_code));
 cleanup:
     assay_rank_group_close(ranks, status, ctx->message);

@@ -281,6 +281,12 @@ for name in bf16_router bf16_sums; do
   prints '^2 cases: 2 passed, 0 failed'
 done
 
+## a report that cannot be written is found out before anything runs
+for report in json junit html; do
+  refuses "$work/none/x: cannot be written: No such file or directory" run mlp/silu --backend "touch '$work/ran'; : {request} {candidate}" "--$report" "$work/none/x"
+  [ ! -e "$work/ran" ] || complain "the backend ran before --$report was refused"
+done
+
 ## interrupted before a case is done: reports of none
 rm -f "$work"/report.* "$work/pid"
 "$assay" run mlp/silu --quiet --json "$work/report.json" --backend "echo \$\$ >'$work/pid'; exec sleep 300; : {request} {candidate}" >"$work/out" 2>"$work/err" &
@@ -306,11 +312,6 @@ done
 wait "$program" || true
 prints '^1 cases: 0 passed, 0 failed, 0 vacuous, 0 unsupported, 1 not run: interrupted$'
 [ -s "$work/report.xml" ] || complain "two signals at once lose the report"
-
-## reports that cannot be written are found out before anything runs
-rm -f "$work/ran"
-refuses '/nosuch/x\.xml cannot be written' run mlp/silu --junit /nosuch/x.xml --backend "touch '$work/ran'; : {request} {candidate}"
-[ ! -e "$work/ran" ] || complain "a case ran before --junit was refused"
 
 ## interrupted: the backend goes too, and what was done is reported
 rm -f "$work"/report.* "$work/pid"
