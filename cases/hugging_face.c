@@ -66,7 +66,7 @@ const assay_hugging_face_key assay_hugging_face_keys[] = {
     {"moe_layer_freq", DEEPSEEKS_ROUTER, false, {NULL}, "1", NULL},
     {"decoder_sparse_step", QWEN3, false, {NULL}, "1", NULL},
     {"mlp_only_layers", QWEN3, false, {NULL}, "[]|null", NULL},
-    {"hidden_act", EVERY, false, {NULL}, "silu", NULL},
+    {"hidden_act", EVERY, false, {NULL}, "silu|swish", NULL},
     {"mlp_bias", DEEPSEEKS_ROUTER, false, {NULL}, "false", NULL},
     {"swiglu_limit", GPT_OSS, false, {"mlp_activations_limit"}, NULL, NULL},
     {"swiglu_alpha", GPT_OSS, false, {NULL}, "1.702", NULL},
@@ -114,7 +114,8 @@ const assay_hugging_face_key assay_hugging_face_keys[] = {
     /* rotary embedding */
     {"max_position_embeddings", EVERY, true, {"max_position_embeddings"}, NULL, NULL},
     {"rope_theta", EVERY | ROPE, false, {"rope_max_timescale"}, NULL, NULL},
-    {"rope_interleave", LATENT, false, {"rope_interleave"}, NULL, NULL},
+    {"rope_interleave", DEEPSEEK2, false, {NULL}, "true", NULL}, /* which has no such key: pairs are side by side */
+    {"rope_interleave", DEEPSEEK3, false, {"rope_interleave"}, NULL, NULL},
     {"partial_rotary_factor", GROUPED | ROPE, false, {"partial_rotary_factor"}, NULL, NULL},
     {"rope_scaling", EVERY, false, {NULL}, NULL, "its own keys are below; null: plain"},
     {"rope_parameters", EVERY, false, {NULL}, NULL, "the same, with `rope_theta`"},
@@ -348,12 +349,33 @@ static assay_status require_keys(const hf_reader *r, const yaml_node_t *root)
     return ASSAY_OK;
 }
 
+static bool is_same_rope(const assay_model_config *a, const assay_model_config *b)
+{
+    return strcmp(a->rope_type.text, b->rope_type.text) == 0 && a->rope_factor == b->rope_factor &&
+           a->original_max_position_embeddings == b->original_max_position_embeddings && a->beta_fast == b->beta_fast &&
+           a->beta_slow == b->beta_slow && a->mscale == b->mscale && a->rope_truncate == b->rope_truncate &&
+           a->rope_attention_scaling == b->rope_attention_scaling &&
+           a->partial_rotary_factor == b->partial_rotary_factor;
+}
+
+/* An older key and a later one: which of the two transformers takes depends on its version. */
+static assay_status read_ropes(const hf_reader *r, const yaml_node_t *root)
+{
+    const yaml_node_t *scaling = value_of(r->y, root, "rope_scaling"),
+                      *parameters = value_of(r->y, root, "rope_parameters");
+    MUST(read_rope(r, scaling, "rope_scaling"));
+    const assay_model_config before = *r->config;
+    MUST(read_rope(r, parameters, "rope_parameters"));
+    if (is_null(scaling) || is_null(parameters) || is_same_rope(&before, r->config)) return ASSAY_OK;
+    return assay_yaml_refuse(r->y, parameters,
+                             "rope_parameters says another rotation than rope_scaling, expected one of the two");
+}
+
 static assay_status read_config(const hf_reader *r, const yaml_node_t *root)
 {
     MUST(require_keys(r, root));
     MUST(read_pairs(r, root, "a configuration", r->family));
-    MUST(read_rope(r, value_of(r->y, root, "rope_scaling"), "rope_scaling"));
-    MUST(read_rope(r, value_of(r->y, root, "rope_parameters"), "rope_parameters"));
+    MUST(read_ropes(r, root));
     MUST(check_layer_types(r, value_of(r->y, root, "layer_types")));
     if ((r->family & DEEPSEEKS_ROUTER) != 0) settle_groups(r, root);
     if ((r->family & GROUPED) != 0) settle_heads(r);

@@ -92,6 +92,23 @@ static bool contradicts(const assay_model_config *m, int key, int64_t value, int
     return m->given[key] && value != unsaid && computed != m->head_dim;
 }
 
+/* Where MaxText's layers go by the model's name, and what they have is none of grouped-query attention here (attentions.py asks for
+ * these four; for deepseek3 and deepseek4 moe.py does, which decides the router's family; the others are of vision and sound). */
+static assay_status check_name(const model_check *check)
+{
+    static const struct {
+        const char *begins, *why;
+    } names[] = {{"llama3.1", "has no scaled frequencies, which MaxText has by this name"},
+                 {"olmo3", "has norms of each head, where MaxText has one over all of them by this name"},
+                 {"gemma3", "has one rotation in all layers, where MaxText has two by this name"},
+                 {"gemma4", "turns other parts of a head than MaxText does by this name"}};
+    const char *name = check->c->config.model_name.text;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(name, names[i].begins, strlen(names[i].begins)) == 0)
+            return refuse_key(check, ASSAY_KEY_AT_model_name, "another", names[i].why);
+    return ASSAY_OK;
+}
+
 /* Heads of attention are qk_nope_head_dim + qk_rope_head_dim and v_head_dim wide, as in MLA, or head_dim, where a model
  * says that. */
 static assay_status check_heads(const model_check *check)
@@ -118,7 +135,10 @@ static assay_status check_heads(const model_check *check)
         strcmp(type, "local_sliding") != 0) {
         return refuse_key(check, ASSAY_KEY_AT_attention_type, "global, local_sliding or mla", "has no other");
     }
-    if ((check->parts & ASSAY_PART_GROUPED) != 0) return check_grouped(check);
+    if ((check->parts & ASSAY_PART_GROUPED) != 0) {
+        MUST(check_name(check));
+        return check_grouped(check);
+    }
     if (assay_has_grouped_heads(m) &&
         (contradicts(m, ASSAY_KEY_AT_qk_nope_head_dim, m->qk_nope_head_dim, unsaid->qk_nope_head_dim, key_width) ||
          contradicts(m, ASSAY_KEY_AT_qk_rope_head_dim, m->qk_rope_head_dim, unsaid->qk_rope_head_dim, key_width) ||

@@ -462,7 +462,7 @@ assay_status assay_gqa_config_of(assay_context *ctx, const assay_case *c, assay_
                                  .bias = m->attention_bias,
                                  .qk_norm = m->use_qk_norm,
                                  .sinks = m->attention_sink,
-                                 .epsilon = m->normalization_layer_epsilon,
+                                 .epsilon = assay_latent_epsilon_of(m),
                                  .mask_padding = m->mask_padding,
                                  .soft_cap = m->attn_logits_soft_cap};
     MUST(assay_require_positive(ctx, "head_dim", m->head_dim));

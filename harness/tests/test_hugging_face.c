@@ -108,7 +108,12 @@ TEST_IN_FOLDER(what_changes_numbers_is_refused)
          "moe_layer_freq: expected 1 (no operation here has another), found 2"},
         {"deepseek3-671b", "\"noaux_tc\"", "\"greedy\"", "topk_method: expected noaux_tc"},
         {"deepseek3-671b", "\"sigmoid\"", "\"softmax\"", "scoring_func: expected sigmoid"},
-        {"deepseek3-671b", "\"silu\"", "\"gelu\"", "hidden_act: expected silu"},
+        {"deepseek3-671b", "\"silu\"", "\"gelu\"", "hidden_act: expected silu|swish"},
+        {"deepseek2-16b", "\"rope_theta\": 10000", "\"rope_interleave\": false, \"rope_theta\": 10000",
+         "rope_interleave: expected true"},
+        {"deepseek3-671b", "\"rope_theta\": 10000,",
+         "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 10000},",
+         "rope_parameters says another rotation than rope_scaling, expected one of the two"},
         {"deepseek3-671b", "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias: expected false"},
         {"deepseek3-671b", "\"yarn\"", "\"dynamic\"", "type: expected default|yarn"},
         {"deepseek3-671b", "\"mscale\": 1.0", "\"mscale\": 0.707", "mscale is 0.707 and mscale_all_dim 1"},
@@ -164,6 +169,8 @@ TEST_IN_FOLDER(other_forms_are_read)
         {"mixtral-8x7b", "\"use_cache\": true", "\"use_cache\":true"},
         {"deepseek3-671b", "\"q_lora_rank\": 1536", "\"q_lora_rank\": null"},
         {"gpt-oss-20b", "\"rope_scaling\"", "\"rope_parameters\""},
+        {"deepseek3-671b", "\"silu\"", "\"swish\""},
+        {"deepseek2-16b", "\"rope_theta\": 10000", "\"rope_interleave\": true, \"rope_theta\": 10000"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         assay_context ctx = assay_context_default(1);

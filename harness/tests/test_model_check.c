@@ -143,6 +143,16 @@ static const row ROWS[] = {
     {"decoder_layer", MOE GQA ", decoder_block: gemma4", "decoder_block is gemma4, which has"},
     {"decoder_layer", MOE GQA ", decoder_block: glm4_moe", "decoder_block is glm4_moe, which has"},
     {"decoder_layer", MOE GQA ", decoder_block: default", "decoder_block is default, which has"},
+    /* names by which MaxText has other layers */
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, model_name: mixtral-8x7b", NULL},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, model_name: llama3-8b", NULL},
+    {"gqa", MOE GQA ", decoder_block: mixtral, model_name: llama3.1-8b",
+     "model_name is llama3.1-8b, expected another: op gqa has no scaled frequencies"},
+    {"decoder_layer", MOE GQA ", decoder_block: mixtral, model_name: olmo3-7b", "model_name is olmo3-7b"},
+    {"decoder_stack", MOE GQA ", decoder_block: mixtral, model_name: gemma3-4b", "model_name is gemma3-4b"},
+    {"gqa", MOE GQA ", decoder_block: mixtral, model_name: gemma4-26b", "model_name is gemma4-26b"},
+    {"attention", MOE MLA ", model_name: gemma4-26b", NULL},
+    {"moe", MOE ", decoder_block: mixtral, model_name: llama3.1-8b", NULL},
     /* keys of MaxText that are none of ours */
     {"mla", MOE MLA ", use_indexer: true, indexer_topk: 2048", "use_indexer is true, expected false: op mla"},
     {"moe", MOE MLA ", use_indexer: true, indexer_topk: 2048", NULL},

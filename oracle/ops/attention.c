@@ -411,10 +411,8 @@ static double sum_row(const assay_context *ctx, const double *p, int64_t count)
 /* Half of the rows that are merged have two parts, whose errors are the largest; the others up to ATTENTION_PARTS. */
 static int64_t parts_of(const assay_context *ctx, int64_t row)
 {
-    const int64_t more = ATTENTION_PARTS - 2;
     if (!assay_takes_third_form_at(ctx, row)) return 1;
-    const int64_t drawn = assay_turn_at(ctx, row, 2 * more);
-    return drawn < more ? 2 : 3 + drawn - more;
+    return assay_turn_at(ctx, 2 * row, 2) == 0 ? 2 : 3 + assay_turn_at(ctx, 2 * row + 1, ATTENTION_PARTS - 2);
 }
 
 attention_softmax attention_softmax_of(const assay_context *ctx, int64_t row, const double *sink)
