@@ -246,6 +246,27 @@ def scan(k, gate, b):
     return {"y": torch.stack(made)}
 
 
+def delta(k, q, key, v, f, b):
+    """The gated delta rule, 1, 8 or 16 tokens at once: what these write is found from the state before them. q, key: [T, N, K]."""
+    n = k.step("n", key * k.rsqrt(k.sum(key * key)[..., None] + 1e-6))
+    gate, beta = k.step("g", -F.softplus(f)), k.step("beta", k.sigmoid(b))
+    if k.wrong("beta is left out"):
+        beta = torch.ones_like(b)
+    q, n, v, gate, beta = (x.transpose(0, 1) for x in (q, n, v, gate, beta))
+    state, made, size = q.new_zeros(len(q), q.shape[-1], v.shape[-1]), [], k.form("chunk", 8, 1, 16)
+    stale = q.shape[1] > 2 * size and k.wrong("state is not decayed where a chunk ends")
+    for qc, kc, vc, gc, bc in zip(*(x.split(size, 1) for x in (q, n, v, gate, beta[..., None]))):
+        total = gc.cumsum(-1)
+        decay = (total[:, :, None] - total[:, None]).tril().exp().tril()
+        system = torch.eye(gc.shape[1], dtype=q.dtype) + (bc * k.product("ntk,nsk->nts", kc, kc) * decay).tril(-1)
+        written = torch.linalg.solve(system, bc * (vc - total.exp()[..., None] * k.product("ntk,nkv->ntv", kc, state)))
+        made.append(total.exp()[..., None] * k.product("ntk,nkv->ntv", qc, state)
+                    + k.product("nts,nsv->ntv", k.product("ntk,nsk->nts", qc, kc) * decay, written))
+        last = total[:, -1:, None]
+        state = (state if stale else last.exp() * state) + k.product("ntk,ntv->nkv", kc * (last - total[..., None]).exp(), written)
+    return {"y": torch.cat(made, 1).transpose(0, 1)}
+
+
 def rms(k, x, scale):
     return {"y": k.rms_norm(x, scale)}
 
@@ -370,6 +391,8 @@ PROGRAMS = {
                        "inputs: {q: {axes: [B, N, S, H], scale: SCALE}, key: [B, N, T, H], v: [B, N, T, H], bias: [S, T]}\nsteps:\n"
                        '  s: product("BNSH,BNTH->BNST", q, key)\n  p: softmax(add(mul(s, 0.25), bias), over="T")\noutputs:\n  y: product("BNST,BNTH->BNSH", p, v)\n'),
     "scan": (scan, {"T": (2, 24), "F": (1, 12)}, 'inputs: {gate: {axes: [T, F], scale: SCALE}, b: [T, F]}\nsteps:\n  a: sigmoid(gate)\noutputs:\n  y: linear_scan(a, b, over="T")\n'),
+    "delta": (delta, {"T": (1, 40), "N": (1, 3), "K": (4, 16), "V": (4, 16)}, "inputs: {q: [T, N, K], key: [T, N, K], v: {axes: [T, N, V], scale: SCALE}, f: [T, N], b: [T, N]}\nsteps:\n"
+              '  n: mul(key, rsqrt(add(sum(square(key), over="K"), 1e-6)))\n  g: neg(softplus(f))\n  beta: sigmoid(b)\noutputs:\n  y: gated_delta_rule(q, n, v, g, beta)\n'),
     "rms": (rms, {"T": (1, 24), "D": (8, 96)}, "inputs: {x: {axes: [T, D], scale: SCALE}}\nweights: {scale: [D]}\noutputs:\n  y: rms_norm(x, scale, epsilon=1e-6)\n"),
     "layer": (layer, {"T": (1, 24), "D": (8, 96)}, "inputs: {x: {axes: [T, D], scale: SCALE}}\nweights: {scale: [D], bias: [D]}\noutputs:\n  y: layer_norm(x, scale, bias, epsilon=1e-6)\n"),
     "residual": (residual, {"T": (1, 24), "D": (8, 96), "F": (8, 64)}, "inputs: {x: {axes: [T, D], scale: SCALE}}\nweights: {scale: [D], w: [D, F], v: [F, D]}\nsteps:\n  n: rms_norm(x, scale, epsilon=1e-6)\n"
