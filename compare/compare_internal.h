@@ -35,6 +35,7 @@ typedef struct assay_facts {
     /* Of what is kept in float32 beside coarser results: elements that are numbers of such a type where the golden is none, and
      * elements that are none. */
     int64_t coarse[ASSAY_COARSE_TYPES], fine[ASSAY_COARSE_TYPES];
+    double coarse_squares[ASSAY_COARSE_TYPES]; /* of the former: sums of (error / error scale)^2 */
 } assay_facts;
 
 extern const assay_dtype assay_coarse_types[ASSAY_COARSE_TYPES];

@@ -87,7 +87,8 @@ static double excess_of(const scan *s, double golden, double candidate, double s
     double quantile = s->c->thresholds.element;
     double rounding = s->unit * fabs(golden) + s->tiny;
     if (scale > 0.0) return error / (quantile * scale + rounding);
-    if (s->has_errors && s->storage == ASSAY_FLOAT64 && golden != 0) return error / (2 * fmax(rounding, DBL_TRUE_MIN));
+    if (s->has_errors && s->storage == ASSAY_FLOAT64 && golden != 0)
+        return error / fmax(2 * rounding, quantile * SCALE_FLOOR);
     if (is_held_by(s->storage, golden) && is_held_by(s->result->candidate_type, golden)) {
         return fabs(as_stored(s, candidate) - golden) <= quantile * SCALE_FLOOR ? 0.0 : INFINITY;
     }
@@ -228,6 +229,8 @@ static void look_at_grids(scan *s, const block *b)
                 s->facts->fine[k]++;
             } else if (!is_held_by(type, b->golden[i])) {
                 s->facts->coarse[k]++;
+                const double ratio = b->error[i] / (b->scale[i] + SCALE_FLOOR);
+                s->facts->coarse_squares[k] += ratio * ratio;
             }
         }
     }

@@ -179,11 +179,15 @@ static void judge_golden(const assay_facts *facts, assay_tensor_result *result)
           nan ? "the golden is NaN at %s" : "the golden's error scale at %s is negative or not finite", place);
 }
 
-/* Two numbers of float32 lie on the grid of bfloat16 by chance once in 2^32. */
+/* Two numbers of float32 lie on the grid of bfloat16 by chance once in 2^32. Error scales that allow for a rounding to that type, as of
+ * the score that the log-sum-exp over one key is, allow a mean square of 1. */
 static const char *coarse_type(const assay_facts *facts)
 {
-    for (int k = 0; k < ASSAY_COARSE_TYPES; k++)
-        if (facts->coarse[k] > 1 && facts->fine[k] == 0) return assay_dtype_name(assay_coarse_types[k]);
+    for (int k = 0; k < ASSAY_COARSE_TYPES; k++) {
+        const double count = (double)facts->coarse[k], most = count + 2 * sqrt(2 * count);
+        if (facts->coarse[k] > 1 && facts->fine[k] == 0 && facts->coarse_squares[k] > most)
+            return assay_dtype_name(assay_coarse_types[k]);
+    }
     return NULL;
 }
 
