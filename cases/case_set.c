@@ -28,6 +28,17 @@ static assay_status set_size(const assay_yaml *y, assay_case *c, const char *axi
     return status;
 }
 
+/* inputs.x.scale=100 would be one key of a fill, whose others nobody has said. */
+static assay_status set_input(const assay_yaml *y, assay_case *c, const char *path, const yaml_node_t *value)
+{
+    const char *dot = strrchr(path, '.');
+    if (dot != NULL && value->type == YAML_SCALAR_NODE) {
+        return assay_yaml_refuse(y, value, "a fill is said whole: inputs.%.*s={distribution: normal, %s: %.60s}",
+                                 (int)(dot - path), path, dot + 1, (const char *)value->data.scalar.value);
+    }
+    return assay_case_read_input(y, c, path, value, value);
+}
+
 static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *arg)
 {
     static const char INPUTS[] = "inputs.", DTYPES[] = "dtypes.", FORMATS[] = "quant_formats.", SIZES[] = "sizes.";
@@ -38,7 +49,7 @@ static assay_status assign(const assay_yaml *y, const yaml_node_t *value, void *
     assay_status status = ASSAY_OK;
     if (assay_model_read_by_name(y, &a->c->config, a->key, value, &status)) return status;
     if (strncmp(a->key, INPUTS, strlen(INPUTS)) == 0) {
-        return assay_case_read_input(y, a->c, a->key + strlen(INPUTS), value, value);
+        return set_input(y, a->c, a->key + strlen(INPUTS), value);
     }
     if (strncmp(a->key, SIZES, strlen(SIZES)) == 0) return set_size(y, a->c, a->key + strlen(SIZES), value);
     if (strcmp(a->key, "model") == 0) return assay_case_read_model(y, a->c, value);

@@ -190,6 +190,9 @@ for arguments in list 'list --json' 'show moe/small' --help; do
   [ ! -s "$work/err" ] || complain "nobody reads $arguments: $(cat "$work/err")"
 done
 
+refuses 'a fill is said whole: inputs\.x=\{distribution: normal, scale: 100\}$' show moe/small --set inputs.x.scale=100
+expect 0 show moe/small --set 'inputs.x={distribution: normal, scale: 100}'
+
 ## what is shown of a case, and all of it
 expect 0 show gqa_decode/small
 prints '^  head_dim: 8$'

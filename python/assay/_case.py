@@ -85,6 +85,13 @@ class Case:
     def __repr__(self) -> str:
         return f"<assay.Case {' '.join((self.what.strip().splitlines()[0], *self._sets))}>"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, also in another process: it is opened anew."""
+        return {**vars(self), "_tests": {}, "_opening": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _opening=threading.Lock())
+
     def __enter__(self) -> Case:
         return self
 

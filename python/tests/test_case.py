@@ -1,10 +1,14 @@
 """Cases, and verdicts on kernels that are right and wrong in every way."""
 from __future__ import annotations
 
+import concurrent.futures
+import copy
 import gc
 import json
 import math
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -437,3 +441,25 @@ def test_backward_says_a_wrong_shape() -> None:
     given = case.inputs(torch, requires_grad=True)
     with pytest.raises(assay.BadInput, match="backward: outputs/y: shape is .*, expected"):
         case.backward({"outputs/y": given["inputs/x"].reshape(-1)}, given)
+
+
+def test_copies() -> None:
+    """What a process pool and `copy` make of a case, of a report and of a Mismatch."""
+    with assay.case("rms_norm/one-row", explain=False) as case:
+        given = {path: np.zeros(of.shape, np.float32) for path, of in case.expected.items()}
+        with pytest.raises(assay.Mismatch) as failure:
+            case.check(given, precision="f32")
+        report = failure.value.report
+        for again in (copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))):
+            other = again(case)
+            assert other is not case and other.yaml == case.yaml and repr(other) == repr(case)
+            said = again(report)
+            assert said is not report and (said.verdict, said.message, said.json, said.html) == (report.verdict, report.message, report.json, report.html)
+            for form in ((False, False), (True, True)):
+                assert said.text(*form) == report.text(*form)
+            error = again(failure.value)
+            assert str(error) == str(failure.value) and error.headline == failure.value.headline and error.report.case == report.case
+        assert pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(report)))).json == report.json
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with pytest.raises(assay.Mismatch, match="FAIL rms_norm/one-row"):
+            pool.submit(case.check, given, precision="f32").result()
