@@ -200,9 +200,9 @@ const assay_command assay_command_show = {
     .name = "show",
     .arguments = "CASE|GOLDEN...",
     .summary = "one case: configuration, tensors, cost",
-    .details =
-        "What it prints above the table is a case file: save it and change it to make your own. Keys of the model that\n"
-        "have their defaults are left out. Of a golden it is the case that is stored in it.\n",
+    .details = "What it prints above the table is a case file: save it and change it to make your own. Keys of the "
+               "model that\n"
+               "have their defaults are left out. Of a golden it is the case that is stored in it.\n",
     .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS | ASSAY_OPT_GRAPH | ASSAY_OPT_ALL,
     .least = 1,
     .most = -1,
