@@ -120,11 +120,18 @@ static void in_blocks(bound *b)
     picked(b);
 }
 
+/* Of equal numbers the first has the gradient. */
+static void largest(bound *b)
+{
+    if (assay_program_number(b->node, "first") != 0) along(b);
+}
+
 #define X(name) {#name, nothing},
 static const struct {
     const char *step;
     void (*bind)(bound *b);
-} RULES[] = {GRAPH_MAPS(X) GRAPH_BINARIES(X) GRAPH_REDUCTIONS(X){"where", nothing},
+} RULES[] = {{"max", largest},
+             GRAPH_MAPS(X) GRAPH_BINARIES(X) GRAPH_REDUCTIONS(X){"where", nothing},
              {"detach", nothing},
              {"softmax", nothing},
              {"logsumexp", nothing},

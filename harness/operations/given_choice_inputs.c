@@ -35,10 +35,14 @@ static assay_status check(const assay_describer *d, const assay_routing_config *
                           "inputs.%srouting_weights is given, expected inputs.%sselected_experts beside it", d->layer,
                           d->layer);
     }
-    if (weights && (config->load_balance_loss_weight > 0 || config->routed_bias_update_rate > 0)) {
-        return assay_fail(
-            ctx, ASSAY_BAD_INPUT, "%s is above 0, expected 0: with inputs.%srouting_weights there is no router",
-            config->load_balance_loss_weight > 0 ? "load_balance_loss_weight" : "routed_bias_update_rate", d->layer);
+    const char *above = config->load_balance_loss_weight > 0  ? "load_balance_loss_weight"
+                        : config->z_loss_weight > 0           ? "router_z_loss_weight"
+                        : config->routed_bias_update_rate > 0 ? "routed_bias_update_rate"
+                                                              : NULL;
+    if (weights && above != NULL) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "%s is above 0, expected 0: with inputs.%srouting_weights there is no router", above,
+                          d->layer);
     }
     if (ids && config->hash_rows > 0) {
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers, "0: the choice is given");

@@ -190,6 +190,7 @@ for arguments in list 'list --json' 'show moe/small' --help; do
   [ ! -s "$work/err" ] || complain "nobody reads $arguments: $(cat "$work/err")"
 done
 
+refuses 'router_z_loss_weight is above 0, expected 0: with inputs.routing_weights there is no router' generate moe/mesh-given-ring --set router_z_loss_weight=0.01 -o "$work/x.h5"
 refuses 'a fill is said whole: inputs\.x=\{distribution: normal, scale: 100\}$' show moe/small --set inputs.x.scale=100
 expect 0 show moe/small --set 'inputs.x={distribution: normal, scale: 100}'
 

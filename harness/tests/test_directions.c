@@ -111,7 +111,7 @@ TEST_IN_FOLDER(filters_are_part_of_the_golden)
 {
     const struct {
         const char *name, *settings;
-    } table[] = {{"mla/small", "profiles=[bf16]"}, {"deepseek_layer/moe-dropping", "profiles=[f32]"}};
+    } table[] = {{"mla/small", "profiles=[bf16]"}, {"deepseek_layer/moe", "profiles=[f32]"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         trial t;
         assay_golden golden = {0};
