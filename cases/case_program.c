@@ -149,12 +149,14 @@ static assay_status read_line(const assay_yaml *y, assay_case *c, bool output, c
 static assay_status read_lines(const assay_yaml *y, assay_case *c, bool output, const yaml_node_t *node)
 {
     assay_status status = ASSAY_OK;
-    assay_program *p;
-    MUST(program_of(y, c, &p));
-    const int64_t found = p->line_count + (node->data.mapping.pairs.top - node->data.mapping.pairs.start);
-    if (node->type == YAML_MAPPING_NODE && found > ASSAY_PROGRAM_LINES)
-        return assay_yaml_refuse(y, node, "%lld steps and outputs, expected at most %d", (long long)found,
-                                 ASSAY_PROGRAM_LINES);
+    if (node->type == YAML_MAPPING_NODE) {
+        assay_program *p;
+        MUST(program_of(y, c, &p));
+        const int64_t found = p->line_count + (node->data.mapping.pairs.top - node->data.mapping.pairs.start);
+        if (found > ASSAY_PROGRAM_LINES)
+            return assay_yaml_refuse(y, node, "%lld steps and outputs, expected at most %d", (long long)found,
+                                     ASSAY_PROGRAM_LINES);
+    }
     for (assay_yaml_walk w = assay_yaml_pairs(y, node, output ? "outputs" : "steps"); assay_yaml_next(&w, &status);)
         status = read_line(y, c, output, &w);
     return status;
