@@ -2,7 +2,6 @@
 #include "harness/commands/ending.h"
 
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,12 +65,13 @@ void assay_end_is_meant(void)
 
 bool assay_end_is_asked_again(void)
 {
-    static _Atomic int64_t first; /* in nanoseconds; another thread may be here too */
+    static int64_t first; /* in nanoseconds; another thread may be here too */
     struct timespec now;
     int64_t before = 0;
     clock_gettime(CLOCK_MONOTONIC, &now);
     const int64_t at = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    return !atomic_compare_exchange_strong(&first, &before, at) && at - before > 1000000000;
+    const bool is_first = __atomic_compare_exchange_n(&first, &before, at, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return !is_first && at - before > 1000000000;
 }
 
 void assay_end_by_signal(int number)

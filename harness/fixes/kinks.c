@@ -80,7 +80,6 @@ static assay_status take_tensor(assay_context *ctx, const assay_profile *profile
     MUST(assay_fixture_read(ctx, candidate, path, 0, count, own));
     MUST(allowance(ctx, profile, deviations, golden, low, allowed));
     MUST(assay_tensor_set_add(ctx, &kinks->given, spec, &kept));
-    MUST(assay_alloc_f64(ctx, path, count, &kept->values));
     memcpy(kept->values, own, (size_t)count * sizeof *own);
     for (int64_t i = 0; i < count; i++) {
         const double least = fmin(right[i], fmin(low->values[i], high->values[i])),

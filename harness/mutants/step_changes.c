@@ -738,7 +738,7 @@ bool assay_change_step(const graph *g, int number, int change, graph_step *chang
     const graph_step *step = &g->steps[number];
     const bool product = step->kind == &graph_kind_linear || step->kind == &graph_kind_expand;
     char more[ASSAY_STEP_NAME] = "";
-    const assay_step_change_kind kind = change % ASSAY_STEP_CHANGE_COUNT;
+    const assay_step_change_kind kind = (assay_step_change_kind)(change % ASSAY_STEP_CHANGE_COUNT);
     const at a = {change / ASSAY_STEP_CHANGE_COUNT, g, step, changed, more};
     *changed = *step;
     if (product && step->with.product.recipe.recipe != NULL) return false;

@@ -146,7 +146,7 @@ static double loss_at(trial *t, const assay_mutant *mutant, double step, double 
  * show; and some steps go back by what they have made, wrong as it is. */
 static bool has_derivative(const graph *g, const assay_mutant *mutant)
 {
-    const assay_step_change_kind change = mutant->step.change % ASSAY_STEP_CHANGE_COUNT;
+    const assay_step_change_kind change = (assay_step_change_kind)(mutant->step.change % ASSAY_STEP_CHANGE_COUNT);
     const bool spoilt = (change >= ASSAY_STEP_CHANGE_NEGATED && change <= ASSAY_STEP_CHANGE_LAST_ROW_STALE) ||
                         change == ASSAY_STEP_CHANGE_INTERLEAVED;
     const graph_kind *kind = g->steps[mutant->step.step - 1].kind;
