@@ -70,4 +70,12 @@ fails "what is shipped includes a test's header" 'low/b.c:1: includes low/tests/
 plant
 echo '#include "high/c.h"' >>low/tests/test_b.c
 fails "a test looks up" 'low/tests/test_b.c:2: includes high/c.h, which stands above it'
-echo "layers: one good tree passes, 9 bad ones fail"
+
+plant
+seq 200000 >low/tests/many.h
+fails "tests have many lines" 'lines of C, tests: 200001, expected at most'
+
+plant
+seq 200000 >high/many.h
+fails "the product has many lines" 'lines of C, the product: '
+echo "layers: one good tree passes, 11 bad ones fail"
