@@ -2,7 +2,7 @@
 find_package(OpenMP REQUIRED COMPONENTS C)
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
+pkg_check_modules(ZLIB REQUIRED zlib) # of the static HDF5
 pkg_check_modules(HDF5 REQUIRED IMPORTED_TARGET hdf5)
 # A target with the property ASSAY_STATIC_HDF5 takes the static library, where there is one. Debian's shared one brings libcurl and 25
 # libraries below it, which take longer to load than everything else of the program.

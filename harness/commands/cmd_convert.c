@@ -10,8 +10,9 @@ static assay_status check_names(assay_context *ctx, const char *from, const char
 {
     const char *const paths[] = {from, to};
     for (int i = 0; i < 2; i++) {
+        MUST(assay_fixture_check_name(ctx, paths[i]));
         if (assay_fixture_is_file_name(paths[i])) continue;
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5, .safetensors or .npz", paths[i]);
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5 or .safetensors", paths[i]);
     }
     return ASSAY_OK;
 }
@@ -65,7 +66,7 @@ cleanup:
 const assay_command assay_command_convert = {
     .name = "convert",
     .arguments = "FROM TO",
-    .summary = "a golden, request or candidate into another container: .h5, .safetensors, .npz",
+    .summary = "a golden, request or candidate into another container: .h5, .safetensors",
     .details = "The endings of the names choose. Numbers, attributes and digests stay what they are.\n",
     .options = ASSAY_OPT_MATERIALISE,
     .least = 2,

@@ -34,14 +34,15 @@ static assay_status check_output(assay_context *ctx, const assay_options *option
     struct stat info;
     if (options->output == NULL || options->output[0] == '\0') {
         return assay_fail(ctx, ASSAY_BAD_INPUT,
-                          "-o PATH is missing: a .h5, .safetensors or .npz file for one case, or a folder");
+                          "-o PATH is missing: a .h5 or .safetensors file for one case, or a folder");
     }
+    MUST(assay_fixture_check_name(ctx, options->output));
     if (assay_fixture_is_file_name(options->output) && count > 1) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is one file, but %d cases are asked for: give a folder",
                           options->output, count);
     }
     if (!assay_fixture_is_file_name(options->output) && stat(options->output, &info) == 0 && !S_ISDIR(info.st_mode)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is neither a folder nor a .h5, .safetensors or .npz file",
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is neither a folder nor a .h5 or .safetensors file",
                           options->output);
     }
     return ASSAY_OK;

@@ -175,9 +175,10 @@ static assay_status take_color(assay_context *ctx, const assay_option_row *row, 
 static assay_status take_container(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
 {
     char name[32];
-    snprintf(name, sizeof name, "x.%.28s", value);
+    snprintf(name, sizeof name, "--container .%.12s", value);
+    MUST(assay_fixture_check_name(ctx, name));
     if (assay_fixture_is_file_name(name) && strchr(value, '.') == NULL) return take_text(ctx, row, value, o);
-    return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5, safetensors or npz", value);
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "--container is \"%s\", expected h5 or safetensors", value);
 }
 
 /* --set KEY=VALUE and --seed N, in their order. */
@@ -195,10 +196,9 @@ static assay_status take_set(assay_context *ctx, const assay_option_row *row, co
 #define RANGE(take, name, least, most) take, offsetof(assay_options, name), least, most
 #define INTO(take, name) RANGE(take, name, 0, 0)
 static const assay_option_row rows[] = {
-    {"output", 'o', ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors, .npz), or a folder",
-     INTO(take_text, output)},
+    {"output", 'o', ASSAY_OPT_OUTPUT, "PATH", "one file (.h5, .safetensors), or a folder", INTO(take_text, output)},
     {"container", '\0', ASSAY_OPT_CONTAINER | ASSAY_OPT_FUZZ, "NAME",
-     "of files in a folder: h5 (default), safetensors or npz", INTO(take_container, container)},
+     "of files in a folder: h5 (default) or safetensors", INTO(take_container, container)},
     {"set", '\0', ASSAY_OPT_SET | ASSAY_OPT_FUZZ, "KEY=VALUE", "change a key of the case (repeatable)",
      INTO(take_set, sets)},
     {"seed", '\0', ASSAY_OPT_SET, "N", "the seed of inputs, weights and cotangents", INTO(take_set, sets)},

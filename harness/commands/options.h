@@ -46,7 +46,7 @@ typedef struct assay_options {
     const char *equivalence, *output, *inputs, *weights, *precision, *json_file, *junit_file, *html_file, *known_file,
         *svg_file, *backend, *keep, *folder;
     const char *mutants_like; /* of power: a pattern; NULL: not said */
-    const char *container;    /* the ending of files in a folder: h5, safetensors, npz */
+    const char *container;    /* the ending of files in a folder: h5, safetensors */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
     bool certify, mutants, steps, serve, staged, recipe, materialise, resume, trust, draw_only, graph, all;

@@ -109,7 +109,7 @@ static assay_status save(assay_context *ctx, assay_test *test, const char *path)
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is a golden already: copy the file", test->path);
     }
     if (path == NULL || !assay_fixture_is_file_name(path)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5, .safetensors or .npz",
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: expected a name that ends in .h5 or .safetensors",
                           path == NULL ? "NULL" : path);
     }
     TRY(assay_cases_parse_stored(ctx, "case", test->yaml, strlen(test->yaml), &cases, &count));

@@ -149,7 +149,7 @@ rm "$out/kept.h5"
 ## places that cannot be written
 echo text >"$work/file"
 refuses 'file/' generate moe/small -o "$work/file/golden.h5"
-refuses 'file is neither a folder nor a \.h5, \.safetensors or \.npz file' generate moe/small -o "$work/file"
+refuses 'file is neither a folder nor a \.h5 or \.safetensors file' generate moe/small -o "$work/file"
 refuses '/proc/' generate moe/small -o /proc/assay/golden.h5
 refuses '/proc/' generate moe/small -o /proc/golden.h5
 refuses '/proc/' request moe/small -o /proc/golden.h5

@@ -19,7 +19,7 @@ expect 0 generate "$case" --set seed=7 -o "$work/other.h5"
 made=$work/made
 commands=(
   "generate $case -o $made/new.h5 --quiet"
-  "request $case -o $made/new.npz --quiet"
+  "request $case -o $made/new.safetensors --quiet"
   "compare $golden $candidate --json $made/r.json --junit $made/r.xml --html $made/r.html --quiet"
   "run $case --backend $example --json $made/r.json --quiet"
   "run $golden --backend $example --keep $made/kept --quiet"
@@ -50,8 +50,8 @@ for command in "${commands[@]}"; do
         esac
         [ -z "$(ls -A "$TMPDIR")" ] || complain "left by $what: $(find "$TMPDIR")"
         [ -z "$(find "$made" -name '*partial*' -o -name 'assay-run-*')" ] || complain "left by $what: $(find "$made")"
-        for file in "$made"/*.h5 "$made"/*.npz "$made"/*.safetensors; do
-          [ ! -e "$file" ] || "$assay" convert "$file" "$work/again.npz" >/dev/null || complain "half a file: $what"
+        for file in "$made"/*.h5 "$made"/*.safetensors; do
+          [ ! -e "$file" ] || "$assay" convert "$file" "$work/again.safetensors" >/dev/null || complain "half a file: $what"
         done
         rm -rf "${made:?}"/*
       done

@@ -50,7 +50,7 @@ class Tally:
 
 COMMANDS = [
     Command("generate", "generate rms_norm/one-row -o {made}/new.h5 --threads 1"),
-    Command("generate-many", "generate rms_norm/one-row permute/one-token -o {made} --threads 2 --container npz"),
+    Command("generate-many", "generate rms_norm/one-row permute/one-token -o {made} --threads 2 --container safetensors"),
     Command("request", "request rms_norm/one-row -o {made}/new.safetensors --threads 1"),
     Command("compare", "compare {data}/golden.h5 {data}/candidate.h5 -v --threads 1 --json {made}/r.json --junit {made}/r.xml --html {made}/r.html"),
     Command("compare-wrong", "compare {data}/golden.h5 {data}/wrong.h5 -v --threads 1 --json {made}/r.json --junit {made}/r.xml --html {made}/r.html"),
@@ -64,7 +64,7 @@ COMMANDS = [
     Command("show-graph", "show decoder_stack/mixtral --graph --svg {made}/steps.svg"),
     Command("list", "list rms_norm/* --json"),
     Command("trace", "trace {data}/schedule.h5 -o {made}/trace.json"),
-    Command("convert", "convert {data}/golden.h5 {made}/new.npz --threads 1"),
+    Command("convert", "convert {data}/golden.h5 {made}/new.safetensors --threads 1"),
     Command("fuzz", "fuzz --op rms_norm --cases 2 --backend {example} --threads 1 -o {made}/found"),
 ]
 

@@ -117,10 +117,10 @@ prints '^4 cases in .*: 4 passed, 0 failed for 0 reasons'
 # what is set stays, and the files have the container that is said
 expect 0 fuzz "${numpy[@]}" --cases 6 --op rms_norm --set gradients=none
 prints '^6 cases in .*: 6 passed, 0 failed for 0 reasons'
-expect 3 fuzz --backend 'case {request}{candidate} in *.npz*.npz) exit 77 ;; esac' --cases 2 --op rms_norm --container npz
+expect 3 fuzz --backend 'case {request}{candidate} in *.safetensors*.safetensors) exit 77 ;; esac' --cases 2 --op rms_norm --container safetensors
 prints '2 unsupported'
-expect 1 fuzz --serve --backend "$python $here/odd_server.py garbage $work" --cases 1 --op rms_norm --container npz --set gradients=none
-prints "^    repeat: assay run 'CASE.yml' --backend '.*' --serve --container npz --set 'gradients=none' -v$"
+expect 1 fuzz --serve --backend "$python $here/odd_server.py garbage $work" --cases 1 --op rms_norm --container safetensors --set gradients=none
+prints "^    repeat: assay run 'CASE.yml' --backend '.*' --serve --container safetensors --set 'gradients=none' -v$"
 leaves_nothing "$TMPDIR"
 
 ## interrupted: what was found so far

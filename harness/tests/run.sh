@@ -104,12 +104,12 @@ refuses "crash.h5 $ended" compare "$work/moe/small.h5" "$work/crash.h5"
 mkdir "$work/goldens"
 cp "$work/crash.h5" "$work/moe/small.h5" "$work/goldens"
 for command in "compare $work/crash.h5 $work/moe/small.h5" "verify $work/moe/small.h5 $work/crash.h5" "certify $work/crash.h5" \
-  "power $work/crash.h5" "convert $work/crash.h5 $work/x.npz" "generate mlp/silu --inputs $work/crash.h5 -o $work/x.h5" \
+  "power $work/crash.h5" "convert $work/crash.h5 $work/x.safetensors" "generate mlp/silu --inputs $work/crash.h5 -o $work/x.h5" \
   "generate mlp/silu --weights $work/crash.h5 -o $work/x.h5" "generate mlp/silu --weights $work/crash.h5:model.layers.0 -o $work/x.h5" "request $work/crash.h5 -o $work/x.h5" \
   "run $work/crash.h5 --backend $example" "run $work/goldens --backend $example"; do
   refuses "crash.h5 $ended" $command
 done
-[ ! -e "$work/x.h5" ] && [ ! -e "$work/x.npz" ] || complain "something was written"
+[ ! -e "$work/x.h5" ] && [ ! -e "$work/x.safetensors" ] || complain "something was written"
 # where there is less memory than that, nobody is to blame
 if (ulimit -v 900000 && "$assay" --version) >"$work/out" 2>&1; then
   status=0

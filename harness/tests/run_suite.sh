@@ -121,8 +121,8 @@ expect 1 run "$work/stored/moe/other.h5" --backend "$modules/odd_zeros.so" --qui
 prints "reproduce: assay run '$work/stored/moe/other.h5' --backend"
 # in each container
 expect 0 generate moe/small --seed 7 --set case=moe/other -o "$work/other.safetensors"
-expect 0 generate mlp/silu -o "$work/other.npz"
-run_stored 0 "$work/other.safetensors" "$work/other.npz"
+expect 0 generate mlp/silu -o "$work/silu.safetensors"
+run_stored 0 "$work/other.safetensors" "$work/silu.safetensors"
 prints '^2 cases: 2 passed'
 # it is that golden that judges: one with results of another seed does not let these pass
 "$python" - "$work" <<'PYTHON'

@@ -57,7 +57,7 @@ typedef struct assay_test assay_test;
 typedef struct assay_test_report assay_test_report;
 
 /* `what`: a name of the catalogue, the text of a case file (it has a line break), or the path of a case file or a golden (.h5,
- * .safetensors, .npz). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
+ * .safetensors). Refuses what the program refuses, with its message. Nothing is evaluated yet. */
 int assay_test_open(const char *what, const assay_test_options *options, assay_test **test,
                     char message[ASSAY_TEST_MESSAGE]);
 void assay_test_close(assay_test *test); /* NULL is safe */

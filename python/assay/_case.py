@@ -61,7 +61,7 @@ class Case:
         false_alarm: float = 0.0,
         cache: str | os.PathLike[str] | None = None,
         explain: bool = True,
-        inputs: str | os.PathLike[str] | None = None,
+        inputs: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         weights: str | os.PathLike[str] | None = None,
         staged: bool = False,
         supports: Mapping[str, Any] | None = None,
@@ -73,12 +73,14 @@ class Case:
             "false_alarm": false_alarm,
             "cache": None if cache is None else os.fspath(cache),
             "explain": explain,
-            "inputs": None if inputs is None else os.fspath(inputs),
+            "inputs": None if inputs is None or isinstance(inputs, Mapping) else os.fspath(inputs),
             "weights": None if weights is None else os.fspath(weights),
             "staged": staged,
             "unscaled": unscaled,  # goldens alone
         }
         self._supports = _supports.checked(supports or {})
+        self._arrays = dict(inputs) if isinstance(inputs, Mapping) else None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the file with these arrays
         self._tests: dict[tuple[str | None, tuple[str, ...]], lib.Test] = {}  # by precision and what is required
         self._opening = threading.Lock()
 
@@ -87,7 +89,7 @@ class Case:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, also in another process: it is opened anew."""
-        return {**vars(self), "_tests": {}, "_opening": None}
+        return {**vars(self), "_folder": None, "_tests": {}, "_opening": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _opening=threading.Lock())
@@ -107,6 +109,11 @@ class Case:
         """A test of these; raises `Unsupported` where the kernel does not have the case."""
         key = (precision or self._precision, tuple(only))
         with self._opening:
+            if self._arrays is not None and self._folder is None:
+                folder = tempfile.TemporaryDirectory(prefix="assay-")
+                self._options["inputs"] = os.path.join(folder.name, "inputs.safetensors")
+                _tensors.write(self._options["inputs"], self._arrays)
+                self._folder = folder
             if key not in self._tests:
                 test = lib.Test(self.what, self._sets, key[0], only=key[1], **self._options)
                 why = self._supports and _supports.lacks(self._supports, lib.config(test), lambda: inputs_of(test))
@@ -316,7 +323,8 @@ def case(
     Other keywords override its keys: ``assay.case("moe/mixtral", sequence=17, sparse_matmul=False)``. `precision`: the profile
     that results are judged at (default: that of the case's dtype). `threads`, `false_alarm`: as the program's
     options. `cache`: the folder of goldens (default: $ASSAY_CACHE, else assay/ in the user's cache folder; "": none).
-    ``inputs="mine.safetensors"``: a file with inputs, weights and cotangents of your own, any of them.
+    ``inputs="mine.safetensors"``: a file with inputs, weights and cotangents of your own, any of them; or arrays by path, as
+    ``{"inputs/x": x}`` and what ``numpy.load("mine.npz")`` gives.
     ``weights="model.safetensors"``, or ``"folder:model.layers.3"``: the weights of a checkpoint of Hugging Face
     (docs/hugging-face.md). ``explain=False``: failures are not held against the known bugs, which takes time.
     ``staged=True``: every checkpoint that is given is held to float64 that starts from your own inputs to that stage
@@ -326,8 +334,9 @@ def case(
     if isinstance(what, Mapping):
         what = json.dumps(dict(what)) + "\n"
     own = overrides.get("inputs")
-    file = None if isinstance(own, Mapping) else overrides.pop("inputs", None)
-    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, file, weights, staged, supports)
+    fills = isinstance(own, Mapping) and not any(map(_tensors.is_array, own.values()))
+    inputs = None if fills else overrides.pop("inputs", None)
+    opened = Case(os.fspath(what), settings(overrides), precision, threads, false_alarm, cache, explain, inputs, weights, staged, supports)
     opened._open()
     return opened
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import sys
 from ctypes import c_int64, c_void_p
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -221,9 +222,36 @@ def take_torch(path: str, tensor: Any) -> tuple[np.ndarray[Any, Any], str | None
 
 def as_numpy(path: str, value: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
+    if array.dtype == "V2":  # bfloat16 of ml_dtypes, as numpy.load gives it
+        array = array.view(np.uint16)
     if array.dtype.kind not in "biuf" and array.dtype.name not in NARROW:
         raise lib.BadInput(f"{path} is {type(value).__name__} of {array.dtype}, expected a tensor of real numbers")
     return array if array.dtype.name in NARROW else array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, Bits) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+
+
+STORED = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32", "float8_e4m3fn": "F8_E4M3",
+          "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "float4_e2m1fn": "U8"}  # fmt: skip
+
+
+def write(path: str, tensors: Mapping[str, Any]) -> None:
+    """A file of safetensors with these arrays, for the library to read."""
+    header: dict[str, Any] = {"__metadata__": {}}
+    arrays, end = [], 0
+    for name, value in tensors.items():
+        integers = str(getattr(value, "dtype", "")).split(".")[-1] in ("bool", "int8", "int16", "int32", "int64", "uint32", "uint64")
+        array, kind = take(name, value, integers)
+        header[name] = {"dtype": STORED[kind], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        header["__metadata__"][f"float_type:{name}"] = kind
+        arrays.append(array)
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(array.tobytes() for array in arrays)
 
 
 def narrowed(path: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -251,14 +251,36 @@ def test_without_gradients() -> None:
 
 
 def test_inputs_of_the_users_own(tmp_path: Path) -> None:
-    file = tmp_path / "mine.npz"
     x = np.full((2, 16, 64), 3, np.float32)
-    np.savez(file, **{"inputs/x": x})
-    case = assay.case("rms_norm/deepseek", inputs=file)
-    np.testing.assert_array_equal(case.inputs(torch)["inputs/x"].float(), x)
-    np.testing.assert_allclose(case.golden("outputs/y")[0, 0], case.inputs(torch)["weights/scale"].double(), rtol=1e-6)
-    with pytest.raises(assay.BadInput, match="none.npz"):
-        assay.case("rms_norm/deepseek", inputs=tmp_path / "none.npz").inputs()
+    file = tmp_path / "mine.safetensors"
+    write_checkpoint(file, {"inputs/x": x})
+    np.savez(tmp_path / "mine.npz", **{"inputs/x": x})
+    for inputs in (file, np.load(tmp_path / "mine.npz"), {"inputs/x": torch.tensor(x)}):
+        case = assay.case("rms_norm/deepseek", inputs=inputs)
+        np.testing.assert_array_equal(case.inputs(torch)["inputs/x"].float(), x)
+        np.testing.assert_allclose(case.golden("outputs/y")[0, 0], case.inputs(torch)["weights/scale"].double(), rtol=1e-6)
+    twin = pickle.loads(pickle.dumps(case))
+    case.close()
+    np.testing.assert_array_equal(twin.inputs()["inputs/x"], case.inputs()["inputs/x"])
+    with pytest.raises(assay.BadInput, match="none.safetensors"):
+        assay.case("rms_norm/deepseek", inputs=tmp_path / "none.safetensors").inputs()
+    with pytest.raises(assay.BadInput, match="mine.npz: npz is no container of assay; use .h5 or .safetensors"):
+        assay.case("rms_norm/deepseek", inputs=tmp_path / "mine.npz").inputs()
+
+
+def test_arrays_of_numpy_load(tmp_path: Path) -> None:
+    """All that a case gives, through a file of numpy's and back: bfloat16 as ml_dtypes' comes out of one, codes and indices too."""
+    for name in ("gmm/mxfp4-weights", "unpermute/exact"):
+        case = assay.case(name)
+        given = {**case.inputs(), **case.cotangents()}
+        np.savez(tmp_path / "given.npz", **{path: array.view("V2") if array.dtype == np.uint16 else array for path, array in given.items()})
+        loaded = {path: array for path, array in np.load(tmp_path / "given.npz").items()}
+        for path, array in loaded.items():
+            if array.dtype == np.uint8:
+                loaded[path] = assay.bits(array, "float4_e2m1fn" if path == "weights/rhs" else "float8_e8m0fnu")
+        again = assay.case(name, inputs=loaded, seed=99)
+        for path, array in {**again.inputs(), **again.cotangents()}.items():
+            np.testing.assert_array_equal(array, given[path])
 
 
 def write_checkpoint(path: Path, tensors: dict[str, np.ndarray]) -> None:

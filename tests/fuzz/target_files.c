@@ -1,10 +1,9 @@
-/* safetensors, the index of a checkpoint, npz. What begins with a letter that says so is a description from which a file is
+/* safetensors, the index of a checkpoint. What begins with a letter that says so is a description from which a file is
  * made whose outer form is right, so that more than that is tried; all else is the file itself. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
 #include "harness/plan/checkpoint.h"
 #include "harness/plan/model_weights.h"
@@ -98,150 +97,6 @@ static void index_seeds(fuzz_corpus *corpus)
 }
 
 const fuzz_target fuzz_weights_index = {"weights_index", try_index, index_seeds, true};
-
-/* A ZIP archive that is being made. */
-typedef struct archive {
-    uint8_t bytes[1 << 16], directory[1 << 13];
-    size_t size, directory_size;
-    unsigned count;
-} archive;
-
-static void put(uint8_t *to, size_t *size, uint64_t number, int width)
-{
-    for (int i = 0; i < width; i++) to[(*size)++] = (uint8_t)(i < 8 ? number >> 8 * i : 0);
-}
-
-static size_t pack(const uint8_t *from, size_t size, uint8_t *to, size_t room)
-{
-    z_stream z = {.next_in = (Bytef *)(uintptr_t)from, .avail_in = (uInt)size, .next_out = to, .avail_out = (uInt)room};
-    fuzz_require(deflateInit2(&z, 1, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY) == Z_OK, "zlib");
-    const int end = deflate(&z, Z_FINISH);
-    const size_t packed = z.total_out;
-    deflateEnd(&z);
-    return end == Z_STREAM_END ? packed : 0;
-}
-
-/* What is odd about a member: bits of its first byte. */
-enum { DEFLATED = 1, OTHER_SUM = 2, OTHER_SIZE = 4, RAW = 8, LONG_HEADER = 16, EXTRA = 32, OTHER_LOCAL = 64 };
-
-static void add_member(archive *a, fuzz_bytes *bytes)
-{
-    enum { MOST_HEADER = 200, MOST_DATA = 400 };
-    static const char *const names[] = {"outputs/y.npy", "__metadata__.npy", "inputs/x.npy"};
-    uint8_t npy[MOST_HEADER + MOST_DATA + 16], packed[MOST_HEADER + MOST_DATA + 64];
-    char name[200];
-    size_t size = 0, header_size = 0, data_size = 0;
-    const unsigned odd = fuzz_byte(bytes), which = fuzz_byte(bytes);
-    if (which % 4 < 3) {
-        snprintf(name, sizeof name, "%s", names[which % 4]);
-    } else {
-        fuzz_take_text(bytes, name, sizeof name);
-    }
-    const uint8_t *header = fuzz_take(bytes, fuzz_byte(bytes) % MOST_HEADER, &header_size);
-    const uint8_t *data = fuzz_take(bytes, fuzz_byte(bytes), &data_size);
-    if (!(odd & RAW)) {
-        memcpy(npy, "\x93NUMPY", 6);
-        size = 6;
-        put(npy, &size, odd & LONG_HEADER ? 2 : 1, 2);
-        put(npy, &size, header_size, odd & LONG_HEADER ? 4 : 2);
-    }
-    if (header_size > 0) memcpy(npy + size, header, header_size);
-    size += header_size;
-    if (data_size > 0) memcpy(npy + size, data, data_size);
-    size += data_size;
-    const uint32_t sum = (uint32_t)crc32(0, npy, (uInt)size) + (odd & OTHER_SUM ? fuzz_byte(bytes) : 0);
-    const size_t length = odd & DEFLATED ? pack(npy, size, packed, sizeof packed) : size;
-    const uint64_t told = odd & OTHER_SIZE ? (uint64_t)fuzz_number(bytes) : size, at = a->size;
-    uint8_t extra[64];
-    size_t extra_size = 0;
-    if (odd & EXTRA) { /* ZIP64 */
-        put(extra, &extra_size, 1, 2);
-        put(extra, &extra_size, 16, 2);
-        put(extra, &extra_size, (uint64_t)fuzz_number(bytes), 8);
-        put(extra, &extra_size, (uint64_t)fuzz_number(bytes), 8);
-    }
-    for (int central = 0; central < 2; central++) {
-        uint8_t *to = central ? a->directory : a->bytes;
-        size_t *used = central ? &a->directory_size : &a->size;
-        put(to, used, central ? 0x02014b50 : 0x04034b50, 4);
-        if (central) put(to, used, 20, 2);
-        put(to, used, 20, 2);
-        put(to, used, 0, 2);
-        put(to, used, (odd & DEFLATED ? 8u : 0u) + (!central && odd & OTHER_LOCAL ? 1u : 0u), 2);
-        put(to, used, 0, 4);
-        put(to, used, sum, 4);
-        put(to, used, odd & EXTRA ? UINT32_MAX : length, 4);
-        put(to, used, odd & EXTRA ? UINT32_MAX : told, 4);
-        put(to, used, strlen(name), 2);
-        put(to, used, extra_size, 2);
-        if (central) put(to, used, 0, 10);
-        if (central) put(to, used, at, 4);
-        memcpy(to + *used, name, strlen(name));
-        *used += strlen(name);
-        if (extra_size > 0) memcpy(to + *used, extra, extra_size);
-        *used += extra_size;
-    }
-    memcpy(a->bytes + a->size, odd & DEFLATED ? packed : npy, length);
-    a->size += length;
-    a->count++;
-}
-
-/* 'N', then members: what is odd, its name, the header of the .npy, its elements. */
-static void try_npz(const uint8_t *data, size_t size)
-{
-    if (size == 0 || data[0] != 'N') {
-        fuzz_read_file(fuzz_file("a.npz", data, size));
-        return;
-    }
-    static archive a;
-    a = (archive){0};
-    fuzz_bytes bytes = {data + 1, data + size};
-    while (bytes.at < bytes.end && a.count < 12) add_member(&a, &bytes);
-    const size_t at = a.size;
-    memcpy(a.bytes + a.size, a.directory, a.directory_size);
-    a.size += a.directory_size;
-    put(a.bytes, &a.size, 0x06054b50, 4);
-    put(a.bytes, &a.size, 0, 4);
-    put(a.bytes, &a.size, a.count, 2);
-    put(a.bytes, &a.size, a.count, 2);
-    put(a.bytes, &a.size, a.directory_size, 4);
-    put(a.bytes, &a.size, at, 4);
-    put(a.bytes, &a.size, 0, 2);
-    fuzz_read_file(fuzz_file("a.npz", a.bytes, a.size));
-}
-
-static void seed_members(fuzz_corpus *corpus, unsigned odd)
-{
-    static const char *const headers[] = {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }\n",
-                                          "{'descr': '|S80', 'fortran_order': False, 'shape': (), }\n",
-                                          "{'descr': '>i8', 'fortran_order': True, 'shape': (2,), }\n"};
-    static const char metadata[] = "{\"kind\": \"candidate\", \"float_type:inputs/x\": \"int32\"}";
-    static const size_t sizes[] = {16, 80, 16};
-    uint8_t seed[1024] = "N";
-    size_t size = 1;
-    for (unsigned i = 0; i < 3; i++) {
-        put(seed, &size, odd, 1);
-        put(seed, &size, i, 1);
-        put(seed, &size, strlen(headers[i]), 1);
-        memcpy(seed + size, headers[i], strlen(headers[i]));
-        size += strlen(headers[i]);
-        put(seed, &size, sizes[i], 1);
-        if (i == 1) snprintf((char *)seed + size, 81, "%-80s", metadata);
-        size += sizes[i];
-    }
-    fuzz_seed(corpus, seed, size);
-}
-
-static void npz_seeds(fuzz_corpus *corpus)
-{
-    seed_file(corpus, "a.npz", true);
-    seed_file(corpus, "a.npz", false);
-    seed_members(corpus, 0);
-    seed_members(corpus, DEFLATED);
-    seed_members(corpus, LONG_HEADER);
-}
-
-const fuzz_target fuzz_npz = {"npz", try_npz, npz_seeds, false};
 
 /* --weights of a small MLP and of a small MoE block: a header, a zero, the numbers. */
 static void try_weights(const uint8_t *data, size_t size)
