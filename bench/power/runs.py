@@ -19,7 +19,7 @@ from storage import write_stored
 
 # How far the kernel in float64 may be from the golden.
 AGREES = 1e-9
-# Less than a unit of the type: `assay certify` says that it has an effect only where it is detected.
+# Less than a unit of the type: `assay power` says that it has an effect only where it is detected.
 BELOW_A_UNIT = ("truncated",)
 
 
@@ -162,7 +162,7 @@ def correct_run(golden, profile, number, plain, folder):
 def mutants(golden, profile, plain, folder, write):
     """Each mutant with an effect: what assay says of it, and the peers' rules, where its candidate can be had."""
     report, candidates = Path(folder) / "mutants.json", Path(folder) / ("mutants-" + profile)
-    words = [golden.task.assay, "certify", golden.path, "--precision", profile, "--json", str(report), "--quiet",
+    words = [golden.task.assay, "power", golden.path, "--precision", profile, "--json", str(report), "--quiet",
              "--threads", "1"]
     call(*words, *(["--write", str(candidates)] if write else []))
     fixture, found = json.loads(report.read_text())["fixtures"][0], []
@@ -195,7 +195,7 @@ def perform(task):
                 plain = plain or results
                 made["runs"].append(record)
             if task.mutants:
-                write = knows(task.assay, "certify", "--write")
+                write = knows(task.assay, "power", "--write")
                 made["mutants"] += mutants(golden, profile, plain, folder, write)
     return made
 

@@ -74,7 +74,7 @@ def main():
         sys.exit(f"ci/power: --profiles has {', '.join(sorted(unknown))}, expected of {', '.join((*PROFILES, FP8))}")
     fp8 = knows(o.assay, "compare", FP8)
     skipped = [] if fp8 else [f"Not run: profile {FP8}, which this assay does not have.", ""]
-    if not knows(o.assay, "certify", "--write"):
+    if not knows(o.assay, "power", "--write"):
         skipped += ["Not judged by the peers' rules: mutants, which this assay does not write.", ""]
     runs, mutants_too = 1 if o.self_test else runs, not (o.self_test or o.all)
     if o.quantised:

@@ -297,7 +297,6 @@ cleanup:
 
 const assay_command assay_command_power = {
     .name = "power",
-    .alias = "certify",
     .arguments = "FIXTURE...",
     .summary = "which wrong backends a golden tells from correct ones: the power of its verdict",
     .details =

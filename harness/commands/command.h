@@ -13,7 +13,6 @@ enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY
 
 typedef struct assay_command {
     const char *name, *arguments, *summary, *details;
-    const char *alias; /* an older name; NULL */
     unsigned options;  /* sum of ASSAY_OPT_ values */
     int least, most;   /* how many arguments; most -1: any number */
     bool shares;       /* its cases are shared out where mpirun has started several processes; else the first has all */

@@ -31,10 +31,10 @@ static void print_overview(void)
            "exit status: 0 passed, 1 a comparison failed, 2 bad usage or input, 3 a verdict is vacuous\n");
 }
 
-/* `name`: as it was typed. */
-static void print_help(const assay_command *command, const char *name)
+static void print_help(const assay_command *command)
 {
-    printf("usage: assay %s [options] %s\n\n%s.\n%s", name, command->arguments, command->summary, command->details);
+    printf("usage: assay %s [options] %s\n\n%s.\n%s", command->name, command->arguments, command->summary,
+           command->details);
     assay_options_print_help(command->options);
 }
 
@@ -56,7 +56,7 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
     assay_rank_group *ranks = NULL;
     TRY(assay_options_parse(ctx, argc, argv, command->options, &options));
     if (options.help) {
-        print_help(command, argv[0]);
+        print_help(command);
         goto cleanup;
     }
     const int least = assay_chooses_without_arguments(&options) ? 0 : command->least;
@@ -98,11 +98,6 @@ static void print_error(const char *command, const char *message)
     fprintf(stderr, "%s\n", assay_printable(line, shown));
 }
 
-static bool is_named(const assay_command *command, const char *word)
-{
-    return strcmp(word, command->name) == 0 || (command->alias != NULL && strcmp(word, command->alias) == 0);
-}
-
 /* Of a rank but the first: what it has to say of the cases goes through that one, and the rest is said there. */
 static int other_rank(assay_context *ctx, int argc, char **argv)
 {
@@ -110,7 +105,7 @@ static int other_rank(assay_context *ctx, int argc, char **argv)
     FILE *nowhere = fopen("/dev/null", "w");
     if (nowhere != NULL) stdout = stderr = nowhere;
     for (int i = 0; argc > 1 && i < assay_command_count; i++) {
-        if (!is_named(assay_commands[i], argv[1]) || !assay_commands[i]->shares) continue;
+        if (strcmp(argv[1], assay_commands[i]->name) != 0 || !assay_commands[i]->shares) continue;
         run_command(ctx, assay_commands[i], argc - 1, argv + 1, &exit_code);
     }
     return ASSAY_EXIT_PASS; /* the first rank's status counts */
@@ -166,7 +161,7 @@ static int run(int argc, char **argv)
         return end_with(ASSAY_EXIT_PASS, "--version");
     }
     for (int i = 0; i < assay_command_count; i++) {
-        if (!is_named(assay_commands[i], argv[1])) continue;
+        if (strcmp(argv[1], assay_commands[i]->name) != 0) continue;
         if (assay_commands[i]->summary != NULL) assay_end_by_library(assay_commands[i]->name);
         if (run_command(&ctx, assay_commands[i], argc - 1, argv + 1, &exit_code) != ASSAY_OK) {
             print_error(argv[1], ctx.message);
@@ -174,7 +169,9 @@ static int run(int argc, char **argv)
         }
         return end_with(exit_code, argv[1]);
     }
-    assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; see assay --help", argv[1]);
+    const bool gone = strcmp(argv[1], "certify") == 0;
+    assay_fail(&ctx, ASSAY_BAD_INPUT, "unknown command \"%.64s\"; %s", argv[1],
+               gone ? "use assay power" : "see assay --help");
     print_error("", ctx.message);
     return ASSAY_EXIT_BAD_INPUT;
 }

@@ -300,7 +300,7 @@ for name in "$mine" mine; do
 done
 expect 0 compare "$work/calibrated.h5" "$work/candidate.h5" --precision tpu_default # still there
 expect 0 verify "$work/calibrated.h5" --budget 0
-expect 0 certify "$work/calibrated.h5" --precision mine
+expect 0 power "$work/calibrated.h5" --precision mine
 cp "$work/calibrated.h5" "$work/kept.h5"
 refuses 'has the profile mine already' calibrate "$work/calibrated.h5" --precision "$mine"
 sed 's/bits: 13/bits: 10/' "$mine" >"$work/other.yml"
@@ -396,7 +396,7 @@ tamper() {
   prints "^FAIL .*$2"
   cp "$work/tampered.h5" "$work/kept.h5"
   refuses "tampered.h5: .*($2)" compare "$work/tampered.h5" "$work/candidate.h5"
-  refuses "tampered.h5: .*($2)" certify "$work/tampered.h5"
+  refuses "tampered.h5: .*($2)" power "$work/tampered.h5"
   refuses "tampered.h5: .*($2)" calibrate "$work/tampered.h5" --precision tf32
   cmp "$work/tampered.h5" "$work/kept.h5" || complain "calibrate replaced what it refused"
 }
@@ -487,15 +487,16 @@ for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail
   expect 0 generate "$work/shown.yml" -o "$work/shown.h5"
   cmp "$work/direct.h5" "$work/shown.h5" || complain "$name: what show prints is another case"
 done
-for command in list show generate request compare run verify certify; do
+for command in list show generate request compare run verify power; do
   expect 0 "$command" --help
   prints "^usage: assay $command"
 done
+refuses 'unknown command "certify"; use assay power' certify "$golden"
 expect 0 --help
 expect 0 --version
 prints '^assay [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?(scalar|avx2|avx512)\)$'
 ## mutants
-expect 0 certify "$golden" --precision f32 --json "$out/mutants.json"
+expect 0 power "$golden" --precision f32 --json "$out/mutants.json"
 prints '^  zero_outputs +results +yes +detected'
 prints '^PASS  .*every required mutant with an effect is detected at profile f32$'
 prints '^power: [0-9]+ of [0-9]+ mutants that have an effect here are detected, [0-9]+ with checkpoints \(--staged\); [0-9]+ without effect, [0-9]+ do not apply$'
@@ -505,18 +506,18 @@ expect 0 verify "$out/mutants.h5" --budget 0
 prints '^PASS .*recomputed bit for bit'
 expect 0 verify "$here/../../fixtures/golden/older/routing-deepseek3-groups.h5" --budget 0
 prints '^PASS .*recomputed bit for bit but for error scales \(of error model 1, here they are of [0-9]+\)'
-expect 3 certify "$out/mutants.h5" "$golden" -v
+expect 3 power "$out/mutants.h5" "$golden" -v
 prints '^VACUOUS  .*mutants.h5: mutant scaling_missing would pass at profile bf16'
 prints '^PASS '
 expect 0 request moe/small -o "$out/asked.h5"
-refuses 'asked.h5: kind is request, expected golden' certify "$out/asked.h5"
-refuses 'none.h5: ' certify "$out/none.h5"
-refuses 'unknown option --junit' certify "$golden" --junit x
+refuses 'asked.h5: kind is request, expected golden' power "$out/asked.h5"
+refuses 'none.h5: ' power "$out/none.h5"
+refuses 'unknown option --junit' power "$golden" --junit x
 expect 0 generate moe/small --set 'profiles=[f32]' -o "$out/f32.h5"
-refuses 'f32.h5: its own results, rounded to profile bf16, are NOT COMPARABLE' certify "$out/f32.h5" --precision bf16
+refuses 'f32.h5: its own results, rounded to profile bf16, are NOT COMPARABLE' power "$out/f32.h5" --precision bf16
 refuses 'moe/small: mutants are judged at a profile' generate moe/small --mutants --set profiles=none -o "$out/wrong.h5"
 [ ! -e "$out/wrong.h5" ] || complain "written without a profile"
-expect 0 certify "$golden" --precision f32 --write "$out/wrong/deep" --json "$out/mutants.json"
+expect 0 power "$golden" --precision f32 --write "$out/wrong/deep" --json "$out/mutants.json"
 written=0
 while read -r name outcome; do
   file=$out/wrong/deep/$name.h5
@@ -529,9 +530,9 @@ while read -r name outcome; do
 done < <("$python" -c 'import json, sys
 for m in json.load(open(sys.argv[1]))["fixtures"][0]["mutants"]: print(m["name"], m["outcome"].split()[0])' "$out/mutants.json")
 [ "$written" -gt 20 ] && [ "$written" -eq "$(find "$out/wrong" -type f | wc -l)" ] || complain "$written files of mutants"
-refuses '--write takes the mutants of one golden, found 2' certify "$golden" "$golden" --write "$out/two"
+refuses '--write takes the mutants of one golden, found 2' power "$golden" "$golden" --write "$out/two"
 [ ! -e "$out/two" ] || complain "--write of two goldens"
-refuses 'mutants.json' certify "$golden" --write "$out/mutants.json"
+refuses 'mutants.json' power "$golden" --write "$out/mutants.json"
 refuses 'unknown option --write' compare "$golden" "$golden" --write "$out/two"
 # the diagnosis names the mutant, in each of the four forms
 expect 1 compare "$golden" "$out/wrong/deep/gate_up_swapped.h5" --precision f32 --json "$work/report.json" \

@@ -24,7 +24,7 @@ commands=(
   "run $case --backend $example --json $made/r.json --quiet"
   "run $golden --backend $example --keep $made/kept --quiet"
   "verify $golden --budget 0"
-  "certify $golden --json $made/r.json"
+  "power $golden --json $made/r.json"
   "convert $golden $made/new.safetensors"
   "list mlp/* --json"
   "show mlp/silu --graph --svg $made/steps.svg"
