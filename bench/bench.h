@@ -47,8 +47,6 @@ assay_status bench_folder(assay_context *ctx, char *path, size_t size);
 
 /* The sections. They print, and return the first failure. */
 assay_status bench_matmul(assay_context *ctx, bench_report *report);
-assay_status bench_streams(assay_context *ctx, bench_report *report);
-assay_status bench_draws(assay_context *ctx, bench_report *report);
 assay_status bench_moe(assay_context *ctx, bench_report *report);
 assay_status bench_torch(assay_context *ctx, bench_report *report);
 assay_status bench_attention(assay_context *ctx, bench_report *report);
@@ -56,5 +54,3 @@ assay_status bench_ensemble(assay_context *ctx, bench_report *report);
 assay_status bench_fixtures(assay_context *ctx, bench_report *report);
 assay_status bench_compare(assay_context *ctx, bench_report *report);
 assay_status bench_program(assay_context *ctx, bench_report *report);
-assay_status bench_certificates(assay_context *ctx, bench_report *report);
-assay_status bench_steps(assay_context *ctx, bench_report *report);

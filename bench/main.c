@@ -11,12 +11,9 @@ static const struct section {
     const char *name;
     assay_status (*run)(assay_context *ctx, bench_report *report);
 } sections[] = {
-    {"matmul", bench_matmul},     {"streams", bench_streams},
-    {"moe", bench_moe},           {"attention", bench_attention},
-    {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures},
-    {"compare", bench_compare},   {"certificates", bench_certificates},
-    {"draws", bench_draws},       {"program", bench_program},
-    {"torch", bench_torch},       {"steps", bench_steps},
+    {"matmul", bench_matmul},     {"moe", bench_moe},           {"attention", bench_attention},
+    {"ensemble", bench_ensemble}, {"fixtures", bench_fixtures}, {"compare", bench_compare},
+    {"program", bench_program},   {"torch", bench_torch},
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 
