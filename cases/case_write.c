@@ -7,7 +7,6 @@
 
 #include "cases/case_internal.h"
 #include "cases/yaml_text.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 #include "oracle/program/program.h"
 

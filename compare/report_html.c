@@ -12,7 +12,6 @@
 #include "compare/report.h"
 #include "compare/steps.h"
 #include "compare/style_sheets.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 /* Where there is something to say. */

@@ -3,7 +3,6 @@
 
 #include "compare/printable.h"
 #include "compare/report.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 /* What a test case says, in JUnit's words. */

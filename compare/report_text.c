@@ -7,7 +7,6 @@
 #include "compare/printable.h"
 #include "compare/report.h"
 #include "compare/thresholds.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 enum { NAME_LIMIT = 48, SHAPE_LIMIT = 24 }; /* columns; longer texts push their line to the right */

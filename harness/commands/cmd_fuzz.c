@@ -14,7 +14,6 @@
 #include "harness/commands/ending.h"
 #include "harness/fuzz/fuzz.h"
 #include "harness/plan/plan_make.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 #include "oracle/layer/schedule_events.h"

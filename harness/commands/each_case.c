@@ -6,7 +6,6 @@
 #include "harness/commands/workers.h"
 #include "harness/plan/progress.h"
 #include "harness/ranks/ranks.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 #define MOST_APART 1e9     /* operations: above, the threads of one process are worth more than processes */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "harness/judge/case_steps.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/whole_file.h"
 

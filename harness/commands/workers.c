@@ -14,7 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 enum { MOST_PROCESSES = 256 };

@@ -5,7 +5,6 @@
 
 #include "cases/case_filter.h"
 #include "harness/test/test_internal.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 static assay_status list_names(assay_context *ctx, const assay_case *cases, int count, const assay_case_filter *filter,

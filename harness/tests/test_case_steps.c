@@ -4,7 +4,6 @@
 
 #include "harness/judge/case_steps.h"
 #include "harness/tests/harness_test.h"
-#include "oracle/base/growing_text.h"
 #include "oracle/base/memory.h"
 
 static xmlDoc *picture_of(const assay_steps *steps)

@@ -20,7 +20,10 @@ assay_status assay_alloc_f64(assay_context *ctx, const char *what, int64_t count
 assay_status assay_alloc_zeros(assay_context *ctx, const char *what, int64_t count, double **out);
 assay_status assay_alloc_i32(assay_context *ctx, const char *what, int64_t count, int32_t **out);
 
-/* Closes a stream of assay_text_open(text, ...) (growing_text.h). False where memory ran out; then *text is freed and NULL. */
+/* A stream into memory; NULL: no memory. *text, of *size bytes and a zero byte, is freed by the caller, also where it is not
+ * whole. open_memstream's does not tell when memory ran out: what did not fit is missing, and ferror says nothing. */
+FILE *assay_text_open(char **text, size_t *size);
+/* Closes it. False where memory ran out; then *text is freed and NULL. */
 bool assay_text_close(FILE *out, char **text);
 
 /* For programs, at their start: what is freed is kept for the next block (blocks of less than 4 MiB, 256 MiB in all).

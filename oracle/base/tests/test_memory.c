@@ -110,15 +110,45 @@ TEST(more_than_there_is_is_refused)
     assert_non_null(strstr(ctx.message, "are available"));
 }
 
-TEST(a_text_is_whole_or_none)
+TEST(a_text_grows)
 {
     char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
+    size_t size = 7;
+    FILE *out = assay_text_open(&text, &size);
     assert_non_null(out);
-    fputs("whole", out);
     assert_true(assay_text_close(out, &text));
-    assert_string_equal(text, "whole");
+    assert_string_equal(text, "");
+    assert_int_equal(size, 0);
+    free(text);
+    out = assay_text_open(&text, &size);
+    for (int i = 0; i < 100000; i++) fprintf(out, "%d,", i % 10);
+    assert_true(assay_text_close(out, &text));
+    assert_int_equal(size, 200000);
+    assert_int_equal(strlen(text), 200000);
+    assert_int_equal(strncmp(text + 199980, "0,1,2,3,4,5,6,7,8,9,", 20), 0);
+    free(text);
+}
+
+TEST(a_text_that_memory_ran_out_for)
+{
+    for (int left = 0; left < 6; left++) {
+        char *text = NULL;
+        size_t size = 0;
+        FILE *out = assay_text_open(&text, &size);
+        assert_non_null(out);
+        assay_fail_allocation(left); /* once: there is memory again before the end */
+        for (int i = 0; i < 100000; i++) fprintf(out, "%d,", i % 10);
+        assert_true(assay_allocation_failed());
+        assay_fail_allocation(-1);
+        assert_false(assay_text_close(out, &text));
+        assert_null(text);
+    }
+}
+
+TEST(a_text_is_whole_or_none)
+{
+    char *text = strdup("whole");
+    FILE *out;
     for (int unbuffered = 0; unbuffered < 2; unbuffered++) { /* closing fails, or writing did */
         out = fopen("/dev/full", "w");
         assert_non_null(out);
