@@ -6,7 +6,7 @@ that a reader would have: libmine.so (the example backend) and run_kernel.py (th
 command must end with status 0 or,
 where it judges, with 1 or 3, or as "# exit status N" says. What stands below a command that begins
 with "$ " must be among what it prints, "..." standing for anything. Globs over the catalogue or a folder of it are cut to one case,
-and --time to 5 s. What needs a library that ci/backends has not built is left out. Python blocks must
+and --time to 5 s. What needs an environment of ci/setup that is not here is left out. Python blocks must
 compile, YAML blocks that are a case must be one, C blocks must compile."""
 import concurrent.futures
 import os
@@ -26,7 +26,6 @@ LEFT_OUT = [
     (r"\bpip\b|--prefix|apt|\bdocker\b|\bpodman\b|find_package|dpkg|git clone", "installs something"),
     (r"6[57]1b|true.size|model\.h5 --layer|layer40|h5py.org", "of true size"),
     (r"Mixtral-8x7B|DeepSeek-V3:", "a checkpoint that the reader has"),
-    (r"backends/opencl/build", "needs OpenCL; the test opencl_backend builds it"),
     (r"lib(gmm|decode)_(cuda|host)", "needs nvcc; the test cuda_backend builds it"),
     (r"TRITON_INTERPRET", "needs Triton"),
     (r"examples/maxtext", "needs MaxText"),
@@ -84,8 +83,8 @@ def reason_to_leave_out(command):
 
 
 def needs_a_library(command, folder):
-    """A backend that ci/backends builds around a library, or an environment of ci/setup, which is not here."""
-    needed = re.findall(r"\S*libassay_(?!example)\w+\.so|build/environments/[\w-]+", command)
+    """An environment of ci/setup, which is not here."""
+    needed = re.findall(r"build/environments/[\w-]+", command)
     return any(not os.path.exists(os.path.join(folder, path)) for path in needed)
 
 

@@ -1,5 +1,4 @@
-/* Makes inputs from their seeds with <assay/random.h>: what harness/backends/opencl/random_inputs.c makes on a device, here by C, C++ or
- * CUDA C. random_header < TENSORS; each line is PATH SEED TYPE COUNT ROW DISTRIBUTION MEAN SCALE LOW HIGH FILE. */
+/* Makes inputs from their seeds with <assay/random.h>, by C, C++ or CUDA C. random_header < TENSORS; each line is PATH SEED TYPE COUNT ROW DISTRIBUTION MEAN SCALE LOW HIGH FILE. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

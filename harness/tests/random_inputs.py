@@ -1,7 +1,6 @@
 """The recipe of docs/random-inputs.md, run as it stands there, gives the bits of requests. usage: random_inputs.py ROOT PROGRAM [--host|--device MAKER...]
 
-A MAKER makes tensors from lines on its standard input: harness/backends/opencl's random_inputs on a device, random_header.c on the host, where
-int32 tensors are made too. They are held to the same bits.
+A MAKER makes tensors from lines on its standard input: on a device, or random_header.c on the host, where int32 tensors are made too. They are held to the same bits.
 """
 import re
 import subprocess

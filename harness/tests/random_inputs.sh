@@ -19,4 +19,8 @@ compile c "${CC:-cc}" -std=c17 -pedantic -O3 -march=native "${warnings[@]}"
 compile c++ "${CXX:-c++}" -x c++ -std=c++11 -O2 "${warnings[@]}"
 compile fused "${CC:-cc}" -std=c17 -O3 -march=native -ffp-contract=fast
 if command -v nvcc >/dev/null; then compile cuda nvcc -x cu -fmad=false; else echo "no nvcc: CUDA C is not compiled"; fi
+if command -v clang >/dev/null; then
+  clang -target spir64 -x cl -cl-std=CL1.2 -D__OPENCL_VERSION__=120 -Xclang -finclude-default-header -Wall -Wextra -Werror -Wno-unused-function \
+    -fsyntax-only "$root/include/assay/random.h"
+fi
 "$python" "$here/random_inputs.py" "$root" "$assay" --host "${makers[@]}"
