@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "cases/nearest.h"
+#include "oracle/base/nearest.h"
 #include "cases/yaml_reader.h"
 
 /* A file that was compiled into the program. */

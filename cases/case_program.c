@@ -105,6 +105,10 @@ assay_status assay_case_read_declared(const assay_yaml *y, assay_case *c, bool w
     if (!assay_program_is_name(name))
         return assay_yaml_refuse(y, key_node, "%.40s is no name, expected letters, digits and _, a letter first", name);
     assay_program_call(&tensor, name, weight);
+    if (y->located) {
+        tensor.line = (int)key_node->start_mark.line + 1;
+        tensor.column = (int)key_node->start_mark.column + 1;
+    }
     if (value->type == YAML_SEQUENCE_NODE) {
         MUST(read_axes(y, value, name, tensor.axes));
     } else {
@@ -231,6 +235,9 @@ assay_status assay_case_compile(assay_context *ctx, const char *origin, assay_ca
     const assay_status status = assay_program_compile(ctx, c->program, &place);
     if (status == ASSAY_OK) return ASSAY_OK;
     snprintf(reason, sizeof reason, "%.900s", ctx->message);
+    const assay_program_tensor *tensor = place.tensor >= 0 ? &c->program->tensors[place.tensor] : NULL;
+    if (tensor != NULL && tensor->line > 0)
+        return assay_fail(ctx, status, "%s:%d:%d: %s", origin, tensor->line, tensor->column, reason);
     if (place.line < 0) return assay_fail(ctx, status, "%s: %s", origin, reason);
     const assay_program_line *line = &c->program->lines[place.line];
     if (line->line == 0) return assay_fail(ctx, status, "%s: %s: %s", origin, line->name, reason);

@@ -92,6 +92,8 @@ typedef struct assay_routing_summary {
     char message[256];    /* of a wrong token, or why nothing could be judged */
 } assay_routing_summary;
 
+/* What stands in brackets behind the names of an explanation. */
+#define ASSAY_LEFT_TEXT "in brackets: standard deviations that the bug leaves"
 #define ASSAY_INACCURATE_TEXT                                                                                          \
     "as the less accurate of two forms that a step has, whose error scales are its own; the accurate one's it exceeds"
 

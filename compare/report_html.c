@@ -132,18 +132,34 @@ static void write_size(FILE *out, const assay_picture *p)
     fprintf(out, "style=\"width:%.3grem;height:%.3grem\"", fmax(3, cell * p->columns), fmax(1.5, cell * p->rows));
 }
 
+/* Lines where an index of the first axis begins, that of a group of rows: an expert, a sequence; with these indices, and the columns' ends. */
+static void write_axes(FILE *out, const assay_shape *shape, int64_t columns)
+{
+    enum { LINES = 64, NUMBERS = 16 };
+    const int64_t groups = shape->rank > 0 ? shape->dims[0] : 0, each = (groups + NUMBERS - 1) / NUMBERS;
+    for (int64_t i = 0; i < groups; i++) {
+        const double top = 100.0 * (double)i / (double)groups;
+        if (i > 0 && shape->rank > 2 && groups <= LINES) fprintf(out, "<hr style=\"top:%.4g%%\">", top);
+        if (i % each == 0) fprintf(out, "<b style=\"top:%.4g%%\">%" PRId64 "</b>", top, i);
+    }
+    fprintf(out, "<b class=\"first\">0</b><b class=\"last\">%" PRId64 "</b>", columns - 1);
+}
+
 static bool write_pictures(FILE *out, const assay_tensor_result *r, const assay_picture *p)
 {
     const int64_t columns = assay_row_length(&r->spec.shape);
-    fprintf(out, "<div class=\"pictures\"><figure><img alt=\"heat map of errors\" ");
+    fprintf(out, "<div class=\"pictures\"><figure><div class=\"map\" ");
     write_size(out, p);
-    fprintf(out, " src=\"");
+    fprintf(out, "><img alt=\"heat map of errors\" src=\"");
     const bool drawn = write_png(out, p);
     fprintf(out, "\">");
+    write_axes(out, &r->spec.shape, columns);
+    fprintf(out, "</div>");
     write_scale(out);
     fprintf(out,
-            "<figcaption>largest error in standard deviations: %" PRId64 " rows down, %" PRId64
-            " columns across; black: not finite</figcaption></figure><figure>",
+            "<figcaption>largest error in standard deviations: %" PRId64
+            " rows down, with the index of the first axis, "
+            "%" PRId64 " columns across; black: not finite</figcaption></figure><figure>",
             columns > 0 ? r->elements / columns : 0, columns);
     write_histogram(out, p);
     fprintf(out, "<figcaption>errors in standard deviations (heights as square roots), the ends with all that is "
@@ -200,8 +216,8 @@ static bool write_tensor(FILE *out, int number, int i, bool open, const assay_te
     if (r->compared || r->verdict != ASSAY_PASS) write_badge(out, r->verdict);
     fprintf(out, " <code>%s</code> <span class=\"soft\">%s", assay_escaped(r->spec.path, shown), shape);
     if (r->compared && r->spec.type != ASSAY_INT32 && !r->exact) {
-        fprintf(out, ", RMS %.3g, element %.3g beyond its rounding, row %.3g of its threshold", r->rms_ratio,
-                r->worst_beyond, r->worst_row);
+        fprintf(out, ", RMS/scale %.3g, element %.3g and row %.3g of the threshold", r->rms_ratio, r->worst_element,
+                r->worst_row);
     }
     fprintf(out, "</span></summary>");
     write_shown(out, "<p>", r->message, "</p>");
@@ -274,7 +290,8 @@ static bool write_report(FILE *out, int number, const assay_report *report, cons
         write_shown(out, "<p>all tensors together: ", text, "</p>");
     }
     write_shown(out, "<p>looks like this: ", report->diagnosis, "</p>");
-    write_shown(out, "<p>known bugs: ", report->explanation, "</p>");
+    write_shown(out, "<p>known bugs: ", report->explanation,
+                report->explained_count > 0 ? " (" ASSAY_LEFT_TEXT ")</p>" : "</p>");
     write_shown(out, "<p>known failure: ", report->expected_failure, "</p>");
     write_shown(out, "<p>reproduce: <code>", report->reproduce, "</code></p>");
     if (report->power.stated) {

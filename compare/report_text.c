@@ -225,6 +225,7 @@ assay_status assay_report_text(assay_context *ctx, const assay_report *report, c
             color_end(style), report->message);
     if (report->diagnosis[0] != '\0') fprintf(out, "looks like this: %s\n", report->diagnosis);
     if (report->explanation[0] != '\0') fprintf(out, "known bugs: %s\n", report->explanation);
+    if (report->explained_count > 0) fprintf(out, "  (" ASSAY_LEFT_TEXT ")\n");
     if (report->power.stated) {
         char line[ASSAY_POWER_LINE_SIZE];
         assay_power_line(&report->power, line);

@@ -102,6 +102,7 @@ TEST(the_page_shows_what_is_wrong)
     assert_int_equal(nodes(page, "//a[contains(@class,'first')]"), 1);
     assert_int_equal(nodes(page, "//img[starts-with(@src,'data:image/png;base64,iVBOR')]"), 2);
     assert_int_equal(nodes(page, "//svg"), 2);
+    assert_int_equal(nodes(page, "//div[@class='map']/b[@class='last'][text()='199']"), 1);
     assert_int_equal(nodes(page, "//script|//link|//@href[starts-with(.,'http')]"), 0);
     assert_contains(text, "routing/a&lt;b&gt;&amp;&quot;c");
     assert_contains(text, "golden ?&lt;&amp;&gt;.h5");

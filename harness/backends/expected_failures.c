@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/nearest.h"
+#include "oracle/base/nearest.h"
 #include "cases/yaml_reader.h"
 
 enum { LONGEST_LINE = 1022 };

@@ -295,6 +295,9 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     printf("\n");
     if (all.t.known > 0 && all.t.judged == 0)
         printf("known failures alone, none of which gave results: does the backend start?\n");
+    bool explained = false;
+    for (int i = 0; i < all.done; i++) explained |= all.reports[i].explained_count > 0;
+    if (explained) printf("known bugs, " ASSAY_LEFT_TEXT "\n");
     if (options->serve)
         printf("both runs of a case were one process, which keeps its memory (docs/your-kernel.md, \"A server\")\n");
     *exit_code = exit_code_of(&all.t);

@@ -222,11 +222,9 @@ static void say(const search *s, assay_report *report)
         const int length = snprintf(text, size, "no known bug explains it (%d mutants%s tried)", s->tried, settings);
         if (s->noise) ask(s, text + length, size - (size_t)length);
     } else if (assay_mutant_is_ignored_setting(s->held[0].mutant)) {
-        snprintf(text, size,
-                 "equals %s: does the kernel ignore the setting?; in brackets the standard deviations that are left",
-                 names);
+        snprintf(text, size, "equals %s: does the kernel ignore the setting?", names);
     } else {
-        snprintf(text, size, "equals mutant %s: %s%.200s; in brackets the standard deviations that are left%s", names,
+        snprintf(text, size, "equals mutant %s: %s%.200s%s", names,
                  count > 1 ? "this case does not tell them apart; the first is " : "", s->held[0].mutant->models,
                  !s->held[0].mutant->always && s->given.count > s->given.given ? ", missing gradients being zeros"
                                                                                : "");

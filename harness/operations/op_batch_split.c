@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/nearest.h"
+#include "oracle/base/nearest.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
 #include "oracle/layer/batch_split_function.h"

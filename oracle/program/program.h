@@ -29,6 +29,7 @@ typedef struct assay_program_tensor {
     int64_t low, high;
     bool passes_over; /* lines compare it with `over`, which is none of these: as an index it is no row */
     int64_t over;
+    int line, column; /* of its name, in the case file; 0: from elsewhere */
 } assay_program_tensor;
 
 /* Checkpoints of a line that quantises: what it quantises, and what it makes of that. */
@@ -89,6 +90,7 @@ typedef struct assay_program {
 typedef struct assay_program_place {
     int line;   /* place among the lines; -1: it is no line */
     int column; /* in its text, from 0 */
+    int tensor; /* where it is no line: place among the tensors; -1: it is none */
 } assay_program_place;
 
 /* Whether a text may be a name: a letter, then letters, digits and _. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "oracle/base/nearest.h"
 #include "oracle/program/program_internal.h"
 
 enum { DEEPEST = 32 }; /* expressions within each other */
@@ -109,7 +110,15 @@ static assay_status read_name(compiler *c, const char *at, size_t length, int *p
             return refuse(c, at, "%s is not there yet: steps stand in the order of the data flow", p->lines[i].name);
         *place = p->lines[i].node;
     }
-    return *place > 0 ? ASSAY_OK : refuse(c, at, "%.*s is no input, weight or step before this one", (int)length, at);
+    if (*place > 0) return ASSAY_OK;
+    char word[ASSAY_PROGRAM_TEXT], hint[ASSAY_PROGRAM_TEXT];
+    assay_nearest nearest = {.word = word, .most = 1};
+    snprintf(word, sizeof word, "%.*s", (int)length, at);
+    for (int i = 0; i < p->tensor_count; i++) assay_nearest_offer(&nearest, p->tensors[i].name);
+    for (int i = 0; i < c->line; i++)
+        if (!p->lines[i].output) assay_nearest_offer(&nearest, p->lines[i].name);
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return refuse(c, at, "%.200s is no input, weight or step before this one%s", word, hint);
 }
 
 /* --- calls --- */
@@ -212,11 +221,21 @@ static assay_status check_call(compiler *c, const char *at, assay_program_node *
     return status;
 }
 
+static assay_status refuse_step(compiler *c, const char *at, size_t length)
+{
+    char word[ASSAY_PROGRAM_TEXT], hint[ASSAY_PROGRAM_TEXT];
+    assay_nearest nearest = {.word = word, .most = 1};
+    snprintf(word, sizeof word, "%.*s", (int)length, at);
+    for (int i = 0; i < assay_program_step_count; i++) assay_nearest_offer(&nearest, assay_program_steps[i].name);
+    assay_nearest_text(&nearest, hint, sizeof hint);
+    return refuse(c, at, "there is no step %.200s%s; assay list --steps has all", word, hint);
+}
+
 static assay_status read_call(compiler *c, const char *at, size_t length, int *place)
 {
     bool given[ASSAY_PROGRAM_PARAMETERS] = {false};
     assay_program_node node = {.step = assay_program_step_by_name(at, length), .given = -1};
-    if (node.step == NULL) return refuse(c, at, "there is no step %.*s; assay list --steps has all", (int)length, at);
+    if (node.step == NULL) return refuse_step(c, at, length);
     bool more = !takes(c, ')');
     while (more) {
         MUST(read_argument(c, &node, given));
@@ -301,10 +320,10 @@ static assay_status check_names(assay_context *ctx, const assay_program *p, assa
         bool taken = !line->output && assay_program_find(p, line->name) != NULL;
         for (int k = 0; k < i; k++)
             taken |= p->lines[k].output == line->output && strcmp(p->lines[k].name, line->name) == 0;
-        *place = (assay_program_place){i, 0};
+        *place = (assay_program_place){i, 0, -1};
         if (taken) return assay_fail(ctx, ASSAY_BAD_INPUT, "the name %s is taken", line->name);
     }
-    *place = (assay_program_place){-1, 0};
+    *place = (assay_program_place){-1, 0, -1};
     return ASSAY_OK;
 }
 
@@ -334,9 +353,10 @@ static assay_status check_readers(assay_context *ctx, const assay_program *p, as
     for (int i = 1; i < p->node_count; i++) {
         const assay_program_node *node = &p->nodes[i];
         if (node->readers > 0) continue;
+        *place = (assay_program_place){-1, 0, node->given};
         if (node->given >= 0)
             return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step", p->tensors[node->given].name);
-        *place = (assay_program_place){node->line, 0};
+        *place = (assay_program_place){node->line, 0, -1};
         return assay_fail(ctx, ASSAY_BAD_INPUT, "%s is read by no step, and is no output", p->lines[node->line].name);
     }
     for (int axis = 0; axis < ASSAY_PROGRAM_LETTERS; axis++) {
@@ -391,14 +411,17 @@ assay_status assay_program_compile(assay_context *ctx, assay_program *p, assay_p
         snprintf(line->path, sizeof line->path, "%s/%s", line->output ? "outputs" : "checkpoints", line->name);
     }
     MUST(check_names(ctx, p, place));
-    for (int i = 0; i < p->tensor_count; i++) MUST(put_tensor(&c, i));
+    for (int i = 0; i < p->tensor_count; i++) {
+        place->tensor = i;
+        MUST(put_tensor(&c, i));
+    }
     for (c.line = 0; c.line < p->line_count; c.line++) {
-        *place = (assay_program_place){c.line, 0};
+        *place = (assay_program_place){c.line, 0, -1};
         const assay_status status = read_line(&c);
         if (status != ASSAY_OK && c.wrong != NULL) place->column = (int)(c.wrong - c.text);
         MUST(status);
     }
-    *place = (assay_program_place){-1, 0};
+    *place = (assay_program_place){-1, 0, -1};
     pass_over(p);
     return check_readers(ctx, p, place);
 }

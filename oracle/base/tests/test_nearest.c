@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "cases/nearest.h"
+#include "oracle/base/nearest.h"
 #include "tests/support/assay_test.h"
 
 static const char *hint(const char *word, int most, char *text, size_t size)

@@ -1,4 +1,4 @@
-#include "cases/nearest.h"
+#include "oracle/base/nearest.h"
 
 #include <stdbool.h>
 #include <stdio.h>
