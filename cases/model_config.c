@@ -23,7 +23,7 @@
         }                                                                                                              \
     }
 const assay_model_config assay_model_defaults = {
-#define X(type, key, value) .key = DEFAULT_##type(value),
+#define X(type, key, value, parts) .key = DEFAULT_##type(value),
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
 };
@@ -36,7 +36,8 @@ const assay_model_config assay_model_defaults = {
 #define LEAST_A(value) 0
 
 const assay_model_key assay_model_keys[ASSAY_MODEL_KEYS] = {
-#define X(type, key, value) {#key, ASSAY_KEY_##type, offsetof(assay_model_config, key), LEAST_##type(value)},
+#define X(type, key, value, parts)                                                                                     \
+    {#key, ASSAY_KEY_##type, offsetof(assay_model_config, key), LEAST_##type(value), parts},
     ASSAY_MODEL_KEY_TABLE(X)
 #undef X
 };
@@ -77,7 +78,7 @@ const char *const *assay_model_key_choices(const assay_model_key *key)
     static const char *const POLICIES[] = {"remat", "device", "offload", NULL};
     static const char *const POLICIES_OR_NONE[] = {"", "remat", "device", "offload", NULL};
     static const char *const checkpoints[] = {
-#define X(type, name, value) #name,
+#define X(type, name, value, parts) #name,
         ASSAY_CHECKPOINT_KEY_TABLE(X)
 #undef X
     };

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/base/nearest.h"
 #include "harness/operations/op_support.h"
 #include "oracle/base/memory.h"
+#include "oracle/base/nearest.h"
 #include "oracle/layer/batch_split_function.h"
 
 static assay_status unknown_function(assay_context *ctx, const char *name)
@@ -246,7 +246,7 @@ _Static_assert(sizeof(assay_function_config) <= sizeof(assay_operation_config), 
 
 const assay_operation assay_op_batch_split = {.name = "batch_split",
                                               .parts = ASSAY_PART_NORM | ASSAY_PART_EXPERTS | ASSAY_PART_ROPE |
-                                                       ASSAY_PART_GROUPS,
+                                                       ASSAY_PART_GROUPS | ASSAY_PART_SCHEDULE,
                                               .summary = "one function of MaxText's batch-split module by itself",
                                               .config_of = config_of,
                                               .describe = describe,

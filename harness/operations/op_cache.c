@@ -67,6 +67,9 @@ assay_status assay_cache_streams_of(assay_context *ctx, const assay_case *c, con
     if (m->kv_cache_split && (!latent || f->kind == ASSAY_CACHE_LATENT))
         return assay_refuse_key(ctx, m, ASSAY_KEY_AT_kv_cache_split,
                                 "false: the format has keys and values, or rows with both parts of a latent");
+    if (strcmp(m->quant_scale_layout.text, assay_model_defaults.quant_scale_layout.text) != 0)
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_scale_layout,
+                                "row_major: a cache's format says where its scales lie");
     MUST(latent ? latent_streams(ctx, m, pages->heads, config) : grouped_streams(ctx, m, f, pages->heads, config));
     for (int64_t i = 0; i < config->stream_count; i++) {
         assay_cache_stream *s = &config->streams[i];

@@ -242,7 +242,10 @@ static void shares_of(const void *config, double least, const assay_source *in, 
 }
 
 /* MLA alone, and the layer that the model says, with one of the two attentions. */
-enum { OF_DEEPSEEK = ASSAY_PART_ALL & ~ASSAY_PART_GROUPED, OF_ANY = ASSAY_PART_ALL | ASSAY_PART_SHARING };
+enum {
+    OF_DEEPSEEK = (ASSAY_PART_ALL & ~ASSAY_PART_GROUPED) | ASSAY_PART_SCHEDULE,
+    OF_ANY = ASSAY_PART_ALL | ASSAY_PART_SHARING
+};
 
 #define LAYERS(called, has, says)                                                                                      \
     {                                                                                                                  \

@@ -322,16 +322,30 @@ assay_status assay_case_yaml(assay_context *ctx, const assay_case *c, char **tex
     return assay_case_to_yaml(ctx, &resolved, text);
 }
 
-/* Whether the text is a case that gives the same complete case. */
+/* The case as it is computed; keys that the operation does not read, as a model's file has many, are as if they had not been given. */
+static assay_status as_read(assay_context *ctx, const assay_case *c, assay_case *read)
+{
+    const assay_operation *operation = assay_operation_by_name(c->op);
+    *read = *c;
+    MUST(assay_case_resolve(ctx, c, &read->config));
+    for (int i = 0; operation != NULL && i < ASSAY_MODEL_KEYS; i++) {
+        const unsigned parts = assay_model_keys[i].parts;
+        if (parts != 0 && (parts & operation->parts) == 0) assay_case_leave_open(read, i);
+    }
+    return ASSAY_OK;
+}
+
+/* Whether the text is a case that is computed as this one is. */
 static assay_status gives(assay_context *ctx, const char *text, const char *whole, bool *same)
 {
     assay_status status;
-    assay_case *again = NULL;
+    assay_case *again = NULL, read;
     int count = 0;
     OWNED char *reread = NULL;
     *same = false;
     status = assay_cases_parse(ctx, "a brief case", text, strlen(text), &again, &count);
-    if (status == ASSAY_OK) status = assay_case_yaml(ctx, again, &reread);
+    if (status == ASSAY_OK) status = as_read(ctx, again, &read);
+    if (status == ASSAY_OK) status = assay_case_to_yaml(ctx, &read, &reread);
     if (status == ASSAY_OK) *same = strcmp(whole, reread) == 0;
     assay_cases_free(again, count);
     if (status != ASSAY_BAD_INPUT) return status;
@@ -341,20 +355,16 @@ static assay_status gives(assay_context *ctx, const char *text, const char *whol
 
 assay_status assay_case_brief_yaml(assay_context *ctx, const assay_case *c, char **text)
 {
-    assay_case resolved = *c;
+    assay_case read;
     OWNED char *whole = NULL, *brief = NULL;
     bool same = false;
     *text = NULL;
-    MUST(assay_case_resolve(ctx, c, &resolved.config));
-    MUST(assay_case_to_yaml(ctx, &resolved, &whole));
-    const assay_operation *operation = assay_operation_by_name(c->op);
-    if (operation != NULL && (operation->parts & ASSAY_PART_LATENT) == 0 &&
-        !c->config.given[ASSAY_KEY_AT_latent_norm_epsilon])
-        assay_case_leave_open(&resolved, ASSAY_KEY_AT_latent_norm_epsilon); /* nothing reads it */
-    MUST(assay_case_to_short_yaml(ctx, &resolved, &brief));
+    MUST(as_read(ctx, c, &read));
+    MUST(assay_case_to_yaml(ctx, &read, &whole));
+    MUST(assay_case_to_short_yaml(ctx, &read, &brief));
     MUST(gives(ctx, brief, whole, &same));
-    char **chosen = same ? &brief : &whole;
-    *text = *chosen;
-    *chosen = NULL;
+    if (!same) return assay_case_yaml(ctx, c, text);
+    *text = brief;
+    brief = NULL;
     return ASSAY_OK;
 }

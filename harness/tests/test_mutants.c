@@ -67,7 +67,7 @@ static bool is_word(const char *text, const char *word)
 
 static bool is_checkpoint_key(const char *name)
 {
-#define X(type, key, value)                                                                                            \
+#define X(type, key, value, parts)                                                                                            \
     if (strcmp(name, #key) == 0) return true;
     ASSAY_CHECKPOINT_KEY_TABLE(X)
 #undef X

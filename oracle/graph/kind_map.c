@@ -401,6 +401,22 @@ static int summed_by(const graph *g, int divisor, char *over)
     return step->in[0];
 }
 
+/* Where w is divided by its own sum the two terms of its gradient, n (dn - <n, dn>) / w, cancel: wholly where one number is summed. An emulated
+ * run errs as they do. */
+static void err_as_terms(const assay_context *ctx, const graph_call *c, int64_t rows, int64_t each)
+{
+    const assay_rounding kind = c->step->with.general.registers ? ASSAY_ROUND_ACCUMULATE : ASSAY_ROUND_STORAGE;
+    for (int64_t row = 0; row < rows; row++) {
+        const double *dn = c->dy[0] + row * each;
+        for (int64_t i = 0; i < each; i++) {
+            const double sum = c->x[1][row], term[2] = {dn[i] / sum, c->x[0][row * each + i] / (sum * sum)};
+            double rounded[2] = {term[0], term[1]};
+            assay_round(ctx, kind, 2, rounded);
+            c->dx[0][row * each + i] += rounded[0] - term[0] + dn[i] * (rounded[1] - term[1]);
+        }
+    }
+}
+
 /* Results p of a softmax, or those of them that are picked, divided by their sum are a softmax n of the chosen x, whose gradient is
  * n (dn - <n, dn>). By the steps these terms cancel before the softmax's own: an emulated run keeps them for it. */
 static assay_status keep_terms(assay_context *ctx, const graph_call *c)
@@ -410,15 +426,18 @@ static assay_status keep_terms(assay_context *ctx, const graph_call *c)
     const char *axes = row_in(c, 0)->axes;
     char over = '\0';
     if (!assay_rounds_at_random(ctx) || summed_by(g, c->step->in[1], &over) != w) return ASSAY_OK;
+    if (over != axes[strlen(axes) - 1] || strcmp(axes, row_out(c)->axes) != 0) return ASSAY_OK;
     const graph_step *made = maker_of(g, w);
     const bool picked = made != NULL && made->kind == &graph_kind_pick;
     const int p = picked ? made->in[0] : w;
     const graph_step *softmax = maker_of(g, p);
-    if (softmax == NULL || softmax->kind != &graph_kind_softmax || c->run->cancelled[p] != NULL) return ASSAY_OK;
+    const int64_t each = graph_last_axis(g, w);
     const char *of_p = g->tensors[p].row.axes;
-    const bool last = over == axes[strlen(axes) - 1] && softmax->with.general.over[0] == of_p[strlen(of_p) - 1];
-    if (!last || strcmp(axes, row_out(c)->axes) != 0) return ASSAY_OK;
-    const int64_t size = graph_size(g, p), width = graph_last_axis(g, p), each = graph_last_axis(g, w);
+    const bool known = softmax != NULL && softmax->kind == &graph_kind_softmax && c->run->cancelled[p] == NULL &&
+                       softmax->with.general.over[0] == of_p[strlen(of_p) - 1];
+    if (!known && c->dx[0] != NULL) err_as_terms(ctx, c, graph_size(g, w) / each, each);
+    if (!known) return ASSAY_OK;
+    const int64_t size = graph_size(g, p), width = graph_last_axis(g, p);
     MUST(assay_alloc_zeros(ctx, "terms of a gradient", size, &c->run->cancelled[p]));
     for (int64_t row = 0; row < size / width; row++) {
         const double *x = c->x[0] + row * each, *dn = c->dy[0] + row * each, sum = c->x[1][row];
@@ -438,7 +457,6 @@ static assay_status binary_backward(assay_context *ctx, const graph_call *c)
     const graph_binary f = (graph_binary)c->step->with.general.function;
     const bool exact = f == GRAPH_BINARY_add || f == GRAPH_BINARY_sub;
     OWNED double *terms = NULL;
-    if (f == GRAPH_BINARY_div) MUST(keep_terms(ctx, c));
     for (int i = 0; i < 2; i++) {
         const bool same = strcmp(row_in(c, i)->axes, row_out(c)->axes) == 0;
         if (c->dx[i] == NULL) continue;
@@ -448,7 +466,7 @@ static assay_status binary_backward(assay_context *ctx, const graph_call *c)
         if (!same) graph_sum(ctx, c->dx[i], row_in(c, i), terms, row_out(c));
         if (!same || !exact) graph_round_gradient(ctx, c, i);
     }
-    return ASSAY_OK;
+    return f == GRAPH_BINARY_div ? keep_terms(ctx, c) : ASSAY_OK;
 }
 
 const graph_kind graph_kind_binary = {
