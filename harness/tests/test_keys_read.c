@@ -7,7 +7,7 @@
 #include "harness/tests/golden_trial.h"
 #include "oracle/base/memory.h"
 
-TEST_LABELS(catalogue)
+TEST_LABELS(catalogue);
 
 enum { CASES = 60, ELEMENTS = 60000, VALUES = 40, VALUE_SIZE = 200 };
 
