@@ -2,7 +2,7 @@
 
 A rule sees a float tensor as the golden's float64 values and as the candidate's, and says whether it accepts. Before any
 rule: a result that is missing or misshapen, integers that differ, and NaN or infinities where the golden has none are
-rejected by all of them. docs/findings/power.md says where each rule comes from.
+rejected by all of them. bench/power/README.md says where each rule comes from.
 """
 from dataclasses import dataclass
 
