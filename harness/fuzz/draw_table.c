@@ -169,7 +169,7 @@ const assay_draw_key assay_draw_keys[] = {
     {NULL, 0, 0, NULL},
 };
 
-/* docs/bugs.md, "What makes them show". */
+/* harness/mutants/README.md, "What makes bugs show". */
 const assay_draw_fill assay_draw_fills[] = {
     {"*", "{distribution: normal, scale: 1}", 4},
     {"*", "{distribution: normal, scale: 0.001}", 3},

@@ -111,7 +111,7 @@ enum { ASSAY_MUTANT_KEYS = 2 };
 typedef struct assay_mutant {
     const char *name;
     const char *models;    /* in a few words */
-    const char *bugs;      /* numbers of docs/bugs.md: "8, 9"; "" */
+    const char *bugs;      /* numbers of docs/bugs.csv: "8, 9"; "" */
     unsigned traits;       /* it is for operations with one of these: ASSAY_PART_..., ASSAY_HAS_...; 0: for all.
                               ASSAY_HAS_CODES: it changes codes and scales; others see the numbers that these are */
     assay_extent required; /* fixtures of those up to this extent must detect it where it has an effect */

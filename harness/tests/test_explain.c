@@ -124,7 +124,7 @@ TEST_IN_FOLDER(missing_gradients_are_zeros)
     }
 }
 
-/* The bugs of attention over a cache, of merges and of writers of caches (docs/bugs.md, "Decoding over a cache", "Writing a
+/* The bugs of attention over a cache, of merges and of writers of caches (docs/bugs.csv: "Decoding over a cache", "Writing a
  * cache", and older ones): a kernel with one of them fails, and its name is among those that the case does not tell apart. */
 TEST_IN_FOLDER(bugs_of_caches_are_named)
 {

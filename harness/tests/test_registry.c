@@ -228,15 +228,12 @@ static char *section_of(char *text, const char *name)
     return start == NULL ? NULL : start + 1;
 }
 
-/* Whether a section names the tag as a word of its own. */
-static bool section_has(const char *section, const char *tag)
+/* Whether a table in CSV has a row that begins with this number. */
+static bool table_has(const char *text, const char *number)
 {
-    const char *end = strstr(section + 1, "\n## ");
-    size_t length = strlen(tag);
-    for (const char *at = strstr(section, tag); at != NULL && (end == NULL || at < end); at = strstr(at + 1, tag)) {
-        if (at[length] < '0' || at[length] > '9') return true;
-    }
-    return false;
+    char row[32];
+    snprintf(row, sizeof row, "\n%s,", number);
+    return strstr(text, row) != NULL;
 }
 
 /* Takes "layers/N/" out of a path. */
@@ -298,13 +295,13 @@ static int tensors_without_line(char *text, const assay_case *c)
     return missing;
 }
 
-/* docs/operations.md has a section for every row; it names every tensor, and every known bug for which the catalogue has
- * a case. README.md names the operation. */
+/* docs/operations.md has a section for every row, and it names every tensor (of batch_split every function: seeds.sh). docs/bugs.csv
+ * has every known bug for which the catalogue has a case. README.md names the operation. */
 TEST(rows_have_pages)
 {
     int count = 0, tags = 0, missing = 0;
     assay_case *cases = all_cases(&count);
-    char *text = text_of("docs/operations.md"), *readme = text_of("README.md");
+    char *text = text_of("docs/operations.md"), *readme = text_of("README.md"), *bugs = text_of("docs/bugs.csv");
     for (int i = 0; assay_operations[i] != NULL; i++) {
         const char *name = assay_operations[i]->name;
         char quoted[64];
@@ -313,20 +310,22 @@ TEST(rows_have_pages)
         if (strstr(readme, quoted) == NULL) fail_msg("README.md does not name %s", name);
     }
     for (int i = 0; i < count; i++) {
-        const char *section = section_of(text, cases[i].op);
-        if (cases[i].program == NULL) missing += tensors_without_line(text, &cases[i]); /* else they are the case's */
+        const bool listed =
+            cases[i].program == NULL && strcmp(cases[i].op, "batch_split") != 0; /* else they are the case's */
+        if (listed) missing += tensors_without_line(text, &cases[i]);
         for (int j = 0; j < cases[i].tags.count; j++) {
             const char *tag = cases[i].tags.items[j];
             if (strncmp(tag, "bug-", 4) != 0) continue;
             tags++;
-            if (section_has(section, tag)) continue;
+            if (table_has(bugs, tag + 4)) continue;
             missing++;
-            print_error("docs/operations.md: %s does not name %s of %s\n", cases[i].op, tag, cases[i].name);
+            print_error("docs/bugs.csv does not have %s of %s\n", tag, cases[i].name);
         }
     }
     assert_true(tags > 100);
     assert_int_equal(missing, 0);
     free(text);
     free(readme);
+    free(bugs);
     assay_cases_free(cases, count);
 }
