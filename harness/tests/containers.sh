@@ -58,23 +58,21 @@ refuses '--container is "", expected' request moe/small -o "$work/folder" --cont
 refuses '--container is "tar.h5", expected' request moe/small -o "$work/folder" --container tar.h5
 
 ## run
-program="'$python' '$root/fixtures/tests/run_documented.py' '$root/docs/start.md'"
+code="'$python' '$root/docs/code"
 norm=(rms_norm/deepseek --set gradients=none --precision f32 --quiet)
-expect 0 run "${norm[@]}" --backend "$program '## NumPy and h5py' {request} {candidate}"
-expect 0 run "${norm[@]}" --container safetensors --backend "$program '## safetensors' {request} {candidate}"
-expect 1 run "${norm[@]}" --container safetensors --backend "$program '## NumPy and h5py' {request} {candidate}"
+expect 0 run "${norm[@]}" --backend "$code/candidate_h5py.py' {request} {candidate}"
+expect 0 run "${norm[@]}" --container safetensors --backend "$code/candidate_safetensors.py' {request} {candidate}"
+expect 1 run "${norm[@]}" --container safetensors --backend "$code/candidate_h5py.py' {request} {candidate}"
 expect 1 run "${norm[@]}" --container safetensors --backend ": {request}; echo x >{candidate}"
 prints 'is no safetensors file: it has 2 bytes'
 expect 0 request gmm/mxfp4-weights -o "$work/codes.safetensors" --quiet
 expect 0 request gmm/mxfp4-weights -o "$work/codes.h5" --quiet
-"$python" - "$root/docs/start.md" "$work" <<'PYTHON' || complain "what start.md loads of float4 are not its codes"
-import re
+"$python" - "$root/docs/code/candidate_safetensors.py" "$work" <<'PYTHON' || complain "what candidate_safetensors.py loads of float4 are not its codes"
 import sys
 
 import h5py
 
-program = re.search(r"^```python\n(.*?)^```$", open(sys.argv[1]).read().split("## safetensors")[1], re.S | re.M).group(1)
-exec(program.split("request, candidate =")[0])
+exec(open(sys.argv[1]).read().split("request, candidate =")[0])
 _, arrays = load(f"{sys.argv[2]}/codes.safetensors")
 with h5py.File(f"{sys.argv[2]}/codes.h5") as given:
     sys.exit(not (arrays["weights/rhs"] == given["weights/rhs"][()]).all())

@@ -1,4 +1,4 @@
-"""The recipe of docs/random-inputs.md, run as it stands there, gives the bits of requests. usage: random_inputs.py ROOT PROGRAM [--host|--device MAKER...]
+"""docs/code/random_inputs.py and random_inputs_jax.py give the bits of requests. usage: random_inputs.py ROOT PROGRAM [--host|--device MAKER...]
 
 A MAKER makes tensors from lines on its standard input: on a device, or random_header.c on the host, where int32 tensors are made too. They are held to the same bits.
 """
@@ -43,8 +43,8 @@ def recipe(root: Path) -> dict:
         sys.modules["jax"] = types.ModuleType("jax")
         sys.modules["jax"].numpy = sys.modules["jax.numpy"] = np  # type: ignore[attr-defined]
     names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", (root / "docs/random-inputs.md").read_text(), re.M | re.S):
-        exec(block, names)
+    for file in ("random_inputs.py", "random_inputs_jax.py"):
+        exec((root / "docs/code" / file).read_text(), names)
     return names
 
 
@@ -153,6 +153,8 @@ def main() -> int:
                     print(f"FAILED: {maker}: {case} {kind} {path}: {(made != given)[kept].sum()} of {made.size} elements differ")
         shown = subprocess.run([program, "request", "gmm/primes", "-o", f"{folder}/primes.h5"], check=True, capture_output=True)
         with h5py.File(f"{folder}/primes.h5") as file:
+            sys.path.insert(0, str(root / "docs/code"))  # the page's own example
+            exec(re.search(r"^```python\n(.*?)^```", (root / "docs/random-inputs.md").read_text(), re.M | re.S)[1], names)
             failed += not np.array_equal(names["weights"], file["weights/rhs"][()].astype(float))
     failed += (wrong := differing_bells(names)) > 0
     if wrong:

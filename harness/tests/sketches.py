@@ -1,4 +1,4 @@
-"""The recipe of docs/large.md, run as it stands there, gives the sums of goldens. usage: sketches.py ROOT PROGRAM"""
+"""docs/code/sketches.py gives the sums of goldens. usage: sketches.py ROOT PROGRAM"""
 import re
 import subprocess
 import sys
@@ -11,16 +11,14 @@ import numpy as np
 CASE, ABOVE = "moe/sketched", 2000
 
 
-def names_of(root: Path, document: str) -> dict:
+def names_of(root: Path, file: str) -> dict:
     names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", (root / document).read_text(), re.M | re.S):
-        if "jax" not in block:
-            exec(block, names)
+    exec((root / "docs/code" / file).read_text(), names)
     return names
 
 
 def main(root: Path, program: str) -> None:
-    random, sketches = names_of(root, "docs/random-inputs.md"), names_of(root, "docs/large.md")
+    random, sketches = names_of(root, "random_inputs.py"), names_of(root, "sketches.py")
 
     def bits(seed: int, path: str, i: int) -> int:
         low, high = random["words"](random["key_of"](seed, path), 2, np.array([2 * i, 2 * i + 1], np.uint64))

@@ -64,12 +64,10 @@ class Settings:
 
 
 def drawn(recipes):
-    """(path, type, elements) of the tensors that the file has recipes of, by the code of docs/random-inputs.md."""
-    document = Path(__file__).resolve().parents[3] / "docs/random-inputs.md"
+    """(path, type, elements) of the tensors that the file has recipes of, by docs/code/random_inputs.py."""
     names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S) if len(recipes) else []:
-        if "import jax" not in block:
-            exec(block, names)
+    if len(recipes):
+        exec((Path(__file__).resolve().parents[3] / "docs/code/random_inputs.py").read_text(), names)
     return [names["from_recipe"](line) for line in recipes]
 
 
