@@ -110,7 +110,7 @@ static void print_cell(const char *text)
 /* Of options that commands share, the first row's help. */
 static void print_options_page(void)
 {
-    printf("@ options\n| option | of | |\n| --- | --- | --- |\n");
+    printf("@ options\n| option | of | what it does |\n| --- | --- | --- |\n");
     for (const assay_option_row *row = NULL; (row = assay_options_next(~0u, row)) != NULL;) {
         const char letter = row->letter;
         int takers = 0, commands = 0;
