@@ -8,7 +8,6 @@
 #include "harness/certify/certificate.h"
 #include "harness/commands/command.h"
 #include "harness/fixes/fixes.h"
-#include "harness/golden/layer_golden.h"
 #include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
@@ -175,66 +174,13 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
             .self = &w, .count = chosen.count, .apart = true, .quiet = options->quiet, .cost = cost, .work = work});
 }
 
-static assay_status write_layers(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
-                                 bool quiet)
-{
-    (void)inputs_file;
-    return assay_golden_write_layers(ctx, plan, path, quiet);
-}
-
-/* A layer of the golden that is named. */
-static assay_status write_layer(assay_context *ctx, const assay_options *options)
-{
-    assay_status status;
-    assay_golden stack = {0};
-    assay_case c = {0};
-    assay_plan plan = {0};
-    assay_layer_given given;
-    char path[4096];
-    const char *unused = options->inputs != NULL    ? "--inputs"
-                         : options->weights != NULL ? "--weights"
-                         : options->resume          ? "--resume"
-                         : options->set_count > 0   ? "--set"
-                                                    : NULL;
-    if (unused != NULL || options->argument_count != 1) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--layer is of one golden, as it is%s%s",
-                          unused != NULL ? ": it goes without " : "", unused != NULL ? unused : "");
-    }
-    TRY(check_output(ctx, options, 1));
-    TRY(assay_golden_open(ctx, options->arguments[0], &stack));
-    TRY(assay_golden_plan(ctx, &stack, NULL));
-    TRY(assay_layer_case(ctx, &stack, options->layer, &c));
-    TRY(make_plan(ctx, options, &plan, &c));
-    plan.recipe |= c.drawn_above > 0; /* as the stack's golden holds its weights */
-    const assay_source source = assay_layer_source(&given, &stack, options->layer);
-    TRY(output_path(ctx, options, &c, path, sizeof path));
-    if (assay_is_same_file(options->arguments[0], path)) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "-o %s is the golden itself", path);
-        goto cleanup;
-    }
-    TRY(assay_make_parents(ctx, path));
-    TRY(assay_golden_write_from(ctx, &plan, path, &source, options->quiet));
-    say_left_out(options, &plan, assay_golden_write);
-    printf("%s\n", path);
-cleanup:
-    assay_plan_free(&plan);
-    assay_case_free(&c);
-    assay_golden_close(&stack);
-    return status;
-}
-
 static assay_status run_generate(assay_context *ctx, const assay_options *options, int *exit_code)
 {
     *exit_code = ASSAY_EXIT_PASS;
     if (!options->certify && options->budget != ASSAY_BUDGET_UNSAID) {
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--budget is the certificate's: it goes with --certify");
     }
-    if (options->layer >= 0) return write_layer(ctx, options);
-    if (options->resume && (options->inputs != NULL || options->weights != NULL)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "--resume draws inputs and weights from the seed: it goes without %s",
-                          options->inputs != NULL ? "--inputs" : "--weights");
-    }
-    return write_files(ctx, options, 0, options->resume ? write_layers : assay_golden_write);
+    return write_files(ctx, options, 0, assay_golden_write);
 }
 
 static assay_status run_request(assay_context *ctx, const assay_options *options, int *exit_code)
@@ -253,13 +199,9 @@ const assay_command assay_command_generate = {
         "wrong\n"
         "backends it detects, and its verdicts state their power (docs/power.md). With --precision it has error "
         "scales of\n"
-        "that profile too, beside those of the case. With --resume a stack is made a layer at a time, and a run that "
-        "was\n"
-        "stopped goes on when the same command is given again; GOLDEN --layer N makes a golden of one layer of a "
-        "stack's\n"
-        "golden (docs/large.md).\n",
+        "that profile too, beside those of the case.\n",
     .options = ASSAY_OPT_CHOOSE | ASSAY_OPT_OUTPUT | ASSAY_OPT_CONTAINER | ASSAY_OPT_SET | ASSAY_OPT_INPUTS |
-               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE | ASSAY_OPT_RECIPE | ASSAY_OPT_RESUME,
+               ASSAY_OPT_WEIGHTS | ASSAY_OPT_CERTIFY | ASSAY_OPT_PROFILE | ASSAY_OPT_RECIPE,
     .least = 1,
     .most = -1,
     .shares = true,

@@ -1,7 +1,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "compare/printable.h"
@@ -13,13 +12,10 @@
 #include "harness/plan/golden_read.h"
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
-#include "oracle/base/memory.h"
 
 /* What was found of a golden. Starts zeroed. */
 typedef struct finding {
     bool golden;
-    bool misused;         /* it has no such layers: bad usage, and no verdict */
-    int64_t layers;       /* of --layers: how many were computed again */
     int drawn;            /* datasets that are recipes */
     char error_model[32]; /* of a golden whose error scales this assay does not make; "": it does */
     assay_certificate_scope scope;
@@ -60,49 +56,6 @@ static assay_status plan_scales(assay_context *ctx, assay_plan *plan, const assa
     return ASSAY_OK;
 }
 
-/* Marks the layers of "3,60" and "0-2,60". */
-static assay_status parse_layers(assay_context *ctx, const char *text, int64_t layers, bool *chosen)
-{
-    for (const char *p = text; *p != '\0' || p == text;) {
-        char *end = NULL;
-        const bool digit = *p >= '0' && *p <= '9';
-        const int64_t first = strtoll(p, &end, 10);
-        int64_t last = first;
-        const char *after = end;
-        if (digit && *after == '-' && after[1] >= '0' && after[1] <= '9') {
-            last = strtoll(after + 1, &end, 10);
-            after = end;
-        }
-        if (!digit || last < first || last >= layers || (*after != ',' && *after != '\0') ||
-            (*after == ',' && after[1] == '\0')) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "--layers is \"%s\", expected numbers from 0 to %" PRId64 ", as in 0,2 or 0-2", text,
-                              layers - 1);
-        }
-        for (int64_t layer = first; layer <= last; layer++) chosen[layer] = true;
-        p = *after == ',' ? after + 1 : after;
-    }
-    return ASSAY_OK;
-}
-
-static assay_status recompute_layers(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *reader,
-                                     const assay_options *options, finding *found)
-{
-    assay_status status;
-    void *memory = NULL;
-    const int64_t layers = plan->c->config.base_num_decoder_layers;
-    TRY(assay_alloc(ctx, "list of layers", layers, sizeof(bool), &memory));
-    bool *chosen = memset(memory, 0, (size_t)layers * sizeof *chosen);
-    status = parse_layers(ctx, options->layers, layers, chosen);
-    found->misused = status != ASSAY_OK;
-    if (found->misused) goto cleanup;
-    TRY(assay_golden_recompute_layers(ctx, plan, reader, layers, chosen, options->quiet));
-    for (int64_t layer = 0; layer < layers; layer++) found->layers += chosen[layer];
-cleanup:
-    free(memory);
-    return status;
-}
-
 /* Refusals from here on are verdicts on the fixture, not on the command line. */
 static assay_status verify_golden(assay_context *ctx, assay_golden *golden, const char *path,
                                   const assay_options *options, finding *found)
@@ -119,9 +72,8 @@ static assay_status verify_golden(assay_context *ctx, assay_golden *golden, cons
     TRY(assay_golden_plan(ctx, golden, NULL));
     TRY(assay_plan_require_memory(ctx, plan));
     TRY(plan_scales(ctx, plan, reader, found));
-    status = options->layers != NULL ? recompute_layers(&own, plan, reader, options, found)
-                                     : assay_golden_recompute(&own, plan, reader, options->quiet);
-    if (status == ASSAY_OK && options->layers == NULL) status = certify(&own, plan, reader, options, found);
+    status = assay_golden_recompute(&own, plan, reader, options->quiet);
+    if (status == ASSAY_OK) status = certify(&own, plan, reader, options, found);
     if (status != ASSAY_OK) assay_fail(ctx, status, "%s", own.message);
 cleanup:
     return status;
@@ -185,17 +137,13 @@ static void print_finding(const assay_context *ctx, assay_status status, const c
     if (status == ASSAY_OK) {
         printf("PASS  %s: %d digests", path, digests);
         if (found->drawn > 0) printf(" (%d of what was drawn again)", found->drawn);
-        if (found->layers > 0) {
-            printf(", %" PRId64 " layer%s recomputed bit for bit", found->layers, found->layers > 1 ? "s" : "");
-        } else if (found->golden) {
-            printf(", recomputed bit for bit");
-        }
+        if (found->golden) printf(", recomputed bit for bit");
         if (found->error_model[0] != '\0') {
             printf(
                 " but for error scales (of error model %s, here they are of %s) and 2^-44 of a tensor's largest number",
                 found->error_model, ASSAY_ERROR_MODEL);
         }
-        if (found->golden && found->layers == 0) print_certified(found);
+        if (found->golden) print_certified(found);
         printf("\n");
         if (found->golden) printf("      numbers %s\n", found->numbers);
     } else {
@@ -233,7 +181,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     if (status != ASSAY_OK) return status;
     status = verify(ctx, &golden, path, v->options, &found);
     /* else it is not the fixture's fault */
-    const bool judged = !found.misused && (status == ASSAY_OK || status == ASSAY_BAD_INPUT);
+    const bool judged = status == ASSAY_OK || status == ASSAY_BAD_INPUT;
     if (judged) print_finding(ctx, status, path, assay_fixture_count(golden.reader), &found, v->options->verbose);
     quad_certificates_free(&found.certificates);
     assay_golden_close(&golden);

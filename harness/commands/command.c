@@ -116,7 +116,7 @@ assay_status assay_command_check_reports(assay_context *ctx, const assay_options
     for (int i = 0; i < 3; i++) {
         assay_whole_file file;
         if (files[i] == NULL) continue;
-        MUST(assay_whole_file_create(ctx, files[i], NULL, &file));
+        MUST(assay_whole_file_create(ctx, files[i], &file));
         assay_whole_file_abandon(&file);
     }
     return ASSAY_OK;

@@ -266,13 +266,6 @@ static const assay_option_row rows[] = {
     {"budget", '\0', ASSAY_OPT_CERTIFY | ASSAY_OPT_VERIFY, "N",
      "certify N elements of each sketch of a gradient (default 8), or all; 0: outputs alone",
      INTO(take_budget, budget)},
-    {"resume", '\0', ASSAY_OPT_RESUME, NULL,
-     "a stack a layer at a time: what is done stays in PATH.journal, and a run that was stopped goes on there",
-     INTO(take_flag, resume)},
-    {"layer", '\0', ASSAY_OPT_RESUME, "N", "of a stack's golden: layer N as a golden of its own, with error scales",
-     INTO(take_whole, layer)},
-    {"layers", '\0', ASSAY_OPT_VERIFY, "LIST",
-     "compute only these layers of a stack again, each from its own input: 3,60 or 0-2,60", INTO(take_text, layers)},
     {"write", '\0', ASSAY_OPT_WRITE, "FOLDER",
      "write the candidate of each mutant that has an effect as FOLDER/MUTANT.h5 (one golden)", INTO(take_text, folder)},
     {"op", '\0', ASSAY_OPT_FUZZ, "OP", "cases of this operation alone", INTO(take_text, fuzz_op)},
@@ -334,6 +327,15 @@ static void build_tables(unsigned allowed, struct option *longs, char *shorts)
     *shorts = '\0';
 }
 
+/* What went with a version, and what to use instead. */
+static const struct {
+    const char *name, *instead;
+} gone[] = {
+    {"--resume", "assay generate --set only_layer=N makes a stack layer by layer (docs/large.md)"},
+    {"--layer", "assay generate CASE --set only_layer=N makes the golden of one layer (docs/large.md)"},
+    {"--layers", "assay generate CASE --set only_layer=N makes goldens of single layers to verify (docs/large.md)"},
+};
+
 /* getopt's place: a long option is the word before optind; of short ones, which may share a word, it gives the letter.
  */
 static assay_status refuse_option(assay_context *ctx, char **argv, bool value_missing)
@@ -342,6 +344,11 @@ static assay_status refuse_option(assay_context *ctx, char **argv, bool value_mi
     bool is_short = optopt > 0 && optopt <= UCHAR_MAX;
     const char *option = is_short ? letter : argv[optind - 1];
     if (value_missing) return assay_fail(ctx, ASSAY_BAD_INPUT, "option %s needs a value", option);
+    const size_t length = strcspn(option, "=");
+    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++) {
+        if (strlen(gone[i].name) == length && strncmp(option, gone[i].name, length) == 0)
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "option %s is gone with 0.2: %s", gone[i].name, gone[i].instead);
+    }
     return assay_fail(ctx, ASSAY_BAD_INPUT, "unknown option %s; see assay %s --help", option, argv[0]);
 }
 
@@ -357,7 +364,6 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
                                .timeout = ASSAY_TIMEOUT,
                                .fuzz_seed = 1,
                                .budget = ASSAY_BUDGET_UNSAID,
-                               .layer = -1,
                                .argv = argv,
                                .argc = argc};
     build_tables(allowed, longs, shorts);

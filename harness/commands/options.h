@@ -27,12 +27,11 @@ enum {
     ASSAY_OPT_FUZZ = 1 << 17,
     ASSAY_OPT_RECIPE = 1 << 18,      /* --recipe */
     ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
-    ASSAY_OPT_RESUME = 1 << 20,      /* --resume */
-    ASSAY_OPT_RANKS = 1 << 21,       /* --ranks */
-    ASSAY_OPT_STAGED = 1 << 22,      /* --staged */
-    ASSAY_OPT_TRUST = 1 << 23,       /* --trust */
-    ASSAY_OPT_GRAPH = 1 << 24,       /* --graph, --svg */
-    ASSAY_OPT_ALL = 1 << 25          /* --all */
+    ASSAY_OPT_RANKS = 1 << 20,       /* --ranks */
+    ASSAY_OPT_STAGED = 1 << 21,      /* --staged */
+    ASSAY_OPT_TRUST = 1 << 22,       /* --trust */
+    ASSAY_OPT_GRAPH = 1 << 23,       /* --graph, --svg */
+    ASSAY_OPT_ALL = 1 << 24          /* --all */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -49,9 +48,7 @@ typedef struct assay_options {
     const char *container;    /* the ending of files in a folder: h5, safetensors */
     double false_alarm, timeout;
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
-    bool certify, mutants, steps, serve, staged, recipe, materialise, resume, trust, draw_only, graph, all;
-    int64_t layer;      /* of generate; -1: not said */
-    const char *layers; /* of verify: "3,60", or NULL */
+    bool certify, mutants, steps, serve, staged, recipe, materialise, trust, draw_only, graph, all;
     assay_case_filter filter;
     int shard, shards; /* 1 to shards; 0, 0: all of it */
     int64_t ranks[8];  /* of show: how many there might be, each */

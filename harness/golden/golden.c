@@ -26,15 +26,23 @@
 
 enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 
+/* A sink that appends to a fixture what a plan's file holds; of ranks that share an evaluation the first has it. */
+typedef struct file_sink {
+    const assay_plan *plan;
+    assay_fixture_writer *writer; /* NULL: the file is another rank's */
+    int64_t *written;             /* elements so far of each spec */
+    assay_progress progress;
+} file_sink;
+
 static bool sink_wants(void *self, const char *path)
 {
-    const assay_file_sink *sink = self;
+    const file_sink *sink = self;
     return assay_plan_find(sink->plan, path) >= 0;
 }
 
 static assay_status sink_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
 {
-    assay_file_sink *sink = self;
+    file_sink *sink = self;
     OWNED double *zeros = NULL;
     const int index = assay_plan_find(sink->plan, path);
     if (sink->writer == NULL) return ASSAY_OK;
@@ -54,24 +62,25 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
 static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const int32_t *values)
 {
-    assay_file_sink *sink = self;
+    file_sink *sink = self;
     if (sink->writer == NULL) return ASSAY_OK;
     return assay_fixture_append_i32(ctx, sink->writer, path, count, values);
 }
 
-assay_sink assay_file_sink_of(assay_file_sink *sink)
+static assay_sink sink_of(file_sink *sink)
 {
     return (assay_sink){.self = sink, .wants = sink_wants, .write = sink_write, .write_i32 = sink_write_i32};
 }
 
-assay_status assay_file_sink_open(assay_context *ctx, assay_file_sink *sink, const assay_plan *plan)
+static assay_status open_sink(assay_context *ctx, file_sink *sink, const assay_plan *plan)
 {
-    *sink = (assay_file_sink){.plan = plan};
+    *sink = (file_sink){.plan = plan};
     sink->written = calloc((size_t)plan->spec_count + 1, sizeof *sink->written);
     return sink->written != NULL ? ASSAY_OK : assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of datasets");
 }
 
-assay_status assay_file_sink_close(assay_context *ctx, assay_file_sink *sink, assay_status status)
+/* The file is in place where all went well, what `status` says, and gone else. */
+static assay_status close_sink(assay_context *ctx, file_sink *sink, assay_status status)
 {
     assay_fixture_writer *writer = sink->writer;
     assay_progress_end(&sink->progress);
@@ -82,9 +91,10 @@ assay_status assay_file_sink_close(assay_context *ctx, assay_file_sink *sink, as
     return status;
 }
 
-/* Whole numbers are read at once: some follow from others, and are made anew for every reader. */
-assay_status assay_golden_copy(assay_context *ctx, const assay_source *from, const assay_tensor_spec *spec,
-                               const assay_sink *out)
+/* All elements of a tensor, some at a time. Whole numbers are read at once: some follow from others, and are made anew for
+ * every reader. */
+static assay_status copy_tensor(assay_context *ctx, const assay_source *from, const assay_tensor_spec *spec,
+                                const assay_sink *out)
 {
     const int64_t total = assay_shape_count(&spec->shape), most = total < CHUNK ? total : CHUNK;
     OWNED double *values = NULL;
@@ -147,12 +157,12 @@ static int64_t stored_bytes(const assay_plan *plan, const assay_source *source, 
 }
 
 /* Opens the file and declares what is given, and the results where they are wanted. */
-static assay_status begin(assay_context *ctx, assay_file_sink *sink, const assay_source *source, const char *path,
-                          const char *partial, const char *kind, bool results)
+static assay_status begin(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path,
+                          const char *kind, bool results)
 {
     const assay_plan *plan = sink->plan;
     assay_random_recipe recipe;
-    MUST(assay_fixture_create_kept(ctx, path, partial, &sink->writer));
+    MUST(assay_fixture_create(ctx, path, &sink->writer));
     MUST(write_attributes(ctx, sink->writer, plan, kind));
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
@@ -180,13 +190,13 @@ double assay_golden_given_bytes(const assay_plan *plan)
 
 /* Once every attribute is set: some containers are planned whole. By the first rank: to send a number costs more than to draw
  * it. */
-static assay_status write_all_given(assay_context *ctx, assay_file_sink *sink, const assay_source *source, bool golden)
+static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {
-    const assay_sink out = assay_file_sink_of(sink);
+    const assay_sink out = sink_of(sink);
     for (int i = 0; assay_ranks_is_first(ctx) && i < sink->plan->spec_count; i++) {
         const assay_tensor_spec *spec = &sink->plan->specs[i];
         if (!assay_role_is_given(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
-        MUST(assay_golden_copy(ctx, source, spec, &out));
+        MUST(copy_tensor(ctx, source, spec, &out));
     }
     return ASSAY_OK;
 }
@@ -233,12 +243,11 @@ static assay_status set_mutant_names(assay_context *ctx, assay_fixture_writer *w
     return assay_fixture_set_texts(ctx, writer, "mutants", list.count, names);
 }
 
-static assay_status begin_golden(assay_context *ctx, assay_file_sink *sink, const assay_source *source,
-                                 const char *path, const char *partial)
+static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assay_source *source, const char *path)
 {
     const assay_plan *plan = sink->plan;
-    if (partial == NULL) MUST(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
-    MUST(begin(ctx, sink, source, path, partial, "golden", true));
+    MUST(assay_require_disk(ctx, path, stored_bytes(plan, source, true)));
+    MUST(begin(ctx, sink, source, path, "golden", true));
     MUST(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
     MUST(set_profiles(ctx, sink->writer, plan));
     MUST(set_left_out(ctx, sink->writer, plan));
@@ -249,31 +258,30 @@ static assay_status begin_golden(assay_context *ctx, assay_file_sink *sink, cons
     return ASSAY_OK;
 }
 
-assay_status assay_golden_write_with(assay_context *ctx, const assay_plan *plan, const char *path,
-                                     const assay_source *source, assay_golden_evaluator *evaluator, bool quiet)
+/* results: NULL: they are evaluated on their way into the file. */
+static assay_status write_golden(assay_context *ctx, const assay_plan *plan, const char *path,
+                                 const assay_source *source, const assay_tensor_set *results, bool quiet)
 {
     assay_status status;
-    assay_file_sink sink;
+    file_sink sink;
     int threads = ctx->threads;
     if (!plan->certify) ctx->threads = assay_plan_threads(ctx, plan); /* no work is small in binary128 */
-    TRY(assay_file_sink_open(ctx, &sink, plan));
+    TRY(open_sink(ctx, &sink, plan));
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
-    const assay_sink out = assay_file_sink_of(&sink);
-    if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path, evaluator->partial));
-    evaluator->writer = sink.writer;
+    const assay_sink out = sink_of(&sink);
+    if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path));
     TRY(write_all_given(ctx, &sink, source, true));
-    TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
+    TRY(results != NULL ? assay_golden_give_results(ctx, plan, results, &out)
+                        : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
 cleanup:
-    status = assay_file_sink_close(ctx, &sink, status);
+    status = close_sink(ctx, &sink, status);
     ctx->threads = threads;
     return status;
 }
 
-assay_status assay_golden_give_results(assay_context *ctx, void *self, const assay_plan *plan,
-                                       const assay_source *source, const assay_sink *out, bool quiet)
+assay_status assay_golden_give_results(assay_context *ctx, const assay_plan *plan, const assay_tensor_set *results,
+                                       const assay_sink *out)
 {
-    const assay_tensor_set *results = self;
-    (void)source, (void)quiet;
     for (int i = 0; i < results->count; i++) {
         const assay_tensor *tensor = &results->items[i];
         const char *path = tensor->spec.path;
@@ -304,7 +312,6 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
     assay_status status;
     assay_plan filtered = {0};
     assay_tensor_set results = {0};
-    assay_golden_evaluator evaluator = {.self = &results, .evaluate = assay_golden_give_results};
     assay_overlay both = {assay_given_source(&results), *source};
     const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
     assay_ranks *const ranks = ctx->ranks;
@@ -313,7 +320,7 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
     if (!assay_ranks_is_first(ctx)) goto cleanup;
     ctx->ranks = NULL; /* filters and mutants are of the first rank */
     TRY(assay_filters_add(ctx, &filtered, &results));
-    TRY(assay_golden_write_with(ctx, &filtered, path, &given, &evaluator, quiet));
+    TRY(write_golden(ctx, &filtered, path, &given, &results, quiet));
 cleanup:
     ctx->ranks = ranks;
     free(filtered.specs);
@@ -321,19 +328,11 @@ cleanup:
     return status;
 }
 
-static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
-                             const assay_sink *out, bool quiet)
-{
-    (void)self;
-    return assay_evaluate_as_planned(ctx, plan, source, out, quiet);
-}
-
 static assay_status write_with_all(assay_context *ctx, const assay_plan *plan, const char *path,
                                    const assay_source *source, bool quiet)
 {
-    assay_golden_evaluator evaluator = {.evaluate = evaluate};
     if (plan->mutants || assay_direction_members(plan) > 0) return write_from_memory(ctx, plan, path, source, quiet);
-    return assay_golden_write_with(ctx, plan, path, source, &evaluator, quiet);
+    return write_golden(ctx, plan, path, source, NULL, quiet);
 }
 
 /* Which datasets a file has is settled before it has any: without a profile that turns out to be impossible it is written
@@ -363,9 +362,9 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
 {
     assay_status status;
     int count = 0;
-    assay_file_sink sink;
+    file_sink sink;
     const char **expects = calloc((size_t)plan->spec_count + 1, sizeof *expects);
-    TRY(assay_file_sink_open(ctx, &sink, plan));
+    TRY(open_sink(ctx, &sink, plan));
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     if (expects == NULL) TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of results"));
     for (int i = 0; i < plan->spec_count; i++) {
@@ -373,11 +372,11 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
         if (asked != NULL && assay_role_is_result(asked->role)) expects[count++] = asked->path;
     }
     TRY(assay_require_disk(ctx, path, stored_bytes(plan, source, false)));
-    TRY(begin(ctx, &sink, source, path, NULL, "request", false));
+    TRY(begin(ctx, &sink, source, path, "request", false));
     TRY(assay_fixture_set_texts(ctx, sink.writer, "expects", count, expects));
     TRY(write_all_given(ctx, &sink, source, false));
 cleanup:
-    status = assay_file_sink_close(ctx, &sink, status);
+    status = close_sink(ctx, &sink, status);
     free(expects);
     return status;
 }

@@ -25,13 +25,3 @@ assay_status assay_request_write_from(assay_context *ctx, const assay_plan *plan
  * for bit. Refuses with the first that differs. */
 assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                     bool quiet);
-
-/* The golden of a stack made a layer at a time (docs/large.md): forward, then backward, each layer's results in a
- * folder PATH.journal as soon as they are there. Who is stopped and starts again goes on from there. The same file, bit
- * for bit of its digest, as assay_golden_write's. Refuses cases that cannot be made so, and a folder of another one. */
-assay_status assay_golden_write_layers(assay_context *ctx, const assay_plan *plan, const char *path, bool quiet);
-
-/* assay_golden_recompute of the layers that are chosen [layers], each from its input and the gradient of its output in the
- * golden. */
-assay_status assay_golden_recompute_layers(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                           int64_t layers, const bool *chosen, bool quiet);

@@ -92,11 +92,32 @@ static assay_status checking_write_i32(assay_context *ctx, void *self, const cha
     return status;
 }
 
-assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                         const assay_source *source, const assay_golden_evaluator *evaluator,
-                                         bool quiet)
+/* Filters are made of everything else, and mutants judged by them. */
+static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *source,
+                             const assay_sink *out, bool quiet)
 {
     assay_status status;
+    assay_plan with_filters = *plan, certified = *plan;
+    assay_tensor_set results = {0};
+    assay_ranks *const ranks = ctx->ranks;
+    if (!plan->mutants && !assay_plan_has_directions(plan)) return assay_evaluate(ctx, plan, source, out);
+    certified.certify = false;
+    TRY(assay_golden_results(ctx, &certified, source, quiet, &results));
+    if (!assay_ranks_is_first(ctx)) goto cleanup;
+    ctx->ranks = NULL;
+    if (assay_plan_has_directions(plan)) TRY(assay_filters_add(ctx, &with_filters, &results));
+    TRY(assay_golden_give_results(ctx, plan, &results, out));
+cleanup:
+    ctx->ranks = ranks;
+    assay_tensor_set_free(&results);
+    return status;
+}
+
+assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
+                                    bool quiet)
+{
+    assay_status status;
+    const assay_source source = assay_golden_given(golden);
     const bool first = assay_ranks_is_first(ctx);
     const char *model = assay_fixture_text(golden, "error_model");
     checking_sink sink = {.plan = plan,
@@ -112,7 +133,7 @@ assay_status assay_golden_recompute_with(assay_context *ctx, const assay_plan *p
     }
     TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
-    TRY(evaluator->evaluate(ctx, evaluator->self, plan, source, &out, quiet));
+    TRY(evaluate(ctx, plan, &source, &out, quiet));
     for (int i = 0; first && i < plan->spec_count; i++) {
         const bool complete =
             assay_role_is_given(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
@@ -126,34 +147,4 @@ cleanup:
     free(sink.written);
     ctx->threads = threads;
     return status;
-}
-
-/* Filters are made of everything else, and mutants judged by them. */
-static assay_status evaluate(assay_context *ctx, void *self, const assay_plan *plan, const assay_source *source,
-                             const assay_sink *out, bool quiet)
-{
-    assay_status status;
-    assay_plan with_filters = *plan, certified = *plan;
-    assay_tensor_set results = {0};
-    assay_ranks *const ranks = ctx->ranks;
-    (void)self;
-    if (!plan->mutants && !assay_plan_has_directions(plan)) return assay_evaluate(ctx, plan, source, out);
-    certified.certify = false;
-    TRY(assay_golden_results(ctx, &certified, source, quiet, &results));
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
-    ctx->ranks = NULL;
-    if (assay_plan_has_directions(plan)) TRY(assay_filters_add(ctx, &with_filters, &results));
-    TRY(assay_golden_give_results(ctx, &results, plan, source, out, quiet));
-cleanup:
-    ctx->ranks = ranks;
-    assay_tensor_set_free(&results);
-    return status;
-}
-
-assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
-                                    bool quiet)
-{
-    const assay_source source = assay_golden_given(golden);
-    const assay_golden_evaluator evaluator = {.evaluate = evaluate};
-    return assay_golden_recompute_with(ctx, plan, golden, &source, &evaluator, quiet);
 }

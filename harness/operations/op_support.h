@@ -94,7 +94,7 @@ void assay_require_all_values(assay_describer *d, const char *path, int64_t coun
 /* For operations without error scales of their own. */
 bool assay_every_case(const assay_case *c, const void *config);
 
-/* Large gradients of the list become sketches, where the case asks for them (sketched_run.h). */
+/* Large gradients of the list become sketches, where the case asks for them (sketched_run.c). */
 assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
 
 /* Configurations of the operations from the case's keys. */

@@ -6,7 +6,7 @@
 
 #include "harness/operations/op_support.h"
 #include "harness/operations/operands.h"
-#include "harness/operations/sketched_run.h"
+#include "harness/operations/operation.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
@@ -20,6 +20,17 @@ typedef struct assay_sketched {
     assay_sketch energy;  /* squares of the values: what rounding them to storage adds to the errors of sums */
     assay_sketch *scales; /* squares of the error scales, for each precision */
 } assay_sketched;
+
+/* A sink before another that wants sketches: large gradients, and their error scales, stream into these, everything else
+ * passes. */
+typedef struct assay_sketching {
+    const assay_case *c;
+    const assay_sink *out;
+    const assay_precision *precisions; /* whose error scales come */
+    int precision_count;
+    assay_sketched *tensors;
+    int count;
+} assay_sketching;
 
 static bool wants_part(const assay_sketching *s, const assay_tensor_spec *of, const char *profile)
 {
@@ -184,7 +195,7 @@ static assay_status start(assay_context *ctx, const assay_sketching *s, assay_sk
     return ASSAY_OK;
 }
 
-void assay_sketching_close(assay_sketching *s)
+static void close_sketching(assay_sketching *s)
 {
     for (int i = 0; i < s->count; i++) {
         assay_sketched *t = &s->tensors[i];
@@ -197,9 +208,10 @@ void assay_sketching_close(assay_sketching *s)
     *s = (assay_sketching){0};
 }
 
-assay_status assay_sketching_open(assay_context *ctx, assay_sketching *s, const assay_case *c,
-                                  const assay_tensor_list *list, const assay_sink *out,
-                                  const assay_precision *precisions, int precision_count)
+/* Those of list->sketched of which `out` wants a part, for results of the case. All that is given must outlive it. */
+static assay_status open_sketching(assay_context *ctx, assay_sketching *s, const assay_case *c,
+                                   const assay_tensor_list *list, const assay_sink *out,
+                                   const assay_precision *precisions, int precision_count)
 {
     *s = (assay_sketching){.c = c, .out = out, .precisions = precisions, .precision_count = precision_count};
     s->tensors = calloc((size_t)list->sketched_count + 1, sizeof *s->tensors);
@@ -211,7 +223,7 @@ assay_status assay_sketching_open(assay_context *ctx, assay_sketching *s, const 
     return ASSAY_OK;
 }
 
-assay_sink assay_sketching_sink(assay_sketching *s)
+static assay_sink sink_of(assay_sketching *s)
 {
     return (assay_sink){.self = s,
                         .wants = sketching_wants,
@@ -238,13 +250,13 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     TRY(assay_operation_prepare(ctx, c, &same, &list));
     assay_dequantised numbers = {in, &list};
     const assay_source dense = assay_dequantised_source(&numbers);
-    TRY(assay_sketching_open(ctx, &sketching, c, &list, out, precisions, precision_count));
-    const assay_sink sink = assay_sketching_sink(&sketching), shared = assay_ranks_sink_open(ctx, &writer, &sink);
+    TRY(open_sketching(ctx, &sketching, c, &list, out, precisions, precision_count));
+    const assay_sink sink = sink_of(&sketching), shared = assay_ranks_sink_open(ctx, &writer, &sink);
     status = assay_operation_evaluate(ctx, operation, c, c->quant_format_count > 0 ? &dense : in, &shared, precisions,
                                       precision_count);
     assay_ranks_sink_close(&writer);
 cleanup:
-    assay_sketching_close(&sketching);
+    close_sketching(&sketching);
     assay_tensor_list_free(&list);
     return status;
 }

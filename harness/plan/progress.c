@@ -19,7 +19,7 @@ void assay_progress_start(assay_progress *p, bool quiet, const char *what, int64
 /* "3 min"; nothing where it is too early to say. */
 static void left_text(const assay_progress *p, double elapsed, char text[32])
 {
-    const double worked = (double)(p->done - p->skipped), left = (double)(p->total - p->done);
+    const double worked = (double)p->done, left = (double)(p->total - p->done);
     text[0] = '\0';
     if (worked <= 0 || elapsed < SAYS_LEFT) return;
     const double seconds = elapsed * left / worked;
@@ -42,12 +42,6 @@ void assay_progress_add(assay_progress *p, int64_t amount, const char *detail)
     left_text(p, t - p->started, left);
     /* past the stream, which keeps what a case prints until its turn comes where ranks share the cases */
     dprintf(STDERR_FILENO, "\r\033[K%s  %3.0f %%  %.0f s%s  %s", p->what, 100.0 * share, t - p->started, left, detail);
-}
-
-void assay_progress_skip(assay_progress *p, int64_t amount)
-{
-    p->done += amount;
-    p->skipped += amount;
 }
 
 void assay_progress_end(assay_progress *p)

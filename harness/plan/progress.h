@@ -7,13 +7,11 @@
 typedef struct assay_progress {
     bool shown;
     const char *what;
-    int64_t done, total, skipped;
+    int64_t done, total;
     double started, last; /* seconds */
 } assay_progress;
 
 /* Shown when standard error is a terminal and `quiet` is false. */
 void assay_progress_start(assay_progress *p, bool quiet, const char *what, int64_t total);
 void assay_progress_add(assay_progress *p, int64_t amount, const char *detail);
-/* So much was there before: it says nothing of the time that is left. */
-void assay_progress_skip(assay_progress *p, int64_t amount);
 void assay_progress_end(assay_progress *p); /* clears the line */

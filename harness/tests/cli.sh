@@ -421,7 +421,7 @@ refuses 'outputs/y was changed' compare "$work/tampered.h5" "$work/wrong.h5"
 expect 0 compare --trust "$work/tampered.h5" "$work/wrong.h5" --json "$work/trusted.json"
 grep -q 'compare .* --trust' "$work/trusted.json" || complain "a report on a trusted golden does not say how it was made"
 expect 1 compare --trust "$work/tampered.h5" "$work/candidate.h5"
-for command in 'calibrate --precision tf32' 'generate --layer 0 -o x.h5' 'request -o x.h5' 'convert x.h5' verify; do
+for command in 'calibrate --precision tf32' 'generate -o x.h5' 'request -o x.h5' 'convert x.h5' verify; do
   refuses 'unknown option --trust' ${command%% *} --trust "$work/tampered.h5" ${command#* }
 done
 

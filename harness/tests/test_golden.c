@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "harness/golden/golden_finite.h"
+#include "harness/plan/golden_open.h"
 #include "harness/plan/golden_read.h"
 #include "harness/tests/harness_test.h"
 
@@ -361,6 +362,39 @@ TEST(what_is_lawful)
         assert_int_equal(status, ASSAY_BAD_INPUT);
         assert_message(&ctx, where);
     }
+}
+
+/* Weights that are not in the file are drawn for whoever asks. */
+TEST_IN_FOLDER(weights_that_a_golden_leaves_out_are_drawn)
+{
+    assay_context ctx = assay_context_default(1);
+    assay_golden full = {0}, left = {0};
+    int drawn = 0;
+    assay_case *c = case_named("deepseek_stack/three-layers", "profiles=none");
+    assert_ok(&ctx, try_golden(&ctx, c, folder->file, NULL));
+    assert_ok(&ctx, assay_case_set(&ctx, c, "drawn_above=100"));
+    assert_ok(&ctx, try_golden(&ctx, c, folder->other, NULL));
+    assert_ok(&ctx, assay_golden_open(&ctx, folder->file, &full));
+    assert_ok(&ctx, assay_golden_plan(&ctx, &full, NULL));
+    assert_ok(&ctx, assay_golden_open(&ctx, folder->other, &left));
+    assert_null(assay_fixture_find(left.reader, "weights/layers/2/moe/wi_0"));
+    assert_ok(&ctx, assay_golden_plan(&ctx, &left, NULL));
+    for (int i = 0; i < full.plan.spec_count; i++) {
+        const assay_tensor_spec *spec = &full.plan.specs[i];
+        const int64_t count = assay_shape_count(&spec->shape);
+        if (spec->role != ASSAY_ROLE_WEIGHT) continue;
+        double *a = calloc((size_t)count, sizeof *a), *b = calloc((size_t)count, sizeof *b);
+        assert_ok(&ctx, assay_fixture_read(&ctx, full.reader, spec->path, 0, count, a));
+        assert_ok(&ctx, assay_fixture_read(&ctx, left.reader, spec->path, 0, count, b));
+        assert_same_bits(b, a, count);
+        drawn += assay_fixture_recipe(left.reader, spec->path) != NULL;
+        free(a);
+        free(b);
+    }
+    assert_true(drawn > 20);
+    assay_golden_close(&full);
+    assay_golden_close(&left);
+    assay_cases_free(c, 1);
 }
 
 #define WIDE                                                                                                           \

@@ -146,24 +146,18 @@ static assay_status name_partial(assay_context *ctx, assay_whole_file *file)
                       strerror(errno));
 }
 
-assay_status assay_whole_file_create(assay_context *ctx, const char *path, const char *kept, assay_whole_file *file)
+assay_status assay_whole_file_create(assay_context *ctx, const char *path, assay_whole_file *file)
 {
     assay_status status;
-    *file = (assay_whole_file){.descriptor = -1, .place = -1, .kept = kept != NULL};
+    *file = (assay_whole_file){.descriptor = -1, .place = -1};
     TRY(check_target(ctx, path));
     file->path = strdup(path);
-    file->partial = kept != NULL ? strdup(kept) : malloc(strlen(path) + PARTIAL_EXTRA);
+    file->partial = malloc(strlen(path) + PARTIAL_EXTRA);
     if (file->path == NULL || file->partial == NULL) {
         TRY(assay_fail(ctx, ASSAY_NO_MEMORY, "%s: no memory", path));
     }
-    if (kept != NULL) {
-        file->descriptor = open(kept, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (file->descriptor < 0) TRY(assay_fail(ctx, ASSAY_IO, "%s: cannot be written: %s", kept, strerror(errno)));
-        file->named = true;
-    } else {
-        file->descriptor = open_nameless(path);
-        if (file->descriptor < 0) TRY(name_partial(ctx, file));
-    }
+    file->descriptor = open_nameless(path);
+    if (file->descriptor < 0) TRY(name_partial(ctx, file));
 cleanup:
     if (status != ASSAY_OK) assay_whole_file_abandon(file);
     return status;
@@ -207,7 +201,7 @@ cleanup:
 
 void assay_whole_file_abandon(assay_whole_file *file)
 {
-    if (file->named && !file->kept) unlink(file->partial);
+    if (file->named) unlink(file->partial);
     if (file->path != NULL) assay_leftover_done(file->place);
     if (file->path != NULL && file->descriptor >= 0) close(file->descriptor);
     free(file->partial);
@@ -230,7 +224,7 @@ static assay_status write_text(assay_context *ctx, const assay_whole_file *file,
 assay_status assay_write_whole_file(assay_context *ctx, const char *path, const char *text)
 {
     assay_whole_file file;
-    MUST(assay_whole_file_create(ctx, path, NULL, &file));
+    MUST(assay_whole_file_create(ctx, path, &file));
     assay_status status = write_text(ctx, &file, text);
     if (status == ASSAY_OK) return assay_whole_file_finish(ctx, &file);
     assay_whole_file_abandon(&file);

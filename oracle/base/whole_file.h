@@ -11,14 +11,11 @@ typedef struct assay_whole_file {
     char *path, *partial; /* the final name, and one beside it; NULL: there is no file */
     int descriptor;       /* for reading and writing, anywhere in the file */
     bool named;           /* whether it has the partial name */
-    bool kept;            /* it stays there when it is abandoned */
     int place;            /* oracle/base/leftovers.h */
 } assay_whole_file;
 
-/* Refuses a path that is not the name of a file, or names something else than an ordinary one.
- * kept: NULL, or the name under which it grows, in the folder's file system, and stays when it is abandoned or its process
- * dies; refused where that is there. */
-assay_status assay_whole_file_create(assay_context *ctx, const char *path, const char *kept, assay_whole_file *file);
+/* Refuses a path that is not the name of a file, or names something else than an ordinary one. */
+assay_status assay_whole_file_create(assay_context *ctx, const char *path, assay_whole_file *file);
 /* The file is on the disk and in its place, or removed. On success only the folder's own entry may still be lost when
  * the machine fails. */
 assay_status assay_whole_file_finish(assay_context *ctx, assay_whole_file *file);

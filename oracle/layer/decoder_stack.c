@@ -190,19 +190,3 @@ cleanup:
     free(x);
     return status;
 }
-
-assay_status assay_stack_run_backward(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
-                                      const assay_sink *out)
-{
-    assay_status status = ASSAY_OK;
-    stack_run run = {.config = config, .in = in, .out = out};
-    double *x = NULL;
-    TRY(begin(ctx, &run, &x));
-    TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
-    TRY(layer_release(ctx, &run, config->first_layer, ASSAY_REMAT_DECODER_LAYER_INPUT, &x));
-    TRY(backward(ctx, &run, NULL));
-cleanup:
-    end(&run);
-    free(x);
-    return status;
-}

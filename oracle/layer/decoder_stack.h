@@ -64,11 +64,6 @@ assay_status assay_stack_check(assay_context *ctx, const assay_stack_config *con
 assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
                              const assay_sink *out);
 
-/* Backward alone, of a stack of one layer without the batch-split schedule, whose policy keeps the layer's input and nothing
- * else: the bits of assay_stack_run, without the work of the layer's output. */
-assay_status assay_stack_run_backward(assay_context *ctx, const assay_stack_config *config, const assay_source *in,
-                                      const assay_sink *out);
-
 /* What the policy should cost: the report that a run with every gradient wanted gives. */
 assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_config *config, assay_remat_report *report);
 

@@ -16,15 +16,10 @@ config: {base_emb_dim: 256, base_mlp_dim: 256, base_moe_mlp_dim: 128, base_num_q
 sequence: 16
 seed: 8
 fill: bell
-gradients: ['*', 'checkpoints/*']
-checkpoints: ['layers/*/decoder_layer_input']
 sketch_above: 2000
-drawn_above: 2000
-profiles: none
 YAML
-expect 0 generate stack.yml -o stack.h5 --resume --quiet
 for layer in 1 3 4; do
-  expect 0 generate stack.h5 --layer "$layer" -o "layer$layer.h5" --quiet
+  expect 0 generate stack.yml --set only_layer="$layer" --set case="whole/small-layer-$layer" --recipe -o "layer$layer.h5" --quiet
 done
 
 # a right one, and one whose experts in layer 4 have a wrong gradient of wo

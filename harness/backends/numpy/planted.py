@@ -3,7 +3,7 @@
 
     assay run layer4.h5 --serve --backend 'python3 planted.py 4 1.05'
 
-Layers are those of goldens that `assay generate --layer` makes (docs/large.md).
+The golden is of a layer alone, by the key `only_layer` (docs/large.md).
 """
 import sys
 

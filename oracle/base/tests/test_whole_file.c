@@ -195,7 +195,7 @@ TEST_WITH(what_was_there_stays_until_the_end, setup, teardown)
     assert_non_null(getcwd(back, sizeof back));
     assert_int_equal(chdir(*state), 0);
     assert_ok(&ctx, assay_write_whole_file(&ctx, "text", "old"));
-    assert_ok(&ctx, assay_whole_file_create(&ctx, "text", NULL, &file));
+    assert_ok(&ctx, assay_whole_file_create(&ctx, "text", &file));
     assert_int_equal(files_in("."), nameless_files_refused ? 2 : 1);
     expect_text("text", "old");
     assert_ok(&ctx, assay_whole_file_finish(&ctx, &file));
@@ -256,7 +256,7 @@ TEST_WITH(leftovers_of_the_dead_go, setup, teardown)
         assert_int_equal(files_in(*state), 6);
         __real_close(lock);
         /* one that is growing is not swept away by another */
-        assert_ok(&ctx, assay_whole_file_create(&ctx, other[0], NULL, &file));
+        assert_ok(&ctx, assay_whole_file_create(&ctx, other[0], &file));
         assert_ok(&ctx, assay_write_whole_file(&ctx, path, "text"));
         assert_int_equal(access(living, F_OK), -1);
         assert_ok(&ctx, assay_whole_file_finish(&ctx, &file));
@@ -273,7 +273,7 @@ TEST_WITH(signals_remove_what_grows, setup, teardown)
     assay_whole_file file;
     nameless_files_refused = true;
     snprintf(path, sizeof path, "%s/text", (const char *)*state);
-    assert_ok(&ctx, assay_whole_file_create(&ctx, path, NULL, &file));
+    assert_ok(&ctx, assay_whole_file_create(&ctx, path, &file));
     nameless_files_refused = false;
     assert_int_equal(files_in(*state), 1);
     assay_leftovers_remove();

@@ -10,29 +10,6 @@
 
 TEST_LABELS(threads);
 
-/* The gradients of one layer of a stack, with and without its output. */
-TEST(test_backward_alone)
-{
-    for (int64_t layer = 0; layer < 2; layer++) {
-        assay_context ctx = assay_context_default(2);
-        layer_case c = layer_case_make(2, 1, 2, 5);
-        test_tensors whole = {0}, alone = {0};
-        layer_case_fill(&c);
-        c.config.first_layer = layer;
-        c.config.layers = layer + 1;
-        layer_case_run(&ctx, &c, &whole);
-        const assay_source in = test_tensors_source(&c.in);
-        const assay_sink out = test_tensors_sink(&alone);
-        assert_ok(&ctx, assay_stack_run_backward(&ctx, &c.config, &in, &out));
-        layer_case_assert_same(&alone, &whole);
-        assert_non_null(assay_tensor_set_find(&alone.set, "gradients/inputs/x"));
-        assert_null(assay_tensor_set_find(&alone.set, "outputs/y"));
-        assay_tensor_set_free(&whole.set);
-        assay_tensor_set_free(&alone.set);
-        layer_case_free(&c);
-    }
-}
-
 static void assert_near(const test_tensors *actual, const test_tensors *expected, double relative)
 {
     for (int i = 0; i < actual->set.count; i++) {
