@@ -3,13 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/equivalences/copied_heads.h"
 #include "harness/equivalences/free_axes.h"
-#include "harness/equivalences/other_runs.h"
-#include "harness/operations/op_block.h"
 #include "harness/operations/op_support.h"
-#include "oracle/arithmetic/arithmetic.h"
-#include "oracle/blocks/attention_chunks.h"
 #include "oracle/layer/batch_split_function.h"
 
 static bool is_op(const assay_case *c, const char *name)
@@ -341,16 +336,6 @@ static bool other_chunks(const assay_case *c, assay_other_form *form)
     return is_case(&form->c);
 }
 
-/* The same layers under two names. */
-static bool other_name(const assay_case *c, assay_other_form *form)
-{
-    const bool decoder = is_op(c, "decoder_layer") || is_op(c, "decoder_stack");
-    if (!assay_is_layer(c)) return false;
-    snprintf(form->c.op, sizeof form->c.op, "%s_%s", decoder ? "deepseek" : "decoder",
-             assay_is_stack(c) ? "stack" : "layer");
-    return is_case(&form->c);
-}
-
 static bool other_batch_split(const assay_case *c, assay_other_form *form)
 {
     assay_model_config *m = &form->c.config;
@@ -370,43 +355,11 @@ static bool other_batch_split(const assay_case *c, assay_other_form *form)
     return false;
 }
 
-/* (w h) wo is w (h wo) where there is no bias, and where w is not on the expert's input. */
-static bool other_weight(const assay_case *c, assay_other_form *form)
-{
-    const bool llama4 = is_llama4(c);
-    form->run = assay_moe_run_weight_before_wo;
-    form->other_checkpoint = "moe_mlpwo";
-    const bool recipe = c->config.quant_recipe.text[0] != '\0'; /* which quantises what the weight is on */
-    return is_op(c, "moe") && has_sparse_moe(c) && !has_engine_form(c) && !c->config.mlp_bias && !llama4 && !recipe;
-}
-
 /* One of the routed width beside them, or the last of them. */
 static bool other_shared(const assay_case *c, assay_other_form *form)
 {
     form->c.config.num_fused_shared_experts = 0;
     return has_moe(c) && c->config.num_fused_shared_experts == 1;
-}
-
-/* The factor in the weights, or on the sum of outputs. */
-static bool other_scaling(const assay_case *c, assay_other_form *form)
-{
-    const assay_model_config *m = &c->config;
-    form->other_checkpoint = "weights";
-    form->c.config.apply_routed_scaling_factor_on_output = !m->apply_routed_scaling_factor_on_output;
-    return has_sparse_moe(c) && !assay_gives_choice(c) && !is_sharded(c) && m->num_fused_shared_experts == 0 &&
-           m->routed_scaling_factor != 1 && !m->apply_router_weight_on_input && is_case(&form->c);
-}
-
-static bool other_layout(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_gmm_run_in_other_layout;
-    return is_op(c, "gmm") && !assay_gmm_counts_all_rows(c); /* in no other layout it has these rows */
-}
-
-static bool other_blocks(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_quantize_run_transposed;
-    return is_op(c, "quantize");
 }
 
 /* Every expert once; where shards have as many of them. A ring rolls ids of experts, and not what it counts of replicas. */
@@ -415,13 +368,6 @@ static bool other_replicas(const assay_case *c, assay_other_form *form)
     form->c.config.num_redundant_experts = 0;
     form->other_shards = c->config.use_ring_of_experts;
     return has_moe(c) && c->config.num_redundant_experts > 0 && c->config.num_experts % c->mesh_expert == 0;
-}
-
-/* A table of hash routing fixes the choice already. */
-static bool other_replayed(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_run_replayed;
-    return (has_moe(c) || is_op(c, "routing")) && !assay_gives_choice(c) && c->config.first_num_hash_layers == 0;
 }
 
 /* Whether a kernel's weight gradient has scales of all rows that it sums: of a part of these rows it has others. */
@@ -433,54 +379,10 @@ static bool scales_of_all_rows(const assay_case *c)
     return config.recipe->dw_dy.scales != ASSAY_SCALES_NONE && config.dy.fixed == 0;
 }
 
-/* Whether a rank with some of the experts has other scales than the block: rows and blocks end with an expert, columns of
- * kernels and of rows do not. */
-static bool scales_of_all_experts(const assay_case *c)
-{
-    assay_context ctx = {0};
-    assay_quant_recipe_config config;
-    if (assay_quant_recipe_config_of(&ctx, c, &config) != ASSAY_OK) return false;
-    return assay_quant_recipe_joins_groups(config.recipe) && (config.w.fixed == 0 || scales_of_all_rows(c));
-}
-
-static bool other_ranks(const assay_case *c, assay_other_form *form)
-{
-    const bool sorts = c->config.sparse_matmul || c->config.fused_moe_func;
-    form->run = assay_run_ranks;
-    const bool placed = c->config.local_num_experts > 0 || c->config.num_fused_shared_experts > 0 ||
-                        c->config.num_redundant_experts > 0 || c->config.w13_reorder_size > 1;
-    return is_op(c, "moe") && sorts && !is_sharded(c) && !placed && !scales_of_all_experts(c);
-}
-
 static bool other_kernels(const assay_case *c, assay_other_form *form)
 {
     form->c.config.weights_on_shards = false;
     return c->config.weights_on_shards;
-}
-
-static bool other_absorbed(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_mla_run_absorbed;
-    return is_op(c, "mla") && c->config.quant_recipe.text[0] == '\0'; /* it has no wkv_b of all heads to quantise */
-}
-
-/* Three chunks, the last one shorter where they do not come out even. */
-static assay_status in_chunks(assay_context *ctx, const void *config, graph_run *r, double *y)
-{
-    (void)config;
-    return assay_attention_chunks_forward(ctx, y, r, (graph_axis(r->graph, 'S') + 2) / 3);
-}
-
-static assay_status run_in_chunks(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                  const assay_sink *out)
-{
-    return assay_block_run_as(ctx, assay_operation_by_name(c->op), c, in, out, in_chunks);
-}
-
-static bool other_attention_chunks(const assay_case *c, assay_other_form *form)
-{
-    form->run = run_in_chunks;
-    return (is_op(c, "mla") || is_op(c, "gqa")) && c->config.quant_recipe.text[0] == '\0'; /* codes may move by one */
 }
 
 /* Where heads may share keys: the kernel, and the layers that have its projections. */
@@ -551,19 +453,6 @@ static bool other_splits(const assay_case *c, assay_other_form *form)
     return decodes(c) && is_case(&form->c);
 }
 
-static bool other_lists(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_decode_run_in_lists;
-    return decodes_whole(c) && is_op(c, "mla_decode");
-}
-
-/* Splits would have other entries. */
-static bool other_order(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_decode_run_in_other_order;
-    return decodes(c) && c->config.use_indexer && c->config.num_kv_splits == 0;
-}
-
 static bool other_prefill_chunks(const assay_case *c, assay_other_form *form)
 {
     assay_model_config *m = &form->c.config;
@@ -580,12 +469,6 @@ static bool other_steps(const assay_case *c, assay_other_form *form)
     return decodes_whole(c) && c->sequence > 1 && is_case_elsewhere(&form->c);
 }
 
-static bool other_prefill(const assay_case *c, assay_other_form *form)
-{
-    form->run = assay_decode_run_as_prefill;
-    return decodes_whole(c) && strcmp(c->config.attn_impl.text, "absorb") == 0;
-}
-
 /* What no token goes beyond. */
 static bool other_window(const assay_case *c, assay_other_form *form)
 {
@@ -595,24 +478,6 @@ static bool other_window(const assay_case *c, assay_other_form *form)
     snprintf(m->attention_type.text, sizeof m->attention_type.text, "%s",
              assay_says_latent(m) ? m->attention_type.text : "local_sliding");
     return may_share(c) && global && is_case(&form->c);
-}
-
-static bool other_copied(const assay_case *c, assay_other_form *form)
-{
-    const assay_model_config *m = &c->config;
-    const bool shared = m->base_num_kv_heads > 0 && m->base_num_kv_heads < m->base_num_query_heads;
-    form->run = assay_run_copied_heads;
-    if (m->quant_recipe.text[0] != '\0') return false; /* each copy's gradient would have codes of its own */
-    return may_share(c) && shared && !assay_says_latent(m) && !m->fused_qkv;
-}
-
-static bool other_blas(const assay_case *c, assay_other_form *form)
-{
-    (void)c;
-    const bool reference = form->ctx.arithmetic == &assay_arithmetic_reference;
-    form->ctx.arithmetic = reference ? &assay_arithmetic_blas : &assay_arithmetic_reference;
-    return !is_op(c, "permute") && !is_op(c, "unpermute") && !is_op(c, "rms_norm") && !is_op(c, "yarn_rope") &&
-           !is_op(c, "quantize") && !is_op(c, "dequantize");
 }
 
 /* Those of a function that is backward are results: each shard has its own. */
@@ -641,12 +506,6 @@ static bool other_mesh(const assay_case *c, assay_other_form *form)
     return is_case(&form->c);
 }
 
-static bool other_numbers(const assay_case *c, assay_other_form *form)
-{
-    (void)form; /* every other form computes on numbers */
-    return c->quant_format_count > 0;
-}
-
 /* Each sum of a gradient that goes along such an axis has another order. */
 static bool other_axes(const assay_case *c, assay_other_form *form)
 {
@@ -655,62 +514,37 @@ static bool other_axes(const assay_case *c, assay_other_form *form)
     return form->reversed[0] != '\0';
 }
 
-static bool other_threads(const assay_case *c, assay_other_form *form)
-{
-    enum { MANY = 7 };
-    (void)c;
-    form->ctx.threads = form->ctx.threads == MANY ? 1 : MANY;
-    return true;
-}
-
 /* clang-format off */
 const assay_equivalence assay_equivalences[] = {
-    {"fused-unfused", "gate and up as one product, or as two", ASSAY_HOLDS_BITS, true, other_fused},
-    {"prefused-layouts", "gate and up of each tensor shard side by side, or whole", ASSAY_HOLDS_BITS, true, other_w13_layout},
-    {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_SCALES, true, other_dense},
-    {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, true, other_fused_moe},
-    {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, true, other_capacity},
-    {"shared-fused", "the shared expert as one more slot of every token, or apart", ASSAY_HOLDS_SCALES, true, other_shared},
-    {"scaling-on-weights-sum", "the scaling factor in the routing weights, or on the sum over choices", ASSAY_HOLDS_SCALES, false, other_scaling},
-    {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_SCALES, true, other_sharded},
-    {"tensor-whole", "the experts' hidden dimension over shards, or whole", ASSAY_HOLDS_SCALES, true, other_tensor},
-    {"gathered-whole", "kernels gathered from the shards on which they lie, or whole", ASSAY_HOLDS_BITS, true, other_kernels},
-    {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, true, other_ring},
-    {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, true, other_chunks},
-    {"mla-absorbed", "scores from the latents, without key and value", ASSAY_HOLDS_SCALES, false, other_absorbed},
-    {"attention-chunked", "keys in chunks, whose states are merged by their log-sum-exp, or all at once", ASSAY_HOLDS_SCALES, false, other_attention_chunks},
-    {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, true, other_window},
-    {"heads-copied", "keys that heads share, or a copy of them for each", ASSAY_HOLDS_SCALES, false, other_copied},
-    {"paged-contiguous", "a cache in pages, or each sequence by itself", ASSAY_HOLDS_BITS, true, other_contiguous},
-    {"pages-other", "pages of one size, order and layout, or of another", ASSAY_HOLDS_BITS, true, other_pages},
-    {"splits-whole", "a cache in splits that are merged, or whole", ASSAY_HOLDS_SCALES, true, other_splits},
-    {"prefill-chunked", "the context in chunks and the new tokens by themselves, or all keys at once", ASSAY_HOLDS_SCALES, true, other_prefill_chunks},
-    {"sparse-dense", "keys of a sequence, or lists that name each of them", ASSAY_HOLDS_BITS, false, other_lists},
-    {"sparse-order", "lists of rows in one order, or in another", ASSAY_HOLDS_SCALES, false, other_order},
-    {"tokens-stepwise", "several tokens over a cache at once, or each as a sequence of its own", ASSAY_HOLDS_BITS, true, other_steps},
-    {"decode-prefill", "the last tokens over a cache, or as rows of attention over all", ASSAY_HOLDS_SCALES, false, other_prefill},
-    {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, true, other_remat},
-    {"decoder-deepseek", "a DeepSeek layer as decoder_layer, or as deepseek_layer", ASSAY_HOLDS_BITS, false, other_name},
-    {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, true, other_batch_split},
-    {"weight-before-after-wo", "the routing weight on h, or on y", ASSAY_HOLDS_SCALES, false, other_weight},
-    {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, true, other_replicas},
-    {"gmm-layouts", "the rows of a grouped product in one layout, or in another", ASSAY_HOLDS_BITS, false, other_layout},
-    {"quantized-transposed", "the transposed tensor in transposed blocks, or the tensor itself", ASSAY_HOLDS_BITS, false, other_blocks},
-    {"quantized-dense", "operands as codes with scales, or as their numbers", ASSAY_HOLDS_BITS, false, other_numbers},
-    {"replayed-chosen", "the choice of experts given back as an input, or made by the router", ASSAY_HOLDS_SCALES, false, other_replayed},
-    {"ranks-whole", "the sum of three ranks with a third of the experts each, or all of them", ASSAY_HOLDS_SCALES, false, other_ranks},
-    {"blas-reference", "products by OpenBLAS, or in fixed order", ASSAY_HOLDS_SCALES, false, other_blas},
-    {"function-mesh", "a function whose shards do not talk on its mesh, or on one shard", ASSAY_HOLDS_SCALES, true, other_mesh},
-    {"axes-reversed", "a program's axes along which no step tells indices apart, the last index first, or as they are", ASSAY_HOLDS_SCALES, true, other_axes},
-    {"threads", "7 threads, or 1", ASSAY_HOLDS_BITS, false, other_threads},
-    {NULL, NULL, ASSAY_HOLDS_BITS, false, NULL},
+    {"fused-unfused", "gate and up as one product, or as two", ASSAY_HOLDS_BITS, other_fused},
+    {"prefused-layouts", "gate and up of each tensor shard side by side, or whole", ASSAY_HOLDS_BITS, other_w13_layout},
+    {"dense-sparse", "every expert on every token, or copies grouped by expert", ASSAY_HOLDS_SCALES, other_dense},
+    {"sparse-fused_moe", "the fused path of inference, where its routing rule is the same", ASSAY_HOLDS_SCALES, other_fused_moe},
+    {"capacity-dropless", "a capacity that drops nothing, or none", ASSAY_HOLDS_SCALES, other_capacity},
+    {"shared-fused", "the shared expert as one more slot of every token, or apart", ASSAY_HOLDS_SCALES, other_shared},
+    {"sharded-whole", "experts and tokens over a mesh, or one device", ASSAY_HOLDS_SCALES, other_sharded},
+    {"tensor-whole", "the experts' hidden dimension over shards, or whole", ASSAY_HOLDS_SCALES, other_tensor},
+    {"gathered-whole", "kernels gathered from the shards on which they lie, or whole", ASSAY_HOLDS_BITS, other_kernels},
+    {"ring-alltoall", "a ring of experts, or a ragged all-to-all", ASSAY_HOLDS_SCALES, other_ring},
+    {"chunked-whole", "the embedding or the tokens of a ring in chunks, or whole", ASSAY_HOLDS_SCALES, other_chunks},
+    {"window-whole", "a window as long as the sequence, or none", ASSAY_HOLDS_BITS, other_window},
+    {"paged-contiguous", "a cache in pages, or each sequence by itself", ASSAY_HOLDS_BITS, other_contiguous},
+    {"pages-other", "pages of one size, order and layout, or of another", ASSAY_HOLDS_BITS, other_pages},
+    {"splits-whole", "a cache in splits that are merged, or whole", ASSAY_HOLDS_SCALES, other_splits},
+    {"prefill-chunked", "the context in chunks and the new tokens by themselves, or all keys at once", ASSAY_HOLDS_SCALES, other_prefill_chunks},
+    {"tokens-stepwise", "several tokens over a cache at once, or each as a sequence of its own", ASSAY_HOLDS_BITS, other_steps},
+    {"remat-kept", "intermediates computed again, or kept", ASSAY_HOLDS_BITS, other_remat},
+    {"batchsplit-plain", "the batch-split schedule, or layer after layer", ASSAY_HOLDS_SCALES, other_batch_split},
+    {"replicas-one", "several replicas of an expert, or one", ASSAY_HOLDS_SCALES, other_replicas},
+    {"function-mesh", "a function whose shards do not talk on its mesh, or on one shard", ASSAY_HOLDS_SCALES, other_mesh},
+    {"axes-reversed", "a program's axes along which no step tells indices apart, the last index first, or as they are", ASSAY_HOLDS_SCALES, other_axes},
+    {NULL, NULL, ASSAY_HOLDS_BITS, NULL},
 };
 /* clang-format on */
 
-bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const assay_equivalence *equivalence,
-                         assay_other_form *form)
+bool assay_other_form_of(const assay_case *c, const assay_equivalence *equivalence, assay_other_form *form)
 {
-    *form = (assay_other_form){.c = *c, .ctx = *ctx, .holding = equivalence->holding};
+    *form = (assay_other_form){.c = *c, .holding = equivalence->holding};
     if (c->quant_format_count > 0) { /* on the numbers that codes and scales are */
         form->c.quant_format_count = 0;
         const bool quantises = c->config.quant_recipe.text[0] != '\0' || c->config.quant_hidden_format.text[0] != '\0';

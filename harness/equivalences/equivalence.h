@@ -12,13 +12,10 @@ typedef enum assay_holding {
 
 #define ASSAY_EQUIVALENCE_SCALES 10.0
 
-/* The other form of a case: another configuration, another context, or another function altogether. */
+/* The other form of a case: it with another configuration. */
 typedef struct assay_other_form {
-    assay_case c; /* a copy whose lists are the case's own: not to be freed */
-    assay_context ctx;
-    assay_status (*run)(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out);
-    assay_holding holding;        /* the equivalence's, unless the form says otherwise */
-    const char *other_checkpoint; /* one, or routing's weights, that is another number in this form; NULL: none */
+    assay_case c;                         /* a copy whose lists are the case's own: not to be freed */
+    assay_holding holding;                /* the equivalence's, unless the form says otherwise */
     char reversed[ASSAY_PROGRAM_LETTERS]; /* axes of a program of which it has the last index first; "": none */
     bool other_shards; /* what each shard has of its own (its leading axis) is another number as well */
 } assay_other_form;
@@ -26,7 +23,6 @@ typedef struct assay_other_form {
 typedef struct assay_equivalence {
     const char *name, *summary;
     assay_holding holding;
-    bool of_backends; /* both forms are cases, so that a backend can be asked for them */
     /* Fills the other form, which starts as the case itself; false where the case has none. */
     bool (*other)(const assay_case *c, assay_other_form *form);
 } assay_equivalence;
@@ -34,9 +30,8 @@ typedef struct assay_equivalence {
 extern const assay_equivalence assay_equivalences[];                  /* ends with a NULL name */
 const assay_equivalence *assay_equivalence_by_name(const char *name); /* NULL when there is none */
 
-/* The other form of a case that runs in `ctx`; false where it has none. */
-bool assay_other_form_of(const assay_context *ctx, const assay_case *c, const assay_equivalence *equivalence,
-                         assay_other_form *form);
+/* The other form of a case; false where it has none. */
+bool assay_other_form_of(const assay_case *c, const assay_equivalence *equivalence, assay_other_form *form);
 
 /* A case with its numbers in memory: what it is given, and what comes out. Starts zeroed, and stays where it is. */
 typedef struct assay_form {

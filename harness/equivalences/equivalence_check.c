@@ -137,18 +137,6 @@ assay_status assay_form_evaluate_other(assay_context *ctx, const assay_other_for
     return status == ASSAY_OK ? evaluate(ctx, form) : status;
 }
 
-static assay_status run_other(assay_context *ctx, const assay_other_form *other, assay_form *form)
-{
-    const assay_source in = assay_given_source(&form->results);
-    const assay_sink out = assay_results_sink(&form->results);
-    assay_context own = other->ctx;
-    const assay_status status = other->run != NULL
-                                    ? other->run(&own, &form->c, &in, &out)
-                                    : assay_operation_run(&own, form->plan.operation, &form->c, &in, &out, NULL, 0);
-    if (status != ASSAY_OK) memcpy(ctx->message, own.message, sizeof ctx->message);
-    return status;
-}
-
 static bool is_compared(const assay_tensor *tensor, const assay_other_form *form)
 {
     const char *path = tensor->spec.path;
@@ -156,7 +144,6 @@ static bool is_compared(const assay_tensor *tensor, const assay_other_form *form
     if (form->holding == ASSAY_HOLDS_SCALES && assay_path_ends(path, "margin")) return false;
     const char *axis = tensor->spec.shape.rank > 0 ? tensor->spec.labels[0] : "";
     if (form->other_shards && strcmp(axis, "shard") == 0) return false;
-    if (form->other_checkpoint != NULL && assay_path_ends(path, form->other_checkpoint)) return false;
     return assay_tensor_is_complete(tensor) && assay_role_is_result(tensor->spec.role);
 }
 
@@ -263,13 +250,10 @@ assay_status assay_equivalence_check(assay_context *ctx, const assay_form *one, 
 {
     assay_other_form how;
     OWNED_BY(assay_form_free) assay_form other = {0};
-    assay_context own = *ctx;
-    own.threads = assay_plan_threads(ctx, &one->plan);
     *r = (assay_equivalence_result){0};
-    if (!assay_other_form_of(&own, &one->c, equivalence, &how)) return ASSAY_OK;
+    if (!assay_other_form_of(&one->c, equivalence, &how)) return ASSAY_OK;
     r->applies = true;
     r->holding = how.holding;
-    MUST(assay_form_of_other(ctx, &how, one, &other));
-    MUST(run_other(ctx, &how, &other));
+    MUST(assay_form_evaluate_other(ctx, &how, one, NULL, &other));
     return compare(ctx, one, &other, &how, r);
 }

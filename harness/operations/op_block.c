@@ -337,20 +337,6 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
     return write_gradients(ctx, &m);
 }
 
-assay_status assay_block_run_as(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                                const assay_source *in, const assay_sink *out,
-                                assay_status (*form)(assay_context *ctx, const void *config, graph_run *r, double *y))
-{
-    assay_operation_config config;
-    OWNED_BY(close_run) block_run m = {.c = c, .in = in, .out = out};
-    OWNED double *y = NULL;
-    MUST(operation->config_of(ctx, c, &config));
-    MUST(open_run(ctx, operation, &config, &m));
-    MUST(assay_alloc_f64(ctx, "outputs/y", graph_size(&m.g, m.g.result), &y));
-    MUST(form(ctx, &config, &m.r, y));
-    return write_output(ctx, &m, 0, y);
-}
-
 double assay_block_flops(const assay_operation *operation, const void *config, bool backward)
 {
     graph g;

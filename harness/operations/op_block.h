@@ -14,10 +14,6 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
 void assay_mark_unused_tokens(assay_describer *d);
 assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
                                    const assay_source *in, bool **used);
-/* outputs/y by a form of its own, which is given a run with all its tensors. */
-assay_status assay_block_run_as(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                                const assay_source *in, const assay_sink *out,
-                                assay_status (*form)(assay_context *ctx, const void *config, graph_run *r, double *y));
 /* checkpoints/LAYER name of a graph's, and of the gradients that it quantises. own NULL: each device has the whole; else what has
  * heads is each shard's own, of this graph. */
 void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const graph *own);

@@ -5,8 +5,9 @@
 #include <string.h>
 
 #include "harness/operations/op_cache.h"
-#include "harness/operations/op_decode.h"
+#include "harness/operations/op_work.h"
 #include "oracle/base/memory.h"
+#include "oracle/ops/decode_attention.h"
 
 typedef struct decode_config {
     quad_decode_config quad; /* the first, since it is what the second form gets */
@@ -470,7 +471,12 @@ static assay_status merge(assay_context *ctx, const assay_work *w, const assay_d
     return assay_decode_merge(ctx, &staged);
 }
 
-void assay_decode_release_caches(assay_decode_caches *caches)
+/* Caches as attention reads them, where they are not given so. */
+typedef struct decode_caches {
+    double *key, *value;
+} decode_caches;
+
+static void release_caches(decode_caches *caches)
 {
     free(caches->key);
     free(caches->value);
@@ -488,7 +494,7 @@ static void join_parts(const assay_work *w, const assay_decode_config *d, double
 }
 
 static assay_status read_bytes(assay_context *ctx, const assay_work *w, const quad_decode_config *config,
-                               const assay_decode_caches *to)
+                               const decode_caches *to)
 {
     const assay_decode_config *d = &config->decode;
     for (int64_t i = 0; i < config->bytes.stream_count; i++) {
@@ -503,8 +509,7 @@ static assay_status read_bytes(assay_context *ctx, const assay_work *w, const qu
     return ASSAY_OK;
 }
 
-assay_status assay_decode_read_inputs(assay_context *ctx, const assay_work *w, assay_decode_caches *made,
-                                      assay_decode_inputs *in)
+static assay_status read_inputs(assay_context *ctx, const assay_work *w, decode_caches *made, assay_decode_inputs *in)
 {
     const quad_decode_config *config = w->config;
     const assay_decode_config *d = &config->decode;
@@ -568,7 +573,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
     const assay_decode_config *d = decode_of(w->config);
     const quad_decode_config *config = w->config;
     const char *path = config->split ? "inputs/ckv_cache" : d->latent ? "inputs/kv_cache" : "inputs/key_cache";
-    OWNED_BY(assay_decode_release_caches) assay_decode_caches made = {0};
+    OWNED_BY(release_caches) decode_caches made = {0};
     assay_decode_inputs in;
     const assay_decode_call call = {.config = d,
                                     .in = &in,
@@ -576,7 +581,7 @@ static assay_status forward(assay_context *ctx, const assay_work *w)
                                     .lse = assay_f64(w, "outputs/lse"),
                                     .partial_out = assay_f64(w, "checkpoints/partial_out"),
                                     .partial_lse = assay_f64(w, "checkpoints/partial_lse")};
-    MUST(assay_decode_read_inputs(ctx, w, &made, &in));
+    MUST(read_inputs(ctx, w, &made, &in));
     MUST(assay_decode_check_table(ctx, d, &in));
     MUST(check_cached(ctx, d, &in, path, in.key_cache, d->width));
     MUST(check_cached(ctx, d, &in, "inputs/value_cache", in.value_cache, d->v_dim));

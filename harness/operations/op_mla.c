@@ -21,17 +21,6 @@ static void graph_of(const void *of, bool one_shard, graph *g)
     assay_mla_graph(g, &mla);
 }
 
-static assay_status absorbed(assay_context *ctx, const void *config, graph_run *r, double *y)
-{
-    return assay_mla_absorbed_forward(ctx, y, r, &((const quad_mla_config *)config)->mla);
-}
-
-assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                    const assay_sink *out)
-{
-    return assay_block_run_as(ctx, &assay_op_mla, c, in, out, absorbed);
-}
-
 const assay_operation assay_op_mla = {.name = "mla",
                                       .parts = ASSAY_PART_ATTENTION | ASSAY_PART_LATENT | ASSAY_PART_ROPE,
                                       .summary = "multi-head latent attention with YaRN",

@@ -285,18 +285,6 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *of,
                                   : assay_moe_run(ctx, &config->moe, in, out, NULL);
 }
 
-assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                            const assay_sink *out)
-{
-    quad_moe_config config;
-    layout laid_out;
-    MUST(config_of(ctx, c, &config));
-    if (config.w13_shards > 1) layout_open(&laid_out, &config, &in, &out);
-    config.sharding.weight_before_wo = true;
-    MUST(assay_sharded_moe_check(ctx, &config.moe, &config.sharding));
-    return assay_sharded_moe_run(ctx, &config.moe, &config.sharding, in, out);
-}
-
 /* Nor at a choice with slots of no expert or of one twice. */
 static bool ensemble(const assay_case *c, const void *config)
 {

@@ -140,46 +140,6 @@ static assay_status quantize(assay_context *ctx, const assay_work *w)
                           tensor_scale != NULL ? tensor_scale : &none, assay_f64(w, "inputs/x"), w->config);
 }
 
-/* turned [columns,rows] to out [rows,columns]. */
-static void turn(int64_t rows, int64_t columns, const int32_t *turned, int32_t *out)
-{
-    for (int64_t i = 0; i < rows * columns; i++) out[i] = turned[i % columns * rows + i / columns];
-}
-
-assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                           const assay_sink *out)
-{
-    assay_quantize_config q;
-    MUST(config_of(ctx, c, &q));
-    const int64_t size = q.rows * q.columns, scales = assay_quantize_scales(&q);
-    const int64_t bands = assay_block_count(q.rows, q.format->rows),
-                  blocks = assay_block_count(q.columns, q.format->columns);
-    assay_block_format format = *q.format;
-    assay_quantize_config other = q;
-    OWNED double *x = NULL, *x_turned = NULL;
-    OWNED int32_t *codes = NULL, *scale = NULL, *turned = NULL;
-    int32_t tensor_scale = 0;
-    format.rows = q.format->columns, format.columns = q.format->rows;
-    other.rows = q.columns, other.columns = q.rows, other.format = &format, other.pack = other.swizzle = false;
-    MUST(assay_read_whole(ctx, in, "inputs/x", size, &x));
-    MUST(assay_alloc_f64(ctx, "x, turned", size, &x_turned));
-    MUST(assay_alloc_i32(ctx, "quantize", size, &codes));
-    MUST(assay_alloc_i32(ctx, "quantize", scales > size ? scales : size, &turned));
-    MUST(assay_alloc_i32(ctx, "quantize", scales, &scale));
-    for (int64_t i = 0; i < size; i++) x_turned[i % q.columns * q.rows + i / q.columns] = x[i];
-    MUST(assay_quantize(ctx, turned, scale, &tensor_scale, x_turned, &other));
-    turn(q.rows, q.columns, turned, codes);
-    memset(turned, 0, (size_t)scales * sizeof *turned); /* the padding */
-    for (int64_t band = 0; band < bands; band++) {
-        for (int64_t block = 0; block < blocks; block++)
-            turned[assay_quantize_scale_place(&q, band, block)] = scale[block * bands + band];
-    }
-    for (int64_t i = 0; q.pack && i < size / 2; i++) codes[i] = codes[2 * i] | codes[2 * i + 1] << 4;
-    if (format.tensor_scale) MUST(assay_write_result_i32(ctx, out, "outputs/tensor_scale", 1, &tensor_scale));
-    MUST(assay_write_result_i32(ctx, out, "outputs/scale", scales, turned));
-    return assay_write_result_i32(ctx, out, "outputs/codes", q.rows * assay_quantize_row(&q), codes);
-}
-
 static void describe_dequantize(assay_describer *d, const void *config)
 {
     const assay_quantize_config *q = config;

@@ -157,30 +157,6 @@ assay_status assay_model_resolve(assay_context *ctx, const assay_case *c, unsign
 /* Gemma 4 scales each expert's weight by a number of its own. */
 bool assay_has_per_expert_scale(const assay_case *c);
 
-/* A moe case with the routing weights on h, before wo. */
-assay_status assay_moe_run_weight_before_wo(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                            const assay_sink *out);
-/* outputs/y of an mla case by its absorbed form. */
-assay_status assay_mla_run_absorbed(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                    const assay_sink *out);
-
-/* A case of attention over a cache as the last rows of attention without a cache, with lists that name each key, or with lists in
- * another order. */
-assay_status assay_decode_run_as_prefill(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                         const assay_sink *out);
-assay_status assay_decode_run_in_lists(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                       const assay_sink *out);
-assay_status assay_decode_run_in_other_order(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                             const assay_sink *out);
-
-/* Whether rows of no group count for the scales of its recipe. */
-bool assay_gmm_counts_all_rows(const assay_case *c);
-/* A gmm case with the same rows in another layout, and its results where the case has them. */
-assay_status assay_gmm_run_in_other_layout(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                           const assay_sink *out);
-/* A quantize case by its transposed tensor in transposed blocks, and its results turned back. */
-assay_status assay_quantize_run_transposed(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                           const assay_sink *out);
 /* The mesh of a case. */
 assay_mesh assay_mesh_of(const assay_case *c);
 /* Of an operation with its heads over the mesh: refuses what splits no heads. */

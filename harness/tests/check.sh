@@ -12,17 +12,17 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
 
 ## the oracle's own forms
 expect 0 check moe/small mla/small --quiet
-for name in fused-unfused dense-sparse capacity-dropless sharded-whole weight-before-after-wo blas-reference threads; do
+for name in fused-unfused dense-sparse capacity-dropless sharded-whole; do
   prints "^PASS  moe/small +$name +[0-9]+ tensors, "
 done
-prints '^PASS  mla/small +mla-absorbed '
+prints '^PASS  mla/small +sharded-whole '
 prints '^2 cases: [0-9]+ equivalences held, 0 failed$'
 expect 0 check moe/small --equivalence fused-unfused --set prefuse_moe_weights=true
 prints '^PASS  moe/small +fused-unfused +[0-9]+ tensors, same bits$'
 [ "$(wc -l <"$work/out")" -eq 2 ] || complain "one equivalence and the sum expected"
 expect 0 check moe/small rms_norm/deepseek --equivalence dense-sparse
 prints '^2 cases: 1 equivalences held, 0 failed$'
-refuses '--equivalence is "fused", expected one of fused-unfused, .*threads, or all' check moe/small --equivalence fused
+refuses '--equivalence is "fused", expected one of fused-unfused, .*axes-reversed, or all' check moe/small --equivalence fused
 refuses 'none of the 1 cases has another form by dense-sparse' check mla/small --equivalence dense-sparse
 refuses '--precision goes with --backend' check moe/small --precision bf16
 refuses '--keep goes with --backend' check moe/small --keep "$work/kept"
@@ -32,7 +32,8 @@ refuses 'moe/smal.*moe/small' check moe/smal
 refuses 'missing\.so: No such file' check moe/small --backend "$work/missing.so"
 refuses 'is neither a shared object' check moe/small --backend 'cat {request}'
 refuses '--precision is "bf17"' check moe/small --backend "$backend" --precision bf17
-refuses '--equivalence threads is the oracle.s own' check moe/small --backend "$backend" --equivalence threads
+refuses '--equivalence threads is gone with 0.2: .*--threads N' check moe/small --backend "$backend" --equivalence threads
+refuses '--equivalence mla-absorbed is gone with 0.2: .assay verify' check mla/small --equivalence mla-absorbed
 refuses 'none of the 1 cases has another form by any' check rms_norm/deepseek --backend "$backend"
 
 ## right ones: with one kernel for both forms, and with two that round at other places

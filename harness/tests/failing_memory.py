@@ -59,7 +59,7 @@ COMMANDS = [
     Command("verify", "verify {data}/golden.h5 --threads 1"),
     Command("power", "power {data}/golden.h5 --threads 1 --json {made}/r.json"),
     Command("calibrate", "calibrate {made}/golden.h5 --precision tf32 --threads 1"),
-    Command("check", "check rms_norm/one-row --threads 1"),
+    Command("check", "check mlp/silu --set base_emb_dim=4 --set base_mlp_dim=2 --set batch=1 --set sequence=1 --threads 1"),
     Command("show", "show moe/mixtral"),
     Command("show-graph", "show decoder_stack/mixtral --graph --svg {made}/steps.svg"),
     Command("list", "list rms_norm/* --json"),

@@ -7,7 +7,6 @@
 #include "harness/equivalences/equivalence.h"
 #include "harness/equivalences/free_axes.h"
 #include "harness/operations/op_support.h"
-#include "harness/tests/altering_sink.h"
 #include "harness/tests/harness_test.h"
 
 TEST_LABELS(slow);
@@ -51,9 +50,6 @@ static const char mesh_mla[] = "{case: mla/x, op: mla, " HEAD ", positions: {sta
                                "checkpoints: all, model: {base_emb_dim: 12, " MLA_MODEL "}}";
 static const char shared[] =
     "{case: attention/x, op: attention, " HEAD ", model: {base_num_query_heads: 6, base_num_kv_heads: 2, head_dim: 4}}";
-static const char shared_latent[] =
-    "{case: attention/x, op: attention, " HEAD ", model: {base_num_query_heads: 4, base_num_kv_heads: 2, "
-    "qk_nope_head_dim: 4, qk_rope_head_dim: 2, v_head_dim: 3, attention_sink: true}}";
 #define PAGES "pagedattn_num_pages: 14, pagedattn_tokens_per_page: 4, pagedattn_max_pages_per_group: 4"
 static const char decode[] =
     "{case: gqa_decode/x, op: gqa_decode, batch: 3, sequence: 3, seed: 5, dtype: float32, profiles: none, model: "
@@ -104,28 +100,6 @@ static const char schedule[] =
 static const char replicas[] =
     "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL "}, config: {num_redundant_experts: 4}, "
     "inputs: {physical_to_logical_map: {values: [3, 0, 1, 2, 3, 4, 5, 0, 3, 2]}}}";
-static const char gmm_ragged[] =
-    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
-    "num_experts: 3}, inputs: {group_sizes: {values: [4, 0, 9]}, lhs: {unused_nan: true}}}";
-static const char gmm_contiguous[] =
-    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, num_experts: 3}, config: "
-    "{gmm_layout: contiguous, mk_alignment_for_contiguous_layout: 4}, inputs: {m_indices: {values: [2, 2, 2, -1, 0, "
-    "-1, "
-    "-1, -1, 2, 2, 2, 2, 0, 0, -1, -1]}, lhs: {unused_nan: true}, cotangents/y: {unused_nan: true}}}";
-static const char gmm_masked[] =
-    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
-    "num_experts: 3}, config: {gmm_layout: masked}, inputs: {masked_m: {values: [4, 0, 9]}, "
-    "lhs: {unused_nan: true}}}";
-static const char gmm_psum[] =
-    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, num_experts: 3}, config: "
-    "{gmm_layout: psum, mk_alignment_for_contiguous_layout: 4}, inputs: {psum_m: {values: [3, 5, 15]}}}";
-static const char k_grouped[] =
-    "{case: gmm/x, op: gmm, " HEAD ", model: {base_emb_dim: 7, base_moe_mlp_dim: 5, "
-    "num_experts: 3}, config: {gmm_layout: k_grouped}, inputs: {group_sizes: {values: [4, 0, "
-    "9]}, c: {scale: 3}, rhs: {unused_nan: true}}}";
-static const char nvfp4[] =
-    "{case: quantize/x, op: quantize, dtype: bfloat16, sequence: 19, model: {base_emb_dim: 34}, config: "
-    "{quant_format: nvfp4, quant_scale: invert}}";
 static const char quantized[] =
     "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL
     "}, quant_formats: {inputs/x: mxfp8_e4m3, weights/wi_0: nvfp4, weights/wo: fp8_e4m3_128x128}}";
@@ -138,7 +112,6 @@ static const char gpt_oss[] =
 static const char slot[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", num_fused_shared_experts: 1}}";
 static const char fused_slot[] =
     "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", num_fused_shared_experts: 1, prefuse_moe_weights: true}}";
-static const char scaled[] = "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", routed_scaling_factor: 2.5}}";
 static const char on_input[] =
     "{case: moe/x, op: moe, " HEAD ", model: {" MOE_MODEL ", apply_router_weight_on_input: true}}";
 static const char losses[] =
@@ -178,36 +151,6 @@ static bool other_with_key(const assay_case *c, assay_other_form *form)
     return assay_case_set(&ctx, &form->c, planted) == ASSAY_OK;
 }
 
-/* Or one element of each piece of one result: in its last places where bits must be the same. */
-static assay_status (*right_run)(assay_context *ctx, const assay_case *c, const assay_source *in,
-                                 const assay_sink *out);
-
-static void alter(const char *path, int64_t count, double *values, int32_t *indices)
-{
-    double most = 0x1p-500; /* where all is 0 */
-    if (strcmp(path, planted) != 0 || count == 0) return;
-    if (indices != NULL) indices[count / 2]++;
-    if (indices != NULL) return;
-    for (int64_t i = 0; i < count; i++) most = fmax(most, fabs(values[i]));
-    values[count / 2] += planted_in->holding == ASSAY_HOLDS_BITS ? 0x1p-52 * most : 1e-7 * most;
-}
-
-static assay_status run_wrong(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out)
-{
-    altering_sink altering = {.out = out, .alter = alter};
-    const assay_sink wrong = altering_sink_of(&altering);
-    if (right_run != NULL) return right_run(ctx, c, in, &wrong);
-    return assay_operation_evaluate(ctx, assay_operation_by_name(c->op), c, in, &wrong, NULL, 0);
-}
-
-static bool other_with_element(const assay_case *c, assay_other_form *form)
-{
-    if (!planted_in->other(c, form)) return false;
-    right_run = form->run;
-    form->run = run_wrong;
-    return true;
-}
-
 static const struct {
     const char *name, *yaml, *error; /* NULL: no key makes another result */
 } rows[] = {
@@ -227,7 +170,6 @@ static const struct {
     {"capacity-dropless", mesh, "capacity_factor=0.5"},
     {"shared-fused", slot, "routed_scaling_factor=1.0000001"},
     {"shared-fused", fused_slot, "routed_scaling_factor=1.0000001"},
-    {"scaling-on-weights-sum", scaled, "routed_scaling_factor=2.5000001"},
     {"sharded-whole", on_input, "apply_router_weight_on_input=false"},
     {"sharded-whole", losses, "router_z_loss_weight=1.0000001"},
     {"sharded-whole", losses, "load_balance_loss_weight=1.0000001"},
@@ -257,14 +199,8 @@ static const struct {
     {"chunked-whole", ring, "routed_scaling_factor=1.0000000000000002"},
     {"chunked-whole", emb_chunks, "routed_scaling_factor=1.0000000000000002"},
     {"chunked-whole", token_chunks, "routed_scaling_factor=1.0000001"},
-    {"mla-absorbed", mla, "mscale=1.000001"},
-    {"attention-chunked", mla, "mscale=1.000001"},
-    {"attention-chunked", gqa, "rope_max_timescale=10000.01"},
     {"window-whole", shared, "sliding_window_size=3"},
     {"window-whole", gqa, "rope_max_timescale=10000.000000001"},
-    {"heads-copied", shared, "sliding_window_size=3"},
-    {"heads-copied", shared_latent, "sliding_window_size=3"},
-    {"heads-copied", gqa, "rope_max_timescale=10000.01"},
     {"paged-contiguous", decode, "query_pre_attn_scalar=0.35355339059327386"},
     {"pages-other", decode, "query_pre_attn_scalar=0.35355339059327386"},
     {"pages-other", decode_naive, "mscale=1.0000001"},
@@ -273,49 +209,20 @@ static const struct {
     {"splits-whole", decode_naive, "mscale=1.00001"},
     {"prefill-chunked", decode, "query_pre_attn_scalar=0.3535534"},
     {"prefill-chunked", decode_naive, "mscale=1.00001"},
-    {"sparse-dense", decode_naive, "mscale=1.0000001"},
-    {"sparse-order", decode_sparse, "mscale=1.00001"},
     {"tokens-stepwise", decode, "query_pre_attn_scalar=0.35355339059327386"},
     {"tokens-stepwise", decode_naive, "mscale=1.0000001"},
-    {"decode-prefill", decode, "query_pre_attn_scalar=0.3535534"},
     {"remat-kept", stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"remat-kept", mesh_stack, "normalization_layer_epsilon=1.0000001e-5"},
     {"remat-kept", gpt_oss, "sliding_window_size=3"},
     {"sharded-whole", gpt_oss, "rope_max_timescale=10001"},
-    {"heads-copied", gpt_oss, "rope_max_timescale=10001"},
-    {"decoder-deepseek", stack, "normalization_layer_epsilon=1.0000001e-5"},
-    {"decoder-deepseek", mesh_stack, "mscale=1.0000001"},
     {"batchsplit-plain", long_stack, "mscale=1.0000001"},
     {"batchsplit-plain", schedule, "mscale=1.0000001"},
-    {"weight-before-after-wo", moe, "routed_scaling_factor=1.0000001"},
-    {"weight-before-after-wo", mesh, "routed_scaling_factor=1.0000001"},
     {"replicas-one", replicas, "routed_scaling_factor=1.0000001"},
-    {"gmm-layouts", gmm_ragged, NULL},
-    {"gmm-layouts", gmm_contiguous, NULL},
-    {"gmm-layouts", gmm_masked, NULL},
-    {"gmm-layouts", gmm_psum, "mk_alignment_for_contiguous_layout=2"},
-    {"gmm-layouts", k_grouped, NULL},
-    {"quantized-transposed", nvfp4, "quant_negative_zero=false"},
-    {"quantized-dense", quantized, "routed_scaling_factor=1.0000000000000002"},
     {"fused-unfused", quantized, "mlp_activations=gelu"},
-    {"ranks-whole", quantized, "mlp_activations=gelu"},
-    {"replayed-chosen", moe, "routed_scaling_factor=1.0000001"},
-    {"replayed-chosen", ring, "routed_scaling_factor=1.0000001"},
-    {"replayed-chosen", stack, "mscale=1.0000001"},
-    {"replayed-chosen", schedule, "mscale=1.0000001"},
-    {"ranks-whole", moe, "routed_scaling_factor=1.0000001"},
-    {"ranks-whole", moe, "mlp_activations=gelu"},
-    {"ranks-whole", moe_recipe, "mlp_activations=gelu"},
-    {"ranks-whole", block_recipe, "mlp_activations=gelu"},
     {"sharded-whole", moe_recipe, "mlp_activations=gelu"},
     {"sharded-whole", block_recipe, "mlp_activations=gelu"},
-    {"blas-reference", mla, "normalization_layer_epsilon=1.00001e-5"},
-    {"blas-reference", mesh, "routed_scaling_factor=1.0000001"},
-    {"blas-reference", stack, "mscale=1.0000001"},
     {"function-mesh", function, "mscale=1.0000001"},
     {"axes-reversed", program, NULL},
-    {"threads", moe, "routed_scaling_factor=1.0000000000000002"},
-    {"threads", mesh, "routed_scaling_factor=1.0000000000000002"},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -363,35 +270,40 @@ TEST(forms_agree_and_errors_are_found)
     }
 }
 
-static bool gives_y_alone(const assay_other_form *how)
+/* In its last places where bits must be the same. */
+static double altered(const assay_tensor *tensor, assay_holding holding)
 {
-    return how->run == assay_mla_run_absorbed || strcmp(planted_in->name, "attention-chunked") == 0;
+    double most = 0x1p-500; /* where all is 0 */
+    for (int64_t i = 0; i < tensor->count; i++) most = fmax(most, fabs(tensor->values[i]));
+    return tensor->values[tensor->count / 2] + (holding == ASSAY_HOLDS_BITS ? 0x1p-52 : 1e-7) * most;
 }
 
-/* No output and no gradient goes uncompared. */
+/* No output and no gradient goes uncompared: one element of it is another in the first form. */
 TEST(an_error_in_any_result_is_found)
 {
     for (size_t i = 0; i < ROWS; i++) {
         assay_context ctx = assay_context_default(1);
-        assay_form one, other = {0};
+        assay_form one;
         assay_other_form how;
         int found = 0;
         assay_case *c = case_from(rows[i].yaml);
         planted_in = assay_equivalence_by_name(rows[i].name);
         evaluate(&ctx, c, &one);
-        assert_true(assay_other_form_of(&ctx, &one.c, planted_in, &how));
-        assert_ok(&ctx, assay_form_of_other(&ctx, &how, &one, &other));
-        for (int s = 0; s < other.plan.spec_count; s++) {
-            planted = other.plan.specs[s].path;
-            if (strncmp(planted, "outputs/", 8) != 0 && strncmp(planted, "gradients/", 10) != 0) continue;
-            if (gives_y_alone(&how) && strcmp(planted, "outputs/y") != 0) continue;
-            assert_found(&ctx, &one, other_with_element);
+        assert_true(assay_other_form_of(&one.c, planted_in, &how));
+        for (int t = 0; t < one.results.count; t++) {
+            assay_tensor *tensor = &one.results.items[t];
+            planted = tensor->spec.path;
+            const bool result = strncmp(planted, "outputs/", 8) == 0 || strncmp(planted, "gradients/", 10) == 0;
+            if (!result || tensor->values == NULL || tensor->count == 0) continue;
+            double *element = &tensor->values[tensor->count / 2];
+            const double right = *element;
+            *element = altered(tensor, how.holding);
+            assert_found(&ctx, &one, planted_in->other);
+            *element = right;
             found++;
         }
-        const bool few = how.run == assay_gmm_run_in_other_layout || how.run == assay_quantize_run_transposed;
         const bool decodes = strstr(c->op, "_decode") != NULL; /* which has no gradients */
-        assert_true(found > (gives_y_alone(&how) ? 0 : decodes ? 1 : few ? 2 : 4));
-        assay_form_free(&other);
+        assert_true(found > (decodes ? 1 : 4));
         assay_form_free(&one);
         assay_cases_free(c, 1);
     }
@@ -422,20 +334,12 @@ TEST(cases_without_another_form_are_passed_over)
         {"window-whole", gqa, "sliding_window_size=3"},
         {"window-whole", mla, "seed=1"},
         {"window-whole", decode, "seed=1"},
-        {"heads-copied", decode, "seed=1"},
         {"paged-contiguous", decode, "pagedattn_num_pages=0"},
         {"paged-contiguous", decode_splits, "seed=1"},
         {"tokens-stepwise", decode, "sequence=1"},
         {"prefill-chunked", decode_splits, "seed=1"},
         {"prefill-chunked", decode_sparse, "seed=1"},
-        {"sparse-dense", decode, "seed=1"},
-        {"sparse-dense", decode_sparse, "seed=1"},
-        {"sparse-order", decode_naive, "seed=1"},
         {"tokens-stepwise", decode_sparse, "seed=1"},
-        {"decode-prefill", decode_naive, "seed=1"},
-        {"heads-copied", gqa, "base_num_kv_heads=6"},
-        {"heads-copied", gqa, "fused_qkv=true"},
-        {"heads-copied", mla, "seed=1"},
         {"ring-alltoall", moe, "seed=1"},
         {"ring-alltoall", mesh, "ragged_buffer_factor=0.5"},
         {"ring-alltoall", mesh, "load_balance_loss_weight=0.1"},
@@ -449,16 +353,7 @@ TEST(cases_without_another_form_are_passed_over)
         {"batchsplit-plain", long_stack, "routed_bias=false"},
         {"batchsplit-plain", long_stack, "num_experts_per_tok=1"},
         {"batchsplit-plain", moe, "use_batch_split_schedule=true"},
-        {"replayed-chosen", moe, "inputs.selected_experts={distribution: experts, high: 5}"},
-        {"replayed-chosen", mla, "seed=1"},
-        {"ranks-whole", mesh, "seed=1"},
-        {"ranks-whole", moe, "sparse_matmul=false"},
-        {"ranks-whole", moe, "local_num_experts=2"},
-        {"ranks-whole", moe_recipe, "weight_quantization_calibration_method=absmax"},
-        {"ranks-whole", moe_recipe, "bwd_quantization_calibration_method=absmax"},
         {"function-mesh", expert_recipe, "seed=1"},
-        {"weight-before-after-wo", moe, "mlp_bias=true"},
-        {"weight-before-after-wo", moe, "sparse_matmul=false"},
         {"axes-reversed", moe, "seed=1"},
     };
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
@@ -467,7 +362,7 @@ TEST(cases_without_another_form_are_passed_over)
         assay_case *c = case_from(none[i].yaml);
         const assay_equivalence *e = assay_equivalence_by_name(none[i].name);
         assert_ok(&ctx, assay_case_set(&ctx, c, none[i].set));
-        if (assay_other_form_of(&ctx, c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
+        if (assay_other_form_of(c, e, &form)) fail_msg("%s, row %d: %s", e->name, (int)i, none[i].set);
         assay_cases_free(c, 1);
     }
 }
@@ -544,26 +439,12 @@ TEST(what_must_hold_may_depend_on_the_case)
         assay_holding holding;
     } cases[] = {{ring, ASSAY_HOLDS_BITS}, {emb_chunks, ASSAY_HOLDS_BITS}, {token_chunks, ASSAY_HOLDS_SCALES}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assay_context ctx = assay_context_default(1);
         assay_other_form form;
         assay_case *c = case_from(cases[i].yaml);
-        assert_true(assay_other_form_of(&ctx, c, assay_equivalence_by_name("chunked-whole"), &form));
+        assert_true(assay_other_form_of(c, assay_equivalence_by_name("chunked-whole"), &form));
         assert_int_equal(form.holding, cases[i].holding);
         assay_cases_free(c, 1);
     }
-}
-
-static assay_status run_nothing(assay_context *ctx, const assay_case *c, const assay_source *in, const assay_sink *out)
-{
-    (void)ctx, (void)c, (void)in, (void)out;
-    return ASSAY_OK;
-}
-
-static bool other_without_results(const assay_case *c, assay_other_form *form)
-{
-    (void)c;
-    form->run = run_nothing;
-    return true;
 }
 
 TEST(forms_with_nothing_in_common_are_refused)
@@ -571,11 +452,14 @@ TEST(forms_with_nothing_in_common_are_refused)
     assay_context ctx = assay_context_default(1);
     assay_form one;
     assay_equivalence_result result;
-    const assay_equivalence e = {"x", "", ASSAY_HOLDS_SCALES, false, other_without_results};
     assay_case *c = case_from(mla);
     evaluate(&ctx, c, &one);
-    assert_int_equal(assay_equivalence_check(&ctx, &one, &e, &result), ASSAY_INTERNAL);
-    assert_non_null(strstr(ctx.message, "no tensor in common"));
+    for (int i = 0; i < one.results.count; i++) {
+        if (assay_role_is_result(one.results.items[i].spec.role)) one.results.items[i].written = 0;
+    }
+    assert_int_equal(assay_equivalence_check(&ctx, &one, assay_equivalence_by_name("sharded-whole"), &result),
+                     ASSAY_INTERNAL);
+    assert_message(&ctx, "no tensor in common");
     assay_form_free(&one);
     assay_cases_free(c, 1);
 }

@@ -58,7 +58,7 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
     assert_non_null(mkdtemp(f->folder));
     f->c = case_from(mlp);
     f->equivalence = assay_equivalence_by_name("fused-unfused");
-    assert_true(assay_other_form_of(&f->ctx, f->c, f->equivalence, &f->other));
+    assert_true(assay_other_form_of(f->c, f->equivalence, &f->other));
     snprintf(f->one, sizeof f->one, "%s/one.h5", f->folder);
     snprintf(f->two, sizeof f->two, "%s/two.h5", f->folder);
     assert_ok(&f->ctx, assay_form_evaluate(&f->ctx, f->c, NULL, &one));

@@ -58,9 +58,3 @@ assay_tensor_row assay_mla_weight_row(const assay_mla_config *config, int weight
 void assay_mla_graph(graph *g, const assay_mla_config *config);
 /* Its steps within another graph, whose axes are others afterwards (graph_within); gives out_proj. */
 int assay_mla_steps(graph *g, const assay_mla_config *config, const assay_attention_givens *in, const int *w);
-
-/* The absorbed form (DeepSeek-V3 inference/model.py, attn_impl "absorb"): scores from mla_kv and the rotated k_pe, with
- * the key half of wkv_b multiplied into the query and the value half into the attention's output; key_proj and
- * value_proj are never formed. `r` runs the configuration's graph, with all that is given lent. y [B,S,D]: that of the
- * graph up to rounding. */
-assay_status assay_mla_absorbed_forward(assay_context *ctx, double *y, graph_run *r, const assay_mla_config *config);

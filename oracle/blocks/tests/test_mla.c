@@ -1,4 +1,4 @@
-/* MLA against itself: other threads and engines, the absorbed form, what is dropped, skipped, quantised, refused and counted.
+/* MLA against itself: other threads and engines, what is dropped, skipped, quantised, refused and counted.
  * harness/tests/test_certified.c has it against the second form. */
 #include "oracle/blocks/mla.h"
 
@@ -254,81 +254,6 @@ TEST(test_blas_agrees)
         if (block_is_given(&g, t)) block_assert_near(other.gradients[t], p.gradients[t], graph_size(&g, t), 1e-12);
     block_close(&p);
     block_close(&other);
-}
-
-/* --- the absorbed form --- */
-
-static double *absorbed(assay_context *ctx, block_problem *p, const assay_mla_config *config)
-{
-    double *y = test_nans(p->tokens * p->dim);
-    block_begin(p);
-    assert_ok(ctx, assay_mla_absorbed_forward(ctx, y, &p->run, config));
-    return y;
-}
-
-/* Either form is a chain of products: each is off by half an ulp of its terms for each of them, and the softmax passes
- * on what its scores are off by. Terms here are at most some ten times their sum. */
-static void assert_absorbed_is_plain(const assay_mla_config *c, bool segmented)
-{
-    assay_context ctx = assay_context_default(2);
-    const int64_t terms = 2 * c->emb_dim + c->q_lora_rank + 3 * c->kv_lora_rank + c->qk_nope_head_dim + c->rope.dim +
-                          c->sequence + c->heads * c->v_head_dim;
-    const double bound = 10 * (double)terms * 0x1p-53;
-    graph g;
-    block_problem p;
-    assay_mla_graph(&g, c);
-    block_open(&p, &g, segmented);
-    double *y = absorbed(&ctx, &p, c);
-    assert_true(isnan(block_value(&p, "key_proj")[0]));
-    block_run(&ctx, &p);
-    assert_true(bound < 1e-12);
-    block_assert_near(y, block_value(&p, "out_proj"), p.tokens * p.dim, bound);
-    free(y);
-    block_close(&p);
-}
-
-TEST(test_absorbed_form_is_the_same)
-{
-    for (int i = 0; i < SAMPLES; i++) assert_absorbed_is_plain(&samples[i].config, samples[i].segmented);
-    assert_absorbed_is_plain(&LARGE, false);
-}
-
-TEST(test_absorbed_form_has_the_same_bits_with_any_threads_and_isa)
-{
-    assay_context ctx = assay_context_default(1);
-    graph g;
-    block_problem p;
-    assay_mla_graph(&g, &LARGE);
-    block_open(&p, &g, false);
-    double *first = absorbed(&ctx, &p, &LARGE);
-    for (int form = 0; test_next_context(&form, &ctx);) {
-        double *y = absorbed(&ctx, &p, &LARGE);
-        assert_same_bits(y, first, p.tokens * p.dim);
-        free(y);
-    }
-    free(first);
-    block_close(&p);
-}
-
-TEST(test_absorbed_form_without_memory)
-{
-    assay_context ctx = assay_context_default(1);
-    const assay_mla_config *config = &samples[0].config;
-    graph g;
-    block_problem p;
-    int64_t n;
-    assay_mla_graph(&g, config);
-    block_open(&p, &g, false);
-    double *y = test_nans(p.tokens * p.dim);
-    for (n = 0;; n++) {
-        block_begin(&p);
-        assay_fail_allocation(n);
-        if (had_memory(&ctx, assay_mla_absorbed_forward(&ctx, y, &p.run, config))) break;
-        assert_all_nan(y, p.tokens * p.dim);
-    }
-    assert_true(n > 10 && isfinite(y[0]));
-    free(y);
-    block_close(&p);
 }
 
 /* --- by a recipe --- */

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "oracle/ops/decode_attention.h"
 #include "oracle/ops/decode_internal.h"
 #include "oracle/ops/tests/ops_test.h"
 
