@@ -60,7 +60,8 @@ class Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d):
         (scores, value, out, lse), k = ctx.saved_tensors, ctx.k
-        p, d = torch.exp(scores - lse), k.ar.operand(d)
+        two = k.form("probabilities of the backward", "exp", "exp2") == "exp2" and not k.ar.exact
+        p, d = torch.exp2(scores * LOG2E - lse * LOG2E) if two else torch.exp(scores - lse), k.ar.operand(d)
         dp = k.einsum("bnsh,bnth->bnst", d, k.ar.operand(value))
         return p * (dp - (d * out).sum(-1, keepdim=True)), k.einsum("bnst,bnsh->bnth", k.ar.operand(p), d), None
 

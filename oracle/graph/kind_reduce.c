@@ -174,12 +174,13 @@ static double moved_a_little(const assay_context *ctx, double number)
 }
 
 /* exp(x - largest) of a line and their sum; y may be NULL. Kernels with exp2 have products of both with log2(e), which are rounded
- * each: in the emulated runs lines take turns. */
+ * each: in the emulated runs lines take turns, those whose exponentials are made again by lse among them. */
 static double exponentials(const assay_context *ctx, const lines *l, int64_t line, const double *x, double largest,
                            double *y)
 {
     const double moved = moved_a_little(ctx, largest);
-    const bool scaled = assay_takes_second_form_at(ctx, line) && moved != 0;
+    const bool other = assay_takes_second_form_at(ctx, line) || assay_takes_third_form_at(ctx, line);
+    const bool scaled = other && moved != 0;
     double sum = 0;
     for (int64_t i = 0; i < l->count; i++) {
         double e = x[i * l->step];
@@ -209,12 +210,13 @@ static double rounded_log(const assay_context *ctx, double sum)
     return log;
 }
 
-/* What exponentials are divided by, or multiplied with its inverse; or they are made again as exp(x - lse), where the rounding of lse is
- * an error that all of the line have. In the emulated runs lines take turns. */
+/* What exponentials are divided by, or multiplied with its inverse; or they are made again as exp2(x log2e - lse log2e), where the roundings of
+ * lse and of its product are errors that all of the line have. In the emulated runs lines take turns. */
 static double divisor_of(const assay_context *ctx, int64_t line, double largest, double sum)
 {
+    const double lse = largest + rounded_log(ctx, sum), log2e = 1.4426950408889634;
     if (assay_takes_third_form_at(ctx, line))
-        return sum * assay_exp(moved_a_little(ctx, largest + rounded_log(ctx, sum)));
+        return sum * assay_exp(moved_a_little(ctx, lse) + moved_a_little(ctx, lse * log2e) / log2e);
     assay_round(ctx, ASSAY_ROUND_ACCUMULATE, 1, &sum);
     return sum;
 }
