@@ -46,7 +46,6 @@
 #include "oracle/ops/gmm.h"
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/merge_states.h"
-#include "oracle/ops/ops_shares.h"
 #include "oracle/ops/quant_recipe.h"
 #include "oracle/ops/quantised_spread.h"
 #include "oracle/ops/quantize.h"

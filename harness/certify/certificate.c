@@ -10,7 +10,6 @@
 #include "harness/scales/ensemble.h"
 #include "harness/sketch/sketch.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 
 /* What the second form takes on one core: for an operation of a product (in large ones, which are made of slices, far
  * less), for a number that goes through functions and comes out, and for a weight that is moved about, or drawn and sliced.
@@ -282,7 +281,6 @@ assay_status assay_evaluate_certified(assay_context *ctx, const assay_plan *plan
     OWNED_BY(quad_certificates_free) quad_certificates certificates = {0};
     const assay_certificate_scope scope = assay_certificate_scope_of(ctx, plan, plan->budget);
     MUST(assay_certificate_inputs_collect(ctx, &inputs, plan, source, out));
-    if (!assay_ranks_is_first(ctx)) return ASSAY_OK;
     MUST(assay_certify(ctx, &inputs, &scope, quiet, &certificates));
     MUST(assay_certificates_check(ctx, &certificates));
     for (int i = 0; i < certificates.count; i++) {

@@ -7,7 +7,6 @@
 #include "harness/operations/operands.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 #include "oracle/base/tensor_set.h"
 
 void assay_certificate_inputs_free(assay_certificate_inputs *inputs)
@@ -77,7 +76,7 @@ static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const a
     }
     if (!there) with_f64.precisions[with_f64.precision_count++] = *f64;
     TRY(assay_evaluate(ctx, &with_f64, source, &sink));
-    if (assay_ranks_is_first(ctx)) TRY(assay_tensor_set_require_complete(ctx, results));
+    TRY(assay_tensor_set_require_complete(ctx, results));
 cleanup:
     free(with_f64.precisions);
     return status;
@@ -104,7 +103,6 @@ assay_status assay_certificate_inputs_collect(assay_context *ctx, assay_certific
         if (assay_role_is_result(plan->specs[i].role)) TRY(add_result(ctx, &plan->specs[i], &results));
     }
     TRY(evaluate(ctx, plan, source, &results, next));
-    if (!assay_ranks_is_first(ctx)) goto cleanup; /* which certifies alone */
     for (int i = 0; i < plan->spec_count; i++) {
         const assay_tensor_spec *spec = &plan->specs[i];
         if (!assay_role_is_given(spec->role)) continue;

@@ -229,9 +229,10 @@ double assay_case_cost(const assay_case *c)
     return work_of(&ctx, c, &work) == ASSAY_OK ? work : 0;
 }
 
-/* The heaviest case that has no place yet goes to the part that has least; of equals the first. */
-static void mark_part(const double *work, int count, int part, int parts, double *loads, int *places, bool *wanted)
+assay_status assay_share_out(assay_context *ctx, const double *work, int count, int parts, int *places)
 {
+    OWNED double *loads = calloc((size_t)parts, sizeof *loads);
+    if (loads == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
     for (int i = 0; i < count; i++) places[i] = -1;
     for (int done = 0; done < count; done++) {
         int heaviest = -1, least = 0;
@@ -244,7 +245,7 @@ static void mark_part(const double *work, int count, int part, int parts, double
         places[heaviest] = least;
         loads[least] += work[heaviest];
     }
-    for (int i = 0; i < count; i++) wanted[i] = places[i] == part;
+    return ASSAY_OK;
 }
 
 static assay_status take_shard(assay_context *ctx, const assay_options *options, assay_chosen *chosen, bool *wanted)
@@ -255,13 +256,14 @@ static assay_status take_shard(assay_context *ctx, const assay_options *options,
         return assay_fail(ctx, ASSAY_BAD_INPUT, "--shard %d/%d: there are %d cases to share out", options->shard,
                           options->shards, count);
     }
-    OWNED double *work = calloc((size_t)count, sizeof *work), *loads = calloc((size_t)options->shards, sizeof *loads);
+    OWNED double *work = calloc((size_t)count, sizeof *work);
     OWNED int *places = calloc((size_t)count, sizeof *places);
-    if (work == NULL || loads == NULL || places == NULL) {
+    if (work == NULL || places == NULL) {
         return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", count);
     }
     for (int i = 0; i < count; i++) MUST(work_of(ctx, &chosen->cases[i], &work[i]));
-    mark_part(work, count, options->shard - 1, options->shards, loads, places, wanted);
+    MUST(assay_share_out(ctx, work, count, options->shards, places));
+    for (int i = 0; i < count; i++) wanted[i] = places[i] == options->shard - 1;
     keep(chosen, wanted);
     return ASSAY_OK;
 }

@@ -23,6 +23,10 @@ void assay_chosen_free(assay_chosen *chosen); /* safe on a zeroed struct */
 /* About how many operations a case is, with files and processes; 0 where it cannot be said. */
 double assay_case_cost(const assay_case *c);
 
+/* places [count]: which of so many parts, of about the same work, a case belongs to. The heaviest that has no place yet goes to the
+ * part that has least; of equals the first. */
+assay_status assay_share_out(assay_context *ctx, const double *work, int count, int parts, int *places);
+
 /* Whether something is chosen although there is no argument. */
 bool assay_chooses_without_arguments(const assay_options *options);
 

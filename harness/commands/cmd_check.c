@@ -172,7 +172,7 @@ static assay_status check_backend_case(assay_context *ctx, check_run *r, const a
     assay_backend_check_options options = {.backend = o->backend,
                                            .server = r->server,
                                            .profile = &profile,
-                                           .folder = r->folder.path,
+                                           .folder = o->keep != NULL ? o->keep : r->folder.path,
                                            .false_alarm = o->false_alarm,
                                            .limits = {o->timeout, o->memory},
                                            .quiet = true};
@@ -309,11 +309,13 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(check_options(ctx, options));
     if (options->serve) TRY(assay_backend_server_make(ctx, options->backend, options->memory, &r.server));
     TRY(assay_choose(ctx, options, 0, &r.chosen));
-    if (options->backend != NULL) TRY(assay_backend_folder_make(ctx, options->keep, &r.folder));
+    if (options->backend != NULL && (options->keep == NULL || assay_ranks_is_first(options->ranks)))
+        TRY(assay_backend_folder_make(ctx, options->keep, &r.folder));
     assay_progress_start(&r.progress, options->quiet, "check", r.chosen.count);
-    TRY(assay_each_case(ctx, &(assay_each){.self = &r, .count = r.chosen.count, .work = work, .take = take}));
+    TRY(assay_each_case(
+        ctx, &(assay_each){.self = &r, .count = r.chosen.count, .ranks = options->ranks, .work = work, .take = take}));
     assay_progress_end(&r.progress);
-    if (assay_ranks_is_first(ctx)) TRY(conclude(ctx, &r, r.chosen.count, exit_code));
+    if (assay_ranks_is_first(options->ranks)) TRY(conclude(ctx, &r, r.chosen.count, exit_code));
 cleanup:
     assay_backend_server_free(r.server);
     assay_backend_folder_end(&r.folder);

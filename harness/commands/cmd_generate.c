@@ -168,10 +168,13 @@ static assay_status write_files(assay_context *ctx, const assay_options *options
     MUST(assay_choose(ctx, options, how, &chosen));
     MUST(check_output(ctx, options, chosen.count));
     MUST(check_cases(ctx, options, &chosen));
-    return assay_each_case(
-        ctx,
-        &(assay_each){
-            .self = &w, .count = chosen.count, .apart = true, .quiet = options->quiet, .cost = cost, .work = work});
+    return assay_each_case(ctx, &(assay_each){.self = &w,
+                                              .count = chosen.count,
+                                              .ranks = options->ranks,
+                                              .apart = true,
+                                              .quiet = options->quiet,
+                                              .cost = cost,
+                                              .work = work});
 }
 
 static assay_status run_generate(assay_context *ctx, const assay_options *options, int *exit_code)

@@ -287,8 +287,11 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the report");
         goto cleanup;
     }
-    TRY(assay_each_case(ctx, &(assay_each){.self = &p, .count = options->argument_count, .work = work, .take = take}));
-    if (options->json_file != NULL && assay_ranks_is_first(ctx)) TRY(write_json(ctx, options->json_file, root));
+    TRY(assay_each_case(
+        ctx, &(assay_each){
+                 .self = &p, .count = options->argument_count, .ranks = options->ranks, .work = work, .take = take}));
+    if (options->json_file != NULL && assay_ranks_is_first(options->ranks))
+        TRY(write_json(ctx, options->json_file, root));
     *exit_code = p.vacuous ? ASSAY_EXIT_VACUOUS : ASSAY_EXIT_PASS;
 cleanup:
     cJSON_Delete(root);

@@ -158,7 +158,7 @@ static assay_status write_reports(assay_context *ctx, const assay_options *optio
 static double cost(void *self, int i)
 {
     const runs *r = self;
-    return r->chosen->goldens[i] == NULL ? assay_case_cost(&r->chosen->cases[i]) : 0;
+    return assay_case_cost(&r->chosen->cases[i]);
 }
 
 /* The result: its tally, and its report. */
@@ -176,7 +176,7 @@ static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
     assay_status status = assay_run_case(ctx, options, &r);
     assay_progress_end(&all->progress);
     if (interrupted != 0) status = assay_fail(ctx, ASSAY_IO, "interrupted"); /* whatever became of the case */
-    if (status == ASSAY_OK && assay_ranks_is_first(ctx)) {
+    if (status == ASSAY_OK) {
         apply_expected_failures(all->expected, options->known_file, r.c, &r);
         print_case(options, r.c, &r, &t);
         status = print_detail(ctx, options, &r);
@@ -227,11 +227,12 @@ static assay_status run_cases(assay_context *ctx, runs *all)
 {
     assay_status status = ASSAY_OK;
     const int count = all->chosen->count;
-    const assay_each each = {.self = all, .count = count, .cost = cost, .work = work, .take = take};
+    const assay_each each = {
+        .self = all, .count = count, .ranks = all->options->ranks, .cost = cost, .work = work, .take = take};
     if (all->options->serve) {
         MUST(assay_backend_server_make(ctx, all->options->backend, all->options->memory, &all->server));
     }
-    if (all->options->serve && count > 1 && ctx->ranks == NULL) status = run_firsts(ctx, all);
+    if (all->options->serve && count > 1 && all->options->ranks == NULL) status = run_firsts(ctx, all);
     assay_progress_start(&all->progress, all->options->quiet, "run", count);
     if (status == ASSAY_OK) status = assay_each_case(ctx, &each);
     assay_progress_end(&all->progress);
@@ -277,15 +278,16 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
     TRY(assay_choose(ctx, options, ASSAY_CHOOSE_GOLDENS, &chosen));
     if (options->known_file != NULL) TRY(check_known_names(ctx, options, &all));
     TRY(assay_run_check(ctx, options, &chosen));
-    if (options->keep != NULL && assay_ranks_is_first(ctx)) TRY(assay_backend_folder_make(ctx, options->keep, &kept));
+    if (options->keep != NULL && assay_ranks_is_first(options->ranks))
+        TRY(assay_backend_folder_make(ctx, options->keep, &kept));
     all.reports = calloc((size_t)chosen.count, sizeof *all.reports);
     if (all.reports == NULL) {
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the reports");
         goto cleanup;
     }
-    if (ctx->ranks == NULL) heed_interrupts();
+    if (options->ranks == NULL) heed_interrupts();
     status = run_cases(ctx, &all);
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
+    if (!assay_ranks_is_first(options->ranks)) goto cleanup;
     status = write_reports(ctx, options, all.done, all.reports, status);
     if (interrupted == 0) TRY(status);
     printf("%d cases: %d passed, %d failed, %d vacuous, %d unsupported", chosen.count, all.t.passed, all.t.failed,

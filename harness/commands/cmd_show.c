@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "harness/commands/command.h"
-#include "harness/commands/rank_costs.h"
 #include "harness/commands/show_steps.h"
 #include "harness/operations/op_support.h"
 #include "harness/plan/plan_make.h"
@@ -116,43 +115,6 @@ static assay_status print_remat(assay_context *ctx, const assay_plan *plan)
     return ASSAY_OK;
 }
 
-static void amount_text(int quantity, double amount, char *text, size_t size)
-{
-    if (quantity == ASSAY_RANK_OPERATIONS) {
-        snprintf(text, size, "%.4g", amount);
-    } else {
-        size_text(amount, text, size);
-    }
-}
-
-/* Of ranks that do the case together. */
-static void print_ranks(const assay_plan *plan, const assay_options *options)
-{
-    const assay_shared_work work = assay_shared_work_of(plan, ASSAY_RANKS_LEAST);
-    if (options->rank_count == 0) return;
-    printf("\nshared    ");
-    for (int i = 0; i < ASSAY_LOOPS; i++)
-        printf("%s%" PRId64 " %s", i > 0 ? ", " : "", work.loops[i].pieces, assay_loop_names[i]);
-    printf("\n");
-    for (int i = 0; i < options->rank_count; i++) {
-        assay_rank_cost costs[ASSAY_RANK_QUANTITIES];
-        assay_rank_costs(&work, options->ranks[i], costs);
-        printf("\n%-20s %14s %14s %14s  %s\n", options->ranks[i] == 1 ? "1 rank" : "ranks", "one process",
-               "a rank at most", "all ranks", "efficiency at most");
-        for (int q = 0; q < ASSAY_RANK_QUANTITIES; q++) {
-            char one[32], most[32], sum[32];
-            amount_text(q, costs[q].one, one, sizeof one);
-            amount_text(q, costs[q].most, most, sizeof most);
-            amount_text(q, costs[q].sum, sum, sizeof sum);
-            printf("%6" PRId64 " %-13s %14s %14s %14s", options->ranks[i], assay_rank_quantity_names[q], one, most,
-                   sum);
-            if (q == ASSAY_RANK_OPERATIONS || q == ASSAY_RANK_DRAWN || q == ASSAY_RANK_WRITTEN)
-                printf("  %.3f", costs[q].most > 0 ? costs[q].one / costs[q].most / (double)options->ranks[i] : 1);
-            printf("\n");
-        }
-    }
-}
-
 static assay_status print_case(assay_context *ctx, const assay_options *options, const assay_plan *plan,
                                const char *golden, const assay_fixture_reader *reader)
 {
@@ -162,9 +124,7 @@ static assay_status print_case(assay_context *ctx, const assay_options *options,
     if (reader != NULL) printf("\ngolden    %s, by %s\n", golden, assay_fixture_text(reader, "generator"));
     print_tensors(plan);
     print_costs(plan);
-    MUST(print_remat(ctx, plan));
-    print_ranks(plan, options);
-    return ASSAY_OK;
+    return print_remat(ctx, plan);
 }
 
 static assay_status run(assay_context *ctx, const assay_options *options, int *exit_code)
@@ -203,7 +163,7 @@ const assay_command assay_command_show = {
     .details = "What it prints above the table is a case file: save it and change it to make your own. Keys of the "
                "model that\n"
                "have their defaults are left out. Of a golden it is the case that is stored in it.\n",
-    .options = ASSAY_OPT_SET | ASSAY_OPT_RANKS | ASSAY_OPT_GRAPH | ASSAY_OPT_ALL,
+    .options = ASSAY_OPT_SET | ASSAY_OPT_GRAPH | ASSAY_OPT_ALL,
     .least = 1,
     .most = -1,
     .run = run,

@@ -31,7 +31,6 @@ static assay_status certify(assay_context *ctx, const assay_plan *plan, assay_fi
     found->scope = assay_certificate_scope_of(ctx, plan, options->budget);
     if (!found->scope.outputs && !found->scope.gradients) return ASSAY_OK;
     MUST(assay_certificate_inputs_collect(ctx, &inputs, plan, &source, NULL));
-    if (!assay_ranks_is_first(ctx)) return ASSAY_OK;
     MUST(assay_certify(ctx, &inputs, &found->scope, options->quiet, &found->certificates));
     MUST(assay_certificates_check(ctx, &found->certificates));
     return assay_certificates_compare(ctx, reader, &found->certificates);
@@ -203,7 +202,8 @@ static assay_status run(assay_context *ctx, const assay_options *options, int *e
 {
     verifying v = {.options = options};
     const int count = options->argument_count;
-    const assay_each each = {.self = &v, .count = count, .cost = cost, .work = work, .take = take};
+    const assay_each each = {
+        .self = &v, .count = count, .ranks = options->ranks, .cost = cost, .work = work, .take = take};
     MUST(assay_each_case(ctx, &each));
     printf("%d of %d fixtures verified\n", count - v.failed, count);
     *exit_code = v.failed > 0 ? ASSAY_EXIT_FAIL : ASSAY_EXIT_PASS;

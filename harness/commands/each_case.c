@@ -5,11 +5,9 @@
 
 #include "harness/commands/workers.h"
 #include "harness/plan/progress.h"
-#include "harness/ranks/ranks.h"
 #include "oracle/base/memory.h"
 
-#define MOST_APART 1e9     /* operations: above, the threads of one process are worth more than processes */
-#define LEAST_TOGETHER 1e9 /* operations: below, ranks would wait for each other longer than they compute */
+#define MOST_APART 1e9 /* operations: above, the threads of one process are worth more than processes */
 
 /* What a case printed, and its result. */
 enum { TEXT, ERROR, RESULT, PARTS };
@@ -20,15 +18,15 @@ typedef struct outcome {
         size_t size;
     } of[PARTS];
     assay_status status;
-    char *message; /* where it failed */
+    char message[ASSAY_MESSAGE_SIZE]; /* where it failed */
 } outcome;
 
 /* Cases that ranks, or processes of this machine, do. */
 typedef struct sharing {
     const assay_each *each;
-    bool *there; /* outcomes: of cases that all ranks did together, or that processes have done */
+    bool *there; /* outcomes that are known */
     outcome *outcomes;
-    int *numbers; /* of each piece its case */
+    int *numbers; /* of each piece its case; of ranks, who has a case */
     int taken;    /* cases */
     assay_progress progress;
 } sharing;
@@ -36,7 +34,6 @@ typedef struct sharing {
 static void outcome_free(outcome *o)
 {
     for (int i = 0; i < PARTS; i++) free(o->of[i].text);
-    free(o->message);
     *o = (outcome){0};
 }
 
@@ -66,7 +63,9 @@ static assay_status do_case(assay_context *ctx, const assay_each *each, int i, o
         kept = (files[k] == NULL || assay_text_close(files[k], &o->of[k].text)) && kept;
         if (o->of[k].text == NULL) o->of[k].size = 0;
     }
-    return status == ASSAY_OK && !kept ? no_memory(ctx) : status;
+    o->status = status == ASSAY_OK && !kept ? no_memory(ctx) : status;
+    snprintf(o->message, sizeof o->message, "%s", ctx->message);
+    return o->status;
 }
 
 static assay_status take_outcome(assay_context *ctx, const assay_each *each, int i, const outcome *o)
@@ -78,109 +77,7 @@ static assay_status take_outcome(assay_context *ctx, const assay_each *each, int
     return each->take == NULL ? ASSAY_OK : each->take(ctx, each->self, i, o->of[RESULT].text, o->of[RESULT].size);
 }
 
-/* Cases that were done together, up to `end`. */
-static assay_status take_before(assay_context *ctx, sharing *s, int end)
-{
-    assay_status status = ASSAY_OK;
-    for (; status == ASSAY_OK && s->taken < end; s->taken++) {
-        if (!s->there[s->taken])
-            return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave no result of case %d", s->taken + 1);
-        status = take_outcome(ctx, s->each, s->taken, &s->outcomes[s->taken]);
-    }
-    return status;
-}
-
-static assay_status put(assay_context *ctx, const assay_piece *piece, int what, const outcome *o)
-{
-    return assay_piece_put(ctx, piece, what, o->of[what].text, (int64_t)o->of[what].size);
-}
-
-static assay_status piece_work(assay_context *ctx, void *self, const assay_piece *piece)
-{
-    const sharing *s = self;
-    outcome o = {0};
-    char message[ASSAY_MESSAGE_SIZE];
-    const assay_status status = do_case(ctx, s->each, s->numbers[piece->number], &o);
-    assay_status given = status;
-    memcpy(message, ctx->message, sizeof message);
-    if (o.of[TEXT].text != NULL && o.of[ERROR].text != NULL) {
-        given = put(ctx, piece, ERROR, &o);
-        if (given == ASSAY_OK) given = put(ctx, piece, TEXT, &o);
-    }
-    if (status != ASSAY_OK) {
-        memcpy(ctx->message, message, sizeof message);
-    } else if (given == ASSAY_OK) {
-        given = put(ctx, piece, RESULT, &o);
-    }
-    outcome_free(&o);
-    return status != ASSAY_OK ? status : given;
-}
-
-static assay_status piece_take(assay_context *ctx, void *self, int64_t piece, int what, const void *data, int64_t bytes)
-{
-    sharing *s = self;
-    const int i = s->numbers[piece];
-    MUST(take_before(ctx, s, i));
-    if (what == RESULT) {
-        if (s->taken > i) return assay_fail(ctx, ASSAY_INTERNAL, "a rank gave two results of case %d", i + 1);
-        s->taken = i + 1;
-        return s->each->take == NULL ? ASSAY_OK : s->each->take(ctx, s->each->self, i, data, (size_t)bytes);
-    }
-    fwrite(data, 1, (size_t)bytes, what == ERROR ? stderr : stdout);
-    fflush(stdout);
-    return ASSAY_OK;
-}
-
-/* Which cases all ranks do together. */
-static void choose_together(const assay_context *ctx, sharing *s)
-{
-    const assay_each *each = s->each;
-    const char *forced = getenv("ASSAY_TOGETHER"); /* for tests: all, none */
-    double total = 0;
-    if (each->cost == NULL) return;
-    for (int i = 0; i < each->count; i++) total += each->cost(each->self, i);
-    for (int i = 0; i < each->count; i++) {
-        const double cost = each->cost(each->self, i);
-        s->there[i] = cost > LEAST_TOGETHER && cost * ctx->ranks->size > total;
-        if (forced != NULL) s->there[i] = strcmp(forced, "all") == 0;
-    }
-    if (forced != NULL && strcmp(forced, "all") == 0) ctx->ranks->least = 0;
-}
-
-static void do_together(assay_context *ctx, sharing *s, int i)
-{
-    outcome *o = &s->outcomes[i];
-    assay_ranks *const ranks = ctx->ranks;
-    o->status = do_case(ctx, s->each, i, o);
-    if (o->status != ASSAY_OK) o->message = strdup(ctx->message);
-    if (o->status != ASSAY_OK && o->message == NULL) o->status = no_memory(ctx);
-    assay_ranks_end_session(ranks, o->status, ctx->message);
-    if (ranks->rank != 0) outcome_free(o);
-}
-
-static assay_status share(assay_context *ctx, sharing *s)
-{
-    assay_status status = ASSAY_OK;
-    const bool first = assay_ranks_is_first(ctx);
-    int count = 0;
-    choose_together(ctx, s);
-    for (int i = 0; i < s->each->count; i++) {
-        if (!s->there[i]) {
-            s->numbers[count++] = i;
-            continue;
-        }
-        do_together(ctx, s, i);
-        status = first ? take_before(ctx, s, count == 0 ? i + 1 : 0) : ASSAY_OK; /* nothing stands before it */
-        if (status != ASSAY_OK) return status;
-    }
-    const assay_pieces pieces = {.self = s, .count = count, .work = piece_work, .take = piece_take};
-    status = assay_pieces_run(ctx, &pieces);
-    assay_ranks_end_session(ctx->ranks, status, ctx->message);
-    if (!first) return ASSAY_OK; /* what failed was said where it counts */
-    return status == ASSAY_OK ? take_before(ctx, s, s->each->count) : status;
-}
-
-/* In this process, as a command without ranks ever did. */
+/* In this process, which prints at once. */
 static assay_status do_here(assay_context *ctx, const assay_each *each, int i)
 {
     char *text = NULL;
@@ -204,14 +101,42 @@ static assay_status take_ready(assay_context *ctx, sharing *s)
     return status;
 }
 
+/* On its way to the process that prints it. */
+static void pack(const outcome *o, FILE *out)
+{
+    for (int k = 0; k < PARTS; k++) fwrite(&o->of[k].size, sizeof o->of[k].size, 1, out);
+    for (int k = 0; k < PARTS; k++)
+        if (o->of[k].text != NULL) fwrite(o->of[k].text, 1, o->of[k].size, out);
+}
+
+/* What came of a case. */
+static assay_status unpack(assay_context *ctx, sharing *s, int i, assay_status status, const char *message,
+                           const char *parcel, size_t size)
+{
+    outcome *o = &s->outcomes[i];
+    size_t sizes[PARTS] = {0}, left = size - sizeof sizes;
+    o->status = status;
+    if (size >= sizeof sizes) memcpy(sizes, parcel, sizeof sizes);
+    const char *at = parcel + sizeof sizes;
+    for (int k = 0; size > sizeof sizes && k < PARTS && sizes[k] <= left; k++) {
+        void *text = NULL;
+        MUST(assay_alloc(ctx, "what a case prints", (int64_t)sizes[k] + 1, 1, &text));
+        o->of[k].text = memcpy(text, at, sizes[k]);
+        o->of[k].size = sizes[k];
+        at += sizes[k];
+        left -= sizes[k];
+    }
+    snprintf(o->message, sizeof o->message, "%s", message);
+    s->there[i] = true;
+    return ASSAY_OK;
+}
+
 static assay_status apart_work(assay_context *ctx, void *self, int piece, FILE *result)
 {
     const sharing *s = self;
     outcome o = {0};
     const assay_status status = do_case(ctx, s->each, s->numbers[piece], &o);
-    for (int k = 0; k < PARTS; k++) fwrite(&o.of[k].size, sizeof o.of[k].size, 1, result);
-    for (int k = 0; k < PARTS; k++)
-        if (o.of[k].text != NULL) fwrite(o.of[k].text, 1, o.of[k].size, result);
+    pack(&o, result);
     outcome_free(&o);
     return status;
 }
@@ -221,26 +146,9 @@ static assay_status apart_take(assay_context *ctx, void *self, int piece, assay_
 {
     sharing *s = self;
     const int i = s->numbers[piece];
-    outcome *o = &s->outcomes[i];
-    size_t sizes[PARTS] = {0}, left = size - sizeof sizes;
-    o->status = status;
-    if (size >= sizeof sizes) memcpy(sizes, result, sizeof sizes);
-    const char *at = result + sizeof sizes;
-    for (int k = 0; size > sizeof sizes && k < PARTS && sizes[k] <= left; k++) {
-        void *text = NULL;
-        MUST(assay_alloc(ctx, "what a case prints", (int64_t)sizes[k] + 1, 1, &text));
-        o->of[k].text = memcpy(text, at, sizes[k]);
-        o->of[k].size = sizes[k];
-        at += sizes[k];
-        left -= sizes[k];
-    }
-    if (status != ASSAY_OK) {
-        char line[ASSAY_MESSAGE_SIZE];
-        snprintf(line, sizeof line, "case %d of %d: %.256s", i + 1, s->each->count, message);
-        o->message = strdup(result == NULL ? line : message); /* of a process that died */
-        if (o->message == NULL) return no_memory(ctx);
-    }
-    s->there[i] = true;
+    char line[ASSAY_MESSAGE_SIZE];
+    snprintf(line, sizeof line, "case %d of %d: %.256s", i + 1, s->each->count, message);
+    MUST(unpack(ctx, s, i, status, result == NULL ? line : message, result, size)); /* NULL: the process died */
     assay_progress_add(&s->progress, 1, "cases");
     return take_ready(ctx, s);
 }
@@ -269,6 +177,75 @@ static assay_status do_apart(assay_context *ctx, sharing *s)
     return status;
 }
 
+/* Which rank has which case. */
+static assay_status share_out(assay_context *ctx, sharing *s)
+{
+    const assay_each *each = s->each;
+    OWNED double *work = NULL;
+    MUST(assay_alloc_f64(ctx, "work of cases", each->count, &work));
+    for (int i = 0; i < each->count; i++) work[i] = 1 + (each->cost == NULL ? 0 : each->cost(each->self, i));
+    return assay_share_out(ctx, work, each->count, each->ranks->transport.size, s->numbers);
+}
+
+/* Of a rank but the first: its cases, until one fails, or the first needs no more. */
+static assay_status report_cases(assay_context *ctx, const sharing *s)
+{
+    bool goes_on = assay_ranks_begin(s->each->ranks);
+    for (int i = 0; i < s->each->count && goes_on; i++) {
+        outcome o = {0};
+        char *text = NULL;
+        size_t size = 0;
+        if (s->numbers[i] != s->each->ranks->transport.rank) continue;
+        FILE *parcel = assay_text_open(&text, &size);
+        if (parcel == NULL) return no_memory(ctx);
+        assay_rank_report report = {.number = i, .status = do_case(ctx, s->each, i, &o)};
+        memcpy(report.message, o.message, sizeof report.message);
+        pack(&o, parcel);
+        const bool kept = assay_text_close(parcel, &text);
+        if (kept) goes_on = assay_ranks_report(s->each->ranks, &report, text, size) && report.status == ASSAY_OK;
+        outcome_free(&o);
+        free(text);
+        if (!kept) return no_memory(ctx);
+    }
+    return ASSAY_OK;
+}
+
+/* What a rank says of a case, or, without waiting, of those that it has said. */
+static assay_status hear(assay_context *ctx, sharing *s, int rank, bool wait)
+{
+    size_t size = 0;
+    for (bool more = true; more;) {
+        OWNED assay_rank_report *report = NULL;
+        MUST(assay_ranks_hear(ctx, s->each->ranks, rank, wait, &report, &size));
+        more = report != NULL && !wait;
+        if (report == NULL) continue;
+        const int i = report->number;
+        if (i >= s->each->count || s->numbers[i] != rank || s->there[i])
+            return assay_fail(ctx, ASSAY_INTERNAL, "rank %d has other cases than the first one", rank);
+        MUST(unpack(ctx, s, i, report->status, report->message, (const char *)(report + 1), size));
+    }
+    return ASSAY_OK;
+}
+
+/* Of the first rank: its own cases, and what the others say meanwhile; then what is left. */
+static assay_status collect_cases(assay_context *ctx, sharing *s)
+{
+    const assay_each *each = s->each;
+    bool well = assay_ranks_begin(each->ranks);
+    for (int i = 0; i < each->count && well; i++) {
+        if (s->numbers[i] != 0) continue;
+        well = do_case(ctx, each, i, &s->outcomes[i]) == ASSAY_OK;
+        s->there[i] = true;
+        for (int rank = 1; rank < each->ranks->transport.size; rank++) MUST(hear(ctx, s, rank, false));
+        MUST(take_ready(ctx, s));
+    }
+    while (s->taken < each->count) {
+        MUST(hear(ctx, s, s->numbers[s->taken], true));
+        MUST(take_ready(ctx, s));
+    }
+    return ASSAY_OK;
+}
+
 static assay_status one_after_the_other(assay_context *ctx, const assay_each *each)
 {
     assay_status status = ASSAY_OK;
@@ -279,8 +256,8 @@ static assay_status one_after_the_other(assay_context *ctx, const assay_each *ea
 assay_status assay_each_case(assay_context *ctx, const assay_each *each)
 {
     assay_status status;
-    const bool apart = ctx->ranks == NULL && each->apart && ctx->threads > 1 && each->count > 1;
-    if (ctx->ranks == NULL && !apart) return one_after_the_other(ctx, each);
+    const bool apart = each->ranks == NULL && each->apart && ctx->threads > 1 && each->count > 1;
+    if (each->ranks == NULL && !apart) return one_after_the_other(ctx, each);
     const size_t count = (size_t)each->count + 1;
     sharing s = {.each = each,
                  .there = calloc(count, sizeof *s.there),
@@ -290,7 +267,12 @@ assay_status assay_each_case(assay_context *ctx, const assay_each *each)
         status = assay_fail(ctx, ASSAY_NO_MEMORY, "no memory to share out %d cases", each->count);
         goto cleanup;
     }
-    TRY(apart ? do_apart(ctx, &s) : share(ctx, &s));
+    if (apart) {
+        TRY(do_apart(ctx, &s));
+        goto cleanup;
+    }
+    TRY(share_out(ctx, &s));
+    TRY(assay_ranks_is_first(each->ranks) ? collect_cases(ctx, &s) : report_cases(ctx, &s));
 cleanup:
     for (int i = 0; s.outcomes != NULL && i < each->count; i++) outcome_free(&s.outcomes[i]);
     free(s.there);

@@ -1,18 +1,18 @@
-/* The cases of a command, one after the other, or shared out among ranks (docs/large.md): the same output in the same
+/* The cases of a command, one after the other, or shared out among processes (docs/large.md): the same output in the same
  * order, and the same end. */
 #pragma once
 
 #include <stdio.h>
 
 #include "harness/commands/choose.h"
-#include "oracle/base/ranks.h"
 
 typedef struct assay_each {
     void *self;
     int count;
-    bool apart; /* cases may be done in processes of their own, without ranks too: there is a cost */
-    bool quiet; /* of the progress that is shown then */
-    /* About how many operations a case has; NULL: all ranks together would be no faster. */
+    assay_ranks *ranks; /* that have the cases: of options; NULL: this process has them all */
+    bool apart;         /* cases may be done in processes of their own, without ranks too: there is a cost */
+    bool quiet;         /* of the progress that is shown then */
+    /* About how many operations a case has; NULL: one has as many as another. */
     double (*cost)(void *self, int i);
     /* Does a case, and prints what is to be seen of it. What is to be known of it afterwards goes to `result`. */
     assay_status (*work)(assay_context *ctx, void *self, int i, FILE *result);
@@ -21,6 +21,6 @@ typedef struct assay_each {
 } assay_each;
 
 /* Ends with the first case that fails. Without ranks, where a case may be done apart and there are threads, each of them
- * is a process that does small cases, and large ones are done here by all threads. With several ranks each has a case of its own; a case that is more work than a
- * rank's share of all is done by all together, before the others: work() then runs on every rank, with ctx->ranks. */
+ * is a process that does small cases, and large ones are done here by all threads. Each of several ranks has cases of its own,
+ * about the same work; what they print comes out of the first. */
 assay_status assay_each_case(assay_context *ctx, const assay_each *each);

@@ -13,7 +13,6 @@
 #include "harness/commands/commands.h"
 #include "harness/commands/ending.h"
 #include "harness/plan/model_weights.h"
-#include "harness/ranks/launch.h"
 #include "harness/version/version.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
@@ -53,7 +52,6 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
 {
     assay_status status;
     assay_options options = {0};
-    assay_rank_group *ranks = NULL;
     TRY(assay_options_parse(ctx, argc, argv, command->options, &options));
     if (options.help) {
         print_help(command);
@@ -76,13 +74,11 @@ static assay_status run_command(assay_context *ctx, const assay_command *command
         goto cleanup;
     }
     if (ctx->arithmetic->load != NULL) TRY(ctx->arithmetic->load(ctx));
-    if (command->shares) TRY(assay_launch_open(ctx, &ranks));
-    ctx->ranks = assay_rank_group_ranks(ranks);
-    if (assay_ranks_is_first(ctx)) TRY(assay_command_check_reports(ctx, &options));
+    if (command->shares) TRY(assay_ranks_open(ctx, &options.ranks));
+    if (assay_ranks_is_first(options.ranks)) TRY(assay_command_check_reports(ctx, &options));
     TRY(command->run(ctx, &options, exit_code));
 cleanup:
-    assay_rank_group_close(ranks, status, ctx->message);
-    ctx->ranks = NULL;
+    assay_ranks_close(options.ranks, status, ctx->message);
     assay_options_free(&options);
     return status;
 }

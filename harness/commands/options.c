@@ -13,7 +13,6 @@
 
 #include "fixtures/fixture.h"
 #include "harness/certify/certificate.h"
-#include "harness/ranks/launch.h"
 
 enum { COMMON = 1 << 30 };
 
@@ -93,27 +92,6 @@ static assay_status take_threads(assay_context *ctx, const assay_option_row *row
     }
     *(int *)field(row, o) = (int)threads;
     return ASSAY_OK;
-}
-
-/* "8,64,512" */
-static assay_status take_ranks(assay_context *ctx, const assay_option_row *row, const char *value, assay_options *o)
-{
-    enum { MOST = sizeof o->ranks / sizeof *o->ranks };
-    const int64_t most = 1 << 20;
-    char *end = NULL;
-    (void)row;
-    o->rank_count = 0;
-    for (const char *at = value;; at = end + 1) {
-        const long long number = strtoll(at, &end, 10);
-        const bool well = end != at && (*end == ',' || *end == '\0') && number >= 1 && number <= most;
-        if (!well || o->rank_count == MOST) {
-            return assay_fail(ctx, ASSAY_BAD_INPUT,
-                              "--ranks is \"%s\", expected up to %d whole numbers from 1 to %" PRId64 ", as 8,64,512",
-                              value, MOST, most);
-        }
-        o->ranks[o->rank_count++] = number;
-        if (*end == '\0') return ASSAY_OK;
-    }
 }
 
 /* A number of seconds, minutes or hours. */
@@ -282,8 +260,6 @@ static const assay_option_row rows[] = {
     {"output", 'o', ASSAY_OPT_FUZZ, "DIR", "write each failure's case, golden and command to this folder",
      INTO(take_text, output)},
     {"trust", '\0', ASSAY_OPT_TRUST, NULL, "take goldens without a look at their digests", INTO(take_flag, trust)},
-    {"ranks", '\0', ASSAY_OPT_RANKS, "N[,N]",
-     "what so many ranks of mpirun would each do, send and hold (docs/large.md)", INTO(take_ranks, ranks)},
     {"all", '\0', ASSAY_OPT_ALL, NULL, "every key of the model, with its default", INTO(take_flag, all)},
     {"graph", '\0', ASSAY_OPT_GRAPH, NULL, "the steps of the case in its place, in the order of the data flow",
      INTO(take_flag, graph)},
@@ -331,6 +307,7 @@ static void build_tables(unsigned allowed, struct option *longs, char *shorts)
 static const struct {
     const char *name, *instead;
 } gone[] = {
+    {"--ranks", "a process of mpirun takes whole cases, and assay show CASE says what one costs (docs/large.md)"},
     {"--resume", "assay generate --set only_layer=N makes a stack layer by layer (docs/large.md)"},
     {"--layer", "assay generate CASE --set only_layer=N makes the golden of one layer (docs/large.md)"},
     {"--layers", "assay generate CASE --set only_layer=N makes goldens of single layers to verify (docs/large.md)"},
@@ -359,7 +336,7 @@ assay_status assay_options_parse(assay_context *ctx, int argc, char **argv, unsi
     *options = (assay_options){.threads = assay_launch_cores(),
                                .engine = "reference",
                                .container = "h5",
-                               .color = assay_launch_shows_output(),
+                               .color = isatty(STDOUT_FILENO) != 0 && !assay_launch_is_shared(),
                                .false_alarm = ASSAY_FALSE_ALARM,
                                .timeout = ASSAY_TIMEOUT,
                                .fuzz_seed = 1,

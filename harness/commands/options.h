@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cases/case_filter.h"
+#include "harness/ranks/ranks.h"
 #include "oracle/base/status.h"
 
 /* Which options a command takes; the common ones (threads, engine, quiet, color, help) go without saying. */
@@ -27,11 +28,10 @@ enum {
     ASSAY_OPT_FUZZ = 1 << 17,
     ASSAY_OPT_RECIPE = 1 << 18,      /* --recipe */
     ASSAY_OPT_MATERIALISE = 1 << 19, /* --materialise */
-    ASSAY_OPT_RANKS = 1 << 20,       /* --ranks */
-    ASSAY_OPT_STAGED = 1 << 21,      /* --staged */
-    ASSAY_OPT_TRUST = 1 << 22,       /* --trust */
-    ASSAY_OPT_GRAPH = 1 << 23,       /* --graph, --svg */
-    ASSAY_OPT_ALL = 1 << 24          /* --all */
+    ASSAY_OPT_STAGED = 1 << 20,      /* --staged */
+    ASSAY_OPT_TRUST = 1 << 21,       /* --trust */
+    ASSAY_OPT_GRAPH = 1 << 22,       /* --graph, --svg */
+    ASSAY_OPT_ALL = 1 << 23          /* --all */
 };
 
 /* Of --false-alarm, and of --timeout in seconds. */
@@ -50,9 +50,7 @@ typedef struct assay_options {
     int64_t memory; /* of a backend's process, in bytes; 0: not said */
     bool certify, mutants, steps, serve, staged, recipe, materialise, trust, draw_only, graph, all;
     assay_case_filter filter;
-    int shard, shards; /* 1 to shards; 0, 0: all of it */
-    int64_t ranks[8];  /* of show: how many there might be, each */
-    int rank_count;
+    int shard, shards;     /* 1 to shards; 0, 0: all of it */
     const char *fuzz_op;   /* of fuzz: one operation, or NULL */
     double fuzz_seconds;   /* how long; 0: not said */
     int64_t fuzz_cases;    /* how many; 0: not said */
@@ -66,6 +64,7 @@ typedef struct assay_options {
     bool help;
     char **argv; /* the whole command line, for "reproduce with" */
     int argc;
+    assay_ranks *ranks; /* processes that share the cases; NULL: this one has them all */
 } assay_options;
 
 /* `allowed`: the sum of ASSAY_OPT_ values. Refuses what it does not know, a missing or bad value. */

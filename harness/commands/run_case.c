@@ -9,7 +9,6 @@
 #include "harness/judge/judge.h"
 #include "harness/plan/golden_read.h"
 #include "harness/plan/inputs.h"
-#include "oracle/base/ranks.h"
 
 /* What a case is judged by, before it is. */
 typedef struct case_plan {
@@ -167,16 +166,10 @@ cleanup:
     return status;
 }
 
-/* The golden is made when the backend is done, by all ranks. */
-static assay_status judge(assay_context *ctx, const assay_options *options, const case_plan *p, assay_ranks *ranks,
-                          assay_case_run *r)
+/* The golden is made when the backend is done. */
+static assay_status judge(assay_context *ctx, const assay_options *options, const case_plan *p, assay_case_run *r)
 {
-    if (r->stored == NULL) {
-        ctx->ranks = ranks;
-        const assay_status status = assay_golden_write(ctx, &p->plan, r->golden, NULL, options->quiet);
-        ctx->ranks = NULL;
-        if (status != ASSAY_OK) return status;
-    }
+    if (r->stored == NULL) MUST(assay_golden_write(ctx, &p->plan, r->golden, NULL, options->quiet));
     const assay_status status = compare_files(ctx, options, &p->profile, r);
     if (status != ASSAY_BAD_INPUT) return status;
     /* of the two files the candidate is the one that others wrote */
@@ -184,16 +177,6 @@ static assay_status judge(assay_context *ctx, const assay_options *options, cons
     r->end.is_unfit = true;
     snprintf(r->end.message, sizeof r->end.message, "%.590s", ctx->message);
     return ASSAY_OK;
-}
-
-/* Of a rank that shares the evaluation with the first, which runs the backend, and then may not need it. */
-static assay_status help_with_golden(assay_context *ctx, const assay_options *options, const assay_case_run *r)
-{
-    case_plan p = {0};
-    assay_status status = plan_case(ctx, options, r->c, r->stored, &p);
-    if (status == ASSAY_OK) status = assay_golden_write(ctx, &p.plan, "", NULL, options->quiet);
-    case_plan_free(&p);
-    return status;
 }
 
 static assay_backend_call call_of(const assay_options *options, const assay_case_run *r)
@@ -229,15 +212,12 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
 {
     assay_status status;
     case_plan p = {0};
-    assay_ranks *const ranks = ctx->ranks;
-    if (!assay_ranks_is_first(ctx)) return help_with_golden(ctx, options, r);
-    ctx->ranks = NULL; /* request, backend and verdict are the first rank's */
     TRY(name_files(ctx, options, r));
     TRY(plan_case(ctx, options, r->c, r->stored, &p));
     TRY(write_request(ctx, options, &p, r->request));
     const assay_backend_call call = call_of(options, r);
     TRY(assay_backend_execute(ctx, &call, &r->end));
-    if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, ranks, r));
+    if (r->end.outcome == ASSAY_OUTCOME_DONE) TRY(judge(ctx, options, &p, r));
     snprintf(r->report.case_name, sizeof r->report.case_name, "%s", r->c->name);
     snprintf(r->report.op, sizeof r->report.op, "%s", r->c->op);
     if (r->end.outcome != ASSAY_OUTCOME_DONE) {
@@ -254,7 +234,6 @@ assay_status assay_run_case(assay_context *ctx, const assay_options *options, as
                                 sizeof r->report.reproduce);
     }
 cleanup:
-    ctx->ranks = ranks;
     case_plan_free(&p);
     assay_backend_folder_end(&r->temporary);
     return status;

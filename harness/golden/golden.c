@@ -20,17 +20,16 @@
 #include "harness/scales/ensemble.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 
 #define GENERATOR "assay " ASSAY_VERSION
 
 enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 
-/* A sink that appends to a fixture what a plan's file holds; of ranks that share an evaluation the first has it. */
+/* A sink that appends to a fixture what a plan's file holds. */
 typedef struct file_sink {
     const assay_plan *plan;
-    assay_fixture_writer *writer; /* NULL: the file is another rank's */
-    int64_t *written;             /* elements so far of each spec */
+    assay_fixture_writer *writer;
+    int64_t *written; /* elements so far of each spec */
     assay_progress progress;
 } file_sink;
 
@@ -45,7 +44,6 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
     file_sink *sink = self;
     OWNED double *zeros = NULL;
     const int index = assay_plan_find(sink->plan, path);
-    if (sink->writer == NULL) return ASSAY_OK;
     if (assay_plan_scale_is_zero(sink->plan, &sink->plan->specs[index])) {
         MUST(assay_alloc_f64(ctx, path, count, &zeros));
         for (int64_t i = 0; i < count; i++) zeros[i] = 0.0;
@@ -62,8 +60,7 @@ static assay_status sink_write(assay_context *ctx, void *self, const char *path,
 static assay_status sink_write_i32(assay_context *ctx, void *self, const char *path, int64_t count,
                                    const int32_t *values)
 {
-    file_sink *sink = self;
-    if (sink->writer == NULL) return ASSAY_OK;
+    const file_sink *sink = self;
     return assay_fixture_append_i32(ctx, sink->writer, path, count, values);
 }
 
@@ -175,25 +172,11 @@ static assay_status begin(assay_context *ctx, file_sink *sink, const assay_sourc
     return ASSAY_OK;
 }
 
-double assay_golden_given_bytes(const assay_plan *plan)
-{
-    const assay_source none = {0}; /* it has no recipes */
-    double bytes = 0;
-    for (int i = 0; i < plan->spec_count; i++) {
-        const assay_tensor_spec *spec = &plan->specs[i];
-        const size_t size = spec->type == ASSAY_INT32 ? sizeof(int32_t) : sizeof(double);
-        if (assay_role_is_given(spec->role) && is_in_file(plan, &none, spec, true))
-            bytes += (double)size * (double)assay_shape_count(&spec->shape);
-    }
-    return bytes;
-}
-
-/* Once every attribute is set: some containers are planned whole. By the first rank: to send a number costs more than to draw
- * it. */
+/* Once every attribute is set: some containers are planned whole. */
 static assay_status write_all_given(assay_context *ctx, file_sink *sink, const assay_source *source, bool golden)
 {
     const assay_sink out = sink_of(sink);
-    for (int i = 0; assay_ranks_is_first(ctx) && i < sink->plan->spec_count; i++) {
+    for (int i = 0; i < sink->plan->spec_count; i++) {
         const assay_tensor_spec *spec = &sink->plan->specs[i];
         if (!assay_role_is_given(spec->role) || !is_in_file(sink->plan, source, spec, golden)) continue;
         MUST(copy_tensor(ctx, source, spec, &out));
@@ -269,7 +252,7 @@ static assay_status write_golden(assay_context *ctx, const assay_plan *plan, con
     TRY(open_sink(ctx, &sink, plan));
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
     const assay_sink out = sink_of(&sink);
-    if (assay_ranks_is_first(ctx)) TRY(begin_golden(ctx, &sink, source, path));
+    TRY(begin_golden(ctx, &sink, source, path));
     TRY(write_all_given(ctx, &sink, source, true));
     TRY(results != NULL ? assay_golden_give_results(ctx, plan, results, &out)
                         : assay_evaluate_as_planned(ctx, plan, source, &out, quiet));
@@ -296,8 +279,7 @@ assay_status assay_golden_give_results(assay_context *ctx, const assay_plan *pla
 assay_status assay_golden_results(assay_context *ctx, const assay_plan *plan, const assay_source *source, bool quiet,
                                   assay_tensor_set *results)
 {
-    const bool first = assay_ranks_is_first(ctx);
-    MUST(assay_plan_tensors(ctx, results, plan, first ? source : NULL));
+    MUST(assay_plan_tensors(ctx, results, plan, source));
     for (int i = 0; i < results->count; i++) {
         assay_tensor *tensor = &results->items[i];
         if (!assay_role_is_given(tensor->spec.role)) tensor->written = 0; /* a choice that the source gives */
@@ -314,15 +296,11 @@ static assay_status write_from_memory(assay_context *ctx, const assay_plan *plan
     assay_tensor_set results = {0};
     assay_overlay both = {assay_given_source(&results), *source};
     const assay_source given = plan->recipe ? *source : assay_overlay_source(&both); /* a set has no recipes */
-    assay_ranks *const ranks = ctx->ranks;
     TRY(assay_plan_without_directions(ctx, plan, &filtered));
     TRY(assay_golden_results(ctx, &filtered, source, quiet, &results));
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
-    ctx->ranks = NULL; /* filters and mutants are of the first rank */
     TRY(assay_filters_add(ctx, &filtered, &results));
     TRY(write_golden(ctx, &filtered, path, &given, &results, quiet));
 cleanup:
-    ctx->ranks = ranks;
     free(filtered.specs);
     assay_tensor_set_free(&results);
     return status;
@@ -344,7 +322,7 @@ assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan,
     assay_plan all = *plan, fewer = {0};
     all.lost = &lost;
     assay_status status = write_with_all(ctx, &all, path, source, quiet);
-    if (status != ASSAY_BAD_INPUT || !assay_plan_may_leave_out(ctx, plan, &lost)) return status;
+    if (status != ASSAY_BAD_INPUT || !assay_plan_may_leave_out(plan, &lost)) return status;
     ctx->message[0] = '\0';
     TRY(assay_plan_leave_out(ctx, plan, &lost, &fewer));
     TRY(assay_golden_write_from(ctx, &fewer, path, source, quiet));

@@ -11,9 +11,6 @@ assay_status assay_golden_write(assay_context *ctx, const assay_plan *plan, cons
 assay_status assay_golden_write_from(assay_context *ctx, const assay_plan *plan, const char *path,
                                      const assay_source *source, bool quiet);
 
-/* Bytes of inputs, weights and cotangents, as they are drawn, that a golden of the plan stores. */
-double assay_golden_given_bytes(const assay_plan *plan);
-
 /* Writes what a backend may see: inputs, weights, cotangents, and the names of what it is to give. */
 assay_status assay_request_write(assay_context *ctx, const assay_plan *plan, const char *path, const char *inputs_file,
                                  bool quiet);

@@ -12,16 +12,15 @@
 #include "harness/power/power_test.h"
 #include "harness/scales/ensemble.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 
 enum { CHUNK = 1 << 20 }; /* elements that are moved at a time */
 
-/* A sink that holds results against those of a file; of ranks that share an evaluation the first does. */
+/* A sink that holds results against those of a file. */
 typedef struct checking_sink {
     const assay_plan *plan;
-    assay_fixture_reader *golden; /* NULL: another rank does it */
-    int64_t *written;             /* elements so far of each spec */
-    bool other_model;             /* the golden is of an assay of another error model */
+    assay_fixture_reader *golden;
+    int64_t *written; /* elements so far of each spec */
+    bool other_model; /* the golden is of an assay of another error model */
     assay_progress progress;
 } checking_sink;
 
@@ -53,7 +52,6 @@ static assay_status checking_write(assay_context *ctx, void *self, const char *p
 {
     checking_sink *sink = self;
     int index = assay_plan_find(sink->plan, path);
-    if (sink->golden == NULL) return ASSAY_OK;
     assay_dtype type = sink->plan->specs[index].type;
     OWNED double *stored = NULL, *rounded = NULL;
     if (sink->plan->specs[index].role == ASSAY_ROLE_DISCRIMINATION) {
@@ -99,16 +97,12 @@ static assay_status evaluate(assay_context *ctx, const assay_plan *plan, const a
     assay_status status;
     assay_plan with_filters = *plan, certified = *plan;
     assay_tensor_set results = {0};
-    assay_ranks *const ranks = ctx->ranks;
     if (!plan->mutants && !assay_plan_has_directions(plan)) return assay_evaluate(ctx, plan, source, out);
     certified.certify = false;
     TRY(assay_golden_results(ctx, &certified, source, quiet, &results));
-    if (!assay_ranks_is_first(ctx)) goto cleanup;
-    ctx->ranks = NULL;
     if (assay_plan_has_directions(plan)) TRY(assay_filters_add(ctx, &with_filters, &results));
     TRY(assay_golden_give_results(ctx, plan, &results, out));
 cleanup:
-    ctx->ranks = ranks;
     assay_tensor_set_free(&results);
     return status;
 }
@@ -118,11 +112,9 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
 {
     assay_status status;
     const assay_source source = assay_golden_given(golden);
-    const bool first = assay_ranks_is_first(ctx);
     const char *model = assay_fixture_text(golden, "error_model");
-    checking_sink sink = {.plan = plan,
-                          .golden = first ? golden : NULL,
-                          .other_model = model == NULL || strcmp(model, ASSAY_ERROR_MODEL) != 0};
+    checking_sink sink = {
+        .plan = plan, .golden = golden, .other_model = model == NULL || strcmp(model, ASSAY_ERROR_MODEL) != 0};
     int threads = ctx->threads;
     ctx->threads = assay_plan_threads(ctx, plan);
     assay_progress_start(&sink.progress, quiet, plan->c->name, plan->elements);
@@ -134,7 +126,7 @@ assay_status assay_golden_recompute(assay_context *ctx, const assay_plan *plan, 
     TRY(assay_golden_check_layout(ctx, plan, golden));
     assay_sink out = {.self = &sink, .wants = checking_wants, .write = checking_write, .write_i32 = checking_write_i32};
     TRY(evaluate(ctx, plan, &source, &out, quiet));
-    for (int i = 0; first && i < plan->spec_count; i++) {
+    for (int i = 0; i < plan->spec_count; i++) {
         const bool complete =
             assay_role_is_given(plan->specs[i].role) || sink.written[i] == assay_shape_count(&plan->specs[i].shape);
         if (!complete) {

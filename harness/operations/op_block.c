@@ -358,22 +358,3 @@ int64_t assay_block_memory(const assay_operation *operation, const assay_case *c
     const double bytes = 8 * (copies * numbers + graph_scratch(&g));
     return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
-
-void assay_block_shares(const assay_operation *operation, const assay_case *c, const void *config, double least,
-                        const assay_source *in, const assay_sink *out, assay_run_shares *shares)
-{
-    graph g;
-    if (is_sharded(c)) return;
-    operation->graph(config, false, &g);
-    bool back = false;
-    if (g.tensors[g.result].role == GRAPH_WITHIN) graph_shares(shares, least, &g, g.result);
-    for (int t = 1; t < g.tensor_count; t++) {
-        char path[ASSAY_PATH_SIZE], gradient[ASSAY_PATH_SIZE];
-        if (g.tensors[t].role == GRAPH_CHECKPOINT) graph_shares(shares, least, &g, t);
-        if (!is_variable(&g, t)) continue;
-        path_of(&g, t, path);
-        assay_gradient_path(path, gradient);
-        back |= assay_wants(out, gradient) && in->has(in->self, path);
-    }
-    if (back) graph_backward_shares(shares, least, &g);
-}

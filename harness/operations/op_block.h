@@ -19,5 +19,3 @@ assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, cons
 void assay_describe_graph_checkpoints(assay_describer *d, const graph *g, const graph *own);
 double assay_block_flops(const assay_operation *operation, const void *config, bool backward);
 int64_t assay_block_memory(const assay_operation *operation, const assay_case *c, const void *config);
-void assay_block_shares(const assay_operation *operation, const assay_case *c, const void *config, double least,
-                        const assay_source *in, const assay_sink *out, assay_run_shares *shares);

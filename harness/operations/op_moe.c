@@ -291,14 +291,6 @@ static bool ensemble(const assay_case *c, const void *config)
     return assay_gives_choice(c) || c->config.local_num_experts > 0 || !has_own_scales(config);
 }
 
-static void shares_of(const void *of, double least, const assay_source *in, const assay_sink *out,
-                      const assay_sink *scales, int count, assay_run_shares *shares)
-{
-    const quad_moe_config *config = of;
-    if (!assay_is_sharded(&config->moe, &config->sharding))
-        assay_moe_shares_of(shares, least, &config->moe, in, out, scales, has_own_scales(config) ? count : 0);
-}
-
 static double flops(const void *of, bool backward)
 {
     const assay_moe_config *config = &((const quad_moe_config *)of)->moe;
@@ -325,5 +317,4 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .quantised = true,
                                       .second_form = {.form = quad_moe, .streams = quad_moe_streams},
                                       .operations = flops,
-                                      .bytes = memory,
-                                      .shares = shares_of};
+                                      .bytes = memory};

@@ -233,14 +233,6 @@ static int64_t memory(const void *config)
     return assay_stack_memory(config);
 }
 
-static void shares_of(const void *config, double least, const assay_source *in, const assay_sink *out,
-                      const assay_sink *scales, int count, assay_run_shares *shares)
-{
-    assay_context ctx = {0};
-    (void)scales, (void)count;
-    assay_stack_shares_of(&ctx, shares, least, config, in, out);
-}
-
 /* MLA alone, and the layer that the model says, with one of the two attentions. */
 enum {
     OF_DEEPSEEK = (ASSAY_PART_ALL & ~ASSAY_PART_GROUPED) | ASSAY_PART_SCHEDULE,
@@ -252,7 +244,7 @@ enum {
         .name = called, .parts = has, .summary = says, .config_of = config_of, .axis_size = axis_size,                 \
         .describe = describe, .run = run, .lawful = lawful, .used_rows = assay_block_used_rows,                        \
         .ensemble = assay_every_case, .mesh = true, .second_form = {.form = quad_stack}, .operations = flops,          \
-        .bytes = memory, .shares = shares_of                                                                           \
+        .bytes = memory                                                                                                \
     }
 
 const assay_operation assay_op_deepseek_layer =

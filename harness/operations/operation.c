@@ -298,15 +298,6 @@ int64_t assay_operation_memory(const assay_operation *operation, const assay_cas
                                     : assay_work_memory(operation, c, &config);
 }
 
-void assay_operation_shares(const assay_operation *operation, const assay_case *c, double least, const assay_source *in,
-                            const assay_sink *out, const assay_sink *scales, int count, assay_run_shares *shares)
-{
-    assay_operation_config config;
-    if (!configured(operation, c, &config)) return;
-    if (operation->graph != NULL) assay_block_shares(operation, c, &config, least, in, out, shares);
-    if (operation->shares != NULL) operation->shares(&config, least, in, out, scales, count, shares);
-}
-
 assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved)
 {
     const assay_operation *operation = assay_operation_by_name(c->op);

@@ -6,7 +6,6 @@
 
 #include "cases/case.h"
 #include "oracle/arithmetic/precision.h"
-#include "oracle/base/ranks.h"
 #include "oracle/graph/graph.h"
 #include "oracle/quad/quad.h"
 
@@ -112,10 +111,6 @@ typedef struct assay_operation {
     assay_operation_count count;
     double (*operations)(const void *config, bool backward);
     int64_t (*bytes)(const void *config); /* that a run takes at its peak; NULL: of its graph, or its tensors */
-    /* What ranks share of a run (oracle/base/ranks.h), added to `shares`: `in` is asked what it has, `out` what it wants of
-     * the values, scales [count] of the error scales that the operation gives itself. NULL: of its graph, or nothing. */
-    void (*shares)(const void *config, double least, const assay_source *in, const assay_sink *out,
-                   const assay_sink *scales, int count, assay_run_shares *shares);
 } assay_operation;
 
 /* The operations, in the order in which they are listed; assay_op_NAME is defined in one of the op_*.c. */
@@ -171,8 +166,6 @@ bool assay_operation_streams(const assay_operation *operation, const assay_case 
 bool assay_operation_needs_ensemble(const assay_operation *operation, const assay_case *c);
 double assay_operation_flops(const assay_operation *operation, const assay_case *c, bool backward);
 int64_t assay_operation_memory(const assay_operation *operation, const assay_case *c);
-void assay_operation_shares(const assay_operation *operation, const assay_case *c, double least, const assay_source *in,
-                            const assay_sink *out, const assay_sink *scales, int count, assay_run_shares *shares);
 
 /* Evaluates: results and error scales by the paths of assay_operation_prepare's list. */
 assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,

@@ -11,7 +11,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 
 /* Of one gradient. The errors of its elements are taken to be independent: random signs make them so. */
 typedef struct assay_sketched {
@@ -240,21 +239,15 @@ assay_status assay_operation_run(assay_context *ctx, const assay_operation *oper
     assay_tensor_list list = {0};
     const assay_operation *same = NULL;
     assay_sketching sketching = {0};
-    assay_ranks_writer writer;
-    if (c->sketch_above == 0 && c->quant_format_count == 0) {
-        const assay_sink shared = assay_ranks_sink_open(ctx, &writer, out);
-        status = assay_operation_evaluate(ctx, operation, c, in, &shared, precisions, precision_count);
-        assay_ranks_sink_close(&writer);
-        return status;
-    }
+    if (c->sketch_above == 0 && c->quant_format_count == 0)
+        return assay_operation_evaluate(ctx, operation, c, in, out, precisions, precision_count);
     TRY(assay_operation_prepare(ctx, c, &same, &list));
     assay_dequantised numbers = {in, &list};
     const assay_source dense = assay_dequantised_source(&numbers);
     TRY(open_sketching(ctx, &sketching, c, &list, out, precisions, precision_count));
-    const assay_sink sink = sink_of(&sketching), shared = assay_ranks_sink_open(ctx, &writer, &sink);
-    status = assay_operation_evaluate(ctx, operation, c, c->quant_format_count > 0 ? &dense : in, &shared, precisions,
+    const assay_sink sink = sink_of(&sketching);
+    status = assay_operation_evaluate(ctx, operation, c, c->quant_format_count > 0 ? &dense : in, &sink, precisions,
                                       precision_count);
-    assay_ranks_sink_close(&writer);
 cleanup:
     close_sketching(&sketching);
     assay_tensor_list_free(&list);

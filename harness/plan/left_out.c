@@ -17,11 +17,11 @@ assay_status assay_plan_lose(assay_context *ctx, const assay_plan *plan, const c
     return assay_fail(ctx, ASSAY_BAD_INPUT, "%s: profile %s: %s", plan->c->name, lost.name, lost.reason);
 }
 
-bool assay_plan_may_leave_out(const assay_context *ctx, const assay_plan *plan, const assay_lost_profile *lost)
+bool assay_plan_may_leave_out(const assay_plan *plan, const assay_lost_profile *lost)
 {
     bool has = false;
     for (int p = 0; p < plan->precision_count; p++) has |= strcmp(plan->precisions[p].name, lost->name) == 0;
-    return has && plan->precision_count > 1 && strcmp(lost->name, plan->asked) != 0 && ctx->ranks == NULL &&
+    return has && plan->precision_count > 1 && strcmp(lost->name, plan->asked) != 0 &&
            plan->left_out_count < ASSAY_MOST_LEFT_OUT;
 }
 

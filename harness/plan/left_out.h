@@ -7,7 +7,7 @@
 assay_status assay_plan_lose(assay_context *ctx, const assay_plan *plan, const char *profile, const char *reason);
 
 /* Whether a golden without the profile is of use: nobody has asked for it, and there are others. */
-bool assay_plan_may_leave_out(const assay_context *ctx, const assay_plan *plan, const assay_lost_profile *lost);
+bool assay_plan_may_leave_out(const assay_plan *plan, const assay_lost_profile *lost);
 /* The plan without it, which has specs and precisions of its own; the rest is the plan's. */
 assay_status assay_plan_leave_out(assay_context *ctx, const assay_plan *plan, const assay_lost_profile *lost,
                                   assay_plan *without);

@@ -1,18 +1,15 @@
+/* How ranks begin. */
 #define _GNU_SOURCE /* sched_getaffinity, environ */
 
-#include "harness/ranks/launch.h"
-#include "oracle/base/leftovers.h"
-
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "harness/ranks/ranks.h"
 
 static int number_of(const char *variable, int otherwise)
 {
@@ -42,39 +39,6 @@ int assay_launch_cores(void)
     return cores > 0 ? (int)cores : 1;
 }
 
-/* What mpirun's own output goes to, where it runs on this machine; "" else. */
-static void output_of_parent(int descriptor, char *target, size_t size)
-{
-    char link[64];
-    snprintf(link, sizeof link, "/proc/%d/fd/%d", (int)getppid(), descriptor);
-    const ssize_t length = readlink(link, target, size - 1);
-    target[length > 0 ? length : 0] = '\0';
-}
-
-static bool parent_has_terminal(int descriptor, char *target, size_t size)
-{
-    output_of_parent(descriptor, target, size);
-    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
-}
-
-bool assay_launch_shows_output(void)
-{
-    char target[256];
-    if (!assay_launch_is_shared()) return isatty(STDOUT_FILENO) != 0;
-    return assay_launch_rank() == 0 && parent_has_terminal(STDOUT_FILENO, target, sizeof target);
-}
-
-/* Progress, which mpirun would pass on through a pipe. */
-static void take_terminal(void)
-{
-    char target[256];
-    if (!parent_has_terminal(STDERR_FILENO, target, sizeof target)) return;
-    const int terminal = open(target, O_WRONLY | O_NOCTTY | O_CLOEXEC);
-    if (terminal < 0) return;
-    dup2(terminal, STDERR_FILENO);
-    close(terminal);
-}
-
 /* A backend that uses MPI itself is not one of us. */
 static void clean_environment(void)
 {
@@ -90,19 +54,6 @@ static void clean_environment(void)
             ours &= strncmp(name, names[i], strlen(names[i])) != 0;
         if (ours || unsetenv(name) != 0) entry++; /* what was unset is replaced by the next */
     }
-}
-
-/* mpirun ends a run with this signal, when a rank has died or when it is told to. */
-static void say_end(int signal_number)
-{
-    static const char line[] =
-        "assay: ended by mpirun: a rank has died, or the run was stopped; it leaves no file that is not whole\n";
-    const ssize_t written = write(STDERR_FILENO, line, sizeof line - 1);
-    const struct timespec pause = {0, 500000000}; /* mpirun passes on nothing of a process that is gone */
-    assay_leftovers_remove();
-    (void)written;
-    nanosleep(&pause, NULL);
-    _exit(128 + signal_number);
 }
 
 static void *open_module(void)
@@ -121,11 +72,11 @@ static void *open_module(void)
     return module;
 }
 
-assay_status assay_launch_open(assay_context *ctx, assay_rank_group **group)
+assay_status assay_ranks_open(assay_context *ctx, assay_ranks **ranks)
 {
-    char message[256] = "";
     assay_transport transport = {0};
-    *group = NULL;
+    assay_transport_opener *open_transport = NULL;
+    *ranks = NULL;
     if (!assay_launch_is_shared()) return ASSAY_OK;
     dlerror();
     void *module = open_module();
@@ -135,16 +86,12 @@ assay_status assay_launch_open(assay_context *ctx, assay_rank_group **group)
                           "mpirun has started several processes, but this assay has no MPI: %.600s",
                           reason != NULL ? reason : "libassay_mpi.so is not there (docs/large.md)");
     }
-    assay_transport_opener *open_transport = NULL;
     *(void **)&open_transport = dlsym(module, ASSAY_TRANSPORT_OPENER);
-    if (open_transport == NULL || !open_transport(&transport, message, sizeof message)) {
-        return assay_fail(ctx, ASSAY_BAD_INPUT, "libassay_mpi.so: %s",
-                          message[0] != '\0' ? message : "not one of ours");
-    }
-    if (transport.rank == 0) take_terminal();
-    if (transport.rank == 0) signal(SIGTERM, say_end);
+    if (open_transport == NULL || !open_transport(&transport))
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "libassay_mpi.so is not one of ours, or MPI cannot be started");
+    *ranks = calloc(1, sizeof **ranks + (size_t)transport.size * sizeof(bool));
+    if (*ranks == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for %d ranks", transport.size);
+    (*ranks)->transport = transport;
     clean_environment();
-    const assay_status status = assay_rank_group_open(ctx, &transport, group);
-    if (status != ASSAY_OK) transport.abort(transport.self, ctx->message); /* nobody else would learn of it */
-    return status;
+    return ASSAY_OK;
 }

@@ -12,7 +12,6 @@
 #include "harness/scales/ensemble_internal.h"
 #include "harness/scales/hidden_spread.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 
 static const char NO_ROOM[] = "float32, in which error scales are, has no room for that of ";
 
@@ -140,7 +139,7 @@ static assay_status draw_unmoved(assay_context *ctx, assay_ensemble *e, const as
     if (e->spread.count == 0) return ASSAY_OK;
     assay_tensor_set_free(&e->spread);
     MUST(assay_ensemble_run_members(ctx, e, member, members));
-    for (int i = 0; assay_ranks_is_first(ctx) && i < e->golden.count; i++) {
+    for (int i = 0; i < e->golden.count; i++) {
         if (e->tensors[i].null != NULL) MUST(assay_null_draw_beside(ctx, e, &e->tensors[i], p, members));
     }
     return ASSAY_OK;
@@ -155,7 +154,7 @@ static assay_status draw_least(assay_context *ctx, assay_ensemble *e, const assa
     once.form = ASSAY_FORM_ROUNDED_ONCE;
     if (precision->form != ASSAY_FORM_INACCURATE) return ASSAY_OK;
     MUST(assay_ensemble_run_members(ctx, e, &member, RUNS));
-    for (int i = 0; assay_ranks_is_first(ctx) && i < e->golden.count; i++)
+    for (int i = 0; i < e->golden.count; i++)
         if (e->tensors[i].null != NULL) MUST(assay_null_draw_least(ctx, e, &e->tensors[i], p, RUNS));
     return ASSAY_OK;
 }
@@ -188,8 +187,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     if (e->null_only && !null) return ASSAY_OK;
     MUST(draw_spread(ctx, e, member.precision));
     MUST(assay_ensemble_run_members(ctx, e, &member, members));
-    const bool first = assay_ranks_is_first(ctx); /* what follows of the runs is his */
-    for (int i = 0; first && i < e->golden.count; i++) {
+    for (int i = 0; i < e->golden.count; i++) {
         /* Of one stage there are few roundings, and a few draws of them may all come out the same; where a result is far
          * larger than its neighbours the model does not make up for that. */
         if (e->tensors[i].null != NULL || !e->null_only) MUST(require_finite(ctx, e, &e->tensors[i], p, members));
@@ -201,7 +199,7 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     MUST(draw_least(ctx, e, member.precision, p));
     member = (assay_member){.precision = member.precision, .nearest = true};
     MUST(assay_ensemble_run(ctx, e, &member));
-    for (int i = 0; first && i < e->golden.count; i++) {
+    for (int i = 0; i < e->golden.count; i++) {
         assay_scaled *t = &e->tensors[i];
         if (t->null != NULL) MUST(assay_null_finish(ctx, e, t, p));
     }

@@ -77,7 +77,7 @@ typedef struct assay_member {
     bool exact;   /* after what is given was rounded: no errors at all */
 } assay_member;
 assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const assay_member *member);
-/* Members 0 to count - 1 of that kind, which ranks share. The first rank has the errors of all. */
+/* Members 0 to count - 1 of that kind. */
 assay_status assay_ensemble_run_members(assay_context *ctx, assay_ensemble *e, const assay_member *kind, int count);
 
 /* A tensor as `blocks` matrices, of which each has the model of_row times of_column. The columns are whole rows of the

@@ -7,7 +7,6 @@
 #include "harness/scales/ensemble_internal.h"
 #include "oracle/base/memory.h"
 #include "oracle/base/random.h"
-#include "oracle/base/ranks.h"
 
 static assay_status beyond_the_end(assay_context *ctx, const char *path)
 {
@@ -147,18 +146,6 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
     return ASSAY_OK;
 }
 
-/* What pieces of a run have left with the first rank alone. */
-static assay_status share_set(assay_context *ctx, assay_tensor_set *set)
-{
-    for (int i = 0; i < set->count; i++) {
-        assay_tensor *t = &set->items[i];
-        if (t->values != NULL) MUST(assay_ranks_broadcast(ctx, t->values, t->count * (int64_t)sizeof *t->values));
-        if (t->indices != NULL) MUST(assay_ranks_broadcast(ctx, t->indices, t->count * (int64_t)sizeof *t->indices));
-        MUST(assay_ranks_broadcast(ctx, &t->written, sizeof t->written));
-    }
-    return ASSAY_OK;
-}
-
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
     OWNED assay_precision *propagated = NULL;
@@ -168,7 +155,6 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
     assay_tee caller = {.first = {.self = e, .wants = scale_is_needed, .write = take_scale}, .second = *e->out};
     assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
     const assay_sink golden = assay_tee_sink(&both);
-    const int64_t before = assay_ranks_runs(ctx);
     MUST(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &propagated));
     for (int p = 0; p < plan->precision_count; p++) {
         const assay_precision *precision = &plan->precisions[p];
@@ -176,10 +162,6 @@ assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
         propagated[count++] = *precision;
     }
     MUST(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
-    if (assay_ranks_runs(ctx) != before) {
-        MUST(share_set(ctx, &e->golden));
-        MUST(share_set(ctx, &e->given));
-    }
     return assay_tensor_set_require_complete(ctx, &e->golden);
 }
 
@@ -221,49 +203,14 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
     assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &own, NULL, 0);
     memcpy(ctx->message, emulated.message, sizeof ctx->message);
-    return status == ASSAY_OK && assay_ranks_is_first(ctx) ? check_complete(ctx, e) : status;
-}
-
-typedef struct members {
-    assay_ensemble *e;
-    const assay_member *kind;
-} members;
-
-static float *errors_of(const assay_scaled *t, int64_t member)
-{
-    return t->errors + member * t->count;
-}
-
-static assay_status work_member(assay_context *ctx, void *self, const assay_piece *piece)
-{
-    const members *m = self;
-    assay_member member = *m->kind;
-    member.number = (int)piece->number;
-    MUST(assay_ensemble_run(ctx, m->e, &member));
-    for (int i = 0; i < m->e->golden.count; i++) {
-        const assay_scaled *t = &m->e->tensors[i];
-        if (!is_wanted(m->e, t)) continue;
-        MUST(assay_piece_put(ctx, piece, i, errors_of(t, member.number), t->count * (int64_t)sizeof *t->errors));
-    }
-    return ASSAY_OK;
-}
-
-static assay_status take_member(assay_context *ctx, void *self, int64_t member, int tensor, const void *errors,
-                                int64_t bytes)
-{
-    const members *m = self;
-    const assay_scaled *t = tensor >= 0 && tensor < m->e->golden.count ? &m->e->tensors[tensor] : NULL;
-    if (t == NULL || !is_wanted(m->e, t) || bytes != t->count * (int64_t)sizeof *t->errors)
-        return assay_fail(ctx, ASSAY_INTERNAL, "a rank has computed other errors than it was given");
-    if (errors_of(t, member) != errors) memcpy(errors_of(t, member), errors, (size_t)bytes);
-    return ASSAY_OK;
+    return status == ASSAY_OK ? check_complete(ctx, e) : status;
 }
 
 assay_status assay_ensemble_run_members(assay_context *ctx, assay_ensemble *e, const assay_member *kind, int count)
 {
-    members m = {e, kind};
-    const assay_pieces pieces = {.self = &m, .count = count, .work = work_member, .take = take_member};
-    return assay_pieces_run(ctx, &pieces);
+    assay_member member = *kind;
+    for (member.number = 0; member.number < count; member.number++) MUST(assay_ensemble_run(ctx, e, &member));
+    return ASSAY_OK;
 }
 
 /* Error scales of one precision, on their way from the operation to where they are wanted. */

@@ -18,7 +18,7 @@ static bool is_staged(const assay_source *in, const char *path)
     return in->has(in->self, staged);
 }
 
-/* One run for h alone, by this process alone. */
+/* One run for h alone. */
 static assay_status run_for(assay_context *ctx, const assay_plan *plan, const assay_source *in,
                             const assay_emulation *emulation, assay_tensor_set *h)
 {
@@ -26,7 +26,6 @@ static assay_status run_for(assay_context *ctx, const assay_plan *plan, const as
     const assay_source source = assay_rounded_source(&rounded);
     const assay_sink sink = assay_tensor_set_sink(h);
     assay_context own = *ctx;
-    own.ranks = NULL;
     own.emulation = emulation;
     if (emulation != NULL) own.arithmetic = &assay_arithmetic_emulated;
     assay_tensor_set_rewind(h);

@@ -27,10 +27,7 @@ for threads in 0 -1 1.5 two '' 99999999999999999999 2x; do
   refuses '--threads is ".*", expected a whole number from 1 to' generate moe/small -o "$out/a.h5" --threads "$threads"
 done
 refuses '--engine is "mkl", expected reference or blas' generate moe/small -o "$out/a.h5" --engine mkl
-for ranks in 0 x 2,x 2, 1.5 1,2,3,4,5,6,7,8,9; do
-  refuses "--ranks is \"$ranks\", expected up to 8 whole numbers from 1 to" show moe/small --ranks "$ranks"
-done
-refuses 'unknown option --ranks' generate moe/small -o "$out/a.h5" --ranks 2
+refuses 'option --ranks is gone with 0.2: a process of mpirun takes whole cases' show moe/small --ranks 4
 refuses '--color is "green", expected auto, always or never' list --color green
 refuses '--false-alarm is "2"' compare a b --false-alarm 2
 refuses '--false-alarm is "nan"' compare a b --false-alarm nan
@@ -119,9 +116,6 @@ expect 0 show moe/qwen3 --set base_emb_dim=4096 --set base_moe_mlp_dim=1536 --se
 prints '^memory +[0-9.]+ GB at most'
 prints '^null +no null distributions: they take 1[0-9]{4}\.[0-9] GB of memory, and above 4 GB there are none$'
 expect 0 show true-size/qwen3-235b-moe
-expect 0 show true-size/qwen3-235b-moe --ranks 4,64
-prints '^shared +256 experts, 0 heads, 0 parts of products, 8 members$'
-prints '^ +64 drawn .* 0\.[0-9]{3}$'
 ! grep '^null' "$work/out" || complain "the case has null distributions"
 # numbers, which show does not look at
 for command in generate request; do

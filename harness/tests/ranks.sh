@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# mpirun -n N assay against one process: the same output, files and exit status, for 1 to 4 ranks. ranks.sh ASSAY BACKEND
+# mpirun -n N assay: each process does cases of its own, and what comes out is that of one process, for 1 to 4 of them.
+# ranks.sh ASSAY BACKEND
 set -euo pipefail
 assay=$(realpath "$1")
 backend=$(realpath "$2")
@@ -30,7 +31,8 @@ if ldd "$assay" | grep -q libmpi; then fail "the program needs MPI"; fi
 
 # What a command prints and ends with, as one process and with N ranks; seconds in its lines are left out.
 same() {
-  local n=$1 expected=0 found=0
+  local n=$1 expected=0
+  found=0
   shift
   "$assay" "$@" >one.out 2>one.err || expected=$?
   ranks "$n" "$assay" "$@" >more.out 2>more.err || found=$?
@@ -39,6 +41,14 @@ same() {
   cmp one.err more.err || fail "$n ranks say something else: assay $*"
   [ "$expected" = "$found" ] || fail "$n ranks end with $found, expected $expected: assay $*"
 }
+
+# The same of what is refused: status 2, one line, and not one of each rank.
+refused() {
+  same "$@"
+  [ "$found" = 2 ] || fail "not refused: assay ${*:2}"
+  [ "$(wc -l <more.err)" = 1 ] || fail "$(wc -l <more.err) lines of one refusal: $(cat more.err)"
+}
+found=0
 
 # generate: files of the same bytes, one line for each, in the order of one process
 cases=('moe/mix*' 'moe/deepseek3-tiny-s*' 'mla/deepseek3-tiny' 'rms_norm/*' 'mlp/*')
@@ -53,38 +63,69 @@ for n in 1 2 3 4; do
 done
 rm -rf golden[1-4]
 
-# one case by all ranks: experts (sparse, dense, dropping), members of an ensemble, what is drawn; and what follows of it
-shared=(moe/deepseek3-tiny-sparse moe/mixtral-dense moe/mixtral-capacity mla/deepseek3-tiny deepseek_layer/moe)
-"$assay" generate "${shared[@]}" -o together --quiet >/dev/null
-for n in 2 3 4; do
-  ASSAY_TOGETHER=all ranks "$n" "$assay" generate "${shared[@]}" -o "together$n" --quiet >/dev/null || fail "$n ranks do not get through a case"
-  diff -r together "together$n" || fail "$n ranks together write something else"
+# run: each rank has cases, no case has two; one that fails on the last rank is in its place of the one report
+cat >backend.sh <<'EOF'
+pid=$PPID rank= # of the rank above
+while [ "$pid" -gt 1 ] && [ -z "$rank" ]; do
+  rank=$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
+  pid=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")
 done
-ASSAY_TOGETHER=all same 3 verify together/moe/*.h5 together/mla/*.h5 --budget 1
-ASSAY_TOGETHER=all same 2 run moe/mixtral-dense 'rms_norm/small*' --backend "$backend"
-ASSAY_TOGETHER=all same 2 generate moe/deepseek3-tiny-sparse -o /proc/nowhere/x.h5
+echo "${1##*/} $rank" >>who
+[ -z "$(env | grep '^OMPI_')" ] || exit 3
+case $1 in *one-row*) exit 1 ;; esac
+exit 77
+EOF
+three=(rms_norm/one-row rms_norm/deepseek rms_norm/true-width)
+status=0
+ranks 3 "$assay" run "${three[@]}" --backend 'sh backend.sh {request} {candidate}' --keep kept-files >more.out 2>more.err || status=$?
+[ "$status" = 1 ] || fail "a case that fails on rank 2 gives status $status: $(cat more.out more.err)"
+sort -u who | awk '{ if (seen[$1]++) exit 1; of[$2]++ } END { exit !(of[0] == 1 && of[1] == 1 && of[2] == 1) }' ||
+  fail "three ranks share three cases in this way: $(cat who)"
+grep -q 'one-row.*2$' who || fail "the smallest case is not that of the last rank: $(cat who)"
+[ "$(grep -c '^[A-Z]* *rms_norm/' more.out)" = 3 ] || fail "not a line for each case: $(cat more.out)"
+sed -n 2p more.out | grep -q '^FAIL *rms_norm/one-row ' || fail "the case that failed is not in its place: $(cat more.out)"
+tail -n 1 more.out | grep -q '^3 cases: 0 passed, 1 failed, 0 vacuous, 2 unsupported$' || fail "$(tail -n 1 more.out)"
+[ "$(find kept-files -name '*.request.h5' | wc -l)" = 3 ] || fail "--keep keeps $(find kept-files)"
 
+# the other commands
 mapfile -t files < <(find golden/rms_norm golden/moe -name '*.h5' | sort | head -6)
 same 2 verify "${files[@]}" --budget 2
 same 3 power "${files[0]}" "${files[1]}" --json one.json
 same 4 run 'moe/mix*' 'rms_norm/*' --backend "$backend"
 same 2 check 'moe/mix*'
+same 3 check 'rms_norm/one-row' 'mlp/*' --backend "$backend" --keep kept-files
+same 2 list 'rms_norm/*'
 ASSAY_EXAMPLE_BUG=scaling_twice same 3 run 'moe/deepseek3-tiny-s*' 'rms_norm/*' --backend "$backend" -v
+same 4 run rms_norm/one-row --backend "$backend" # more ranks than cases
 
 # reports have every case, in order
-"$assay" run 'moe/deepseek3-tiny-s*' --backend "$backend" --json one.json >one.out
-ranks 3 "$assay" run 'moe/deepseek3-tiny-s*' --backend "$backend" --json more.json >more.out
-sed -E -i 's/"seconds":[^,]*//' one.json more.json
-cmp one.json more.json || fail "another report"
+several=('moe/deepseek3-tiny-s*' 'rms_norm/*')
+"$assay" run "${several[@]}" --backend "$backend" --json one.json --junit one.xml >one.out
+ranks 3 "$assay" run "${several[@]}" --backend "$backend" --json more.json --junit more.xml >more.out
+python3 - <<'EOF' || fail "other reports, or reports that are not whole"
+import json, re, xml.etree.ElementTree as xml
+lines = [line.split()[1] for line in open("more.out") if "rms_norm/" in line[:30] or "moe/" in line[:30]]
+assert len(lines) > 10, lines
+assert [report["case"] for report in json.load(open("more.json"))["reports"]] == lines
+assert [suite.get("name").split(" ")[0] for suite in xml.parse("more.xml").iter("testsuite")] == lines
+for kind in "json", "xml":
+    one, more = (re.sub(r'("seconds":\s*|time=")[0-9.e-]+', "", open(f"{name}.{kind}").read()) for name in ("one", "more"))
+    assert one == more, kind
+EOF
 
-# failures: the first in the order of cases, after the output of those before it; a wrong golden; bad usage
+# refusals: one line, also where the file of one rank's case is what is wrong
+refused 3 run --backend "$backend" --nonsense
+refused 3 run 'nothing/*' --backend "$backend"
+refused 3 run 'rms_norm/*' --backend "$backend" --json /proc/nowhere.json
+refused 2 check 'nothing/*'
+refused 3 generate 'rms_norm/*'
+refused 2 generate rms_norm/one-row rms_norm/deepseek -o /proc/nowhere
+refused 2 show rms_norm/one-row --ranks 2
+refused 2 verify "${files[0]}" not-there.h5 "${files[2]}" --budget 0
 cp "${files[1]}" damaged.h5
 printf '\x55' | dd of=damaged.h5 bs=1 seek=$(($(stat -c %s damaged.h5) / 2)) conv=notrunc status=none
 same 3 verify "${files[0]}" damaged.h5 "${files[2]}" --budget 0
-same 2 verify "${files[0]}" not-there.h5 "${files[2]}" --budget 0
-same 2 check 'nothing/*'
-same 3 generate 'rms_norm/*'
-same 2 list 'rms_norm/*'
+[ "$(grep -c '^PASS' more.out) $(grep -c '^FAIL  damaged.h5' more.out)" = "2 1" ] || fail "$(cat more.out)"
 
 # the same command without the module
 mkdir alone

@@ -1,237 +1,179 @@
-/* The protocol of ranks, with threads in place of processes: the bits of one process; allocations and messages that fail,
- * each of them once, end every rank, and the first one says why. */
+/* Cases that ranks share, with a list of letters in the place of MPI: one rank after the other has its turn. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "harness/tests/thread_ranks.h"
-#include "oracle/base/memory.h"
+#include "harness/commands/each_case.h"
 #include "tests/support/assay_test.h"
 
-TEST_LABELS(threads);
+TEST_LABELS(units);
 
-enum { PIECES = 7, SESSIONS = 2, LONG = 700000, NO_PIECE_FAILS = -1 };
+enum { RANKS = 3, CASES = 7, MOST_LETTERS = 64 };
 
-/* What the first rank has taken, in order. */
-typedef struct record {
-    int64_t count, longest;
-    double values[SESSIONS * PIECES * 8];
-} record;
+typedef struct letter {
+    int from, to;
+    size_t bytes;
+    char *text; /* NULL: it was taken */
+} letter;
+
+typedef struct endpoint {
+    letter *post; /* [MOST_LETTERS], of all ranks */
+    int rank;
+} endpoint;
+
+static letter *find(const endpoint *e, int from)
+{
+    for (int i = 0; i < MOST_LETTERS; i++) {
+        letter *l = &e->post[i];
+        if (l->text != NULL && l->from == from && l->to == e->rank) return l;
+    }
+    return NULL;
+}
+
+static void fake_send(void *self, int to, const void *head, size_t bytes, const void *data, size_t more)
+{
+    const endpoint *e = self;
+    letter *l = e->post;
+    while (l->bytes > 0) l++;
+    *l = (letter){e->rank, to, bytes + more, malloc(bytes + more)};
+    assert_non_null(l->text);
+    memcpy(l->text, head, bytes);
+    if (more > 0) memcpy(l->text + bytes, data, more);
+}
+
+static bool fake_has(void *self, int from)
+{
+    return find(self, from) != NULL;
+}
+
+static void *fake_take(void *self, int from, size_t *bytes)
+{
+    letter *l = find(self, from);
+    assert_non_null(l); /* nobody would send it any more */
+    char *text = l->text;
+    *bytes = l->bytes;
+    l->text = NULL;
+    return text;
+}
 
 typedef struct job {
-    int64_t longest;   /* doubles in the longest put */
-    int64_t bad_piece; /* which fails by itself */
-    record taken;      /* of the first rank alone */
+    int fails, done[CASES], taken[CASES], count;
 } job;
 
-/* One rank's. */
-typedef struct desk {
-    job *job;
-    double sum, given; /* of what was taken; of that on all ranks, before the pieces at hand */
-    const assay_sink *out;
-} desk;
-
-static bool all_are_wanted(void *self, const char *path)
+/* Equal cases go to the ranks in turn, and heavy ones first. */
+static double cost(void *self, int i)
 {
-    (void)self, (void)path;
-    return true;
+    (void)self;
+    return i == CASES - 1 ? 1e9 : 1;
 }
 
-static void note(record *r, double value)
+static assay_status work(assay_context *ctx, void *self, int i, FILE *result)
 {
-    assert_true(r->count < (int64_t)(sizeof r->values / sizeof *r->values));
-    r->values[r->count++] = value;
-}
-
-static assay_status note_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    (void)ctx;
-    assert_string_equal(path, "out/values");
-    for (int64_t i = 0; i < count; i++) note(self, values[i]);
+    job *j = self;
+    j->done[i]++;
+    if (i == j->fails) return assay_fail(ctx, ASSAY_BAD_INPUT, "case %d is wrong", i);
+    printf("case %d\n", i);
+    fputc('a' + i, result);
     return ASSAY_OK;
 }
 
-static assay_status note_integers(assay_context *ctx, void *self, const char *path, int64_t count,
-                                  const int32_t *values)
+static assay_status take(assay_context *ctx, void *self, int i, const char *result, size_t size)
 {
+    job *j = self;
     (void)ctx;
-    assert_string_equal(path, "out/integers");
-    for (int64_t i = 0; i < count; i++) note(self, values[i]);
+    assert_true(size == 1 && result[0] == 'a' + i);
+    j->taken[j->count++] = i;
     return ASSAY_OK;
 }
 
-static assay_status work(assay_context *ctx, void *self, const assay_piece *piece)
+/* Of all ranks, the first last; what that one says and prints. */
+static assay_status run_all(assay_context *ctx, job *j, char **printed)
 {
-    assay_status status;
-    const desk *d = self;
-    double *values = NULL;
-    const struct timespec others_turn = {0, 200000};
-    if (piece->ranks != NULL && piece->ranks->rank == 0) nanosleep(&others_turn, NULL);
-    const int64_t count = piece->number % 3 == 1 ? d->job->longest : piece->number;
-    const int32_t integers[] = {(int32_t)piece->number, -1};
-    TRY(assay_alloc_f64(ctx, "values of a piece", count, &values));
-    for (int64_t i = 0; i < count; i++) values[i] = d->given + (double)(piece->number * 1000 + i);
-    TRY(assay_piece_put(ctx, piece, 5, values, count * (int64_t)sizeof *values));
-    if (piece->number == d->job->bad_piece) {
-        status = assay_fail(ctx, ASSAY_BAD_INPUT, "piece %d is bad", (int)piece->number);
-        goto cleanup;
-    }
-    TRY(d->out->write(ctx, d->out->self, "out/values", count < 2 ? count : 2, values));
-    TRY(d->out->write_i32(ctx, d->out->self, "out/integers", 2, integers));
-cleanup:
-    free(values);
-    return status;
-}
-
-static assay_status take(assay_context *ctx, void *self, int64_t piece, int what, const void *data, int64_t bytes)
-{
-    (void)ctx;
-    desk *d = self;
-    const double *values = data;
-    assert_int_equal(what, 5);
-    const int64_t count = bytes / (int64_t)sizeof *values;
-    if (count > d->job->taken.longest) d->job->taken.longest = count;
-    for (int64_t i = 0; i < count; i++)
-        d->sum = 0.75 * d->sum + values[i]; /* which is of another value in another order */
-    note(&d->job->taken, (double)piece);
-    note(&d->job->taken, d->sum);
-    return ASSAY_OK;
-}
-
-/* A session: pieces, what follows of them on all ranks, and pieces that need it. */
-static assay_status session(assay_context *ctx, job *j)
-{
+    letter post[MOST_LETTERS] = {{0}};
     assay_status status = ASSAY_OK;
-    const assay_sink notes = {
-        .self = &j->taken, .wants = all_are_wanted, .write = note_write, .write_i32 = note_integers};
-    assay_ranks_writer writer;
-    const assay_sink out = assay_ranks_sink_open(ctx, &writer, &notes);
-    desk d = {.job = j, .out = &out};
-    const assay_pieces pieces = {.self = &d, .count = PIECES / 2, .work = work, .take = take};
-    const assay_pieces more = {.self = &d, .count = PIECES - PIECES / 2, .work = work, .take = take};
-    TRY(assay_pieces_run(ctx, &pieces));
-    d.given = d.sum;
-    TRY(assay_ranks_broadcast(ctx, &d.given, sizeof d.given));
-    TRY(assay_pieces_run(ctx, &more));
-cleanup:
-    assay_ranks_sink_close(&writer);
-    return status;
-}
-
-static assay_status body(assay_context *ctx, void *self)
-{
-    assay_status status = ASSAY_OK;
-    for (int i = 0; i < SESSIONS; i++) {
-        status = session(ctx, self);
-        assay_ranks_end_session(ctx->ranks, status, ctx->message);
-        if (status != ASSAY_OK && assay_ranks_is_first(ctx)) return status;
+    size_t size = 0;
+    FILE *const out = stdout;
+    stdout = open_memstream(printed, &size);
+    for (int turn = 0; turn <= RANKS; turn++) {
+        endpoint e = {post, turn % RANKS};
+        assay_ranks *ranks = calloc(1, sizeof *ranks + RANKS * sizeof(bool));
+        assert_non_null(ranks);
+        ranks->transport = (assay_transport){&e, e.rank, RANKS, fake_send, fake_has, fake_take, NULL};
+        const assay_each each = {.self = j, .count = CASES, .ranks = ranks, .cost = cost, .work = work, .take = take};
+        if (turn == 0) assert_true(assay_ranks_begin(ranks)); /* or the others would wait */
+        if (turn > 0) status = assay_each_case(ctx, &each);
+        if (turn > 0 && turn < RANKS) {
+            assay_rank_report over = {.number = -1};
+            assert_int_equal(status, ASSAY_OK); /* what failed is for the first to say */
+            assay_ranks_report(ranks, &over, NULL, 0);
+        }
+        free(ranks);
     }
+    fclose(stdout);
+    stdout = out;
+    for (int i = 0; i < MOST_LETTERS; i++) free(post[i].text);
     return status;
 }
 
-static job alone(int64_t longest)
+TEST(test_each_case_is_done_once_and_said_in_order)
 {
-    job j = {.longest = longest, .bad_piece = NO_PIECE_FAILS};
     assay_context ctx = assay_context_default(1);
-    assert_ok(&ctx, body(&ctx, &j));
-    return j;
+    job j = {.fails = -1};
+    OWNED char *printed = NULL;
+    assert_int_equal(run_all(&ctx, &j, &printed), ASSAY_OK);
+    assert_int_equal(j.count, CASES);
+    for (int i = 0; i < CASES; i++) {
+        assert_int_equal(j.done[i], 1);
+        assert_int_equal(j.taken[i], i);
+    }
+    assert_string_equal(printed, "case 0\ncase 1\ncase 2\ncase 3\ncase 4\ncase 5\ncase 6\n");
 }
 
-static void assert_same_record(const record *found, const record *expected)
+/* Whoever has it: the first case that fails ends the run, behind what those before it have said. */
+TEST(test_a_case_that_fails_ends_the_run)
 {
-    assert_int_equal(found->count, expected->count);
-    assert_same_bits(found->values, expected->values, expected->count);
-}
-
-TEST(any_number_of_ranks_does_what_one_process_does)
-{
-    const int64_t lengths[] = {3, LONG}; /* the second in more than one message */
-    for (int l = 0; l < 2; l++) {
-        const job one = alone(lengths[l]);
-        assert_int_equal(one.taken.longest, lengths[l]);
-        for (int size = 1; size <= THREAD_RANKS_MOST; size++) {
-            job j = {.longest = lengths[l], .bad_piece = NO_PIECE_FAILS};
-            thread_ranks ranks = {.size = size, .message = -1, .body = body, .self = &j};
-            int64_t pieces = 0;
-            thread_ranks_run(&ranks);
-            assert_int_equal(ranks.status[0], ASSAY_OK);
-            if (size > 1) assert_true(ranks.counted[0].pieces < SESSIONS * PIECES);
-            for (int i = 0; i < size; i++) pieces += ranks.counted[i].pieces;
-            assert_int_equal(pieces, SESSIONS * PIECES);
-            assert_same_record(&j.taken, &one.taken);
-        }
+    for (int i = 0; i < CASES; i++) {
+        char expected[64];
+        assay_context ctx = assay_context_default(1);
+        job j = {.fails = i};
+        OWNED char *printed = NULL;
+        assert_int_equal(run_all(&ctx, &j, &printed), ASSAY_BAD_INPUT);
+        snprintf(expected, sizeof expected, "case %d is wrong", i);
+        assert_string_equal(ctx.message, expected);
+        assert_int_equal(j.count, i);
+        assert_int_equal(strlen(printed), i * (int)strlen("case 0\n"));
     }
 }
 
-TEST(a_piece_that_fails_is_said_by_the_first_rank)
+/* Each part has about the same work: a heavy case is alone with its rank. */
+TEST(test_parts_are_of_the_same_work)
 {
-    for (int size = 1; size <= 4; size++) {
-        job j = {.longest = 3, .bad_piece = 2};
-        thread_ranks ranks = {.size = size, .message = -1, .body = body, .self = &j};
-        thread_ranks_run(&ranks);
-        assert_int_equal(ranks.status[0], ASSAY_BAD_INPUT);
-        assert_string_equal(ranks.text[0], "piece 2 is bad");
-    }
+    assay_context ctx = assay_context_default(1);
+    const double equal[CASES] = {1, 1, 1, 1, 1, 1, 1}, heavy[CASES] = {1, 1, 1, 9, 1, 1, 1};
+    int places[CASES];
+    assert_int_equal(assay_share_out(&ctx, equal, CASES, RANKS, places), ASSAY_OK);
+    for (int i = 0; i < CASES; i++) assert_int_equal(places[i], i % RANKS);
+    assert_int_equal(assay_share_out(&ctx, heavy, CASES, RANKS, places), ASSAY_OK);
+    for (int i = 0; i < CASES; i++) assert_int_equal(places[i] == places[3], i == 3);
 }
 
-/* On whichever rank it is: all end, and what the first rank has taken is right or it says that memory is short. */
-TEST(every_allocation_fails_once)
+/* A rank that failed beside its cases, or left one out, is not waited for. */
+TEST(test_a_rank_without_its_cases_is_named)
 {
-    const job one = alone(3);
-    int failures = 0;
-    for (int size = 1; size <= 4; size++) {
-        bool failed = true;
-        for (int n = 0; failed; n++) {
-            job j = {.longest = 3, .bad_piece = NO_PIECE_FAILS};
-            thread_ranks ranks = {.size = size, .message = -1, .body = body, .self = &j};
-            assay_fail_allocation(n);
-            thread_ranks_run(&ranks);
-            failed = assay_allocation_failed();
-            assay_fail_allocation(-1);
-            if (ranks.status[0] == ASSAY_OK) {
-                assert_same_record(&j.taken, &one.taken);
-                continue;
-            }
-            failures++;
-            assert_true(failed);
-            const bool of_another = strstr(ranks.text[0], "another rank was lost or damaged") != NULL;
-            if (of_another) { /* which could not begin */
-                bool said = false;
-                for (int i = 1; i < size; i++) said |= strstr(ranks.text[i], "no memory for the") != NULL;
-                assert_true(said);
-            } else {
-                assert_int_equal(ranks.status[0], ASSAY_NO_MEMORY);
-                assert_non_null(strstr(ranks.text[0], "memory"));
-            }
-        }
-    }
-    assert_true(failures > 40);
-}
-
-/* A rank that dies, and messages that are cut short: nobody waits, and nothing wrong is taken for right. */
-TEST(every_message_is_lost_once)
-{
-    const job one = alone(3);
-    static const thread_fault faults[] = {THREAD_FAULT_NOT_SENT, THREAD_FAULT_CUT_SHORT};
-    for (int f = 0; f < 2; f++) {
-        for (int size = 2; size <= 4; size++) {
-            bool lost = true;
-            int failures = 0;
-            for (int64_t n = 0; lost; n++) {
-                job j = {.longest = 3, .bad_piece = NO_PIECE_FAILS};
-                thread_ranks ranks = {.size = size, .fault = faults[f], .message = n, .body = body, .self = &j};
-                thread_ranks_run(&ranks);
-                lost = ranks.messages > n;
-                if (ranks.status[0] == ASSAY_OK) {
-                    assert_same_record(&j.taken, &one.taken);
-                    continue;
-                }
-                failures++;
-                assert_true(lost);
-                assert_int_equal(ranks.status[0], ASSAY_IO);
-                assert_string_equal(ranks.text[0], "a message to or from another rank was lost or damaged");
-            }
-            assert_true(failures > 10);
-        }
+    for (int failed = 0; failed < 2; failed++) {
+        letter post[MOST_LETTERS] = {{0}};
+        endpoint first = {post, 0}, other = {post, 1};
+        assay_context ctx = assay_context_default(1);
+        job j = {.fails = -1};
+        assay_ranks *ranks = calloc(1, sizeof *ranks + 2 * sizeof(bool));
+        assert_non_null(ranks);
+        const assay_rank_report over = {-1, failed ? ASSAY_NO_MEMORY : ASSAY_OK, "too large"};
+        fake_send(&other, 0, &over, sizeof over, NULL, 0);
+        ranks->transport = (assay_transport){&first, 0, 2, fake_send, fake_has, fake_take, NULL};
+        const assay_each each = {.self = &j, .count = 2, .ranks = ranks, .work = work, .take = take};
+        assert_int_equal(assay_each_case(&ctx, &each), failed ? ASSAY_NO_MEMORY : ASSAY_INTERNAL);
+        assert_string_equal(ctx.message, failed ? "rank 1: too large" : "rank 1 has left out a case");
+        for (int i = 0; i < MOST_LETTERS; i++) free(post[i].text);
+        free(ranks);
     }
 }

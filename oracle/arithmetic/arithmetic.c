@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "oracle/arithmetic/emulated_internal.h"
-#include "oracle/arithmetic/matmul_shared.h"
 
 static const assay_arithmetic *const arithmetics[] = {&assay_arithmetic_reference, &assay_arithmetic_blas};
 static const char *const isa_names[] = {"scalar", "avx2", "avx512"};
@@ -22,7 +21,7 @@ const assay_arithmetic *assay_arithmetic_by_name(const char *name)
 
 assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args)
 {
-    return ctx->ranks != NULL ? assay_matmul_shared(ctx, args) : ctx->arithmetic->matmul(ctx, args);
+    return ctx->arithmetic->matmul(ctx, args);
 }
 
 void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values)

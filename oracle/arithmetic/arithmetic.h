@@ -82,7 +82,6 @@ typedef struct assay_arithmetic {
     const char *name;
     assay_status (*load)(assay_context *ctx); /* of a library: refuses where it is missing; NULL: nothing is loaded */
     assay_status (*matmul)(assay_context *ctx, const assay_matmul_args *args);
-    bool by_element; /* an element of a product is the same whatever rows and columns are computed with it */
     /* NULL: nothing is rounded. May be called from several threads; what becomes of a value depends on the value alone.
      */
     void (*round)(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);
@@ -119,12 +118,8 @@ extern const assay_arithmetic assay_arithmetic_blas;
 
 const assay_arithmetic *assay_arithmetic_by_name(const char *name); /* NULL when there is none */
 
-/* The product in the context's arithmetic. Fails only for want of memory, or for sizes beyond OpenBLAS's integers. Where
- * ranks share the work, each takes rows or columns of a linear layer's large product; every rank is to call it then. */
+/* The product in the context's arithmetic. Fails only for want of memory, or for sizes beyond OpenBLAS's integers. */
 assay_status assay_matmul(assay_context *ctx, const assay_matmul_args *args);
-/* What ranks share of a linear layer's product, on paper: adds to the loop. */
-struct assay_ranks_loop;
-void assay_matmul_shares(struct assay_ranks_loop *loop, double least, int64_t m, int64_t n, int64_t k);
 
 /* What the context's arithmetic makes of values at such a place: nothing, but in the emulated one. */
 void assay_round(const assay_context *ctx, assay_rounding rounding, int64_t count, double *values);

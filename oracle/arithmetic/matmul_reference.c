@@ -62,5 +62,4 @@ static assay_status reference_matmul(assay_context *ctx, const assay_matmul_args
     return ASSAY_OK;
 }
 
-const assay_arithmetic assay_arithmetic_reference = {
-    .name = "reference", .matmul = reference_matmul, .by_element = true};
+const assay_arithmetic assay_arithmetic_reference = {.name = "reference", .matmul = reference_matmul};

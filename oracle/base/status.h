@@ -25,7 +25,6 @@ const char *assay_status_text(assay_status status);
 
 struct assay_arithmetic;  /* oracle/arithmetic/arithmetic.h */
 struct assay_emulation;   /* oracle/arithmetic/emulated.h */
-struct assay_ranks;       /* oracle/base/ranks.h */
 struct assay_step_change; /* oracle/base/step_change.h */
 
 /* Instruction sets that a kernel can be asked for. All give the same bits. */
@@ -39,7 +38,6 @@ typedef struct assay_context {
     const struct assay_step_change *change;    /* what a mutant does in another way; else NULL */
     assay_isa isa;                             /* the instruction set that kernels use */
     int threads;                               /* at least 1 */
-    struct assay_ranks *ranks;                 /* the processes that share the work; NULL: this one alone */
     bool trusts;                               /* goldens are taken without a look at their digests */
     char message[ASSAY_MESSAGE_SIZE];          /* set by the call that failed, else empty */
 } assay_context;

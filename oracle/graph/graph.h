@@ -10,7 +10,6 @@
 #ifndef ASSAY_GRAPH_GRAPH_H
 #define ASSAY_GRAPH_GRAPH_H
 
-#include "oracle/base/ranks.h"
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/attention.h"
 #include "oracle/ops/gated_mlp.h"
@@ -254,9 +253,6 @@ double graph_backward_operations(const graph *g);
 /* Numbers of weights, and of named tensors. */
 double graph_numbers(const graph *g);
 double graph_scratch(const graph *g); /* numbers that steps work with besides */
-/* What ranks share of these (oracle/base/ranks.h), on paper; of backward with every gradient wanted. */
-void graph_shares(assay_run_shares *shares, double least, const graph *g, int tensor);
-void graph_backward_shares(assay_run_shares *shares, double least, const graph *g);
 
 /* --- running (graph_walk.c) --- */
 

@@ -114,37 +114,26 @@ assay_tensor_table graph_weight_table(const graph *g)
     return table;
 }
 
-/* A function of a tensor and of all that has no name before it. */
-typedef void visit(void *self, const graph *g, int step, int out);
+static double operations_of(const graph *g, const graph_step *step, int out)
+{
+    return step->kind->operations != NULL ? step->kind->operations(g, step, out) : 0;
+}
 
-static void walk_up(const graph *g, int tensor, visit *see, void *self)
+/* Of a tensor and of all that has no name before it. */
+static void add_operations(const graph *g, int tensor, double *sum)
 {
     const int number = g->tensors[tensor].step;
     if (number < 0) return;
     const graph_step *step = &g->steps[number];
-    see(self, g, number, step->out[0] == tensor ? 0 : 1);
+    *sum += operations_of(g, step, step->out[0] == tensor ? 0 : 1);
     for (int i = 0; i < GRAPH_IN; i++)
-        if (g->tensors[step->in[i]].role == GRAPH_WITHIN) walk_up(g, step->in[i], see, self);
-}
-
-/* What backward computes again, for a step. */
-static void walk_again(const graph *g, const graph_step *step, visit *see, void *self)
-{
-    for (int i = 0; i < GRAPH_IN; i++)
-        if ((step->kind->reads >> i & 1) != 0 && g->tensors[step->in[i]].role == GRAPH_WITHIN)
-            walk_up(g, step->in[i], see, self);
-}
-
-static void add_operations(void *sum, const graph *g, int number, int out)
-{
-    const graph_step *step = &g->steps[number];
-    if (step->kind->operations != NULL) *(double *)sum += step->kind->operations(g, step, out);
+        if (g->tensors[step->in[i]].role == GRAPH_WITHIN) add_operations(g, step->in[i], sum);
 }
 
 double graph_operations(const graph *g, int tensor)
 {
     double sum = 0;
-    walk_up(g, tensor, add_operations, &sum);
+    add_operations(g, tensor, &sum);
     return sum;
 }
 
@@ -153,7 +142,7 @@ double graph_forward_operations(const graph *g)
     double sum = 0;
     for (int i = 0; i < g->step_count; i++) {
         for (int out = 0; out < GRAPH_OUT; out++)
-            if (g->steps[i].out[out] != 0) add_operations(&sum, g, i, out);
+            if (g->steps[i].out[out] != 0) sum += operations_of(g, &g->steps[i], out);
     }
     return sum;
 }
@@ -161,10 +150,12 @@ double graph_forward_operations(const graph *g)
 double graph_backward_operations(const graph *g)
 {
     double sum = 0;
-    for (int i = 0; i < g->step_count; i++) {
-        const graph_step *step = &g->steps[i];
+    for (int number = 0; number < g->step_count; number++) {
+        const graph_step *step = &g->steps[number];
         if (step->kind->backward_operations != NULL) sum += step->kind->backward_operations(g, step);
-        walk_again(g, step, add_operations, &sum);
+        for (int i = 0; i < GRAPH_IN; i++) /* what it computes again */
+            if ((step->kind->reads >> i & 1) != 0 && g->tensors[step->in[i]].role == GRAPH_WITHIN)
+                add_operations(g, step->in[i], &sum);
     }
     return sum;
 }
@@ -179,32 +170,4 @@ double graph_numbers(const graph *g)
     for (int i = 0; i < g->gradient_count; i++)
         sum += (double)assay_tensor_row_count(&g->tensors[g->gradients[i]].gradient);
     return sum;
-}
-
-typedef struct paper {
-    assay_run_shares *shares;
-    double least;
-} paper;
-
-static void add_shares(void *self, const graph *g, int number, int out)
-{
-    const paper *p = self;
-    const graph_step *step = &g->steps[number];
-    if (out == 0 && step->kind->shares != NULL) step->kind->shares(p->shares, p->least, g, step, false);
-}
-
-void graph_shares(assay_run_shares *shares, double least, const graph *g, int tensor)
-{
-    paper p = {shares, least};
-    walk_up(g, tensor, add_shares, &p);
-}
-
-void graph_backward_shares(assay_run_shares *shares, double least, const graph *g)
-{
-    paper p = {shares, least};
-    for (int i = 0; i < g->step_count; i++) {
-        const graph_step *step = &g->steps[i];
-        if (step->kind->shares != NULL) step->kind->shares(shares, least, g, step, true);
-        walk_again(g, step, add_shares, &p);
-    }
 }

@@ -31,7 +31,6 @@ typedef struct graph_kind {
     double (*operations)(const graph *g, const graph_step *step, int out); /* NULL: none */
     double (*backward_operations)(const graph *g, const graph_step *step);
     double (*scratch)(const graph *g, const graph_step *step); /* in numbers; NULL: none to speak of */
-    void (*shares)(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward);
 } graph_kind;
 
 extern const graph_kind graph_kind_layer_norm, graph_kind_add, graph_kind_glu, graph_kind_quantise_hidden,
@@ -74,7 +73,6 @@ assay_status graph_linear_operands(assay_context *ctx, assay_quant_recipe_operan
 /* dx and dw, where they are wanted. */
 assay_status graph_linear_backward(assay_context *ctx, const graph_call *c, const double *dy,
                                    const graph_linear_size *size);
-void graph_linear_shares(assay_run_shares *shares, double least, const graph_linear_size *size, bool backward);
 
 /* What rounding makes of a number, in the type of sums: by so much of itself e to its power is off. */
 double graph_moved_by(const assay_context *ctx, double number);

@@ -5,7 +5,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/graph/graph_kind.h"
-#include "oracle/ops/ops_shares.h"
 #include "oracle/ops/vector_sums.h"
 
 /* --- angles of positions, their cosines and sines --- */
@@ -196,21 +195,12 @@ static double expand_backward_operations(const graph *g, const graph_step *step)
     return 2 * (expand_operations(g, step, KEY) + expand_operations(g, step, VALUE));
 }
 
-/* Forward's products, one for each head, are not shared. */
-static void expand_shares(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward)
-{
-    const expansion s = expansion_of(g, step);
-    const graph_linear_size size = product_of(step, &s);
-    if (backward) graph_linear_shares(shares, least, &size, true);
-}
-
 const graph_kind graph_kind_expand = {.name = "expand",
                                       .reads = 1u << LATENT | 1u << UP,
                                       .forward = expand_forward,
                                       .backward = expand_backward,
                                       .operations = expand_operations,
-                                      .backward_operations = expand_backward_operations,
-                                      .shares = expand_shares};
+                                      .backward_operations = expand_backward_operations};
 
 /* --- attention --- */
 
@@ -278,13 +268,6 @@ static double attention_scratch(const graph *g, const graph_step *step)
     return 16 * (double)a->sequence * (4 * (double)a->qk_dim + 3 * (double)a->v_dim + 258);
 }
 
-static void attention_shares(assay_run_shares *shares, double least, const graph *g, const graph_step *step,
-                             bool backward)
-{
-    (void)g;
-    assay_attention_shares(shares, least, &step->with.attention, backward);
-}
-
 const graph_kind graph_kind_attention = {.name = "attention",
                                          .reads = 1u << QUERY | 1u << KEYS | 1u << VALUES | 1u << SINKS |
                                                   3u << GRAPH_READS_OUT,
@@ -293,5 +276,4 @@ const graph_kind graph_kind_attention = {.name = "attention",
                                          .backward = attention_backward,
                                          .operations = attention_operations,
                                          .backward_operations = attention_backward_operations,
-                                         .scratch = attention_scratch,
-                                         .shares = attention_shares};
+                                         .scratch = attention_scratch};

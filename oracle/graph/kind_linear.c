@@ -504,25 +504,9 @@ static double backward_operations(const graph *g, const graph_step *step)
     return (is_two(step) ? 4 : 2) * operations(g, step, 0);
 }
 
-void graph_linear_shares(assay_run_shares *shares, double least, const graph_linear_size *size, bool backward)
-{
-    assay_ranks_loop *rows = &shares->loops[ASSAY_SHARE_ROWS];
-    if (!backward) assay_matmul_shares(rows, least, size->m, size->n, size->k);
-    if (backward) assay_matmul_shares(rows, least, size->k, size->n, size->m);
-    for (int i = 0; backward && i < size->branches; i++)
-        assay_matmul_shares(rows, least, size->m, size->k, size->n / size->branches);
-}
-
-static void shares_of(assay_run_shares *shares, double least, const graph *g, const graph_step *step, bool backward)
-{
-    const graph_linear_size size = size_of(g, step);
-    for (int i = 0; i < (is_two(step) ? 2 : 1); i++) graph_linear_shares(shares, least, &size, backward);
-}
-
 const graph_kind graph_kind_linear = {.name = "linear",
                                       .reads = 1u << X | 1u << W | 1u << SECOND_W,
                                       .forward = forward,
                                       .backward = backward,
                                       .operations = operations,
-                                      .backward_operations = backward_operations,
-                                      .shares = shares_of};
+                                      .backward_operations = backward_operations};

@@ -93,7 +93,8 @@ static assay_status read_inputs(assay_context *ctx, stack_run *run, double **x)
     return clear_padding(ctx, run, *x);
 }
 
-bool stack_wants_backward(const stack_run *run)
+/* Whether the sink wants any gradient of the stack. */
+static bool wants_backward(const stack_run *run)
 {
     bool wants = assay_wants(run->out, "gradients/inputs/x");
     for (int64_t layer = run->config->first_layer; !wants && layer < run->config->layers; layer++)
@@ -111,7 +112,8 @@ static assay_status write_report(assay_context *ctx, const stack_run *run)
     return assay_write_result(ctx, run->out, "remat/operations_recomputed", 1, &report.operations_recomputed);
 }
 
-int64_t stack_plain_layers(const assay_stack_config *config)
+/* Layers that are not under the batch-split schedule: the first ones. */
+static int64_t plain_layers(const assay_stack_config *config)
 {
     return config->batch_split_factor > 0 ? config->dense_layers : config->layers;
 }
@@ -138,7 +140,7 @@ static assay_status backward(assay_context *ctx, const stack_run *run, assay_bat
     memset(dy, 0, (size_t)run->size * sizeof *dy);
     if (in->has(in->self, "cotangents/y")) MUST(in->read(ctx, in->self, "cotangents/y", 0, run->size, dy));
     if (split != NULL) MUST(assay_batch_split_backward(ctx, run, split, dy));
-    for (int64_t layer = stack_plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
+    for (int64_t layer = plain_layers(run->config) - 1; layer >= run->config->first_layer; layer--) {
         MUST(layer_backward(ctx, run, layer, dy));
         MUST(layer_write_boundary(ctx, run, layer, dy));
     }
@@ -176,8 +178,8 @@ assay_status assay_stack_run(assay_context *ctx, const assay_stack_config *confi
         status = assay_fail(ctx, ASSAY_BAD_INPUT, "inputs/segment_ids: use_batch_split_schedule has none");
         goto cleanup;
     }
-    if (stack_wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
-    for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++)
+    if (wants_backward(&run)) TRY(assay_remat_open(ctx, &run.store, &config->policy, items_of(config)));
+    for (int64_t layer = config->first_layer; layer < plain_layers(config); layer++)
         TRY(layer_forward(ctx, &run, layer, &x));
     if (config->batch_split_factor > 0) TRY(assay_batch_split_forward(ctx, &run, &split, &x));
     TRY(assay_write_result(ctx, out, "outputs/y", run.size, x));

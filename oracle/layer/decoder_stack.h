@@ -73,11 +73,5 @@ assay_stack_sizes assay_stack_sizes_of(const assay_stack_config *config);
  * one gives its output, one of experts what its block is given. */
 void assay_layer_graph(graph *g, const assay_stack_config *config, int64_t layer);
 
-/* What ranks share of assay_stack_run (oracle/base/ranks.h), with the paths that `in` has and `out` wants; least: of the
- * ranks. Layers over a mesh or under the batch-split schedule are left out. */
-struct assay_run_shares;
-assay_status assay_stack_shares_of(assay_context *ctx, struct assay_run_shares *shares, double least,
-                                   const assay_stack_config *config, const assay_source *in, const assay_sink *out);
-
 int64_t assay_stack_memory(const assay_stack_config *config);
 double assay_stack_flops(const assay_stack_config *config, bool backward);

@@ -6,7 +6,6 @@
 #define ASSAY_LAYER_LAYER_INTERNAL_H
 
 #include "oracle/layer/decoder_stack.h"
-#include "oracle/ops/ops_shares.h"
 
 typedef struct stack_run {
     const assay_stack_config *config;
@@ -73,13 +72,6 @@ assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_
                                 const double *dy, double **dh_norm);
 /* Operations of what backward computes again of it. */
 double layer_moe_recomputed(const assay_stack_config *config, const bool kept[ASSAY_REMAT_SLOTS]);
-
-/* What ranks share of the MoE block of a layer, forward alone or both ways. */
-void layer_moe_shares(assay_run_shares *shares, double least, const stack_run *run, int64_t layer, bool backward);
-/* Whether the sink wants any gradient of the stack. */
-bool stack_wants_backward(const stack_run *run);
-/* Layers that are not under the batch-split schedule: the first ones. */
-int64_t stack_plain_layers(const assay_stack_config *config);
 
 /* gradients/checkpoints/Pdecoder_layer_input, where it is wanted; a run stage by stage goes on from another one. */
 assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int64_t layer, double *dx);

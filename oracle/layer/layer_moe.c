@@ -4,11 +4,10 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
-#include "oracle/base/ranks.h"
 #include "oracle/layer/layer_internal.h"
 #include "oracle/layer/sub_block.h"
 
-/* The checkpoints of a MoE block: of the shared expert, then of the routed ones. */
+/* The checkpoints of a MoE block. */
 static const struct {
     int slot;
     const char *path;
@@ -22,7 +21,7 @@ static const struct {
     {ASSAY_REMAT_MOE_MLPWO, "checkpoints/moe_mlpwo"},
 };
 
-enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints, OF_ROUTED = 3 };
+enum { MOE_CHECKPOINTS = sizeof moe_checkpoints / sizeof *moe_checkpoints };
 
 typedef struct moe_view {
     char prefix[LAYER_PREFIX_SIZE], weights[LAYER_PREFIX_SIZE + 4];
@@ -61,47 +60,14 @@ bool layer_moe_wants_gradient(const stack_run *run, int64_t layer)
     return assay_moe_wants_gradient(&run->config->moe, &in, &out);
 }
 
-/* What the experts of all ranks have left with the first one, for backward. */
-static assay_status share_held(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
+static assay_status run_moe(assay_context *ctx, const stack_run *run, moe_view *view)
 {
-    for (int i = OF_ROUTED; i < MOE_CHECKPOINTS; i++) {
-        const int64_t count = view->block.backward ? 0 : kept_count(run, layer, i);
-        if (count == 0) continue;
-        if (view->held[i] == NULL) MUST(assay_alloc_f64(ctx, moe_checkpoints[i].path, count, &view->held[i]));
-        MUST(assay_ranks_broadcast(ctx, view->held[i], count * (int64_t)sizeof *view->held[i]));
-    }
-    return ASSAY_OK;
-}
-
-static assay_status run_moe(assay_context *ctx, const stack_run *run, int64_t layer, moe_view *view)
-{
-    assay_status status;
     const assay_stack_config *config = run->config;
-    assay_ranks_writer writer;
     const assay_source in = sub_block_source(&view->block);
-    const assay_sink own = sub_block_sink(&view->block), out = assay_ranks_sink_open(ctx, &writer, &own);
-    const int64_t before = assay_ranks_runs(ctx);
-    status = assay_is_sharded(&config->moe, &config->sharding)
-                 ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
-                 : assay_moe_run(ctx, &config->moe, &in, &out, NULL);
-    assay_ranks_sink_close(&writer);
-    if (status == ASSAY_OK && run->store != NULL && assay_ranks_runs(ctx) != before)
-        status = share_held(ctx, run, layer, view);
-    return status;
-}
-
-/* keeps: backward follows. */
-static void open_forward(const stack_run *run, int64_t layer, const double *h_norm, double **y, bool keeps,
-                         moe_view *view)
-{
-    open_view(run, layer, view);
-    sub_block_give(&view->block, "inputs/x", h_norm, run->size);
-    sub_block_take(&view->block, "outputs/y", y, run->size, false);
-    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
-        const int64_t count = kept_count(run, layer, i);
-        if (!keeps || count == 0) continue;
-        sub_block_take(&view->block, moe_checkpoints[i].path, &view->held[i], count, true);
-    }
+    const assay_sink out = sub_block_sink(&view->block);
+    return assay_is_sharded(&config->moe, &config->sharding)
+               ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
+               : assay_moe_run(ctx, &config->moe, &in, &out, NULL);
 }
 
 assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,
@@ -109,32 +75,21 @@ assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t
 {
     assay_status status = ASSAY_OK;
     moe_view view;
-    open_forward(run, layer, h_norm, y, run->store != NULL, &view);
-    TRY(run_moe(ctx, run, layer, &view));
+    open_view(run, layer, &view);
+    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
+    sub_block_take(&view.block, "outputs/y", y, run->size, false);
+    for (int i = 0; i < MOE_CHECKPOINTS; i++) {
+        const int64_t count = kept_count(run, layer, i);
+        if (run->store == NULL || count == 0) continue;
+        sub_block_take(&view.block, moe_checkpoints[i].path, &view.held[i], count, true);
+    }
+    TRY(run_moe(ctx, run, &view));
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         TRY(layer_release(ctx, run, layer, moe_checkpoints[i].slot, &view.held[i]));
     }
 cleanup:
     close_view(&view);
     return status;
-}
-
-static void open_backward(const stack_run *run, int64_t layer, const double *h_norm, const double *dy, double **dh_norm,
-                          moe_view *view)
-{
-    open_view(run, layer, view);
-    view->block.backward = true;
-    sub_block_give(&view->block, "inputs/x", h_norm, run->size);
-    sub_block_give(&view->block, "cotangents/y", dy, run->size);
-    sub_block_take(&view->block, "gradients/inputs/x", dh_norm, run->size, false);
-}
-
-static void give_held(const stack_run *run, int64_t layer, int checkpoint, const double *held, moe_view *view)
-{
-    const int slot = moe_checkpoints[checkpoint].slot;
-    if (slot == ASSAY_REMAT_MLPWO) return;
-    sub_block_give(&view->block, moe_checkpoints[checkpoint].path, held,
-                   layer_checkpoint_count(run->config, layer, slot));
 }
 
 /* Operations of the gate, where the case gives the routing weights and there is none. */
@@ -150,44 +105,25 @@ assay_status layer_moe_backward(assay_context *ctx, const stack_run *run, int64_
     assay_status status = ASSAY_OK;
     bool kept[ASSAY_REMAT_SLOTS] = {false};
     moe_view view;
-    open_backward(run, layer, h_norm, dy, dh_norm, &view);
+    open_view(run, layer, &view);
+    view.block.backward = true;
+    sub_block_give(&view.block, "inputs/x", h_norm, run->size);
+    sub_block_give(&view.block, "cotangents/y", dy, run->size);
+    sub_block_take(&view.block, "gradients/inputs/x", dh_norm, run->size, false);
     for (int i = 0; i < MOE_CHECKPOINTS; i++) {
         const int slot = moe_checkpoints[i].slot;
         TRY(assay_remat_take(ctx, run->store, layer, slot, &view.held[i]));
         kept[slot] = view.held[i] != NULL;
-        if (kept[slot]) give_held(run, layer, i, view.held[i], &view);
+        if (!kept[slot] || slot == ASSAY_REMAT_MLPWO) continue;
+        sub_block_give(&view.block, moe_checkpoints[i].path, view.held[i],
+                       layer_checkpoint_count(run->config, layer, slot));
     }
     const assay_source in = sub_block_source(&view.block);
-    TRY(run_moe(ctx, run, layer, &view));
+    TRY(run_moe(ctx, run, &view));
     assay_remat_recomputed(run->store, layer_moe_recomputed(run->config, kept) - gate_left_out(run, &in));
 cleanup:
     close_view(&view);
     return status;
-}
-
-/* Nothing is computed: what is given is never read. */
-void layer_moe_shares(assay_run_shares *shares, double least, const stack_run *run, int64_t layer, bool backward)
-{
-    static const double nothing = 0;
-    moe_view view;
-    double *taken = NULL;
-    const assay_moe_config *moe = &run->config->moe;
-    assay_ranks_loop *experts = &shares->loops[ASSAY_SHARE_EXPERTS];
-    const int64_t before = experts->times;
-    if (assay_is_sharded(moe, &run->config->sharding)) return;
-    open_forward(run, layer, &nothing, &taken, backward, &view);
-    assay_source in = sub_block_source(&view.block);
-    assay_sink out = sub_block_sink(&view.block);
-    assay_moe_shares_of(shares, least, moe, &in, &out, NULL, 0);
-    if (!backward) return;
-    for (int i = OF_ROUTED; i < MOE_CHECKPOINTS && experts->times > before; i++)
-        experts->broadcast += (double)kept_count(run, layer, i) * (double)sizeof(double);
-    open_backward(run, layer, &nothing, &nothing, &taken, &view);
-    for (int i = 0; i < MOE_CHECKPOINTS; i++)
-        if (kept_count(run, layer, i) > 0) give_held(run, layer, i, &nothing, &view);
-    in = sub_block_source(&view.block);
-    out = sub_block_sink(&view.block);
-    assay_moe_shares_of(shares, least, moe, &in, &out, NULL, 0);
 }
 
 double layer_moe_recomputed(const assay_stack_config *config, const bool kept[ASSAY_REMAT_SLOTS])

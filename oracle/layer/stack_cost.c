@@ -29,40 +29,6 @@ assay_status assay_stack_remat_model(assay_context *ctx, const assay_stack_confi
     return status;
 }
 
-static void graph_shares_of(assay_run_shares *shares, double least, const assay_stack_config *config, int64_t layer,
-                            bool backward)
-{
-    graph g;
-    assay_layer_graph(&g, config, layer);
-    for (int t = 1; t < g.tensor_count; t++) {
-        const int slot = layer_slot(&g, t);
-        const bool again = backward && slot >= 0 && layer_recomputes(&g, slot) &&
-                           assay_remat_action_of(&config->policy, slot) == ASSAY_REMAT;
-        if (g.tensors[t].role != GRAPH_CHECKPOINT) continue;
-        for (int i = 0; i < 1 + again; i++) graph_shares(shares, least, &g, t);
-    }
-    if (backward) graph_backward_shares(shares, least, &g);
-}
-
-assay_status assay_stack_shares_of(assay_context *ctx, assay_run_shares *shares, double least,
-                                   const assay_stack_config *config, const assay_source *in, const assay_sink *out)
-{
-    assay_remat_report report;
-    const assay_stack_sizes sizes = assay_stack_sizes_of(config);
-    stack_run run = {.config = config, .in = in, .out = out, .tokens = sizes.batch * sizes.sequence};
-    run.size = run.tokens * sizes.emb_dim;
-    const bool backward = stack_wants_backward(&run);
-    MUST(assay_stack_remat_model(ctx, config, &report));
-    for (int64_t layer = config->first_layer; layer < stack_plain_layers(config); layer++) {
-        graph_shares_of(shares, least, config, layer, backward);
-        if (!layer_is_dense(config, layer)) layer_moe_shares(shares, least, &run, layer, backward);
-    }
-    shares->operations = assay_stack_flops(config, false);
-    if (backward) shares->operations += assay_stack_flops(config, true) + report.operations_recomputed;
-    shares->weights_twice = backward;
-    return ASSAY_OK;
-}
-
 double assay_stack_flops(const assay_stack_config *config, bool backward)
 {
     double sum = 0;

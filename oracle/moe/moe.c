@@ -281,32 +281,3 @@ assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, c
     assay_replicas_free(&replicas);
     return status;
 }
-
-/* Who wants error scales has their values computed. */
-typedef struct wide {
-    const assay_sink *out, *scales;
-    int count;
-} wide;
-
-static bool wide_wants(void *self, const char *path)
-{
-    const wide *w = self;
-    bool wants = assay_wants(w->out, path);
-    for (int i = 0; i < w->count && !wants; i++) wants = w->scales[i].wants(w->scales[i].self, path);
-    return wants;
-}
-
-void assay_moe_shares_of(assay_run_shares *shares, double least, const assay_moe_config *config, const assay_source *in,
-                         const assay_sink *out, const assay_sink *scales, int count)
-{
-    static const assay_moe_observer propagation = {0};
-    moe_block block = block_of(config, in, count > 0 ? &propagation : NULL);
-    wide w = {out, scales, count};
-    const assay_sink all = {.self = &w, .wants = wide_wants};
-    if (config->physical_experts > 0) return;
-    moe_results_open(&block.results, config, in, &all);
-    set_sizes(&block);
-    find_needs(&block);
-    moe_experts_shares(shares, least, &block, out, scales, count);
-    moe_shared_shares(shares, least, &block);
-}

@@ -90,8 +90,6 @@ int64_t assay_moe_local_experts(const assay_moe_config *config); /* of those, he
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 
-enum { ASSAY_MOE_JOINED = -1 };
-
 /* Somebody who looks at what a block computes while it is in memory (moe_block.h says what lies where). The block knows
  * nothing of what he does with it; his failure ends the run. In this order: */
 struct moe_block;
@@ -105,11 +103,8 @@ typedef struct assay_moe_observer {
      * later of the shared one, whose y and dx have not joined those of the block. Its weights and residuals are at hand. */
     assay_status (*rows)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_mlp *mlp,
                          const struct moe_rows *rows);
-    /* What rows() has given to assay_piece_put under MOE_PUTS + what: of each expert in turn, before `experts`. Or
-     * ASSAY_MOE_JOINED, without values: y and dx of the rows are there. Refuses what rows() does not give: another rank may
-     * have sent it. NULL: it gives nothing and looks at nothing. */
-    assay_status (*take)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_rows *rows,
-                         int what, const double *values, int64_t bytes);
+    /* y and dx of the rows at hand, and d_weights of their choices, are there: before rows() of their expert. */
+    void (*combined)(void *self, const assay_context *ctx, const struct moe_block *block, const struct moe_rows *rows);
     /* All routed experts are done, y and dx are theirs; of llama4 dx is that of the scaled tokens. */
     assay_status (*experts)(assay_context *ctx, void *self, const struct moe_block *block);
     /* The router's backward is done; its part of dx (NULL: nobody wants dx) has not joined. */
@@ -122,14 +117,6 @@ bool assay_moe_wants_gradient(const assay_moe_config *config, const assay_source
 /* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. observer may be NULL. */
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
                            const assay_sink *out, const assay_moe_observer *observer);
-
-/* What ranks share of a run on one device (oracle/base/ranks.h), as the run itself splits and sends it; adds. Rows are those
- * of a choice that nobody knows yet: as many of each expert, none beyond a capacity. Operations are without those of error
- * scales. in: asked what it has; out: what it wants of the values; scales [count]: the same of the error scales of each
- * precision that comes with them; least: of the ranks. */
-struct assay_run_shares;
-void assay_moe_shares_of(struct assay_run_shares *shares, double least, const assay_moe_config *config,
-                         const assay_source *in, const assay_sink *out, const assay_sink *scales, int count);
 
 /* An upper bound of the bytes of memory that a run takes, with every gradient and the propagated error scales of so many
  * precisions; the dense path's checkpoints [B,S,E,H], which are kept whole where they are wanted, are not in it. */

@@ -9,7 +9,6 @@
 #define ASSAY_MOE_MOE_BLOCK_H
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/ranks.h"
 #include "oracle/blocks/mlp.h"
 #include "oracle/moe/moe.h"
 #include "oracle/moe/replicas.h"
@@ -201,8 +200,6 @@ struct moe_block {
     int64_t capacity;       /* dropping */
     int64_t kept_rows;      /* of a routed checkpoint that is kept whole; 0: it is written as rows come */
     moe_rows rows;
-    int64_t placed_rows;      /* the expert whose rows these are; -1: none's yet */
-    const assay_piece *piece; /* the expert whose weights are there */
     double *rows_x, *rows_dy; /* [rows,D] gathered */
     moe_mlp expert, shared;
     moe_slots slots;
@@ -224,10 +221,6 @@ typedef struct moe_placement {
     /* Once their y is there; and after they are done. NULL: nothing is left. */
     void (*give_dy)(assay_context *ctx, moe_block *block);
     void (*combine)(assay_context *ctx, moe_block *block);
-    /* On one device, where experts may be of several ranks: the places of an expert's rows; and once what came of them is
-     * there, in the order of experts. NULL: every rank has all experts. */
-    void (*place_rows)(moe_block *block, int64_t expert);
-    void (*join)(assay_context *ctx, moe_block *block);
     /* After all experts are: y, dx and d_weights. */
     assay_status (*finish)(assay_context *ctx, moe_block *block);
     /* d_logits of all tokens, and what d_bias and d_per_expert_scale are; NULL where the block has no such tensor. */
@@ -318,16 +311,8 @@ assay_status moe_shared_gate_backward(assay_context *ctx, const moe_shared_gate 
                                       const double *y, double *dx);
 void moe_shared_gate_free(moe_shared_gate *g);
 
-/* What an expert gives to the first rank: its rows; then what the observer gives. */
-enum { MOE_PUT_ROWS, MOE_PUTS };
-
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
-/* Of a block that is not open: its sizes and needs are set. */
-void moe_experts_shares(assay_run_shares *shares, double least, moe_block *block, const assay_sink *out,
-                        const assay_sink *scales, int count);
 /* Forward and backward; joins y and dx. */
 assay_status moe_shared_run(assay_context *ctx, moe_block *block);
-/* What ranks share of it: of a block that is not open. */
-void moe_shared_shares(assay_run_shares *shares, double least, const moe_block *block);
 
 #endif

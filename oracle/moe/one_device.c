@@ -226,9 +226,10 @@ static void unweigh_rows(const assay_context *ctx, moe_block *block)
     weigh_rows(ctx, block, rows->dx);
 }
 
-static void place_piece(moe_block *block, int64_t expert, int64_t piece)
+static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
 {
     moe_rows *rows = &block->rows;
+    const double *x = block->llama4 ? block->scaled_x : block->x;
     rows->expert = expert;
     rows->group_sizes = block->group_sizes;
     rows->first = 0;
@@ -237,25 +238,11 @@ static void place_piece(moe_block *block, int64_t expert, int64_t piece)
     rows->size =
         block->placed != NULL || block->joined > 1 ? row_count(block, expert, piece) : block->group_sizes[expert];
     rows->count = row_count(block, expert, piece);
-    rows->x = is_dense(block) ? (block->llama4 ? block->scaled_x : block->x) : block->rows_x;
+    rows->x = is_dense(block) ? x : block->rows_x;
     rows->dy = block->rows_dy;
     block->path->take_rows(block);
-}
-
-static void take_rows(assay_context *ctx, moe_block *block, int64_t expert, int64_t piece)
-{
-    const moe_rows *rows = &block->rows;
-    const double *x = block->llama4 ? block->scaled_x : block->x;
-    place_piece(block, expert, piece);
     if (!is_dense(block)) moe_gather(ctx, block->rows_x, x, rows->tokens, NULL, rows->count, block->emb_dim);
     if (block->config->weight_on_input) weigh_rows(ctx, block, block->rows_x);
-}
-
-/* Without the row of zeros, which is for the checkpoints of whoever has the expert. */
-static void place_rows(moe_block *block, int64_t expert)
-{
-    place_piece(block, expert, 0);
-    if (block->slots.row != NULL) block->rows.count = block->rows.size;
 }
 
 /* d_weights[t,k] = <output of the choice, dy[t]>. */
@@ -283,10 +270,6 @@ static void give_dy(assay_context *ctx, moe_block *block)
 static void combine(assay_context *ctx, moe_block *block)
 {
     if (block->config->weight_on_input && block->need_row_dx) unweigh_rows(ctx, block);
-}
-
-static void join(assay_context *ctx, moe_block *block)
-{
     if (block->path->combine != NULL) block->path->combine(ctx, block);
 }
 
@@ -337,8 +320,6 @@ const moe_placement moe_one_device = {.route = route,
                                       .take_rows = take_rows,
                                       .give_dy = give_dy,
                                       .combine = combine,
-                                      .place_rows = place_rows,
-                                      .join = join,
                                       .finish = finish,
                                       .route_backward = route_backward,
                                       .given_backward = given_backward};

@@ -4,7 +4,6 @@
 
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
-#include "oracle/ops/ops_shares.h"
 
 static int64_t piece_count(const moe_block *block)
 {
@@ -24,14 +23,10 @@ static assay_status alloc_shared(assay_context *ctx, moe_block *block, moe_rows 
     return ASSAY_OK;
 }
 
-static bool wants_weights(const moe_block *block)
-{
-    return moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
-}
-
 static bool needs_gradients(const moe_block *block)
 {
-    return block->need_dx || moe_wants(&block->results, MOE_DSHARED_GATE) || wants_weights(block) ||
+    return block->need_dx || moe_wants(&block->results, MOE_DSHARED_GATE) ||
+           moe_wants_any(&block->results, MOE_SHARED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS) ||
            moe_wants_gradient_checkpoints(&block->results, MOE_SHARED);
 }
 
@@ -41,17 +36,12 @@ static bool is_needed(const moe_block *block)
     return block->config->shared_mlp_dim > 0 && (any || needs_gradients(block));
 }
 
-static bool needs_down(const moe_block *block, bool gradients)
-{
-    const bool gate = gradients && block->config->shared_gate;
-    return block->need_y || gate || moe_wants(&block->results, MOE_SHARED + ASSAY_MLPWO);
-}
-
 static assay_status run_pieces(assay_context *ctx, moe_block *block, const moe_rows *all, bool gradients)
 {
     const moe_results *r = &block->results;
     const int64_t pieces = piece_count(block), tokens = block->tokens / pieces;
-    const bool down = needs_down(block, gradients);
+    const bool gate = gradients && block->config->shared_gate;
+    const bool down = block->need_y || gate || moe_wants(r, MOE_SHARED + ASSAY_MLPWO);
     for (int64_t piece = 0; piece < pieces; piece++) {
         const int64_t at = piece * tokens * block->emb_dim;
         const moe_rows rows = {.first = piece * tokens,
@@ -101,21 +91,4 @@ cleanup:
     moe_shared_gate_free(&gate);
     moe_mlp_free(mlp);
     return status;
-}
-
-void moe_shared_shares(assay_run_shares *shares, double least, const moe_block *block)
-{
-    const assay_gated_mlp_config mlp = assay_moe_shared_config(block->config, block->tokens);
-    bool given[ASSAY_MLP_CHECKPOINTS];
-    if (!is_needed(block)) return;
-    for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
-        char path[ASSAY_PATH_SIZE];
-        given[i] =
-            assay_mlp_checkpoint_path(&mlp, ASSAY_MLP_SHARED, i, path) > 0 && block->in->has(block->in->self, path);
-    }
-    assay_gated_mlp_up_shares(shares, least, &mlp, !given[ASSAY_MLPWI_0] + !given[ASSAY_MLPWI_1]);
-    if (needs_down(block, needs_gradients(block)) && !given[ASSAY_MLPWO])
-        assay_gated_mlp_down_shares(shares, least, &mlp);
-    if (needs_gradients(block))
-        assay_gated_mlp_backward_shares(shares, least, &mlp, wants_weights(block), block->need_dx);
 }

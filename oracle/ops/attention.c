@@ -230,7 +230,6 @@ static assay_status run_heads(assay_context *ctx, const head_loop *loop)
     for (int worker = 0; worker < workers; worker++) {
         assay_context own = *ctx;
         own.threads = workers > 1 ? 1 : ctx->threads;
-        own.ranks = NULL;
         for (int64_t head = worker; head < heads; head += workers) {
             const assay_status found = run_group(&own, loop, head, loop->scratch + worker * loop->each->scratch);
             if (found == ASSAY_OK) continue;
@@ -246,71 +245,22 @@ static assay_status run_heads(assay_context *ctx, const head_loop *loop)
     return status;
 }
 
-/* Of a rank. */
-static assay_status work_group(assay_context *ctx, void *self, int64_t index)
-{
-    const head_loop *loop = self;
-    return run_group(ctx, loop, index, loop->scratch);
-}
-
-/* What the heads of a group fill. */
-static assay_ranks_part part_of_group(void *self, int64_t index, int array)
-{
-    const head_loop *loop = self;
-    const attention_result *r = &loop->each->result[array];
-    const int64_t kv_heads = assay_attention_kv_heads(loop->config), length = loop->config->sequence;
-    const int64_t group = r->heads / kv_heads, batch = index / kv_heads, first = index % kv_heads * group;
-    if (r->dim == 0) {
-        const int64_t count = group * length;
-        return (assay_ranks_part){r->values + (batch * r->heads + first) * length, 1, count, count};
-    }
-    return (assay_ranks_part){r->values + (batch * length * r->heads + first) * r->dim, length, group * r->dim,
-                              r->heads * r->dim};
-}
-
-static int64_t numbers_of(const assay_attention_config *config, const attention_result *r)
-{
-    return config->batch * config->sequence * r->heads * (r->dim == 0 ? 1 : r->dim);
-}
-
-static assay_ranks_fill fill_of(head_loop *loop)
-{
-    const assay_attention_config *config = loop->config;
-    assay_ranks_fill fill = {.self = loop,
-                             .count = config->batch * assay_attention_kv_heads(config),
-                             .work = work_group,
-                             .arrays = loop->each->results,
-                             .part = part_of_group};
-    for (int i = 0; i < fill.arrays; i++) {
-        const int64_t count = numbers_of(config, &loop->each->result[i]);
-        fill.whole[i] = (assay_ranks_part){loop->each->result[i].values, 1, count, count};
-    }
-    return fill;
-}
-
 assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
                                 const attention_loop *each)
 {
     assay_status status = ASSAY_OK;
     const int64_t kv_heads = assay_attention_kv_heads(config);
     const bool shares = kv_heads > 1 && kv_heads < config->heads;
+    int64_t count = 0;
     head_loop loop = {.config = config,
                       .each = each,
-                      .workers = 1,
+                      .workers = config->batch * kv_heads >= ctx->threads ? ctx->threads : 1,
                       .beyond = config->sequence > 1 && assay_step_is_changed(ctx, "next key", NULL),
                       .modulo = shares && assay_step_is_changed(ctx, "heads modulo", NULL)};
-    const assay_ranks_fill fill = fill_of(&loop);
-    double shared = 0;
-    int64_t count = 0;
-    for (int i = 0; i < fill.arrays; i++) shared += (double)fill.whole[i].width;
-    const double operations = assay_attention_flops(config, each->backward);
-    const bool by_ranks =
-        ctx->ranks != NULL && !loop.modulo && assay_ranks_pays(ctx->ranks->least, fill.count, operations, shared);
-    if (!by_ranks && fill.count >= ctx->threads) loop.workers = ctx->threads;
     TRY(assay_checked_count(ctx, "scratch of attention", 2, (int64_t[]){loop.workers, each->scratch}, &count));
     TRY(assay_alloc_f64(ctx, "scratch of attention", count, &loop.scratch));
     TRY(alloc_segments(ctx, &loop.segments, segment_ids, config));
-    TRY(by_ranks ? assay_ranks_fill_run(ctx, &fill) : run_heads(ctx, &loop));
+    TRY(run_heads(ctx, &loop));
 cleanup:
     free_segments(&loop.segments);
     free(loop.scratch);
@@ -587,11 +537,7 @@ assay_status assay_attention_forward(assay_context *ctx, double *attention_out, 
     const double blind = has_blind_rows(in, config) && assay_step_is_changed(ctx, "blind rows", NULL) ? (double)NAN : 0;
     for (int64_t i = 0; i < rows * config->v_dim; i++) attention_out[i] = blind;
     for (int64_t i = 0; i < rows; i++) lse[i] = -INFINITY;
-    const attention_loop loop = {.segment = forward_segment,
-                                 .job = &job,
-                                 .scratch = scratch,
-                                 .results = 2,
-                                 .result = {{attention_out, config->heads, config->v_dim}, {lse, config->heads, 0}}};
+    const attention_loop loop = {.segment = forward_segment, .job = &job, .scratch = scratch};
     return attention_for_each(ctx, in->segment_ids, config, &loop);
 }
 

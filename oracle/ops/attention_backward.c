@@ -262,14 +262,6 @@ assay_status assay_attention_backward(assay_context *ctx, const assay_attention_
     memset(g->dkey, 0, (size_t)(kv_rows * config->qk_dim) * sizeof *g->dkey);
     memset(g->dvalue, 0, (size_t)(kv_rows * config->v_dim) * sizeof *g->dvalue);
     MUST(g->dsinks == NULL ? ASSAY_OK : sink_gradients(ctx, &job, config));
-    const int64_t kv_heads = assay_attention_kv_heads(config);
-    const attention_loop loop = {.segment = backward_segment,
-                                 .job = &job,
-                                 .scratch = scratch,
-                                 .backward = true,
-                                 .results = 3,
-                                 .result = {{g->dquery, config->heads, config->qk_dim},
-                                            {g->dkey, kv_heads, config->qk_dim},
-                                            {g->dvalue, kv_heads, config->v_dim}}};
+    const attention_loop loop = {.segment = backward_segment, .job = &job, .scratch = scratch};
     return attention_for_each(ctx, in->segment_ids, config, &loop);
 }

@@ -8,7 +8,6 @@
 #define ASSAY_OPS_ATTENTION_INTERNAL_H
 
 #include "oracle/arithmetic/arithmetic.h"
-#include "oracle/base/ranks.h"
 #include "oracle/ops/attention.h"
 
 enum {
@@ -69,21 +68,12 @@ void attention_divide_row(double *out, int64_t wide, double divisor);
 /* Of a kernel that gates what another one stored, or of one that does both. */
 void attention_gate_row(const assay_context *ctx, const attention_softmax *how, double *out, int64_t wide, double lse);
 
-/* What a head fills: [B,S,heads,dim], or [B,heads,S] where dim is 0. */
-typedef struct attention_result {
-    double *values;
-    int64_t heads, dim;
-} attention_result;
-
-/* `segment` for every segment of every head. Heads of keys are split over threads where there are enough of them, and over
- * ranks where that pays; those of queries that share one follow each other. */
+/* `segment` for every segment of every head. Heads of keys are split over threads where there are enough of them; those of
+ * queries that share one follow each other. */
 typedef struct attention_loop {
     assay_status (*segment)(assay_context *ctx, void *job, const attention_rows *rows, double *scratch);
     void *job;
     int64_t scratch; /* numbers for each that works at a time */
-    bool backward;
-    int results;
-    attention_result result[ASSAY_RANKS_ARRAYS];
 } attention_loop;
 assay_status attention_for_each(assay_context *ctx, const int32_t *segment_ids, const assay_attention_config *config,
                                 const attention_loop *loop);

@@ -264,7 +264,7 @@ assay_status assay_propagate_moe(assay_context *ctx, const assay_moe_config *con
     const assay_moe_observer observer = {.self = &p,
                                          .routed = routed,
                                          .rows = moe_propagate_rows,
-                                         .take = moe_propagate_take,
+                                         .combined = moe_propagate_combined,
                                          .experts = experts,
                                          .router = router};
     const int64_t count = config->routing.batch * config->routing.sequence * config->emb_dim;

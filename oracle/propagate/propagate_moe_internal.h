@@ -52,9 +52,8 @@ typedef struct moe_propagation {
 /* The observer's rows(). */
 assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block *block, const moe_mlp *mlp,
                                 const moe_rows *rows);
-/* Its take(). */
-assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
-                                const double *values, int64_t bytes);
+/* Its combined(). */
+void moe_propagate_combined(void *self, const assay_context *ctx, const moe_block *block, const moe_rows *rows);
 void moe_row_scratch_free(moe_row_scratch *s);
 
 /* For sum += part: both are stored before they are added. */

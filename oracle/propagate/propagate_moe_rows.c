@@ -16,7 +16,6 @@ typedef struct hand {
     const moe_scales *scale;
     const assay_precision *precision;
     moe_row_scratch *s;
-    int number; /* of the precision */
 } hand;
 
 void moe_row_scratch_free(moe_row_scratch *s)
@@ -326,52 +325,9 @@ static assay_status write_zeros(assay_context *ctx, const hand *h)
     return ASSAY_OK;
 }
 
-/* Of a precision: the terms of y and dx, the variances of d_weights. */
-enum { PUT_Y, PUT_DX, PUT_WEIGHTS, PUTS };
-
-static bool gives(const moe_block *block, const moe_scales *scale, int what)
+void moe_propagate_combined(void *self, const assay_context *ctx, const moe_block *block, const moe_rows *rows)
 {
-    if (what == PUT_WEIGHTS) return scale->router && !block->llama4;
-    return (what == PUT_Y ? scale->y : scale->dx) != NULL;
-}
-
-static assay_status put_rows(assay_context *ctx, const hand *h)
-{
-    const moe_block *block = h->block;
-    const moe_rows *rows = h->rows;
-    const int what = MOE_PUTS + h->number * PUTS;
-    const int64_t bytes = rows->count * block->emb_dim * (int64_t)sizeof(double);
-    double *weights = h->s->weights; /* free again */
-    if (gives(block, h->scale, PUT_Y)) MUST(assay_piece_put(ctx, block->piece, what + PUT_Y, h->s->y, bytes));
-    if (gives(block, h->scale, PUT_DX)) MUST(assay_piece_put(ctx, block->piece, what + PUT_DX, h->s->dx, bytes));
-    if (!gives(block, h->scale, PUT_WEIGHTS)) return ASSAY_OK;
-    for (int64_t j = 0; j < rows->size; j++) weights[j] = h->scale->d_weights[block->order[rows->first + j]];
-    return assay_piece_put(ctx, block->piece, what + PUT_WEIGHTS, weights, rows->size * (int64_t)sizeof *weights);
-}
-
-assay_status moe_propagate_take(assay_context *ctx, void *self, const moe_block *block, const moe_rows *rows, int what,
-                                const double *values, int64_t bytes)
-{
-    const moe_propagation *p = self;
-    if (what == ASSAY_MOE_JOINED) {
-        add_sums(ctx, p, block, rows);
-        return ASSAY_OK;
-    }
-    const int64_t count = what % PUTS == PUT_WEIGHTS ? rows->size : rows->count * block->emb_dim;
-    const moe_scales *scale = what >= 0 && what / PUTS < p->count ? &p->scales[what / PUTS] : NULL;
-    if (scale == NULL || !gives(block, scale, what % PUTS) || bytes != count * (int64_t)sizeof *values)
-        return assay_fail(ctx, ASSAY_INTERNAL, "a rank has computed other error scales of an expert than it was given");
-    switch (what % PUTS) {
-    case PUT_Y:
-        add_terms(ctx, block, rows, scale->y, values);
-        break;
-    case PUT_DX:
-        add_terms(ctx, block, rows, scale->dx, values);
-        break;
-    default:
-        for (int64_t j = 0; j < rows->size; j++) scale->d_weights[block->order[rows->first + j]] = values[j];
-    }
-    return ASSAY_OK;
+    add_sums(ctx, self, block, rows);
 }
 
 static assay_status routed_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
@@ -393,7 +349,9 @@ static assay_status routed_rows(assay_context *ctx, const hand *h, moe_checkpoin
     if (!slots) MUST(put_checkpoints(ctx, h, checkpoints));
     make_terms(ctx, h);
     if (h->scale->router && !block->llama4) MUST(weight_gradients(ctx, h));
-    return put_rows(ctx, h);
+    if (h->scale->y != NULL) add_terms(ctx, block, h->rows, h->scale->y, h->s->y);
+    if (h->scale->dx != NULL) add_terms(ctx, block, h->rows, h->scale->dx, h->s->dx);
+    return ASSAY_OK;
 }
 
 static assay_status shared_rows(assay_context *ctx, const hand *h, moe_checkpoints *checkpoints)
@@ -417,7 +375,7 @@ assay_status moe_propagate_rows(assay_context *ctx, void *self, const moe_block 
     if (p->rows.mlp != mlp) MUST(alloc_scratch(ctx, p, block, mlp));
     for (int i = 0; i < p->count; i++) {
         moe_scales *scale = &p->scales[i];
-        const hand h = {block, mlp, rows, scale, scale->precision, &p->rows, i};
+        const hand h = {block, mlp, rows, scale, scale->precision, &p->rows};
         if (!scale->any) continue;
         MUST(routed ? routed_rows(ctx, &h, &scale->checkpoints) : shared_rows(ctx, &h, &scale->checkpoints));
     }

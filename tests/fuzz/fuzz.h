@@ -24,8 +24,7 @@ typedef struct fuzz_target {
 } fuzz_target;
 
 extern const fuzz_target fuzz_case_yaml, fuzz_case_set, fuzz_profile_yaml, fuzz_model, fuzz_known, fuzz_weights_index,
-    fuzz_weights, fuzz_safetensors, fuzz_hdf5, fuzz_request, fuzz_candidate, fuzz_served, fuzz_parcel, fuzz_ranks,
-    fuzz_program;
+    fuzz_weights, fuzz_safetensors, fuzz_hdf5, fuzz_request, fuzz_candidate, fuzz_served, fuzz_parcel, fuzz_program;
 extern const fuzz_target *const fuzz_targets[];
 const fuzz_target *fuzz_target_by_name(const char *name); /* NULL: there is none */
 

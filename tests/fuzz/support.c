@@ -9,10 +9,10 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "tests/fuzz/fuzz.h"
 
-const fuzz_target *const fuzz_targets[] = {&fuzz_case_yaml, &fuzz_case_set,      &fuzz_profile_yaml, &fuzz_model,
-                                           &fuzz_known,     &fuzz_weights_index, &fuzz_safetensors,  &fuzz_hdf5,
-                                           &fuzz_request,   &fuzz_candidate,     &fuzz_served,       &fuzz_parcel,
-                                           &fuzz_ranks,     &fuzz_weights,       &fuzz_program,      NULL};
+const fuzz_target *const fuzz_targets[] = {
+    &fuzz_case_yaml,     &fuzz_case_set,    &fuzz_profile_yaml, &fuzz_model,   &fuzz_known,
+    &fuzz_weights_index, &fuzz_safetensors, &fuzz_hdf5,         &fuzz_request, &fuzz_candidate,
+    &fuzz_served,        &fuzz_parcel,      &fuzz_weights,      &fuzz_program, NULL};
 
 const fuzz_target *fuzz_target_by_name(const char *name)
 {

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
-#include "oracle/ops/ops_shares.h"
 #include "oracle/ops/tests/attention_problem.h"
 #include "oracle/ops/tests/ops_test.h"
 
@@ -223,19 +222,4 @@ TEST(test_both_places_of_the_rounding_are_emulated)
         found[divided_late]++;
     }
     assert_true(found[0] > 0 && found[1] > 0);
-}
-
-/* On paper; test_rank_costs.c has what real ranks count. */
-TEST(test_ranks_share_heads)
-{
-    const assay_attention_config config = {
-        .batch = 2, .sequence = 9, .heads = 6, .kv_heads = 3, .qk_dim = 4, .v_dim = 3};
-    for (int backward = 0; backward < 2; backward++) {
-        assay_run_shares shares = {0};
-        assay_attention_shares(&shares, 0, &config, backward);
-        const assay_ranks_loop *heads = &shares.loops[ASSAY_SHARE_HEADS];
-        assert_int_equal(heads->pieces, 2 * 3);
-        assert_true(heads->operations == assay_attention_flops(&config, backward));
-        assert_int_equal(shares.loops[ASSAY_SHARE_ROWS].pieces, 0);
-    }
 }
