@@ -1,5 +1,5 @@
 /* The registry of operations: every row is whole, says the parts of its tensors, and has cases, tests and a page. What
- * docs/conventions.md asks for and somebody left out is named here. */
+ * harness/operations/README.md asks for and somebody left out is named here. */
 #include <glob.h>
 
 #include "harness/mutants/mutants_tensors.h"
