@@ -41,7 +41,7 @@ assay_status bench_case_run(assay_context *ctx, void *self)
     }
     const assay_source source = assay_given_source(&b->tensors);
     const assay_sink sink = assay_results_sink(&b->tensors);
-    return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink, NULL, 0);
+    return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink);
 }
 
 static assay_status drop(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
@@ -63,7 +63,7 @@ assay_status bench_case_run_bare(assay_context *ctx, void *self)
     assay_sink sink = assay_results_sink(&b->tensors);
     sink.write = drop;
     sink.write_i32 = drop_i32;
-    return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink, NULL, 0);
+    return assay_operation_run(ctx, b->plan.operation, b->c, &source, &sink);
 }
 
 double bench_case_gigaflop(const bench_case *b)

@@ -11,12 +11,12 @@ target_include_directories(
 target_link_options(assay_shared PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/assay.map)
 target_link_libraries(
   assay_shared
-  PRIVATE -Wl,--whole-archive assay_base assay_arithmetic assay_tables assay_ops assay_moe assay_propagate assay_mesh assay_layer assay_cases assay_fixtures
+  PRIVATE -Wl,--whole-archive assay_base assay_arithmetic assay_tables assay_ops assay_moe assay_mesh assay_layer assay_cases assay_fixtures
           assay_compare assay_harness -Wl,--no-whole-archive)
 install(TARGETS assay_shared EXPORT assay LIBRARY)
 add_dependencies(assay assay_shared) # what builds the program can install it: its library is made of the same objects
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-foreach(folder oracle/base oracle/arithmetic oracle/ops oracle/graph oracle/blocks oracle/moe oracle/propagate oracle/mesh oracle/layer cases fixtures)
+foreach(folder oracle/base oracle/arithmetic oracle/ops oracle/graph oracle/blocks oracle/moe oracle/mesh oracle/layer cases fixtures)
   install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/assay/${folder} FILES_MATCHING PATTERN "*.h"
           PATTERN tests EXCLUDE)
 endforeach()

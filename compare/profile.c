@@ -7,16 +7,12 @@
  * error is uniform over half a unit in the last place to either side, and that is largest just above a power of two. */
 #define RMS(unit_roundoff) ((unit_roundoff)*0.57735026918962576451)
 
-/* Unit roundoffs and least numbers, for the constants of the table. */
+/* Unit roundoffs, for the constants of the table. */
 #define UNIT_FLOAT64 0x1p-53
 #define UNIT_FLOAT32 0x1p-24
 #define UNIT_TFLOAT32 0x1p-11
 #define UNIT_BFLOAT16 0x1p-8
 #define UNIT_FLOAT16 0x1p-11
-#define LEAST_FLOAT64 0x1p-1074
-#define LEAST_FLOAT32 0x1p-149
-#define LEAST_BFLOAT16 0x1p-133
-#define LEAST_FLOAT16 0x1p-24
 
 /* A profile's row: what results are stored in, operands multiplied in, bits of sums, whether they are cut off, the router's
  * type, that of elementary functions and statistics, and whatever else it has. What follows from these is as in
@@ -29,8 +25,7 @@
                       .accumulate = RMS(1.0 / (double)(INT64_C(1) << ((bits) + !(cuts_off)))),                         \
                       .router = RMS(UNIT_##routed),                                                                    \
                       .elementary = 2 * UNIT_##computed * ULPS,                                                        \
-                      .accumulator.truncate = cuts_off,                                                                \
-                      .least = LEAST_##stored},                                                                        \
+                      .accumulator.truncate = cuts_off},                                                               \
         .storage = ASSAY_##stored, .multiply = ASSAY_##operands, .accumulate_bits = bits, .router = ASSAY_##routed,    \
         .elementary = ASSAY_##computed, .statistics = ASSAY_##computed, .elementary_ulps = ULPS, __VA_ARGS__           \
     }
@@ -80,7 +75,6 @@ assay_precision assay_profile_precision(const assay_profile *given)
     const double storage = assay_dtype_unit_roundoff(given->storage);
     const double multiply = assay_dtype_unit_roundoff(given->multiply);
     p.storage = RMS(storage);
-    p.least = assay_dtype_least_subnormal(given->storage);
     p.multiply = multiply > storage ? RMS(multiply) : 0; /* what is stored coarser is not rounded once more */
     p.accumulate = rms_of(given->accumulate_bits, p.accumulator.truncate);
     p.router = RMS(assay_dtype_unit_roundoff(given->router));

@@ -52,11 +52,5 @@
 #include "oracle/ops/requantise.h"
 #include "oracle/ops/rms_norm.h"
 #include "oracle/ops/yarn_rope.h"
-#include "oracle/propagate/propagate_gated_mlp.h"
-#include "oracle/propagate/propagate_moe.h"
-#include "oracle/propagate/propagate_ops.h"
-#include "oracle/propagate/propagate_routing.h"
-#include "oracle/propagate/rules.h"
-#include "oracle/propagate/scales.h"
 
 #endif

@@ -18,7 +18,7 @@ TEST(test_profiles)
         const assay_precision derived = assay_profile_precision(p);
         assert_true(derived.storage == p->precision.storage && derived.multiply == p->precision.multiply &&
                     derived.accumulate == p->precision.accumulate && derived.router == p->precision.router &&
-                    derived.elementary == p->precision.elementary && derived.least == p->precision.least);
+                    derived.elementary == p->precision.elementary);
         double rms = assay_dtype_unit_roundoff(p->storage) / sqrt(3.0); /* of one rounding */
         assert_close(&p->precision.storage, &rms, 1, 1e-15, 0.0);
         assert_true(p->precision.accumulate <= p->precision.storage);

@@ -48,7 +48,7 @@ TEST(test_every_key)
     const assay_precision *p = &mine.precision;
     assert_true(mine.any_of_tied && !parsed("name: e\nties: lower\n").any_of_tied);
     assert_true(mine.statistics == ASSAY_FLOAT16 && parsed("name: s\nlike: f64\n").statistics == ASSAY_FLOAT64);
-    assert_true(mine.storage == ASSAY_FLOAT16 && p->storage == 0x1p-11 * ROOT_3RD && p->least == 0x1p-24);
+    assert_true(mine.storage == ASSAY_FLOAT16 && p->storage == 0x1p-11 * ROOT_3RD);
     assert_true(mine.multiply == ASSAY_BFLOAT16 && p->multiply == 0x1p-8 * ROOT_3RD); /* tpu_default's */
     assert_true(p->accumulate == 0x1p-10 * ROOT_3RD && p->accumulator.truncate && p->accumulator.block == 64);
     assert_true(p->router == 0x1p-8 * ROOT_3RD && p->elementary == 1.5 * 0x1p-7);

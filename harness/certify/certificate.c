@@ -168,8 +168,7 @@ static assay_status sketches_make(assay_context *ctx, const assay_plan *plan, sk
     if (s->items == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for the list of sketches");
     for (int i = 0; i < plan->list.sketched_count; i++) {
         s->count++;
-        MUST(assay_sketch_start(ctx, &plan->list.sketched[i], plan->c->sketch_above, plan->c->seed, false,
-                                &s->items[i]));
+        MUST(assay_sketch_start(ctx, &plan->list.sketched[i], plan->c->sketch_above, plan->c->seed, &s->items[i]));
     }
     return ASSAY_OK;
 }

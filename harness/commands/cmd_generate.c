@@ -96,20 +96,12 @@ static assay_status check_cases(assay_context *ctx, const assay_options *options
 typedef assay_status (*file_writer)(assay_context *ctx, const assay_plan *plan, const char *path,
                                     const char *inputs_file, bool quiet);
 
-static void say_left_out(const assay_options *options, const assay_plan *plan, file_writer write)
-{
-    if (options->quiet || write != assay_golden_write || plan->null_left_out[0] == '\0') return;
-    fprintf(stderr, "%s: no null distributions: %s\n", plan->c->name, plan->null_left_out);
-}
-
 static assay_status write_of_case(assay_context *ctx, const assay_options *options, file_writer write, assay_case *c,
                                   const char *path)
 {
     OWNED_BY(assay_plan_free) assay_plan plan = {0};
     MUST(make_plan(ctx, options, &plan, c));
-    MUST(write(ctx, &plan, path, options->inputs, options->quiet));
-    say_left_out(options, &plan, write);
-    return ASSAY_OK;
+    return write(ctx, &plan, path, options->inputs, options->quiet);
 }
 
 /* The request with which a stored golden was, or could have been, tried. */

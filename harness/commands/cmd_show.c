@@ -96,7 +96,6 @@ static void print_costs(const assay_plan *plan)
     printf("profiles ");
     for (int i = 0; i < plan->precision_count; i++) printf(" %s", plan->precisions[i].name);
     printf(" (error_scale/PROFILE/...)\n");
-    if (plan->null_left_out[0] != '\0') printf("null      no null distributions: %s\n", plan->null_left_out);
 }
 
 /* What a layer's remat policy costs; other operations keep everything. */

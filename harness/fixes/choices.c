@@ -222,7 +222,7 @@ static assay_status run_once(assay_context *ctx, const assay_plan *plan, const a
     const assay_source given = assay_rounded_source(&rounded);
     const assay_sink out = assay_tensor_set_sink(results);
     assay_tensor_set_rewind(results);
-    const assay_status status = assay_operation_run(ctx, plan->operation, plan->c, &given, &out, NULL, 0);
+    const assay_status status = assay_operation_run(ctx, plan->operation, plan->c, &given, &out);
     return status == ASSAY_OK ? assay_tensor_set_require_complete(ctx, results) : status;
 }
 

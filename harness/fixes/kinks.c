@@ -34,7 +34,7 @@ static assay_status run(assay_context *ctx, const assay_plan *plan, const assay_
         MUST(assay_tensor_set_add(ctx, gradients, spec, NULL));
     }
     own.change = &change;
-    const assay_status status = assay_operation_run(&own, plan->operation, plan->c, in, &sink, NULL, 0);
+    const assay_status status = assay_operation_run(&own, plan->operation, plan->c, in, &sink);
     memcpy(ctx->message, own.message, sizeof ctx->message);
     return status == ASSAY_OK ? assay_tensor_set_require_complete(ctx, gradients) : status;
 }

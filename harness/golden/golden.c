@@ -234,9 +234,6 @@ static assay_status begin_golden(assay_context *ctx, file_sink *sink, const assa
     MUST(assay_fixture_set_text(ctx, sink->writer, "error_model", ASSAY_ERROR_MODEL));
     MUST(set_profiles(ctx, sink->writer, plan));
     MUST(set_left_out(ctx, sink->writer, plan));
-    if (plan->null_left_out[0] != '\0') {
-        MUST(assay_fixture_set_text(ctx, sink->writer, "null_left_out", plan->null_left_out));
-    }
     if (plan->mutants) MUST(set_mutant_names(ctx, sink->writer, plan));
     return ASSAY_OK;
 }

@@ -161,7 +161,7 @@ static assay_status run_operation(assay_context *ctx, const assay_trial *t, cons
         own.arithmetic = &lossy_arithmetic;
         own.emulation = &loss.emulation;
     }
-    assay_status status = assay_operation_run(&own, plan->operation, plan->c, &in, &out, NULL, 0);
+    assay_status status = assay_operation_run(&own, plan->operation, plan->c, &in, &out);
     memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;
 }

@@ -40,7 +40,7 @@ static assay_status read_hidden(assay_context *ctx, const assay_plan *plan, cons
         if (entry != NULL) MUST(assay_tensor_set_add(ctx, made, &entry->spec, NULL));
     }
     const assay_sink out = assay_tensor_set_sink(made);
-    MUST(assay_operation_run(ctx, plan->operation, plan->c, in, &out, NULL, 0));
+    MUST(assay_operation_run(ctx, plan->operation, plan->c, in, &out));
     return assay_tensor_set_require_complete(ctx, made);
 }
 

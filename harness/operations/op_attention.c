@@ -71,5 +71,4 @@ const assay_operation assay_op_attention = {.name = "attention",
                                             .config_of = config_of,
                                             .describe = describe,
                                             .graph = graph_of,
-                                            .ensemble = assay_every_case,
                                             .second_form = {.form = quad_attention}};

@@ -224,9 +224,9 @@ static assay_status derive(assay_context *ctx, const assay_case *c, const assay_
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count)
+                        const assay_sink *out)
 {
-    (void)c, (void)precisions, (void)precision_count;
+    (void)c;
     return assay_function_run(ctx, config, in, out);
 }
 
@@ -252,7 +252,6 @@ const assay_operation assay_op_batch_split = {.name = "batch_split",
                                               .describe = describe,
                                               .derive = derive,
                                               .run = run,
-                                              .ensemble = assay_every_case,
                                               .mesh = true,
                                               .second_form = {.form = second_form},
                                               .operations = flops,

@@ -318,11 +318,9 @@ static assay_status write_gradients(assay_context *ctx, const block_run *m)
 }
 
 assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                             const void *config, const assay_source *in, const assay_sink *out,
-                             const assay_precision *precisions, int precision_count)
+                             const void *config, const assay_source *in, const assay_sink *out)
 {
     OWNED_BY(close_run) block_run m = {.c = c, .in = in, .out = out};
-    const int propagated = operation->graph_scales != NULL ? precision_count : 0;
     MUST(open_run(ctx, operation, config, &m));
     MUST(open_gradients(ctx, &m));
     if (runs_apart(c, &m.g)) {
@@ -330,8 +328,7 @@ assay_status assay_block_run(assay_context *ctx, const assay_operation *operatio
         operation->graph(config, true, &own);
         MUST(run_sharded(ctx, &own, &m));
     } else {
-        MUST(forward(ctx, &m, m.back || propagated > 0));
-        if (propagated > 0) MUST(operation->graph_scales(ctx, config, &m.r, precisions, propagated));
+        MUST(forward(ctx, &m, m.back));
         if (m.back) MUST(graph_backward(ctx, &m.r));
     }
     return write_gradients(ctx, &m);

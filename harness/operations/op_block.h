@@ -8,8 +8,7 @@ assay_status assay_operation_describe(assay_context *ctx, const assay_operation 
                                       const void *config, assay_tensor_list *list);
 void assay_block_describe(assay_describer *d, const assay_operation *operation);
 assay_status assay_block_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                             const void *config, const assay_source *in, const assay_sink *out,
-                             const assay_precision *precisions, int precision_count);
+                             const void *config, const assay_source *in, const assay_sink *out);
 /* Where x of padding may hold NaN nothing that a token of padding gives is judged: marks it, and says which tokens are judged. */
 void assay_mark_unused_tokens(assay_describer *d);
 assay_status assay_block_used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,

@@ -300,7 +300,6 @@ const assay_operation assay_op_cache_append = {.name = "cache_append",
                                                .describe = describe,
                                                .derive = derive,
                                                .forward = forward,
-                                               .ensemble = makes_numbers,
                                                .used_rows = used_rows,
                                                .second_form = {.form = quad_cache_append},
                                                .count = {"Tl", 2, 2}};

@@ -606,7 +606,6 @@ static double operations(const void *config, bool backward)
                                                     .describe = describe,                                              \
                                                     .derive = derive,                                                  \
                                                     .forward = forward,                                                \
-                                                    .ensemble = assay_every_case,                                      \
                                                     .used_rows = used_rows,                                            \
                                                     .second_form = {.form = quad_decode},                              \
                                                     .operations = operations}

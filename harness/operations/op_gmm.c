@@ -11,7 +11,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/ops/gmm_layout.h"
 #include "oracle/ops/quant_recipe.h"
-#include "oracle/propagate/propagate_ops.h"
 
 static assay_gmm_config layout_of(const assay_case *c)
 {
@@ -246,7 +245,7 @@ static assay_status start(assay_context *ctx, const assay_work *w, gmm_run *r)
     return assay_quant_recipe_quantise(ctx, &r->operands, &given, &r->dims, &config->recipe);
 }
 
-/* y and dlhs to their places, of values or of variances. */
+/* y and dlhs to their places. */
 static void spread(const gmm_run *r, double *y, double *dlhs)
 {
     assay_gmm_spread(y, r->count, r->y, r->dims.n, r->places, r->dims.m);
@@ -278,29 +277,6 @@ static assay_status compute(assay_context *ctx, const assay_work *w)
     return ASSAY_OK;
 }
 
-static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
-{
-    OWNED_BY(gmm_run_free) gmm_run r = {0};
-    const assay_quant_recipe_operands *o = &r.operands;
-    MUST(start(ctx, w, &r));
-    double *drhs = assay_variance(w, r.paths->drhs), *dc = assay_variance(w, "gradients/inputs/c");
-    const double *sum = assay_f64(w, r.paths->drhs);
-    MUST(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.y = r.y},
-                             &(assay_gmm_run){r.dy, o->x, o->w, r.group_sizes, r.dims}));
-    MUST(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.dlhs = r.dlhs},
-                             &(assay_gmm_run){o->dx_dy, r.lhs, o->dx_w, r.group_sizes, r.dims}));
-    MUST(assay_propagate_gmm(ctx, precision, &(assay_gmm_variances){.drhs = drhs},
-                             &(assay_gmm_run){o->dw_dy, o->dw_x, r.rhs, r.group_sizes, r.dims}));
-    spread(&r, assay_variance(w, r.paths->y), assay_variance(w, r.paths->dlhs));
-    for (int64_t i = 0; r.c != NULL && i < r.groups; i++) {
-        const double product_of = sum[i] - r.c[i];
-        drhs[i] += assay_propagate_stored(precision, product_of) + assay_propagate_given(precision->given, r.c[i]) +
-                   assay_square(precision->accumulate * sum[i]);
-        dc[i] = assay_propagate_given(precision->given, r.rhs[i]);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status used_rows(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
                               const assay_source *in, bool **used)
 {
@@ -325,8 +301,8 @@ static int64_t memory(const void *of)
     const int64_t rows = assay_gmm_places(&config->gmm);
     /* codes, scales and numbers of each operand of the three products */
     const int64_t of_recipe = config->recipe.recipe != NULL ? 3 * (rows * (d.k + 3 * d.n) + d.groups * d.k * d.n) : 0;
-    /* results, variances and operands, rows packed and not; the error scale of one group's product holds its operands again */
-    return 8 * of_recipe + 8 * (5 * rows * (d.k + d.n) + 6 * d.groups * d.k * d.n + d.k * d.n + 2 * rows + d.groups);
+    /* results and operands, rows packed and not */
+    return 8 * of_recipe + 8 * (4 * rows * (d.k + d.n) + 4 * d.groups * d.k * d.n + 2 * rows + d.groups);
 }
 
 const assay_operation assay_op_gmm = {.name = "gmm",
@@ -336,9 +312,7 @@ const assay_operation assay_op_gmm = {.name = "gmm",
                                       .axis_size = axis_size,
                                       .describe = describe,
                                       .forward = compute,
-                                      .scales = scales,
                                       .used_rows = used_rows,
-                                      .one_product = true,
                                       .quantised = true,
                                       .second_form = {.form = quad_gmm},
                                       .count = {"PkN", 2, 6},

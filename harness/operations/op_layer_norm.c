@@ -19,6 +19,5 @@ const assay_operation assay_op_layer_norm = {.name = "layer_norm",
                                              .config_of = assay_norm_config_of,
                                              .axis_size = assay_norm_axis_size,
                                              .graph = graph_of,
-                                             .ensemble = assay_every_case,
                                              .second_form = {.form = quad_layer_norm},
                                              .count = {"BSD", 3, 9}};

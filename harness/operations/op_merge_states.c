@@ -111,7 +111,6 @@ const assay_operation assay_op_merge_states = {.name = "merge_states",
                                                .describe = describe,
                                                .forward = forward,
                                                .backward = backward,
-                                               .ensemble = assay_every_case,
                                                .used_rows = used_rows,
                                                .second_form = {.form = quad_merge_states},
                                                .count = {"PBSNv", 2, 6}};

@@ -4,7 +4,6 @@
 #include "harness/operations/op_support.h"
 #include "oracle/mesh/sharded_weights.h"
 #include "oracle/moe/prefused.h"
-#include "oracle/propagate/propagate_moe.h"
 
 static assay_status check_layout(assay_context *ctx, const assay_model_config *m, const quad_moe_config *both)
 {
@@ -263,17 +262,8 @@ static void layout_open(layout *l, const quad_moe_config *config, const assay_so
     *out = &l->out;
 }
 
-/* Not over a mesh, not with replicas, and not of the forms that have no rule in oracle/propagate. */
-static bool has_own_scales(const quad_moe_config *config)
-{
-    const assay_moe_config *moe = &config->moe;
-    const bool engine = moe->fused_shared_experts > 0 || moe->late_factor != 0 || moe->weight_on_input;
-    return !assay_is_sharded(moe, &config->sharding) && moe->hidden.format == NULL && moe->recipe.recipe == NULL &&
-           !moe->shared_gate && !engine && moe->physical_experts == 0 && assay_routing_propagates(&config->moe.routing);
-}
-
 static assay_status run(assay_context *ctx, const assay_case *c, const void *of, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count)
+                        const assay_sink *out)
 {
     const quad_moe_config *config = of;
     layout laid_out;
@@ -281,14 +271,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *of,
     if (config->w13_shards > 1) layout_open(&laid_out, config, &in, &out);
     if (assay_is_sharded(&config->moe, &config->sharding))
         return assay_sharded_moe_run(ctx, &config->moe, &config->sharding, in, out);
-    return has_own_scales(config) ? assay_propagate_moe(ctx, &config->moe, in, out, precisions, precision_count)
-                                  : assay_moe_run(ctx, &config->moe, in, out, NULL);
-}
-
-/* Nor at a choice with slots of no expert or of one twice. */
-static bool ensemble(const assay_case *c, const void *config)
-{
-    return assay_gives_choice(c) || c->config.local_num_experts > 0 || !has_own_scales(config);
+    return assay_moe_run(ctx, &config->moe, in, out);
 }
 
 static double flops(const void *of, bool backward)
@@ -299,10 +282,9 @@ static double flops(const void *of, bool backward)
 
 static int64_t memory(const void *of)
 {
-    enum { PRECISIONS = 8 }; /* a case seldom has more profiles */
     const quad_moe_config *config = of;
     return assay_is_sharded(&config->moe, &config->sharding) ? assay_sharded_moe_memory(&config->moe, &config->sharding)
-                                                             : assay_moe_memory(&config->moe, PRECISIONS);
+                                                             : assay_moe_memory(&config->moe);
 }
 
 const assay_operation assay_op_moe = {.name = "moe",
@@ -312,7 +294,6 @@ const assay_operation assay_op_moe = {.name = "moe",
                                       .axis_size = axis_size,
                                       .describe = describe,
                                       .run = run,
-                                      .ensemble = ensemble,
                                       .mesh = true,
                                       .quantised = true,
                                       .second_form = {.form = quad_moe, .streams = quad_moe_streams},

@@ -6,7 +6,6 @@
 
 #include "harness/operations/op_work.h"
 #include "oracle/moe/permute.h"
-#include "oracle/propagate/propagate_ops.h"
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *to)
 {
@@ -91,16 +90,6 @@ static assay_status permute(assay_context *ctx, const assay_work *w)
                                   order, d);
 }
 
-/* Copies are exact. */
-static assay_status permute_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
-{
-    const assay_unpermute_variances v = {.y = assay_variance(w, "gradients/inputs/x")};
-    const assay_unpermute_run run = {.sorted = assay_f64(w, "cotangents/sorted_inputs"),
-                                     .order = assay_i32(w, "outputs/sorted_selected_experts"),
-                                     .dims = *(const assay_permute_dims *)w->config};
-    return assay_propagate_unpermute(ctx, precision, &v, &run);
-}
-
 static void describe_unpermute(assay_describer *d, const void *config)
 {
     const assay_fill one = assay_fill_normal(1.0, 0.0), order = assay_fill_range(ASSAY_PERMUTATION, 0.0, 0.0);
@@ -112,32 +101,16 @@ static void describe_unpermute(assay_describer *d, const void *config)
     assay_describe_output(d, "y", &one, "TD");
 }
 
-static assay_unpermute_run unpermute_run(const assay_work *w)
-{
-    return (assay_unpermute_run){.dy = assay_f64(w, "cotangents/y"),
-                                 .sorted = assay_f64(w, "inputs/sorted"),
-                                 .weights = assay_f64(w, "inputs/weights"),
-                                 .order = assay_i32(w, "inputs/sorted_selected_experts"),
-                                 .dims = *(const assay_permute_dims *)w->config};
-}
-
 static assay_status unpermute(assay_context *ctx, const assay_work *w)
 {
-    const assay_unpermute_run r = unpermute_run(w);
-    MUST(check_rows(ctx, w, "inputs/sorted", r.order));
-    MUST(assay_unpermute_forward(ctx, assay_f64(w, "outputs/y"), r.sorted, r.order, r.weights, &r.dims));
+    const assay_permute_dims *d = w->config;
+    const double *sorted = assay_f64(w, "inputs/sorted"), *weights = assay_f64(w, "inputs/weights");
+    const int32_t *order = assay_i32(w, "inputs/sorted_selected_experts");
+    MUST(check_rows(ctx, w, "inputs/sorted", order));
+    MUST(assay_unpermute_forward(ctx, assay_f64(w, "outputs/y"), sorted, order, weights, d));
     return assay_unpermute_backward(ctx, assay_f64(w, "gradients/inputs/sorted"),
-                                    assay_f64(w, "gradients/inputs/weights"), r.dy, r.sorted, r.order, r.weights,
-                                    &r.dims);
-}
-
-static assay_status unpermute_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
-{
-    const assay_unpermute_run run = unpermute_run(w);
-    const assay_unpermute_variances v = {.y = assay_variance(w, "outputs/y"),
-                                         .d_sorted = assay_variance(w, "gradients/inputs/sorted"),
-                                         .d_weights = assay_variance(w, "gradients/inputs/weights")};
-    return assay_propagate_unpermute(ctx, precision, &v, &run);
+                                    assay_f64(w, "gradients/inputs/weights"), assay_f64(w, "cotangents/y"), sorted,
+                                    order, weights, d);
 }
 
 const assay_operation assay_op_permute = {.name = "permute",
@@ -147,7 +120,6 @@ const assay_operation assay_op_permute = {.name = "permute",
                                           .axis_size = axis_size,
                                           .describe = describe_permute,
                                           .forward = permute,
-                                          .scales = permute_scales,
                                           .second_form = {.form = quad_permute},
                                           .count = {"rD", 2, 4}};
 
@@ -158,6 +130,5 @@ const assay_operation assay_op_unpermute = {.name = "unpermute",
                                             .axis_size = axis_size,
                                             .describe = describe_unpermute,
                                             .forward = unpermute,
-                                            .scales = unpermute_scales,
                                             .second_form = {.form = quad_unpermute},
                                             .count = {"rD", 2, 4}};

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "harness/operations/op_work.h"
+#include "oracle/arithmetic/emulated.h"
 #include "oracle/base/memory.h"
 #include "oracle/ops/quantize.h"
-#include "oracle/propagate/rules.h"
 
 static int place_of(const char *word, const char *const words[])
 {
@@ -102,11 +102,6 @@ bool assay_quantises_hidden(const assay_case *c)
     return c->config.quant_hidden_format.text[0] != '\0';
 }
 
-bool assay_quantises_made(const assay_case *c)
-{
-    return assay_quantises_hidden(c) || c->config.quant_recipe.text[0] != '\0';
-}
-
 /* T and D of the numbers, 2 of bytes with two codes, I and J of scales. */
 static int64_t axis_size(const void *config, char axis)
 {
@@ -153,17 +148,18 @@ static void describe_dequantize(assay_describer *d, const void *config)
     assay_describe_output(d, "y", NULL, "TD");
 }
 
-/* Of y, which is exact: what rounding to the storage type may do, and with a scale of the tensor, which comes in a second
- * product, rounding to float32 before. */
-static double variance_of(const assay_precision *p, const assay_quantize_config *q, double y)
+/* y is exact. A correct kernel may round it to its storage, and with a scale of the tensor, which comes in a second product, to
+ * float32 before. */
+static void round_emulated(const assay_context *ctx, const assay_quantize_config *q, double *y)
 {
-    const double unit = p->storage / ASSAY_ROUNDING_RMS, size = fabs(y);
-    int exponent = 0;
-    if (y == 0) return 0;
-    frexp(size, &exponent);
-    const double spacing = fmax(2 * unit * ldexp(1, exponent - 1), p->least);
-    const double first = q->format->tensor_scale ? assay_propagate_rounding(ASSAY_FLOAT32_RMS, 0, y) : 0;
-    return first + (fmod(size, spacing) == 0 ? 0 : assay_propagate_stored(p, y));
+    const int64_t count = q->rows * q->columns;
+    if (ctx->emulation == NULL) return;
+    assay_emulation float32 = *ctx->emulation;
+    assay_context own = *ctx;
+    float32.storage = ASSAY_FLOAT32;
+    own.emulation = &float32;
+    if (q->format->tensor_scale) assay_round(&own, ASSAY_ROUND_STORAGE, count, y);
+    if (ctx->emulation->storage != ASSAY_FLOAT64) assay_round(ctx, ASSAY_ROUND_STORAGE, count, y);
 }
 
 static assay_status dequantize(assay_context *ctx, const assay_work *w)
@@ -178,16 +174,7 @@ static assay_status dequantize(assay_context *ctx, const assay_work *w)
     }
     assay_dequantize(ctx, y, unpacked != NULL ? unpacked : assay_f64(w, "inputs/codes"), assay_f64(w, "inputs/scale"),
                      assay_f64(w, "inputs/tensor_scale"), q);
-    return ASSAY_OK;
-}
-
-static assay_status scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
-{
-    const assay_quantize_config *q = w->config;
-    const double *y = assay_f64(w, "outputs/y");
-    double *variance = assay_variance(w, "outputs/y");
-    (void)ctx;
-    for (int64_t i = 0; i < q->rows * q->columns; i++) variance[i] = variance_of(precision, q, y[i]);
+    round_emulated(ctx, q, y);
     return ASSAY_OK;
 }
 
@@ -208,6 +195,5 @@ const assay_operation assay_op_dequantize = {.name = "dequantize",
                                              .axis_size = axis_size,
                                              .describe = describe_dequantize,
                                              .forward = dequantize,
-                                             .scales = scales,
                                              .second_form = {.form = quad_dequantize},
                                              .count = {"TD", 2, 2}};

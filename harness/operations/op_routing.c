@@ -4,7 +4,6 @@
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/permute.h"
-#include "oracle/propagate/propagate_routing.h"
 
 typedef struct routing_config {
     assay_routing_config routing; /* the first, since it is what the second form gets */
@@ -161,7 +160,7 @@ static assay_status compute(assay_context *ctx, const assay_work *w, routing_run
                                 assay_f64(w, "gradients/weights/per_expert_scale"), assay_f64(w, "cotangents/weights"),
                                 cotangent(w, "cotangents/lb_loss"), cotangent(w, "cotangents/z_loss"), &r->routing,
                                 &r->in, config));
-    assay_round(ctx, ASSAY_ROUND_ROUTER, assay_routing_propagates(config) ? 0 : size, r->d_logits);
+    assay_round(ctx, ASSAY_ROUND_ROUTER, size, r->d_logits);
     if (r->dim > 0) {
         const assay_matmul_args dx = dx_product(w, r, assay_f64(w, "gradients/inputs/x")),
                                 kernel = kernel_product(w, r, assay_f64(w, "gradients/weights/gate/kernel"));
@@ -204,46 +203,8 @@ static assay_status write_selecting(assay_context *ctx, const assay_work *w, con
     return assay_write_result(ctx, w->out, "routing/biased_scores", r->tokens * r->experts, selecting);
 }
 
-/* Of bias_updates 0: a rate times a sign is exact. */
-static assay_status find_variances(assay_context *ctx, const assay_work *w, const routing_run *r,
-                                   const assay_precision *p)
-{
-    const int64_t size = r->tokens * r->experts;
-    OWNED double *logits = NULL, *d_logits = NULL, *small = NULL;
-    MUST(assay_alloc_f64(ctx, "error scale of routing", size, &d_logits));
-    MUST(assay_alloc_f64(ctx, "error scale of routing", r->experts + 1, &small)); /* of what the case has not */
-    double *lb_loss = assay_variance(w, "outputs/lb_loss"), *d_bias = assay_variance(w, "gradients/weights/gate/bias");
-    const assay_routing_variances v = {.weights = assay_variance(w, "outputs/weights"),
-                                       .lb_loss = lb_loss != NULL ? lb_loss : small,
-                                       .d_logits = d_logits,
-                                       .d_bias = d_bias != NULL ? d_bias : small + 1,
-                                       .d_per_expert_scale = assay_variance(w, "gradients/weights/per_expert_scale")};
-    if (r->dim > 0) {
-        MUST(assay_alloc_f64(ctx, "error scale of routing", size, &logits));
-        const assay_matmul_args product = logits_product(w, r, logits);
-        MUST(assay_propagate_product(ctx, p, false, &product, NULL, NULL));
-        assay_propagate_store(p->router, 0, size, r->logits, logits);
-    }
-    const assay_routing_run run = {.variance_logits = logits,
-                                   .d_weights = assay_f64(w, "cotangents/weights"),
-                                   .d_lb_loss = cotangent(w, "cotangents/lb_loss"),
-                                   .r = &r->routing,
-                                   .in = &r->in,
-                                   .config = &r->config->routing};
-    MUST(assay_propagate_routing(ctx, p, &v, &run));
-    double *given = assay_variance(w, "gradients/inputs/logits");
-    for (int64_t i = 0; given != NULL && i < size; i++) given[i] = d_logits[i];
-    if (r->dim > 0) {
-        const assay_matmul_args dx = dx_product(w, r, assay_variance(w, "gradients/inputs/x")),
-                                kernel = kernel_product(w, r, assay_variance(w, "gradients/weights/gate/kernel"));
-        MUST(assay_propagate_product(ctx, p, false, &dx, d_logits, NULL));
-        MUST(assay_propagate_product(ctx, p, false, &kernel, NULL, d_logits));
-    }
-    return ASSAY_OK;
-}
-
 static assay_status run(assay_context *ctx, const assay_case *c, const void *of, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count)
+                        const assay_sink *out)
 {
     const routing_config *config = of;
     const assay_routing_config *routing = &config->routing;
@@ -261,24 +222,7 @@ static assay_status run(assay_context *ctx, const assay_case *c, const void *of,
     MUST(assay_work_write(ctx, &w, false));
     MUST(write_selecting(ctx, &w, &r));
     MUST(assay_work_write(ctx, &w, true));
-    const int propagated = assay_routing_propagates(routing) ? precision_count : 0;
-    for (int i = 0; i < propagated; i++) {
-        MUST(assay_work_start_scales(ctx, &w));
-        MUST(find_variances(ctx, &w, &r, &precisions[i]));
-        MUST(assay_work_write_scales(ctx, &w, &precisions[i]));
-    }
     return ASSAY_OK;
-}
-
-bool assay_routing_propagates(const assay_routing_config *config)
-{
-    const bool whole = config->load_balance_loss_weight > 0.0 && config->balance_scope != ASSAY_BALANCE_SEQUENCE;
-    return config->z_loss_weight <= 0.0 && !whole;
-}
-
-static bool ensemble(const assay_case *c, const void *config)
-{
-    return assay_gives_choice(c) || !assay_routing_propagates(&((const routing_config *)config)->routing);
 }
 
 static int64_t memory(const void *of)
@@ -296,7 +240,6 @@ const assay_operation assay_op_routing = {.name = "routing",
                                           .axis_size = axis_size,
                                           .describe = describe,
                                           .run = run,
-                                          .ensemble = ensemble,
                                           .second_form = {.form = quad_routing},
                                           .count = {"BSDE", 2, 6},
                                           .bytes = memory};

@@ -217,9 +217,9 @@ static void describe(assay_describer *d, const void *of)
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count)
+                        const assay_sink *out)
 {
-    (void)c, (void)precisions, (void)precision_count;
+    (void)c;
     return assay_stack_run(ctx, config, in, out);
 }
 
@@ -242,9 +242,8 @@ enum {
 #define LAYERS(called, has, says)                                                                                      \
     {                                                                                                                  \
         .name = called, .parts = has, .summary = says, .config_of = config_of, .axis_size = axis_size,                 \
-        .describe = describe, .run = run, .lawful = lawful, .used_rows = assay_block_used_rows,                        \
-        .ensemble = assay_every_case, .mesh = true, .second_form = {.form = quad_stack}, .operations = flops,          \
-        .bytes = memory                                                                                                \
+        .describe = describe, .run = run, .lawful = lawful, .used_rows = assay_block_used_rows, .mesh = true,          \
+        .second_form = {.form = quad_stack}, .operations = flops, .bytes = memory                                      \
     }
 
 const assay_operation assay_op_deepseek_layer =

@@ -91,16 +91,11 @@ assay_status assay_read_whole_i32(assay_context *ctx, const assay_source *in, co
 /* Where the case lists the tensor's values: as many as it has, since a pattern of indices makes no sense. */
 void assay_require_all_values(assay_describer *d, const char *path, int64_t count);
 
-/* For operations without error scales of their own. */
-bool assay_every_case(const assay_case *c, const void *config);
-
 /* Large gradients of the list become sketches, where the case asks for them (sketched_run.c). */
 assay_status assay_sketch_list(assay_context *ctx, const assay_case *c, assay_tensor_list *list);
 
 /* Configurations of the operations from the case's keys. */
 assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config);
-/* Whether oracle/propagate has rules for its losses; else error scales come from an ensemble. */
-bool assay_routing_propagates(const assay_routing_config *config);
 assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config);
 /* The mesh, the ring and the chunks of a case. */
 assay_status assay_sharding_of(assay_context *ctx, const assay_case *c, assay_sharding *sharding);
@@ -118,8 +113,6 @@ bool assay_quantises_hidden(const assay_case *c);
 /* How the case's keys quant_... say that it is quantised. */
 assay_quantize_config assay_quantize_rules_of(const assay_case *c, const assay_block_format *format, int64_t rows,
                                               int64_t columns);
-/* A gated MLP whose kernel quantises what it computed itself: h, or by a recipe gradients as well. */
-bool assay_quantises_made(const assay_case *c);
 /* Refuses what no recipe of a MoE block has. */
 assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, int64_t w13_shards);
 /* Refuses what no code of h is quantised for. */

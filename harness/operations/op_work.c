@@ -1,9 +1,6 @@
 #include "harness/operations/op_work.h"
 
-#include <string.h>
-
 #include "harness/operations/op_block.h"
-#include "oracle/propagate/scales.h"
 
 static bool is_gradient(const assay_tensor_spec *spec)
 {
@@ -29,7 +26,6 @@ void assay_work_close(assay_work *w)
 {
     assay_tensor_set_free(&w->given);
     assay_tensor_set_free(&w->results);
-    assay_tensor_set_free(&w->variances);
 }
 
 static const assay_tensor *find(const assay_work *w, const char *path)
@@ -50,12 +46,6 @@ int32_t *assay_i32(const assay_work *w, const char *path)
     return tensor == NULL ? NULL : tensor->indices;
 }
 
-double *assay_variance(const assay_work *w, const char *path)
-{
-    const assay_tensor *tensor = assay_tensor_set_find(&w->variances, path);
-    return tensor == NULL ? NULL : tensor->values;
-}
-
 assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool gradients)
 {
     for (int i = 0; i < w->results.count; i++) {
@@ -65,43 +55,6 @@ assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool grad
                                 : assay_write_result(ctx, w->out, t->spec.path, t->count, t->values));
     }
     return ASSAY_OK;
-}
-
-static assay_status open_variances(assay_context *ctx, assay_work *w)
-{
-    for (int i = 0; i < w->results.count; i++) {
-        const assay_tensor *t = &w->results.items[i];
-        if (t->values != NULL) MUST(assay_tensor_set_add(ctx, &w->variances, &t->spec, NULL));
-    }
-    return ASSAY_OK;
-}
-
-assay_status assay_work_start_scales(assay_context *ctx, assay_work *w)
-{
-    if (w->variances.count == 0) MUST(open_variances(ctx, w));
-    for (int i = 0; i < w->variances.count; i++) {
-        assay_tensor *t = &w->variances.items[i];
-        memset(t->values, 0, (size_t)t->count * sizeof *t->values);
-    }
-    return ASSAY_OK;
-}
-
-static assay_status write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision,
-                                 bool gradients)
-{
-    for (int i = 0; i < w->variances.count; i++) {
-        const assay_tensor *t = &w->variances.items[i];
-        if (!assay_has_error_scale(&t->spec) || is_gradient(&t->spec) != gradients) continue;
-        MUST(assay_write_scale(ctx, w->out, precision, t->spec.path, t->count, t->values));
-    }
-    return ASSAY_OK;
-}
-
-/* In the order of the values. */
-assay_status assay_work_write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision)
-{
-    const assay_status status = write_scales(ctx, w, precision, false);
-    return status == ASSAY_OK ? write_scales(ctx, w, precision, true) : status;
 }
 
 static bool wants_gradients(const assay_work *w)
@@ -115,8 +68,7 @@ static bool wants_gradients(const assay_work *w)
 }
 
 assay_status assay_work_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                            const void *config, const assay_source *in, const assay_sink *out,
-                            const assay_precision *precisions, int precision_count)
+                            const void *config, const assay_source *in, const assay_sink *out)
 {
     OWNED_BY(assay_work_close) assay_work w = {.c = c, .config = config, .in = in, .out = out};
     MUST(assay_work_open(ctx, &w, operation));
@@ -124,11 +76,6 @@ assay_status assay_work_run(assay_context *ctx, const assay_operation *operation
     MUST(assay_work_write(ctx, &w, false));
     if (operation->backward != NULL && wants_gradients(&w)) MUST(operation->backward(ctx, &w));
     MUST(assay_work_write(ctx, &w, true));
-    for (int i = 0; operation->scales != NULL && i < precision_count; i++) {
-        MUST(assay_work_start_scales(ctx, &w));
-        MUST(operation->scales(ctx, &w, &precisions[i]));
-        MUST(assay_work_write_scales(ctx, &w, &precisions[i]));
-    }
     return ASSAY_OK;
 }
 

@@ -10,28 +10,22 @@ struct assay_work {
     const void *config;
     const assay_source *in;
     const assay_sink *out;
-    assay_tensor_set given, results, variances;
+    assay_tensor_set given, results;
 };
 
 /* Reads what there is of all that the operation is given; without `in` all of it is the caller's to fill in. */
 assay_status assay_work_open(assay_context *ctx, assay_work *w, const assay_operation *operation);
 void assay_work_close(assay_work *w); /* safe on a zeroed struct */
 
-/* NULL: there is no such tensor. Functions that take a const work may change results and variances. */
+/* NULL: there is no such tensor. Functions that take a const work may change results. */
 double *assay_f64(const assay_work *w, const char *path);
 int32_t *assay_i32(const assay_work *w, const char *path);
-/* Of a result, whose error scale is the root of it; 0 before. */
-double *assay_variance(const assay_work *w, const char *path);
 
 /* Writes what is wanted of the results: gradients, or all others. */
 assay_status assay_work_write(assay_context *ctx, const assay_work *w, bool gradients);
-/* Variances of 0, and the error scales of what they have become. */
-assay_status assay_work_start_scales(assay_context *ctx, assay_work *w);
-assay_status assay_work_write_scales(assay_context *ctx, const assay_work *w, const assay_precision *precision);
 
-/* An operation's run of forward, backward and scales. */
+/* An operation's run of forward and backward. */
 assay_status assay_work_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                            const void *config, const assay_source *in, const assay_sink *out,
-                            const assay_precision *precisions, int precision_count);
-/* Of all tensors twice: they, and their variances. */
+                            const void *config, const assay_source *in, const assay_sink *out);
+/* Of all tensors twice: they, and what functions keep. */
 int64_t assay_work_memory(const assay_operation *operation, const assay_case *c, const void *config);

@@ -41,6 +41,5 @@ const assay_operation assay_op_yarn_rope = {.name = "yarn_rope",
                                             .config_of = config_of,
                                             .axis_size = axis_size,
                                             .graph = graph_of,
-                                            .ensemble = assay_every_case,
                                             .second_form = {.form = quad_yarn_rope},
                                             .count = {"BSNR", 3, 6}};

@@ -241,14 +241,12 @@ assay_status assay_operation_inaccurate(assay_context *ctx, const assay_operatio
 }
 
 assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                                      const assay_source *in, const assay_sink *out, const assay_precision *precisions,
-                                      int precision_count)
+                                      const assay_source *in, const assay_sink *out)
 {
     assay_operation_config config;
     MUST(assay_operation_configure(ctx, operation, c, &config));
-    if (operation->run != NULL) return operation->run(ctx, c, &config, in, out, precisions, precision_count);
-    return (operation->graph != NULL ? assay_block_run : assay_work_run)(ctx, operation, c, &config, in, out,
-                                                                         precisions, precision_count);
+    if (operation->run != NULL) return operation->run(ctx, c, &config, in, out);
+    return (operation->graph != NULL ? assay_block_run : assay_work_run)(ctx, operation, c, &config, in, out);
 }
 
 /* Where no message is wanted: of a case that was checked, or whose check will say it. */
@@ -263,12 +261,6 @@ bool assay_operation_streams(const assay_operation *operation, const assay_case 
     assay_operation_config config;
     const quad_operation *form = &operation->second_form;
     return form->streams != NULL && configured(operation, c, &config) && form->streams(&config, path);
-}
-
-bool assay_operation_needs_ensemble(const assay_operation *operation, const assay_case *c)
-{
-    assay_operation_config config;
-    return operation->ensemble != NULL && configured(operation, c, &config) && operation->ensemble(c, &config);
 }
 
 static double counted(const assay_operation *operation, const void *config, bool backward)

@@ -81,31 +81,22 @@ typedef struct assay_operation {
     /* Evaluation is one of three. A graph (op_block.c), of the case or of what one shard of its mesh has of it; with `run` it is what
      * people are shown; */
     void (*graph)(const void *config, bool one_shard, graph *g);
-    /* with error scales of its own, which it makes of what forward has left; NULL: an ensemble's; */
-    assay_status (*graph_scales)(assay_context *ctx, const void *config, const graph_run *r,
-                                 const assay_precision *precisions, int precision_count);
-    /* functions of tensors in memory (op_work.h); backward, where a gradient is wanted, NULL: forward makes them too; scales
-     * fills in variances; */
+    /* functions of tensors in memory (op_work.h); backward, where a gradient is wanted, NULL: forward makes them too; */
     assay_status (*forward)(assay_context *ctx, const assay_work *w);
     assay_status (*backward)(assay_context *ctx, const assay_work *w);
-    assay_status (*scales)(assay_context *ctx, const assay_work *w, const assay_precision *precision);
-    /* or a function from source to sink: tensors and results by the paths of describe, error scales as error_scale/NAME/<path>. */
+    /* or a function from source to sink: tensors and results by the paths of describe. */
     assay_status (*run)(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count);
+                        const assay_sink *out);
 
     /* Whether a candidate's tensor of schedule/ keeps the rules of the case's schedule; refuses with the one that it
      * breaks. NULL: there are none, and it is compared for equality. */
     assay_status (*lawful)(assay_context *ctx, const assay_case *c, const char *path, const int32_t *values,
                            int64_t count, const assay_source *candidate);
-    /* Whether there are no error scales for such a case but those of an ensemble of emulated runs
-     * (harness/scales/ensemble.h); NULL: the operation gives them. */
-    bool (*ensemble)(const assay_case *c, const void *config);
     /* Which rows of a tensor that may have unused ones are used, allocated; NULL: only given tensors have such. */
     assay_status (*used_rows)(assay_context *ctx, const assay_case *c, const assay_tensor_entry *of,
                               const assay_source *in, bool **used);
-    bool one_product; /* no product of it is an operand of another: what truncation does to sums can be propagated */
-    bool mesh;        /* whether a case may be spread over a mesh */
-    bool quantised;   /* whether operands may be codes with scales (operands.h) */
+    bool mesh;      /* whether a case may be spread over a mesh */
+    bool quantised; /* whether operands may be codes with scales (operands.h) */
     quad_operation second_form;
     /* Of its products, or of other operations where it has none; a multiply and an add are 2. */
     assay_operation_count count;
@@ -163,18 +154,15 @@ assay_status assay_operation_graph(assay_context *ctx, const assay_operation *op
 assay_status assay_operation_inaccurate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
                                         const char **form);
 bool assay_operation_streams(const assay_operation *operation, const assay_case *c, const char *path);
-bool assay_operation_needs_ensemble(const assay_operation *operation, const assay_case *c);
 double assay_operation_flops(const assay_operation *operation, const assay_case *c, bool backward);
 int64_t assay_operation_memory(const assay_operation *operation, const assay_case *c);
 
-/* Evaluates: results and error scales by the paths of assay_operation_prepare's list. */
+/* Evaluates: results by the paths of assay_operation_prepare's list. */
 assay_status assay_operation_run(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                                 const assay_source *in, const assay_sink *out, const assay_precision *precisions,
-                                 int precision_count);
+                                 const assay_source *in, const assay_sink *out);
 /* The same of gradients in full, where the case would have sketches of them, and of operands that are numbers. */
 assay_status assay_operation_evaluate(assay_context *ctx, const assay_operation *operation, const assay_case *c,
-                                      const assay_source *in, const assay_sink *out, const assay_precision *precisions,
-                                      int precision_count);
+                                      const assay_source *in, const assay_sink *out);
 
 /* The configuration with what is computed in the place of values that are left open. */
 assay_status assay_case_resolve(assay_context *ctx, const assay_case *c, assay_model_config *resolved);

@@ -41,7 +41,7 @@ static assay_status take_sketch(assay_context *ctx, const assay_plan *plan, cons
 {
     assay_sketch sketch = {0};
     assay_status status;
-    TRY(assay_sketch_start(ctx, spec, plan->c->sketch_above, plan->c->seed, false, &sketch));
+    TRY(assay_sketch_start(ctx, spec, plan->c->sketch_above, plan->c->seed, &sketch));
     status = read_sketch(ctx, candidate, &sketch);
     if (status == ASSAY_BAD_INPUT) { /* unreadable: left as it is, for the comparer's words */
         ctx->message[0] = '\0';

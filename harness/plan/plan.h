@@ -5,7 +5,7 @@
 #include "fixtures/fixture.h"
 #include "harness/operations/operation.h"
 
-enum { ASSAY_REASON_SIZE = 128, ASSAY_LEFT_OUT_SIZE = 320, ASSAY_MOST_LEFT_OUT = 8 };
+enum { ASSAY_LEFT_OUT_SIZE = 320, ASSAY_MOST_LEFT_OUT = 8 };
 
 /* A profile whose error scales the case cannot have, and why. */
 typedef struct assay_lost_profile {
@@ -26,7 +26,6 @@ typedef struct assay_plan {
     int precision_count;
     assay_profile *own; /* profiles of the case that are not built in */
     int own_count;
-    char null_left_out[ASSAY_REASON_SIZE]; /* why it has no null distributions; "": it has, or is exact */
     char profiles_left_out[ASSAY_MOST_LEFT_OUT][ASSAY_LEFT_OUT_SIZE]; /* of those that the case lists: "f16: why" */
     int left_out_count;
     char asked[ASSAY_PRECISION_NAME_SIZE]; /* the profile that is never left out; "": each may be */

@@ -185,10 +185,6 @@ static assay_status describe(assay_context *ctx, assay_plan *plan, const assay_c
     TRY(check_patterns(ctx, plan, &c->gradients, ASSAY_ROLE_GRADIENT));
     TRY(check_patterns(ctx, plan, &c->checkpoints, ASSAY_ROLE_CHECKPOINT));
     TRY(add_specs(ctx, plan));
-    if (golden == NULL || !assay_fixture_has(golden, ASSAY_ROLE_NULL)) {
-        assay_ensemble_null_left_out(plan, plan->null_left_out);
-        if (plan->null_left_out[0] != '\0') assay_plan_drop(plan, ASSAY_ROLE_NULL);
-    }
     TRY(assay_plan_add_directions(ctx, plan, golden));
     plan->memory = assay_operation_memory(plan->operation, c) + assay_ensemble_memory(plan);
 cleanup:

@@ -1,13 +1,8 @@
 #include "harness/plan/sections.h"
 
 #include <math.h>
-#include <stdio.h>
 
 #include "harness/plan/directions.h"
-
-/* Operations of one run above which what propagates its error scales is not run again, and has no null distributions. So it
- * is with what would take more than ASSAY_ENSEMBLE_BYTES. */
-#define LARGE_WORK 1e10
 
 /* Members by the operations of one run and the elements that it leaves: the first row that holds both. */
 static const struct {
@@ -53,41 +48,6 @@ int assay_ensemble_most_members(const assay_plan *plan)
     return most;
 }
 
-static bool needs_ensemble(const assay_plan *plan)
-{
-    return plan->staged || assay_operation_needs_ensemble(plan->operation, plan->c);
-}
-
-/* Propagation takes errors of different places for independent, which those of truncation are not from one product to
- * the next; and it is of first order, which errors of fp8 are not. */
-bool assay_ensemble_is_propagated(const assay_plan *plan, const assay_precision *p)
-{
-    const bool first_order = p->scaled.block == 0 && (!p->accumulator.truncate || plan->operation->one_product);
-    return first_order && !needs_ensemble(plan);
-}
-
-bool assay_ensemble_is_raised(const assay_plan *plan, const assay_precision *p)
-{
-    const bool small = !assay_plan_is_exact(plan) && plan->null_left_out[0] == '\0';
-    return p->given != ASSAY_FLOAT64 && assay_ensemble_is_propagated(plan, p) && small;
-}
-
-static int propagated_count(const assay_plan *plan)
-{
-    int count = 0;
-    for (int p = 0; p < plan->precision_count; p++) {
-        count += assay_ensemble_is_propagated(plan, &plan->precisions[p]);
-    }
-    return count;
-}
-
-bool assay_ensemble_needs_no_runs(const assay_plan *plan)
-{
-    bool none = propagated_count(plan) == plan->precision_count;
-    for (int p = 0; p < plan->precision_count; p++) none &= !assay_ensemble_is_raised(plan, &plan->precisions[p]);
-    return none;
-}
-
 static bool holds_null(const assay_plan *plan)
 {
     bool null = false;
@@ -95,12 +55,12 @@ static bool holds_null(const assay_plan *plan)
     return null;
 }
 
-/* Bytes that members leave: of an element with an error scale the golden value, their errors, and `scales` that null
- * distributions need. */
-static double bytes_left(const assay_plan *plan, int scales)
+/* Bytes that members leave: of an element with an error scale the golden value, their errors, and the
+ * error scale that null distributions need. */
+static double bytes_left(const assay_plan *plan)
 {
     double bytes = 0, largest = 0;
-    const int floats = assay_ensemble_most_members(plan) + scales;
+    const int floats = assay_ensemble_most_members(plan) + holds_null(plan);
     for (int i = 0; plan->precision_count > 0 && i < plan->spec_count; i++) {
         if (!assay_has_error_scale(&plan->specs[i])) continue;
         const double count = (double)assay_shape_count(&plan->specs[i].shape);
@@ -121,21 +81,6 @@ static double bytes_given(const assay_plan *plan)
     return bytes;
 }
 
-void assay_ensemble_null_left_out(const assay_plan *plan, char reason[ASSAY_REASON_SIZE])
-{
-    reason[0] = '\0';
-    if (!holds_null(plan) || needs_ensemble(plan)) return;
-    const double work = assay_operation_flops(plan->operation, plan->c, true);
-    const double bytes = bytes_left(plan, 1); /* of any number of profiles: one more takes nothing from the others */
-    if (work > LARGE_WORK) {
-        snprintf(reason, ASSAY_REASON_SIZE, "a run takes %.3g operations, and above %.0e there are none", work,
-                 LARGE_WORK);
-    } else if (bytes > ASSAY_ENSEMBLE_BYTES) {
-        snprintf(reason, ASSAY_REASON_SIZE, "they take %.1f GB of memory, and above %.0f GB there are none",
-                 bytes / 1e9, ASSAY_ENSEMBLE_BYTES / 1e9);
-    }
-}
-
 /* Filters along known errors have members of their own, of one profile after the other. */
 static double bytes_of_filters(const assay_plan *plan)
 {
@@ -145,11 +90,7 @@ static double bytes_of_filters(const assay_plan *plan)
 
 int64_t assay_ensemble_memory(const assay_plan *plan)
 {
-    const int propagated = propagated_count(plan);
-    const bool null = holds_null(plan);
-    if (assay_ensemble_needs_no_runs(plan) && !null) return 0;
-    const double bytes = bytes_given(plan) +
-                         bytes_left(plan, null ? propagated + (propagated < plan->precision_count) : 0) +
-                         bytes_of_filters(plan);
+    if (plan->precision_count == 0) return 0;
+    const double bytes = bytes_given(plan) + bytes_left(plan) + bytes_of_filters(plan);
     return bytes < 0x1p61 ? (int64_t)bytes : INT64_C(1) << 61; /* whose sum with the operation's own has 64 bits */
 }

@@ -47,7 +47,7 @@ static assay_status golden_again(assay_context *ctx, const assay_plan *plan, int
     const assay_source in = assay_rounded_source(&rounded);
     const assay_sink out = assay_results_sink(set);
     assay_context own = *ctx;
-    *usable = assay_operation_run(&own, plan->operation, plan->c, &in, &out, NULL, 0) == ASSAY_OK;
+    *usable = assay_operation_run(&own, plan->operation, plan->c, &in, &out) == ASSAY_OK;
     for (int i = 0; i < set->count && *usable; i++)
         for (int64_t k = 0; assay_role_is_required(set->items[i].spec.role) && k < set->items[i].count; k++)
             *usable &= set->items[i].values == NULL || isfinite(set->items[i].values[k]);

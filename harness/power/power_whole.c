@@ -40,7 +40,7 @@ static assay_status take_sketch(assay_context *ctx, const assay_trial *t, const 
 {
     OWNED_BY(assay_sketch_free) assay_sketch sketch = {0};
     const int64_t above = t->plan->c->sketch_above;
-    MUST(assay_sketch_start(ctx, &from->spec, above, t->plan->c->seed, false, &sketch));
+    MUST(assay_sketch_start(ctx, &from->spec, above, t->plan->c->seed, &sketch));
     assay_sketch_add(&sketch, from->count, from->values, from->values);
     for (int part = 0; part < ASSAY_SKETCH_PARTS; part++) {
         const assay_tensor_spec spec = assay_sketch_spec(&from->spec, above, (assay_sketch_part)part);

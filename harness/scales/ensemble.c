@@ -22,7 +22,7 @@ static bool wants_null(const assay_ensemble *e)
     for (int i = 0; !wanted && i < list->count; i++) {
         wanted = assay_has_error_scale(&list->entries[i].spec) && assay_null_is_wanted(e, list->entries[i].spec.path);
     }
-    return wanted && !assay_plan_is_exact(e->plan) && e->plan->null_left_out[0] == '\0';
+    return wanted && !assay_plan_is_exact(e->plan);
 }
 
 /* Sums over the members of squared errors. */
@@ -90,8 +90,7 @@ static assay_status write_scales(assay_context *ctx, const assay_ensemble *e, as
     assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, path);
     MUST(assay_write_result(ctx, e->out, path, t->count, values));
     if (t->null == NULL) return ASSAY_OK;
-    MUST(assay_ensemble_alloc_scale(ctx, t, p));
-    for (int64_t i = 0; i < t->count; i++) t->scales[p][i] = (float)values[i];
+    for (int64_t i = 0; i < t->count; i++) t->scale[i] = (float)values[i];
     return ASSAY_OK;
 }
 
@@ -101,26 +100,14 @@ static assay_status evaluate_tensor(assay_context *ctx, const assay_ensemble *e,
     assay_status status = ASSAY_OK;
     assay_error_model model = {.tails = 1};
     assay_leave_one_out held = {0};
-    if (!e->null_only) TRY(write_scales(ctx, e, t, p, members, &model));
+    TRY(write_scales(ctx, e, t, p, members, &model));
     if (t->null == NULL) goto cleanup;
-    if (e->null_only && t->scales_written[p] != t->count) {
-        return assay_fail(ctx, ASSAY_INTERNAL, "%s has no error scales for its null distribution", t->spec->path);
-    }
-    if (!e->null_only) TRY(assay_leave_one_out_start(ctx, &model, t->count, t->errors, &held));
-    TRY(assay_null_draw(ctx, e, t, p, members, e->null_only ? NULL : &held));
+    TRY(assay_leave_one_out_start(ctx, &model, t->count, t->errors, &held));
+    TRY(assay_null_draw(ctx, e, t, p, members, &held));
 cleanup:
     assay_leave_one_out_free(&held);
     assay_error_model_free(&model);
     return status;
-}
-
-/* Propagated scales, and a run with inputs that are rounded to nearest. */
-static assay_status raise_scales(assay_context *ctx, assay_ensemble *e, int p)
-{
-    const assay_member rounded = {.precision = &e->plan->precisions[p], .nearest = true, .exact = true};
-    e->null_only = false;
-    assay_status status = assay_ensemble_run(ctx, e, &rounded);
-    return status == ASSAY_OK ? assay_ensemble_run_raised(ctx, e, p) : status;
 }
 
 /* What members make of h that is quantised. */
@@ -182,15 +169,12 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
 {
     assay_member member = {.precision = &e->plan->precisions[p]};
     const int members = assay_ensemble_members(e->plan, member.precision);
-    if (assay_ensemble_is_raised(e->plan, member.precision)) MUST(raise_scales(ctx, e, p));
-    e->null_only = assay_ensemble_is_propagated(e->plan, member.precision);
-    if (e->null_only && !null) return ASSAY_OK;
     MUST(draw_spread(ctx, e, member.precision));
     MUST(assay_ensemble_run_members(ctx, e, &member, members));
     for (int i = 0; i < e->golden.count; i++) {
         /* Of one stage there are few roundings, and a few draws of them may all come out the same; where a result is far
          * larger than its neighbours the model does not make up for that. */
-        if (e->tensors[i].null != NULL || !e->null_only) MUST(require_finite(ctx, e, &e->tensors[i], p, members));
+        MUST(require_finite(ctx, e, &e->tensors[i], p, members));
         e->tensors[i].least = e->plan->staged ? member.precision->elementary : 0;
         MUST(evaluate_tensor(ctx, e, &e->tensors[i], p, members));
     }
@@ -202,12 +186,6 @@ static assay_status evaluate_precision(assay_context *ctx, assay_ensemble *e, in
     for (int i = 0; i < e->golden.count; i++) {
         assay_scaled *t = &e->tensors[i];
         if (t->null != NULL) MUST(assay_null_finish(ctx, e, t, p));
-    }
-    for (int i = 0; i < e->golden.count; i++) {
-        assay_scaled *t = &e->tensors[i];
-        if (t->null == NULL) continue;
-        free(t->scales[p]);
-        t->scales[p] = NULL;
     }
     return ASSAY_OK;
 }
@@ -307,11 +285,7 @@ assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const as
     const bool null = wants_null(&e);
     TRY(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &settled.precisions));
     TRY(assay_settle_given(ctx, plan, in, settled.precisions));
-    if (assay_ensemble_needs_no_runs(&settled) && !null) {
-        TRY(assay_operation_run(ctx, plan->operation, plan->c, in, &own, settled.precisions, plan->precision_count));
-    } else {
-        TRY(evaluate(ctx, &e, null));
-    }
+    TRY(evaluate(ctx, &e, null));
 cleanup:
     assay_ensemble_release(&e);
     free(settled.precisions);

@@ -9,13 +9,11 @@
 
 /* What error scales and null distributions follow from, as the attribute error_model of a golden says; it counts up with
  * every change of them. Goldens without the attribute are of "1". */
-#define ASSAY_ERROR_MODEL "17"
+#define ASSAY_ERROR_MODEL "18"
 
 /* Evaluates the plan's case: its results, then the error scales and null distributions that the sink wants, into the
- * sink. Operations that give error scales themselves are asked for them; for the others, and for precisions that cannot
- * be propagated (block-scaled operands, truncation in one product after the other), there is the ensemble. It has 16
- * members for small work, else 8, and none for an exact case: its scales are 0. So is that of a golden value that is
- * not finite. */
+ * sink. An exact case has no members (assay_ensemble_members): its scales are 0. So is that of a golden value that is not
+ * finite. */
 assay_status assay_evaluate(assay_context *ctx, const assay_plan *plan, const assay_source *in, const assay_sink *out);
 
 /* What member `number` of the stream of that name runs with, beside ctx->arithmetic = &assay_arithmetic_emulated. */

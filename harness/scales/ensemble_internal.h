@@ -19,12 +19,10 @@ typedef struct assay_scaled {
     int64_t count;
     int64_t written; /* elements so far in this run */
     const double *golden;
-    float *
-        errors; /* [members, count]; NAN: the result is not finite; infinity: float32 has no room. NULL where no member is run */
-    float **scales; /* by precision of the plan, each [count]: propagated ones, and that of the precision at hand */
-    int64_t *scales_written; /* of propagated ones, by precision */
-    double least;            /* the least error scale but 0, relative to the golden value */
-    assay_null_draws *null;  /* NULL when no null distribution is wanted, and then no scales either */
+    float *errors;          /* [members, count]; NAN: the result is not finite; infinity: float32 has no room */
+    float *scale;           /* [count], of the precision at hand; NULL where there is no null distribution */
+    double least;           /* the least error scale but 0, relative to the golden value */
+    assay_null_draws *null; /* NULL when no null distribution is wanted */
 } assay_scaled;
 
 typedef struct assay_ensemble {
@@ -38,10 +36,9 @@ typedef struct assay_ensemble {
      * the weights of one expert after the other. */
     assay_tensor_set given;
     assay_tensor_set spread; /* of h that is quantised, at the precision at hand (hidden_spread.h) */
-    bool null_only; /* the scales of the precision at hand are propagated: members are run for null distributions */
-    bool overflows; /* the golden run is not finite */
-    bool lost;      /* an error scale was refused, and its profile named */
-    int slot;       /* of errors: where those of the member that is running go */
+    bool overflows;          /* the golden run is not finite */
+    bool lost;               /* an error scale was refused, and its profile named */
+    int slot;                /* of errors: where those of the member that is running go */
 } assay_ensemble;
 
 assay_scaled *assay_ensemble_tensor(const assay_ensemble *e, const char *path); /* NULL: its scale is not wanted */
@@ -59,15 +56,10 @@ assay_status assay_settle_given(assay_context *ctx, const assay_plan *plan, cons
 /* Room for what the golden run and the members are to leave; and what the members read, from e->in. */
 assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool null);
 assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e);
-assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_scaled *t, int precision);
 void assay_ensemble_release(assay_ensemble *e);
 
-/* The golden run: its results to e->out and into memory, with the error scales that the operation gives itself and that
- * are not raised. */
+/* The golden run: its results to e->out and into memory. */
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e);
-
-/* The operation's error scales of plan precision p, each at least as large as the error in slot 0; 0 stays. */
-assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p);
 
 /* One run in the emulated arithmetic, whose errors go to slot `number` of each tensor's, or to slot 0. */
 typedef struct assay_member {
@@ -132,8 +124,7 @@ void assay_leave_one_out_variances(const assay_leave_one_out *held, int member, 
                                    const double *squares, double *variance);
 void assay_leave_one_out_free(assay_leave_one_out *held); /* safe on a zeroed struct */
 
-/* Statistics of a tensor's members at plan precision p, whose error scales are there; `held`: NULL where they are not
- * the members' own. */
+/* Statistics of a tensor's members at plan precision p, whose error scales are there. */
 assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const assay_scaled *t, int p, int members,
                              const assay_leave_one_out *held);
 /* After it: the same of members that err less than those, whose sizes therefore say nothing. */

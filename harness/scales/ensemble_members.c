@@ -13,45 +13,6 @@ static assay_status beyond_the_end(assay_context *ctx, const char *path)
     return assay_fail(ctx, ASSAY_INTERNAL, "%s has more elements than its shape", path);
 }
 
-/* Whose error scale `path` is, of which null distributions need it, and at which precision; NULL: that of no tensor. */
-static assay_scaled *tensor_of_scale(const assay_ensemble *e, const char *path, int *precision)
-{
-    char scale[ASSAY_PATH_SIZE];
-    assay_scaled *t = assay_ensemble_tensor(e, assay_path_of(path));
-    for (int p = 0; t != NULL && t->scales != NULL && p < e->plan->precision_count; p++) {
-        assay_path_at(ASSAY_ROLE_ERROR_SCALE, e->plan->precisions[p].name, t->spec->path, scale);
-        *precision = p;
-        if (strcmp(path, scale) == 0) return t;
-    }
-    return NULL;
-}
-
-static bool scale_is_needed(void *self, const char *path)
-{
-    int precision;
-    const assay_ensemble *e = self;
-    return tensor_of_scale(e, path, &precision) != NULL && assay_wants(e->out, path);
-}
-
-/* On the grid of files. */
-static assay_status take_scale(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    int precision;
-    const assay_scaled *t = tensor_of_scale(self, path, &precision);
-    if (t == NULL) return ASSAY_OK;
-    int64_t *written = &t->scales_written[precision];
-    float *to = t->scales[precision] + *written;
-    if (count > t->count - *written) return beyond_the_end(ctx, t->spec->path);
-    for (int64_t i = 0; i < count; i++) to[i] = (float)values[i];
-    *written += count;
-    return ASSAY_OK;
-}
-
-static bool is_wanted(const assay_ensemble *e, const assay_scaled *t)
-{
-    return t->null != NULL || !e->null_only;
-}
-
 assay_dtype assay_type_of_given(const assay_precision *precision, const assay_case *c, const char *path)
 {
     if (strcmp(path, "inputs/logits") == 0) return ASSAY_FLOAT64;
@@ -117,9 +78,7 @@ assay_source assay_rounded_source(assay_rounded *rounded)
 /* Of a member's results only the errors are left. */
 static bool member_wants(void *self, const char *path)
 {
-    const assay_ensemble *e = self;
-    const assay_scaled *t = assay_ensemble_tensor(e, path);
-    return t != NULL && is_wanted(e, t);
+    return assay_ensemble_tensor(self, path) != NULL;
 }
 
 static assay_status member_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
@@ -139,7 +98,7 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 {
     for (int i = 0; i < e->golden.count; i++) {
         const assay_scaled *t = &e->tensors[i];
-        if (t->written != t->count && is_wanted(e, t)) {
+        if (t->written != t->count) {
             return assay_fail(ctx, ASSAY_INTERNAL, "%s was not written in full", t->spec->path);
         }
     }
@@ -148,20 +107,11 @@ static assay_status check_complete(assay_context *ctx, const assay_ensemble *e)
 
 assay_status assay_ensemble_run_golden(assay_context *ctx, assay_ensemble *e)
 {
-    OWNED assay_precision *propagated = NULL;
-    int count = 0;
     const assay_plan *plan = e->plan;
     assay_tee memory = {assay_tensor_set_sink(&e->golden), assay_tensor_set_sink(&e->given)};
-    assay_tee caller = {.first = {.self = e, .wants = scale_is_needed, .write = take_scale}, .second = *e->out};
-    assay_tee both = {assay_tee_sink(&memory), assay_tee_sink(&caller)};
+    assay_tee both = {assay_tee_sink(&memory), *e->out};
     const assay_sink golden = assay_tee_sink(&both);
-    MUST(assay_alloc(ctx, "precisions", plan->precision_count, sizeof *plan->precisions, &propagated));
-    for (int p = 0; p < plan->precision_count; p++) {
-        const assay_precision *precision = &plan->precisions[p];
-        if (!assay_ensemble_is_propagated(plan, precision) || assay_ensemble_is_raised(plan, precision)) continue;
-        propagated[count++] = *precision;
-    }
-    MUST(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden, propagated, count));
+    MUST(assay_operation_run(ctx, plan->operation, plan->c, e->in, &golden));
     return assay_tensor_set_require_complete(ctx, &e->golden);
 }
 
@@ -201,7 +151,7 @@ assay_status assay_ensemble_run(assay_context *ctx, assay_ensemble *e, const ass
     emulated.emulation = &emulation;
     e->slot = member->nearest ? 0 : member->number;
     for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
-    assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &own, NULL, 0);
+    assay_status status = assay_operation_run(&emulated, plan->operation, plan->c, &in, &own);
     memcpy(ctx->message, emulated.message, sizeof ctx->message);
     return status == ASSAY_OK ? check_complete(ctx, e) : status;
 }
@@ -211,45 +161,4 @@ assay_status assay_ensemble_run_members(assay_context *ctx, assay_ensemble *e, c
     assay_member member = *kind;
     for (member.number = 0; member.number < count; member.number++) MUST(assay_ensemble_run(ctx, e, &member));
     return ASSAY_OK;
-}
-
-/* Error scales of one precision, on their way from the operation to where they are wanted. */
-typedef struct raised_scales {
-    assay_ensemble *e;
-    const assay_precision *precision;
-} raised_scales;
-
-static bool raised_wants(void *self, const char *path)
-{
-    const raised_scales *r = self;
-    return assay_role_of(path) == ASSAY_ROLE_ERROR_SCALE && assay_wants(r->e->out, path);
-}
-
-static assay_status raised_write(assay_context *ctx, void *self, const char *path, int64_t count, const double *values)
-{
-    const raised_scales *r = self;
-    assay_scaled *t = assay_ensemble_tensor(r->e, assay_path_of(path));
-    OWNED double *raised = NULL;
-    if (count > t->count - t->written) return beyond_the_end(ctx, path);
-    MUST(assay_alloc_f64(ctx, "error scale", count, &raised));
-    for (int64_t i = 0; i < count; i++) {
-        const double error = fabs((double)t->errors[t->written + i]);
-        raised[i] = values[i] > 0 && isfinite(error) ? fmax(values[i], error) : values[i];
-    }
-    t->written += count;
-    MUST(take_scale(ctx, r->e, path, count, raised));
-    return assay_write_result(ctx, r->e->out, path, count, raised);
-}
-
-assay_status assay_ensemble_run_raised(assay_context *ctx, assay_ensemble *e, int p)
-{
-    const assay_plan *plan = e->plan;
-    raised_scales r = {.e = e, .precision = &plan->precisions[p]};
-    assay_overlay numbers = {assay_tensor_set_source(&e->given), *e->in};
-    const assay_source given = assay_overlay_source(&numbers);
-    assay_rounded rounded = {&given, plan->c};
-    const assay_source in = assay_rounded_source(&rounded);
-    const assay_sink out = {.self = &r, .wants = raised_wants, .write = raised_write};
-    for (int i = 0; i < e->golden.count; i++) e->tensors[i].written = 0;
-    return assay_operation_run(ctx, plan->operation, plan->c, &in, &out, r.precision, 1);
 }

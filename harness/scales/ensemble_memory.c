@@ -21,24 +21,11 @@ static bool scale_is_wanted(const assay_ensemble *e, const char *path)
     return wanted;
 }
 
-assay_status assay_ensemble_alloc_scale(assay_context *ctx, assay_scaled *t, int precision)
-{
-    return assay_alloc(ctx, "error scale", t->count, sizeof **t->scales, &t->scales[precision]);
-}
-
-/* What a null distribution needs: the error scales that are propagated come with the golden run. */
-static assay_status alloc_null(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
+static assay_status alloc_null(assay_context *ctx, assay_scaled *t)
 {
     t->null = calloc(1, sizeof *t->null);
-    t->scales_written = calloc((size_t)plan->precision_count, sizeof *t->scales_written);
-    t->scales = calloc((size_t)plan->precision_count, sizeof *t->scales);
-    if (t->null == NULL || t->scales_written == NULL || t->scales == NULL) {
-        return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for null distributions");
-    }
-    for (int p = 0; p < plan->precision_count; p++) {
-        if (assay_ensemble_is_propagated(plan, &plan->precisions[p])) MUST(assay_ensemble_alloc_scale(ctx, t, p));
-    }
-    return ASSAY_OK;
+    if (t->null == NULL) return assay_fail(ctx, ASSAY_NO_MEMORY, "no memory for null distributions");
+    return assay_alloc(ctx, "error scale", t->count, sizeof *t->scale, &t->scale);
 }
 
 static assay_status alloc_errors(assay_context *ctx, const assay_plan *plan, assay_scaled *t)
@@ -60,7 +47,7 @@ assay_status assay_ensemble_collect(assay_context *ctx, assay_ensemble *e, bool 
         MUST(assay_tensor_set_add(ctx, &e->golden, spec, &golden));
         assay_scaled *t = &e->tensors[e->golden.count - 1];
         *t = (assay_scaled){.spec = spec, .count = golden->count, .golden = golden->values};
-        if (null && assay_null_is_wanted(e, spec->path)) MUST(alloc_null(ctx, e->plan, t));
+        if (null && assay_null_is_wanted(e, spec->path)) MUST(alloc_null(ctx, t));
         MUST(alloc_errors(ctx, e->plan, t));
     }
     return ASSAY_OK;
@@ -80,18 +67,16 @@ assay_status assay_ensemble_read_given(assay_context *ctx, assay_ensemble *e)
     return ASSAY_OK;
 }
 
-static void release_tensor(assay_scaled *t, int precisions)
+static void release_tensor(assay_scaled *t)
 {
-    for (int p = 0; t->scales != NULL && p < precisions; p++) free(t->scales[p]);
-    free(t->scales);
-    free(t->scales_written);
+    free(t->scale);
     free(t->null);
     free(t->errors);
 }
 
 void assay_ensemble_release(assay_ensemble *e)
 {
-    for (int i = 0; i < e->golden.count; i++) release_tensor(&e->tensors[i], e->plan->precision_count);
+    for (int i = 0; i < e->golden.count; i++) release_tensor(&e->tensors[i]);
     free(e->tensors);
     assay_tensor_set_free(&e->golden);
     assay_tensor_set_free(&e->given);

@@ -29,7 +29,7 @@ static assay_status run_for(assay_context *ctx, const assay_plan *plan, const as
     own.emulation = emulation;
     if (emulation != NULL) own.arithmetic = &assay_arithmetic_emulated;
     assay_tensor_set_rewind(h);
-    assay_status status = assay_operation_run(&own, plan->operation, plan->c, &source, &sink, NULL, 0);
+    assay_status status = assay_operation_run(&own, plan->operation, plan->c, &source, &sink);
     if (status == ASSAY_OK) status = assay_tensor_set_require_complete(&own, h);
     memcpy(ctx->message, own.message, sizeof ctx->message);
     return status;

@@ -76,12 +76,12 @@ static int64_t piece_at(const assay_scaled *t, int64_t first)
     return t->count - first < PIECE ? t->count - first : PIECE;
 }
 
-static void add_results(const assay_scaled *t, const forms *f, int p, const float *errors, passes *pass)
+static void add_results(const assay_scaled *t, const forms *f, const float *errors, passes *pass)
 {
     double variance[PIECE];
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = piece_at(t, first);
-        const float *scale = t->scales[p] + first;
+        const float *scale = t->scale + first;
         for (int64_t k = 0; k < n; k++) variance[k] = (double)scale[k] * scale[k];
         add_piece(t, f, first, n, errors, variance, pass);
     }
@@ -89,13 +89,13 @@ static void add_results(const assay_scaled *t, const forms *f, int p, const floa
 
 /* Members first_member, first_member + step ... piece by piece, each against the others (`held`: NULL: against the
  * scales as they are). What has an error scale of 0 counts for none. */
-static void add_members(const assay_scaled *t, const forms *f, int p, int first_member, int step, int members,
+static void add_members(const assay_scaled *t, const forms *f, int first_member, int step, int members,
                         const assay_leave_one_out *held, passes *pass)
 {
     double squares[PIECE], variance[PIECE];
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = piece_at(t, first);
-        const float *scale = t->scales[p] + first;
+        const float *scale = t->scale + first;
         if (held != NULL) assay_leave_one_out_squares(held, first, n, squares);
         for (int m = first_member; m < members; m += step) {
             if (held != NULL) assay_leave_one_out_variances(held, m, first, n, squares, variance);
@@ -127,14 +127,14 @@ static void take_in(const forms *f, const passes *pass, assay_null_draws *null)
     }
 }
 
-static void add_scales(const assay_scaled *t, int p, const assay_statistics_pass *pass)
+static void add_scales(const assay_scaled *t, const assay_statistics_pass *pass)
 {
     double variance[PIECE], inverse[PIECE];
     assay_null_draws *null = t->null;
     null->scale_squares = null->scale_count = 0;
     for (int64_t first = 0; first < t->count; first += PIECE) {
         const int64_t n = piece_at(t, first);
-        for (int64_t k = 0; k < n; k++) variance[k] = (double)t->scales[p][first + k] * t->scales[p][first + k];
+        for (int64_t k = 0; k < n; k++) variance[k] = (double)t->scale[first + k] * t->scale[first + k];
         assay_statistics_weigh(pass, n, t->golden + first, variance, inverse);
         for (int64_t k = 0; k < n; k++) {
             null->scale_squares += inverse[k] > 0 ? variance[k] * inverse[k] * inverse[k] : 0;
@@ -144,7 +144,7 @@ static void add_scales(const assay_scaled *t, int p, const assay_statistics_pass
 }
 
 /* No error: the golden values, and those rounded. And an error of one deviation, which the error scale allows. */
-static assay_status start_range(assay_context *ctx, const assay_scaled *t, const forms *f, int p)
+static assay_status start_range(assay_context *ctx, const assay_scaled *t, const forms *f)
 {
     passes pass = {0};
     assay_status status;
@@ -153,8 +153,8 @@ static assay_status start_range(assay_context *ctx, const assay_scaled *t, const
         t->null->members[s] = ASSAY_MOST_MEMBERS;
     }
     TRY(start(ctx, t, f, &pass));
-    add_scales(t, p, &pass.form[AS_THEY_ARE]);
-    add_results(t, f, p, NULL, &pass);
+    add_scales(t, &pass.form[AS_THEY_ARE]);
+    add_results(t, f, NULL, &pass);
     take_in(f, &pass, t->null);
 cleanup:
     end(&pass);
@@ -203,7 +203,7 @@ static assay_status find_slope_spread(assay_context *ctx, const assay_scaled *t,
 }
 
 /* Statistics of the members whose errors are there. */
-static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms *f, int p, int members,
+static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms *f, int members,
                          const assay_leave_one_out *held, draws *drawn)
 {
     assay_status status;
@@ -214,7 +214,7 @@ static assay_status draw(assay_context *ctx, const assay_scaled *t, const forms 
     }
     const int workers = ctx->threads < members ? ctx->threads : members;
 #pragma omp parallel for num_threads(workers)
-    for (int worker = 0; worker < workers; worker++) add_members(t, f, p, worker, workers, members, held, pass);
+    for (int worker = 0; worker < workers; worker++) add_members(t, f, worker, workers, members, held, pass);
     for (int form = 0; form < f->count; form++) {
         for (int m = 0; m < members; m++) assay_statistics_finish(&pass[m].form[form], &drawn->of[form][m]);
         for (int s = ASSAY_STATISTIC_TILE_SLOPE; s < ASSAY_STATISTICS; s++) {
@@ -287,8 +287,8 @@ assay_status assay_null_draw(assay_context *ctx, const assay_ensemble *e, const 
 {
     draws drawn = {0};
     const forms f = forms_of(e, t, p);
-    MUST(start_range(ctx, t, &f, p));
-    MUST(draw(ctx, t, &f, p, members, held, &drawn));
+    MUST(start_range(ctx, t, &f));
+    MUST(draw(ctx, t, &f, members, held, &drawn));
     const double times = understated(t, &drawn, members);
     for (int s = 0; s < ASSAY_STATISTICS; s++) take_members(t, &f, members, s, times, &drawn);
     return ASSAY_OK;
@@ -299,7 +299,7 @@ assay_status assay_null_draw_beside(assay_context *ctx, const assay_ensemble *e,
 {
     draws drawn = {0};
     const forms f = forms_of(e, t, p);
-    const assay_status status = draw(ctx, t, &f, p, members, NULL, &drawn);
+    const assay_status status = draw(ctx, t, &f, members, NULL, &drawn);
     for (int s = 0; status == ASSAY_OK && s < ASSAY_STATISTICS; s++)
         if (!assay_statistic_is_size(s)) take_members(t, &f, members, s, 1, &drawn);
     return status;
@@ -311,7 +311,7 @@ assay_status assay_null_draw_least(assay_context *ctx, const assay_ensemble *e, 
     draws drawn = {0};
     assay_null_draws *null = t->null;
     const forms f = forms_of(e, t, p);
-    MUST(draw(ctx, t, &f, p, members, NULL, &drawn));
+    MUST(draw(ctx, t, &f, members, NULL, &drawn));
     for (int form = 0; form < f.count; form++) {
         double mean, spread;
         moments(&drawn, form, members, ASSAY_STATISTIC_SIZE, &mean, &spread);
@@ -359,7 +359,7 @@ assay_status assay_null_finish(assay_context *ctx, const assay_ensemble *e, cons
     const forms f = forms_of(e, t, p);
     const int count = assay_statistics_rows(&t->spec->shape);
     TRY(start(ctx, t, &f, &pass));
-    add_results(t, &f, p, t->errors, &pass);
+    add_results(t, &f, t->errors, &pass);
     take_in(&f, &pass, t->null);
     if (e->plan->precisions[p].form == ASSAY_FORM_INACCURATE)
         t->null->low[ASSAY_STATISTIC_SIZE] = fmin(t->null->least_size, t->null->high[ASSAY_STATISTIC_SIZE]);

@@ -164,11 +164,11 @@ static assay_status alloc_draws(assay_context *ctx, assay_sketch *s)
 }
 
 assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spec, int64_t above, uint64_t seed,
-                                bool squares, assay_sketch *s)
+                                assay_sketch *s)
 {
     char whole[ASSAY_PATH_SIZE];
     const int last = spec->shape.rank - 1;
-    *s = (assay_sketch){.spec = *spec, .squares = squares, .blocks = blocks_of(&spec->shape), .slice_block = -1};
+    *s = (assay_sketch){.spec = *spec, .blocks = blocks_of(&spec->shape), .slice_block = -1};
     s->rows = spec->shape.dims[last - 1];
     s->columns = spec->shape.dims[last];
     s->row_tiles = tiles(s->rows);
@@ -192,11 +192,11 @@ static bool is_minus(const uint64_t *signs, int64_t index)
     return (signs[index / BITS] >> (index % BITS) & 1) != 0;
 }
 
-/* The signs of a block's columns, as numbers; without signs they are all 1. */
+/* The signs of a block's columns, as numbers. */
 static void expand_signs(assay_sketch *s, int64_t block)
 {
     for (int64_t i = 0; i < s->columns; i++) {
-        s->column_signs[i] = !s->squares && is_minus(s->signs_of_columns, block * s->columns + i) ? -1 : 1;
+        s->column_signs[i] = is_minus(s->signs_of_columns, block * s->columns + i) ? -1 : 1;
     }
 }
 
@@ -204,15 +204,14 @@ static void expand_signs(assay_sketch *s, int64_t block)
  * tile's rows, so that its rounding grows with none of the lengths. */
 static void add_segment(assay_sketch *s, bool minus_row, int64_t column, int64_t count, const double *x)
 {
-    double *of_column = s->column_sums + column, values[TILE];
-    const double *signs = s->column_signs + column, of_row = minus_row && !s->squares ? -1 : 1;
+    double *of_column = s->column_sums + column;
+    const double *signs = s->column_signs + column, of_row = minus_row ? -1 : 1;
     int64_t i = 0;
-    for (int64_t k = 0; k < count; k++) values[k] = s->squares ? x[k] * x[k] : x[k];
-    for (int64_t k = 0; k < count; k++) of_column[k] += of_row * values[k];
+    for (int64_t k = 0; k < count; k++) of_column[k] += of_row * x[k];
     for (; column % LANES == 0 && i + LANES <= count; i += LANES) {
-        for (int lane = 0; lane < LANES; lane++) s->lanes[lane] += signs[i + lane] * values[i + lane];
+        for (int lane = 0; lane < LANES; lane++) s->lanes[lane] += signs[i + lane] * x[i + lane];
     }
-    for (; i < count; i++) s->lanes[(column + i) % LANES] += signs[i] * values[i];
+    for (; i < count; i++) s->lanes[(column + i) % LANES] += signs[i] * x[i];
 }
 
 static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_row, int64_t column)
@@ -224,7 +223,7 @@ static void end_segment(assay_sketch *s, int64_t block, int64_t row, bool minus_
     }
     double *rows = s->parts[ASSAY_SKETCH_ROWS];
     if (rows != NULL) rows[block * s->rows + row] += sum;
-    s->tiles[row / TILE * s->column_tiles + column / TILE] += minus_row && !s->squares ? -sum : sum;
+    s->tiles[row / TILE * s->column_tiles + column / TILE] += minus_row ? -sum : sum;
 }
 
 /* After the last row of a tile. */
@@ -249,17 +248,13 @@ static void end_block(assay_sketch *s, int64_t block)
     s->parts[ASSAY_SKETCH_BLOCKS][block] = sum;
 }
 
-static void keep(assay_sketch *s, double *to, int64_t count, const double *x)
-{
-    for (int64_t i = 0; i < count; i++) to[i] = s->squares ? x[i] * x[i] : x[i];
-}
-
 static void keep_slices(assay_sketch *s, int64_t block, int64_t row, int64_t column, int64_t count, const double *x)
 {
     const int64_t slice = s->next_slice, index = block * s->rows + row;
-    if (block == s->slice_block) keep(s, s->parts[ASSAY_SKETCH_SLICE_BLOCK] + row * s->columns + column, count, x);
+    const size_t bytes = (size_t)count * sizeof *x;
+    if (block == s->slice_block) memcpy(s->parts[ASSAY_SKETCH_SLICE_BLOCK] + row * s->columns + column, x, bytes);
     if (slice == s->slice_count || s->slices[slice] != index) return;
-    keep(s, s->parts[ASSAY_SKETCH_SLICE_ROWS] + slice * s->columns + column, count, x);
+    memcpy(s->parts[ASSAY_SKETCH_SLICE_ROWS] + slice * s->columns + column, x, bytes);
     if (column + count == s->columns) s->next_slice++;
 }
 

@@ -33,7 +33,6 @@ typedef struct assay_sketch {
     int64_t position, count;           /* elements so far; in all */
     double *parts[ASSAY_SKETCH_PARTS]; /* NULL: not there */
     int64_t sizes[ASSAY_SKETCH_PARTS];
-    bool squares; /* of squares, without signs: what errors of the elements, each by itself, make of the sums */
     uint64_t *signs_of_columns, *signs_of_rows; /* one bit each: 1 is minus */
     int64_t *slices;                            /* rows in full */
     int64_t slice_count, next_slice, slice_block;
@@ -46,7 +45,7 @@ typedef struct assay_sketch {
 
 /* A path too long for the names of the parts is refused. Starts zeroed, and is to be freed if it fails too. */
 assay_status assay_sketch_start(assay_context *ctx, const assay_tensor_spec *spec, int64_t above, uint64_t seed,
-                                bool squares, assay_sketch *sketch);
+                                assay_sketch *sketch);
 /* The next elements: `sums` go into the sums, `slices` into what is kept in full. */
 void assay_sketch_add(assay_sketch *sketch, int64_t count, const double *sums, const double *slices);
 void assay_sketch_add_zeros(assay_sketch *sketch, int64_t count); /* the same of 0 */

@@ -101,7 +101,7 @@ void trial_run(const trial *t, assay_context *ctx, const assay_source *in, assay
     const assay_sink out = assay_tensor_set_sink(results);
     assert_ok(ctx, assay_tensor_set_copy(ctx, &t->golden, results));
     assay_tensor_set_rewind(results);
-    assert_ok(ctx, assay_operation_run(ctx, t->plan.operation, t->c, in, &out, NULL, 0));
+    assert_ok(ctx, assay_operation_run(ctx, t->plan.operation, t->c, in, &out));
 }
 
 assay_judging trial_judging(const assay_profile *profile)

@@ -36,13 +36,13 @@ static void tamper(const char *path, int64_t count, double *values, int32_t *ind
 }
 
 static assay_status run_wrong(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
-                              const assay_sink *out, const assay_precision *precisions, int precision_count)
+                              const assay_sink *out)
 {
     altering_sink altering = {.out = out, .alter = tamper};
     const assay_sink sink = altering_sink_of(&altering);
     (void)config;
     planted.written = 0;
-    return assay_operation_evaluate(ctx, planted.right, c, in, &sink, precisions, precision_count);
+    return assay_operation_evaluate(ctx, planted.right, c, in, &sink);
 }
 
 static void problem_start(trial *p, const char *name, const char *set)

@@ -24,14 +24,14 @@ enum { TOKENS = 24, DIM = 40, EXPERTS = 3, HIDDEN = 56 };
 
 /* What the operation was asked for, and how it is to misbehave. */
 static struct {
-    int runs, emulated, replayed, precisions;
+    int runs, emulated, replayed;
     double flops, outlier; /* which one of the emulated runs adds to the first number of y */
     bool writes_too_much, leaves_out, fails_when_emulated, computes_nothing;
     uint64_t seeds[128];
     bool nearest[128];
 } told;
 
-static void tell(const assay_context *ctx, const assay_source *in, int precision_count)
+static void tell(const assay_context *ctx, const assay_source *in)
 {
     const bool is_emulated = ctx->arithmetic == &assay_arithmetic_emulated;
     if (is_emulated) {
@@ -41,7 +41,6 @@ static void tell(const assay_context *ctx, const assay_source *in, int precision
     told.runs++;
     told.emulated += is_emulated;
     told.replayed += in->has(in->self, CHOICE);
-    told.precisions += precision_count;
 }
 
 static int64_t axis_size(const void *config, char axis)
@@ -94,14 +93,14 @@ cleanup:
 }
 
 static assay_status run(assay_context *ctx, const assay_case *c, const void *config, const assay_source *in,
-                        const assay_sink *out, const assay_precision *precisions, int precision_count)
+                        const assay_sink *out)
 {
-    (void)c, (void)config, (void)precisions;
+    (void)c, (void)config;
     enum { SIZE = EXPERTS * DIM * HIDDEN };
     assay_status status;
     double *x = NULL, *w = NULL, *h = NULL, *y = NULL, *dw = NULL;
     int32_t *choice = NULL;
-    tell(ctx, in, precision_count);
+    tell(ctx, in);
     if (told.fails_when_emulated && ctx->emulation != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "as it was told");
     TRY(assay_read_whole(ctx, in, "inputs/x", TOKENS * DIM, &x));
     TRY(assay_read_whole(ctx, in, "weights/w", SIZE, &w));
@@ -169,13 +168,8 @@ static int trial_setup(void **state)
     assay_context ctx = assay_context_default(1);
     memset(&told, 0, sizeof told);
     t->c = (assay_case){.name = "fake", .seed = 5, .dtype = ASSAY_BFLOAT16};
-    t->operation = (assay_operation){.name = "fake",
-                                     .axis_size = axis_size,
-                                     .describe = describe,
-                                     .run = run,
-                                     .ensemble = assay_every_case,
-                                     .operations = flops,
-                                     .bytes = memory};
+    t->operation = (assay_operation){
+        .name = "fake", .axis_size = axis_size, .describe = describe, .run = run, .operations = flops, .bytes = memory};
     t->precisions[0] = assay_profile_by_name("bf16")->precision;
     t->precisions[1] = assay_profile_by_name("f32")->precision;
     t->plan = (assay_plan){.c = &t->c, .operation = &t->operation, .precisions = t->precisions, .precision_count = 2};
@@ -221,17 +215,6 @@ static const double *scales(const trial *t, const char *profile, const char *pat
     return result(t, scale, count);
 }
 
-TEST_WITH(test_operations_with_scales_of_their_own, trial_setup, trial_teardown)
-{
-    trial *t = *state;
-    assay_context ctx = assay_context_default(1);
-    t->operation.ensemble = NULL;
-    assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
-    assert_int_equal(told.runs, 1);
-    assert_int_equal(told.precisions, 2);
-    assert_int_equal(t->results.set.count, 5);
-}
-
 /* The results are those of one run, the scales come after them, and members draw from seeds of their own. */
 TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
 {
@@ -241,13 +224,12 @@ TEST_WITH(test_results_and_scales, trial_setup, trial_teardown)
     assay_context ctx = assay_context_default(2);
     test_tensors plain = {0};
     const assay_sink sink = test_tensors_sink(&plain);
-    assert_ok(&ctx, run(&ctx, &t->c, NULL, &t->in, &sink, NULL, 0));
+    assert_ok(&ctx, run(&ctx, &t->c, NULL, &t->in, &sink));
     memset(&told, 0, sizeof told);
     assert_ok(&ctx, assay_evaluate(&ctx, &t->plan, &t->in, &t->out));
     assert_int_equal(told.runs, 1 + 64 + 16);
     assert_int_equal(told.emulated, 64 + 16);
     assert_int_equal(told.replayed, told.emulated);
-    assert_int_equal(told.precisions, 0);
     for (int i = 0; i < told.emulated; i++) {
         for (int j = 0; j < i; j++) assert_true(told.seeds[i] != told.seeds[j]);
     }
@@ -422,49 +404,6 @@ TEST_WITH(test_memory_is_foreseen, trial_setup, trial_teardown)
     assert_int_equal(assay_ensemble_memory(&t->plan), (8 + 64 * 4 + 8) * TOKENS * TOKENS);
     t->plan.precision_count = 0;
     assert_int_equal(assay_ensemble_memory(&t->plan), 0);
-    t->plan.precision_count = 2;
-    t->operation.ensemble = NULL;
-    assert_int_equal(assay_ensemble_memory(&t->plan), 0);
-}
-
-/* Whether null distributions of [rows,HIDDEN] results would be left out; the operation gives error scales itself. */
-static bool left_out(trial *t, int64_t rows, int precisions, char reason[ASSAY_REASON_SIZE])
-{
-    assay_tensor_spec specs[3];
-    for (int i = 0; i < 3; i++) {
-        specs[i] = t->plan.list.entries[5].spec;
-        specs[i].shape = assay_shape_of(2, rows, (int64_t)HIDDEN);
-    }
-    assay_tensor_call(&specs[1], "error_scale/bf16/outputs/y");
-    assay_tensor_call(&specs[2], "null/bf16/outputs/y");
-    t->plan.specs = specs;
-    t->plan.spec_count = 3;
-    t->plan.precision_count = precisions;
-    assay_ensemble_null_left_out(&t->plan, reason);
-    return reason[0] != '\0';
-}
-
-/* The case decides alone, so that it gives the same file on every machine and whatever other profiles there are. */
-TEST_WITH(test_null_distributions_give_way, trial_setup, trial_teardown)
-{
-    trial *t = *state;
-    char reason[ASSAY_REASON_SIZE];
-    t->operation.ensemble = NULL;
-    /* golden values, errors of 16 members, one scale, and squares */
-    const int64_t most = (int64_t)(ASSAY_ENSEMBLE_BYTES / (8 + 16 * 4 + 4 + 8) / HIDDEN);
-    for (int precisions = 1; precisions <= 2; precisions++) {
-        assert_false(left_out(t, most, precisions, reason));
-        assert_true(left_out(t, most + 1, precisions, reason));
-        assert_string_equal(reason, "they take 4.0 GB of memory, and above 4 GB there are none");
-    }
-    told.flops = 1e10; /* 8 members */
-    assert_false(left_out(t, most, 2, reason));
-    assert_true(left_out(t, INT64_C(1) << 50, 2, reason));
-    told.flops = 1.01e10;
-    assert_true(left_out(t, 1, 2, reason));
-    assert_string_equal(reason, "a run takes 1.01e+10 operations, and above 1e+10 there are none");
-    t->operation.ensemble = assay_every_case; /* its members are run anyway */
-    assert_false(left_out(t, INT64_C(1) << 50, 2, reason));
 }
 
 static bool has_all(void *self, const char *path)

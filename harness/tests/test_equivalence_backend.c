@@ -68,7 +68,7 @@ static void set_up(fixture *f, const char *wrong_in_one, const char *wrong_in_tw
     assert_ok(&f->ctx, assay_form_of_other(&f->ctx, &f->other, &one, &two));
     const assay_source in = assay_given_source(&two.results);
     const assay_sink out = assay_results_sink(&two.results);
-    assert_ok(&f->ctx, assay_operation_evaluate(&f->ctx, two.plan.operation, &two.c, &in, &out, NULL, 0));
+    assert_ok(&f->ctx, assay_operation_evaluate(&f->ctx, two.plan.operation, &two.c, &in, &out));
     write_candidate(f, &one, f->one, wrong_in_one);
     write_candidate(f, &two, f->two, wrong_in_two);
     assay_form_free(&one);

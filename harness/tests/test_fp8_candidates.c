@@ -54,7 +54,7 @@ static assay_report judged(fixture *f, const assay_arithmetic *arithmetic, const
     assert_ok(&f->t.ctx, assay_plan_tensors(&f->t.ctx, &candidate, &f->t.plan, &given));
     given.has = has;
     const assay_sink out = assay_results_sink(&candidate);
-    assert_ok(&own, assay_operation_evaluate(&own, f->t.plan.operation, f->t.c, &given, &out, NULL, 0));
+    assert_ok(&own, assay_operation_evaluate(&own, f->t.plan.operation, f->t.c, &given, &out));
     trial_round(&candidate, f->profile->storage);
     assert_ok(&f->t.ctx, assay_trial_reader(&f->t.ctx, &candidate, "candidate", f->profile, &reader));
     assert_ok(&f->t.ctx,
@@ -181,8 +181,7 @@ TEST(test_wrong_backends_fail)
     }
 }
 
-/* A user's profile with accumulators that truncate: error scales are propagated through gmm and come from the ensemble
- * elsewhere. Accumulators of four bits less are told from it. */
+/* A user's profile with accumulators that truncate. Accumulators of four bits less are told from it. */
 TEST(test_truncating_accumulators)
 {
     static const char yaml[] = "name: cut\nlike: f32\naccumulate: {bits: 13, rounding: truncate, block: 128}\n";

@@ -258,65 +258,6 @@ TEST_IN_FOLDER(altered_goldens_are_refused)
     }
 }
 
-/* Whatever the reason, the golden says it, and is the same otherwise. */
-TEST_IN_FOLDER(goldens_say_what_was_left_out)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_fixture_reader *reader = NULL;
-    assay_plan whole = {0}, plan = {0};
-    assay_case *c = case_named("moe/small", NULL);
-    assert_ok(&ctx, assay_plan_make(&ctx, &whole, c));
-    assert_ok(&ctx, assay_plan_make(&ctx, &plan, c));
-    assert_string_equal(plan.null_left_out, "");
-    snprintf(plan.null_left_out, sizeof plan.null_left_out, "for a test");
-    assay_plan_drop(&plan, ASSAY_ROLE_NULL);
-    assert_true(plan.spec_count < whole.spec_count && plan.elements < whole.elements);
-    assert_int_equal(whole.file_bytes - plan.file_bytes, 4 * (whole.elements - plan.elements));
-    assert_ok(&ctx, assay_golden_write(&ctx, &plan, folder->file, NULL, true));
-    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-    assert_string_equal(assay_fixture_text(reader, "null_left_out"), "for a test");
-    assert_false(assay_fixture_has(reader, ASSAY_ROLE_NULL));
-    assert_int_equal(assay_fixture_count(reader), plan.spec_count);
-    assert_ok(&ctx, assay_golden_recompute(&ctx, &plan, reader, true));
-    assay_fixture_close(reader);
-    assert_ok(&ctx, assay_golden_write(&ctx, &whole, folder->file, NULL, true));
-    assert_ok(&ctx, assay_fixture_open(&ctx, folder->file, &reader));
-    assert_null(assay_fixture_text(reader, "null_left_out"));
-    assert_true(assay_fixture_has(reader, ASSAY_ROLE_NULL));
-    assay_fixture_close(reader);
-    assay_plan_free(&whole);
-    assay_plan_free(&plan);
-    assay_cases_free(c, 1);
-}
-
-static int null_count(const assay_plan *plan)
-{
-    int count = 0;
-    for (int i = 0; i < plan->spec_count; i++) count += plan->specs[i].role == ASSAY_ROLE_NULL;
-    return count;
-}
-
-/* A golden of an earlier rule that has them is verified with them. */
-TEST(a_golden_keeps_its_null_distributions)
-{
-    static const double numbers[4] = {0};
-    assay_context ctx = assay_context_default(1);
-    assay_plan plan = {0};
-    assay_case *c = case_named("mlp/silu", "sequence=2048;base_emb_dim=1024;base_mlp_dim=1024");
-    for (int has = 0; has < 2; has++) {
-        assay_fixture_reader *golden = NULL;
-        assay_memory_tensor tensor = {
-            .spec = spec_of(has ? "null/bf16/outputs/y" : "outputs/y", ASSAY_FLOAT64, 1, DIMS(4)), .numbers = numbers};
-        assert_ok(&ctx, assay_fixture_of_memory(&ctx, "golden", 1, &tensor, &golden));
-        assert_ok(&ctx, assay_plan_make_with(&ctx, &plan, c, golden, NULL));
-        assert_int_equal(null_count(&plan) > 0, has);
-        assert_int_equal(plan.null_left_out[0] == '\0', has);
-        assay_plan_free(&plan);
-        assay_fixture_close(golden);
-    }
-    assay_cases_free(c, 1);
-}
-
 /* What may stand in a golden, number by number. */
 TEST(what_is_lawful)
 {

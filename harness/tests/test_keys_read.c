@@ -82,7 +82,7 @@ static bool run_case(const assay_case *c, assay_tensor_set *tensors)
         const assay_source source = assay_inputs_source(&inputs);
         const assay_sink sink = assay_results_sink(tensors);
         ran = assay_plan_tensors(&ctx, tensors, &plan, &source) == ASSAY_OK &&
-              assay_operation_run(&ctx, plan.operation, plan.c, &source, &sink, NULL, 0) == ASSAY_OK;
+              assay_operation_run(&ctx, plan.operation, plan.c, &source, &sink) == ASSAY_OK;
     }
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);

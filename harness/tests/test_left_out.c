@@ -120,7 +120,8 @@ TEST_IN_FOLDER(large_and_small_numbers_at_float64)
          "profile f64: float32, in which error scales are, has no room for that of outputs/e[0,0], where the golden "
          "is "},
         {"rms_norm/deepseek", "inputs.x={distribution: normal, scale: 1e-100};normalization_layer_epsilon=0",
-         "profile f64: float32, in which error scales are, has no room for that of gradients/inputs/x ("},
+         "profile f64: float32, in which error scales are, has no room for that of "
+         "gradients/inputs/x[0,0,0], where the golden is "},
         {"rms_norm/deepseek",
          "inputs.x={distribution: normal, scale: 1e-100};normalization_layer_epsilon=0;gradients=none", NULL},
         {"rms_norm/all-zero", "gradients=none", NULL},

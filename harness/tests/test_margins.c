@@ -26,7 +26,7 @@ static test_tensors decide(assay_context *ctx, const assay_plan *plan)
     const assay_sink out = test_tensors_sink(&decided);
     assert_ok(ctx, assay_inputs_open(ctx, &inputs, plan->c, &plan->list, NULL));
     const assay_source in = assay_inputs_source(&inputs);
-    assert_ok(ctx, assay_operation_run(ctx, plan->operation, plan->c, &in, &out, NULL, 0));
+    assert_ok(ctx, assay_operation_run(ctx, plan->operation, plan->c, &in, &out));
     assay_inputs_close(&inputs);
     return decided;
 }

@@ -67,7 +67,7 @@ static bool is_word(const char *text, const char *word)
 
 static bool is_checkpoint_key(const char *name)
 {
-#define X(type, key, value, parts)                                                                                            \
+#define X(type, key, value, parts)                                                                                     \
     if (strcmp(name, #key) == 0) return true;
     ASSAY_CHECKPOINT_KEY_TABLE(X)
 #undef X
@@ -210,7 +210,7 @@ static void try_case(const char *name)
         if (assay_case_is_exact(t.c)) {
             memset(scale->values, 0, (size_t)scale->count * sizeof(double));
         } else if (scale->written < scale->count) {
-            fail_msg("%s: .run gives no %s, and .ensemble asks for none", t.c->op, plan->specs[i].path);
+            fail_msg("%s has no %s", t.c->op, plan->specs[i].path);
         }
     }
     assert_ok(&ctx, assay_power_test_run(&ctx, plan, &t.golden, assay_profile_by_name("f32"), 1e-6, NULL, &found));

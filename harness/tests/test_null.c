@@ -37,7 +37,7 @@ static void write_candidate(trial *t, const assay_profile *profile, int seed, bo
     emulated.emulation = &emulation;
     const assay_source given = assay_fixture_source(t->reader); /* the recorded choice of experts too */
     const assay_sink out = test_tensors_sink(&results);
-    assert_ok(&emulated, assay_operation_evaluate(&emulated, t->plan.operation, t->c, &given, &out, NULL, 0));
+    assert_ok(&emulated, assay_operation_evaluate(&emulated, t->plan.operation, t->c, &given, &out));
     for (int i = 0; changed != NULL && i < t->plan.spec_count; i++) {
         const assay_tensor_spec *spec = &t->plan.specs[i];
         if (strcmp(changed, spec->path) != 0) continue;

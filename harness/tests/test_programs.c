@@ -147,7 +147,7 @@ static assay_tensor_set results_of(const trial *t)
 static assay_status run_into(const trial *t, assay_context *ctx, const assay_source *in, assay_tensor_set *results)
 {
     const assay_sink out = assay_tensor_set_sink(results);
-    return assay_operation_run(ctx, t->plan.operation, t->c, in, &out, NULL, 0);
+    return assay_operation_run(ctx, t->plan.operation, t->c, in, &out);
 }
 
 static void hold_against(trial *program, trial *operation, const pair *p)

@@ -64,7 +64,7 @@ static void write_kernel(trial *t, const assay_profile *profile, kernel_source k
     assay_context own = t->ctx;
     own.arithmetic = &nearest_arithmetic;
     own.emulation = &types;
-    assert_ok(&own, assay_operation_evaluate(&own, t->plan.operation, t->c, &in, &out, NULL, 0));
+    assert_ok(&own, assay_operation_evaluate(&own, t->plan.operation, t->c, &in, &out));
     trial_write_candidate(t, &results.set, profile, kernel.chooses ? is_result_or_choice : is_result);
     assay_tensor_set_free(&results.set);
 }

@@ -146,31 +146,8 @@ static void run(trial *t, assay_context *ctx, const assay_tensor_set *golden, as
     assay_overlay given = {assay_tensor_set_source(&choice), t->source};
     const assay_source in = assay_overlay_source(&given);
     const assay_sink out = assay_tensor_set_sink(results);
-    assert_ok(ctx, assay_operation_run(ctx, t->plan.operation, t->c, &in, &out, NULL, 0));
+    assert_ok(ctx, assay_operation_run(ctx, t->plan.operation, t->c, &in, &out));
     assay_tensor_set_free(&choice);
-}
-
-/* Propagated scales of a precision that rounds nothing but partial sums, where the operation gives some. */
-static void propagate(trial *t, const assay_precision *precision, assay_tensor_set *scales)
-{
-    char path[ASSAY_PATH_SIZE];
-    const assay_operation *operation = t->plan.operation;
-    if (assay_operation_needs_ensemble(operation, t->c)) return;
-    for (int i = 0; i < t->plan.list.count; i++) {
-        assay_tensor_spec spec = t->plan.list.entries[i].spec;
-        if (!assay_has_error_scale(&spec) || assay_plan_find(&t->plan, spec.path) < 0) continue;
-        assay_path_at(ASSAY_ROLE_ERROR_SCALE, precision->name, spec.path, path);
-        memcpy(spec.path, path, sizeof path);
-        assert_ok(&t->ctx, assay_tensor_set_add(&t->ctx, scales, &spec, NULL));
-    }
-    const assay_sink out = assay_tensor_set_sink(scales);
-    assert_ok(&t->ctx, assay_operation_run(&t->ctx, operation, t->c, &t->source, &out, precision, 1));
-}
-
-/* What a scale says of a result, as if it had moved so far. */
-static void add_scale(const assay_tensor *scale, const assay_tensor *golden, assay_tensor *found)
-{
-    for (int64_t i = 0; i < golden->count; i++) found->values[i] = golden->values[i] + (scale->values[i] > 0);
 }
 
 /* Not every element is a sum of several terms that are not 0: a token may be alone with its expert. */
@@ -200,32 +177,26 @@ static bool is_result(const char *name, const char *path)
            !is_among(OTHERS, sizeof OTHERS / sizeof *OTHERS, name, path);
 }
 
-/* Adds to the counts of results that were judged and of those that did not move. NULL: by propagated scales. */
+/* Adds to the counts of results that were judged and of those that did not move. */
 static void check_case(assay_case *c, const assay_arithmetic *arithmetic, is_judged *is_one, int *judged, int *still)
 {
     trial t;
-    char path[ASSAY_PATH_SIZE];
-    assay_tensor_set golden = {0}, found = {0}, scales = {0};
+    assay_tensor_set golden = {0}, found = {0};
     const assay_emulation sums = {.precision = {.name = "sums", .accumulate = 0x1p-24, .given = ASSAY_FLOAT64},
                                   .storage = ASSAY_FLOAT64,
                                   .multiply = ASSAY_FLOAT64};
     trial_plan(&t, c);
     if (assay_operation_flops(t.plan.operation, c, true) <= MOST_FLOPS) {
         assay_context own = t.ctx;
-        if (arithmetic != NULL) own.arithmetic = arithmetic;
+        own.arithmetic = arithmetic;
         own.emulation = &sums;
         run(&t, &t.ctx, NULL, &golden);
-        run(&t, arithmetic == NULL ? &t.ctx : &own, &golden, &found);
-        if (arithmetic == NULL) propagate(&t, &sums.precision, &scales);
+        run(&t, &own, &golden, &found);
     }
     for (int i = 0; i < golden.count; i++) {
         assay_tensor *g = &golden.items[i], *f = &found.items[i];
         if (g->values == NULL || !assay_tensor_is_complete(g) || !assay_has_error_scale(&g->spec)) continue;
         if (!is_one(c->name, g->spec.path)) continue;
-        assay_path_at(ASSAY_ROLE_ERROR_SCALE, sums.precision.name, g->spec.path, path);
-        const assay_tensor *scale = assay_tensor_set_find(&scales, path);
-        if (arithmetic == NULL && scale == NULL) continue;
-        if (scale != NULL) add_scale(scale, g, f);
         ++*judged;
         if (moved(g, f)) continue;
         printf("%s: %s is a sum without its rounding\n", c->name, g->spec.path);
@@ -233,7 +204,6 @@ static void check_case(assay_case *c, const assay_arithmetic *arithmetic, is_jud
     }
     assay_tensor_set_free(&golden);
     assay_tensor_set_free(&found);
-    assay_tensor_set_free(&scales);
     assay_inputs_close(&t.inputs);
     assay_plan_free(&t.plan);
 }
@@ -259,9 +229,4 @@ TEST(test_sums_that_are_no_products)
 TEST(test_every_result)
 {
     check_catalogue(&with_products, is_result, 5000);
-}
-
-TEST(test_propagated_scales)
-{
-    check_catalogue(NULL, is_result, 1000);
 }

@@ -15,8 +15,8 @@
  *
  * Products: operands by stochastic rounding onto the grid of the multiply type (float64: as they are), then the
  * product, then an error on each element, the sum of two uniform ones: in proportion to the result, and to
- * sqrt(sum a^2 sum b^2). Its variance is what assay_propagate_product (oracle/propagate) expects of the k partial sums of a result c whose
- * terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second product. With
+ * sqrt(sum a^2 sum b^2). Its variance is unit^2 k / 8 times the squares of the partial sums at the ends of 8 blocks of the k terms and the
+ * sum of a^2 b^2, as expected of a result c whose terms come in random order, from sum a^2 sum b^2 / k in place of sum a^2 b^2: this costs no second product. With
  * `accumulate` the partial sums are all taken to be near c. A result of 0 whose terms are all 0 stays. Any other gets its
  * error, even where the products are small integers and exact; one of 0, whose terms cancel, the second part.
  *

@@ -5,7 +5,7 @@
 #include "oracle/arithmetic/emulated_internal.h"
 #include "oracle/base/memory.h"
 
-/* Blocks of k in assay_propagate_product (oracle/propagate). */
+/* Blocks of k, at whose ends partial sums count (emulated.h). */
 enum { SCALE_BLOCKS = 8 };
 
 static const double SQRT_3 = 1.73205080756887729353;
@@ -40,7 +40,7 @@ static void add_truncation(const assay_emulation *emulation, double unit, double
     errors->spread += unit * unit * (k + 1) / 16;
 }
 
-/* At the end of a block with a share s of the terms the error scale's partial sum has, on average over the orders of the
+/* At the end of a block with a share s of the terms the partial sum has, on average over the orders of the
  * terms, the square s^2 c^2 + s (1 - s) (k Q - c^2) / (k - 1); and Q is added once. k Q is about sum a^2 sum b^2. */
 emulated_sum_error emulated_sum_errors_of(const assay_emulation *emulation, const assay_matmul_args *args)
 {

@@ -1,4 +1,4 @@
-/* What a profile means to emulation and to error propagation: the RMS relative error of a rounding, for each place at
+/* What a profile means to emulation: the RMS relative error of a rounding, for each place at
  * which a correct implementation may round. Rounding to nearest: the unit roundoff over sqrt(3). See docs/comparing.md. */
 #pragma once
 
@@ -39,8 +39,7 @@ typedef struct assay_precision {
     double router;                        /* logits, scores and routing weights */
     double elementary;                    /* of exp, tanh and the like, and of norms and softmax */
     assay_accumulator accumulator;
-    assay_block_scaling scaled; /* such a precision is not propagated: fp8 errors are too large for first order */
-    double least;               /* least subnormal number of the storage type: 2^-24 for float16 */
+    assay_block_scaling scaled;
     /* Types to which what is given (inputs, weights, cotangents) may be rounded before it is used, where it lies on a
      * finer grid; float64: it is exact. A router's bias has one of its own: what is added to scores is kept as they
      * are. */

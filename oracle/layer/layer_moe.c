@@ -67,7 +67,7 @@ static assay_status run_moe(assay_context *ctx, const stack_run *run, moe_view *
     const assay_sink out = sub_block_sink(&view->block);
     return assay_is_sharded(&config->moe, &config->sharding)
                ? assay_sharded_moe_run(ctx, &config->moe, &config->sharding, &in, &out)
-               : assay_moe_run(ctx, &config->moe, &in, &out, NULL);
+               : assay_moe_run(ctx, &config->moe, &in, &out);
 }
 
 assay_status layer_moe_forward(assay_context *ctx, const stack_run *run, int64_t layer, const double *h_norm,

@@ -57,7 +57,7 @@ static double layer_numbers(const assay_stack_config *config, int64_t layer)
     const int64_t moe = config->batch_split_factor > 0 ? assay_batch_split_memory(config)
                         : assay_is_sharded(&config->moe, &config->sharding)
                             ? assay_sharded_moe_memory(&config->moe, &config->sharding)
-                            : assay_moe_memory(&config->moe, 0); /* its error scales are an ensemble's */
+                            : assay_moe_memory(&config->moe);
     return sum + (double)moe / (double)sizeof(double);
 }
 

@@ -149,9 +149,9 @@ static void find_needs(moe_block *block)
     const bool weighs_x = block->llama4 || block->config->weight_on_input;
     block->need_row_dx = block->need_dx || (weighs_x && block->need_router_gradient);
     bool weights = moe_wants_any(r, MOE_ROUTED + MLP_GRADIENT, ASSAY_MLP_WEIGHTS);
-    /* An observer sees what a gradient of the router comes of; a weight on h has its own from the experts. */
+    /* The gradient of a weight on h comes from the experts. */
     block->need_backward = block->need_row_dx || weights || moe_wants_gradient_checkpoints(r, MOE_ROUTED) ||
-                           ((block->observer != NULL || block->split.weighs_h) && block->need_router_gradient);
+                           (block->split.weighs_h && block->need_router_gradient);
     block->need_forward =
         block->need_y || block->need_router_gradient || weights || moe_wants_any(r, MOE_ROUTED, ASSAY_MLP_CHECKPOINTS);
 }
@@ -212,11 +212,9 @@ static void close_block(moe_block *block)
 assay_status moe_block_run(assay_context *ctx, moe_block *block, const assay_sink *out)
 {
     assay_status status = ASSAY_OK;
-    const assay_moe_observer *observer = block->observer;
     moe_results_open(&block->results, block->config, block->in, out);
     TRY(open_block(ctx, block));
     TRY(moe_router_forward(ctx, block));
-    if (observer != NULL) TRY(observer->routed(ctx, observer->self, block));
     TRY(moe_experts_run(ctx, block));
     if (block->need_router_gradient) TRY(moe_router_backward(ctx, block));
     TRY(moe_shared_run(ctx, block));
@@ -237,7 +235,7 @@ assay_status moe_read_replicas(assay_context *ctx, const assay_moe_config *confi
     return assay_replicas_make(ctx, replicas, map, physical, config->routing.num_experts);
 }
 
-static moe_block block_of(const assay_moe_config *config, const assay_source *in, const assay_moe_observer *observer)
+static moe_block block_of(const assay_moe_config *config, const assay_source *in)
 {
     static const moe_path *const paths[] = {
         [ASSAY_MOE_DENSE] = &moe_path_dense,
@@ -250,7 +248,6 @@ static moe_block block_of(const assay_moe_config *config, const assay_source *in
     return (moe_block){
         .config = config,
         .in = in,
-        .observer = observer,
         .placement = &moe_one_device,
         .split = {.shards = 1,
                   .losses = 1,
@@ -267,11 +264,11 @@ static moe_block block_of(const assay_moe_config *config, const assay_source *in
 }
 
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out, const assay_moe_observer *observer)
+                           const assay_sink *out)
 {
     assay_status status = assay_moe_check(ctx, config);
     if (status != ASSAY_OK) return status;
-    moe_block block = block_of(config, in, observer);
+    moe_block block = block_of(config, in);
     if (config->physical_experts == 0) return moe_block_run(ctx, &block, out);
     assay_replicas replicas = {0};
     status = moe_read_replicas(ctx, config, in, &replicas);

@@ -90,36 +90,15 @@ int64_t assay_moe_local_experts(const assay_moe_config *config); /* of those, he
 
 assay_status assay_moe_check(assay_context *ctx, const assay_moe_config *config);
 
-/* Somebody who looks at what a block computes while it is in memory (moe_block.h says what lies where). The block knows
- * nothing of what he does with it; his failure ends the run. In this order: */
-struct moe_block;
-struct moe_mlp;
-struct moe_rows;
-typedef struct assay_moe_observer {
-    void *self;
-    /* The router's forward is done: logits, choices, weights, order of choices. */
-    assay_status (*routed)(assay_context *ctx, void *self, const struct moe_block *block);
-    /* The rows of one gated MLP are done, forward and backward: of each routed expert (it may have none: rows->count 0),
-     * later of the shared one, whose y and dx have not joined those of the block. Its weights and residuals are at hand. */
-    assay_status (*rows)(assay_context *ctx, void *self, const struct moe_block *block, const struct moe_mlp *mlp,
-                         const struct moe_rows *rows);
-    /* y and dx of the rows at hand, and d_weights of their choices, are there: before rows() of their expert. */
-    void (*combined)(void *self, const assay_context *ctx, const struct moe_block *block, const struct moe_rows *rows);
-    /* All routed experts are done, y and dx are theirs; of llama4 dx is that of the scaled tokens. */
-    assay_status (*experts)(assay_context *ctx, void *self, const struct moe_block *block);
-    /* The router's backward is done; its part of dx (NULL: nobody wants dx) has not joined. */
-    assay_status (*router)(assay_context *ctx, void *self, const struct moe_block *block, const double *dx_router);
-} assay_moe_observer;
-
 /* Whether the sink wants one that the block has. */
 bool assay_moe_wants_gradient(const assay_moe_config *config, const assay_source *in, const assay_sink *out);
 
-/* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. observer may be NULL. */
+/* Forward, then backward when the sink wants a gradient. Reads from `in`, writes to `out`. */
 assay_status assay_moe_run(assay_context *ctx, const assay_moe_config *config, const assay_source *in,
-                           const assay_sink *out, const assay_moe_observer *observer);
+                           const assay_sink *out);
 
-/* An upper bound of the bytes of memory that a run takes, with every gradient and the propagated error scales of so many
- * precisions; the dense path's checkpoints [B,S,E,H], which are kept whole where they are wanted, are not in it. */
-int64_t assay_moe_memory(const assay_moe_config *config, int precisions);
+/* An upper bound of the bytes of memory that a run takes, with every gradient; the dense path's checkpoints [B,S,E,H], which
+ * are kept whole where they are wanted, are not in it. */
+int64_t assay_moe_memory(const assay_moe_config *config);
 /* Floating-point operations of its products, of forward or of backward alone; a multiply and an add are 2. */
 double assay_moe_flops(const assay_moe_config *config, bool backward);

@@ -1,7 +1,7 @@
-/* What the files of the MoE block share, and what oracle/propagate and oracle/mesh see of it; moe.h is the contract.
+/* What the files of the MoE block share, and what oracle/mesh sees of it; moe.h is the contract.
  *
  * A run: the router (moe_router.c) fixes choices and weights; then, expert by expert, the rows of its tokens go
- * forward and backward (moe_experts.c) and before the observer, one reading of the weights for all of it; then the
+ * forward and backward (moe_experts.c), one reading of the weights for all of it; then the
  * router's backward and the shared expert join in. Where tokens and experts lie is the placement's business: all on one
  * device (one_device.c), or spread over a mesh (oracle/mesh). How one device takes rows and combines them is that of
  * its path (dense_moe.c, sparse_moe.c, dropping_moe.c). */
@@ -82,7 +82,6 @@ typedef struct moe_slots {
  * is kept whole. */
 typedef struct moe_checkpoints {
     const moe_block *block;
-    const moe_results *results;
     bool routed;          /* experts; else the shared one */
     const moe_rows *rows; /* at hand */
     char path[ASSAY_MLP_CHECKPOINTS][ASSAY_PATH_SIZE];
@@ -91,9 +90,8 @@ typedef struct moe_checkpoints {
     double *packed;                       /* dropping: one expert's */
 } moe_checkpoints;
 
-/* Of the experts, or of the shared one; where the results are not the block's they are those of its observer. */
-assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block,
-                                  const moe_results *results, bool routed);
+/* Of the experts, or of the shared one. */
+assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block, bool routed);
 void moe_checkpoints_close(moe_checkpoints *c);
 /* The rows at hand of a checkpoint that is wanted. */
 assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int checkpoint, const double *values);
@@ -129,10 +127,6 @@ typedef struct moe_mlp {
 /* mlp: config of the most rows, pieces; the rest is zero. */
 assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *block);
 void moe_mlp_free(moe_mlp *mlp);
-/* MOE_ROUTED or MOE_SHARED. */
-int moe_mlp_first_result(const moe_mlp *mlp);
-/* What there is of "moe_mlpwi_0" and the like of the rows. */
-double *moe_mlp_value(const moe_mlp *mlp, int checkpoint);
 /* Of one expert, or of the shared one: 0. Its gradients begin before its weights are read, if anybody needs them. */
 void moe_mlp_begin(moe_mlp *mlp);
 assay_status moe_mlp_read_weights(assay_context *ctx, moe_mlp *mlp, int64_t expert);
@@ -173,7 +167,6 @@ struct moe_placement;
 struct moe_block {
     const assay_moe_config *config;
     const assay_source *in;
-    const assay_moe_observer *observer; /* or NULL */
     const struct moe_placement *placement;
     void *placed; /* what the placement has of its own; one device: assay_replicas, or NULL */
     moe_split split;
@@ -280,17 +273,6 @@ assay_status moe_write_kernel_gradient(assay_context *ctx, const moe_block *bloc
 /* The gradients of the gate; its part joins dx. */
 assay_status moe_router_backward(assay_context *ctx, moe_block *block);
 void moe_router_free(moe_router *router);
-/* Its products, for values or variances: x kernel, d_logits kernel^T. */
-static inline assay_matmul_args moe_logits_product(const moe_block *b, double *logits)
-{
-    return assay_product_of_router(assay_product_ab(logits, b->x, b->router.kernel, b->tokens, b->experts, b->emb_dim));
-}
-
-static inline assay_matmul_args moe_dx_product(const moe_block *b, double *dx)
-{
-    return assay_product_of_router(
-        assay_product_abt(dx, b->router.d_logits, b->router.kernel, b->tokens, b->emb_dim, b->experts));
-}
 
 assay_status moe_llama4_forward(assay_context *ctx, moe_block *block);
 /* In place from dx of scaled tokens [tokens,D] to their own; d_weights of their choices. */

@@ -27,7 +27,7 @@ static int result_of(const moe_checkpoints *c, int checkpoint)
 
 static bool is_wanted(const moe_checkpoints *c, int checkpoint)
 {
-    return c->width[checkpoint] > 0 && moe_wants(c->results, result_of(c, checkpoint));
+    return c->width[checkpoint] > 0 && moe_wants(&c->block->results, result_of(c, checkpoint));
 }
 
 /* --- where rows lie --- */
@@ -95,13 +95,12 @@ static int64_t kept_rows(const moe_checkpoints *c)
     return c->routed ? c->block->kept_rows : 0;
 }
 
-assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block,
-                                  const moe_results *results, bool routed)
+assay_status moe_checkpoints_open(assay_context *ctx, moe_checkpoints *c, const moe_block *block, bool routed)
 {
     const assay_gated_mlp_config mlp =
         routed ? assay_moe_expert_config(block->config, 0) : assay_moe_shared_config(block->config, 0);
     int64_t widest = 0;
-    *c = (moe_checkpoints){.block = block, .results = results, .routed = routed};
+    *c = (moe_checkpoints){.block = block, .routed = routed};
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
         c->width[i] = assay_mlp_checkpoint_path(&mlp, routed ? ASSAY_MLP_ROUTED : ASSAY_MLP_SHARED, i, c->path[i]);
         if (!is_wanted(c, i)) continue;
@@ -141,9 +140,10 @@ assay_status moe_checkpoints_put(assay_context *ctx, moe_checkpoints *c, int che
         place_rows(ctx, c, checkpoint, c->kept[checkpoint], 0, values);
         return ASSAY_OK;
     }
-    if (slots == NULL) return moe_write(ctx, c->results, result_of(c, checkpoint), c->rows->count * width, values);
+    if (slots == NULL)
+        return moe_write(ctx, &c->block->results, result_of(c, checkpoint), c->rows->count * width, values);
     place_rows(ctx, c, checkpoint, c->packed, c->rows->expert * slots->count * width, values);
-    return moe_write(ctx, c->results, result_of(c, checkpoint), slots->count * width, c->packed);
+    return moe_write(ctx, &c->block->results, result_of(c, checkpoint), slots->count * width, c->packed);
 }
 
 /* Rows of no choice, behind those of the last expert; of one device. */
@@ -160,7 +160,7 @@ static assay_status write_zeros(assay_context *ctx, const moe_checkpoints *c, in
 {
     OWNED double *zeros = NULL;
     MUST(assay_alloc_zeros(ctx, "rows of no choice", count, &zeros));
-    return moe_write(ctx, c->results, result_of(c, checkpoint), count, zeros);
+    return moe_write(ctx, &c->block->results, result_of(c, checkpoint), count, zeros);
 }
 
 assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c)
@@ -169,7 +169,7 @@ assay_status moe_checkpoints_finish(assay_context *ctx, moe_checkpoints *c)
     for (int i = 0; i < ASSAY_MLP_CHECKPOINTS; i++) {
         if (unused > 0 && is_wanted(c, i)) MUST(write_zeros(ctx, c, i, unused * c->width[i]));
         if (c->kept[i] != NULL)
-            MUST(moe_write(ctx, c->results, result_of(c, i), kept_rows(c) * c->width[i], c->kept[i]));
+            MUST(moe_write(ctx, &c->block->results, result_of(c, i), kept_rows(c) * c->width[i], c->kept[i]));
     }
     return ASSAY_OK;
 }

@@ -41,17 +41,16 @@ int64_t assay_moe_local_experts(const assay_moe_config *config)
 }
 
 /* Numbers that one gated MLP of `rows` rows takes: its weights with gradients, what forward keeps and the scratch of
- * backward; and variances with the scratch of error propagation. By a recipe there are codes, scales and numbers of the
- * operands of three products, of which two are there at a time. */
-static double mlp_numbers(const assay_moe_config *config, double rows, double groups, double width, bool propagated)
+ * backward. By a recipe there are codes, scales and numbers of the operands of three products, of which two are there at a time. */
+static double mlp_numbers(const assay_moe_config *config, double rows, double groups, double width)
 {
     const double dim = (double)config->emb_dim;
     double run = 9 * groups * dim * width + 12 * rows * width + 5 * rows * dim;
     if (config->recipe.recipe != NULL) run += 9 * groups * dim * width + 24 * rows * width + 18 * rows * dim;
-    return propagated ? run + 9 * dim * width + 13 * rows * width + 12 * rows * dim : run;
+    return run;
 }
 
-int64_t assay_moe_memory(const assay_moe_config *config, int precisions)
+int64_t assay_moe_memory(const assay_moe_config *config)
 {
     const double largest = 0x1p62;
     const assay_routing_config *routing = &config->routing;
@@ -61,12 +60,10 @@ int64_t assay_moe_memory(const assay_moe_config *config, int precisions)
     double kept = config->path == ASSAY_MOE_DENSE ? tokens : choices + 1; /* outputs that stay */
     const bool joined = assay_quant_recipe_joins_groups(config->recipe.recipe);
     double most = joined ? choices + 1 : tokens + 1; /* rows of one expert */
-    double block = (14 + 2 * precisions) * tokens * dim + (16 + 2 * precisions) * choices;
-    double router = 8 * dim * experts + (8 + precisions) * tokens * experts;
-    double routed =
-        2 * kept * dim + most * wide + mlp_numbers(config, most, joined ? experts : 1, width, precisions > 0);
-    double shared =
-        config->shared_mlp_dim > 0 ? mlp_numbers(config, tokens, 1, (double)config->shared_mlp_dim, precisions > 0) : 0;
+    double block = 14 * tokens * dim + 16 * choices;
+    double router = 8 * dim * experts + 8 * tokens * experts;
+    double routed = 2 * kept * dim + most * wide + mlp_numbers(config, most, joined ? experts : 1, width);
+    double shared = config->shared_mlp_dim > 0 ? mlp_numbers(config, tokens, 1, (double)config->shared_mlp_dim) : 0;
     if (config->path == ASSAY_MOE_DROPPING) {
         double capacity = (double)assay_expert_capacity(routing, config->capacity_factor);
         routed += 2 * tokens * experts * capacity + 2 * (double)routing->batch * capacity * wide;

@@ -34,8 +34,6 @@ static assay_status run_piece(assay_context *ctx, moe_block *block)
     if (placement->give_dy != NULL) placement->give_dy(ctx, block);
     if (block->need_backward) MUST(moe_mlp_backward(ctx, &block->expert, rows));
     if (placement->combine != NULL) placement->combine(ctx, block);
-    const assay_moe_observer *observer = block->observer;
-    if (observer != NULL) observer->combined(observer->self, ctx, block, &block->rows);
     return ASSAY_OK;
 }
 
@@ -51,9 +49,7 @@ static assay_status run_expert(assay_context *ctx, moe_block *block, int64_t exp
         read = true;
         MUST(run_piece(ctx, block));
     }
-    MUST(moe_mlp_write(ctx, mlp, &block->results));
-    if (block->observer != NULL) MUST(block->observer->rows(ctx, block->observer->self, block, mlp, &block->rows));
-    return ASSAY_OK;
+    return moe_mlp_write(ctx, mlp, &block->results);
 }
 
 assay_status moe_experts_run(assay_context *ctx, moe_block *block)

@@ -6,11 +6,6 @@
 #include "oracle/base/memory.h"
 #include "oracle/moe/moe_block.h"
 
-int moe_mlp_first_result(const moe_mlp *mlp)
-{
-    return mlp->config.place == ASSAY_MLP_ROUTED ? MOE_ROUTED : MOE_SHARED;
-}
-
 static assay_status alloc_weights(assay_context *ctx, moe_mlp *mlp, const moe_block *block)
 {
     const assay_sink *out = block->results.out;
@@ -38,7 +33,7 @@ assay_status moe_mlp_alloc(assay_context *ctx, moe_mlp *mlp, const moe_block *bl
         if (tensor->step < 0 || t == mlp->graph.result) continue;
         MUST(assay_alloc_f64(ctx, tensor->row.name, graph_size(&mlp->graph, t), &mlp->room[t]));
     }
-    MUST(moe_checkpoints_open(ctx, &mlp->checkpoints, block, &block->results, routed));
+    MUST(moe_checkpoints_open(ctx, &mlp->checkpoints, block, routed));
     mlp->in = moe_checkpoints_source(&mlp->checkpoints);
     mlp->out = moe_checkpoints_sink(&mlp->checkpoints);
     return ASSAY_OK;
@@ -55,15 +50,9 @@ void moe_mlp_free(moe_mlp *mlp)
     memset(mlp, 0, sizeof *mlp);
 }
 
-double *moe_mlp_value(const moe_mlp *mlp, int checkpoint)
-{
-    const assay_tensor_row row = assay_mlp_checkpoint_row(&mlp->config.mlp, mlp->config.place, checkpoint);
-    return row.name == NULL ? NULL : mlp->room[graph_find(&mlp->graph, row.name)];
-}
-
 void moe_mlp_begin(moe_mlp *mlp)
 {
-    assay_gradients_place(mlp->checkpoints.results->out, "", &mlp->table, mlp->room_of_gradients, mlp->gradients);
+    assay_gradients_place(mlp->checkpoints.block->results.out, "", &mlp->table, mlp->room_of_gradients, mlp->gradients);
 }
 
 assay_status moe_mlp_read_weights(assay_context *ctx, moe_mlp *mlp, int64_t expert)

@@ -94,7 +94,8 @@ assay_status moe_router_forward(assay_context *ctx, moe_block *block)
     MUST(read_router(ctx, block));
     if (router->given_weights == NULL) {
         MUST(assay_alloc_f64(ctx, "logits", block->tokens * block->experts, &router->logits));
-        const assay_matmul_args args = moe_logits_product(block, router->logits);
+        const assay_matmul_args args = assay_product_of_router(
+            assay_product_ab(router->logits, block->x, router->kernel, block->tokens, block->experts, block->emb_dim));
         MUST(assay_matmul(ctx, &args));
         assay_round(ctx, ASSAY_ROUND_ROUTER, block->tokens * block->experts, router->logits);
     }
@@ -153,11 +154,11 @@ assay_status moe_router_backward(assay_context *ctx, moe_block *block)
     MUST(moe_write_kernel_gradient(ctx, block, MOE_DKERNEL, router->d_logits, block->experts, ASSAY_PRODUCT_ROUTER));
     if (block->need_dx) {
         MUST(assay_alloc_f64(ctx, "dx of the router", count, &dx));
-        const assay_matmul_args args = moe_dx_product(block, dx);
+        const assay_matmul_args args = assay_product_of_router(
+            assay_product_abt(dx, router->d_logits, router->kernel, block->tokens, block->emb_dim, block->experts));
         MUST(assay_matmul(ctx, &args));
+        moe_join(ctx, count, block->dx, dx); /* block->dx is that of the experts so far */
     }
-    if (block->observer != NULL) MUST(block->observer->router(ctx, block->observer->self, block, dx));
-    if (block->need_dx) moe_join(ctx, count, block->dx, dx); /* block->dx is that of the experts so far */
     return ASSAY_OK;
 }
 

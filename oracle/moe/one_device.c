@@ -275,14 +275,12 @@ static void combine(assay_context *ctx, moe_block *block)
 
 static assay_status finish(assay_context *ctx, moe_block *block)
 {
-    const assay_moe_observer *observer = block->observer;
     if (block->path->finish != NULL) MUST(block->path->finish(ctx, block));
     if (block->config->late_factor != 0 && block->need_y) {
         const int64_t count = block->tokens * block->emb_dim;
         assay_round(ctx, ASSAY_ROUND_STORAGE, count, block->y);
         for (int64_t i = 0; i < count; i++) block->y[i] *= block->config->late_factor;
     }
-    if (observer != NULL) MUST(observer->experts(ctx, observer->self, block));
     if (block->llama4 && block->need_row_dx) {
         moe_llama4_unscale(ctx, block->d_weights, block->dx, block->x, block->gate, block->router.routing.weights,
                            block->tokens, block->emb_dim);

@@ -81,7 +81,6 @@ assay_status moe_shared_run(assay_context *ctx, moe_block *block)
     if (gated) all.dy = gate.dy;
     TRY(run_pieces(ctx, block, &all, gradients));
     if (gated && gradients) TRY(moe_shared_gate_backward(ctx, &gate, block, all.y, all.dx));
-    if (block->observer != NULL) TRY(block->observer->rows(ctx, block->observer->self, block, mlp, &all));
     if (gated && block->need_y) moe_shared_gate_weigh(ctx, &gate, block, all.y);
     if (block->need_y) join(ctx, block, block->y, all.y);
     if (block->need_dx) join(ctx, block, block->dx, all.dx);

@@ -79,7 +79,7 @@ static void run(const assay_case *c)
     assay_status status = assay_plan_describe(&ctx, &plan, c, NULL, NULL);
     if (status == ASSAY_OK) status = assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL);
     const assay_source source = assay_inputs_source(&inputs);
-    if (status == ASSAY_OK) status = assay_operation_run(&ctx, plan.operation, c, &source, &sink, NULL, 0);
+    if (status == ASSAY_OK) status = assay_operation_run(&ctx, plan.operation, c, &source, &sink);
     fuzz_check(&ctx, status);
     assay_inputs_close(&inputs);
     assay_plan_free(&plan);

@@ -27,7 +27,7 @@ static void run_both(assay_context *ctx, moe_case *c, const assay_sharding *shar
                      test_tensors *actual)
 {
     *whole = *actual = (test_tensors){.wanted = compared};
-    moe_case_run(ctx, c, whole, NULL, 0);
+    moe_case_run(ctx, c, whole);
     sharded_case_run(ctx, c, sharding, actual);
     assert_int_equal(actual->set.count, whole->set.count);
     sharded_case_assert_bits(actual, whole, "routing/selected_experts");

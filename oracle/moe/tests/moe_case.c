@@ -115,11 +115,11 @@ void moe_case_fuse(moe_case *c)
     c->config.fused_weights = true;
 }
 
-void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out, const assay_precision *precisions, int count)
+void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out)
 {
     assay_source source = test_tensors_source(&c->in);
     assay_sink sink = test_tensors_sink(out);
-    assert_ok(ctx, assay_propagate_moe(ctx, &c->config, &source, &sink, precisions, count));
+    assert_ok(ctx, assay_moe_run(ctx, &c->config, &source, &sink));
 }
 
 const assay_tensor *moe_case_get(const test_tensors *store, const char *path)

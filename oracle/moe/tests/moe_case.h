@@ -1,7 +1,7 @@
 /* Small MoE blocks with random tensors, for tests. */
 #pragma once
 
-#include "oracle/propagate/propagate_moe.h"
+#include "oracle/moe/moe.h"
 #include "tests/support/test_tensors.h"
 
 typedef struct moe_case {
@@ -22,7 +22,7 @@ void moe_case_free(moe_case *c);
 void moe_case_fuse(moe_case *c);
 
 /* Runs it and asserts success; results go to `out`. */
-void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out, const assay_precision *precisions, int count);
+void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out);
 const assay_tensor *moe_case_get(const test_tensors *store, const char *path); /* asserts that it is there */
 
 /* Every tensor of `expected` is in `actual`, with the same bits. */

@@ -6,7 +6,6 @@
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/dtype.h"
-#include "oracle/propagate/propagate_ops.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
@@ -203,12 +202,6 @@ TEST(test_slots_of_no_expert)
     assay_fill_nan(out, 12);
     assert_ok(&ctx, assay_permute_backward(&ctx, out, rows, order, &dims));
     assert_same_bits(out, dx, 6);
-    const assay_precision precision = {.multiply = 0x1p-9, .accumulate = 0x1p-24, .storage = ASSAY_BFLOAT16};
-    double vy[6], vd_rows[12], vd_weights[6];
-    assay_fill_nan(vd_rows, 12);
-    assert_ok(&ctx, assay_propagate_unpermute(&ctx, &precision, &(assay_unpermute_variances){vy, vd_rows, vd_weights},
-                                              &(assay_unpermute_run){dy, rows, weights, order, dims}));
-    for (int i = 0; i < 6; i++) assert_true(isfinite(vy[i]) && vd_rows[i + 6] == 0 && isfinite(vd_weights[i]));
 }
 
 TEST(test_failing_allocations)

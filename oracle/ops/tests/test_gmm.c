@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "oracle/ops/tests/ops_test.h"
-#include "oracle/propagate/propagate_ops.h"
 
 typedef struct problem {
     assay_gmm_dims dims;
@@ -132,7 +131,6 @@ TEST(test_refused_groups)
 
 TEST(test_failing_allocations)
 {
-    const assay_precision precision = {.multiply = 1, .accumulate = 1};
     assay_context ctx = assay_context_default(1);
     problem p;
     problem_make(&p, &CASES[7].dims, CASES[7].sizes, ASSAY_FLOAT64);
@@ -143,12 +141,8 @@ TEST(test_failing_allocations)
         if (status == ASSAY_OK) {
             status = assay_gmm_backward(&ctx, p.dlhs, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims);
         }
-        if (status == ASSAY_OK) {
-            status = assay_propagate_gmm(&ctx, &precision, &(assay_gmm_variances){p.y, p.dlhs, p.drhs},
-                                         &(assay_gmm_run){p.dy, p.lhs, p.rhs, p.sizes, p.dims});
-        }
         if (had_memory(&ctx, status)) break;
     }
-    assert_true(failures > 10);
+    assert_true(failures > 2);
     problem_free(&p);
 }
