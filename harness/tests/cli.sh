@@ -475,11 +475,15 @@ refuses 'cannot be written' show mla/small --graph --svg "$work/file/none.svg"
 ! grep -q '^remat ' "$work/out" || complain "remat without backward"
 for name in moe/small moe/gpt-oss-dense routing/balance-even gmm/padded-nan-tail yarn_rope/default attention/padding-nan \
   mla/pairwise deepseek_stack/tiny-4-layers-mixed; do
-  expect 0 show "$name" --seed 12
-  sed '/^$/,$d' "$work/out" >"$work/shown.yml"
   expect 0 generate "$name" --seed 12 -o "$work/direct.h5"
-  expect 0 generate "$work/shown.yml" -o "$work/shown.h5"
-  cmp "$work/direct.h5" "$work/shown.h5" || complain "$name: what show prints is another case"
+  for all in "" --all; do
+    expect 0 show "$name" --seed 12 $all
+    sed '/^$/,$d' "$work/out" >"$work/shown.yml"
+    expect 0 generate "$work/shown.yml" -o "$work/shown.h5"
+    ! h5diff "$work/direct.h5" "$work/shown.h5" | grep -Ev '^attribute: <(case_yaml|digest) of </>>|^[0-9]+ differences found' ||
+      complain "$name: what show prints is another case"
+  done
+  cmp "$work/direct.h5" "$work/shown.h5" || complain "$name: what show --all prints is another case"
 done
 for command in list show generate request compare run verify power; do
   expect 0 "$command" --help
