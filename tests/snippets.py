@@ -1,7 +1,7 @@
 """Runs what the documents tell people to type: snippets.py [DOCUMENT...], README.md and docs/*.md by default.
 
 Every command in an indented or fenced block is run, in order, in a folder that looks like a checkout (links to it) and has the files
-that a reader would have: libmine.so (the example backend) and run_kernel.py (the numpy backend). A block under a line that ends with
+that a reader would have: libmine.so (the example backend, of two operations) and run_kernel.py (the numpy backend). A block under a line that ends with
 "`NAME`:" is that file. A
 command must end with status 0 or,
 where it judges, with 1 or 3, or as "# exit status N" says. What stands below a command that begins

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# `assay check`: the command line, and the two forms of a backend. usage: check.sh PROGRAM BACKEND OTHER FOLDER PYTHON
-# BACKEND and OTHER are the example backend, of which the latter rounds less; FOLDER has the modules odd_NAME.so.
+# `assay check`: the command line, and the two forms of a backend. usage: check.sh PROGRAM EXAMPLE FOLDER PYTHON
+# EXAMPLE is the example backend, which has operations without another form; FOLDER has the modules odd_NAME.so.
 set -euo pipefail
-assay=$1 backend=$2 other=$3 modules=$4 python=$5
+assay=$1 backend=$2 modules=$3 python=$4
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/cli_test.sh"
 export TMPDIR=$work/temporary
 mkdir "$TMPDIR"
 export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}handle_segv=0 TSAN_OPTIONS=${TSAN_OPTIONS:+$TSAN_OPTIONS:}handle_segv=0
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
+export PYTHONDONTWRITEBYTECODE=1
+numpy=(--serve --backend "'$python' '$here/../backends/numpy/backend.py'")
+# planted NAME [PATTERN]: numpy's with this bug, or with other roundings, in cases whose YAML has PATTERN
+planted() { echo "'$python' '$here/../backends/numpy/planted_bugs.py' $1 ${2:+--where '$2'}"; }
 
 ## the oracle's own forms
 expect 0 check moe/small mla/small --quiet
@@ -38,75 +42,68 @@ refuses 'none of the 1 cases has another form by any' check rms_norm/deepseek --
 
 ## right ones: with one kernel for both forms, and with two that round at other places
 cases=(moe/small moe/deepseek3-groups mlp/silu moe/deepseek3-tiny-sparse)
-expect 0 check "${cases[@]}" --backend "$backend" --precision bf16 --quiet
+expect 0 check "${cases[@]}" "${numpy[@]}" --precision bf16 --quiet
 prints '^PASS +moe/small +fused-unfused +bf16  worst 0\.00 of its threshold$'
 prints '^PASS +mlp/silu +fused-unfused '
 # forms whose sums are in another order, with the same bits: said, and counted apart
 prints '^PASS +moe/small +dense-sparse +bf16  the same bits: one code path\?$'
 prints '^PASS +moe/small +capacity-dropless +bf16  the same bits: one code path\?$'
-prints "^UNSUPPORTED +moe/small +sharded-whole +the example does not support a mesh"
-held=$(grep -c '^PASS.*worst [0-9.]* of its threshold$' "$work/out") same=$(grep -c 'one code path' "$work/out") lacks=$(grep -c ^UNSUPPORTED "$work/out")
-prints "^4 cases: $held equivalences held, 0 failed, 0 vacuous, $lacks unsupported, $same the same bits$"
+prints '^PASS +moe/small +sharded-whole '
+held=$(grep -c '^PASS.*worst [0-9.]* of its threshold$' "$work/out") same=$(grep -c 'one code path' "$work/out")
+prints "^4 cases: $held equivalences held, 0 failed, 0 vacuous, 0 unsupported, $same the same bits$"
 if grep -Eq 'fused-unfused .*one code path' "$work/out"; then complain "the same bits are expected of these"; fi
-expect 0 check moe/small --backend "$backend" --equivalence dense-sparse --quiet
+expect 0 check moe/small "${numpy[@]}" --equivalence dense-sparse --quiet
 prints '^1 cases: 0 equivalences held, 0 failed, 0 vacuous, 0 unsupported, 1 the same bits$'
 # every correct kernel has these bits
-expect 0 check moe/exact --set dtype=bfloat16 --backend "$backend" --equivalence dense-sparse --quiet
+expect 0 check moe/exact --set dtype=bfloat16 "${numpy[@]}" --equivalence dense-sparse --quiet
 prints '^1 cases: 1 equivalences held, 0 failed, 0 vacuous, 0 unsupported, 0 the same bits$'
 # experts that no token chose: a router's gradient of 0 in one form, what cancels but for rounding in the other
-expect 0 check moe/qwen3 --backend "$backend" --precision bf16 --equivalence sparse-fused_moe --quiet
+expect 0 check moe/qwen3 "${numpy[@]}" --precision bf16 --equivalence sparse-fused_moe --quiet
 prints '^1 cases: 1 equivalences held, 0 failed'
 
-# of_two PATTERN WHAT: BACKEND, and where the request has PATTERN the shell's WHAT (one that is BACKEND or OTHER, or a bug).
-of_two() {
-  echo "so='$backend'; if grep -aq '$1' {request}; then $2; fi; '$assay' shared-object \"\$so\" {request} {candidate}"
-}
-expect 0 check "${cases[@]}" --quiet --equivalence fused-unfused \
-  --backend "$(of_two 'prefuse_moe_weights: true\|fused_mlp: true' "so='$other'")"
+# two kernels: another one where weights are fused, or with sparse products
+expect 0 check "${cases[@]}" --quiet --equivalence fused-unfused --serve --backend "$(planted other_roundings 'prefuse_moe_weights: true|fused_mlp: true')"
 if grep -q '^PASS.*worst 0.00' "$work/out"; then complain "the two kernels have the same bits: nothing was tried"; fi
-expect 0 check "${cases[@]}" --quiet --equivalence dense-sparse --backend "$(of_two 'sparse_matmul: true' "so='$other'")" -v
+expect 0 check "${cases[@]}" --quiet --equivalence dense-sparse --serve --backend "$(planted other_roundings 'sparse_matmul: true')" -v
 prints 'outputs/y'
 prints ', 0 the same bits$'
 
-# a mesh and a stack, by numpy's: one kernel, then two
-numpy="'$python' '$here/../backends/numpy/backend.py'"
-expect 0 check moe/small deepseek_stack/three-layers --serve --backend "$numpy" --quiet
-prints '^PASS +moe/small +sharded-whole '
+# a stack
+expect 0 check deepseek_stack/three-layers "${numpy[@]}" --quiet
 prints '^PASS +deepseek_stack/three-layers +remat-kept +bf16  worst'
-expect 0 check deepseek_stack/three-layers --quiet --equivalence fused-unfused \
-  --backend "variant=0; if grep -aq 'prefuse_moe_weights: true' {request}; then variant=3; fi; $numpy {request} {candidate} --variant \$variant"
+expect 0 check deepseek_stack/three-layers --quiet --equivalence fused-unfused --serve --backend "$(planted other_roundings 'prefuse_moe_weights: true')"
 if grep -q '^PASS.*worst 0.00' "$work/out"; then complain "two variants have the same bits: nothing was tried"; fi
 
+# of_two PATTERN WHAT: numpy's, and where the request has PATTERN the shell's WHAT
+of_two() { echo "if grep -aq '$1' {request}; then $2; fi; '$python' '$here/../backends/numpy/backend.py' {request} {candidate}"; }
+module() { echo "exec '$assay' shared-object '$modules/odd_$1.so' {request} {candidate}"; }
 # one that has the first form alone
-expect 0 check moe/small --quiet --backend "$(of_two ' capacity_factor: [0-9]' "so='$modules/odd_unsupported.so'")"
+expect 0 check moe/small --quiet --backend "$(of_two ' capacity_factor: [0-9]' "$(module unsupported)")"
 prints '^PASS +moe/small +dense-sparse '
 prints '^UNSUPPORTED +moe/small +capacity-dropless +no such op here'
 
 ## wrong ones: an error in one form alone, either of them
 for pattern in 'prefuse_moe_weights: true' 'prefuse_moe_weights: false'; do
   for bug in gate_up_swapped dx_without_up router_gradient_missing scaling_twice; do
-    expect 1 check moe/deepseek3-groups --quiet --equivalence fused-unfused --precision bf16 \
-      --backend "$(of_two "$pattern" "export ASSAY_EXAMPLE_BUG=$bug")"
+    expect 1 check moe/deepseek3-groups --quiet --equivalence fused-unfused --precision bf16 --serve --backend "$(planted $bug "$pattern")"
     prints '^FAIL +moe/deepseek3-groups +fused-unfused +(outputs|gradients|routing)/.*beyond their threshold'
-    prints "reproduce: assay check 'moe/deepseek3-groups' --equivalence fused-unfused --backend '.* --precision 'bf16' --keep DIR -v$"
+    prints "reproduce: assay check 'moe/deepseek3-groups' --equivalence fused-unfused --backend '.* --serve .*--precision 'bf16' --keep DIR -v$"
     prints '^1 cases: 0 equivalences held, 1 failed'
   done
 done
-expect 1 check moe/deepseek3-groups --quiet --equivalence dense-sparse \
-  --backend "$(of_two 'sparse_matmul: false' 'export ASSAY_EXAMPLE_BUG=empty_expert_unwritten')"
+expect 1 check moe/deepseek3-groups --quiet --equivalence dense-sparse --serve --backend "$(planted empty_expert_unwritten 'sparse_matmul: false')"
 prints '^FAIL +moe/deepseek3-groups +dense-sparse .*NaN or infinite'
 # another choice of experts is said to be that
-expect 1 check moe/deepseek3-groups --quiet --equivalence dense-sparse \
-  --backend "$(of_two 'sparse_matmul: false' 'export ASSAY_EXAMPLE_BUG=group_score_other')"
+expect 1 check moe/deepseek3-groups --quiet --equivalence dense-sparse --serve --backend "$(planted group_score_other 'sparse_matmul: false')"
 prints '^FAIL +moe/deepseek3-groups +dense-sparse +routing/'
 # the same error in both forms is none that two forms show
-ASSAY_EXAMPLE_BUG=scaling_twice expect 0 check moe/deepseek3-groups --quiet --equivalence dense-sparse --backend "$backend"
+expect 0 check moe/deepseek3-groups --quiet --equivalence dense-sparse --serve --backend "$(planted scaling_twice)"
 
 ## those that fail at it, in the first form or in the other
 expect 1 check moe/small --quiet --equivalence dense-sparse --backend "$modules/odd_aborts.so"
 prints '^FAIL +moe/small +dense-sparse +the backend crashed: Aborted'
 expect 1 check moe/small --quiet --equivalence dense-sparse \
-  --backend "$(of_two 'sparse_matmul: false' "so='$modules/odd_aborts.so'")"
+  --backend "$(of_two 'sparse_matmul: false' "$(module aborts)")"
 prints '^FAIL +moe/small +dense-sparse +the backend crashed|^FAIL +moe/small +dense-sparse +the backend ended with status'
 expect 1 check moe/small --quiet --equivalence dense-sparse --backend "$modules/odd_does_not_repeat.so"
 prints 'two runs gave different bits'
@@ -122,7 +119,7 @@ prints '^VACUOUS +moe/small'
 
 ## files
 [ -z "$(ls -A "$TMPDIR")" ] || complain "left in TMPDIR: $(ls -A "$TMPDIR")"
-expect 0 check moe/small --quiet --equivalence fused-unfused --backend "$backend" --keep "$work/kept"
+expect 0 check moe/small --quiet --equivalence fused-unfused "${numpy[@]}" --keep "$work/kept"
 for file in request candidate fused-unfused.{inputs,request,candidate,golden,compared}; do
   [ -s "$work/kept/moe-small.$file.h5" ] || complain "moe-small.$file.h5 is not kept"
 done

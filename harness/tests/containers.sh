@@ -7,7 +7,7 @@ root=$here/../..
 . "$here/cli_test.sh"
 export TMPDIR=$work/temporary
 mkdir "$TMPDIR"
-case=(moe/small --set 'gradients=[inputs/x]')
+case=(gmm/ragged --set 'gradients=[inputs/lhs]')
 
 ## goldens, requests and candidates
 expect 0 generate "${case[@]}" -o "$work/results.h5"
@@ -79,9 +79,9 @@ with h5py.File(f"{sys.argv[2]}/codes.h5") as given:
 PYTHON
 expect 0 run "${case[@]}" --container safetensors --backend "$example" --keep "$work/kept"
 for what in golden request candidate; do
-  [ -s "$work/kept/moe-small.$what.safetensors" ] || complain "not kept: $what.safetensors"
+  [ -s "$work/kept/gmm-ragged.$what.safetensors" ] || complain "not kept: $what.safetensors"
 done
-expect 0 compare "$work/h5.h5" "$work/kept/moe-small.candidate.safetensors" --precision bf16
+expect 0 compare "$work/h5.h5" "$work/kept/gmm-ragged.candidate.safetensors" --precision bf16
 
 ## what is refused
 refuses 'usage: assay convert .options. FROM TO; found 1 arguments' convert "$work/h5.h5"

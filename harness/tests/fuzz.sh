@@ -11,6 +11,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:+$ASAN_OPTIONS:}handle_segv=0 TSAN_OPTIONS=${
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:+$UBSAN_OPTIONS:}handle_segv=0
 
 numpy=(--serve --backend "$python $here/../backends/numpy/backend.py")
+export PYTHONDONTWRITEBYTECODE=1
 
 ## refused beforehand
 refuses '--backend SPEC is missing' fuzz
@@ -69,25 +70,26 @@ prints '^FAIL  fuzz/quantize-[0-9]+  outputs/codes: '
 prints '^    known bugs: equals mutant codes_swapped_in_byte'
 
 ## the same seed, the same cases
-export ASSAY_EXAMPLE_BUG=gate_up_swapped
-expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --failures 1 -o "$work/one"
+swapped="$python $here/../backends/numpy/planted_bugs.py gate_up_swapped"
+wrong=(--serve --backend "$swapped" --cases 20 --op mlp --seed 4)
+expect 1 fuzz "${wrong[@]}" --failures 1 -o "$work/one"
 sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" >"$work/first"
-expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --failures 1 -o "$work/one"
+expect 1 fuzz "${wrong[@]}" --failures 1 -o "$work/one"
 sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" | cmp - "$work/first" || complain "another run printed something else"
 prints '^FAIL  fuzz/mlp-[0-9]+  outputs/y: '
 prints '^    known bugs: equals mutant gate_up_swapped'
-prints "^    repeat: assay run '$work/one/fuzz-mlp-[0-9]*.yml' --backend '$backend' -v"
+prints "^    repeat: assay run '$work/one/fuzz-mlp-[0-9]*.yml' --backend '$swapped' --serve -v"
 prints 'times  fuzz/mlp-[0-9]+ +outputs/y: values, known bug gate_up_swapped$'
 prints '^    its line in a list of known failures: fuzz/mlp:outputs/y:values<[0-9]+$'
 
 ## what is known does not fail it, but within its bound
 printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/mlp:*:values  two branches change places' >"$work/known"
-expect 0 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --known "$work/known"
+expect 0 fuzz "${wrong[@]}" --known "$work/known"
 prints '^ *[1-9][0-9]* times  known: fuzz/mlp:\*:values: two branches change places$'
 prints ' 0 failed for 0 reasons, .*, [1-9][0-9]* known failures$'
 for beside in 'fuzz/mlp{mlp_activations=gelu*}:*:values' 'fuzz/mlp:*:values<1.001'; do
   echo "$beside  two branches change places" >"$work/known"
-  expect 1 fuzz --backend "$backend" --cases 20 --op mlp --seed 4 --failures 1 --known "$work/known"
+  expect 1 fuzz "${wrong[@]}" --failures 1 --known "$work/known"
 done
 
 ## what it wrote: the command repeats it, the golden is of the case, and without the bug all is well
@@ -99,12 +101,11 @@ status=0
 prints '^FAIL +fuzz/mlp-[0-9]+ '
 prints 'gate_up_swapped'
 expect 0 verify "$work"/one/*.golden.h5 --budget 0
-unset ASSAY_EXAMPLE_BUG
-expect 0 run "$case" --backend "$backend"
+expect 0 run "$case" "${numpy[@]}"
 leaves_nothing "$TMPDIR"
 
 ## an lse of -inf is no number beyond the profile's range: what is wrong behind it is found
-ASSAY_EXAMPLE_BUG=masked_rows_nan expect 1 fuzz --backend "$backend" --cases 20 --op attention --seed 1 --failures 1
+expect 1 fuzz --serve --backend "$python $here/../backends/numpy/planted_bugs.py masked_rows_nan" --cases 20 --op attention --seed 1 --failures 1
 prints '^FAIL  fuzz/attention-[0-9]+  .* NaN or infinite where the golden is not'
 
 ## a crash, a command

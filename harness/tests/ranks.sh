@@ -4,6 +4,7 @@
 set -euo pipefail
 assay=$(realpath "$1")
 backend=$(realpath "$2")
+numpy="/usr/bin/python3 '$(realpath "$(dirname "$0")/../backends/numpy/backend.py")'"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -91,20 +92,20 @@ tail -n 1 more.out | grep -q '^3 cases: 0 passed, 1 failed, 0 vacuous, 2 unsuppo
 mapfile -t files < <(find golden/rms_norm golden/moe -name '*.h5' | sort | head -6)
 same 2 verify "${files[@]}" --budget 2
 same 3 power "${files[0]}" "${files[1]}" --json one.json
-same 4 run 'moe/mix*' 'rms_norm/*' --backend "$backend"
+same 4 run 'gmm/k*' 'rms_norm/*' --backend "$backend"
 same 2 check 'moe/mix*'
-same 3 check 'rms_norm/one-row' 'mlp/*' --backend "$backend" --keep kept-files
+same 3 check 'rms_norm/one-row' 'mlp/silu*' --serve --backend "$numpy" --keep kept-files
 same 2 list 'rms_norm/*'
-ASSAY_EXAMPLE_BUG=scaling_twice same 3 run 'moe/deepseek3-tiny-s*' 'rms_norm/*' --backend "$backend" -v
+ASSAY_EXAMPLE_BUG=vector_tail_dropped same 3 run 'gmm/k1*' 'rms_norm/*' --backend "$backend" -v
 same 4 run rms_norm/one-row --backend "$backend" # more ranks than cases
 
 # reports have every case, in order
-several=('moe/deepseek3-tiny-s*' 'rms_norm/*')
+several=('gmm/k1*' 'rms_norm/*')
 "$assay" run "${several[@]}" --backend "$backend" --json one.json --junit one.xml >one.out
 ranks 3 "$assay" run "${several[@]}" --backend "$backend" --json more.json --junit more.xml >more.out
 python3 - <<'EOF' || fail "other reports, or reports that are not whole"
 import json, re, xml.etree.ElementTree as xml
-lines = [line.split()[1] for line in open("more.out") if "rms_norm/" in line[:30] or "moe/" in line[:30]]
+lines = [line.split()[1] for line in open("more.out") if "rms_norm/" in line[:30] or "gmm/" in line[:30]]
 assert len(lines) > 10, lines
 assert [report["case"] for report in json.load(open("more.json"))["reports"]] == lines
 assert [suite.get("name").split(" ")[0] for suite in xml.parse("more.xml").iter("testsuite")] == lines

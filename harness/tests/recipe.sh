@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Goldens without their inputs: every command takes them. usage: recipe.sh PROGRAM PYTHON EXAMPLE NUMPY_FOLDER
+# Goldens without their inputs: every command takes them. usage: recipe.sh PROGRAM PYTHON NUMPY_FOLDER
 set -euo pipefail
-assay=$1 python=$2 example=$3 numpy=$4
+assay=$1 python=$2 numpy=$3
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/cli_test.sh"
 export TMPDIR=$work/temporary
@@ -26,7 +26,7 @@ for kind in h5 safetensors; do
   expect 0 verify "request.$kind" --quiet
   expect 0 compare "golden.$kind" candidate.h5 --precision bf16
   expect 0 power "golden.$kind" --precision bf16 --quiet
-  expect 0 run "golden.$kind" --backend "$example" --quiet
+  expect 0 run "golden.$kind" --serve --backend "'$python' '$numpy/backend.py'" --quiet
   expect 0 convert "golden.$kind" "back-$kind.safetensors" --quiet
   expect 0 convert "golden.$kind" whole.safetensors --materialise --quiet
   [ $kind = h5 ] || cmp whole.safetensors full.safetensors || complain "materialised from $kind, other bytes"

@@ -56,7 +56,8 @@ prints '1 cases: 1 passed, 0 failed, 0 vacuous, 0 unsupported'
 backend 0 PASS 'f32' ": {request}; $copy {candidate}" --precision f32
 printf 'name: mine\naccumulate: {bits: 13, rounding: truncate, block: 64}\n' >"$work/mine.yml"
 backend 0 PASS 'mine' ": {request}; $copy {candidate}" --precision "$work/mine.yml"
-backend 0 PASS 'mine' "$example" --precision "$work/mine.yml"
+expect 0 run gmm/ragged --backend "$example" --quiet --precision "$work/mine.yml"
+prints '^PASS +gmm/ragged +mine '
 backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y" --precision "$work/mine.yml"
 backend 1 FAIL 'outputs/y' ": {request}; $copy {candidate} outputs/y"
 backend 1 FAIL 'gradients/weights/gate/bias' ": {request}; $copy {candidate} gradients/weights/gate/bias"
@@ -277,7 +278,7 @@ refuses 'text\.so/' run moe/small --backend "$touching" --keep "$work/text.so/be
 
 ## a profile of assay's that the case does not list, and a float32 log-sum-exp beside sums in bfloat16
 for name in bf16_router bf16_sums; do
-  expect 0 run attention/flat mlp/silu --backend "$example" --precision $name --quiet
+  expect 0 run attention/flat mlp/silu --serve --backend "'$python' '$here/../backends/numpy/backend.py'" --precision $name --quiet
   prints '^2 cases: 2 passed, 0 failed'
 done
 

@@ -105,78 +105,79 @@ cut -c 1-70 "$work/out" | cmp - "$work/serving" || complain "a server's verdicts
 expect 0 check moe/small --equivalence dense-sparse --serve --backend "'$python' '$numpy/backend.py'" --quiet
 
 ## stored goldens
-expect 0 generate moe/small --seed 7 --set case=moe/other -o "$work/stored"
-expect 0 generate gmm/ragged -o "$work/stored"
+expect 0 generate gmm/primes --seed 7 --set case=gmm/other -o "$work/stored"
+expect 0 generate rms_norm/deepseek gmm/primes -o "$work"
+expect 0 generate rms_norm/deepseek -o "$work/stored"
 run_stored() { expect "$1" run "${@:2}" --backend "$example" --quiet; }
-run_stored 0 "$work/stored/moe/other.h5"
-prints '^PASS +moe/other '
-run_stored 0 "$work/stored" mlp/silu
-prints '^PASS +mlp/silu '
+run_stored 0 "$work/stored/gmm/other.h5"
+prints '^PASS +gmm/other '
+run_stored 0 "$work/stored" gmm/ragged
 prints '^PASS +gmm/ragged '
-prints '^PASS +moe/other '
+prints '^PASS +rms_norm/deepseek '
+prints '^PASS +gmm/other '
 prints '^3 cases: 3 passed'
-run_stored 0 "$work/stored" --op gmm
+run_stored 0 "$work/stored" --op rms_norm
 prints '^1 cases: 1 passed'
-expect 1 run "$work/stored/moe/other.h5" --backend "$modules/odd_zeros.so" --quiet
-prints "reproduce: assay run '$work/stored/moe/other.h5' --backend"
+expect 1 run "$work/stored/gmm/other.h5" --backend "$modules/odd_zeros.so" --quiet
+prints "reproduce: assay run '$work/stored/gmm/other.h5' --backend"
 # in each container
-expect 0 generate moe/small --seed 7 --set case=moe/other -o "$work/other.safetensors"
-expect 0 generate mlp/silu -o "$work/silu.safetensors"
-run_stored 0 "$work/other.safetensors" "$work/silu.safetensors"
+expect 0 generate gmm/primes --seed 7 --set case=gmm/other -o "$work/other.safetensors"
+expect 0 generate gmm/ragged -o "$work/ragged.safetensors"
+run_stored 0 "$work/other.safetensors" "$work/ragged.safetensors"
 prints '^2 cases: 2 passed'
 # it is that golden that judges: one with results of another seed does not let these pass
 "$python" - "$work" <<'PYTHON'
 import os, sys
 os.chdir(sys.argv[1])
 import h5py, shutil
-shutil.copy("stored/moe/other.h5", "damaged.h5")
+shutil.copy("stored/gmm/other.h5", "damaged.h5")
 with h5py.File("damaged.h5", "a") as f:
-    f["outputs/y"][0, 0, 0] += 1
+    f["outputs/y"][0, 0] += 1
 PYTHON
 refuses 'damaged.h5: .*digest' run "$work/damaged.h5" --backend "$example"
 expect 1 run "$work/damaged.h5" --quiet --trust --backend "$example"
 prints 'reproduce: assay run .* --trust'
-expect 0 run "$work/stored/moe/other.h5" --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/stored/moe/other.h5' {candidate}"
-expect 1 run "$work/stored/moe/other.h5" --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/moe/small.h5' {candidate}"
+expect 0 run "$work/stored/gmm/other.h5" --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/stored/gmm/other.h5' {candidate}"
+expect 1 run "$work/stored/gmm/other.h5" --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/gmm/primes.h5' {candidate}"
 # with its own profiles alone
-expect 0 generate moe/small --set 'profiles=[f32]' -o "$work/narrow.h5"
+expect 0 generate gmm/primes --set 'profiles=[f32]' -o "$work/narrow.h5"
 refuses 'narrow.h5: the golden has no error scales of .* for the profile bf16: assay calibrate' run "$work/narrow.h5" --backend "$example"
 expect 0 run "$work/narrow.h5" --precision f32 --quiet --backend ": {request}; '$python' '$here/copy_outputs.py' '$work/narrow.h5' {candidate}"
 printf 'name: mine\naccumulate: {bits: 13, rounding: truncate, block: 64}\n' >"$work/mine.yml"
 refuses 'narrow.h5: the golden has no error scales of .* for the profile mine' run "$work/narrow.h5" --precision "$work/mine.yml" --backend "$example"
-expect 0 generate moe/small --precision "$work/mine.yml" -o "$work/own.h5"
+expect 0 generate gmm/primes --precision "$work/mine.yml" -o "$work/own.h5"
 expect 0 run "$work/own.h5" --precision mine --backend "$example" --quiet
 # its request is the case's
-expect 0 request moe/small --seed 7 --set case=moe/other -o "$work/request.h5"
-expect 0 request "$work/stored/moe/other.h5" -o "$work/again.h5"
+expect 0 request gmm/primes --seed 7 --set case=gmm/other -o "$work/request.h5"
+expect 0 request "$work/stored/gmm/other.h5" -o "$work/again.h5"
 cmp "$work/request.h5" "$work/again.h5" || complain "the request of a golden is another one than its case's"
-expect 0 request "$work/stored" mlp/silu -o "$work/requests"
+expect 0 request "$work/stored" gmm/ragged -o "$work/requests"
 [ "$(find "$work/requests" -name '*.h5' | wc -l)" -eq 3 ] || complain "three requests expected"
 # a user's inputs are in the golden, and nowhere else
-expect 0 generate moe/small --seed 8 --set case=moe/theirs -o "$work/theirs.h5"
-expect 0 generate moe/small --inputs "$work/theirs.h5" --set case=moe/ours -o "$work/ours.h5"
+expect 0 generate gmm/primes --seed 8 --set case=gmm/theirs -o "$work/theirs.h5"
+expect 0 generate gmm/primes --inputs "$work/theirs.h5" --set case=gmm/ours -o "$work/ours.h5"
 run_stored 0 "$work/ours.h5"
 # refused, and nothing lost
-before=$(sha256sum <"$work/stored/moe/other.h5")
+before=$(sha256sum <"$work/stored/gmm/other.h5")
 refuses 'request.h5: .*expected.*golden|request.h5: .*kind' run "$work/request.h5" --backend "$example"
 refuses 'nowhere.h5' run "$work/nowhere.h5" --backend "$example"
 refuses 'requests: no golden lies in this folder' run "$work/requests" --backend "$example"
-ln -s moe "$work/linked"
+ln -s gmm "$work/linked"
 expect 0 run "$work/linked" --backend "$example" --quiet
 mkdir "$work/dangling"
 ln -s nowhere.h5 "$work/dangling/link.h5"
 refuses 'dangling/link.h5: .*No such file' run "$work/dangling" --backend "$example"
-refuses 'is a golden: --set seed=3 and --seed' run "$work/stored/moe/other.h5" --seed 3 --backend "$example"
-refuses 'small.h5 is of the case moe/small, and so is one of the catalogue' run moe/small "$work/moe/small.h5" --backend "$example"
-refuses 'is the golden itself' request "$work/stored/moe/other.h5" -o "$work/stored/moe/other.h5"
+refuses 'is a golden: --set seed=3 and --seed' run "$work/stored/gmm/other.h5" --seed 3 --backend "$example"
+refuses 'primes.h5 is of the case gmm/primes, and so is one of the catalogue' run gmm/primes "$work/gmm/primes.h5" --backend "$example"
+refuses 'is the golden itself' request "$work/stored/gmm/other.h5" -o "$work/stored/gmm/other.h5"
 refuses 'is the golden itself' request "$work/stored" -o "$work/stored"
 refuses 'has its inputs: --inputs' request "$work/stored" --inputs "$work/theirs.h5" -o "$work/requests"
-cp "$work/moe/small.h5" "$work/kept/moe-small.candidate.h5"
-refuses 'would be written over by --keep' run "$work/kept/moe-small.candidate.h5" --keep "$work/kept" --backend "$example"
-cp "$work/moe/small.h5" "$work/kept/moe-small.golden.h5"
-expect 0 run "$work/kept/moe-small.golden.h5" --keep "$work/kept" --backend "$example" --quiet
-cmp -s "$work/moe/small.h5" "$work/kept/moe-small.golden.h5" || complain "a golden was lost"
-[ "$before" = "$(sha256sum <"$work/stored/moe/other.h5")" ] || complain "a golden was changed"
+cp "$work/gmm/primes.h5" "$work/kept/gmm-primes.candidate.h5"
+refuses 'would be written over by --keep' run "$work/kept/gmm-primes.candidate.h5" --keep "$work/kept" --backend "$example"
+cp "$work/gmm/primes.h5" "$work/kept/gmm-primes.golden.h5"
+expect 0 run "$work/kept/gmm-primes.golden.h5" --keep "$work/kept" --backend "$example" --quiet
+cmp -s "$work/gmm/primes.h5" "$work/kept/gmm-primes.golden.h5" || complain "a golden was lost"
+[ "$before" = "$(sha256sum <"$work/stored/gmm/other.h5")" ] || complain "a golden was changed"
 
 ## reproduce: with what it takes, and no more
 printf 'case: mine/one\nop: rms_norm\nmodel: {base_emb_dim: 32}\nbatch: 1\nsequence: 4\n---\ncase: mine/two\nop: rms_norm\nmodel: {base_emb_dim: 32}\nbatch: 1\nsequence: 5\n' >"$work/cases.yml"
@@ -205,8 +206,8 @@ if names | grep -F mesh-fsdp2; then complain "a mesh in spite of --no-mesh"; fi
 names | grep -qx moe/small || complain "moe/small has no mesh"
 expect 0 list moe/small moe/mesh-fsdp2
 prints '^2 cases$'
-expect 0 run --op mla --tag smoke --backend "$example" --quiet
-prints '^PASS +mla/'
+expect 0 run --op rms_norm --tag smoke --backend "$example" --quiet
+prints '^PASS +rms_norm/'
 refuses 'none of the 1 cases is left by --tag' run moe/mesh-fsdp2 --no-mesh --backend "$example"
 refuses '--tag is "smok", which no case has, expected a tag, did you mean smoke or moe\?' run --tag smok --backend "$example"
 refuses '--op is "mow", which no case has, expected an operation, did you mean' list --op mow
@@ -230,10 +231,10 @@ expect 0 list 'moe/*' --shard 2/3
 names >"$work/once"
 expect 0 list 'moe/*' --shard 2/3
 names | cmp - "$work/once" || complain "a shard differs from call to call"
-expect 0 run mlp/silu moe/small --shard 1/2 --backend "$example" --quiet
+expect 0 run gmm/ragged rms_norm/deepseek --shard 1/2 --backend "$example" --quiet
 cat "$work/out" >"$work/both"
-expect 0 run mlp/silu moe/small --shard 2/2 --backend "$example" --quiet
-[ "$(cat "$work/both" "$work/out" | grep -cE '^PASS +(mlp/silu|moe/small) ')" -eq 2 ] || complain "two shards of two cases"
+expect 0 run gmm/ragged rms_norm/deepseek --shard 2/2 --backend "$example" --quiet
+[ "$(cat "$work/both" "$work/out" | grep -cE '^PASS +(gmm/ragged|rms_norm/deepseek) ')" -eq 2 ] || complain "two shards of two cases"
 refuses '--shard 1/3: there are 2 cases to share out' run mlp/silu moe/small --shard 1/3 --backend "$example"
 for bad in 0/3 4/3 1/ /3 1 a/b 1/3x 1/20000; do
   refuses "--shard is \"$bad\", expected I/N" list --shard "$bad"

@@ -118,12 +118,17 @@ def soft_cap(ar, s, scores):
     return share * ar.float(cap), 1 - share * share
 
 
+def causal(length):
+    """A query sees its own key and earlier ones."""
+    return np.tril(np.ones((length, length), bool))
+
+
 def attention(ar, s, query, key, value, segment_ids, scale=None, window=0, sinks=None):
     """[B, S, N, .], of key and value [B, S, Nkv, .] -> out and lse [B, N, S]. `scale` multiplies the scores where the
     query does not have it. The last of the gradients is that of the sinks [N]."""
     length, shared = query.shape[1], key.shape[2]
     copies = query.shape[2] // shared
-    seen = np.tril(np.ones((length, length), bool))[None]
+    seen = causal(length)[None]
     if window > 0:
         seen = seen & ~np.tril(np.ones((length, length), bool), -window)[None]
     blind = np.zeros(query.shape[:2], bool)

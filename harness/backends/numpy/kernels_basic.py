@@ -1,5 +1,7 @@
 """RMS norm, grouped product, permutation, gated MLP. Each gives its result and the function that takes the result's
 gradient to those of the inputs."""
+import math
+
 import numpy as np
 
 from kernels_quantize import hidden
@@ -99,7 +101,14 @@ def activation(ar, s, name):
         inner = root * (one + ar.float(3) * cube * x * x)
         return half * x * (one + t), half * (one + t) + half * x * (one - t * t) * inner
 
-    table = {"silu": silu, "sigmoid": sigmoid, "gelu": gelu, "linear": lambda x: (x, np.ones_like(x))}
+    def gelu_exact(x):
+        half, tail = ar.float(0.5), ar.function(np.vectorize(math.erfc, otypes=[float]), -x * ar.float(np.sqrt(0.5)))
+        return half * x * tail, half * tail + x * ar.exp(-half * x * x) * ar.float(1 / np.sqrt(2 * np.pi))
+
+    def relu(x):
+        return np.maximum(x, 0), (x > 0).astype(x.dtype)
+
+    table = {"silu": silu, "sigmoid": sigmoid, "gelu": gelu, "gelu_exact": gelu_exact, "relu": relu, "linear": lambda x: (x, np.ones_like(x))}
     s.need(name in table, "no activation " + name)
     return table[name]
 
@@ -134,6 +143,9 @@ class GatedMlp:
 
     def quantise(self, h):
         return hidden(self.s, h)
+
+    def back_to_input(self, da, db, wi_0, wi_1):
+        return self.ar.keep(self.ar.linear(da, wi_0.T)) + self.ar.keep(self.ar.linear(db, wi_1.T))
 
     def by_recipe(self, x, ups, wo, *biases, weight=None):
         """All rows are one group."""
@@ -202,7 +214,7 @@ class GatedMlp:
             d_weighed = ar.keep(ar.linear(d_out, wo.T))
             dh = ar.keep(d_weighed * weight) if early else d_weighed
             da, db = ar.store(dh * g * df), ar.store(dh * f * dg)
-            dx = ar.keep(ar.linear(da, wi_0.T)) + ar.keep(ar.linear(db, wi_1.T))
+            dx = self.back_to_input(da, db, wi_0, wi_1)
             gradients = [ar.weight_gradient(*pair) for pair in ((x, da), (x, db), (weighed, d_out))]
             gradients += [ar.sum(d, 0) if bias is not None else None for d, bias in ((da, b_0), (db, b_1))]
             d_bias = None if b_o is None else ar.sum(dy * weight if weight is not None else dy, 0)

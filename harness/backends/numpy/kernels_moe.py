@@ -6,8 +6,10 @@ from kernels_basic import GatedMlp
 
 def family_of(s):
     name, block = s["model_name"], s["decoder_block"]
-    s.need(not s.true("fused_moe_func") and block not in ("llama4", "gemma4"), "not this family of routers")
+    s.need(block not in ("llama4", "gemma4"), "not this family of routers")
     s.need(s.count("first_num_hash_layers") == 0, "no hash routing")
+    if s.true("fused_moe_func"):
+        return "fused"
     if block in ("glm4_moe", "kimi_k2"):
         return "deepseek3"
     if not (block.startswith("deepseek") or block == "" and name.startswith("deepseek")):
@@ -18,27 +20,37 @@ def family_of(s):
     return "deepseek2" if name.startswith("deepseek2") or plain_softmax else "deepseek3"
 
 
+def best(scores, count):
+    """Of equal ones the first."""
+    return np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+
+
 class Router:
     """Choice and weights of [T, E] logits, balance loss, and the gradients."""
 
     def __init__(self, ar, s, logits, bias, batch):
         self.ar, self.family, self.batch, self.bias = ar, family_of(s), batch, bias
         self.k, self.experts = s.count("num_experts_per_tok"), logits.shape[-1]
-        deepseek = self.family != "default"
+        deepseek, self.fused = self.family.startswith("deepseek"), self.family == "fused"
         self.factor = ar.float(s.number("routed_scaling_factor") if deepseek else 1)
         self.late = s.text.get("apply_routed_scaling_factor_on_output") == "false"  # the case's weights are without it
         self.score = s["routed_score_func"]
+        if self.fused:
+            self.score, logits = self.score if s.words("routed_score_func") else "softmax", logits if bias is None else logits + bias
         self.scores, self.derivative = self.score_of(logits)
-        self.biased = self.scores if bias is None else self.scores + bias
+        self.biased = self.scores if bias is None or self.fused else self.scores + bias
         allowed = self.groups(s) if deepseek and s.count("n_routing_groups") > 0 else self.biased
-        self.chosen = np.argsort(-allowed, axis=-1, kind="stable")[:, : self.k]
-        self.from_scores = self.family == "deepseek3"
+        self.chosen = self.choose(allowed)
+        self.from_scores = self.fused or self.family == "deepseek3"
         gathered = np.take_along_axis(self.scores if self.from_scores else self.biased, self.chosen, -1)
-        self.gathered = gathered if deepseek else ar.softmax(gathered)
-        divides = self.score in ("sigmoid", "sqrtsoftplus") if deepseek else s.true("norm_topk_prob")
+        self.gathered = gathered if deepseek or self.fused else ar.softmax(gathered)
+        divides = self.score in ("sigmoid", "sqrtsoftplus") if deepseek else self.fused or s.true("norm_topk_prob")
         self.total = ar.sum(self.gathered)[:, None] + ar.float(1e-20 if deepseek else 0) if divides else None
         self.weights = (self.gathered / self.total if divides else self.gathered) * self.factor
         self.balance(s)
+
+    def choose(self, allowed):
+        return best(allowed, self.k)
 
     def score_of(self, x):
         """f(logits), and the function from its gradient to the logits'."""
@@ -59,7 +71,7 @@ class Router:
         grouped = self.biased.reshape(len(self.biased), s.count("n_routing_groups"), -1)
         top2 = s["group_score"] == "top2_sum" or (s["group_score"] == "" and self.bias is not None)
         score = np.sort(grouped, -1)[..., -2:].sum(-1) if top2 else grouped.max(-1)
-        kept = np.argsort(-score, axis=-1, kind="stable")[:, : s.count("topk_routing_group")]
+        kept = best(score, s.count("topk_routing_group"))
         mask = np.zeros_like(score, bool)
         np.put_along_axis(mask, kept, True, -1)
         return np.where(mask[..., None], grouped, -np.inf).reshape(self.biased.shape)
@@ -93,7 +105,8 @@ class Router:
             d = d_loss * ar.float(self.loss_weight * self.experts / len(self.chosen)) * self.density[:, None, :]
             of_p = (self.p * (d - ar.sum(d * self.p)[..., None])).reshape(d_biased.shape)
             ds, d_biased = (ds + of_p, d_biased) if self.pre_bias else (ds, d_biased + of_p)
-        return self.derivative(ds + d_biased), ar.sum(d_biased, 0)
+        d_logits = self.derivative(ds + d_biased)
+        return d_logits, ar.sum(d_logits if self.fused else d_biased, 0)
 
     def outputs(self):
         named = {"lb_loss": self.loss, "bias_updates": self.updates}
@@ -125,9 +138,26 @@ def sorted_copies(chosen):
     return np.divmod(order, chosen.shape[1])
 
 
+def copies_of(chosen, e):
+    """The token and the slot of each copy for expert e, in the order of the rows."""
+    return np.nonzero(chosen == e)
+
+
+def with_room(s, router):
+    """The choice, -1 where it is dropped: of a batch row an expert takes as many copies as its capacity is, the first ones."""
+    factor, rows = s.number("capacity_factor"), router.chosen.reshape(router.batch, -1)
+    if factor <= 0 or s.true("sparse_matmul"):
+        return router.chosen
+    s.need(s.one_device() and s.text.get("quant_recipe", "") == "", "no dropping there")
+    is_for = rows[..., None] == np.arange(router.experts)
+    place = np.take_along_axis(np.cumsum(is_for, 1), rows[..., None], -1)[..., 0]
+    capacity = int(max(-(-rows.shape[1] // router.experts) * factor, factor))
+    return np.where(place <= capacity, rows, -1).reshape(router.chosen.shape)
+
+
 def moe(ar, s, t, prefix, x):
     """x [B, S, D] with the weights under `prefix`: y, the router, and back(dy, d_loss) to dx and gradients by path."""
-    s.need(s.number("capacity_factor") < 0 and s.number("ragged_buffer_factor") < 0, "no dropping")
+    s.need(s.number("ragged_buffer_factor") < 0, "no dropping of a ragged buffer")
     w = {name[len(prefix):]: value for name, value in t.items() if name.startswith(prefix)}
     s.need("shared_expert_gate/kernel" not in w, "no gate of the shared expert")
     flat = x.reshape(-1, x.shape[-1])
@@ -137,11 +167,11 @@ def moe(ar, s, t, prefix, x):
     wi_0, wi_1 = np.split(w["wi"], 2, -1) if fused else (w["wi_0"], w["wi_1"])
     names = ["wi_0", "wi_1", "wo", "wi_0_bias", "wi_1_bias", "wo_bias"]
     weights = [wi_0, wi_1, w["wo"], *(w.get(name) for name in names[3:])]
-    expert, backs = GatedMlp(ar, s, both=False), []
+    expert, backs, chosen = GatedMlp(ar, s, both=False), [], with_room(s, router)
     sorted_rows = []
     terms = np.zeros((*router.weights.shape, flat.shape[-1]), ar.float)
     for e in [slice(None)] if expert.recipe else range(len(wi_0)):  # by a recipe all are groups of one call
-        token, k = sorted_copies(router.chosen) if expert.recipe else np.nonzero(router.chosen == e)
+        token, k = sorted_copies(router.chosen) if expert.recipe else copies_of(chosen, e)
         if len(token):
             own = [None if m is None else m[e] for m in weights]
             weight = router.weights[token, k][:, None]

@@ -22,19 +22,6 @@ normed, turned, made, append = kernels_cache.normed, kernels_cache.turned, kerne
 before = {}
 
 
-class Changed:
-    """The settings with others in their places."""
-
-    def __init__(self, s, **others):
-        self.s, self.text = s, {**s.text, **others}
-
-    def __getattr__(self, name):
-        return getattr(type(self.s), name).__get__(self)
-
-    def __getitem__(self, name):
-        return self.text[name]
-
-
 def wrong_norm(ar, s, t, numbers):
     if bug == "norm_missing" or (bug == "norm_last" and "inputs/positions" in t):
         return
@@ -43,7 +30,7 @@ def wrong_norm(ar, s, t, numbers):
         weights = {name: np.ones_like(value) if bug == "scale_missing" else value + 1 for name, value in weights.items()}
     if bug == "norm_of_others" and "k_pe" in numbers:
         rank, rope = numbers["kv_c"].shape[-1], numbers["k_pe"].shape[-1]
-        s = Changed(s, cache_norm="latent" if s["cache_norm"] == "row" else "row")
+        s = s.changed(cache_norm="latent" if s["cache_norm"] == "row" else "row")
         weights = {name: np.append(value, np.ones(rope, value.dtype))[: rank + (rope if s["cache_norm"] == "row" else 0)]
                    for name, value in weights.items()}
     normed(ar, s, t | weights, numbers)
@@ -56,9 +43,9 @@ def wrong_turn(ar, s, positions, numbers):
     if bug == "by_slot":
         positions = np.maximum(before["slots"], 0).reshape(positions.shape)
     if bug == "other_pairs":
-        s = Changed(s, rope_interleave=str(not s.true("rope_interleave")).lower(), rope_pairwise="false")
+        s = s.changed(rope_interleave=str(not s.true("rope_interleave")).lower(), rope_pairwise="false")
     if bug == "whole_heads":
-        s = Changed(s, partial_rotary_factor="1")
+        s = s.changed(partial_rotary_factor="1")
     if bug == "rope_of_rest":
         name = "key" if "key" in numbers else "kv_c"
         width = int(numbers[name].shape[-1] * s.number("partial_rotary_factor")) if name == "key" else numbers["k_pe"].shape[-1]

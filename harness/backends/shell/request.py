@@ -1,4 +1,5 @@
 """What a case asks for: settings, tensors, and results by their paths. Needs h5py and numpy, nothing of assay."""
+import copy
 import re
 from pathlib import Path
 
@@ -21,6 +22,12 @@ class Settings:
 
     def __getitem__(self, key):
         return self.text[key]
+
+    def changed(self, **text):
+        """The same with others in their places."""
+        other = copy.copy(self)
+        other.text = {**self.text, **text}
+        return other
 
     def number(self, key):
         return float(self.text[key].replace("_", ""))

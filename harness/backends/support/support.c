@@ -42,12 +42,6 @@ bool has_quantised_operands(const assay_backend_request *request)
     return setting(request, "quant_recipe")[0] != '\0' || setting(request, "quant_hidden_format")[0] != '\0';
 }
 
-const char *rare_setting(const assay_backend_request *request)
-{
-    if (number(request, "attn_logits_soft_cap") != 0) return "attn_logits_soft_cap";
-    return number(request, "partial_rotary_factor") != 1 ? "partial_rotary_factor" : NULL;
-}
-
 const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path)
 {
     for (int i = 0; i < request->tensor_count; i++)
@@ -67,12 +61,6 @@ int64_t count_of(int32_t rank, const int64_t *dims)
     int64_t count = 1;
     for (int32_t i = 0; i < rank; i++) count *= dims[i];
     return count;
-}
-
-bool ends_with(const char *text, const char *end)
-{
-    const size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
 /* ---- numbers ---- */

@@ -28,15 +28,11 @@ bool is(const assay_backend_request *request, const char *key, const char *value
 bool has_quantised_operands(
     const assay_backend_request *request); /* quant_formats.PATH, quant_recipe, quant_hidden_format */
 
-/* Of attn_logits_soft_cap and partial_rotary_factor, which few libraries have, one that is on; NULL: none is. */
-const char *rare_setting(const assay_backend_request *request);
-
 /* ---- tensors and results by path, or NULL ---- */
 
 const assay_backend_tensor *tensor(const assay_backend_request *request, const char *path);
 assay_backend_result *result(const assay_backend_request *request, const char *path);
 int64_t count_of(int32_t rank, const int64_t *dims);
-bool ends_with(const char *text, const char *end);
 
 /* `count` numbers of any float type from number `first` on, as float32; nothing where t is NULL. */
 void load(float *out, const assay_backend_tensor *t, int64_t first, int64_t count);
