@@ -70,25 +70,25 @@ prints '^FAIL  fuzz/quantize-[0-9]+  outputs/codes: '
 prints '^    known bugs: equals mutant codes_swapped_in_byte'
 
 ## the same seed, the same cases
-swapped="$python $here/../backends/numpy/planted_bugs.py gate_up_swapped"
-wrong=(--serve --backend "$swapped" --cases 20 --op mlp --seed 4)
+export ASSAY_EXAMPLE_BUG=vector_tail_dropped
+wrong=(--backend "$backend" --cases 20 --op gmm --seed 4)
 expect 1 fuzz "${wrong[@]}" --failures 1 -o "$work/one"
 sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" >"$work/first"
 expect 1 fuzz "${wrong[@]}" --failures 1 -o "$work/one"
 sed 's/ in [0-9]* s ([0-9]* a second)//' "$work/out" | cmp - "$work/first" || complain "another run printed something else"
-prints '^FAIL  fuzz/mlp-[0-9]+  outputs/y: '
-prints '^    known bugs: equals mutant gate_up_swapped'
-prints "^    repeat: assay run '$work/one/fuzz-mlp-[0-9]*.yml' --backend '$swapped' --serve -v"
-prints 'times  fuzz/mlp-[0-9]+ +outputs/y: values, known bug gate_up_swapped$'
-prints '^    its line in a list of known failures: fuzz/mlp:outputs/y:values<[0-9]+$'
+prints '^FAIL  fuzz/gmm-[0-9]+  outputs/y: '
+prints '^    known bugs: equals mutant contraction_cut_to_8'
+prints "^    repeat: assay run '$work/one/fuzz-gmm-[0-9]*.yml' --backend '$backend' -v"
+prints 'times  fuzz/gmm-[0-9]+ +outputs/y: values, known bug contraction_cut_to_8$'
+prints '^    its line in a list of known failures: fuzz/gmm:outputs/y:values<[0-9]+$'
 
 ## what is known does not fail it, but within its bound
-printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/mlp:*:values  two branches change places' >"$work/known"
+printf '%s\n' '# of this backend' 'mlp/silu  a case of run' 'fuzz/gmm:*:values  its depth is cut' >"$work/known"
 expect 0 fuzz "${wrong[@]}" --known "$work/known"
-prints '^ *[1-9][0-9]* times  known: fuzz/mlp:\*:values: two branches change places$'
+prints '^ *[1-9][0-9]* times  known: fuzz/gmm:\*:values: its depth is cut$'
 prints ' 0 failed for 0 reasons, .*, [1-9][0-9]* known failures$'
-for beside in 'fuzz/mlp{mlp_activations=gelu*}:*:values' 'fuzz/mlp:*:values<1.001'; do
-  echo "$beside  two branches change places" >"$work/known"
+for beside in 'fuzz/gmm{num_experts=1000*}:*:values' 'fuzz/gmm:*:values<1.001'; do
+  echo "$beside  its depth is cut" >"$work/known"
   expect 1 fuzz "${wrong[@]}" --failures 1 --known "$work/known"
 done
 
@@ -98,10 +98,11 @@ case=$(echo "$work"/one/*.yml)
 status=0
 (PATH=$(dirname "$assay"):$PATH && sh "$work"/one/*.reproduce.txt >"$work/out") || status=$?
 [ "$status" -eq 1 ] || complain "the command that is to repeat it ended with status $status"
-prints '^FAIL +fuzz/mlp-[0-9]+ '
-prints 'gate_up_swapped'
+prints '^FAIL +fuzz/gmm-[0-9]+ '
+prints 'contraction_cut_to_8'
 expect 0 verify "$work"/one/*.golden.h5 --budget 0
-expect 0 run "$case" "${numpy[@]}"
+unset ASSAY_EXAMPLE_BUG
+expect 0 run "$case" --backend "$backend"
 leaves_nothing "$TMPDIR"
 
 ## an lse of -inf is no number beyond the profile's range: what is wrong behind it is found
