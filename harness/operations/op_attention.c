@@ -1,6 +1,52 @@
 #include <string.h>
 
+#include "cases/decoder_block.h"
 #include "harness/operations/op_block.h"
+
+bool assay_says_latent(const assay_model_config *m)
+{
+    if (m->attention_type.text[0] != '\0') return strcmp(m->attention_type.text, "mla") == 0;
+    return m->decoder_block.text[0] != '\0' && assay_block_has(m->decoder_block.text, ASSAY_BLOCK_LATENT);
+}
+
+bool assay_has_grouped_heads(const assay_model_config *m)
+{
+    return m->head_dim > 0 && !assay_says_latent(m);
+}
+
+/* A window is for local attention; a type that is left open is what sliding_window_size says. */
+assay_status assay_window_of(assay_context *ctx, const assay_model_config *m, int64_t *window)
+{
+    const char *type = m->attention_type.text;
+    *window = strcmp(type, "global") == 0 ? 0 : m->sliding_window_size;
+    if (strcmp(type, "local_sliding") == 0 && m->sliding_window_size == 0) {
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_sliding_window_size,
+                                "1 or more with attention_type local_sliding");
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_attention_config_of(assay_context *ctx, const assay_case *c, assay_attention_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const bool grouped = assay_has_grouped_heads(m);
+    *config = (assay_attention_config){.batch = c->batch,
+                                       .sequence = c->sequence,
+                                       .heads = m->base_num_query_heads,
+                                       .qk_dim = grouped ? m->head_dim : m->qk_nope_head_dim + m->qk_rope_head_dim,
+                                       .v_dim = grouped ? m->head_dim : m->v_head_dim,
+                                       .mask_padding = m->mask_padding,
+                                       .soft_cap = m->attn_logits_soft_cap};
+    MUST(assay_require_positive(ctx, "base_num_query_heads", config->heads));
+    MUST(assay_require_positive(ctx, "qk_nope_head_dim", m->qk_nope_head_dim));
+    MUST(assay_require_positive(ctx, "qk_rope_head_dim", m->qk_rope_head_dim));
+    MUST(assay_require_positive(ctx, "v_head_dim", config->v_dim));
+    MUST(assay_window_of(ctx, m, &config->window));
+    if (!assay_says_latent(m)) config->kv_heads = m->base_num_kv_heads;
+    MUST(assay_attention_check(ctx, config));
+    config->kv_heads = assay_attention_kv_heads(config);
+    return ASSAY_OK;
+}
 
 typedef struct attention_config {
     assay_attention_config attention; /* the first, since it is what the second form gets */

@@ -1,9 +1,103 @@
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "cases/decoder_block.h"
 #include "harness/operations/op_support.h"
 #include "oracle/mesh/sharded_weights.h"
 #include "oracle/moe/prefused.h"
+
+static assay_moe_path path_of(const assay_model_config *m)
+{
+    if (m->fused_moe_func) return ASSAY_MOE_FUSED;
+    if (m->sparse_matmul) return ASSAY_MOE_SPARSE;
+    return m->capacity_factor > 0.0 ? ASSAY_MOE_DROPPING : ASSAY_MOE_DENSE;
+}
+
+assay_status assay_moe_config_of(assay_context *ctx, const assay_case *c, assay_moe_config *config)
+{
+    const assay_model_config *m = &c->config;
+    *config = (assay_moe_config){.emb_dim = m->base_emb_dim,
+                                 .moe_mlp_dim = m->base_moe_mlp_dim,
+                                 .path = path_of(m),
+                                 .fused_shared_experts = m->num_fused_shared_experts,
+                                 .weight_on_input = m->apply_router_weight_on_input,
+                                 .capacity_factor = m->capacity_factor,
+                                 .limit = m->mlp_activations_limit,
+                                 .alpha = m->gate_alpha,
+                                 .local_num_experts = m->local_num_experts,
+                                 .local_expert_offset = m->local_expert_offset,
+                                 .fused_weights = m->prefuse_moe_weights || m->fused_moe_mlp || m->fused_moe_func};
+    const char *fused_key = m->prefuse_moe_weights ? "prefuse_moe_weights" : "fused_moe_mlp";
+    if ((m->prefuse_moe_weights || m->fused_moe_mlp) && !m->sparse_matmul) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs sparse_matmul=true, found sparse_matmul=false", fused_key);
+    }
+    MUST(assay_require_positive(ctx, "base_emb_dim", m->base_emb_dim));
+    MUST(assay_require_positive(ctx, "base_moe_mlp_dim", m->base_moe_mlp_dim));
+    MUST(assay_activation_of(ctx, m, 0, &config->activation));
+    MUST(assay_glu_of(ctx, m, false, &config->glu));
+    MUST(assay_hidden_config_of(ctx, c, config->moe_mlp_dim, &config->hidden));
+    MUST(assay_quant_recipe_config_of(ctx, c, &config->recipe));
+    MUST(assay_routing_config_of(ctx, c, &config->routing));
+    if (m->num_fused_shared_experts > 0 && (m->num_fused_shared_experts != m->shared_experts ||
+                                            assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED) ||
+                                            strcmp(m->decoder_block.text, "gemma4") == 0)) {
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_num_fused_shared_experts,
+                                "0 or shared_experts, which is %" PRId64
+                                ", of a block whose shared experts are as wide as the routed ones and have no gate",
+                                m->shared_experts);
+    }
+    if ((m->apply_router_weight_on_input || m->num_fused_shared_experts > 0) && m->mlp_bias) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "%s needs mlp_bias=false, found true",
+                          m->num_fused_shared_experts > 0 ? "num_fused_shared_experts"
+                                                          : "apply_router_weight_on_input");
+    }
+    if (!m->apply_routed_scaling_factor_on_output) {
+        config->late_factor = config->routing.routed_scaling_factor;
+        config->routing.routed_scaling_factor = 1;
+    }
+    if (m->num_fused_shared_experts == 0 && m->shared_experts > 0) {
+        /* gemma4's shared expert has the width of a dense layer */
+        bool gemma4 = strcmp(m->decoder_block.text, "gemma4") == 0;
+        if (gemma4) MUST(assay_require_positive(ctx, "base_mlp_dim", m->base_mlp_dim));
+        config->shared_gate = assay_block_has(m->decoder_block.text, ASSAY_BLOCK_GATED_SHARED);
+        config->shared_mlp_dim = gemma4 ? m->base_mlp_dim : m->shared_experts * m->base_moe_mlp_dim;
+        MUST(assay_refuse_cutting_off(ctx, "the shared expert", &config->recipe));
+    }
+    if (m->num_redundant_experts > 0) config->physical_experts = m->num_experts + m->num_redundant_experts;
+    return assay_moe_check(ctx, config);
+}
+
+assay_status assay_check_hidden_moe(assay_context *ctx, const assay_moe_config *moe, const assay_sharding *sharding)
+{
+    const char *with = NULL;
+    if (moe->hidden.format == NULL) return ASSAY_OK;
+    if (moe->physical_experts > 0) with = "with num_redundant_experts";
+    if (moe->path == ASSAY_MOE_DROPPING) with = "with capacity_factor";
+    if (assay_is_sharded(moe, sharding)) with = "on a mesh";
+    if (with == NULL) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_hidden_format is %s, expected none %s", moe->hidden.format->name,
+                      with);
+}
+
+/* Sparse experts, whose rows are those of the recipe's groups. */
+assay_status assay_check_recipe_moe(assay_context *ctx, const assay_moe_config *moe, int64_t w13_shards)
+{
+    const assay_quant_recipe *recipe = moe->recipe.recipe;
+    if (recipe == NULL) return ASSAY_OK;
+    const char *beside = moe->path != ASSAY_MOE_SPARSE                ? "sparse_matmul=false or fused_moe_func"
+                         : moe->routing.family == ASSAY_ROUTER_LLAMA4 ? "llama4"
+                         : moe->weight_on_input                       ? "apply_router_weight_on_input"
+                         : moe->fused_shared_experts > 0              ? "num_fused_shared_experts"
+                         : moe->local_num_experts > 0                 ? "local_num_experts"
+                         : moe->physical_experts > 0                  ? "num_redundant_experts"
+                         : moe->late_factor != 0                      ? "apply_routed_scaling_factor_on_output=false"
+                         : moe->shared_gate                           ? "a gate of the shared expert"
+                         : w13_shards > 1                             ? "w13_reorder_size"
+                                                                      : NULL;
+    if (beside == NULL) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "quant_recipe is %s, expected \"\" with %s", recipe->name, beside);
+}
 
 static assay_status check_layout(assay_context *ctx, const assay_model_config *m, const quad_moe_config *both)
 {

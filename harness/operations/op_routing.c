@@ -1,9 +1,123 @@
 #include <stdlib.h>
+#include <string.h>
 
+#include "cases/decoder_block.h"
+#include "cases/routing_method.h"
 #include "harness/operations/op_work.h"
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/base/memory.h"
 #include "oracle/moe/permute.h"
+
+static bool starts_with(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+assay_router_family assay_router_family_of(const assay_model_config *m)
+{
+    const char *name = m->model_name.text, *block = m->decoder_block.text;
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
+    if (m->fused_moe_func) return ASSAY_ROUTER_FUSED;
+    if (method != NULL) return method->router;
+    const bool deepseek = starts_with(block, "deepseek") || (block[0] == '\0' && starts_with(name, "deepseek"));
+    if (!deepseek) return assay_block_router(block);
+    if (starts_with(name, "deepseek3") || starts_with(name, "deepseek4")) return ASSAY_ROUTER_DEEPSEEK3;
+    if (starts_with(name, "deepseek2")) return ASSAY_ROUTER_DEEPSEEK2;
+    const bool softmax = strcmp(m->routed_score_func.text, "softmax") == 0;
+    return softmax && !m->routed_bias ? ASSAY_ROUTER_DEEPSEEK2 : ASSAY_ROUTER_DEEPSEEK3;
+}
+
+static assay_status score_func_of(assay_context *ctx, const char *name, assay_score_func *score)
+{
+    for (*score = ASSAY_SCORE_NONE; *score <= ASSAY_SCORE_SQRTSOFTPLUS; ++*score)
+        if (strcmp(name, assay_score_func_name(*score)) == 0) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "routed_score_func is \"%s\", expected \"\", sigmoid, softmax or sqrtsoftplus", name);
+}
+
+/* top2_sum where there is a bias, else max (DeepSeek's own rule), unless group_score says it outright. */
+static assay_status group_score_of(assay_context *ctx, const assay_model_config *m, assay_group_score *score)
+{
+    const char *name = m->group_score.text;
+    if (name[0] == '\0') {
+        *score = m->routed_bias ? ASSAY_GROUP_TOP2_SUM : ASSAY_GROUP_MAX;
+    } else if (strcmp(name, "top2_sum") == 0) {
+        *score = ASSAY_GROUP_TOP2_SUM;
+    } else if (strcmp(name, "max") == 0) {
+        *score = ASSAY_GROUP_MAX;
+    } else {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "group_score is \"%s\", expected top2_sum or max", name);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status balance_scope_of(assay_context *ctx, const assay_model_config *m, assay_balance_scope *scope)
+{
+    static const char *const names[] = {
+        [ASSAY_BALANCE_SEQUENCE] = "sequence", [ASSAY_BALANCE_BATCH] = "batch", [ASSAY_BALANCE_GLOBAL] = "global"};
+    const char *name = m->load_balance_loss_scope.text;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        *scope = (assay_balance_scope)i;
+        if (strcmp(name, names[i]) == 0) return ASSAY_OK;
+    }
+    return assay_fail(ctx, ASSAY_BAD_INPUT, "load_balance_loss_scope is \"%s\", expected sequence, batch or global",
+                      name);
+}
+
+assay_status assay_routing_config_of(assay_context *ctx, const assay_case *c, assay_routing_config *config)
+{
+    const assay_model_config *m = &c->config;
+    *config = (assay_routing_config){
+        .batch = c->batch,
+        .sequence = c->sequence,
+        .num_experts = m->num_experts,
+        .num_experts_per_tok = m->num_experts_per_tok,
+        .n_routing_groups = m->n_routing_groups,
+        .topk_routing_group = m->topk_routing_group,
+        .top_k_in_group = m->top_k_in_group,
+        .routed_scaling_factor = m->routed_scaling_factor,
+        .norm_topk_prob = m->norm_topk_prob,
+        .use_random_routing = m->use_random_routing,
+        .renormalize_exactly = m->use_batch_split_schedule,
+        .weigh_biased = m->weigh_biased,
+        .undivided = m->undivided,
+        .masked_at_zero = m->masked_at_zero,
+        .division_detached = m->division_detached,
+        .load_balance_loss_weight = m->fused_moe_func ? 0.0 : m->load_balance_loss_weight,
+        .balance_pre_bias = m->load_balance_loss_pre_bias,
+        .z_loss_weight = m->router_z_loss_weight,
+        .routed_bias_update_rate = m->fused_moe_func ? 0.0 : m->routed_bias_update_rate,
+        .hash_rows = m->first_num_hash_layers > 0 ? m->vocab_size : 0,
+    };
+    MUST(assay_require_positive(ctx, "num_experts", m->num_experts));
+    MUST(score_func_of(ctx, m->routed_score_func.text, &config->score_func));
+    MUST(group_score_of(ctx, m, &config->group_score));
+    MUST(balance_scope_of(ctx, m, &config->balance_scope));
+    if (m->first_num_hash_layers > 0) MUST(assay_require_positive(ctx, "vocab_size", m->vocab_size));
+    config->family = assay_router_family_of(m);
+    const assay_routing_method *method = assay_routing_method_by_name(m->routing_method.text);
+    if (method != NULL) {
+        config->score_func = method->score_func;
+        config->norm_topk_prob = (method->has & ASSAY_METHOD_DIVIDES) != 0;
+        config->undivided |= config->score_func != ASSAY_SCORE_NONE && !config->norm_topk_prob;
+        config->select_by_logits = (method->has & ASSAY_METHOD_BY_LOGITS) != 0;
+    }
+    if (config->family == ASSAY_ROUTER_FUSED) {
+        /* every family divides by the sum but llama4 and gemma4, which do so when norm_topk_prob says so */
+        bool own = strcmp(m->decoder_block.text, "llama4") == 0 || strcmp(m->decoder_block.text, "gemma4") == 0;
+        config->norm_topk_prob = m->norm_topk_prob || !own;
+        config->n_routing_groups = -1;
+        config->hash_rows = 0;
+    }
+    return assay_routing_check(ctx, config);
+}
+
+bool assay_has_per_expert_scale(const assay_case *c)
+{
+    const assay_model_config *m = &c->config;
+    return strcmp(m->decoder_block.text, "gemma4") == 0 && !m->fused_moe_func && !m->use_random_routing &&
+           m->routing_method.text[0] == '\0';
+}
 
 typedef struct routing_config {
     assay_routing_config routing; /* the first, since it is what the second form gets */

@@ -3,9 +3,127 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/decoder_block.h"
 #include "harness/operations/op_block.h"
 #include "oracle/layer/batch_split.h"
 #include "oracle/layer/schedule_groups.h"
+
+static assay_status remat_policy_of(assay_context *ctx, const assay_model_config *m, assay_remat_policy *policy)
+{
+    const char *texts[ASSAY_REMAT_NAMES];
+#define X(code, name) texts[ASSAY_REMAT_##code] = m->name.text;
+    ASSAY_REMAT_TABLE(X)
+#undef X
+    return assay_remat_policy_make(ctx, policy, m->remat_policy.text, texts);
+}
+
+bool assay_is_stack(const assay_case *c)
+{
+    return strcmp(c->op, "deepseek_stack") == 0 || strcmp(c->op, "decoder_stack") == 0;
+}
+
+bool assay_layer_is_grouped(const assay_model_config *m)
+{
+    const char *block = m->decoder_block.text;
+    return assay_block_has(block, ASSAY_BLOCK_GROUPED) && !assay_block_has(block, ASSAY_BLOCK_LATENT);
+}
+
+/* A fixture has some hundred datasets for each. */
+enum { LAYERS_MAX = 1000 };
+
+/* GPT-OSS has its window in layers 0, 2, 4 ..., whatever attention_type is; a layer alone is 0 or, of global attention, 1. */
+static assay_status grouped_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
+{
+    const assay_model_config *m = &c->config;
+    MUST(assay_gqa_config_of(ctx, c, &config->gqa));
+    if (!assay_block_has(m->decoder_block.text, ASSAY_BLOCK_ALTERNATES)) return ASSAY_OK;
+    const bool second = config->single && strcmp(m->attention_type.text, "global") == 0;
+    config->gqa.window = m->sliding_window_size;
+    config->windows = second != m->windows_in_odd_layers ? ASSAY_WINDOWS_ODD : ASSAY_WINDOWS_EVEN;
+    return ASSAY_OK;
+}
+
+/* Of a rank with some of the experts a layer's output is no input of a layer: it lacks the sum over ranks. */
+static assay_status check_local_layers(assay_context *ctx, const assay_model_config *m,
+                                       const assay_stack_config *config)
+{
+    const int64_t dense = config->dense_layers;
+    const int64_t first = dense > config->first_layer ? dense : config->first_layer; /* that may have experts */
+    if (config->moe.local_num_experts == 0 || config->layers - first <= 1) return ASSAY_OK;
+    return assay_refuse_key(ctx, m, ASSAY_KEY_AT_local_num_experts,
+                            "0 where a layer follows one of experts: its input is a sum over ranks");
+}
+
+assay_status assay_stack_config_of(assay_context *ctx, const assay_case *c, assay_stack_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const bool single = !assay_is_stack(c);
+    *config = (assay_stack_config){.layers = single ? 1 : m->base_num_decoder_layers,
+                                   .dense_layers = m->first_num_dense_layers,
+                                   .single = single,
+                                   .epsilon = m->normalization_layer_epsilon};
+    if (config->layers < 1 || config->layers > LAYERS_MAX) {
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_base_num_decoder_layers, "1 to %d", LAYERS_MAX);
+    }
+    if (c->only_layer >= config->layers) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer is %" PRId64 ", expected 0 to %" PRId64, c->only_layer,
+                          config->layers - 1);
+    }
+    if (c->only_layer >= 0 && m->use_batch_split_schedule) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "only_layer has no use with use_batch_split_schedule: layers overlap");
+    }
+    if (c->only_layer >= 0) {
+        config->first_layer = c->only_layer;
+        config->layers = c->only_layer + 1;
+    }
+    if (config->dense_layers > config->layers) config->dense_layers = config->layers;
+    config->attention = assay_layer_is_grouped(m) ? ASSAY_LAYER_GQA : ASSAY_LAYER_MLA;
+    if (config->attention == ASSAY_LAYER_GQA) {
+        MUST(grouped_config_of(ctx, c, config));
+    } else {
+        MUST(assay_mla_config_of(ctx, c, &config->mla));
+    }
+    if (m->first_num_hash_layers > 0) {
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_first_num_hash_layers,
+                                "0: op %s has no input_ids for hash routing", c->op);
+    }
+    if (config->dense_layers > 0) MUST(assay_mlp_config_of(ctx, c, &config->mlp));
+    if (config->dense_layers < config->layers) MUST(assay_moe_config_of(ctx, c, &config->moe));
+    if (m->w13_reorder_size > 1) {
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_w13_reorder_size, "1: op %s has fused weights of one layout",
+                                c->op);
+    }
+    MUST(check_local_layers(ctx, m, config));
+    MUST(assay_sharding_of(ctx, c, &config->sharding));
+    MUST(assay_check_hidden_moe(ctx, &config->moe, &config->sharding));
+    if (!m->use_batch_split_schedule) MUST(assay_check_recipe_moe(ctx, &config->moe, 1));
+    if (m->use_batch_split_schedule && assay_quantises_hidden(c)) {
+        return assay_refuse_key(ctx, m, ASSAY_KEY_AT_quant_hidden_format, "none with use_batch_split_schedule");
+    }
+    if (m->weights_on_shards && config->dense_layers == config->layers) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "weights_on_shards needs a layer of experts, found %" PRId64 " dense ones", config->layers);
+    }
+    if (m->use_batch_split_schedule && config->dense_layers < config->layers) {
+        config->batch_split_factor = m->batch_split_factor;
+        config->kept_capacity = m->capacity_factor > 0 ? m->capacity_factor : 0;
+        config->merge_gating_gmm = m->merge_gating_gmm;
+        if (m->capacity_factor > 1e6) {
+            return assay_fail(ctx, ASSAY_BAD_INPUT, "capacity_factor is %g, expected at most 1e6 with the schedule",
+                              m->capacity_factor);
+        }
+        const char *needs = m->mlp_bias                    ? "mlp_bias=false"
+                            : !m->routed_bias              ? "routed_bias=true"
+                            : m->local_num_experts > 0     ? "local_num_experts=0"
+                            : m->num_redundant_experts > 0 ? "num_redundant_experts=0"
+                                                           : NULL;
+        if (needs != NULL) return assay_fail(ctx, ASSAY_BAD_INPUT, "use_batch_split_schedule needs %s", needs);
+    }
+    MUST(assay_linear_recipe_of(ctx, c, &config->mla.recipe));
+    config->gqa.recipe = config->mla.recipe;
+    MUST(remat_policy_of(ctx, m, &config->policy));
+    return assay_stack_check(ctx, config);
+}
 
 static assay_status config_of(assay_context *ctx, const assay_case *c, void *config)
 {

@@ -105,6 +105,11 @@ assay_status assay_linear_recipe_of(assay_context *ctx, const assay_case *c,
                                     assay_quant_recipe_config *config); /* of layers that are no grouped products */
 /* Of all three calibrations: "KEY is VALUE, expected absmax: WHO WHY". */
 assay_status assay_require_absmax(assay_context *ctx, const assay_model_config *m, const char *who, const char *why);
+/* Of a layer that is no grouped product: qwix cuts its gradients off at the range of a calibration. */
+assay_status assay_refuse_cutting_off(assay_context *ctx, const char *layer, const assay_quant_recipe_config *config);
+/* mlp_activations[index], and how gate and up are joined; `asked`: by a limit, whatever the block. */
+assay_status assay_activation_of(assay_context *ctx, const assay_model_config *m, int index, assay_activation *f);
+assay_status assay_glu_of(assay_context *ctx, const assay_model_config *m, bool asked, assay_glu *glu);
 assay_status assay_mlp_config_of(assay_context *ctx, const assay_case *c, assay_gated_mlp_config *config);
 /* How h of `columns` numbers a row is quantised (quant_hidden_format); its format is NULL where it is not. */
 assay_status assay_hidden_config_of(assay_context *ctx, const assay_case *c, int64_t columns,

@@ -1,4 +1,65 @@
+#include <inttypes.h>
+#include <string.h>
+
 #include "harness/operations/op_block.h"
+
+static assay_status rope_of_width(assay_context *ctx, const assay_case *c, int64_t dim, assay_rope_config *config)
+{
+    const assay_model_config *m = &c->config;
+    const bool yarn = strcmp(m->rope_type.text, "yarn") == 0;
+    *config = (assay_rope_config){
+        .dim = dim,
+        .yarn = yarn,
+        .rope_max_timescale = m->rope_max_timescale,
+        .rope_factor = m->rope_factor,
+        .beta_fast = m->beta_fast,
+        .beta_slow = m->beta_slow,
+        .max_position_embeddings = m->max_position_embeddings,
+        .original_max_position_embeddings = m->original_max_position_embeddings,
+        .interleave = m->rope_interleave,
+        .truncate = m->rope_truncate,
+        .attention_scaling = yarn && m->rope_attention_scaling,
+        .pairwise = m->rope_pairwise,
+    };
+    if (!yarn && strcmp(m->rope_type.text, "default") != 0) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT, "rope_type is \"%s\", expected default or yarn", m->rope_type.text);
+    }
+    MUST(assay_rope_check(ctx, config));
+    /* neither start nor step is negative; explicit positions are checked where they are read */
+    const int64_t first = c->position_start, last = first + c->position_step * (c->sequence - 1);
+    if (assay_case_input_of(c, "inputs/positions") == NULL && last >= config->max_position_embeddings) {
+        return assay_fail(ctx, ASSAY_BAD_INPUT,
+                          "positions go from %" PRId64 " to %" PRId64 ", expected 0 to %" PRId64
+                          " (max_position_embeddings)",
+                          first, last, config->max_position_embeddings - 1);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)
+{
+    return rope_of_width(ctx, c, c->config.qk_rope_head_dim, config);
+}
+
+/* Of a head's numbers the first ones are turned (partial_rotary_factor of them). */
+static assay_status rotary_width_of(assay_context *ctx, const assay_model_config *m, int64_t *width)
+{
+    const double turned = m->partial_rotary_factor * (double)m->head_dim;
+    *width = 0;
+    if (turned >= 2 && turned <= (double)m->head_dim) *width = (int64_t)turned;
+    if (*width % 2 == 0 && *width > 0 && (double)*width == turned) return ASSAY_OK;
+    return assay_fail(ctx, ASSAY_BAD_INPUT,
+                      "partial_rotary_factor is %g, expected an even number of the %" PRId64
+                      " of a head (head_dim), found %g",
+                      m->partial_rotary_factor, m->head_dim, turned);
+}
+
+assay_status assay_key_rope_config_of(assay_context *ctx, const assay_case *c, assay_rope_config *config)
+{
+    int64_t turned = 0;
+    MUST(rotary_width_of(ctx, &c->config, &turned));
+    return rope_of_width(ctx, c, turned, config);
+}
 
 typedef struct rope_config {
     assay_rope_config rope; /* the first, since it is what the second form gets */
