@@ -148,6 +148,11 @@ void assay_fail_allocation(int64_t n)
     atomic_store(&allocations_left, n);
 }
 
+int64_t assay_allocations_left(void)
+{
+    return atomic_load(&allocations_left);
+}
+
 bool assay_allocation_failed(void)
 {
     return atomic_load(&allocation_failed);
@@ -172,39 +177,70 @@ static bool this_one_fails(void)
     return true;
 }
 
+/* Allocations that are not freed yet, and the byte that new ones hold: below 0 what they happen to. */
+static atomic_llong live;
+static atomic_int held = -1;
+
+int64_t assay_live_allocations(void)
+{
+    return atomic_load(&live);
+}
+
+void assay_fill_allocations(int byte)
+{
+    atomic_store(&held, byte);
+}
+
+static void *taken(void *memory, size_t size)
+{
+    const int byte = atomic_load(&held);
+    if (memory != NULL) atomic_fetch_add(&live, 1);
+    if (memory != NULL && byte >= 0) memset(memory, byte, size);
+    return memory;
+}
+
 /* The linker sends the program's calls here (--wrap); the __real_ names are the C library's. */
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
 void *__real_realloc(void *memory, size_t size);
 void *__real_aligned_alloc(size_t alignment, size_t size);
 char *__real_strdup(const char *text);
+void __real_free(void *memory);
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_realloc(void *memory, size_t size);
 void *__wrap_aligned_alloc(size_t alignment, size_t size);
 char *__wrap_strdup(const char *text);
+void __wrap_free(void *memory);
 
 void *__wrap_malloc(size_t size)
 {
-    return this_one_fails() ? NULL : __real_malloc(size);
+    return this_one_fails() ? NULL : taken(__real_malloc(size), size);
 }
 
 void *__wrap_calloc(size_t count, size_t size)
 {
-    return this_one_fails() ? NULL : __real_calloc(count, size);
+    return this_one_fails() ? NULL : taken(__real_calloc(count, size), 0);
 }
 
 void *__wrap_realloc(void *memory, size_t size)
 {
-    return this_one_fails() ? NULL : __real_realloc(memory, size);
+    if (this_one_fails()) return NULL;
+    return memory == NULL ? taken(__real_realloc(memory, size), size) : __real_realloc(memory, size);
 }
 
 void *__wrap_aligned_alloc(size_t alignment, size_t size)
 {
-    return this_one_fails() ? NULL : __real_aligned_alloc(alignment, size);
+    return this_one_fails() ? NULL : taken(__real_aligned_alloc(alignment, size), size);
 }
 
 char *__wrap_strdup(const char *text)
 {
-    return this_one_fails() ? NULL : __real_strdup(text);
+    return this_one_fails() ? NULL : taken(__real_strdup(text), 0);
+}
+
+void __wrap_free(void *memory)
+{
+    if (memory != NULL) atomic_fetch_sub(&live, 1);
+    __real_free(memory);
 }

@@ -76,7 +76,13 @@ bool test_next_context(int *form, assay_context *ctx);
 /* The allocation number `n` (0: the next one) of this program's own code fails, once. -1: none fails.
  * Typical loop:  for (n = 0;; n++) { assay_fail_allocation(n); s = f(&ctx); if (had_memory(&ctx, s)) break; } */
 void assay_fail_allocation(int64_t n);
+int64_t assay_allocations_left(void); /* before that one */
 bool assay_allocation_failed(void); /* whether the failure asked for last has happened */
 /* Whether it has not, and none will: `status` must be ASSAY_OK then, else ASSAY_NO_MEMORY, of which a message tells. */
 #define had_memory(ctx, status) assay_had_memory((int)(status), (ctx)->message, __FILE__, __LINE__)
 bool assay_had_memory(int status, const char *message, const char *file, int line);
+
+/* How many allocations of this program's own code are not freed: the same before and after what keeps nothing. */
+int64_t assay_live_allocations(void);
+/* Every byte that later allocations begin with, but for those of zeros: 0xff makes NaN of numbers. -1: what they happen to. */
+void assay_fill_allocations(int byte);
