@@ -77,7 +77,7 @@ bool test_next_context(int *form, assay_context *ctx);
  * Typical loop:  for (n = 0;; n++) { assay_fail_allocation(n); s = f(&ctx); if (had_memory(&ctx, s)) break; } */
 void assay_fail_allocation(int64_t n);
 int64_t assay_allocations_left(void); /* before that one */
-bool assay_allocation_failed(void); /* whether the failure asked for last has happened */
+bool assay_allocation_failed(void);   /* whether the failure asked for last has happened */
 /* Whether it has not, and none will: `status` must be ASSAY_OK then, else ASSAY_NO_MEMORY, of which a message tells. */
 #define had_memory(ctx, status) assay_had_memory((int)(status), (ctx)->message, __FILE__, __LINE__)
 bool assay_had_memory(int status, const char *message, const char *file, int line);

@@ -95,15 +95,6 @@ void block_run(assay_context *ctx, block_problem *p)
     assert_ok(ctx, block_backward(ctx, p));
 }
 
-void block_want_alone(block_problem *p, int wanted)
-{
-    for (int t = 1; t < GRAPH_TENSORS; t++) {
-        if (t == wanted) continue;
-        free(p->gradients[t]);
-        p->gradients[t] = NULL;
-    }
-}
-
 static int find(const block_problem *p, const char *name)
 {
     const int tensor = graph_find(p->graph, name);
@@ -140,12 +131,6 @@ static void assert_same_of(const block_problem *p, const block_problem *expected
     assert_true(compared > 0);
 }
 
-void block_assert_same(const block_problem *p, const block_problem *expected)
-{
-    assert_same_of(p, expected, p->values, expected->values);
-    assert_same_of(p, expected, p->gradients, expected->gradients);
-}
-
 double block_largest(const double *values, int64_t count)
 {
     double largest = 0;
@@ -159,21 +144,6 @@ void block_assert_near(const double *actual, const double *expected, int64_t cou
 }
 
 /* --- what holds of every block --- */
-
-void block_check_threads(const graph *g)
-{
-    assay_context ctx = assay_context_default(1);
-    block_problem first, p;
-    block_open(&first, g, true);
-    block_open(&p, g, true);
-    block_run(&ctx, &first);
-    for (int form = 0; test_next_context(&form, &ctx);) {
-        block_run(&ctx, &p);
-        block_assert_same(&p, &first);
-    }
-    block_close(&first);
-    block_close(&p);
-}
 
 /* The checkpoints of a run, but for y and for those of a subset. */
 static void lend_others(block_problem *p, const block_problem *kept, unsigned subset)
@@ -230,24 +200,6 @@ void block_check_recomputing(const graph *g, bool segmented)
     emulated.emulation = &block_bfloat16;
     check_recomputing(&plain, g, segmented);
     check_recomputing(&emulated, g, segmented);
-}
-
-void block_check_missing_gradients(const graph *g, bool segmented)
-{
-    assay_context ctx = assay_context_default(1);
-    block_problem all;
-    block_open(&all, g, segmented);
-    block_run(&ctx, &all);
-    for (int wanted = 0; wanted < g->tensor_count; wanted++) {
-        block_problem p;
-        if (wanted > 0 && !block_is_given(g, wanted)) continue;
-        block_open(&p, g, segmented);
-        block_want_alone(&p, wanted);
-        block_run(&ctx, &p);
-        if (wanted > 0) assert_same_bits(p.gradients[wanted], all.gradients[wanted], graph_size(g, wanted));
-        block_close(&p);
-    }
-    block_close(&all);
 }
 
 /* Of one tensor, from all other checkpoints. */
@@ -311,31 +263,6 @@ void block_check_operations(const graph *g)
                 graph_backward_operations(g) - assay_attention_flops(attention, true));
     block_close(&kept);
     block_close(&p);
-}
-
-void block_check_memory(const graph *g, int64_t least)
-{
-    assay_context ctx = assay_context_default(2);
-    block_problem p, expected;
-    int64_t n;
-    block_open(&p, g, true);
-    block_open(&expected, g, true);
-    block_run(&ctx, &expected);
-    for (n = 0;; n++) {
-        block_begin(&p);
-        memset(p.run.room, 0, sizeof p.run.room); /* the run's own */
-        assay_fail_allocation(n);
-        const assay_status forward = graph_forward(&ctx, &p.run);
-        if (had_memory(&ctx, forward == ASSAY_OK ? block_backward(&ctx, &p) : forward)) break;
-        if (forward == ASSAY_OK) continue;
-        /* what failed is not there, and can be had again */
-        assert_ok(&ctx, graph_forward(&ctx, &p.run));
-        assert_same_bits(p.run.value[g->result], expected.values[g->result], p.tokens * p.dim);
-    }
-    assert_true(n > least);
-    assert_same_of(&p, &expected, p.gradients, expected.gradients);
-    block_close(&p);
-    block_close(&expected);
 }
 
 void block_check_padding(const graph *g)

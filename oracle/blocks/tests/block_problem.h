@@ -10,7 +10,7 @@ typedef struct block_problem {
     int64_t tokens, dim; /* of x [tokens,dim], and y */
     int32_t *positions, *segment_ids;
     double *values[GRAPH_TENSORS];    /* x and weights; checkpoints, as the last run gave them */
-    double *gradients[GRAPH_TENSORS]; /* of x and weights. A test may free one: nobody wants it */
+    double *gradients[GRAPH_TENSORS]; /* of x and weights */
     double *dy;
     const assay_source *in; /* of the runs; NULL: none */
     const assay_sink *out;
@@ -26,16 +26,12 @@ void block_begin(block_problem *p);
 assay_status block_backward(assay_context *ctx, block_problem *p);
 /* Forward and backward from the start. */
 void block_run(assay_context *ctx, block_problem *p);
-/* Of all gradients this one alone is wanted; 0: none. */
-void block_want_alone(block_problem *p, int wanted);
 
 bool block_is_given(const graph *g, int tensor); /* x or a weight */
 double *block_value(const block_problem *p, const char *name);
 double *block_gradient(const block_problem *p, const char *name);
 int64_t block_size(const block_problem *p, const char *name);
 
-/* Of what both have under a name. */
-void block_assert_same(const block_problem *p, const block_problem *expected);
 double block_largest(const double *values, int64_t count);
 /* Within `relative` of the largest. */
 void block_assert_near(const double *actual, const double *expected, int64_t count, double relative);
@@ -43,16 +39,10 @@ void block_assert_near(const double *actual, const double *expected, int64_t cou
 /* Correct implementations that store in bfloat16. */
 extern const assay_emulation block_bfloat16;
 
-/* The same bits with any number of threads and any instruction set. */
-void block_check_threads(const graph *g);
 /* Any checkpoints can be dropped and are had again with the same bits, plain and emulated. */
 void block_check_recomputing(const graph *g, bool segmented);
-/* Each gradient alone has the bits that it has among all. */
-void block_check_missing_gradients(const graph *g, bool segmented);
 /* Of a block with one attention, whose kernels are counted where they are. */
 void block_check_operations(const graph *g);
-/* More than `least` allocations, any of which may fail. */
-void block_check_memory(const graph *g, int64_t least);
 /* What padding holds changes nothing for the others. */
 void block_check_padding(const graph *g);
 /* What is kept between steps is as it would be stored; y is the caller's to round. */

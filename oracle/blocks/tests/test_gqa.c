@@ -48,14 +48,6 @@ TEST(test_any_checkpoints_can_be_computed_again)
     }
 }
 
-TEST(test_missing_gradients_are_skipped)
-{
-    for (int fused = 0; fused < 2; fused++) {
-        const graph g = graph_of(14, fused);
-        block_check_missing_gradients(&g, true);
-    }
-}
-
 /* Without biases: the gradient of one takes a product that is not counted, a sum. */
 TEST(test_operations_are_those_of_the_products)
 {
@@ -65,14 +57,6 @@ TEST(test_operations_are_those_of_the_products)
         config.bias = false;
         assay_gqa_graph(&g, &config);
         block_check_operations(&g);
-    }
-}
-
-TEST(test_every_allocation_may_fail)
-{
-    for (int fused = 0; fused < 2; fused++) {
-        const graph g = graph_of(14, fused);
-        block_check_memory(&g, 20);
     }
 }
 
@@ -86,14 +70,6 @@ TEST(test_intermediates_lie_on_the_grid)
 {
     const graph g = graph_of(14, true);
     block_check_grid(&g);
-}
-
-TEST(test_same_bits_with_any_threads_and_isa)
-{
-    for (int fused = 0; fused < 2; fused++) {
-        const graph g = graph_of(EVERYTHING.sequence, fused);
-        block_check_threads(&g);
-    }
 }
 
 TEST(test_refusals)

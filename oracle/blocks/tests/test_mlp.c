@@ -51,96 +51,12 @@ TEST(test_any_checkpoints_can_be_computed_again)
     check_each(recomputing);
 }
 
-static void missing_gradients(const graph *g)
-{
-    block_check_missing_gradients(g, false);
-}
-
-TEST(test_missing_gradients_are_skipped)
-{
-    check_each(missing_gradients);
-}
-
-static void memory(const graph *g)
-{
-    block_check_memory(g, 6);
-}
-
-TEST(test_every_allocation_may_fail)
-{
-    check_each(memory);
-}
-
 TEST(test_intermediates_lie_on_the_grid)
 {
     check_each(block_check_grid);
 }
 
-/* More columns than a thread takes at once. */
-TEST(test_same_bits_with_any_threads_and_isa)
-{
-    check_each(block_check_threads);
-    for (int fused = 0; fused < 2; fused++) {
-        assay_mlp_graph_config config = FORMS[fused];
-        config.mlp.mlp_dim = 1030;
-        const graph g = graph_of(&config);
-        block_check_threads(&g);
-    }
-}
-
 /* --- forms of the same --- */
-
-static void copy_columns(double *to, int64_t to_width, const double *from, int64_t from_width, int64_t rows)
-{
-    const int64_t width = to_width < from_width ? to_width : from_width;
-    for (int64_t row = 0; row < rows; row++)
-        memcpy(to + row * to_width, from + row * from_width, (size_t)width * sizeof *to);
-}
-
-/* Gate and up side by side are the same bits as apart, also over shards of H. */
-static void check_fused(assay_mlp_graph_config config)
-{
-    static const char *const weights[] = {"wi_0", "wi_1", "wi_0_bias", "wi_1_bias", "wo", "wo_bias"};
-    assay_context ctx = assay_context_default(2);
-    const int64_t dim = config.mlp.emb_dim, width = config.mlp.mlp_dim;
-    const graph apart_graph = graph_of(&config);
-    config.mlp.fused = true;
-    const graph fused_graph = graph_of(&config);
-    block_problem apart, fused;
-    block_open(&apart, &apart_graph, false);
-    block_open(&fused, &fused_graph, false);
-    memcpy(block_value(&fused, "inputs/x"), block_value(&apart, "inputs/x"),
-           (size_t)(apart.tokens * dim) * sizeof(double));
-    memcpy(fused.dy, apart.dy, (size_t)(apart.tokens * dim) * sizeof(double));
-    for (int i = 0; i < 6; i++) {
-        const double *from = block_value(&apart, weights[i]);
-        if (i < 2) copy_columns(block_value(&fused, "wi") + i * width, 2 * width, from, width, dim);
-        if (i >= 2)
-            memcpy(block_value(&fused, weights[i]), from, (size_t)block_size(&apart, weights[i]) * sizeof *from);
-    }
-    block_run(&ctx, &apart);
-    block_run(&ctx, &fused);
-    block_assert_same(&fused, &apart);
-    for (int i = 0; i < 2; i++) {
-        double *half = test_nans(dim * width);
-        copy_columns(half, width, block_gradient(&fused, "wi") + i * width, 2 * width, dim);
-        assert_same_bits(half, block_gradient(&apart, weights[i]), dim * width);
-        free(half);
-    }
-    block_close(&apart);
-    block_close(&fused);
-}
-
-TEST(test_fused_and_apart_are_the_same_bits)
-{
-    for (int64_t shards = 1; shards <= 3; shards++) {
-        assay_mlp_graph_config config = {
-            .mlp = MLP(.hidden_shards = shards), .place = ASSAY_MLP_ROUTED, .stored = true};
-        check_fused(config);
-        config.slices = config.chunks = 2;
-        check_fused(config);
-    }
-}
 
 TEST(test_no_rows_have_zero_gradients)
 {

@@ -31,11 +31,3 @@ layer_case split_case_small(int64_t layers, int64_t dense, int64_t factor)
     const layer_case plain = split_case_plain(layers, dense, factor, 1);
     return split_case_of(&plain, (assay_mesh){{1, 1, 1}}, factor);
 }
-
-void split_case_by(layer_case *c, const char *recipe)
-{
-    static const assay_calibration absmax = {.factor = 1};
-    c->config.moe.recipe = (assay_quant_recipe_config){
-        .recipe = assay_quant_recipe_by_name(recipe), .type = ASSAY_BFLOAT16, .x = absmax, .w = absmax, .dy = absmax};
-    c->config.mla.recipe = c->config.moe.recipe;
-}

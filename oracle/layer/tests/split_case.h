@@ -11,5 +11,3 @@ layer_case split_case_plain(int64_t layers, int64_t dense, int64_t batch, int64_
 layer_case split_case_of(const layer_case *plain, assay_mesh mesh, int64_t factor);
 /* One shard, of one row of one token in each microbatch. */
 layer_case split_case_small(int64_t layers, int64_t dense, int64_t factor);
-/* By a training recipe. */
-void split_case_by(layer_case *c, const char *recipe);

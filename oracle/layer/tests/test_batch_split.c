@@ -1,4 +1,4 @@
-/* The batch-split schedule against layer after layer; its report, what is not wanted, missing or given, want of memory. Numbers of its
+/* The batch-split schedule against layer after layer; its report, what is not wanted, missing or given. Numbers of its
  * functions are certified. */
 #include <math.h>
 #include <stdio.h>
@@ -101,30 +101,6 @@ TEST(one_layer_goes_without_the_scan)
     layer_case_free(&plain);
 }
 
-TEST(threads_and_instructions_change_nothing)
-{
-    static const struct {
-        int threads;
-        assay_isa isa;
-    } table[] = {{2, ASSAY_ISA_AVX2}, {7, ASSAY_ISA_AVX512}, {1, ASSAY_ISA_SCALAR}};
-    layer_case plain = split_case_plain(4, 0, 8, 1);
-    layer_case split = split_case_of(&plain, (assay_mesh){{1, 2, 2}}, 2);
-    for (int i = 0; i < 6; i++) {
-        assay_context ctx = assay_context_default(1);
-        test_tensors first = {0}, found = {0};
-        if (i == 3) split_case_by(&split, "fp8_full");
-        layer_case_run(&ctx, &split, &first);
-        ctx.threads = table[i % 3].threads;
-        if (assay_isa_supported(table[i % 3].isa)) ctx.isa = table[i % 3].isa;
-        layer_case_run(&ctx, &split, &found);
-        assert_int_equal(found.set.count, first.set.count);
-        layer_case_assert_same(&found, &first);
-        assay_tensor_set_free(&found.set);
-        assay_tensor_set_free(&first.set);
-    }
-    layer_case_free(&plain);
-}
-
 /* "checkpoints/layers/2/lse" */
 static const assay_tensor *checkpoint(const test_tensors *store, int layer, const char *name)
 {
@@ -209,27 +185,6 @@ TEST(forward_alone)
                      assay_schedule_count(&dims) * ASSAY_EVENT_FIELDS);
     assay_tensor_set_free(&with.set);
     assay_tensor_set_free(&without.set);
-    layer_case_free(&plain);
-}
-
-/* A gradient alone has the bits that it has among all. */
-TEST(one_gradient_at_a_time)
-{
-    assay_context ctx = assay_context_default(1);
-    layer_case plain = split_case_plain(4, 0, 4, 1);
-    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 2}}, 2);
-    test_tensors whole = {0};
-    layer_case_run(&ctx, &split, &whole);
-    for (int i = 0; i < whole.set.count; i++) {
-        const char *const wanted[] = {whole.set.items[i].spec.path, NULL};
-        test_tensors found = {.wanted = wanted};
-        if (strncmp(wanted[0], "gradients/", 10) != 0) continue;
-        layer_case_run(&ctx, &split, &found);
-        assert_int_equal(found.set.count, 1);
-        layer_case_assert_same(&found, &whole);
-        assay_tensor_set_free(&found.set);
-    }
-    assay_tensor_set_free(&whole.set);
     layer_case_free(&plain);
 }
 
@@ -374,30 +329,4 @@ TEST(missing_and_foreign_weights_are_refused)
     test_tensors_remove(&split.in, "weights/layers/2/moe/wo");
     assert_int_not_equal(run_status(&ctx, &split), ASSAY_OK);
     layer_case_free(&split);
-}
-
-static void run_out_of_memory(layer_case *split)
-{
-    const assay_source in = test_tensors_source(&split->in);
-    int64_t n = 0;
-    for (;; n += 1 + n / 16) { /* every one at first, then fewer */
-        assay_context ctx = assay_context_default(1);
-        test_tensors found = {0};
-        const assay_sink out = test_tensors_sink(&found);
-        assay_fail_allocation(n);
-        const assay_status status = assay_stack_run(&ctx, &split->config, &in, &out);
-        assay_tensor_set_free(&found.set);
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_true(n > 100);
-}
-
-TEST(out_of_memory_leaves_nothing_behind)
-{
-    layer_case plain = split_case_plain(4, 0, 2, 1);
-    layer_case split = split_case_of(&plain, (assay_mesh){{1, 1, 1}}, 2);
-    run_out_of_memory(&split);
-    split_case_by(&split, "deepseek_v3");
-    run_out_of_memory(&split);
-    layer_case_free(&plain);
 }

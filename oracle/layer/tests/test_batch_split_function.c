@@ -1,5 +1,5 @@
-/* The table of functions of the batch-split module, and calls of them by tensors: every function gives all its results
- * with any number of threads, what NAME_bwd gives is the gradient of NAME, failures are reported. */
+/* The table of functions of the batch-split module, and calls of them by tensors: what NAME_bwd gives is the gradient of NAME, what is
+ * quantised is shown and moved, what a call refuses. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,46 +112,6 @@ TEST(names_are_found)
         assert_non_null(assay_batch_split_function_of(assay_batch_split_alias(i)));
     assert_null(assay_batch_split_function_of("rout"));
     assert_null(assay_batch_split_function_of(""));
-}
-
-static void give_all_results(const char *recipe)
-{
-    for (int i = 0; function(i) != NULL; i++) {
-        const assay_function_config config = config_by(function(i), recipe);
-        assay_function_tensors tensors;
-        test_tensors in = {0}, first = {0};
-        assay_function_tensors_of(&config, &tensors);
-        fill(&config, &tensors, &in);
-        for (int threads = 1; threads <= 7; threads += threads == 1 ? 1 : 5) {
-            assay_context ctx = assay_context_default(threads);
-            test_tensors out = {0};
-            run(&ctx, &config, &in, &out);
-            for (int k = 0; k < tensors.count; k++) {
-                const char *path = tensors.items[k].path;
-                if (!tensors.items[k].result) continue;
-                const assay_tensor *t = assay_tensor_set_find(&out.set, path);
-                if (t == NULL) fail_msg("%s gives no %s", assay_function_name(function(i)), path);
-                assert_int_equal(t->count, assay_shape_count(&tensors.items[k].shape));
-                const assay_tensor *one = threads == 1 ? t : assay_tensor_set_find(&first.set, path);
-                for (int64_t n = 0; n < t->count && t->values != NULL; n++) assert_true(isfinite(t->values[n]));
-                if (t->values != NULL) assert_same_bits(t->values, one->values, t->count);
-                if (t->indices != NULL) assert_memory_equal(t->indices, one->indices, (size_t)t->count * 4);
-            }
-            if (threads == 1) {
-                first = out;
-            } else {
-                assay_tensor_set_free(&out.set);
-            }
-        }
-        assay_tensor_set_free(&first.set);
-        assay_tensor_set_free(&in.set);
-    }
-}
-
-TEST(every_function_gives_its_results_with_any_threads)
-{
-    give_all_results("");
-    give_all_results("fp8_full");
 }
 
 /* From forward's tensors those of its _bwd: residuals are results, upstream gradients cotangents. */
@@ -399,37 +359,6 @@ TEST(masks_of_groups)
         assay_fill_nan(mask, 16);
         assert_ok(&ctx, assay_expert_group_mask(&ctx, mask, logits, 2, &config));
         for (int i = 0; i < 16; i++) assert_true(mask[i] == table[row].mask[i] - '0');
-    }
-}
-
-/* Memory that is short at any allocation is reported, and nothing is lost. */
-TEST(no_memory_is_reported)
-{
-    static const char *const names[] = {
-        "extract_layer_weights",  "insert_layer_ws_grad",      "gather_weights",
-        "reduce_scatter_ws_grad", "all_reduce_ws_grad_dcn",    "route",
-        "mla_with_norms",         "mla_with_norms_remat",      "mla_with_norms_bwd",
-        "compute_gating_bwd",     "compute_linear_bwd",        "shared_expert",
-        "shared_expert_bwd",      "expert_selection_bwd",      "quantized_psum_scatter_bwd",
-        "route_compute_unroute",  "route_compute_unroute_bwd", "batch_split_schedule_bwd"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const assay_function_config config = config_by(assay_batch_split_function_of(names[i]), "fp8_full");
-        assay_function_tensors tensors;
-        assay_context ctx = assay_context_default(1);
-        test_tensors in = {0};
-        assay_function_tensors_of(&config, &tensors);
-        fill(&config, &tensors, &in);
-        const assay_source source = test_tensors_source(&in);
-        for (int64_t n = 0;; n++) {
-            static const char *const nothing[] = {NULL};
-            test_tensors out = {.wanted = nothing};
-            const assay_sink sink = test_tensors_sink(&out);
-            assay_fail_allocation(n);
-            const assay_status status = assay_function_run(&ctx, &config, &source, &sink);
-            assay_tensor_set_free(&out.set);
-            if (had_memory(&ctx, status)) break;
-        }
-        assay_tensor_set_free(&in.set);
     }
 }
 

@@ -233,36 +233,3 @@ TEST(test_full_disk)
     assert_non_null(strstr(ctx.message, "spill file"));
     assay_remat_close(store);
 }
-
-static assay_status whole_life(assay_context *ctx)
-{
-    const assay_remat_policy policy = three_policies();
-    assay_remat_store *store = NULL;
-    double *kept = NULL, *offloaded = NULL;
-    assay_status status = ASSAY_OK;
-    TRY(assay_remat_open(ctx, &store, &policy, 2));
-    TRY(assay_alloc_f64(ctx, "kept", 3, &kept));
-    TRY(assay_alloc_f64(ctx, "offloaded", 3, &offloaded));
-    for (int i = 0; i < 3; i++) kept[i] = offloaded[i] = i;
-    TRY(assay_remat_put(ctx, store, 1, ASSAY_REMAT_DECODER_LAYER_INPUT, 3, &kept));
-    TRY(assay_remat_put(ctx, store, 1, ASSAY_REMAT_ATTENTION_OUT, 3, &offloaded));
-    TRY(assay_remat_take(ctx, store, 1, ASSAY_REMAT_ATTENTION_OUT, &offloaded));
-cleanup:
-    free(kept);
-    free(offloaded);
-    assay_remat_close(store);
-    return status;
-}
-
-TEST(test_no_memory)
-{
-    int failures = 0;
-    for (int64_t n = 0;; n++) {
-        assay_context ctx = assay_context_default(1);
-        assay_fail_allocation(n);
-        const assay_status status = whole_life(&ctx);
-        if (had_memory(&ctx, status)) break;
-        failures++;
-    }
-    assert_int_equal(failures, 5);
-}

@@ -113,45 +113,6 @@ void sharded_case_assert_bits(const test_tensors *actual, const test_tensors *ex
     moe_case_assert_same(actual, &one);
 }
 
-static void copy_part(const moe_case *c, moe_case *part, const char *path, const int64_t place[4])
-{
-    const assay_tensor *tensor = assay_tensor_set_find(&c->in.set, path);
-    const assay_routing_config *own = &part->config.routing, *whole = &c->config.routing;
-    const int64_t first = place[0], chunk = place[2];
-    if (tensor == NULL) return;
-    const int64_t width = tensor->count / (whole->batch * whole->sequence), to = own->sequence * width;
-    double *values = tensor->values == NULL ? NULL : test_tensors_add(&part->in, path, own->batch * to);
-    int32_t *indices = tensor->indices == NULL ? NULL : test_tensors_add_i32(&part->in, path, own->batch * to);
-    for (int64_t row = 0; row < own->batch; row++) {
-        const int64_t from = ((first + row) * whole->sequence + chunk * own->sequence) * width;
-        if (values != NULL) memcpy(values + row * to, tensor->values + from, (size_t)to * sizeof *values);
-        if (indices != NULL) memcpy(indices + row * to, tensor->indices + from, (size_t)to * sizeof *indices);
-    }
-}
-
-moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks)
-{
-    static const char *const of_tokens[] = {"inputs/x", "inputs/input_ids", "cotangents/y", "routing/selected_experts"};
-    const int64_t place[] = {first, rows, chunk, chunks};
-    moe_case part = *c;
-    part.in = (test_tensors){0};
-    part.config.routing.batch = rows;
-    part.config.routing.sequence /= chunks;
-    for (int i = 0; i < 4; i++) copy_part(c, &part, of_tokens[i], place);
-    for (int i = 0; i < c->in.set.count; i++) {
-        const assay_tensor *tensor = &c->in.set.items[i];
-        if (strncmp(tensor->spec.path, "weights/", 8) != 0) continue;
-        if (tensor->values != NULL) {
-            double *values = test_tensors_add(&part.in, tensor->spec.path, tensor->count);
-            memcpy(values, tensor->values, (size_t)tensor->count * sizeof *values);
-        } else {
-            int32_t *indices = test_tensors_add_i32(&part.in, tensor->spec.path, tensor->count);
-            memcpy(indices, tensor->indices, (size_t)tensor->count * sizeof *indices);
-        }
-    }
-    return part;
-}
-
 static const struct {
     int variant;
     int64_t batch, mesh[4];

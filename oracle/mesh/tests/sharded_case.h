@@ -24,7 +24,3 @@ void sharded_case_run(assay_context *ctx, moe_case *c, const assay_sharding *sha
 void sharded_case_assert_gradients(const test_tensors *actual, const test_tensors *expected, double relative);
 /* One tensor has the same bits in both. */
 void sharded_case_assert_bits(const test_tensors *actual, const test_tensors *expected, const char *path);
-
-/* The block of `rows` rows of the batch from row `first`, and of one chunk of the sequence. Expert weights are whole.
- */
-moe_case sharded_case_part(const moe_case *c, int64_t first, int64_t rows, int64_t chunk, int64_t chunks);

@@ -1,69 +1,9 @@
-/* The same bits whatever does not matter: threads, instruction sets, what else is wanted, checkpoints that are given.
- */
-#include <malloc.h>
+/* Checkpoints that are given leave the bits. */
 #include <string.h>
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/mesh/tests/sharded_case.h"
 #include "tests/support/assay_test.h"
-
-TEST_LABELS(threads);
-
-TEST(test_threads_and_instructions_leave_the_bits)
-{
-    static const int threads[] = {2, 7};
-    for (int form = 0; form < SHARDED_FORMS; form++) {
-        assay_sharding sharding;
-        moe_case c = sharded_case_form(form, &sharding);
-        assay_context ctx = assay_context_default(1);
-        test_tensors expected = {0};
-        sharded_case_run(&ctx, &c, &sharding, &expected);
-        assert_true(expected.set.count > 15);
-        for (int i = 0; i < 2; i++) {
-            test_tensors actual = {0};
-            ctx = assay_context_default(threads[i]);
-            sharded_case_run(&ctx, &c, &sharding, &actual);
-            moe_case_assert_same(&actual, &expected);
-            assay_tensor_set_free(&actual.set);
-        }
-        for (assay_isa isa = ASSAY_ISA_SCALAR; isa <= ASSAY_ISA_AVX512; isa++) {
-            test_tensors actual = {0};
-            if (!assay_isa_supported(isa)) continue;
-            ctx = assay_context_default(1);
-            ctx.isa = isa;
-            sharded_case_run(&ctx, &c, &sharding, &actual);
-            moe_case_assert_same(&actual, &expected);
-            assay_tensor_set_free(&actual.set);
-        }
-        assay_tensor_set_free(&expected.set);
-        moe_case_free(&c);
-    }
-}
-
-/* Each result alone has the bits that it has among all others; memory that holds rubbish reaches none. */
-TEST(test_one_result_alone)
-{
-    enum { RUBBISH = 0x80 }; /* memory starts as 0x7f7f..., about 1e306 */
-    assay_context ctx = assay_context_default(1);
-    for (int form = 0; form < SHARDED_FORMS; form++) {
-        assay_sharding sharding;
-        moe_case c = sharded_case_form(form, &sharding);
-        test_tensors all = {0};
-        sharded_case_run(&ctx, &c, &sharding, &all);
-        mallopt(M_PERTURB, RUBBISH);
-        for (int i = 0; i < all.set.count; i++) {
-            const char *const wanted[] = {all.set.items[i].spec.path, NULL};
-            test_tensors one = {.wanted = wanted};
-            sharded_case_run(&ctx, &c, &sharding, &one);
-            assert_int_equal(one.set.count, 1);
-            sharded_case_assert_bits(&one, &all, all.set.items[i].spec.path);
-            assay_tensor_set_free(&one.set);
-        }
-        mallopt(M_PERTURB, 0);
-        assay_tensor_set_free(&all.set);
-        moe_case_free(&c);
-    }
-}
 
 static void give(moe_case *c, const assay_tensor *tensor, double factor)
 {

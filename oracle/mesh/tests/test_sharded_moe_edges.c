@@ -1,4 +1,4 @@
-/* What is read, missing cotangents, memory and the want of it. */
+/* What is read, missing cotangents, and memory. */
 #include <malloc.h>
 #include <math.h>
 #include <string.h>
@@ -48,27 +48,6 @@ TEST(test_without_cotangents)
     assert_true(moe_case_get(&out, "outputs/y")->values[0] != 0);
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
-}
-
-TEST(test_want_of_memory)
-{
-    for (int form = 0; form < SHARDED_FORMS; form++) {
-        assay_context ctx = assay_context_default(1);
-        assay_sharding sharding;
-        moe_case c = sharded_case_form(form, &sharding);
-        assay_source source = test_tensors_source(&c.in);
-        int64_t n = 0;
-        for (;; n++) {
-            test_tensors out = {0};
-            assay_sink sink = test_tensors_sink(&out);
-            assay_fail_allocation(n);
-            assay_status status = assay_sharded_moe_run(&ctx, &c.config, &sharding, &source, &sink);
-            assay_tensor_set_free(&out.set);
-            if (had_memory(&ctx, status)) break;
-        }
-        assert_true(n > 60);
-        moe_case_free(&c);
-    }
 }
 
 /* A sink that keeps nothing and looks how much memory is taken. */

@@ -63,13 +63,27 @@ static void fill_hash(moe_case *c)
     for (int64_t t = 0; t < tokens; t++) ids[t] = (int32_t)(t * 7 % r->hash_rows);
 }
 
+/* wi from wi_0 and wi_1. */
+static void fuse(moe_case *c)
+{
+    int64_t e = c->config.routing.num_experts, d = c->config.emb_dim, h = c->config.moe_mlp_dim;
+    double *wi = test_tensors_add(&c->in, "weights/wi", e * d * 2 * h);
+    const double *wi_0 = moe_case_get(&c->in, "weights/wi_0")->values;
+    const double *wi_1 = moe_case_get(&c->in, "weights/wi_1")->values;
+    for (int64_t row = 0; row < e * d; row++) {
+        memcpy(wi + row * 2 * h, wi_0 + row * h, (size_t)h * sizeof *wi);
+        memcpy(wi + row * 2 * h + h, wi_1 + row * h, (size_t)h * sizeof *wi);
+    }
+    test_tensors_remove(&c->in, "weights/wi_0");
+    test_tensors_remove(&c->in, "weights/wi_1");
+}
+
 void moe_case_fill(moe_case *c, bool bf16)
 {
     const assay_moe_config *config = &c->config;
     int64_t tokens = config->routing.batch * config->routing.sequence, gates = config->routing.num_experts;
     int64_t e = assay_moe_experts(config), d = config->emb_dim, h = config->moe_mlp_dim, f = config->shared_mlp_dim;
-    double scale = c->weight_scale == 0 ? 1 : c->weight_scale;
-    double down = scale / sqrt((double)d), up = scale / sqrt((double)h);
+    double down = 1 / sqrt((double)d), up = 1 / sqrt((double)h);
     fill(c, "inputs/x", tokens * d, 1, 0, bf16);
     fill(c, "weights/gate/kernel", d * gates, 1.5 / sqrt((double)d), 0, bf16);
     if (c->gate_bias) fill(c, "weights/gate/bias", gates, 0.3, 0, bf16);
@@ -85,34 +99,19 @@ void moe_case_fill(moe_case *c, bool bf16)
     if (f > 0) {
         fill(c, "weights/shared_experts/wi_0/kernel", d * f, down, 0, bf16);
         fill(c, "weights/shared_experts/wi_1/kernel", d * f, down, 0, bf16);
-        fill(c, "weights/shared_experts/wo/kernel", f * d, scale / sqrt((double)f), 0, bf16);
+        fill(c, "weights/shared_experts/wo/kernel", f * d, 1 / sqrt((double)f), 0, bf16);
     }
     if (config->shared_gate) fill(c, "weights/shared_expert_gate/kernel", d, down, 0, bf16);
     fill(c, "cotangents/y", tokens * d, 1, 0, bf16);
     if (c->cotangent_lb_loss) fill(c, "cotangents/lb_loss", 1, 0, 0.75, bf16);
     if (config->routing.z_loss_weight > 0) fill(c, "cotangents/z_loss", 1, 0, 0.75, bf16);
     if (config->routing.hash_rows > 0) fill_hash(c);
-    if (config->fused_weights) moe_case_fuse(c);
+    if (config->fused_weights) fuse(c);
 }
 
 void moe_case_free(moe_case *c)
 {
     assay_tensor_set_free(&c->in.set);
-}
-
-void moe_case_fuse(moe_case *c)
-{
-    int64_t e = c->config.routing.num_experts, d = c->config.emb_dim, h = c->config.moe_mlp_dim;
-    double *wi = test_tensors_add(&c->in, "weights/wi", e * d * 2 * h);
-    const double *wi_0 = moe_case_get(&c->in, "weights/wi_0")->values;
-    const double *wi_1 = moe_case_get(&c->in, "weights/wi_1")->values;
-    for (int64_t row = 0; row < e * d; row++) {
-        memcpy(wi + row * 2 * h, wi_0 + row * h, (size_t)h * sizeof *wi);
-        memcpy(wi + row * 2 * h + h, wi_1 + row * h, (size_t)h * sizeof *wi);
-    }
-    test_tensors_remove(&c->in, "weights/wi_0");
-    test_tensors_remove(&c->in, "weights/wi_1");
-    c->config.fused_weights = true;
 }
 
 void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out)

@@ -7,7 +7,6 @@
 typedef struct moe_case {
     assay_moe_config config;
     bool gate_bias, expert_bias, per_expert_scale, cotangent_lb_loss;
-    double weight_scale; /* of the experts' kernels, times 1/sqrt of what they sum over; 0: 1 */
     uint64_t seed;
     test_tensors in;
 } moe_case;
@@ -18,8 +17,6 @@ moe_case moe_case_deepseek3(int64_t batch, int64_t sequence, int64_t experts, in
 /* Fills `in` as the configuration and the flags say. bf16: values on bfloat16's grid. */
 void moe_case_fill(moe_case *c, bool bf16);
 void moe_case_free(moe_case *c);
-/* wi from wi_0 and wi_1. */
-void moe_case_fuse(moe_case *c);
 
 /* Runs it and asserts success; results go to `out`. */
 void moe_case_run(assay_context *ctx, moe_case *c, test_tensors *out);

@@ -1,4 +1,4 @@
-/* Layouts, empty experts, dropped choices, refusals and want of memory. */
+/* Empty experts, dropped choices, what is read, refusals and costs. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -89,6 +89,33 @@ TEST(test_output_without_a_cotangent)
     const assay_tensor *wo = moe_case_get(&out, "gradients/weights/wo");
     for (int64_t i = 0; i < wo->count; i++) assert_true(wo->values[i] == 0);
     assert_true(moe_case_get(&out, "gradients/weights/gate/kernel")->values[0] != 0);
+    assay_tensor_set_free(&out.set);
+    moe_case_free(&c);
+}
+
+/* Weights are read once, and not at all where nothing needs them. */
+TEST(test_reading)
+{
+    static const char *const everything[] = {"outputs/*", "gradients/*", "routing/*", NULL};
+    static const char *const routing[] = {"routing/*", "outputs/lb_loss", NULL};
+    assay_context ctx = assay_context_default(1);
+    moe_case c = moe_case_deepseek3(1, 8, 4, 2, 6, 5);
+    moe_case_fill(&c, false);
+    int64_t kernels = 3 * moe_case_get(&c.in, "weights/wo")->count;
+    int64_t others = 2 * 8 * 6 + 6 * 4 + 4, busy = 0;
+    test_tensors out = {.wanted = everything};
+    c.in.reads = 0;
+    moe_case_run(&ctx, &c, &out);
+    const int32_t *sizes = moe_case_get(&out, "routing/group_sizes")->indices;
+    for (int e = 0; e < 4; e++) busy += sizes[e] > 0;
+    assert_int_equal(busy, 3);
+    assert_int_equal(c.in.reads, kernels / 4 * busy + others);
+    assay_tensor_set_free(&out.set);
+    out.wanted = routing;
+    c.in.reads = 0;
+    moe_case_run(&ctx, &c, &out);
+    assert_int_equal(c.in.reads, 8 * 6 + 6 * 4 + 4);
+    assert_int_equal(out.set.count, 6);
     assay_tensor_set_free(&out.set);
     moe_case_free(&c);
 }

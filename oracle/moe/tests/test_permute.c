@@ -132,7 +132,7 @@ static void check_values(assay_context *ctx, const problem *p)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-TEST(test_values_with_any_threads_and_instruction_set)
+TEST(test_values)
 {
     assay_context ctx = assay_context_default(1);
     for (int c = 0; c < CASE_COUNT; c++) {
@@ -202,22 +202,4 @@ TEST(test_slots_of_no_expert)
     assay_fill_nan(out, 12);
     assert_ok(&ctx, assay_permute_backward(&ctx, out, rows, order, &dims));
     assert_same_bits(out, dx, 6);
-}
-
-TEST(test_failing_allocations)
-{
-    assay_context ctx = assay_context_default(1);
-    problem p;
-    problem_make(&ctx, &p, &CASES[1]);
-    double *y = nans(p.outer);
-    int failures = 0;
-    for (;; failures++) {
-        assay_fail_allocation(failures);
-        assay_status status = assay_permute_order(&ctx, p.order, p.sizes, p.selected, &p.dims);
-        if (status == ASSAY_OK) status = assay_unpermute_forward(&ctx, y, p.rows, p.order, p.weights, &p.dims);
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_int_equal(failures, 2);
-    free(y);
-    problem_free(&p);
 }

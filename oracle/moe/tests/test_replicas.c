@@ -42,17 +42,3 @@ TEST(test_refused_maps)
         ctx.message[0] = '\0';
     }
 }
-
-TEST(test_failing_allocations)
-{
-    static const int32_t map[] = {0, 1, 0};
-    assay_context ctx = {.threads = 1};
-    for (int failures = 0;; failures++) {
-        assay_replicas r = {0};
-        assay_fail_allocation(failures);
-        const assay_status status = assay_replicas_make(&ctx, &r, map, 3, 2);
-        assay_replicas_free(&r);
-        if (had_memory(&ctx, status)) break;
-        assert_true(failures < 10);
-    }
-}

@@ -3,58 +3,10 @@
 #include <string.h>
 
 #include "oracle/arithmetic/emulated.h"
-#include "oracle/moe/tests/routing_cases.h"
+#include "oracle/moe/routing.h"
 #include "tests/support/assay_test.h"
 
 TEST_LABELS(threads);
-
-static void poison(assay_routing *r, const assay_routing_config *config)
-{
-    const int64_t count = config->num_experts_per_tok;
-    assay_fill_nan(r->weights, TOKENS * count);
-    assay_fill_nan(r->margin, TOKENS);
-    assay_fill_nan(r->scores, TOKENS * EXPERTS);
-    assay_fill_nan(r->gathered, TOKENS * count);
-    if (r->probabilities != NULL) assay_fill_nan(r->probabilities, TOKENS * EXPERTS);
-    if (r->density != NULL) assay_fill_nan(r->density, BATCH * EXPERTS);
-    if (r->bias_updates != NULL) assay_fill_nan(r->bias_updates, EXPERTS);
-    memset(r->selected_experts, -1, sizeof(int32_t) * (size_t)(TOKENS * count));
-    memset(r->group_sizes, -1, sizeof(int32_t) * EXPERTS);
-    r->lb_loss = NAN;
-}
-
-static void run_forward(assay_routing *r, const case_data *data, int threads)
-{
-    assay_context ctx = assay_context_default(threads);
-    assert_ok(&ctx, assay_routing_alloc(&ctx, r, &data->config));
-    poison(r, &data->config);
-    assert_ok(&ctx, assay_routing_forward(&ctx, r, &data->in, &data->config));
-}
-
-TEST(test_same_bits_for_any_threads)
-{
-    for (int c = 0; c < CASE_COUNT; c++) {
-        static const int THREADS[] = {1, 2, 7};
-        assay_routing r[3];
-        double d_logits[3][TOKENS * EXPERTS], d_bias[3][EXPERTS];
-        case_data data;
-        fill_case(&data, &CASES[c]);
-        const int64_t choices = TOKENS * data.config.num_experts_per_tok;
-        for (int i = 0; i < 3; i++) {
-            assay_context ctx = assay_context_default(THREADS[i]);
-            run_forward(&r[i], &data, THREADS[i]);
-            assert_ok(&ctx, assay_routing_backward(&ctx, d_logits[i], d_bias[i], NULL, data.d_weights, 0.9, 0, &r[i],
-                                                   &data.in, &data.config));
-            assert_memory_equal(r[i].selected_experts, r[0].selected_experts, sizeof(int32_t) * (size_t)choices);
-            assert_same_bits(r[i].weights, r[0].weights, choices);
-            assert_same_bits(r[i].margin, r[0].margin, TOKENS);
-            assert_same_bits(&r[i].lb_loss, &r[0].lb_loss, 1);
-            assert_same_bits(d_logits[i], d_logits[0], TOKENS * EXPERTS);
-            assert_same_bits(d_bias[i], d_bias[0], EXPERTS);
-        }
-        for (int i = 0; i < 3; i++) assay_routing_free(&r[i]);
-    }
-}
 
 /* The weights of a token share the error of the sum that they are divided by; one weight is a quotient of equal numbers. */
 TEST(test_emulated_weights_share_an_error)

@@ -287,36 +287,6 @@ TEST(test_refused_inputs)
     }
 }
 
-static assay_status forward_and_backward(assay_context *ctx, const double *logits, const assay_routing_config *config)
-{
-    const assay_routing_inputs in = {.logits = logits};
-    const double d_weights[3] = {1.0, 2.0, 3.0};
-    double d_logits[6], d_bias[6];
-    assay_routing r = {0};
-    assay_status status = assay_routing_alloc(ctx, &r, config);
-    if (status == ASSAY_OK) status = assay_routing_forward(ctx, &r, &in, config);
-    if (status == ASSAY_OK)
-        status = assay_routing_backward(ctx, d_logits, d_bias, NULL, d_weights, 1.0, 0, &r, &in, config);
-    assay_routing_free(&r);
-    return status;
-}
-
-TEST(test_failing_allocations)
-{
-    const double logits[6] = {0, 1, 2, 3, 4, 5};
-    assay_routing_config config = plain_config();
-    config.load_balance_loss_weight = config.routed_bias_update_rate = 1.0;
-    int64_t failures = 0;
-    for (;; failures++) {
-        assay_context ctx = assay_context_default(2);
-        assay_fail_allocation(failures);
-        const assay_status status = forward_and_backward(&ctx, logits, &config);
-        if (had_memory(&ctx, status)) break;
-        assert_non_null(strstr(ctx.message, "no memory"));
-    }
-    assert_true(failures >= 13);
-}
-
 /* The same struct serves a second step with other logits: nothing of the first is left in it. */
 TEST(test_run_twice)
 {

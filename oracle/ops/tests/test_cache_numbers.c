@@ -107,18 +107,3 @@ TEST(refuses_positions_outside)
     assert_int_equal(assay_cache_make_numbers(&ctx, &n, &config, &none), ASSAY_BAD_INPUT);
     assert_string_equal(ctx.message, "inputs/positions[1] is 8, expected 0 to 7 (max_position_embeddings)");
 }
-
-TEST(failing_allocations)
-{
-    assay_context ctx = assay_context_default(1);
-    assay_cache_numbers_config config = latents(ASSAY_CACHE_NORM_ROW, true);
-    static const double scale[COLUMNS + SECOND] = {1, 2, 1, 1, 1, 3};
-    const assay_quantize_config none = {0};
-    for (int64_t n = 0;; n++) {
-        rows r = GIVEN;
-        const assay_cache_numbers of = {
-            .numbers = r.numbers, .second = r.second, .scale = scale, .positions = POSITIONS, .slots = SLOTS};
-        assay_fail_allocation(n);
-        if (had_memory(&ctx, assay_cache_make_numbers(&ctx, &of, &config, &none))) break;
-    }
-}

@@ -128,21 +128,3 @@ TEST(test_refused_groups)
         assert_non_null(strstr(ctx.message, words[i]));
     }
 }
-
-TEST(test_failing_allocations)
-{
-    assay_context ctx = assay_context_default(1);
-    problem p;
-    problem_make(&p, &CASES[7].dims, CASES[7].sizes, ASSAY_FLOAT64);
-    int failures = 0;
-    for (;; failures++) {
-        assay_fail_allocation(failures);
-        assay_status status = assay_gmm_forward(&ctx, p.y, p.lhs, p.rhs, p.sizes, &p.dims);
-        if (status == ASSAY_OK) {
-            status = assay_gmm_backward(&ctx, p.dlhs, p.drhs, p.dy, p.lhs, p.rhs, p.sizes, &p.dims);
-        }
-        if (had_memory(&ctx, status)) break;
-    }
-    assert_true(failures > 2);
-    problem_free(&p);
-}

@@ -131,25 +131,6 @@ TEST(ties_and_zeros)
     expect(&c, (double[]){-0.125, 6}, 127, 8);
 }
 
-TEST(threads_give_the_same_codes)
-{
-    enum { ROWS = 131, COLUMNS = 130 };
-    static const char *const formats[] = {
-        "mxfp4", "nvfp4", "nvfp4_16x16", "fp8_e4m3_128x1", "fp8_e4m3_128x128", "fp8_e4m3_row", "fp8_e5m2_tensor"};
-    uint64_t seed = 3;
-    double *x = test_normals(&seed, 3, ASSAY_BFLOAT16, (int64_t)ROWS * COLUMNS);
-    for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
-        const assay_quantize_config c = config_of(formats[k], ROWS, COLUMNS);
-        result one = quantize(&c, x, 1), many = quantize(&c, x, 7);
-        assert_memory_equal(many.codes, one.codes, ROWS * COLUMNS * sizeof *one.codes);
-        assert_memory_equal(many.scale, one.scale, (size_t)assay_quantize_scales(&c) * sizeof *one.scale);
-        assert_int_equal(many.tensor_scale == UNSET, !c.format->tensor_scale);
-        result_free(&one);
-        result_free(&many);
-    }
-    free(x);
-}
-
 /* One scale for a row of 300, and one for all rows: by hand. */
 TEST(whole_rows_and_tensors_have_one_scale)
 {

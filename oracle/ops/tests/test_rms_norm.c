@@ -41,29 +41,6 @@ static void problem_free(problem *p)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-static void same_bits(assay_context *ctx, void *data)
-{
-    problem *first = data, p;
-    if (first->x == NULL) {
-        problem_make(first, 37, 521);
-        problem_run(ctx, first);
-    }
-    problem_make(&p, 37, 521);
-    problem_run(ctx, &p);
-    assert_same_bits(p.y, first->y, p.rows * p.dim);
-    assert_same_bits(p.rstd, first->rstd, p.rows);
-    assert_same_bits(p.dx, first->dx, p.rows * p.dim);
-    assert_same_bits(p.dscale, first->dscale, p.dim);
-    problem_free(&p);
-}
-
-TEST(test_threads_and_instruction_sets_give_the_same_bits)
-{
-    problem first = {0};
-    test_each_context(same_bits, &first);
-    problem_free(&first);
-}
-
 TEST(test_rows_do_not_meet)
 {
     assay_context ctx = assay_context_default(2);

@@ -172,30 +172,6 @@ TEST(test_in_place_and_within_wider_rows)
     }
 }
 
-static void same_bits(assay_context *ctx, void *data)
-{
-    double *first = data, *y = test_nans(TOKENS * HEADS * 64);
-    const assay_rope_config c = deepseek(64);
-    uint64_t seed = 3;
-    double *x = test_normals(&seed, 1, ASSAY_FLOAT64, TOKENS * HEADS * 64);
-    const assay_rope_rows rows = packed_rows(y, x, 64);
-    assay_rope_table table;
-    assert_ok(ctx, table_make(ctx, &table, POSITIONS, TOKENS, &c));
-    assay_rope_forward(ctx, &rows, &table, &c);
-    if (isnan(first[0])) memcpy(first, y, TOKENS * HEADS * 64 * sizeof *y);
-    assert_same_bits(y, first, TOKENS * HEADS * 64);
-    assay_rope_table_free(&table);
-    free(x);
-    free(y);
-}
-
-TEST(test_threads_and_instruction_sets_give_the_same_bits)
-{
-    double *first = test_nans(TOKENS * HEADS * 64);
-    test_each_context(same_bits, first);
-    free(first);
-}
-
 /* Errors of an angle grow with it; at position 0 there is none. */
 TEST(test_emulated_angles_are_off_as_the_profile_allows)
 {
@@ -324,21 +300,4 @@ TEST(test_angles_lie_around_zero)
     assay_rope_angles(&ctx, angles, POSITIONS, TOKENS, &c);
     for (int64_t i = 0; i < TOKENS * 32; i++) assert_true(angles[i] > -M_PI && angles[i] <= M_PI);
     free(angles);
-}
-
-TEST(test_every_allocation_may_fail)
-{
-    const assay_rope_config c = deepseek(64);
-    const double angles[TOKENS * 32] = {0};
-    for (int64_t n = 0;; n++) {
-        assay_context ctx = assay_context_default(2);
-        assay_rope_table table;
-        assay_fail_allocation(n);
-        const assay_status status = assay_rope_table_of_angles(&ctx, &table, angles, TOKENS, &c);
-        assay_rope_table_free(&table);
-        if (had_memory(&ctx, status)) {
-            assert_true(n > 0);
-            return;
-        }
-    }
 }
