@@ -13,7 +13,7 @@
 bool assay_has_kinks(const assay_plan *plan)
 {
     static const char *const steps[] = {"abs", "relu", "clamp", "maximum", "minimum", "max"};
-    const assay_program *p = plan->c->program;
+    const assay_program *p = plan->c == NULL ? NULL : plan->c->program; /* of no case that can be planned */
     bool has = false;
     for (int i = 1; p != NULL && i < p->node_count; i++)
         for (size_t k = 0; k < sizeof steps / sizeof *steps && p->nodes[i].step != NULL; k++)
