@@ -100,7 +100,7 @@ typedef struct assay_routing_summary {
 typedef struct assay_report {
     char case_name[ASSAY_PATH_SIZE], op[64], profile[64];
     char golden_path[512], candidate_path[512]; /* "": there is no such file any more */
-    char generator[64];                         /* what made the golden: "assay 0.1.0" */
+    char generator[64];                         /* what made the golden: "assay 0.2.0" */
     char program[128];                          /* what judges, with its version; "" */
     char reproduce[1024];                       /* the command that gives this again; "" */
     double seconds;                             /* of the backend's run; 0: none ran */

@@ -3,7 +3,7 @@
 
 #include "oracle/base/status.h"
 
-/* "0.1.0 (commit be43447abcde, avx512)"; without the commit where the source is no repository, with "-dirty" behind it where
+/* "0.2.0 (commit be43447abcde, avx512)"; without the commit where the source is no repository, with "-dirty" behind it where
  * files differ from it. */
 const char *assay_version_text(assay_isa isa);
 

@@ -110,7 +110,7 @@ const char *assay_test_report_html(assay_test_report *report, char message[ASSAY
 int assay_test_cases(int32_t count, const char *const *globs, int32_t exclude_count, const char *const *exclude,
                      char **names, char message[ASSAY_TEST_MESSAGE]);
 void assay_test_free(char *text);
-/* "0.1.0 (commit 9151ddc6b7aa, avx512)", as `assay --version`; without the commit where it is not known. */
+/* "0.2.0 (commit 9151ddc6b7aa, avx512)", as `assay --version`; without the commit where it is not known. */
 const char *assay_test_version(void);
 
 #ifdef __cplusplus
