@@ -304,30 +304,3 @@ TEST_IN_FOLDER(a_golden_is_taken_as_inputs)
     assay_fixture_close(second);
     assay_cases_free(c, 1);
 }
-
-/* Every allocation that fails is reported, and nothing is left behind. */
-TEST(reports_every_failed_allocation)
-{
-    assay_case *c = case_from(GMM SIZES);
-    assay_context setting = assay_context_default(1);
-    assert_ok(&setting, assay_case_set(&setting, c, "quant_formats.weights/rhs=nvfp4"));
-    assert_ok(&setting, assay_case_set(&setting, c, "quant_formats.inputs/lhs=mxfp8_e4m3"));
-    for (int64_t n = 0;; n++) {
-        assay_context ctx = assay_context_default(1);
-        assay_plan plan = {0};
-        assay_inputs inputs = {0};
-        assay_tensor_set set = {0}, dense = {0};
-        assay_fail_allocation(n);
-        assay_status status = assay_plan_make(&ctx, &plan, c);
-        if (status == ASSAY_OK) status = assay_inputs_open(&ctx, &inputs, c, &plan.list, NULL);
-        const assay_source source = assay_inputs_source(&inputs);
-        if (status == ASSAY_OK) status = assay_plan_tensors(&ctx, &set, &plan, &source);
-        if (status == ASSAY_OK) status = assay_operands_as_numbers(&ctx, &plan.list, &set, &dense);
-        assay_tensor_set_free(&dense);
-        assay_tensor_set_free(&set);
-        assay_inputs_close(&inputs);
-        assay_plan_free(&plan);
-        if (had_memory(&ctx, status)) break;
-    }
-    assay_cases_free(c, 1);
-}

@@ -716,26 +716,8 @@ TEST(what_a_norm_reads_in_registers_is_not_rounded)
     assert_true(near_layer > 0 && near_layer < 0.01 * layer);
 }
 
-static void run_without_memory(const char *text)
+TEST(without_memory_nothing_is_read)
 {
-    trial t;
-    trial_plan(&t, case_from(text));
-    for (int64_t n = 0;; n++) {
-        assay_context ctx = assay_context_default(1);
-        assay_tensor_set results = results_of(&t);
-        assay_fail_allocation(n);
-        const assay_status status = run_into(&t, &ctx, &t.source, &results);
-        const bool done = had_memory(&ctx, status);
-        assay_tensor_set_free(&results);
-        if (done) break;
-    }
-    trial_close(&t);
-}
-
-TEST(without_memory_nothing_is_lost)
-{
-    run_without_memory(SMALL);
-    run_without_memory(RECURRENT);
     for (int64_t n = 0;; n++) {
         assay_context ctx = assay_context_default(1);
         assay_case *cases = NULL;

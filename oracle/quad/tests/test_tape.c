@@ -367,18 +367,3 @@ TEST(test_refusals)
         case_end(&c);
     }
 }
-
-TEST(test_every_allocation_may_fail)
-{
-    static quad_form *const forms[] = {columns, rows, scattered, sums, normalised, softmax, grouped};
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        quad_case c;
-        add_inputs(&c, 1);
-        add_cotangents(&c, forms[i], NULL);
-        for (int64_t n = 0;; n++) {
-            assay_fail_allocation(n);
-            if (had_memory(&c.ctx, case_differentiate(&c, forms[i], NULL))) break;
-        }
-        case_end(&c);
-    }
-}
