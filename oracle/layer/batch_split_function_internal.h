@@ -67,6 +67,15 @@ struct assay_batch_split_function {
     assay_status (*call)(assay_context *ctx, bs_call *c); /* NULL: a _bwd has NAME's */
 };
 
+/* All weights, as gather_weights and its neighbours unpack them. */
+enum { BS_BUNDLE = 17 };
+extern const bs_weight_form bs_bundle[BS_BUNDLE];
+
+/* The row that has what a NAME_bwd shares with NAME. */
+const assay_batch_split_function *bs_row_of(const assay_batch_split_function *f);
+/* Whether the name ends so; `of` becomes what stands before that. */
+bool bs_ends_with(const char *name, const char *end, char of[ASSAY_PATH_SIZE]);
+bs_run bs_function_run_of(const assay_function_config *config, stack_run *stack);
 assay_status bs_call_function(assay_context *ctx, bs_call *c);
 
 /* The rows' functions: MLA, the MoE half, weights. */
