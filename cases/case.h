@@ -1,7 +1,6 @@
 /* A case: one operation at one configuration, with everything needed to make its inputs again. Read from YAML
  * (docs/interface.md, "Case file"), changed by --set, written back complete as case_yaml. */
-#ifndef ASSAY_CASES_CASE_H
-#define ASSAY_CASES_CASE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -134,5 +133,3 @@ bool assay_case_is_exact(const assay_case *c);
  * `prefix` ("gradients/"). "none" matches nothing. */
 bool assay_text_list_matches(const assay_text_list *list, const char *prefix, const char *path);
 void assay_text_list_free(assay_text_list *list);
-
-#endif

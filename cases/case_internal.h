@@ -1,11 +1,10 @@
 /* What the sources of cases/ share with each other and with nobody else. */
-#ifndef ASSAY_CASES_CASE_INTERNAL_H
-#define ASSAY_CASES_CASE_INTERNAL_H
+#pragma once
 
 #include <stdio.h>
 
-#include "oracle/base/nearest.h"
 #include "cases/yaml_reader.h"
+#include "oracle/base/nearest.h"
 
 /* A file that was compiled into the program. */
 typedef struct assay_embedded_file {
@@ -84,5 +83,3 @@ bool assay_case_is_declared(const assay_case *c, const char *path);
 void assay_case_write_fill(FILE *out, const assay_case_input *input);
 /* Whether low and high, or values, mean anything to a distribution. */
 bool assay_distribution_has_range(assay_distribution d);
-
-#endif

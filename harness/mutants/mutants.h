@@ -2,8 +2,7 @@
  *
  * A mutant is made from a golden: the case is evaluated again with a changed configuration, with changed steps, with changed
  * inputs or in a worse arithmetic, or the golden's own results are tampered with. */
-#ifndef ASSAY_HARNESS_MUTANTS_H
-#define ASSAY_HARNESS_MUTANTS_H
+#pragma once
 
 #include "compare/compare.h"
 #include "compare/profile.h"
@@ -203,5 +202,3 @@ assay_tensor_edit assay_edit_truncate, assay_edit_coarser;
 assay_dtype assay_coarser_type(assay_dtype type);
 /* Cotangents of other shards than m->shard become zero. */
 void assay_mutation_keep_shard(const assay_mutation *m);
-
-#endif

@@ -1,7 +1,6 @@
 /* What rows of the table of mutants may name, and what the functions that change tensors share. Private to
  * harness/mutants, harness/power and harness/explain. */
-#ifndef ASSAY_HARNESS_MUTANTS_TENSORS_H
-#define ASSAY_HARNESS_MUTANTS_TENSORS_H
+#pragma once
 
 #include "harness/mutants/mutants.h"
 
@@ -167,5 +166,3 @@ int64_t assay_microbatch_of(const assay_case *c, int64_t row); /* of the batch *
 int64_t assay_case_replicas(const assay_case *c);
 int64_t assay_case_shards(const assay_case *c);   /* that tokens are split over */
 int64_t assay_rows_of_shard(const assay_case *c); /* of the batch; 0: one shard, or all have the same rows */
-
-#endif

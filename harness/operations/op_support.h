@@ -1,6 +1,5 @@
 /* What the rows of the registry share: describing tensors, reading them whole, writing results and their scales. */
-#ifndef ASSAY_HARNESS_OP_SUPPORT_H
-#define ASSAY_HARNESS_OP_SUPPORT_H
+#pragma once
 
 #include "harness/operations/operation.h"
 #include "oracle/layer/decoder_stack.h"
@@ -172,5 +171,3 @@ typedef struct assay_norm_config {
 } assay_norm_config;
 assay_status assay_norm_config_of(assay_context *ctx, const assay_case *c, void *config);
 int64_t assay_norm_axis_size(const void *config, char axis);
-
-#endif

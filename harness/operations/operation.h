@@ -1,6 +1,5 @@
 /* The registry of operations: for each, which tensors a case has and how to evaluate it. One row an operation. */
-#ifndef ASSAY_HARNESS_OPERATION_H
-#define ASSAY_HARNESS_OPERATION_H
+#pragma once
 
 #include <stddef.h>
 
@@ -176,5 +175,3 @@ int64_t assay_unused_row_width(const assay_tensor_entry *entry);
 
 const assay_tensor_entry *assay_tensor_list_find(const assay_tensor_list *list, const char *path);
 void assay_tensor_list_free(assay_tensor_list *list); /* safe on a zeroed struct */
-
-#endif

@@ -1,7 +1,6 @@
 /* What a candidate may have otherwise than the golden without being wrong, put as the golden has it before the two are
  * compared: rows of results that belong to nothing, the sign of NaN, gradients in full, rows of one expert in another order, other replicas of an expert. */
-#ifndef ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
-#define ASSAY_HARNESS_PLAN_CANDIDATE_ROWS_H
+#pragma once
 
 #include "harness/plan/results.h"
 
@@ -34,5 +33,3 @@ typedef struct assay_row_orders {
 assay_status assay_candidate_take_rows(assay_context *ctx, const assay_plan *plan, assay_fixture_reader *golden,
                                        assay_fixture_reader *candidate, assay_row_orders *orders,
                                        assay_tensor_set *given);
-
-#endif

@@ -1,6 +1,5 @@
 /* What tests of <assay/test.h> share: a test that is opened, and kernels for it. */
-#ifndef ASSAY_HARNESS_TESTS_IN_PROCESS_KERNEL_H
-#define ASSAY_HARNESS_TESTS_IN_PROCESS_KERNEL_H
+#pragma once
 
 #include <assay/test.h>
 
@@ -34,5 +33,3 @@ void free_results(kernel *k);
 assay_backend_tensor *result_of(kernel *k, const char *path);
 /* Of a kernel in bfloat16. */
 const char *verdict_with(const char *what, const assay_test_options *options);
-
-#endif

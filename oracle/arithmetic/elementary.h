@@ -1,8 +1,7 @@
 /* Elementary functions, the same bits on every processor: SLEEF's deterministic functions (the family that uses no
  * fused multiply-add, so that one result serves every instruction set). Errors within 1 ulp.
  * assay_exp_many gives exactly the bits of assay_exp; y may be x. It does not use threads. */
-#ifndef ASSAY_ARITHMETIC_ELEMENTARY_H
-#define ASSAY_ARITHMETIC_ELEMENTARY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ double assay_sin(double x);
 double assay_cos(double x);
 
 void assay_exp_many(const assay_context *ctx, int64_t count, const double *x, double *y);
-
-#endif

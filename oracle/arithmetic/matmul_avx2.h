@@ -1,6 +1,5 @@
 /* What packing takes of AVX2, for the files that are compiled for it. Private to matmul*.c. */
-#ifndef ASSAY_ARITHMETIC_MATMUL_AVX2_H
-#define ASSAY_ARITHMETIC_MATMUL_AVX2_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -16,5 +15,3 @@ static inline void vec_transpose(vec x[LANES])
     x[2] = _mm256_permute2f128_pd(low01, low23, 0x31);
     x[3] = _mm256_permute2f128_pd(high01, high23, 0x31);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What packing takes of AVX-512, for the files that are compiled for it. Private to matmul*.c. */
-#ifndef ASSAY_ARITHMETIC_MATMUL_AVX512_H
-#define ASSAY_ARITHMETIC_MATMUL_AVX512_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -30,5 +29,3 @@ static inline void vec_transpose(vec x[LANES])
         x[i + 4] = _mm512_shuffle_f64x2(quad[i], quad[i + 4], 0xdd);
     }
 }
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A function that can fail returns assay_status and leaves one line in ctx->message saying what was wrong, where,
  * what was expected and what was found. No library below harness/ prints, exits or aborts. */
-#ifndef ASSAY_BASE_STATUS_H
-#define ASSAY_BASE_STATUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -65,5 +64,3 @@ assay_status assay_fail(assay_context *ctx, assay_status status, const char *for
 #define OWNED_BY(release) __attribute__((cleanup(release)))
 #define OWNED OWNED_BY(assay_free_owned)
 void assay_free_owned(void *pointer); /* what the pointer at this address points to */
-
-#endif

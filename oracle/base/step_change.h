@@ -1,8 +1,7 @@
 /* A change of steps: what a kernel computes that leaves one out, or does it in another way. It stands in the context
  * (assay_context.change) and applies to every such step that is run with it, in a graph (oracle/graph) or outside of one: in blocks,
  * layers, shards and experts alike. Mutants are made so, and what else is right on a kink. */
-#ifndef ASSAY_BASE_STEP_CHANGE_H
-#define ASSAY_BASE_STEP_CHANGE_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 
@@ -42,5 +41,3 @@ bool assay_step_is_changed(const assay_context *ctx, const char *kind, const cha
 #define ASSAY_CHANGE_NAME(name, word, applies) name,
 #define ASSAY_CHANGE_FOUND(name, word, applies)                                                                        \
     if ((applies) && assay_step_is_changed(ctx, word, NULL)) return name;
-
-#endif

@@ -3,8 +3,7 @@
  * An operation asks a source for a tensor, or for a slice of its flattened elements (row-major, last axis contiguous), and
  * hands results to a sink. A source may make elements from a seed, read them from a file or hold them in memory; the
  * operation cannot tell. So the same code serves a toy case and a block whose weights exceed memory. */
-#ifndef ASSAY_BASE_TENSOR_H
-#define ASSAY_BASE_TENSOR_H
+#pragma once
 
 #include "oracle/base/dtype.h"
 #include "oracle/base/status.h"
@@ -135,5 +134,3 @@ assay_status assay_go_on_from(assay_context *ctx, const assay_source *in, const 
                               int64_t count, double *values);
 /* The tensor that a path of a source is staged for, "checkpoints/mla_kv"; NULL: it is another path. */
 const char *assay_staged_of(const char *path);
-
-#endif

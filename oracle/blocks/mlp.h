@@ -1,7 +1,6 @@
 /* A gated MLP (oracle/ops/gated_mlp.h has the formulas) as a graph: of a dense layer, of one routed expert, or the shared one,
  * whose weights, in the order of assay_mlp_weight, and checkpoints are called by its place. */
-#ifndef ASSAY_BLOCKS_MLP_H
-#define ASSAY_BLOCKS_MLP_H
+#pragma once
 
 #include "oracle/graph/graph.h"
 
@@ -21,5 +20,3 @@ typedef struct assay_mlp_graph_config {
 void assay_mlp_graph(graph *g, const assay_mlp_graph_config *config);
 /* Its steps within another graph, whose axes are others afterwards (graph_within); gives mlpwo. */
 int assay_mlp_steps(graph *g, const assay_mlp_graph_config *config, int x, const int *w);
-
-#endif

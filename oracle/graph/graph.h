@@ -7,8 +7,7 @@
  * Rounding: an output that a correct implementation may store is rounded once, by the walker. Gradients of inputs are rounded
  * by the step that makes them, and sums of several readers as they grow, in the order in which steps run back: the sum of a
  * block's own input is its caller's to round. Within products each kind rounds as its arithmetic does. */
-#ifndef ASSAY_GRAPH_GRAPH_H
-#define ASSAY_GRAPH_GRAPH_H
+#pragma once
 
 #include "oracle/base/tensor_table.h"
 #include "oracle/ops/attention.h"
@@ -316,5 +315,3 @@ assay_status graph_show(assay_context *ctx, graph_run *r, int tensor);
 assay_status graph_backward(assay_context *ctx, graph_run *r);
 /* Whether the sink wants a gradient of the graph that is a checkpoint. */
 bool graph_wants_gradients(const graph_run *r);
-
-#endif

@@ -1,6 +1,5 @@
 /* The kinds of steps. A kind knows numbers; names, memory and streams are the walker's. */
-#ifndef ASSAY_GRAPH_GRAPH_KIND_H
-#define ASSAY_GRAPH_GRAPH_KIND_H
+#pragma once
 
 #include "oracle/graph/graph.h"
 
@@ -95,5 +94,3 @@ void graph_round_gradient(const assay_context *ctx, const graph_call *c, int i);
 assay_status graph_show_gradient(assay_context *ctx, const graph_call *c, int out, double *values);
 /* Whether what the step gives to the gradient of an input is rounded: graph.unrounded. */
 bool graph_rounds_gradient(const graph_call *c, int in);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the files of the batch-split schedule share; batch_split.h is the contract. Arrays are [shards, ...] (mesh.h): M
  * shards, b rows of the batch of one shard's microbatch, P shards of the expert axis, R = copies. */
-#ifndef ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
-#define ASSAY_LAYER_BATCH_SPLIT_INTERNAL_H
+#pragma once
 
 #include "oracle/layer/batch_split.h"
 #include "oracle/layer/batch_split_made.h"
@@ -193,5 +192,3 @@ assay_status bs_batch_split_schedule(assay_context *ctx, bs_run *run, int64_t la
  * weights as each shard has them, norms' scales and the gate's bias summed over all shards. */
 assay_status bs_batch_split_schedule_bwd(assay_context *ctx, bs_run *run, int64_t layer, bs_microbatch *b,
                                          bs_microbatch *d, const bs_weights *w, const bs_weights *g);
-
-#endif

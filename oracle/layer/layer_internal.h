@@ -2,8 +2,7 @@
  *
  * A layer is a graph (layer_graph.c): h = x + attention(rms_norm(x)), y = h + mlp(rms_norm(h)); one of experts ends before its
  * block (layer_moe.c). decoder_layer.c runs one layer, decoder_stack.c layer after layer. */
-#ifndef ASSAY_LAYER_LAYER_INTERNAL_H
-#define ASSAY_LAYER_LAYER_INTERNAL_H
+#pragma once
 
 #include "oracle/layer/decoder_stack.h"
 
@@ -80,5 +79,3 @@ assay_status layer_write_boundary(assay_context *ctx, const stack_run *run, int6
 assay_status layer_forward(assay_context *ctx, const stack_run *run, int64_t layer, double **x);
 /* dy becomes dx. */
 assay_status layer_backward(assay_context *ctx, const stack_run *run, int64_t layer, double *dy);
-
-#endif

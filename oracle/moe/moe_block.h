@@ -5,8 +5,7 @@
  * router's backward and the shared expert join in. Where tokens and experts lie is the placement's business: all on one
  * device (one_device.c), or spread over a mesh (oracle/mesh). How one device takes rows and combines them is that of
  * its path (dense_moe.c, sparse_moe.c, dropping_moe.c). */
-#ifndef ASSAY_MOE_MOE_BLOCK_H
-#define ASSAY_MOE_MOE_BLOCK_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/blocks/mlp.h"
@@ -296,5 +295,3 @@ void moe_shared_gate_free(moe_shared_gate *g);
 assay_status moe_experts_run(assay_context *ctx, moe_block *block);
 /* Forward and backward; joins y and dx. */
 assay_status moe_shared_run(assay_context *ctx, moe_block *block);
-
-#endif

@@ -4,8 +4,7 @@
  * what other segments and padding hold is never touched. Rows of queries go in blocks: the keys before a block are a
  * rectangle, which is a product; the keys within it a triangle, which continues the same sums: two triangles of half
  * the size and the square below them, a product again, down to small ones that are done row by row. */
-#ifndef ASSAY_OPS_ATTENTION_INTERNAL_H
-#define ASSAY_OPS_ATTENTION_INTERNAL_H
+#pragma once
 
 #include "oracle/arithmetic/arithmetic.h"
 #include "oracle/ops/attention.h"
@@ -98,5 +97,3 @@ typedef struct attention_triangle {
     int64_t beyond; /* rows of w that have one number more, a mutant's */
 } attention_triangle;
 assay_status attention_add_triangle(assay_context *ctx, const attention_triangle *triangle);
-
-#endif

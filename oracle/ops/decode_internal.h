@@ -1,6 +1,5 @@
 /* The keys of a cache that a query sees, by parts, and where they lie: by the definition, or as a mutant has it. */
-#ifndef ASSAY_OPS_DECODE_INTERNAL_H
-#define ASSAY_OPS_DECODE_INTERNAL_H
+#pragma once
 
 #include "oracle/base/step_change.h"
 #include "oracle/ops/decode_attention.h"
@@ -105,5 +104,3 @@ assay_status decode_attend_from_kernel(assay_context *ctx, const assay_decode_co
 /* Parts of rows of so many numbers become the whole, lse [B,N,S]. */
 assay_status decode_merge(assay_context *ctx, const assay_decode_config *config, int64_t v_dim,
                           const assay_merge_states_inputs *parts, double *out, double *lse);
-
-#endif

@@ -6,8 +6,7 @@
  * A form reads named tensors and puts named results, under the paths of the fixture (docs/interface.md), on a tape (tape.h), whose sweep
  * gives the gradients of the sum over outputs of <cotangent, output>. Optional tensors are there or not. Inputs are
  * binary128, so that a central difference can move one by 1e-10 of itself. */
-#ifndef ASSAY_QUAD_QUAD_H
-#define ASSAY_QUAD_QUAD_H
+#pragma once
 
 #include "oracle/base/tensor.h"
 #include "oracle/layer/batch_split_function.h"
@@ -138,5 +137,3 @@ bool quad_moe_streams(const void *config, const char *path);
  * or, of up in fused weights, H + h. weight: ASSAY_MLP_WI, WI_0, WI_1 or WO. */
 int64_t quad_kernel_place(const assay_moe_config *config, const assay_sharding *sharding, int weight, int64_t e,
                           int64_t d, int64_t h);
-
-#endif

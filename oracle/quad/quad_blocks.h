@@ -1,6 +1,5 @@
 /* What the forms of blocks are made of, and give each other. */
-#ifndef ASSAY_QUAD_QUAD_BLOCKS_H
-#define ASSAY_QUAD_QUAD_BLOCKS_H
+#pragma once
 
 #include "oracle/quad/tape.h"
 
@@ -148,5 +147,3 @@ assay_shape quad_sharding_shape(const quad_sharding *spread, int64_t last);
 /* The routed experts' y, and their checkpoints in the rows of each shard. experts [T,K]: whose weights a choice has. */
 quad_node quad_sharding_experts(quad_tape *t, const quad_moe_config *config, quad_node x, const quad_router *r,
                                 const int32_t *experts, const quad_sharding *spread);
-
-#endif

@@ -1,6 +1,5 @@
 /* A linear layer by a training recipe, in binary128: what its three products take, and the products. */
-#ifndef ASSAY_QUAD_QUAD_QUANT_RECIPE_H
-#define ASSAY_QUAD_QUAD_QUANT_RECIPE_H
+#pragma once
 
 #include "oracle/quad/quad_internal.h"
 
@@ -37,5 +36,3 @@ void quad_recipe_free(quad_recipe_layer *layer);
 /* codes times scales of dy [rows,columns] as a recipe quantises it for dx. */
 assay_status quad_quantise_gradient(assay_context *ctx, const assay_quant_recipe_config *recipe, int64_t rows,
                                     int64_t columns, const quad *dy, quad *numbers);
-
-#endif

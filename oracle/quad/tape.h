@@ -5,8 +5,7 @@
  *
  * A node is a matrix [rows,columns]; what has more axes has the rest of them in its rows or its columns, as they lie. Node 0 is none: what is given 0
  * gives 0, but where a primitive says that the operand may be left out. The first error stays in t->status, and from then on every node is 0. */
-#ifndef ASSAY_QUAD_TAPE_H
-#define ASSAY_QUAD_TAPE_H
+#pragma once
 
 #include "oracle/quad/quad.h"
 
@@ -180,5 +179,3 @@ quad *quad_into(quad_tape *t, quad_node x);
 
 /* A gradient that begins at another tensor than cotangents/ of an output's name. */
 void quad_seed(quad_tape *t, quad_node x, const char *path);
-
-#endif

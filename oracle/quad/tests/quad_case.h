@@ -1,6 +1,5 @@
 /* What the tests of the second form share: a case with named tensors in binary128. */
-#ifndef ASSAY_QUAD_TESTS_QUAD_CASE_H
-#define ASSAY_QUAD_TESTS_QUAD_CASE_H
+#pragma once
 
 #include "oracle/quad/certify.h"
 #include "tests/support/assay_test.h"
@@ -40,5 +39,3 @@ void assert_indices(const quad_case *c, const char *path, int64_t count, const i
 /* A form's results in such a text, to 1e-13 (and of what they lack, "outputs/z -"), with gradients where there are cotangents or a gradient is computed.
  * Then every allocation fails in turn. */
 void assert_by_hand(quad_form *form, const void *config, const char *given, const char *expected);
-
-#endif
