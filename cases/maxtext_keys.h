@@ -26,8 +26,8 @@ enum {
     ASSAY_PART_SHARING = 1 << 12,  /* attention whose heads may share keys, with windows and sinks */
     ASSAY_PART_QUANTIZE = 1 << 13,
     ASSAY_PART_DEQUANTIZE = 1 << 14,
-    ASSAY_PART_MERGE = 1 << 15,  /* of states of attention */
-    ASSAY_PART_DECODE = 1 << 16, /* attention of few tokens over a cache */
+    ASSAY_PART_MERGE = 1 << 15,    /* of states of attention */
+    ASSAY_PART_DECODE = 1 << 16,   /* attention of few tokens over a cache */
     ASSAY_PART_CACHE = 1 << 17,    /* a cache is written */
     ASSAY_PART_SCHEDULE = 1 << 18, /* the batch-split schedule */
 };

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "oracle/base/nearest.h"
 #include "cases/yaml_reader.h"
+#include "oracle/base/nearest.h"
 
 enum { LONGEST_LINE = 1022 };
 

@@ -189,7 +189,8 @@ const assay_command assay_command_list = {
     .summary = "the case catalogue",
     .details =
         "Each line: name, operation, first input and its shape, what it is for. With --mutants: what each of them\n"
-        "changes, the bugs of docs/bugs.csv, what it models, the operations that it is for; with CASE as well: those of "
+        "changes, the bugs of docs/bugs.csv, what it models, the operations that it is for; with CASE as well: those "
+        "of "
         "the\n"
         "case, and of its steps. With --steps: what programs are made of.\n",
     .options = ASSAY_OPT_LIST | ASSAY_OPT_CHOOSE,

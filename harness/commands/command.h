@@ -13,9 +13,9 @@ enum { ASSAY_EXIT_PASS = 0, ASSAY_EXIT_FAIL = 1, ASSAY_EXIT_BAD_INPUT = 2, ASSAY
 
 typedef struct assay_command {
     const char *name, *arguments, *summary, *details;
-    unsigned options;  /* sum of ASSAY_OPT_ values */
-    int least, most;   /* how many arguments; most -1: any number */
-    bool shares;       /* its cases are shared out where mpirun has started several processes; else the first has all */
+    unsigned options; /* sum of ASSAY_OPT_ values */
+    int least, most;  /* how many arguments; most -1: any number */
+    bool shares;      /* its cases are shared out where mpirun has started several processes; else the first has all */
     /* Returns a status; *exit_code is what the program ends with when that is ASSAY_OK. */
     assay_status (*run)(assay_context *ctx, const assay_options *options, int *exit_code);
 } assay_command;
