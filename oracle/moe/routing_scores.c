@@ -63,6 +63,7 @@ void assay_center(double *d, const double *p, double missing, int64_t count)
     for (int64_t i = 0; i < count; i++) d[i] = d[i] - mean - (rest / weights.sum - mean * missing);
 }
 
+/* A softmax may have its argument in the place of its scores. */
 static void apply_score_func(const assay_context *ctx, double *scores, const double *x, int64_t experts,
                              assay_score_func score_func)
 {
@@ -88,11 +89,17 @@ void assay_routing_scores(const assay_context *ctx, double *scores, double *sele
     if (rule->bias_inside && bias != NULL) {
         for (int64_t e = 0; e < experts; e++) selecting[e] = logits[e] + bias[e];
         argument = selecting;
+        if (rule->score_func == ASSAY_SCORE_SOFTMAX) { /* a large bias, a large sum: of weights, not of the choice */
+            for (int64_t e = 0; e < experts; e++) scores[e] = selecting[e];
+            assay_round(ctx, ASSAY_ROUND_ROUTER, experts, scores);
+            argument = scores;
+        }
     }
     apply_score_func(ctx, scores, argument, experts, rule->score_func);
     switch (rule->selects) {
     case ASSAY_SELECTS_ARGUMENT:
-        for (int64_t e = 0; e < experts; e++) selecting[e] = argument[e];
+        for (int64_t e = 0; e < experts; e++)
+            selecting[e] = rule->bias_inside && bias != NULL ? logits[e] + bias[e] : logits[e];
         break;
     case ASSAY_SELECTS_SCORES:
         for (int64_t e = 0; e < experts; e++) selecting[e] = scores[e];
